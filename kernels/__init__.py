@@ -1,0 +1,1 @@
+"""Attention and decode kernels: torch, triton and numpy only, nothing of the service or the model."""

@@ -1,0 +1,202 @@
+"""Causal linear attention: the definition, and the chunked form that trains.
+
+Equations are those of Katharopoulos et al., *Transformers are RNNs* (ICML 2020). With a
+feature map φ already applied to queries and keys, and i ≤ j the causal order,
+
+    S_j = Σ_i k_i v_iᵀ      (eq. 10, 18)        z_j = Σ_i k_i      (eq. 11, 19)
+    o_j = (q_jᵀ S_j) / (q_jᵀ z_j + ε)           (eq. 9, 12, 20)
+
+Shapes: ``q, k: [B, T, H, K]``, ``v, o: [B, T, H, V]``, state ``kv: [B, H, K, V]`` and
+``z: [B, H, K]``. ``z`` is what ``kv`` would be for one more value that is always 1, so the
+chunked form carries both in one matrix of V + 1 columns.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+EPS = 1e-6
+CHUNK = 32
+
+
+class AttentionState(NamedTuple):
+    """The sums an image carries from step to step: ``kv [B, H, K, V]`` and ``z [B, H, K]``."""
+
+    kv: Tensor
+    z: Tensor
+
+
+def elu_feature_map(x: Tensor) -> Tensor:
+    """Map queries and keys to positive features, ``elu(x) + 1`` (eq. 7); any shape, same dtype.
+
+    Written without the detour over ``elu``, whose ``exp(x) - 1 + 1`` rounds away what a very
+    negative input leaves.
+    """
+    return F.relu(x) + x.clamp(max=0).exp()
+
+
+def check_shapes(q: Tensor, k: Tensor, v: Tensor, initial_state: AttentionState | None) -> None:
+    """Raise ``ValueError`` unless the tensors have the shapes this module documents."""
+    if q.ndim != 4 or q.shape != k.shape:
+        raise ValueError(f"q and k must both be [B, T, H, K], not {[*q.shape]} and {[*k.shape]}")
+    if v.ndim != 4 or v.shape[:3] != q.shape[:3]:
+        raise ValueError(f"v must be [B, T, H, V] with q's B, T, H {[*q.shape[:3]]}: {[*v.shape]}")
+    if initial_state is not None:
+        B, _, H, K = q.shape
+        kv, z = initial_state
+        if kv.shape != (B, H, K, v.shape[3]) or z.shape != (B, H, K):
+            raise ValueError(
+                f"the initial state must be kv {[B, H, K, v.shape[3]]} and z {[B, H, K]}, "
+                f"not {[*kv.shape]} and {[*z.shape]}"
+            )
+
+
+def linear_attention_step(
+    q: Tensor, k: Tensor, v: Tensor, state: AttentionState, eps: float = EPS
+) -> tuple[Tensor, AttentionState]:
+    """Advance one position as an RNN (eq. 18-20).
+
+    ``q, k: [B, H, K]``, ``v: [B, H, V]``; returns ``o: [B, H, V]`` and the new state.
+    """
+    kv = state.kv + k.unsqueeze(-1) * v.unsqueeze(-2)
+    z = state.z + k
+    numerator = torch.einsum("bhk,bhkv->bhv", q, kv)
+    denominator = (q * z).sum(-1, keepdim=True) + eps
+    return numerator / denominator, AttentionState(kv, z)
+
+
+def naive_linear_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    initial_state: AttentionState | None = None,
+    eps: float = EPS,
+) -> tuple[Tensor, AttentionState]:
+    """Compute eq. 9-12 as written, with the whole T × T matrix: the oracle, quadratic in T.
+
+    ``q, k: [B, T, H, K]``, ``v: [B, T, H, V]`` in any floating dtype; returns ``o`` like ``v`` and
+    the final state. Raises ``ValueError`` on wrong shapes.
+    """
+    check_shapes(q, k, v, initial_state)
+    scores = torch.einsum("bthk,bshk->bhts", q, k).tril()
+    numerator = torch.einsum("bhts,bshv->bthv", scores, v)
+    denominator = scores.sum(-1).transpose(1, 2)
+    kv = torch.einsum("bthk,bthv->bhkv", k, v)
+    z = k.sum(1)
+    if initial_state is not None:
+        numerator = numerator + torch.einsum("bthk,bhkv->bthv", q, initial_state.kv)
+        denominator = denominator + torch.einsum("bthk,bhk->bth", q, initial_state.z)
+        kv, z = kv + initial_state.kv, z + initial_state.z
+    return numerator / (denominator.unsqueeze(-1) + eps), AttentionState(kv, z)
+
+
+def _chunks(x: Tensor, chunk: int) -> Tensor:
+    """``[B, T, H, X]`` → contiguous ``[B, H, T/chunk, chunk, X]``, zeros after the end.
+
+    A zero key adds nothing to the sums, so padding leaves the final state exact.
+    """
+    B, T, H, X = x.shape
+    x = F.pad(x, (0, 0, 0, 0, 0, -T % chunk))
+    return x.view(B, -1, chunk, H, X).permute(0, 3, 1, 2, 4).contiguous()
+
+
+def _unchunks(x: Tensor, length: int) -> Tensor:
+    B, H, n, chunk, X = x.shape
+    return x.permute(0, 2, 3, 1, 4).reshape(B, n * chunk, H, X)[:, :length]
+
+
+def _exclusive_sum(x: Tensor, first: Tensor, reverse: bool = False) -> tuple[Tensor, Tensor]:
+    """Running sum over dim 2 that starts at ``first`` and leaves each entry itself out.
+
+    Returns the sums, shaped like ``x``, and the total.
+    """
+    sums = torch.empty_like(x)
+    running = first
+    order = range(x.shape[2])
+    for i in reversed(order) if reverse else order:
+        sums[:, :, i] = running
+        running = running + x[:, :, i]
+    return sums, running
+
+
+class _ChunkedLinearAttention(torch.autograd.Function):
+    """Unnormalised-then-normalised attention in chunks, with the backward of eq. 13-15.
+
+    Only inputs and outputs are kept for the backward pass: the states between chunks are summed
+    again there, so memory is linear in T and holds no state per position.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, initial: Tensor, eps: float, chunk: int
+    ) -> tuple[Tensor, Tensor]:
+        qc, kc, vc = _chunks(q, chunk), _chunks(k, chunk), _chunks(F.pad(v, (0, 1), value=1.0), chunk)
+        before, final = _exclusive_sum(kc.transpose(-1, -2) @ vc, initial)
+        sums = (qc @ kc.transpose(-1, -2)).tril_() @ vc
+        sums += qc @ before
+        sums = _unchunks(sums, q.shape[1])
+        denominator = sums[..., -1:] + eps
+        o = sums[..., :-1] / denominator
+        ctx.save_for_backward(q, k, v, initial, o, denominator)
+        ctx.chunk = chunk
+        return o, final
+
+    @staticmethod
+    def backward(
+        ctx: Any, grad_o: Tensor, grad_final: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, None, None]:
+        q, k, v, initial, o, denominator = ctx.saved_tensors
+        chunk, T = ctx.chunk, q.shape[1]
+        # Quotient rule: with v extended by the column of ones, the sums' gradient is one matrix.
+        grad_sums = torch.cat([grad_o, -(grad_o * o).sum(-1, keepdim=True)], -1) / denominator
+        qc, kc, vc = _chunks(q, chunk), _chunks(k, chunk), _chunks(F.pad(v, (0, 1), value=1.0), chunk)
+        gc = _chunks(grad_sums, chunk)
+        before, _ = _exclusive_sum(kc.transpose(-1, -2) @ vc, initial)  # Σ_{i<j} k_i v_iᵀ
+        after, grad_initial = _exclusive_sum(qc.transpose(-1, -2) @ gc, grad_final, reverse=True)
+        grad_scores = (gc @ vc.transpose(-1, -2)).tril_()
+        scores = (qc @ kc.transpose(-1, -2)).tril_()
+        grad_q = grad_scores @ kc + gc @ before.transpose(-1, -2)  # eq. 13
+        grad_k = grad_scores.transpose(-1, -2) @ qc + vc @ after.transpose(-1, -2)  # eq. 14
+        grad_v = (scores.transpose(-1, -2) @ gc + kc @ after)[..., :-1]  # eq. 15
+        return (
+            _unchunks(grad_q, T),
+            _unchunks(grad_k, T),
+            _unchunks(grad_v, T),
+            grad_initial,
+            None,
+            None,
+        )
+
+
+def linear_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    initial_state: AttentionState | None = None,
+    eps: float = EPS,
+    chunk: int = CHUNK,
+) -> tuple[Tensor, AttentionState]:
+    """Compute eq. 9-12 in chunks: linear time and memory in T, with its own backward (eq. 13-15).
+
+    ``q, k: [B, T, H, K]``, ``v: [B, T, H, V]``; returns ``o`` like ``v`` and the final state. Sums
+    are float32 (float64 for float64 inputs) whatever the inputs' dtype, and so is the state.
+    Gradients flow to q, k, v and the initial state, from o and the final state. Raises
+    ``ValueError`` on wrong shapes.
+    """
+    check_shapes(q, k, v, initial_state)
+    B, _, H, K = q.shape
+    V = v.shape[3]
+    sums = torch.float64 if q.dtype == torch.float64 else torch.float32
+    if initial_state is None:
+        initial = q.new_zeros(B, H, K, V + 1, dtype=sums)
+    else:
+        initial = torch.cat([initial_state.kv, initial_state.z.unsqueeze(-1)], -1).to(sums)
+    with torch.autocast(q.device.type, enabled=False):
+        o, final = _ChunkedLinearAttention.apply(
+            q.to(sums), k.to(sums), v.to(sums), initial, eps, chunk
+        )
+    return o.to(v.dtype), AttentionState(final[..., :-1], final[..., -1])

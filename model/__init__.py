@@ -1,0 +1,1 @@
+"""The network, its decoders, its data and its training."""

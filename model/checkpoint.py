@@ -1,0 +1,173 @@
+"""Checkpoints: safetensors files that carry the config and how the weights came to be."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from model.config import PRESETS, ModelConfig
+from model.network import LinearTransformer
+
+FORMAT = "scanline/1"
+SHIPPED = Path(__file__).resolve().parent.parent / "weights"
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be used; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A network ready for use (``eval``, float32), and the facts of its training."""
+
+    name: str
+    model: LinearTransformer
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replace a file's content in one step: a reader, or a crash, never sees half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).chmod(0o644)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def save_checkpoint(path: Path, model: LinearTransformer, facts: dict[str, Any]) -> None:
+    """Write a model's weights, as they are, with its config and facts, atomically."""
+    tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    metadata = {
+        "format": FORMAT,
+        "config": json.dumps(model.config.to_dict()),
+        "facts": json.dumps(facts),
+    }
+    write_atomically(path, safetensors.torch.save(tensors, metadata))
+
+
+def load_checkpoint(path: Path) -> Checkpoint:
+    """Read a checkpoint; raises ``CheckpointError`` on one that is missing, damaged or foreign."""
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except FileNotFoundError:
+        raise CheckpointError(f"there is no checkpoint at {path}") from None
+    except (safetensors.SafetensorError, OSError) as error:
+        raise CheckpointError(
+            f"{path} is damaged or no safetensors file ({error}); fetch or train it again, and "
+            "turn a PyTorch file into one with `scanline import`"
+        ) from None
+    if metadata.get("format") != FORMAT:
+        raise CheckpointError(
+            f"{path} is a safetensors file, but not one of Scanline's (format {FORMAT}); "
+            "train one with `scanline train`, or import one with `scanline import`"
+        )
+    try:
+        config = ModelConfig.from_dict(json.loads(metadata["config"]))
+        facts = json.loads(metadata.get("facts", "{}"))
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path} has a config that cannot be read: {error}") from None
+    model = LinearTransformer(config)
+    _fill(model, tensors, str(path))
+    return Checkpoint(path.stem, model.eval(), facts)
+
+
+def _fill(model: LinearTransformer, tensors: dict[str, Tensor], source: str) -> None:
+    """Load tensors of the right names, shapes and finite values into the model, or raise."""
+    wanted = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    missing, extra = wanted.keys() - tensors.keys(), tensors.keys() - wanted.keys()
+    if missing or extra:
+        raise CheckpointError(
+            f"{source} does not fit its config: "
+            f"missing {sorted(missing)[:3] or 'nothing'}, unknown {sorted(extra)[:3] or 'nothing'}"
+        )
+    for name, shape in wanted.items():
+        if tensors[name].shape != shape:
+            raise CheckpointError(
+                f"{source}: {name} has shape {[*tensors[name].shape]}, its config says {[*shape]}"
+            )
+        if not tensors[name].isfinite().all():
+            raise CheckpointError(f"{source}: {name} holds NaN or infinity; train it again")
+    model.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
+
+
+def find_checkpoints(folder: Path) -> dict[str, Path]:
+    """Give a folder's checkpoints by name; raises ``CheckpointError`` where there are none."""
+    found = {path.stem: path for path in sorted(folder.glob("*.safetensors"))}
+    if not found:
+        raise CheckpointError(
+            f"no *.safetensors in {folder}: train one with `scanline train mnist --out {folder}`"
+        )
+    return found
+
+
+# The authors' names for a layer's parts, and ours.
+_PAPER_PARTS = {
+    "attention.query_projection": "query",
+    "attention.key_projection": "key",
+    "attention.value_projection": "value",
+    "attention.out_projection": "out",
+    "linear1": "linear1",
+    "linear2": "linear2",
+    "norm1": "norm1",
+    "norm2": "norm2",
+}
+
+
+def import_paper_checkpoint(path: Path, preset: str, first_value: int = 0) -> Checkpoint:
+    """Turn a checkpoint of the paper's authors (a PyTorch file of tensors) into one of ours.
+
+    ``preset`` names the network, ``mnist-paper`` or ``cifar10-paper``. Their network never models
+    an image's first value: samples begin with ``first_value`` unless another is known. Raises
+    ``CheckpointError`` where the file is not such a network.
+    """
+    if preset not in ("mnist-paper", "cifar10-paper"):
+        raise CheckpointError(f"preset must be mnist-paper or cifar10-paper, not {preset!r}")
+    try:
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise CheckpointError(f"there is no file {path}") from None
+    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise CheckpointError(f"{path} is no PyTorch file of plain tensors: {reason}") from None
+    for key in ("model_state", "model_state_dict", "state_dict", "model"):
+        if isinstance(loaded, dict) and isinstance(loaded.get(key), dict):
+            loaded = loaded[key]
+    if not isinstance(loaded, dict) or not all(isinstance(t, Tensor) for t in loaded.values()):
+        raise CheckpointError(f"{path} holds no dictionary of tensors")
+    names = {"value_embedding.weight": "input.value_embedding.weight"}
+    for part in ("weight", "bias"):
+        names[f"transformer.norm.{part}"] = f"norm.{part}"
+        names[f"predictor.{part}"] = f"head.predictor.{part}"
+        for layer in range(PRESETS[preset].n_layers):
+            for theirs, ours in _PAPER_PARTS.items():
+                theirs = f"transformer.layers.{layer}.{theirs}.{part}"
+                names[theirs] = f"blocks.{layer}.{ours}.{part}"
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in loaded.items():
+        name = name.removeprefix("module.")
+        if name.endswith("pos_embedding.pe"):
+            continue  # computed, never learned
+        tensors[names.get(name, name)] = tensor
+    fields = PRESETS[preset].to_dict() | {"start": "given", "first_value": first_value}
+    model = LinearTransformer(ModelConfig.from_dict(fields))
+    _fill(model, tensors, f"{path} as {preset}")
+    return Checkpoint(preset, model.eval(), {"imported_from": path.name})

@@ -1,0 +1,180 @@
+"""What a network is: a frozen, validated description, stored with every checkpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, get_args, get_type_hints
+
+from typing import Literal
+
+VALUES = 256  # intensities of one channel
+MIXTURES = 10  # logistics in a mixture (Salimans et al. 2017)
+TABLE = VALUES + 1  # entries of one neighbour's embedding table: every intensity, and "outside"
+
+# The 17 causal neighbours (row, column) of a pixel: 3 to its left, 7 in each of the two rows above.
+NEIGHBOURS: tuple[tuple[int, int], ...] = (
+    *((0, column) for column in (-3, -2, -1)),
+    *((row, column) for row in (-1, -2) for column in range(-3, 4)),
+)
+
+DIGITS = tuple("0123456789")
+CIFAR10_CLASSES = (
+    "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The whole description of a network (DESIGN §4); raises ``ValueError`` where it makes no sense.
+
+    Sizes are in pixels (``height``, ``width``), values a pixel (``channels``) and features (the
+    rest). ``start`` is ``learned`` where the network models the first value of the image too, and
+    ``given`` for checkpoints of the paper's authors, which never do: there the first value is
+    ``first_value`` unless the caller gives another.
+    """
+
+    height: int
+    width: int
+    channels: int = 1
+    input: Literal["previous", "neighbourhood"] = "neighbourhood"
+    encoding: Literal["table", "linear", "table+linear"] = "table"
+    order: Literal["subpixel", "pixel"] = "pixel"
+    head: Literal["logistic_mixture", "categorical"] = "categorical"
+    feature_map: Literal["elu"] = "elu"
+    norm: Literal["pre", "post"] = "pre"
+    activation: Literal["gelu", "relu"] = "gelu"
+    positions: Literal["learned", "sinusoidal"] = "learned"
+    start: Literal["learned", "given"] = "learned"
+    first_value: int = 0
+    classes: tuple[str, ...] = ()
+    n_layers: int = 4
+    n_heads: int = 4
+    d_model: int = 128
+    d_ff: int = 512
+
+    def __post_init__(self) -> None:
+        for name in ("height", "width", "n_layers", "n_heads", "d_model", "d_ff"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.channels not in (1, 3):
+            raise ValueError(f"channels must be 1 (grey) or 3 (RGB), not {self.channels}")
+        hints = get_type_hints(type(self))
+        for name, value in dataclasses.asdict(self).items():
+            allowed = get_args(hints[name])
+            if isinstance(value, str) and value not in allowed:
+                raise ValueError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
+        if self.d_model % self.n_heads:
+            raise ValueError(f"d_model {self.d_model} is no multiple of n_heads {self.n_heads}")
+        if self.positions == "sinusoidal" and self.d_model % 4:
+            raise ValueError(f"sinusoidal positions need d_model a multiple of 4: {self.d_model}")
+        if self.input == "previous" and self.order == "pixel" and self.channels > 1:
+            raise ValueError(
+                "input 'previous' sees one value a step: use order 'subpixel', or input "
+                "'neighbourhood' to draw a whole RGB pixel a step"
+            )
+        if self.start == "given" and self.input != "previous":
+            raise ValueError("start 'given' belongs to input 'previous' (the paper's checkpoints)")
+        if not 0 <= self.first_value < VALUES:
+            raise ValueError(f"first_value must be 0 to 255, not {self.first_value}")
+        if len(set(self.classes)) != len(self.classes) or "" in self.classes:
+            raise ValueError(f"the names of the classes must differ and not be empty: {self.classes}")
+
+    @property
+    def pixels(self) -> int:
+        """T, the positions of an image: height × width."""
+        return self.height * self.width
+
+    @property
+    def step_channels(self) -> int:
+        """Values that one step of the network decides."""
+        return self.channels if self.order == "pixel" else 1
+
+    @property
+    def steps_per_pixel(self) -> int:
+        """Steps of the network that one pixel takes."""
+        return self.channels // self.step_channels
+
+    @property
+    def steps(self) -> int:
+        """Steps of the network that one image takes."""
+        return self.pixels * self.steps_per_pixel
+
+    @property
+    def values(self) -> int:
+        """Values of one image, in raster order with the channels innermost."""
+        return self.pixels * self.channels
+
+    @property
+    def dims(self) -> int:
+        """Values that the network models: the dimensions of bits per dimension."""
+        return self.values - (self.start == "given")
+
+    @property
+    def step_draws(self) -> int:
+        """Uniform numbers that one step uses: one a value, and one to choose a mixture component."""
+        return self.step_channels + (self.head == "logistic_mixture")
+
+    @property
+    def draws(self) -> int:
+        """Uniform numbers that one pixel uses."""
+        return self.step_draws * self.steps_per_pixel
+
+    @property
+    def head_size(self) -> int:
+        """K = V, features of one attention head."""
+        return self.d_model // self.n_heads
+
+    @property
+    def head_outputs(self) -> int:
+        """Numbers that the head gives for one step.
+
+        Categorical: 256 logits for the first channel, then for each later channel 256 more.
+        Mixture, per component: a weight, then a mean and a log-scale a channel, then one
+        coefficient for each pair of an earlier and a later channel.
+        """
+        c = self.step_channels
+        if self.head == "categorical":
+            return VALUES * c
+        return MIXTURES * (1 + 2 * c + c * (c - 1) // 2)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give the fields as JSON-ready values."""
+        return dataclasses.asdict(self) | {"classes": list(self.classes)}
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> ModelConfig:
+        """Read what ``to_dict`` wrote; raises ``ValueError`` on unknown, missing or wrong fields."""
+        known = {field.name: field for field in dataclasses.fields(cls)}
+        if unknown := set(fields) - set(known):
+            raise ValueError(f"unknown config fields: {', '.join(sorted(unknown))}")
+        hints = get_type_hints(cls)
+        for name, value in fields.items():
+            wants_int = hints[name] is int
+            if wants_int and (not isinstance(value, int) or isinstance(value, bool)):
+                raise ValueError(f"{name} must be a whole number, not {value!r}")
+            if not wants_int and name != "classes" and not isinstance(value, str):
+                raise ValueError(f"{name} must be a string, not {value!r}")
+        classes = fields.get("classes", ())
+        if not isinstance(classes, list | tuple) or not all(isinstance(c, str) for c in classes):
+            raise ValueError(f"classes must be a list of names, not {classes!r}")
+        try:
+            return cls(**fields | {"classes": tuple(classes)})
+        except TypeError as error:
+            raise ValueError(f"incomplete config: {error}") from None
+
+
+_PAPER: dict[str, Any] = {
+    "input": "previous", "order": "subpixel", "head": "logistic_mixture", "norm": "post",
+    "activation": "relu", "positions": "sinusoidal", "n_heads": 8, "d_model": 256, "d_ff": 1024,
+}  # fmt: skip
+
+PRESETS: dict[str, ModelConfig] = {
+    "mnist-paper": ModelConfig(height=28, width=28, n_layers=8, **_PAPER),
+    "cifar10-paper": ModelConfig(height=32, width=32, channels=3, n_layers=16, **_PAPER),
+    "mnist": ModelConfig(height=28, width=28, classes=DIGITS),
+    "cifar10": ModelConfig(
+        height=32, width=32, channels=3, encoding="linear", head="logistic_mixture",
+        classes=CIFAR10_CLASSES,
+    ),
+}  # fmt: skip

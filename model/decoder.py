@@ -1,0 +1,194 @@
+"""Decoders: many images in flight, one slot each, advanced pixel by pixel (DESIGN §5).
+
+``Decoder`` is all that the engine knows. ``ReferenceDecoder`` is plain torch and the definition of
+every other backend. All promise that the same seed gives the same bytes, alone or among
+thousands: a row's arithmetic never depends on the other rows.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from model.config import ModelConfig
+from model.network import LinearTransformer, State
+
+log = logging.getLogger("scanline.decoder")
+
+NO_LABEL = -1
+
+
+class BackendError(RuntimeError):
+    """A backend that was asked for by name cannot run here; the message says why."""
+
+
+class Decoder(ABC):
+    """``max_slots`` images in flight, each row of every array one slot.
+
+    Numpy arrays on the host: ``canvas: uint8 [N, T, C]`` the pixels so far, ``bits: float32
+    [N, T]`` each decided pixel's cost under the model (temperature 1), ``positions: int32 [N]``
+    pixels decided. Methods take slots as int32 arrays in which -1 stands for none and is skipped;
+    they may be called from one thread only.
+    """
+
+    backend: str
+
+    def __init__(self, config: ModelConfig, max_slots: int) -> None:
+        if max_slots < 1:
+            raise ValueError(f"max_slots must be at least 1, not {max_slots}")
+        N, T, C = max_slots, config.pixels, config.channels
+        self.config, self.max_slots = config, max_slots
+        self.canvas: NDArray[np.uint8] = np.zeros((N, T, C), np.uint8)
+        self.bits: NDArray[np.float32] = np.zeros((N, T), np.float32)
+        self.positions: NDArray[np.int32] = np.zeros(N, np.int32)
+        self.known: NDArray[np.uint8] = np.zeros((N, T), np.uint8)
+        self.noise: NDArray[np.float32] = np.full((N, T, config.draws), 0.5, np.float32)
+        self.temperature: NDArray[np.float32] = np.ones(N, np.float32)
+        self.label: NDArray[np.int32] = np.full(N, NO_LABEL, np.int32)
+
+    @abstractmethod
+    def reset(self, slots: Sequence[int] | NDArray[np.int32]) -> None:
+        """Put these slots before their first pixel: zero state, position 0."""
+
+    def load(
+        self,
+        slots: Sequence[int] | NDArray[np.int32],
+        canvas: NDArray[np.uint8],
+        known: NDArray[np.bool_],
+        noise: NDArray[np.float32],
+        temperature: NDArray[np.float32],
+        label: NDArray[np.int32],
+    ) -> None:
+        """Give images their inputs, one row a slot.
+
+        ``canvas: [S, T, C]`` holds the given pixels and ``known: [S, T]`` says which they are:
+        a known pixel is never redrawn, wherever it is. ``noise: [S, T, draws]`` uniforms in (0, 1),
+        ``temperature: [S]`` ≥ 0, ``label: [S]`` a class or -1. Raises ``ValueError`` on a label
+        that the network does not have.
+        """
+        if label.size and not (NO_LABEL <= label.min() and label.max() < len(self.config.classes)):
+            raise ValueError(f"labels must be -1 … {len(self.config.classes) - 1}")
+        for row, slot in enumerate(slots):
+            if slot >= 0:
+                self.canvas[slot] = np.where(known[row][:, None], canvas[row], 0)
+                self.known[slot] = known[row]
+                self.noise[slot] = noise[row]
+                self.temperature[slot] = temperature[row]
+                self.label[slot] = label[row]
+                self.bits[slot] = 0
+
+    @abstractmethod
+    def prefill(
+        self, slots: Sequence[int] | NDArray[np.int32], lengths: Sequence[int] | NDArray[np.int32]
+    ) -> None:
+        """Absorb each slot's leading known pixels, ``lengths`` of them, in one parallel pass.
+
+        The slots must have been reset and loaded. Raises ``ValueError`` where a pixel among the
+        first ``lengths`` is not known.
+        """
+
+    @abstractmethod
+    def step(self, slots: Sequence[int] | NDArray[np.int32], n: int) -> None:
+        """Advance each slot by up to ``n`` pixels; one that reaches T stays there."""
+
+    def _check_prefill(
+        self, slots: Sequence[int] | NDArray[np.int32], lengths: Sequence[int] | NDArray[np.int32]
+    ) -> None:
+        for slot, length in zip(slots, lengths, strict=True):
+            if slot >= 0 and not self.known[slot, :length].all():
+                raise ValueError(f"slot {slot}: not all of its first {length} pixels are known")
+
+
+class ReferenceDecoder(Decoder):
+    """Plain torch in float32 or float64, one row after another: slow, and plainly invariant."""
+
+    backend = "reference"
+
+    def __init__(
+        self, model: LinearTransformer, max_slots: int, dtype: torch.dtype = torch.float32
+    ) -> None:
+        super().__init__(model.config, max_slots)
+        self.model = LinearTransformer(model.config).to(dtype).eval()
+        self.model.load_state_dict(model.state_dict())
+        self.state = State.zeros(model.config, max_slots, dtype)
+
+    def reset(self, slots: Sequence[int] | NDArray[np.int32]) -> None:
+        for slot in slots:
+            if slot >= 0:
+                self.state.kv[:, slot] = 0
+                self.state.z[:, slot] = 0
+                self.positions[slot] = 0
+
+    @torch.inference_mode()
+    def prefill(
+        self, slots: Sequence[int] | NDArray[np.int32], lengths: Sequence[int] | NDArray[np.int32]
+    ) -> None:
+        self._check_prefill(slots, lengths)
+        for slot, length in zip(slots, lengths, strict=True):
+            if slot < 0 or length == 0:
+                continue
+            canvas = torch.from_numpy(self.canvas[slot : slot + 1])
+            state, bits = self.model.prefill(canvas, torch.tensor([length]), self._label(slot))
+            self.state.kv[:, slot] = state.kv[:, 0]
+            self.state.z[:, slot] = state.z[:, 0]
+            self.bits[slot] = bits[0].numpy()
+            self.positions[slot] = length
+
+    @torch.inference_mode()
+    def step(self, slots: Sequence[int] | NDArray[np.int32], n: int) -> None:
+        for slot in slots:
+            if slot >= 0:
+                for _ in range(min(n, self.config.pixels - int(self.positions[slot]))):
+                    self._step_pixel(slot)
+
+    def _label(self, slot: int | np.int32) -> Tensor | None:
+        if not self.config.classes:
+            return None
+        label = int(self.label[slot])
+        return torch.tensor([len(self.config.classes) if label == NO_LABEL else label])
+
+    def _step_pixel(self, slot: int | np.int32) -> None:
+        config, pixel = self.config, int(self.positions[slot])
+        values = torch.from_numpy(self.canvas[slot, pixel])
+        noise = torch.from_numpy(self.noise[slot, pixel]).view(config.steps_per_pixel, -1)
+        known = bool(self.known[slot, pixel])
+        bits = 0.0
+        for part in range(config.steps_per_pixel):
+            mine = slice(part * config.step_channels, (part + 1) * config.step_channels)
+            step = pixel * config.steps_per_pixel + part
+            if step == 0 and config.start == "given":
+                if not known:
+                    values[mine] = config.first_value
+                continue
+            canvas = torch.from_numpy(self.canvas[slot : slot + 1])
+            state = State(self.state.kv[:, slot : slot + 1], self.state.z[:, slot : slot + 1])
+            parameters, after = self.model.step(
+                canvas, torch.tensor([step]), state, self._label(slot)
+            )
+            state.kv.copy_(after.kv)
+            state.z.copy_(after.z)
+            if not known:
+                temperature = torch.from_numpy(self.temperature[slot : slot + 1])
+                values[mine] = self.model.head.sample(
+                    parameters, noise[part : part + 1], temperature
+                )[0]
+            bits += float(self.model.head.bits(parameters, values[None, mine]))
+        self.bits[slot, pixel] = bits
+        self.positions[slot] = pixel + 1
+
+
+def open_decoder(model: LinearTransformer, max_slots: int, backend: str = "auto") -> Decoder:
+    """Open a backend for a model: ``auto`` takes the best that works here and logs which and why.
+
+    Raises ``ValueError`` on an unknown name, and ``BackendError`` where a backend asked for by
+    name cannot run here.
+    """
+    if backend not in ("auto", "reference"):
+        raise ValueError(f"backend must be auto or reference, not {backend!r}")
+    return ReferenceDecoder(model, max_slots)

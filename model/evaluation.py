@@ -1,0 +1,64 @@
+"""Exact bits per dimension over a set of images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from model.data import Dataset
+from model.network import LinearTransformer
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Mean bits/dim over ``images`` images, and the standard error of that mean."""
+
+    bits_per_dim: float
+    standard_error: float
+    images: int
+
+    def __str__(self) -> str:
+        return f"{self.bits_per_dim:.4f} ± {self.standard_error:.4f} bits/dim, {self.images} images"
+
+
+@torch.no_grad()
+def evaluate(
+    model: LinearTransformer,
+    data: Dataset,
+    *,
+    with_label: bool = False,
+    batch: int = 64,
+    bf16: bool = False,
+    device: torch.device | None = None,
+    progress: Callable[[int], object] = lambda done: None,
+) -> Evaluation:
+    """Measure a model's bits/dim on every image, without a label unless ``with_label``.
+
+    Arithmetic is float32 unless ``bf16``. ``progress`` is told how many images each batch held.
+    Raises ``ValueError`` where the data has no labels to give, or does not fit the model.
+    """
+    config = model.config
+    if data.images.shape[1:] != (config.height, config.width, config.channels):
+        raise ValueError(
+            f"the model draws {config.height} × {config.width} × {config.channels} images, "
+            f"the data holds {' × '.join(map(str, data.images.shape[1:]))}"
+        )
+    if with_label and (data.labels is None or data.classes != config.classes):
+        raise ValueError("the data's classes are not the model's; evaluate without labels")
+    each: list[np.ndarray] = []
+    for first in range(0, len(data), batch):
+        images = torch.from_numpy(data.images[first : first + batch].copy()).to(device)
+        labels = None
+        if with_label and data.labels is not None:
+            labels = torch.from_numpy(data.labels[first : first + batch].copy()).to(device)
+        with torch.autocast(images.device.type, torch.bfloat16, enabled=bf16):
+            parameters = model(images.flatten(1, 2), labels)
+        bits = model.bits_from(parameters, images.flatten(1, 2))
+        each.append(bits.double().sum(1).cpu().numpy() / config.dims)
+        progress(len(images))
+    values = np.concatenate(each)
+    error = values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else 0.0
+    return Evaluation(float(values.mean()), float(error), len(values))

@@ -1,0 +1,206 @@
+"""From the last layer's features to values: exact likelihood, and sampling by inverse CDF.
+
+Two kinds (DESIGN §4), each over the channels that one step decides, drawn in turn:
+
+* ``categorical``: 256 logits a channel; a later channel's logits add a table row for the value of
+  each earlier channel.
+* ``logistic_mixture``: ten discretised logistics (Salimans et al., *PixelCNN++*, ICLR 2017,
+  eq. 1-3). A component is one mean and log-scale a channel; a later channel's mean moves linearly
+  with the values of the earlier ones.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from model.config import MIXTURES, VALUES, ModelConfig
+
+MIN_LOG_SCALE = -7.0
+_LN2 = math.log(2.0)
+
+
+class Mixture(NamedTuple):
+    """A mixture of logistics over C channels in [-1, 1]: weights ``[..., M]``, the rest ``[..., C, M]``.
+
+    ``coefficients: [..., C (C - 1) / 2, M]``, pairs in the order (1, 0), (2, 0), (2, 1).
+    """
+
+    weights: Tensor
+    means: Tensor
+    log_scales: Tensor
+    coefficients: Tensor
+
+
+def split_mixture(parameters: Tensor, channels: int) -> Mixture:
+    """Name the parts of the head's output ``[..., M (1 + 2 C + C (C - 1) / 2)]``."""
+    pairs = channels * (channels - 1) // 2
+    parts = parameters.unflatten(-1, (-1, MIXTURES))
+    weights, means, log_scales, coefficients = parts.split([1, channels, channels, pairs], -2)
+    return Mixture(
+        weights.squeeze(-2),
+        means,
+        log_scales.clamp(min=MIN_LOG_SCALE),
+        coefficients.tanh(),
+    )
+
+
+def channel_means(mixture: Mixture, channel: int, earlier: Tensor) -> Tensor:
+    """Give a channel's means ``[..., M]`` once the earlier channels' values are known.
+
+    ``earlier: [..., C]`` holds values in [-1, 1]; only the first ``channel`` of them are read.
+    """
+    means = mixture.means[..., channel, :]
+    first_pair = channel * (channel - 1) // 2
+    for other in range(channel):
+        coefficient = mixture.coefficients[..., first_pair + other, :]
+        means = means + coefficient * earlier[..., other].unsqueeze(-1)
+    return means
+
+
+def logistic_log_prob(values: Tensor, means: Tensor, log_scales: Tensor) -> Tensor:
+    """Give log P(value) of discretised logistics; values in [-1, 1], shapes broadcast together.
+
+    The bin of a value is 2/255 wide; the first and the last reach to infinity. Where a bin holds
+    almost nothing, the density at its middle takes the place of a difference that would cancel.
+    """
+    centred = values - means
+    inverse = torch.exp(-log_scales)
+    upper = inverse * (centred + 1 / 255)
+    lower = inverse * (centred - 1 / 255)
+    inside = torch.sigmoid(upper) - torch.sigmoid(lower)
+    middle = inverse * centred
+    log_density = middle - log_scales - 2 * F.softplus(middle) - math.log(127.5)
+    log_inside = torch.where(inside > 1e-5, torch.log(inside.clamp(min=1e-12)), log_density)
+    return torch.where(
+        values < -0.999,
+        upper - F.softplus(upper),
+        torch.where(values > 0.999, -F.softplus(lower), log_inside),
+    )
+
+
+def _mixture_log_probs(mixture: Mixture, scaled: Tensor) -> Tensor:
+    """Give log P of the C values jointly: ``scaled: [..., C]`` in [-1, 1] → ``[...]``."""
+    total = F.log_softmax(mixture.weights, -1)
+    for channel in range(scaled.shape[-1]):
+        means = channel_means(mixture, channel, scaled)
+        value = scaled[..., channel].unsqueeze(-1)
+        total = total + logistic_log_prob(value, means, mixture.log_scales[..., channel, :])
+    return torch.logsumexp(total, -1)
+
+
+def _to_unit(values: Tensor, dtype: torch.dtype) -> Tensor:
+    return values.to(dtype) / 127.5 - 1
+
+
+def _inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
+    """Draw the first index whose cumulated weight exceeds ``u`` × total: ``[B, X], [B] → [B]``."""
+    cumulated = weights.cumsum(-1)
+    threshold = uniforms.unsqueeze(-1) * cumulated[..., -1:]
+    return (cumulated <= threshold).sum(-1).clamp(max=weights.shape[-1] - 1)
+
+
+class Head(nn.Module):
+    """The predictor and its meaning: parameters, exact bits, and samples."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.channels = config.step_channels
+        self.categorical = config.head == "categorical"
+        self.predictor = nn.Linear(config.d_model, config.head_outputs)
+        self.tables: nn.Parameter | None = None
+        if self.categorical and self.channels > 1:
+            pairs = self.channels * (self.channels - 1) // 2
+            self.tables = nn.Parameter(torch.zeros(pairs, VALUES, VALUES))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Give the parameters of the distribution: ``[..., D]`` → ``[..., head_outputs]``."""
+        parameters: Tensor = self.predictor(x)
+        return parameters
+
+    def logits(self, parameters: Tensor, channel: int, values: Tensor) -> Tensor:
+        """Give a channel's 256 logits, given the earlier channels' values (``[..., C]``, integers)."""
+        logits = parameters.unflatten(-1, (self.channels, VALUES))[..., channel, :]
+        first_pair = channel * (channel - 1) // 2
+        for other in range(channel):
+            assert self.tables is not None
+            logits = logits + F.embedding(values[..., other], self.tables[first_pair + other])
+        return logits
+
+    def bits(self, parameters: Tensor, values: Tensor) -> Tensor:
+        """Give -log2 P(values): ``[..., P]``, integers ``[..., C]`` → at least float32 ``[...]``."""
+        parameters = parameters if parameters.dtype == torch.float64 else parameters.float()
+        values = values.long()
+        if not self.categorical:
+            mixture = split_mixture(parameters, self.channels)
+            return _mixture_log_probs(mixture, _to_unit(values, parameters.dtype)) / -_LN2
+        nats = parameters.new_zeros(values.shape[:-1])
+        for channel in range(self.channels):
+            logits = self.logits(parameters, channel, values).flatten(0, -2)
+            cost = F.cross_entropy(logits, values[..., channel].flatten(), reduction="none")
+            nats = nats + cost.view_as(nats)
+        return nats / _LN2
+
+    def sample(self, parameters: Tensor, uniforms: Tensor, temperature: Tensor) -> Tensor:
+        """Draw the step's values by inverse CDF from the given uniforms, channel after channel.
+
+        ``parameters: [B, P]``, ``uniforms: [B, draws]`` in (0, 1), ``temperature: [B]`` ≥ 0, 0
+        for the most likely value. A mixture uses the first uniform for its component and
+        one a channel for its logistic, whose scale the temperature multiplies. Returns uint8
+        ``[B, C]``.
+        """
+        parameters = parameters if parameters.dtype == torch.float64 else parameters.float()
+        greedy = (temperature == 0).unsqueeze(-1)
+        # A row at temperature 0 draws at 1 too, and the draw is not used.
+        heat = torch.where(greedy.squeeze(-1), 1.0, temperature).to(parameters.dtype)
+        if self.categorical:
+            return self._sample_categorical(parameters, uniforms, greedy, heat)
+        likely = self._most_likely(parameters)
+        mixture = split_mixture(parameters, self.channels)
+        component = _inverse_cdf(
+            F.softmax(mixture.weights / heat.unsqueeze(-1), -1), uniforms[:, 0]
+        ).unsqueeze(-1)
+        scaled = parameters.new_zeros(parameters.shape[0], self.channels)
+        for channel in range(self.channels):
+            mean = channel_means(mixture, channel, scaled).gather(-1, component).squeeze(-1)
+            log_scale = mixture.log_scales[:, channel].gather(-1, component).squeeze(-1)
+            u = uniforms[:, 1 + channel].to(parameters.dtype)
+            drawn = mean + heat * log_scale.exp() * (u.log() - (-u).log1p())
+            # Rounding half up gives exactly the bins of the likelihood, edges included.
+            value = torch.floor((drawn + 1) * 127.5 + 0.5).clamp(0, VALUES - 1)
+            scaled[:, channel] = _to_unit(value, parameters.dtype)
+        values = torch.round((scaled + 1) * 127.5).to(torch.uint8)
+        return torch.where(greedy, likely, values)
+
+    def _sample_categorical(
+        self, parameters: Tensor, uniforms: Tensor, greedy: Tensor, heat: Tensor
+    ) -> Tensor:
+        values = torch.zeros(parameters.shape[0], self.channels, dtype=torch.long)
+        values = values.to(parameters.device)
+        for channel in range(self.channels):
+            logits = self.logits(parameters, channel, values)
+            weights = F.softmax(logits / heat.unsqueeze(-1), -1)
+            drawn = _inverse_cdf(weights, uniforms[:, channel])
+            values[:, channel] = torch.where(greedy.squeeze(-1), logits.argmax(-1), drawn)
+        return values.to(torch.uint8)
+
+    def _most_likely(self, parameters: Tensor) -> Tensor:
+        """Give the likeliest value of each channel in turn under the mixture: uint8 ``[B, C]``."""
+        mixture = split_mixture(parameters, self.channels)
+        everything = _to_unit(torch.arange(VALUES, device=parameters.device), parameters.dtype)
+        scaled = parameters.new_zeros(parameters.shape[0], self.channels)
+        log_weights = F.log_softmax(mixture.weights, -1)
+        for channel in range(self.channels):
+            means = channel_means(mixture, channel, scaled).unsqueeze(-2)
+            log_scales = mixture.log_scales[:, channel].unsqueeze(-2)
+            each = logistic_log_prob(everything.view(1, -1, 1), means, log_scales)
+            best = torch.logsumexp(log_weights.unsqueeze(-2) + each, -1).argmax(-1)
+            scaled[:, channel] = everything[best]
+            # The components' weights given the value just chosen (Bayes).
+            chosen = everything[best].view(-1, 1, 1)
+            log_weights = log_weights + logistic_log_prob(chosen, means, log_scales).squeeze(-2)
+        return torch.round((scaled + 1) * 127.5).to(torch.uint8)

@@ -1,0 +1,143 @@
+"""What a step sees: the values decided before it, as one vector of ``d_model`` features."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from model.config import NEIGHBOURS, TABLE, VALUES, ModelConfig
+
+OUTSIDE = VALUES  # id of a neighbour that is not there: beyond the border, or not yet decided
+
+
+def neighbour_index(height: int, width: int) -> Tensor:
+    """Give each pixel's neighbours as pixel numbers, T for one outside; int64 ``[T, 17]``."""
+    rows = torch.arange(height).view(-1, 1, 1) + torch.tensor([row for row, _ in NEIGHBOURS])
+    columns = torch.arange(width).view(1, -1, 1) + torch.tensor([col for _, col in NEIGHBOURS])
+    inside = (rows >= 0) & (columns >= 0) & (columns < width)
+    index = torch.where(inside, rows * width + columns, height * width)
+    return index.view(height * width, len(NEIGHBOURS))
+
+
+def sinusoidal_code(positions: Tensor, size: int) -> Tensor:
+    """Encode positions with sines and cosines in turn, base 10,000 (Vaswani et al. 2017, §3.5).
+
+    ``positions: [P]`` → float32 ``[P, size]``, sine in the even columns.
+    """
+    frequencies = torch.exp(torch.arange(0, size, 2).float() * (-math.log(10_000.0) / size))
+    angles = positions.float().unsqueeze(1) * frequencies
+    return torch.stack([angles.sin(), angles.cos()], -1).flatten(1)
+
+
+class PreviousInput(nn.Module):
+    """Embed the value before (the paper); a learned vector stands in before the first."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.sinusoidal = config.positions == "sinusoidal"
+        size = config.d_model // 2 if self.sinusoidal else config.d_model
+        self.value_embedding = nn.Embedding(VALUES, size)
+        self.start: nn.Parameter | None = None
+        if config.start == "learned":
+            self.start = nn.Parameter(torch.randn(config.d_model) * 0.02)
+        if self.sinusoidal:
+            # The code is that of the value embedded, so step t carries the code of t - 1.
+            code = sinusoidal_code(torch.arange(config.steps) - 1, size)
+            self.register_buffer("code", code, persistent=False)
+
+    def forward(self, canvas: Tensor, steps: Tensor) -> Tensor:
+        """Embed each step's past: ``canvas: uint8 [B, T, C]``, ``steps: [B, S]`` → ``[B, S, D]``."""
+        values = canvas.flatten(1).long()
+        x: Tensor = self.value_embedding(values.gather(1, (steps - 1).clamp(min=0)))
+        if self.sinusoidal:
+            code: Tensor = self.get_buffer("code")[steps]
+            x = torch.cat([x, code], -1)
+        if self.start is not None:
+            x = torch.where((steps == 0).unsqueeze(-1), self.start, x)
+        return x
+
+
+class NeighbourhoodInput(nn.Module):
+    """Embed the 17 causal neighbours, by a table for each place, a linear map, or both.
+
+    A place is one channel of one neighbour. Where one step decides one value of an RGB pixel, the
+    pixel's own red and green are places too, "outside" until they are decided.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.step_channels = config.step_channels
+        self.steps_per_pixel = config.steps_per_pixel
+        self.sinusoidal = config.positions == "sinusoidal"
+        size = config.d_model // 2 if self.sinusoidal else config.d_model
+        index = neighbour_index(config.height, config.width)
+        self.register_buffer("index", index, persistent=False)
+        self.places = len(NEIGHBOURS) * config.channels + self.steps_per_pixel - 1
+        self.tables: nn.Parameter | None = None
+        if "table" in config.encoding:
+            offsets = torch.arange(self.places) * TABLE
+            self.register_buffer("offsets", offsets, persistent=False)
+            self.tables = nn.Parameter(torch.randn(self.places * TABLE, size) * 0.02)
+        self.linear = nn.Linear(2 * self.places, size) if "linear" in config.encoding else None
+        if self.sinusoidal:
+            code = sinusoidal_code(torch.arange(config.steps), size)
+            self.register_buffer("code", code, persistent=False)
+
+    def place_ids(self, canvas: Tensor, steps: Tensor) -> Tensor:
+        """Give what stands at each place: 0-255, or 256 for outside; int64 ``[B, S, places]``."""
+        B, T, C = canvas.shape
+        with_outside = F.pad(canvas.short(), (0, 0, 0, 1), value=OUTSIDE)
+        pixels = steps // self.steps_per_pixel
+        around = self.get_buffer("index")[pixels]  # [B, S, 17]
+        rows = torch.arange(B, device=canvas.device).view(B, 1, 1)
+        ids = with_outside[rows, around].flatten(2)
+        if self.steps_per_pixel > 1:
+            own = with_outside[rows[..., 0], pixels][..., :-1]
+            earlier = torch.arange(C - 1, device=canvas.device)
+            decided = earlier < (steps % self.steps_per_pixel).unsqueeze(-1)
+            ids = torch.cat([ids, own.masked_fill(~decided, OUTSIDE)], -1)
+        return ids.long()
+
+    def forward(self, canvas: Tensor, steps: Tensor) -> Tensor:
+        """Embed each step's past: ``canvas: uint8 [B, T, C]``, ``steps: [B, S]`` → ``[B, S, D]``."""
+        ids = self.place_ids(canvas, steps)
+        B, S, places = ids.shape
+        parts: list[Tensor] = []
+        if self.tables is not None:
+            bags = (ids + self.get_buffer("offsets")).view(-1, places)
+            parts.append(F.embedding_bag(bags, self.tables, mode="sum").view(B, S, -1))
+        if self.linear is not None:
+            outside = ids == OUTSIDE
+            features = self.linear.weight.dtype
+            intensities = (ids.to(features) / 127.5 - 1).masked_fill(outside, 0)
+            parts.append(self.linear(torch.cat([intensities, outside.to(features)], -1)))
+        x = parts[0] if len(parts) == 1 else parts[0] + parts[1]
+        if self.sinusoidal:
+            code: Tensor = self.get_buffer("code")[steps]
+            x = torch.cat([x, code.expand(B, S, -1)], -1)
+        return x
+
+
+class Positions(nn.Module):
+    """Learned place in the image: a row, a column and, one value a step, a channel embedding."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.width, self.steps_per_pixel = config.width, config.steps_per_pixel
+        self.row = nn.Parameter(torch.randn(config.height, config.d_model) * 0.02)
+        self.column = nn.Parameter(torch.randn(config.width, config.d_model) * 0.02)
+        self.channel: nn.Parameter | None = None
+        if self.steps_per_pixel > 1:
+            self.channel = nn.Parameter(torch.randn(self.steps_per_pixel, config.d_model) * 0.02)
+
+    def forward(self, steps: Tensor) -> Tensor:
+        """Embed steps: ``[B, S]`` → ``[B, S, D]``."""
+        pixels = steps // self.steps_per_pixel
+        rows = pixels.div(self.width, rounding_mode="floor")
+        x = F.embedding(rows, self.row) + F.embedding(pixels % self.width, self.column)
+        if self.channel is not None:
+            x = x + F.embedding(steps % self.steps_per_pixel, self.channel)
+        return x

@@ -1,0 +1,334 @@
+"""Training: deterministic in (seed, step), so that a run stopped and resumed equals one that ran on.
+
+Muon (orthogonalised momentum, Jordan et al. 2024) steps the blocks' matrices and AdamW the rest;
+the learning rate warms up, stays, and falls to zero over the last part of the run, so a run can be
+made longer or shorter until that part begins. What is served is a moving average of the weights.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import io
+import json
+import math
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+from tqdm import tqdm
+
+from model.checkpoint import CheckpointError, save_checkpoint, write_atomically
+from model.config import ModelConfig
+from model.data import Dataset
+from model.evaluation import evaluate
+from model.network import LinearTransformer
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc malloc.h
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """How a run goes; raises ``ValueError`` on settings that make no sense.
+
+    ``batch`` counts images over all processes. ``drop_label`` is the share of images trained
+    without their label, ``average`` the moving average's decay, ``decay`` the share of
+    the steps at the end over which the learning rate falls to zero.
+    """
+
+    steps: int
+    batch: int = 16
+    seed: int = 0
+    learning_rate: float = 2e-3
+    muon_rate: float = 0.02
+    weight_decay: float = 0.01
+    warmup: int = 100
+    decay: float = 0.4
+    average: float = 0.998
+    drop_label: float = 0.2
+    checkpoint_every: int = 250
+    evaluate_every: int = 1000
+    precision: str = "auto"
+    compile: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch", "checkpoint_every", "evaluate_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("learning_rate", "muon_rate", "weight_decay", "warmup", "seed"):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
+                raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
+        for name in ("decay", "average", "drop_label"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must be 0 to 1, not {getattr(self, name)}")
+        if self.precision not in ("auto", "bf16", "fp32"):
+            raise ValueError(f"precision must be auto, bf16 or fp32, not {self.precision!r}")
+
+
+# What a resumed run may change: nothing that decides a step already taken.
+_FREE = {"steps", "decay", "checkpoint_every", "evaluate_every", "compile"}
+
+
+def learning_rate_factor(step: int, config: TrainingConfig) -> float:
+    """Give the share of the full learning rate at a step: up, level, and down to 0 at the end."""
+    up = min(1.0, (step + 1) / config.warmup) if config.warmup else 1.0
+    tail = config.decay * config.steps
+    down = min(1.0, (config.steps - step) / tail) if tail else 1.0
+    return up * down
+
+
+def batch_indices(step: int, count: int, config: TrainingConfig) -> np.ndarray[Any, Any]:
+    """Choose a step's images, int64 ``[batch]``: each epoch is a new order that its seed decides."""
+    positions = np.arange(step * config.batch, (step + 1) * config.batch)
+    indices = np.empty(config.batch, np.int64)
+    for epoch in np.unique(positions // count):
+        order = np.random.default_rng([config.seed, int(epoch)]).permutation(count)
+        chosen = positions // count == epoch
+        indices[chosen] = order[positions[chosen] % count]
+    return indices
+
+
+def _bf16_pays(device: torch.device) -> bool:
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported()
+    return bool(torch.backends.mkldnn.is_available() and torch.cpu._is_avx512_bf16_supported())
+
+
+def _keep_memory() -> None:
+    """Ask glibc to keep freed blocks: fresh pages for every activation cost a fifth of a step."""
+    with contextlib.suppress(OSError, AttributeError):  # another C library: nothing to ask
+        libc = ctypes.CDLL("libc.so.6")
+        libc.mallopt(_M_MMAP_THRESHOLD, 2**30)
+        libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+
+
+class Stop:
+    """Turns the first Ctrl-C or SIGTERM into a request to stop after the step; a second one kills."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        self.asked = True
+        signal.signal(number, signal.SIG_DFL)
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[Stop]:
+        """Listen for the signals inside the block, and put the old handlers back after it."""
+        before = {s: signal.signal(s, self._ask) for s in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield self
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+class Trainer:
+    """A run in its folder: ``model.safetensors`` to serve, ``training.pt`` to resume, ``log.jsonl``.
+
+    One process drives one device; under ``torchrun`` each takes its share of every batch, and the
+    first one writes.
+    """
+
+    def __init__(
+        self, model: ModelConfig, config: TrainingConfig, folder: Path, device: torch.device
+    ) -> None:
+        self.config, self.folder, self.device = config, folder, device
+        self.rank = dist.get_rank() if dist.is_initialized() else 0
+        self.world = dist.get_world_size() if dist.is_initialized() else 1
+        if config.batch % self.world:
+            raise ValueError(f"batch {config.batch} does not divide by {self.world} processes")
+        torch.manual_seed(config.seed)
+        self.model = LinearTransformer(model).to(device)
+        self.average = LinearTransformer(model).to(device).requires_grad_(False)
+        self.average.load_state_dict(self.model.state_dict())
+        self.step = 0
+        self.seconds = 0.0  # spent training, over all sessions of the run
+        self.validation: list[dict[str, float]] = []
+        matrices, others = [], []
+        for name, parameter in self.model.named_parameters():
+            is_matrix = name.startswith("blocks.") and parameter.ndim == 2
+            (matrices if is_matrix else others).append(parameter)
+        self.optimizers: list[torch.optim.Optimizer] = [
+            torch.optim.Muon(matrices, lr=config.muon_rate, weight_decay=config.weight_decay),
+            torch.optim.AdamW(
+                others, lr=config.learning_rate, betas=(0.9, 0.99), weight_decay=0.0
+            ),
+        ]
+        self.bf16 = config.precision == "bf16" or (
+            config.precision == "auto" and _bf16_pays(device)
+        )
+        parallel = DistributedDataParallel(self.model) if self.world > 1 else self.model
+        self._forward: Callable[..., Tensor] = (
+            torch.compile(parallel) if config.compile else parallel
+        )
+        if device.type == "cpu":
+            _keep_memory()
+
+    def train(self, data: Dataset, validation: Dataset | None, stop: Stop, quiet: bool) -> None:
+        """Run to the last step, or until a stop is asked for; either way leave a checkpoint.
+
+        Raises ``ValueError`` where the images or labels do not fit the model, and
+        ``FloatingPointError`` if the loss stops being a number (the checkpoint stays the last
+        good one).
+        """
+        self._check(data)
+        images = torch.from_numpy(data.images.reshape(len(data), -1, data.images.shape[-1]))
+        labels = None if data.labels is None else torch.from_numpy(data.labels)
+        start = self.step
+        bar = tqdm(
+            total=self.config.steps, initial=start, unit="step", disable=quiet or self.rank > 0
+        )
+        saved = start
+        with bar:
+            while self.step < self.config.steps and not stop.asked:
+                began = time.perf_counter()
+                bits = self._train_step(images, labels)
+                took = time.perf_counter() - began
+                self.seconds += took
+                rate = self.config.batch / took
+                bar.set_postfix_str(f"{bits:.3f} bits/dim, {rate:.0f} images/s")
+                bar.update()
+                self._log(step=self.step, bits_per_dim=bits, images_per_second=rate)
+                last = self.step == self.config.steps
+                if self.step % self.config.evaluate_every == 0 or last:
+                    self._validate(validation, bar)
+                if self.step % self.config.checkpoint_every == 0 or last:
+                    self.save()
+                    saved = self.step
+        if saved != self.step:
+            self.save()
+
+    def _check(self, data: Dataset) -> None:
+        config = self.model.config
+        shape = (config.height, config.width, config.channels)
+        if data.images.shape[1:] != shape:
+            raise ValueError(f"images are {data.images.shape[1:]}, the model draws {shape}")
+        if config.classes and data.classes != config.classes:
+            raise ValueError(f"the data's classes {data.classes} are not the model's")
+
+    def _train_step(self, images: Tensor, labels: Tensor | None) -> float:
+        config = self.config
+        share = config.batch // self.world
+        mine = slice(self.rank * share, (self.rank + 1) * share)
+        indices = torch.from_numpy(batch_indices(self.step, len(images), config)[mine])
+        canvas = images[indices].to(self.device)
+        label: Tensor | None = None
+        if self.model.config.classes and labels is not None:
+            draws = np.random.default_rng([config.seed, 1, self.step]).random(config.batch)[mine]
+            dropped = torch.from_numpy(draws < config.drop_label)
+            label = labels[indices].masked_fill(dropped, len(self.model.config.classes))
+            label = label.to(self.device)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
+            parameters = self._forward(canvas, label)
+        loss = self.model.bits_from(parameters, canvas).sum(1).mean() / self.model.config.dims
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        bits = loss.detach()
+        if self.world > 1:
+            dist.all_reduce(bits, dist.ReduceOp.AVG)
+        if not math.isfinite(value := bits.item()):
+            raise FloatingPointError(
+                f"the loss is {value} at step {self.step}: lower the learning rate and resume"
+            )
+        factor = learning_rate_factor(self.step, config)
+        rates = (config.muon_rate, config.learning_rate)
+        for optimizer, rate in zip(self.optimizers, rates, strict=True):
+            optimizer.param_groups[0]["lr"] = rate * factor
+            optimizer.step()
+            optimizer.zero_grad()
+        self.step += 1
+        self._move_average()
+        return value
+
+    @torch.no_grad()
+    def _move_average(self) -> None:
+        # Early on the average follows closely, or it would remember the random start.
+        decay = min(self.config.average, self.step / (self.step + 10))
+        averages, currents = list(self.average.parameters()), list(self.model.parameters())
+        torch._foreach_lerp_(averages, currents, 1 - decay)
+
+    def _validate(self, validation: Dataset | None, bar: tqdm[Any]) -> None:
+        if validation is None or self.rank > 0:
+            return
+        result = evaluate(self.average, validation, batch=64, bf16=self.bf16, device=self.device)
+        self.validation.append({"step": self.step, "bits_per_dim": result.bits_per_dim})
+        bar.write(f"step {self.step}: validation {result}")
+        self._log(step=self.step, validation=result.bits_per_dim, error=result.standard_error)
+
+    def _log(self, **fields: float) -> None:
+        if self.rank == 0:
+            line = {key: round(value, 5) for key, value in fields.items()}
+            with (self.folder / "log.jsonl").open("a") as file:
+                file.write(json.dumps(line | {"seconds": round(self.seconds, 2)}) + "\n")
+
+    def facts(self) -> dict[str, Any]:
+        """Describe the run for the checkpoint's metadata."""
+        return {
+            "steps": self.step,
+            "images_seen": self.step * self.config.batch,
+            "training_seconds": round(self.seconds),
+            "training": asdict(self.config),
+            "validation": self.validation,
+        }
+
+    def save(self) -> None:
+        """Write the averaged weights to serve and all that resuming needs, each atomically."""
+        if self.rank > 0:
+            return
+        save_checkpoint(self.folder / "model.safetensors", self.average, self.facts())
+        buffer = io.BytesIO()
+        everything = {
+            "config": self.model.config.to_dict(),
+            "training": asdict(self.config),
+            "step": self.step,
+            "seconds": self.seconds,
+            "validation": self.validation,
+            "model": self.model.state_dict(),
+            "average": self.average.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+        }
+        torch.save(everything, buffer)
+        write_atomically(self.folder / "training.pt", buffer.getvalue())
+
+    def resume(self) -> None:
+        """Go on from the folder's checkpoint, to the bit; raises ``CheckpointError`` if it differs."""
+        path = self.folder / "training.pt"
+        try:
+            saved = torch.load(path, map_location=self.device, weights_only=True)
+        except (OSError, RuntimeError, EOFError) as error:
+            raise CheckpointError(f"cannot resume from {path}: {error}") from None
+        if saved["config"] != self.model.config.to_dict():
+            raise CheckpointError(f"{path} is of another model; give the run another folder")
+        now = asdict(self.config)
+        changed = [k for k, v in saved["training"].items() if k not in _FREE and now[k] != v]
+        if changed:
+            raise CheckpointError(
+                f"{path} was trained with other settings ({', '.join(changed)}); "
+                "give the same ones, or start again in another folder"
+            )
+        self.model.load_state_dict(saved["model"])
+        self.average.load_state_dict(saved["average"])
+        for optimizer, state in zip(self.optimizers, saved["optimizers"], strict=True):
+            optimizer.load_state_dict(state)
+        self.step, self.seconds = saved["step"], saved["seconds"]
+        self.validation = saved["validation"]
+
+
+def start_processes() -> torch.device:
+    """Join the processes that ``torchrun`` started, if it did, and give this one's device."""
+    cuda = torch.cuda.is_available()
+    if "RANK" in os.environ and not dist.is_initialized():
+        dist.init_process_group("nccl" if cuda else "gloo")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if cuda else "cpu"
+    return torch.device(device)
