@@ -1,1 +1,1 @@
-"""Attention and decode kernels: torch, triton and numpy only, nothing of the service or the model."""
+"""Attention and decode kernels, on torch, triton and numpy alone."""

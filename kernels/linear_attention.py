@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
 EPS = 1e-6
 CHUNK = 32
@@ -134,7 +135,11 @@ class _ChunkedLinearAttention(torch.autograd.Function):
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, initial: Tensor, eps: float, chunk: int
     ) -> tuple[Tensor, Tensor]:
-        qc, kc, vc = _chunks(q, chunk), _chunks(k, chunk), _chunks(F.pad(v, (0, 1), value=1.0), chunk)
+        qc, kc, vc = (
+            _chunks(q, chunk),
+            _chunks(k, chunk),
+            _chunks(F.pad(v, (0, 1), value=1.0), chunk),
+        )
         before, final = _exclusive_sum(kc.transpose(-1, -2) @ vc, initial)
         sums = (qc @ kc.transpose(-1, -2)).tril_() @ vc
         sums += qc @ before
@@ -146,6 +151,7 @@ class _ChunkedLinearAttention(torch.autograd.Function):
         return o, final
 
     @staticmethod
+    @once_differentiable
     def backward(
         ctx: Any, grad_o: Tensor, grad_final: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, None, None]:
@@ -153,7 +159,11 @@ class _ChunkedLinearAttention(torch.autograd.Function):
         chunk, T = ctx.chunk, q.shape[1]
         # Quotient rule: with v extended by the column of ones, the sums' gradient is one matrix.
         grad_sums = torch.cat([grad_o, -(grad_o * o).sum(-1, keepdim=True)], -1) / denominator
-        qc, kc, vc = _chunks(q, chunk), _chunks(k, chunk), _chunks(F.pad(v, (0, 1), value=1.0), chunk)
+        qc, kc, vc = (
+            _chunks(q, chunk),
+            _chunks(k, chunk),
+            _chunks(F.pad(v, (0, 1), value=1.0), chunk),
+        )
         gc = _chunks(grad_sums, chunk)
         before, _ = _exclusive_sum(kc.transpose(-1, -2) @ vc, initial)  # Σ_{i<j} k_i v_iᵀ
         after, grad_initial = _exclusive_sum(qc.transpose(-1, -2) @ gc, grad_final, reverse=True)

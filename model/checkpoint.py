@@ -162,11 +162,10 @@ def import_paper_checkpoint(path: Path, preset: str, first_value: int = 0) -> Ch
                 theirs = f"transformer.layers.{layer}.{theirs}.{part}"
                 names[theirs] = f"blocks.{layer}.{ours}.{part}"
     tensors: dict[str, Tensor] = {}
-    for name, tensor in loaded.items():
-        name = name.removeprefix("module.")
-        if name.endswith("pos_embedding.pe"):
-            continue  # computed, never learned
-        tensors[names.get(name, name)] = tensor
+    for key, tensor in loaded.items():
+        name = str(key).removeprefix("module.")
+        if not name.endswith("pos_embedding.pe"):  # computed, never learned
+            tensors[names.get(name, name)] = tensor
     fields = PRESETS[preset].to_dict() | {"start": "given", "first_value": first_value}
     model = LinearTransformer(ModelConfig.from_dict(fields))
     _fill(model, tensors, f"{path} as {preset}")

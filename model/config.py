@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, get_args, get_type_hints
-
-from typing import Literal
+from typing import Any, Literal, get_args, get_type_hints
 
 VALUES = 256  # intensities of one channel
+NO_LABEL = -1
 MIXTURES = 10  # logistics in a mixture (Salimans et al. 2017)
 TABLE = VALUES + 1  # entries of one neighbour's embedding table: every intensity, and "outside"
 
-# The 17 causal neighbours (row, column) of a pixel: 3 to its left, 7 in each of the two rows above.
+# The 17 causal neighbours (row, column) of a pixel: 3 to its left, 7 in each of two rows above.
 NEIGHBOURS: tuple[tuple[int, int], ...] = (
     *((0, column) for column in (-3, -2, -1)),
     *((row, column) for row in (-1, -2) for column in range(-3, 4)),
@@ -26,7 +25,7 @@ CIFAR10_CLASSES = (
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The whole description of a network (DESIGN §4); raises ``ValueError`` where it makes no sense.
+    """The whole description of a network; raises ``ValueError`` where it makes no sense.
 
     Sizes are in pixels (``height``, ``width``), values a pixel (``channels``) and features (the
     rest). ``start`` is ``learned`` where the network models the first value of the image too, and
@@ -78,7 +77,9 @@ class ModelConfig:
         if not 0 <= self.first_value < VALUES:
             raise ValueError(f"first_value must be 0 to 255, not {self.first_value}")
         if len(set(self.classes)) != len(self.classes) or "" in self.classes:
-            raise ValueError(f"the names of the classes must differ and not be empty: {self.classes}")
+            raise ValueError(
+                f"the names of the classes must differ and not be empty: {self.classes}"
+            )
 
     @property
     def pixels(self) -> int:
@@ -112,7 +113,7 @@ class ModelConfig:
 
     @property
     def step_draws(self) -> int:
-        """Uniform numbers that one step uses: one a value, and one to choose a mixture component."""
+        """Uniforms that one step uses: one a value, and one to choose a mixture component."""
         return self.step_channels + (self.head == "logistic_mixture")
 
     @property
@@ -138,13 +139,36 @@ class ModelConfig:
             return VALUES * c
         return MIXTURES * (1 + 2 * c + c * (c - 1) // 2)
 
+    def class_number(self, label: int | str | None) -> int:
+        """Find a class by name or number; -1 for None, which is no label.
+
+        Raises ``ValueError`` where there is no such class.
+        """
+        if label is None:
+            return NO_LABEL
+        if not self.classes:
+            raise ValueError("this model has no classes; leave the label out")
+        names = [name.lower() for name in self.classes]
+        if isinstance(label, str):
+            if (name := label.strip().lower()) in names:
+                return names.index(name)
+            label = int(name) if name.isascii() and name.isdigit() and len(name) < 10 else -1
+        if not 0 <= label < len(names):
+            raise ValueError(
+                f"there is no such class; there are {', '.join(self.classes)}, "
+                f"or 0 to {len(names) - 1}"
+            )
+        return label
+
     def to_dict(self) -> dict[str, Any]:
         """Give the fields as JSON-ready values."""
         return dataclasses.asdict(self) | {"classes": list(self.classes)}
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> ModelConfig:
-        """Read what ``to_dict`` wrote; raises ``ValueError`` on unknown, missing or wrong fields."""
+        """Read what ``to_dict`` wrote; raises ``ValueError`` on unknown or wrong fields."""
+        if not isinstance(fields, dict):
+            raise ValueError(f"a config is a dictionary of fields, not {fields!r}")
         known = {field.name: field for field in dataclasses.fields(cls)}
         if unknown := set(fields) - set(known):
             raise ValueError(f"unknown config fields: {', '.join(sorted(unknown))}")

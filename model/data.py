@@ -19,7 +19,7 @@ import httpx
 import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageOps
-from tqdm import tqdm  # type: ignore[import-untyped]
+from tqdm import tqdm
 
 from model.config import CIFAR10_CLASSES, DIGITS
 
@@ -394,11 +394,11 @@ def _read_idx(where: str, content: bytes, item: tuple[int, ...]) -> npt.NDArray[
     """An IDX file of uint8 as `[N, *item]`, a view of `content`."""
     magic = 0x0801 + len(item)  # unsigned bytes, and the number of dimensions
     start = 8 + 4 * len(item)
+    if (found := int.from_bytes(content[:4])) != magic:
+        raise DataError(f"{where} starts with {found}, an IDX file like it with {magic}. {_RENEW}")
     if len(content) < start:
         raise DataError(f"{where} is cut short: it ends within its header. {_RENEW}")
-    found, count, *sizes = struct.unpack_from(f">{start // 4}I", content)
-    if found != magic:
-        raise DataError(f"{where} starts with {found}, an IDX file like it with {magic}. {_RENEW}")
+    count, *sizes = struct.unpack_from(f">{start // 4 - 1}I", content, 4)
     if tuple(sizes) != item:
         raise DataError(
             f"{where} has images of {'×'.join(map(str, sizes))} pixels, MNIST of 28×28: read "

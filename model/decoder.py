@@ -16,12 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from model.config import ModelConfig
+from model.config import NO_LABEL, ModelConfig
 from model.network import LinearTransformer, State
 
 log = logging.getLogger("scanline.decoder")
-
-NO_LABEL = -1
 
 
 class BackendError(RuntimeError):
@@ -72,7 +70,7 @@ class Decoder(ABC):
         ``temperature: [S]`` ≥ 0, ``label: [S]`` a class or -1. Raises ``ValueError`` on a label
         that the network does not have.
         """
-        if label.size and not (NO_LABEL <= label.min() and label.max() < len(self.config.classes)):
+        if label.size and not (label.min() >= NO_LABEL and label.max() < len(self.config.classes)):
             raise ValueError(f"labels must be -1 … {len(self.config.classes) - 1}")
         for row, slot in enumerate(slots):
             if slot >= 0:
@@ -183,7 +181,9 @@ class ReferenceDecoder(Decoder):
         self.positions[slot] = pixel + 1
 
 
-def open_decoder(model: LinearTransformer, max_slots: int, backend: str = "auto") -> Decoder:
+def open_decoder(
+    model: LinearTransformer, max_slots: int, backend: str = "auto", threads: int | None = None
+) -> Decoder:
     """Open a backend for a model: ``auto`` takes the best that works here and logs which and why.
 
     Raises ``ValueError`` on an unknown name, and ``BackendError`` where a backend asked for by

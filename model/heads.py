@@ -25,7 +25,7 @@ _LN2 = math.log(2.0)
 
 
 class Mixture(NamedTuple):
-    """A mixture of logistics over C channels in [-1, 1]: weights ``[..., M]``, the rest ``[..., C, M]``.
+    """Logistics over C channels in [-1, 1]: ``weights: [..., M]``, the rest ``[..., C, M]``.
 
     ``coefficients: [..., C (C - 1) / 2, M]``, pairs in the order (1, 0), (2, 0), (2, 1).
     """
@@ -123,8 +123,8 @@ class Head(nn.Module):
         return parameters
 
     def logits(self, parameters: Tensor, channel: int, values: Tensor) -> Tensor:
-        """Give a channel's 256 logits, given the earlier channels' values (``[..., C]``, integers)."""
-        logits = parameters.unflatten(-1, (self.channels, VALUES))[..., channel, :]
+        """Give a channel's 256 logits, given earlier channels' values, integers ``[..., C]``."""
+        logits: Tensor = parameters.unflatten(-1, (self.channels, VALUES))[..., channel, :]
         first_pair = channel * (channel - 1) // 2
         for other in range(channel):
             assert self.tables is not None
@@ -132,7 +132,7 @@ class Head(nn.Module):
         return logits
 
     def bits(self, parameters: Tensor, values: Tensor) -> Tensor:
-        """Give -log2 P(values): ``[..., P]``, integers ``[..., C]`` → at least float32 ``[...]``."""
+        """Give -log2 P(values): ``[..., P]``, integers ``[..., C]`` → float32 or more ``[...]``."""
         parameters = parameters if parameters.dtype == torch.float64 else parameters.float()
         values = values.long()
         if not self.categorical:

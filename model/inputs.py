@@ -49,7 +49,7 @@ class PreviousInput(nn.Module):
             self.register_buffer("code", code, persistent=False)
 
     def forward(self, canvas: Tensor, steps: Tensor) -> Tensor:
-        """Embed each step's past: ``canvas: uint8 [B, T, C]``, ``steps: [B, S]`` → ``[B, S, D]``."""
+        """Embed each step's past: canvas uint8 ``[B, T, C]``, steps ``[B, S]`` → ``[B, S, D]``."""
         values = canvas.flatten(1).long()
         x: Tensor = self.value_embedding(values.gather(1, (steps - 1).clamp(min=0)))
         if self.sinusoidal:
@@ -88,7 +88,7 @@ class NeighbourhoodInput(nn.Module):
 
     def place_ids(self, canvas: Tensor, steps: Tensor) -> Tensor:
         """Give what stands at each place: 0-255, or 256 for outside; int64 ``[B, S, places]``."""
-        B, T, C = canvas.shape
+        B, _, C = canvas.shape
         with_outside = F.pad(canvas.short(), (0, 0, 0, 1), value=OUTSIDE)
         pixels = steps // self.steps_per_pixel
         around = self.get_buffer("index")[pixels]  # [B, S, 17]
@@ -102,7 +102,7 @@ class NeighbourhoodInput(nn.Module):
         return ids.long()
 
     def forward(self, canvas: Tensor, steps: Tensor) -> Tensor:
-        """Embed each step's past: ``canvas: uint8 [B, T, C]``, ``steps: [B, S]`` → ``[B, S, D]``."""
+        """Embed each step's past: canvas uint8 ``[B, T, C]``, steps ``[B, S]`` → ``[B, S, D]``."""
         ids = self.place_ids(canvas, steps)
         B, S, places = ids.shape
         parts: list[Tensor] = []

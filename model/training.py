@@ -1,4 +1,4 @@
-"""Training: deterministic in (seed, step), so that a run stopped and resumed equals one that ran on.
+"""Training, deterministic in (seed, step): a run stopped and resumed equals one that ran on.
 
 Muon (orthogonalised momentum, Jordan et al. 2024) steps the blocks' matrices and AdamW the rest;
 the learning rate warms up, stays, and falls to zero over the last part of the run, so a run can be
@@ -88,7 +88,7 @@ def learning_rate_factor(step: int, config: TrainingConfig) -> float:
 
 
 def batch_indices(step: int, count: int, config: TrainingConfig) -> np.ndarray[Any, Any]:
-    """Choose a step's images, int64 ``[batch]``: each epoch is a new order that its seed decides."""
+    """Choose a step's images, int64 ``[batch]``: each epoch is a new order by its own seed."""
     positions = np.arange(step * config.batch, (step + 1) * config.batch)
     indices = np.empty(config.batch, np.int64)
     for epoch in np.unique(positions // count):
@@ -100,7 +100,7 @@ def batch_indices(step: int, count: int, config: TrainingConfig) -> np.ndarray[A
 
 def _bf16_pays(device: torch.device) -> bool:
     if device.type == "cuda":
-        return torch.cuda.is_bf16_supported()
+        return bool(torch.cuda.is_bf16_supported())
     return bool(torch.backends.mkldnn.is_available() and torch.cpu._is_avx512_bf16_supported())
 
 
@@ -113,7 +113,7 @@ def _keep_memory() -> None:
 
 
 class Stop:
-    """Turns the first Ctrl-C or SIGTERM into a request to stop after the step; a second one kills."""
+    """Turns the first Ctrl-C or SIGTERM into a wish to stop after the step; a second kills."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -134,7 +134,7 @@ class Stop:
 
 
 class Trainer:
-    """A run in its folder: ``model.safetensors`` to serve, ``training.pt`` to resume, ``log.jsonl``.
+    """A run in its folder: weights to serve, ``training.pt`` to resume, and ``log.jsonl``.
 
     One process drives one device; under ``torchrun`` each takes its share of every batch, and the
     first one writes.
@@ -152,18 +152,19 @@ class Trainer:
         self.model = LinearTransformer(model).to(device)
         self.average = LinearTransformer(model).to(device).requires_grad_(False)
         self.average.load_state_dict(self.model.state_dict())
+        folder.mkdir(parents=True, exist_ok=True)
+        self.weights = folder / f"{folder.resolve().name}.safetensors"
         self.step = 0
         self.seconds = 0.0  # spent training, over all sessions of the run
         self.validation: list[dict[str, float]] = []
-        matrices, others = [], []
+        matrices: list[Tensor] = []
+        others: list[Tensor] = []
         for name, parameter in self.model.named_parameters():
             is_matrix = name.startswith("blocks.") and parameter.ndim == 2
             (matrices if is_matrix else others).append(parameter)
         self.optimizers: list[torch.optim.Optimizer] = [
             torch.optim.Muon(matrices, lr=config.muon_rate, weight_decay=config.weight_decay),
-            torch.optim.AdamW(
-                others, lr=config.learning_rate, betas=(0.9, 0.99), weight_decay=0.0
-            ),
+            torch.optim.AdamW(others, lr=config.learning_rate, betas=(0.9, 0.99), weight_decay=0.0),
         ]
         self.bf16 = config.precision == "bf16" or (
             config.precision == "auto" and _bf16_pays(device)
@@ -175,9 +176,17 @@ class Trainer:
         if device.type == "cpu":
             _keep_memory()
 
-    def train(self, data: Dataset, validation: Dataset | None, stop: Stop, quiet: bool) -> None:
+    def train(
+        self,
+        data: Dataset,
+        validation: Dataset | None,
+        stop: Stop,
+        quiet: bool,
+        after_validation: Callable[[LinearTransformer, Path], None] | None = None,
+    ) -> None:
         """Run to the last step, or until a stop is asked for; either way leave a checkpoint.
 
+        ``after_validation`` is given the averaged network and the folder, to draw samples with.
         Raises ``ValueError`` where the images or labels do not fit the model, and
         ``FloatingPointError`` if the loss stops being a number (the checkpoint stays the last
         good one).
@@ -203,6 +212,8 @@ class Trainer:
                 last = self.step == self.config.steps
                 if self.step % self.config.evaluate_every == 0 or last:
                     self._validate(validation, bar)
+                    if after_validation and self.rank == 0:
+                        after_validation(self.average, self.folder)
                 if self.step % self.config.checkpoint_every == 0 or last:
                     self.save()
                     saved = self.step
@@ -232,7 +243,7 @@ class Trainer:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
             parameters = self._forward(canvas, label)
         loss = self.model.bits_from(parameters, canvas).sum(1).mean() / self.model.config.dims
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         bits = loss.detach()
         if self.world > 1:
@@ -255,7 +266,8 @@ class Trainer:
     def _move_average(self) -> None:
         # Early on the average follows closely, or it would remember the random start.
         decay = min(self.config.average, self.step / (self.step + 10))
-        averages, currents = list(self.average.parameters()), list(self.model.parameters())
+        averages: list[Tensor] = [*self.average.parameters()]
+        currents: list[Tensor] = [*self.model.parameters()]
         torch._foreach_lerp_(averages, currents, 1 - decay)
 
     def _validate(self, validation: Dataset | None, bar: tqdm[Any]) -> None:
@@ -286,7 +298,7 @@ class Trainer:
         """Write the averaged weights to serve and all that resuming needs, each atomically."""
         if self.rank > 0:
             return
-        save_checkpoint(self.folder / "model.safetensors", self.average, self.facts())
+        save_checkpoint(self.weights, self.average, self.facts())
         buffer = io.BytesIO()
         everything = {
             "config": self.model.config.to_dict(),
@@ -302,7 +314,7 @@ class Trainer:
         write_atomically(self.folder / "training.pt", buffer.getvalue())
 
     def resume(self) -> None:
-        """Go on from the folder's checkpoint, to the bit; raises ``CheckpointError`` if it differs."""
+        """Go on from the folder's checkpoint, to the bit, or raise ``CheckpointError``."""
         path = self.folder / "training.pt"
         try:
             saved = torch.load(path, map_location=self.device, weights_only=True)

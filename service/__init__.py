@@ -1,0 +1,5 @@
+"""The server, its command line and its page."""
+
+from importlib.metadata import version
+
+__version__ = version("scanline")

@@ -1,0 +1,138 @@
+"""The web application: routes put together, errors in one shape, health, metrics and the page."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response
+from fastapi.staticfiles import StaticFiles
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+
+from service import __version__
+from service.errors import ApiError, describe, error_body
+from service.metrics import CONTENT_TYPE
+from service.middleware import AccessMiddleware, BodyLimitMiddleware
+from service.routes import router
+from service.schemas import ErrorReply
+from service.server import Scanline
+
+log = logging.getLogger("scanline.http")
+
+STATIC = Path(__file__).parent / "static"
+DESCRIPTION = (
+    "Draws small images pixel by pixel with a linear transformer run as an RNN. An image is drawn "
+    "in raster order: each pixel is conditioned on the pixels before it (above, and to its left), "
+    "so known pixels further down are kept but do not guide what is drawn above them."
+)
+
+
+def create_app(scanline: Scanline, open_models: Callable[[], None]) -> FastAPI:
+    """Build the application; ``open_models`` runs beside it at start-up until it is ready."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        loading = asyncio.create_task(asyncio.to_thread(open_models))
+        try:
+            yield
+        finally:
+            await loading
+            await asyncio.to_thread(scanline.drain)
+
+    app = FastAPI(
+        title="Scanline", version=__version__, description=DESCRIPTION, lifespan=lifespan,
+        redoc_url=None,
+    )  # fmt: skip
+    app.state.scanline = scanline
+    app.include_router(router)
+    _add_operations(app, scanline)
+    _add_errors(app)
+    settings = scanline.settings
+    app.add_middleware(BodyLimitMiddleware, limit=settings.max_upload)
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(settings.cors_origins),
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["*"],
+            expose_headers=["X-Request-ID", "Retry-After"],
+        )
+    app.add_middleware(AccessMiddleware, requests=scanline.metrics.requests)
+    _leave_out_422(app)
+    return app
+
+
+def _add_operations(app: FastAPI, scanline: Scanline) -> None:
+    @app.get("/livez", tags=["operations"], response_class=PlainTextResponse)
+    async def livez() -> str:
+        """Say that the process answers."""
+        return "ok\n"
+
+    @app.get(
+        "/readyz",
+        tags=["operations"],
+        response_class=PlainTextResponse,
+        responses={503: {"description": "Loading, or shutting down.", "model": ErrorReply}},
+    )
+    async def readyz() -> str:
+        """Say whether requests are taken: not while models load, nor while draining."""
+        engines = [served.engine for served in scanline.models.values()]
+        if not scanline.ready or not all(engine.alive for engine in engines):
+            raise ApiError(503, "not ready: loading, or shutting down", code="not_ready")
+        return "ready\n"
+
+    @app.get("/metrics", tags=["operations"], response_class=PlainTextResponse)
+    async def metrics() -> Response:
+        """Give metrics in Prometheus's text format."""
+        return Response(scanline.metrics.render(), media_type=CONTENT_TYPE)
+
+    @app.get("/", include_in_schema=False)
+    async def page() -> FileResponse:
+        return FileResponse(STATIC / "index.html")
+
+    app.mount("/static", StaticFiles(directory=STATIC), name="static")
+
+
+def _add_errors(app: FastAPI) -> None:
+    @app.exception_handler(HTTPException)
+    async def on_http_error(request: Request, error: HTTPException) -> JSONResponse:
+        param, code = getattr(error, "param", None), getattr(error, "code", None)
+        message = str(error.detail)
+        if not isinstance(error, ApiError) and error.status_code == 404:
+            message = f"there is nothing at {request.url.path}; /docs lists what there is"
+        if not isinstance(error, ApiError) and error.status_code == 405:
+            message = f"{request.url.path} does not take {request.method}; see /docs"
+        body = error_body(error.status_code, message, param, code)
+        return JSONResponse(body, error.status_code, headers=error.headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def on_invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        return JSONResponse(error_body(400, *describe(error.errors())), 400)
+
+    @app.exception_handler(Exception)
+    async def on_bug(request: Request, error: Exception) -> JSONResponse:
+        message = "something went wrong inside the server; the log has the request's id"
+        return JSONResponse(error_body(500, message, code="internal_error"), 500)
+
+
+def _leave_out_422(app: FastAPI) -> None:
+    """Describe errors as they are: FastAPI's own 422 never leaves this server."""
+    generate = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        schema = generate()
+        for path in schema["paths"].values():
+            for operation in path.values():
+                operation["responses"].pop("422", None)
+        for name in ("HTTPValidationError", "ValidationError"):
+            schema.get("components", {}).get("schemas", {}).pop(name, None)
+        return schema
+
+    app.openapi = openapi  # type: ignore[method-assign]

@@ -1,0 +1,285 @@
+"""The command line: serve, sample, complete, train, evaluate, import and bench."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from pydantic import ValidationError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Draw images pixel by pixel with a linear transformer run as an RNN.",
+)
+
+ModelName = Annotated[str, typer.Option("--model", help="A checkpoint's name in the folder.")]
+WeightsDir = Annotated[
+    Path | None, typer.Option("--weights", help="Folder of checkpoints; the shipped ones if none.")
+]
+Backend = Annotated[str, typer.Option(help="auto, reference, native or triton.")]
+Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; all cores if left out.")]
+DataDir = Annotated[
+    Path | None, typer.Option("--data-dir", help="Where data sets are; also SCANLINE_DATA_DIR.")
+]
+ImagesDir = Annotated[
+    Path | None, typer.Option("--images", help="A folder of pictures; its sub-folders are classes.")
+]
+Size = Annotated[int, typer.Option(min=2, max=256, help="Pixels a side that --images get.")]
+Grey = Annotated[bool, typer.Option("--grey", help="Make --images grey.")]
+Download = Annotated[bool, typer.Option(help="Fetch the data set if it is not there.")]
+
+
+@app.command(context_settings={"help_option_names": ["-h", "--help"]})
+def serve(
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one.")] = None,
+    weights: WeightsDir = None,
+    models: Annotated[
+        str | None, typer.Option(help="Serve only these, comma-separated, the default first.")
+    ] = None,
+    backend: Annotated[str | None, typer.Option(help="auto, reference, native or triton.")] = None,
+    slots: Annotated[int | None, typer.Option(help="Images drawn at once, a model.")] = None,
+    threads: Threads = None,
+    max_waiting: Annotated[int | None, typer.Option(help="Images that may wait.")] = None,
+    drain_seconds: Annotated[float | None, typer.Option(help="Grace after SIGTERM.")] = None,
+    log_format: Annotated[str | None, typer.Option(help="text or json.")] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+) -> None:
+    """Serve models over HTTP; every setting is a SCANLINE_* variable too (see README)."""
+    import uvicorn
+
+    from service.app import create_app
+    from service.logs import set_up_logs
+    from service.server import FLUSH_SECONDS, Process, Scanline, read_checkpoints
+    from service.settings import Settings
+
+    given = {name: value for name, value in locals().items() if name in Settings.model_fields}
+    settings = Settings(**{name: value for name, value in given.items() if value is not None})
+    set_up_logs(settings.log_format, settings.log_level)
+    checkpoints = read_checkpoints(settings)
+    scanline = Scanline(settings)
+    config = uvicorn.Config(
+        create_app(scanline, lambda: scanline.open(checkpoints)),
+        host=settings.host,
+        port=settings.port,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=FLUSH_SECONDS,
+    )
+    Process(config, scanline).run()
+    if scanline.failure is not None:
+        raise ValueError(scanline.failure)
+
+
+@app.command()
+def sample(
+    out: Annotated[Path, typer.Argument(help="The PNG to write.")] = Path("samples.png"),
+    n: Annotated[int, typer.Option("-n", min=1, help="Images to draw.")] = 16,
+    model: ModelName = "mnist",
+    label: Annotated[str | None, typer.Option(help="A class, by name or number.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Image j has seed + j.")] = 0,
+    temperature: Annotated[float, typer.Option(min=0.0, max=2.0)] = 1.0,
+    scale: Annotated[int, typer.Option(min=1, max=32, help="Enlarge by this factor.")] = 4,
+    weights: WeightsDir = None,
+    backend: Backend = "auto",
+    threads: Threads = None,
+) -> None:
+    """Draw images without a server, and write them as one PNG grid."""
+    from service.drawing import draw_grid, open_model
+    from service.generation import Request
+
+    checkpoint = open_model(weights, model)
+    number = checkpoint.model.config.class_number(label)
+    request = Request(n=n, seed=seed, label=number, temperature=temperature)
+    draw_grid(checkpoint, request, out, scale, backend, threads)
+    typer.echo(f"wrote {out}")
+
+
+@app.command()
+def complete(
+    picture: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="What to complete.")],
+    out: Annotated[Path, typer.Argument(help="The PNG to write.")] = Path("completions.png"),
+    rows: Annotated[
+        int | None, typer.Option(help="Known rows from the top; if none, transparent is unknown.")
+    ] = None,
+    fit: Annotated[
+        Literal["exact", "cover", "contain"], typer.Option(help="For a picture of another size.")
+    ] = "cover",
+    n: Annotated[int, typer.Option("-n", min=1, help="Ways to complete it.")] = 4,
+    model: ModelName = "mnist",
+    label: Annotated[str | None, typer.Option(help="A class, by name or number.")] = None,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    temperature: Annotated[float, typer.Option(min=0.0, max=2.0)] = 1.0,
+    scale: Annotated[int, typer.Option(min=1, max=32, help="Enlarge by this factor.")] = 4,
+    weights: WeightsDir = None,
+    backend: Backend = "auto",
+    threads: Threads = None,
+) -> None:
+    """Complete a picture several ways without a server, and write them as one PNG grid."""
+    from service.drawing import draw_grid, open_model
+    from service.generation import Request
+    from service.pictures import read_upload
+
+    checkpoint = open_model(weights, model)
+    config = checkpoint.model.config
+    with picture.open("rb") as file:
+        canvas, known = read_upload(file, None, rows, fit, config)
+    request = Request(
+        n=n,
+        seed=seed,
+        label=config.class_number(label),
+        temperature=temperature,
+        canvas=canvas,
+        known=known,
+    )
+    draw_grid(checkpoint, request, out, scale, backend, threads)
+    typer.echo(f"wrote {out}")
+
+
+@app.command()
+def train(
+    dataset: Annotated[
+        str | None, typer.Argument(help="mnist, cifar10, mnist-paper or cifar10-paper.")
+    ] = None,
+    images: ImagesDir = None,
+    size: Size = 28,
+    grey: Grey = False,
+    out: Annotated[Path | None, typer.Option(help="The run's folder; runs/NAME if none.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    steps: Annotated[int, typer.Option(min=1)] = 20_000,
+    batch: Annotated[int, typer.Option(min=1, help="Images a step, over all processes.")] = 16,
+    learning_rate: Annotated[float, typer.Option()] = 2e-3,
+    muon_rate: Annotated[float, typer.Option(help="Step size of the blocks' matrices.")] = 0.02,
+    decay: Annotated[float, typer.Option(help="Share of the steps that cool down.")] = 0.4,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    layers: Annotated[int | None, typer.Option(help="Change the preset's n_layers.")] = None,
+    width: Annotated[
+        int | None, typer.Option(help="Change d_model; d_ff is four times it.")
+    ] = None,
+    heads: Annotated[int | None, typer.Option(help="Change n_heads.")] = None,
+    checkpoint_every: Annotated[int, typer.Option(min=1)] = 250,
+    evaluate_every: Annotated[int, typer.Option(min=1)] = 1000,
+    precision: Annotated[str, typer.Option(help="auto, bf16 or fp32.")] = "auto",
+    compile_: Annotated[
+        bool, typer.Option("--compile", help="Compile the network first; takes about a minute.")
+    ] = False,
+    data_dir: DataDir = None,
+    download: Download = False,
+) -> None:
+    """Train a model on MNIST, CIFAR-10 or a folder of pictures; Ctrl-C stops, --resume goes on."""
+    from model.training import Stop, Trainer, TrainingConfig, start_processes
+    from service.drawing import training_config, training_data, write_samples
+
+    data, validation = training_data(dataset, images, size, grey, data_dir, download)
+    name = dataset or (images.name if images else "")
+    changes = {"n_layers": layers, "d_model": width, "n_heads": heads}
+    if width is not None:
+        changes["d_ff"] = 4 * width
+    model = training_config(dataset, data, {k: v for k, v in changes.items() if v is not None})
+    folder = out or Path("runs") / name
+    if (folder / "training.pt").exists() != resume:
+        raise ValueError(
+            f"there is no run to resume in {folder}" if resume else
+            f"{folder} already holds a run: add --resume to go on, or give another --out"
+        )  # fmt: skip
+    config = TrainingConfig(
+        steps=steps,
+        batch=batch,
+        seed=seed,
+        learning_rate=learning_rate,
+        muon_rate=muon_rate,
+        decay=decay,
+        checkpoint_every=checkpoint_every,
+        evaluate_every=evaluate_every,
+        precision=precision,
+        compile=compile_,
+    )
+    trainer = Trainer(model, config, folder, start_processes())
+    if resume:
+        trainer.resume()
+    with Stop().listening() as stop:
+        trainer.train(data, validation, stop, quiet=False, after_validation=write_samples)
+    if trainer.rank == 0:
+        where = f"{trainer.step:,} of {steps:,} steps; {trainer.weights}"
+        typer.echo(f"stopped at {where}; --resume goes on" if stop.asked else f"done: {where}")
+
+
+@app.command()
+def evaluate(
+    model: ModelName = "mnist",
+    dataset: Annotated[
+        str | None, typer.Option(help="mnist or cifar10; by the model's name")
+    ] = None,
+    images: ImagesDir = None,
+    label: Annotated[bool, typer.Option("--label", help="Give the true label too.")] = False,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many.")] = None,
+    weights: WeightsDir = None,
+    data_dir: DataDir = None,
+    download: Download = False,
+) -> None:
+    """Measure a model's exact bits/dim on a test set, with its standard error."""
+    import torch
+    from tqdm import tqdm
+
+    from model.data import load_dataset, load_images
+    from model.evaluation import evaluate as measure
+    from service.drawing import open_model
+
+    checkpoint = open_model(weights, model)
+    config = checkpoint.model.config
+    if images is not None:
+        data = load_images(images, (config.height, config.width), config.channels == 1)
+    else:
+        known = "cifar10" if config.channels == 3 else "mnist"
+        data = load_dataset(dataset or known, "test", data_dir, download=download)
+    data = data.take(slice(limit)) if limit else data
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    network = checkpoint.model.to(device)
+    with tqdm(total=len(data), unit="image", file=sys.stderr) as bar:
+        result = measure(network, data, with_label=label, device=device, progress=bar.update)
+    how = "with the true label" if label else "without a label"
+    typer.echo(f"{model}: {result}, {how}" + (f" ({data.note})" if data.note else ""))
+
+
+@app.command("import")
+def import_(
+    file: Annotated[Path, typer.Argument(help="A PyTorch checkpoint of the paper's authors.")],
+    out: Annotated[Path, typer.Argument(help="The .safetensors file to write.")],
+    preset: Annotated[str, typer.Option(help="mnist-paper or cifar10-paper.")] = "mnist-paper",
+    first_value: Annotated[
+        int, typer.Option(min=0, max=255, help="Samples begin with it: theirs never model it.")
+    ] = 0,
+) -> None:
+    """Turn a checkpoint of the paper's authors into one that can be served."""
+    from model.checkpoint import import_paper_checkpoint, save_checkpoint
+
+    if out.suffix != ".safetensors":
+        raise ValueError(f"{out} must end in .safetensors, or it would not be found to be served")
+    checkpoint = import_paper_checkpoint(file, preset, first_value)
+    save_checkpoint(out, checkpoint.model, checkpoint.facts)
+    typer.echo(f"wrote {out}; serve it with: scanline serve --weights {out.parent}")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line; whatever a user can mend ends it with a sentence and status 1."""
+    try:
+        app(args=arguments)
+    except ValidationError as error:
+        for problem in error.errors():
+            name = ".".join(str(part) for part in problem["loc"])
+            _complain(f"SCANLINE_{name.upper()}: {problem['msg']}" if name else problem["msg"])
+        sys.exit(1)
+    except (ValueError, RuntimeError, FloatingPointError, OSError) as error:
+        logging.getLogger("scanline").debug("failed", exc_info=True)
+        _complain(str(error))
+        sys.exit(1)
+
+
+def _complain(message: str) -> None:
+    typer.echo(f"scanline: {message}", err=True)

@@ -1,0 +1,99 @@
+"""What the command line does with models: find one, draw with it, and choose what to train."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from model.checkpoint import (
+    SHIPPED,
+    Checkpoint,
+    CheckpointError,
+    find_checkpoints,
+    load_checkpoint,
+    write_atomically,
+)
+from model.config import PRESETS, ModelConfig
+from model.data import Dataset, load_dataset, load_images, split_validation
+from model.decoder import open_decoder
+from model.network import LinearTransformer
+from service.engine import Engine, Limits
+from service.generation import Request
+from service.pictures import to_grid
+
+SLOTS = 64
+HELD_OUT = 1000  # training images kept for validation: the test set is for the end
+
+
+def open_model(folder: Path | None, name: str) -> Checkpoint:
+    """Load a checkpoint by name; raises ``CheckpointError`` that lists those there are."""
+    folder = folder or SHIPPED
+    paths = find_checkpoints(folder)
+    if name not in paths:
+        raise CheckpointError(f"there is no model {name!r} in {folder}; try {', '.join(paths)}")
+    return load_checkpoint(paths[name])
+
+
+def draw_grid(
+    checkpoint: Checkpoint, request: Request, out: Path, scale: int, backend: str,
+    threads: int | None = None, quiet: bool = False,
+) -> None:  # fmt: skip
+    """Draw a request with an engine of its own, and write it as a PNG grid."""
+    config = checkpoint.model.config
+    decoder = open_decoder(checkpoint.model, min(request.n, SLOTS), backend, threads)
+    engine = Engine(checkpoint.name, decoder, Limits(max_waiting=request.n))
+    engine.start()
+    try:
+        generation = engine.submit(request)
+        total = request.n * (config.pixels - request.prefix)
+        with engine.reading(generation), tqdm(total=total, unit="pixel", disable=quiet) as bar:
+            while not generation.finished:
+                time.sleep(0.05)
+                bar.update(generation.drawn - bar.n)
+            bar.update(generation.drawn - bar.n)
+    finally:
+        engine.close(drain=0)
+    if generation.error:
+        raise RuntimeError(generation.error)
+    grid = to_grid([image.read(0, config.pixels) for image in generation.images], config, scale)
+    write_atomically(out, grid)
+
+
+def write_samples(model: LinearTransformer, folder: Path) -> None:
+    """Draw 16 images with a network in training, always from the same seeds: ``samples.png``."""
+    checkpoint = Checkpoint("training", model)
+    draw_grid(checkpoint, Request(n=16, seed=0), folder / "samples.png", 4, "auto", quiet=True)
+
+
+def training_data(
+    dataset: str | None,
+    images: Path | None,
+    size: int,
+    grey: bool,
+    data_dir: Path | None,
+    download: bool,
+) -> tuple[Dataset, Dataset]:
+    """Read what to train on and what to validate on; raises ``ValueError`` on an unclear wish."""
+    if (dataset is None) == (images is None):
+        raise ValueError("say what to train on: mnist, cifar10, or --images FOLDER")
+    if images is not None:
+        data = load_images(images, size, grey)
+        return split_validation(data, 0.1, seed=0)
+    if dataset not in PRESETS:
+        raise ValueError(f"there is no {dataset!r}; there are {', '.join(PRESETS)}")
+    data = load_dataset(dataset.removesuffix("-paper"), "train", data_dir, download=download)
+    return split_validation(data, HELD_OUT, seed=0)
+
+
+def training_config(dataset: str | None, data: Dataset, changes: dict[str, Any]) -> ModelConfig:
+    """Choose the network: a preset, or the one nearest to the images of a folder."""
+    if dataset is not None:
+        return replace(PRESETS[dataset], **changes)
+    height, width, channels = data.images.shape[1:]
+    nearest = PRESETS["mnist" if channels == 1 else "cifar10"]
+    shape = {"height": height, "width": width, "classes": data.classes}
+    return replace(nearest, **shape | changes)

@@ -1,0 +1,184 @@
+"""A generation as it is read: waiting for news, and server-sent events (DESIGN §7)."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator
+from typing import Any, Literal
+
+from fastapi.sse import format_sse_event
+
+from service.errors import error_body
+from service.generation import FinishReason, Generation, Image, Status
+from service.pictures import to_png
+
+Granularity = Literal["auto", "row", "pixel"]
+
+EVENTS_PER_SECOND = 60
+KEEP_ALIVE_SECONDS = 15.0
+
+
+class ClientGoneError(Exception):
+    """The client closed its connection before the answer was complete."""
+
+
+async def news(generation: Generation, gone: asyncio.Task[Any], seconds: float | None) -> bool:
+    """Wait for a generation's next change; False if ``seconds`` pass without one.
+
+    Raises ``ClientGoneError`` as soon as ``gone`` is done.
+    """
+    loop = asyncio.get_running_loop()
+    changed: asyncio.Future[None] = loop.create_future()
+
+    def resolve() -> None:
+        if not changed.done():
+            changed.set_result(None)
+
+    def wake() -> None:
+        # The loop may be closed by the time the engine calls.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(resolve)
+
+    generation.when_news(wake)
+    await asyncio.wait({changed, gone}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    if gone.done():
+        raise ClientGoneError
+    return changed.done()
+
+
+def usage(generation: Generation) -> dict[str, float | int]:
+    """Count what a generation took: pixels drawn, seconds in all and in the queue."""
+    now = generation.ended or time.monotonic()
+    started = generation.started or now
+    seconds = now - started
+    return {
+        "pixels": generation.drawn,
+        "seconds": round(seconds, 4),
+        "queue_seconds": round(started - generation.created, 4),
+        "pixels_per_second": round(generation.drawn / seconds, 1) if seconds > 0 else 0.0,
+    }
+
+
+def bits_per_dim(generation: Generation, image: Image) -> float | None:
+    """Give a finished image's exact bits/dim under the model; None while it is not finished.
+
+    All values count, known ones too, at temperature 1 and with the request's label.
+    """
+    if image.bits is None:
+        return None
+    return round(float(image.bits.sum(dtype="float64")) / generation.config.dims, 4)
+
+
+def image_json(generation: Generation, image: Image, output: str = "png") -> dict[str, Any]:
+    """Describe an image; its pixels as base64 PNG or, for ``values``, as a flat list."""
+    body: dict[str, Any] = {
+        "index": image.index,
+        "seed": image.seed,
+        "status": image.status,
+        "finish_reason": image.finish_reason,
+        "position": image.position,
+        "bits_per_dim": bits_per_dim(generation, image),
+    }
+    done = image.status is Status.FINISHED
+    pixels = image.read(0, generation.config.pixels) if done else None
+    if output == "values":
+        body["values"] = None if pixels is None else pixels.ravel().tolist()
+    else:
+        png = None if pixels is None else to_png(pixels, generation.config)
+        body["png"] = None if png is None else base64.b64encode(png).decode()
+    return body
+
+
+async def stream_events(
+    generation: Generation,
+    gone: asyncio.Task[Any],
+    *,
+    granularity: Granularity = "auto",
+    last_event_id: int | None = None,
+) -> AsyncIterator[bytes]:
+    """Yield a generation as server-sent events, from the start or, resumed, all that may lack.
+
+    ``started`` opens a stream that is not resumed; then ``pixels`` as they are drawn, ``image``
+    as each is finished, and ``completed`` or ``error`` at the end. Comments keep an idle
+    connection open. Raises ``ClientGoneError`` when the client leaves.
+    """
+    config = generation.config
+    sequence = last_event_id or 0
+    if last_event_id is None:
+        yield _event("started", {
+            "id": generation.id,
+            "model": generation.model,
+            "width": config.width,
+            "height": config.height,
+            "channels": config.channels,
+            "images": [{"index": i.index, "seed": i.seed} for i in generation.images],
+            "queue_position": generation.queue_position,
+        })  # fmt: skip
+    cursors = [0] * len(generation.images)
+    told: set[int] = set()
+    while True:
+        # Read before the pixels: what is finished now has all of its pixels below.
+        finished = generation.finished
+        complete = [i for i in generation.images if i.status is Status.FINISHED]
+        updates = _updates(generation, cursors, granularity)
+        if updates:
+            sequence += 1
+            yield _event("pixels", {"updates": updates}, sequence)
+        for image in complete:
+            if image.index not in told:
+                told.add(image.index)
+                yield _event("image", image_json(generation, image))
+        if finished:
+            break
+        sent = time.monotonic()
+        while not await news(generation, gone, KEEP_ALIVE_SECONDS):
+            yield format_sse_event(comment="keep-alive")
+        if updates:
+            await asyncio.sleep(max(0.0, sent + 1 / EVENTS_PER_SECOND - time.monotonic()))
+    if generation.error:
+        yield _event("error", error_body(500, generation.error, code="generation_failed"))
+    else:
+        yield _event("completed", {"id": generation.id, "usage": usage(generation)})
+
+
+def _updates(
+    generation: Generation, cursors: list[int], granularity: Granularity
+) -> list[dict[str, Any]]:
+    """Take what each image has beyond its cursor, and move the cursors on."""
+    width = generation.config.width
+    updates: list[dict[str, Any]] = []
+    for image in generation.images:
+        start, stop = cursors[image.index], image.position
+        if granularity == "row" and image.finish_reason in (None, FinishReason.LENGTH):
+            stop -= stop % width
+        if stop <= start:
+            continue
+        pixels = image.read(start, stop)
+        size = {"pixel": 1, "row": width, "auto": stop - start}[granularity]
+        updates += [
+            {
+                "index": image.index,
+                "position": start + first,
+                "values": pixels[first : first + size].ravel().tolist(),
+            }
+            for first in range(0, stop - start, size)
+        ]
+        cursors[image.index] = stop
+    return updates
+
+
+def _event(name: str, data: dict[str, Any], sequence: int | None = None) -> bytes:
+    identifier = None if sequence is None else str(sequence)
+    return format_sse_event(
+        event=name, data_str=json.dumps(data, separators=(",", ":")), id=identifier
+    )
+
+
+async def wait_finished(generation: Generation, gone: asyncio.Task[Any]) -> None:
+    """Wait for a generation's end; raises ``ClientGoneError`` if the client leaves before it."""
+    while not generation.finished:
+        await news(generation, gone, None)

@@ -1,0 +1,156 @@
+"""What is asked for, and what comes of it: a generation, its images, and how they are read.
+
+Publishing is canvas and cursor: the engine's thread advances positions and wakes whoever waits;
+each reader keeps its own cursor and takes what is new. A slow reader costs nothing.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model.config import ModelConfig
+from model.noise import image_seed
+
+
+class Status(StrEnum):
+    """Where an image stands."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class FinishReason(StrEnum):
+    """Why an image is finished."""
+
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Request:
+    """``n`` images to draw; image j has seed ``seed + j``.
+
+    ``label`` is a class or -1. ``canvas: uint8 [T, C]`` holds known pixels where
+    ``known: bool [T]`` is true; both None for an image drawn from nothing.
+    """
+
+    n: int
+    seed: int
+    label: int = -1
+    temperature: float = 1.0
+    canvas: NDArray[np.uint8] | None = None
+    known: NDArray[np.bool_] | None = None
+
+    @property
+    def prefix(self) -> int:
+        """Count the known pixels before the first unknown one: what prefill absorbs."""
+        if self.known is None:
+            return 0
+        return int(self.known.size if self.known.all() else self.known.argmin())
+
+
+class Image:
+    """One picture of a generation; the engine's thread writes it, anyone may read it."""
+
+    def __init__(self, index: int, seed: int, pixels: NDArray[np.uint8]) -> None:
+        self.index, self.seed = index, seed
+        self.status = Status.WAITING
+        self.finish_reason: FinishReason | None = None
+        self.position = 0
+        self.bits: NDArray[np.float32] | None = None  # [T], once finished
+        self._pixels = pixels  # the decoder's own row while it runs, a copy of it afterwards
+
+    def run(self, row: NDArray[np.uint8]) -> None:
+        """Take a slot whose canvas is ``row: [T, C]``."""
+        self._pixels, self.status = row, Status.RUNNING
+
+    def finish(self, reason: FinishReason, bits: NDArray[np.float32] | None) -> None:
+        """Give the slot up, keeping a copy of what was drawn in it."""
+        self._pixels = self._pixels.copy()
+        self._pixels[self.position :] = 0
+        self.bits = None if bits is None else bits.copy()
+        self.finish_reason, self.status = reason, Status.FINISHED
+
+    def read(self, start: int, stop: int) -> NDArray[np.uint8]:
+        """Copy pixels ``start … stop``, none past ``position``: ``[stop - start, C]``."""
+        while True:
+            source = self._pixels
+            pixels = source[start:stop].copy()
+            # If the image finished meanwhile, its row may already be another's: read the copy.
+            if self._pixels is source:
+                return pixels
+
+
+class Generation:
+    """One request being worked on, safe to read from any thread.
+
+    Times are ``time.monotonic`` seconds. ``error`` says, for a user, why images ended in error.
+    """
+
+    def __init__(self, model: str, config: ModelConfig, request: Request) -> None:
+        self.id = f"gen_{secrets.token_hex(12)}"
+        self.model, self.config, self.request = model, config, request
+        empty = np.zeros((config.pixels, config.channels), np.uint8)
+        self.images = [Image(j, image_seed(request.seed, j), empty) for j in range(request.n)]
+        self.next_index = 0  # the first image not yet admitted
+        self.queue_position = 0  # images ahead of it when it came
+        self.created = time.monotonic()
+        self.started: float | None = None  # first image admitted
+        self.first_pixel: float | None = None
+        self.ended: float | None = None
+        self.error: str | None = None
+        self.cancelled = False
+        self.readers = 0
+        self.abandoned: float | None = None  # when the last reader left
+        self._waiters: list[Callable[[], None]] = []
+        self._lock = threading.Lock()
+
+    @property
+    def finished(self) -> bool:
+        """Whether every image is finished and nothing will change any more."""
+        return self.ended is not None
+
+    @property
+    def status(self) -> Status:
+        """Where the generation as a whole stands."""
+        if self.finished:
+            return Status.FINISHED
+        return Status.WAITING if self.started is None else Status.RUNNING
+
+    @property
+    def drawn(self) -> int:
+        """Count the pixels that were drawn, leaving out the known ones that prefill absorbed."""
+        prefix = self.request.prefix
+        return sum(max(0, image.position - prefix) for image in self.images)
+
+    def when_news(self, callback: Callable[[], None]) -> None:
+        """Call back once at the next change, from the engine's thread; at once if finished."""
+        with self._lock:
+            if not self.finished:
+                self._waiters.append(callback)
+                return
+        callback()
+
+    def wake(self) -> None:
+        """Tell everyone who waits that there is news (the engine's thread)."""
+        if self._waiters or self.finished:
+            with self._lock:
+                waiters, self._waiters = self._waiters, []
+            for callback in waiters:
+                callback()
+
+    def finish(self, now: float) -> None:
+        """Mark the generation finished (the engine's thread, once)."""
+        with self._lock:
+            self.ended = now
+        self.wake()

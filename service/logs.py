@@ -1,0 +1,39 @@
+"""Logs: one line an event, plain or JSON."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from typing import Any
+
+_EXTRAS = ("request_id", "method", "path", "status", "milliseconds", "client")
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line, with the request's fields where there are any."""
+
+    converter = staticmethod(time.gmtime)
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Give a record as JSON."""
+        line: dict[str, Any] = {
+            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S") + f".{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        line |= {key: getattr(record, key) for key in _EXTRAS if hasattr(record, key)}
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+def set_up_logs(style: str, level: str) -> None:
+    """Send every log of the process to standard error, as ``text`` or ``json``."""
+    handler = logging.StreamHandler(sys.stderr)
+    plain = logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s", "%H:%M:%S")
+    handler.setFormatter(JsonFormatter() if style == "json" else plain)
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.getLogger("httpx").setLevel(logging.WARNING)

@@ -1,0 +1,100 @@
+"""Prometheus metrics: counters and histograms that engines feed, gauges read when scraped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from service.engine import Engine
+from service.generation import FinishReason
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_WAITS = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_STEPS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1)
+
+
+class Metrics:
+    """All metrics of one server, in a registry of their own."""
+
+    def __init__(self, engines: Callable[[], Mapping[str, Engine]]) -> None:
+        self._registry = CollectorRegistry()
+        one, reason = ["model"], ["model", "finish_reason"]
+        own = self._registry
+        self.queue_seconds = Histogram(
+            "scanline_queue_seconds", "From request to the first image admitted.", one,
+            buckets=_WAITS, registry=own,
+        )  # fmt: skip
+        self.first_pixel_seconds = Histogram(
+            "scanline_first_pixel_seconds", "From request to the first pixel drawn.", one,
+            buckets=_WAITS, registry=own,
+        )  # fmt: skip
+        self.step_seconds = Histogram(
+            "scanline_step_seconds", "One call of the decoder, a few pixels of each image.", one,
+            buckets=_STEPS, registry=own,
+        )  # fmt: skip
+        self.pixels = Counter("scanline_pixels", "Pixels drawn.", one, registry=own)
+        self.images = Counter("scanline_images", "Images finished.", reason, registry=own)
+        self.requests = Counter(
+            "scanline_requests", "HTTP requests answered.", ["route", "status"], registry=own
+        )
+        self._registry.register(_Gauges(engines))
+
+    def observer(self, model: str) -> ModelMetrics:
+        """Give the engine of one model somebody to tell."""
+        return ModelMetrics(self, model)
+
+    def render(self) -> bytes:
+        """Give everything in Prometheus's text format."""
+        return generate_latest(self._registry)
+
+
+class ModelMetrics:
+    """Hears one engine (``service.engine.Observer``)."""
+
+    def __init__(self, metrics: Metrics, model: str) -> None:
+        self._queue = metrics.queue_seconds.labels(model)
+        self._first = metrics.first_pixel_seconds.labels(model)
+        self._step = metrics.step_seconds.labels(model)
+        self._pixels = metrics.pixels.labels(model)
+        # Made now, so that a scrape shows zeros rather than nothing.
+        self._images = {reason: metrics.images.labels(model, reason) for reason in FinishReason}
+
+    def admitted(self, waited: float) -> None:
+        """Count a generation's time in the queue."""
+        self._queue.observe(waited)
+
+    def first_pixel(self, after: float) -> None:
+        """Count a generation's time to its first pixel."""
+        self._first.observe(after)
+
+    def stepped(self, seconds: float, pixels: int, slots: int) -> None:
+        """Count one call of the decoder."""
+        self._step.observe(seconds)
+        self._pixels.inc(pixels)
+
+    def finished(self, reason: FinishReason) -> None:
+        """Count an image's end."""
+        self._images[reason].inc()
+
+
+class _Gauges(Collector):
+    """What engines hold at the moment of a scrape."""
+
+    def __init__(self, engines: Callable[[], Mapping[str, Engine]]) -> None:
+        self._engines = engines
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Yield running and waiting images and slots, a model each."""
+        running = GaugeMetricFamily(
+            "scanline_running_images", "Images drawn now.", labels=["model"]
+        )
+        waiting = GaugeMetricFamily("scanline_waiting_images", "Images waiting.", labels=["model"])
+        slots = GaugeMetricFamily("scanline_slots", "Images that fit at once.", labels=["model"])
+        for name, engine in self._engines().items():
+            running.add_metric([name], engine.slots_in_use)
+            waiting.add_metric([name], engine.waiting)
+            slots.add_metric([name], engine.decoder.max_slots)
+        yield from (running, waiting, slots)

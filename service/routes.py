@@ -1,0 +1,369 @@
+"""The API under ``/v1``: from a request's body to the engine, and back as JSON, PNG, ZIP or SSE."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Form, Header, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+
+from model.config import ModelConfig
+from service import generation as work
+from service.engine import ClosedError, Engine, QueueFullError
+from service.errors import ApiError
+from service.events import (
+    ClientGoneError,
+    Granularity,
+    image_json,
+    stream_events,
+    usage,
+    wait_finished,
+)
+from service.generation import Generation
+from service.pictures import PictureError, read_upload, to_grid, to_png, to_zip
+from service.schemas import (
+    ERRORS,
+    CompletionForm,
+    GenerationReply,
+    ModelList,
+    ModelReply,
+    SampleRequest,
+)
+from service.server import Scanline, Served
+
+Media = Literal["application/json", "image/png", "application/zip", "text/event-stream"]
+MEDIA: tuple[Media, ...] = (
+    "application/json", "image/png", "application/zip", "text/event-stream",
+)  # fmt: skip
+SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+_bearer = HTTPBearer(auto_error=False, description="Only where the server has an API key set.")
+
+
+def _scanline(request: Request) -> Scanline:
+    scanline: Scanline = request.app.state.scanline
+    return scanline
+
+
+Server = Annotated[Scanline, Depends(_scanline)]
+
+
+def _check_key(
+    server: Server, sent: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
+) -> None:
+    key = server.settings.api_key
+    if key is None:
+        return
+    given = sent.credentials if sent else ""
+    if not secrets.compare_digest(given.encode(), key.get_secret_value().encode()):
+        raise ApiError(
+            401,
+            "the API key is missing or wrong; send it as 'Authorization: Bearer …'",
+            code="invalid_api_key",
+            headers={"WWW-Authenticate": "Bearer"},
+        )
+
+
+router = APIRouter(prefix="/v1", dependencies=[Depends(_check_key)], responses=ERRORS)
+_REPLIES: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The images, in the form that `Accept` (or `stream`) asks for.",
+        "content": {kind: {} for kind in MEDIA[1:]},
+    }
+}
+
+
+@router.post("/samples", tags=["draw"], response_model=GenerationReply, responses=_REPLIES)
+async def create_samples(request: Request, server: Server, body: SampleRequest) -> Response:
+    """Draw images, of a class or of anything."""
+    media = _media(request, body.stream)
+    engine = _engine(server, body.model, body.n)
+    wanted = work.Request(
+        n=body.n,
+        seed=_seed(body.seed),
+        label=_label(engine.decoder.config, body.label),
+        temperature=body.temperature,
+    )
+    return await _draw(request, engine, wanted, media, body.granularity, body.output)
+
+
+@router.post("/completions", tags=["draw"], response_model=GenerationReply, responses=_REPLIES)
+async def create_completions(
+    request: Request,
+    server: Server,
+    form: Annotated[CompletionForm, Form(media_type="multipart/form-data")],
+) -> Response:
+    """Complete a picture whose unknown part is below `known_rows`, or transparent.
+
+    Transparent in `mask` if one is sent, else in the picture itself.
+    """
+    media = _media(request, form.stream)
+    engine = _engine(server, form.model, form.n)
+    config = engine.decoder.config
+    label = _label(config, form.label)
+    try:
+        canvas, known = await run_in_threadpool(
+            read_upload,
+            form.image.file,
+            form.mask.file if form.mask else None,
+            form.known_rows,
+            form.fit,
+            config,
+        )
+    except PictureError as error:
+        raise ApiError(400, str(error), param="image", code="invalid_image") from None
+    wanted = work.Request(
+        n=form.n,
+        seed=_seed(form.seed),
+        label=label,
+        temperature=form.temperature,
+        canvas=canvas,
+        known=known,
+    )
+    return await _draw(request, engine, wanted, media, form.granularity, form.output)
+
+
+@router.get("/generations/{identifier}", tags=["draw"], response_model=GenerationReply)
+async def get_generation(
+    server: Server, identifier: str, output: Literal["png", "values"] = "png"
+) -> Response:
+    """Look at a generation, while it runs or for some minutes after."""
+    _, generation = _find(server, identifier)
+    return JSONResponse(await run_in_threadpool(_body, generation, output))
+
+
+@router.get(
+    "/generations/{identifier}/events",
+    tags=["draw"],
+    responses={200: {"description": "Events.", "content": {"text/event-stream": {}}}},
+)
+async def get_events(
+    request: Request,
+    server: Server,
+    identifier: str,
+    granularity: Granularity = "auto",
+    last_event_id: Annotated[int | None, Header(ge=0, le=2**53)] = None,
+) -> Response:
+    """Read a generation's events from the start, or go on after `Last-Event-ID`."""
+    engine, generation = _find(server, identifier)
+    return _stream(request, engine, generation, granularity, last_event_id)
+
+
+@router.delete("/generations/{identifier}", tags=["draw"], response_model=GenerationReply)
+async def cancel_generation(request: Request, server: Server, identifier: str) -> Response:
+    """Cancel a generation; what is drawn already stays readable. Cancelling twice is no error."""
+    engine, generation = _find(server, identifier)
+    gone = asyncio.create_task(_client_gone(request))
+    try:
+        engine.cancel(generation)
+        await wait_finished(generation, gone)
+    except ClientGoneError:
+        return Response(status_code=499)
+    finally:
+        gone.cancel()
+    return JSONResponse(await run_in_threadpool(_body, generation, "png"))
+
+
+@router.get("/models", tags=["models"])
+async def list_models(server: Server) -> ModelList:
+    """List the models, the default first."""
+    return ModelList(data=[_model_reply(name, model) for name, model in server.models.items()])
+
+
+@router.get("/models/{name}", tags=["models"])
+async def get_model(server: Server, name: str) -> ModelReply:
+    """Describe one model."""
+    return _model_reply(name, _served(server, name))
+
+
+# --- from the request ---------------------------------------------------------------------------
+
+
+def _media(request: Request, stream: bool) -> Media:
+    """Choose the reply's media type: a stream if asked for, else the first acceptable one."""
+    if stream:
+        return "text/event-stream"
+    accept = request.headers.get("accept", "*/*")
+    for part in accept.split(","):
+        kind = part.split(";")[0].strip().lower()
+        if kind in ("*/*", "application/*", ""):
+            return "application/json"
+        if kind == "image/*":
+            return "image/png"
+        for media in MEDIA:
+            if kind == media:
+                return media
+    raise ApiError(406, f"nothing here is {accept}; accept one of {', '.join(MEDIA)}")
+
+
+def _served(server: Scanline, name: str | None) -> Served:
+    if not server.models:
+        raise ApiError(503, "the models are still loading; try again in a moment", code="not_ready")
+    if name is None:
+        return next(iter(server.models.values()))
+    if name not in server.models:
+        there = ", ".join(server.models)
+        raise ApiError(
+            404, f"there is no model {name!r} here; there are: {there}",
+            param="model", code="model_not_found",
+        )  # fmt: skip
+    return server.models[name]
+
+
+def _engine(server: Scanline, name: str | None, n: int) -> Engine:
+    """Find the model's engine, and refuse early what it has no room for."""
+    engine = _served(server, name).engine
+    if n > (most := server.settings.max_images):
+        raise ApiError(400, f"n: at most {most} images a request", param="n", code="too_many")
+    with _queue_errors():
+        engine.check_room(n)
+    return engine
+
+
+@contextlib.contextmanager
+def _queue_errors() -> Any:
+    try:
+        yield
+    except QueueFullError as error:
+        headers = {"Retry-After": str(error.retry_after)}
+        raise ApiError(429, str(error), code="queue_full", headers=headers) from None
+    except ClosedError as error:
+        raise ApiError(503, str(error), code="closing", headers={"Retry-After": "1"}) from None
+
+
+def _seed(seed: int | None) -> int:
+    # Below 2³², so that a random seed is short and exact in JavaScript too.
+    return secrets.randbelow(2**32) if seed is None else seed
+
+
+def _label(config: ModelConfig, label: int | str | None) -> int:
+    try:
+        return config.class_number(label)
+    except ValueError as error:
+        raise ApiError(400, str(error), param="label", code="unknown_class") from None
+
+
+def _find(server: Scanline, identifier: str) -> tuple[Engine, Generation]:
+    for served in server.models.values():
+        if generation := served.engine.find(identifier):
+            return served.engine, generation
+    kept = server.settings.keep_seconds
+    raise ApiError(
+        404,
+        f"there is no generation {identifier!r}; finished ones are kept for at most {kept:.0f} s",
+        param="identifier",
+        code="generation_not_found",
+    )
+
+
+# --- to the reply -------------------------------------------------------------------------------
+
+
+async def _draw(
+    request: Request,
+    engine: Engine,
+    wanted: work.Request,
+    media: Media,
+    granularity: Granularity,
+    output: str,
+) -> Response:
+    with _queue_errors():
+        generation = engine.submit(wanted)
+    if media == "text/event-stream":
+        return _stream(request, engine, generation, granularity, None)
+    gone = asyncio.create_task(_client_gone(request))
+    try:
+        # Nobody can come back for a JSON reply: if its reader leaves, so does the generation.
+        with engine.reading(generation, grace=0):
+            await wait_finished(generation, gone)
+    except ClientGoneError:
+        return Response(status_code=499)
+    finally:
+        gone.cancel()
+    if generation.error:
+        status = 500 if engine.alive else 503
+        raise ApiError(status, generation.error, code="generation_failed")
+    return await run_in_threadpool(_reply, generation, media, output)
+
+
+def _reply(generation: Generation, media: Media, output: str) -> Response:
+    config = generation.config
+    headers = {"X-Generation-ID": generation.id, "X-Seed": str(generation.request.seed)}
+    if media == "application/json":
+        return JSONResponse(_body(generation, output), headers=headers)
+    drawn = [image.read(0, config.pixels) for image in generation.images]
+    if media == "image/png":
+        png = to_png(drawn[0], config) if len(drawn) == 1 else to_grid(drawn, config)
+        return Response(png, media_type=media, headers=headers)
+    names = [f"{image.index:04d}-seed-{image.seed}.png" for image in generation.images]
+    pngs = [to_png(pixels, config) for pixels in drawn]
+    return Response(to_zip(list(zip(names, pngs, strict=True))), media_type=media, headers=headers)
+
+
+def _body(generation: Generation, output: str) -> dict[str, Any]:
+    config = generation.config
+    return {
+        "id": generation.id,
+        "object": "generation",
+        "model": generation.model,
+        "status": generation.status,
+        "width": config.width,
+        "height": config.height,
+        "channels": config.channels,
+        "images": [image_json(generation, image, output) for image in generation.images],
+        "usage": usage(generation),
+        "error": generation.error,
+    }
+
+
+def _stream(
+    request: Request,
+    engine: Engine,
+    generation: Generation,
+    granularity: Granularity,
+    last_event_id: int | None,
+) -> StreamingResponse:
+    async def events() -> AsyncIterator[bytes]:
+        gone = asyncio.create_task(_client_gone(request))
+        try:
+            with engine.reading(generation), contextlib.suppress(ClientGoneError):
+                async for event in stream_events(
+                    generation, gone, granularity=granularity, last_event_id=last_event_id
+                ):
+                    yield event
+        finally:
+            gone.cancel()
+
+    headers = SSE_HEADERS | {"X-Generation-ID": generation.id}
+    return StreamingResponse(events(), media_type="text/event-stream", headers=headers)
+
+
+async def _client_gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _model_reply(name: str, served: Served) -> ModelReply:
+    decoder = served.engine.decoder
+    config = decoder.config
+    validation = served.facts.get("validation") or []
+    return ModelReply(
+        id=name,
+        created=served.created,
+        width=config.width,
+        height=config.height,
+        channels=config.channels,
+        classes=list(config.classes),
+        bits_per_dim=validation[-1]["bits_per_dim"] if validation else None,
+        steps=config.steps,
+        order=config.order,
+        parameters=served.parameters,
+        backend=decoder.backend,
+        slots=decoder.max_slots,
+    )

@@ -1,0 +1,124 @@
+"""The running server: its models, its state from loading to drained, and its process."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+import uvicorn
+
+from model.checkpoint import Checkpoint, find_checkpoints, load_checkpoint
+from model.decoder import BackendError, open_decoder
+from service.engine import Engine
+from service.metrics import Metrics
+from service.settings import Settings
+
+log = logging.getLogger("scanline.server")
+
+FLUSH_SECONDS = 5  # for the last bytes of open streams, once everything is drawn
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model and the engine that draws with it."""
+
+    engine: Engine
+    facts: dict[str, Any]
+    parameters: int
+    created: int
+
+
+@dataclass
+class Scanline:
+    """All that the routes share: settings, models, metrics, and whether to take work.
+
+    ``failure`` says why loading ended without models; the process then stops with it.
+    """
+
+    settings: Settings
+    models: dict[str, Served] = field(default_factory=dict)
+    ready: bool = False
+    failure: str | None = None
+
+    def __post_init__(self) -> None:
+        self.metrics = Metrics(lambda: {name: m.engine for name, m in self.models.items()})
+
+    def open(self, checkpoints: Sequence[Checkpoint]) -> None:
+        """Open a decoder and start an engine for each checkpoint; slow where code is compiled."""
+        settings = self.settings
+        try:
+            for checkpoint in checkpoints:
+                decoder = open_decoder(
+                    checkpoint.model, settings.slots, settings.backend, settings.threads
+                )
+                name = checkpoint.name
+                engine = Engine(name, decoder, settings.limits, self.metrics.observer(name))
+                engine.start()
+                parameters = sum(p.numel() for p in checkpoint.model.parameters())
+                served = Served(engine, checkpoint.facts, parameters, int(time.time()))
+                self.models = self.models | {name: served}
+        except (BackendError, ValueError) as error:
+            self.failure = str(error)
+            return
+        self.ready = True
+        log.info("ready: %s", ", ".join(self.models))
+
+    def drain(self) -> None:
+        """Take no more work, let what runs finish within the drain time, and end the rest."""
+        self.ready = False
+        seconds = self.settings.drain_seconds
+        closing = [
+            threading.Thread(target=served.engine.close, args=(seconds,))
+            for served in self.models.values()
+        ]
+        for thread in closing:
+            thread.start()
+        for thread in closing:
+            thread.join()
+
+
+def read_checkpoints(settings: Settings) -> list[Checkpoint]:
+    """Read the checkpoints that the settings name, the default model first.
+
+    Raises ``CheckpointError`` on one that cannot be used, ``ValueError`` on an unknown name.
+    """
+    paths = find_checkpoints(settings.weights)
+    names = settings.models or tuple(paths)
+    for name in names:
+        if name not in paths:
+            raise ValueError(
+                f"there is no model {name!r} in {settings.weights}; there are: {', '.join(paths)}"
+            )
+    return [load_checkpoint(paths[name]) for name in names]
+
+
+class Process(uvicorn.Server):
+    """uvicorn, but SIGTERM drains first: sockets stay open and ``/readyz`` says 503 meanwhile."""
+
+    def __init__(self, config: uvicorn.Config, scanline: Scanline) -> None:
+        super().__init__(config)
+        self._scanline = scanline
+        self._draining = False
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Drain at the first SIGTERM or Ctrl-C; leave at once at the second."""
+        if self._draining:
+            self.force_exit = self.should_exit = True
+            return
+        self._draining = True
+        log.info("%s: finishing what runs", signal.Signals(sig).name)
+        threading.Thread(target=self._drain, name="drain", daemon=True).start()
+
+    def _drain(self) -> None:
+        self._scanline.drain()
+        self.should_exit = True
+
+    async def on_tick(self, counter: int) -> bool:
+        """Stop too where the models could not be opened."""
+        return self._scanline.failure is not None or await super().on_tick(counter)
