@@ -63,9 +63,12 @@ class Settings(BaseSettings):
 
     @field_validator("api_key")
     @classmethod
-    def _not_empty(cls, value: SecretStr | None) -> SecretStr | None:
-        if value is not None and not value.get_secret_value().strip():
-            raise ValueError("is set but empty: unset it, or give a key")
+    def _not_blank(cls, value: SecretStr | None) -> SecretStr | None:
+        # Compose passes an unset variable on as an empty one; blanks are a mistake.
+        if value is None or not value.get_secret_value():
+            return None
+        if not value.get_secret_value().strip():
+            raise ValueError("is blank: unset it, or give a key")
         return value
 
     @model_validator(mode="after")

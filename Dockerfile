@@ -1,0 +1,35 @@
+# CPU by default. For CUDA: docker compose --profile gpu up
+FROM python:3.12-slim AS build
+ARG EXTRAS=""
+# PyTorch's own index has builds without CUDA, several gigabytes smaller; pass it in here.
+ARG PIP_EXTRA_INDEX_URL=""
+WORKDIR /src
+RUN python -m venv /opt/scanline
+# Dependencies first: they change seldom, and this layer is the large one.
+COPY pyproject.toml README.md ./
+RUN mkdir service model kernels weights \
+    && /opt/scanline/bin/pip install --no-cache-dir ".${EXTRAS:+[$EXTRAS]}" \
+    && /opt/scanline/bin/pip uninstall --yes scanline
+COPY service service
+COPY model model
+COPY kernels kernels
+COPY weights weights
+RUN /opt/scanline/bin/pip install --no-cache-dir --no-deps .
+
+FROM python:3.12-slim
+# The decoder is compiled for the machine's own CPU (or GPU) when the server starts.
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends g++ \
+    && rm -rf /var/lib/apt/lists/*
+COPY --from=build /opt/scanline /opt/scanline
+RUN useradd --create-home scanline
+USER scanline
+WORKDIR /home/scanline
+ENV PATH=/opt/scanline/bin:$PATH PYTHONUNBUFFERED=1 \
+    SCANLINE_HOST=0.0.0.0 SCANLINE_LOG_FORMAT=json
+EXPOSE 8000
+# SIGTERM drains; give it SCANLINE_DRAIN_SECONDS and a little more (docker stop --time 40).
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=10s --timeout=3s --start-period=60s \
+    CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/readyz', timeout=2)"]
+CMD ["scanline", "serve"]

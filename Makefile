@@ -1,0 +1,32 @@
+# Each target does all of its own set-up; the second run is quick.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: serve test lint bench docker clean
+
+serve: $(READY)  ## serve the shipped models on http://127.0.0.1:8000
+	$(BIN)/scanline serve
+
+test: $(READY)  ## run every test that this machine can
+	$(BIN)/python -m pytest
+
+lint: $(READY)  ## the gates: ruff and mypy, both strict
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+bench: $(READY)  ## time every decoder that runs here
+	$(BIN)/scanline bench
+
+docker:
+	docker compose up --build
+
+$(READY): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
