@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import sys
 from pathlib import Path
@@ -21,7 +22,7 @@ ModelName = Annotated[str, typer.Option("--model", help="A checkpoint's name in 
 WeightsDir = Annotated[
     Path | None, typer.Option("--weights", help="Folder of checkpoints; the shipped ones if none.")
 ]
-Backend = Annotated[str, typer.Option(help="auto, reference, native or triton.")]
+Backend = Annotated[str, typer.Option(help="auto, reference or native.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; all cores if left out.")]
 DataDir = Annotated[
     Path | None, typer.Option("--data-dir", help="Where data sets are; also SCANLINE_DATA_DIR.")
@@ -42,7 +43,7 @@ def serve(
     models: Annotated[
         str | None, typer.Option(help="Serve only these, comma-separated, the default first.")
     ] = None,
-    backend: Annotated[str | None, typer.Option(help="auto, reference, native or triton.")] = None,
+    backend: Annotated[str | None, typer.Option(help="auto, reference or native.")] = None,
     slots: Annotated[int | None, typer.Option(help="Images drawn at once, a model.")] = None,
     threads: Threads = None,
     max_waiting: Annotated[int | None, typer.Option(help="Images that may wait.")] = None,
@@ -163,6 +164,9 @@ def train(
         int | None, typer.Option(help="Change d_model; d_ff is four times it.")
     ] = None,
     heads: Annotated[int | None, typer.Option(help="Change n_heads.")] = None,
+    hold_out: Annotated[
+        int, typer.Option(min=0, help="Training images kept for validation; 0 trains on all.")
+    ] = 1000,
     checkpoint_every: Annotated[int, typer.Option(min=1)] = 250,
     evaluate_every: Annotated[int, typer.Option(min=1)] = 1000,
     precision: Annotated[str, typer.Option(help="auto, bf16 or fp32.")] = "auto",
@@ -176,7 +180,7 @@ def train(
     from model.training import Stop, Trainer, TrainingConfig, start_processes
     from service.drawing import training_config, training_data, write_samples
 
-    data, validation = training_data(dataset, images, size, grey, data_dir, download)
+    data, validation = training_data(dataset, images, size, grey, hold_out, data_dir, download)
     name = dataset or (images.name if images else "")
     changes = {"n_layers": layers, "d_model": width, "n_heads": heads}
     if width is not None:
@@ -219,6 +223,9 @@ def evaluate(
     images: ImagesDir = None,
     label: Annotated[bool, typer.Option("--label", help="Give the true label too.")] = False,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many.")] = None,
+    record: Annotated[
+        bool, typer.Option("--record", help="Write the figure into the checkpoint's metadata.")
+    ] = False,
     weights: WeightsDir = None,
     data_dir: DataDir = None,
     download: Download = False,
@@ -227,10 +234,13 @@ def evaluate(
     import torch
     from tqdm import tqdm
 
+    from model.checkpoint import SHIPPED, save_checkpoint
     from model.data import load_dataset, load_images
     from model.evaluation import evaluate as measure
     from service.drawing import open_model
 
+    if record and limit:
+        raise ValueError("--record is for the whole set: leave --limit out")
     checkpoint = open_model(weights, model)
     config = checkpoint.model.config
     if images is not None:
@@ -245,6 +255,11 @@ def evaluate(
         result = measure(network, data, with_label=label, device=device, progress=bar.update)
     how = "with the true label" if label else "without a label"
     typer.echo(f"{model}: {result}, {how}" + (f" ({data.note})" if data.note else ""))
+    if record:
+        key = "test_with_label" if label else "test"
+        figure = dataclasses.asdict(result) | {"data": data.name, "note": data.note}
+        path = (weights or SHIPPED) / f"{model}.safetensors"
+        save_checkpoint(path, network.cpu(), checkpoint.facts | {key: figure})
 
 
 @app.command("import")

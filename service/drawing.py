@@ -26,7 +26,6 @@ from service.generation import Request
 from service.pictures import to_grid
 
 SLOTS = 64
-HELD_OUT = 1000  # training images kept for validation: the test set is for the end
 
 
 def open_model(folder: Path | None, name: str) -> Checkpoint:
@@ -74,19 +73,26 @@ def training_data(
     images: Path | None,
     size: int,
     grey: bool,
+    hold_out: int,
     data_dir: Path | None,
     download: bool,
-) -> tuple[Dataset, Dataset]:
-    """Read what to train on and what to validate on; raises ``ValueError`` on an unclear wish."""
+) -> tuple[Dataset, Dataset | None]:
+    """Read what to train on, and ``hold_out`` images of it to validate on.
+
+    The test set stays out of it. Of a folder, at most a tenth is held out. Raises ``ValueError`` on
+    an unclear wish.
+    """
     if (dataset is None) == (images is None):
         raise ValueError("say what to train on: mnist, cifar10, or --images FOLDER")
     if images is not None:
         data = load_images(images, size, grey)
-        return split_validation(data, 0.1, seed=0)
-    if dataset not in PRESETS:
-        raise ValueError(f"there is no {dataset!r}; there are {', '.join(PRESETS)}")
-    data = load_dataset(dataset.removesuffix("-paper"), "train", data_dir, download=download)
-    return split_validation(data, HELD_OUT, seed=0)
+        hold_out = min(hold_out, len(data) // 10)
+    else:
+        if dataset not in PRESETS:
+            raise ValueError(f"there is no {dataset!r}; there are {', '.join(PRESETS)}")
+        name = str(dataset).removesuffix("-paper")
+        data = load_dataset(name, "train", data_dir, download=download)
+    return split_validation(data, hold_out, seed=0) if hold_out else (data, None)
 
 
 def training_config(dataset: str | None, data: Dataset, changes: dict[str, Any]) -> ModelConfig:

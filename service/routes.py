@@ -352,7 +352,8 @@ async def _client_gone(request: Request) -> None:
 def _model_reply(name: str, served: Served) -> ModelReply:
     decoder = served.engine.decoder
     config = decoder.config
-    validation = served.facts.get("validation") or []
+    measured = [served.facts.get("test"), *reversed(served.facts.get("validation") or [])]
+    figures = [figure["bits_per_dim"] for figure in measured if figure]
     return ModelReply(
         id=name,
         created=served.created,
@@ -360,7 +361,7 @@ def _model_reply(name: str, served: Served) -> ModelReply:
         height=config.height,
         channels=config.channels,
         classes=list(config.classes),
-        bits_per_dim=validation[-1]["bits_per_dim"] if validation else None,
+        bits_per_dim=figures[0] if figures else None,
         steps=config.steps,
         order=config.order,
         parameters=served.parameters,

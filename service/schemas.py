@@ -166,7 +166,9 @@ class ModelReply(BaseModel):
     height: int
     channels: int
     classes: list[str]
-    bits_per_dim: Annotated[float | None, Field(description="Measured when it was trained.")]
+    bits_per_dim: Annotated[
+        float | None, Field(description="On the test set if measured, else in training.")
+    ]
     steps: Annotated[int, Field(description="Steps of the network that one image takes.")]
     order: str
     parameters: int
