@@ -1,0 +1,5 @@
+"""``python -m service`` is ``scanline``: what ``torchrun`` starts."""
+
+from service.cli import main
+
+main()
