@@ -200,7 +200,7 @@ class Trainer:
         )
         saved = start
         with bar:
-            while self.step < self.config.steps and not stop.asked:
+            while self.step < self.config.steps and not self._agreed(stop):
                 began = time.perf_counter()
                 bits = self._train_step(images, labels)
                 took = time.perf_counter() - began
@@ -219,6 +219,14 @@ class Trainer:
                     saved = self.step
         if saved != self.step:
             self.save()
+
+    def _agreed(self, stop: Stop) -> bool:
+        """Whether any process was asked to stop: all must leave after the same step."""
+        if self.world == 1:
+            return stop.asked
+        asked = torch.tensor(float(stop.asked), device=self.device)
+        dist.all_reduce(asked, dist.ReduceOp.MAX)
+        return bool(asked.item())
 
     def _check(self, data: Dataset) -> None:
         config = self.model.config
@@ -337,10 +345,18 @@ class Trainer:
         self.validation = saved["validation"]
 
 
-def start_processes() -> torch.device:
-    """Join the processes that ``torchrun`` started, if it did, and give this one's device."""
+@contextlib.contextmanager
+def processes() -> Iterator[torch.device]:
+    """Join the processes that ``torchrun`` started, if it did; yields this one's device."""
     cuda = torch.cuda.is_available()
-    if "RANK" in os.environ and not dist.is_initialized():
-        dist.init_process_group("nccl" if cuda else "gloo")
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if cuda else "cpu"
-    return torch.device(device)
+    if "RANK" not in os.environ:
+        yield torch.device(device)
+        return
+    if cuda:
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if cuda else "gloo")
+    try:
+        yield torch.device(device)
+    finally:
+        dist.destroy_process_group()

@@ -177,7 +177,7 @@ def train(
     download: Download = False,
 ) -> None:
     """Train a model on MNIST, CIFAR-10 or a folder of pictures; Ctrl-C stops, --resume goes on."""
-    from model.training import Stop, Trainer, TrainingConfig, start_processes
+    from model.training import Stop, Trainer, TrainingConfig, processes
     from service.drawing import training_config, training_data, write_samples
 
     data, validation = training_data(dataset, images, size, grey, hold_out, data_dir, download)
@@ -204,14 +204,14 @@ def train(
         precision=precision,
         compile=compile_,
     )
-    trainer = Trainer(model, config, folder, start_processes())
-    if resume:
-        trainer.resume()
-    with Stop().listening() as stop:
+    with processes() as device, Stop().listening() as stop:
+        trainer = Trainer(model, config, folder, device)
+        if resume:
+            trainer.resume()
         trainer.train(data, validation, stop, quiet=False, after_validation=write_samples)
-    if trainer.rank == 0:
-        where = f"{trainer.step:,} of {steps:,} steps; {trainer.weights}"
-        typer.echo(f"stopped at {where}; --resume goes on" if stop.asked else f"done: {where}")
+        if trainer.rank == 0:
+            where = f"{trainer.step:,} of {steps:,} steps; {trainer.weights}"
+            typer.echo(f"stopped at {where}; --resume goes on" if stop.asked else f"done: {where}")
 
 
 @app.command()
