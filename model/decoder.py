@@ -181,14 +181,29 @@ class ReferenceDecoder(Decoder):
         self.positions[slot] = pixel + 1
 
 
+BACKENDS = ("auto", "native", "reference")
+
+
 def open_decoder(
     model: LinearTransformer, max_slots: int, backend: str = "auto", threads: int | None = None
 ) -> Decoder:
     """Open a backend for a model: ``auto`` takes the best that works here and logs which and why.
 
-    Raises ``ValueError`` on an unknown name, and ``BackendError`` where a backend asked for by
-    name cannot run here.
+    ``threads`` is how many cores ``native`` may use, all by default. Raises ``ValueError`` on an
+    unknown name, and ``BackendError`` where a backend asked for by name cannot run here.
     """
-    if backend not in ("auto", "reference"):
-        raise ValueError(f"backend must be auto or reference, not {backend!r}")
-    return ReferenceDecoder(model, max_slots)
+    if backend not in BACKENDS:
+        raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, not {backend!r}")
+    if backend == "reference":
+        return ReferenceDecoder(model, max_slots)
+    from model.native_decoder import NativeDecoder  # which imports this module
+
+    try:
+        decoder = NativeDecoder(model, max_slots, threads)
+    except BackendError as error:
+        if backend != "auto":
+            raise
+        log.warning("decoding with the slow reference backend: %s", error)
+        return ReferenceDecoder(model, max_slots)
+    log.info("decoding with the native backend: %s, %d threads", decoder.isa, decoder.threads)
+    return decoder
