@@ -62,7 +62,7 @@ def create_app(scanline: Scanline, open_models: Callable[[], None]) -> FastAPI:
             allow_origins=list(settings.cors_origins),
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
-            expose_headers=["X-Request-ID", "Retry-After"],
+            expose_headers=["X-Request-ID", "X-Generation-ID", "X-Seed", "Retry-After"],
         )
     app.add_middleware(AccessMiddleware, requests=scanline.metrics.requests)
     _leave_out_422(app)

@@ -62,6 +62,9 @@ def serve(
     given = {name: value for name, value in locals().items() if name in Settings.model_fields}
     settings = Settings(**{name: value for name, value in given.items() if value is not None})
     set_up_logs(settings.log_format, settings.log_level)
+    # The engine's thread wants the interpreter back for microseconds between two native steps;
+    # by default a busy event loop would keep it waiting 5 ms, longer than many steps take.
+    sys.setswitchinterval(0.0005)
     checkpoints = read_checkpoints(settings)
     scanline = Scanline(settings)
     config = uvicorn.Config(
@@ -235,8 +238,9 @@ def evaluate(
     from tqdm import tqdm
 
     from model.checkpoint import SHIPPED, save_checkpoint
-    from model.data import load_dataset, load_images
+    from model.data import load_dataset
     from model.evaluation import evaluate as measure
+    from model.folder import load_images
     from service.drawing import open_model
 
     if record and limit:

@@ -21,6 +21,7 @@ log = logging.getLogger("scanline.engine")
 
 STEP_SECONDS = 0.015  # how long one call of the decoder may keep a new image waiting
 ADMIT_AT_ONCE = 64  # images taken in between two steps, so that a crowd does not stall the rest
+FIRST_READER_SECONDS = 5.0  # a generation that nobody has come to read by then is cancelled
 
 
 class QueueFullError(Exception):
@@ -93,7 +94,8 @@ class Engine:
             self._check_room(request.n)
             generation.queue_position = self._waiting
             # Until its first reader comes it counts as abandoned: nothing runs for nobody.
-            generation.abandoned = time.monotonic() + self.limits.grace
+            wait = max(self.limits.grace, FIRST_READER_SECONDS)
+            generation.abandoned = time.monotonic() + wait
             self._queue.append(generation)
             self._live[generation.id] = generation
             self._waiting += request.n
@@ -181,8 +183,8 @@ class Engine:
     def _run(self) -> None:
         while self._await_work():
             self._drop_cancelled()
+            self._admit()
             try:
-                self._admit()
                 self._step()
             except Exception:
                 # The decoder's state is in doubt for every image it held, and for no other.
@@ -257,7 +259,11 @@ class Engine:
                 if self._observer:
                     self._observer.admitted(now - generation.created)
             image.run(self.decoder.canvas[slot])
-        self._load(taken)
+        try:
+            self._load(taken)
+        except Exception:
+            log.exception("loading images failed; ending their generations")
+            self._fail({generation for _, generation, _ in taken})
 
     def _load(self, taken: list[tuple[int, Generation, Image]]) -> None:
         config = self.decoder.config

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-import struct
 import zipfile
-import zlib
 from collections.abc import Sequence
 from typing import BinaryIO, Literal
 
@@ -46,7 +44,7 @@ def open_picture(file: BinaryIO) -> Image.Image:
         raise PictureError(
             f"the upload is no picture of a kind known here; send one of {', '.join(FORMATS)}"
         ) from None
-    except (OSError, ValueError, SyntaxError, EOFError, struct.error, zlib.error) as error:
+    except Exception as error:  # Pillow's readers raise anything at all on damaged files
         raise PictureError(f"the picture is damaged ({error}); save it again") from None
 
 
@@ -57,7 +55,15 @@ def fit_picture(picture: Image.Image, config: ModelConfig, fit: Fit = "exact") -
     ``contain`` scales and leaves the rest transparent. Raises ``PictureError``.
     """
     size = (config.width, config.height)
-    picture = picture.convert("RGBA" if config.channels == 3 else "LA")
+    if picture.mode.startswith("I"):  # 16 bits a pixel: Pillow would cut them off, not scale
+        values = np.asarray(picture).clip(0, 2**16 - 1) >> 8
+        picture = Image.fromarray(values.astype(np.uint8))
+    try:
+        picture = picture.convert("RGBA" if config.channels == 3 else "LA")
+    except ValueError:
+        raise PictureError(
+            f"a picture of mode {picture.mode} cannot be used; save it as grey or RGB"
+        ) from None
     if picture.size == size:
         return picture
     if fit == "exact":

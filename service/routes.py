@@ -60,8 +60,9 @@ def _check_key(
     key = server.settings.api_key
     if key is None:
         return
-    given = sent.credentials if sent else ""
-    if not secrets.compare_digest(given.encode(), key.get_secret_value().encode()):
+    # Headers are bytes, decoded as Latin-1 on the way here; a key may be any text, in UTF-8.
+    given = sent.credentials.encode("latin-1") if sent else b""
+    if not secrets.compare_digest(given, key.get_secret_value().encode()):
         raise ApiError(
             401,
             "the API key is missing or wrong; send it as 'Authorization: Bearer …'",

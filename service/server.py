@@ -66,6 +66,10 @@ class Scanline:
         except (BackendError, ValueError) as error:
             self.failure = str(error)
             return
+        except Exception as error:  # no bug may leave a server that loads for ever
+            log.exception("opening the models failed")
+            self.failure = f"the models cannot be opened: {error}"
+            return
         self.ready = True
         log.info("ready: %s", ", ".join(self.models))
 
