@@ -159,7 +159,6 @@ class Head(nn.Module):
         heat = torch.where(greedy.squeeze(-1), 1.0, temperature).to(parameters.dtype)
         if self.categorical:
             return self._sample_categorical(parameters, uniforms, greedy, heat)
-        likely = self._most_likely(parameters)
         mixture = split_mixture(parameters, self.channels)
         component = _inverse_cdf(
             F.softmax(mixture.weights / heat.unsqueeze(-1), -1), uniforms[:, 0]
@@ -174,7 +173,10 @@ class Head(nn.Module):
             value = torch.floor((drawn + 1) * 127.5 + 0.5).clamp(0, VALUES - 1)
             scaled[:, channel] = _to_unit(value, parameters.dtype)
         values = torch.round((scaled + 1) * 127.5).to(torch.uint8)
-        return torch.where(greedy, likely, values)
+        cold = greedy.squeeze(-1).nonzero().squeeze(-1)
+        if cold.numel():  # 256 × 10 logistics a channel: only for the rows that ask
+            values[cold] = self._most_likely(parameters[cold])
+        return values
 
     def _sample_categorical(
         self, parameters: Tensor, uniforms: Tensor, greedy: Tensor, heat: Tensor

@@ -170,6 +170,10 @@ class LinearTransformer(nn.Module):
         """
         config = self.config
         count = int(lengths.max()) * config.steps_per_pixel
+        if count <= (config.start == "given"):  # no step to run, and no sums yet
+            sums = torch.promote_types(self.norm.weight.dtype, torch.float32)
+            kv, z = (x.to(canvas.device) for x in State.zeros(config, len(canvas), sums))
+            return State(kv, z), kv.new_zeros(canvas.shape[:2])
         x, states = self._run(canvas, labels, count, lengths * config.steps_per_pixel)
         state = State(torch.stack([s.kv for s in states]), torch.stack([s.z for s in states]))
         pixels = count // config.steps_per_pixel

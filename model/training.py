@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
-from model.checkpoint import CheckpointError, save_checkpoint, write_atomically
+from model.checkpoint import CheckpointError, load_tensors, save_checkpoint, write_atomically
 from model.config import ModelConfig
 from model.data import Dataset
 from model.evaluation import evaluate
@@ -78,6 +78,8 @@ class TrainingConfig:
 # What a resumed run may change: nothing that decides a step already taken.
 _FREE = {"steps", "decay", "checkpoint_every", "evaluate_every", "compile"}
 
+_SAVED = {"config", "training", "step", "seconds", "validation", "model", "average", "optimizers"}
+
 
 def learning_rate_factor(step: int, config: TrainingConfig) -> float:
     """Give the share of the full learning rate at a step: up, level, and down to 0 at the end."""
@@ -120,7 +122,10 @@ class Stop:
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         self.asked = True
-        signal.signal(number, signal.SIG_DFL)
+        # Under torchrun a Ctrl-C comes twice, from the terminal and from torchrun, which also kills
+        # those that stay.
+        if not dist.is_initialized():
+            signal.signal(number, signal.SIG_DFL)
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[Stop]:
@@ -192,6 +197,7 @@ class Trainer:
         good one).
         """
         self._check(data)
+        self.folder.mkdir(parents=True, exist_ok=True)
         images = torch.from_numpy(data.images.reshape(len(data), -1, data.images.shape[-1]))
         labels = None if data.labels is None else torch.from_numpy(data.labels)
         start = self.step
@@ -252,13 +258,16 @@ class Trainer:
             parameters = self._forward(canvas, label)
         loss = self.model.bits_from(parameters, canvas).sum(1).mean() / self.model.config.dims
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         bits = loss.detach()
         if self.world > 1:
-            dist.all_reduce(bits, dist.ReduceOp.AVG)
-        if not math.isfinite(value := bits.item()):
+            dist.all_reduce(bits)
+            bits /= self.world
+        value = bits.item()
+        if not (math.isfinite(value) and math.isfinite(norm.item())):
             raise FloatingPointError(
-                f"the loss is {value} at step {self.step}: lower the learning rate and resume"
+                f"the loss is {value} and its gradient's norm {norm.item()} at step {self.step}: "
+                "lower the learning rate and resume"
             )
         factor = learning_rate_factor(self.step, config)
         rates = (config.muon_rate, config.learning_rate)
@@ -324,14 +333,13 @@ class Trainer:
     def resume(self) -> None:
         """Go on from the folder's checkpoint, to the bit, or raise ``CheckpointError``."""
         path = self.folder / "training.pt"
-        try:
-            saved = torch.load(path, map_location=self.device, weights_only=True)
-        except (OSError, RuntimeError, EOFError) as error:
-            raise CheckpointError(f"cannot resume from {path}: {error}") from None
+        saved = load_tensors(path, self.device)
+        if not isinstance(saved, dict) or not _SAVED <= saved.keys():
+            raise CheckpointError(f"{path} is not the state of a training run; start another")
         if saved["config"] != self.model.config.to_dict():
             raise CheckpointError(f"{path} is of another model; give the run another folder")
         now = asdict(self.config)
-        changed = [k for k, v in saved["training"].items() if k not in _FREE and now[k] != v]
+        changed = [k for k, v in saved["training"].items() if k not in _FREE and now.get(k) != v]
         if changed:
             raise CheckpointError(
                 f"{path} was trained with other settings ({', '.join(changed)}); "
