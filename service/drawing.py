@@ -18,8 +18,9 @@ from model.checkpoint import (
     write_atomically,
 )
 from model.config import PRESETS, ModelConfig
-from model.data import Dataset, load_dataset, load_images, split_validation
+from model.data import Dataset, load_dataset, split_validation
 from model.decoder import open_decoder
+from model.folder import load_images
 from model.network import LinearTransformer
 from service.engine import Engine, Limits
 from service.generation import Request
