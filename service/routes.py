@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
 from collections.abc import AsyncIterator
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Form, Header, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, StreamingResponse
-from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
-from model.config import ModelConfig
 from service import generation as work
-from service.engine import ClosedError, Engine, QueueFullError
+from service.admission import (
+    Server,
+    check_key,
+    choose_seed,
+    client_gone,
+    find_engine,
+    find_label,
+    find_served,
+    queue_errors,
+)
+from service.engine import Engine
 from service.errors import ApiError
 from service.events import (
     ClientGoneError,
@@ -43,35 +50,7 @@ MEDIA: tuple[Media, ...] = (
 )  # fmt: skip
 SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
-_bearer = HTTPBearer(auto_error=False, description="Only where the server has an API key set.")
-
-
-def _scanline(request: Request) -> Scanline:
-    scanline: Scanline = request.app.state.scanline
-    return scanline
-
-
-Server = Annotated[Scanline, Depends(_scanline)]
-
-
-def _check_key(
-    server: Server, sent: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
-) -> None:
-    key = server.settings.api_key
-    if key is None:
-        return
-    # Headers are bytes, decoded as Latin-1 on the way here; a key may be any text, in UTF-8.
-    given = sent.credentials.encode("latin-1") if sent else b""
-    if not secrets.compare_digest(given, key.get_secret_value().encode()):
-        raise ApiError(
-            401,
-            "the API key is missing or wrong; send it as 'Authorization: Bearer …'",
-            code="invalid_api_key",
-            headers={"WWW-Authenticate": "Bearer"},
-        )
-
-
-router = APIRouter(prefix="/v1", dependencies=[Depends(_check_key)], responses=ERRORS)
+router = APIRouter(prefix="/v1", dependencies=[Depends(check_key)], responses=ERRORS)
 _REPLIES: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "The images, in the form that `Accept` (or `stream`) asks for.",
@@ -84,11 +63,11 @@ _REPLIES: dict[int | str, dict[str, Any]] = {
 async def create_samples(request: Request, server: Server, body: SampleRequest) -> Response:
     """Draw images, of a class or of anything."""
     media = _media(request, body.stream)
-    engine = _engine(server, body.model, body.n)
+    engine = find_engine(server, body.model, body.n)
     wanted = work.Request(
         n=body.n,
-        seed=_seed(body.seed),
-        label=_label(engine.decoder.config, body.label),
+        seed=choose_seed(body.seed),
+        label=find_label(engine.decoder.config, body.label),
         temperature=body.temperature,
     )
     return await _draw(request, engine, wanted, media, body.granularity, body.output)
@@ -105,9 +84,9 @@ async def create_completions(
     Transparent in `mask` if one is sent, else in the picture itself.
     """
     media = _media(request, form.stream)
-    engine = _engine(server, form.model, form.n)
+    engine = find_engine(server, form.model, form.n)
     config = engine.decoder.config
-    label = _label(config, form.label)
+    label = find_label(config, form.label)
     try:
         canvas, known = await run_in_threadpool(
             read_upload,
@@ -121,7 +100,7 @@ async def create_completions(
         raise ApiError(400, str(error), param="image", code="invalid_image") from None
     wanted = work.Request(
         n=form.n,
-        seed=_seed(form.seed),
+        seed=choose_seed(form.seed),
         label=label,
         temperature=form.temperature,
         canvas=canvas,
@@ -160,7 +139,7 @@ async def get_events(
 async def cancel_generation(request: Request, server: Server, identifier: str) -> Response:
     """Cancel a generation; what is drawn already stays readable. Cancelling twice is no error."""
     engine, generation = _find(server, identifier)
-    gone = asyncio.create_task(_client_gone(request))
+    gone = asyncio.create_task(client_gone(request))
     try:
         engine.cancel(generation)
         await wait_finished(generation, gone)
@@ -180,7 +159,7 @@ async def list_models(server: Server) -> ModelList:
 @router.get("/models/{name}", tags=["models"])
 async def get_model(server: Server, name: str) -> ModelReply:
     """Describe one model."""
-    return _model_reply(name, _served(server, name))
+    return _model_reply(name, find_served(server, name))
 
 
 # --- from the request ---------------------------------------------------------------------------
@@ -201,53 +180,6 @@ def _media(request: Request, stream: bool) -> Media:
             if kind == media:
                 return media
     raise ApiError(406, f"nothing here is {accept}; accept one of {', '.join(MEDIA)}")
-
-
-def _served(server: Scanline, name: str | None) -> Served:
-    if not server.models:
-        raise ApiError(503, "the models are still loading; try again in a moment", code="not_ready")
-    if name is None:
-        return next(iter(server.models.values()))
-    if name not in server.models:
-        there = ", ".join(server.models)
-        raise ApiError(
-            404, f"there is no model {name!r} here; there are: {there}",
-            param="model", code="model_not_found",
-        )  # fmt: skip
-    return server.models[name]
-
-
-def _engine(server: Scanline, name: str | None, n: int) -> Engine:
-    """Find the model's engine, and refuse early what it has no room for."""
-    engine = _served(server, name).engine
-    if n > (most := server.settings.max_images):
-        raise ApiError(400, f"n: at most {most} images a request", param="n", code="too_many")
-    with _queue_errors():
-        engine.check_room(n)
-    return engine
-
-
-@contextlib.contextmanager
-def _queue_errors() -> Any:
-    try:
-        yield
-    except QueueFullError as error:
-        headers = {"Retry-After": str(error.retry_after)}
-        raise ApiError(429, str(error), code="queue_full", headers=headers) from None
-    except ClosedError as error:
-        raise ApiError(503, str(error), code="closing", headers={"Retry-After": "1"}) from None
-
-
-def _seed(seed: int | None) -> int:
-    # Below 2³², so that a random seed is short and exact in JavaScript too.
-    return secrets.randbelow(2**32) if seed is None else seed
-
-
-def _label(config: ModelConfig, label: int | str | None) -> int:
-    try:
-        return config.class_number(label)
-    except ValueError as error:
-        raise ApiError(400, str(error), param="label", code="unknown_class") from None
 
 
 def _find(server: Scanline, identifier: str) -> tuple[Engine, Generation]:
@@ -274,11 +206,11 @@ async def _draw(
     granularity: Granularity,
     output: str,
 ) -> Response:
-    with _queue_errors():
+    with queue_errors():
         generation = engine.submit(wanted)
     if media == "text/event-stream":
         return _stream(request, engine, generation, granularity, None)
-    gone = asyncio.create_task(_client_gone(request))
+    gone = asyncio.create_task(client_gone(request))
     try:
         # Nobody can come back for a JSON reply: if its reader leaves, so does the generation.
         with engine.reading(generation, grace=0):
@@ -331,7 +263,7 @@ def _stream(
     last_event_id: int | None,
 ) -> StreamingResponse:
     async def events() -> AsyncIterator[bytes]:
-        gone = asyncio.create_task(_client_gone(request))
+        gone = asyncio.create_task(client_gone(request))
         try:
             with engine.reading(generation), contextlib.suppress(ClientGoneError):
                 async for event in stream_events(
@@ -343,11 +275,6 @@ def _stream(
 
     headers = SSE_HEADERS | {"X-Generation-ID": generation.id}
     return StreamingResponse(events(), media_type="text/event-stream", headers=headers)
-
-
-async def _client_gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 def _model_reply(name: str, served: Served) -> ModelReply:

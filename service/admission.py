@@ -1,0 +1,101 @@
+"""What every route does first: the server, the key, the model, and room in its queue."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Iterator
+from typing import Annotated
+
+from fastapi import Depends, Request
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+
+from model.config import ModelConfig
+from service.engine import ClosedError, Engine, QueueFullError
+from service.errors import ApiError
+from service.server import Scanline, Served
+
+_bearer = HTTPBearer(auto_error=False, description="Only where the server has an API key set.")
+
+
+async def _scanline(request: Request) -> Scanline:
+    scanline: Scanline = request.app.state.scanline
+    return scanline
+
+
+Server = Annotated[Scanline, Depends(_scanline)]
+
+
+async def check_key(
+    server: Server, sent: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
+) -> None:
+    """Refuse a caller without the API key, where the server has one."""
+    key = server.settings.api_key
+    if key is None:
+        return
+    # Headers are bytes, decoded as Latin-1 on the way here; a key may be any text, in UTF-8.
+    given = sent.credentials.encode("latin-1") if sent else b""
+    if not secrets.compare_digest(given, key.get_secret_value().encode()):
+        raise ApiError(
+            401,
+            "the API key is missing or wrong; send it as 'Authorization: Bearer …'",
+            code="invalid_api_key",
+            headers={"WWW-Authenticate": "Bearer"},
+        )
+
+
+def find_served(server: Scanline, name: str | None) -> Served:
+    """Find a model by name, the first for None; 404 where there is none, 503 while loading."""
+    if not server.models:
+        raise ApiError(503, "the models are still loading; try again in a moment", code="not_ready")
+    if name is None:
+        return next(iter(server.models.values()))
+    if name not in server.models:
+        there = ", ".join(server.models)
+        raise ApiError(
+            404, f"there is no model {name!r} here; there are: {there}",
+            param="model", code="model_not_found",
+        )  # fmt: skip
+    return server.models[name]
+
+
+def find_engine(server: Scanline, name: str | None, n: int) -> Engine:
+    """Find the model's engine, and refuse early what it has no room for."""
+    engine = find_served(server, name).engine
+    if n > (most := server.settings.max_images):
+        raise ApiError(400, f"n: at most {most} images a request", param="n", code="too_many")
+    with queue_errors():
+        engine.check_room(n)
+    return engine
+
+
+@contextlib.contextmanager
+def queue_errors() -> Iterator[None]:
+    """Turn the engine's refusals into 429 and 503 that say when to try again."""
+    try:
+        yield
+    except QueueFullError as error:
+        headers = {"Retry-After": str(error.retry_after)}
+        raise ApiError(429, str(error), code="queue_full", headers=headers) from None
+    except ClosedError as error:
+        raise ApiError(503, str(error), code="closing", headers={"Retry-After": "1"}) from None
+
+
+def choose_seed(seed: int | None) -> int:
+    """Take the caller's seed, or a random one."""
+    # Below 2³², so that a random seed is short and exact in JavaScript too.
+    return secrets.randbelow(2**32) if seed is None else seed
+
+
+def find_label(config: ModelConfig, label: int | str | None) -> int:
+    """Find a class by name or number, -1 for none; 400 where the model has no such class."""
+    try:
+        return config.class_number(label)
+    except ValueError as error:
+        raise ApiError(400, str(error), param="label", code="unknown_class") from None
+
+
+async def client_gone(request: Request) -> None:
+    """Return once the client has closed its connection; its body must have been read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
