@@ -19,7 +19,7 @@ from starlette.middleware.cors import CORSMiddleware
 from service import __version__
 from service.errors import ApiError, describe, error_body
 from service.metrics import CONTENT_TYPE
-from service.middleware import AccessMiddleware, BodyLimitMiddleware
+from service.middleware import AccessMiddleware, BodyLimitMiddleware, FailureMiddleware
 from service.routes import router
 from service.schemas import ErrorReply
 from service.server import Scanline
@@ -55,6 +55,7 @@ def create_app(scanline: Scanline, open_models: Callable[[], None]) -> FastAPI:
     _add_operations(app, scanline)
     _add_errors(app)
     settings = scanline.settings
+    app.add_middleware(FailureMiddleware)  # the first one added is the innermost
     app.add_middleware(BodyLimitMiddleware, limit=settings.max_upload)
     if settings.cors_origins:
         app.add_middleware(
@@ -115,11 +116,6 @@ def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def on_invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         return JSONResponse(error_body(400, *describe(error.errors())), 400)
-
-    @app.exception_handler(Exception)
-    async def on_bug(request: Request, error: Exception) -> JSONResponse:
-        message = "something went wrong inside the server; the log has the request's id"
-        return JSONResponse(error_body(500, message, code="internal_error"), 500)
 
 
 def _leave_out_422(app: FastAPI) -> None:

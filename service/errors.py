@@ -29,10 +29,16 @@ class ApiError(HTTPException):
 def error_body(
     status: int, message: str, param: str | None = None, code: str | None = None
 ) -> dict[str, Any]:
-    """Give the JSON body of an error."""
+    """Give the JSON body of an error; what it quotes is cut where long, and made valid UTF-8."""
+    message, param = _printable(message, 1000), None if param is None else _printable(param, 100)
     fallback = "invalid_request_error" if status < 500 else "server_error"
     kind = _TYPES.get(status, fallback)
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def _printable(text: str, most: int) -> str:
+    text = text if len(text) <= most else text[:most] + " …"
+    return text.encode("utf-8", "replace").decode()  # JSON may hold half a surrogate pair
 
 
 def describe(errors: Sequence[Mapping[str, Any]]) -> tuple[str, str | None, str | None]:
@@ -40,8 +46,7 @@ def describe(errors: Sequence[Mapping[str, Any]]) -> tuple[str, str | None, str 
     sentences: list[str] = []
     for error in errors:
         # FastAPI puts "body", "query" … first, and a union adds the name of each member it tried.
-        place = [str(part) for part in error["loc"] if part not in ("body", "query", "path")]
-        field = place[0] if place else None
+        field = str(error["loc"][1]) if len(error["loc"]) > 1 else None
         message, code = str(error["msg"]), str(error["type"])
         if code == "extra_forbidden":
             message = "there is no such field; take it out, or see /docs for those there are"
@@ -49,9 +54,11 @@ def describe(errors: Sequence[Mapping[str, Any]]) -> tuple[str, str | None, str 
             reason = error.get("ctx", {}).get("error", "it does not parse")
             message, field = f"the body is not valid JSON: {reason}", None
         elif code == "missing":
-            message = "this field is required"
+            message = "this field is required" if field else "the body is empty; send JSON"
+        elif code == "model_attributes_type":
+            message = "send a JSON object, with Content-Type: application/json"
         sentences.append(f"{field}: {message}" if field else message)
     first = errors[0]
-    place = [str(part) for part in first["loc"] if part not in ("body", "query", "path")]
-    param = place[0] if place and first["type"] != "json_invalid" else None
+    named = len(first["loc"]) > 1 and first["type"] != "json_invalid"
+    param = str(first["loc"][1]) if named else None
     return "; ".join(dict.fromkeys(sentences)), param, str(first["type"])

@@ -1,4 +1,4 @@
-"""Around every request: its id, its log line, its count, and a bound on its body."""
+"""Around every request: its id, its log line, its count, a bound on its body, and bugs as 500s."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import logging
 import re
 import secrets
 import time
+from urllib.parse import quote
 
+from fastapi.responses import JSONResponse
 from prometheus_client import Counter
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.errors import ApiError
+from service.errors import ApiError, error_body
 
 log = logging.getLogger("scanline.access")
 
@@ -31,6 +33,7 @@ class AccessMiddleware:
             return
         sent = Headers(scope=scope).get("x-request-id", "")
         request_id = sent if _ID.fullmatch(sent) else f"req_{secrets.token_hex(12)}"
+        scope.setdefault("state", {})["request_id"] = request_id
         began, status = time.perf_counter(), 499  # 499: the client left before any reply
 
         async def send_with_id(message: Message) -> None:
@@ -55,9 +58,42 @@ class AccessMiddleware:
             quiet = scope["path"] in ("/livez", "/readyz", "/metrics")
             log.log(
                 logging.DEBUG if quiet else logging.INFO,
-                "%s %s %s %.1f ms %s", scope["method"], scope["path"], status, milliseconds,
+                "%s %s %s %.1f ms %s", scope["method"], quote(scope["path"]), status, milliseconds,
                 request_id, extra=extra,
             )  # fmt: skip
+
+
+class FailureMiddleware:
+    """Turn a bug into a 500 of the usual shape, logged with the request's id.
+
+    Next to the routes: a handler of ``Exception`` would run outside all other middleware, and
+    its reply have neither id nor CORS headers, nor be counted.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        started = False
+
+        async def noticed(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self.app(scope, receive, noticed)
+        except Exception:
+            request_id = scope["state"]["request_id"]
+            log.exception("request %s met a bug", request_id, extra={"request_id": request_id})
+            if not started:  # else the server cuts the reply off, as it must
+                message = "something went wrong inside the server; the log has the request's id"
+                body = error_body(500, message, code="internal_error")
+                await JSONResponse(body, 500)(scope, receive, send)
 
 
 class BodyLimitMiddleware:
@@ -72,7 +108,7 @@ class BodyLimitMiddleware:
             await self.app(scope, receive, send)
             return
         announced = Headers(scope=scope).get("content-length", "")
-        too_large = announced.isdigit() and int(announced) > self.limit
+        too_large = announced.isdecimal() and int(announced) > self.limit
         seen = 0
 
         async def limited() -> Message:

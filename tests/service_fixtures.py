@@ -1,0 +1,291 @@
+"""Shared by the tests of service/: a decoder whose pixels can be computed, servers, SSE parsing."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import uvicorn
+from numpy.typing import NDArray
+from PIL import Image as Picture
+
+from model.checkpoint import Checkpoint, save_checkpoint
+from model.config import ModelConfig
+from model.decoder import Decoder
+from model.network import LinearTransformer
+from model.noise import image_noise, image_seed
+from service.app import create_app
+from service.engine import Engine
+from service.generation import Request
+from service.server import Scanline, Served
+from service.settings import Settings
+from tests.conftest import random_network
+
+DEADLINE = 60.0  # generous: reached only by a test that fails
+
+GREY = ModelConfig(
+    height=6, width=5, n_layers=1, n_heads=2, d_model=8, d_ff=16, classes=("zero", "one", "a frog")
+)
+COLOUR = dataclasses.replace(GREY, height=4, width=3, channels=3, classes=())
+
+
+def until(condition: Callable[[], object], what: str = "the condition") -> None:
+    """Poll until a condition holds."""
+    deadline = time.monotonic() + DEADLINE
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not come true in {DEADLINE} s"
+        time.sleep(0.002)
+
+
+class FakeDecoder(Decoder):
+    """Every pixel is a plain function of its noise, its label and all the pixels before it.
+
+    ``before_step`` is called with the slots of each step, ``before_load`` with those loaded,
+    and may raise or block.
+    """
+
+    backend = "fake"
+
+    def __init__(self, config: ModelConfig, max_slots: int) -> None:
+        super().__init__(config, max_slots)
+        self.state = np.full(max_slots, -(10**6), np.int64)  # wrong unless reset
+        self.before_step: Callable[[list[int]], None] = lambda slots: None
+        self.before_load: Callable[[list[int]], None] = lambda slots: None
+        self.steps: list[tuple[list[int], int]] = []
+
+    def reset(self, slots: Sequence[int] | NDArray[np.int32]) -> None:
+        for slot in slots:
+            self.state[slot] = 0
+            self.positions[slot] = 0
+
+    def load(
+        self,
+        slots: Sequence[int] | NDArray[np.int32],
+        canvas: NDArray[np.uint8],
+        known: NDArray[np.bool_],
+        noise: NDArray[np.float32],
+        temperature: NDArray[np.float32],
+        label: NDArray[np.int32],
+    ) -> None:
+        self.before_load([int(slot) for slot in slots])
+        super().load(slots, canvas, known, noise, temperature, label)
+
+    def prefill(
+        self, slots: Sequence[int] | NDArray[np.int32], lengths: Sequence[int] | NDArray[np.int32]
+    ) -> None:
+        self._check_prefill(slots, lengths)
+        for slot, length in zip(slots, lengths, strict=True):
+            assert self.positions[slot] == 0
+            for _ in range(length):
+                self._pixel(int(slot))
+
+    def step(self, slots: Sequence[int] | NDArray[np.int32], n: int) -> None:
+        listed = [int(slot) for slot in slots]
+        self.steps.append((listed, n))
+        self.before_step(listed)
+        for slot in listed:
+            for _ in range(min(n, self.config.pixels - int(self.positions[slot]))):
+                self._pixel(slot)
+
+    def _pixel(self, slot: int) -> None:
+        p = int(self.positions[slot])
+        state, values = fake_pixel(
+            int(self.state[slot]), self.noise[slot, p], int(self.label[slot]),
+            float(self.temperature[slot]), self.config.channels,
+        )  # fmt: skip
+        if self.known[slot, p]:
+            values = [int(v) for v in self.canvas[slot, p]]
+        self.canvas[slot, p] = values
+        self.state[slot] = (state * 31 + sum(values) + 1) % 65_521
+        self.bits[slot, p] = 1.0
+        self.positions[slot] = p + 1
+
+
+def fake_pixel(
+    state: int, noise: NDArray[np.float32], label: int, temperature: float, channels: int
+) -> tuple[int, list[int]]:
+    """Give the fake's next pixel, from the running sum of what came before."""
+    drawn = int(float(noise[0]) * 251 * (temperature > 0))
+    return state, [(drawn + state + 17 * label + 5 * c) % 256 for c in range(channels)]
+
+
+def fake_image(config: ModelConfig, request: Request, index: int) -> NDArray[np.uint8]:
+    """Compute, alone, what ``FakeDecoder`` must draw for an image: uint8 ``[T, C]``."""
+    noise = image_noise(image_seed(request.seed, index), config.pixels, config.draws)
+    pixels = np.zeros((config.pixels, config.channels), np.uint8)
+    state = 0
+    for p in range(config.pixels):
+        _, values = fake_pixel(state, noise[p], request.label, request.temperature, config.channels)
+        if request.known is not None and request.known[p]:
+            assert request.canvas is not None
+            values = [int(v) for v in request.canvas[p]]
+        pixels[p] = values
+        state = (state * 31 + sum(values) + 1) % 65_521
+    return pixels
+
+
+def tiny_model(config: ModelConfig = GREY, seed: int = 0) -> LinearTransformer:
+    """Give a small random network, float32, as a checkpoint would."""
+    return random_network(config, seed).float()
+
+
+def save_tiny(folder: Path, name: str = "tiny", config: ModelConfig = GREY) -> Path:
+    """Write a small random checkpoint and give its path."""
+    path = folder / f"{name}.safetensors"
+    save_checkpoint(path, tiny_model(config), {"validation": [{"bits_per_dim": 5.5}]})
+    return path
+
+
+def settings(**fields: Any) -> Settings:
+    """Give settings for a test: the reference backend, and few slots."""
+    given: dict[str, Any] = {"backend": "reference", "slots": 8, "drain_seconds": 0.0}
+    return Settings(**given | fields)
+
+
+def build(
+    fields: dict[str, Any] | None = None, decoders: dict[str, Decoder] | None = None
+) -> tuple[Scanline, Any]:
+    """Make a server's state and its application: two tiny models, or the decoders given."""
+    scanline = Scanline(settings(**(fields or {})))
+
+    def open_models() -> None:
+        if decoders is None:
+            grey = Checkpoint("grey", tiny_model(), {"validation": [{"bits_per_dim": 5.5}]})
+            scanline.open([grey, Checkpoint("colour", tiny_model(COLOUR))])
+            return
+        for name, decoder in decoders.items():
+            observer = scanline.metrics.observer(name)
+            engine = Engine(name, decoder, scanline.settings.limits, observer)
+            engine.start()
+            scanline.models = scanline.models | {name: Served(engine, {}, tiny_model(decoder.config), 0)}
+        scanline.ready = True
+
+    return scanline, create_app(scanline, open_models)
+
+
+@contextlib.contextmanager
+def listening(app: Any, ready: Callable[[], bool]) -> Iterator[str]:
+    """Serve an application on a real socket from a thread, and give its address."""
+    config = uvicorn.Config(app, port=0, log_config=None, timeout_graceful_shutdown=2)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        until(lambda: server.started and ready(), "the server's start")
+        port = server.servers[0].sockets[0].getsockname()[1]
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def idle(scanline: Scanline) -> bool:
+    """Say whether no engine holds anything."""
+    return all(
+        m.engine.alive and m.engine.waiting == 0 and m.engine.slots_in_use == 0
+        for m in scanline.models.values()
+    )
+
+
+def check_error(
+    reply: httpx.Response, status: int, code: str | None = None, param: str | None = None
+) -> str:
+    """Check that a reply is an error in OpenAI's shape, and give its message."""
+    assert reply.status_code == status, reply.text
+    assert reply.headers["content-type"] == "application/json"
+    body = reply.json()
+    assert list(body) == ["error"]
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    message = body["error"]["message"]
+    assert isinstance(message, str)
+    assert len(message) > 10
+    assert isinstance(body["error"]["type"], str)
+    if code is not None:
+        assert body["error"]["code"] == code
+    if param is not None:
+        assert body["error"]["param"] == param
+    assert reply.headers["x-request-id"]
+    return message
+
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+    """One server-sent event."""
+
+    name: str
+    data: Any
+    id: str | None
+
+
+def parse_sse(raw: bytes, complete: bool = True) -> list[Event]:
+    """Parse a stream by the letter of what this server promises; anything else is an error.
+
+    Fields are ``event``, ``data`` (one line of JSON), ``id`` or a comment, each once and each
+    followed by one space; a blank line ends an event. Unless ``complete``, a last part that was
+    cut off is left out.
+    """
+    *blocks, rest = raw.decode("utf-8").replace("\r\n", "\n").split("\n\n")
+    assert not (complete and rest), f"the stream ends within an event: {rest!r}"
+    events: list[Event] = []
+    for block in blocks:
+        fields: dict[str, str] = {}
+        for line in block.split("\n"):
+            if line.startswith(":"):
+                continue
+            name, colon, value = line.partition(": ")
+            assert colon, f"not a field: {line!r}"
+            assert name in ("event", "data", "id"), line
+            assert name not in fields, block
+            fields[name] = value
+        if fields:
+            events.append(Event(fields["event"], json.loads(fields["data"]), fields.get("id")))
+    return events
+
+
+def rebuild(events: Sequence[Event], config: ModelConfig) -> dict[int, NDArray[np.uint8]]:
+    """Lay a stream's pixels out as images; checks that each comes once, in order, whole."""
+    drawn: dict[int, list[int]] = {}
+    for event in events:
+        if event.name != "pixels":
+            continue
+        for update in event.data["updates"]:
+            values = drawn.setdefault(update["index"], [])
+            assert update["position"] * config.channels == len(values)
+            assert len(update["values"]) % config.channels == 0
+            assert update["values"]
+            values += update["values"]
+    return {
+        index: np.array(values, np.uint8).reshape(-1, config.channels)
+        for index, values in drawn.items()
+    }
+
+
+def decode_png(data: bytes, config: ModelConfig) -> NDArray[np.uint8]:
+    """Decode a PNG that must have exactly the model's size and channels: uint8 ``[T, C]``."""
+    picture = Picture.open(io.BytesIO(data))
+    assert picture.format == "PNG"
+    assert picture.mode == ("L" if config.channels == 1 else "RGB")
+    assert picture.size == (config.width, config.height)
+    return np.asarray(picture).reshape(config.pixels, config.channels)
+
+
+def encode(picture: Picture.Image, kind: str = "PNG", **options: Any) -> bytes:
+    """Encode a picture."""
+    buffer = io.BytesIO()
+    picture.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def random_picture(config: ModelConfig = GREY, seed: int = 0) -> Picture.Image:
+    """Give a picture of the model's size, of random values."""
+    shape = (config.height, config.width) + ((3,) if config.channels == 3 else ())
+    return Picture.fromarray(np.random.default_rng(seed).integers(0, 256, shape, np.uint8))
