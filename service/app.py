@@ -22,6 +22,7 @@ from service.metrics import CONTENT_TYPE
 from service.middleware import AccessMiddleware, BodyLimitMiddleware, FailureMiddleware
 from service.routes import router
 from service.schemas import ErrorReply
+from service.score import router as score_router
 from service.server import Scanline
 
 log = logging.getLogger("scanline.http")
@@ -52,6 +53,7 @@ def create_app(scanline: Scanline, open_models: Callable[[], None]) -> FastAPI:
     )  # fmt: skip
     app.state.scanline = scanline
     app.include_router(router)
+    app.include_router(score_router)
     _add_operations(app, scanline)
     _add_errors(app)
     settings = scanline.settings

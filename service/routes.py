@@ -292,7 +292,7 @@ def _model_reply(name: str, served: Served) -> ModelReply:
         bits_per_dim=figures[0] if figures else None,
         steps=config.steps,
         order=config.order,
-        parameters=served.parameters,
+        parameters=sum(p.numel() for p in served.network.parameters()),
         backend=decoder.backend,
         slots=decoder.max_slots,
     )

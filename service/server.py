@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
+import anyio
 import uvicorn
 
 from model.checkpoint import Checkpoint, find_checkpoints, load_checkpoint
 from model.decoder import BackendError, open_decoder
+from model.network import LinearTransformer
 from service.engine import Engine
 from service.metrics import Metrics
 from service.settings import Settings
@@ -26,11 +28,11 @@ FLUSH_SECONDS = 5  # for the last bytes of open streams, once everything is draw
 
 @dataclass(frozen=True)
 class Served:
-    """A model and the engine that draws with it."""
+    """A model, the engine that draws with it, and the network itself, for likelihoods."""
 
     engine: Engine
     facts: dict[str, Any]
-    parameters: int
+    network: LinearTransformer
     created: int
 
 
@@ -47,6 +49,7 @@ class Scanline:
     failure: str | None = None
 
     def __post_init__(self) -> None:
+        self.turns = anyio.CapacityLimiter(1)  # of whoever computes likelihoods beside the engines
         self.metrics = Metrics(lambda: {name: m.engine for name, m in self.models.items()})
 
     def open(self, checkpoints: Sequence[Checkpoint]) -> None:
@@ -60,8 +63,7 @@ class Scanline:
                 name = checkpoint.name
                 engine = Engine(name, decoder, settings.limits, self.metrics.observer(name))
                 engine.start()
-                parameters = sum(p.numel() for p in checkpoint.model.parameters())
-                served = Served(engine, checkpoint.facts, parameters, int(time.time()))
+                served = Served(engine, checkpoint.facts, checkpoint.model, int(time.time()))
                 self.models = self.models | {name: served}
         except (BackendError, ValueError) as error:
             self.failure = str(error)

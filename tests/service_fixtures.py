@@ -166,7 +166,8 @@ def build(
             observer = scanline.metrics.observer(name)
             engine = Engine(name, decoder, scanline.settings.limits, observer)
             engine.start()
-            scanline.models = scanline.models | {name: Served(engine, {}, tiny_model(decoder.config), 0)}
+            served = Served(engine, {}, tiny_model(decoder.config), 0)
+            scanline.models = scanline.models | {name: served}
         scanline.ready = True
 
     return scanline, create_app(scanline, open_models)
