@@ -10,7 +10,6 @@ import httpx
 import numpy as np
 import pytest
 import torch
-from fastapi.testclient import TestClient
 from PIL import Image
 
 from model.config import ModelConfig
@@ -24,8 +23,8 @@ from tests.service_fixtures import (
     build,
     check_error,
     encode,
+    listening,
     random_picture,
-    until,
 )
 
 CONFIGS = [
@@ -44,22 +43,25 @@ CONFIGS = [
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[TestClient]:
+def server() -> Iterator[tuple[Scanline, httpx.Client]]:
     scanline, app = build()
-    with TestClient(app) as opened:
-        until(lambda: scanline.ready)
-        yield opened
+    with listening(app, lambda: scanline.ready) as url, httpx.Client(base_url=url) as client:
+        yield scanline, client
 
 
-def network_of(client: TestClient, model: str) -> LinearTransformer:
-    scanline: Scanline = client.app.state.scanline  # type: ignore[attr-defined]
-    return scanline.models[model].network
+@pytest.fixture
+def client(server: tuple[Scanline, httpx.Client]) -> httpx.Client:
+    return server[1]
 
 
-def score(client: TestClient, *pictures: bytes, **fields: str) -> httpx.Response:
+@pytest.fixture
+def networks(server: tuple[Scanline, httpx.Client]) -> dict[str, LinearTransformer]:
+    return {name: served.network for name, served in server[0].models.items()}
+
+
+def score(client: httpx.Client, *pictures: bytes, **fields: str) -> httpx.Response:
     files = [("image", (f"{j}.png", data, "image/png")) for j, data in enumerate(pictures)]
-    reply: httpx.Response = client.post("/v1/score", files=files, data=fields)
-    return reply
+    return client.post("/v1/score", files=files, data=fields)
 
 
 @pytest.mark.parametrize("config", CONFIGS)
@@ -90,7 +92,9 @@ def test_a_given_first_value_is_certain() -> None:
 
 
 @pytest.mark.parametrize(("model", "config"), [("grey", GREY), ("colour", COLOUR)])
-def test_pictures_are_measured_exactly(client: TestClient, model: str, config: ModelConfig) -> None:
+def test_pictures_are_measured_exactly(
+    client: httpx.Client, networks: dict[str, LinearTransformer], model: str, config: ModelConfig
+) -> None:
     pictures = [random_picture(config, seed) for seed in range(3)]
     reply = score(client, *map(encode, pictures), model=model, per_pixel="true")
     assert reply.status_code == 200, reply.text
@@ -98,7 +102,7 @@ def test_pictures_are_measured_exactly(client: TestClient, model: str, config: M
     assert (body["model"], body["width"], body["height"]) == (model, config.width, config.height)
     canvases = np.stack([np.asarray(p).reshape(config.pixels, config.channels) for p in pictures])
     with torch.inference_mode():
-        expected = network_of(client, model).bits(torch.from_numpy(canvases)).numpy()
+        expected = networks[model].bits(torch.from_numpy(canvases)).numpy()
     assert [row["index"] for row in body["data"]] == [0, 1, 2]
     for row, bits in zip(body["data"], expected, strict=True):
         assert row["pixel_bits"] == pytest.approx(bits.tolist(), rel=1e-3, abs=1e-3)
@@ -106,17 +110,17 @@ def test_pictures_are_measured_exactly(client: TestClient, model: str, config: M
         assert row["bits_per_dim"] == pytest.approx(float(bits.sum()) / config.dims, abs=1e-3)
 
 
-def test_bits_of_pixels_come_only_on_request(client: TestClient) -> None:
+def test_bits_of_pixels_come_only_on_request(client: httpx.Client) -> None:
     assert score(client, encode(random_picture())).json()["data"][0]["pixel_bits"] is None
 
 
-def test_what_a_drawn_image_cost_is_what_it_scores(client: TestClient) -> None:
+def test_what_a_drawn_image_cost_is_what_it_scores(client: httpx.Client) -> None:
     drawn = client.post("/v1/samples", json={"label": "one", "seed": 3}).json()["images"][0]
     reply = score(client, base64.b64decode(drawn["png"]), label="one")
     assert reply.json()["data"][0]["bits_per_dim"] == pytest.approx(drawn["bits_per_dim"], abs=1e-3)
 
 
-def test_a_label_changes_the_cost(client: TestClient) -> None:
+def test_a_label_changes_the_cost(client: httpx.Client) -> None:
     picture = encode(random_picture())
     costs = {
         label: score(client, picture, label=label).json()["data"][0]["bits"]
@@ -125,18 +129,18 @@ def test_a_label_changes_the_cost(client: TestClient) -> None:
     assert len(set(costs.values())) == 3
 
 
-def test_a_picture_of_another_size_is_fitted_only_if_asked(client: TestClient) -> None:
+def test_a_picture_of_another_size_is_fitted_only_if_asked(client: httpx.Client) -> None:
     large = encode(Image.new("L", (60, 72), 9))
     assert "fit" in check_error(score(client, large), 400, "invalid_image", "image")
     assert score(client, large, fit="cover").status_code == 200
 
 
-def test_the_wrong_picture_of_several_is_named(client: TestClient) -> None:
+def test_the_wrong_picture_of_several_is_named(client: httpx.Client) -> None:
     reply = score(client, encode(random_picture()), b"no picture")
     assert check_error(reply, 400, "invalid_image", "image").startswith("image 1: ")
 
 
-def test_errors_of_score(client: TestClient) -> None:
+def test_errors_of_score(client: httpx.Client) -> None:
     picture = encode(random_picture())
     check_error(client.post("/v1/score", data={"model": "grey"}), 400, "missing", "image")
     check_error(score(client, picture, model="x"), 404, "model_not_found", "model")
@@ -145,20 +149,21 @@ def test_errors_of_score(client: TestClient) -> None:
     check_error(score(client, *[picture] * 257), 400, "too_many", "image")
 
 
-def test_the_distribution_of_the_next_value(client: TestClient) -> None:
+def test_the_distribution_of_the_next_value(
+    client: httpx.Client, networks: dict[str, LinearTransformer]
+) -> None:
     values = [int(v) for v in np.asarray(random_picture(COLOUR)).ravel()[:8]]
     reply = client.post("/v1/distribution", json={"model": "colour", "values": values})
     assert reply.status_code == 200, reply.text
     body = reply.json()
     assert (body["model"], body["position"], body["channel"]) == ("colour", 2, 2)
-    expected = next_value(network_of(client, "colour"), values, -1)
+    expected = next_value(networks["colour"], values, -1)
     assert body["probabilities"] == pytest.approx(expected.tolist(), rel=1e-3, abs=1e-6)
 
 
-def test_errors_of_distribution(client: TestClient) -> None:
+def test_errors_of_distribution(client: httpx.Client) -> None:
     def ask(**body: object) -> httpx.Response:
-        reply: httpx.Response = client.post("/v1/distribution", json=body)
-        return reply
+        return client.post("/v1/distribution", json=body)
 
     assert "at most 29" in check_error(ask(values=[0] * 30), 400, "too_many", "values")
     check_error(ask(values=[256]), 400, param="values")
@@ -168,7 +173,7 @@ def test_errors_of_distribution(client: TestClient) -> None:
 
 
 def test_too_many_that_wait_are_sent_away(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("service.score.MAX_WAITING", 0)
     reply = client.post("/v1/distribution", json={"values": []})
@@ -178,7 +183,6 @@ def test_too_many_that_wait_are_sent_away(
 
 def test_the_key_is_wanted_here_too() -> None:
     scanline, app = build({"api_key": "secret"})
-    with TestClient(app) as client:
-        until(lambda: scanline.ready)
+    with listening(app, lambda: scanline.ready) as url, httpx.Client(base_url=url) as client:
         check_error(client.post("/v1/distribution", json={"values": []}), 401, "invalid_api_key")
         check_error(score(client, encode(random_picture())), 401, "invalid_api_key")
