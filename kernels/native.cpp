@@ -11,9 +11,13 @@
 
 namespace scanline {
 
-// Up to so many rows a thread, all threads share each product's columns: the weights are then
-// read once for all. Beyond, each takes rows of its own, and none ever waits for another.
-constexpr int SHARED_ROWS = 8;
+// Sharing each product's columns between all threads reads the weights once, and pays for some 40
+// meetings a step: measured to be worth it below so many rows a thread.
+constexpr int SHARED_ROWS = 2;
+// Threads that meet this often lose whole time slices where other processes want the cores. A
+// stretch of SHARED_PIXELS in which TOO_MANY_SLEEPS meetings outlasted their spin tells so, and
+// the next ALONE_STRETCHES run without meetings.
+constexpr int SHARED_PIXELS = 16, TOO_MANY_SLEEPS = 3, ALONE_STRETCHES = 32;
 
 class Decoder {
 public:
@@ -57,17 +61,31 @@ public:
     // Up to n more pixels of each collected slot.
     void step(int n) {
         const int count = static_cast<int>(slots_.size());
-        spread(count, count <= SHARED_ROWS * pool_.threads() && count <= MAX_ROWS, MAX_ROWS,
-               [&](Range slots, const Seat& seat) { draw(slots, n, seat); });
+        const bool few = pool_.threads() > 1 && count < SHARED_ROWS * pool_.threads();
+        n = std::min(n, pixels_);
+        for (int pixels = 0; n > 0; n -= pixels) {
+            pixels = few ? std::min(n, SHARED_PIXELS) : n;
+            const auto work = [&](Range slots, const Seat& seat) { draw(slots, pixels, seat); };
+            const bool together = few && count <= MAX_ROWS && alone_stretches_ == 0;
+            if (together) spread_together(count, work);
+            else spread_parts(count, MAX_ROWS, work);
+            if (together && together_.barrier.take_sleeps() >= TOO_MANY_SLEEPS)
+                alone_stretches_ = ALONE_STRETCHES;
+            else if (!together && alone_stretches_ > 0)
+                --alone_stretches_;
+        }
     }
 
     // The first lengths[i] pixels of each collected slot, from nothing.
     void prefill(const int32_t* lengths) {
         const int count = static_cast<int>(slots_.size());
-        spread(count, count < pool_.threads(), 1, [&](Range slots, const Seat& seat) {
+        const auto work = [&](Range slots, const Seat& seat) {
             for (int i = slots.begin; i < slots.end; ++i)
-                if (lengths[i] > 0) absorb(slots_[i], lengths[i], seat);
-        });
+                if (lengths[i] > 0)
+                    absorb(slots_[static_cast<size_t>(i)], lengths[i], seat);
+        };
+        if (count < pool_.threads()) spread_together(count, work);
+        else spread_parts(count, 1, work);
     }
 
     float* states() { return states_.get(); }
@@ -75,27 +93,31 @@ public:
     void trace(float* parameters) { trace_ = parameters; }
 
 private:
-    // Have `work(range of slots, seat)` done for all slots: by one team of all threads, or by each
-    // thread alone for parts of at most `most` slots.
+    // Have `work(all slots, seat)` done by one team of all threads.
     template <typename Work>
-    void spread(int count, bool together, int most, const Work& work) {
+    void spread_together(int count, const Work& work) {
+        if (count == 0) return;
+        pool_.run([&](int i) {
+            work(Range{0, count}, Seat{together_, i, members_[static_cast<size_t>(i)]});
+        });
+    }
+
+    // Have `work(range of slots, seat)` done by each thread alone, for parts of at most `most` slots.
+    template <typename Work>
+    void spread_parts(int count, int most, const Work& work) {
         if (count == 0) return;
         const int threads = pool_.threads();
-        if (together) {
-            pool_.run([&](int i) {
-                work(Range{0, count}, Seat{together_, i, members_[static_cast<size_t>(i)]});
-            });
-            return;
-        }
         const int rounds = (count + threads * most - 1) / (threads * most);
         const int parts = std::min(count, rounds * threads);
         std::atomic<int> next{0};
-        pool_.run([&](int i) {
+        const auto job = [&](int i) {
             const auto thread = static_cast<size_t>(i);
             const Seat seat{*alone_[thread], 0, members_[thread]};
             for (int part; (part = next.fetch_add(1, std::memory_order_relaxed)) < parts;)
                 work(Range::share(count, part, parts), seat);
-        });
+        };
+        if (parts == 1) job(0);
+        else pool_.run(job);
     }
 
     void draw(Range slots, int n, const Seat& seat) {
@@ -152,7 +174,14 @@ private:
         }
         if (running == 0) return;
         network_.run(modelled, running, inputs_, states_.get(), seat);
-        const Range mine = seat.share(running);
+        // A pixel's steps add to one sum of bits, so they stay with one thread.
+        const auto inside = [&](int r) {
+            return r > 0 && r < running && modelled[r].slot == modelled[r - 1].slot &&
+                   modelled[r].step % steps_per_pixel_;
+        };
+        Range mine = seat.share(running);
+        while (inside(mine.begin)) ++mine.begin;
+        while (inside(mine.end)) ++mine.end;
         for (int r = mine.begin; r < mine.end; ++r)
             decide(modelled[r], network_.parameters(seat.team, r));
         seat.meet();
@@ -202,6 +231,7 @@ private:
     std::vector<Member> members_;
     std::vector<int> slots_;
     std::vector<bool> seen_;
+    int alone_stretches_ = 0;
     float* trace_ = nullptr;
 };
 
