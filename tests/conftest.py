@@ -1,0 +1,84 @@
+"""Shared by all tests: the one table of tolerances, small networks, seeds, the real data."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from model.config import ModelConfig
+from model.network import LinearTransformer
+
+# How far two computations of one thing may differ, by the less precise of their dtypes. Never
+# loosened by the environment, never retried (DESIGN §9).
+TOLERANCES: dict[torch.dtype, dict[str, float]] = {
+    torch.float64: {"rtol": 1e-9, "atol": 1e-11},
+    torch.float32: {"rtol": 2e-4, "atol": 2e-5},
+    torch.float16: {"rtol": 4e-3, "atol": 2e-3},
+    torch.bfloat16: {"rtol": 3e-2, "atol": 1e-2},
+}
+
+ROOT = Path(__file__).resolve().parent.parent
+
+torch.set_num_threads(1)  # tiny tensors: a second thread would only wait
+
+
+def assert_close(actual: Tensor, expected: Tensor, dtype: torch.dtype | None = None) -> None:
+    """Compare shapes and values within ``TOLERANCES`` of ``dtype``, by default ``actual``'s."""
+    allowed = TOLERANCES[dtype or actual.dtype]
+    torch.testing.assert_close(
+        actual, expected, check_dtype=False, rtol=allowed["rtol"], atol=allowed["atol"]
+    )
+
+
+def tiny_config(**fields: Any) -> ModelConfig:
+    """Give a network of 5 × 4 pixels that runs in milliseconds, changed by ``fields``."""
+    small = ModelConfig(height=5, width=4, n_layers=2, n_heads=2, d_model=16, d_ff=24)
+    return replace(small, **fields)
+
+
+def random_network(
+    config: ModelConfig, seed: int = 0, dtype: torch.dtype = torch.float64
+) -> LinearTransformer:
+    """Give a network whose every parameter is random, those that start as 0 or 1 too."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        network = LinearTransformer(config).to(dtype).eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            parameter.add_(0.3 * noise.to(dtype))
+    return network
+
+
+def random_canvas(config: ModelConfig, rows: int, seed: int = 0) -> Tensor:
+    """Give ``rows`` images of random values, uint8 ``[rows, T, C]``."""
+    values = np.random.default_rng(seed).integers(
+        0, 256, (rows, config.pixels, config.channels), np.uint8
+    )
+    return torch.from_numpy(values)
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> Iterator[None]:
+    """Start every test from one seed, so that a failure can be run again alone."""
+    torch.manual_seed(0)
+    yield
+
+
+@pytest.fixture
+def data_dir() -> Path:
+    """Give the folder of the real data sets; skips where there is none."""
+    named = os.environ.get("SCANLINE_DATA_DIR")
+    folder = Path(named) if named else ROOT.parent / "shared" / "data"
+    if not (folder / "mnist").is_dir():
+        pytest.skip(f"no real data in {folder}: set SCANLINE_DATA_DIR to test with it")
+    return folder

@@ -1,0 +1,498 @@
+"""Heads: exact likelihood after the paper's own formula, and samples that follow it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from model.config import MIXTURES, ModelConfig
+from model.heads import Head, logistic_log_prob, split_mixture
+from tests.conftest import assert_close, tiny_config
+
+KINDS = [(head, channels) for head in ("logistic_mixture", "categorical") for channels in (1, 3)]
+EVERYTHING = torch.arange(256)
+
+
+def make_head(kind: str, channels: int) -> Head:
+    """Give a head whose tables (zero at the start of training) are random."""
+    head = Head(tiny_config(head=kind, channels=channels)).double()
+    if head.tables is not None:
+        torch.nn.init.normal_(head.tables)
+    return head
+
+
+def random_parameters(config_outputs: int, rows: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, config_outputs, generator=generator, dtype=torch.float64)
+
+
+def mixture_parameters(
+    channels: int,
+    weights: list[float],
+    means: list[list[float]],
+    log_scales: list[list[float]],
+    coefficients: list[list[float]] | None = None,
+) -> Tensor:
+    """Lay out one mixture, the lists ``[channel][component]``; components not named weigh nothing."""
+    pairs = channels * (channels - 1) // 2
+    rows = [weights, *means, *log_scales, *(coefficients or [[0.0]] * pairs)]
+    parameters = torch.zeros(1, len(rows), MIXTURES, dtype=torch.float64)
+    parameters[:, 0] = -1e4
+    for index, row in enumerate(rows):
+        parameters[0, index, : len(row)] = torch.tensor(row, dtype=torch.float64)
+    return parameters.flatten(1)
+
+
+# The likelihood of PixelCNN++ (Salimans et al. 2017, eq. 1-3), as the paper writes it.
+
+
+def sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))
+
+
+def bin_probability(value: int, mean: float, scale: float) -> float:
+    """Eq. 2: σ((x + 0.5 - μ) / s) - σ((x - 0.5 - μ) / s), reaching to ±∞ at 0 and 255.
+
+    Here in [-1, 1], where half a bin is 1/255. The difference is taken on the side where both
+    terms are small, which keeps its digits.
+    """
+    x = value / 127.5 - 1
+    upper = (x + 1 / 255 - mean) / scale
+    lower = (x - 1 / 255 - mean) / scale
+    if value == 0:
+        return sigmoid(upper)
+    if value == 255:
+        return sigmoid(-lower)
+    if lower > 0:
+        return sigmoid(-lower) - sigmoid(-upper)
+    return sigmoid(upper) - sigmoid(lower)
+
+
+def paper_probability(parameters: list[float], values: list[int]) -> float:
+    """Eq. 1-3 with the channels' means moved as eq. 3 says, component after component."""
+    channels = len(values)
+
+    def parameter(row: int, component: int) -> float:
+        return parameters[row * MIXTURES + component]
+
+    highest = max(parameter(0, i) for i in range(MIXTURES))
+    weights = [math.exp(parameter(0, i) - highest) for i in range(MIXTURES)]
+    total = 0.0
+    for i in range(MIXTURES):
+        means = [parameter(1 + c, i) for c in range(channels)]
+        scales = [math.exp(max(parameter(1 + channels + c, i), -7.0)) for c in range(channels)]
+        x = [value / 127.5 - 1 for value in values]
+        if channels == 3:
+            alpha, beta, gamma = (math.tanh(parameter(7 + p, i)) for p in range(3))
+            means[1] += alpha * x[0]  # green moves with red
+            means[2] += beta * x[0] + gamma * x[1]  # blue with red and green
+        product = weights[i] / sum(weights)
+        for value, mean, scale in zip(values, means, scales, strict=True):
+            product *= bin_probability(value, mean, scale)
+        total += product
+    return total
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_mixture_likelihood_is_the_papers(channels: int) -> None:
+    head = make_head("logistic_mixture", channels)
+    parameters = random_parameters(
+        tiny_config(head="logistic_mixture", channels=channels).head_outputs, 60
+    )
+    parameters[20:40, MIXTURES * (1 + channels) : MIXTURES * (1 + 2 * channels)] -= 2  # narrow
+    parameters[40:] *= 2
+    generator = torch.Generator().manual_seed(5)
+    values = torch.randint(0, 256, (60, channels), generator=generator)
+    values[:3], values[20:23], values[3:6] = 0, 255, 255  # both edge bins
+    bits = head.bits(parameters, values)
+    expected = [
+        -math.log2(paper_probability(p, v))
+        for p, v in zip(parameters.tolist(), values.tolist(), strict=True)
+    ]
+    # The stable middle of a nearly empty bin (< 1e-5 of a component) is an approximation.
+    torch.testing.assert_close(
+        bits, torch.tensor(expected, dtype=torch.float64), rtol=1e-4, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("log_scale", [-7.0, -5.0, -3.0, -1.0, 2.0])
+@pytest.mark.parametrize("mean", [-1.5, -1.0, -0.3, 0.0, 0.9999, 1.3])
+def test_each_bin_of_one_logistic(mean: float, log_scale: float) -> None:
+    values = EVERYTHING.double() / 127.5 - 1
+    here = torch.tensor(mean, dtype=torch.float64)
+    got = logistic_log_prob(values, here, torch.full_like(here, log_scale)).exp()
+    scale = math.exp(log_scale)
+    expected = torch.tensor(
+        [bin_probability(x, mean, scale) for x in range(256)], dtype=torch.float64
+    )
+    exact = expected > 1e-5
+    torch.testing.assert_close(got[exact], expected[exact], rtol=1e-9, atol=0)
+    assert (got[~exact] < 1.2e-5).all()
+
+
+def distribution(head: Head, parameters: Tensor, earlier: list[int]) -> Tensor:
+    """P(next channel's value | earlier channels) from the head's own joint, by summing out the rest.
+
+    For the last channel the joint over its 256 values; else the later channels cost 256 each, so
+    those are summed by the mixture's structure in ``marginal`` below.
+    """
+    C = head.channels
+    assert len(earlier) == C - 1
+    values = torch.tensor(earlier, dtype=torch.long).repeat(256, 1)
+    joint = torch.cat([values, EVERYTHING.view(-1, 1)], 1)
+    return torch.exp2(-head.bits(parameters.expand(256, -1), joint))
+
+
+@pytest.mark.parametrize("log_scale", [-9.0, -7.0, -4.0, -1.0, 1.0, 4.0])
+def test_grey_probabilities_sum_to_one(log_scale: float) -> None:
+    head = make_head("logistic_mixture", 1)
+    for seed in range(4):
+        parameters = random_parameters(30, 1, seed)
+        parameters[:, 2 * MIXTURES :] = log_scale
+        total = distribution(head, parameters, []).sum()
+        assert abs(float(total) - 1) < 3e-5
+
+
+def marginal(parameters: Tensor, channels: int, earlier: list[int]) -> Tensor:
+    """P(value of channel ``len(earlier)``, and the earlier ones) of a mixture, later ones summed out.
+
+    Plain eq. 1-3: in a component, a channel that nobody asks about contributes exactly 1.
+    """
+    c, row = len(earlier), parameters[0].tolist()
+    mixture = split_mixture(parameters, channels)
+    weights = torch.softmax(mixture.weights[0], 0).tolist()
+    result = []
+    for value in range(256):
+        values = [*earlier, value]
+        total = 0.0
+        for i in range(MIXTURES):
+            product = weights[i]
+            x = [v / 127.5 - 1 for v in values]
+            for k in range(c + 1):
+                mean = row[(1 + k) * MIXTURES + i]
+                for other in range(k):
+                    pair = k * (k - 1) // 2 + other
+                    coefficient = row[(1 + 2 * channels + pair) * MIXTURES + i]
+                    mean += math.tanh(coefficient) * x[other]
+                scale = math.exp(max(row[(1 + channels + k) * MIXTURES + i], -7.0))
+                product *= bin_probability(values[k], mean, scale)
+            total += product
+        result.append(total)
+    return torch.tensor(result, dtype=torch.float64)
+
+
+def test_rgb_probabilities_sum_to_the_marginal_step_by_step() -> None:
+    """Summed over blue they give P(red, green); those, over green, P(red); and those 1."""
+    head = make_head("logistic_mixture", 3)
+    parameters = random_parameters(100, 1, seed=2)
+    parameters[:, 40:70] -= 1.5
+    for red, green in [(0, 0), (130, 90), (255, 3), (140, 255)]:
+        over_blue = distribution(head, parameters, [red, green]).sum()
+        expected = marginal(parameters, 3, [red])[green]
+        torch.testing.assert_close(over_blue, expected, rtol=1e-3, atol=1e-9)
+    torch.testing.assert_close(
+        marginal(parameters, 3, [130]).sum(), marginal(parameters, 3, [])[130], rtol=1e-9, atol=0
+    )
+    assert abs(float(marginal(parameters, 3, []).sum()) - 1) < 1e-9
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_categorical_probabilities_sum_to_one(channels: int) -> None:
+    head = make_head("categorical", channels)
+    parameters = random_parameters(256 * channels, 1)
+    if channels == 1:
+        assert_close(distribution(head, parameters, []).sum(), torch.tensor(1.0).double())
+        return
+    for earlier in ([], [7], [7, 255]):
+        c = len(earlier)
+        logits = head.logits(parameters, c, torch.tensor([[*earlier, *[0] * (3 - c)]]))
+        by_hand = parameters[0, 256 * c : 256 * (c + 1)].clone()
+        assert head.tables is not None
+        for other, value in enumerate(earlier):
+            by_hand += head.tables[c * (c - 1) // 2 + other, value]
+        assert_close(logits[0], by_hand)
+    last = torch.softmax(head.logits(parameters, 2, torch.tensor([[7, 255, 0]]))[0], 0)
+    joint = distribution(head, parameters, [7, 255])
+    assert_close(joint / joint.sum(), last)
+    red = torch.softmax(parameters[0, :256], 0)[7]
+    green = torch.softmax(head.logits(parameters, 1, torch.tensor([[7, 0, 0]]))[0], 0)[255]
+    assert_close(joint.sum(), red * green)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_extreme_parameters_have_finite_bits_and_gradients(
+    channels: int, dtype: torch.dtype
+) -> None:
+    head = make_head("logistic_mixture", channels).to(dtype)
+    rows = 1 + channels
+    for log_scale, mean, value in itertools.product(
+        (-200.0, -7.0, 0.0, 20.0, 60.0), (-50.0, -1.0, 0.0, 1.0, 50.0), (0, 1, 128, 254, 255)
+    ):
+        size = MIXTURES * (1 + 2 * channels + channels * (channels - 1) // 2)
+        parameters = torch.zeros(1, size, dtype=dtype)
+        parameters[:, MIXTURES : rows * MIXTURES] = mean
+        parameters[:, rows * MIXTURES : (rows + channels) * MIXTURES] = log_scale
+        parameters.requires_grad_()
+        bits = head.bits(parameters, torch.full((1, channels), value))
+        assert bits.isfinite().all(), (log_scale, mean, value)
+        assert (bits >= -1e-4).all()
+        (gradient,) = torch.autograd.grad(bits.sum(), parameters)
+        assert gradient.isfinite().all(), (log_scale, mean, value)
+
+
+@pytest.mark.parametrize("value", [0, 3, 128, 255])
+def test_mixture_gradients_equal_finite_differences(value: int) -> None:
+    head = make_head("logistic_mixture", 3)
+    parameters = random_parameters(100, 2).requires_grad_()
+    values = torch.tensor([[value, 80, 200], [80, value, 30]])
+    assert torch.autograd.gradcheck(lambda p: head.bits(p, values), (parameters,))
+
+
+def test_bits_are_at_least_float32() -> None:
+    head = make_head("categorical", 1)
+    half = torch.randn(4, 256).bfloat16()
+    bits = head.bits(half, torch.zeros(4, 1, dtype=torch.uint8))
+    assert bits.dtype == torch.float32
+    assert torch.equal(bits, head.bits(half.float(), torch.zeros(4, 1, dtype=torch.uint8)))
+
+
+# Sampling.
+
+
+def draw(head: Head, parameters: Tensor, uniforms: Tensor, temperature: float = 1.0) -> Tensor:
+    rows = uniforms.shape[0]
+    return head.sample(parameters.expand(rows, -1), uniforms, torch.full((rows,), temperature))
+
+
+def chi_square_passes(counts: np.ndarray, probabilities: np.ndarray) -> bool:
+    """Pearson's test at five standard deviations, cells with little expected joined."""
+    expected = probabilities / probabilities.sum() * counts.sum()
+    order = np.argsort(expected)
+    rare = np.cumsum(expected[order]) < 20
+    few = order[rare]
+    cells = np.append(np.delete(counts, few), counts[few].sum())
+    wanted = np.append(np.delete(expected, few), expected[few].sum())
+    kept = wanted > 1e-9
+    assert counts[expected <= 1e-300].sum() == 0  # what cannot be drawn was not
+    statistic = ((cells[kept] - wanted[kept]) ** 2 / wanted[kept]).sum()
+    freedom = kept.sum() - 1
+    return bool(statistic < freedom + 5 * math.sqrt(2 * freedom) + 10)
+
+
+@pytest.mark.parametrize("kind", ["logistic_mixture", "categorical"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_grey_samples_follow_the_likelihood(kind: str, dtype: torch.dtype) -> None:
+    head = make_head(kind, 1)
+    config = tiny_config(head=kind)
+    parameters = random_parameters(config.head_outputs, 1, seed=3)
+    if kind == "logistic_mixture":
+        parameters[:, 20:] -= 2
+    uniforms = torch.from_numpy(np.random.default_rng(0).random((60_000, config.step_draws)))
+    values = draw(head.to(dtype), parameters.to(dtype), uniforms.clamp(1e-12, 1 - 1e-12))
+    counts = np.bincount(values[:, 0].numpy(), minlength=256)
+    expected = distribution(head.double(), parameters, [])
+    assert chi_square_passes(counts, expected.detach().numpy())
+    other = random_parameters(config.head_outputs, 1, seed=4)
+    wrong = distribution(head, other, []).detach().numpy()
+    assert not chi_square_passes(counts, wrong + 1e-12)  # the test can tell
+
+
+def test_rgb_mixture_samples_follow_the_likelihood_channel_by_channel() -> None:
+    """Red alone, then green and blue among the draws that share a frequent red and green."""
+    head = make_head("logistic_mixture", 3)
+    parameters = mixture_parameters(
+        3,
+        weights=[0.3, 0.0, -0.4],
+        means=[[-0.5, 0.2, 1.0], [0.1, -0.2, 0.0], [0.0, 0.3, -0.4]],
+        log_scales=[[-4.5, -4.0, -3.0], [-3.5, -4.2, -3.9], [-3.0, -3.3, -2.0]],
+        coefficients=[[1.0, -2.0, 0.4], [-0.3, 0.8, 0.2], [0.5, 0.1, -1.5]],
+    )
+    uniforms = torch.from_numpy(np.random.default_rng(1).random((400_000, 4)))
+    values = draw(head, parameters, uniforms).numpy().astype(np.int64)
+    earlier: list[int] = []
+    for channel in range(3):
+        counts = np.bincount(values[:, channel], minlength=256)
+        assert counts.sum() > 1000
+        assert chi_square_passes(counts, marginal(parameters, 3, earlier).numpy())
+        likeliest = int(counts.argmax())
+        earlier.append(likeliest)
+        values = values[values[:, channel] == likeliest]
+
+
+def test_rgb_categorical_samples_follow_the_likelihood() -> None:
+    head = make_head("categorical", 3)
+    parameters = 3 * random_parameters(768, 1, seed=6)  # so sharp that a pair is frequent
+    uniforms = torch.from_numpy(np.random.default_rng(2).random((50_000, 3)))
+    values = draw(head, parameters, uniforms).numpy().astype(np.int64)
+    earlier: list[int] = []
+    for channel in range(3):
+        counts = np.bincount(values[:, channel], minlength=256)
+        known = torch.tensor([[*earlier, *[0] * (3 - channel)]])
+        expected = torch.softmax(head.logits(parameters, channel, known)[0], 0)
+        assert counts.sum() > 500
+        assert chi_square_passes(counts, expected.detach().numpy())
+        likeliest = int(counts.argmax())
+        earlier.append(likeliest)
+        values = values[values[:, channel] == likeliest]
+
+
+GRID = (torch.arange(200_000, dtype=torch.float64) + 0.5) / 200_000
+
+
+@pytest.mark.parametrize("mean", [-0.97, 0.1, 1.02])
+@pytest.mark.parametrize("log_scale", [-5.0, -3.0, -0.5])
+def test_a_logistics_uniforms_are_cut_exactly_at_its_probabilities(
+    mean: float, log_scale: float
+) -> None:
+    """A fine grid of u falls into 256 intervals in order, each as long as its value is likely."""
+    head = make_head("logistic_mixture", 1)
+    parameters = mixture_parameters(1, [0.0], [[mean]], [[log_scale]])
+    uniforms = torch.stack([torch.full_like(GRID, 0.5), GRID], 1)
+    values = draw(head, parameters, uniforms)[:, 0].long()
+    assert (values.diff() >= 0).all()
+    lengths = torch.bincount(values, minlength=256) / len(GRID)
+    expected = torch.tensor([bin_probability(x, mean, math.exp(log_scale)) for x in range(256)])
+    assert (lengths - expected).abs().max() <= 1.01 / len(GRID)
+
+
+def test_a_mixtures_component_is_cut_exactly_at_the_weights() -> None:
+    head = make_head("logistic_mixture", 1)
+    weights = [0.5, -1.0, 0.2, -0.7]
+    means = [-0.9, -0.3, 0.3, 0.9]
+    parameters = mixture_parameters(1, weights, [means], [[-7.0] * 4])
+    values = draw(head, parameters, torch.stack([GRID, torch.full_like(GRID, 0.5)], 1))[:, 0]
+    drawn = [round((mean + 1) * 127.5) for mean in means]
+    assert set(values.tolist()) == set(drawn)
+    shares = torch.softmax(torch.tensor(weights), 0)
+    for value, share in zip(drawn, shares.tolist(), strict=True):
+        assert abs(float((values == value).double().mean()) - share) <= 1.01 / len(GRID) + 1e-7
+
+
+def test_a_categorical_is_cut_exactly_at_its_probabilities() -> None:
+    head = make_head("categorical", 1)
+    parameters = random_parameters(256, 1)
+    parameters[:, 100:200] = -1e9  # impossible values get no interval
+    values = draw(head, parameters, GRID.unsqueeze(1))[:, 0].long()
+    assert (values.diff() >= 0).all()
+    lengths = torch.bincount(values, minlength=256) / len(GRID)
+    expected = torch.softmax(parameters[0], 0)
+    assert (lengths - expected).abs().max() <= 1.01 / len(GRID)
+    assert lengths[100:200].sum() == 0
+
+
+@pytest.mark.parametrize(("kind", "channels"), KINDS)
+def test_temperature_zero_is_the_likeliest_value_by_brute_force(kind: str, channels: int) -> None:
+    """Channel after channel: the likeliest red, the likeliest green for it, the likeliest blue."""
+    head = make_head(kind, channels)
+    config = tiny_config(head=kind, channels=channels)
+    rows = random_parameters(config.head_outputs, 12, seed=9)
+    if kind == "logistic_mixture":
+        rows[:, MIXTURES * (1 + channels) : MIXTURES * (1 + 2 * channels)] -= 2
+    else:
+        rows *= 2
+    noise = torch.rand(12, config.step_draws)
+    drawn = head.sample(rows, noise, torch.zeros(12))
+    again = head.sample(rows, 1 - noise, torch.zeros(12))
+    assert torch.equal(drawn, again)  # no matter the noise
+    for parameters, values in zip(rows.split(1), drawn.tolist(), strict=True):
+        earlier: list[int] = []
+        for channel in range(channels):
+            if kind == "logistic_mixture":
+                likely = marginal(parameters, channels, earlier)
+            else:
+                known = torch.tensor([[*earlier, *[0] * (channels - channel)]])
+                likely = head.logits(parameters, channel, known)[0]
+            earlier.append(int(likely.argmax()))
+        assert values == earlier
+
+
+@pytest.mark.parametrize(("kind", "channels"), KINDS)
+def test_cooler_is_sharper(kind: str, channels: int) -> None:
+    """Logistics round one middle spread less; a categorical's mean cost falls."""
+    head = make_head(kind, channels)
+    config = tiny_config(head=kind, channels=channels)
+    parameters = random_parameters(config.head_outputs, 1, seed=12)
+    if kind == "logistic_mixture":
+        parameters[:, MIXTURES : MIXTURES * (1 + channels)] = 0
+        parameters[:, MIXTURES * (1 + channels) : MIXTURES * (1 + 2 * channels)] -= 3
+    uniforms = torch.from_numpy(np.random.default_rng(3).random((4000, config.step_draws)))
+    looseness = []
+    for temperature in (0.05, 0.3, 1.0, 2.0):
+        values = draw(head, parameters, uniforms, temperature)
+        cost = head.bits(parameters.expand(4000, -1), values).mean().detach()
+        away = (values.double() - 127.5).abs().mean()
+        looseness.append(float(away if kind == "logistic_mixture" else cost))
+    assert looseness == sorted(looseness)
+    assert looseness[2] - looseness[0] > 0.2
+
+
+def test_a_categoricals_temperature_divides_the_logits() -> None:
+    head = make_head("categorical", 1)
+    parameters = random_parameters(256, 1)
+    for temperature in (0.3, 1.7):
+        cooled = draw(head, parameters / temperature, GRID[::20].unsqueeze(1))
+        values = draw(head, parameters, GRID[::20].unsqueeze(1), temperature)
+        # float32 temperatures: a uniform on a boundary may fall to the other side
+        assert (cooled != values).sum() <= 2
+
+
+def test_rows_of_one_call_have_their_own_temperatures() -> None:
+    head = make_head("logistic_mixture", 3)
+    rows = random_parameters(100, 5)
+    uniforms, temperature = torch.rand(5, 4), torch.tensor([0.0, 0.2, 1.0, 3.0, 0.0])
+    together = head.sample(rows, uniforms, temperature)
+    for i in range(5):
+        one = slice(i, i + 1)
+        assert torch.equal(head.sample(rows[one], uniforms[one], temperature[one]), together[one])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("temperature", [0.0, 1e-6, 1.0, 100.0])
+@pytest.mark.parametrize(("kind", "channels"), KINDS)
+def test_extreme_uniforms_stay_in_range(
+    kind: str, channels: int, temperature: float, dtype: torch.dtype
+) -> None:
+    """The ends of (0, 1) give the ends of the distribution, not NaN and not a wrap-around."""
+    head = make_head(kind, channels).to(dtype)
+    config = tiny_config(head=kind, channels=channels)
+    least, most = 2.0**-24, 1 - 2.0**-24  # what model/noise.py can give
+    parameters = 4 * random_parameters(config.head_outputs, 1).to(dtype)
+    uniforms = torch.tensor([[least], [most]]).expand(2, config.step_draws)
+    values = draw(head, parameters, uniforms, temperature)
+    assert values.shape == (2, channels)
+    assert values.dtype == torch.uint8
+    assert head.bits(parameters.expand(2, -1), values).isfinite().all()
+    if temperature == 100.0:
+        expected = [[0] * channels, [255] * channels]
+        assert (values[0] < values[1]).all()
+        assert kind == "categorical" or values.tolist() == expected
+
+
+def test_the_last_uniform_never_draws_what_is_impossible() -> None:
+    """Rounding in the cumulated sum must not push u ≈ 1 past the last value with a weight."""
+    head = make_head("categorical", 1).float()
+    most = torch.tensor([[1 - 2.0**-24]])
+    for seed in range(300):
+        parameters = random_parameters(256, 1, seed).float()
+        parameters[:, 200:] = -math.inf
+        assert int(draw(head, parameters, most)) < 200
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_the_mixture_layout_is_weights_means_scales_coefficients(channels: int) -> None:
+    config: ModelConfig = tiny_config(head="logistic_mixture", channels=channels)
+    mixture = split_mixture(torch.arange(float(config.head_outputs)), channels)
+    M, pairs = MIXTURES, channels * (channels - 1) // 2
+    assert mixture.weights.tolist() == list(range(M))
+    assert mixture.means.flatten().tolist() == list(range(M, M * (1 + channels)))
+    assert mixture.log_scales.flatten().tolist() == list(
+        range(M * (1 + channels), M * (1 + 2 * channels))
+    )
+    assert mixture.coefficients.shape == (pairs, M)
+    assert float(split_mixture(torch.full((30,), -20.0), 1).log_scales.min()) == -7

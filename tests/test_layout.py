@@ -1,0 +1,93 @@
+"""The layout's rules: imports point one way, and no file is named after nothing (DESIGN §2)."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+LAYERS = ("kernels", "model", "service")
+VAGUE = ("utils", "helpers", "manager", "handler", "context")
+
+
+def modules(folder: str) -> list[Path]:
+    return sorted(path for path in (ROOT / folder).rglob("*.py"))
+
+
+def imported(source: str, path: str = "<test>") -> set[str]:
+    """Give every module that the source imports, anywhere in it, by its full name."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source, path)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno} imports relatively"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute | ast.Name)
+            and ast.unparse(node.func) in ("importlib.import_module", "import_module", "__import__")
+            and node.args
+            and isinstance(node.args[0], ast.Constant)
+        ):
+            names.add(str(node.args[0].value))
+    return names
+
+
+def roots(names: set[str]) -> set[str]:
+    return {name.split(".")[0] for name in names}
+
+
+def imports_of(path: Path) -> set[str]:
+    return imported(path.read_text(), str(path))
+
+
+def test_the_reader_of_imports_sees_them_all() -> None:
+    source = (
+        "import a, b.c\nfrom d import e\ndef f():\n    from g.h import i\n    import j as k\n"
+        "if x:\n    import_module('l.m')\n"
+    )
+    assert roots(imported(source)) == {"a", "b", "d", "g", "j", "l"}
+
+
+@pytest.mark.parametrize("folder", ["kernels", "model"])
+def test_there_is_something_to_check(folder: str) -> None:
+    assert len(modules(folder)) > 1
+
+
+def test_kernels_import_torch_triton_and_numpy_only() -> None:
+    allowed = {"torch", "triton", "numpy", "kernels", *sys.stdlib_module_names}
+    for path in modules("kernels"):
+        assert roots(imports_of(path)) <= allowed, path
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_imports_point_one_way(layer: str) -> None:
+    above = {*LAYERS[LAYERS.index(layer) + 1 :], "tests"}
+    for path in modules(layer):
+        assert not roots(imports_of(path)) & above, path
+
+
+@pytest.mark.parametrize(
+    ("file", "unknown"),
+    [
+        ("service/engine.py", {"fastapi", "starlette", "uvicorn", "pydantic", "json", "orjson"}),
+        ("service/app.py", {"torch", "triton"}),
+    ],
+)
+def test_engine_knows_no_http_and_app_no_torch(file: str, unknown: set[str]) -> None:
+    path = ROOT / file
+    if not path.exists():
+        pytest.skip(f"{file} is not written yet")
+    assert not roots(imports_of(path)) & unknown
+
+
+def test_no_file_is_named_after_nothing() -> None:
+    for folder in (*LAYERS, "tests"):
+        for path in (ROOT / folder).rglob("*.*"):
+            words = path.stem.lower().replace("-", "_").split("_")
+            assert not {w.rstrip("s") for w in words} & {v.rstrip("s") for v in VAGUE}, path

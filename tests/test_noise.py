@@ -1,0 +1,93 @@
+"""An image's uniforms: the same for ever, strictly inside (0, 1), and of no other image."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pytest
+
+from model.noise import MAX_SEED, image_noise, image_seed
+
+# The numerators k of (k + 1/2) / 2²³. If these change, every image ever drawn changes.
+GOLDEN = {
+    (0, 4, 3): [
+        [96861, 2026261, 934707],
+        [4734653, 4214265, 2328724],
+        [7940189, 8271723, 2129219],
+        [1636202, 5970255, 1101127],
+    ],
+    (123456789, 2, 2): [[6931122, 3693846], [3152971, 5167806]],
+    (MAX_SEED, 1, 4): [[1970832, 6017238, 3449205, 6007447]],
+}
+GOLDEN_SHA256 = "90b34686ed8289ec5733bedcc55bc0a6808c1c5d1b81f4c478baaa924979e854"
+
+
+@pytest.mark.parametrize(("seed", "pixels", "draws"), GOLDEN)
+def test_the_uniforms_never_change(seed: int, pixels: int, draws: int) -> None:
+    uniforms = image_noise(seed, pixels, draws)
+    assert uniforms.dtype == np.float32
+    numerators = uniforms.astype(np.float64) * 2**23 - 0.5
+    assert numerators.tolist() == GOLDEN[seed, pixels, draws]
+
+
+def test_a_whole_image_never_changes() -> None:
+    digest = hashlib.sha256(image_noise(7, 784, 2).astype("<f4").tobytes())
+    assert digest.hexdigest() == GOLDEN_SHA256
+
+
+@pytest.mark.parametrize("words", [0, 2**41 - 1, 2**63, MAX_SEED - 2**41, MAX_SEED])
+def test_inside_zero_and_one_whatever_the_generator_gives(
+    words: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Constant:
+        def __init__(self, key: int) -> None:
+            pass
+
+        def random_raw(self, count: int) -> np.ndarray:
+            return np.full(count, words, np.uint64)
+
+    monkeypatch.setattr(np.random, "Philox", Constant)
+    uniforms = image_noise(1, 2, 2)
+    assert uniforms.min() > 0
+    assert uniforms.max() < 1
+    assert abs(float(uniforms[0, 0]) - words / 2**64) <= 2**-24
+
+
+def test_uniform() -> None:
+    """Kolmogorov's distance over 200,000 numbers; 0.0044 is its one-in-a-thousand point."""
+    values = np.sort(image_noise(11, 100_000, 2).ravel().astype(np.float64))
+    steps = np.arange(1, values.size + 1) / values.size
+    assert np.abs(values - steps).max() < 0.0044
+    counts, _ = np.histogram(values, 64, (0, 1))
+    expected = values.size / 64
+    assert ((counts - expected) ** 2 / expected).sum() < 110  # χ² of 63, one in 5,000
+
+
+def test_images_are_independent() -> None:
+    """Seeds beside each other, and far apart, share nothing: correlations of 20,000 numbers."""
+    seeds = [0, 1, 2, 3, 2**32, 2**63, MAX_SEED]
+    rows = np.stack([image_noise(seed, 10_000, 2).ravel() for seed in seeds])
+    correlations = np.corrcoef(rows) - np.eye(len(seeds))
+    assert np.abs(correlations).max() < 4.5 / np.sqrt(20_000)
+    along = np.corrcoef(rows[0, :-1], rows[0, 1:])[0, 1]
+    assert abs(along) < 4.5 / np.sqrt(20_000)
+
+
+def test_a_longer_image_begins_the_same() -> None:
+    assert np.array_equal(image_noise(5, 10, 3), image_noise(5, 20, 3)[:10])
+
+
+def test_images_of_a_request_have_the_seeds_after_its_own() -> None:
+    assert image_seed(40, 2) == 42
+    assert image_seed(0, 0) == 0
+    assert image_seed(MAX_SEED, 0) == MAX_SEED
+    assert image_seed(MAX_SEED, 1) == 0  # wraps
+    assert image_seed(MAX_SEED - 1, 5) == 3
+    assert len({image_seed(MAX_SEED - 10, index) for index in range(50)}) == 50
+
+
+@pytest.mark.parametrize("seed", [-1, MAX_SEED + 1, 2**70])
+def test_seeds_outside_64_bits_are_refused(seed: int) -> None:
+    with pytest.raises(ValueError, match=f"a seed must be 0 to {MAX_SEED}, not {seed}"):
+        image_noise(seed, 1, 1)
