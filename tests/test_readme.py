@@ -1,0 +1,128 @@
+"""What README tells a newcomer to type works as it stands there, with the shipped weights."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import socket
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from PIL import Image
+from typer.main import get_command
+
+from service.cli import app
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+ADDRESS = "http://127.0.0.1:8000"
+
+
+def blocks(language: str, heading: str) -> list[str]:
+    """Give the code blocks of a language below a heading, up to the next heading."""
+    section = README.split(f"\n{heading}\n")[1]
+    section = re.split(r"^#{2,3} ", section, maxsplit=1, flags=re.MULTILINE)[0]
+    return re.findall(rf"^```{language}\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "service", "serve", "--port", str(port)]
+    with subprocess.Popen([*command, "--log-level", "warning"]) as process:
+        try:
+            address = f"http://127.0.0.1:{port}"
+            deadline = time.monotonic() + 120
+            while time.monotonic() < deadline:
+                assert process.poll() is None, "the server ended"
+                try:
+                    if httpx.get(f"{address}/readyz").status_code == 200:
+                        break
+                except httpx.TransportError:
+                    pass
+                time.sleep(0.1)
+            yield address
+        finally:
+            process.terminate()
+
+
+def size(path: Path) -> tuple[int, int]:
+    with Image.open(path) as picture:
+        return picture.size
+
+
+def run(command: list[str], folder: Path) -> str:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_curl(server: str, tmp_path: Path) -> None:
+    (script,) = blocks("sh", "## Over HTTP")
+    output = run(["bash", "-euc", script.replace(ADDRESS, server)], tmp_path)
+    assert size(tmp_path / "samples.png") == (4 * 30 - 2, 4 * 30 - 2)
+    assert size(tmp_path / "digit.png") == (28, 28)
+    with zipfile.ZipFile(tmp_path / "completions.zip") as archive:
+        assert len(archive.namelist()) == 4
+    assert (
+        output.count('"seed"') == 8 + 2
+    )  # eight sevens; the one streamed is told at its start and its end
+    assert "event: completed" in output
+    assert '"object":"list"' in output
+
+
+def test_python(server: str, tmp_path: Path) -> None:
+    plain, stream = blocks("python", "### From Python")
+    run([sys.executable, "-c", plain.replace(ADDRESS, server)], tmp_path)
+    assert size(tmp_path / "four-ways.png") == (2 * 30 - 2, 2 * 30 - 2)
+    lines = run([sys.executable, "-c", stream.replace(ADDRESS, server)], tmp_path).splitlines()
+    assert lines[0].startswith("started")
+    assert lines[-1].startswith("completed")
+
+
+def test_without_a_server(tmp_path: Path) -> None:
+    (script,) = blocks("sh", "## Without a server")
+    Image.new("L", (28, 28)).save(tmp_path / "digit.png")
+    for line in script.strip().splitlines():
+        words = shlex.split(line)
+        assert words[0] == ".venv/bin/scanline"
+        run([sys.executable, "-m", "service", *words[1:]], tmp_path)
+    assert size(tmp_path / "samples.png") == ((8 * 30 - 2) * 4,) * 2
+    assert size(tmp_path / "completions.png") == ((3 * 30 - 2) * 4,) * 2
+
+
+def commands() -> list[list[str]]:
+    """Every other `scanline` command in README, as words."""
+    found = re.findall(r"^\.venv/bin/scanline (.*?)(?:\s+#.*)?$", README, re.MULTILINE)
+    return [shlex.split(line) for line in found]
+
+
+@pytest.mark.parametrize("words", commands(), ids=" ".join)
+def test_options_exist(words: list[str]) -> None:
+    group = get_command(app)
+    command = group.commands[words[0]]  # type: ignore[attr-defined]
+    known = {name for parameter in command.params for name in parameter.opts}
+    assert {word for word in words[1:] if word.startswith("-")} <= known
+
+
+def test_settings_are_all_told() -> None:
+    from service.settings import Settings
+
+    table = README.split("## Running it for others")[1]
+    for name in Settings.model_fields:
+        assert f"`{name.upper()}`" in table, name
+
+
+def test_the_make_targets_are_there() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"^make (\w+)", README, re.MULTILINE):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+    assert os.access(ROOT / ".ci" / "run", os.X_OK)
