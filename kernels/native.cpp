@@ -14,10 +14,9 @@ namespace scanline {
 // Sharing each product's columns between all threads reads the weights once, and pays for some 40
 // meetings a step: measured to be worth it below so many rows a thread.
 constexpr int SHARED_ROWS = 2;
-// Threads that meet this often lose whole time slices where other processes want the cores. A
-// stretch of SHARED_PIXELS in which TOO_MANY_SLEEPS meetings outlasted their spin tells so, and
-// the next ALONE_STRETCHES run without meetings.
-constexpr int SHARED_PIXELS = 16, TOO_MANY_SLEEPS = 3, ALONE_STRETCHES = 32;
+// Threads that meet this often lose whole time slices where other processes want the cores. So
+// many meetings that outlast their spin tell so, and the next pixels run without meetings.
+constexpr int TOO_MANY_SLEEPS = 3, ALONE_PIXELS = 512;
 
 class Decoder {
 public:
@@ -61,24 +60,30 @@ public:
     // Up to n more pixels of each collected slot.
     void step(int n) {
         const int count = static_cast<int>(slots_.size());
-        const bool few = pool_.threads() > 1 && count < SHARED_ROWS * pool_.threads();
-        n = std::min(n, pixels_);
-        for (int pixels = 0; n > 0; n -= pixels) {
-            pixels = few ? std::min(n, SHARED_PIXELS) : n;
-            const auto work = [&](Range slots, const Seat& seat) { draw(slots, pixels, seat); };
-            const bool together = few && count <= MAX_ROWS && alone_stretches_ == 0;
-            if (together) spread_together(count, work);
-            else spread_parts(count, MAX_ROWS, work);
-            if (together && together_.barrier.take_sleeps() >= TOO_MANY_SLEEPS)
-                alone_stretches_ = ALONE_STRETCHES;
-            else if (!together && alone_stretches_ > 0)
-                --alone_stretches_;
+        const bool few = pool_.threads() > 1 && count < SHARED_ROWS * pool_.threads() &&
+                         count <= MAX_ROWS;
+        n = count ? std::min(n, pixels_) : 0;
+        if (few && n > 0 && alone_pixels_ <= 0) {
+            together_.held_up = false;
+            together_.barrier.forget_sleeps();
+            int done = 0;
+            spread_together(count, [&](Range slots, const Seat& seat) {
+                const int drawn = draw(slots, n, seat);
+                if (seat.leads()) done = drawn;
+            });
+            n -= done;
+            if (n > 0) alone_pixels_ = ALONE_PIXELS;
         }
+        if (n <= 0) return;
+        if (alone_pixels_ > 0) alone_pixels_ -= n;
+        spread_parts(count, MAX_ROWS,
+                     [&](Range slots, const Seat& seat) { draw(slots, n, seat); });
     }
 
     // The first lengths[i] pixels of each collected slot, from nothing.
     void prefill(const int32_t* lengths) {
         const int count = static_cast<int>(slots_.size());
+        if (count == 0) return;
         const auto work = [&](Range slots, const Seat& seat) {
             for (int i = slots.begin; i < slots.end; ++i)
                 if (lengths[i] > 0)
@@ -96,7 +101,6 @@ private:
     // Have `work(all slots, seat)` done by one team of all threads.
     template <typename Work>
     void spread_together(int count, const Work& work) {
-        if (count == 0) return;
         pool_.run([&](int i) {
             work(Range{0, count}, Seat{together_, i, members_[static_cast<size_t>(i)]});
         });
@@ -105,7 +109,6 @@ private:
     // Have `work(range of slots, seat)` done by each thread alone, for parts of at most `most` slots.
     template <typename Work>
     void spread_parts(int count, int most, const Work& work) {
-        if (count == 0) return;
         const int threads = pool_.threads();
         const int rounds = (count + threads * most - 1) / (threads * most);
         const int parts = std::min(count, rounds * threads);
@@ -120,7 +123,8 @@ private:
         else pool_.run(job);
     }
 
-    void draw(Range slots, int n, const Seat& seat) {
+    // Returns how many pixels it came to: fewer than n where the team is held up.
+    int draw(Range slots, int n, const Seat& seat) {
         Row rows[MAX_ROWS];
         int first[MAX_ROWS];
         const int* const mine = slots_.data() + slots.begin;
@@ -128,6 +132,7 @@ private:
         for (int i = 0; i < count; ++i) first[i] = inputs_.positions[mine[i]];
         seat.meet();  // all have read the positions before one writes them
         for (int done = 0; done < n; ++done) {
+            if (seat.team.held_up) return done;
             for (int part = 0; part < steps_per_pixel_; ++part) {
                 int running = 0;
                 for (int i = 0; i < count; ++i) {
@@ -135,12 +140,13 @@ private:
                     if (pixel < pixels_)
                         rows[running++] = {mine[i], pixel * steps_per_pixel_ + part};
                 }
-                if (running == 0) return;
+                if (running == 0) return n;
                 run(rows, running, seat);
             }
             for (int i = 0; seat.leads() && i < count; ++i)
                 inputs_.positions[mine[i]] = std::min(pixels_, first[i] + done + 1);
         }
+        return n;
     }
 
     void absorb(int slot, int length, const Seat& seat) {
@@ -184,6 +190,8 @@ private:
         while (inside(mine.end)) ++mine.end;
         for (int r = mine.begin; r < mine.end; ++r)
             decide(modelled[r], network_.parameters(seat.team, r));
+        if (seat.leads() && seat.team.barrier.sleeps() >= TOO_MANY_SLEEPS)
+            seat.team.held_up = true;
         seat.meet();
     }
 
@@ -231,7 +239,7 @@ private:
     std::vector<Member> members_;
     std::vector<int> slots_;
     std::vector<bool> seen_;
-    int alone_stretches_ = 0;
+    int alone_pixels_ = 0;
     float* trace_ = nullptr;
 };
 

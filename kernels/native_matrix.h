@@ -16,10 +16,13 @@ constexpr bool BF16_DOT = true;  // vdpbf16ps multiplies pairs of bf16 and adds 
 constexpr bool BF16_DOT = false;
 #endif
 
-#if defined(__AVX512F__)  // 32 registers: 6 × 4 sums, 4 weights, 1 activation
-constexpr int PANEL_VECS = 4, MAX_BLOCK = 6;
-#else  // 16 registers: 4 × 2 sums, 4 halves of weights, 2 activations
-constexpr int PANEL_VECS = 2, MAX_BLOCK = 4;
+// Vectors in a panel, and the most rows that a kernel takes: their sums, the panel's weights and an
+// activation have to fit the registers, 32 or 16.
+constexpr int PANEL_VECS = 2;
+#if defined(__AVX512F__)
+constexpr int BLOCK = 12;
+#else
+constexpr int BLOCK = 4;
 #endif
 constexpr int PANEL = PANEL_VECS * LANES;
 
@@ -54,59 +57,75 @@ private:
     bool bf16_;
 };
 
-// R rows times one panel: `tile[r][column] = Σ_k input[r][k] · weight[k][column]`.
-using Kernel = void (*)(const std::byte* input, size_t stride, const std::byte* panel, int inputs,
-                        float* tile);
-
-template <int R>
-void multiply_float32(const std::byte* input, size_t stride, const std::byte* panel, int inputs,
-                      float* tile) {
-    const auto* weights = reinterpret_cast<const float*>(panel);
-    Vec sums[R][PANEL_VECS] = {};
-    for (int k = 0; k < inputs; ++k, weights += PANEL) {
-        for (int r = 0; r < R; ++r) {
-            const Vec a = broadcast(reinterpret_cast<const float*>(input + r * stride)[k]);
-            for (int c = 0; c < PANEL_VECS; ++c)
-                sums[r][c] = fma(load(weights + c * LANES), a, sums[r][c]);
+// R rows times P neighbouring panels: `tile[r][column] = Σ_k input[r][k] · weight[k][column]`. Few
+// rows take several panels at once, for enough sums in flight to hide the latency of one.
+template <int R, int P>
+void multiply_float32(const std::byte* input, size_t stride, const std::byte* panel,
+                      size_t panel_bytes, int inputs, float* tile) {
+    Vec sums[R][P][PANEL_VECS] = {};
+    for (int k = 0; k < inputs; ++k, panel += PANEL * sizeof(float)) {
+        for (int p = 0; p < P; ++p) {
+            const auto* w = reinterpret_cast<const float*>(panel + p * panel_bytes);
+            for (int r = 0; r < R; ++r) {
+                const Vec a = broadcast(reinterpret_cast<const float*>(input + r * stride)[k]);
+                for (int c = 0; c < PANEL_VECS; ++c)
+                    sums[r][p][c] = fma(load(w + c * LANES), a, sums[r][p][c]);
+            }
         }
     }
-    for (int r = 0; r < R; ++r)
-        for (int c = 0; c < PANEL_VECS; ++c) store(tile + r * PANEL + c * LANES, sums[r][c]);
+    std::memcpy(tile, sums, sizeof sums);
 }
 
-template <int R>
-void multiply_bf16(const std::byte* input, size_t stride, const std::byte* panel, int inputs,
-                   float* tile) {
-    const auto* weights = reinterpret_cast<const int32_t*>(panel);
-    Vec sums[R][PANEL_VECS] = {};
-    for (int k = 0; k < inputs; k += 2, weights += PANEL) {
+template <int R, int P>
+void multiply_bf16(const std::byte* input, size_t stride, const std::byte* panel,
+                   size_t panel_bytes, int inputs, float* tile) {
+    Vec sums[R][P][PANEL_VECS] = {};
+    for (int k = 0; k < inputs; k += 2, panel += PANEL * sizeof(int32_t)) {
+        for (int p = 0; p < P; ++p) {
+            const auto* w = reinterpret_cast<const VecInt*>(panel + p * panel_bytes);
+            for (int r = 0; r < R; ++r) {
 #if defined(__AVX512BF16__)
-        __m512bh w[PANEL_VECS];
-        for (int c = 0; c < PANEL_VECS; ++c)
-            w[c] = (__m512bh)_mm512_load_si512(weights + c * LANES);
-        for (int r = 0; r < R; ++r) {
-            const auto pair = reinterpret_cast<const int32_t*>(input + r * stride)[k / 2];
-            const auto a = (__m512bh)_mm512_set1_epi32(pair);
-            for (int c = 0; c < PANEL_VECS; ++c) sums[r][c] = _mm512_dpbf16_ps(sums[r][c], w[c], a);
-        }
+                const auto pair = reinterpret_cast<const int32_t*>(input + r * stride)[k / 2];
+                const auto a = (__m512bh)_mm512_set1_epi32(pair);
+                for (int c = 0; c < PANEL_VECS; ++c)
+                    sums[r][p][c] = _mm512_dpbf16_ps(sums[r][p][c], (__m512bh)w[c], a);
 #else
-        Vec even[PANEL_VECS], odd[PANEL_VECS];
-        for (int c = 0; c < PANEL_VECS; ++c) {
-            const VecInt pairs = *reinterpret_cast<const VecInt*>(weights + c * LANES);
-            even[c] = (Vec)(pairs << 16);
-            odd[c] = (Vec)(pairs & static_cast<int32_t>(0xffff0000u));
-        }
-        for (int r = 0; r < R; ++r) {
-            const auto* a = reinterpret_cast<const float*>(input + r * stride) + k;
-            const Vec first = broadcast(a[0]), second = broadcast(a[1]);
-            for (int c = 0; c < PANEL_VECS; ++c)
-                sums[r][c] = fma(odd[c], second, fma(even[c], first, sums[r][c]));
-        }
+                const auto* a = reinterpret_cast<const float*>(input + r * stride) + k;
+                const Vec first = broadcast(a[0]), second = broadcast(a[1]);
+                for (int c = 0; c < PANEL_VECS; ++c) {
+                    const Vec even = (Vec)(w[c] << 16);
+                    const Vec odd = (Vec)(w[c] & static_cast<int32_t>(0xffff0000u));
+                    sums[r][p][c] = fma(odd, second, fma(even, first, sums[r][p][c]));
+                }
 #endif
+            }
+        }
     }
-    for (int r = 0; r < R; ++r)
-        for (int c = 0; c < PANEL_VECS; ++c) store(tile + r * PANEL + c * LANES, sums[r][c]);
+    std::memcpy(tile, sums, sizeof sums);
 }
+
+using Kernel = void (*)(const std::byte*, size_t, const std::byte*, size_t, int, float*);
+
+// The kernels for some number of rows: `wide` takes `panels` at once, `narrow` one.
+struct Kernels {
+    int rows, panels;
+    Kernel wide, narrow;
+};
+template <bool BF16, int R, int P>
+constexpr Kernels kernels() {
+    if constexpr (BF16) return {R, P, multiply_bf16<R, P>, multiply_bf16<R, 1>};
+    else return {R, P, multiply_float32<R, P>, multiply_float32<R, 1>};
+}
+template <bool BF16>
+constexpr Kernels KERNELS[] = {
+#if defined(__AVX512F__)
+    kernels<BF16, 1, 4>(), kernels<BF16, 2, 4>(), kernels<BF16, 4, 2>(),  kernels<BF16, 6, 1>(),
+    kernels<BF16, 8, 1>(), kernels<BF16, 10, 1>(), kernels<BF16, 12, 1>(),
+#else
+    kernels<BF16, 1, 4>(), kernels<BF16, 2, 2>(), kernels<BF16, 4, 1>(),
+#endif
+};
+constexpr int MOST_PANELS = 4;
 
 // A linear map with its bias, packed. Inputs and outputs may be spread out on the way in: head by
 // head with padding between them, which no weight touches.
@@ -143,23 +162,28 @@ public:
     size_t bytes() const { return panel_bytes_ * static_cast<size_t>(panels_); }
 
     // Multiply rows with some of the panels, and give each vector of the result, bias added, to
-    // `take(row, column, values)`.
+    // `take(row, column, values)`. Kernels come for even numbers of rows: the memory of `input` may
+    // be read, not used, one row beyond the last.
     template <typename Take>
-    void multiply(const std::byte* input, size_t stride, int rows, Range panels,
-                  Take take) const {
-        alignas(64) float tile[MAX_BLOCK * PANEL];
-        const int blocks = (rows + MAX_BLOCK - 1) / MAX_BLOCK;
-        for (int panel = panels.begin; panel < panels.end; ++panel) {
+    void multiply(const std::byte* input, size_t stride, int rows, Range panels, Take take) const {
+        alignas(64) float tile[BLOCK * MOST_PANELS * PANEL];
+        const int blocks = (rows + BLOCK - 1) / BLOCK;
+        for (int panel = panels.begin, done; panel < panels.end; panel += done) {
             const std::byte* weights = weights_.get() + static_cast<size_t>(panel) * panel_bytes_;
+            done = 1;
             for (int block = 0; block < blocks; ++block) {
                 const Range some = Range::share(rows, block, blocks);
-                kernel(some.end - some.begin)(input + static_cast<size_t>(some.begin) * stride,
-                                              stride, weights, inputs_, tile);
+                const Kernels& kernels = choose(some.end - some.begin);
+                const bool wide = blocks == 1 && panels.end - panel >= kernels.panels;
+                if (wide) done = kernels.panels;
+                (wide ? kernels.wide : kernels.narrow)(
+                    input + static_cast<size_t>(some.begin) * stride, stride, weights, panel_bytes_,
+                    inputs_, tile);
+                const float* sums = tile;
                 for (int row = some.begin; row < some.end; ++row) {
-                    for (int c = 0; c < PANEL_VECS; ++c) {
+                    for (int c = 0; c < done * PANEL_VECS; ++c, sums += LANES) {
                         const int column = panel * PANEL + c * LANES;
-                        const Vec sums = load(tile + (row - some.begin) * PANEL + c * LANES);
-                        take(row, column, sums + load(bias_.get() + column));
+                        take(row, column, load(sums) + load(bias_.get() + column));
                     }
                 }
             }
@@ -167,21 +191,10 @@ public:
     }
 
 private:
-    Kernel kernel(int rows) const {
-        static constexpr Kernel float32[] = {
-            multiply_float32<1>, multiply_float32<2>, multiply_float32<3>, multiply_float32<4>,
-#if defined(__AVX512F__)
-            multiply_float32<5>, multiply_float32<6>,
-#endif
-        };
-        static constexpr Kernel bf16[] = {
-            multiply_bf16<1>, multiply_bf16<2>, multiply_bf16<3>, multiply_bf16<4>,
-#if defined(__AVX512F__)
-            multiply_bf16<5>, multiply_bf16<6>,
-#endif
-        };
-        static_assert(sizeof float32 / sizeof(Kernel) == MAX_BLOCK);
-        return (bf16_ ? bf16 : float32)[rows - 1];
+    const Kernels& choose(int rows) const {
+        const Kernels* kernels = bf16_ ? KERNELS<true> : KERNELS<false>;
+        while (kernels->rows < rows) ++kernels;
+        return *kernels;
     }
 
     bool bf16_ = false;

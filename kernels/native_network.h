@@ -19,7 +19,10 @@
 
 namespace scanline {
 
-constexpr int MAX_ROWS = 32;  // of one call: their activations should fit the second-level cache
+// Rows of one call. Their activations should fit the second-level cache, and their states the
+// third beside the weights; and 24 is two full blocks of the widest kernel.
+constexpr int MAX_ROWS = 24;
+constexpr int INPUT_ROWS = MAX_ROWS + 1;  // a product may read one row too many
 constexpr float ATTENTION_EPS = 1e-6f;
 
 struct Row {
@@ -54,11 +57,12 @@ struct Sizes {
 struct Team {
     Team(const Sizes& s, const InputFormat& format, int members)
         : members(members), barrier(members), qkv(size_t{MAX_ROWS} * 3 * s.qkv()),
-          attended(MAX_ROWS * format.bytes(s.qkv())), hidden(MAX_ROWS * format.bytes(s.hidden)),
+          attended(INPUT_ROWS * format.bytes(s.qkv())), hidden(INPUT_ROWS * format.bytes(s.hidden)),
           added(size_t{MAX_ROWS} * s.wide), parameters(size_t{MAX_ROWS} * s.parameters) {}
 
     const int members;
     Barrier barrier;
+    bool held_up = false;  // by other processes: written before a meeting, read after
     Buffer<float> qkv;
     Buffer<std::byte> attended, hidden;
     Buffer<float> added, parameters;
@@ -66,7 +70,7 @@ struct Team {
 
 struct Member {
     Member(const Sizes& s, const InputFormat& format)
-        : x(size_t{MAX_ROWS} * s.wide), input(MAX_ROWS * format.bytes(s.wide)) {}
+        : x(size_t{MAX_ROWS} * s.wide), input(INPUT_ROWS * format.bytes(s.wide)) {}
 
     Buffer<float> x;  // the residual stream
     Buffer<std::byte> input;

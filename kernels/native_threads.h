@@ -22,17 +22,17 @@ inline void relax() {
 #endif
 }
 
-// Wait until `word` is no longer `old`. The spin is bounded: where another process has taken the
-// partner's core, sleeping gives it ours.
-inline void wait_change(const std::atomic<uint32_t>& word, uint32_t old, int spins) {
-    for (int i = 0; i < spins; ++i) {
-        if (word.load(std::memory_order_acquire) != old) return;
+// Wait until `word` is no longer `old`; true where that took a sleep. The spin is bounded: where
+// another process has taken the partner's core, sleeping gives it ours.
+inline bool wait_change(const std::atomic<uint32_t>& word, uint32_t old) {
+    constexpr int SPINS = 2000;  // some 30 microseconds
+    for (int i = 0; i < SPINS; ++i) {
+        if (word.load(std::memory_order_acquire) != old) return false;
         relax();
     }
     while (word.load(std::memory_order_acquire) == old) word.wait(old, std::memory_order_acquire);
+    return true;
 }
-
-constexpr int SPINS = 2000;  // some 40 microseconds
 
 // Where the members of a team meet.
 class Barrier {
@@ -47,12 +47,17 @@ public:
             phase_.store(phase + 1, std::memory_order_release);
             phase_.notify_all();
         } else {
-            wait_change(phase_, phase, SPINS);
+            if (wait_change(phase_, phase)) slept_.fetch_add(1, std::memory_order_relaxed);
         }
     }
 
+    // How often a member had to sleep.
+    int sleeps() const { return slept_.load(std::memory_order_relaxed); }
+    void forget_sleeps() { slept_.store(0, std::memory_order_relaxed); }
+
 private:
     const uint32_t members_;
+    std::atomic<int> slept_{0};
     alignas(64) std::atomic<uint32_t> arrived_{0};
     alignas(64) std::atomic<uint32_t> phase_{0};
 };
@@ -86,7 +91,7 @@ public:
         start();
         job(0);
         for (uint32_t left; (left = running_.load(std::memory_order_acquire)) != 0;)
-            wait_change(running_, left, SPINS);
+            wait_change(running_, left);
     }
 
 private:
@@ -103,7 +108,7 @@ private:
 
     void work(int i) {
         for (uint32_t seen = 0;; ++seen) {
-            wait_change(jobs_, seen, SPINS);
+            wait_change(jobs_, seen);
             if (!call_) return;
             call_(job_, i);
             if (running_.fetch_sub(1, std::memory_order_acq_rel) == 1) running_.notify_all();
