@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -68,10 +67,9 @@ def random_canvas(config: ModelConfig, rows: int, seed: int = 0) -> Tensor:
 
 
 @pytest.fixture(autouse=True)
-def _seeded() -> Iterator[None]:
+def _seeded() -> None:
     """Start every test from one seed, so that a failure can be run again alone."""
     torch.manual_seed(0)
-    yield
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from model import checkpoint
 from model.checkpoint import (
     FORMAT,
     CheckpointError,
@@ -142,7 +141,7 @@ def test_foreign_safetensors_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "foreign.safetensors"
     for metadata in (None, {"format": "pt"}, {"format": "scanline/99"}):
         safetensors.torch.save_file({"weight": torch.ones(2)}, path, metadata)
-        with pytest.raises(CheckpointError, match="not one of Scanline's .* `scanline import`"):
+        with pytest.raises(CheckpointError, match=r"not one of Scanline's .* `scanline import`"):
             load_checkpoint(path)
 
 
@@ -207,7 +206,7 @@ def test_a_folders_checkpoints_by_name(tmp_path: Path) -> None:
     (tmp_path / "a.md").touch()
     assert find_checkpoints(tmp_path) == {n: tmp_path / f"{n}.safetensors" for n in "ab"}
     for empty in (tmp_path / "nothing", tmp_path / "absent"):
-        with pytest.raises(CheckpointError, match="no .*safetensors in .* `scanline train mnist"):
+        with pytest.raises(CheckpointError, match=r"no .*safetensors in .* `scanline train mnist"):
             find_checkpoints(empty)
 
 
@@ -320,7 +319,7 @@ def test_an_import_can_be_saved_and_served(
 ) -> None:
     """Two layers instead of eight: names, not sizes, are what this is about."""
     small = PRESETS["mnist-paper"].to_dict() | {"n_layers": 2}
-    monkeypatch.setitem(checkpoint.PRESETS, "mnist-paper", ModelConfig.from_dict(small))
+    monkeypatch.setitem(PRESETS, "mnist-paper", ModelConfig.from_dict(small))
     tensors = authors_tensors(2)
     torch.save(wrap(tensors), tmp_path / "theirs.pt")
     imported = import_paper_checkpoint(tmp_path / "theirs.pt", "mnist-paper")
@@ -364,7 +363,7 @@ def test_other_networks_are_not_imported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     small = PRESETS["mnist-paper"].to_dict() | {"n_layers": 2}
-    monkeypatch.setitem(checkpoint.PRESETS, "mnist-paper", ModelConfig.from_dict(small))
+    monkeypatch.setitem(PRESETS, "mnist-paper", ModelConfig.from_dict(small))
     tensors = authors_tensors(2)
     change(tensors)
     torch.save(tensors, tmp_path / "theirs.pt")
@@ -396,8 +395,9 @@ def test_code_in_a_file_is_not_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content",
     [
-        b"", b"hello", b"{}", bytes(300), b"\x89PNG\r\n\x1a\n" + bytes(50), b"PK\x03\x04" + bytes(99),
-        pickle.dumps({"a": 1})[:-3], b"\x80\x02h\x05.", b"\x80\x02}q\x00X\xff\xff\x00\x00a.", b"(lp0\n.",
+        b"", b"hello", b"{}", bytes(300), b"\x89PNG\r\n\x1a\n" + bytes(50),
+        b"PK\x03\x04" + bytes(99), pickle.dumps({"a": 1})[:-3], b"\x80\x02h\x05.",
+        b"\x80\x02}q\x00X\xff\xff\x00\x00a.", b"(lp0\n.",
     ],
 )  # fmt: skip
 def test_what_is_no_pytorch_file_is_refused(tmp_path: Path, content: bytes) -> None:

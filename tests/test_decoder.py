@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import pytest
@@ -100,12 +101,14 @@ def draw(
     return decoder.canvas.copy(), decoder.bits.copy()
 
 
-def network_bits(network: LinearTransformer, canvas: NDArray[np.uint8], inputs: Inputs) -> NDArray:
+def network_bits(
+    network: LinearTransformer, canvas: NDArray[np.uint8], inputs: Inputs
+) -> NDArray[np.float32]:
     classes = len(network.config.classes)
     labels = torch.from_numpy(np.where(inputs.label < 0, classes, inputs.label)).long()
     with torch.no_grad():
         bits = network.bits(torch.from_numpy(canvas), labels if classes else None)
-    result: NDArray = bits.numpy()
+    result: NDArray[np.float32] = bits.numpy()
     return result
 
 
@@ -122,7 +125,7 @@ def state_of(decoder: Decoder) -> list[NDArray[np.float32]]:
 @torch.no_grad()
 @few_variants
 def test_the_reference_is_the_network_and_its_head(config: ModelConfig) -> None:
-    """One image drawn by hand with ``network.step`` and ``head.sample``, known pixels left alone."""
+    """One image drawn by hand with ``network.step`` and ``head.sample``; known pixels stay."""
     network = network_of(config)
     inputs = masked(config, 3, seed=4)
     drawn, _ = draw(network, "reference", inputs)
@@ -300,7 +303,7 @@ def test_step_stops_at_the_last_pixel(config: ModelConfig, backend: str) -> None
     assert decoder.positions.tolist() == [config.pixels - 1, 0]
     decoder.step([0, 1], 10**6)
     assert decoder.positions.tolist() == [config.pixels] * 2
-    parts = (decoder.canvas, decoder.bits, *state_of(decoder))
+    parts: list[NDArray[Any]] = [decoder.canvas, decoder.bits, *state_of(decoder)]
     before = [part.copy() for part in parts]
     decoder.step([0, 1], 5)
     decoder.step([0, 1], 0)
@@ -329,7 +332,7 @@ def test_many_small_steps_equal_one_large(
 
 @every_kind
 def test_other_slots_are_not_read_and_not_written(config: ModelConfig, backend: str) -> None:
-    """Slots 1 and 3 work among slots full of NaN, named once as -1; the NaN neither move nor spread."""
+    """Slots 1 and 3 work among slots full of NaN, which neither move nor spread."""
     network, inputs = network_of(config), masked(config, 2)
     clean, clean_bits = draw(network, backend, inputs)
     decoder = open_decoder(network, 5, backend)
@@ -337,10 +340,10 @@ def test_other_slots_are_not_read_and_not_written(config: ModelConfig, backend: 
     for part in (decoder.bits, decoder.noise, decoder.temperature, *state_of(decoder)):
         part[others] = np.nan
     decoder.canvas[others], decoder.positions[others], decoder.known[others] = 77, 3, 1
-    parts = (
+    parts: list[NDArray[Any]] = [
         decoder.bits, decoder.noise, decoder.temperature, decoder.canvas, decoder.positions,
         decoder.known, decoder.label, *state_of(decoder),
-    )  # fmt: skip
+    ]  # fmt: skip
     before = [part[others].copy() for part in parts]
     padded = Inputs(*(getattr(inputs, f.name)[[0, 0, 1]] for f in fields(inputs)))
     put(decoder, [1, -1, 3], padded)
@@ -417,7 +420,7 @@ def test_the_same_seed_gives_the_same_bytes_among_others(
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_an_imported_network_begins_with_its_first_value(channels: int, backend: str) -> None:
-    """Known, the first value is the caller's; unknown, the config's; either way it costs nothing."""
+    """The first value is the caller's, or else the config's; either way it costs nothing."""
     config = tiny_config(
         input="previous", order="subpixel", head="logistic_mixture", positions="sinusoidal",
         norm="post", start="given", first_value=200, channels=channels,
@@ -460,9 +463,12 @@ def test_resetting_a_slot_forgets_its_image(backend: str) -> None:
 def test_the_arrays_are_as_documented(backend: str) -> None:
     decoder = open_decoder(network_of(RGB), 3, backend)
     T = RGB.pixels
-    assert (decoder.canvas.shape, decoder.canvas.dtype) == ((3, T, 3), np.uint8)
-    assert (decoder.bits.shape, decoder.bits.dtype) == ((3, T), np.float32)
-    assert (decoder.positions.shape, decoder.positions.dtype) == ((3,), np.int32)
+    assert decoder.canvas.shape == (3, T, 3)
+    assert decoder.canvas.dtype == np.uint8
+    assert decoder.bits.shape == (3, T)
+    assert decoder.bits.dtype == np.float32
+    assert decoder.positions.shape == (3,)
+    assert decoder.positions.dtype == np.int32
     assert decoder.noise.shape == (3, T, RGB.draws)
     assert decoder.backend == backend
     assert decoder.max_slots == 3
@@ -495,7 +501,7 @@ def test_the_reference_runs_in_float64_too() -> None:
 
 
 def test_unknown_backends_are_refused() -> None:
-    with pytest.raises(ValueError, match="backend must be .*reference.*, not 'quantum'"):
+    with pytest.raises(ValueError, match=r"backend must be .*reference.*, not 'quantum'"):
         open_decoder(network_of(GREY), 1, "quantum")
 
 

@@ -1,4 +1,4 @@
-"""One network, three views: parallel, prefilled and recurrent give the same, and see only the past."""
+"""One network, three views that agree (parallel, prefilled, recurrent) and see only the past."""
 
 from __future__ import annotations
 
@@ -268,6 +268,81 @@ def test_every_parameter_learns() -> None:
         for parameter_name, parameter in network.named_parameters():
             assert parameter.grad is not None, (name, parameter_name)
             assert parameter.grad.abs().max() > 0, (name, parameter_name)
+
+
+# What the parts compute: the views share their code, so that their agreement says nothing of it.
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("activation", ["gelu", "relu"])
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_a_block_is_the_plain_computation(norm: str, activation: str) -> None:
+    config = tiny_config(norm=norm, activation=activation)
+    block = random_network(config).blocks[0]
+    w = {name: parameter.detach() for name, parameter in block.named_parameters()}
+    x = torch.randn(1, 6, 16, dtype=torch.float64)
+
+    def linear(x: Tensor, name: str) -> Tensor:
+        return x @ w[f"{name}.weight"].T + w[f"{name}.bias"]
+
+    def normed(x: Tensor, name: str) -> Tensor:
+        centred = x - x.mean(-1, keepdim=True)
+        scaled = centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+        return scaled * w[f"{name}.weight"] + w[f"{name}.bias"]
+
+    def attention(x: Tensor) -> Tensor:
+        q, k, v = (linear(x, name)[0].view(6, 2, 8) for name in ("query", "key", "value"))
+        heads = []
+        for h in range(2):
+            phi_q, phi_k = (torch.where(y > 0, y + 1, y.exp())[:, h] for y in (q, k))
+            scores = (phi_q @ phi_k.T).tril()
+            heads.append(scores @ v[:, h] / (scores.sum(-1, keepdim=True) + 1e-6))
+        return linear(torch.cat(heads, -1), "out").unsqueeze(0)
+
+    def feed_forward(x: Tensor) -> Tensor:
+        y = linear(x, "linear1")
+        gelu = 0.5 * y * (1 + torch.erf(y / 2**0.5))
+        return linear(gelu if activation == "gelu" else y.clamp(min=0), "linear2")
+
+    if norm == "pre":
+        middle = x + attention(normed(x, "norm1"))
+        expected = middle + feed_forward(normed(middle, "norm2"))
+    else:
+        middle = normed(x + attention(x), "norm1")
+        expected = normed(middle + feed_forward(middle), "norm2")
+    assert_close(block(x)[0], expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("encoding", ["table", "linear", "table+linear"])
+@pytest.mark.parametrize("order", ["subpixel", "pixel"])
+def test_the_first_layer_sees_places_position_and_label(order: str, encoding: str) -> None:
+    config = tiny_config(channels=3, order=order, encoding=encoding, classes=("a", "b"))
+    network = random_network(config)
+    w = dict(network.named_parameters())
+    layer = network.input
+    assert isinstance(layer, NeighbourhoodInput)
+    canvas = random_canvas(config, 1)
+    steps = torch.arange(config.steps).unsqueeze(0)
+    got = network.embed(canvas, steps, torch.tensor([1]))[0]
+    ids = layer.place_ids(canvas, steps)[0]  # checked below
+    for step in range(config.steps):
+        pixel, part = divmod(step, config.steps_per_pixel)
+        expected = w["positions.row"][pixel // 4] + w["positions.column"][pixel % 4]
+        expected = expected + w["label_embedding.weight"][1]
+        if order == "subpixel":
+            expected = expected + w["positions.channel"][part]
+        for place, value in enumerate(ids[step].tolist()):
+            if "table" in encoding:
+                expected = expected + w["input.tables"][257 * place + value]
+            if "linear" in encoding:
+                matrix = w["input.linear.weight"]
+                intensity = 0.0 if value == 256 else value / 127.5 - 1
+                expected = expected + matrix[:, place] * intensity
+                expected = expected + matrix[:, ids.shape[1] + place] * (value == 256)
+        if "linear" in encoding:
+            expected = expected + w["input.linear.bias"]
+        assert_close(got[step], expected)
 
 
 # What a step sees.

@@ -109,7 +109,9 @@ def test_the_average_is_what_is_served_and_follows_the_weights(tmp_path: Path) -
     fresh = evaluate(Trainer(MODEL, CONFIG, tmp_path, CPU).model, data)
     assert averaged.bits_per_dim < fresh.bits_per_dim - 1
     assert abs(averaged.bits_per_dim - last.bits_per_dim) < 1
-    assert not torch.equal(trainer.average.head.predictor.weight, trainer.model.head.predictor.weight)
+    assert not torch.equal(
+        trainer.average.head.predictor.weight, trainer.model.head.predictor.weight
+    )
     assert served.facts["steps"] == 60
     assert served.facts["images_seen"] == 240
     assert served.facts["training"] == asdict(replace(CONFIG, steps=60))
@@ -199,10 +201,10 @@ def test_a_truncated_or_foreign_state_does_not_resume(tmp_path: Path) -> None:
     run(tmp_path, replace(CONFIG, steps=1))
     path = tmp_path / "training.pt"
     path.write_bytes(path.read_bytes()[:4000])
-    with pytest.raises(CheckpointError, match="training.pt is no PyTorch file"):
+    with pytest.raises(CheckpointError, match=r"training.pt is no PyTorch file"):
         Trainer(MODEL, CONFIG, tmp_path, CPU).resume()
     torch.save({"weight": torch.ones(2)}, path)
-    with pytest.raises(CheckpointError, match="training.pt is not the state of a training run"):
+    with pytest.raises(CheckpointError, match=r"training.pt is not the state of a training run"):
         Trainer(MODEL, CONFIG, tmp_path, CPU).resume()
 
 
@@ -260,7 +262,7 @@ def wait_for_steps(process: subprocess.Popen[str], folder: Path, count: int) -> 
 
 @pytest.mark.parametrize("launcher", [(), TWO], ids=["one", "torchrun"])
 def test_control_c_leaves_a_run_to_resume(tmp_path: Path, launcher: tuple[str, ...]) -> None:
-    """As a terminal does it: the signal goes to every process of the run at once."""
+    """As a terminal does it: the signal goes to the group, and from torchrun to its processes."""
     process = start(tmp_path, 10**6, *launcher)
     try:
         wait_for_steps(process, tmp_path, 4)
@@ -312,7 +314,9 @@ class Poisoned(Trainer):
             with torch.no_grad():
                 self.model.head.predictor.bias.fill_(torch.nan)
         elif self.step == 3:
-            self.model.head.predictor.bias.register_hook(lambda grad: grad * torch.inf)
+            self.model.head.predictor.bias.register_hook(  # type: ignore[no-untyped-call]
+                lambda grad: grad * torch.inf
+            )
         return super()._train_step(images, labels)
 
 
@@ -477,7 +481,9 @@ def test_a_given_first_value_is_not_counted() -> None:
     data = replace(dataset(3), classes=(), labels=None)
     with torch.no_grad():
         bits = network.bits(torch.from_numpy(data.images.reshape(3, -1, 1)))
-    assert evaluate(network, data).bits_per_dim == pytest.approx(float(bits.sum()) / 3 / 19, rel=1e-5)
+    assert evaluate(network, data).bits_per_dim == pytest.approx(
+        float(bits.sum()) / 3 / 19, rel=1e-5
+    )
 
 
 def test_one_image_has_no_spread() -> None:
