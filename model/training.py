@@ -122,10 +122,7 @@ class Stop:
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         self.asked = True
-        # Under torchrun a Ctrl-C comes twice, from the terminal and from torchrun, which also kills
-        # those that stay.
-        if not dist.is_initialized():
-            signal.signal(number, signal.SIG_DFL)
+        signal.signal(number, signal.SIG_DFL)
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[Stop]:
