@@ -139,9 +139,13 @@ class Engine:
                     self._work.notify()
 
     def close(self, drain: float) -> None:
-        """Take no more work, give what there is ``drain`` seconds to finish, then end the rest."""
+        """Take no more work, give what there is ``drain`` seconds to finish, then end the rest.
+
+        Closing once more can make the time shorter, never longer.
+        """
         with self._work:
-            self._closing = time.monotonic() + drain
+            end = time.monotonic() + drain
+            self._closing = end if self._closing is None else min(end, self._closing)
             self._work.notify()
         if self._thread.ident is not None:
             self._thread.join()

@@ -75,10 +75,10 @@ class Scanline:
         self.ready = True
         log.info("ready: %s", ", ".join(self.models))
 
-    def drain(self) -> None:
+    def drain(self, seconds: float | None = None) -> None:
         """Take no more work, let what runs finish within the drain time, and end the rest."""
         self.ready = False
-        seconds = self.settings.drain_seconds
+        seconds = self.settings.drain_seconds if seconds is None else seconds
         closing = [
             threading.Thread(target=served.engine.close, args=(seconds,))
             for served in self.models.values()
@@ -110,19 +110,19 @@ class Process(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, scanline: Scanline) -> None:
         super().__init__(config)
         self._scanline = scanline
-        self._draining = False
+        self._signals = 0
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Drain at the first SIGTERM or Ctrl-C; leave at once at the second."""
-        if self._draining:
-            self.force_exit = self.should_exit = True
-            return
-        self._draining = True
-        log.info("%s: finishing what runs", signal.Signals(sig).name)
-        threading.Thread(target=self._drain, name="drain", daemon=True).start()
+        """Drain at the first SIGTERM or Ctrl-C; at the second, cut off what still runs."""
+        self._signals += 1
+        first = self._signals == 1
+        doing = "finishing" if first else "cutting off"
+        log.info("%s: %s what runs", signal.Signals(sig).name, doing)
+        seconds = None if first else 0.0
+        threading.Thread(target=self._drain, args=(seconds,), name="drain", daemon=True).start()
 
-    def _drain(self) -> None:
-        self._scanline.drain()
+    def _drain(self, seconds: float | None) -> None:
+        self._scanline.drain(seconds)
         self.should_exit = True
 
     async def on_tick(self, counter: int) -> bool:

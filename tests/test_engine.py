@@ -423,6 +423,25 @@ def test_closing_cuts_off_what_takes_longer_than_the_drain_time() -> None:
     assert_empty(engine)
 
 
+def test_closing_again_makes_the_time_shorter_never_longer() -> None:
+    decoder = FakeDecoder(GREY, 1)
+    gate = Gate(decoder)
+    engine = Engine("fake", decoder, Limits())
+    engine.start()
+    generation = engine.submit(Request(n=200, seed=0))
+    gate.arrived.wait()
+    with engine.reading(generation):
+        closing = [threading.Thread(target=engine.close, args=(s,)) for s in (3600, 0, 3600)]
+        for thread in closing:
+            thread.start()
+        until(lambda: engine._closing is not None and engine._closing <= time.monotonic())
+        closing[-1].join(0.05)  # time for the last one to speak
+        gate.open()
+        for thread in closing:
+            thread.join()
+    assert generation.images[-1].finish_reason is FinishReason.ERROR
+
+
 def test_an_engine_never_started_closes() -> None:
     Engine("fake", FakeDecoder(GREY, 1), Limits()).close(0)
 
