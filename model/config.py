@@ -17,6 +17,11 @@ NEIGHBOURS: tuple[tuple[int, int], ...] = (
     *((row, column) for row in (-1, -2) for column in range(-3, 4)),
 )
 
+# Far beyond use, but a foreign file's sizes are not to fill the memory before they are checked.
+_MOST = {
+    "height": 1024, "width": 1024, "n_layers": 256, "n_heads": 1024, "d_model": 8192, "d_ff": 65536,
+}  # fmt: skip
+
 DIGITS = tuple("0123456789")
 CIFAR10_CLASSES = (
     "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
@@ -53,9 +58,9 @@ class ModelConfig:
     d_ff: int = 512
 
     def __post_init__(self) -> None:
-        for name in ("height", "width", "n_layers", "n_heads", "d_model", "d_ff"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name, most in _MOST.items():
+            if not 1 <= getattr(self, name) <= most:
+                raise ValueError(f"{name} must be 1 to {most}, not {getattr(self, name)}")
         if self.channels not in (1, 3):
             raise ValueError(f"channels must be 1 (grey) or 3 (RGB), not {self.channels}")
         hints = get_type_hints(type(self))

@@ -331,7 +331,7 @@ class Trainer:
         """Go on from the folder's checkpoint, to the bit, or raise ``CheckpointError``."""
         path = self.folder / "training.pt"
         saved = load_tensors(path, self.device)
-        if not isinstance(saved, dict) or not _SAVED <= saved.keys():
+        if not isinstance(saved, dict) or not saved.keys() >= _SAVED:
             raise CheckpointError(f"{path} is not the state of a training run; start another")
         if saved["config"] != self.model.config.to_dict():
             raise CheckpointError(f"{path} is of another model; give the run another folder")
