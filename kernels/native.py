@@ -1,7 +1,8 @@
 """The native CPU decoder's build, and its C ABI as Python sees it.
 
 The C++ beside this file is built by the system's compiler on first use, once for each source,
-compiler and CPU, and loaded with ctypes, which releases the GIL while it runs.
+compiler and ISA, and loaded with ctypes, which releases the GIL while it runs. ``python -m
+kernels.native`` builds for every ISA beforehand: an image made so runs without a compiler.
 
 Environment: ``CXX`` names the compiler, ``SCANLINE_CACHE`` the folder of finished builds (default
 ``~/.cache/scanline``), ``SCANLINE_CXXFLAGS`` adds flags (``-fsanitize=address``).
@@ -123,18 +124,6 @@ def _run(command: Sequence[str]) -> str:
     return done.stdout
 
 
-def _build(compiler: str, flags: Sequence[str], folder: Path, name: str) -> Path:
-    """Compile into a file of its own, then rename it: two processes at once do not meet."""
-    handle, partial = tempfile.mkstemp(dir=folder, prefix=f".{name}.")
-    os.close(handle)
-    try:
-        _run([compiler, *flags, str(SOURCE), "-o", partial])
-        Path(partial).chmod(0o755)
-        return Path(partial).replace(folder / name)
-    finally:
-        Path(partial).unlink(missing_ok=True)
-
-
 def load_library(isa: str | None = None) -> ctypes.CDLL:
     """Build the native code for an ISA if need be, the CPU's best by default, and load it.
 
@@ -147,42 +136,80 @@ def load_library(isa: str | None = None) -> ctypes.CDLL:
     if isa is not None and isa not in available:
         raise NativeBuildError(f"this CPU ({cpu()[0]}) has no {isa}; it has {', '.join(available)}")
     isa = isa or available[0]
-    compiler = find_compiler()
-    extra = shlex.split(os.environ.get("SCANLINE_CXXFLAGS", ""))
-    flags = [*FLAGS, *ISAS[isa][0], *extra]
-    sources = [SOURCE, *sorted(SOURCE.parent.glob("native*.h"))]
-    facts = [_run([compiler, "--version"]), *flags, cpu()[0], *sorted(cpu()[1])]
-    key = hashlib.sha256("\0".join(facts).encode())
-    for source in sources:
+    try:
+        compiler = find_compiler()
+    except NativeBuildError:
+        # Any compiler's build of this source will do, newest first.
+        for path in sorted(cache_folder().glob(f"{_stem(isa)}-*.so"), key=_age):
+            if library := _open(path):
+                return _declare(library)
+        raise
+    name = _name(isa, compiler)
+    path = cache_folder() / name
+    library = (_open(path) if path.is_file() else None) or _keep(compiler, isa, path)
+    return _declare(library or _load_private(compiler, isa, name))
+
+
+def _age(path: Path) -> float:
+    return -path.stat().st_mtime
+
+
+def _flags(isa: str) -> list[str]:
+    return [*FLAGS, *ISAS[isa][0], *shlex.split(os.environ.get("SCANLINE_CXXFLAGS", ""))]
+
+
+def _stem(isa: str) -> str:
+    """Name an ISA's builds of this source. The flags say all that a build assumes of the CPU."""
+    key = hashlib.sha256("\0".join(_flags(isa)).encode())
+    for source in (SOURCE, *sorted(SOURCE.parent.glob("native*.h"))):
         key.update(source.read_bytes())
-    name = f"native-{isa}-{key.hexdigest()[:20]}.so"
-    return _declare(_load_cached(compiler, flags, name) or _load_private(compiler, flags, name))
+    return f"native-{isa}-{key.hexdigest()[:16]}"
 
 
-def _load_cached(compiler: str, flags: Sequence[str], name: str) -> ctypes.CDLL | None:
-    """Load a build from the cache, making it there first; None where the cache cannot be used."""
-    folder = cache_folder()
-    path = folder / name
+def _name(isa: str, compiler: str) -> str:
+    version = hashlib.sha256(_run([compiler, "--version"]).encode())
+    return f"{_stem(isa)}-{version.hexdigest()[:8]}.so"
+
+
+def _open(path: Path) -> ctypes.CDLL | None:
     try:
-        if path.is_file():
-            return ctypes.CDLL(str(path))
+        return ctypes.CDLL(str(path))
     except OSError as error:
-        log.warning("rebuilding %s, which does not load: %s", path, error)
+        log.warning("%s does not load, building it again: %s", path, error)
+        return None
+
+
+def _build(compiler: str, isa: str, path: Path) -> None:
+    """Compile into a file of its own, then rename it: two processes at once do not meet."""
+    handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        _run([compiler, *_flags(isa), str(SOURCE), "-o", partial])
+        Path(partial).chmod(0o755)
+        Path(partial).replace(path)
+    finally:
+        Path(partial).unlink(missing_ok=True)
+
+
+def _keep(compiler: str, isa: str, path: Path) -> ctypes.CDLL | None:
+    """Build into the cache and load; None, with a warning, where the cache cannot be used."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         log.info("building the native decoder into %s", path)
-        return ctypes.CDLL(str(_build(compiler, flags, folder, name)))
+        _build(compiler, isa, path)
+        return ctypes.CDLL(str(path))
     except OSError as error:
         log.warning(
             "cannot keep builds in %s (%s); set SCANLINE_CACHE to a writable folder to build once "
-            "instead of at every start", folder, error,
+            "instead of at every start", path.parent, error,
         )  # fmt: skip
         return None
 
 
-def _load_private(compiler: str, flags: Sequence[str], name: str) -> ctypes.CDLL:
+def _load_private(compiler: str, isa: str, name: str) -> ctypes.CDLL:
     with tempfile.TemporaryDirectory(prefix="scanline-") as folder:
-        path = _build(compiler, flags, Path(folder), name)
+        path = Path(folder) / name
+        _build(compiler, isa, path)
         try:
             return ctypes.CDLL(str(path))  # stays mapped when the file is gone
         except OSError as error:
@@ -190,6 +217,16 @@ def _load_private(compiler: str, flags: Sequence[str], name: str) -> ctypes.CDLL
                 f"the native code was built but does not load ({error}); set SCANLINE_CACHE to a "
                 "folder from which code may be run"
             ) from error
+
+
+def build_all() -> list[Path]:
+    """Build for every ISA into the cache, whatever this CPU has; gives the files."""
+    compiler, folder = find_compiler(), cache_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / _name(isa, compiler) for isa in ISAS]
+    for isa, path in zip(ISAS, paths, strict=True):
+        _build(compiler, isa, path)
+    return paths
 
 
 def _fields(names: str, kind: type[ctypes.c_int32 | ctypes.c_void_p]) -> list[tuple[str, type]]:
@@ -335,3 +372,8 @@ class NativeDecoder:
         """From now on write each row's head parameters to ``[N, steps, head_outputs]`` too."""
         self._trace = parameters
         self._library.scanline_trace(self._handle, _address(parameters))
+
+
+if __name__ == "__main__":
+    for built in build_all():
+        print(built)  # noqa: T201

@@ -1,0 +1,477 @@
+"""The native decoder beyond test_decoder.py's contract: every ISA, precision and thread count."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from kernels import native
+from model.checkpoint import SHIPPED, CheckpointError, find_checkpoints, load_checkpoint
+from model.config import ModelConfig
+from model.data import load_dataset
+from model.decoder import BackendError, ReferenceDecoder, open_decoder
+from model.native_decoder import NativeDecoder, Precision
+from model.network import LinearTransformer
+from tests.conftest import ROOT, TOLERANCES, assert_close, random_network, tiny_config
+from tests.test_decoder import Inputs, blank, every_kind, masked, network_of, put
+from tests.test_network import FEW, every_variant
+
+# The native code's float32 mode against float64, as a part of the largest parameter.
+FLOAT32_ERROR = 1e-5
+# What bf16 weights may change of bits/dim on real images.
+BITS_PER_DIM_ERROR = 0.002
+
+ODD_SIZES = {
+    "heads of 8": tiny_config(n_heads=3, d_model=24, d_ff=37),
+    "heads of 12": tiny_config(n_heads=5, d_model=60, d_ff=100, encoding="linear"),
+    "heads of 20": tiny_config(n_heads=2, d_model=40, d_ff=1, norm="post", activation="relu"),
+    "heads of 31": tiny_config(n_heads=3, d_model=93, d_ff=65, head="logistic_mixture"),
+    "heads of 33": tiny_config(n_heads=1, d_model=33, d_ff=31, channels=3, encoding="table+linear"),
+    "heads of 1": tiny_config(n_heads=7, d_model=7, d_ff=3, height=1, width=1),
+    "wide": tiny_config(n_heads=2, d_model=256, d_ff=130, height=2, width=9),
+}
+TINY = LinearTransformer(tiny_config())
+STRICT = "-Wall -Wextra -Wpedantic -Werror -Wno-unused-command-line-argument"
+
+
+@pytest.fixture(params=native.ISAS)
+def isa(request: pytest.FixtureRequest) -> str:
+    """Give each ISA's name; skips, visibly, those that this CPU or compiler lacks."""
+    name = str(request.param)
+    try:
+        native.load_library(name)
+    except native.NativeBuildError as error:
+        pytest.skip(str(error))
+    return name
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give an empty cache folder to build into."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("SCANLINE_CACHE", str(folder))
+    monkeypatch.setenv("SCANLINE_CXXFLAGS", "-O0")  # builds faster
+    return folder
+
+
+def trace(
+    decoder: NativeDecoder, inputs: Inputs, n: int | None = None
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Run all pixels as they are, known or drawn; give every step's parameters, and the bits."""
+    slots = np.arange(len(inputs.canvas), dtype=np.int32)
+    parameters = decoder.trace()
+    put(decoder, slots.tolist(), inputs)
+    for _ in range(0, decoder.config.pixels, n or decoder.config.pixels):
+        decoder.step(slots, n or decoder.config.pixels)
+    return parameters[slots, int(decoder.config.start == "given") :], decoder.bits[slots]
+
+
+def exact(
+    config: ModelConfig, canvas: NDArray[np.uint8], inputs: Inputs
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Give the network's parameters and bits in float64."""
+    network = random_network(config)  # the same draws as network_of's, before rounding
+    network.load_state_dict(network_of(config).state_dict())
+    classes = len(config.classes)
+    labels = torch.from_numpy(np.where(inputs.label < 0, classes, inputs.label)).long()
+    with torch.no_grad():
+        parameters = network(torch.from_numpy(canvas), labels if classes else None)
+        bits = network.bits_from(parameters, torch.from_numpy(canvas))
+    return parameters.numpy(), bits.numpy()
+
+
+def check_against_float64(config: ModelConfig, precision: Precision, isa: str | None) -> None:
+    inputs = masked(config, 3, seed=1)
+    decoder = NativeDecoder(network_of(config), 3, 2, precision=precision, isa=isa)
+    parameters, bits = trace(decoder, inputs)
+    expected, expected_bits = exact(config, decoder.canvas, inputs)
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    if expected.size:
+        error = np.abs(parameters - expected).max() / np.abs(expected).max()
+        assert error <= (FLOAT32_ERROR if precision == "float32" else TOLERANCES[dtype]["rtol"])
+    assert_close(torch.from_numpy(bits), torch.from_numpy(expected_bits), dtype)
+
+
+# Agreement.
+
+
+@every_variant
+def test_float32_agrees_with_float64(config: ModelConfig) -> None:
+    check_against_float64(config, "float32", None)
+
+
+@pytest.mark.parametrize("config", [*FEW.values(), *ODD_SIZES.values()])
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_every_isa_agrees_with_float64(config: ModelConfig, precision: Precision, isa: str) -> None:
+    check_against_float64(config, precision, isa)
+
+
+@every_kind
+def test_samples_are_the_heads(config: ModelConfig, isa: str) -> None:
+    """Each value drawn is what the head's definition draws from the same parameters."""
+    inputs = masked(config, 32, seed=2)
+    inputs.known[:] = False
+    network = network_of(config)
+    decoder = NativeDecoder(network, 32, 2, isa=isa)
+    parameters, _ = trace(decoder, inputs)
+    uniforms = inputs.noise.reshape(32, config.steps, -1)
+    equal = []
+    for step in range(config.steps):
+        values = network.head.sample(
+            torch.from_numpy(parameters[:, step]),
+            torch.from_numpy(uniforms[:, step].copy()),
+            torch.from_numpy(inputs.temperature),
+        )
+        drawn = decoder.canvas.reshape(32, config.steps, -1)[:, step]
+        equal.append(values.numpy() == drawn)
+    # Where the uniform lies within rounding of the border of two values, either may be drawn.
+    assert np.mean(equal) > 0.998
+
+
+def test_bits_per_dim_of_the_shipped_weights(data_dir: Path) -> None:
+    """Within 0.002 of the float32 reference on real images."""
+    try:
+        found = find_checkpoints(SHIPPED)
+    except CheckpointError as error:
+        pytest.skip(str(error))
+    checked = 0
+    for name, path in found.items():
+        model = load_checkpoint(path).model
+        config = model.config
+        dataset = "cifar10" if config.channels == 3 else "mnist"
+        images = load_dataset(dataset, "test", data_dir).images[:40]
+        if images.shape[1:] != (config.height, config.width, config.channels):
+            continue
+        canvas = images.reshape(len(images), config.pixels, config.channels)
+        inputs = replace_known(blank(config, len(images)), canvas)
+        with torch.no_grad():
+            expected = model.bits(torch.from_numpy(canvas)).numpy()
+        decoder = NativeDecoder(model, len(images))
+        slots = np.arange(len(images), dtype=np.int32)
+        put(decoder, slots.tolist(), inputs)
+        decoder.prefill(slots, np.full(len(images), config.pixels, np.int32))
+        difference = (decoder.bits.sum() - expected.sum()) / len(images) / config.dims
+        assert abs(difference) <= BITS_PER_DIM_ERROR, name
+        checked += 1
+    if not checked:
+        pytest.skip("none of the shipped networks draws MNIST or CIFAR-10")
+
+
+def replace_known(inputs: Inputs, canvas: NDArray[np.uint8]) -> Inputs:
+    label = np.full(len(canvas), -1, np.int32)
+    return replace(inputs, canvas=canvas, known=np.ones_like(inputs.known), label=label)
+
+
+# The same bytes, however they are computed.
+
+
+@every_kind
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_prefill_is_stepping_to_the_last_bit(config: ModelConfig, threads: int, isa: str) -> None:
+    """States, bits and parameters, for images prefilled together and one by one."""
+    wide = replace(config, height=9, width=7, d_model=48)  # several blocks of rows an image
+    inputs = blank(wide, 4)
+    inputs.known[:] = True
+    lengths = np.array([1, 8, 25, wide.pixels], np.int32)
+    slots = np.arange(4, dtype=np.int32)
+    network = network_of(wide)
+    stepped = NativeDecoder(network, 4, 1, isa=isa)
+    put(stepped, [0, 1, 2, 3], inputs)
+    for slot, length in enumerate(lengths):
+        for _ in range(length):
+            stepped.step([slot], 1)
+    for some in ([slots], np.split(slots, 4)):
+        filled = NativeDecoder(network, 4, threads, isa=isa)
+        put(filled, [0, 1, 2, 3], inputs)
+        for part in some:
+            filled.prefill(part, lengths[part])
+        assert filled.kv.tobytes() == stepped.kv.tobytes()
+        assert filled.z.tobytes() == stepped.z.tobytes()
+        assert filled.bits.tobytes() == stepped.bits.tobytes()
+
+
+@every_kind
+@pytest.mark.parametrize("precision", ["bf16", "float32"])
+def test_the_same_bytes_for_any_threads_and_company(
+    config: ModelConfig, precision: Precision, isa: str
+) -> None:
+    """Images arrive at random, in any slot, and leave; thread counts 1, 2, 3 and 5."""
+    count = 40
+    wide = replace(config, d_model=48, n_heads=3)
+    network, inputs = network_of(wide), masked(wide, count, seed=3)
+    alone = NativeDecoder(network, 1, 1, precision=precision, isa=isa)
+    expected = []
+    for image in range(count):
+        put(alone, [0], inputs.rows([image]))
+        alone.step([0], wide.pixels)
+        expected.append((alone.canvas.tobytes(), alone.bits.tobytes(), alone.kv.tobytes()))
+    for threads in (1, 2, 3, 5):
+        generator = np.random.default_rng(threads)
+        decoder = NativeDecoder(network, 37, threads, precision=precision, isa=isa)
+        decoder.kv[:] = np.nan
+        waiting, running = list(range(count)), dict[int, int]()
+        while waiting or running:
+            free = [slot for slot in range(37) if slot not in running]
+            arriving = min(int(generator.choice([0, 1, 2, 30])), len(free), len(waiting))
+            if arriving:
+                slots = [int(slot) for slot in generator.permutation(free)[:arriving]]
+                images = [waiting.pop() for _ in slots]
+                put(decoder, slots, inputs.rows(images))
+                running.update(zip(slots, images, strict=True))
+            listed = [*generator.permutation(list(running)), -1]
+            decoder.step(np.array(listed, np.int32), int(generator.integers(1, 8)))
+            for slot in [s for s in running if decoder.positions[s] == wide.pixels]:
+                one = (decoder.canvas[slot], decoder.bits[slot], decoder.kv[slot])
+                assert tuple(part.tobytes() for part in one) == expected[running.pop(slot)]
+
+
+def test_a_decoder_owns_its_weights() -> None:
+    """Training on, or closing the model, does not reach into a running decoder."""
+    config = tiny_config()
+    network, inputs = network_of(config), blank(config, 1)
+    decoder = NativeDecoder(network, 1)
+    before = trace(decoder, inputs)[0].copy()
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.zero_()
+    assert np.array_equal(trace(decoder, inputs)[0], before)
+
+
+# Input that makes no sense.
+
+
+@pytest.mark.parametrize("slots", [[0, 1, 0], [3], [-2], [2**31 - 1]], ids=str)
+def test_wrong_slots_are_refused(slots: list[int]) -> None:
+    decoder = NativeDecoder(TINY, 3)
+    rows = np.array(slots, np.int64).astype(np.int32)
+    with pytest.raises(ValueError, match="slots must be"):
+        decoder.step(rows, 1)
+    with pytest.raises(ValueError, match="slots must be"):
+        decoder.reset(rows)
+    assert decoder.positions.tolist() == [0, 0, 0]
+    decoder.step([0, 1, 2], 1)  # and nothing is left of it
+    assert decoder.positions.tolist() == [1, 1, 1]
+
+
+@every_kind
+def test_extreme_numbers_stay_in_range(config: ModelConfig, isa: str) -> None:
+    """No temperature, uniform or weight, finite or not, leads outside the arrays."""
+    extremes = [0.0, 1e-45, 1e-38, 1e-9, 1e9, 3e38, np.inf, np.nan]
+    count = len(extremes)
+    for scale in (1.0, 1e4, 1e30):
+        network = network_of(config)
+        with torch.no_grad():
+            for parameter in network.head.parameters():
+                parameter.mul_(scale)
+        inputs = blank(config, count)
+        inputs.temperature[:] = extremes
+        inputs.noise[:, ::2] = np.array([0.0, 1.0, np.nan, 2.0])[np.arange(count) % 4, None, None]
+        decoder = NativeDecoder(network, count, 2, isa=isa)
+        put(decoder, list(range(count)), inputs)
+        decoder.step(np.arange(count, dtype=np.int32), config.pixels)
+        assert (decoder.positions == config.pixels).all()
+
+
+def test_wrong_settings_are_refused() -> None:
+    with pytest.raises(ValueError, match="threads must be at least 1, not 0"):
+        NativeDecoder(TINY, 1, 0)
+    with pytest.raises(ValueError, match=r"isa must be one of avx512bf16, .*, not 'mmx'"):
+        NativeDecoder(TINY, 1, isa="mmx")
+    with pytest.raises(ValueError, match="precision must be bf16 or float32"):
+        NativeDecoder(TINY, 1, precision="int8")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="max_slots"):
+        NativeDecoder(TINY, 0)
+    with pytest.raises(ValueError, match="backend must be one of auto, native, reference"):
+        open_decoder(TINY, 1, "cuda")
+
+
+def test_an_isa_that_the_cpu_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "cpu", lambda: ("Old CPU", frozenset({"avx2", "fma"})))
+    assert native.cpu_isas() == ["avx2", "portable"]
+    with pytest.raises(BackendError, match=r"Old CPU\) has no avx512; it has avx2, portable"):
+        NativeDecoder(TINY, 1, isa="avx512")
+
+
+# Building.
+
+
+def test_a_build_is_kept_and_used_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    native.load_library("portable")
+    (built,) = cache.iterdir()
+    assert built.name.startswith("native-portable-")
+    monkeypatch.setattr(native, "_build", None)
+    native.load_library("portable")
+
+
+def test_two_processes_may_build_at_once(cache: Path) -> None:
+    program = "from kernels import native; print(native.load_library('portable').scanline_isa())"
+    both = [
+        subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE)
+        for _ in range(2)
+    ]
+    for process in both:
+        assert process.communicate(timeout=120)[0].strip() == b"b'portable'"
+        assert process.returncode == 0
+    assert len(list(cache.iterdir())) == 1
+
+
+def test_a_damaged_build_is_made_again(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    native.load_library("portable")
+    (built,) = cache.iterdir()
+    other = cache.with_name("other")
+    other.mkdir()
+    damaged = other / built.name
+    damaged.write_bytes(b"half a build")
+    monkeypatch.setenv("SCANLINE_CACHE", str(other))
+    native.load_library("portable")
+    assert "does not load, building it again" in caplog.text
+    assert damaged.stat().st_size > 10_000
+
+
+def test_a_cache_that_cannot_be_written(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A file where the folder should be stands for read-only: root may write anywhere."""
+    cache.write_text("no folder")
+    decoder = NativeDecoder(TINY, 1, isa="portable")
+    decoder.step([0], 1)
+    assert "set SCANLINE_CACHE to a writable folder" in caplog.text
+
+
+def test_no_compiler(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(cache))
+    with pytest.raises(BackendError, match=r"no C\+\+ compiler: install g\+\+"):
+        open_decoder(TINY, 1, "native")
+    assert isinstance(open_decoder(TINY, 1), ReferenceDecoder)
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert "install g++" in caplog.text
+
+
+def test_builds_made_beforehand_need_no_compiler(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a Docker image does: built in one stage, run in another, on some other CPU."""
+    assert native.ISAS.keys() == {path.name.split("-")[1] for path in native.build_all()}
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(cache))
+    assert open_decoder(TINY, 1, "native").backend == "native"
+
+
+def test_a_compiler_that_fails(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = tmp_path / "broken-c++"
+    broken.write_text("#!/bin/sh\n[ $1 = --version ] || { echo 'error: no' >&2; exit 1; }\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("CXX", str(broken))
+    with pytest.raises(BackendError, match=r"failed \(error: no\); name another one in CXX"):
+        open_decoder(TINY, 1, "native")
+    assert list(cache.iterdir()) == []
+    monkeypatch.setenv("CXX", "/nowhere/c++")
+    with pytest.raises(BackendError, match="CXX names '/nowhere/c\\+\\+', which is not there"):
+        open_decoder(TINY, 1, "native")
+
+
+@pytest.mark.parametrize("compiler", ["g++", "clang++"])
+@pytest.mark.parametrize("isa", native.ISAS)
+def test_compilers_have_nothing_to_warn_of(compiler: str, isa: str, tmp_path: Path) -> None:
+    # gcc looks for uninitialised values only where it optimises; all of clang's are the parser's.
+    level = "-O1" if compiler == "g++" else "-fsyntax-only"
+    flags = [*native.FLAGS, *native.ISAS[isa][0], *STRICT.split(), level]
+    command = [compiler, *flags, str(native.SOURCE), "-o", str(tmp_path / "native.so")]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        pytest.skip(f"no {compiler} here")
+    if "unrecognized" in done.stderr or "unsupported option" in done.stderr:
+        pytest.skip(f"{compiler} here is not for x86")
+    assert done.stderr == ""
+    assert done.returncode == 0
+
+
+SANITIZED = """
+import numpy as np
+from tests.test_decoder import KINDS, masked, network_of, put
+from tests.test_native import ODD_SIZES
+from model.native_decoder import NativeDecoder
+for config in [*KINDS.values(), *list(ODD_SIZES.values())[::2]]:
+    inputs = masked(config, 5)
+    for precision in ("bf16", "float32"):
+        decoder = NativeDecoder(network_of(config), 7, 2, precision=precision)
+        put(decoder, [6, 0, 3, 2, 1], inputs)
+        decoder.prefill([6, 0], [int(np.argmin([*row, False])) for row in inputs.known[:2]])
+        decoder.step([0], 2)
+        decoder.step([6, 0, -1, 3, 2, 1], config.pixels)
+        assert (decoder.positions[[6, 0, 3, 2, 1]] == config.pixels).all()
+print("clean")
+"""
+
+
+def test_sanitizers_find_nothing(cache: Path) -> None:
+    runtimes = []
+    for name in ("libasan.so", "libubsan.so", "libstdc++.so.6"):
+        try:
+            command = ["g++", f"-print-file-name={name}"]
+            found = subprocess.run(command, capture_output=True, text=True, check=True)
+        except (OSError, subprocess.CalledProcessError):
+            pytest.skip("no g++ here")
+        runtimes.append(found.stdout.strip())
+    if not all(Path(runtime).is_file() for runtime in runtimes):
+        pytest.skip("g++ comes without its sanitizers here")
+    environment = os.environ | {
+        "CXX": "g++",
+        "SCANLINE_CXXFLAGS": "-fsanitize=address,undefined -fno-sanitize-recover=all -O1",
+        "LD_PRELOAD": " ".join(runtimes),
+        "ASAN_OPTIONS": "detect_leaks=0",  # Python's own
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", SANITIZED],
+        env=environment, cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout == "clean\n", done.stderr[-3000:]
+
+
+# Threads.
+
+
+def test_the_gil_is_released() -> None:
+    """Another thread goes on in Python while one long call runs."""
+    config = tiny_config(height=64, width=64, d_model=64, n_layers=4)
+    decoder = NativeDecoder(LinearTransformer(config), 8, 1)
+    turns = 0
+    finished = threading.Event()
+
+    def run() -> None:
+        decoder.step(np.arange(8, dtype=np.int32), config.pixels)
+        finished.set()
+
+    worker = threading.Thread(target=run)
+    worker.start()
+    while not finished.is_set():
+        turns += 1
+        time.sleep(0)
+    worker.join()
+    assert turns > 10
+
+
+def test_an_idle_decoder_uses_no_cpu() -> None:
+    decoder = NativeDecoder(TINY, 8, 4)
+    decoder.step(np.arange(8, dtype=np.int32), 5)
+    time.sleep(0.05)  # the threads spin for a moment in case there is more
+    before = time.process_time()
+    time.sleep(0.3)
+    assert time.process_time() - before < 0.1
