@@ -20,6 +20,7 @@ from service import __version__
 from service.errors import ApiError, describe, error_body
 from service.metrics import CONTENT_TYPE
 from service.middleware import AccessMiddleware, BodyLimitMiddleware, FailureMiddleware
+from service.openai import router as openai_router
 from service.routes import router
 from service.schemas import ErrorReply
 from service.score import router as score_router
@@ -54,6 +55,7 @@ def create_app(scanline: Scanline, open_models: Callable[[], None]) -> FastAPI:
     app.state.scanline = scanline
     app.include_router(router)
     app.include_router(score_router)
+    app.include_router(openai_router)
     _add_operations(app, scanline)
     _add_errors(app)
     settings = scanline.settings
