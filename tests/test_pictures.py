@@ -1,0 +1,212 @@
+"""Pictures in and out."""
+
+from __future__ import annotations
+
+import io
+import random
+import warnings
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+from PIL import Image as Picture
+
+from service.pictures import (
+    FORMATS,
+    Fit,
+    PictureError,
+    fit_picture,
+    open_picture,
+    read_upload,
+    to_canvas,
+    to_grid,
+    to_png,
+)
+from tests.service_fixtures import COLOUR, GREY, decode_png, encode, random_picture
+
+MODES = [
+    "1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV",
+    "I", "I;16", "I;16B", "F",
+]  # fmt: skip
+
+
+def canvas_of(data: bytes, colour: bool = False, fit: Fit = "exact") -> Any:
+    config = COLOUR if colour else GREY
+    return to_canvas(fit_picture(open_picture(io.BytesIO(data)), config, fit), config)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("fit", get_args(Fit))
+def test_every_mode_and_shape_is_fitted_or_refused_in_words(mode: str, fit: Fit) -> None:
+    for config in (GREY, COLOUR):
+        for size in ((5, 6), (3, 4), (1, 1), (300, 1), (1, 300)):
+            same = size == (config.width, config.height)
+            if (mode == "LAB" and config is GREY) or (fit == "exact" and not same):
+                with pytest.raises(PictureError, match=r"send that size|save it as"):
+                    fit_picture(Picture.new(mode, size), config, fit)
+                continue
+            fitted = fit_picture(Picture.new(mode, size), config, fit)
+            assert fitted.size == (config.width, config.height)
+            assert to_canvas(fitted, config).shape == (config.pixels, config.channels)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "BMP", "TIFF", "PPM", "GIF", "WEBP"])
+def test_a_lossless_format_gives_the_very_values(kind: str) -> None:
+    options = {"lossless": True} if kind == "WEBP" else {}
+    for config in (GREY, COLOUR):
+        if config is COLOUR and kind == "GIF":
+            continue  # a palette: not all colours are there
+        picture = random_picture(config)
+        data = canvas_of(encode(picture, kind, **options), config is COLOUR)
+        expected = np.asarray(picture).reshape(config.pixels, config.channels)
+        np.testing.assert_array_equal(data, expected)
+
+
+def test_grey_colour_and_palette_say_the_same() -> None:
+    grey = random_picture(GREY)
+    expected = np.asarray(grey).reshape(-1, 1)
+    for mode in ("L", "LA", "RGB", "RGBA", "P"):
+        np.testing.assert_array_equal(canvas_of(encode(grey.convert(mode))), expected)
+    two = grey.point(lambda value: 255 * (value > 127))
+    one_bit = canvas_of(encode(two.convert("1")))
+    np.testing.assert_array_equal(one_bit, np.asarray(two).reshape(-1, 1))
+
+
+def test_sixteen_bits_are_scaled_not_cut_off() -> None:
+    values = np.linspace(0, 65_535, GREY.pixels).astype(np.uint16)
+    picture = Picture.fromarray(values.reshape(GREY.height, GREY.width))
+    for kind in ("PNG", "TIFF"):
+        np.testing.assert_array_equal(canvas_of(encode(picture, kind))[:, 0], values >> 8)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_photograph_is_turned_the_way_up_that_its_exif_says(orientation: int) -> None:
+    upright = random_picture(GREY)
+    turn = {
+        2: Picture.Transpose.FLIP_LEFT_RIGHT, 3: Picture.Transpose.ROTATE_180,
+        4: Picture.Transpose.FLIP_TOP_BOTTOM, 5: Picture.Transpose.TRANSPOSE,
+        6: Picture.Transpose.ROTATE_90, 7: Picture.Transpose.TRANSVERSE,
+        8: Picture.Transpose.ROTATE_270,
+    }  # fmt: skip
+    stored = upright.transpose(turn[orientation]) if orientation in turn else upright
+    exif = Picture.Exif()
+    exif[0x0112] = orientation
+    data = canvas_of(encode(stored, "PNG", exif=exif))
+    np.testing.assert_array_equal(data, np.asarray(upright).reshape(-1, 1))
+
+
+def test_transparency_counts_in_every_form_it_takes() -> None:
+    grey = Picture.new("L", (5, 6), 9)
+    grey.putpixel((0, 0), 200)
+    hole = Picture.new("L", (5, 6), 255)
+    hole.putpixel((0, 0), 0)
+    with_alpha = grey.convert("RGBA")
+    with_alpha.putalpha(hole)
+    forms = {
+        "alpha": encode(with_alpha),
+        "grey and alpha": encode(with_alpha.convert("LA")),
+        "a value": encode(grey, transparency=200),
+        "a colour": encode(grey.convert("RGB"), transparency=(200, 200, 200)),
+        "palette": encode(grey.convert("P"), transparency=200),
+        "GIF": encode(with_alpha, "GIF"),
+        "WebP": encode(with_alpha, "WEBP", lossless=True),
+    }
+    for name, data in forms.items():
+        canvas, known = read_upload(io.BytesIO(data), None, None, "exact", GREY)
+        assert known.tolist() == [False] + [True] * 29, name
+        assert canvas.ravel().tolist() == [0] + [9] * 29, name
+
+
+def test_half_transparent_pixels_are_known_and_darker() -> None:
+    picture = Picture.new("LA", (5, 6), (200, 128))
+    picture.putpixel((4, 5), (200, 0))
+    canvas, known = read_upload(io.BytesIO(encode(picture)), None, None, "exact", GREY)
+    assert known.tolist() == [True] * 29 + [False]
+    assert set(canvas.ravel()[:29].tolist()) == {100}
+
+
+def test_what_is_known_comes_from_rows_then_mask_then_the_picture() -> None:
+    holes = Picture.new("LA", (5, 6), (7, 255))
+    holes.putpixel((0, 0), (0, 0))
+    mask = Picture.new("LA", (5, 6), (0, 255))
+    mask.putpixel((1, 0), (0, 0))
+    mask.putpixel((2, 0), (0, 1))  # not wholly transparent: kept
+
+    def known(rows: int | None, with_mask: bool) -> list[int]:
+        file = io.BytesIO(encode(mask)) if with_mask else None
+        _, which = read_upload(io.BytesIO(encode(holes)), file, rows, "exact", GREY)
+        unknown: list[int] = np.flatnonzero(~which).tolist()
+        return unknown
+
+    assert known(5, False) == [25, 26, 27, 28, 29]
+    assert known(0, False) == list(range(30))
+    assert known(None, True) == [1]
+    assert known(None, False) == [0]
+
+
+def test_cover_crops_the_middle_and_contain_leaves_a_border() -> None:
+    wide = Picture.new("L", (100, 12), 50)
+    wide.paste(250, (30, 0, 70, 12))
+    covered = canvas_of(encode(wide), fit="cover").reshape(6, 5)
+    assert (covered == 250).all()
+    contained = fit_picture(wide, GREY, "contain")
+    alpha = np.asarray(contained)[..., 1]
+    assert {tuple(row) for row in alpha.tolist()} == {(0,) * 5, (255,) * 5}
+    assert 0 < (alpha == 255).all(1).sum() < 6
+
+
+def test_damaged_files_of_every_format_are_refused_in_words() -> None:
+    """Break thousands of files in all ways: each is read, or a ``PictureError``, never a bug."""
+    draw = random.Random(0)
+    exif = Picture.Exif()
+    exif[0x0112], exif[0x010E] = 6, "hello"
+    picture = random_picture(COLOUR).resize((16, 16))
+    seeds = [
+        encode(picture, kind, **({"exif": exif} if kind not in ("GIF", "BMP", "PPM") else {}))
+        for kind in FORMATS
+        if kind != "TIFF"  # libtiff prints to standard error
+    ]
+    seeds += [
+        encode(picture.quantize(8), "PNG", transparency=0),
+        encode(picture.quantize(8), "BMP"),
+    ]
+    outcomes = {"read": 0, "refused": 0}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for seed in seeds:
+            for _ in range(250):
+                data = bytearray(seed)
+                for _ in range(draw.choice((1, 2, 16))):
+                    place = draw.randrange(min(len(data), draw.choice((40, 200, 10**6))))
+                    match draw.randrange(4):
+                        case 0 if place:
+                            del data[place:]
+                        case 1 if len(data) > 9:
+                            del data[place : place + draw.randrange(1, 5)]
+                        case _:
+                            data[place] = draw.choice((0, 1, 127, 128, 255))
+                    data = data or bytearray(b"x")
+                try:
+                    read_upload(io.BytesIO(bytes(data)), None, 1, "cover", GREY)
+                    outcomes["read"] += 1
+                except PictureError:
+                    outcomes["refused"] += 1
+    assert min(outcomes.values()) > 100, outcomes
+
+
+def test_a_grid_is_near_square_and_enlarges_by_whole_pixels() -> None:
+    images = [np.full((GREY.pixels, 1), 10 * j, np.uint8) for j in range(7)]
+    grid = Picture.open(io.BytesIO(to_grid(images, GREY, scale=3)))
+    assert grid.size == (3 * (3 * 7 - 2), 3 * (3 * 8 - 2))
+    values = np.asarray(grid)
+    assert np.unique(values).tolist() == [0, 10, 20, 30, 40, 50, 60, 96]
+    assert (values[: 3 * 6, 3 * 7 : 3 * 12] == 10).all()
+    assert (values[-3 * 6 :, -3 * 5 :] == 96).all()  # nothing there
+    one = to_grid(images[:1], GREY)
+    np.testing.assert_array_equal(decode_png(one, GREY), images[0])
+
+
+def test_png_gives_back_what_went_in() -> None:
+    for config in (GREY, COLOUR):
+        pixels = np.asarray(random_picture(config)).reshape(config.pixels, config.channels)
+        np.testing.assert_array_equal(decode_png(to_png(pixels, config), config), pixels)

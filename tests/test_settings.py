@@ -1,0 +1,114 @@
+"""Settings: from the environment and the command line, refused in words where they are wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from service.cli import main
+from service.settings import Settings
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in Settings.model_fields:
+        monkeypatch.delenv(f"SCANLINE_{name.upper()}", raising=False)
+    # Nothing to serve: what is wrongly taken for right ends at once too, in other words.
+    monkeypatch.setenv("SCANLINE_WEIGHTS", str(tmp_path))
+
+
+def test_every_field_is_a_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    given = {
+        "host": "0.0.0.0", "port": "9000", "weights": str(tmp_path), "models": "b, a,",
+        "backend": "reference", "slots": "7", "threads": "2", "max_images": "5",
+        "max_waiting": "6", "max_upload": "2048", "keep_finished": "0", "keep_seconds": "1.5",
+        "grace_seconds": "0", "drain_seconds": "2", "api_key": "secret",
+        "cors_origins": "https://a.example", "log_format": "json", "log_level": "debug",
+    }  # fmt: skip
+    assert set(given) == set(Settings.model_fields)
+    for name, value in given.items():
+        monkeypatch.setenv(f"SCANLINE_{name.upper()}", value)
+    settings = Settings()
+    assert settings.models == ("b", "a")
+    assert settings.weights == tmp_path
+    assert settings.cors_origins == ("https://a.example",)
+    assert settings.limits.max_waiting == 6
+    assert settings.limits.keep_finished == 0
+    assert settings.limits.keep_seconds == 1.5
+    assert settings.limits.grace == 0
+    assert "secret" not in repr(settings)
+    assert Settings(slots=9).slots == 9  # the command line goes before the environment
+
+
+WRONG = {
+    "port": ["-1", "65536", "http", ""],
+    "backend": ["cpu", ""],
+    "slots": ["0", "-3", "many", "1.5", "100000"],
+    "threads": ["0"],
+    "max_images": ["0"],
+    "max_waiting": ["0", "3"],
+    "max_upload": ["10"],
+    "keep_finished": ["-1"],
+    "keep_seconds": ["-1", "nan", "soon"],
+    "grace_seconds": ["-0.1"],
+    "drain_seconds": ["-1", "x"],
+    "api_key": ["  "],
+    "log_format": ["xml"],
+    "log_level": ["loud"],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(n, v) for n, vs in WRONG.items() for v in vs])
+def test_a_wrong_variable_stops_the_server_with_a_sentence(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(f"SCANLINE_{name.upper()}", value)
+    with pytest.raises(SystemExit) as stop:
+        main(["serve"])
+    assert stop.value.code == 1
+    said = capsys.readouterr().err
+    assert said.startswith("scanline: ")
+    assert name in said.lower()
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--port", "65536"), ("--slots", "0"), ("--backend", "cpu"), ("--max-waiting", "1"),
+     ("--drain-seconds", "-1"), ("--log-format", "xml"), ("--log-level", "loud")],
+)  # fmt: skip
+def test_a_wrong_flag_stops_the_server_with_a_sentence(
+    option: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["serve", option, value])
+    assert stop.value.code == 1
+    assert option[2:].replace("-", "_") in capsys.readouterr().err.lower()
+
+
+def test_an_empty_api_key_is_none() -> None:
+    assert Settings(api_key="").api_key is None  # type: ignore[arg-type]
+
+
+def test_the_largest_request_must_fit_the_queue() -> None:
+    with pytest.raises(ValidationError, match="max_waiting 10 must be at least max_images 20"):
+        Settings(max_waiting=10, max_images=20)
+
+
+def test_weights_that_cannot_be_served_stop_the_server_with_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def says(*arguments: str) -> str:
+        with pytest.raises(SystemExit) as stop:
+            main(["serve", "--weights", str(tmp_path), *arguments])
+        assert stop.value.code == 1
+        said = capsys.readouterr().err
+        assert "Traceback" not in said
+        return said
+
+    assert "scanline train" in says()
+    (tmp_path / "bad.safetensors").write_bytes(b"not at all")
+    assert "damaged" in says()
+    assert "there is no model 'other'" in says("--models", "other")
