@@ -18,11 +18,23 @@ app = typer.Typer(
     help="Draw images pixel by pixel with a linear transformer run as an RNN.",
 )
 
+
+def _number(value: float) -> float:
+    if value != value:  # NaN is below no bound and above none
+        raise typer.BadParameter("NaN is no temperature")
+    return value
+
+
 ModelName = Annotated[str, typer.Option("--model", help="A checkpoint's name in the folder.")]
 WeightsDir = Annotated[
     Path | None, typer.Option("--weights", help="Folder of checkpoints; the shipped ones if none.")
 ]
 Backend = Annotated[str, typer.Option(help="auto, reference or native.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**64 - 1, help="Image j has seed + j.")]
+Temperature = Annotated[
+    float,
+    typer.Option(min=0.0, max=2.0, callback=_number, help="1 is the model as it is, 0 likeliest."),
+]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; all cores if left out.")]
 DataDir = Annotated[
     Path | None, typer.Option("--data-dir", help="Where data sets are; also SCANLINE_DATA_DIR.")
@@ -87,8 +99,8 @@ def sample(
     n: Annotated[int, typer.Option("-n", min=1, help="Images to draw.")] = 16,
     model: ModelName = "mnist",
     label: Annotated[str | None, typer.Option(help="A class, by name or number.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Image j has seed + j.")] = 0,
-    temperature: Annotated[float, typer.Option(min=0.0, max=2.0)] = 1.0,
+    seed: Seed = 0,
+    temperature: Temperature = 1.0,
     scale: Annotated[int, typer.Option(min=1, max=32, help="Enlarge by this factor.")] = 4,
     weights: WeightsDir = None,
     backend: Backend = "auto",
@@ -118,8 +130,8 @@ def complete(
     n: Annotated[int, typer.Option("-n", min=1, help="Ways to complete it.")] = 4,
     model: ModelName = "mnist",
     label: Annotated[str | None, typer.Option(help="A class, by name or number.")] = None,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
-    temperature: Annotated[float, typer.Option(min=0.0, max=2.0)] = 1.0,
+    seed: Seed = 0,
+    temperature: Temperature = 1.0,
     scale: Annotated[int, typer.Option(min=1, max=32, help="Enlarge by this factor.")] = 4,
     weights: WeightsDir = None,
     backend: Backend = "auto",

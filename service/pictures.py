@@ -55,9 +55,12 @@ def fit_picture(picture: Image.Image, config: ModelConfig, fit: Fit = "exact") -
     ``contain`` scales and leaves the rest transparent. Raises ``PictureError``.
     """
     size = (config.width, config.height)
-    if picture.mode.startswith("I"):  # 16 bits a pixel: Pillow would cut them off, not scale
-        values = np.asarray(picture).clip(0, 2**16 - 1) >> 8
-        picture = Image.fromarray(values.astype(np.uint8))
+    if picture.mode.startswith("I;16"):  # Pillow would cut these off at 255, not scale them
+        picture = Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8))
+    if picture.mode in ("I", "F"):
+        raise PictureError(
+            "the picture's 32-bit values have no known range; save it with 8 or 16 bits"
+        )
     try:
         picture = picture.convert("RGBA" if config.channels == 3 else "LA")
     except ValueError:

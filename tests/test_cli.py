@@ -1,0 +1,243 @@
+"""The command line: what each command does, and how it ends on what a user can mend."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image as Picture
+
+from model.checkpoint import load_checkpoint
+from model.config import DIGITS
+from service.cli import main
+from tests.published import hide_other_data, write_mnist
+from tests.service_fixtures import COLOUR, GREY, random_picture, save_tiny
+
+COMMANDS = ["serve", "sample", "complete", "train", "evaluate", "import"]
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Run in an empty folder, and leave the logs and threads of the test process as they were."""
+    monkeypatch.chdir(tmp_path)
+    root, threads = logging.getLogger(), torch.get_num_threads()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:], root.level = handlers, level
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    save_tiny(tmp_path / "weights", "tiny", GREY)
+    save_tiny(tmp_path / "weights", "colour", COLOUR)
+    return tmp_path / "weights"
+
+
+@pytest.fixture
+def photographs(tmp_path: Path) -> Path:
+    """Twenty small pictures in two classes."""
+    folder = tmp_path / "photographs"
+    for j in range(20):
+        path = folder / ("cats" if j % 2 else "dogs") / f"{j}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        random_picture(GREY, j).resize((9, 7)).save(path)
+    return folder
+
+
+def run(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main([str(argument) for argument in arguments])
+    code = stop.value.code
+    assert isinstance(code, int)
+    return code
+
+
+def cells(
+    path: Path, count: int, scale: int = 1
+) -> list[np.ndarray[tuple[int, ...], np.dtype[np.uint8]]]:
+    """Cut a grid of ``GREY`` images apart again."""
+    values = np.asarray(Picture.open(path))[::scale, ::scale]
+    columns = int(np.ceil(np.sqrt(count)))
+    return [
+        values[y : y + GREY.height, x : x + GREY.width]
+        for y, x in ((j // columns * 8, j % columns * 7) for j in range(count))
+    ]
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help_says_what_a_command_does(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*[command][: len(command)], "--help") == 0
+    said = capsys.readouterr().out
+    assert "Usage" in said
+    for name in COMMANDS if not command else []:
+        assert name in said
+
+
+def test_sample_writes_a_grid_and_the_same_one_again(
+    weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def sample(name: str, *options: object) -> bytes:
+        out = tmp_path / name
+        given = ["--weights", weights, "--model", "tiny", "--backend", "reference", *options]
+        assert run("sample", out, *given) == 0
+        assert f"wrote {out}" in capsys.readouterr().out
+        return out.read_bytes()
+
+    first = sample("a.png", "-n", 5, "--seed", 3, "--scale", 2, "--label", "a frog")
+    assert sample("b.png", "-n", 5, "--seed", 3, "--scale", 2, "--label", "2") == first
+    assert sample("c.png", "-n", 5, "--seed", 4, "--scale", 2, "--label", "2") != first
+    images = cells(tmp_path / "a.png", 5, 2)
+    sample("one.png", "-n", 1, "--seed", 5, "--scale", 1, "--label", "2")
+    np.testing.assert_array_equal(cells(tmp_path / "one.png", 1)[0], images[2])
+    with Picture.open(tmp_path / "a.png") as large:
+        assert large.size == (2 * (3 * 7 - 2), 2 * (2 * 8 - 2))
+    cold = ["-n", 2, "--temperature", 0, "--scale", 1]
+    sample("cold.png", *cold)
+    one, other = cells(tmp_path / "cold.png", 2)
+    np.testing.assert_array_equal(one, other)
+
+
+def test_complete_keeps_the_rows_that_are_known(weights: Path, tmp_path: Path) -> None:
+    picture = random_picture(GREY)
+    picture.save("given.png")
+    out = tmp_path / "ways.png"
+    given = ["--weights", weights, "--model", "tiny", "--backend", "reference", "--scale", 1]
+    assert run("complete", "given.png", out, "--rows", 3, "-n", 4, *given) == 0
+    ways = cells(out, 4)
+    for way in ways:
+        np.testing.assert_array_equal(way[:3], np.asarray(picture)[:3])
+    assert len({way.tobytes() for way in ways}) == 4
+
+
+def test_train_goes_on_where_it_stopped_and_the_result_draws_and_is_measured(
+    photographs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = ["--images", photographs, "--size", 8, "--grey", "--layers", 1, "--width", 8,
+             "--heads", 2, "--batch", 4, "--precision", "fp32"]  # fmt: skip
+    often = ["--checkpoint-every", 2, "--evaluate-every", 2]
+    assert run("train", *small, *often, "--steps", 3, "--out", "first") == 0
+    assert "done: 3 of 3 steps" in capsys.readouterr().out
+    with Picture.open("first/samples.png") as samples:
+        assert samples.mode == "L"
+    assert run("train", *small, *often, "--steps", 3, "--out", "first") == 1
+    assert "add --resume" in capsys.readouterr().err
+    assert run("train", *small, *often, "--steps", 3, "--out", "none", "--resume") == 1
+    assert "no run to resume in none" in capsys.readouterr().err
+    assert run("train", *small, *often, "--steps", 5, "--out", "first", "--resume") == 0
+    assert "done: 5 of 5 steps" in capsys.readouterr().out
+    lines = [json.loads(line) for line in Path("first/log.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "images_per_second" in line] == [1, 2, 3, 4, 5]
+    trained = load_checkpoint(Path("first/first.safetensors"))
+    assert trained.model.config.classes == ("cats", "dogs")
+    assert (trained.model.config.height, trained.model.config.width) == (8, 8)
+
+    for label in ([], ["--label"]):
+        known = ["--weights", "first", "--model", "first", *label]
+        assert run("evaluate", "--images", photographs, *known) == 0
+        said = capsys.readouterr().out
+        assert "bits/dim" in said
+        assert ("with the true label" in said) is bool(label)
+    drawn = ["--weights", "first", "--model", "first", "--label", "cats", "-n", 2]
+    assert run("sample", "drawn.png", *drawn, "--backend", "reference") == 0
+
+
+def test_evaluate_reads_the_published_formats(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hide_other_data(monkeypatch)
+    write_mnist(tmp_path / "data" / "mnist")
+    save_tiny(tmp_path / "weights", "mnist", replace(GREY, height=28, width=28, classes=DIGITS))
+    given = ["evaluate", "--weights", "weights", "--data-dir", "data"]
+    assert run(*given, "--limit", 3) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("mnist: ")
+    assert "bits/dim" in said
+    assert run(*given, "--record", "--limit", 3) == 1
+    assert "leave --limit out" in capsys.readouterr().err
+    assert run(*given, "--record") == 0
+    facts = load_checkpoint(tmp_path / "weights" / "mnist.safetensors").facts
+    assert facts["test"]["bits_per_dim"] > 0
+    assert run(*given[:3], "--data-dir", "nowhere") == 1
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_import_refuses_what_it_cannot_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save({"model_state": {"predictor.bias": torch.zeros(3)}}, "part.pt")
+    Path("text.pt").write_text("no checkpoint")
+    for file, out, says in (
+        ("part.pt", "model.safetensors", "missing"),
+        ("text.pt", "model.safetensors", "text.pt"),
+        ("none.pt", "model.safetensors", "there is no file"),
+        ("part.pt", "model.pt", "must end in .safetensors"),
+    ):
+        assert run("import", file, out) == 1
+        error = capsys.readouterr().err
+        assert error.startswith("scanline: ")
+        assert says in error
+    assert run("import", "part.pt", "model.safetensors", "--preset", "mnist") == 1
+    assert "mnist-paper or cifar10-paper" in capsys.readouterr().err
+    assert not Path("model.safetensors").exists()
+
+
+WRONG: list[tuple[list[object], str]] = [
+    (["sample", "--model", "other"], "there is no model 'other'"),
+    (["sample", "--weights", "nowhere"], "no *.safetensors in nowhere"),
+    (["sample", "--model", "tiny", "--label", "toad"], "zero, one, a frog"),
+    (["sample", "--model", "colour", "--label", "1"], "no classes"),
+    (["sample", "--model", "tiny", "--backend", "abacus"], "abacus"),
+    (["sample", "/proc/none/a.png", "--model", "tiny", "--backend", "reference"], "/proc/none"),
+    (["complete", "text.png", "--model", "tiny", "--rows", 2], "no picture"),
+    (["complete", "good.png", "--model", "tiny"], "nothing says which part to draw"),
+    (["complete", "good.png", "--model", "tiny", "--rows", 6], "0 to 5"),
+    (["complete", "good.png", "--model", "tiny", "--rows", -1], "0 to 5"),
+    (["complete", "good.png", "--model", "colour", "--rows", 1, "--fit", "exact"], "5 × 6"),
+    (["train"], "say what to train on"),
+    (["train", "mnist", "--images", "."], "say what to train on"),
+    (["train", "digits"], "there is no 'digits'"),
+    (["train", "--images", "nowhere"], "nowhere"),
+    (["train", "--images", "empty"], "empty"),
+    (["evaluate", "--model", "tiny", "--images", "empty"], "empty"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "says"), WRONG)
+def test_what_a_user_can_mend_ends_with_a_sentence(
+    arguments: list[object], says: str, weights: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("text.png").write_text("hello")
+    Path("empty").mkdir()
+    random_picture(GREY).save("good.png")
+    if arguments[0] != "train" and "--weights" not in arguments:
+        arguments = [*arguments, "--weights", weights]
+    assert run(*arguments) == 1
+    error = capsys.readouterr().err
+    assert "scanline: " in error
+    assert says in error
+    assert "Traceback" not in error
+    assert not Path("samples.png").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["sample", "-n", 0], ["sample", "--seed", -1], ["sample", "--seed", 2**64],
+     ["sample", "--temperature", "nan"], ["sample", "--temperature", 3],
+     ["complete", "none.png"], ["complete", "none.png", "--temperature", "nan"],
+     ["train", "mnist", "--steps", 0], ["train", "--size", 1], ["import", "one"],
+     ["evaluate", "--limit", 0], ["sample", "--colour", 1], ["draw"]],
+)  # fmt: skip
+def test_a_wrong_option_is_a_usage_error(
+    arguments: list[object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*arguments) == 2
+    error = capsys.readouterr().err
+    assert "Usage" in error
+    assert "Traceback" not in error
