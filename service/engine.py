@@ -75,7 +75,8 @@ class Engine:
         self._live: dict[str, Generation] = {}
         self._finished: OrderedDict[str, Generation] = OrderedDict()
         self._waiting = 0  # images
-        self._pixel_seconds = STEP_SECONDS  # what one pixel of all running images takes
+        self._pixel_seconds = STEP_SECONDS  # what one pixel of all running images takes,
+        self._measured = 1  # when there are so many of them
         self._rate = 0.0  # pixels drawn a second while busy
         self._closing: float | None = None  # when what still runs is told to end
         self._work = threading.Condition()  # guards the queue, the registry and _closing
@@ -295,7 +296,8 @@ class Engine:
         config = self.decoder.config
         slots = np.fromiter(self._running, np.int32, len(self._running))
         before = self.decoder.positions[slots]
-        n = min(max(1, int(STEP_SECONDS / self._pixel_seconds)), config.width)
+        joined = max(1.0, len(slots) / self._measured)  # a crowd may take that much longer
+        n = min(max(1, int(STEP_SECONDS / (self._pixel_seconds * joined))), config.width)
         if self._waiting:  # stop where the first slot comes free
             n = min(n, max(1, config.pixels - int(before.max())))
         began = time.perf_counter()
@@ -303,7 +305,7 @@ class Engine:
         seconds = time.perf_counter() - began
         drawn = int((self.decoder.positions[slots] - before).sum())
         if drawn:
-            self._pixel_seconds = max(seconds / n, 1e-7)
+            self._pixel_seconds, self._measured = max(seconds / n, 1e-7), len(slots)
             rate = drawn / max(seconds, 1e-7)
             self._rate = rate if not self._rate else 0.95 * self._rate + 0.05 * rate
         if self._observer:

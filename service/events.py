@@ -7,7 +7,7 @@ import base64
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any, Literal
 
 from fastapi.sse import format_sse_event
@@ -19,6 +19,7 @@ from service.pictures import to_png
 Granularity = Literal["auto", "row", "pixel"]
 
 EVENTS_PER_SECOND = 60
+PIXELS_PER_EVENT = 4096  # of many images; one image is never split
 KEEP_ALIVE_SECONDS = 15.0
 
 
@@ -26,10 +27,16 @@ class ClientGoneError(Exception):
     """The client closed its connection before the answer was complete."""
 
 
-async def news(generation: Generation, gone: asyncio.Task[Any], seconds: float | None) -> bool:
+async def news(
+    generation: Generation,
+    gone: asyncio.Task[Any],
+    seconds: float | None,
+    seen: int | None = None,
+) -> bool:
     """Wait for a generation's next change; False if ``seconds`` pass without one.
 
-    Raises ``ClientGoneError`` as soon as ``gone`` is done.
+    ``seen`` is its ``changes`` when it was last read, so that none in between is missed. Raises
+    ``ClientGoneError`` as soon as ``gone`` is done.
     """
     loop = asyncio.get_running_loop()
     changed: asyncio.Future[None] = loop.create_future()
@@ -43,7 +50,7 @@ async def news(generation: Generation, gone: asyncio.Task[Any], seconds: float |
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(resolve)
 
-    generation.when_news(wake)
+    generation.when_news(wake, seen)
     await asyncio.wait({changed, gone}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     if gone.done():
         raise ClientGoneError
@@ -122,12 +129,13 @@ async def stream_events(
     told: set[int] = set()
     while True:
         # Read before the pixels: what is finished now has all of its pixels below.
-        finished = generation.finished
+        seen, finished = generation.changes, generation.finished
         complete = [i for i in generation.images if i.status is Status.FINISHED]
-        updates = _updates(generation, cursors, granularity)
-        if updates:
+        before = sequence
+        for updates in _updates(generation, cursors, granularity):
             sequence += 1
             yield _event("pixels", {"updates": updates}, sequence)
+            await asyncio.sleep(0)  # a long replay leaves room for others
         for image in complete:
             if image.index not in told:
                 told.add(image.index)
@@ -135,9 +143,9 @@ async def stream_events(
         if finished:
             break
         sent = time.monotonic()
-        while not await news(generation, gone, KEEP_ALIVE_SECONDS):
+        while not await news(generation, gone, KEEP_ALIVE_SECONDS, seen):
             yield format_sse_event(comment="keep-alive")
-        if updates:
+        if sequence > before:
             await asyncio.sleep(max(0.0, sent + 1 / EVENTS_PER_SECOND - time.monotonic()))
     if generation.error:
         yield _event("error", error_body(500, generation.error, code="generation_failed"))
@@ -147,10 +155,11 @@ async def stream_events(
 
 def _updates(
     generation: Generation, cursors: list[int], granularity: Granularity
-) -> list[dict[str, Any]]:
-    """Take what each image has beyond its cursor, and move the cursors on."""
+) -> Iterator[list[dict[str, Any]]]:
+    """Take what each image has beyond its cursor, an event's worth at a time; move cursors on."""
     width = generation.config.width
     updates: list[dict[str, Any]] = []
+    pixels_held = 0
     for image in generation.images:
         start, stop = cursors[image.index], image.position
         if granularity == "row" and image.finish_reason in (None, FinishReason.LENGTH):
@@ -168,7 +177,12 @@ def _updates(
             for first in range(0, stop - start, size)
         ]
         cursors[image.index] = stop
-    return updates
+        pixels_held += stop - start
+        if pixels_held >= PIXELS_PER_EVENT:
+            yield updates
+            updates, pixels_held = [], 0
+    if updates:
+        yield updates
 
 
 def _event(name: str, data: dict[str, Any], sequence: int | None = None) -> bytes:

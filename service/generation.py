@@ -112,6 +112,7 @@ class Generation:
         self.cancelled = False
         self.readers = 0
         self.abandoned: float | None = None  # when the last reader left
+        self.changes = 0  # how often there was news
         self._waiters: list[Callable[[], None]] = []
         self._lock = threading.Lock()
 
@@ -133,21 +134,24 @@ class Generation:
         prefix = self.request.prefix
         return sum(max(0, image.position - prefix) for image in self.images)
 
-    def when_news(self, callback: Callable[[], None]) -> None:
-        """Call back once at the next change, from the engine's thread; at once if finished."""
+    def when_news(self, callback: Callable[[], None], seen: int | None = None) -> None:
+        """Call back once at the next change, from the engine's thread; at once if finished.
+
+        At once, too, if there was a change since ``changes`` was ``seen``.
+        """
         with self._lock:
-            if not self.finished:
+            if not self.finished and seen in (None, self.changes):
                 self._waiters.append(callback)
                 return
         callback()
 
     def wake(self) -> None:
         """Tell everyone who waits that there is news (the engine's thread)."""
-        if self._waiters or self.finished:
-            with self._lock:
-                waiters, self._waiters = self._waiters, []
-            for callback in waiters:
-                callback()
+        with self._lock:
+            self.changes += 1
+            waiters, self._waiters = self._waiters, []
+        for callback in waiters:
+            callback()
 
     def finish(self, now: float) -> None:
         """Mark the generation finished (the engine's thread, once)."""

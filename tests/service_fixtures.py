@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import io
 import json
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -216,6 +217,16 @@ def check_error(
         assert body["error"]["param"] == param
     assert reply.headers["x-request-id"]
     return message
+
+
+@contextlib.contextmanager
+def logs_kept() -> Iterator[None]:
+    """Leave the logs as they were: the command line sends them to a stream soon closed."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,8 +13,8 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, get_args
 
 import httpx
 import numpy as np
@@ -27,7 +27,8 @@ from model.config import ModelConfig
 from model.decoder import ReferenceDecoder
 from model.noise import image_noise, image_seed
 from service.app import create_app
-from service.generation import Request
+from service.events import Granularity, stream_events
+from service.generation import FinishReason, Generation, Request
 from service.pictures import MAX_PIXELS
 from service.server import Scanline
 from tests.service_fixtures import (
@@ -472,6 +473,57 @@ def test_a_dropped_stream_is_resumed_and_rebuilds_exactly(holding: tuple[Here, H
         over = here.client.get(url, params={"granularity": granularity})
         assert len(check_stream(parse_sse(over.content), GREY)) == 2
     check_error(here.client.get(url, headers={"Last-Event-ID": "x"}), 400, None, "last-event-id")
+
+
+def test_a_stream_misses_nothing_that_happens_while_it_sends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("service.events.KEEP_ALIVE_SECONDS", 0.2)
+    generation = Generation("fake", GREY, Request(n=2, seed=0))
+    image = generation.images[0]
+    image.run(np.arange(GREY.pixels, dtype=np.uint8)[:, None])
+
+    async def read() -> list[Event]:
+        gone = asyncio.create_task(asyncio.sleep(60))
+        stream = stream_events(generation, gone)
+        raw = await anext(stream)
+        image.position = 7
+        raw += await anext(stream)
+        image.position = 9  # published while the last event is on its way; then no more news
+        generation.wake()
+        raw += await anext(stream)
+        gone.cancel()
+        return parse_sse(raw)
+
+    events = asyncio.run(read())
+    assert [event.name for event in events] == ["started", "pixels", "pixels"]
+    assert rebuild(events, GREY)[0].ravel().tolist() == list(range(9))
+
+
+def test_a_long_replay_comes_in_several_events() -> None:
+    config = replace(COLOUR, height=32, width=32)
+    generation = Generation("fake", config, Request(n=10, seed=0))
+    pixels = np.random.default_rng(0).integers(0, 256, (10, 1024, 3), np.uint8)
+    for image, row in zip(generation.images, pixels, strict=True):
+        image.run(row)
+        image.position = 1024
+        image.finish(FinishReason.LENGTH, np.ones(1024, np.float32))
+    generation.finish(time.monotonic())
+
+    async def read(granularity: Granularity) -> list[Event]:
+        gone = asyncio.create_task(asyncio.sleep(60))
+        stream = stream_events(generation, gone, granularity=granularity, last_event_id=41)
+        raw = b"".join([part async for part in stream])
+        gone.cancel()
+        return parse_sse(raw)
+
+    for granularity in get_args(Granularity):
+        events = asyncio.run(read(granularity))
+        check_stream(events, config, resumed=True)
+        ids = [int(event.id) for event in events if event.id is not None]
+        assert ids == [42, 43, 44]
+        drawn = rebuild(events, config)
+        np.testing.assert_array_equal(np.stack([drawn[j] for j in range(10)]), pixels)
 
 
 def test_a_stream_not_resumed_frees_its_slots_after_the_grace() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from model.checkpoint import load_checkpoint
 from model.config import DIGITS
 from service.cli import main
 from tests.published import hide_other_data, write_mnist
-from tests.service_fixtures import COLOUR, GREY, random_picture, save_tiny
+from tests.service_fixtures import COLOUR, GREY, logs_kept, random_picture, save_tiny
 
 COMMANDS = ["serve", "sample", "complete", "train", "evaluate", "import"]
 
@@ -26,10 +25,9 @@ COMMANDS = ["serve", "sample", "complete", "train", "evaluate", "import"]
 def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Run in an empty folder, and leave the logs and threads of the test process as they were."""
     monkeypatch.chdir(tmp_path)
-    root, threads = logging.getLogger(), torch.get_num_threads()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers[:], root.level = handlers, level
+    threads = torch.get_num_threads()
+    with logs_kept():
+        yield
     torch.set_num_threads(threads)
 
 

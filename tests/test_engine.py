@@ -202,6 +202,19 @@ def test_a_small_request_is_not_starved_and_admission_goes_round() -> None:
             finished(large)
 
 
+def test_a_crowd_that_joins_does_not_make_one_long_step() -> None:
+    decoder = FakeDecoder(dataclasses.replace(GREY, height=40, width=40), 20)
+    engine = Engine("fake", decoder, Limits())  # not started: this thread takes its steps
+    generation = engine.submit(Request(n=20, seed=0))
+    engine._admit()
+    for measured, pixels in ((1, 1), (10, 7), (20, 15), (40, 15)):
+        engine._pixel_seconds, engine._measured = engine_module.STEP_SECONDS / 15, measured
+        engine._step()
+        assert decoder.steps[-1] == (list(range(20)), pixels)
+    assert decoder.positions.tolist() == [38] * 20
+    assert generation.status is Status.RUNNING
+
+
 def test_slots_are_given_in_turn_between_requests() -> None:
     decoder = FakeDecoder(GREY, 1)
     order: list[int] = []
@@ -648,6 +661,20 @@ def test_news_wakes_each_waiter_once_and_at_once_when_all_is_over() -> None:
         assert_right(generation)
         generation.when_news(lambda: woken.update("c"))
         assert woken == {"a": 1, "b": 1, "c": 1}
+
+
+def test_news_between_reading_and_waiting_is_not_missed() -> None:
+    generation = Generation("fake", GREY, Request(n=1, seed=0))
+    woken: Counter[str] = Counter()
+    seen = generation.changes
+    generation.when_news(lambda: woken.update("a"), seen)
+    assert not woken
+    generation.wake()
+    assert woken == {"a": 1}
+    generation.when_news(lambda: woken.update("b"), seen)
+    assert woken == {"a": 1, "b": 1}
+    generation.when_news(lambda: woken.update("c"), generation.changes)
+    assert woken == {"a": 1, "b": 1}
 
 
 def test_finished_images_hold_only_their_own_pixels() -> None:

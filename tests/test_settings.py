@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,14 +10,17 @@ from pydantic import ValidationError
 
 from service.cli import main
 from service.settings import Settings
+from tests.service_fixtures import logs_kept
 
 
 @pytest.fixture(autouse=True)
-def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     for name in Settings.model_fields:
         monkeypatch.delenv(f"SCANLINE_{name.upper()}", raising=False)
     # Nothing to serve: what is wrongly taken for right ends at once too, in other words.
     monkeypatch.setenv("SCANLINE_WEIGHTS", str(tmp_path))
+    with logs_kept():
+        yield
 
 
 def test_every_field_is_a_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
