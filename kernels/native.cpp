@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <exception>
 
+#include "native_machine.h"
 #include "native_network.h"
 
 namespace scanline {
@@ -80,10 +81,13 @@ public:
                      [&](Range slots, const Seat& seat) { draw(slots, n, seat); });
     }
 
-    // The first lengths[i] pixels of each collected slot, from nothing.
-    void prefill(const int32_t* lengths) {
+    // The first lengths[i] pixels of each collected slot, from nothing. Returns false where one is
+    // out of range.
+    bool prefill(const int32_t* lengths) {
         const int count = static_cast<int>(slots_.size());
-        if (count == 0) return;
+        for (int i = 0; i < count; ++i)
+            if (lengths[i] < 0 || lengths[i] > pixels_) return false;
+        if (count == 0) return true;
         const auto work = [&](Range slots, const Seat& seat) {
             for (int i = slots.begin; i < slots.end; ++i)
                 if (lengths[i] > 0)
@@ -91,6 +95,7 @@ public:
         };
         if (count < pool_.threads()) spread_together(count, work);
         else spread_parts(count, 1, work);
+        return true;
     }
 
     float* states() { return states_.get(); }
@@ -106,7 +111,7 @@ private:
         });
     }
 
-    // Have `work(range of slots, seat)` done by each thread alone, for parts of at most `most` slots.
+    // Have `work(range of slots, seat)` done by each thread alone, for parts of at most `most`.
     template <typename Work>
     void spread_parts(int count, int most, const Work& work) {
         const int threads = pool_.threads();
@@ -129,7 +134,8 @@ private:
         int first[MAX_ROWS];
         const int* const mine = slots_.data() + slots.begin;
         const int count = slots.end - slots.begin;
-        for (int i = 0; i < count; ++i) first[i] = inputs_.positions[mine[i]];
+        for (int i = 0; i < count; ++i)
+            first[i] = std::clamp(inputs_.positions[mine[i]], 0, pixels_);
         seat.meet();  // all have read the positions before one writes them
         for (int done = 0; done < n; ++done) {
             if (seat.team.held_up) return done;
@@ -247,7 +253,7 @@ private:
 
 // What calls return; kernels/native.py knows these.
 namespace {
-enum Status { DONE = 0, BAD_SLOTS = 1 };
+enum Status { DONE = 0, BAD_SLOTS = 1, BAD_LENGTHS = 2 };
 }
 
 // All else stays hidden, so that builds for several ISAs can live in one process.
@@ -284,16 +290,30 @@ int scanline_step(scanline::Decoder* decoder, const int32_t* slots, int count, i
 int scanline_prefill(scanline::Decoder* decoder, const int32_t* slots, const int32_t* lengths,
                      int count) {
     if (!decoder->collect(slots, count)) return BAD_SLOTS;
-    decoder->prefill(lengths);
-    return DONE;
+    return decoder->prefill(lengths) ? DONE : BAD_LENGTHS;
 }
 
 // All slots' states: float32 [slots, L, H, K + 1, V padded], the last row of each head z.
 float* scanline_states(scanline::Decoder* decoder) { return decoder->states(); }
 int scanline_head_padded(const scanline::Decoder* decoder) { return decoder->sizes().head_padded; }
 
-// Write every row's head parameters to float32 [slots, steps, head_outputs] too; null for no longer.
+// Write every row's head parameters to float32 [slots, steps, head_outputs] too; null to stop.
 void scanline_trace(scanline::Decoder* decoder, float* parameters) { decoder->trace(parameters); }
+
+// The machine's peaks with so many threads: operations a second in bf16 and float32, and bytes read
+// a second from 12 MB (a network's weights) and from 512 MB. Takes some seconds; 0 where it fails.
+void scanline_measure(int threads, double peaks[4]) {
+    std::fill_n(peaks, 4, 0.0);
+    try {
+        scanline::Pool pool(threads);
+        peaks[0] = scanline::peak_operations<true>(pool);
+        peaks[1] = scanline::peak_operations<false>(pool);
+        peaks[2] = scanline::read_bandwidth(pool, size_t{12} << 20);
+        peaks[3] = scanline::read_bandwidth(pool, size_t{512} << 20);
+    } catch (const std::exception&) {
+        return;
+    }
+}
 
 // The instructions this was built for.
 const char* scanline_isa() {

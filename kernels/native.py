@@ -23,6 +23,7 @@ import tempfile
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +46,7 @@ FLAGS = (
     "-std=c++20", "-O3", "-ffp-contract=off", "-fPIC", "-shared", "-pthread",
     "-fvisibility=hidden",
 )  # fmt: skip
+_BAD_SLOTS = 1
 INSTALL = "install g++ (`apt-get install g++`) or clang, or name a compiler in CXX"
 
 
@@ -95,13 +97,13 @@ def usable_cores() -> int:
     return count if quota == "max" else max(1, min(count, int(quota) // int(period)))
 
 
-def find_compiler() -> str:
-    """Give the C++ compiler to build with; raises ``NativeBuildError`` where there is none."""
-    named = os.environ.get("CXX")
-    for name in [named] if named else ["c++", "g++", "clang++"]:
-        if path := shutil.which(name):
-            return path
-    missing = f"CXX names {named!r}, which is not there" if named else "there is no C++ compiler"
+def find_compiler() -> list[str]:
+    """Give the C++ compiler's command; raises ``NativeBuildError`` where there is none."""
+    named = shlex.split(os.environ.get("CXX", ""))
+    for command in [named] if named else [["c++"], ["g++"], ["clang++"]]:
+        if path := shutil.which(command[0]):
+            return [path, *command[1:]]
+    missing = f"CXX names {named[0]!r}, which is not there" if named else "there is no C++ compiler"
     raise NativeBuildError(f"{missing}: {INSTALL}")
 
 
@@ -166,8 +168,8 @@ def _stem(isa: str) -> str:
     return f"native-{isa}-{key.hexdigest()[:16]}"
 
 
-def _name(isa: str, compiler: str) -> str:
-    version = hashlib.sha256(_run([compiler, "--version"]).encode())
+def _name(isa: str, compiler: Sequence[str]) -> str:
+    version = hashlib.sha256(_run([*compiler, "--version"]).encode())
     return f"{_stem(isa)}-{version.hexdigest()[:8]}.so"
 
 
@@ -179,19 +181,19 @@ def _open(path: Path) -> ctypes.CDLL | None:
         return None
 
 
-def _build(compiler: str, isa: str, path: Path) -> None:
+def _build(compiler: Sequence[str], isa: str, path: Path) -> None:
     """Compile into a file of its own, then rename it: two processes at once do not meet."""
     handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     os.close(handle)
     try:
-        _run([compiler, *_flags(isa), str(SOURCE), "-o", partial])
+        _run([*compiler, *_flags(isa), str(SOURCE), "-o", partial])
         Path(partial).chmod(0o755)
         Path(partial).replace(path)
     finally:
         Path(partial).unlink(missing_ok=True)
 
 
-def _keep(compiler: str, isa: str, path: Path) -> ctypes.CDLL | None:
+def _keep(compiler: Sequence[str], isa: str, path: Path) -> ctypes.CDLL | None:
     """Build into the cache and load; None, with a warning, where the cache cannot be used."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -206,7 +208,7 @@ def _keep(compiler: str, isa: str, path: Path) -> ctypes.CDLL | None:
         return None
 
 
-def _load_private(compiler: str, isa: str, name: str) -> ctypes.CDLL:
+def _load_private(compiler: Sequence[str], isa: str, name: str) -> ctypes.CDLL:
     with tempfile.TemporaryDirectory(prefix="scanline-") as folder:
         path = Path(folder) / name
         _build(compiler, isa, path)
@@ -291,12 +293,29 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
         "states": (array, [handle]),
         "head_padded": (integer, [handle]),
         "trace": (None, [handle, array]),
+        "measure": (None, [integer, ctypes.POINTER(ctypes.c_double)]),
         "isa": (ctypes.c_char_p, []),
     }  # fmt: skip
     for name, (result, arguments) in signatures.items():
         function = getattr(library, f"scanline_{name}")
         function.restype, function.argtypes = result, arguments
     return library
+
+
+class Peaks(NamedTuple):
+    """The best that a machine does: operations and bytes a second, 0 where not measured."""
+
+    bf16_operations: float
+    float32_operations: float
+    cache_bytes: float
+    memory_bytes: float
+
+
+def measure_peaks(library: ctypes.CDLL, threads: int) -> Peaks:
+    """Measure this machine with the decoder's own kernels, which takes some seconds."""
+    peaks = (ctypes.c_double * 4)()
+    library.scanline_measure(threads, peaks)
+    return Peaks(*peaks)
 
 
 def _address(array: NDArray[np.generic] | None) -> int | None:
@@ -337,6 +356,7 @@ class NativeDecoder:
             raise NativeBuildError(f"the native decoder cannot start: {reason.value.decode()}")
         self._handle = ctypes.c_void_p(handle)
         self.close = weakref.finalize(self, library.scanline_close, self._handle)
+        self.close.atexit = False  # another thread may be in a step still
         count, heads = sizes["max_slots"], sizes["n_heads"]
         K = sizes["d_model"] // heads
         shape = (count, sizes["n_layers"], heads, K + 1, library.scanline_head_padded(self._handle))
@@ -349,8 +369,10 @@ class NativeDecoder:
         self._trace: NDArray[np.float32] | None = None
 
     def _check(self, status: int) -> None:
-        if status:
+        if status == _BAD_SLOTS:
             raise ValueError("slots must be -1 or different numbers below max_slots")
+        if status:
+            raise ValueError("an image has no such number of pixels to prefill")
 
     def reset(self, slots: NDArray[np.int32]) -> None:
         """Zero the state and the position of these slots."""

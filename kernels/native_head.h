@@ -11,7 +11,7 @@ constexpr int MIXTURES = 10, MIX = 16;  // components, and those padded to whole
 constexpr int MAX_CHANNELS = 3, MAX_PAIRS = 3;
 constexpr float MIN_LOG_SCALE = -7.0f;
 constexpr float LN2 = 0.693147180559945309f;
-constexpr float NOTHING = -1e30f;  // the log weight of padding: e to this is 0
+constexpr float NOTHING = -1e30f;  // the logarithm of padding: e to this is 0
 
 inline float to_unit(int value) { return static_cast<float>(value) / 127.5f - 1.0f; }
 

@@ -41,7 +41,9 @@ struct Range {
 class InputFormat {
 public:
     explicit InputFormat(bool bf16) : bf16_(bf16) {}
-    size_t bytes(int width) const { return static_cast<size_t>(width) * (bf16_ && BF16_DOT ? 2 : 4); }
+    size_t bytes(int width) const {
+        return static_cast<size_t>(width) * (bf16_ && BF16_DOT ? 2 : 4);
+    }
     void put(std::byte* row, int column, Vec v) const {
 #if defined(__AVX512BF16__)
         if (bf16_) {

@@ -94,7 +94,8 @@ public:
           embedding_(config, weights, sizes_.embedded, sizes_.model),
           norm_(weights.norm_weight, weights.norm_bias, config.d_model, sizes_.wide),
           predictor_(config.head_outputs, config.d_model, config.bf16 != 0) {
-        predictor_.fill(weights.head_weight, weights.head_bias, config.head_outputs, config.d_model);
+        predictor_.fill(weights.head_weight, weights.head_bias, config.head_outputs,
+                        config.d_model);
         for (int l = 0; l < config.n_layers; ++l)
             layers_.emplace_back(config, weights.layers[l], sizes_);
     }
@@ -169,7 +170,8 @@ private:
             const float* biases[] = {w.query_bias, w.key_bias, w.value_bias};
             for (int part = 0; part < 3; ++part) {
                 // φ of padding must be 0, so that it adds nothing to the denominator.
-                for (int o = 0; part < 2 && o < s.qkv(); ++o) qkv.set_bias(part * s.qkv() + o, -1e30f);
+                for (int o = 0; part < 2 && o < s.qkv(); ++o)
+                    qkv.set_bias(part * s.qkv() + o, NOTHING);
                 for (int o = 0; o < c.d_model; ++o) {
                     const int output = part * s.qkv() + place(o);
                     for (int i = 0; i < c.d_model; ++i)
@@ -199,7 +201,8 @@ private:
             layer.qkv.multiply(seat.member.input.get(), format_.bytes(sizes_.wide), count,
                                {first + units.begin * panels, first + units.end * panels},
                                [&](int row, int column, Vec v) {
-                                   store(qkv + row * stride + column, part < 2 ? feature_map(v) : v);
+                                   float* const place = qkv + row * stride + column;
+                                   store(place, part < 2 ? feature_map(v) : v);
                                });
         }
         const int heads = sizes_.unit / sizes_.head_padded;
@@ -267,7 +270,7 @@ private:
             store(x + i, load(x + i) + load(team.added.get() + i));
     }
 
-    // Normalise the rows into the next product's input; `in_place`: and into the stream (post-norm).
+    // Normalise the rows into the next product's input and, `in_place`, the stream (post-norm).
     void norm_rows(const Norm& norm, int count, Member& member, bool in_place) const {
         const size_t bytes = format_.bytes(sizes_.wide);
         for (int r = 0; r < count; ++r) {

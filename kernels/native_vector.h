@@ -1,5 +1,5 @@
 // One vector of floats as wide as the CPU's registers, memory for it, and the functions of it that
-// the network needs. The compiler's -m flags choose the instructions (kernels/native.py names them).
+// the network needs. The compiler's -m flags choose the instructions (see kernels/native.py).
 //
 // Everything is built with -ffp-contract=off and fuses only where `fma` says so: then a row's
 // arithmetic is what is written here, whatever the compiler inlines it into.
@@ -36,7 +36,9 @@ typedef int32_t VecInt __attribute__((vector_size(sizeof(Vec)), may_alias));
 
 constexpr int LANES = static_cast<int>(sizeof(Vec) / sizeof(float));
 
-constexpr int round_up(int size, int multiple) { return (size + multiple - 1) / multiple * multiple; }
+constexpr int round_up(int size, int multiple) {
+    return (size + multiple - 1) / multiple * multiple;
+}
 
 // The memory behind these is always aligned to 64 bytes and padded to whole vectors.
 inline Vec load(const float* p) { return *reinterpret_cast<const Vec*>(p); }

@@ -1,6 +1,8 @@
 // What crosses the C ABI, and the parts of the network that are no products: embeddings and norms.
 #pragma once
 
+#include <algorithm>
+
 #include "native_vector.h"
 
 extern "C" {
@@ -56,7 +58,7 @@ public:
         : stride_(stride), data_(source ? static_cast<size_t>(rows) * stride : 0),
           present_(source != nullptr) {
         for (int r = 0; source && r < rows; ++r)
-            for (int c = 0; c < columns; ++c) (*this)[r][c] = source[static_cast<size_t>(r) * columns + c];
+            std::copy_n(source + static_cast<size_t>(r) * columns, columns, (*this)[r]);
     }
     // From a linear map's [columns, rows] matrix: row i is what input i adds.
     static Table transposed(const float* source, int rows, int columns, int stride) {
@@ -65,13 +67,14 @@ public:
         table.data_ = Buffer<float>(static_cast<size_t>(rows) * stride);
         table.present_ = true;
         for (int r = 0; r < rows; ++r)
-            for (int c = 0; c < columns; ++c) table[r][c] = source[static_cast<size_t>(c) * rows + r];
+            for (int c = 0; c < columns; ++c)
+                table[r][c] = source[static_cast<size_t>(c) * rows + r];
         return table;
     }
 
     explicit operator bool() const { return present_; }
-    const float* operator[](int row) const { return data_.get() + static_cast<size_t>(row) * stride_; }
-    float* operator[](int row) { return data_.get() + static_cast<size_t>(row) * stride_; }
+    const float* operator[](int row) const { return data_.get() + offset(row); }
+    float* operator[](int row) { return data_.get() + offset(row); }
 
     void add(int row, float* x) const {
         for (int i = 0; i < stride_; i += LANES) store(x + i, load(x + i) + load((*this)[row] + i));
@@ -83,6 +86,8 @@ public:
     }
 
 private:
+    size_t offset(int row) const { return static_cast<size_t>(row) * static_cast<size_t>(stride_); }
+
     int stride_;
     Buffer<float> data_;
     bool present_;
@@ -105,13 +110,13 @@ public:
           label_(w.label, c.classes + 1, c.d_model, model), model_(model) {}
 
     void embed(const Inputs& inputs, int slot, int step, float* x) const {
-        const uint8_t* canvas =
-            inputs.canvas + static_cast<size_t>(slot) * static_cast<size_t>(pixels_ * config_.channels);
-        std::memset(x, 0, static_cast<size_t>(model_) * sizeof(float));
+        const size_t values = static_cast<size_t>(pixels_ * config_.channels);
+        const uint8_t* canvas = inputs.canvas + static_cast<size_t>(slot) * values;
+        std::fill_n(x, model_, 0.0f);
         if (config_.neighbourhood) around(canvas, step, x);
         else values_.add(canvas[step > 0 ? step - 1 : 0], x);
-        if (code_) std::memcpy(x + size_, code_[step], static_cast<size_t>(size_) * sizeof(float));
-        if (start_ && step == 0) std::memcpy(x, start_[0], static_cast<size_t>(model_) * sizeof(float));
+        if (code_) std::copy_n(code_[step], size_, x + size_);
+        if (start_ && step == 0) std::copy_n(start_[0], model_, x);
         const int pixel = step / steps_per_pixel_;
         if (row_) {
             row_.add(pixel / config_.width, x);

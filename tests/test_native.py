@@ -17,10 +17,11 @@ import torch
 from numpy.typing import NDArray
 
 from kernels import native
+from model import bench
 from model.checkpoint import SHIPPED, CheckpointError, find_checkpoints, load_checkpoint
-from model.config import ModelConfig
+from model.config import PRESETS, ModelConfig
 from model.data import load_dataset
-from model.decoder import BackendError, ReferenceDecoder, open_decoder
+from model.decoder import BackendError, Decoder, ReferenceDecoder, open_decoder
 from model.native_decoder import NativeDecoder, Precision
 from model.network import LinearTransformer
 from tests.conftest import ROOT, TOLERANCES, assert_close, random_network, tiny_config
@@ -264,6 +265,15 @@ def test_wrong_slots_are_refused(slots: list[int]) -> None:
     assert decoder.positions.tolist() == [1, 1, 1]
 
 
+@pytest.mark.parametrize("length", [-1, tiny_config().pixels + 1])
+def test_wrong_lengths_are_refused(length: int) -> None:
+    decoder = NativeDecoder(TINY, 2)
+    decoder.known[:] = 1
+    with pytest.raises(ValueError, match="no such number of pixels"):
+        decoder.prefill([0, 1], [3, length])
+    assert decoder.positions.tolist() == [0, 0]
+
+
 @every_kind
 def test_extreme_numbers_stay_in_range(config: ModelConfig, isa: str) -> None:
     """No temperature, uniform or weight, finite or not, leads outside the arrays."""
@@ -475,3 +485,41 @@ def test_an_idle_decoder_uses_no_cpu() -> None:
     before = time.process_time()
     time.sleep(0.3)
     assert time.process_time() - before < 0.1
+
+
+# The benchmark.
+
+
+def test_the_benchmark_reports_every_backend() -> None:
+    report = bench.run_bench(
+        ["mnist-paper"], backends=["native", "reference"], slots=[1, 3], threads=1,
+        seconds=0.01, repeats=1,
+        progress=(lines := list[str]()).append,
+    )  # fmt: skip
+    assert [(t.backend, t.slots) for t in report.timings] == [
+        ("native", 1), ("native", 3), ("reference", 1), ("reference", 3),
+    ]  # fmt: skip
+    assert all(t.milliseconds_a_step > 0 and t.images_a_second > 0 for t in report.timings)
+    assert report.hardware["cpu"] in lines[0]
+    assert all(peak > 0 for peak in report.peaks.values())
+    with pytest.raises(ValueError, match=r"there is no 'imagenet'; there are .*mnist-paper"):
+        bench.run_bench(["imagenet"])
+
+
+def test_the_benchmark_times_nothing_that_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def open_another(
+        model: LinearTransformer, max_slots: int, backend: str, threads: int | None
+    ) -> Decoder:
+        other = LinearTransformer(model.config)
+        return open_decoder(other, max_slots, backend, threads)
+
+    monkeypatch.setattr(bench, "open_decoder", open_another)
+    with pytest.raises(RuntimeError, match="bits/dim from the reference: not timed"):
+        bench.check(network_of(tiny_config()), "native", 1)
+
+
+def test_the_benchmark_counts_the_papers_network() -> None:
+    """DESIGN §8's figures: 12.6 MB of bf16 weights, 6,200 images' states at 3.35 TB/s."""
+    config = PRESETS["mnist-paper"]
+    assert bench.least_bytes(config, 0) == pytest.approx(12.6e6, rel=0.01)
+    assert bench.operations(config) == pytest.approx(12.9e6, rel=0.02)
