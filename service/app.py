@@ -29,11 +29,24 @@ from service.server import Scanline
 log = logging.getLogger("scanline.http")
 
 STATIC = Path(__file__).parent / "static"
+PAGE_POLICY = (  # the page loads nothing from elsewhere, and no other page may frame it
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
 DESCRIPTION = (
     "Draws small images pixel by pixel with a linear transformer run as an RNN. An image is drawn "
     "in raster order: each pixel is conditioned on the pixels before it (above, and to its left), "
     "so known pixels further down are kept but do not guide what is drawn above them."
 )
+
+
+class PageFiles(StaticFiles):
+    """The page's files, which a browser asks for again when the server may have changed them."""
+
+    def file_response(self, *args: Any, **kwargs: Any) -> Response:
+        response = super().file_response(*args, **kwargs)
+        response.headers["Cache-Control"] = "no-cache"
+        return response
 
 
 def create_app(scanline: Scanline, open_models: Callable[[], None]) -> FastAPI:
@@ -100,9 +113,10 @@ def _add_operations(app: FastAPI, scanline: Scanline) -> None:
 
     @app.get("/", include_in_schema=False)
     async def page() -> FileResponse:
-        return FileResponse(STATIC / "index.html")
+        headers = {"Content-Security-Policy": PAGE_POLICY, "Cache-Control": "no-cache"}
+        return FileResponse(STATIC / "index.html", headers=headers)
 
-    app.mount("/static", StaticFiles(directory=STATIC), name="static")
+    app.mount("/static", PageFiles(directory=STATIC), name="static")
 
 
 def _add_errors(app: FastAPI) -> None:

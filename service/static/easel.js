@@ -1,0 +1,173 @@
+/** The easel: a picture to erase, paint and restore, with the pointer or the keyboard. */
+
+import { area, toImageData } from "./pixels.js";
+
+const UNDO = 30;
+
+/** Edits a picture; `known` marks what is not erased. */
+export class Easel {
+  /** @param {HTMLCanvasElement} canvas @param {() => void} onChange */
+  constructor(canvas, onChange) {
+    this.canvas = canvas;
+    this.onChange = onChange;
+    this.tool = "erase";
+    this.size = 5;
+    this.colour = [255, 255, 255];
+    this.past = [];
+    this.cursor = null;
+    canvas.addEventListener("pointerdown", (event) => this.press(event));
+    canvas.addEventListener("pointermove", (event) => this.drag(event));
+    canvas.addEventListener("keydown", (event) => this.key(event));
+    canvas.addEventListener("blur", () => { this.cursor = null; this.draw(); });
+  }
+
+  /** Put a picture on the easel. */
+  load(picture) {
+    const known = picture.known?.slice() ?? new Uint8Array(area(picture.shape)).fill(1);
+    this.picture = { shape: picture.shape, values: picture.values.slice(), known };
+    this.original = picture.values.slice();
+    this.past = [];
+    this.canvas.width = picture.shape.width;
+    this.canvas.height = picture.shape.height;
+    this.changed();
+  }
+
+  /** Know the first rows and nothing else. */
+  keepRows(rows) {
+    this.remember();
+    const { known, shape } = this.picture;
+    known.fill(0).fill(1, 0, rows * shape.width);
+    this.changed();
+  }
+
+  /** Turn light into dark. */
+  invert() {
+    this.remember();
+    this.picture.values = this.picture.values.map((value) => 255 - value);
+    this.original = this.original.map((value) => 255 - value);
+    this.changed();
+  }
+
+  /** Take the last change back. */
+  undo() {
+    const last = this.past.pop();
+    if (last) Object.assign(this.picture, last);
+    this.changed();
+  }
+
+  /** Whether something known lies after the first unknown pixel. */
+  get scattered() {
+    const { known } = this.picture;
+    const gap = known.indexOf(0);
+    return gap >= 0 && known.includes(1, gap);
+  }
+
+  remember() {
+    const { values, known } = this.picture;
+    this.past.push({ values: values.slice(), known: known.slice() });
+    if (this.past.length > UNDO) this.past.shift();
+  }
+
+  changed() {
+    this.draw();
+    this.onChange();
+  }
+
+  draw() {
+    const { known, shape } = this.picture;
+    const image = toImageData(this.picture, (p) => known[p]);
+    if (this.cursor) {
+      const [x, y] = this.cursor.map(Math.floor);
+      image.data.set([255, 106, 31, 255], 4 * (y * shape.width + x));
+    }
+    this.canvas.getContext("2d").putImageData(image, 0, 0);
+  }
+
+  place(event) {
+    const box = this.canvas.getBoundingClientRect();
+    const { width, height } = this.picture.shape;
+    return [
+      ((event.clientX - box.left) / box.width) * width,
+      ((event.clientY - box.top) / box.height) * height,
+    ];
+  }
+
+  press(event) {
+    if (event.button !== 0) return;
+    this.canvas.setPointerCapture(event.pointerId);
+    this.remember();
+    this.last = this.place(event);
+    this.stroke(this.last, this.last);
+  }
+
+  drag(event) {
+    if (!this.canvas.hasPointerCapture(event.pointerId)) return;
+    const here = this.place(event);
+    this.stroke(this.last, here);
+    this.last = here;
+  }
+
+  key(event) {
+    const step = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
+    const { width, height } = this.picture.shape;
+    const [x, y] = this.cursor ?? [width / 2, height / 2];
+    if (event.key in step) {
+      const [dx, dy] = step[event.key];
+      this.cursor = [
+        Math.min(width - 0.5, Math.max(0.5, x + dx)),
+        Math.min(height - 0.5, Math.max(0.5, y + dy)),
+      ];
+      this.draw();
+    } else if (event.key === " ") {
+      this.cursor = [x, y];
+      this.remember();
+      this.stroke(this.cursor, this.cursor);
+    } else {
+      return;
+    }
+    event.preventDefault();
+  }
+
+  /** Apply the tool along a line, between two places in pixels. */
+  stroke([x0, y0], [x1, y1]) {
+    const steps = Math.ceil(2 * Math.hypot(x1 - x0, y1 - y0)) + 1;
+    for (let k = 0; k < steps; k += 1) {
+      const t = steps === 1 ? 1 : k / (steps - 1);
+      this.dab(x0 + t * (x1 - x0), y0 + t * (y1 - y0));
+    }
+    this.changed();
+  }
+
+  dab(x, y) {
+    const { width, height } = this.picture.shape;
+    const reach = this.size / 2 + 0.5;
+    for (let row = Math.max(0, Math.floor(y - reach)); row < Math.min(height, y + reach); row += 1) {
+      for (let col = Math.max(0, Math.floor(x - reach)); col < Math.min(width, x + reach); col += 1) {
+        const far = Math.hypot(col + 0.5 - x, row + 0.5 - y);
+        const cover = Math.min(1, Math.max(0, reach - far));
+        if (cover > 0) this.touch(row * width + col, cover);
+      }
+    }
+  }
+
+  /** Apply the tool to one pixel, of which the brush covers a part. */
+  touch(p, cover) {
+    const { values, known, shape: { channels } } = this.picture;
+    if (this.tool === "draw") {
+      for (let c = 0; c < channels; c += 1) {
+        const at = p * channels + c;
+        const under = known[p] ? values[at] : 0;
+        const blended = Math.round(under + cover * (this.colour[c] - under));
+        values[at] = this.colour[c] > under ? Math.max(under, blended) : Math.min(under, blended);
+      }
+      known[p] = 1;
+    } else if (cover >= 0.5) {
+      known[p] = this.tool === "restore" ? 1 : 0;
+      if (this.tool === "restore") {
+        for (let c = 0; c < channels; c += 1) {
+          values[p * channels + c] = this.original[p * channels + c];
+        }
+      }
+    }
+  }
+}

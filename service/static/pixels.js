@@ -1,0 +1,85 @@
+/** Pictures as plain arrays of values, and their ways in and out of the browser. */
+
+/**
+ * @typedef {{width: number, height: number, channels: number}} Shape
+ * @typedef {{shape: Shape, values: Uint8Array, known: Uint8Array | null}} Picture
+ *   `values` in raster order, channels innermost; `known` tells which pixels were given.
+ */
+
+/** Count the pixels of a shape. */
+export const area = (shape) => shape.width * shape.height;
+
+/** Make an empty picture. */
+export function blank(shape) {
+  return { shape, values: new Uint8Array(area(shape) * shape.channels), known: null };
+}
+
+/** Give a pixel's red, green and blue. */
+export function colour({ shape: { channels }, values }, p) {
+  const at = p * channels;
+  return channels === 1
+    ? [values[at], values[at], values[at]]
+    : [values[at], values[at + 1], values[at + 2]];
+}
+
+/** Make ImageData of a picture; `visible(p)` says which pixels are not transparent. */
+export function toImageData(picture, visible = () => true) {
+  const { width, height } = picture.shape;
+  const image = new ImageData(width, height);
+  for (let p = 0; p < width * height; p += 1) {
+    if (visible(p)) image.data.set([...colour(picture, p), 255], 4 * p);
+  }
+  return image;
+}
+
+/** Encode a picture as PNG at its own size, transparent where `visible(p)` is false. */
+export async function toPng(picture, visible) {
+  const canvas = new OffscreenCanvas(picture.shape.width, picture.shape.height);
+  canvas.getContext("2d").putImageData(toImageData(picture, visible), 0, 0);
+  return canvas.convertToBlob({ type: "image/png" });
+}
+
+/** Read a file as a picture of the given shape, its middle cropped; transparent is unknown. */
+export async function fromFile(file, shape) {
+  const bitmap = await createImageBitmap(file).catch(() => {
+    throw new Error("That is no picture this browser can read.");
+  });
+  const canvas = new OffscreenCanvas(shape.width, shape.height);
+  const context = canvas.getContext("2d", { willReadFrequently: true });
+  const scale = Math.max(shape.width / bitmap.width, shape.height / bitmap.height);
+  const [w, h] = [bitmap.width * scale, bitmap.height * scale];
+  context.imageSmoothingQuality = "high";
+  context.imageSmoothingEnabled = scale !== 1;
+  context.drawImage(bitmap, (shape.width - w) / 2, (shape.height - h) / 2, w, h);
+  const { data } = context.getImageData(0, 0, shape.width, shape.height);
+  const picture = { ...blank(shape), known: new Uint8Array(area(shape)) };
+  for (let p = 0; p < area(shape); p += 1) {
+    const [r, g, b, a] = data.subarray(4 * p, 4 * p + 4);
+    picture.known[p] = a > 127 ? 1 : 0;
+    if (shape.channels === 1) picture.values[p] = Math.round(0.299 * r + 0.587 * g + 0.114 * b);
+    else picture.values.set([r, g, b], 3 * p);
+  }
+  return picture;
+}
+
+/** Turn a blob into text that fits into a link. */
+export async function toText(blob) {
+  const bytes = new Uint8Array(await blob.arrayBuffer());
+  const text = btoa(String.fromCharCode(...bytes));
+  return text.replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
+}
+
+/** Turn such text back into a blob. */
+export function fromText(text) {
+  const bytes = atob(text.replaceAll("-", "+").replaceAll("_", "/"));
+  return new Blob([Uint8Array.from(bytes, (c) => c.charCodeAt(0))], { type: "image/png" });
+}
+
+/** Hand a blob to the person as a file. */
+export function save(blob, name) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(blob);
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+}
