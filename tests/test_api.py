@@ -500,6 +500,47 @@ def test_a_stream_misses_nothing_that_happens_while_it_sends(
     assert rebuild(events, GREY)[0].ravel().tolist() == list(range(9))
 
 
+def test_rows_come_whole_but_for_the_last_of_a_cancelled_image_and_each_image_once() -> None:
+    generation = Generation("fake", GREY, Request(n=2, seed=0))
+    first, second = generation.images
+    for image in generation.images:
+        image.run(np.arange(GREY.pixels, dtype=np.uint8)[:, None])
+
+    async def read() -> list[Event]:
+        gone = asyncio.create_task(asyncio.sleep(60))
+        stream = stream_events(generation, gone, granularity="row")
+        raw = await anext(stream)
+        for position in (7, 12, 30):  # rows are five pixels wide
+            first.position = second.position = position
+            if position == 30:
+                first.finish(FinishReason.LENGTH, np.ones(GREY.pixels, np.float32))
+                second.position = 13
+            generation.wake()
+            raw += await anext(stream)
+        raw += await anext(stream)
+        second.finish(FinishReason.CANCELLED, None)
+        generation.finish(time.monotonic())
+        raw += b"".join([part async for part in stream])
+        gone.cancel()
+        return parse_sse(raw)
+
+    events = asyncio.run(read())
+    assert [e.name for e in events] == [
+        "started", "pixels", "pixels", "pixels", "image", "pixels", "image", "completed",
+    ]  # fmt: skip
+    sizes = [
+        [(u["index"], u["position"], len(u["values"])) for u in e.data["updates"]]
+        for e in events if e.name == "pixels"
+    ]  # fmt: skip
+    assert sizes == [
+        [(0, 0, 5), (1, 0, 5)],
+        [(0, 5, 5), (1, 5, 5)],
+        [(0, 10, 5), (0, 15, 5), (0, 20, 5), (0, 25, 5)],
+        [(1, 10, 3)],
+    ]
+    assert [e.data["index"] for e in events if e.name == "image"] == [0, 1]
+
+
 def test_a_long_replay_comes_in_several_events() -> None:
     config = replace(COLOUR, height=32, width=32)
     generation = Generation("fake", config, Request(n=10, seed=0))
