@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import platform
 import signal
 import socket
 import statistics
@@ -20,12 +17,11 @@ from typing import Any
 
 import httpx
 import numpy as np
-import torch
 
-from model.checkpoint import SHIPPED, find_checkpoints, load_checkpoint, save_checkpoint
-from model.config import PRESETS
+from kernels.native import cpu, usable_cores
+from model.bench import find_model
+from model.checkpoint import save_checkpoint
 from model.decoder import Decoder, open_decoder
-from model.network import LinearTransformer
 from model.noise import image_noise
 
 CLIENTS, IMAGES, SLOTS = 16, 16, 64  # 256 images in flight on 64 slots
@@ -102,21 +98,13 @@ def first_pixel_milliseconds(address: str) -> float:
     raise RuntimeError("the stream ended without a pixel")
 
 
-def bench_service(name: str, backend: str, rounds: int, repeats: int) -> dict[str, Any]:
+def bench_service(name: str, backend: str, rounds: int = 2, repeats: int = 5) -> dict[str, Any]:
     """Measure a shipped model, or a preset with random weights; medians of ``repeats``.
 
     Each repeat times the decoder alone, then JSON replies, then streams, so that their ratios
     hold even where the machine's speed drifts.
     """
-    shipped = find_checkpoints(SHIPPED)
-    if name not in shipped and name not in PRESETS:
-        raise ValueError(f"there is no {name!r}; there are {', '.join([*shipped, *PRESETS])}")
-    torch.manual_seed(0)
-    model = (
-        load_checkpoint(shipped[name]).model
-        if name in shipped
-        else LinearTransformer(PRESETS[name]).eval()
-    )
+    model = find_model(name)
     decoder = open_decoder(model, SLOTS, backend)
     figures: dict[str, list[float]] = {"decoder": [], "json": [], "stream": [], "first": []}
     with tempfile.TemporaryDirectory() as folder:
@@ -138,7 +126,7 @@ def bench_service(name: str, backend: str, rounds: int, repeats: int) -> dict[st
     return {
         "model": name,
         "backend": decoder.backend,
-        "hardware": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
+        "hardware": f"{cpu()[0]}, {usable_cores()} cores",
         "clients": CLIENTS,
         "images_in_flight": CLIENTS * IMAGES,
         "slots": SLOTS,
@@ -151,8 +139,6 @@ def bench_service(name: str, backend: str, rounds: int, repeats: int) -> dict[st
     }
 
 
-def print_service(result: dict[str, Any]) -> None:
-    """Print a table and one JSON line."""
-    for key, value in result.items():
-        print(f"{key.replace('_', ' '):28} {value}")  # noqa: T201
-    print(json.dumps(result))  # noqa: T201
+def table(result: dict[str, Any]) -> str:
+    """Lay a result out for reading, a figure a line."""
+    return "\n".join(f"{key.replace('_', ' '):28} {value}" for key, value in result.items())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import sys
 from pathlib import Path
@@ -295,6 +296,47 @@ def import_(
     checkpoint = import_paper_checkpoint(file, preset, first_value)
     save_checkpoint(out, checkpoint.model, checkpoint.facts)
     typer.echo(f"wrote {out}; serve it with: scanline serve --weights {out.parent}")
+
+
+@app.command()
+def bench(
+    models: Annotated[
+        list[str] | None, typer.Argument(help="Shipped models or presets; all if none.")
+    ] = None,
+    backend: Annotated[
+        Literal["all", "native", "reference"], typer.Option(help="Only this one.")
+    ] = "all",
+    slots: Annotated[list[int] | None, typer.Option(min=1, help="Images at once.")] = None,
+    threads: Threads = None,
+    seconds: Annotated[float, typer.Option(min=0.01, help="Of one run.")] = 1.0,
+    repeats: Annotated[int, typer.Option(min=1, help="Runs, of which the median counts.")] = 5,
+    peer: Annotated[bool, typer.Option("--peer", help="Time fast-transformers too.")] = False,
+    http: Annotated[
+        bool, typer.Option("--http", help="Time the service beside its decoder instead.")
+    ] = False,
+) -> None:
+    """Time every decoder that runs here, or the service; prints a table and one JSON line."""
+    if http:
+        from service.bench import bench_service, table
+
+        for name in models or ["mnist-paper"]:
+            result = bench_service(name, "auto" if backend == "all" else backend, repeats=repeats)
+            typer.echo(table(result))
+            typer.echo(json.dumps(result))
+        return
+    from model.bench import BACKENDS, SLOTS, run_bench
+
+    report = run_bench(
+        models or [],
+        backends=BACKENDS if backend == "all" else [backend],
+        slots=slots or SLOTS,
+        threads=threads,
+        seconds=seconds,
+        repeats=repeats,
+        peer=peer,
+        progress=typer.echo,
+    )
+    typer.echo(json.dumps(dataclasses.asdict(report)))
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -111,6 +111,7 @@ export async function follow(open, on, say, signal) {
   for (;;) {
     try {
       const response = id ? await resume(id, last, signal) : await open();
+      if (tries > 0) say("Connected. Drawing …");
       for await (const event of readEvents(response)) {
         tries = 0;
         last = event.id ?? last;
