@@ -850,10 +850,9 @@ def test_a_full_queue_is_429_before_the_picture_is_decoded() -> None:
     for here, _ in held(max_images=4, max_waiting=4):
         with ThreadPoolExecutor(2) as pool:
             engine = here.scanline.models["fake"].engine
-            waiting = []
-            for j in range(2):  # four run, four wait
-                waiting.append(pool.submit(here.samples, n=4))
-                until(lambda e=engine, j=j: len(e._live) == j + 1)  # type: ignore[misc]
+            waiting = [pool.submit(here.samples, n=4)]
+            until(lambda e=engine: e.slots_in_use == 4)  # type: ignore[misc]
+            waiting.append(pool.submit(here.samples, n=4))
             until(lambda e=engine: e.waiting == 4)  # type: ignore[misc]
             for refused in (here.samples(n=1), here.complete(b"no picture", known_rows=1)):
                 check_error(refused, 429, "queue_full")
