@@ -15,6 +15,7 @@ from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Res
 from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Match
 
 from service import __version__
 from service.errors import ApiError, describe, error_body
@@ -83,7 +84,7 @@ def create_app(scanline: Scanline, open_models: Callable[[], None]) -> FastAPI:
             expose_headers=["X-Request-ID", "X-Generation-ID", "X-Seed", "Retry-After"],
         )
     app.add_middleware(AccessMiddleware, requests=scanline.metrics.requests)
-    _leave_out_422(app)
+    _describe_as_it_is(app, has_key=settings.api_key is not None)
     return app
 
 
@@ -119,6 +120,16 @@ def _add_operations(app: FastAPI, scanline: Scanline) -> None:
     app.mount("/static", PageFiles(directory=STATIC), name="static")
 
 
+def _methods(request: Request) -> set[str]:
+    """Give every method that the path takes: a route knows only its own."""
+    methods: set[str] = set()
+    for method in ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "HEAD"):
+        scope = dict(request.scope) | {"method": method}
+        if any(route.matches(scope)[0] is Match.FULL for route in request.app.routes):
+            methods.add(method)
+    return methods
+
+
 def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def on_http_error(request: Request, error: HTTPException) -> JSONResponse:
@@ -128,16 +139,19 @@ def _add_errors(app: FastAPI) -> None:
             message = f"there is nothing at {request.url.path}; /docs lists what there is"
         if not isinstance(error, ApiError) and error.status_code == 405:
             message = f"{request.url.path} does not take {request.method}; see /docs"
+        headers = dict(error.headers or {})
+        if error.status_code == 405:
+            headers["Allow"] = ", ".join(sorted(_methods(request)))
         body = error_body(error.status_code, message, param, code)
-        return JSONResponse(body, error.status_code, headers=error.headers)
+        return JSONResponse(body, error.status_code, headers=headers)
 
     @app.exception_handler(RequestValidationError)
     async def on_invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         return JSONResponse(error_body(400, *describe(error.errors())), 400)
 
 
-def _leave_out_422(app: FastAPI) -> None:
-    """Describe errors as they are: FastAPI's own 422 never leaves this server."""
+def _describe_as_it_is(app: FastAPI, has_key: bool) -> None:
+    """Take out of the schema what this server never does: FastAPI's own 422, a key it lacks."""
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -145,8 +159,14 @@ def _leave_out_422(app: FastAPI) -> None:
         for path in schema["paths"].values():
             for operation in path.values():
                 operation["responses"].pop("422", None)
+                if not has_key:
+                    operation.pop("security", None)
+                    operation["responses"].pop("401", None)
+        components = schema.get("components", {})
         for name in ("HTTPValidationError", "ValidationError"):
-            schema.get("components", {}).get("schemas", {}).pop(name, None)
+            components.get("schemas", {}).pop(name, None)
+        if not has_key:
+            components.pop("securitySchemes", None)
         return schema
 
     app.openapi = openapi  # type: ignore[method-assign]

@@ -194,7 +194,7 @@ export class Sheet {
   /** Say one sentence, with a bar where something is under way. */
   say(sentence, done = null) {
     this.report.classList.remove("problem");
-    let line = this.report.querySelector("p");
+    let line = this.report.querySelector("[role=status]");
     if (!line) {
       line = document.createElement("p");
       line.setAttribute("role", "status");
