@@ -33,7 +33,7 @@ double peak_operations(Pool& pool) {
     constexpr int INPUTS = 256, REPEATS = 20;
     const Kernels* kernels = KERNELS<BF16>;
     while (kernels->rows < BLOCK) ++kernels;
-    const size_t stride = InputFormat(BF16).bytes(INPUTS);
+    const size_t stride = InputFormat(BF16).stride(INPUTS);
     const Buffer<std::byte> input(BLOCK * stride), panel(size_t{INPUTS} * PANEL * 4);
     const double calls = calls_per_second(pool, [&](int) {
         alignas(64) float tile[BLOCK * PANEL];

@@ -41,8 +41,11 @@ struct Range {
 class InputFormat {
 public:
     explicit InputFormat(bool bf16) : bf16_(bf16) {}
-    size_t bytes(int width) const {
-        return static_cast<size_t>(width) * (bf16_ && BF16_DOT ? 2 : 4);
+    // From one row to the next: an odd number of cache lines, or the rows of a block would fight
+    // for the same few places of the first-level cache.
+    size_t stride(int width) const {
+        const int bytes = width * (bf16_ && BF16_DOT ? 2 : 4);
+        return static_cast<size_t>(round_up(bytes, 64) / 64 | 1) * 64;
     }
     void put(std::byte* row, int column, Vec v) const {
 #if defined(__AVX512BF16__)
@@ -59,6 +62,16 @@ private:
     bool bf16_;
 };
 
+// Kernels that compute much on each weight fetch the next panel meanwhile, so that the first block of
+// rows to need it does not wait. (Beyond the last panel this asks for memory that is never read.)
+template <int R>
+inline void fetch_ahead(const std::byte* next) {
+    if constexpr (2 * R >= BLOCK) {
+        __builtin_prefetch(next, 0, 2);
+        __builtin_prefetch(next + 64, 0, 2);
+    }
+}
+
 // R rows times P neighbouring panels: `tile[r][column] = Σ_k input[r][k] · weight[k][column]`. Few
 // rows take several panels at once, for enough sums in flight to hide the latency of one.
 template <int R, int P>
@@ -66,6 +79,7 @@ void multiply_float32(const std::byte* input, size_t stride, const std::byte* pa
                       size_t panel_bytes, int inputs, float* tile) {
     Vec sums[R][P][PANEL_VECS] = {};
     for (int k = 0; k < inputs; ++k, panel += PANEL * sizeof(float)) {
+        fetch_ahead<R>(panel + panel_bytes);
         for (int p = 0; p < P; ++p) {
             const auto* w = reinterpret_cast<const float*>(panel + p * panel_bytes);
             for (int r = 0; r < R; ++r) {
@@ -83,6 +97,7 @@ void multiply_bf16(const std::byte* input, size_t stride, const std::byte* panel
                    size_t panel_bytes, int inputs, float* tile) {
     Vec sums[R][P][PANEL_VECS] = {};
     for (int k = 0; k < inputs; k += 2, panel += PANEL * sizeof(int32_t)) {
+        fetch_ahead<R>(panel + panel_bytes);
         for (int p = 0; p < P; ++p) {
             const auto* w = reinterpret_cast<const VecInt*>(panel + p * panel_bytes);
             for (int r = 0; r < R; ++r) {

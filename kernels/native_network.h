@@ -19,9 +19,9 @@
 
 namespace scanline {
 
-// Rows of one call. Their activations should fit the second-level cache, and their states the
-// third beside the weights; and 24 is two full blocks of the widest kernel.
-constexpr int MAX_ROWS = 24;
+// Rows of one call: a block of the widest kernel. More would read the weights less often, but that
+// hides behind the arithmetic, and the states in work would crowd the third-level cache.
+constexpr int MAX_ROWS = 12;
 constexpr int INPUT_ROWS = MAX_ROWS + 1;  // a product may read one row too many
 constexpr float ATTENTION_EPS = 1e-6f;
 
@@ -51,13 +51,14 @@ struct Sizes {
         units = (c.n_heads * head_padded + unit - 1) / unit;
     }
     int qkv() const { return units * unit; }  // width of q, of k and of v
+    int qkv_stride() const { return 3 * qkv() + 16; }  // an odd number of cache lines, as all rows
 };
 
 // What the members of a team share, and what each has for itself.
 struct Team {
     Team(const Sizes& s, const InputFormat& format, int members)
-        : members(members), barrier(members), qkv(size_t{MAX_ROWS} * 3 * s.qkv()),
-          attended(INPUT_ROWS * format.bytes(s.qkv())), hidden(INPUT_ROWS * format.bytes(s.hidden)),
+        : members(members), barrier(members), qkv(size_t{MAX_ROWS} * s.qkv_stride()),
+          attended(INPUT_ROWS * format.stride(s.qkv())), hidden(INPUT_ROWS * format.stride(s.hidden)),
           added(size_t{MAX_ROWS} * s.wide), parameters(size_t{MAX_ROWS} * s.parameters) {}
 
     const int members;
@@ -70,7 +71,7 @@ struct Team {
 
 struct Member {
     Member(const Sizes& s, const InputFormat& format)
-        : x(size_t{MAX_ROWS} * s.wide), input(INPUT_ROWS * format.bytes(s.wide)) {}
+        : x(size_t{MAX_ROWS} * s.wide), input(INPUT_ROWS * format.stride(s.wide)) {}
 
     Buffer<float> x;  // the residual stream
     Buffer<std::byte> input;
@@ -110,13 +111,13 @@ public:
         Team& team = seat.team;
         Member& member = seat.member;
         const size_t wide = static_cast<size_t>(sizes_.wide);
-        const size_t input_bytes = format_.bytes(sizes_.wide);
-        const size_t hidden_bytes = format_.bytes(sizes_.hidden);
+        const size_t input_stride = format_.stride(sizes_.wide);
+        const size_t hidden_stride = format_.stride(sizes_.hidden);
         const auto keep = [&](int row, int column, Vec v) {
             store(team.added.get() + row * wide + column, v);
         };
         const auto activate = [&](int row, int column, Vec v) {
-            format_.put(team.hidden.get() + row * hidden_bytes, column,
+            format_.put(team.hidden.get() + row * hidden_stride, column,
                         config_.gelu ? gelu(v) : relu(v));
         };
         for (int r = 0; r < count; ++r)
@@ -127,23 +128,23 @@ public:
             attend(layer, rows, count, states, seat);
             states += static_cast<size_t>(config_.n_heads) * sizes_.head_state;
             seat.meet();
-            layer.out.multiply(team.attended.get(), format_.bytes(sizes_.qkv()), count,
+            layer.out.multiply(team.attended.get(), format_.stride(sizes_.qkv()), count,
                                seat.share(layer.out.panels()), keep);
             seat.meet();
             add_rows(count, team, member);
             if (config_.pre_norm) norm_rows(layer.norm2, count, member, false);
             else norm_rows(layer.norm1, count, member, true);
-            layer.linear1.multiply(member.input.get(), input_bytes, count,
+            layer.linear1.multiply(member.input.get(), input_stride, count,
                                    seat.share(layer.linear1.panels()), activate);
             seat.meet();
-            layer.linear2.multiply(team.hidden.get(), hidden_bytes, count,
+            layer.linear2.multiply(team.hidden.get(), hidden_stride, count,
                                    seat.share(layer.linear2.panels()), keep);
             seat.meet();
             add_rows(count, team, member);
             if (!config_.pre_norm) norm_rows(layer.norm2, count, member, true);
         }
         norm_rows(norm_, count, member, false);
-        predictor_.multiply(member.input.get(), input_bytes, count, seat.share(predictor_.panels()),
+        predictor_.multiply(member.input.get(), input_stride, count, seat.share(predictor_.panels()),
                             [&](int row, int column, Vec v) {
                                 store(parameters(team, row) + column, v);
                             });
@@ -193,12 +194,12 @@ private:
     void attend(const Layer& layer, const Row* rows, int count, float* states,
                 const Seat& seat) const {
         const int width = sizes_.qkv(), panels = sizes_.unit / PANEL;
-        const size_t stride = 3 * static_cast<size_t>(width);
+        const size_t stride = static_cast<size_t>(sizes_.qkv_stride());
         float* const qkv = seat.team.qkv.get();
         const Range units = seat.share(sizes_.units);
         for (int part = 0; part < 3; ++part) {
             const int first = part * sizes_.units * panels;
-            layer.qkv.multiply(seat.member.input.get(), format_.bytes(sizes_.wide), count,
+            layer.qkv.multiply(seat.member.input.get(), format_.stride(sizes_.wide), count,
                                {first + units.begin * panels, first + units.end * panels},
                                [&](int row, int column, Vec v) {
                                    float* const place = qkv + row * stride + column;
@@ -209,7 +210,7 @@ private:
         const int last = std::min(units.end * heads, config_.n_heads);
         for (int row = 0; row < count; ++row) {
             float* const slot = states + static_cast<size_t>(rows[row].slot) * sizes_.slot_state;
-            std::byte* const output = seat.team.attended.get() + row * format_.bytes(width);
+            std::byte* const output = seat.team.attended.get() + row * format_.stride(width);
             for (int head = units.begin * heads; head < last; ++head) {
                 const int column = head * sizes_.head_padded;
                 const float* q = qkv + row * stride + column;
@@ -272,10 +273,10 @@ private:
 
     // Normalise the rows into the next product's input and, `in_place`, the stream (post-norm).
     void norm_rows(const Norm& norm, int count, Member& member, bool in_place) const {
-        const size_t bytes = format_.bytes(sizes_.wide);
+        const size_t stride = format_.stride(sizes_.wide);
         for (int r = 0; r < count; ++r) {
             float* const x = member.x.get() + r * sizes_.wide;
-            std::byte* const input = member.input.get() + r * bytes;
+            std::byte* const input = member.input.get() + r * stride;
             norm.apply(x, [&](int i, Vec v) {
                 format_.put(input, i, v);
                 if (in_place) store(x + i, v);
@@ -286,7 +287,7 @@ private:
     void store_rows(int count, Member& member) const {
         for (int r = 0; r < count; ++r)
             for (int i = 0; i < sizes_.wide; i += LANES)
-                format_.put(member.input.get() + r * format_.bytes(sizes_.wide), i,
+                format_.put(member.input.get() + r * format_.stride(sizes_.wide), i,
                             load(member.x.get() + r * sizes_.wide + i));
     }
 
