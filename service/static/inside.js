@@ -69,6 +69,9 @@ export class InsideView {
 
   clear() {
     this.abort?.abort(new DOMException("replaced", "AbortError"));
+    this.abort = new AbortController();
+    this.drawing = false;
+    this.title = "";
     this.bits = null;
     this.label = "";
     this.player.stop();
@@ -99,8 +102,7 @@ export class InsideView {
     this.title = "Being drawn";
     this.setSpeed();
     this.drawing = true;
-    const abort = new AbortController();
-    this.abort = abort;
+    const { abort } = this;
     const body = { model: this.model.id, seed: randomSeed(), stream: true };
     this.say("");
     try {
@@ -122,6 +124,7 @@ export class InsideView {
         (sentence) => this.say(sentence),
         abort.signal,
       );
+      if (abort.signal.aborted) return;
       this.title = `Seed ${body.seed}`;
       await this.measure();
     } catch (error) {
@@ -144,19 +147,21 @@ export class InsideView {
 
   /** Have the picture measured, and show what each pixel cost. */
   async measure() {
+    const { signal } = this.abort;
     const body = new FormData();
     body.set("image", await toPng(this.player.picture), "picture.png");
     body.set("model", this.model.id);
     body.set("per_pixel", "true");
     if (this.label) body.set("label", this.label);
     try {
-      const reply = await call("v1/score", { method: "POST", body });
+      const reply = await call("v1/score", { method: "POST", body, signal });
       const [score] = (await reply.json()).data;
+      if (signal.aborted) return;
       this.bits = score.pixel_bits;
       this.title += `: ${score.bits_per_dim.toFixed(3)} bits/dim, ${Math.round(score.bits)} bits in all`;
       this.moved(this.player.position);
     } catch (error) {
-      this.say(explain(error));
+      if (!signal.aborted) this.say(explain(error));
     }
   }
 
@@ -194,7 +199,8 @@ export class InsideView {
       return;
     }
     this.asking = true;
-    const { channels } = this.model;
+    const { model } = this;
+    const { channels } = model;
     const { position, picture } = this.player;
     const at = Math.min(position, this.player.total - 1);
     const there = at < this.player.available;
@@ -202,18 +208,21 @@ export class InsideView {
       const count = there ? channels : 1;
       const replies = await Promise.all(Array.from({ length: count }, (_, c) =>
         postJson("v1/distribution", {
-          model: this.model.id,
+          model: model.id,
           values: Array.from(picture.values.subarray(0, at * channels + c)),
           ...(this.label ? { label: this.label } : {}),
         })));
+      if (model !== this.model) throw new DOMException("replaced", "AbortError");
       const actual = there ? picture.values.subarray(at * channels, (at + 1) * channels) : [];
       replies.forEach(({ probabilities }, c) => chart(this.charts[c], probabilities, actual[c]));
       document.getElementById("expected-text").textContent =
         `${replies.map(({ probabilities }, c) => tell(probabilities, actual[c])).join(" ")} `
         + "Height is the root of the probability, so that rare values can be seen.";
     } catch (error) {
-      this.say(explain(error));
-      this.again = false;
+      if (error.name !== "AbortError") {
+        this.say(explain(error));
+        this.again = false;
+      }
     }
     this.asking = false;
     if (this.again) {
