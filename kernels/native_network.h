@@ -92,7 +92,7 @@ class Network {
 public:
     Network(const Config& config, const Weights& weights)
         : config_(config), sizes_(config), format_(config.bf16 != 0),
-          embedding_(config, weights, sizes_.embedded, sizes_.model),
+          embedding_(config, weights, sizes_.embedded, sizes_.model, sizes_.wide),
           norm_(weights.norm_weight, weights.norm_bias, config.d_model, sizes_.wide),
           predictor_(config.head_outputs, config.d_model, config.bf16 != 0) {
         predictor_.fill(weights.head_weight, weights.head_bias, config.head_outputs,

@@ -96,7 +96,8 @@ private:
 // What a step sees (model/inputs.py), with its place and its label.
 class Embedding {
 public:
-    Embedding(const Config& c, const Weights& w, int embedded, int model)
+    // `embedded` and `model` are sizes in whole vectors, `wide` is what a row of the stream holds.
+    Embedding(const Config& c, const Weights& w, int embedded, int model, int wide)
         : config_(c), pixels_(c.height * c.width), steps_per_pixel_(c.channels / c.step_channels),
           places_(NEIGHBOURS * c.channels + steps_per_pixel_ - 1),
           size_(c.sinusoidal ? c.d_model / 2 : c.d_model),
@@ -107,12 +108,12 @@ public:
           code_(w.code, pixels_ * steps_per_pixel_, size_, size_),
           row_(w.row, c.height, c.d_model, model), column_(w.column, c.width, c.d_model, model),
           channel_(w.channel, steps_per_pixel_, c.d_model, model),
-          label_(w.label, c.classes + 1, c.d_model, model), model_(model) {}
+          label_(w.label, c.classes + 1, c.d_model, model), model_(model), wide_(wide) {}
 
     void embed(const Inputs& inputs, int slot, int step, float* x) const {
         const size_t values = static_cast<size_t>(pixels_ * config_.channels);
         const uint8_t* canvas = inputs.canvas + static_cast<size_t>(slot) * values;
-        std::fill_n(x, model_, 0.0f);
+        std::fill_n(x, wide_, 0.0f);  // the padding too: no row may find another's there
         if (config_.neighbourhood) around(canvas, step, x);
         else values_.add(canvas[step > 0 ? step - 1 : 0], x);
         if (code_) std::copy_n(code_[step], size_, x + size_);
@@ -158,7 +159,7 @@ private:
     const int pixels_, steps_per_pixel_, places_, size_;
     const Table values_, start_, tables_, linear_, linear_bias_, code_;
     const Table row_, column_, channel_, label_;
-    const int model_;
+    const int model_, wide_;
 };
 
 // Layer norm; the padding of its weight and bias is 0, and so is that of its result.

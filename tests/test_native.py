@@ -274,6 +274,26 @@ def test_wrong_lengths_are_refused(length: int) -> None:
     assert decoder.positions.tolist() == [0, 0]
 
 
+def test_an_image_that_overflows_leaves_no_trace(isa: str) -> None:
+    """A slot whose label's embedding is infinite is lost; the next image in its place is not."""
+    config = tiny_config(classes=("cat", "dog"))
+    network, inputs = network_of(config), blank(config, 2)
+    assert network.label_embedding is not None
+    with torch.no_grad():
+        network.label_embedding.weight[0] = torch.inf
+    inputs.label[:] = [0, 1]
+    clean = NativeDecoder(network, 1, 1, isa=isa)
+    put(clean, [0], inputs.rows([1]))
+    clean.step([0], config.pixels)
+    decoder = NativeDecoder(network, 1, 1, isa=isa)
+    for row in (0, 1):
+        put(decoder, [0], inputs.rows([row]))
+        decoder.step([0], config.pixels)
+        assert np.isfinite(decoder.bits).all() == (row == 1)
+    assert decoder.canvas.tobytes() == clean.canvas.tobytes()
+    assert decoder.bits.tobytes() == clean.bits.tobytes()
+
+
 @every_kind
 def test_extreme_numbers_stay_in_range(config: ModelConfig, isa: str) -> None:
     """No temperature, uniform or weight, finite or not, leads outside the arrays."""
@@ -375,6 +395,8 @@ def test_builds_made_beforehand_need_no_compiler(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a Docker image does: built in one stage, run in another, on some other CPU."""
+    two = {isa: native.ISAS[isa] for isa in dict.fromkeys([native.cpu_isas()[0], "portable"])}
+    monkeypatch.setattr(native, "ISAS", two)
     assert native.ISAS.keys() == {path.name.split("-")[1] for path in native.build_all()}
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(cache))
