@@ -70,8 +70,20 @@ class EditsRequest(ImageOptions):
     input_fidelity: Annotated[str | None, Field(description=_NO_EFFECT)] = None
 
 
+_IMAGE: dict[str, Any] = {"b64_json": "iVBORw0KGgo…", "seed": 1, "bits_per_dim": 0.61}
+_NO_TOKENS: dict[str, Any] = {"image_tokens": 0, "text_tokens": 0}
+_USAGE: dict[str, Any] = {
+    "input_tokens": 0,
+    "input_tokens_details": _NO_TOKENS,
+    "output_tokens": 784,
+    "total_tokens": 784,
+}
+
+
 class DrawnImage(BaseModel):
     """One image, base64, with the seed that draws it again."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [_IMAGE]})
 
     b64_json: str
     seed: int
@@ -81,12 +93,16 @@ class DrawnImage(BaseModel):
 class TokenDetails(BaseModel):
     """Tokens by kind; the prompt is no more than a class, so it has none."""
 
+    model_config = ConfigDict(json_schema_extra={"examples": [_NO_TOKENS]})
+
     image_tokens: int
     text_tokens: int = 0
 
 
 class TokenUsage(BaseModel):
     """What was read and drawn; a token is one pixel."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [_USAGE]})
 
     input_tokens: int
     input_tokens_details: TokenDetails
@@ -102,16 +118,11 @@ class ImagesReply(BaseModel):
             "examples": [
                 {
                     "created": 1700000000,
-                    "data": [{"b64_json": "iVBORw0KGgo…", "seed": 1, "bits_per_dim": 0.61}],
+                    "data": [_IMAGE],
                     "background": "opaque",
                     "output_format": "png",
                     "size": "28x28",
-                    "usage": {
-                        "input_tokens": 0,
-                        "input_tokens_details": {"image_tokens": 0, "text_tokens": 0},
-                        "output_tokens": 784,
-                        "total_tokens": 784,
-                    },
+                    "usage": _USAGE,
                     "warnings": [],
                 }
             ]

@@ -35,7 +35,7 @@ Temperature = Annotated[
 ]
 Output = Annotated[
     Literal["png", "values"],
-    Field(description="What a JSON reply holds: base64 PNG, or a flat list of pixel values."),
+    Field(description="How JSON holds an image: base64 PNG, or a flat list of pixel values."),
 ]
 LABEL_HELP = "A class by name or number (see `/v1/models`); left out, anything may come."
 
@@ -88,89 +88,32 @@ class CompletionForm(BaseModel):
     output: Output = "png"
 
 
-class ScoreForm(BaseModel):
-    """Measure pictures."""
-
-    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
-
-    image: Annotated[
-        list[UploadFile],
-        Field(min_length=1, description="One picture, or several under the same name."),
-    ]
-    fit: Annotated[Fit, Field(description="For a picture of another size.")] = "exact"
-    model: Model = None
-    label: Annotated[str | None, Field(description=LABEL_HELP)] = None
-    per_pixel: Annotated[bool, Field(description="Give the bits of each pixel too.")] = False
+def _example(**fields: Any) -> ConfigDict:
+    return ConfigDict(json_schema_extra={"examples": [fields]})
 
 
-class Score(BaseModel):
-    """What one picture costs: its bits, the same per dimension, and those of each pixel."""
-
-    index: int
-    bits: float
-    bits_per_dim: float
-    pixel_bits: Annotated[
-        list[float] | None, Field(description="In raster order, only with `per_pixel`.")
-    ] = None
-
-
-class ScoreReply(BaseModel):
-    """Pictures measured, in the order they were sent."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "object": "list",
-                    "model": "mnist",
-                    "width": 28,
-                    "height": 28,
-                    "channels": 1,
-                    "data": [{"index": 0, "bits": 493.9, "bits_per_dim": 0.63, "pixel_bits": None}],
-                }
-            ]
-        }
-    )
-
-    object: Literal["list"] = "list"
-    model: str
-    width: int
-    height: int
-    channels: int
-    data: list[Score]
-
-
-class DistributionRequest(BaseModel):
-    """Ask what may come next."""
-
-    model_config = ConfigDict(
-        extra="forbid", strict=True, json_schema_extra={"examples": [{"values": [0, 0, 0]}]}
-    )
-
-    values: Annotated[
-        list[Annotated[int, Field(ge=0, le=255)]],
-        Field(
-            max_length=2**16 * 3,
-            description="The values so far, in raster order with the channels innermost.",
-        ),
-    ]
-    model: Model = None
-    label: Annotated[int | str | None, Field(description=LABEL_HELP)] = None
-
-
-class DistributionReply(BaseModel):
-    """The model's distribution for the next value."""
-
-    model: str
-    position: Annotated[int, Field(description="The pixel that the value belongs to.")]
-    channel: Annotated[int, Field(description="0 for grey or red, 1 for green, 2 for blue.")]
-    probabilities: Annotated[
-        list[float], Field(description="Of the 256 intensities, at temperature 1.")
-    ]
+_PROBLEM = {
+    "message": "n: Input should be greater than or equal to 1",
+    "type": "invalid_request_error",
+    "param": "n",
+    "code": "greater_than_equal",
+}
+_IMAGE = {
+    "index": 0, "seed": 1, "status": "finished", "finish_reason": "length", "position": 784,
+    "bits_per_dim": 0.61, "png": "iVBORw0KGgo…",
+}  # fmt: skip
+_USAGE = {"pixels": 784, "seconds": 0.1, "queue_seconds": 0.001, "pixels_per_second": 7840.0}
+_MODEL = {
+    "id": "mnist", "object": "model", "created": 1700000000, "owned_by": "scanline", "width": 28,
+    "height": 28, "channels": 1, "classes": ["0", "1"], "bits_per_dim": 0.61, "steps": 784,
+    "order": "pixel", "parameters": 1394176, "backend": "native", "slots": 64,
+}  # fmt: skip
 
 
 class ErrorBody(BaseModel):
     """What went wrong, in a sentence that says what to do."""
+
+    model_config = _example(**_PROBLEM)
 
     message: str
     type: str
@@ -181,26 +124,15 @@ class ErrorBody(BaseModel):
 class ErrorReply(BaseModel):
     """The one shape of every error."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "error": {
-                        "message": "n: Input should be greater than or equal to 1",
-                        "type": "invalid_request_error",
-                        "param": "n",
-                        "code": "greater_than_equal",
-                    }
-                }
-            ]
-        }
-    )
+    model_config = _example(error=_PROBLEM)
 
     error: ErrorBody
 
 
 class ImageReply(BaseModel):
     """One image: ``png`` or ``values`` once it is finished, and its exact bits/dim."""
+
+    model_config = _example(**_IMAGE)
 
     index: int
     seed: int
@@ -215,6 +147,8 @@ class ImageReply(BaseModel):
 class Usage(BaseModel):
     """What a generation took."""
 
+    model_config = _example(**_USAGE)
+
     pixels: int
     seconds: float
     queue_seconds: float
@@ -223,6 +157,11 @@ class Usage(BaseModel):
 
 class GenerationReply(BaseModel):
     """A generation and its images."""
+
+    model_config = _example(
+        id="gen_5f2c", object="generation", model="mnist", status="finished", width=28, height=28,
+        channels=1, images=[_IMAGE], usage=_USAGE, error=None,
+    )  # fmt: skip
 
     id: str
     object: Literal["generation"] = "generation"
@@ -238,6 +177,8 @@ class GenerationReply(BaseModel):
 
 class ModelReply(BaseModel):
     """A model being served."""
+
+    model_config = _example(**_MODEL)
 
     id: str
     object: Literal["model"] = "model"
@@ -259,6 +200,8 @@ class ModelReply(BaseModel):
 
 class ModelList(BaseModel):
     """All models being served."""
+
+    model_config = _example(object="list", data=[_MODEL])
 
     object: Literal["list"] = "list"
     data: list[ModelReply]

@@ -15,8 +15,8 @@ from service.admission import Server, check_key, find_label, find_served
 from service.errors import ApiError
 from service.likelihood import next_value, pixel_bits
 from service.pictures import PictureError, fit_picture, open_picture, to_canvas
-from service.schemas import (
-    ERRORS,
+from service.schemas import ERRORS
+from service.score_schemas import (
     DistributionReply,
     DistributionRequest,
     Score,

@@ -363,7 +363,7 @@ def test_looking_inside_draws_by_itself_in_colour(visit: Open) -> None:
     page = visit("#inside")
     page.select_option("#model", "colour")
     expect(page.locator("#charts canvas")).to_have_count(3)
-    page.select_option("#inside-form [name=speed]", "100")
+    page.select_option("#inside-form [name=speed]", "400")
     expect(page.locator("#inside-caption")).to_contain_text("bits/dim")
     expect(page.locator("#expected-text")).to_contain_text(re.compile("Most likely.*Most likely"))
 

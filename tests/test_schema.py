@@ -46,6 +46,11 @@ def test_every_operation_has_a_name_of_its_own_and_says_what_it_does(schema: Any
     assert all(o["summary"] and o["description"] and o["tags"] for o in operations)
 
 
+def test_every_shape_has_an_example(schema: Any) -> None:
+    without = {name for name, s in schema["components"]["schemas"].items() if "examples" not in s}
+    assert without <= {"CompletionForm", "ScoreForm"}  # their pictures fit into no example
+
+
 def test_a_server_without_a_key_asks_for_none() -> None:
     scanline, app = build()
     with listening(app, lambda: scanline.ready) as url:

@@ -100,7 +100,7 @@ export class CompleteView {
     const { id, classes } = this.model;
     const list = document.getElementById("examples");
     const wanted = Array.from({ length: EXAMPLES }, (_, k) => ({
-      model: id, seed: 11 + k, temperature: 0.7, output: "values",
+      model: id, seed: 11 + k, output: "values",
       ...(classes.length ? { label: classes[(3 + 4 * k) % classes.length] } : {}),
     }));
     try {
@@ -175,7 +175,7 @@ export class CompleteView {
     const { known, shape } = this.easel.picture;
     const rows = Math.floor((known.includes(0) ? known.indexOf(0) : known.length) / shape.width);
     this.form.elements.rows.value = rows;
-    this.form.elements["rows-known"].textContent = `${rows}/${shape.height}`;
+    this.form.elements["rows-known"].textContent = String(rows);
     document.getElementById("order-note").hidden = !this.easel.scattered;
   }
 
