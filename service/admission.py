@@ -1,4 +1,4 @@
-"""What every route does first: the server, the key, the model, and room in its queue."""
+"""What every route does first: the server, the model, and room in its queue."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from collections.abc import Iterator
 from typing import Annotated
 
 from fastapi import Depends, Request
-from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from fastapi.security import HTTPBearer
 
 from model.config import ModelConfig
 from service.engine import ClosedError, Engine, QueueFullError
 from service.errors import ApiError
 from service.server import Scanline, Served
 
-_bearer = HTTPBearer(auto_error=False, description="Only where the server has an API key set.")
+# For the documentation alone: KeyMiddleware has checked the key before any body was read.
+bearer = HTTPBearer(auto_error=False, description="Only where the server has an API key set.")
 
 
 async def _scanline(request: Request) -> Scanline:
@@ -24,24 +25,6 @@ async def _scanline(request: Request) -> Scanline:
 
 
 Server = Annotated[Scanline, Depends(_scanline)]
-
-
-async def check_key(
-    server: Server, sent: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
-) -> None:
-    """Refuse a caller without the API key, where the server has one."""
-    key = server.settings.api_key
-    if key is None:
-        return
-    # Headers are bytes, decoded as Latin-1 on the way here; a key may be any text, in UTF-8.
-    given = sent.credentials.encode("latin-1") if sent else b""
-    if not secrets.compare_digest(given, key.get_secret_value().encode()):
-        raise ApiError(
-            401,
-            "the API key is missing or wrong; send it as 'Authorization: Bearer …'",
-            code="invalid_api_key",
-            headers={"WWW-Authenticate": "Bearer"},
-        )
 
 
 def find_served(server: Scanline, name: str | None) -> Served:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import anyio.to_thread
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response
@@ -20,7 +21,12 @@ from starlette.routing import Match
 from service import __version__
 from service.errors import ApiError, describe, error_body
 from service.metrics import CONTENT_TYPE
-from service.middleware import AccessMiddleware, BodyLimitMiddleware, FailureMiddleware
+from service.middleware import (
+    AccessMiddleware,
+    BodyLimitMiddleware,
+    FailureMiddleware,
+    KeyMiddleware,
+)
 from service.openai import router as openai_router
 from service.routes import router
 from service.schemas import ErrorReply
@@ -29,6 +35,7 @@ from service.server import Scanline
 
 log = logging.getLogger("scanline.http")
 
+THREADS = 4  # that decode and encode pictures
 STATIC = Path(__file__).parent / "static"
 PAGE_POLICY = (  # the page loads nothing from elsewhere, and no other page may frame it
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; "
@@ -55,6 +62,8 @@ def create_app(scanline: Scanline, open_models: Callable[[], None]) -> FastAPI:
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        # A large picture takes some 200 MB while it is decoded: so many at once and no more.
+        anyio.to_thread.current_default_thread_limiter().total_tokens = THREADS
         loading = asyncio.create_task(asyncio.to_thread(open_models))
         try:
             yield
@@ -75,6 +84,8 @@ def create_app(scanline: Scanline, open_models: Callable[[], None]) -> FastAPI:
     settings = scanline.settings
     app.add_middleware(FailureMiddleware)  # the first one added is the innermost
     app.add_middleware(BodyLimitMiddleware, limit=settings.max_upload)
+    if settings.api_key is not None:
+        app.add_middleware(KeyMiddleware, key=settings.api_key)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,

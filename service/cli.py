@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -78,6 +79,8 @@ def serve(
     # The engine's thread wants the interpreter back for microseconds between two native steps;
     # by default a busy event loop would keep it waiting 5 ms, longer than many steps take.
     sys.setswitchinterval(0.0005)
+    if settings.api_key is None and "SCANLINE_API_KEY" in os.environ:
+        logging.getLogger("scanline").warning("SCANLINE_API_KEY is empty: anyone may call /v1")
     checkpoints = read_checkpoints(settings)
     scanline = Scanline(settings)
     config = uvicorn.Config(

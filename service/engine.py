@@ -38,13 +38,13 @@ class ClosedError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Everything that is bounded: images waiting, and finished generations kept for replay.
+    """Everything that is bounded: images waiting, and finished ones kept for replay.
 
     ``grace`` is how many seconds a generation goes on after its last reader left.
     """
 
     max_waiting: int = 4096
-    keep_finished: int = 256
+    keep_finished: int = 4096
     keep_seconds: float = 300.0
     grace: float = 5.0
 
@@ -75,6 +75,7 @@ class Engine:
         self._live: dict[str, Generation] = {}
         self._finished: OrderedDict[str, Generation] = OrderedDict()
         self._waiting = 0  # images
+        self._kept = 0  # images of finished generations
         self._pixel_seconds = STEP_SECONDS  # what one pixel of all running images takes,
         self._measured = 1  # when there are so many of them
         self._rate = 0.0  # pixels drawn a second while busy
@@ -179,9 +180,10 @@ class Engine:
         while self._finished:
             first = next(iter(self._finished.values()))
             assert first.ended is not None
-            if len(self._finished) <= self.limits.keep_finished and first.ended >= oldest_kept:
+            if self._kept <= self.limits.keep_finished and first.ended >= oldest_kept:
                 return
             self._finished.popitem(last=False)
+            self._kept -= first.request.n
 
     # --- the engine's thread ----------------------------------------------------------------
 
@@ -333,7 +335,9 @@ class Engine:
                 generation.wake()
 
     def _release(self, slot: int, image: Image, reason: FinishReason) -> None:
-        image.finish(reason, self.decoder.bits[slot] if reason is FinishReason.LENGTH else None)
+        drawn = reason is FinishReason.LENGTH
+        bits = float(self.decoder.bits[slot].sum(dtype=np.float64)) if drawn else None
+        image.finish(reason, bits)
         del self._running[slot]
         self._free.append(slot)
         self._observe_finish(reason)
@@ -342,6 +346,7 @@ class Engine:
         with self._work:
             del self._live[generation.id]
             self._finished[generation.id] = generation
+            self._kept += generation.request.n
             generation.finish(time.monotonic())
             self._forget_old()
 

@@ -77,7 +77,7 @@ def bits_per_dim(generation: Generation, image: Image) -> float | None:
     """
     if image.bits is None:
         return None
-    return round(float(image.bits.sum(dtype="float64")) / generation.config.dims, 4)
+    return round(image.bits / generation.config.dims, 4)
 
 
 def image_json(generation: Generation, image: Image, output: str = "png") -> dict[str, Any]:
@@ -106,12 +106,13 @@ async def stream_events(
     *,
     granularity: Granularity = "auto",
     last_event_id: int | None = None,
+    output: str = "png",
 ) -> AsyncIterator[bytes]:
     """Yield a generation as server-sent events, from the start or, resumed, all that may lack.
 
     ``started`` opens a stream that is not resumed; then ``pixels`` as they are drawn, ``image``
-    as each is finished, and ``completed`` or ``error`` at the end. Comments keep an idle
-    connection open. Raises ``ClientGoneError`` when the client leaves.
+    as each is finished, its pixels as ``output`` says, and ``completed`` or ``error`` at the end.
+    Comments keep an idle connection open. Raises ``ClientGoneError`` when the client leaves.
     """
     config = generation.config
     sequence = last_event_id or 0
@@ -139,7 +140,7 @@ async def stream_events(
         for image in complete:
             if image.index not in told:
                 told.add(image.index)
-                yield _event("image", image_json(generation, image))
+                yield _event("image", image_json(generation, image, output))
         if finished:
             break
         sent = time.monotonic()

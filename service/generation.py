@@ -67,18 +67,18 @@ class Image:
         self.status = Status.WAITING
         self.finish_reason: FinishReason | None = None
         self.position = 0
-        self.bits: NDArray[np.float32] | None = None  # [T], once finished
+        self.bits: float | None = None  # of all its pixels, once drawn to the end
         self._pixels = pixels  # the decoder's own row while it runs, a copy of it afterwards
 
     def run(self, row: NDArray[np.uint8]) -> None:
         """Take a slot whose canvas is ``row: [T, C]``."""
         self._pixels, self.status = row, Status.RUNNING
 
-    def finish(self, reason: FinishReason, bits: NDArray[np.float32] | None) -> None:
+    def finish(self, reason: FinishReason, bits: float | None) -> None:
         """Give the slot up, keeping a copy of what was drawn in it."""
         self._pixels = self._pixels.copy()
         self._pixels[self.position :] = 0
-        self.bits = None if bits is None else bits.copy()
+        self.bits = bits
         self.finish_reason, self.status = reason, Status.FINISHED
 
     def read(self, start: int, stop: int) -> NDArray[np.uint8]:

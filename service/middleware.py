@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 from fastapi.responses import JSONResponse
 from prometheus_client import Counter
+from pydantic import SecretStr
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -94,6 +95,27 @@ class FailureMiddleware:
                 message = "something went wrong inside the server; the log has the request's id"
                 body = error_body(500, message, code="internal_error")
                 await JSONResponse(body, 500)(scope, receive, send)
+
+
+class KeyMiddleware:
+    """Refuse callers of `/v1` without the API key, before their body is read."""
+
+    def __init__(self, app: ASGIApp, key: SecretStr) -> None:
+        self.app, self._expected = app, b"Bearer " + key.get_secret_value().encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        if scope["type"] == "http" and scope["path"].startswith("/v1/"):
+            # Headers are bytes, decoded as Latin-1 by Starlette; a key may be any text, in UTF-8.
+            sent = Headers(scope=scope).get("authorization", "").encode("latin-1")
+            scheme, _, key = sent.partition(b" ")
+            if not secrets.compare_digest(scheme.title() + b" " + key, self._expected):
+                message = "the API key is missing or wrong; send it as 'Authorization: Bearer …'"
+                body = error_body(401, message, code="invalid_api_key")
+                refusal = JSONResponse(body, 401, headers={"WWW-Authenticate": "Bearer"})
+                await refusal(scope, receive, send)
+                return
+        await self.app(scope, receive, send)
 
 
 class BodyLimitMiddleware:

@@ -15,7 +15,7 @@ from model.config import ModelConfig
 from service import generation as work
 from service.admission import (
     Server,
-    check_key,
+    bearer,
     choose_seed,
     client_gone,
     find_engine,
@@ -42,7 +42,7 @@ _NO_EFFECT = {
     "input_fidelity": "what is not to be painted is kept exactly",
 }
 
-router = APIRouter(prefix="/v1/images", dependencies=[Depends(check_key)], responses=ERRORS)
+router = APIRouter(prefix="/v1/images", dependencies=[Depends(bearer)], responses=ERRORS)
 _REPLIES: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "The images; with `stream`, events `….partial_image` and `….completed`.",

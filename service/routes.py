@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from service import generation as work
 from service.admission import (
     Server,
-    check_key,
+    bearer,
     choose_seed,
     client_gone,
     find_engine,
@@ -50,7 +50,7 @@ MEDIA: tuple[Media, ...] = (
 )  # fmt: skip
 SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
-router = APIRouter(prefix="/v1", dependencies=[Depends(check_key)], responses=ERRORS)
+router = APIRouter(prefix="/v1", dependencies=[Depends(bearer)], responses=ERRORS)
 _REPLIES: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "The images, in the form that `Accept` (or `stream`) asks for.",
@@ -62,7 +62,7 @@ _REPLIES: dict[int | str, dict[str, Any]] = {
 @router.post("/samples", tags=["draw"], response_model=GenerationReply, responses=_REPLIES)
 async def create_samples(request: Request, server: Server, body: SampleRequest) -> Response:
     """Draw images, of a class or of anything."""
-    media = _media(request, body.stream)
+    media = _media(request, body.stream, body.model_fields_set)
     engine = find_engine(server, body.model, body.n)
     wanted = work.Request(
         n=body.n,
@@ -83,7 +83,7 @@ async def create_completions(
 
     Transparent in `mask` if one is sent, else in the picture itself.
     """
-    media = _media(request, form.stream)
+    media = _media(request, form.stream, form.model_fields_set)
     engine = find_engine(server, form.model, form.n)
     config = engine.decoder.config
     label = find_label(config, form.label)
@@ -128,11 +128,12 @@ async def get_events(
     server: Server,
     identifier: str,
     granularity: Granularity = "auto",
+    output: Literal["png", "values"] = "png",
     last_event_id: Annotated[int | None, Header(ge=0, le=2**53)] = None,
 ) -> Response:
     """Read a generation's events from the start, or go on after `Last-Event-ID`."""
     engine, generation = _find(server, identifier)
-    return _stream(request, engine, generation, granularity, last_event_id)
+    return _stream(request, engine, generation, granularity, last_event_id, output)
 
 
 @router.delete("/generations/{identifier}", tags=["draw"], response_model=GenerationReply)
@@ -165,13 +166,36 @@ async def get_model(server: Server, name: str) -> ModelReply:
 # --- from the request ---------------------------------------------------------------------------
 
 
-def _media(request: Request, stream: bool) -> Media:
-    """Choose the reply's media type: a stream if asked for, else the first acceptable one."""
-    if stream:
-        return "text/event-stream"
+def _media(request: Request, stream: bool, given: set[str]) -> Media:
+    """Choose the reply's media type, and refuse fields that would mean nothing in it."""
+    media: Media = "text/event-stream" if stream else _acceptable(request)
+    if "granularity" in given and media != "text/event-stream":
+        raise ApiError(
+            400, "granularity is about streams: leave it out, or set stream to true",
+            param="granularity",
+        )  # fmt: skip
+    if "output" in given and media in ("image/png", "application/zip"):
+        raise ApiError(
+            400, f"output is about JSON and streams, and Accept asks for {media}: leave one out",
+            param="output",
+        )  # fmt: skip
+    return media
+
+
+def _acceptable(request: Request) -> Media:
+    """Find the first media type of `Accept` that can be given, best quality first."""
     accept = request.headers.get("accept", "*/*")
+    wishes: list[tuple[float, str]] = []
     for part in accept.split(","):
-        kind = part.split(";")[0].strip().lower()
+        kind, *parameters = (piece.strip().lower() for piece in part.split(";"))
+        quality = next((p[2:] for p in parameters if p.startswith("q=")), "1")
+        try:
+            wishes.append((-float(quality), kind))
+        except ValueError:
+            wishes.append((0.0, kind))
+    for negative, kind in sorted(wishes, key=lambda wish: wish[0]):
+        if negative == 0:
+            continue  # q=0: anything but this
         if kind in ("*/*", "application/*", ""):
             return "application/json"
         if kind == "image/*":
@@ -209,7 +233,7 @@ async def _draw(
     with queue_errors():
         generation = engine.submit(wanted)
     if media == "text/event-stream":
-        return _stream(request, engine, generation, granularity, None)
+        return _stream(request, engine, generation, granularity, None, output)
     gone = asyncio.create_task(client_gone(request))
     try:
         # Nobody can come back for a JSON reply: if its reader leaves, so does the generation.
@@ -261,13 +285,18 @@ def _stream(
     generation: Generation,
     granularity: Granularity,
     last_event_id: int | None,
+    output: str,
 ) -> StreamingResponse:
     async def events() -> AsyncIterator[bytes]:
         gone = asyncio.create_task(client_gone(request))
         try:
             with engine.reading(generation), contextlib.suppress(ClientGoneError):
                 async for event in stream_events(
-                    generation, gone, granularity=granularity, last_event_id=last_event_id
+                    generation,
+                    gone,
+                    granularity=granularity,
+                    last_event_id=last_event_id,
+                    output=output,
                 ):
                     yield event
         finally:

@@ -11,7 +11,7 @@ from anyio import to_thread
 from fastapi import APIRouter, Depends, Form
 from numpy.typing import NDArray
 
-from service.admission import Server, check_key, find_label, find_served
+from service.admission import Server, bearer, find_label, find_served
 from service.errors import ApiError
 from service.likelihood import next_value, pixel_bits
 from service.pictures import PictureError, fit_picture, open_picture, to_canvas
@@ -28,7 +28,7 @@ from service.server import Scanline
 MAX_WAITING = 32  # computations; one runs at a time, so that they cannot crowd out drawing
 
 T = TypeVar("T")
-router = APIRouter(prefix="/v1", dependencies=[Depends(check_key)], responses=ERRORS)
+router = APIRouter(prefix="/v1", dependencies=[Depends(bearer)], responses=ERRORS)
 
 
 @router.post("/score", tags=["look inside"])

@@ -35,7 +35,9 @@ class Settings(BaseSettings):
     max_images: Annotated[int, Field(ge=1, description="Images one request may ask for.")] = 256
     max_waiting: Annotated[int, Field(ge=1, description="Images that may wait, a model.")] = 4096
     max_upload: Annotated[int, Field(ge=1024, description="Bytes of a request body.")] = 10_000_000
-    keep_finished: Annotated[int, Field(ge=0, description="Generations kept for replay.")] = 256
+    keep_finished: Annotated[
+        int, Field(ge=0, description="Finished images kept for replay, a model.")
+    ] = 4096
     keep_seconds: Annotated[float, Field(ge=0)] = 300.0
     grace_seconds: Annotated[
         float, Field(ge=0, description="A dropped stream may be resumed for this long.")

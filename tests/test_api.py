@@ -513,7 +513,7 @@ def test_rows_come_whole_but_for_the_last_of_a_cancelled_image_and_each_image_on
         for position in (7, 12, 30):  # rows are five pixels wide
             first.position = second.position = position
             if position == 30:
-                first.finish(FinishReason.LENGTH, np.ones(GREY.pixels, np.float32))
+                first.finish(FinishReason.LENGTH, float(GREY.pixels))
                 second.position = 13
             generation.wake()
             raw += await anext(stream)
@@ -548,7 +548,7 @@ def test_a_long_replay_comes_in_several_events() -> None:
     for image, row in zip(generation.images, pixels, strict=True):
         image.run(row)
         image.position = 1024
-        image.finish(FinishReason.LENGTH, np.ones(1024, np.float32))
+        image.finish(FinishReason.LENGTH, 1024.0)
     generation.finish(time.monotonic())
 
     async def read(granularity: Granularity) -> list[Event]:

@@ -110,7 +110,7 @@ def assert_right(generation: Generation) -> None:
         assert image.finish_reason is FinishReason.LENGTH
         assert image.position == generation.config.pixels
         assert image.bits is not None
-        assert image.bits.sum() == generation.config.pixels
+        assert image.bits == generation.config.pixels
         expected = fake_image(generation.config, generation.request, image.index)
         np.testing.assert_array_equal(pixels, expected)
 
@@ -690,8 +690,6 @@ def test_finished_images_hold_only_their_own_pixels() -> None:
         for image in generation.images:
             assert image._pixels.base is None
             assert image._pixels.nbytes == GREY.values
-            assert image.bits is not None
-            assert image.bits.base is None
         assert not generation._waiters
 
 
@@ -731,8 +729,7 @@ def test_a_real_network_draws_the_same_alone_and_in_a_crowd(config: ModelConfig)
     bits = [[i.bits for i in g.images] for g in (alone, crowded)]
     for one, other in zip(*bits, strict=True):
         assert one is not None
-        assert other is not None
-        np.testing.assert_array_equal(one, other)
+        assert one == other
 
 
 @pytest.mark.parametrize("mask", MASKS)
