@@ -1,0 +1,80 @@
+"""What a reply is: the media type asked for, and no field that would mean nothing in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.service_fixtures import build, listening
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[httpx.Client]:
+    scanline, app = build(None, None)
+    with listening(app, lambda: scanline.ready) as url, httpx.Client(base_url=url) as client:
+        yield client
+
+
+@pytest.mark.parametrize(
+    ("accept", "media"),
+    [
+        ("*/*", "application/json"),
+        ("image/*", "image/png"),
+        ("text/html, application/zip", "application/zip"),
+        ("application/json;q=0.5, image/png", "image/png"),
+        ("application/json;q=0.5, image/png;q=0.2", "application/json"),
+        ("application/json;q=0, */*;q=0.1", "application/json"),
+        ("image/png;q=wrong, application/zip", "application/zip"),
+        ("text/event-stream", "text/event-stream"),
+    ],
+)
+def test_the_best_acceptable_type(client: httpx.Client, accept: str, media: str) -> None:
+    reply = client.post("/v1/samples", json={"n": 2}, headers={"Accept": accept})
+    assert reply.status_code == 200
+    assert reply.headers["content-type"].partition(";")[0] == media
+
+
+def test_nothing_acceptable(client: httpx.Client) -> None:
+    headers = {"Accept": "image/png;q=0, text/html"}
+    assert client.post("/v1/samples", json={}, headers=headers).status_code == 406
+
+
+@pytest.mark.parametrize(
+    ("field", "accept"),
+    [
+        ({"granularity": "row"}, "application/json"),
+        ({"granularity": "auto"}, "image/png"),
+        ({"output": "png"}, "image/png"),
+        ({"output": "values"}, "application/zip"),
+    ],
+)
+def test_a_field_without_effect_is_refused(
+    client: httpx.Client, field: dict[str, str], accept: str
+) -> None:
+    reply = client.post("/v1/samples", json=field, headers={"Accept": accept})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == next(iter(field))
+
+
+def test_a_stream_gives_values_too(client: httpx.Client) -> None:
+    body = {"stream": True, "output": "values", "seed": 5}
+    lines = client.post("/v1/samples", json=body).text.splitlines()
+    data = json.loads(lines[lines.index("event: image") + 1].removeprefix("data: "))
+    plain = client.post("/v1/samples", json={"output": "values", "seed": 5}).json()
+    assert data["values"] == plain["images"][0]["values"]
+    assert "png" not in data
+
+
+def test_the_key_is_wanted_before_the_body() -> None:
+    scanline, app = build({"api_key": "secret"}, None)
+    with listening(app, lambda: scanline.ready) as url:
+        broken = {"Content-Type": "application/json"}
+        reply = httpx.post(f"{url}/v1/samples", content=b"{", headers=broken)
+        assert reply.status_code == 401
+        headers = broken | {"Authorization": "bearer secret"}
+        assert httpx.post(f"{url}/v1/samples", content=b"{", headers=headers).status_code == 400
+        headers = {"Authorization": "Bearer secret"}
+        assert httpx.post(f"{url}/v1/samples", json={}, headers=headers).status_code == 200
