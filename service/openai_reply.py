@@ -90,14 +90,15 @@ async def stream_images(
     """
     told = [0] * len(generation.images)
     while True:
-        finished = generation.finished  # before the images: nothing changes after it
+        # Before the images: nothing that changes while they are sent is missed.
+        seen, finished = generation.changes, generation.finished
         for image in generation.images:
             for event in _due(generation, image, form, partials, told[image.index]):
                 told[image.index] += 1
                 yield await run_in_threadpool(_event, event)
         if finished:
             break
-        await news(generation, gone, None)
+        await news(generation, gone, None, seen)
     if generation.error:
         body = error_body(500, generation.error, code="generation_failed")
         yield format_sse_event(event="error", data_str=json.dumps(body))
