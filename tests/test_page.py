@@ -267,6 +267,28 @@ def test_a_lost_connection_is_resumed(visit: Open) -> None:
     assert all(resumed)
 
 
+def test_a_drawing_that_the_server_let_go_is_drawn_again(visit: Open) -> None:
+    page = visit("#draw?n=2&seed=5", allowed=["404"])
+    finished(page)
+    whole = pixels(page, "#draw .sheet canvas")
+    cuts: list[int] = []
+
+    def cut_once(route: Route) -> None:
+        cuts.append(1)
+        if len(cuts) > 1:
+            route.continue_()
+            return
+        reply = route.fetch()
+        body = reply.body().replace(b"gen_", b"lost_")
+        route.fulfill(response=reply, body=body[: body.index(b"event: pixels")])
+
+    page.route("**/v1/samples", cut_once)
+    page.click("#draw-form button[type=submit]")
+    finished(page)
+    assert pixels(page, "#draw .sheet canvas") == whole
+    assert len(cuts) == 2
+
+
 def test_a_full_server_is_asked_again(visit: Open) -> None:
     page = visit(allowed=["429"])
     finished(page)

@@ -15,18 +15,18 @@ from tests.service_fixtures import build, listening
 TOOL = Path(sys.executable).parent / "schemathesis"
 
 
-@pytest.mark.parametrize("key", [None, "open sesame"])
-def test_schemathesis_finds_nothing(key: str | None, tmp_path: Path) -> None:
+def test_schemathesis_finds_nothing(tmp_path: Path) -> None:
     if not TOOL.exists():
         pytest.skip("needs schemathesis: pip install '.[e2e]'")
-    scanline, app = build({"api_key": key} if key else None)
+    key = "open sesame"  # with one, so that its absence is tested too
+    scanline, app = build({"api_key": key})
     with listening(app, lambda: scanline.ready) as url:
         command = [
             str(TOOL), "run", f"{url}/openapi.json", "--generation-deterministic",
             "--max-examples", "10", "--request-timeout", "30", "--no-color",
             # Whether a class exists, or a file is a picture, no schema can say.
             "--exclude-checks", "positive_data_acceptance",
-            *(["--header", f"Authorization: Bearer {key}"] if key else []),
+            "--header", f"Authorization: Bearer {key}",
         ]  # fmt: skip
         run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert run.returncode == 0, run.stdout[-8000:] + run.stderr[-2000:]

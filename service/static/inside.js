@@ -3,7 +3,7 @@
 import { call, explain, follow, postJson } from "./api.js";
 import { randomSeed } from "./draw.js";
 import { area, fromFile, toPng } from "./pixels.js";
-import { Player } from "./player.js";
+import { Player, calm } from "./player.js";
 
 const MAGMA = [[0, 0, 4], [81, 18, 124], [183, 55, 121], [252, 137, 97], [252, 253, 191]];
 const CHANNELS = [["Brightness"], ["Red", "Green", "Blue"]];
@@ -101,6 +101,7 @@ export class InsideView {
     this.clear();
     this.title = "Being drawn";
     this.setSpeed();
+    if (calm.matches) this.player.rate = Infinity;
     this.drawing = true;
     const { abort } = this;
     const body = { model: this.model.id, seed: randomSeed(), stream: true };
