@@ -7,7 +7,7 @@ import base64
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, Literal
 
 from fastapi.sse import format_sse_event
@@ -27,6 +27,32 @@ class ClientGoneError(Exception):
     """The client closed its connection before the answer was complete."""
 
 
+async def _called_back(
+    register: Callable[[Callable[[], None]], None], gone: asyncio.Task[Any], seconds: float | None
+) -> bool:
+    """Wait until another thread calls what is registered; False if ``seconds`` pass first.
+
+    Raises ``ClientGoneError`` as soon as ``gone`` is done.
+    """
+    loop = asyncio.get_running_loop()
+    called: asyncio.Future[None] = loop.create_future()
+
+    def resolve() -> None:
+        if not called.done():
+            called.set_result(None)
+
+    def wake() -> None:
+        # The loop may be closed by the time the engine calls.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(resolve)
+
+    register(wake)
+    await asyncio.wait({called, gone}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    if gone.done():
+        raise ClientGoneError
+    return called.done()
+
+
 async def news(
     generation: Generation,
     gone: asyncio.Task[Any],
@@ -38,23 +64,12 @@ async def news(
     ``seen`` is its ``changes`` when it was last read, so that none in between is missed. Raises
     ``ClientGoneError`` as soon as ``gone`` is done.
     """
-    loop = asyncio.get_running_loop()
-    changed: asyncio.Future[None] = loop.create_future()
+    return await _called_back(lambda wake: generation.when_news(wake, seen), gone, seconds)
 
-    def resolve() -> None:
-        if not changed.done():
-            changed.set_result(None)
 
-    def wake() -> None:
-        # The loop may be closed by the time the engine calls.
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(resolve)
-
-    generation.when_news(wake, seen)
-    await asyncio.wait({changed, gone}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-    if gone.done():
-        raise ClientGoneError
-    return changed.done()
+async def wait_finished(generation: Generation, gone: asyncio.Task[Any]) -> None:
+    """Wait for a generation's end; raises ``ClientGoneError`` if the client leaves before it."""
+    await _called_back(generation.when_finished, gone, None)
 
 
 def usage(generation: Generation) -> dict[str, float | int]:
@@ -191,9 +206,3 @@ def _event(name: str, data: dict[str, Any], sequence: int | None = None) -> byte
     return format_sse_event(
         event=name, data_str=json.dumps(data, separators=(",", ":")), id=identifier
     )
-
-
-async def wait_finished(generation: Generation, gone: asyncio.Task[Any]) -> None:
-    """Wait for a generation's end; raises ``ClientGoneError`` if the client leaves before it."""
-    while not generation.finished:
-        await news(generation, gone, None)

@@ -113,7 +113,8 @@ class Generation:
         self.readers = 0
         self.abandoned: float | None = None  # when the last reader left
         self.changes = 0  # how often there was news
-        self._waiters: list[Callable[[], None]] = []
+        self._waiters: list[Callable[[], None]] = []  # for any news
+        self._enders: list[Callable[[], None]] = []  # for the end alone
         self._lock = threading.Lock()
 
     @property
@@ -145,8 +146,16 @@ class Generation:
                 return
         callback()
 
+    def when_finished(self, callback: Callable[[], None]) -> None:
+        """Call back once at the end, from the engine's thread; at once if finished."""
+        with self._lock:
+            if not self.finished:
+                self._enders.append(callback)
+                return
+        callback()
+
     def wake(self) -> None:
-        """Tell everyone who waits that there is news (the engine's thread)."""
+        """Tell everyone who waits for news that there is some (the engine's thread)."""
         with self._lock:
             self.changes += 1
             waiters, self._waiters = self._waiters, []
@@ -157,4 +166,6 @@ class Generation:
         """Mark the generation finished (the engine's thread, once)."""
         with self._lock:
             self.ended = now
+            self._waiters += self._enders
+            self._enders = []
         self.wake()

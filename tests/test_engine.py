@@ -691,6 +691,7 @@ def test_finished_images_hold_only_their_own_pixels() -> None:
             assert image._pixels.base is None
             assert image._pixels.nbytes == GREY.values
         assert not generation._waiters
+        assert not generation._enders
 
 
 # --- a real network -----------------------------------------------------------------------------
