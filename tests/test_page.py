@@ -162,7 +162,9 @@ def test_an_example_is_completed_in_one_click(visit: Open) -> None:
     page.click("nav >> text=Complete")
     finished(page, "complete")
     assert page.locator("#examples canvas").count() == 6
+    before = page.url
     page.locator("#examples button").nth(2).click()
+    expect(page).not_to_have_url(before)  # it changes as the new drawing begins
     expect(page.locator("#complete .sheet li")).to_have_count(9)
     finished(page, "complete")
     given, *drawn = pixels(page, "#complete .sheet canvas")
