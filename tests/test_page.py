@@ -389,7 +389,9 @@ def test_looking_inside_draws_by_itself_in_colour(visit: Open) -> None:
     expect(page.locator("#charts canvas")).to_have_count(3)
     page.select_option("#inside-form [name=speed]", "400")
     expect(page.locator("#inside-caption")).to_contain_text("bits/dim")
-    expect(page.locator("#expected-text")).to_contain_text(re.compile("Most likely.*Most likely"))
+    expect(page.locator("#expected-text")).to_contain_text(
+        re.compile("Red: most likely.*Blue: most likely")
+    )
 
 
 def test_a_colour_model_draws_and_completes(visit: Open) -> None:

@@ -215,9 +215,11 @@ export class InsideView {
         })));
       if (model !== this.model) throw new DOMException("replaced", "AbortError");
       const actual = there ? picture.values.subarray(at * channels, (at + 1) * channels) : [];
-      replies.forEach(({ probabilities }, c) => chart(this.charts[c], probabilities, actual[c]));
+      const names = channels === 3 ? CHANNELS[1] : [""];
+      replies.forEach(({ probabilities }, c) =>
+        chart(this.charts[c], probabilities, actual[c], channels === 3 ? c : null));
       document.getElementById("expected-text").textContent =
-        `${replies.map(({ probabilities }, c) => tell(probabilities, actual[c])).join(" ")} `
+        `${replies.map(({ probabilities }, c) => tell(names[c], probabilities, actual[c])).join(" ")} `
         + "Height is the root of the probability, so that rare values can be seen.";
     } catch (error) {
       if (error.name !== "AbortError") {
@@ -241,17 +243,17 @@ export class InsideView {
 }
 
 /** Say a distribution in words. */
-function tell(probabilities, actual) {
+function tell(name, probabilities, actual) {
   const best = probabilities.indexOf(Math.max(...probabilities));
   const percent = (p) => (p >= 0.1 ? `${Math.round(p * 100)} %` : `${(p * 100).toPrecision(2)} %`);
-  const likely = `Most likely ${best} (${percent(probabilities[best])})`;
+  const likely = `${name ? `${name}: most` : "Most"} likely ${best} (${percent(probabilities[best])})`;
   if (actual === undefined) return `${likely}.`;
   const p = probabilities[actual];
   return `${likely}; it is ${actual} (${percent(p)}, ${(-Math.log2(p)).toFixed(1)} bits).`;
 }
 
 /** Paint 256 probabilities as bars over a ramp of intensities; the true value in the accent. */
-function chart(canvas, probabilities, actual) {
+function chart(canvas, probabilities, actual, channel) {
   const context = canvas.getContext("2d");
   const { width, height } = canvas;
   const style = getComputedStyle(canvas);
@@ -262,7 +264,8 @@ function chart(canvas, probabilities, actual) {
     context.fillStyle = style.getPropertyValue(value === actual ? "--cursor" : "--ink");
     const tall = Math.sqrt(p) * (floor - 8); // the root, so that what is rare can be seen
     context.fillRect(value * bar, floor - tall, value === actual ? 5 : bar + 1, tall);
-    context.fillStyle = `rgb(${value} ${value} ${value})`;
+    const shade = [0, 1, 2].map((c) => (channel === null || c === channel ? value : 0));
+    context.fillStyle = `rgb(${shade.join(" ")})`;
     context.fillRect(value * bar, floor + 8, bar + 1, 18);
   });
   if (actual !== undefined) {
