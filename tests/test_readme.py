@@ -80,6 +80,9 @@ def test_curl(server: str, tmp_path: Path) -> None:
 
 
 def test_python(server: str, tmp_path: Path) -> None:
+    (stock,) = blocks("python", "### With OpenAI's client")
+    run([sys.executable, "-c", stock.replace(ADDRESS, server)], tmp_path)
+    assert size(tmp_path / "openai-1.png") == (280, 280)
     plain, stream = blocks("python", "### From Python")
     run([sys.executable, "-c", plain.replace(ADDRESS, server)], tmp_path)
     assert size(tmp_path / "four-ways.png") == (2 * 30 - 2, 2 * 30 - 2)
