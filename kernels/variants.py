@@ -1,0 +1,24 @@
+"""What a kernel module tells the compile gate of each kernel it launches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One kernel exactly as it is launched, so that it can be compiled without a GPU.
+
+    ``signature`` gives the type of every argument that is not in ``constants``: ``*fp32``, ``i64``,
+    …, with ``:16`` behind it where the launched value is a multiple of 16 (``*bf16:16``), on which
+    Triton specialises. ``constants`` holds the constexprs, pointers that are None, and integers
+    that are 1.
+    """
+
+    name: str
+    kernel: Any  # triton's JITFunction, which has no type stubs
+    signature: dict[str, str]
+    constants: dict[str, object]
+    num_warps: int
+    num_stages: int
