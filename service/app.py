@@ -14,6 +14,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from fastapi.staticfiles import StaticFiles
+from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Match
@@ -71,9 +72,9 @@ def create_app(scanline: Scanline, open_models: Callable[[], None]) -> FastAPI:
             await loading
             await asyncio.to_thread(scanline.drain)
 
-    app = FastAPI(
+    app = FastAPIOffline(  # whose /docs needs no CDN
         title="Scanline", version=__version__, description=DESCRIPTION, lifespan=lifespan,
-        redoc_url=None,
+        redoc_url=None, static_url="/docs/static", favicon_url="/static/icon.svg",
     )  # fmt: skip
     app.state.scanline = scanline
     app.include_router(router)

@@ -150,6 +150,7 @@ def edits_body() -> dict[str, Any]:
             "image": binary | {"description": "The picture; `image[]` does as well."},
             "mask": binary | {"description": "To be painted where it is transparent (alpha 0)."},
         },
+        "examples": [{"prompt": "7", "image": "(a PNG's bytes)", "n": 2}],
     }
     source = {
         "type": "object",
@@ -165,6 +166,9 @@ def edits_body() -> dict[str, Any]:
             "images": {"type": "array", "items": source, "minItems": 1, "maxItems": 1},
             "mask": source,
         },
+        "examples": [
+            {"prompt": "7", "images": [{"image_url": "data:image/png;base64,iVBORw0KGgo…"}], "n": 2}
+        ],
     }
     content = {"multipart/form-data": {"schema": form}, "application/json": {"schema": json}}
     return {"requestBody": {"required": True, "content": content}}

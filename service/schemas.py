@@ -64,7 +64,11 @@ class SampleRequest(BaseModel):
 class CompletionForm(BaseModel):
     """Complete a picture: keep its known part, draw the rest ``n`` times."""
 
-    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+    model_config = ConfigDict(
+        extra="forbid",
+        arbitrary_types_allowed=True,
+        json_schema_extra={"examples": [{"image": "(a PNG's bytes)", "known_rows": 14, "n": 4}]},
+    )
 
     image: Annotated[UploadFile, Field(description="PNG, JPEG, WebP, GIF, BMP, TIFF or PPM.")]
     mask: Annotated[

@@ -16,7 +16,11 @@ _SCORE: dict[str, Any] = {"index": 0, "bits": 493.9, "bits_per_dim": 0.63, "pixe
 class ScoreForm(BaseModel):
     """Measure pictures."""
 
-    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+    model_config = ConfigDict(
+        extra="forbid",
+        arbitrary_types_allowed=True,
+        json_schema_extra={"examples": [{"image": ["(a PNG's bytes)"], "label": "7"}]},
+    )
 
     image: Annotated[
         list[UploadFile],

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import io
 import json
+import re
 import struct
 import threading
 import time
@@ -1093,6 +1094,10 @@ def test_the_documentation_describes_what_there_is(here: Here) -> None:
     page = here.client.get("/docs")
     assert page.status_code == 200
     assert "swagger" in page.text.lower()
+    parts = re.findall(r'(?:href|src)="([^"]+)"', page.text)
+    assert len(parts) == 3
+    for part in parts:  # nothing from elsewhere: it works without a network
+        assert here.client.get(part).status_code == 200, part
     schema = here.client.get("/openapi.json").json()
     assert schema["openapi"].startswith("3.")
     assert schema["info"]["title"] == "Scanline"
@@ -1103,6 +1108,8 @@ def test_the_documentation_describes_what_there_is(here: Here) -> None:
         ("GET", "/v1/generations/{identifier}/events"), ("GET", "/livez"), ("GET", "/readyz"),
         ("GET", "/metrics"),
     }  # fmt: skip
+    for name, part in schema["components"]["schemas"].items():
+        assert part.get("examples"), name
     seen: set[str] = set()
 
     def follow(part: object) -> None:

@@ -83,12 +83,14 @@ def test_python(server: str, tmp_path: Path) -> None:
     (stock,) = blocks("python", "### With OpenAI's client")
     run([sys.executable, "-c", stock.replace(ADDRESS, server)], tmp_path)
     assert size(tmp_path / "openai-1.png") == (280, 280)
-    plain, stream = blocks("python", "### From Python")
+    plain, stream, many = blocks("python", "### From Python")
     run([sys.executable, "-c", plain.replace(ADDRESS, server)], tmp_path)
     assert size(tmp_path / "four-ways.png") == (2 * 30 - 2, 2 * 30 - 2)
     lines = run([sys.executable, "-c", stream.replace(ADDRESS, server)], tmp_path).splitlines()
     assert lines[0].startswith("started")
     assert lines[-1].startswith("completed")
+    run([sys.executable, "-c", many.replace(ADDRESS, server)], tmp_path)
+    assert size(tmp_path / "digit-9.png") == (28, 28)
 
 
 def test_without_a_server(tmp_path: Path) -> None:
