@@ -7,6 +7,7 @@ thousands: a row's arithmetic never depends on the other rows.
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -181,7 +182,7 @@ class ReferenceDecoder(Decoder):
         self.positions[slot] = pixel + 1
 
 
-BACKENDS = ("auto", "native", "reference")
+BACKENDS = ("auto", "native", "reference", "triton")
 
 
 def open_decoder(
@@ -196,6 +197,13 @@ def open_decoder(
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, not {backend!r}")
     if backend == "reference":
         return ReferenceDecoder(model, max_slots)
+    if backend == "triton" or (backend == "auto" and torch.cuda.is_available()):
+        try:
+            return _open_triton(model, max_slots)
+        except BackendError as error:
+            if backend != "auto":
+                raise
+            log.warning("decoding on the CPU: %s", error)
     from model.native_decoder import NativeDecoder  # which imports this module
 
     try:
@@ -206,4 +214,16 @@ def open_decoder(
         log.warning("decoding with the slow reference backend: %s", error)
         return ReferenceDecoder(model, max_slots)
     log.info("decoding with the native backend: %s, %d threads", decoder.isa, decoder.threads)
+    return decoder
+
+
+def _open_triton(model: LinearTransformer, max_slots: int) -> Decoder:
+    if importlib.util.find_spec("triton") is None:
+        raise BackendError(
+            "the triton backend needs Triton, which there is for Linux: pip install 'scanline[gpu]'"
+        )
+    from model.triton_decoder import TritonDecoder
+
+    decoder = TritonDecoder(model, max_slots)
+    log.info("decoding with the triton backend, in %s on %s", decoder.precision, decoder.where)
     return decoder

@@ -31,7 +31,7 @@ ModelName = Annotated[str, typer.Option("--model", help="A checkpoint's name in 
 WeightsDir = Annotated[
     Path | None, typer.Option("--weights", help="Folder of checkpoints; the shipped ones if none.")
 ]
-Backend = Annotated[str, typer.Option(help="auto, reference or native.")]
+Backend = Annotated[str, typer.Option(help="auto, reference, native or triton.")]
 Seed = Annotated[int, typer.Option(min=0, max=2**64 - 1, help="Image j has seed + j.")]
 Temperature = Annotated[
     float,
@@ -57,7 +57,7 @@ def serve(
     models: Annotated[
         str | None, typer.Option(help="Serve only these, comma-separated, the default first.")
     ] = None,
-    backend: Annotated[str | None, typer.Option(help="auto, reference or native.")] = None,
+    backend: Annotated[str | None, typer.Option(help="auto, reference, native or triton.")] = None,
     slots: Annotated[int | None, typer.Option(help="Images drawn at once, a model.")] = None,
     threads: Threads = None,
     max_waiting: Annotated[int | None, typer.Option(help="Images that may wait.")] = None,

@@ -27,7 +27,7 @@ class Settings(BaseSettings):
             description="Serve these models only, the first being the default (comma-separated)."
         ),
     ] = ()
-    backend: Literal["auto", "reference", "native"] = "auto"
+    backend: Literal["auto", "reference", "native", "triton"] = "auto"
     slots: Annotated[int, Field(ge=1, le=65536, description="Images drawn at once, a model.")] = 64
     threads: Annotated[
         int | None, Field(ge=1, description="CPU threads a model uses; all cores if left out.")

@@ -1,0 +1,253 @@
+"""The ``triton`` backend: the decoder's contract over the kernels of ``kernels/triton_decode.py``.
+
+Everything a step needs lives on the device; the arrays of the contract are the host's copy. A call
+of ``step`` starts all of its pixels, captured in CUDA graphs, and then brings home what they
+decided, so the arrays are true when it returns. How far each image gets is known beforehand: only
+values and bits are copied, and one copy waits for the device.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+import triton
+from numpy.typing import NDArray
+from torch import Tensor
+
+from kernels import triton_decode
+from kernels.triton_sizes import DELAY, allocate, allocate_weights
+from model.decoder import BackendError, Decoder
+from model.network import LinearTransformer
+from model.triton_weights import DTYPES, Precision, fill, sizes_of
+
+log = logging.getLogger("scanline.decoder")
+
+GRAPH_PIXELS = (8, 1)  # pixels that one replay of a graph draws
+SPARE_BYTES = 512 << 20  # what is left free of the device's memory, for graphs and others
+
+
+def find_device() -> torch.device:
+    """Give the device to run on, the CPU under Triton's interpreter.
+
+    Raises ``BackendError`` where the kernels cannot run.
+    """
+    if triton.knobs.runtime.interpret:
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise BackendError(
+            "the triton backend needs an NVIDIA GPU and a CUDA build of PyTorch: install one "
+            "(https://pytorch.org/get-started), or use the native backend"
+        )
+    device = torch.device("cuda", torch.cuda.current_device())
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        name = torch.cuda.get_device_name(device)
+        raise BackendError(f"the triton backend needs a GPU of compute capability 8.0, not {name}")
+    return device
+
+
+class TritonDecoder(Decoder):
+    """Triton kernels on a CUDA device, with weights in bf16 or float32 and the state in float32.
+
+    ``precision`` is bf16 by default, float32 under Triton's interpreter, whose bf16 arithmetic is
+    wrong. ``delay`` is how many steps of an image share one write of its state: the bytes drawn do
+    not depend on it. ``graphs`` false starts every kernel from the host. Raises ``BackendError``
+    where there is no such device, or not enough of its memory for ``max_slots``.
+    """
+
+    backend = "triton"
+
+    def __init__(
+        self,
+        model: LinearTransformer,
+        max_slots: int,
+        *,
+        precision: Precision | None = None,
+        delay: int = DELAY,
+        graphs: bool = True,
+    ) -> None:
+        self.device = find_device()
+        cuda = self.device.type == "cuda"
+        self.precision: Precision = precision or ("bf16" if cuda else "float32")
+        if self.precision not in DTYPES:
+            raise ValueError(f"precision must be bf16 or float32, not {precision!r}")
+        if delay < 1:
+            raise ValueError(f"delay must be at least 1, not {delay}")
+        self._sizes = sizes_of(model.config, self.precision, delay)
+        self._plan_memory(max_slots)  # before the host's arrays are made for nothing
+        super().__init__(model.config, max_slots)
+        self._stream = torch.cuda.Stream(self.device) if cuda else None
+        self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] | None = None
+        if cuda and graphs:
+            self._graphs = {}
+        with self._on_device():
+            self._weights = allocate_weights(self._sizes, self.device)
+            fill(self._weights, model)
+            self.buffers = allocate(self._sizes, max_slots, self.device)
+            for name, buffer in self.buffers.items():
+                buffer.fill_(-1 if name == "slots" else 0)
+            self._launches = triton_decode.plan(self._sizes, self._weights, self.buffers)
+            self._upload(np.arange(max_slots, dtype=np.int32))
+            # Compile before anything is captured: a step of no slots.
+            triton_decode.run(self._launches, 1, 1, self._sizes.parts)
+
+    def reset(self, slots: Sequence[int] | NDArray[np.int32]) -> None:
+        some = self._some(slots)
+        self.positions[some] = 0
+        with self._on_device():
+            index = torch.from_numpy(some).to(self.device, torch.int64)
+            self.buffers["positions"].index_fill_(0, index, 0)
+            self.buffers["kv"].index_fill_(1, index, 0)
+            self.buffers["z"].index_fill_(1, index, 0)
+
+    def load(
+        self,
+        slots: Sequence[int] | NDArray[np.int32],
+        canvas: NDArray[np.uint8],
+        known: NDArray[np.bool_],
+        noise: NDArray[np.float32],
+        temperature: NDArray[np.float32],
+        label: NDArray[np.int32],
+    ) -> None:
+        some = self._some(slots)
+        super().load(slots, canvas, known, noise, temperature, label)
+        with self._on_device():
+            self._upload(some)
+
+    def prefill(
+        self, slots: Sequence[int] | NDArray[np.int32], lengths: Sequence[int] | NDArray[np.int32]
+    ) -> None:
+        """Absorb known pixels by stepping through them, all slots together.
+
+        So a prefilled state is a stepped one to the last bit, and 64 images cost no more than one.
+        """
+        rows, counts = np.asarray(slots, np.int32), np.asarray(lengths, np.int32)
+        some, counts = self._some(rows), counts[rows >= 0]
+        if counts.size and not (counts.min() >= 0 and counts.max() <= self.config.pixels):
+            raise ValueError("an image has no such number of pixels to prefill")
+        self._check_prefill(slots, lengths)
+        done = 0
+        for length in np.unique(counts).tolist():
+            self.step(some[counts >= length], length - done)
+            done = length
+
+    def step(self, slots: Sequence[int] | NDArray[np.int32], n: int) -> None:
+        some = self._some(slots)
+        T = self.config.pixels
+        some = some[self.positions[some] < T]
+        if n < 1 or not some.size:
+            return
+        before = self.positions[some]
+        n = min(n, T - int(before.min()))
+        with self._on_device():
+            listed = np.full(len(self.buffers["slots"]), -1, np.int32)
+            listed[: len(some)] = some
+            self.buffers["slots"].copy_(torch.from_numpy(listed))
+            left = n
+            for pixels in GRAPH_PIXELS:
+                for _ in range(left // pixels):
+                    self._run(len(some), pixels)
+                left %= pixels
+            # Bring home the n pixels from each image's position on; of one that ends before,
+            # the last pixel again.
+            pixel = np.minimum(before[:, None] + np.arange(n), T - 1)
+            new = (some[:, None].astype(np.int64) * T + pixel).ravel()
+            index = torch.from_numpy(new).to(self.device)
+            values = self.buffers["canvas"].flatten(0, 1)[index].cpu().numpy()
+            bits = self.buffers["bits"].flatten()[index].cpu().numpy()
+        self.canvas.reshape(-1, self.config.channels)[new] = values
+        self.bits.reshape(-1)[new] = bits
+        self.positions[some] = np.minimum(before + n, T)
+
+    @property
+    def where(self) -> str:
+        """The device's name."""
+        if self.device.type == "cuda":
+            return torch.cuda.get_device_name(self.device)
+        return "Triton's interpreter"
+
+    @property
+    def kv(self) -> NDArray[np.float32]:
+        """Every slot's sums of eq. 18, what still waits included, a copy: ``[N, L, H, K, V]``."""
+        return self._sums()[0]
+
+    @property
+    def z(self) -> NDArray[np.float32]:
+        """Every slot's sums of eq. 19, what still waits included, a copy: ``[N, L, H, K]``."""
+        return self._sums()[1]
+
+    def _sums(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        s = self._sizes
+        with self._on_device():
+            kv, z, waiting = (self.buffers[name].cpu() for name in ("kv", "z", "waiting"))
+        steps = torch.from_numpy(np.maximum(self.positions * s.parts - s.first, 0))
+        for i in range(s.delay - 1):
+            there = (steps % s.delay > i).view(1, -1, 1, 1)
+            keys, values = (torch.where(there, waiting[..., i, j, :], 0) for j in (0, 1))
+            kv = kv + keys.unsqueeze(-1) * values.unsqueeze(-2)
+            z = z + keys
+        return kv.transpose(0, 1).numpy(), z.transpose(0, 1).numpy()
+
+    def _run(self, rows: int, pixels: int) -> None:
+        """Start some pixels of the first rows, in a graph for the next power of two of rows."""
+        if self._graphs is None:
+            triton_decode.run(self._launches, rows, pixels, self._sizes.parts)
+            return
+        rows = min(triton.next_power_of_2(rows), len(self.buffers["slots"]))
+        graph = self._graphs.get((rows, pixels))
+        if graph is None:
+            graph = torch.cuda.CUDAGraph()
+            # Other engines' threads may go on using the device meanwhile.
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                triton_decode.run(self._launches, rows, pixels, self._sizes.parts)
+            finally:
+                graph.capture_end()
+            self._graphs[rows, pixels] = graph
+        graph.replay()
+
+    def _upload(self, slots: NDArray[np.int32]) -> None:
+        index = torch.from_numpy(slots).to(self.device, torch.int64)
+        for name in ("canvas", "known", "noise", "temperature", "label", "bits"):
+            rows = torch.from_numpy(getattr(self, name)[slots])
+            self.buffers[name].index_copy_(0, index, rows.to(self.device))
+
+    def _some(self, slots: Sequence[int] | NDArray[np.int32]) -> NDArray[np.int32]:
+        rows: NDArray[np.int32] = np.asarray(slots, np.int32)
+        rows = rows[rows != -1]
+        if rows.size and (rows.min() < 0 or rows.max() >= self.max_slots):
+            raise ValueError("slots must be -1 or different numbers below max_slots")
+        if len(rows) > 1 and np.bincount(rows).max() > 1:
+            raise ValueError("slots must be -1 or different numbers below max_slots")
+        return rows
+
+    @contextmanager
+    def _on_device(self) -> Iterator[None]:
+        with torch.no_grad(), torch.cuda.stream(self._stream):
+            yield
+
+    def _plan_memory(self, slots: int) -> None:
+        """Raise ``BackendError`` unless all slots fit; log what one takes."""
+        fixed = _bytes(allocate_weights(self._sizes, "meta"))
+        # Scratch comes in whole tiles of rows, so a slot's share is taken of many.
+        each = _bytes(allocate(self._sizes, 1024, "meta")) // 1024
+        room = ""
+        if self.device.type == "cuda":
+            free = torch.cuda.mem_get_info(self.device)[0] - fixed - SPARE_BYTES
+            if slots * each > free:
+                raise BackendError(
+                    f"{slots:,} slots of {each / 2**20:.2f} MiB do not fit into the "
+                    f"memory that {self.where} has free; {max(free // each, 0):,} slots would"
+                )
+            room = f"; {free // each:,} slots would fit"
+        log.info(
+            "%d slots of %.2f MiB and weights of %.1f MiB%s",
+            slots, each / 2**20, fixed / 2**20, room,
+        )  # fmt: skip
+
+
+def _bytes(tensors: dict[str, Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors.values())
