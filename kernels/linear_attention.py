@@ -13,7 +13,8 @@ chunked form carries both in one matrix of V + 1 columns.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from importlib.util import find_spec
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +23,8 @@ from torch.nn import functional as F
 
 EPS = 1e-6
 CHUNK = 32
+
+FeatureMap = Literal["elu"]
 
 
 class AttentionState(NamedTuple):
@@ -38,6 +41,17 @@ def elu_feature_map(x: Tensor) -> Tensor:
     negative input leaves.
     """
     return F.relu(x) + x.clamp(max=0).exp()
+
+
+def check_feature_map(feature_map: str | None) -> None:
+    """Raise ``ValueError`` unless the feature map is ``"elu"``, or None for one already applied."""
+    if feature_map not in ("elu", None):
+        raise ValueError(f"the feature map must be 'elu' or None, not {feature_map!r}")
+
+
+def _featured(q: Tensor, k: Tensor, feature_map: FeatureMap | None) -> tuple[Tensor, Tensor]:
+    check_feature_map(feature_map)
+    return (q, k) if feature_map is None else (elu_feature_map(q), elu_feature_map(k))
 
 
 def check_shapes(q: Tensor, k: Tensor, v: Tensor, initial_state: AttentionState | None) -> None:
@@ -76,13 +90,16 @@ def naive_linear_attention(
     v: Tensor,
     initial_state: AttentionState | None = None,
     eps: float = EPS,
+    feature_map: FeatureMap | None = None,
 ) -> tuple[Tensor, AttentionState]:
     """Compute eq. 9-12 as written, with the whole T × T matrix: the oracle, quadratic in T.
 
-    ``q, k: [B, T, H, K]``, ``v: [B, T, H, V]`` in any floating dtype; returns ``o`` like ``v`` and
-    the final state. Raises ``ValueError`` on wrong shapes.
+    ``q, k: [B, T, H, K]``, ``v: [B, T, H, V]`` in any floating dtype, q and k before the feature
+    map where one is named; returns ``o`` like ``v`` and the final state. Raises ``ValueError`` on
+    wrong shapes or an unknown feature map.
     """
     check_shapes(q, k, v, initial_state)
+    q, k = _featured(q, k, feature_map)
     scores = torch.einsum("bthk,bshk->bhts", q, k).tril()
     numerator = torch.einsum("bhts,bshv->bthv", scores, v)
     denominator = scores.sum(-1).transpose(1, 2)
@@ -182,6 +199,31 @@ class _ChunkedLinearAttention(torch.autograd.Function):
         )
 
 
+@torch.compiler.assume_constant_result
+def _has_kernels(device: torch.device) -> bool:
+    nvidia = device.type == "cuda" and torch.version.hip is None
+    return (
+        nvidia
+        and torch.cuda.get_device_capability(device) >= (8, 0)
+        and find_spec("triton") is not None
+    )
+
+
+def uses_triton(q: Tensor, v: Tensor, chunk: int = CHUNK) -> bool:
+    """Whether ``linear_attention`` runs its Triton kernels for these tensors and this chunk.
+
+    They take float32, float16 and bfloat16, heads of 16 to 128 and chunks of 32, on an NVIDIA
+    device of capability 8.0 or more where Triton is installed.
+    """
+    return (
+        q.dtype != torch.float64
+        and min(q.shape[3], v.shape[3]) >= 16
+        and max(q.shape[3], v.shape[3]) <= 128
+        and chunk == CHUNK
+        and _has_kernels(q.device)
+    )
+
+
 def linear_attention(
     q: Tensor,
     k: Tensor,
@@ -189,15 +231,23 @@ def linear_attention(
     initial_state: AttentionState | None = None,
     eps: float = EPS,
     chunk: int = CHUNK,
+    feature_map: FeatureMap | None = None,
 ) -> tuple[Tensor, AttentionState]:
     """Compute eq. 9-12 in chunks: linear time and memory in T, with its own backward (eq. 13-15).
 
-    ``q, k: [B, T, H, K]``, ``v: [B, T, H, V]``; returns ``o`` like ``v`` and the final state. Sums
+    ``q, k: [B, T, H, K]``, ``v: [B, T, H, V]``, q and k before the feature map where one is named
+    (a key of -inf then has no features); returns ``o`` like ``v`` and the final state. Sums
     are float32 (float64 for float64 inputs) whatever the inputs' dtype, and so is the state.
-    Gradients flow to q, k, v and the initial state, from o and the final state. Raises
-    ``ValueError`` on wrong shapes.
+    Gradients flow to q, k, v and the initial state, from o and the final state. Runs as Triton
+    kernels where ``uses_triton`` says so, as torch operations elsewhere. Raises ``ValueError`` on
+    wrong shapes or an unknown feature map.
     """
     check_shapes(q, k, v, initial_state)
+    if uses_triton(q, v, chunk):
+        from kernels.triton_attention import triton_linear_attention  # which imports this module
+
+        return triton_linear_attention(q, k, v, initial_state, eps, feature_map)
+    q, k = _featured(q, k, feature_map)
     B, _, H, K = q.shape
     V = v.shape[3]
     sums = torch.float64 if q.dtype == torch.float64 else torch.float32

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -40,6 +41,7 @@ class Block(nn.Module):
         super().__init__()
         D = config.d_model
         self.n_heads = config.n_heads
+        self.feature_map = config.feature_map
         self.pre_norm = config.norm == "pre"
         self.gelu = config.activation == "gelu"
         self.query = nn.Linear(D, D)
@@ -54,7 +56,7 @@ class Block(nn.Module):
     def _qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         heads = (*x.shape[:-1], self.n_heads, -1)
         q, k, v = self.query(x).view(heads), self.key(x).view(heads), self.value(x).view(heads)
-        return elu_feature_map(q), elu_feature_map(k), v
+        return q, k, v
 
     def _feed_forward(self, x: Tensor) -> Tensor:
         hidden = self.linear1(x)
@@ -79,13 +81,14 @@ class Block(nn.Module):
         """
         q, k, v = self._qkv(self.norm1(x) if self.pre_norm else x)
         if keep is not None:
-            k = k * keep[..., None, None]
-        attended, final_state = linear_attention(q, k, v, state)
+            k = k.masked_fill(~keep[..., None, None], -math.inf)  # whose features are 0
+        attended, final_state = linear_attention(q, k, v, state, feature_map=self.feature_map)
         return self._combine(x, self.out(attended.flatten(2))), final_state
 
     def step(self, x: Tensor, state: AttentionState) -> tuple[Tensor, AttentionState]:
         """Run one position: ``x: [B, D]`` → the same, and the new state (eq. 18-20)."""
         q, k, v = self._qkv(self.norm1(x) if self.pre_norm else x)
+        q, k = elu_feature_map(q), elu_feature_map(k)
         attended, state = linear_attention_step(q, k, v, state)
         return self._combine(x, self.out(attended.flatten(1))), state
 

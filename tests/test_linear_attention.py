@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -96,7 +97,7 @@ def test_chunked_equals_naive_with_gradients(T: int, chunk: int, with_state: boo
     for form in (naive_linear_attention, linear_attention):
         wanted = leaves((q, k, v, *state) if with_state else (q, k, v))
         initial = AttentionState(wanted[3], wanted[4]) if with_state else None
-        options = {"chunk": chunk} if form is linear_attention else {}
+        options: dict[str, Any] = {"chunk": chunk} if form is linear_attention else {}
         o, final = form(wanted[0], wanted[1], wanted[2], initial, **options)
         outputs = (o, final.kv, final.z)
         loss = torch.stack([(w * x).sum() for w, x in zip(weights, outputs, strict=True)]).sum()
@@ -329,3 +330,30 @@ def test_feature_map_is_elu_plus_one() -> None:
     assert torch.autograd.gradcheck(
         elu_feature_map, torch.randn(9, dtype=torch.float64).requires_grad_()
     )
+
+
+@pytest.mark.parametrize("form", [naive_linear_attention, linear_attention])
+def test_a_named_feature_map_is_applied_to_queries_and_keys(form: object) -> None:
+    assert callable(form)
+    _, _, v, state = inputs(40)
+    q, k = torch.randn(2, *v.shape[:3], 5, dtype=torch.float64)
+    o, final = form(q, k, v, state, feature_map="elu")
+    expected_o, expected = form(elu_feature_map(q), elu_feature_map(k), v, state)
+    assert torch.equal(o, expected_o)
+    assert torch.equal(final.kv, expected.kv)
+    with pytest.raises(ValueError, match="'elu' or None, not 'relu'"):
+        form(q, k, v, state, feature_map="relu")
+
+
+def test_a_key_of_minus_infinity_has_no_features() -> None:
+    _, _, v, state = inputs(40)
+    q, k = torch.randn(2, *v.shape[:3], 5, dtype=torch.float64)
+    k = k.requires_grad_()
+    later = (torch.arange(40) >= 33)[:, None, None]
+    _, final = linear_attention(q, k.masked_fill(later, -torch.inf), v, state, feature_map="elu")
+    _, expected = linear_attention(q[:, :33], k[:, :33], v[:, :33], state, feature_map="elu")
+    assert_close(final.kv, expected.kv)
+    assert_close(final.z, expected.z)
+    (gradient,) = torch.autograd.grad(final.kv.sum() + final.z.sum(), k)
+    assert (gradient[:, 33:] == 0).all()
+    assert gradient[:, :33].isfinite().all()

@@ -1,0 +1,375 @@
+"""The Triton attention: in Triton's interpreter, or on a CUDA device (``pytest -m gpu``).
+
+Triton reads ``TRITON_INTERPRET`` as it is imported, so test_triton.py runs this file for the
+interpreter in a process of its own. There bfloat16 arithmetic is not bfloat16's, and float32
+alone is tested; on a device both are.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from kernels import linear_attention as dispatch
+from kernels import triton_attention
+from kernels.linear_attention import (
+    AttentionState,
+    FeatureMap,
+    elu_feature_map,
+    linear_attention,
+    naive_linear_attention,
+    uses_triton,
+)
+from kernels.triton_attention import triton_linear_attention
+from model.config import ModelConfig
+from model.network import LinearTransformer
+from tests.conftest import assert_close, random_canvas, tiny_config
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+if not INTERPRETED and not torch.cuda.is_available():
+    pytest.skip("needs TRITON_INTERPRET=1 or a CUDA device", allow_module_level=True)
+
+
+class Place(NamedTuple):
+    """Where a test runs and in what its inputs are."""
+
+    device: str
+    dtype: torch.dtype
+
+
+PLACES = [
+    pytest.param(Place("cpu", torch.float32), id="interpreter-float32"),
+    pytest.param(Place("cuda", torch.float32), id="cuda-float32", marks=pytest.mark.gpu),
+    pytest.param(Place("cuda", torch.bfloat16), id="cuda-bfloat16", marks=pytest.mark.gpu),
+]
+
+
+@pytest.fixture(params=PLACES)
+def place(request: pytest.FixtureRequest) -> Place:
+    """Give each place that this process can test; skips the others."""
+    found: Place = request.param
+    if (found.device == "cpu") != INTERPRETED:
+        pytest.skip("one process tests the interpreter or a device")
+    return found
+
+
+def inputs(
+    place: Place, T: int, B: int = 2, H: int = 2, K: int = 16, V: int = 16
+) -> tuple[Tensor, Tensor, Tensor, AttentionState]:
+    """Give random q, k and v, before the feature map, and an initial state."""
+    generator = torch.Generator().manual_seed(T)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    q, k, v = (normal(B, T, H, X).to(place.device, place.dtype) for X in (K, K, V))
+    kv, z = normal(B, H, K, V), elu_feature_map(normal(B, H, K))
+    return q, k, v, AttentionState(kv.to(place.device), z.to(place.device))
+
+
+def leaves(tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> list[Tensor]:
+    return [x.detach().clone().to(dtype or x.dtype).requires_grad_() for x in tensors]
+
+
+def compare(
+    place: Place,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: AttentionState | None,
+    feature_map: FeatureMap | None = "elu",
+    through: Sequence[int] = (0, 1, 2),
+) -> None:
+    """Compare o, kv, z and the gradients through some of them with the definition in float64."""
+    tensors = (q, k, v, *(state or ()))
+    results = []
+    for form, dtype in ((naive_linear_attention, torch.float64), (triton_linear_attention, None)):
+        x = leaves(tensors, dtype)
+        initial = None if state is None else AttentionState(x[3], x[4])
+        o, final = form(x[0], x[1], x[2], initial, feature_map=feature_map)
+        outputs = (o, *final)
+        generator = torch.Generator().manual_seed(1)
+        loss = o.new_zeros((), dtype=torch.float64)
+        for i, y in enumerate(outputs):
+            weight = torch.randn(y.shape, generator=generator).to(y.device)
+            if i in through:
+                loss = loss + (weight * y.double()).sum()
+        gradients = torch.autograd.grad(loss, x, allow_unused=True, materialize_grads=True)
+        results.append((*outputs, *gradients))
+    for expected, actual in zip(*results, strict=True):
+        assert_close(actual.double(), expected, actual.dtype)
+    o, kv, z, *gradients_of_all = results[1]
+    assert o.dtype == place.dtype
+    assert kv.dtype == z.dtype == torch.float32
+    assert [x.dtype for x in gradients_of_all] == [x.dtype for x in tensors]
+
+
+@pytest.mark.parametrize(
+    ("T", "K", "V", "with_state"),
+    [
+        (1, 16, 16, True), (2, 32, 32, False), (31, 32, 32, True), (32, 32, 32, True),
+        (33, 32, 32, False), (97, 32, 32, True), (65, 16, 16, False), (65, 64, 64, True),
+        (33, 128, 128, True), (65, 32, 80, True), (34, 128, 16, False), (65, 20, 24, True),
+        (33, 17, 127, True),
+    ],
+)  # fmt: skip
+def test_equals_naive_with_gradients(
+    place: Place, T: int, K: int, V: int, with_state: bool
+) -> None:
+    q, k, v, state = inputs(place, T, B=2 if K + V < 100 else 1, K=K, V=V)
+    compare(place, q, k, v, state if with_state else None)
+
+
+@pytest.mark.parametrize("through", [0, 1, 2])
+def test_gradients_through_one_output_alone(place: Place, through: int) -> None:
+    compare(place, *inputs(place, 45), through=[through])
+
+
+def test_features_that_are_given(place: Place) -> None:
+    q, k, v, state = inputs(place, 45, K=20)
+    compare(place, elu_feature_map(q), elu_feature_map(k), v, state, feature_map=None)
+
+
+def test_no_positions_leave_the_state_alone(place: Place) -> None:
+    q, k, v, state = inputs(place, 0)
+    o, final = triton_linear_attention(q, k, v, state, feature_map="elu")
+    assert o.shape == v.shape
+    assert torch.equal(final.kv, state.kv)
+    assert torch.equal(final.z, state.z)
+
+
+@pytest.mark.parametrize("cut", [1, 32, 40, 64])
+def test_split_and_resumed_equals_whole(place: Place, cut: int) -> None:
+    q, k, v, state = inputs(place, 65, K=32, V=24)
+    whole, final = triton_linear_attention(q, k, v, state, feature_map="elu")
+    first, between = triton_linear_attention(
+        q[:, :cut], k[:, :cut], v[:, :cut], state, feature_map="elu"
+    )
+    second, resumed = triton_linear_attention(
+        q[:, cut:], k[:, cut:], v[:, cut:], between, feature_map="elu"
+    )
+    assert_close(torch.cat([first, second], 1), whole)
+    assert_close(resumed.kv, final.kv)
+    assert_close(resumed.z, final.z)
+
+
+def in_nan(x: Tensor) -> Tensor:
+    """Give the same values as a strided view into a larger buffer of NaN."""
+    B, T, H, X = x.shape
+    around = x.new_full((B + 2, H + 2, T + 2, X + 16), torch.nan).transpose(1, 2)
+    view = around[1:-1, 1:-1, 1:-1, 5 : 5 + X]
+    return view.copy_(x)
+
+
+@pytest.mark.parametrize(("T", "K", "V"), [(33, 20, 24), (1, 16, 16), (64, 32, 17)])
+def test_nothing_is_read_beside_the_inputs(place: Place, T: int, K: int, V: int) -> None:
+    """Views of any strides, NaN around them, give what copies give, gradients too."""
+    q, k, v, state = inputs(place, T, K=K, V=V)
+    results = []
+    for views in ((q, k, v), tuple(in_nan(x) for x in (q, k, v))):
+        x = [view.detach().requires_grad_() for view in views]
+        o, final = triton_linear_attention(x[0], x[1], x[2], state, feature_map="elu")
+        weight = torch.ones(o.shape[-1], device=o.device).expand(o.shape)  # a stride of 0
+        gradients = torch.autograd.grad([o, final.kv], x, [weight.to(o.dtype), final.kv])
+        results.append((o, *final, *gradients))
+    for copied, strided in zip(*results, strict=True):
+        assert torch.equal(copied, strided)
+
+
+@pytest.mark.parametrize(("T", "K", "V"), [(33, 20, 24), (1, 16, 16), (64, 32, 17)])
+def test_outputs_are_written_whole_and_nothing_else(
+    place: Place, T: int, K: int, V: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every buffer that the kernels are given starts as NaN and has guards at both ends."""
+    guard, mark = 1024, 12345.0
+    buffers: list[tuple[Tensor, int]] = []
+
+    def guarded(x: Tensor, *shape: Any, **options: Any) -> Tensor:
+        if sys._getframe(1).f_globals["__name__"] != triton_attention.__name__:
+            return plain(x, *shape, **options)
+        sizes = torch.Size(shape[0] if isinstance(shape[0], Sequence) else shape)
+        buffer = x.new_full((sizes.numel() + 2 * guard,), mark)
+        buffers.append((buffer, sizes.numel()))
+        inner = buffer[guard : guard + sizes.numel()]
+        return inner.fill_(torch.nan).view(sizes)
+
+    plain = torch.Tensor.new_empty
+    monkeypatch.setattr(torch.Tensor, "new_empty", guarded)
+    q, k, v, state = inputs(place, T, K=K, V=V)
+    x = leaves((q, k, v, *state))
+    o, final = triton_linear_attention(x[0], x[1], x[2], AttentionState(x[3], x[4]), 1e-6, "elu")
+    torch.autograd.grad([o, *final], x, [o, *final])
+    monkeypatch.undo()
+    assert len(buffers) == 2 + 4 + 3 * 4  # outputs, gradients, and three sums of states
+    for buffer, size in buffers:
+        assert not buffer[guard : guard + size].isnan().any()
+        assert (buffer[:guard] == buffer.new_tensor(mark)).all()
+        assert (buffer[guard + size :] == buffer.new_tensor(mark)).all()
+
+
+def test_a_nan_is_not_lost(place: Place) -> None:
+    for which in range(3):
+        q, k, v, state = inputs(place, 34)
+        (q, k, v)[which][0, 33, 1, 3] = torch.nan
+        o, final = triton_linear_attention(q, k, v, state, feature_map="elu")
+        assert o[0, 33, 1].isnan().any()
+        assert not o[0, :32].isnan().any()
+        assert final.kv[0, 1].isnan().any() == (which > 0)
+
+
+def test_a_key_of_minus_infinity_leaves_no_trace(place: Place) -> None:
+    """What a network's prefill does with positions past a row's length."""
+    q, k, v, state = inputs(place, 50)
+    keep = torch.arange(50, device=q.device) < 33
+    x = leaves((q, k, v))
+    masked = x[1].masked_fill(~keep[:, None, None], -torch.inf)
+    _, final = triton_linear_attention(x[0], masked, x[2], state, feature_map="elu")
+    _, expected = triton_linear_attention(q[:, :33], k[:, :33], v[:, :33], state, 1e-6, "elu")
+    assert_close(final.kv, expected.kv)
+    assert_close(final.z, expected.z)
+    gradients = torch.autograd.grad(final.kv.sum() + final.z.sum(), x[1:])
+    for gradient in gradients:
+        assert gradient[:, :33].abs().amin(dim=(0, 2)).max() > 0
+        assert (gradient[:, 33:] == 0).all()
+
+
+def test_an_image_does_not_depend_on_its_neighbours(place: Place) -> None:
+    q, k, v, state = inputs(place, 65, B=3)
+    x = leaves((q, k, v))
+    together, final = triton_linear_attention(x[0], x[1], x[2], state, feature_map="elu")
+    gradients = torch.autograd.grad([together, final.kv], x, [together, final.kv])
+    for b in range(3):
+        y = leaves([tensor[b : b + 1] for tensor in (q, k, v)])
+        mine = AttentionState(state.kv[b : b + 1], state.z[b : b + 1])
+        alone, end = triton_linear_attention(y[0], y[1], y[2], mine, feature_map="elu")
+        assert torch.equal(alone[0], together[b])
+        assert torch.equal(end.kv[0], final.kv[b])
+        for one, every in zip(
+            torch.autograd.grad([alone, end.kv], y, [alone, end.kv]), gradients, strict=True
+        ):
+            assert torch.equal(one[0], every[b])
+
+
+def test_causal(place: Place) -> None:
+    q, k, v, _ = inputs(place, 65)
+    before, _ = triton_linear_attention(q, k, v, feature_map="elu")
+    k[:, 40] += 1
+    v[:, 40] -= 1
+    after, _ = triton_linear_attention(q, k, v, feature_map="elu")
+    assert torch.equal(after[:, :40], before[:, :40])
+    assert not torch.allclose(after[:, 40], before[:, 40])
+
+
+def test_a_second_derivative_is_refused_rather_than_wrong(place: Place) -> None:
+    q, k, v = leaves(inputs(place, 4)[:3])
+    o, _ = triton_linear_attention(q, k, v, feature_map="elu")
+    (first,) = torch.autograd.grad(o.square().sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="linear_attention_backward"):
+        first.sum().backward()  # type: ignore[no-untyped-call]
+
+
+def test_wrong_inputs_are_refused(place: Place) -> None:
+    q, k, v, state = inputs(place, 4)
+    with pytest.raises(ValueError, match="q and k must both be"):
+        triton_linear_attention(q, k[:, 1:], v, state)
+    with pytest.raises(ValueError, match="feature map"):
+        triton_linear_attention(q, k, v, state, feature_map="relu")  # type: ignore[arg-type]
+
+
+def use_triton(monkeypatch: pytest.MonkeyPatch, place: Place) -> list[int]:
+    """Count the kernels' runs; in the interpreter, send CPU tensors there as if on a device."""
+    runs: list[int] = []
+
+    def counted(*arguments: object) -> object:
+        runs.append(1)
+        return plain(*arguments)
+
+    plain: Callable[..., object] = triton_linear_attention
+    monkeypatch.setattr(triton_attention, "triton_linear_attention", counted)
+    if place.device == "cpu":
+        monkeypatch.setattr(dispatch, "uses_triton", lambda q, v, chunk: True)
+    return runs
+
+
+def test_the_dispatch(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v, _ = inputs(place, 5)
+    on_device = place.device == "cuda"
+    assert uses_triton(q, v) == on_device
+    assert not uses_triton(q.double(), v.double())
+    assert not uses_triton(q, v, chunk=16)
+    assert not uses_triton(q[..., :15], v)
+    assert not uses_triton(q, v.repeat(1, 1, 1, 9))
+    expected, _ = naive_linear_attention(q.double(), k.double(), v.double(), feature_map="elu")
+    runs = use_triton(monkeypatch, place)
+    o, _ = linear_attention(q, k, v, feature_map="elu")
+    assert len(runs) == 1
+    assert_close(o.double(), expected, o.dtype)
+
+
+def test_a_network_trains_and_prefills_on_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    config: ModelConfig = tiny_config(d_model=48, n_heads=3)
+    network = LinearTransformer(config).to(place.device, place.dtype)
+    canvas = random_canvas(config, 3).to(place.device)
+    lengths = torch.tensor([7, 20, 1], device=place.device)
+    double = LinearTransformer(config).to(place.device, torch.float64)
+    double.load_state_dict(network.state_dict())
+    double.bits(canvas).mean().backward()  # type: ignore[no-untyped-call]
+    with torch.no_grad():
+        expected, _ = double.prefill(canvas, lengths)
+    runs = use_triton(monkeypatch, place)
+    network.bits(canvas).mean().backward()  # type: ignore[no-untyped-call]
+    assert len(runs) == config.n_layers
+    with torch.no_grad():
+        state, _ = network.prefill(canvas, lengths)
+    assert len(runs) == 2 * config.n_layers
+    assert_close(state.kv.double(), expected.kv, place.dtype)
+    for mine, theirs in zip(network.parameters(), double.parameters(), strict=True):
+        assert mine.grad is not None
+        assert theirs.grad is not None
+        assert_close(mine.grad.double(), theirs.grad, place.dtype)
+
+
+def test_torch_compile_keeps_one_graph(place: Place) -> None:
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        o, final = triton_linear_attention(q * 2, k, v, feature_map="elu")
+        return o.sum() + final.kv.square().sum()
+
+    backend = "inductor" if place.device == "cuda" else "aot_eager"
+    compiled = torch.compile(attend, fullgraph=True, backend=backend)
+    x, y = leaves(inputs(place, 33)[:3]), leaves(inputs(place, 33)[:3])
+    assert_close(compiled(*x), attend(*y))
+    for one, other in zip(
+        torch.autograd.grad(compiled(*x), x), torch.autograd.grad(attend(*y), y), strict=True
+    ):
+        assert_close(one, other)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(INTERPRETED, reason="too many programs for the interpreter")
+def test_more_programs_than_a_grid_axis_but_the_first_holds() -> None:
+    q, k, v, state = inputs(Place("cuda", torch.float32), 1, B=70_000, H=1)
+    o, final = triton_linear_attention(q, k, v, state, feature_map="elu")
+    expected, end = naive_linear_attention(q, k, v, state, feature_map="elu")
+    assert_close(o, expected)
+    assert_close(final.kv, end.kv)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(INTERPRETED, reason="needs tens of gigabytes")
+def test_more_elements_than_32_bits_count() -> None:
+    """The last image of 2,100 whose outputs are 2.2 billion numbers is what it is alone."""
+    q, k, v, _ = inputs(Place("cuda", torch.bfloat16), 1024, B=1, H=8, K=16, V=128)
+    many = [x.expand(2100, -1, -1, -1) for x in (q, k, v)]
+    o, final = triton_linear_attention(many[0], many[1], many[2], feature_map="elu")
+    assert o.numel() > 2**31
+    alone, end = triton_linear_attention(q, k, v, feature_map="elu")
+    assert torch.equal(o[-1], alone[0])
+    assert torch.equal(final.kv[-1], end.kv[0])
