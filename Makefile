@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: serve test lint bench docker clean
+.PHONY: serve test lint gate bench docker clean
 
 serve: $(READY)  ## serve the shipped models on http://127.0.0.1:8000
 	$(BIN)/scanline serve
@@ -16,6 +16,9 @@ lint: $(READY)  ## the gates: ruff and mypy, both strict
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+gate: $(READY)  ## compile every Triton kernel for sm_80, sm_90 and sm_100: minutes, and no GPU
+	$(BIN)/python -m kernels.compile_gate
 
 bench: $(READY)  ## time every decoder that runs here
 	$(BIN)/scanline bench

@@ -210,7 +210,7 @@ def triton_linear_attention(
 
 
 def variants() -> list[Variant]:
-    """List the kernels as launched: each head size and dtype with φ; without it, and unaligned."""
+    """List what is launched: the usual head sizes and dtypes, features given, an odd head."""
     cases = [(dtype, size, True) for dtype in ("fp32", "bf16") for size in (16, 32, 64, 128)]
     cases += [("fp16", 32, True), ("fp32", 32, False), ("fp32", 20, True), ("bf16", 20, True)]
     launches: list[tuple[Any, dict[str, object]]] = [
@@ -223,9 +223,9 @@ def variants() -> list[Variant]:
     for dtype, size, elu in cases:
         for kernel, extra in launches:
             constants = _constants(size, size, elu) | extra
-            name = f"{kernel.__name__} {dtype} {size}"
-            name += " reverse" if extra.get("REVERSE") else ""
-            name += "" if elu else " no φ"
+            name = f"{kernel.__name__}/{dtype}/{size}"
+            name += "/reverse" if extra.get("REVERSE") else ""
+            name += "" if elu else "/features given"
             types = {
                 argument: _type(argument, dtype, size)
                 for argument in kernel.arg_names

@@ -1,0 +1,157 @@
+"""The compile gate: what it passes is what is launched, and what it must not pass fails."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton")
+if triton.knobs.runtime.interpret:
+    pytest.skip("TRITON_INTERPRET is set: nothing is compiled", allow_module_level=True)
+
+from triton.backends.compiler import BaseBackend  # noqa: E402
+from triton.runtime.jit import native_specialize_impl  # noqa: E402
+
+from kernels import compile_gate, triton_attention, triton_decode  # noqa: E402
+from kernels.compile_gate import compile_all, compile_variant, main, source  # noqa: E402
+from kernels.linear_attention import elu_feature_map  # noqa: E402
+from kernels.variants import Variant  # noqa: E402
+from tests.conftest import ROOT  # noqa: E402
+
+VARIANTS = {variant.name: variant for variant in triton_attention.variants()}
+SMALL = VARIANTS["backward_k_kernel/fp32/16"]
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+
+
+def test_one_variant_of_every_kernel_compiles() -> None:
+    """What CI can wait for; ``make gate`` compiles the rest, and for every architecture."""
+    match = r"_kernel/bf16/32|mnist-paper/bf16/(embed|0.state|0.qkv|0.out|norm|sample)"
+    command = [sys.executable, "-m", "kernels.compile_gate", "--arch", "90", "--match", match]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    everything = [*VARIANTS.values(), *triton_decode.variants()]
+    for kernel in {variant.kernel.__name__ for variant in everything}:
+        assert re.search(rf"^{kernel}/.* 90 +\d+ +\d+ +0 +\d+\.\d$", ran.stdout, re.M), kernel
+    assert re.search(r"\d+ of \d+ variants for sm_90, .*: all compile, none spills", ran.stdout)
+
+
+def test_names_are_unique() -> None:
+    everything = [*triton_attention.variants(), *triton_decode.variants()]
+    assert len({variant.name for variant in everything}) == len(everything)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size", "elu"),
+    [
+        (torch.float32, 16, True), (torch.float32, 20, True), (torch.float32, 32, False),
+        (torch.bfloat16, 20, True), (torch.bfloat16, 32, True), (torch.bfloat16, 128, True),
+        (torch.float16, 32, True),
+    ],
+)  # fmt: skip
+def test_what_is_launched_is_what_the_gate_compiles(
+    dtype: torch.dtype, size: int, elu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Types, alignment, constants and options of every launch, as Triton would read them."""
+    kind = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
+    expected = {
+        variant.name: variant
+        for variant in VARIANTS.values()
+        if f"/{kind}/{size}" in variant.name and variant.constants["ELU"] == elu
+    }
+    launched: dict[str, Variant] = {}
+
+    class Kernel:
+        """Stands for a kernel: reads its arguments as Triton's launcher does."""
+
+        def __init__(self, real: object) -> None:
+            self.real = real
+
+        def __getitem__(self, grid: tuple[int, int]) -> Kernel:
+            assert all(0 < programs < 2**31 for programs in grid)
+            return self
+
+        def __call__(self, *values: object, **options: object) -> None:
+            names = self.real.arg_names  # type: ignore[attr-defined]
+            warps, stages = options.pop("num_warps"), options.pop("num_stages")
+            constants, types = dict(options), {}
+            for name, value in zip(names, values, strict=False):
+                special = name not in ("T", "H")  # do_not_specialize
+                found, key = native_specialize_impl(BaseBackend, value, False, special, special)
+                if found == "constexpr":
+                    constants[name] = value
+                else:
+                    types[name] = found + (":16" if key == "D" else "")
+            assert isinstance(warps, int)
+            assert isinstance(stages, int)
+            reverse = "/reverse" if constants.get("REVERSE") else ""
+            name = f"{self.real.__name__}/{kind}/{size}{reverse}"  # type: ignore[attr-defined]
+            name += "" if constants["ELU"] else "/features given"
+            launched[name] = Variant(name, self.real, types, constants, warps, stages)
+
+    for kernel in {variant.kernel for variant in VARIANTS.values()}:
+        monkeypatch.setattr(triton_attention, kernel.__name__, Kernel(kernel))
+    # Three heads of 20: no stride of theirs is a multiple of 16.
+    shape = (2, 33, 3, size)
+    q, k, v = (elu_feature_map(torch.randn(shape)).to(dtype).requires_grad_() for _ in range(3))
+    o, _ = triton_attention.triton_linear_attention(q, k, v, None, 1e-6, "elu" if elu else None)
+    o.float().sum().backward()  # type: ignore[no-untyped-call]
+    assert len(launched) == 6
+    assert launched == expected
+
+
+def test_a_spill_fails() -> None:
+    wide = replace(
+        VARIANTS["forward_kernel/fp32/64"],
+        constants=VARIANTS["forward_kernel/fp32/64"].constants | {"BK": 64, "BV": 64},
+        num_warps=1,
+    )
+    usage = compile_variant(wide, 90)
+    assert usage.stack > 0
+    assert usage.error == "spills registers"
+
+
+def test_too_much_shared_memory_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert compile_variant(SMALL, 80).error is None
+    monkeypatch.setitem(compile_gate.SHARED_BYTES, 80, 1024)
+    assert "shared memory" in str(compile_variant(SMALL, 80).error)
+
+
+def test_a_variant_that_does_not_fit_its_kernel_fails() -> None:
+    constants = {name: value for name, value in SMALL.constants.items() if name != "PRECISION"}
+    with pytest.raises(ValueError, match="PRECISION"):
+        source(replace(SMALL, constants=constants))
+    with pytest.raises(ValueError, match="one given twice"):
+        source(replace(SMALL, signature=SMALL.signature | {"K": "i32"}))
+
+
+def test_one_failure_does_not_end_the_others() -> None:
+    broken = replace(SMALL, constants=SMALL.constants | {"BT": 33})  # no power of two
+    ended = {
+        id(variant): usage
+        for variant, _, usage, _ in compile_all([(broken, 90), (SMALL, 90)], 60, 2)
+    }
+    assert ended[id(SMALL)].error is None
+    assert ended[id(SMALL)].registers > 0
+    assert "power of 2" in str(ended[id(broken)].error)
+
+
+def test_what_takes_too_long_is_killed() -> None:
+    ((_, _, usage, _),) = compile_all([(SMALL, 90)], 0.0, 1)
+    assert usage.error == "takes longer than 0 s"
+
+
+def test_nothing_to_compile_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(["--match", "no such kernel"])
+    assert exit_.value.code == 2
+    assert "no variant's name matches" in capsys.readouterr().err

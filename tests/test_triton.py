@@ -1,0 +1,50 @@
+"""Run the tests of the Triton kernels in Triton's interpreter, in a process of their own.
+
+Triton reads ``TRITON_INTERPRET`` as each kernel is declared, so one process cannot both interpret
+and compile.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import ROOT
+
+
+FILES = sorted(path.name for path in (ROOT / "tests").glob("test_triton_*.py"))
+
+
+def test_there_are_files_to_run() -> None:
+    assert FILES
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.skipif("TRITON_INTERPRET" in os.environ, reason="this process interprets already")
+@pytest.mark.parametrize("file", FILES)
+def test_the_kernels_in_the_interpreter(file: str) -> None:
+    ran = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-m",
+            "not gpu",
+            "-p",
+            "no:cacheprovider",
+            f"tests/{file}",
+        ],
+        cwd=ROOT,
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert re.search(r"[1-9]\d* passed", ran.stdout), ran.stdout
+    assert "skipped" not in ran.stdout, ran.stdout
