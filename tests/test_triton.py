@@ -16,7 +16,6 @@ import pytest
 
 from tests.conftest import ROOT
 
-
 FILES = sorted(path.name for path in (ROOT / "tests").glob("test_triton_*.py"))
 
 
