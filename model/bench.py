@@ -90,6 +90,11 @@ def find_model(name: str) -> LinearTransformer:
     raise ValueError(f"there is no {name!r}; there are {', '.join([*shipped, *PRESETS])}")
 
 
+def find_models(names: Sequence[str]) -> dict[str, LinearTransformer]:
+    """Give these networks by name, the paper's and the shipped ones if none are named."""
+    return {name: find_model(name) for name in names or [*PAPER, *_shipped()]}
+
+
 def _shipped() -> dict[str, Path]:
     try:
         return find_checkpoints(SHIPPED)
@@ -148,8 +153,8 @@ def measure(draw: Callable[[int], object], pixels: int, seconds: float) -> tuple
 
 
 def time_backend(
-    name: str, model: LinearTransformer, backend: str, threads: int, seconds: float, repeats: int,
-    slots: int,
+    name: str, model: LinearTransformer, backend: str, threads: int | None, seconds: float,
+    repeats: int, slots: int,
 ) -> Timing:  # fmt: skip
     """Time a backend with all its slots busy; the median of ``repeats`` runs."""
     decoder = open_decoder(model, slots, backend, threads)
@@ -273,7 +278,7 @@ def run_bench(
     ``progress`` is told each line of the table as it is measured. Raises ``ValueError`` on an
     unknown model, and ``RuntimeError`` where a backend does not agree with the reference.
     """
-    networks = {name: find_model(name) for name in models or [*PAPER, *_shipped()]}
+    networks = find_models(models)
     threads = threads or native.usable_cores()
     torch.set_num_threads(threads)
     hardware: dict[str, Any] = {

@@ -37,7 +37,7 @@ def find_device() -> torch.device:
     """
     if triton.knobs.runtime.interpret:
         return torch.device("cpu")
-    if not torch.cuda.is_available():
+    if not torch.cuda.is_available() or torch.version.hip is not None:
         raise BackendError(
             "the triton backend needs an NVIDIA GPU and a CUDA build of PyTorch: install one "
             "(https://pytorch.org/get-started), or use the native backend"

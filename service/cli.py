@@ -311,6 +311,9 @@ def bench(
     ] = "all",
     slots: Annotated[list[int] | None, typer.Option(min=1, help="Images at once.")] = None,
     threads: Threads = None,
+    device: Annotated[
+        Literal["cpu", "cuda"], typer.Option(help="What to time; cuda is the triton backend.")
+    ] = "cpu",
     seconds: Annotated[float, typer.Option(min=0.01, help="Of one run.")] = 1.0,
     repeats: Annotated[int, typer.Option(min=1, help="Runs, of which the median counts.")] = 5,
     peer: Annotated[bool, typer.Option("--peer", help="Time fast-transformers too.")] = False,
@@ -319,6 +322,20 @@ def bench(
     ] = False,
 ) -> None:
     """Time every decoder that runs here, or the service; prints a table and one JSON line."""
+    if device == "cuda":
+        from model import bench_cuda
+
+        if http or peer or threads is not None or backend != "all":
+            raise ValueError("--http, --peer, --threads and --backend are not for --device cuda")
+        on_device = bench_cuda.run_bench(
+            models or [],
+            slots=slots or bench_cuda.SLOTS,
+            seconds=seconds,
+            repeats=repeats,
+            progress=typer.echo,
+        )
+        typer.echo(json.dumps(dataclasses.asdict(on_device)))
+        return
     if http:
         from service.bench import bench_service, table
 

@@ -18,9 +18,9 @@ from model.noise import image_noise
 from tests.conftest import assert_close, random_network, tiny_config
 from tests.test_network import FEW, few_variants
 
-BACKENDS = ("reference", "native")
+BACKENDS = ("reference", "native", "triton")
 # What bits may differ by from the network's own: the precision of the backend's weights.
-PRECISION = {"reference": torch.float32, "native": torch.bfloat16}
+PRECISION = {"reference": torch.float32, "native": torch.bfloat16, "triton": torch.bfloat16}
 
 GREY = tiny_config(classes=("cat", "dog"))
 RGB = tiny_config(channels=3, head="logistic_mixture", encoding="linear")

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import json
 import logging
-from dataclasses import replace
+import time
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -20,11 +22,15 @@ triton = pytest.importorskip("triton")
 
 from kernels.triton_decode import plan, variants  # noqa: E402
 from kernels.triton_sizes import COMPILED, allocate, allocate_weights, state_bytes  # noqa: E402
+from model import bench, bench_cuda  # noqa: E402
 from model.config import PRESETS, ModelConfig  # noqa: E402
 from model.decoder import BackendError, ReferenceDecoder, open_decoder  # noqa: E402
 from model.network import LinearTransformer  # noqa: E402
-from model.triton_decoder import TritonDecoder  # noqa: E402
+from model.noise import image_noise  # noqa: E402
+from model.triton_decoder import TritonDecoder, find_device  # noqa: E402
 from model.triton_weights import Precision, sizes_of  # noqa: E402
+from service.engine import Engine, Limits  # noqa: E402
+from service.generation import Request  # noqa: E402
 from tests.conftest import TOLERANCES, assert_close, random_network, tiny_config  # noqa: E402
 from tests.test_decoder import Inputs, blank, masked, network_of, put  # noqa: E402
 from tests.test_network import VARIANTS  # noqa: E402
@@ -60,18 +66,18 @@ ODD = {
     ),
     "RGB tables": tiny_config(height=2, width=2, channels=3, n_layers=1),
 }  # fmt: skip
-SMALL = tiny_config(height=2, width=3, n_layers=1, classes=("cat", "dog"))
+SMALL = tiny_config(height=2, width=2, n_layers=1, classes=("cat", "dog"))
 RGB = tiny_config(
-    height=1, width=2, n_layers=1, channels=3, order="subpixel", head="logistic_mixture",
-    norm="post",
+    height=1, width=2, n_layers=1, n_heads=1, channels=3, order="subpixel",
+    head="logistic_mixture", norm="post",
 )  # fmt: skip
 every_small = pytest.mark.parametrize("config", [SMALL, RGB], ids=["grey", "rgb"])
 
 
 def some(config: ModelConfig, count: int = 3, seed: int = 0) -> Inputs:
-    """Give images a few of whose pixels are known, one of them at temperature 0."""
+    """Give images a few of whose pixels are known, at several temperatures."""
     inputs = masked(config, count, seed)
-    inputs.temperature[:] = np.resize(np.array([0.0, 0.7, 1.3], np.float32), count)
+    inputs.temperature[:] = np.resize(np.array([0.7, 1.0, 1.3], np.float32), count)
     return inputs
 
 
@@ -98,6 +104,7 @@ def exact(
 def check(config: ModelConfig, precision: Precision) -> None:
     """Draw three images pixel by pixel, and compare all that comes of it with the definition."""
     network, inputs = network_of(config), some(config)
+    inputs.temperature[0] = 0
     decoder = TritonDecoder(network, 3, precision=precision)
     put(decoder, [0, 1, 2], inputs)
     last = []  # the parameters of each pixel's last step
@@ -173,7 +180,7 @@ def test_it_draws_what_the_reference_draws() -> None:
 @every_small
 def test_extreme_numbers_stay_in_range(config: ModelConfig, scale: float) -> None:
     """No temperature, uniform or weight, finite or not, leads outside an image."""
-    extremes = [0.0, 1e-45, 1e-9, 3e38, np.inf, np.nan]
+    extremes = [0.0, 1e-45, 3e38, np.inf, np.nan]
     network, inputs = network_of(config), blank(config, len(extremes))
     with torch.no_grad():
         for parameter in network.head.parameters():
@@ -182,9 +189,9 @@ def test_extreme_numbers_stay_in_range(config: ModelConfig, scale: float) -> Non
     inputs.noise[:] = np.resize(np.array([0, 1, np.nan, 2], np.float32), inputs.noise.shape)
     decoder = TritonDecoder(network, len(extremes))
     put(decoder, list(range(len(extremes))), inputs)
-    decoder.step(slots_of(decoder), 2)
-    assert decoder.positions.tolist() == [2] * len(extremes)
-    assert (decoder.canvas[:, 2:] == 0).all()
+    decoder.step(slots_of(decoder), 1)
+    assert decoder.positions.tolist() == [1] * len(extremes)
+    assert (decoder.canvas[:, 1:] == 0).all()
 
 
 # The same bytes, however they are computed.
@@ -249,7 +256,7 @@ def test_other_slots_are_not_read_and_not_written(config: ModelConfig) -> None:
 @every_small
 def test_the_same_bytes_among_others(config: ModelConfig) -> None:
     """Images arrive at random, in any slot of which some were left half-way, and leave."""
-    count, width = 4, 3
+    count, width = 3, 2
     network, inputs = network_of(config), some(config, count, seed=3)
     expected = []
     alone = TritonDecoder(network, 1)
@@ -259,7 +266,7 @@ def test_the_same_bytes_among_others(config: ModelConfig) -> None:
         expected.append((alone.canvas.tobytes(), alone.bits.tobytes(), alone.kv.tobytes()))
     generator = np.random.default_rng(0)
     decoder = TritonDecoder(network, width)
-    put(decoder, [0, 1], inputs.rows([3, 2]))
+    put(decoder, [0, 1], inputs.rows([2, 1]))
     decoder.step([1, 0], 1)  # cancelled after one pixel
     waiting, running = list(range(count)), dict[int, int]()
     while waiting or running:
@@ -274,6 +281,37 @@ def test_the_same_bytes_among_others(config: ModelConfig) -> None:
         for slot in [s for s in running if decoder.positions[s] == config.pixels]:
             mine = (decoder.canvas[slot], decoder.bits[slot], decoder.kv[slot])
             assert tuple(x.tobytes() for x in mine) == expected[running.pop(slot)]
+
+
+def test_the_engine_draws_with_it() -> None:
+    """Three images, one of them begun by the caller, in two slots: the bytes are those alone."""
+    network = network_of(SMALL)
+    known = np.arange(SMALL.pixels) < 2
+    canvas = np.full((SMALL.pixels, 1), 99, np.uint8)
+    requests = [Request(n=2, seed=7, label=1), Request(n=1, seed=3, canvas=canvas, known=known)]
+    engine = Engine("tiny", TritonDecoder(network, 2), Limits())
+    engine.start()
+    try:
+        generations = [engine.submit(request) for request in requests]
+        for generation in generations:
+            with engine.reading(generation):
+                while not generation.finished:
+                    time.sleep(0.01)
+    finally:
+        engine.close(drain=0)
+    alone = TritonDecoder(network, 1)
+    for generation, request in zip(generations, requests, strict=True):
+        assert generation.error is None
+        for image in generation.images:
+            noise = image_noise(image.seed, SMALL.pixels, SMALL.draws)
+            none = np.zeros(SMALL.pixels, np.bool_)
+            given = Inputs(
+                canvas[None], (none if request.known is None else known)[None], noise[None],
+                np.ones(1, np.float32), np.array([request.label], np.int32),
+            )  # fmt: skip
+            put(alone, [0], given)
+            alone.step([0], SMALL.pixels)
+            assert np.array_equal(image.read(0, SMALL.pixels), alone.canvas[0])
 
 
 # Input that makes no sense, and what is missing.
@@ -364,6 +402,48 @@ def test_bytes_of_a_step_are_counted() -> None:
     four = 4 * 33 * 32 + 33 * 32 + 3 * 64 + 6 * 64
     assert state_bytes(replace(one, delay=4)) == 4 * four / 4
     assert 3.35e12 / (state_bytes(COMPILED["mnist-paper"]) * 784) == pytest.approx(11_401, abs=1)
+
+
+# The benchmark.
+
+
+def test_the_benchmark_measures_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it, on a tiny network and under the interpreter if need be."""
+    config = tiny_config(height=1, width=2, n_layers=1, classes=("cat", "dog"))
+    network, device = network_of(config), find_device()
+    monkeypatch.setattr(bench, "find_models", lambda names: {"tiny": network})
+    monkeypatch.setattr(bench_cuda, "find_device", lambda: device)
+    monkeypatch.setattr(bench_cuda, "COPY_BYTES", 1 << 16)
+    monkeypatch.setattr(bench_cuda, "TRAINING_IMAGES", {"tiny": 2})
+    report = bench_cuda.run_bench(
+        slots=[1, 2], seconds=0.01, repeats=1, progress=(lines := list[str]()).append
+    )
+    assert [(t.backend, t.slots) for t in report.timings] == [("triton", 1), ("triton", 2)]
+    assert all(t.images_a_second > 0 and t.gbytes_a_second > 0 for t in report.timings)
+    assert report.peaks["copy"] > 0
+    assert [(t.model, t.images) for t in report.training] == [("tiny", 2)]
+    assert report.training[0].pixels_a_second > 0
+    assert any("MB a step; a copy of as many bytes takes" in line for line in lines)
+    json.dumps(asdict(report))
+
+
+def test_the_benchmark_trains_nothing_that_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = network_of(SMALL)
+    learn = bench_cuda._learn
+
+    def wrong(model: LinearTransformer, canvas: torch.Tensor, bf16: bool = True) -> torch.Tensor:
+        return learn(model, 255 - canvas if bf16 else canvas, bf16)
+
+    bench_cuda.check_training("tiny", network)
+    monkeypatch.setattr(bench_cuda, "_learn", wrong)
+    with pytest.raises(RuntimeError, match=r"tiny in bf16: .* from the reference: not timed"):
+        bench_cuda.check_training("tiny", network)
+
+
+def test_the_benchmark_needs_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(BackendError, match="there is no CUDA device to time here"):
+        bench_cuda.run_bench(["mnist-paper"])
 
 
 # On a device.
