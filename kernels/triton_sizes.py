@@ -170,6 +170,9 @@ COMPILED: dict[str, Sizes] = {
     "cifar10": Sizes(
         pixels=1024, channels=3, places=51, outputs=100, draws=4, categorical=False, **_OURS
     ),
+    "heads of 64": Sizes(
+        pixels=784, places=17, outputs=256, draws=1, categorical=True, **_OURS | {"heads": 2}
+    ),
     "categorical RGB": Sizes(
         pixels=1024, channels=3, places=51, outputs=768, draws=3, categorical=True, **_OURS
     ),

@@ -88,6 +88,8 @@ def state_kernel(
     b_z += b_k
     denominator = tl.sum(b_q * b_z, 0) + EPS
     if turn == DELAY - 1:
+        # Threads may share an element: all have read it before one of them writes it.
+        tl.debug_barrier()
         tl.store(p_z + i_sh * K + o_k, b_z, mask=m_k)
     else:
         tl.store(p_wait + 2 * turn * K + o_k, b_k, mask=m_k)
@@ -106,6 +108,7 @@ def state_kernel(
         b_o = tl.sum(b_q[:, None] * b_s, 0) / denominator
         tl.store(p_o + (i_b * H + i_h) * K + i_v + o_v, b_o.to(p_o.dtype.element_ty), mask=m_v)
         if turn == DELAY - 1:
+            tl.debug_barrier()
             tl.store(p_kv + o_s, b_s, mask=m_s)
         else:
             tl.store(p_wait + (2 * turn + 1) * K + i_v + o_v, b_v, mask=m_v)
