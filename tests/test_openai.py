@@ -43,9 +43,14 @@ def server() -> Iterator[tuple[Scanline, str]]:
         yield scanline, url
 
 
+def stock(url: str, key: str = "x") -> openai.OpenAI:
+    """Give the stock client, to be closed after use, that does not try again by itself."""
+    return openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0)
+
+
 @pytest.fixture
 def client(server: tuple[Scanline, str]) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server[1]}/v1", api_key="none", max_retries=0) as opened:
+    with stock(server[1]) as opened:
         yield opened
 
 
@@ -343,8 +348,7 @@ def test_leaving_a_stream_frees_its_slots(server: tuple[Scanline, str]) -> None:
     decoder, hold = FakeDecoder(GREY, 2), threading.Event()
     decoder.before_step = lambda slots: (hold.wait(), None)[1] if decoder.steps[2:] else None
     scanline, app = build(decoders={"grey": decoder})
-    with listening(app, lambda: scanline.ready) as url:
-        client = openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0)
+    with listening(app, lambda: scanline.ready) as url, stock(url) as client:
         stream = client.images.generate(prompt="", n=2, stream=True, partial_images=3)
         stream.close()
         hold.set()
@@ -359,8 +363,7 @@ def test_an_error_in_a_stream_is_raised(server: tuple[Scanline, str]) -> None:
 
     decoder.before_step = fail
     scanline, app = build(decoders={"grey": decoder})
-    with listening(app, lambda: scanline.ready) as url:
-        client = openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0)
+    with listening(app, lambda: scanline.ready) as url, stock(url) as client:
         with pytest.raises(openai.APIError, match="drawing failed"):
             list(client.images.generate(prompt="", stream=True))
         with pytest.raises(openai.InternalServerError, match="drawing failed"):
@@ -389,14 +392,12 @@ def test_a_full_queue_is_429_and_the_client_tries_again() -> None:
         until(lambda: scanline.models["grey"].engine.slots_in_use == 1)
         others[1].start()
         until(lambda: scanline.models["grey"].engine.waiting == 1)
-        with pytest.raises(openai.RateLimitError) as full:
-            openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0).images.generate(
-                prompt=""
-            )
+        with stock(url) as client, pytest.raises(openai.RateLimitError) as full:
+            client.images.generate(prompt="")
         assert (full.value.code, full.value.type) == ("queue_full", "rate_limit_error")
         assert int(full.value.response.headers["retry-after"]) >= 1
-        with openai.DefaultHttpxClient(event_hooks={"response": [release]}) as http:
-            client = openai.OpenAI(base_url=f"{url}/v1", api_key="x", http_client=http)
+        http = openai.DefaultHttpxClient(event_hooks={"response": [release]})
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="x", http_client=http) as client:
             assert client.images.generate(prompt="").data
         for other in others:
             other.join()
@@ -406,10 +407,10 @@ def test_a_full_queue_is_429_and_the_client_tries_again() -> None:
 def test_the_key_is_wanted() -> None:
     scanline, app = build({"api_key": "secret"}, {"grey": FakeDecoder(GREY, 2)})
     with listening(app, lambda: scanline.ready) as url:
-        with pytest.raises(openai.AuthenticationError):
-            openai.OpenAI(base_url=f"{url}/v1", api_key="wrong").images.generate(prompt="")
-        good = openai.OpenAI(base_url=f"{url}/v1", api_key="secret")
-        assert good.images.generate(prompt="").data
+        with stock(url, "wrong") as client, pytest.raises(openai.AuthenticationError):
+            client.images.generate(prompt="")
+        with stock(url, "secret") as client:
+            assert client.images.generate(prompt="").data
 
 
 async def _draw_beside(url: str) -> list[str]:
