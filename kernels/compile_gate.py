@@ -65,7 +65,9 @@ def source(variant: Variant) -> ASTSource:
 
 def compile_variant(variant: Variant, arch: int) -> Usage:
     """Compile one variant in this process for ``sm_<arch>`` and read what it takes."""
-    options = {"num_warps": variant.num_warps, "num_stages": variant.num_stages}
+    options = {
+        name: getattr(variant, name) for name in ("num_warps", "num_stages", "maxnreg")
+    }  # None is Triton's own default
     compiled = triton.compile(source(variant), target=GPUTarget("cuda", arch, 32), options=options)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])

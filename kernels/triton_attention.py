@@ -39,7 +39,7 @@ from kernels.triton_chunks import (
 )
 from kernels.variants import Variant
 
-NUM_WARPS, NUM_STAGES = 2, 2
+NUM_WARPS, NUM_STAGES, MAX_REGISTERS = 2, 2, 255
 _FLOAT32 = {  # pointers to float32 whatever the inputs' dtype
     "denominator", "grad_denominator", "kv", "z", "initial_kv", "initial_z", "final_kv", "final_z",
 }  # fmt: skip
@@ -49,14 +49,27 @@ def _tile(size: int) -> int:
     return 16 if size <= 16 else 32
 
 
-def _constants(K: int, V: int, elu: bool) -> dict[str, object]:
-    tiles = {"K": K, "V": V, "BT": CHUNK, "BK": _tile(K), "BV": _tile(V)}
-    return tiles | {"ELU": elu, "PRECISION": "tf32x3"}
+def _step(size: int) -> int:
+    """Give how much of a head is summed over at once: more than this, in a loop, would spill."""
+    return 32 if size == 32 else 16
+
+
+def _constants(kernel: Any, K: int, V: int, elu: bool) -> dict[str, object]:
+    over_k = kernel in (forward_kernel, backward_v_kernel)
+    over_v = kernel in (backward_q_kernel, backward_k_kernel)
+    return {
+        "K": K, "V": V, "BT": CHUNK,
+        "BK": _step(K) if over_k else _tile(K), "BV": _step(V) if over_v else _tile(V),
+        "ELU": elu, "PRECISION": "tf32x3",
+    }  # fmt: skip
 
 
 def _launch(kernel: Any, grid: tuple[int, int], *arguments: object, **constants: object) -> None:
     if grid[0] > 0:
-        kernel[grid](*arguments, **constants, num_warps=NUM_WARPS, num_stages=NUM_STAGES)
+        kernel[grid](
+            *arguments, **constants,
+            num_warps=NUM_WARPS, num_stages=NUM_STAGES, maxnreg=MAX_REGISTERS,
+        )  # fmt: skip
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -69,7 +82,7 @@ class _Sizes:
     def __init__(self, q: Tensor, v: Tensor, elu: bool) -> None:
         self.B, self.T, self.H, self.K = q.shape
         self.V = v.shape[3]
-        self.constants = _constants(self.K, self.V, elu)
+        self.elu = elu
         self.chunks = triton.cdiv(self.T, CHUNK)
         self.tiles_k = triton.cdiv(self.K, _tile(self.K))
         self.tiles_v = triton.cdiv(self.V, _tile(self.V))
@@ -88,13 +101,14 @@ class _Sizes:
             states_kernel, (self.B * self.H, self.tiles_k * self.tiles_v),
             k, v, *(weights or (None, None)), kv, z, chunk_kv, chunk_z, final_kv, final_z,
             *k.stride()[:3], *v.stride()[:3], self.T, self.H,
-            **self.constants, REVERSE=weights is not None,
+            **_constants(states_kernel, self.K, self.V, self.elu), REVERSE=weights is not None,
         )  # fmt: skip
         return chunk_kv, chunk_z, final_kv, final_z
 
     def outputs(self, kernel: Any, tiles: int, *arguments: object) -> None:
         """Launch one of the kernels that take every chunk on its own."""
-        _launch(kernel, (self.B * self.H * self.chunks, tiles), *arguments, **self.constants)
+        constants = _constants(kernel, self.K, self.V, self.elu)
+        _launch(kernel, (self.B * self.H * self.chunks, tiles), *arguments, **constants)
 
 
 @torch.library.custom_op("scanline::linear_attention", mutates_args=())
@@ -222,7 +236,7 @@ def variants() -> list[Variant]:
     found = []
     for dtype, size, elu in cases:
         for kernel, extra in launches:
-            constants = _constants(size, size, elu) | extra
+            constants = _constants(kernel, size, size, elu) | extra
             name = f"{kernel.__name__}/{dtype}/{size}"
             name += "/reverse" if extra.get("REVERSE") else ""
             name += "" if elu else "/features given"
@@ -231,7 +245,8 @@ def variants() -> list[Variant]:
                 for argument in kernel.arg_names
                 if argument not in constants
             }
-            found.append(Variant(name, kernel, types, constants, NUM_WARPS, NUM_STAGES))
+            options = (NUM_WARPS, NUM_STAGES, MAX_REGISTERS)
+            found.append(Variant(name, kernel, types, constants, *options))
     return found
 
 

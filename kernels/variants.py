@@ -13,7 +13,8 @@ class Variant:
     ``signature`` gives the type of every argument that is not in ``constants``: ``*fp32``, ``i64``,
     …, with ``:16`` behind it where the launched value is a multiple of 16 (``*bf16:16``), on which
     Triton specialises. ``constants`` holds the constexprs, pointers that are None, and integers
-    that are 1.
+    that are 1. ``maxnreg`` bounds the registers a thread; without it the compiler may spill a few
+    to fit one more block on a multiprocessor.
     """
 
     name: str
@@ -22,3 +23,4 @@ class Variant:
     constants: dict[str, object]
     num_warps: int
     num_stages: int
+    maxnreg: int | None = None

@@ -82,7 +82,7 @@ def test_what_is_launched_is_what_the_gate_compiles(
 
         def __call__(self, *values: object, **options: object) -> None:
             names = self.real.arg_names  # type: ignore[attr-defined]
-            warps, stages = options.pop("num_warps"), options.pop("num_stages")
+            launch = {name: options.pop(name) for name in ("num_warps", "num_stages", "maxnreg")}
             constants, types = dict(options), {}
             for name, value in zip(names, values, strict=False):
                 special = name not in ("T", "H")  # do_not_specialize
@@ -91,12 +91,10 @@ def test_what_is_launched_is_what_the_gate_compiles(
                     constants[name] = value
                 else:
                     types[name] = found + (":16" if key == "D" else "")
-            assert isinstance(warps, int)
-            assert isinstance(stages, int)
             reverse = "/reverse" if constants.get("REVERSE") else ""
             name = f"{self.real.__name__}/{kind}/{size}{reverse}"  # type: ignore[attr-defined]
             name += "" if constants["ELU"] else "/features given"
-            launched[name] = Variant(name, self.real, types, constants, warps, stages)
+            launched[name] = Variant(name, self.real, types, constants, **launch)  # type: ignore[arg-type]
 
     for kernel in {variant.kernel for variant in VARIANTS.values()}:
         monkeypatch.setattr(triton_attention, kernel.__name__, Kernel(kernel))

@@ -18,8 +18,8 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from kernels import attention_bench, triton_attention
 from kernels import linear_attention as dispatch
-from kernels import triton_attention
 from kernels.linear_attention import (
     AttentionState,
     FeatureMap,
@@ -356,6 +356,19 @@ def test_torch_compile_keeps_one_graph(place: Place) -> None:
         torch.autograd.grad(compiled(*x), x), torch.autograd.grad(attend(*y), y), strict=True
     ):
         assert_close(one, other)
+
+
+def test_the_benchmark_times_what_it_has_checked(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = torch.device(place.device)
+    attention_bench.check(device)
+    line = attention_bench.row((1, 3, 1, 16), place.dtype, device, 1)
+    assert len(line.split()) == 2 + 5
+    monkeypatch.setattr(attention_bench, "naive_linear_attention", linear_attention)
+    monkeypatch.setattr(attention_bench, "linear_attention", lambda q, k, v, **_: (2 * v, None))
+    with pytest.raises(ValueError, match="wrong by"):
+        attention_bench.check(device)
 
 
 @pytest.mark.gpu
