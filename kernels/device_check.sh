@@ -2,7 +2,8 @@
 # All that only a CUDA device can show, in under eight minutes: the tests marked gpu, how long the
 # attention takes beside its bytes, and how fast images are drawn and pixels trained on.
 #   kernels/device_check.sh [folder for full logs]
-# Needs a python3 with a CUDA build of PyTorch, Triton and pytest; installs nothing.
+# Needs a python3 ($PYTHON) with a CUDA build of PyTorch and what the package and its tests import,
+# pytest-timeout and typer among them; installs nothing.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
@@ -19,8 +20,10 @@ stage() {
     timeout "$seconds" "$@" >"$logs/$name.log" 2>&1 || code=$?
     [ "$code" -eq 0 ] || failed=1
     printf '%s: exit %d, %d s\n' "$name" "$code" "$((SECONDS - began))" >>"$table"
-    grep -E "$pattern" "$logs/$name.log" | tail -25 | cut -c1-150 | sed 's/^/    /' >>"$table"
-    [ "$code" -eq 0 ] || tail -15 "$logs/$name.log" | cut -c1-150 | sed 's/^/  ! /' >>"$table"
+    if [ "$code" -eq 0 ] || [ "$pattern" != . ]; then
+        grep -E "$pattern" "$logs/$name.log" | tail -25 | cut -c1-150 | sed 's/^/    /' >>"$table"
+    fi
+    [ "$code" -eq 0 ] || tail -5 "$logs/$name.log" | cut -c1-150 | sed 's/^/  ! /' >>"$table"
 }
 
 stage versions 60 '.' "$python" -c '
