@@ -126,9 +126,9 @@ class TritonDecoder(Decoder):
         """
         rows, counts = np.asarray(slots, np.int32), np.asarray(lengths, np.int32)
         some, counts = self._some(rows), counts[rows >= 0]
+        self._check_prefill(slots, lengths)
         if counts.size and not (counts.min() >= 0 and counts.max() <= self.config.pixels):
             raise ValueError("an image has no such number of pixels to prefill")
-        self._check_prefill(slots, lengths)
         done = 0
         for length in np.unique(counts).tolist():
             self.step(some[counts >= length], length - done)
