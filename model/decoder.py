@@ -69,10 +69,14 @@ class Decoder(ABC):
         ``canvas: [S, T, C]`` holds the given pixels and ``known: [S, T]`` says which they are:
         a known pixel is never redrawn, wherever it is. ``noise: [S, T, draws]`` uniforms in (0, 1),
         ``temperature: [S]`` ≥ 0, ``label: [S]`` a class or -1. Raises ``ValueError`` on a label
-        that the network does not have.
+        that the network does not have, and on noise or temperatures out of their range.
         """
         if label.size and not (label.min() >= NO_LABEL and label.max() < len(self.config.classes)):
             raise ValueError(f"labels must be -1 … {len(self.config.classes) - 1}")
+        if not ((noise > 0) & (noise < 1)).all():
+            raise ValueError("the noise must lie between 0 and 1, both excluded")
+        if not (np.isfinite(temperature) & (temperature >= 0)).all():
+            raise ValueError("temperatures must be 0 or more, and finite")
         for row, slot in enumerate(slots):
             if slot >= 0:
                 self.canvas[slot] = np.where(known[row][:, None], canvas[row], 0)
@@ -88,8 +92,8 @@ class Decoder(ABC):
     ) -> None:
         """Absorb each slot's leading known pixels, ``lengths`` of them, in one parallel pass.
 
-        The slots must have been reset and loaded. Raises ``ValueError`` where a pixel among the
-        first ``lengths`` is not known.
+        The slots must have been reset and loaded. Raises ``ValueError`` where a length is not 0
+        to T, or a pixel among the first ``lengths`` is not known.
         """
 
     @abstractmethod
@@ -100,7 +104,11 @@ class Decoder(ABC):
         self, slots: Sequence[int] | NDArray[np.int32], lengths: Sequence[int] | NDArray[np.int32]
     ) -> None:
         for slot, length in zip(slots, lengths, strict=True):
-            if slot >= 0 and not self.known[slot, :length].all():
+            if slot < 0:
+                continue
+            if not 0 <= length <= self.config.pixels:
+                raise ValueError(f"slot {slot}: an image has no first {length} pixels")
+            if not self.known[slot, :length].all():
                 raise ValueError(f"slot {slot}: not all of its first {length} pixels are known")
 
 

@@ -256,6 +256,33 @@ def test_prefill_of_unknown_pixels_is_refused(backend: str) -> None:
         assert np.array_equal(old, new)
 
 
+@pytest.mark.parametrize("length", [-1, GREY.pixels + 1])
+def test_prefill_of_no_such_length_is_refused(length: int, backend: str) -> None:
+    inputs = blank(GREY, 1)
+    inputs.known[:] = True
+    decoder = open_decoder(network_of(GREY), 1, backend)
+    put(decoder, [0], inputs)
+    with pytest.raises(ValueError, match=f"slot 0: an image has no first {length} pixels"):
+        decoder.prefill([0], [length])
+    assert decoder.positions.tolist() == [0]
+
+
+@pytest.mark.parametrize("noise", [0.0, 1.0, np.nan])
+def test_noise_out_of_its_range_is_refused(noise: float, backend: str) -> None:
+    decoder, inputs = open_decoder(network_of(GREY), 1, backend), blank(GREY, 1)
+    inputs.noise[0, 3] = noise
+    with pytest.raises(ValueError, match="the noise must lie between 0 and 1"):
+        put(decoder, [0], inputs)
+
+
+@pytest.mark.parametrize("temperature", [-0.5, np.inf, np.nan])
+def test_temperatures_out_of_their_range_are_refused(temperature: float, backend: str) -> None:
+    decoder, inputs = open_decoder(network_of(GREY), 1, backend), blank(GREY, 1)
+    inputs.temperature[0] = temperature
+    with pytest.raises(ValueError, match="temperatures must be 0 or more"):
+        put(decoder, [0], inputs)
+
+
 @pytest.mark.parametrize("label", [-2, 2, 100])
 def test_labels_the_network_lacks_are_refused(label: int, backend: str) -> None:
     decoder = open_decoder(network_of(GREY), 2, backend)

@@ -268,9 +268,9 @@ def test_wrong_slots_are_refused(slots: list[int]) -> None:
 @pytest.mark.parametrize("length", [-1, tiny_config().pixels + 1])
 def test_wrong_lengths_are_refused(length: int) -> None:
     decoder = NativeDecoder(TINY, 2)
-    decoder.known[:] = 1
+    slots, lengths = np.array([0, 1], np.int32), np.array([3, length], np.int32)
     with pytest.raises(ValueError, match="no such number of pixels"):
-        decoder.prefill([0, 1], [3, length])
+        decoder._native.prefill(slots, lengths)
     assert decoder.positions.tolist() == [0, 0]
 
 
@@ -304,11 +304,10 @@ def test_extreme_numbers_stay_in_range(config: ModelConfig, isa: str) -> None:
         with torch.no_grad():
             for parameter in network.head.parameters():
                 parameter.mul_(scale)
-        inputs = blank(config, count)
-        inputs.temperature[:] = extremes
-        inputs.noise[:, ::2] = np.array([0.0, 1.0, np.nan, 2.0])[np.arange(count) % 4, None, None]
         decoder = NativeDecoder(network, count, 2, isa=isa)
-        put(decoder, list(range(count)), inputs)
+        put(decoder, list(range(count)), blank(config, count))
+        decoder.temperature[:] = extremes  # past the door, where `load` refuses most of them
+        decoder.noise[:, ::2] = np.array([0.0, 1.0, np.nan, 2.0])[np.arange(count) % 4, None, None]
         decoder.step(np.arange(count, dtype=np.int32), config.pixels)
         assert (decoder.positions == config.pixels).all()
 
@@ -384,6 +383,7 @@ def test_no_compiler(
 ) -> None:
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(cache))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # or auto takes the device
     with pytest.raises(BackendError, match=r"no C\+\+ compiler: install g\+\+"):
         open_decoder(TINY, 1, "native")
     assert isinstance(open_decoder(TINY, 1), ReferenceDecoder)
