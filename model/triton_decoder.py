@@ -11,12 +11,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from subprocess import SubprocessError
 
 import numpy as np
 import torch
 import triton
 from numpy.typing import NDArray
 from torch import Tensor
+from triton.errors import TritonError
 
 from kernels import triton_decode
 from kernels.triton_sizes import DELAY, allocate, allocate_weights
@@ -91,8 +93,13 @@ class TritonDecoder(Decoder):
                 buffer.fill_(-1 if name == "slots" else 0)
             self._launches = triton_decode.plan(self._sizes, self._weights, self.buffers)
             self._upload(np.arange(max_slots, dtype=np.int32))
-            # Compile before anything is captured: a step of no slots.
-            triton_decode.run(self._launches, 1, 1, self._sizes.parts)
+            try:  # a step of no slots: nothing is compiled while a graph is captured
+                triton_decode.run(self._launches, 1, 1, self._sizes.parts)
+            except (RuntimeError, OSError, SubprocessError, TritonError) as error:
+                raise BackendError(
+                    f"the triton backend's kernels do not compile here ({error}); "
+                    "Triton wants a C compiler too: apt-get install gcc"
+                ) from error
 
     def reset(self, slots: Sequence[int] | NDArray[np.int32]) -> None:
         some = self._some(slots)
@@ -127,8 +134,6 @@ class TritonDecoder(Decoder):
         rows, counts = np.asarray(slots, np.int32), np.asarray(lengths, np.int32)
         some, counts = self._some(rows), counts[rows >= 0]
         self._check_prefill(slots, lengths)
-        if counts.size and not (counts.min() >= 0 and counts.max() <= self.config.pixels):
-            raise ValueError("an image has no such number of pixels to prefill")
         done = 0
         for length in np.unique(counts).tolist():
             self.step(some[counts >= length], length - done)

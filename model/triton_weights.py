@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kernels.triton_sizes import DELAY, Sizes
-from model.config import TABLE, VALUES, ModelConfig
+from model.config import NEIGHBOURS, TABLE, VALUES, ModelConfig
 from model.inputs import OUTSIDE, NeighbourhoodInput, sinusoidal_code
 from model.network import LinearTransformer
 
@@ -24,7 +24,7 @@ def sizes_of(
     """Describe a network to the kernels."""
     c = config
     halves = 2 if c.positions == "sinusoidal" else 1
-    places = 1 if c.input == "previous" else 17 * c.channels + c.steps_per_pixel - 1
+    places = 1 if c.input == "previous" else len(NEIGHBOURS) * c.channels + c.steps_per_pixel - 1
     return Sizes(
         pixels=c.pixels, parts=c.steps_per_pixel, channels=c.step_channels, places=places,
         code=c.d_model // halves, classes=len(c.classes), layers=c.n_layers, heads=c.n_heads,

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 triton = pytest.importorskip("triton")
 
+from kernels import triton_decode  # noqa: E402
 from kernels.triton_decode import plan, variants  # noqa: E402
 from kernels.triton_sizes import COMPILED, allocate, allocate_weights, state_bytes  # noqa: E402
 from model import bench, bench_cuda  # noqa: E402
@@ -331,7 +332,7 @@ def test_wrong_arguments_are_refused() -> None:
                 method(slots)
     decoder.known[:] = 1
     for length in (-1, SMALL.pixels + 1):
-        with pytest.raises(ValueError, match="an image has no "):
+        with pytest.raises(ValueError, match="an image has no first"):
             decoder.prefill([0, 1], [1, length])
     assert decoder.positions.tolist() == [0, 0, 0]
     with pytest.raises(ValueError, match="precision must be bf16 or float32, not 'int8'"):
@@ -363,6 +364,15 @@ def test_without_triton(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptu
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert open_decoder(network, 1).backend != "triton"
     assert "decoding on the CPU: the triton backend needs Triton" in caplog.text
+
+
+def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object) -> None:
+        raise RuntimeError("Failed to find C compiler")
+
+    monkeypatch.setattr(triton_decode, "run", fail)
+    with pytest.raises(BackendError, match=r"\(Failed to find C compiler\); .* install gcc"):
+        open_decoder(network_of(SMALL), 1, "triton")
 
 
 def test_it_is_opened_by_name(caplog: pytest.LogCaptureFixture) -> None:
