@@ -18,7 +18,7 @@ from model.noise import image_noise
 from tests.conftest import assert_close, random_network, tiny_config
 from tests.test_network import FEW, few_variants
 
-BACKENDS = ("reference", "native", "triton")
+BACKENDS = ("reference", "native", pytest.param("triton", marks=pytest.mark.gpu))
 # What bits may differ by from the network's own: the precision of the backend's weights.
 PRECISION = {"reference": torch.float32, "native": torch.bfloat16, "triton": torch.bfloat16}
 
