@@ -469,13 +469,10 @@ class TestDevice:
 
     pytestmark = gpu
 
-    @pytest.mark.parametrize("config", VARIANTS.values(), ids=VARIANTS.keys())
-    def test_bf16_agrees_with_float64(self, config: ModelConfig) -> None:
-        network, inputs = network_of(config), some(config, 4)
-        decoder = TritonDecoder(network, 4)
-        draw(decoder, inputs)
-        _, bits, _ = exact(config, decoder.canvas, inputs)
-        assert_close(torch.from_numpy(decoder.bits), bits, torch.bfloat16)
+    @pytest.mark.parametrize("precision", ["bf16", "float32"])
+    @pytest.mark.parametrize("config", [*GRID.values(), *ODD.values()], ids=[*GRID, *ODD])
+    def test_it_agrees_with_float64(self, config: ModelConfig, precision: Precision) -> None:
+        check(config, precision)
 
     @every_small
     @pytest.mark.parametrize("precision", ["bf16", "float32"])
