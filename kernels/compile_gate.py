@@ -121,15 +121,15 @@ def compile_all(
             ready = wait(list(running), timeout=0.5)
             for reply, (variant, arch, process, began) in list(running.items()):
                 seconds = time.monotonic() - began
-                if reply in ready:
+                if seconds > timeout:
+                    process.kill()
+                    usage = Usage(error=f"takes longer than {timeout:g} s")
+                elif reply in ready:
                     try:
-                        usage: Usage = reply.recv()
+                        usage = reply.recv()
                     except EOFError:  # the compiler took the process with it
                         process.join()
                         usage = Usage(error=f"the compiler died with code {process.exitcode}")
-                elif seconds > timeout:
-                    process.kill()
-                    usage = Usage(error=f"takes longer than {timeout:g} s")
                 else:
                     continue
                 process.join()
