@@ -10,7 +10,7 @@ serve: $(READY)  ## serve the shipped models on http://127.0.0.1:8000
 	$(BIN)/scanline serve
 
 test: $(READY)  ## run every test that this machine can
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
 lint: $(READY)  ## the gates: ruff and mypy, both strict
 	$(BIN)/ruff check
