@@ -1,4 +1,4 @@
-"""How fast the decoders are here, beside what the machine can do: ``python -m model.bench``.
+"""How fast the decoders are here, beside what the machine can do (``scanline bench``).
 
 Every backend is first checked against the reference; one that differs is not timed. Figures are
 medians. A step costs the same at every position, so of large images some pixels are drawn and
@@ -7,13 +7,11 @@ the rest is extrapolated; the table says how many.
 
 from __future__ import annotations
 
-import argparse
-import json
 import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from kernels import native
+from model.bench_peer import Peer
 from model.checkpoint import SHIPPED, CheckpointError, find_checkpoints, load_checkpoint
 from model.config import PRESETS, ModelConfig
 from model.decoder import BackendError, Decoder, open_decoder
@@ -179,64 +178,6 @@ def _timing(
     )  # fmt: skip
 
 
-class Peer:
-    """The same network as idiap's fast-transformers runs it, one step at a time, on torch."""
-
-    backend = "fast-transformers"
-
-    def __init__(self, model: LinearTransformer, slots: int) -> None:
-        from fast_transformers.builders import RecurrentEncoderBuilder
-
-        c = model.config
-        self.model, self.slots = model, slots
-        self.encoder = RecurrentEncoderBuilder.from_kwargs(
-            attention_type="linear", n_layers=c.n_layers, n_heads=c.n_heads,
-            feed_forward_dimensions=c.d_ff, query_dimensions=c.head_size,
-            value_dimensions=c.head_size, activation=c.activation, final_normalization=True,
-        ).get().eval()  # fmt: skip
-        parts = {part: f"attention.{part}_projection" for part in ("query", "key", "value", "out")}
-        weights: dict[str, torch.Tensor] = {}
-        for key, tensor in model.state_dict().items():
-            kind, *rest = key.split(".")
-            if kind == "norm":
-                weights[key] = tensor
-            elif kind == "blocks":
-                layer, part, name = rest
-                weights[f"layers.{layer}.{parts.get(part, part)}.{name}"] = tensor
-        self.encoder.load_state_dict(weights)
-        self.restart()
-
-    def restart(self) -> None:
-        """Begin new images."""
-        c = self.model.config
-        self.canvas = torch.zeros(self.slots, c.pixels, c.channels, dtype=torch.uint8)
-        self.step, self.memory = 0, None
-        self.parameters = torch.empty(0)
-
-    @torch.inference_mode()
-    def draw(self, n: int) -> None:
-        """Draw the next n pixels of every image, at temperature 1."""
-        config, flat = self.model.config, self.canvas.flatten(1)
-        for _ in range(n * config.steps_per_pixel):
-            steps = torch.full((self.slots, 1), self.step)
-            x = self.model.embed(self.canvas, steps, None).squeeze(1)
-            x, self.memory = self.encoder(x, self.memory)
-            self.parameters = self.model.head(x)
-            uniforms = torch.rand(self.slots, config.step_draws)
-            values = self.model.head.sample(self.parameters, uniforms, torch.ones(self.slots))
-            flat[:, self.step] = values[:, 0]
-            self.step += 1
-
-    def check(self) -> None:
-        """Raise ``RuntimeError`` unless it computes what our network does."""
-        self.restart()
-        self.draw(4)
-        with torch.no_grad():
-            expected = self.model(self.canvas)[:, self.step - 1]
-        if not torch.allclose(self.parameters, expected, rtol=1e-3, atol=1e-4):
-            raise RuntimeError("fast-transformers gives other parameters: not timed")
-
-
 def time_peer(
     name: str, model: LinearTransformer, seconds: float, repeats: int, slots: int
 ) -> Timing:
@@ -353,26 +294,3 @@ def ratios(timings: Sequence[Timing]) -> list[str]:
             ratio = single[1][0] / single[0][0]
             lines.append(f"{name}: native draws one image {ratio:.1f} times as fast as the peer")
     return lines
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Print a table and one JSON line."""
-    parser = argparse.ArgumentParser(prog="python -m model.bench", description=__doc__)
-    parser.add_argument("models", nargs="*", help="shipped networks or presets; all if none")
-    parser.add_argument("--backend", action="append", choices=BACKENDS, help="only this one")
-    parser.add_argument("--slots", type=int, nargs="+", default=SLOTS)
-    parser.add_argument("--threads", type=int)
-    parser.add_argument("--seconds", type=float, default=1.0, help="of one run")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--peer", action="store_true", help="fast-transformers too")
-    given = parser.parse_args(arguments)
-    report = run_bench(
-        given.models, backends=given.backend or BACKENDS, slots=given.slots,
-        threads=given.threads, seconds=given.seconds, repeats=given.repeats, peer=given.peer,
-        progress=lambda line: print(line, flush=True),  # noqa: T201
-    )  # fmt: skip
-    print(json.dumps(asdict(report)))  # noqa: T201
-
-
-if __name__ == "__main__":
-    main()
