@@ -82,7 +82,7 @@ async def create_edit(request: Request, server: Server) -> Response:
     try:
         canvas, known = await run_in_threadpool(read_canvas, edit, config)
     except PictureError as error:
-        raise ApiError(400, str(error), param="image", code="invalid_image") from None
+        raise ApiError(400, str(error), param=error.param, code="invalid_image") from None
     wanted = work.Request(
         n=wanted.n,
         seed=wanted.seed,

@@ -125,17 +125,19 @@ def read_canvas(edit: Edit, config: ModelConfig) -> tuple[NDArray[np.uint8], NDA
             f"the picture is {picture.width} × {picture.height} and the model draws {W} × {H}: "
             "send that size or a whole multiple of it"
         )
-    mask = picture if edit.mask is None else open_picture(edit.mask).convert("RGBA")
+    mask = picture if edit.mask is None else open_picture(edit.mask, "mask").convert("RGBA")
     if mask.size != picture.size:
         raise PictureError(
             f"the mask is {mask.width} × {mask.height}; it must have the picture's size, "
-            f"{picture.width} × {picture.height}"
+            f"{picture.width} × {picture.height}",
+            "mask",
         )
     alpha = np.asarray(mask, np.uint8)[..., 3].reshape(H, factor, W, factor).min((1, 3))
     if alpha.all():
         raise PictureError(
             "there is nothing to paint: send a mask, or a picture, that is transparent (alpha 0) "
-            "where it is to be painted"
+            "where it is to be painted",
+            "mask",
         )
     small = picture if factor == 1 else picture.resize((W, H), Image.Resampling.BOX)
     return to_canvas(fit_picture(small, config), config), (alpha > 0).reshape(-1)

@@ -21,10 +21,17 @@ Fit = Literal["exact", "cover", "contain"]
 
 
 class PictureError(ValueError):
-    """A picture that cannot be used; the message says why and what to send instead."""
+    """A picture that cannot be used; the message says why and what to send instead.
+
+    ``param`` is the field at fault: ``image``, ``mask`` or ``known_rows``.
+    """
+
+    def __init__(self, message: str, param: str = "image") -> None:
+        super().__init__(message)
+        self.param = param
 
 
-def open_picture(file: BinaryIO) -> Image.Image:
+def open_picture(file: BinaryIO, param: str = "image") -> Image.Image:
     """Decode an upload; raises ``PictureError`` on no image, a damaged one or one too large."""
     try:
         picture = Image.open(file, formats=FORMATS)
@@ -32,20 +39,22 @@ def open_picture(file: BinaryIO) -> Image.Image:
         if width * height > MAX_PIXELS:
             raise PictureError(
                 f"the picture has {width} × {height} pixels, more than {MAX_PIXELS:,}; "
-                "make it smaller and send it again"
+                "make it smaller and send it again",
+                param,
             )
         picture.load()
         return ImageOps.exif_transpose(picture)
     except PictureError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise PictureError("the picture is far too large; make it smaller") from None
+        raise PictureError("the picture is far too large; make it smaller", param) from None
     except UnidentifiedImageError:
         raise PictureError(
-            f"the upload is no picture of a kind known here; send one of {', '.join(FORMATS)}"
+            f"the upload is no picture of a kind known here; send one of {', '.join(FORMATS)}",
+            param,
         ) from None
     except Exception as error:  # Pillow's readers raise anything at all on damaged files
-        raise PictureError(f"the picture is damaged ({error}); save it again") from None
+        raise PictureError(f"the picture is damaged ({error}); save it again", param) from None
 
 
 def fit_picture(picture: Image.Image, config: ModelConfig, fit: Fit = "exact") -> Image.Image:
@@ -97,14 +106,16 @@ def painted(mask: Image.Image, config: ModelConfig) -> NDArray[np.bool_]:
     if mask.size != (config.width, config.height):
         raise PictureError(
             f"the mask is {mask.width} × {mask.height}; it must have the model's size, "
-            f"{config.width} × {config.height}"
+            f"{config.width} × {config.height}",
+            "mask",
         )
     alpha = np.asarray(mask.convert("RGBA"), np.uint8)[..., 3].reshape(-1)
     paint: NDArray[np.bool_] = np.equal(alpha, 0)
     if not paint.any():
         raise PictureError(
             "the mask has no transparent pixel (alpha 0), so there is nothing to draw; make the "
-            "parts to be drawn transparent"
+            "parts to be drawn transparent",
+            "mask",
         )
     return paint
 
@@ -122,18 +133,19 @@ def read_upload(
     transparent in the picture itself. Raises ``PictureError``.
     """
     if known_rows is not None and mask is not None:
-        raise PictureError("send known_rows or mask, not both")
+        raise PictureError("send known_rows or mask, not both", "mask")
     if known_rows is not None and not 0 <= known_rows < config.height:
         raise PictureError(
             f"known_rows must be 0 to {config.height - 1}, so that something is left to draw; "
-            f"it is {known_rows}"
+            f"it is {known_rows}",
+            "known_rows",
         )
     picture = fit_picture(open_picture(image), config, fit)
     canvas = to_canvas(picture, config)
     if known_rows is not None:
         return canvas, np.arange(config.pixels) < known_rows * config.width
     if mask is not None:
-        return canvas, ~painted(open_picture(mask), config)
+        return canvas, ~painted(open_picture(mask, "mask"), config)
     try:
         return canvas, ~painted(picture, config)
     except PictureError:

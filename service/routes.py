@@ -97,7 +97,7 @@ async def create_completions(
             config,
         )
     except PictureError as error:
-        raise ApiError(400, str(error), param="image", code="invalid_image") from None
+        raise ApiError(400, str(error), param=error.param, code="invalid_image") from None
     wanted = work.Request(
         n=form.n,
         seed=choose_seed(form.seed),

@@ -269,7 +269,7 @@ def test_edits_that_cannot_be(client: openai.OpenAI, http: httpx.Client) -> None
     def refuse(says: str, image: Any, **fields: Any) -> None:
         with pytest.raises(openai.BadRequestError, match=says) as refused:
             client.images.edit(image=image, prompt=fields.pop("prompt", ""), **fields)
-        assert refused.value.param in ("image", "prompt", "n")
+        assert refused.value.param in ("image", "mask", "prompt", "n")
 
     refuse("nothing to paint", encode(picture))
     refuse("one picture", [encode(picture), encode(picture)])
