@@ -92,6 +92,7 @@ class Scanline:
 def read_checkpoints(settings: Settings) -> list[Checkpoint]:
     """Read the checkpoints that the settings name, the default model first.
 
+    Where they name none, that is all of the folder, those of the fewest steps an image first.
     Raises ``CheckpointError`` on one that cannot be used, ``ValueError`` on an unknown name.
     """
     paths = find_checkpoints(settings.weights)
@@ -101,7 +102,10 @@ def read_checkpoints(settings: Settings) -> list[Checkpoint]:
             raise ValueError(
                 f"there is no model {name!r} in {settings.weights}; there are: {', '.join(paths)}"
             )
-    return [load_checkpoint(paths[name]) for name in names]
+    checkpoints = [load_checkpoint(paths[name]) for name in names]
+    if not settings.models:
+        checkpoints.sort(key=lambda checkpoint: checkpoint.model.config.steps)
+    return checkpoints
 
 
 class Process(uvicorn.Server):
