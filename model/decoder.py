@@ -100,6 +100,17 @@ class Decoder(ABC):
     def step(self, slots: Sequence[int] | NDArray[np.int32], n: int) -> None:
         """Advance each slot by up to ``n`` pixels; one that reaches T stays there."""
 
+    def launch(self, slots: Sequence[int] | NDArray[np.int32], n: int) -> None:
+        """Begin what ``step`` does, on a device that goes on by itself; ``land`` ends it.
+
+        Until then the slots' arrays show the pixels before. Slots may be reset and loaded
+        meanwhile, whose images are then others.
+        """
+        self.step(slots, n)
+
+    def land(self) -> None:  # noqa: B027
+        """Wait for all that was launched: the arrays are true again."""
+
     def _check_prefill(
         self, slots: Sequence[int] | NDArray[np.int32], lengths: Sequence[int] | NDArray[np.int32]
     ) -> None:

@@ -1,9 +1,9 @@
 """The ``triton`` backend: the decoder's contract over the kernels of ``kernels/triton_decode.py``.
 
-Everything a step needs lives on the device; the arrays of the contract are the host's copy. A call
-of ``step`` starts all of its pixels, captured in CUDA graphs, and then brings home what they
-decided, so the arrays are true when it returns. How far each image gets is known beforehand: only
-values and bits are copied, and one copy waits for the device.
+Everything a step needs lives on the device; the arrays of the contract are the host's copy.
+``launch`` starts all pixels of a call, captured in CUDA graphs, and a copy of what they decide, and
+returns; ``land`` waits for it. How far each image gets is known beforehand, so only values and bits
+are copied. Host memory is pinned, so that no copy holds up the host.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from subprocess import SubprocessError
+from typing import Any
 
 import numpy as np
 import torch
@@ -51,6 +53,22 @@ def find_device() -> torch.device:
     return device
 
 
+@dataclass(frozen=True)
+class Flight:
+    """What a launch will have drawn: ``new`` counts pixels over all slots, in order of ``slots``.
+
+    ``ages`` are the slots' at launch: one that has been reset since holds another image.
+    """
+
+    slots: NDArray[np.int32]
+    ages: NDArray[np.int64]
+    positions: NDArray[np.int32]  # of the slots, afterwards
+    new: NDArray[np.int64]  # [slots, pixels]
+    values: Tensor
+    bits: Tensor
+    done: torch.cuda.Event | None
+
+
 class TritonDecoder(Decoder):
     """Triton kernels on a CUDA device, with weights in bf16 or float32 and the state in float32.
 
@@ -82,6 +100,9 @@ class TritonDecoder(Decoder):
         self._plan_memory(max_slots)  # before the host's arrays are made for nothing
         super().__init__(model.config, max_slots)
         self._stream = torch.cuda.Stream(self.device) if cuda else None
+        self._flights: list[Flight] = []
+        self._ahead = self.positions.copy()  # where images are on the device, in flight or not
+        self._ages = np.zeros(max_slots, np.int64)  # how often each slot was reset
         self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] | None = None
         if cuda and graphs:
             self._graphs = {}
@@ -103,9 +124,10 @@ class TritonDecoder(Decoder):
 
     def reset(self, slots: Sequence[int] | NDArray[np.int32]) -> None:
         some = self._some(slots)
-        self.positions[some] = 0
+        self.positions[some] = self._ahead[some] = 0
+        self._ages[some] += 1
         with self._on_device():
-            index = torch.from_numpy(some).to(self.device, torch.int64)
+            index = self._send(some.astype(np.int64))
             self.buffers["positions"].index_fill_(0, index, 0)
             self.buffers["kv"].index_fill_(1, index, 0)
             self.buffers["z"].index_fill_(1, index, 0)
@@ -140,32 +162,47 @@ class TritonDecoder(Decoder):
             done = length
 
     def step(self, slots: Sequence[int] | NDArray[np.int32], n: int) -> None:
+        self.launch(slots, n)
+        self.land()
+
+    def launch(self, slots: Sequence[int] | NDArray[np.int32], n: int) -> None:
         some = self._some(slots)
         T = self.config.pixels
-        some = some[self.positions[some] < T]
+        some = some[self._ahead[some] < T]
         if n < 1 or not some.size:
             return
-        before = self.positions[some]
+        before = self._ahead[some]
         n = min(n, T - int(before.min()))
+        # The n pixels from each image's position on; of one that ends before, the last again.
+        pixel = np.minimum(before[:, None] + np.arange(n), T - 1)
+        new = some[:, None].astype(np.int64) * T + pixel
+        listed = np.full(len(self.buffers["slots"]), -1, np.int32)
+        listed[: len(some)] = some
         with self._on_device():
-            listed = np.full(len(self.buffers["slots"]), -1, np.int32)
-            listed[: len(some)] = some
-            self.buffers["slots"].copy_(torch.from_numpy(listed))
+            index = self._send(new.ravel())
+            self.buffers["slots"].copy_(self._send(listed))
             left = n
             for pixels in GRAPH_PIXELS:
                 for _ in range(left // pixels):
                     self._run(len(some), pixels)
                 left %= pixels
-            # Bring home the n pixels from each image's position on; of one that ends before,
-            # the last pixel again.
-            pixel = np.minimum(before[:, None] + np.arange(n), T - 1)
-            new = (some[:, None].astype(np.int64) * T + pixel).ravel()
-            index = torch.from_numpy(new).to(self.device)
-            values = self.buffers["canvas"].flatten(0, 1)[index].cpu().numpy()
-            bits = self.buffers["bits"].flatten()[index].cpu().numpy()
-        self.canvas.reshape(-1, self.config.channels)[new] = values
-        self.bits.reshape(-1)[new] = bits
-        self.positions[some] = np.minimum(before + n, T)
+            values = self._fetch(self.buffers["canvas"].flatten(0, 1)[index])
+            bits = self._fetch(self.buffers["bits"].flatten()[index])
+            done = None if self._stream is None else self._stream.record_event()
+        after = self._ahead[some] = np.minimum(before + n, T)
+        self._flights.append(Flight(some, self._ages[some], after, new, values, bits, done))
+
+    def land(self) -> None:
+        flights, self._flights = self._flights, []
+        for flight in flights:
+            if flight.done is not None:
+                flight.done.synchronize()
+            same = self._ages[flight.slots] == flight.ages
+            new = flight.new[same].ravel()
+            values = flight.values.numpy().reshape(*flight.new.shape, -1)
+            self.canvas.reshape(-1, self.config.channels)[new] = values[same].reshape(len(new), -1)
+            self.bits.reshape(-1)[new] = flight.bits.numpy().reshape(flight.new.shape)[same].ravel()
+            self.positions[flight.slots[same]] = flight.positions[same]
 
     @property
     def where(self) -> str:
@@ -188,7 +225,7 @@ class TritonDecoder(Decoder):
         s = self._sizes
         with self._on_device():
             kv, z, waiting = (self.buffers[name].cpu() for name in ("kv", "z", "waiting"))
-        steps = torch.from_numpy(np.maximum(self.positions * s.parts - s.first, 0))
+        steps = torch.from_numpy(np.maximum(self._ahead * s.parts - s.first, 0))
         for i in range(s.delay - 1):
             there = (steps % s.delay > i).view(1, -1, 1, 1)
             keys, values = (torch.where(there, waiting[..., i, j, :], 0) for j in (0, 1))
@@ -215,10 +252,23 @@ class TritonDecoder(Decoder):
         graph.replay()
 
     def _upload(self, slots: NDArray[np.int32]) -> None:
-        index = torch.from_numpy(slots).to(self.device, torch.int64)
+        index = self._send(slots.astype(np.int64))
         for name in ("canvas", "known", "noise", "temperature", "label", "bits"):
-            rows = torch.from_numpy(getattr(self, name)[slots])
-            self.buffers[name].index_copy_(0, index, rows.to(self.device))
+            self.buffers[name].index_copy_(0, index, self._send(getattr(self, name)[slots]))
+
+    def _send(self, array: NDArray[Any]) -> Tensor:
+        """Start copying an array, which nobody writes to later, to the device."""
+        tensor = torch.from_numpy(array)
+        if self._stream is None:
+            return tensor
+        return tensor.pin_memory().to(self.device, non_blocking=True)
+
+    def _fetch(self, tensor: Tensor) -> Tensor:
+        """Start copying a tensor to the host; it is there when the stream has come so far."""
+        if self._stream is None:
+            return tensor
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        return host.copy_(tensor, non_blocking=True)
 
     def _some(self, slots: Sequence[int] | NDArray[np.int32]) -> NDArray[np.int32]:
         rows: NDArray[np.int32] = np.asarray(slots, np.int32)

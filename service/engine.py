@@ -1,4 +1,4 @@
-"""The engine: one thread owns one decoder, and its loop reads admit → step → publish."""
+"""The engine: one thread owns one decoder, and its loop reads launch → publish → admit → land."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from model.decoder import Decoder
 from model.noise import image_noise
-from service.generation import FinishReason, Generation, Image, Request, Status
+from service.generation import FinishReason, Generation, Image, Place, Request, Status
 
 log = logging.getLogger("scanline.engine")
 
 STEP_SECONDS = 0.015  # how long one call of the decoder may keep a new image waiting
-ADMIT_AT_ONCE = 64  # images taken in between two steps, so that a crowd does not stall the rest
+ADMIT_AT_ONCE = 64  # images taken in between two steps, so that a crowd does not stall the rest,
+ADMIT_SHARE = 32  # or one slot in so many, where that is more
 FIRST_READER_SECONDS = 5.0  # a generation that nobody has come to read by then is cancelled
 
 
@@ -49,6 +50,19 @@ class Limits:
     grace: float = 5.0
 
 
+class _Step(NamedTuple):
+    """A call of the decoder: so many slots by so many pixels, ``drawn`` of them in all.
+
+    It ``began`` at that ``time.perf_counter``, and the launch alone took so many seconds.
+    """
+
+    slots: int
+    pixels: int
+    drawn: int
+    began: float
+    took: float
+
+
 class Observer(Protocol):
     """Hears what happens, for metrics; called on the engine's thread, so it must be quick."""
 
@@ -71,8 +85,11 @@ class Engine:
         self._observer = observer
         self._free = list(range(decoder.max_slots - 1, -1, -1))
         self._running: dict[int, tuple[Generation, Image]] = {}
+        self._drawing: dict[Generation, int] = {}  # how many of its images run
+        self._published = np.zeros(decoder.max_slots, np.int32)  # positions, for readers
         self._queue: deque[Generation] = deque()  # those with images not yet admitted
         self._live: dict[str, Generation] = {}
+        self._leaving: set[Generation] = set()  # cancelled, or without a reader
         self._finished: OrderedDict[str, Generation] = OrderedDict()
         self._waiting = 0  # images
         self._kept = 0  # images of finished generations
@@ -100,6 +117,7 @@ class Engine:
             generation.abandoned = time.monotonic() + wait
             self._queue.append(generation)
             self._live[generation.id] = generation
+            self._leaving.add(generation)
             self._waiting += request.n
             self._work.notify()
         return generation
@@ -113,6 +131,7 @@ class Engine:
         """End a generation: its waiting images at once, its running ones within a step."""
         with self._work:
             generation.cancelled = True
+            self._leaving.add(generation)
             self._work.notify()
 
     def find(self, identifier: str) -> Generation | None:
@@ -130,6 +149,8 @@ class Engine:
         with self._work:
             generation.readers += 1
             generation.abandoned = None
+            if not generation.cancelled:
+                self._leaving.discard(generation)
         try:
             yield
         finally:
@@ -138,6 +159,7 @@ class Engine:
                 if generation.readers == 0:
                     wait = self.limits.grace if grace is None else grace
                     generation.abandoned = time.monotonic() + wait
+                    self._leaving.add(generation)
                     self._work.notify()
 
     def close(self, drain: float) -> None:
@@ -190,14 +212,16 @@ class Engine:
     def _run(self) -> None:
         while self._await_work():
             self._drop_cancelled()
-            self._admit()
             try:
-                self._step()
+                # On a device a step runs while the host publishes and admits.
+                step = self._launch()
+                self._publish()
+                self._admit()
+                self._land(step)
             except Exception:
                 # The decoder's state is in doubt for every image it held, and for no other.
                 log.exception("a step failed; ending the generations it touched")
                 self._fail({generation for generation, _ in self._running.values()})
-            self._publish()
 
     def _await_work(self) -> bool:
         """Sleep until there is something to do; False once closing and nothing is left."""
@@ -210,15 +234,17 @@ class Engine:
                 for generation in self._live.values():
                     generation.error = "the server is shutting down; send the request again"
                     generation.cancelled = True
+                self._leaving |= set(self._live.values())
         return True
 
     def _drop_cancelled(self) -> None:
         now = time.monotonic()
         with self._work:
-            for generation in self._live.values():
+            for generation in self._leaving:
                 if generation.abandoned is not None and now >= generation.abandoned:
                     generation.cancelled = True
-            dropped = {g for g in self._live.values() if g.cancelled}
+            dropped = [g for g in self._leaving if g.cancelled and not g.finished]
+            self._leaving = {g for g in self._leaving if not (g.cancelled or g.finished)}
         for generation in dropped:
             reason = FinishReason.ERROR if generation.error else FinishReason.CANCELLED
             self._end(generation, reason)
@@ -234,20 +260,19 @@ class Engine:
             if generation in self._queue:
                 self._queue.remove(generation)
                 self._waiting -= generation.request.n - generation.next_index
-        for slot, (owner, image) in list(self._running.items()):
-            if owner is generation:
-                self._release(slot, image, reason)
         for image in generation.images:
-            if image.status is Status.WAITING:
-                image.finish(reason, None)
-                self._observe_finish(reason)
+            if image.status is Status.RUNNING:
+                self._release(image.slot, reason)
+            elif image.status is Status.WAITING:
+                self._finish_image(generation, image, reason, None)
         self._finish(generation)
 
     def _admit(self) -> None:
         """Give free slots to waiting images, one of each generation in turn."""
         taken: list[tuple[int, Generation, Image]] = []
         with self._work:
-            while self._queue and self._free and len(taken) < ADMIT_AT_ONCE:
+            most = max(ADMIT_AT_ONCE, self.decoder.max_slots // ADMIT_SHARE)
+            while self._queue and self._free and len(taken) < most:
                 generation = self._queue.popleft()
                 image = generation.images[generation.next_index]
                 generation.next_index += 1
@@ -256,6 +281,7 @@ class Engine:
                     self._queue.append(generation)
                 slot = self._free.pop()
                 self._running[slot] = (generation, image)
+                self._drawing[generation] = self._drawing.get(generation, 0) + 1
                 taken.append((slot, generation, image))
         if not taken:
             return
@@ -265,7 +291,8 @@ class Engine:
                 generation.started = now
                 if self._observer:
                     self._observer.admitted(now - generation.created)
-            image.run(self.decoder.canvas[slot])
+            self._published[slot] = 0
+            image.run(slot, Place(self.decoder.canvas[slot], self._published[slot : slot + 1]))
         try:
             self._load(taken)
         except Exception:
@@ -291,56 +318,72 @@ class Engine:
         if lengths.any():
             self.decoder.prefill(slots, lengths)
 
-    def _step(self) -> None:
-        """Advance every running image by as many pixels as fit into one short call."""
+    def _launch(self) -> _Step | None:
+        """Start as many pixels of every running image as fit into one short call."""
         if not self._running:
-            return
+            return None
         config = self.decoder.config
         slots = np.fromiter(self._running, np.int32, len(self._running))
-        before = self.decoder.positions[slots]
+        left = config.pixels - self.decoder.positions[slots]
         joined = max(1.0, len(slots) / self._measured)  # a crowd may take that much longer
         n = min(max(1, int(STEP_SECONDS / (self._pixel_seconds * joined))), config.width)
-        if self._waiting:  # stop where the first slot comes free
-            n = min(n, max(1, config.pixels - int(before.max())))
+        if self._waiting:  # stop where the first slot comes free, unless that is soon
+            n = min(n, max(int(left.min()), n // 2, 1))
         began = time.perf_counter()
-        self.decoder.step(slots, n)
-        seconds = time.perf_counter() - began
-        drawn = int((self.decoder.positions[slots] - before).sum())
-        if drawn:
-            self._pixel_seconds, self._measured = max(seconds / n, 1e-7), len(slots)
-            rate = drawn / max(seconds, 1e-7)
+        self.decoder.launch(slots, n)
+        took = time.perf_counter() - began
+        return _Step(len(slots), n, int(np.minimum(left, n).sum()), began, took)
+
+    def _land(self, step: _Step | None) -> None:
+        """Wait until the step is done, and measure what the decoder took."""
+        if step is None:
+            return
+        landing = time.perf_counter()
+        self.decoder.land()
+        now = time.perf_counter()
+        took = step.took + now - landing  # what was done meanwhile costs nothing on a device
+        if step.drawn:
+            self._pixel_seconds, self._measured = max(took / step.pixels, 1e-7), step.slots
+            rate = step.drawn / max(now - step.began, 1e-7)
             self._rate = rate if not self._rate else 0.95 * self._rate + 0.05 * rate
         if self._observer:
-            self._observer.stepped(seconds, drawn, len(slots))
+            self._observer.stepped(took, step.drawn, step.slots)
 
     def _publish(self) -> None:
         """Move positions forward, finish what is complete, and wake the readers."""
-        positions = self.decoder.positions
+        np.copyto(self._published, self.decoder.positions)
         now = time.monotonic()
-        changed: dict[Generation, bool] = {}
-        for slot, (generation, image) in list(self._running.items()):
-            image.position = int(positions[slot])
-            done = image.position == generation.config.pixels
-            if done:
-                self._release(slot, image, FinishReason.LENGTH)
-            changed[generation] = changed.get(generation, False) or done
-        for generation, image_done in changed.items():
+        drawing = list(self._drawing)
+        slots = np.fromiter(self._running, np.int32, len(self._running))
+        for slot in slots[self._published[slots] == self.decoder.config.pixels].tolist():
+            self._release(slot, FinishReason.LENGTH)
+        for generation in drawing:
             if generation.first_pixel is None and generation.drawn:
                 generation.first_pixel = now
                 if self._observer:
                     self._observer.first_pixel(now - generation.created)
-            if image_done and all(i.status is Status.FINISHED for i in generation.images):
-                self._finish(generation)
-            else:
+            if generation.unfinished:
                 generation.wake()
+            else:
+                self._finish(generation)
 
-    def _release(self, slot: int, image: Image, reason: FinishReason) -> None:
+    def _release(self, slot: int, reason: FinishReason) -> None:
+        generation, image = self._running.pop(slot)
         drawn = reason is FinishReason.LENGTH
         bits = float(self.decoder.bits[slot].sum(dtype=np.float64)) if drawn else None
-        image.finish(reason, bits)
-        del self._running[slot]
+        self._finish_image(generation, image, reason, bits)
         self._free.append(slot)
-        self._observe_finish(reason)
+        self._drawing[generation] -= 1
+        if not self._drawing[generation]:
+            del self._drawing[generation]
+
+    def _finish_image(
+        self, generation: Generation, image: Image, reason: FinishReason, bits: float | None
+    ) -> None:
+        image.finish(reason, bits)
+        generation.unfinished -= 1
+        if self._observer:
+            self._observer.finished(reason)
 
     def _finish(self, generation: Generation) -> None:
         with self._work:
@@ -349,7 +392,3 @@ class Engine:
             self._kept += generation.request.n
             generation.finish(time.monotonic())
             self._forget_old()
-
-    def _observe_finish(self, reason: FinishReason) -> None:
-        if self._observer:
-            self._observer.finished(reason)

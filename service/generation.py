@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,35 +60,54 @@ class Request:
         return int(self.known.size if self.known.all() else self.known.argmin())
 
 
+class Place(NamedTuple):
+    """Where an image is drawn: its pixels, ``[T, C]``, and its position, ``[1]``.
+
+    Views of the decoder's canvas and of what the engine published while it runs, copies afterwards.
+    """
+
+    pixels: NDArray[np.uint8]
+    position: NDArray[np.int32]
+
+
 class Image:
     """One picture of a generation; the engine's thread writes it, anyone may read it."""
 
-    def __init__(self, index: int, seed: int, pixels: NDArray[np.uint8]) -> None:
+    def __init__(self, index: int, seed: int, nowhere: Place) -> None:
         self.index, self.seed = index, seed
         self.status = Status.WAITING
         self.finish_reason: FinishReason | None = None
-        self.position = 0
         self.bits: float | None = None  # of all its pixels, once drawn to the end
-        self._pixels = pixels  # the decoder's own row while it runs, a copy of it afterwards
+        self.slot = -1
+        self._place = nowhere
 
-    def run(self, row: NDArray[np.uint8]) -> None:
-        """Take a slot whose canvas is ``row: [T, C]``."""
-        self._pixels, self.status = row, Status.RUNNING
+    def run(self, slot: int, place: Place) -> None:
+        """Take a slot and draw there."""
+        self.slot, self._place, self.status = slot, place, Status.RUNNING
 
     def finish(self, reason: FinishReason, bits: float | None) -> None:
         """Give the slot up, keeping a copy of what was drawn in it."""
-        self._pixels = self._pixels.copy()
-        self._pixels[self.position :] = 0
-        self.bits = bits
+        kept = Place(self._place.pixels.copy(), self._place.position.copy())
+        kept.pixels[kept.position[0] :] = 0
+        self._place, self.slot, self.bits = kept, -1, bits
         self.finish_reason, self.status = reason, Status.FINISHED
+
+    @property
+    def position(self) -> int:
+        """Pixels decided, as published."""
+        while True:
+            place = self._place
+            position = int(place.position[0])
+            # If the image finished meanwhile, its slot may already be another's: read the copy.
+            if self._place is place:
+                return position
 
     def read(self, start: int, stop: int) -> NDArray[np.uint8]:
         """Copy pixels ``start … stop``, none past ``position``: ``[stop - start, C]``."""
         while True:
-            source = self._pixels
-            pixels = source[start:stop].copy()
-            # If the image finished meanwhile, its row may already be another's: read the copy.
-            if self._pixels is source:
+            place = self._place
+            pixels = place.pixels[start:stop].copy()
+            if self._place is place:  # as above
                 return pixels
 
 
@@ -101,8 +121,10 @@ class Generation:
         self.id = f"gen_{secrets.token_hex(12)}"
         self.model, self.config, self.request = model, config, request
         empty = np.zeros((config.pixels, config.channels), np.uint8)
-        self.images = [Image(j, image_seed(request.seed, j), empty) for j in range(request.n)]
+        nowhere = Place(empty, np.zeros(1, np.int32))
+        self.images = [Image(j, image_seed(request.seed, j), nowhere) for j in range(request.n)]
         self.next_index = 0  # the first image not yet admitted
+        self.unfinished = request.n
         self.queue_position = 0  # images ahead of it when it came
         self.created = time.monotonic()
         self.started: float | None = None  # first image admitted

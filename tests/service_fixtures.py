@@ -111,6 +111,49 @@ class FakeDecoder(Decoder):
         self.positions[slot] = p + 1
 
 
+class LateDecoder(FakeDecoder):
+    """The same on a pretended device: what a launch draws is seen once it has landed."""
+
+    def __init__(self, config: ModelConfig, max_slots: int) -> None:
+        super().__init__(config, max_slots)
+        self.device = FakeDecoder(config, max_slots)
+        self._flights: list[NDArray[np.int64]] = []
+
+    def reset(self, slots: Sequence[int] | NDArray[np.int32]) -> None:
+        super().reset(slots)
+        self.device.reset(slots)
+        self._flights = [np.setdiff1d(flight, slots) for flight in self._flights]
+
+    def load(self, *arguments: Any) -> None:
+        super().load(*arguments)
+        Decoder.load(self.device, *arguments)
+
+    def prefill(
+        self, slots: Sequence[int] | NDArray[np.int32], lengths: Sequence[int] | NDArray[np.int32]
+    ) -> None:
+        self.device.prefill(slots, lengths)
+        self._show(np.asarray(slots))
+
+    def step(self, slots: Sequence[int] | NDArray[np.int32], n: int) -> None:
+        self.launch(slots, n)
+        self.land()
+
+    def launch(self, slots: Sequence[int] | NDArray[np.int32], n: int) -> None:
+        self.steps.append(([int(slot) for slot in slots], n))
+        self.device.step(slots, n)
+        self._flights.append(np.array(slots))
+
+    def land(self) -> None:
+        flights, self._flights = self._flights, []
+        for flight in flights:
+            self.before_step(flight.tolist())
+            self._show(flight)
+
+    def _show(self, slots: NDArray[np.integer[Any]]) -> None:
+        for name in ("canvas", "bits", "positions"):
+            getattr(self, name)[slots] = getattr(self.device, name)[slots]
+
+
 def fake_pixel(
     state: int, noise: NDArray[np.float32], label: int, temperature: float, channels: int
 ) -> tuple[int, list[int]]:

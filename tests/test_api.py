@@ -29,7 +29,7 @@ from model.decoder import ReferenceDecoder
 from model.noise import image_noise, image_seed
 from service.app import create_app
 from service.events import Granularity, stream_events
-from service.generation import FinishReason, Generation, Request
+from service.generation import FinishReason, Generation, Place, Request
 from service.pictures import MAX_PIXELS
 from service.server import Scanline
 from tests.service_fixtures import (
@@ -481,16 +481,17 @@ def test_a_stream_misses_nothing_that_happens_while_it_sends(
 ) -> None:
     monkeypatch.setattr("service.events.KEEP_ALIVE_SECONDS", 0.2)
     generation = Generation("fake", GREY, Request(n=2, seed=0))
-    image = generation.images[0]
-    image.run(np.arange(GREY.pixels, dtype=np.uint8)[:, None])
+    published = np.zeros(1, np.int32)
+    row = np.arange(GREY.pixels, dtype=np.uint8)[:, None]
+    generation.images[0].run(0, Place(row, published))
 
     async def read() -> list[Event]:
         gone = asyncio.create_task(asyncio.sleep(60))
         stream = stream_events(generation, gone)
         raw = await anext(stream)
-        image.position = 7
+        published[0] = 7
         raw += await anext(stream)
-        image.position = 9  # published while the last event is on its way; then no more news
+        published[0] = 9  # while the last event is on its way; then no more news
         generation.wake()
         raw += await anext(stream)
         gone.cancel()
@@ -504,18 +505,19 @@ def test_a_stream_misses_nothing_that_happens_while_it_sends(
 def test_rows_come_whole_but_for_the_last_of_a_cancelled_image_and_each_image_once() -> None:
     generation = Generation("fake", GREY, Request(n=2, seed=0))
     first, second = generation.images
-    for image in generation.images:
-        image.run(np.arange(GREY.pixels, dtype=np.uint8)[:, None])
+    published = np.zeros((2, 1), np.int32)
+    for slot, image in enumerate(generation.images):
+        image.run(slot, Place(np.arange(GREY.pixels, dtype=np.uint8)[:, None], published[slot]))
 
     async def read() -> list[Event]:
         gone = asyncio.create_task(asyncio.sleep(60))
         stream = stream_events(generation, gone, granularity="row")
         raw = await anext(stream)
         for position in (7, 12, 30):  # rows are five pixels wide
-            first.position = second.position = position
+            published[:] = position
             if position == 30:
                 first.finish(FinishReason.LENGTH, float(GREY.pixels))
-                second.position = 13
+                published[1] = 13
             generation.wake()
             raw += await anext(stream)
         raw += await anext(stream)
@@ -547,8 +549,7 @@ def test_a_long_replay_comes_in_several_events() -> None:
     generation = Generation("fake", config, Request(n=10, seed=0))
     pixels = np.random.default_rng(0).integers(0, 256, (10, 1024, 3), np.uint8)
     for image, row in zip(generation.images, pixels, strict=True):
-        image.run(row)
-        image.position = 1024
+        image.run(0, Place(row, np.full(1, 1024, np.int32)))
         image.finish(FinishReason.LENGTH, 1024.0)
     generation.finish(time.monotonic())
 

@@ -19,8 +19,18 @@ from model.config import ModelConfig
 from model.decoder import Decoder, ReferenceDecoder
 from service import engine as engine_module
 from service.engine import ClosedError, Engine, Limits, QueueFullError
-from service.generation import FinishReason, Generation, Image, Request, Status
-from tests.service_fixtures import COLOUR, GREY, FakeDecoder, fake_image, tiny_model, until
+from service.generation import FinishReason, Generation, Image, Place, Request, Status
+from tests.service_fixtures import (
+    COLOUR,
+    GREY,
+    FakeDecoder,
+    LateDecoder,
+    fake_image,
+    tiny_model,
+    until,
+)
+
+BOTH = pytest.mark.parametrize("decoders", [FakeDecoder, LateDecoder])
 
 
 class Gate:
@@ -141,9 +151,12 @@ def test_one_generation_from_request_to_pixels(config: ModelConfig) -> None:
     assert heard.pixels == 7 * config.pixels
 
 
-def test_the_same_seed_gives_the_same_bytes_among_fifty_others_coming_and_going() -> None:
+@BOTH
+def test_the_same_seed_gives_the_same_bytes_among_fifty_others_coming_and_going(
+    decoders: type[FakeDecoder],
+) -> None:
     request = Request(n=3, seed=77, label=2)
-    with running(FakeDecoder(GREY, 5)) as engine:
+    with running(decoders(GREY, 5)) as engine:
         alone = engine.submit(request)
         with engine.reading(alone):
             before = drawn(alone)
@@ -212,7 +225,7 @@ def test_a_crowd_that_joins_does_not_make_one_long_step() -> None:
     engine._admit()
     for measured, pixels in ((1, 1), (10, 7), (20, 15), (40, 15)):
         engine._pixel_seconds, engine._measured = engine_module.STEP_SECONDS / 15, measured
-        engine._step()
+        engine._launch()
         assert decoder.steps[-1] == (list(range(20)), pixels)
     assert decoder.positions.tolist() == [38] * 20
     assert generation.status is Status.RUNNING
@@ -294,9 +307,12 @@ def test_the_waiting_bound_refuses_with_a_sane_wait() -> None:
         engine.check_room(10)
 
 
-def test_cancelling_what_waits_and_what_runs_leaves_others_alone() -> None:
+@BOTH
+def test_cancelling_what_waits_and_what_runs_leaves_others_alone(
+    decoders: type[FakeDecoder],
+) -> None:
     heard = Heard()
-    decoder = FakeDecoder(GREY, 2)
+    decoder = decoders(GREY, 2)
     gate = Gate(decoder)
     with running(decoder, heard) as engine:
         runs = engine.submit(Request(n=3, seed=0))  # two run, one waits
@@ -325,9 +341,12 @@ def test_cancelling_what_waits_and_what_runs_leaves_others_alone() -> None:
     assert heard.reasons == {FinishReason.CANCELLED: 7, FinishReason.LENGTH: 2}
 
 
-def test_a_step_that_raises_ends_what_it_touched_and_nothing_else() -> None:
+@BOTH
+def test_a_step_that_raises_ends_what_it_touched_and_nothing_else(
+    decoders: type[FakeDecoder],
+) -> None:
     heard = Heard()
-    decoder = FakeDecoder(GREY, 2)
+    decoder = decoders(GREY, 2)
     gate = Gate(decoder)
     with running(decoder, heard) as engine:
         touched = engine.submit(Request(n=3, seed=0))
@@ -544,9 +563,12 @@ def test_finished_generations_are_kept_by_time(monkeypatch: pytest.MonkeyPatch) 
         assert not engine._finished
 
 
-def test_slots_come_back_after_thousands_of_random_arrivals_and_cancels() -> None:
+@BOTH
+def test_slots_come_back_after_thousands_of_random_arrivals_and_cancels(
+    decoders: type[FakeDecoder],
+) -> None:
     heard = Heard()
-    decoder = FakeDecoder(dataclasses.replace(GREY, height=2, width=2), 7)
+    decoder = decoders(dataclasses.replace(GREY, height=2, width=2), 7)
     failures = random.Random(5)
 
     def sometimes(slots: list[int]) -> None:
@@ -592,8 +614,11 @@ def test_slots_come_back_after_thousands_of_random_arrivals_and_cancels() -> Non
     assert set(heard.reasons) == set(FinishReason)
 
 
-def test_reading_while_slots_are_reused_never_gives_another_images_pixels() -> None:
-    decoder = FakeDecoder(GREY, 2)
+@BOTH
+def test_reading_while_slots_are_reused_never_gives_another_images_pixels(
+    decoders: type[FakeDecoder],
+) -> None:
+    decoder = decoders(GREY, 2)
     errors: list[str] = []
     done = threading.Event()
     with running(decoder, keep_finished=0) as engine:
@@ -641,9 +666,9 @@ def test_an_image_that_ends_during_a_read_is_read_again() -> None:
         def copy(self) -> NDArray[np.uint8]:
             return row.copy()
 
-    image = Image(0, 0, row)
-    image.run(cast("NDArray[np.uint8]", Row()))
-    image.position = 4
+    position = np.full(1, 4, np.int32)
+    image = Image(0, 0, Place(row, position))
+    image.run(0, Place(cast("NDArray[np.uint8]", Row()), position))
     assert image.read(0, 4).ravel().tolist() == [7, 7, 7, 7]
 
 
@@ -688,8 +713,9 @@ def test_finished_images_hold_only_their_own_pixels() -> None:
         with engine.reading(generation):
             drawn(generation)
         for image in generation.images:
-            assert image._pixels.base is None
-            assert image._pixels.nbytes == GREY.values
+            for kept in image._place:
+                assert kept.base is None
+            assert image._place.pixels.nbytes == GREY.values
         assert not generation._waiters
         assert not generation._enders
 

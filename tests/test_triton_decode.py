@@ -143,6 +143,30 @@ def check(config: ModelConfig, precision: Precision) -> None:
         assert np.array_equal(mine[unknown], drawn[unknown])
 
 
+def check_flights(config: ModelConfig, precision: Precision) -> None:
+    """Launch one call after another, an image leaving its slot to another meanwhile, then land."""
+    network, inputs = network_of(config), some(config)
+    expected = []
+    alone = TritonDecoder(network, 1, precision=precision)
+    for image in range(3):
+        put(alone, [0], inputs.rows([image]))
+        alone.step([0], config.pixels)
+        expected.append((alone.canvas.tobytes(), alone.bits.tobytes()))
+    decoder = TritonDecoder(network, 2, precision=precision)
+    put(decoder, [0, 1], inputs.rows([0, 1]))
+    before = decoder.canvas.copy()
+    decoder.launch([0, 1], 1)
+    decoder.launch([1, 0], 1)
+    assert decoder.positions.tolist() == [0, 0]
+    assert np.array_equal(decoder.canvas, before)
+    put(decoder, [0], inputs.rows([2]))
+    decoder.launch([0, 1], config.pixels)
+    decoder.land()
+    assert decoder.positions.tolist() == [config.pixels] * 2
+    drawn = [(decoder.canvas[i].tobytes(), decoder.bits[i].tobytes()) for i in (0, 1)]
+    assert drawn == [expected[2], expected[1]]
+
+
 def draw(decoder: TritonDecoder, inputs: Inputs, n: int = 10**6) -> list[bytes]:
     """Draw all images in calls of ``n`` pixels; give everything that comes of it."""
     put(decoder, list(range(len(inputs.canvas))), inputs)
@@ -257,6 +281,11 @@ def test_other_slots_are_not_read_and_not_written(config: ModelConfig) -> None:
         assert mine.tobytes() == theirs.tobytes(), name
     for name, old in before.items():
         assert torch.equal(images[name][others].nan_to_num(-1), old.nan_to_num(-1)), name
+
+
+@every_small
+def test_what_is_launched_lands(config: ModelConfig) -> None:
+    check_flights(config, "float32")
 
 
 @every_small
@@ -484,6 +513,11 @@ class TestDevice:
         expected = draw(eager, inputs)
         for n in (1, 3, 17, 10**6):
             assert draw(graphs, inputs, n) == expected
+
+    @every_small
+    @pytest.mark.parametrize("precision", ["bf16", "float32"])
+    def test_what_is_launched_lands(self, config: ModelConfig, precision: Precision) -> None:
+        check_flights(config, precision)
 
     @pytest.mark.parametrize("precision", ["bf16", "float32"])
     def test_late_writes_change_nothing(self, precision: Precision) -> None:
