@@ -11,8 +11,9 @@ from fastapi import Depends, Request
 from fastapi.security import HTTPBearer
 
 from model.config import ModelConfig
-from service.engine import ClosedError, Engine, QueueFullError
+from service.engine import Engine
 from service.errors import ApiError
+from service.queue import ClosedError, QueueFullError
 from service.server import Scanline, Served
 
 # For the documentation alone: KeyMiddleware has checked the key before any body was read.
@@ -48,7 +49,7 @@ def find_engine(server: Scanline, name: str | None, n: int) -> Engine:
     if n > (most := server.settings.max_images):
         raise ApiError(400, f"n: at most {most} images a request", param="n", code="too_many")
     with queue_errors():
-        engine.check_room(n)
+        engine.queue.check_room(n)
     return engine
 
 

@@ -22,9 +22,10 @@ from model.data import Dataset, load_dataset, split_validation
 from model.decoder import open_decoder
 from model.folder import load_images
 from model.network import LinearTransformer
-from service.engine import Engine, Limits
+from service.engine import Engine
 from service.generation import Request
 from service.pictures import to_grid
+from service.queue import Limits
 
 SLOTS = 64
 
@@ -48,9 +49,12 @@ def draw_grid(
     engine = Engine(checkpoint.name, decoder, Limits(max_waiting=request.n))
     engine.start()
     try:
-        generation = engine.submit(request)
+        generation = engine.queue.submit(request)
         total = request.n * (config.pixels - request.prefix)
-        with engine.reading(generation), tqdm(total=total, unit="pixel", disable=quiet) as bar:
+        with (
+            engine.queue.reading(generation),
+            tqdm(total=total, unit="pixel", disable=quiet) as bar,
+        ):
             while not generation.finished:
                 time.sleep(0.05)
                 bar.update(generation.drawn - bar.n)

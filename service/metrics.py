@@ -95,6 +95,6 @@ class _Gauges(Collector):
         slots = GaugeMetricFamily("scanline_slots", "Images that fit at once.", labels=["model"])
         for name, engine in self._engines().items():
             running.add_metric([name], engine.slots_in_use)
-            waiting.add_metric([name], engine.waiting)
+            waiting.add_metric([name], engine.queue.waiting)
             slots.add_metric([name], engine.decoder.max_slots)
         yield from (running, waiting, slots)

@@ -172,7 +172,7 @@ async def _draw(
     request: Request, engine: Engine, wanted: work.Request, form: Form, body: ImageOptions
 ) -> Response:
     with queue_errors():
-        generation = engine.submit(wanted)
+        generation = engine.queue.submit(wanted)
     headers = {"X-Generation-ID": generation.id}
     if body.stream:
         events = _events(request, engine, generation, form, body.partial_images or 0)
@@ -181,7 +181,7 @@ async def _draw(
         )
     gone = asyncio.create_task(client_gone(request))
     try:
-        with engine.reading(generation, grace=0):
+        with engine.queue.reading(generation, grace=0):
             await wait_finished(generation, gone)
     except ClientGoneError:
         return Response(status_code=499)
@@ -198,7 +198,7 @@ async def _events(
 ) -> AsyncIterator[bytes]:
     gone = asyncio.create_task(client_gone(request))
     try:
-        with engine.reading(generation, grace=0), contextlib.suppress(ClientGoneError):
+        with engine.queue.reading(generation, grace=0), contextlib.suppress(ClientGoneError):
             async for event in stream_images(generation, gone, form, partials):
                 yield event
     finally:

@@ -142,7 +142,7 @@ async def cancel_generation(request: Request, server: Server, identifier: str) -
     engine, generation = _find(server, identifier)
     gone = asyncio.create_task(client_gone(request))
     try:
-        engine.cancel(generation)
+        engine.queue.cancel(generation)
         await wait_finished(generation, gone)
     except ClientGoneError:
         return Response(status_code=499)
@@ -208,7 +208,7 @@ def _acceptable(request: Request) -> Media:
 
 def _find(server: Scanline, identifier: str) -> tuple[Engine, Generation]:
     for served in server.models.values():
-        if generation := served.engine.find(identifier):
+        if generation := served.engine.queue.find(identifier):
             return served.engine, generation
     kept = server.settings.keep_seconds
     raise ApiError(
@@ -231,13 +231,13 @@ async def _draw(
     output: str,
 ) -> Response:
     with queue_errors():
-        generation = engine.submit(wanted)
+        generation = engine.queue.submit(wanted)
     if media == "text/event-stream":
         return _stream(request, engine, generation, granularity, None, output)
     gone = asyncio.create_task(client_gone(request))
     try:
         # Nobody can come back for a JSON reply: if its reader leaves, so does the generation.
-        with engine.reading(generation, grace=0):
+        with engine.queue.reading(generation, grace=0):
             await wait_finished(generation, gone)
     except ClientGoneError:
         return Response(status_code=499)
@@ -290,7 +290,7 @@ def _stream(
     async def events() -> AsyncIterator[bytes]:
         gone = asyncio.create_task(client_gone(request))
         try:
-            with engine.reading(generation), contextlib.suppress(ClientGoneError):
+            with engine.queue.reading(generation), contextlib.suppress(ClientGoneError):
                 async for event in stream_events(
                     generation,
                     gone,

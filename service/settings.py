@@ -9,7 +9,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from model.checkpoint import SHIPPED
-from service.engine import Limits
+from service.queue import Limits
 
 
 class Settings(BaseSettings):

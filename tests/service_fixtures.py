@@ -236,7 +236,7 @@ def listening(app: Any, ready: Callable[[], bool]) -> Iterator[str]:
 def idle(scanline: Scanline) -> bool:
     """Say whether no engine holds anything."""
     return all(
-        m.engine.alive and m.engine.waiting == 0 and m.engine.slots_in_use == 0
+        m.engine.alive and m.engine.queue.waiting == 0 and m.engine.slots_in_use == 0
         for m in scanline.models.values()
     )
 

@@ -125,7 +125,7 @@ def held(**fields: Any) -> Iterator[tuple[Here, Held]]:
         yield here, decoder
     finally:
         decoder.opened.set()
-        until(lambda: not here.scanline.models["fake"].engine._live)
+        until(lambda: not here.scanline.models["fake"].engine.queue._live)
         assert idle(here.scanline)
         next(server, None)
 
@@ -453,7 +453,7 @@ def test_a_dropped_stream_is_resumed_and_rebuilds_exactly(holding: tuple[Here, H
     first = parse_sse(read_some(here, "/v1/samples", 2, "POST", json=body), complete=False)
     assert [e.name for e in first[:2]] == ["started", "pixels"]
     identifier = first[0].data["id"]
-    generation = here.scanline.models["fake"].engine.find(identifier)
+    generation = here.scanline.models["fake"].engine.queue.find(identifier)
     assert generation is not None
     until(lambda: generation.readers == 0, "the server's noticing")
     assert not generation.finished
@@ -574,7 +574,7 @@ def test_a_stream_not_resumed_frees_its_slots_after_the_grace() -> None:
         engine = here.scanline.models["fake"].engine
         decoder.let(3)
         read_some(here, "/v1/samples", 1, "POST", json={"n": 9, "stream": True})
-        until(lambda e=engine: not e._live, "the cancel")  # type: ignore[misc]
+        until(lambda e=engine: not e.queue._live, "the cancel")  # type: ignore[misc]
         assert idle(here.scanline)
         assert not decoder.opened.is_set()
 
@@ -585,8 +585,8 @@ def test_two_readers_at_once_see_the_same(holding: tuple[Here, Held]) -> None:
         body = {"n": 3, "seed": 5, "stream": True}
         first = pool.submit(here.client.post, "/v1/samples", json=body)
         engine = here.scanline.models["fake"].engine
-        until(lambda: engine._live)
-        (generation,) = engine._live.values()
+        until(lambda: engine.queue._live)
+        (generation,) = engine.queue._live.values()
         url = f"/v1/generations/{generation.id}/events"
         others = [pool.submit(here.client.get, url, params={"granularity": g})
                   for g in ("row", "pixel")]  # fmt: skip
@@ -637,7 +637,7 @@ def test_a_json_client_that_leaves_frees_its_slots(holding: tuple[Here, Held]) -
             await asyncio.gather(asking, return_exceptions=True)
 
     asyncio.run(leave())
-    until(lambda: not engine._live, "the cancel")
+    until(lambda: not engine.queue._live, "the cancel")
     assert not decoder.opened.is_set()
 
 
@@ -856,7 +856,7 @@ def test_a_full_queue_is_429_before_the_picture_is_decoded() -> None:
             waiting = [pool.submit(here.samples, n=4)]
             until(lambda e=engine: e.slots_in_use == 4)  # type: ignore[misc]
             waiting.append(pool.submit(here.samples, n=4))
-            until(lambda e=engine: e.waiting == 4)  # type: ignore[misc]
+            until(lambda e=engine: e.queue.waiting == 4)  # type: ignore[misc]
             for refused in (here.samples(n=1), here.complete(b"no picture", known_rows=1)):
                 check_error(refused, 429, "queue_full")
                 assert refused.json()["error"]["type"] == "rate_limit_error"

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from model.config import ModelConfig
 from model.decoder import Decoder, ReferenceDecoder
 from service import engine as engine_module
-from service.engine import ClosedError, Engine, Limits, QueueFullError
+from service.engine import Engine
 from service.generation import FinishReason, Generation, Image, Place, Request, Status
+from service.queue import ClosedError, Limits, QueueFullError
 from tests.service_fixtures import (
     COLOUR,
     GREY,
@@ -97,12 +98,12 @@ def running(decoder: Decoder, heard: Heard | None = None, **limits: float) -> It
 
 
 def assert_empty(engine: Engine) -> None:
-    assert engine.waiting == 0
+    assert engine.queue.waiting == 0
     assert engine.slots_in_use == 0
     assert engine._running == {}
     assert sorted(engine._free) == list(range(engine.decoder.max_slots))
-    assert not engine._queue
-    assert not engine._live
+    assert not engine.queue._order
+    assert not engine.queue._live
 
 
 def finished(generation: Generation) -> None:
@@ -134,15 +135,15 @@ def completion(config: ModelConfig, seed: int, known: NDArray[np.bool_], n: int 
 def test_one_generation_from_request_to_pixels(config: ModelConfig) -> None:
     heard = Heard()
     with running(FakeDecoder(config, 4), heard) as engine:
-        generation = engine.submit(Request(n=7, seed=2**64 - 3, temperature=0.5))
-        with engine.reading(generation):
+        generation = engine.queue.submit(Request(n=7, seed=2**64 - 3, temperature=0.5))
+        with engine.queue.reading(generation):
             assert_right(generation)
         assert [i.seed for i in generation.images] == [2**64 - 3, 2**64 - 2, 2**64 - 1, 0, 1, 2, 3]
         assert generation.status is Status.FINISHED
         assert generation.error is None
         assert generation.drawn == 7 * config.pixels
-        assert engine.find(generation.id) is generation
-        assert engine.find("gen_none") is None
+        assert engine.queue.find(generation.id) is generation
+        assert engine.queue.find("gen_none") is None
         times = [generation.created, generation.started, generation.first_pixel, generation.ended]
         assert times == sorted(t for t in times if t is not None)
     assert heard.calls["admitted"] == 1
@@ -157,8 +158,8 @@ def test_the_same_seed_gives_the_same_bytes_among_fifty_others_coming_and_going(
 ) -> None:
     request = Request(n=3, seed=77, label=2)
     with running(decoders(GREY, 5)) as engine:
-        alone = engine.submit(request)
-        with engine.reading(alone):
+        alone = engine.queue.submit(request)
+        with engine.queue.reading(alone):
             before = drawn(alone)
         stop, others, errors = threading.Event(), Counter[str](), list[BaseException]()
 
@@ -167,10 +168,10 @@ def test_the_same_seed_gives_the_same_bytes_among_fifty_others_coming_and_going(
             try:
                 while not stop.is_set() or not others[str(number)]:
                     asked = Request(n=draw.randint(1, 3), seed=draw.getrandbits(64))
-                    other = engine.submit(asked)
-                    with engine.reading(other, grace=0):
+                    other = engine.queue.submit(asked)
+                    with engine.queue.reading(other, grace=0):
                         if draw.random() < 0.3:
-                            engine.cancel(other)
+                            engine.queue.cancel(other)
                             finished(other)
                         else:
                             assert_right(other)
@@ -183,8 +184,8 @@ def test_the_same_seed_gives_the_same_bytes_among_fifty_others_coming_and_going(
             thread.start()
         try:
             for _ in range(5):
-                crowded = engine.submit(request)
-                with engine.reading(crowded):
+                crowded = engine.queue.submit(request)
+                with engine.queue.reading(crowded):
                     for mine, theirs in zip(drawn(crowded), before, strict=True):
                         np.testing.assert_array_equal(mine, theirs)
         finally:
@@ -203,17 +204,17 @@ def test_a_small_request_is_not_starved_and_admission_goes_round() -> None:
     )
     gate = Gate(decoder)
     with running(decoder) as engine:
-        large = engine.submit(Request(n=500, seed=0))
+        large = engine.queue.submit(Request(n=500, seed=0))
         gate.arrived.wait()
-        small = engine.submit(Request(n=1, seed=1000))
-        middle = engine.submit(Request(n=2, seed=2000))
+        small = engine.queue.submit(Request(n=1, seed=1000))
+        middle = engine.queue.submit(Request(n=2, seed=2000))
         assert small.queue_position == 498
         assert middle.queue_position == 499
-        with engine.reading(large), engine.reading(small), engine.reading(middle):
+        with engine.queue.reading(large), engine.queue.reading(small), engine.queue.reading(middle):
             gate.open()
             assert_right(small)
             assert_right(middle)
-            engine.cancel(large)
+            engine.queue.cancel(large)
             finished(large)
     assert order[:8] == [0, 1, 2, 1000, 2000, 3, 2001, 4]
 
@@ -221,7 +222,7 @@ def test_a_small_request_is_not_starved_and_admission_goes_round() -> None:
 def test_a_crowd_that_joins_does_not_make_one_long_step() -> None:
     decoder = FakeDecoder(dataclasses.replace(GREY, height=40, width=40), 20)
     engine = Engine("fake", decoder, Limits())  # not started: this thread takes its steps
-    generation = engine.submit(Request(n=20, seed=0))
+    generation = engine.queue.submit(Request(n=20, seed=0))
     engine._admit()
     for measured, pixels in ((1, 1), (10, 7), (20, 15), (40, 15)):
         engine._pixel_seconds, engine._measured = engine_module.STEP_SECONDS / 15, measured
@@ -237,12 +238,12 @@ def test_slots_are_given_in_turn_between_requests() -> None:
     decoder.before_load = lambda slots: order.append(int(engine._running[slots[0]][1].seed))
     gate = Gate(decoder)
     with running(decoder) as engine:
-        first = engine.submit(Request(n=3, seed=100))
+        first = engine.queue.submit(Request(n=3, seed=100))
         gate.arrived.wait()
-        rest = [engine.submit(Request(n=2, seed=200 + 100 * j)) for j in range(2)]
+        rest = [engine.queue.submit(Request(n=2, seed=200 + 100 * j)) for j in range(2)]
         gate.open()
         for generation in (first, *rest):
-            with engine.reading(generation):
+            with engine.queue.reading(generation):
                 assert_right(generation)
     assert order == [100, 101, 200, 300, 102, 201, 301]
 
@@ -251,9 +252,9 @@ def test_an_image_is_admitted_between_any_two_steps() -> None:
     decoder = FakeDecoder(GREY, 2)
     gate = Gate(decoder)
     with running(decoder) as engine:
-        first = engine.submit(Request(n=1, seed=0))
+        first = engine.queue.submit(Request(n=1, seed=0))
         gate.arrived.wait()
-        second = engine.submit(Request(n=1, seed=1))
+        second = engine.queue.submit(Request(n=1, seed=1))
         gate.let(1)
         until(lambda: second.status is Status.RUNNING)
         assert first.status is Status.RUNNING
@@ -269,10 +270,10 @@ def test_a_step_is_never_longer_than_a_row_nor_past_the_first_end_while_others_w
     decoder = FakeDecoder(GREY, 2)
     with running(decoder) as engine:
         known = np.arange(GREY.pixels) < 3
-        generations = [engine.submit(Request(n=3, seed=0)), engine.submit(
+        generations = [engine.queue.submit(Request(n=3, seed=0)), engine.queue.submit(
             completion(GREY, 1, known, 3))]  # fmt: skip
         for generation in generations:
-            with engine.reading(generation):
+            with engine.queue.reading(generation):
                 assert_right(generation)
     assert max(n for _, n in decoder.steps) <= GREY.width
 
@@ -282,29 +283,29 @@ def test_the_waiting_bound_refuses_with_a_sane_wait() -> None:
     gate = Gate(decoder)
     with running(decoder, max_waiting=10) as engine:
         with pytest.raises(QueueFullError) as error:
-            engine.submit(Request(n=11, seed=0))
+            engine.queue.submit(Request(n=11, seed=0))
         assert error.value.retry_after == 1  # nothing measured yet
-        first = engine.submit(Request(n=1, seed=0))
+        first = engine.queue.submit(Request(n=1, seed=0))
         until(lambda: first.status is Status.RUNNING)
-        second = engine.submit(Request(n=10, seed=0))
-        assert engine.waiting == 10
-        for refused in (engine.submit, lambda r: engine.check_room(r.n)):
+        second = engine.queue.submit(Request(n=10, seed=0))
+        assert engine.queue.waiting == 10
+        for refused in (engine.queue.submit, lambda r: engine.queue.check_room(r.n)):
             with pytest.raises(QueueFullError, match="try again in"):
                 refused(Request(n=1, seed=0))
-        assert engine.waiting == 10
-        engine._rate = 100.0  # pixels a second: 11 images of 30 pixels take 3.3 s
+        assert engine.queue.waiting == 10
+        engine.queue.rate = 100.0  # pixels a second: 11 images of 30 pixels take 3.3 s
         with pytest.raises(QueueFullError) as error:
-            engine.check_room(1)
+            engine.queue.check_room(1)
         assert error.value.retry_after == 3
-        engine._rate = 1e-9
+        engine.queue.rate = 1e-9
         with pytest.raises(QueueFullError) as error:
-            engine.check_room(1)
+            engine.queue.check_room(1)
         assert error.value.retry_after == 120
         gate.open()
         for generation in (first, second):
-            with engine.reading(generation):
+            with engine.queue.reading(generation):
                 assert_right(generation)
-        engine.check_room(10)
+        engine.queue.check_room(10)
 
 
 @BOTH
@@ -315,15 +316,18 @@ def test_cancelling_what_waits_and_what_runs_leaves_others_alone(
     decoder = decoders(GREY, 2)
     gate = Gate(decoder)
     with running(decoder, heard) as engine:
-        runs = engine.submit(Request(n=3, seed=0))  # two run, one waits
+        runs = engine.queue.submit(Request(n=3, seed=0))  # two run, one waits
         gate.arrived.wait()
-        waits, other = engine.submit(Request(n=4, seed=10)), engine.submit(Request(n=2, seed=20))
+        waits, other = (
+            engine.queue.submit(Request(n=4, seed=10)),
+            engine.queue.submit(Request(n=2, seed=20)),
+        )
         gate.let(3)
         until(lambda: runs.images[0].position > 0)
-        engine.cancel(runs)
-        engine.cancel(waits)
-        engine.cancel(waits)
-        with engine.reading(other):
+        engine.queue.cancel(runs)
+        engine.queue.cancel(waits)
+        engine.queue.cancel(waits)
+        with engine.queue.reading(other):
             gate.open()
             assert_right(other)
         for cancelled in (runs, waits):
@@ -337,7 +341,7 @@ def test_cancelling_what_waits_and_what_runs_leaves_others_alone(
         np.testing.assert_array_equal(image.read(0, image.position), expected)
         assert not image.read(image.position, GREY.pixels).any()
         assert image.bits is None
-        engine.cancel(runs)  # once more, when it is over
+        engine.queue.cancel(runs)  # once more, when it is over
     assert heard.reasons == {FinishReason.CANCELLED: 7, FinishReason.LENGTH: 2}
 
 
@@ -349,15 +353,15 @@ def test_a_step_that_raises_ends_what_it_touched_and_nothing_else(
     decoder = decoders(GREY, 2)
     gate = Gate(decoder)
     with running(decoder, heard) as engine:
-        touched = engine.submit(Request(n=3, seed=0))
+        touched = engine.queue.submit(Request(n=3, seed=0))
         gate.arrived.wait()
-        spared = engine.submit(Request(n=2, seed=10))
+        spared = engine.queue.submit(Request(n=2, seed=10))
 
         def fail(slots: list[int]) -> None:
             decoder.before_step = lambda slots: None
             raise RuntimeError("the step is broken")
 
-        with engine.reading(touched), engine.reading(spared):
+        with engine.queue.reading(touched), engine.queue.reading(spared):
             decoder.before_step = fail
             gate.open()
             assert_right(spared)
@@ -366,8 +370,8 @@ def test_a_step_that_raises_ends_what_it_touched_and_nothing_else(
         assert touched.error is not None
         assert "send the request again" in touched.error
         assert spared.error is None
-        after = engine.submit(Request(n=5, seed=3))
-        with engine.reading(after):
+        after = engine.queue.submit(Request(n=5, seed=3))
+        with engine.queue.reading(after):
             assert_right(after)
     assert heard.reasons == {FinishReason.ERROR: 3, FinishReason.LENGTH: 7}
 
@@ -379,7 +383,7 @@ def test_a_load_that_raises_ends_only_the_images_that_it_would_have_loaded(
     decoder = FakeDecoder(GREY, 3)
     gate = Gate(decoder)
     with running(decoder) as engine:
-        runs = engine.submit(Request(n=1, seed=0))
+        runs = engine.queue.submit(Request(n=1, seed=0))
         gate.arrived.wait()
 
         def fail(*_: object) -> None:
@@ -387,16 +391,16 @@ def test_a_load_that_raises_ends_only_the_images_that_it_would_have_loaded(
             raise RuntimeError(f"{where} is broken")
 
         monkeypatch.setattr(decoder, where, fail)
-        touched = engine.submit(completion(GREY, 1, np.arange(GREY.pixels) < 8, n=4))
-        with engine.reading(runs), engine.reading(touched):
+        touched = engine.queue.submit(completion(GREY, 1, np.arange(GREY.pixels) < 8, n=4))
+        with engine.queue.reading(runs), engine.queue.reading(touched):
             gate.open()
             finished(touched)
             assert {i.finish_reason for i in touched.images} == {FinishReason.ERROR}
             assert_right(runs)
         until(lambda: engine.slots_in_use == 0)
         assert_empty(engine)
-        after = engine.submit(completion(GREY, 1, np.arange(GREY.pixels) < 8, n=4))
-        with engine.reading(after):
+        after = engine.queue.submit(completion(GREY, 1, np.arange(GREY.pixels) < 8, n=4))
+        with engine.queue.reading(after):
             assert_right(after)
 
 
@@ -409,8 +413,8 @@ def test_failing_for_ever_ends_every_generation_and_the_engine_lives() -> None:
     decoder.before_step = fail
     with running(decoder) as engine:
         for seed in range(20):
-            generation = engine.submit(Request(n=3, seed=seed))
-            with engine.reading(generation):
+            generation = engine.queue.submit(Request(n=3, seed=seed))
+            with engine.queue.reading(generation):
                 finished(generation)
             assert generation.error
         assert engine.alive
@@ -421,13 +425,13 @@ def test_closing_lets_what_there_is_finish_and_takes_no_more() -> None:
     gate = Gate(decoder)
     engine = Engine("fake", decoder, Limits())
     engine.start()
-    generation = engine.submit(Request(n=3, seed=0))
+    generation = engine.queue.submit(Request(n=3, seed=0))
     gate.arrived.wait()
     closing = threading.Thread(target=engine.close, args=(60.0,))
-    with engine.reading(generation):
+    with engine.queue.reading(generation):
         closing.start()
         until(lambda: not engine.alive)
-        for refused in (engine.submit, lambda r: engine.check_room(r.n)):
+        for refused in (engine.queue.submit, lambda r: engine.queue.check_room(r.n)):
             with pytest.raises(ClosedError, match="shutting down"):
                 refused(Request(n=1, seed=0))
         gate.open()
@@ -443,9 +447,9 @@ def test_closing_cuts_off_what_takes_longer_than_the_drain_time() -> None:
     gate = Gate(decoder)
     engine = Engine("fake", decoder, Limits())
     engine.start()
-    generation = engine.submit(Request(n=200, seed=0))
+    generation = engine.queue.submit(Request(n=200, seed=0))
     gate.arrived.wait()
-    with engine.reading(generation):
+    with engine.queue.reading(generation):
         closing = threading.Thread(target=engine.close, args=(0.0,))
         closing.start()
         until(lambda: not engine.alive)
@@ -463,13 +467,15 @@ def test_closing_again_makes_the_time_shorter_never_longer() -> None:
     gate = Gate(decoder)
     engine = Engine("fake", decoder, Limits())
     engine.start()
-    generation = engine.submit(Request(n=200, seed=0))
+    generation = engine.queue.submit(Request(n=200, seed=0))
     gate.arrived.wait()
-    with engine.reading(generation):
+    with engine.queue.reading(generation):
         closing = [threading.Thread(target=engine.close, args=(s,)) for s in (3600, 0, 3600)]
         for thread in closing:
             thread.start()
-        until(lambda: engine._closing is not None and engine._closing <= time.monotonic())
+        until(
+            lambda: engine.queue._closing is not None and engine.queue._closing <= time.monotonic()
+        )
         closing[-1].join(0.05)  # time for the last one to speak
         gate.open()
         for thread in closing:
@@ -485,16 +491,16 @@ def test_the_last_reader_to_leave_lets_a_generation_go_after_the_grace() -> None
     decoder = FakeDecoder(GREY, 1)
     gate = Gate(decoder)
     with running(decoder, grace=0.05) as engine:
-        generation = engine.submit(Request(n=100, seed=0))
+        generation = engine.queue.submit(Request(n=100, seed=0))
         gate.arrived.wait()
-        with engine.reading(generation):
-            with engine.reading(generation):
+        with engine.queue.reading(generation):
+            with engine.queue.reading(generation):
                 pass
             assert generation.abandoned is None  # one reader is still there
             gate.let(2)
             until(lambda: generation.images[0].position > 0)
         assert generation.abandoned is not None
-        with engine.reading(generation):
+        with engine.queue.reading(generation):
             assert generation.abandoned is None  # back in time
         decoder.before_step = lambda slots: time.sleep(0.005)
         gate.open()
@@ -506,9 +512,9 @@ def test_without_grace_the_last_reader_takes_the_generation_along() -> None:
     decoder = FakeDecoder(GREY, 1)
     gate = Gate(decoder)
     with running(decoder, grace=1e6) as engine:
-        generation = engine.submit(Request(n=100, seed=0))
+        generation = engine.queue.submit(Request(n=100, seed=0))
         gate.arrived.wait()
-        with engine.reading(generation, grace=0):
+        with engine.queue.reading(generation, grace=0):
             pass
         gate.let(1)
         finished(generation)
@@ -519,48 +525,48 @@ def test_without_grace_the_last_reader_takes_the_generation_along() -> None:
 def test_no_grace_does_not_cancel_what_its_reader_has_not_reached_yet() -> None:
     decoder = FakeDecoder(GREY, 1)
     with running(decoder, grace=0.0) as engine:
-        generation = engine.submit(Request(n=20, seed=0))
+        generation = engine.queue.submit(Request(n=20, seed=0))
         until(lambda: generation.images[3].status is Status.FINISHED)  # nobody has come so far
-        with engine.reading(generation):
+        with engine.queue.reading(generation):
             assert_right(generation)
 
 
 def test_what_nobody_ever_reads_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "FIRST_READER_SECONDS", 0.02)
+    monkeypatch.setattr("service.queue.FIRST_READER_SECONDS", 0.02)
     decoder = FakeDecoder(GREY, 1)
     decoder.before_step = lambda slots: time.sleep(0.005)
     with running(decoder, grace=0.02) as engine:
-        generation = engine.submit(Request(n=4000, seed=0))
+        generation = engine.queue.submit(Request(n=4000, seed=0))
         finished(generation)
         assert generation.images[-1].finish_reason is FinishReason.CANCELLED
 
 
 def test_finished_generations_are_kept_by_count() -> None:
     with running(FakeDecoder(GREY, 4), keep_finished=3) as engine:
-        generations = [engine.submit(Request(n=1, seed=seed)) for seed in range(8)]
+        generations = [engine.queue.submit(Request(n=1, seed=seed)) for seed in range(8)]
         for generation in generations:
-            with engine.reading(generation):
+            with engine.queue.reading(generation):
                 assert_right(generation)
-        until(lambda: len(engine._finished) == 3)
-        kept = [g for g in generations if engine.find(g.id) is not None]
+        until(lambda: len(engine.queue._finished) == 3)
+        kept = [g for g in generations if engine.queue.find(g.id) is not None]
         assert len(kept) == 3
     with running(FakeDecoder(GREY, 1), keep_finished=0) as engine:
-        generation = engine.submit(Request(n=1, seed=0))
-        with engine.reading(generation):
+        generation = engine.queue.submit(Request(n=1, seed=0))
+        with engine.queue.reading(generation):
             assert_right(generation)
-        until(lambda: engine.find(generation.id) is None)
+        until(lambda: engine.queue.find(generation.id) is None)
 
 
 def test_finished_generations_are_kept_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
     with running(FakeDecoder(GREY, 4), keep_seconds=300.0) as engine:
-        generation = engine.submit(Request(n=1, seed=0))
-        with engine.reading(generation):
+        generation = engine.queue.submit(Request(n=1, seed=0))
+        with engine.queue.reading(generation):
             assert_right(generation)
-        assert engine.find(generation.id) is generation
+        assert engine.queue.find(generation.id) is generation
         assert generation.ended is not None
         generation.ended -= 301
-        assert engine.find(generation.id) is None
-        assert not engine._finished
+        assert engine.queue.find(generation.id) is None
+        assert not engine.queue._finished
 
 
 @BOTH
@@ -585,29 +591,29 @@ def test_slots_come_back_after_thousands_of_random_arrivals_and_cancels(
             for _ in range(500):
                 request = Request(n=draw.randint(1, 9), seed=draw.getrandbits(64))
                 try:
-                    generation = engine.submit(request)
+                    generation = engine.queue.submit(request)
                 except QueueFullError:
                     time.sleep(0.001)
                     continue
                 with lock:
                     asked["images"] += request.n
                 how = draw.random()
-                with engine.reading(generation):
+                with engine.queue.reading(generation):
                     if how < 0.5:
                         finished(generation)
                         if generation.error is None:
                             assert_right(generation)
                 if how > 0.8:
-                    engine.cancel(generation)
+                    engine.queue.cancel(generation)
 
         threads = [threading.Thread(target=arrive, args=(j,)) for j in range(6)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        until(lambda: not engine._live)
+        until(lambda: not engine.queue._live)
         assert_empty(engine)
-        assert len(engine._finished) <= 10
+        assert len(engine.queue._finished) <= 10
         assert engine.alive
     assert asked["images"] > 1000
     assert sum(heard.reasons.values()) == asked["images"]
@@ -642,9 +648,9 @@ def test_reading_while_slots_are_reused_never_gives_another_images_pixels(
             thread.start()
         try:
             for first in range(0, len(requests), 3):
-                live[:] = [engine.submit(r) for r in requests[first : first + 3]]
+                live[:] = [engine.queue.submit(r) for r in requests[first : first + 3]]
                 for generation in live:
-                    with engine.reading(generation):
+                    with engine.queue.reading(generation):
                         finished(generation)
         finally:
             done.set()
@@ -677,7 +683,7 @@ def test_news_wakes_each_waiter_once_and_at_once_when_all_is_over() -> None:
     gate = Gate(decoder)
     woken: Counter[str] = Counter()
     with running(decoder) as engine:
-        generation = engine.submit(Request(n=1, seed=0))
+        generation = engine.queue.submit(Request(n=1, seed=0))
         gate.arrived.wait()
         generation.when_news(lambda: woken.update("a"))
         generation.when_news(lambda: woken.update("b"))
@@ -709,8 +715,8 @@ def test_finished_images_hold_only_their_own_pixels() -> None:
     """Memory: no finished image keeps the decoder's whole canvas alive."""
     decoder = FakeDecoder(GREY, 4)
     with running(decoder) as engine:
-        generation = engine.submit(Request(n=9, seed=0))
-        with engine.reading(generation):
+        generation = engine.queue.submit(Request(n=9, seed=0))
+        with engine.queue.reading(generation):
             drawn(generation)
         for image in generation.images:
             for kept in image._place:
@@ -737,18 +743,18 @@ def test_a_real_network_draws_the_same_alone_and_in_a_crowd(config: ModelConfig)
     decoder = ReferenceDecoder(tiny_model(config), 6)
     request = Request(n=2, seed=41, label=1 if config.classes else -1)
     with running(decoder) as engine:
-        alone = engine.submit(request)
-        with engine.reading(alone):
+        alone = engine.queue.submit(request)
+        with engine.queue.reading(alone):
             before = drawn(alone)
-        first = [engine.submit(Request(n=2, seed=s, temperature=0.3)) for s in range(6)]
+        first = [engine.queue.submit(Request(n=2, seed=s, temperature=0.3)) for s in range(6)]
         known = MASKS["first rows"](config.pixels)
-        crowded = engine.submit(request)
-        later = [engine.submit(completion(config, s, known)) for s in range(5)]
-        engine.cancel(first[2])
-        with engine.reading(crowded):
+        crowded = engine.queue.submit(request)
+        later = [engine.queue.submit(completion(config, s, known)) for s in range(5)]
+        engine.queue.cancel(first[2])
+        with engine.queue.reading(crowded):
             after = drawn(crowded)
         for generation in (*first, *later):
-            with engine.reading(generation):
+            with engine.queue.reading(generation):
                 drawn(generation)
     for mine, theirs in zip(after, before, strict=True):
         np.testing.assert_array_equal(mine, theirs)
@@ -764,8 +770,8 @@ def test_a_real_network_draws_the_same_alone_and_in_a_crowd(config: ModelConfig)
 def test_a_completion_keeps_what_is_known_wherever_it_is(config: ModelConfig, mask: str) -> None:
     known = MASKS[mask](config.pixels)
     with running(ReferenceDecoder(tiny_model(config), 3)) as engine:
-        generation = engine.submit(completion(config, 3, known, n=4))
-        with engine.reading(generation):
+        generation = engine.queue.submit(completion(config, 3, known, n=4))
+        with engine.queue.reading(generation):
             images = drawn(generation)
         canvas = generation.request.canvas
         assert canvas is not None

@@ -391,7 +391,7 @@ def test_a_full_queue_is_429_and_the_client_tries_again() -> None:
         others[0].start()
         until(lambda: scanline.models["grey"].engine.slots_in_use == 1)
         others[1].start()
-        until(lambda: scanline.models["grey"].engine.waiting == 1)
+        until(lambda: scanline.models["grey"].engine.queue.waiting == 1)
         with stock(url) as client, pytest.raises(openai.RateLimitError) as full:
             client.images.generate(prompt="")
         assert (full.value.code, full.value.type) == ("queue_full", "rate_limit_error")

@@ -322,7 +322,7 @@ def test_the_queue_is_told(
         target=httpx.post, args=(f"{served[1]}/v1/samples",), kwargs={"json": {"n": 10}}
     )
     other.start()
-    until(lambda: served[0].models["grey"].engine.waiting == 2)
+    until(lambda: served[0].models["grey"].engine.queue.waiting == 2)
     page.click("#draw-form button[type=submit]")
     expect(page.locator("#draw [data-report]")).to_contain_text("2 images are ahead")
     hold.set()

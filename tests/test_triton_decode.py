@@ -30,8 +30,9 @@ from model.network import LinearTransformer  # noqa: E402
 from model.noise import image_noise  # noqa: E402
 from model.triton_decoder import TritonDecoder, find_device  # noqa: E402
 from model.triton_weights import Precision, sizes_of  # noqa: E402
-from service.engine import Engine, Limits  # noqa: E402
+from service.engine import Engine  # noqa: E402
 from service.generation import Request  # noqa: E402
+from service.queue import Limits  # noqa: E402
 from tests.conftest import TOLERANCES, assert_close, random_network, tiny_config  # noqa: E402
 from tests.test_decoder import Inputs, blank, masked, network_of, put  # noqa: E402
 from tests.test_network import VARIANTS  # noqa: E402
@@ -327,9 +328,9 @@ def test_the_engine_draws_with_it() -> None:
     engine = Engine("tiny", TritonDecoder(network, 2), Limits())
     engine.start()
     try:
-        generations = [engine.submit(request) for request in requests]
+        generations = [engine.queue.submit(request) for request in requests]
         for generation in generations:
-            with engine.reading(generation):
+            with engine.queue.reading(generation):
                 while not generation.finished:
                     time.sleep(0.01)
     finally:

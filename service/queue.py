@@ -1,0 +1,213 @@
+"""Who waits, who runs, who has finished: the generations of one engine, safe from any thread."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from model.config import ModelConfig
+from service.generation import Generation, Image, Request
+
+FIRST_READER_SECONDS = 5.0  # a generation that nobody has come to read by then is cancelled
+
+
+class QueueFullError(Exception):
+    """There is no room for these images now; ``retry_after`` seconds is when there should be."""
+
+    def __init__(self, retry_after: int) -> None:
+        super().__init__(f"the queue is full; try again in {retry_after} s")
+        self.retry_after = retry_after
+
+
+class ClosedError(Exception):
+    """The engine takes no more work: the server is shutting down."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Everything that is bounded: images waiting, and finished ones kept for replay.
+
+    ``grace`` is how many seconds a generation goes on after its last reader left.
+    """
+
+    max_waiting: int = 4096
+    keep_finished: int = 4096
+    keep_seconds: float = 300.0
+    grace: float = 5.0
+
+
+class Queue:
+    """Generations from ``submit`` to the end of their time for replay, fair between them.
+
+    Any thread may call what comes first here, the engine's thread alone what comes after.
+    ``running`` images and ``rate``, pixels drawn a second, are the engine's to say.
+    """
+
+    def __init__(self, name: str, config: ModelConfig, limits: Limits) -> None:
+        self.limits = limits
+        self.waiting = 0  # images
+        self.running = 0
+        self.rate = 0.0
+        self._name, self._config = name, config
+        self._order: deque[Generation] = deque()  # those with images not yet taken
+        self._live: dict[str, Generation] = {}
+        self._leaving: set[Generation] = set()  # cancelled, or without a reader
+        self._finished: OrderedDict[str, Generation] = OrderedDict()
+        self._kept = 0  # images of finished generations
+        self._closing: float | None = None  # when what still runs is told to end
+        self._changed = threading.Condition()  # guards all of the above
+
+    # --- any thread -------------------------------------------------------------------------
+
+    def submit(self, request: Request) -> Generation:
+        """Queue a request, or raise ``QueueFullError`` or ``ClosedError``."""
+        generation = Generation(self._name, self._config, request)
+        with self._changed:
+            self._check_room(request.n)
+            generation.queue_position = self.waiting
+            # Until its first reader comes it counts as abandoned: nothing runs for nobody.
+            wait = max(self.limits.grace, FIRST_READER_SECONDS)
+            generation.abandoned = time.monotonic() + wait
+            self._order.append(generation)
+            self._live[generation.id] = generation
+            self._leaving.add(generation)
+            self.waiting += request.n
+            self._changed.notify()
+        return generation
+
+    def check_room(self, n: int) -> None:
+        """Raise what ``submit`` would raise for ``n`` images now."""
+        with self._changed:
+            self._check_room(n)
+
+    def cancel(self, generation: Generation) -> None:
+        """End a generation: its waiting images at once, its running ones within a step."""
+        with self._changed:
+            generation.cancelled = True
+            self._let_go(generation)
+
+    def find(self, identifier: str) -> Generation | None:
+        """Give a live generation, or a finished one that is still kept."""
+        with self._changed:
+            self._forget_old()
+            return self._live.get(identifier) or self._finished.get(identifier)
+
+    @contextlib.contextmanager
+    def reading(self, generation: Generation, grace: float | None = None) -> Iterator[None]:
+        """Count as a reader inside the block; the last to leave lets the generation go.
+
+        ``grace`` seconds without a reader cancel it, by default the limits' own.
+        """
+        with self._changed:
+            generation.readers += 1
+            generation.abandoned = None
+            if not generation.cancelled:
+                self._leaving.discard(generation)
+        try:
+            yield
+        finally:
+            with self._changed:
+                generation.readers -= 1
+                if generation.readers == 0:
+                    wait = self.limits.grace if grace is None else grace
+                    generation.abandoned = time.monotonic() + wait
+                    self._let_go(generation)
+
+    def close(self, drain: float) -> None:
+        """Take no more work, give what there is ``drain`` seconds to finish, then end the rest.
+
+        Closing once more can make the time shorter, never longer.
+        """
+        with self._changed:
+            end = time.monotonic() + drain
+            self._closing = end if self._closing is None else min(end, self._closing)
+            self._changed.notify()
+
+    @property
+    def closed(self) -> bool:
+        """Whether no more work is taken."""
+        return self._closing is not None
+
+    def _check_room(self, n: int) -> None:
+        if self.closed:
+            raise ClosedError("the server is shutting down; send the request to another one")
+        if self.waiting + n > self.limits.max_waiting:
+            backlog = (self.waiting + self.running) * self._config.pixels
+            seconds = backlog / self.rate if self.rate else 1.0
+            raise QueueFullError(retry_after=int(min(max(seconds, 1.0), 120.0)))
+
+    def _let_go(self, generation: Generation) -> None:
+        if not generation.finished:
+            self._leaving.add(generation)
+            self._changed.notify()
+
+    def _forget_old(self) -> None:
+        oldest_kept = time.monotonic() - self.limits.keep_seconds
+        while self._finished:
+            first = next(iter(self._finished.values()))
+            assert first.ended is not None
+            if self._kept <= self.limits.keep_finished and first.ended >= oldest_kept:
+                return
+            self._finished.popitem(last=False)
+            self._kept -= first.request.n
+
+    # --- the engine's thread ----------------------------------------------------------------
+
+    def wait(self) -> bool:
+        """Sleep until there is something to do; False once closed and nothing is left."""
+        with self._changed:
+            while not self._live:
+                if self.closed:
+                    return False
+                self._changed.wait()
+            if self._closing is not None and time.monotonic() >= self._closing:
+                for generation in self._live.values():
+                    generation.error = "the server is shutting down; send the request again"
+                    generation.cancelled = True
+                    self._leaving.add(generation)
+        return True
+
+    def leavers(self) -> list[Generation]:
+        """Give those to end now, cancelled or left by their readers for too long; each once."""
+        now = time.monotonic()
+        with self._changed:
+            for generation in self._leaving:
+                if generation.abandoned is not None and now >= generation.abandoned:
+                    generation.cancelled = True
+            leavers = [generation for generation in self._leaving if generation.cancelled]
+            self._leaving.difference_update(leavers)
+        return leavers
+
+    def take(self, most: int) -> list[tuple[Generation, Image]]:
+        """Take up to so many waiting images, one of each generation in turn."""
+        taken: list[tuple[Generation, Image]] = []
+        with self._changed:
+            while self._order and len(taken) < most:
+                generation = self._order.popleft()
+                taken.append((generation, generation.images[generation.next_index]))
+                generation.next_index += 1
+                if generation.next_index < generation.request.n:
+                    self._order.append(generation)
+            self.waiting -= len(taken)
+        return taken
+
+    def withdraw(self, generation: Generation) -> None:
+        """Take none of a generation's images any more."""
+        with self._changed:
+            if generation in self._order:
+                self._order.remove(generation)
+                self.waiting -= generation.request.n - generation.next_index
+
+    def finish(self, generation: Generation) -> None:
+        """Mark a generation finished, and keep it for replay."""
+        with self._changed:
+            del self._live[generation.id]
+            self._leaving.discard(generation)
+            self._finished[generation.id] = generation
+            self._kept += generation.request.n
+            generation.finish(time.monotonic())
+            self._forget_old()
