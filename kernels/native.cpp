@@ -1,7 +1,7 @@
 // The native CPU decoder behind a plain C ABI: many images in flight, whole pixels at a time.
 //
 // `model/decoder.py` defines what every call does; this file is the loop over pixels, slots and
-// threads. kernels/native.py builds it, model/native_decoder.py adapts it.
+// threads. kernels/native_build.py builds it, model/native_decoder.py adapts it.
 
 #include <algorithm>
 #include <cstdio>

@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from kernels import native
+from kernels.native_build import NativeBuildError, cpu, cpu_isas, usable_cores
 from model.bench_peer import Peer
 from model.checkpoint import SHIPPED, CheckpointError, find_checkpoints, load_checkpoint
 from model.config import PRESETS, ModelConfig
@@ -220,11 +221,11 @@ def run_bench(
     unknown model, and ``RuntimeError`` where a backend does not agree with the reference.
     """
     networks = find_models(models)
-    threads = threads or native.usable_cores()
+    threads = threads or usable_cores()
     torch.set_num_threads(threads)
     hardware: dict[str, Any] = {
-        "cpu": native.cpu()[0], "cores": native.usable_cores(), "threads": threads,
-        "isa": native.cpu_isas()[0], "system": platform.platform(), "torch": torch.__version__,
+        "cpu": cpu()[0], "cores": usable_cores(), "threads": threads,
+        "isa": cpu_isas()[0], "system": platform.platform(), "torch": torch.__version__,
     }  # fmt: skip
     notes: list[str] = []
     peaks: dict[str, float] = {}
@@ -235,7 +236,7 @@ def run_bench(
         progress("peaks, in thousand millions a second: " + ", ".join(
             f"{name.replace('_', ' ')} {value:.0f}" for name, value in peaks.items()
         ))  # fmt: skip
-    except native.NativeBuildError as error:
+    except NativeBuildError as error:
         notes.append(f"no peaks: {error}")
     progress(HEADER)
     timings: list[Timing] = []

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels import native
+from kernels.native_build import NativeBuildError, usable_cores
 from model.decoder import BackendError, Decoder
 from model.inputs import sinusoidal_code
 from model.network import LinearTransformer
@@ -47,7 +48,7 @@ class NativeDecoder(Decoder):
             raise ValueError(f"threads must be at least 1, not {threads}")
         if precision not in ("bf16", "float32"):
             raise ValueError(f"precision must be bf16 or float32, not {precision!r}")
-        self.threads = threads or native.usable_cores()
+        self.threads = threads or usable_cores()
         self.precision: Precision = precision
         c = self.config
         sizes = {
@@ -73,7 +74,7 @@ class NativeDecoder(Decoder):
             self._native = native.NativeDecoder(
                 library, sizes, _weights(model), _layers(model), inputs
             )
-        except native.NativeBuildError as error:
+        except NativeBuildError as error:
             raise BackendError(f"the native backend cannot run: {error}") from error
 
     @property

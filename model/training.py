@@ -1,8 +1,7 @@
 """Training, deterministic in (seed, step): a run stopped and resumed equals one that ran on.
 
-Muon (orthogonalised momentum, Jordan et al. 2024) steps the blocks' matrices and AdamW the rest;
-the learning rate warms up, stays, and falls to zero over the last part of the run, so a run can be
-made longer or shorter until that part begins. What is served is a moving average of the weights.
+Muon (orthogonalised momentum, Jordan et al. 2024) steps the blocks' matrices and AdamW the rest.
+What is served is a moving average of the weights.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -33,71 +32,15 @@ from model.config import ModelConfig
 from model.data import Dataset
 from model.evaluation import evaluate
 from model.network import LinearTransformer
+from model.recipe import TrainingConfig, batch_indices, learning_rate_factor
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc malloc.h
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingConfig:
-    """How a run goes; raises ``ValueError`` on settings that make no sense.
-
-    ``batch`` counts images over all processes. ``drop_label`` is the share of images trained
-    without their label, ``average`` the moving average's decay, ``decay`` the share of
-    the steps at the end over which the learning rate falls to zero.
-    """
-
-    steps: int
-    batch: int = 16
-    seed: int = 0
-    learning_rate: float = 2e-3
-    muon_rate: float = 0.02
-    weight_decay: float = 0.01
-    warmup: int = 100
-    decay: float = 0.4
-    average: float = 0.998
-    drop_label: float = 0.2
-    checkpoint_every: int = 250
-    evaluate_every: int = 1000
-    precision: str = "auto"
-    compile: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("steps", "batch", "checkpoint_every", "evaluate_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("learning_rate", "muon_rate", "weight_decay", "warmup", "seed"):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
-                raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
-        for name in ("decay", "average", "drop_label"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must be 0 to 1, not {getattr(self, name)}")
-        if self.precision not in ("auto", "bf16", "fp32"):
-            raise ValueError(f"precision must be auto, bf16 or fp32, not {self.precision!r}")
 
 
 # What a resumed run may change: nothing that decides a step already taken.
 _FREE = {"steps", "decay", "checkpoint_every", "evaluate_every", "compile"}
 
 _SAVED = {"config", "training", "step", "seconds", "validation", "model", "average", "optimizers"}
-
-
-def learning_rate_factor(step: int, config: TrainingConfig) -> float:
-    """Give the share of the full learning rate at a step: up, level, and down to 0 at the end."""
-    up = min(1.0, (step + 1) / config.warmup) if config.warmup else 1.0
-    tail = config.decay * config.steps
-    down = min(1.0, (config.steps - step) / tail) if tail else 1.0
-    return up * down
-
-
-def batch_indices(step: int, count: int, config: TrainingConfig) -> np.ndarray[Any, Any]:
-    """Choose a step's images, int64 ``[batch]``: each epoch is a new order by its own seed."""
-    positions = np.arange(step * config.batch, (step + 1) * config.batch)
-    indices = np.empty(config.batch, np.int64)
-    for epoch in np.unique(positions // count):
-        order = np.random.default_rng([config.seed, int(epoch)]).permutation(count)
-        chosen = positions // count == epoch
-        indices[chosen] = order[positions[chosen] % count]
-    return indices
 
 
 def _bf16_pays(device: torch.device) -> bool:

@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import numpy as np
 
-from kernels.native import cpu, usable_cores
+from kernels.native_build import cpu, usable_cores
 from model.bench import find_model
 from model.checkpoint import save_checkpoint
 from model.decoder import Decoder, open_decoder

@@ -196,7 +196,8 @@ def train(
     download: Download = False,
 ) -> None:
     """Train a model on MNIST, CIFAR-10 or a folder of pictures; Ctrl-C stops, --resume goes on."""
-    from model.training import Stop, Trainer, TrainingConfig, processes
+    from model.recipe import TrainingConfig
+    from model.training import Stop, Trainer, processes
     from service.drawing import training_config, training_data, write_samples
 
     data, validation = training_data(dataset, images, size, grey, hold_out, data_dir, download)

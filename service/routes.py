@@ -33,6 +33,7 @@ from service.events import (
     wait_finished,
 )
 from service.generation import Generation
+from service.media import MEDIA, Media, choose_media
 from service.pictures import PictureError, read_upload, to_grid, to_png, to_zip
 from service.schemas import (
     ERRORS,
@@ -44,10 +45,6 @@ from service.schemas import (
 )
 from service.server import Scanline, Served
 
-Media = Literal["application/json", "image/png", "application/zip", "text/event-stream"]
-MEDIA: tuple[Media, ...] = (
-    "application/json", "image/png", "application/zip", "text/event-stream",
-)  # fmt: skip
 SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 router = APIRouter(prefix="/v1", dependencies=[Depends(bearer)], responses=ERRORS)
@@ -62,7 +59,7 @@ _REPLIES: dict[int | str, dict[str, Any]] = {
 @router.post("/samples", tags=["draw"], response_model=GenerationReply, responses=_REPLIES)
 async def create_samples(request: Request, server: Server, body: SampleRequest) -> Response:
     """Draw images, of a class or of anything."""
-    media = _media(request, body.stream, body.model_fields_set)
+    media = choose_media(request, body.stream, body.model_fields_set)
     engine = find_engine(server, body.model, body.n)
     wanted = work.Request(
         n=body.n,
@@ -83,7 +80,7 @@ async def create_completions(
 
     Transparent in `mask` if one is sent, else in the picture itself.
     """
-    media = _media(request, form.stream, form.model_fields_set)
+    media = choose_media(request, form.stream, form.model_fields_set)
     engine = find_engine(server, form.model, form.n)
     config = engine.decoder.config
     label = find_label(config, form.label)
@@ -164,46 +161,6 @@ async def get_model(server: Server, name: str) -> ModelReply:
 
 
 # --- from the request ---------------------------------------------------------------------------
-
-
-def _media(request: Request, stream: bool, given: set[str]) -> Media:
-    """Choose the reply's media type, and refuse fields that would mean nothing in it."""
-    media: Media = "text/event-stream" if stream else _acceptable(request)
-    if "granularity" in given and media != "text/event-stream":
-        raise ApiError(
-            400, "granularity is about streams: leave it out, or set stream to true",
-            param="granularity",
-        )  # fmt: skip
-    if "output" in given and media in ("image/png", "application/zip"):
-        raise ApiError(
-            400, f"output is about JSON and streams, and Accept asks for {media}: leave one out",
-            param="output",
-        )  # fmt: skip
-    return media
-
-
-def _acceptable(request: Request) -> Media:
-    """Find the first media type of `Accept` that can be given, best quality first."""
-    accept = request.headers.get("accept", "*/*")
-    wishes: list[tuple[float, str]] = []
-    for part in accept.split(","):
-        kind, *parameters = (piece.strip().lower() for piece in part.split(";"))
-        quality = next((p[2:] for p in parameters if p.startswith("q=")), "1")
-        try:
-            wishes.append((-float(quality), kind))
-        except ValueError:
-            wishes.append((0.0, kind))
-    for negative, kind in sorted(wishes, key=lambda wish: wish[0]):
-        if negative == 0:
-            continue  # q=0: anything but this
-        if kind in ("*/*", "application/*", ""):
-            return "application/json"
-        if kind == "image/*":
-            return "image/png"
-        for media in MEDIA:
-            if kind == media:
-                return media
-    raise ApiError(406, f"nothing here is {accept}; accept one of {', '.join(MEDIA)}")
 
 
 def _find(server: Scanline, identifier: str) -> tuple[Engine, Generation]:

@@ -16,7 +16,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from kernels import native
+from kernels import native, native_build
 from model import bench
 from model.checkpoint import SHIPPED, CheckpointError, find_checkpoints, load_checkpoint
 from model.config import PRESETS, ModelConfig
@@ -46,13 +46,13 @@ TINY = LinearTransformer(tiny_config())
 STRICT = "-Wall -Wextra -Wpedantic -Werror -Wno-unused-command-line-argument"
 
 
-@pytest.fixture(params=native.ISAS)
+@pytest.fixture(params=native_build.ISAS)
 def isa(request: pytest.FixtureRequest) -> str:
     """Give each ISA's name; skips, visibly, those that this CPU or compiler lacks."""
     name = str(request.param)
     try:
         native.load_library(name)
-    except native.NativeBuildError as error:
+    except native_build.NativeBuildError as error:
         pytest.skip(str(error))
     return name
 
@@ -326,8 +326,8 @@ def test_wrong_settings_are_refused() -> None:
 
 
 def test_an_isa_that_the_cpu_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "cpu", lambda: ("Old CPU", frozenset({"avx2", "fma"})))
-    assert native.cpu_isas() == ["avx2", "portable"]
+    monkeypatch.setattr(native_build, "cpu", lambda: ("Old CPU", frozenset({"avx2", "fma"})))
+    assert native_build.cpu_isas() == ["avx2", "portable"]
     with pytest.raises(BackendError, match=r"Old CPU\) has no avx512; it has avx2, portable"):
         NativeDecoder(TINY, 1, isa="avx512")
 
@@ -339,7 +339,7 @@ def test_a_build_is_kept_and_used_again(cache: Path, monkeypatch: pytest.MonkeyP
     native.load_library("portable")
     (built,) = cache.iterdir()
     assert built.name.startswith("native-portable-")
-    monkeypatch.setattr(native, "_build", None)
+    monkeypatch.setattr(native_build, "_build", None)
     native.load_library("portable")
 
 
@@ -395,9 +395,9 @@ def test_builds_made_beforehand_need_no_compiler(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a Docker image does: built in one stage, run in another, on some other CPU."""
-    two = {isa: native.ISAS[isa] for isa in dict.fromkeys([native.cpu_isas()[0], "portable"])}
-    monkeypatch.setattr(native, "ISAS", two)
-    assert native.ISAS.keys() == {path.name.split("-")[1] for path in native.build_all()}
+    isas = dict.fromkeys([native_build.cpu_isas()[0], "portable"])
+    monkeypatch.setattr(native_build, "ISAS", {isa: native_build.ISAS[isa] for isa in isas})
+    assert isas.keys() == {path.name.split("-")[1] for path in native_build.build_all()}
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(cache))
     assert open_decoder(TINY, 1, "native").backend == "native"
@@ -419,12 +419,12 @@ def test_a_compiler_that_fails(
 
 
 @pytest.mark.parametrize("compiler", ["g++", "clang++"])
-@pytest.mark.parametrize("isa", native.ISAS)
+@pytest.mark.parametrize("isa", native_build.ISAS)
 def test_compilers_have_nothing_to_warn_of(compiler: str, isa: str, tmp_path: Path) -> None:
     # gcc looks for uninitialised values only where it optimises; all of clang's are the parser's.
     level = "-O1" if compiler == "g++" else "-fsyntax-only"
-    flags = [*native.FLAGS, *native.ISAS[isa][0], *STRICT.split(), level]
-    command = [compiler, *flags, str(native.SOURCE), "-o", str(tmp_path / "native.so")]
+    flags = [*native_build.FLAGS, *native_build.ISAS[isa][0], *STRICT.split(), level]
+    command = [compiler, *flags, str(native_build.SOURCE), "-o", str(tmp_path / "native.so")]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except FileNotFoundError:

@@ -20,7 +20,8 @@ from model.checkpoint import CheckpointError, load_checkpoint
 from model.config import ModelConfig
 from model.data import Dataset
 from model.evaluation import evaluate
-from model.training import Stop, Trainer, TrainingConfig, batch_indices, learning_rate_factor
+from model.recipe import TrainingConfig, batch_indices, learning_rate_factor
+from model.training import Stop, Trainer
 from tests.conftest import ROOT, random_network, tiny_config
 
 CPU = torch.device("cpu")
