@@ -1,18 +1,22 @@
-"""What every route does first: the server, the model, and room in its queue."""
+"""What routes share: the server, the model, room in its queue, and the client that waits."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import secrets
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Annotated
 
 from fastapi import Depends, Request
 from fastapi.security import HTTPBearer
 
 from model.config import ModelConfig
+from service import generation as work
 from service.engine import Engine
 from service.errors import ApiError
+from service.events import wait_finished
+from service.generation import Generation
 from service.queue import ClosedError, QueueFullError
 from service.server import Scanline, Served
 
@@ -79,7 +83,34 @@ def find_label(config: ModelConfig, label: int | str | None) -> int:
         raise ApiError(400, str(error), param="label", code="unknown_class") from None
 
 
-async def client_gone(request: Request) -> None:
-    """Return once the client has closed its connection; its body must have been read."""
+async def _client_gone(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+@contextlib.asynccontextmanager
+async def client_of(request: Request) -> AsyncIterator[asyncio.Task[None]]:
+    """Watch the client inside the block, its body read: yields a task that ends when it leaves."""
+    gone = asyncio.create_task(_client_gone(request))
+    try:
+        yield gone
+    finally:
+        gone.cancel()
+
+
+async def draw_to_end(request: Request, engine: Engine, wanted: work.Request) -> Generation:
+    """Draw what is wanted for a client that waits for all of it.
+
+    Raises ``ApiError`` where there is no room or drawing fails, ``ClientGoneError`` if the client
+    leaves.
+    """
+    with queue_errors():
+        generation = engine.queue.submit(wanted)
+    # Nobody can come back for the reply: if its reader leaves, so does the generation.
+    with engine.queue.reading(generation, grace=0):
+        async with client_of(request) as gone:
+            await wait_finished(generation, gone)
+    if generation.error:
+        status = 500 if engine.alive else 503
+        raise ApiError(status, generation.error, code="generation_failed")
+    return generation

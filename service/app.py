@@ -21,6 +21,7 @@ from starlette.routing import Match
 
 from service import __version__
 from service.errors import ApiError, describe, error_body
+from service.events import ClientGoneError
 from service.metrics import CONTENT_TYPE
 from service.middleware import (
     AccessMiddleware,
@@ -156,6 +157,10 @@ def _add_errors(app: FastAPI) -> None:
             headers["Allow"] = ", ".join(sorted(_methods(request)))
         body = error_body(error.status_code, message, param, code)
         return JSONResponse(body, error.status_code, headers=headers)
+
+    @app.exception_handler(ClientGoneError)
+    async def on_gone(request: Request, error: ClientGoneError) -> Response:
+        return Response(status_code=499)  # which nobody reads but the log
 
     @app.exception_handler(RequestValidationError)
     async def on_invalid(request: Request, error: RequestValidationError) -> JSONResponse:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Depends, Request, Response
@@ -17,13 +17,14 @@ from service.admission import (
     Server,
     bearer,
     choose_seed,
-    client_gone,
+    client_of,
+    draw_to_end,
     find_engine,
     queue_errors,
 )
 from service.engine import Engine
 from service.errors import ApiError
-from service.events import ClientGoneError, wait_finished
+from service.events import ClientGoneError
 from service.generation import Generation
 from service.openai_edits import Edit, read_canvas, read_edit
 from service.openai_reply import Form, Kind, images_json, stream_images
@@ -83,14 +84,7 @@ async def create_edit(request: Request, server: Server) -> Response:
         canvas, known = await run_in_threadpool(read_canvas, edit, config)
     except PictureError as error:
         raise ApiError(400, str(error), param=error.param, code="invalid_image") from None
-    wanted = work.Request(
-        n=wanted.n,
-        seed=wanted.seed,
-        label=wanted.label,
-        temperature=wanted.temperature,
-        canvas=canvas,
-        known=known,
-    )
+    wanted = replace(wanted, canvas=canvas, known=known)
     return await _draw(request, engine, wanted, form, body)
 
 
@@ -171,35 +165,21 @@ def _scale(size: str | None, config: ModelConfig) -> int:
 async def _draw(
     request: Request, engine: Engine, wanted: work.Request, form: Form, body: ImageOptions
 ) -> Response:
-    with queue_errors():
-        generation = engine.queue.submit(wanted)
-    headers = {"X-Generation-ID": generation.id}
     if body.stream:
+        with queue_errors():
+            generation = engine.queue.submit(wanted)
         events = _events(request, engine, generation, form, body.partial_images or 0)
-        return StreamingResponse(
-            events, media_type="text/event-stream", headers=SSE_HEADERS | headers
-        )
-    gone = asyncio.create_task(client_gone(request))
-    try:
-        with engine.queue.reading(generation, grace=0):
-            await wait_finished(generation, gone)
-    except ClientGoneError:
-        return Response(status_code=499)
-    finally:
-        gone.cancel()
-    if generation.error:
-        status = 500 if engine.alive else 503
-        raise ApiError(status, generation.error, code="generation_failed")
+        headers = SSE_HEADERS | {"X-Generation-ID": generation.id}
+        return StreamingResponse(events, media_type="text/event-stream", headers=headers)
+    generation = await draw_to_end(request, engine, wanted)
+    headers = {"X-Generation-ID": generation.id}
     return JSONResponse(await run_in_threadpool(images_json, generation, form), headers=headers)
 
 
 async def _events(
     request: Request, engine: Engine, generation: Generation, form: Form, partials: int
 ) -> AsyncIterator[bytes]:
-    gone = asyncio.create_task(client_gone(request))
-    try:
-        with engine.queue.reading(generation, grace=0), contextlib.suppress(ClientGoneError):
+    with engine.queue.reading(generation, grace=0), contextlib.suppress(ClientGoneError):
+        async with client_of(request) as gone:
             async for event in stream_images(generation, gone, form, partials):
                 yield event
-    finally:
-        gone.cancel()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from typing import Annotated, Any, Literal
@@ -16,7 +15,8 @@ from service.admission import (
     Server,
     bearer,
     choose_seed,
-    client_gone,
+    client_of,
+    draw_to_end,
     find_engine,
     find_label,
     find_served,
@@ -137,14 +137,9 @@ async def get_events(
 async def cancel_generation(request: Request, server: Server, identifier: str) -> Response:
     """Cancel a generation; what is drawn already stays readable. Cancelling twice is no error."""
     engine, generation = _find(server, identifier)
-    gone = asyncio.create_task(client_gone(request))
-    try:
-        engine.queue.cancel(generation)
+    engine.queue.cancel(generation)
+    async with client_of(request) as gone:
         await wait_finished(generation, gone)
-    except ClientGoneError:
-        return Response(status_code=499)
-    finally:
-        gone.cancel()
     return JSONResponse(await run_in_threadpool(_body, generation, "png"))
 
 
@@ -187,22 +182,11 @@ async def _draw(
     granularity: Granularity,
     output: str,
 ) -> Response:
-    with queue_errors():
-        generation = engine.queue.submit(wanted)
     if media == "text/event-stream":
+        with queue_errors():
+            generation = engine.queue.submit(wanted)
         return _stream(request, engine, generation, granularity, None, output)
-    gone = asyncio.create_task(client_gone(request))
-    try:
-        # Nobody can come back for a JSON reply: if its reader leaves, so does the generation.
-        with engine.queue.reading(generation, grace=0):
-            await wait_finished(generation, gone)
-    except ClientGoneError:
-        return Response(status_code=499)
-    finally:
-        gone.cancel()
-    if generation.error:
-        status = 500 if engine.alive else 503
-        raise ApiError(status, generation.error, code="generation_failed")
+    generation = await draw_to_end(request, engine, wanted)
     return await run_in_threadpool(_reply, generation, media, output)
 
 
@@ -245,9 +229,8 @@ def _stream(
     output: str,
 ) -> StreamingResponse:
     async def events() -> AsyncIterator[bytes]:
-        gone = asyncio.create_task(client_gone(request))
-        try:
-            with engine.queue.reading(generation), contextlib.suppress(ClientGoneError):
+        with engine.queue.reading(generation), contextlib.suppress(ClientGoneError):
+            async with client_of(request) as gone:
                 async for event in stream_events(
                     generation,
                     gone,
@@ -256,8 +239,6 @@ def _stream(
                     output=output,
                 ):
                     yield event
-        finally:
-            gone.cancel()
 
     headers = SSE_HEADERS | {"X-Generation-ID": generation.id}
     return StreamingResponse(events(), media_type="text/event-stream", headers=headers)
