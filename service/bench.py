@@ -16,34 +16,22 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 
 from kernels.native_build import cpu, usable_cores
-from model.bench import find_model
+from model.bench import begin, find_model
 from model.checkpoint import save_checkpoint
 from model.decoder import Decoder, open_decoder
-from model.noise import image_noise
 
 CLIENTS, IMAGES, SLOTS = 16, 16, 64  # 256 images in flight on 64 slots
 
 
 def decoder_rate(decoder: Decoder) -> float:
     """Draw one image in every slot and give images a second."""
-    config, N = decoder.config, decoder.max_slots
-    slots = np.arange(N, dtype=np.int32)
-    decoder.reset(slots)
-    decoder.load(
-        slots,
-        np.zeros((N, config.pixels, config.channels), np.uint8),
-        np.zeros((N, config.pixels), np.bool_),
-        np.stack([image_noise(seed, config.pixels, config.draws) for seed in range(N)]),
-        np.ones(N, np.float32),
-        np.full(N, -1, np.int32),
-    )
+    config, slots = decoder.config, begin(decoder)
     began = time.perf_counter()
     for _ in range(config.height):
         decoder.step(slots, config.width)
-    return N / (time.perf_counter() - began)
+    return len(slots) / (time.perf_counter() - began)
 
 
 @contextmanager
