@@ -27,6 +27,7 @@ from service.middleware import (
     AccessMiddleware,
     BodyLimitMiddleware,
     FailureMiddleware,
+    HeadMiddleware,
     KeyMiddleware,
 )
 from service.openai import router as openai_router
@@ -84,7 +85,8 @@ def create_app(scanline: Scanline, open_models: Callable[[], None]) -> FastAPI:
     _add_operations(app, scanline)
     _add_errors(app)
     settings = scanline.settings
-    app.add_middleware(FailureMiddleware)  # the first one added is the innermost
+    app.add_middleware(HeadMiddleware)  # the first one added is the innermost
+    app.add_middleware(FailureMiddleware)
     app.add_middleware(BodyLimitMiddleware, limit=settings.max_upload)
     if settings.api_key is not None:
         app.add_middleware(KeyMiddleware, key=settings.api_key)
@@ -140,7 +142,7 @@ def _methods(request: Request) -> set[str]:
         scope = dict(request.scope) | {"method": method}
         if any(route.matches(scope)[0] is Match.FULL for route in request.app.routes):
             methods.add(method)
-    return methods
+    return methods | {"HEAD"} if "GET" in methods else methods
 
 
 def _add_errors(app: FastAPI) -> None:

@@ -754,6 +754,18 @@ def test_what_is_not_there_and_what_is_not_taken(here: Here) -> None:
     assert "image/png" in check_error(reply, 406)
 
 
+def test_head_is_get_without_a_body(here: Here) -> None:
+    for path in ("/", "/livez", "/readyz", "/v1/models", "/static/app.js"):
+        head, get = here.client.head(path), here.client.get(path)
+        assert (head.status_code, head.content) == (200, b"")
+        assert head.headers["content-length"] == str(len(get.content))
+    assert 'route="/livez",status="200"} 2.0' in here.client.get("/metrics").text
+    check = here.client.head("/v1/samples")
+    assert check.status_code == 405
+    assert check.headers["allow"] == "POST"
+    assert here.client.post("/livez").headers["allow"] == "GET, HEAD"
+
+
 def bomb(width: int, height: int) -> bytes:
     """Give a PNG whose header claims a size that its few bytes do not hold."""
 
