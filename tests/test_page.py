@@ -403,6 +403,24 @@ def test_a_colour_model_draws_and_completes(visit: Open) -> None:
     assert page.locator("#complete-form [name=colour]").is_visible()
 
 
+def test_another_model_draws_at_once(visit: Open) -> None:
+    page = visit()
+    finished(page)
+    page.select_option("#model", "colour")
+    finished(page)
+    sizes = page.eval_on_selector_all(
+        "#draw .sheet canvas", "all => all.map(c => [c.width, c.height])"
+    )
+    assert sizes == [[COLOUR.width, COLOUR.height]] * 12
+    page.click("nav >> text=Complete")
+    finished(page, "complete")
+    page.select_option("#model", "grey")
+    finished(page, "complete")
+    page.click("nav >> text=Draw")
+    finished(page)
+    assert len(pixels(page, "#draw .sheet canvas")[0]) == 4 * GREY.pixels
+
+
 def test_everything_can_be_done_with_the_keyboard(visit: Open) -> None:
     page = visit()
     finished(page)

@@ -64,6 +64,7 @@ export class CompleteView {
   /** Take a model: its size, its classes, and examples it draws itself. */
   use(model) {
     this.model = model;
+    this.sheet.clear();
     const { rows, label, colour } = this.form.elements;
     rows.max = model.height - 1;
     const names = ["", ...model.classes];

@@ -47,6 +47,7 @@ export class DrawView {
   /** Take a model: its classes become the choices. */
   use(model) {
     this.model = model;
+    this.sheet.clear();
     const box = document.getElementById("draw-classes");
     box.querySelectorAll("label").forEach((label) => label.remove());
     box.hidden = model.classes.length === 0;

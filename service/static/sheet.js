@@ -38,6 +38,17 @@ export class Sheet {
     this.abort?.abort(new DOMException("cancelled", "AbortError"));
   }
 
+  /** Show nothing, and stop what runs: its model is not looked at any more. */
+  clear() {
+    this.cancel();
+    this.abort = null;
+    for (const { player } of this.items) player.stop();
+    this.items = [];
+    this.list.replaceChildren();
+    this.report.replaceChildren();
+    this.busy(false);
+  }
+
   /**
    * Draw, and show it.
    *
