@@ -111,9 +111,19 @@ class Decoder(ABC):
     def land(self) -> None:  # noqa: B027
         """Wait for all that was launched: the arrays are true again."""
 
+    def _chosen(self, slots: Sequence[int] | NDArray[np.int32]) -> NDArray[np.int32]:
+        """Leave out -1; raises ``ValueError`` on a slot that is not there, or named twice."""
+        rows: NDArray[np.int32] = np.asarray(slots, np.int32)
+        rows = rows[rows != -1]
+        there = not rows.size or (rows.min() >= 0 and rows.max() < self.max_slots)
+        if not there or (len(rows) > 1 and np.bincount(rows).max() > 1):
+            raise ValueError("slots must be -1 or different numbers below max_slots")
+        return rows
+
     def _check_prefill(
         self, slots: Sequence[int] | NDArray[np.int32], lengths: Sequence[int] | NDArray[np.int32]
     ) -> None:
+        self._chosen(slots)
         for slot, length in zip(slots, lengths, strict=True):
             if slot < 0:
                 continue
@@ -137,11 +147,10 @@ class ReferenceDecoder(Decoder):
         self.state = State.zeros(model.config, max_slots, dtype)
 
     def reset(self, slots: Sequence[int] | NDArray[np.int32]) -> None:
-        for slot in slots:
-            if slot >= 0:
-                self.state.kv[:, slot] = 0
-                self.state.z[:, slot] = 0
-                self.positions[slot] = 0
+        for slot in self._chosen(slots):
+            self.state.kv[:, slot] = 0
+            self.state.z[:, slot] = 0
+            self.positions[slot] = 0
 
     @torch.inference_mode()
     def prefill(
@@ -160,10 +169,9 @@ class ReferenceDecoder(Decoder):
 
     @torch.inference_mode()
     def step(self, slots: Sequence[int] | NDArray[np.int32], n: int) -> None:
-        for slot in slots:
-            if slot >= 0:
-                for _ in range(min(n, self.config.pixels - int(self.positions[slot]))):
-                    self._step_pixel(slot)
+        for slot in self._chosen(slots):
+            for _ in range(min(n, self.config.pixels - int(self.positions[slot]))):
+                self._step_pixel(slot)
 
     def _label(self, slot: int | np.int32) -> Tensor | None:
         if not self.config.classes:

@@ -123,7 +123,7 @@ class TritonDecoder(Decoder):
                 ) from error
 
     def reset(self, slots: Sequence[int] | NDArray[np.int32]) -> None:
-        some = self._some(slots)
+        some = self._chosen(slots)
         self.positions[some] = self._ahead[some] = 0
         self._ages[some] += 1
         with self._on_device():
@@ -141,7 +141,7 @@ class TritonDecoder(Decoder):
         temperature: NDArray[np.float32],
         label: NDArray[np.int32],
     ) -> None:
-        some = self._some(slots)
+        some = self._chosen(slots)
         super().load(slots, canvas, known, noise, temperature, label)
         with self._on_device():
             self._upload(some)
@@ -154,7 +154,7 @@ class TritonDecoder(Decoder):
         So a prefilled state is a stepped one to the last bit, and 64 images cost no more than one.
         """
         rows, counts = np.asarray(slots, np.int32), np.asarray(lengths, np.int32)
-        some, counts = self._some(rows), counts[rows >= 0]
+        some, counts = self._chosen(rows), counts[rows >= 0]
         self._check_prefill(slots, lengths)
         done = 0
         for length in np.unique(counts).tolist():
@@ -166,7 +166,7 @@ class TritonDecoder(Decoder):
         self.land()
 
     def launch(self, slots: Sequence[int] | NDArray[np.int32], n: int) -> None:
-        some = self._some(slots)
+        some = self._chosen(slots)
         T = self.config.pixels
         some = some[self._ahead[some] < T]
         if n < 1 or not some.size:
@@ -269,15 +269,6 @@ class TritonDecoder(Decoder):
             return tensor
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         return host.copy_(tensor, non_blocking=True)
-
-    def _some(self, slots: Sequence[int] | NDArray[np.int32]) -> NDArray[np.int32]:
-        rows: NDArray[np.int32] = np.asarray(slots, np.int32)
-        rows = rows[rows != -1]
-        if rows.size and (rows.min() < 0 or rows.max() >= self.max_slots):
-            raise ValueError("slots must be -1 or different numbers below max_slots")
-        if len(rows) > 1 and np.bincount(rows).max() > 1:
-            raise ValueError("slots must be -1 or different numbers below max_slots")
-        return rows
 
     @contextmanager
     def _on_device(self) -> Iterator[None]:

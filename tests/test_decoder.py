@@ -387,6 +387,20 @@ def test_other_slots_are_not_read_and_not_written(config: ModelConfig, backend: 
     assert np.array_equal(decoder.bits[[4, 0]], clean_bits)
 
 
+def test_slots_that_are_not_there_or_named_twice_are_refused(backend: str) -> None:
+    decoder = open_decoder(network_of(GREY), 3, backend)
+    put(decoder, [0, 1, 2], blank(GREY, 3))
+    for slots in ([0, 1, 0], [3], [-2]):
+        for method in (
+            decoder.reset,
+            lambda rows: decoder.step(rows, 1),
+            lambda rows: decoder.prefill(rows, [0] * len(rows)),
+        ):
+            with pytest.raises(ValueError, match="slots must be -1 or different numbers"):
+                method(np.array(slots, np.int32))
+    assert decoder.positions.tolist() == [0, 0, 0]
+
+
 def test_no_slots_at_all_is_nothing_to_do(backend: str) -> None:
     decoder = open_decoder(network_of(GREY), 2, backend)
     for slots in (np.array([], np.int32), np.array([-1, -1], np.int32)):
