@@ -30,6 +30,7 @@ from model.triton_weights import DTYPES, Precision, fill, sizes_of
 
 log = logging.getLogger("scanline.decoder")
 
+UPLOAD_SLOTS = 1024  # whose inputs are pinned at once: pinned memory is never given back
 GRAPH_PIXELS = (8, 1)  # pixels that one replay of a graph draws
 SPARE_BYTES = 512 << 20  # what is left free of the device's memory, for graphs and others
 
@@ -113,7 +114,9 @@ class TritonDecoder(Decoder):
             for name, buffer in self.buffers.items():
                 buffer.fill_(-1 if name == "slots" else 0)
             self._launches = triton_decode.plan(self._sizes, self._weights, self.buffers)
-            self._upload(np.arange(max_slots, dtype=np.int32))
+            for first in range(0, max_slots, UPLOAD_SLOTS):
+                last = min(first + UPLOAD_SLOTS, max_slots)
+                self._upload(np.arange(first, last, dtype=np.int32))
             try:  # a step of no slots: nothing is compiled while a graph is captured
                 triton_decode.run(self._launches, 1, 1, self._sizes.parts)
             except (RuntimeError, OSError, SubprocessError, TritonError) as error:
