@@ -6,6 +6,7 @@ import json
 import os
 import tempfile
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,23 @@ def find_checkpoints(folder: Path) -> dict[str, Path]:
             f"no *.safetensors in {folder}: train one with `scanline train mnist --out {folder}`"
         )
     return found
+
+
+def load_checkpoints(folder: Path, names: Sequence[str] = ()) -> list[Checkpoint]:
+    """Read these models of a folder, or all of them, the default first.
+
+    The default is the first one named; of all, one of the fewest steps an image. Raises
+    ``CheckpointError`` on a name that is not there, or a checkpoint that cannot be used.
+    """
+    paths = find_checkpoints(folder)
+    for name in names:
+        if name not in paths:
+            there = ", ".join(paths)
+            raise CheckpointError(f"there is no model {name!r} in {folder}; there are: {there}")
+    checkpoints = [load_checkpoint(paths[name]) for name in names or paths]
+    if not names:
+        checkpoints.sort(key=lambda checkpoint: checkpoint.model.config.steps)
+    return checkpoints
 
 
 # The authors' names for a layer's parts, and ours.

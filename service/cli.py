@@ -8,10 +8,13 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from pydantic import ValidationError
+
+if TYPE_CHECKING:
+    from model.checkpoint import Checkpoint
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -27,7 +30,10 @@ def _number(value: float) -> float:
     return value
 
 
-ModelName = Annotated[str, typer.Option("--model", help="A checkpoint's name in the folder.")]
+ModelName = Annotated[
+    str | None,
+    typer.Option("--model", help="A checkpoint's name; of the fewest steps if none."),
+]
 WeightsDir = Annotated[
     Path | None, typer.Option("--weights", help="Folder of checkpoints; the shipped ones if none.")
 ]
@@ -49,6 +55,12 @@ Grey = Annotated[bool, typer.Option("--grey", help="Make --images grey.")]
 Download = Annotated[bool, typer.Option(help="Fetch the data set if it is not there.")]
 
 
+def _open_model(folder: Path | None, name: str | None) -> Checkpoint:
+    from model.checkpoint import SHIPPED, load_checkpoints
+
+    return load_checkpoints(folder or SHIPPED, [name] if name else [])[0]
+
+
 @app.command(context_settings={"help_option_names": ["-h", "--help"]})
 def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
@@ -68,9 +80,10 @@ def serve(
     """Serve models over HTTP; every setting is a SCANLINE_* variable too (see README)."""
     import uvicorn
 
+    from model.checkpoint import load_checkpoints
     from service.app import create_app
     from service.logs import set_up_logs
-    from service.server import FLUSH_SECONDS, Process, Scanline, read_checkpoints
+    from service.server import FLUSH_SECONDS, Process, Scanline
     from service.settings import Settings
 
     given = {name: value for name, value in locals().items() if name in Settings.model_fields}
@@ -81,7 +94,7 @@ def serve(
     sys.setswitchinterval(0.0005)
     if settings.api_key is None and "SCANLINE_API_KEY" in os.environ:
         logging.getLogger("scanline").warning("SCANLINE_API_KEY is empty: anyone may call /v1")
-    checkpoints = read_checkpoints(settings)
+    checkpoints = load_checkpoints(settings.weights, settings.models)
     scanline = Scanline(settings)
     config = uvicorn.Config(
         create_app(scanline, lambda: scanline.open(checkpoints)),
@@ -101,7 +114,7 @@ def serve(
 def sample(
     out: Annotated[Path, typer.Argument(help="The PNG to write.")] = Path("samples.png"),
     n: Annotated[int, typer.Option("-n", min=1, help="Images to draw.")] = 16,
-    model: ModelName = "mnist",
+    model: ModelName = None,
     label: Annotated[str | None, typer.Option(help="A class, by name or number.")] = None,
     seed: Seed = 0,
     temperature: Temperature = 1.0,
@@ -111,10 +124,10 @@ def sample(
     threads: Threads = None,
 ) -> None:
     """Draw images without a server, and write them as one PNG grid."""
-    from service.drawing import draw_grid, open_model
+    from service.drawing import draw_grid
     from service.generation import Request
 
-    checkpoint = open_model(weights, model)
+    checkpoint = _open_model(weights, model)
     number = checkpoint.model.config.class_number(label)
     request = Request(n=n, seed=seed, label=number, temperature=temperature)
     draw_grid(checkpoint, request, out, scale, backend, threads)
@@ -132,7 +145,7 @@ def complete(
         Literal["exact", "cover", "contain"], typer.Option(help="For a picture of another size.")
     ] = "cover",
     n: Annotated[int, typer.Option("-n", min=1, help="Ways to complete it.")] = 4,
-    model: ModelName = "mnist",
+    model: ModelName = None,
     label: Annotated[str | None, typer.Option(help="A class, by name or number.")] = None,
     seed: Seed = 0,
     temperature: Temperature = 1.0,
@@ -142,11 +155,11 @@ def complete(
     threads: Threads = None,
 ) -> None:
     """Complete a picture several ways without a server, and write them as one PNG grid."""
-    from service.drawing import draw_grid, open_model
+    from service.drawing import draw_grid
     from service.generation import Request
     from service.pictures import read_upload
 
-    checkpoint = open_model(weights, model)
+    checkpoint = _open_model(weights, model)
     config = checkpoint.model.config
     with picture.open("rb") as file:
         canvas, known = read_upload(file, None, rows, fit, config)
@@ -236,7 +249,7 @@ def train(
 
 @app.command()
 def evaluate(
-    model: ModelName = "mnist",
+    model: ModelName = None,
     dataset: Annotated[
         str | None, typer.Option(help="mnist or cifar10; by the model's name")
     ] = None,
@@ -258,11 +271,10 @@ def evaluate(
     from model.data import load_dataset
     from model.evaluation import evaluate as measure
     from model.folder import load_images
-    from service.drawing import open_model
 
     if record and limit:
         raise ValueError("--record is for the whole set: leave --limit out")
-    checkpoint = open_model(weights, model)
+    checkpoint = _open_model(weights, model)
     config = checkpoint.model.config
     if images is not None:
         data = load_images(images, (config.height, config.width), config.channels == 1)
@@ -275,11 +287,11 @@ def evaluate(
     with tqdm(total=len(data), unit="image", file=sys.stderr) as bar:
         result = measure(network, data, with_label=label, device=device, progress=bar.update)
     how = "with the true label" if label else "without a label"
-    typer.echo(f"{model}: {result}, {how}" + (f" ({data.note})" if data.note else ""))
+    typer.echo(f"{checkpoint.name}: {result}, {how}" + (f" ({data.note})" if data.note else ""))
     if record:
         key = "test_with_label" if label else "test"
         figure = dataclasses.asdict(result) | {"data": data.name, "note": data.note}
-        path = (weights or SHIPPED) / f"{model}.safetensors"
+        path = (weights or SHIPPED) / f"{checkpoint.name}.safetensors"
         save_checkpoint(path, network.cpu(), checkpoint.facts | {key: figure})
 
 

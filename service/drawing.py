@@ -10,11 +10,7 @@ from typing import Any
 from tqdm import tqdm
 
 from model.checkpoint import (
-    SHIPPED,
     Checkpoint,
-    CheckpointError,
-    find_checkpoints,
-    load_checkpoint,
     write_atomically,
 )
 from model.config import PRESETS, ModelConfig
@@ -28,15 +24,6 @@ from service.pictures import to_grid
 from service.queue import Limits
 
 SLOTS = 64
-
-
-def open_model(folder: Path | None, name: str) -> Checkpoint:
-    """Load a checkpoint by name; raises ``CheckpointError`` that lists those there are."""
-    folder = folder or SHIPPED
-    paths = find_checkpoints(folder)
-    if name not in paths:
-        raise CheckpointError(f"there is no model {name!r} in {folder}; try {', '.join(paths)}")
-    return load_checkpoint(paths[name])
 
 
 def draw_grid(

@@ -14,7 +14,7 @@ from typing import Any
 import anyio
 import uvicorn
 
-from model.checkpoint import Checkpoint, find_checkpoints, load_checkpoint
+from model.checkpoint import Checkpoint
 from model.decoder import BackendError, open_decoder
 from model.network import LinearTransformer
 from service.engine import Engine
@@ -87,25 +87,6 @@ class Scanline:
             thread.start()
         for thread in closing:
             thread.join()
-
-
-def read_checkpoints(settings: Settings) -> list[Checkpoint]:
-    """Read the checkpoints that the settings name, the default model first.
-
-    Where they name none, that is all of the folder, those of the fewest steps an image first.
-    Raises ``CheckpointError`` on one that cannot be used, ``ValueError`` on an unknown name.
-    """
-    paths = find_checkpoints(settings.weights)
-    names = settings.models or tuple(paths)
-    for name in names:
-        if name not in paths:
-            raise ValueError(
-                f"there is no model {name!r} in {settings.weights}; there are: {', '.join(paths)}"
-            )
-    checkpoints = [load_checkpoint(paths[name]) for name in names]
-    if not settings.models:
-        checkpoints.sort(key=lambda checkpoint: checkpoint.model.config.steps)
-    return checkpoints
 
 
 class Process(uvicorn.Server):

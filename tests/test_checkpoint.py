@@ -21,6 +21,7 @@ from model.checkpoint import (
     find_checkpoints,
     import_paper_checkpoint,
     load_checkpoint,
+    load_checkpoints,
     save_checkpoint,
     write_atomically,
 )
@@ -208,6 +209,16 @@ def test_a_folders_checkpoints_by_name(tmp_path: Path) -> None:
     for empty in (tmp_path / "nothing", tmp_path / "absent"):
         with pytest.raises(CheckpointError, match=r"no .*safetensors in .* `scanline train mnist"):
             find_checkpoints(empty)
+
+
+def test_the_default_is_the_model_of_the_fewest_steps(tmp_path: Path) -> None:
+    for name, height in (("a", 5), ("b", 4), ("c", 4)):
+        network = random_network(tiny_config(height=height))
+        save_checkpoint(tmp_path / f"{name}.safetensors", network, {})
+    assert [c.name for c in load_checkpoints(tmp_path)] == ["b", "c", "a"]
+    assert [c.name for c in load_checkpoints(tmp_path, ["c", "b"])] == ["c", "b"]
+    with pytest.raises(CheckpointError, match=r"no model 'd' in .*; there are: a, b, c"):
+        load_checkpoints(tmp_path, ["a", "d"])
 
 
 # Checkpoints of the paper's authors.

@@ -186,6 +186,12 @@ def test_import_refuses_what_it_cannot_read(
     assert not Path("model.safetensors").exists()
 
 
+def test_a_model_need_not_be_named(weights: Path, tmp_path: Path) -> None:
+    for name, options in (("a.png", []), ("b.png", ["--model", "colour"])):  # of fewer steps
+        assert run("sample", tmp_path / name, "--weights", weights, "-n", 1, *options) == 0
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+
+
 WRONG: list[tuple[list[object], str]] = [
     (["sample", "--model", "other"], "there is no model 'other'"),
     (["sample", "--weights", "nowhere"], "no *.safetensors in nowhere"),

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
 from service.cli import main
-from service.server import read_checkpoints
 from service.settings import Settings
-from tests.service_fixtures import GREY, logs_kept, save_tiny
+from tests.service_fixtures import logs_kept
 
 
 @pytest.fixture(autouse=True)
@@ -118,12 +116,3 @@ def test_weights_that_cannot_be_served_stop_the_server_with_a_sentence(
     (tmp_path / "bad.safetensors").write_bytes(b"not at all")
     assert "damaged" in says()
     assert "there is no model 'other'" in says("--models", "other")
-
-
-def test_the_default_is_the_model_of_the_fewest_steps(tmp_path: Path) -> None:
-    for name, size in (("a", 5), ("b", 4), ("c", 4)):
-        save_tiny(tmp_path, name, replace(GREY, height=size, width=size))
-    served = read_checkpoints(Settings(weights=tmp_path))
-    assert [checkpoint.name for checkpoint in served] == ["b", "c", "a"]
-    served = read_checkpoints(Settings(weights=tmp_path, models=("c", "b")))
-    assert [checkpoint.name for checkpoint in served] == ["c", "b"]
