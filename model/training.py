@@ -27,7 +27,13 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
-from model.checkpoint import CheckpointError, load_tensors, save_checkpoint, write_atomically
+from model.checkpoint import (
+    CheckpointError,
+    load_checkpoint,
+    load_tensors,
+    save_checkpoint,
+    write_atomically,
+)
 from model.config import ModelConfig
 from model.data import Dataset
 from model.evaluation import evaluate
@@ -102,6 +108,7 @@ class Trainer:
         self.step = 0
         self.seconds = 0.0  # spent training, over all sessions of the run
         self.validation: list[dict[str, float]] = []
+        self.origin: dict[str, Any] | None = None
         matrices: list[Tensor] = []
         others: list[Tensor] = []
         for name, parameter in self.model.named_parameters():
@@ -249,6 +256,7 @@ class Trainer:
             "training_seconds": round(self.seconds),
             "training": asdict(self.config),
             "validation": self.validation,
+            "started_from": self.origin,
         }
 
     def save(self) -> None:
@@ -263,12 +271,25 @@ class Trainer:
             "step": self.step,
             "seconds": self.seconds,
             "validation": self.validation,
+            "origin": self.origin,
             "model": self.model.state_dict(),
             "average": self.average.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
         }
         torch.save(everything, buffer)
         write_atomically(self.folder / "training.pt", buffer.getvalue())
+
+    def start_from(self, path: Path) -> None:
+        """Begin with the weights of a checkpoint; raises ``CheckpointError`` on another network."""
+        start = load_checkpoint(path)
+        mine, theirs = self.model.config.to_dict(), start.model.config.to_dict()
+        if differ := [name for name, value in mine.items() if theirs[name] != value]:
+            raise CheckpointError(
+                f"{path} is of another network ({', '.join(differ)}); start from one of the same"
+            )
+        for network in (self.model, self.average):
+            network.load_state_dict(start.model.state_dict())
+        self.origin = {"name": start.name, "images_seen": start.facts.get("images_seen")}
 
     def resume(self) -> None:
         """Go on from the folder's checkpoint, to the bit, or raise ``CheckpointError``."""
@@ -290,7 +311,7 @@ class Trainer:
         for optimizer, state in zip(self.optimizers, saved["optimizers"], strict=True):
             optimizer.load_state_dict(state)
         self.step, self.seconds = saved["step"], saved["seconds"]
-        self.validation = saved["validation"]
+        self.validation, self.origin = saved["validation"], saved.get("origin")
 
 
 @contextlib.contextmanager

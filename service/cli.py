@@ -185,6 +185,9 @@ def train(
     grey: Grey = False,
     out: Annotated[Path | None, typer.Option(help="The run's folder; runs/NAME if none.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    start_from: Annotated[
+        Path | None, typer.Option("--from", help="Begin with the weights of this checkpoint.")
+    ] = None,
     steps: Annotated[int, typer.Option(min=1)] = 20_000,
     batch: Annotated[int, typer.Option(min=1, help="Images a step, over all processes.")] = 16,
     learning_rate: Annotated[float, typer.Option()] = 2e-3,
@@ -219,6 +222,8 @@ def train(
     if width is not None:
         changes["d_ff"] = 4 * width
     model = training_config(dataset, data, {k: v for k, v in changes.items() if v is not None})
+    if resume and start_from:
+        raise ValueError("--from begins a run, which --resume goes on with: leave one of them out")
     folder = out or Path("runs") / name
     if (folder / "training.pt").exists() != resume:
         raise ValueError(
@@ -241,6 +246,8 @@ def train(
         trainer = Trainer(model, config, folder, device)
         if resume:
             trainer.resume()
+        elif start_from:
+            trainer.start_from(start_from)
         trainer.train(data, validation, stop, quiet=False, after_validation=write_samples)
         if trainer.rank == 0:
             where = f"{trainer.step:,} of {steps:,} steps; {trainer.weights}"

@@ -128,6 +128,10 @@ def test_train_goes_on_where_it_stopped_and_the_result_draws_and_is_measured(
     assert "add --resume" in capsys.readouterr().err
     assert run("train", *small, *often, "--steps", 3, "--out", "none", "--resume") == 1
     assert "no run to resume in none" in capsys.readouterr().err
+    given = ["--from", "first/first.safetensors"]
+    assert run("train", *small, *given, "--steps", 1, "--out", "second") == 0
+    assert run("train", *small, *given, "--steps", 2, "--out", "second", "--resume") == 1
+    assert "leave one of them out" in capsys.readouterr().err
     assert run("train", *small, *often, "--steps", 5, "--out", "first", "--resume") == 0
     assert "done: 5 of 5 steps" in capsys.readouterr().out
     lines = [json.loads(line) for line in Path("first/log.jsonl").read_text().splitlines()]

@@ -161,6 +161,25 @@ def test_a_run_can_be_made_longer(tmp_path: Path) -> None:
     assert_same_bits(state(longer), state(run(tmp_path / "whole", level)))
 
 
+def test_a_run_can_start_from_a_checkpoint(tmp_path: Path) -> None:
+    before = run(tmp_path / "before", replace(CONFIG, steps=40))
+    path = weights_of(tmp_path / "before")
+    trainer = Trainer(MODEL, CONFIG, tmp_path / "after", CPU)
+    trainer.start_from(path)
+    assert_same_bits(trainer.model.state_dict(), before.average.state_dict())
+    assert_same_bits(trainer.average.state_dict(), before.average.state_dict())
+    trainer.train(dataset(), None, Stop(), quiet=True)
+    assert (
+        log_of(tmp_path / "after")[0]["bits_per_dim"]
+        < log_of(tmp_path / "before")[20]["bits_per_dim"]
+    )
+    origin = {"name": "before", "images_seen": 160}
+    assert load_checkpoint(weights_of(tmp_path / "after")).facts["started_from"] == origin
+    assert run(tmp_path / "after", resume=True).origin == origin
+    with pytest.raises(CheckpointError, match=r"of another network \(d_ff\); start from one"):
+        Trainer(replace(MODEL, d_ff=32), CONFIG, tmp_path / "other", CPU).start_from(path)
+
+
 def test_a_finished_run_resumes_to_nothing(tmp_path: Path) -> None:
     run(tmp_path)
     before = (tmp_path / "training.pt").read_bytes()
