@@ -101,7 +101,7 @@ export class CompleteView {
     const { id, classes } = this.model;
     const list = document.getElementById("examples");
     const wanted = Array.from({ length: EXAMPLES }, (_, k) => ({
-      model: id, seed: 11 + k, output: "values",
+      model: id, seed: 61 + k, output: "values",
       ...(classes.length ? { label: classes[(3 + 4 * k) % classes.length] } : {}),
     }));
     try {
