@@ -28,7 +28,7 @@ public:
           states_(network_.sizes().slot_state * static_cast<size_t>(config.max_slots)),
           pool_(config.threads), together_(network_.sizes(), network_.format(), pool_.threads()) {
         for (int i = 0; i < pool_.threads(); ++i) {
-            members_.emplace_back(network_.sizes(), network_.format());
+            members_.emplace_back(network_.sizes());
             alone_.push_back(std::make_unique<Team>(network_.sizes(), network_.format(), 1));
         }
         seen_.resize(static_cast<size_t>(config.max_slots));

@@ -70,8 +70,8 @@ struct Team {
 };
 
 struct Member {
-    Member(const Sizes& s, const InputFormat& format)
-        : x(size_t{MAX_ROWS} * s.wide), input(INPUT_ROWS * format.stride(s.wide)) {}
+    explicit Member(const Sizes& s)
+        : x(size_t{MAX_ROWS} * s.wide), input(INPUT_ROWS * InputFormat(false).stride(s.wide)) {}
 
     Buffer<float> x;  // the residual stream
     Buffer<std::byte> input;
@@ -92,13 +92,14 @@ class Network {
 public:
     Network(const Config& config, const Weights& weights)
         : config_(config), sizes_(config), format_(config.bf16 != 0),
+          head_format_(bf16_out(config, weights)),
           embedding_(config, weights, sizes_.embedded, sizes_.model, sizes_.wide),
           norm_(weights.norm_weight, weights.norm_bias, config.d_model, sizes_.wide),
-          predictor_(config.head_outputs, config.d_model, config.bf16 != 0) {
+          predictor_(config.head_outputs, config.d_model, bf16_out(config, weights)) {
         predictor_.fill(weights.head_weight, weights.head_bias, config.head_outputs,
                         config.d_model);
         for (int l = 0; l < config.n_layers; ++l)
-            layers_.emplace_back(config, weights.layers[l], sizes_);
+            layers_.emplace_back(config, weights.layers[l], sizes_, bf16_in(config, weights, l));
     }
 
     const Sizes& sizes() const { return sizes_; }
@@ -111,7 +112,6 @@ public:
         Team& team = seat.team;
         Member& member = seat.member;
         const size_t wide = static_cast<size_t>(sizes_.wide);
-        const size_t input_stride = format_.stride(sizes_.wide);
         const size_t hidden_stride = format_.stride(sizes_.hidden);
         const auto keep = [&](int row, int column, Vec v) {
             store(team.added.get() + row * wide + column, v);
@@ -132,9 +132,9 @@ public:
                                seat.share(layer.out.panels()), keep);
             seat.meet();
             add_rows(count, team, member);
-            if (config_.pre_norm) norm_rows(layer.norm2, count, member, false);
-            else norm_rows(layer.norm1, count, member, true);
-            layer.linear1.multiply(member.input.get(), input_stride, count,
+            norm_rows(config_.pre_norm ? layer.norm2 : layer.norm1, count, member,
+                      !config_.pre_norm, layer.format1);
+            layer.linear1.multiply(member.input.get(), layer.format1.stride(sizes_.wide), count,
                                    seat.share(layer.linear1.panels()), activate);
             seat.meet();
             layer.linear2.multiply(team.hidden.get(), hidden_stride, count,
@@ -143,8 +143,9 @@ public:
             add_rows(count, team, member);
             if (!config_.pre_norm) norm_rows(layer.norm2, count, member, true);
         }
-        norm_rows(norm_, count, member, false);
-        predictor_.multiply(member.input.get(), input_stride, count, seat.share(predictor_.panels()),
+        norm_rows(norm_, count, member, false, head_format_);
+        predictor_.multiply(member.input.get(), head_format_.stride(sizes_.wide), count,
+                            seat.share(predictor_.panels()),
                             [&](int row, int column, Vec v) {
                                 store(parameters(team, row) + column, v);
                             });
@@ -156,13 +157,25 @@ public:
     }
 
 private:
+    // Where intensities come in by a linear map, bf16's eight bits are too coarse at both ends: for
+    // what the first feed-forward network sees, which compares neighbouring ones, and for the means
+    // of logistics that are as narrow as an intensity.
+    static bool bf16_in(const Config& c, const Weights& w, int layer) {
+        return c.bf16 != 0 && (layer > 0 || !w.linear_weight);
+    }
+    static bool bf16_out(const Config& c, const Weights& w) {
+        return c.bf16 != 0 && (c.categorical || !w.linear_weight);
+    }
+
     struct Layer {
+        InputFormat format1;  // of linear1's input
         Packed qkv, out, linear1, linear2;
         Norm norm1, norm2;
 
-        Layer(const Config& c, const LayerWeights& w, const Sizes& s)
-            : qkv(3 * s.qkv(), c.d_model, c.bf16 != 0), out(c.d_model, s.qkv(), c.bf16 != 0),
-              linear1(c.d_ff, c.d_model, c.bf16 != 0), linear2(c.d_model, s.hidden, c.bf16 != 0),
+        Layer(const Config& c, const LayerWeights& w, const Sizes& s, bool bf16_1)
+            : format1(bf16_1), qkv(3 * s.qkv(), c.d_model, c.bf16 != 0),
+              out(c.d_model, s.qkv(), c.bf16 != 0), linear1(c.d_ff, c.d_model, bf16_1),
+              linear2(c.d_model, s.hidden, c.bf16 != 0),
               norm1(w.norm1_weight, w.norm1_bias, c.d_model, s.wide),
               norm2(w.norm2_weight, w.norm2_bias, c.d_model, s.wide) {
             // Where feature i of the heads laid end to end lies, each head padded.
@@ -273,12 +286,16 @@ private:
 
     // Normalise the rows into the next product's input and, `in_place`, the stream (post-norm).
     void norm_rows(const Norm& norm, int count, Member& member, bool in_place) const {
-        const size_t stride = format_.stride(sizes_.wide);
+        norm_rows(norm, count, member, in_place, format_);
+    }
+    void norm_rows(const Norm& norm, int count, Member& member, bool in_place,
+                   const InputFormat& format) const {
+        const size_t stride = format.stride(sizes_.wide);
         for (int r = 0; r < count; ++r) {
             float* const x = member.x.get() + r * sizes_.wide;
             std::byte* const input = member.input.get() + r * stride;
             norm.apply(x, [&](int i, Vec v) {
-                format_.put(input, i, v);
+                format.put(input, i, v);
                 if (in_place) store(x + i, v);
             });
         }
@@ -293,7 +310,7 @@ private:
 
     const Config config_;
     const Sizes sizes_;
-    const InputFormat format_;
+    const InputFormat format_, head_format_;
     const Embedding embedding_;
     std::vector<Layer> layers_;
     const Norm norm_;
