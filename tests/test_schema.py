@@ -64,4 +64,4 @@ def test_a_wrong_method_hears_of_all_the_right_ones() -> None:
     with listening(app, lambda: scanline.ready) as url:
         reply = httpx.put(f"{url}/v1/generations/x")
         assert reply.status_code == 405
-        assert reply.headers["allow"] == "DELETE, GET"
+        assert reply.headers["allow"] == "DELETE, GET, HEAD"
