@@ -18,7 +18,7 @@ lint: $(READY)  ## the gates: ruff and mypy, both strict
 	$(BIN)/mypy
 
 gate: $(READY)  ## compile every Triton kernel for sm_80, sm_90 and sm_100: minutes, and no GPU
-	$(BIN)/python -m kernels.compile_gate
+	$(BIN)/python -m scanline.kernels.cuda.compile_gate
 
 bench: $(READY)  ## time every decoder that runs here
 	$(BIN)/scanline bench
@@ -29,6 +29,8 @@ docker:
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	mkdir -p $(VENV)/source/scanline  # the package's layout, for mypy
+	ln -sfn $(CURDIR)/kernels $(CURDIR)/model $(CURDIR)/service $(VENV)/source/scanline
 	touch $@
 
 clean:

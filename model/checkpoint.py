@@ -16,8 +16,8 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from model.config import PRESETS, ModelConfig
-from model.network import LinearTransformer
+from scanline.model.config import PRESETS, ModelConfig
+from scanline.model.network import LinearTransformer
 
 FORMAT = "scanline/1"
 SHIPPED = Path(__file__).resolve().parent.parent / "weights"

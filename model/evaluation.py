@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from model.data import Dataset
-from model.network import LinearTransformer
+from scanline.model.data.published import Dataset
+from scanline.model.network import LinearTransformer
 
 
 @dataclass(frozen=True)

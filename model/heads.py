@@ -1,6 +1,6 @@
 """From the last layer's features to values: exact likelihood, and sampling by inverse CDF.
 
-Two kinds (DESIGN §4), each over the channels that one step decides, drawn in turn:
+Two kinds, each over the channels that one step decides, drawn in turn:
 
 * ``categorical``: 256 logits a channel; a later channel's logits add a table row for the value of
   each earlier channel.
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model.config import MIXTURES, VALUES, ModelConfig
+from scanline.model.config import MIXTURES, VALUES, ModelConfig
 
 MIN_LOG_SCALE = -7.0
 _LN2 = math.log(2.0)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model.config import NEIGHBOURS, TABLE, VALUES, ModelConfig
+from scanline.model.config import NEIGHBOURS, TABLE, VALUES, ModelConfig
 
 OUTSIDE = VALUES  # id of a neighbour that is not there: beyond the border, or not yet decided
 

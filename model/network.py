@@ -9,15 +9,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kernels.linear_attention import (
+from scanline.kernels.attention.definitions import (
     AttentionState,
     elu_feature_map,
-    linear_attention,
     linear_attention_step,
 )
-from model.config import ModelConfig
-from model.heads import Head
-from model.inputs import NeighbourhoodInput, Positions, PreviousInput
+from scanline.kernels.attention.linear import linear_attention
+from scanline.model.config import ModelConfig
+from scanline.model.heads import Head
+from scanline.model.inputs import NeighbourhoodInput, Positions, PreviousInput
 
 
 class State(NamedTuple):

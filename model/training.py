@@ -27,18 +27,18 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
-from model.checkpoint import (
+from scanline.model.checkpoint import (
     CheckpointError,
     load_checkpoint,
     load_tensors,
     save_checkpoint,
     write_atomically,
 )
-from model.config import ModelConfig
-from model.data import Dataset
-from model.evaluation import evaluate
-from model.network import LinearTransformer
-from model.recipe import TrainingConfig, batch_indices, learning_rate_factor
+from scanline.model.config import ModelConfig
+from scanline.model.data.published import Dataset
+from scanline.model.evaluation import evaluate
+from scanline.model.network import LinearTransformer
+from scanline.model.recipe import TrainingConfig, batch_indices, learning_rate_factor
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc malloc.h
 

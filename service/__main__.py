@@ -1,5 +1,5 @@
 """``python -m service`` is ``scanline``: what ``torchrun`` starts."""
 
-from service.cli import main
+from scanline.service.commands.cli import main
 
 main()

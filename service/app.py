@@ -19,22 +19,22 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Match
 
-from service import __version__
-from service.errors import ApiError, describe, error_body
-from service.events import ClientGoneError
-from service.metrics import CONTENT_TYPE
-from service.middleware import (
+from scanline.service import __version__
+from scanline.service.api.routes import router
+from scanline.service.api.schemas import ErrorReply
+from scanline.service.api.score import router as score_router
+from scanline.service.http.errors import ApiError, describe, error_body
+from scanline.service.http.events import ClientGoneError
+from scanline.service.http.middleware import (
     AccessMiddleware,
     BodyLimitMiddleware,
     FailureMiddleware,
     HeadMiddleware,
     KeyMiddleware,
 )
-from service.openai import router as openai_router
-from service.routes import router
-from service.schemas import ErrorReply
-from service.score import router as score_router
-from service.server import Scanline
+from scanline.service.metrics import CONTENT_TYPE
+from scanline.service.openai.routes import router as openai_router
+from scanline.service.server import Scanline
 
 log = logging.getLogger("scanline.http")
 
@@ -138,7 +138,7 @@ def _add_operations(app: FastAPI, scanline: Scanline) -> None:
 def _methods(request: Request) -> set[str]:
     """Give every method that the path takes: a route knows only its own."""
     methods: set[str] = set()
-    for method in ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "HEAD"):
+    for method in ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"):
         scope = dict(request.scope) | {"method": method}
         if any(route.matches(scope)[0] is Match.FULL for route in request.app.routes):
             methods.add(method)

@@ -9,10 +9,10 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from model.decoder import Decoder
-from model.noise import image_noise
-from service.generation import FinishReason, Generation, Image, Place, Status
-from service.queue import Limits, Queue
+from scanline.model.decoders.contract import Decoder
+from scanline.model.noise import image_noise
+from scanline.service.generation import FinishReason, Generation, Image, Place, Status
+from scanline.service.queue import Limits, Queue
 
 log = logging.getLogger("scanline.engine")
 
@@ -131,7 +131,6 @@ class Engine:
             self._drawing[generation] = self._drawing.get(generation, 0) + 1
             self._published[slot] = 0
             image.run(slot, Place(self.decoder.canvas[slot], self._published[slot : slot + 1]))
-        self.queue.running = len(self._running)
         try:
             self._load(taken)
         except Exception:
@@ -213,7 +212,6 @@ class Engine:
         bits = float(self.decoder.bits[slot].sum(dtype=np.float64)) if drawn else None
         self._finish_image(generation, image, reason, bits)
         self._free.append(slot)
-        self.queue.running = len(self._running)
         self._drawing[generation] -= 1
         if not self._drawing[generation]:
             del self._drawing[generation]

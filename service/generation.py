@@ -17,8 +17,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from model.config import ModelConfig
-from model.noise import image_seed
+from scanline.model.config import ModelConfig
+from scanline.model.noise import image_seed
 
 
 class Status(StrEnum):

@@ -8,8 +8,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from service.engine import Engine
-from service.generation import FinishReason
+from scanline.service.engine import Engine
+from scanline.service.generation import FinishReason
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _WAITS = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -52,7 +52,7 @@ class Metrics:
 
 
 class ModelMetrics:
-    """Hears one engine (``service.engine.Observer``)."""
+    """Hears one engine (``scanline.service.engine.Observer``)."""
 
     def __init__(self, metrics: Metrics, model: str) -> None:
         self._queue = metrics.queue_seconds.labels(model)

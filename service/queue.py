@@ -9,8 +9,8 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from model.config import ModelConfig
-from service.generation import Generation, Image, Request
+from scanline.model.config import ModelConfig
+from scanline.service.generation import Generation, Image, Request
 
 FIRST_READER_SECONDS = 5.0  # a generation that nobody has come to read by then is cancelled
 
@@ -44,13 +44,12 @@ class Queue:
     """Generations from ``submit`` to the end of their time for replay, fair between them.
 
     Any thread may call what comes first here, the engine's thread alone what comes after.
-    ``running`` images and ``rate``, pixels drawn a second, are the engine's to say.
+    ``rate``, pixels drawn a second, is the engine's to say.
     """
 
     def __init__(self, name: str, config: ModelConfig, limits: Limits) -> None:
         self.limits = limits
         self.waiting = 0  # images
-        self.running = 0
         self.rate = 0.0
         self._name, self._config = name, config
         self._order: deque[Generation] = deque()  # those with images not yet taken
@@ -136,8 +135,8 @@ class Queue:
         if self.closed:
             raise ClosedError("the server is shutting down; send the request to another one")
         if self.waiting + n > self.limits.max_waiting:
-            backlog = (self.waiting + self.running) * self._config.pixels
-            seconds = backlog / self.rate if self.rate else 1.0
+            backlog = sum(generation.unfinished for generation in self._live.values())
+            seconds = backlog * self._config.pixels / self.rate if self.rate else 1.0
             raise QueueFullError(retry_after=int(min(max(seconds, 1.0), 120.0)))
 
     def _let_go(self, generation: Generation) -> None:

@@ -14,12 +14,13 @@ from typing import Any
 import anyio
 import uvicorn
 
-from model.checkpoint import Checkpoint
-from model.decoder import BackendError, open_decoder
-from model.network import LinearTransformer
-from service.engine import Engine
-from service.metrics import Metrics
-from service.settings import Settings
+from scanline.model.checkpoint import Checkpoint
+from scanline.model.decoders.contract import BackendError
+from scanline.model.decoders.opening import open_decoder
+from scanline.model.network import LinearTransformer
+from scanline.service.engine import Engine
+from scanline.service.metrics import Metrics
+from scanline.service.settings import Settings
 
 log = logging.getLogger("scanline.server")
 

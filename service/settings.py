@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from model.checkpoint import SHIPPED
-from service.queue import Limits
+from scanline.model.checkpoint import SHIPPED
+from scanline.service.queue import Limits
 
 
 class Settings(BaseSettings):

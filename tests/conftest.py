@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.config import ModelConfig
-from model.network import LinearTransformer
+from scanline.model.config import ModelConfig
+from scanline.model.network import LinearTransformer
 
 # How far two computations of one thing may differ, by the less precise of their dtypes. Never
-# loosened by the environment, never retried (DESIGN §9).
+# loosened by the environment, never retried.
 TOLERANCES: dict[torch.dtype, dict[str, float]] = {
     torch.float64: {"rtol": 1e-9, "atol": 1e-11},
     torch.float32: {"rtol": 2e-4, "atol": 2e-5},

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from model import download
+from scanline.model.data import download
 
 Bytes = npt.NDArray[np.uint8]
 PACKERS: dict[str, Callable[[bytes], bytes]] = {
@@ -75,5 +75,5 @@ def write_archive(path: Path, members: dict[str, bytes]) -> None:
 def hide_other_data(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep the data sets that lie on this machine from being found."""
     monkeypatch.delenv("SCANLINE_DATA_DIR", raising=False)
-    monkeypatch.setattr(download, "__file__", "/nonexistent/checkout/model/download.py")
+    monkeypatch.setattr(download, "__file__", "/nonexistent/checkout/model/data/download.py")
     monkeypatch.setenv("HOME", "/nonexistent/home")

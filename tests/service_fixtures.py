@@ -19,16 +19,16 @@ import uvicorn
 from numpy.typing import NDArray
 from PIL import Image as Picture
 
-from model.checkpoint import Checkpoint, save_checkpoint
-from model.config import ModelConfig
-from model.decoder import Decoder
-from model.network import LinearTransformer
-from model.noise import image_noise, image_seed
-from service.app import create_app
-from service.engine import Engine
-from service.generation import Request
-from service.server import Scanline, Served
-from service.settings import Settings
+from scanline.model.checkpoint import Checkpoint, save_checkpoint
+from scanline.model.config import ModelConfig
+from scanline.model.decoders.contract import Decoder
+from scanline.model.network import LinearTransformer
+from scanline.model.noise import image_noise, image_seed
+from scanline.service.app import create_app
+from scanline.service.engine import Engine
+from scanline.service.generation import Request
+from scanline.service.server import Scanline, Served
+from scanline.service.settings import Settings
 from tests.conftest import random_network
 
 DEADLINE = 60.0  # generous: reached only by a test that fails

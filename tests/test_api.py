@@ -23,15 +23,15 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image as Picture
 
-from model.checkpoint import Checkpoint
-from model.config import ModelConfig
-from model.decoder import ReferenceDecoder
-from model.noise import image_noise, image_seed
-from service.app import create_app
-from service.events import Granularity, stream_events
-from service.generation import FinishReason, Generation, Place, Request
-from service.pictures import MAX_PIXELS
-from service.server import Scanline
+from scanline.model.checkpoint import Checkpoint
+from scanline.model.config import ModelConfig
+from scanline.model.decoders.reference import ReferenceDecoder
+from scanline.model.noise import image_noise, image_seed
+from scanline.service.app import create_app
+from scanline.service.generation import FinishReason, Generation, Place, Request
+from scanline.service.http.events import Granularity, stream_events
+from scanline.service.pictures import MAX_PIXELS
+from scanline.service.server import Scanline
 from tests.service_fixtures import (
     COLOUR,
     GREY,
@@ -479,7 +479,7 @@ def test_a_dropped_stream_is_resumed_and_rebuilds_exactly(holding: tuple[Here, H
 def test_a_stream_misses_nothing_that_happens_while_it_sends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("service.events.KEEP_ALIVE_SECONDS", 0.2)
+    monkeypatch.setattr("scanline.service.http.events.KEEP_ALIVE_SECONDS", 0.2)
     generation = Generation("fake", GREY, Request(n=2, seed=0))
     published = np.zeros(1, np.int32)
     row = np.arange(GREY.pixels, dtype=np.uint8)[:, None]
@@ -908,7 +908,7 @@ def test_a_bug_is_500_with_an_id_a_log_line_and_a_count(
         raise KeyError("inside")
 
     for here in serve({"cors_origins": "https://page.example"}):
-        monkeypatch.setattr("service.routes._reply", bug)
+        monkeypatch.setattr("scanline.service.api.routes._reply", bug)
         reply = here.client.post(
             "/v1/samples",
             json={},
@@ -963,7 +963,7 @@ def test_models_that_cannot_be_opened_are_a_failure_in_words(
         raise MemoryError("no room")
 
     scanline, _ = build()
-    monkeypatch.setattr("service.server.open_decoder", broken)
+    monkeypatch.setattr("scanline.service.server.open_decoder", broken)
     scanline.open([Checkpoint("grey", tiny_model())])
     assert not scanline.ready
     assert scanline.failure is not None

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from model.checkpoint import (
+from scanline.model.checkpoint import (
     FORMAT,
     CheckpointError,
     find_checkpoints,
@@ -25,8 +25,8 @@ from model.checkpoint import (
     save_checkpoint,
     write_atomically,
 )
-from model.config import PRESETS, ModelConfig
-from model.network import LinearTransformer
+from scanline.model.config import PRESETS, ModelConfig
+from scanline.model.network import LinearTransformer
 from tests.conftest import assert_close, random_canvas, random_network, tiny_config
 
 FACTS = {"steps": 3, "validation": [{"step": 1.0, "bits_per_dim": 2.5}], "data": "größer"}
@@ -225,7 +225,7 @@ def test_the_default_is_the_model_of_the_fewest_steps(tmp_path: Path) -> None:
 
 
 def authors_tensors(layers: int, D: int = 256, seed: int = 0) -> dict[str, Tensor]:
-    """Give a random checkpoint under the authors' names (DESIGN §4)."""
+    """Give a random checkpoint under the authors' names."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int, scale: float) -> Tensor:

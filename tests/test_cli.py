@@ -12,9 +12,9 @@ import pytest
 import torch
 from PIL import Image as Picture
 
-from model.checkpoint import load_checkpoint
-from model.config import DIGITS
-from service.cli import main
+from scanline.model.checkpoint import load_checkpoint
+from scanline.model.config import DIGITS
+from scanline.service.commands.cli import main
 from tests.published import hide_other_data, write_mnist
 from tests.service_fixtures import COLOUR, GREY, logs_kept, random_picture, save_tiny
 

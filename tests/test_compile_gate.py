@@ -18,10 +18,12 @@ if triton.knobs.runtime.interpret:
 from triton.backends.compiler import BaseBackend  # noqa: E402
 from triton.runtime.jit import native_specialize_impl  # noqa: E402
 
-from kernels import compile_gate, triton_attention, triton_decode  # noqa: E402
-from kernels.compile_gate import compile_all, compile_variant, main, source  # noqa: E402
-from kernels.linear_attention import elu_feature_map  # noqa: E402
-from kernels.variants import Variant  # noqa: E402
+from scanline.kernels.attention.definitions import elu_feature_map  # noqa: E402
+from scanline.kernels.cuda import attention as triton_attention  # noqa: E402
+from scanline.kernels.cuda import compile_gate  # noqa: E402
+from scanline.kernels.cuda import decode as triton_decode  # noqa: E402
+from scanline.kernels.cuda.compile_gate import compile_all, compile_variant, main, source  # noqa: E402
+from scanline.kernels.cuda.variants import Variant  # noqa: E402
 from tests.conftest import ROOT  # noqa: E402
 
 VARIANTS = {variant.name: variant for variant in triton_attention.variants()}
@@ -36,7 +38,15 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_one_variant_of_every_kernel_compiles() -> None:
     """What CI can wait for; ``make gate`` compiles the rest, and for every architecture."""
     match = r"_kernel/bf16/32|mnist-paper/bf16/(embed|0.state|0.qkv|0.out|norm|sample)"
-    command = [sys.executable, "-m", "kernels.compile_gate", "--arch", "90", "--match", match]
+    command = [
+        sys.executable,
+        "-m",
+        "scanline.kernels.cuda.compile_gate",
+        "--arch",
+        "90",
+        "--match",
+        match,
+    ]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     everything = [*VARIANTS.values(), *triton_decode.variants()]

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from model.config import MIXTURES, NEIGHBOURS, PRESETS, ModelConfig
-from model.network import LinearTransformer
+from scanline.model.config import MIXTURES, NEIGHBOURS, PRESETS, ModelConfig
+from scanline.model.network import LinearTransformer
 from tests.conftest import tiny_config
 
 

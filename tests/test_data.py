@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from model import data, download
-from model.data import DataError, Dataset, MissingDataError
+from scanline.model.data import download
+from scanline.model.data import published as data
+from scanline.model.data.published import DataError, Dataset, MissingDataError
 from tests.published import (
     PACKERS,
     cifar_batch,

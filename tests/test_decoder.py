@@ -1,4 +1,4 @@
-"""The decoder's contract (DESIGN §5), for every backend that runs here."""
+"""The decoder's contract, for every backend that runs here."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from model.config import ModelConfig
-from model.decoder import BackendError, Decoder, ReferenceDecoder, open_decoder
-from model.network import LinearTransformer, State
-from model.noise import image_noise
+from scanline.model.config import ModelConfig
+from scanline.model.decoders.contract import BackendError, Decoder
+from scanline.model.decoders.opening import open_decoder
+from scanline.model.decoders.reference import ReferenceDecoder
+from scanline.model.network import LinearTransformer, State
+from scanline.model.noise import image_noise
 from tests.conftest import assert_close, random_network, tiny_config
 from tests.test_network import FEW, few_variants
 

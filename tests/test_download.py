@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from model import data, download
-from model.data import DataError, MissingDataError
-from model.download import Source
+from scanline.model.data import download
+from scanline.model.data import published as data
+from scanline.model.data.download import Source
+from scanline.model.data.published import DataError, MissingDataError
 from tests.published import (
     cifar_batch,
     hide_other_data,
@@ -36,7 +37,7 @@ def test_folders_are_searched_in_the_documented_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkout = tmp_path / "project"
-    monkeypatch.setattr(download, "__file__", str(checkout / "model" / "download.py"))
+    monkeypatch.setattr(download, "__file__", str(checkout / "model" / "data" / "download.py"))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     for count, root in enumerate(
         (tmp_path / "home/.cache/scanline/data", tmp_path / "shared/data", checkout / "data"), 1

@@ -15,12 +15,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from model.config import ModelConfig
-from model.decoder import Decoder, ReferenceDecoder
-from service import engine as engine_module
-from service.engine import Engine
-from service.generation import FinishReason, Generation, Image, Place, Request, Status
-from service.queue import ClosedError, Limits, QueueFullError
+from scanline.model.config import ModelConfig
+from scanline.model.decoders.contract import Decoder
+from scanline.model.decoders.reference import ReferenceDecoder
+from scanline.service import engine as engine_module
+from scanline.service.engine import Engine
+from scanline.service.generation import FinishReason, Generation, Image, Place, Request, Status
+from scanline.service.queue import ClosedError, Limits, QueueFullError
 from tests.service_fixtures import (
     COLOUR,
     GREY,
@@ -532,7 +533,7 @@ def test_no_grace_does_not_cancel_what_its_reader_has_not_reached_yet() -> None:
 
 
 def test_what_nobody_ever_reads_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.queue.FIRST_READER_SECONDS", 0.02)
+    monkeypatch.setattr("scanline.service.queue.FIRST_READER_SECONDS", 0.02)
     decoder = FakeDecoder(GREY, 1)
     decoder.before_step = lambda slots: time.sleep(0.005)
     with running(decoder, grace=0.02) as engine:

@@ -7,8 +7,8 @@ import numpy.typing as npt
 import pytest
 from PIL import Image
 
-from model.data import DataError
-from model.folder import load_images
+from scanline.model.data.folder import load_images
+from scanline.model.data.published import DataError
 from tests.published import Bytes
 
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.config import MIXTURES, ModelConfig
-from model.heads import Head, logistic_log_prob, split_mixture
+from scanline.model.config import MIXTURES, ModelConfig
+from scanline.model.heads import Head, logistic_log_prob, split_mixture
 from tests.conftest import assert_close, tiny_config
 
 KINDS = [(head, channels) for head in ("logistic_mixture", "categorical") for channels in (1, 3)]

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.linear_attention import (
+from scanline.kernels.attention.definitions import (
     AttentionState,
     elu_feature_map,
-    linear_attention,
     linear_attention_step,
     naive_linear_attention,
 )
+from scanline.kernels.attention.linear import linear_attention
 from tests.conftest import assert_close
 
 LENGTHS = (1, 2, 31, 32, 33, 65, 97)

@@ -16,14 +16,17 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from kernels import native, native_build
-from model import bench
-from model.checkpoint import SHIPPED, CheckpointError, find_checkpoints, load_checkpoint
-from model.config import PRESETS, ModelConfig
-from model.data import load_dataset
-from model.decoder import BackendError, Decoder, ReferenceDecoder, open_decoder
-from model.native_decoder import NativeDecoder, Precision
-from model.network import LinearTransformer
+from scanline.kernels.native import abi as native
+from scanline.kernels.native import build as native_build
+from scanline.model.bench import cpu as bench
+from scanline.model.checkpoint import SHIPPED, CheckpointError, find_checkpoints, load_checkpoint
+from scanline.model.config import PRESETS, ModelConfig
+from scanline.model.data.published import load_dataset
+from scanline.model.decoders.contract import BackendError, Decoder
+from scanline.model.decoders.native import NativeDecoder, Precision
+from scanline.model.decoders.opening import open_decoder
+from scanline.model.decoders.reference import ReferenceDecoder
+from scanline.model.network import LinearTransformer
 from tests.conftest import ROOT, TOLERANCES, assert_close, random_network, tiny_config
 from tests.test_decoder import Inputs, blank, every_kind, masked, network_of, put
 from tests.test_network import FEW, every_variant
@@ -344,7 +347,10 @@ def test_a_build_is_kept_and_used_again(cache: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_two_processes_may_build_at_once(cache: Path) -> None:
-    program = "from kernels import native; print(native.load_library('portable').scanline_isa())"
+    program = (
+        "from scanline.kernels.native import abi; "
+        "print(abi.load_library('portable').scanline_isa())"
+    )
     both = [
         subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE)
         for _ in range(2)
@@ -439,7 +445,7 @@ SANITIZED = """
 import numpy as np
 from tests.test_decoder import KINDS, masked, network_of, put
 from tests.test_native import ODD_SIZES
-from model.native_decoder import NativeDecoder
+from scanline.model.decoders.native import NativeDecoder
 for config in [*KINDS.values(), *list(ODD_SIZES.values())[::2]]:
     inputs = masked(config, 5)
     for precision in ("bf16", "float32"):
@@ -541,7 +547,7 @@ def test_the_benchmark_times_nothing_that_differs(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_benchmark_counts_the_papers_network() -> None:
-    """DESIGN §8's figures: 12.6 MB of bf16 weights, 6,200 images' states at 3.35 TB/s."""
+    """The known figures: 12.6 MB of bf16 weights, 6,200 images' states at 3.35 TB/s."""
     config = PRESETS["mnist-paper"]
     assert bench.least_bytes(config, 0) == pytest.approx(12.6e6, rel=0.01)
     assert bench.operations(config) == pytest.approx(12.9e6, rel=0.02)

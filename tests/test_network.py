@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.config import NEIGHBOURS, ModelConfig
-from model.inputs import NeighbourhoodInput, neighbour_index, sinusoidal_code
-from model.network import LinearTransformer, State
+from scanline.model.config import NEIGHBOURS, ModelConfig
+from scanline.model.inputs import NeighbourhoodInput, neighbour_index, sinusoidal_code
+from scanline.model.network import LinearTransformer, State
 from tests.conftest import assert_close, random_canvas, random_network, tiny_config
 
 

@@ -7,7 +7,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from model.noise import MAX_SEED, image_noise, image_seed
+from scanline.model.noise import MAX_SEED, image_noise, image_seed
 
 # The numerators k of (k + 1/2) / 2²³. If these change, every image ever drawn changes.
 GOLDEN = {

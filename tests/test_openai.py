@@ -17,8 +17,8 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from service.generation import Request
-from service.server import Scanline
+from scanline.service.generation import Request
+from scanline.service.server import Scanline
 from tests.service_fixtures import (
     COLOUR,
     GREY,

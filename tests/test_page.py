@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from service.server import Scanline
+from scanline.service.server import Scanline
 from tests.service_fixtures import (
     COLOUR,
     GREY,

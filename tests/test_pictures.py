@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image as Picture
 
-from service.pictures import (
+from scanline.service.pictures import (
     FORMATS,
     Fit,
     PictureError,

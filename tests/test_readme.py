@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 from typer.main import get_command
 
-from service.cli import app
+from scanline.service.commands.cli import app
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -36,7 +36,7 @@ def blocks(language: str, heading: str) -> list[str]:
 def server() -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "service", "serve", "--port", str(port)]
+    command = [sys.executable, "-m", "scanline.service", "serve", "--port", str(port)]
     with subprocess.Popen([*command, "--log-level", "warning"]) as process:
         try:
             address = f"http://127.0.0.1:{port}"
@@ -99,7 +99,7 @@ def test_without_a_server(tmp_path: Path) -> None:
     for line in script.strip().splitlines():
         words = shlex.split(line)
         assert words[0] == ".venv/bin/scanline"
-        run([sys.executable, "-m", "service", *words[1:]], tmp_path)
+        run([sys.executable, "-m", "scanline.service", *words[1:]], tmp_path)
     assert size(tmp_path / "samples.png") == ((8 * 30 - 2) * 4,) * 2
     assert size(tmp_path / "completions.png") == ((3 * 30 - 2) * 4,) * 2
 
@@ -119,7 +119,7 @@ def test_options_exist(words: list[str]) -> None:
 
 
 def test_settings_are_all_told() -> None:
-    from service.settings import Settings
+    from scanline.service.settings import Settings
 
     table = README.split("## Running it for others")[1]
     for name in Settings.model_fields:

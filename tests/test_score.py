@@ -12,10 +12,10 @@ import pytest
 import torch
 from PIL import Image
 
-from model.config import ModelConfig
-from model.network import LinearTransformer
-from service.likelihood import next_value, pixel_bits
-from service.server import Scanline
+from scanline.model.config import ModelConfig
+from scanline.model.likelihood import next_value, pixel_bits
+from scanline.model.network import LinearTransformer
+from scanline.service.server import Scanline
 from tests.conftest import random_canvas, random_network
 from tests.service_fixtures import (
     COLOUR,
@@ -175,7 +175,7 @@ def test_errors_of_distribution(client: httpx.Client) -> None:
 def test_too_many_that_wait_are_sent_away(
     client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.score.MAX_WAITING", 0)
+    monkeypatch.setattr("scanline.service.api.score.MAX_WAITING", 0)
     reply = client.post("/v1/distribution", json={"values": []})
     check_error(reply, 429, "queue_full")
     assert reply.headers["retry-after"] == "1"

@@ -77,7 +77,7 @@ def environment(folder: Path, **settings: object) -> dict[str, str]:
     return clean | {"SCANLINE_WEIGHTS": str(folder), "OMP_NUM_THREADS": "1"} | given
 
 
-COMMAND = [sys.executable, "-m", "service", "serve"]
+COMMAND = [sys.executable, "-m", "scanline.service", "serve"]
 
 
 @contextlib.contextmanager

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from service.cli import main
-from service.settings import Settings
+from scanline.service.commands.cli import main
+from scanline.service.settings import Settings
 from tests.service_fixtures import logs_kept
 
 

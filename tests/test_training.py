@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 import torch
 
-from model.checkpoint import CheckpointError, load_checkpoint
-from model.config import ModelConfig
-from model.data import Dataset
-from model.evaluation import evaluate
-from model.recipe import TrainingConfig, batch_indices, learning_rate_factor
-from model.training import Stop, Trainer
+from scanline.model.checkpoint import CheckpointError, load_checkpoint
+from scanline.model.config import ModelConfig
+from scanline.model.data.published import Dataset
+from scanline.model.evaluation import evaluate
+from scanline.model.recipe import TrainingConfig, batch_indices, learning_rate_factor
+from scanline.model.training import Stop, Trainer
 from tests.conftest import ROOT, random_network, tiny_config
 
 CPU = torch.device("cpu")
@@ -247,7 +247,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 import torch
-from model.training import Stop, Trainer, processes
+from scanline.model.training import Stop, Trainer, processes
 from tests.test_training import CONFIG, MODEL, dataset
 torch.set_num_threads(1)
 folder, steps = Path(sys.argv[1]), int(sys.argv[2])
@@ -523,7 +523,7 @@ def test_evaluation_refuses_what_does_not_fit() -> None:
 
 
 def test_real_images_can_be_trained_on_and_measured(tmp_path: Path, data_dir: Path) -> None:
-    from model.data import load_dataset
+    from scanline.model.data.published import load_dataset
 
     data = load_dataset("mnist", "test", data_dir).take(slice(0, 24))
     config = ModelConfig(

@@ -18,19 +18,19 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from kernels import attention_bench, triton_attention
-from kernels import linear_attention as dispatch
-from kernels.linear_attention import (
+from scanline.kernels.attention import linear as dispatch
+from scanline.kernels.attention.definitions import (
     AttentionState,
     FeatureMap,
     elu_feature_map,
-    linear_attention,
     naive_linear_attention,
-    uses_triton,
 )
-from kernels.triton_attention import triton_linear_attention
-from model.config import ModelConfig
-from model.network import LinearTransformer
+from scanline.kernels.attention.linear import linear_attention, uses_triton
+from scanline.kernels.cuda import attention as triton_attention
+from scanline.kernels.cuda import attention_bench
+from scanline.kernels.cuda.attention import triton_linear_attention
+from scanline.model.config import ModelConfig
+from scanline.model.network import LinearTransformer
 from tests.conftest import assert_close, random_canvas, tiny_config
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

@@ -20,19 +20,22 @@ from numpy.typing import NDArray
 
 triton = pytest.importorskip("triton")
 
-from kernels import triton_decode  # noqa: E402
-from kernels.triton_decode import plan, variants  # noqa: E402
-from kernels.triton_sizes import COMPILED, allocate, allocate_weights, state_bytes  # noqa: E402
-from model import bench, bench_cuda  # noqa: E402
-from model.config import PRESETS, ModelConfig  # noqa: E402
-from model.decoder import BackendError, ReferenceDecoder, open_decoder  # noqa: E402
-from model.network import LinearTransformer  # noqa: E402
-from model.noise import image_noise  # noqa: E402
-from model.triton_decoder import TritonDecoder, find_device  # noqa: E402
-from model.triton_weights import Precision, sizes_of  # noqa: E402
-from service.engine import Engine  # noqa: E402
-from service.generation import Request  # noqa: E402
-from service.queue import Limits  # noqa: E402
+from scanline.kernels.cuda import decode as triton_decode  # noqa: E402
+from scanline.kernels.cuda.decode import plan, variants  # noqa: E402
+from scanline.kernels.cuda.sizes import COMPILED, allocate, allocate_weights, state_bytes  # noqa: E402
+from scanline.model.bench import cpu as bench  # noqa: E402
+from scanline.model.bench import cuda as bench_cuda  # noqa: E402
+from scanline.model.config import PRESETS, ModelConfig  # noqa: E402
+from scanline.model.decoders.contract import BackendError  # noqa: E402
+from scanline.model.decoders.opening import open_decoder  # noqa: E402
+from scanline.model.decoders.packing import Precision, sizes_of  # noqa: E402
+from scanline.model.decoders.reference import ReferenceDecoder  # noqa: E402
+from scanline.model.decoders.triton import TritonDecoder, find_device  # noqa: E402
+from scanline.model.network import LinearTransformer  # noqa: E402
+from scanline.model.noise import image_noise  # noqa: E402
+from scanline.service.engine import Engine  # noqa: E402
+from scanline.service.generation import Request  # noqa: E402
+from scanline.service.queue import Limits  # noqa: E402
 from tests.conftest import TOLERANCES, assert_close, random_network, tiny_config  # noqa: E402
 from tests.test_decoder import Inputs, blank, masked, network_of, put  # noqa: E402
 from tests.test_network import VARIANTS  # noqa: E402

@@ -1,0 +1,1 @@
+"""Attention: definitions, and the forms that train."""

@@ -1,0 +1,109 @@
+"""Causal linear attention as it is defined: one step, and the whole T × T matrix.
+
+Equations are those of Katharopoulos et al., *Transformers are RNNs* (ICML 2020). With a
+feature map φ already applied to queries and keys, and i ≤ j the causal order,
+
+    S_j = Σ_i k_i v_iᵀ      (eq. 10, 18)        z_j = Σ_i k_i      (eq. 11, 19)
+    o_j = (q_jᵀ S_j) / (q_jᵀ z_j + ε)           (eq. 9, 12, 20)
+
+Shapes: ``q, k: [B, T, H, K]``, ``v, o: [B, T, H, V]``, state ``kv: [B, H, K, V]`` and
+``z: [B, H, K]``.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+EPS = 1e-6
+CHUNK = 32
+
+FeatureMap = Literal["elu"]
+
+
+class AttentionState(NamedTuple):
+    """The sums an image carries from step to step: ``kv [B, H, K, V]`` and ``z [B, H, K]``."""
+
+    kv: Tensor
+    z: Tensor
+
+
+def elu_feature_map(x: Tensor) -> Tensor:
+    """Map queries and keys to positive features, ``elu(x) + 1`` (eq. 7); any shape, same dtype.
+
+    Written without the detour over ``elu``, whose ``exp(x) - 1 + 1`` rounds away what a very
+    negative input leaves.
+    """
+    return F.relu(x) + x.clamp(max=0).exp()
+
+
+def check_feature_map(feature_map: str | None) -> None:
+    """Raise ``ValueError`` unless the feature map is ``"elu"``, or None for one already applied."""
+    if feature_map not in ("elu", None):
+        raise ValueError(f"the feature map must be 'elu' or None, not {feature_map!r}")
+
+
+def featured(q: Tensor, k: Tensor, feature_map: FeatureMap | None) -> tuple[Tensor, Tensor]:
+    check_feature_map(feature_map)
+    return (q, k) if feature_map is None else (elu_feature_map(q), elu_feature_map(k))
+
+
+def check_shapes(q: Tensor, k: Tensor, v: Tensor, initial_state: AttentionState | None) -> None:
+    """Raise ``ValueError`` unless the tensors have the shapes this module documents."""
+    if q.ndim != 4 or q.shape != k.shape:
+        raise ValueError(f"q and k must both be [B, T, H, K], not {[*q.shape]} and {[*k.shape]}")
+    if v.ndim != 4 or v.shape[:3] != q.shape[:3]:
+        raise ValueError(f"v must be [B, T, H, V] with q's B, T, H {[*q.shape[:3]]}: {[*v.shape]}")
+    if initial_state is not None:
+        B, _, H, K = q.shape
+        kv, z = initial_state
+        if kv.shape != (B, H, K, v.shape[3]) or z.shape != (B, H, K):
+            raise ValueError(
+                f"the initial state must be kv {[B, H, K, v.shape[3]]} and z {[B, H, K]}, "
+                f"not {[*kv.shape]} and {[*z.shape]}"
+            )
+
+
+def linear_attention_step(
+    q: Tensor, k: Tensor, v: Tensor, state: AttentionState, eps: float = EPS
+) -> tuple[Tensor, AttentionState]:
+    """Advance one position as an RNN (eq. 18-20).
+
+    ``q, k: [B, H, K]``, ``v: [B, H, V]``; returns ``o: [B, H, V]`` and the new state.
+    """
+    kv = state.kv + k.unsqueeze(-1) * v.unsqueeze(-2)
+    z = state.z + k
+    numerator = torch.einsum("bhk,bhkv->bhv", q, kv)
+    denominator = (q * z).sum(-1, keepdim=True) + eps
+    return numerator / denominator, AttentionState(kv, z)
+
+
+def naive_linear_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    initial_state: AttentionState | None = None,
+    eps: float = EPS,
+    feature_map: FeatureMap | None = None,
+) -> tuple[Tensor, AttentionState]:
+    """Compute eq. 9-12 as written, with the whole T × T matrix: the oracle, quadratic in T.
+
+    ``q, k: [B, T, H, K]``, ``v: [B, T, H, V]`` in any floating dtype, q and k before the feature
+    map where one is named; returns ``o`` like ``v`` and the final state. Raises ``ValueError`` on
+    wrong shapes or an unknown feature map.
+    """
+    check_shapes(q, k, v, initial_state)
+    q, k = featured(q, k, feature_map)
+    scores = torch.einsum("bthk,bshk->bhts", q, k).tril()
+    numerator = torch.einsum("bhts,bshv->bthv", scores, v)
+    denominator = scores.sum(-1).transpose(1, 2)
+    kv = torch.einsum("bthk,bthv->bhkv", k, v)
+    z = k.sum(1)
+    if initial_state is not None:
+        numerator = numerator + torch.einsum("bthk,bhkv->bthv", q, initial_state.kv)
+        denominator = denominator + torch.einsum("bthk,bhk->bth", q, initial_state.z)
+        kv, z = kv + initial_state.kv, z + initial_state.z
+    return numerator / (denominator.unsqueeze(-1) + eps), AttentionState(kv, z)

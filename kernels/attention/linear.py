@@ -1,0 +1,183 @@
+"""Causal linear attention in chunks: the form that trains.
+
+Equations are those of Katharopoulos et al., *Transformers are RNNs* (ICML 2020). With a
+feature map φ already applied to queries and keys, and i ≤ j the causal order,
+
+    S_j = Σ_i k_i v_iᵀ      (eq. 10, 18)        z_j = Σ_i k_i      (eq. 11, 19)
+    o_j = (q_jᵀ S_j) / (q_jᵀ z_j + ε)           (eq. 9, 12, 20)
+
+Shapes: ``q, k: [B, T, H, K]``, ``v, o: [B, T, H, V]``, state ``kv: [B, H, K, V]`` and
+``z: [B, H, K]``. ``z`` is what ``kv`` would be for one more value that is always 1, so the
+chunked form carries both in one matrix of V + 1 columns.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from scanline.kernels.attention.definitions import (
+    CHUNK,
+    EPS,
+    AttentionState,
+    FeatureMap,
+    check_shapes,
+    featured,
+)
+
+
+def _chunks(x: Tensor, chunk: int) -> Tensor:
+    """``[B, T, H, X]`` → contiguous ``[B, H, T/chunk, chunk, X]``, zeros after the end.
+
+    A zero key adds nothing to the sums, so padding leaves the final state exact.
+    """
+    B, T, H, X = x.shape
+    x = F.pad(x, (0, 0, 0, 0, 0, -T % chunk))
+    return x.view(B, -1, chunk, H, X).permute(0, 3, 1, 2, 4).contiguous()
+
+
+def _unchunks(x: Tensor, length: int) -> Tensor:
+    B, H, n, chunk, X = x.shape
+    return x.permute(0, 2, 3, 1, 4).reshape(B, n * chunk, H, X)[:, :length]
+
+
+def _exclusive_sum(x: Tensor, first: Tensor, reverse: bool = False) -> tuple[Tensor, Tensor]:
+    """Running sum over dim 2 that starts at ``first`` and leaves each entry itself out.
+
+    Returns the sums, shaped like ``x``, and the total.
+    """
+    sums = torch.empty_like(x)
+    running = first
+    order = range(x.shape[2])
+    for i in reversed(order) if reverse else order:
+        sums[:, :, i] = running
+        running = running + x[:, :, i]
+    return sums, running
+
+
+class _ChunkedLinearAttention(torch.autograd.Function):
+    """Unnormalised-then-normalised attention in chunks, with the backward of eq. 13-15.
+
+    Only inputs and outputs are kept for the backward pass: the states between chunks are summed
+    again there, so memory is linear in T and holds no state per position.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, initial: Tensor, eps: float, chunk: int
+    ) -> tuple[Tensor, Tensor]:
+        qc, kc, vc = (
+            _chunks(q, chunk),
+            _chunks(k, chunk),
+            _chunks(F.pad(v, (0, 1), value=1.0), chunk),
+        )
+        before, final = _exclusive_sum(kc.transpose(-1, -2) @ vc, initial)
+        sums = (qc @ kc.transpose(-1, -2)).tril_() @ vc
+        sums += qc @ before
+        sums = _unchunks(sums, q.shape[1])
+        denominator = sums[..., -1:] + eps
+        o = sums[..., :-1] / denominator
+        ctx.save_for_backward(q, k, v, initial, o, denominator)
+        ctx.chunk = chunk
+        return o, final
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, grad_o: Tensor, grad_final: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, None, None]:
+        q, k, v, initial, o, denominator = ctx.saved_tensors
+        chunk, T = ctx.chunk, q.shape[1]
+        # Quotient rule: with v extended by the column of ones, the sums' gradient is one matrix.
+        grad_sums = torch.cat([grad_o, -(grad_o * o).sum(-1, keepdim=True)], -1) / denominator
+        qc, kc, vc = (
+            _chunks(q, chunk),
+            _chunks(k, chunk),
+            _chunks(F.pad(v, (0, 1), value=1.0), chunk),
+        )
+        gc = _chunks(grad_sums, chunk)
+        before, _ = _exclusive_sum(kc.transpose(-1, -2) @ vc, initial)  # Σ_{i<j} k_i v_iᵀ
+        after, grad_initial = _exclusive_sum(qc.transpose(-1, -2) @ gc, grad_final, reverse=True)
+        grad_scores = (gc @ vc.transpose(-1, -2)).tril_()
+        scores = (qc @ kc.transpose(-1, -2)).tril_()
+        grad_q = grad_scores @ kc + gc @ before.transpose(-1, -2)  # eq. 13
+        grad_k = grad_scores.transpose(-1, -2) @ qc + vc @ after.transpose(-1, -2)  # eq. 14
+        grad_v = (scores.transpose(-1, -2) @ gc + kc @ after)[..., :-1]  # eq. 15
+        return (
+            _unchunks(grad_q, T),
+            _unchunks(grad_k, T),
+            _unchunks(grad_v, T),
+            grad_initial,
+            None,
+            None,
+        )
+
+
+@torch.compiler.assume_constant_result
+def _has_kernels(device: torch.device) -> bool:
+    nvidia = device.type == "cuda" and torch.version.hip is None
+    return (
+        nvidia
+        and torch.cuda.get_device_capability(device) >= (8, 0)
+        and find_spec("triton") is not None
+    )
+
+
+def uses_triton(q: Tensor, v: Tensor, chunk: int = CHUNK) -> bool:
+    """Whether ``linear_attention`` runs its Triton kernels for these tensors and this chunk.
+
+    They take float32, float16 and bfloat16, heads of 16 to 128 and chunks of 32, on an NVIDIA
+    device of capability 8.0 or more where Triton is installed.
+    """
+    return (
+        q.dtype != torch.float64
+        and min(q.shape[3], v.shape[3]) >= 16
+        and max(q.shape[3], v.shape[3]) <= 128
+        and chunk == CHUNK
+        and _has_kernels(q.device)
+    )
+
+
+def linear_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    initial_state: AttentionState | None = None,
+    eps: float = EPS,
+    chunk: int = CHUNK,
+    feature_map: FeatureMap | None = None,
+) -> tuple[Tensor, AttentionState]:
+    """Compute eq. 9-12 in chunks: linear time and memory in T, with its own backward (eq. 13-15).
+
+    ``q, k: [B, T, H, K]``, ``v: [B, T, H, V]``, q and k before the feature map where one is named
+    (a key of -inf then has no features); returns ``o`` like ``v`` and the final state. Sums
+    are float32 (float64 for float64 inputs) whatever the inputs' dtype, and so is the state.
+    Gradients flow to q, k, v and the initial state, from o and the final state. Runs as Triton
+    kernels where ``uses_triton`` says so, as torch operations elsewhere. Raises ``ValueError`` on
+    wrong shapes or an unknown feature map.
+    """
+    check_shapes(q, k, v, initial_state)
+    if uses_triton(q, v, chunk):
+        from scanline.kernels.cuda.attention import (
+            triton_linear_attention,  # Triton need not be there
+        )
+
+        return triton_linear_attention(q, k, v, initial_state, eps, feature_map)
+    q, k = featured(q, k, feature_map)
+    B, _, H, K = q.shape
+    V = v.shape[3]
+    sums = torch.float64 if q.dtype == torch.float64 else torch.float32
+    if initial_state is None:
+        initial = q.new_zeros(B, H, K, V + 1, dtype=sums)
+    else:
+        initial = torch.cat([initial_state.kv, initial_state.z.unsqueeze(-1)], -1).to(sums)
+    with torch.autocast(q.device.type, enabled=False):
+        o, final = _ChunkedLinearAttention.apply(
+            q.to(sums), k.to(sums), v.to(sums), initial, eps, chunk
+        )
+    return o.to(v.dtype), AttentionState(final[..., :-1], final[..., -1])

@@ -1,0 +1,1 @@
+"""Triton kernels for CUDA devices, and the gate that compiles them without one."""

@@ -1,0 +1,179 @@
+"""What a decode step is compiled for, and the device memory that it works on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from scanline.kernels.cuda.matrix import BM, BN_RESIDUAL
+from scanline.kernels.cuda.state import OUTSIDE
+
+LEVELS = 256
+DELAY = 4  # steps between two writes of the state, see ``state_bytes``
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """Everything that the kernels are compiled for: sizes, options, dtype of the weights.
+
+    ``parts`` are the steps of one pixel, ``channels`` the values that one step decides, ``places``
+    the values that it looks at, ``code`` the features of which those are embedded, ``first`` the
+    first step that the network models. ``delay`` is how many steps share one write of the state.
+    """
+
+    pixels: int
+    parts: int = 1
+    channels: int = 1
+    places: int
+    code: int
+    classes: int = 0
+    layers: int
+    heads: int
+    d_model: int
+    d_ff: int
+    outputs: int
+    draws: int
+    categorical: bool
+    pre_norm: bool
+    gelu: bool
+    first: int = 0
+    first_value: int = 0
+    dtype: torch.dtype = torch.bfloat16
+    delay: int = DELAY
+
+    @property
+    def head_size(self) -> int:
+        return self.d_model // self.heads
+
+    @property
+    def steps(self) -> int:
+        return self.pixels * self.parts
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of a row of the residual stream, each with statistics of its own."""
+        return -(-self.d_model // BN_RESIDUAL)
+
+
+def allocate_weights(s: Sizes, device: torch.device | str) -> dict[str, Tensor]:
+    """Give a network's weights, not filled: matrices ``[out, in]`` in ``s.dtype``, else float32.
+
+    A layer's are named ``0.qkv.weight``, and so on; q, k and v are one product.
+    """
+    D = s.d_model
+    products = {"head": (s.outputs, D)}
+    vectors = {"norm.weight": D, "norm.bias": D}
+    for layer in range(s.layers):
+        products |= {
+            f"{layer}.qkv": (3 * D, D), f"{layer}.out": (D, D),
+            f"{layer}.linear1": (s.d_ff, D), f"{layer}.linear2": (D, s.d_ff),
+        }  # fmt: skip
+        vectors |= {f"{layer}.{norm}": D for norm in (
+            "norm1.weight", "norm1.bias", "norm2.weight", "norm2.bias",
+        )}  # fmt: skip
+    shapes = {
+        "table": (s.places, OUTSIDE + 1, s.code), "code": (s.steps, D),
+        "sources": (s.steps, s.places), "label": (s.classes + 1, D),
+        "tables": (s.channels * (s.channels - 1) // 2, LEVELS, LEVELS),
+    }  # fmt: skip
+    weights = {
+        name: torch.empty(
+            shape, device=device, dtype=torch.int32 if name == "sources" else torch.float32
+        )
+        for name, shape in shapes.items()
+    }
+    for name, size in vectors.items():
+        weights[name] = torch.empty(size, device=device)
+    for name, matrix in products.items():
+        weights[f"{name}.weight"] = torch.empty(matrix, device=device, dtype=s.dtype)
+        weights[f"{name}.bias"] = torch.empty(matrix[0], device=device)
+    return weights
+
+
+def allocate(s: Sizes, slots: int, device: torch.device | str) -> dict[str, Tensor]:
+    """Give the buffers of so many slots: what an image is, its state, and a step's scratch."""
+    N, T, D, H, K = slots, s.pixels, s.d_model, s.heads, s.head_size
+    R = -(-N // BM) * BM  # rows, in whole tiles
+    shapes: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
+        "slots": (torch.int32, (R,)),
+        "positions": (torch.int32, (N,)),
+        "canvas": (torch.uint8, (N, T, s.parts * s.channels)),
+        "bits": (torch.float32, (N, T)),
+        "known": (torch.uint8, (N, T)),
+        "noise": (torch.float32, (N, T, s.parts * s.draws)),
+        "temperature": (torch.float32, (N,)),
+        "label": (torch.int32, (N,)),
+        "kv": (torch.float32, (s.layers, N, H, K, K)),
+        "z": (torch.float32, (s.layers, N, H, K)),
+        "waiting": (torch.float32, (s.layers, N, H, s.delay - 1, 2, K)),
+        "x0": (torch.float32, (R, D)),
+        "x1": (torch.float32, (R, D)),
+        "statistics0": (torch.float32, (R, s.tiles, 2)),
+        "statistics1": (torch.float32, (R, s.tiles, 2)),
+        "qkv": (torch.float32, (R, 3 * D)),
+        "o": (s.dtype, (R, D)),
+        "hidden": (s.dtype, (R, s.d_ff)),
+        "parameters": (torch.float32, (R, s.outputs)),
+    }
+    return {
+        name: torch.empty(shape, dtype=dtype, device=device)
+        for name, (dtype, shape) in shapes.items()
+    }
+
+
+def state_bytes(s: Sizes) -> float:
+    """Bytes of state that one step of one image moves, on average over ``delay`` steps.
+
+    A head reads K (K + 1) numbers each step and writes them each ``delay``-th; a step that does
+    not writes its 2 K instead, and each reads what waits. In GB an image, and the images a second
+    that 3.35 TB/s (H100) allow for the state alone:
+
+    ============= ==== ========= ========= ========= =========
+    preset        K    delay 1   delay 2   delay 4   delay 8
+    ============= ==== ========= ========= ========= =========
+    mnist-paper   32   0.424     0.331     0.294     0.295
+                       7,903     10,128    11,401    11,370
+    cifar10-paper 32   3.322     2.592     2.303     2.309
+                       1,008     1,292     1,455     1,451
+    mnist         32   0.106     0.083     0.073     0.074
+                       31,612    40,513    45,604    45,480
+    cifar10       32   0.138     0.108     0.096     0.096
+                       24,203    31,018    34,916    34,821
+    ============= ==== ========= ========= ========= =========
+
+    4 is as good as 8 at K = 32 with half of the buffer and of the additions; at K = 64, 8 would
+    move 5 % less.
+    """
+    K = s.head_size
+    state, entry, n = K * (K + 1), 2 * K, s.delay
+    numbers = state + (state + (n - 1) * entry + n * (n - 1) / 2 * entry) / n
+    return 4 * s.layers * s.heads * numbers
+
+
+_PAPER: dict[str, Any] = {
+    "places": 1, "code": 128, "heads": 8, "d_model": 256, "d_ff": 1024, "outputs": 30,
+    "draws": 2, "categorical": False, "pre_norm": False, "gelu": False,
+}  # fmt: skip
+_OURS: dict[str, Any] = {
+    "code": 128, "layers": 4, "heads": 4, "d_model": 128, "d_ff": 512, "pre_norm": True,
+    "gelu": True, "classes": 10,
+}  # fmt: skip
+
+# The networks whose kernels are compiled ahead of time: the model's presets, and what they lack.
+COMPILED: dict[str, Sizes] = {
+    "mnist-paper": Sizes(pixels=784, layers=8, **_PAPER),
+    "cifar10-paper": Sizes(pixels=1024, parts=3, layers=16, **_PAPER),
+    "mnist": Sizes(pixels=784, places=17, outputs=256, draws=1, categorical=True, **_OURS),
+    "cifar10": Sizes(
+        pixels=1024, channels=3, places=51, outputs=100, draws=4, categorical=False, **_OURS
+    ),
+    "heads of 64": Sizes(
+        pixels=784, places=17, outputs=256, draws=1, categorical=True, **_OURS | {"heads": 2}
+    ),
+    "categorical RGB": Sizes(
+        pixels=1024, channels=3, places=51, outputs=768, draws=3, categorical=True, **_OURS
+    ),
+}

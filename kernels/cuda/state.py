@@ -1,0 +1,114 @@
+"""What a decode step does with slots: embed the past of each, and advance its sums.
+
+The state moves more bytes than all else, so it is read once a step and, with ``DELAY`` > 1,
+written only every ``DELAY``-th step of an image: the keys and values since then wait in a small
+buffer beside it. Each step adds them again, in the order they came, to what it read, so outputs
+and sums are those of writing at once, to the last bit. An image's own step number says what waits,
+never the call's, so a row does not depend on its neighbours, and a new image needs no clearing of
+the buffer.
+"""
+
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from scanline.kernels.cuda.matrix import write_statistics
+
+OUTSIDE = 256  # id of a value that is not there
+
+
+@triton.jit
+def row_of(p_slots, p_positions, i_b, part, T: tl.constexpr, PARTS: tl.constexpr):
+    """Give a row's slot, its step, and whether it has one: not for slot -1, nor past the end."""
+    slot = tl.load(p_slots + i_b).to(tl.int64)
+    position = tl.load(p_positions + slot, mask=slot >= 0, other=T)
+    return slot, position * PARTS + part, position < T
+
+
+@triton.jit(do_not_specialize=["part"])
+def embed_kernel(
+    p_slots, p_positions, p_canvas, p_label, p_sources, p_table, p_code, p_label_table,
+    p_x, p_statistics, part,
+    T: tl.constexpr, PARTS: tl.constexpr, FIRST: tl.constexpr, VALUES: tl.constexpr,
+    PLACES: tl.constexpr, SIZE: tl.constexpr, D: tl.constexpr, CLASSES: tl.constexpr,
+    OUTSIDE: tl.constexpr, BP: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """Sum a row of ``p_table`` for what stands at each place, and the codes of step and label."""
+    i_b, i_n = tl.program_id(0), tl.program_id(1)
+    slot, step, live = row_of(p_slots, p_positions, i_b, part, T, PARTS)
+    if not live or step < FIRST:
+        return
+    o_p, o_col = tl.arange(0, BP), i_n * BN + tl.arange(0, BN)
+    m_p, m_col = o_p < PLACES, o_col < D
+    b_source = tl.load(p_sources + step * PLACES + o_p, mask=m_p, other=-1)
+    b_value = tl.load(p_canvas + slot * VALUES + b_source, mask=b_source >= 0, other=0)
+    b_id = tl.where(b_source >= 0, b_value.to(tl.int32), OUTSIDE)
+    o_entry = (o_p * (OUTSIDE + 1) + b_id) * SIZE
+    b_each = tl.load(
+        p_table + o_entry[:, None] + o_col[None, :],
+        mask=m_p[:, None] & (o_col < SIZE)[None, :],
+        other=0.0,
+    )
+    b_x = tl.sum(b_each, 0) + tl.load(p_code + step * D + o_col, mask=m_col, other=0.0)
+    if CLASSES > 0:
+        label = tl.load(p_label + slot)
+        label = tl.where(label < 0, CLASSES, label)
+        b_x += tl.load(p_label_table + label * D + o_col, mask=m_col, other=0.0)
+    o_row = i_b.to(tl.int64) + tl.arange(0, 1)
+    tl.store(p_x + o_row * D + o_col, b_x, mask=m_col)
+    write_statistics(p_statistics, o_row, o_row >= 0, b_x[None, :], i_n, D, BN)
+
+
+@triton.jit(do_not_specialize=["part"])
+def state_kernel(
+    p_slots, p_positions, p_qkv, p_kv, p_z, p_waiting, p_o, part,
+    T: tl.constexpr, PARTS: tl.constexpr, FIRST: tl.constexpr, H: tl.constexpr, K: tl.constexpr,
+    DELAY: tl.constexpr, EPS: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+):  # fmt: skip
+    """Advance one head of one row (eq. 18-20): S += k vᵀ, z += k, o = qᵀS / (qᵀz + ε)."""
+    i_b, i_h = (tl.program_id(0) // H).to(tl.int64), tl.program_id(0) % H
+    slot, step, live = row_of(p_slots, p_positions, i_b, part, T, PARTS)
+    if not live or step < FIRST:
+        return
+    turn = (step - FIRST) % DELAY  # how many keys wait
+    o_k, o_v = tl.arange(0, BK), tl.arange(0, BV)
+    m_k = o_k < K
+    i_sh = slot * H + i_h
+    p_q = p_qkv + (i_b * 3 * H + i_h) * K
+    p_k, p_v = p_q + H * K, p_q + 2 * H * K
+    p_wait = p_waiting + i_sh * (2 * (DELAY - 1) * K)  # a key, a value, a key, …
+    b_q = tl.load(p_q + o_k, mask=m_k, other=0.0)
+    b_k = tl.load(p_k + o_k, mask=m_k, other=0.0)
+    b_z = tl.load(p_z + i_sh * K + o_k, mask=m_k, other=0.0)
+    for i_w in tl.static_range(DELAY - 1):
+        b_z += tl.load(p_wait + 2 * i_w * K + o_k, mask=m_k & (i_w < turn), other=0.0)
+    b_z += b_k
+    denominator = tl.sum(b_q * b_z, 0) + EPS
+    if turn == DELAY - 1:
+        # Threads may share an element: all have read it before one of them writes it.
+        tl.debug_barrier()
+        tl.store(p_z + i_sh * K + o_k, b_z, mask=m_k)
+    else:
+        tl.store(p_wait + 2 * turn * K + o_k, b_k, mask=m_k)
+    for i_v in range(0, K, BV):
+        m_v = i_v + o_v < K
+        o_s = i_sh * (K * K) + o_k[:, None] * K + (i_v + o_v)[None, :]
+        m_s = m_k[:, None] & m_v[None, :]
+        b_v = tl.load(p_v + i_v + o_v, mask=m_v, other=0.0)
+        b_s = tl.load(p_kv + o_s, mask=m_s, other=0.0)
+        for i_w in tl.static_range(DELAY - 1):
+            p_then = p_wait + 2 * i_w * K
+            b_key = tl.load(p_then + o_k, mask=m_k & (i_w < turn), other=0.0)
+            b_value = tl.load(p_then + K + i_v + o_v, mask=m_v & (i_w < turn), other=0.0)
+            b_s += b_key[:, None] * b_value[None, :]
+        b_s += b_k[:, None] * b_v[None, :]
+        b_o = tl.sum(b_q[:, None] * b_s, 0) / denominator
+        tl.store(p_o + (i_b * H + i_h) * K + i_v + o_v, b_o.to(p_o.dtype.element_ty), mask=m_v)
+        if turn == DELAY - 1:
+            tl.debug_barrier()
+            tl.store(p_kv + o_s, b_s, mask=m_s)
+        else:
+            tl.store(p_wait + (2 * turn + 1) * K + i_v + o_v, b_v, mask=m_v)

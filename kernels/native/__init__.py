@@ -1,0 +1,1 @@
+"""The native CPU decoder: C++ behind a plain C ABI, its build, and its face in Python."""

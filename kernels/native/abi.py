@@ -1,0 +1,185 @@
+"""The native CPU decoder's C ABI as Python sees it; ctypes releases the GIL while it runs."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scanline.kernels.native.build import NativeBuildError, load_build
+
+_BAD_SLOTS = 1
+
+
+def _fields(names: str, kind: type[ctypes.c_int32 | ctypes.c_void_p]) -> list[tuple[str, type]]:
+    return [(name, kind) for name in names.split()]
+
+
+class Config(ctypes.Structure):
+    """Sizes and options, as ``Config`` in native_weights.h."""
+
+    _fields_ = _fields(
+        "height width channels step_channels neighbourhood sinusoidal categorical pre_norm gelu "
+        "start_given first_value classes n_layers n_heads d_model d_ff head_outputs draws "
+        "step_draws max_slots bf16 threads",
+        ctypes.c_int32,
+    )
+
+
+class LayerWeights(ctypes.Structure):
+    """A layer's tensors, as in native_weights.h."""
+
+    _fields_ = _fields(
+        "query_weight query_bias key_weight key_bias value_weight value_bias out_weight out_bias "
+        "linear1_weight linear1_bias linear2_weight linear2_bias "
+        "norm1_weight norm1_bias norm2_weight norm2_bias",
+        ctypes.c_void_p,
+    )
+
+
+class Weights(ctypes.Structure):
+    """The network's tensors, null where it has none, as in native_weights.h."""
+
+    _fields_ = [
+        *_fields(
+            "value_embedding start tables linear_weight linear_bias code row column channel label "
+            "norm_weight norm_bias head_weight head_bias head_tables",
+            ctypes.c_void_p,
+        ),
+        ("layers", ctypes.POINTER(LayerWeights)),
+    ]
+
+
+class Inputs(ctypes.Structure):
+    """The decoder's arrays, as in native_weights.h."""
+
+    _fields_ = _fields("canvas bits positions known noise temperature label", ctypes.c_void_p)
+
+
+def load_library(isa: str | None = None) -> ctypes.CDLL:
+    """Load the native code for an ISA, the CPU's best by default, built if need be.
+
+    Raises what ``load_build`` does.
+    """
+    library = load_build(isa)
+    handle, integer, array = ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p
+    signatures: dict[str, tuple[type | None, list[type]]] = {
+        "open": (
+            handle,
+            [
+                ctypes.POINTER(Config), ctypes.POINTER(Weights), ctypes.POINTER(Inputs),
+                ctypes.c_char_p, integer,
+            ],
+        ),
+        "close": (None, [handle]),
+        "reset": (integer, [handle, array, integer]),
+        "step": (integer, [handle, array, integer, integer]),
+        "prefill": (integer, [handle, array, array, integer]),
+        "states": (array, [handle]),
+        "head_padded": (integer, [handle]),
+        "trace": (None, [handle, array]),
+        "measure": (None, [integer, ctypes.POINTER(ctypes.c_double)]),
+        "isa": (ctypes.c_char_p, []),
+    }  # fmt: skip
+    for name, (result, arguments) in signatures.items():
+        function = getattr(library, f"scanline_{name}")
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+class Peaks(NamedTuple):
+    """The best that a machine does: operations and bytes a second, 0 where not measured."""
+
+    bf16_operations: float
+    float32_operations: float
+    cache_bytes: float
+    memory_bytes: float
+
+
+def measure_peaks(library: ctypes.CDLL, threads: int) -> Peaks:
+    """Measure this machine with the decoder's own kernels, which takes some seconds."""
+    peaks = (ctypes.c_double * 4)()
+    library.scanline_measure(threads, peaks)
+    return Peaks(*peaks)
+
+
+def _address(array: NDArray[np.generic] | None) -> int | None:
+    if array is None:
+        return None
+    if not array.flags.c_contiguous:
+        raise ValueError("native arrays must be contiguous")
+    return array.ctypes.data
+
+
+class NativeDecoder:
+    """One network with its slots, in native code; every call runs without the GIL.
+
+    ``sizes`` are ``Config``'s fields; ``weights`` and ``layers`` float32 tensors by the names of
+    ``Weights`` and ``LayerWeights``, copied; ``inputs`` the arrays of ``Inputs``, used in place.
+    """
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        sizes: Mapping[str, int],
+        weights: Mapping[str, NDArray[np.float32] | None],
+        layers: Sequence[Mapping[str, NDArray[np.float32]]],
+        inputs: Mapping[str, NDArray[np.generic]],
+    ) -> None:
+        self._library = library
+        self.isa: str = library.scanline_isa().decode()
+        self._inputs = dict(inputs)  # keeps them alive
+        packed = (LayerWeights * len(layers))(
+            *(LayerWeights(**{name: _address(t) for name, t in layer.items()}) for layer in layers)
+        )
+        tensors = Weights(**{name: _address(t) for name, t in weights.items()}, layers=packed)
+        config = Config(**sizes)
+        arrays = Inputs(**{name: _address(array) for name, array in inputs.items()})
+        reason = ctypes.create_string_buffer(200)
+        handle = library.scanline_open(config, tensors, arrays, reason, len(reason))
+        if not handle:
+            raise NativeBuildError(f"the native decoder cannot start: {reason.value.decode()}")
+        self._handle = ctypes.c_void_p(handle)
+        self.close = weakref.finalize(self, library.scanline_close, self._handle)
+        self.close.atexit = False  # another thread may be in a step still
+        count, heads = sizes["max_slots"], sizes["n_heads"]
+        K = sizes["d_model"] // heads
+        shape = (count, sizes["n_layers"], heads, K + 1, library.scanline_head_padded(self._handle))
+        memory = (ctypes.c_float * int(np.prod(shape))).from_address(
+            library.scanline_states(self._handle)
+        )
+        # Every slot's state, [N, L, H, K + 1, V padded]: kv, and z in the last row. For tests;
+        # valid as long as this object.
+        self.states: NDArray[np.float32] = np.ctypeslib.as_array(memory).reshape(shape)
+        self._trace: NDArray[np.float32] | None = None
+
+    def _check(self, status: int) -> None:
+        if status == _BAD_SLOTS:
+            raise ValueError("slots must be -1 or different numbers below max_slots")
+        if status:
+            raise ValueError("an image has no such number of pixels to prefill")
+
+    def reset(self, slots: NDArray[np.int32]) -> None:
+        """Zero the state and the position of these slots."""
+        self._check(self._library.scanline_reset(self._handle, slots.ctypes.data, slots.size))
+
+    def step(self, slots: NDArray[np.int32], n: int) -> None:
+        """Advance each slot by up to ``n`` pixels."""
+        self._check(self._library.scanline_step(self._handle, slots.ctypes.data, slots.size, n))
+
+    def prefill(self, slots: NDArray[np.int32], lengths: NDArray[np.int32]) -> None:
+        """Absorb the first ``lengths`` pixels of each slot; no slot is -1."""
+        self._check(
+            self._library.scanline_prefill(
+                self._handle, slots.ctypes.data, lengths.ctypes.data, slots.size
+            )
+        )
+
+    def trace(self, parameters: NDArray[np.float32] | None) -> None:
+        """From now on write each row's head parameters to ``[N, steps, head_outputs]`` too."""
+        self._trace = parameters
+        self._library.scanline_trace(self._handle, _address(parameters))

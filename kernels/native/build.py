@@ -1,0 +1,230 @@
+"""The native CPU decoder's build: C++ compiled for this machine, kept, and loaded.
+
+The C++ beside this file is built by the system's compiler on first use, once for each source,
+compiler and ISA. ``python -m scanline.kernels.native.build`` builds for every ISA beforehand:
+an image made so runs without a compiler.
+
+Environment: ``CXX`` names the compiler, ``SCANLINE_CACHE`` the folder of finished builds (default
+``~/.cache/scanline``), ``SCANLINE_CXXFLAGS`` adds flags (``-fsanitize=address``).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+log = logging.getLogger("scanline.native")
+
+SOURCE = Path(__file__).with_name("decoder.cpp")
+_AVX2 = ("-mavx2", "-mfma")
+_AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
+# Best first: the compiler's flags, and what Linux calls the features they need.
+_HAS_AVX2 = frozenset({"avx2", "fma"})
+_HAS_AVX512 = _HAS_AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
+ISAS: dict[str, tuple[tuple[str, ...], frozenset[str]]] = {
+    "avx512bf16": ((*_AVX512, "-mavx512bf16"), _HAS_AVX512 | {"avx512_bf16"}),
+    "avx512": (_AVX512, _HAS_AVX512),
+    "avx2": (_AVX2, _HAS_AVX2),
+    "portable": ((), frozenset()),
+}
+FLAGS = (
+    "-std=c++20", "-O3", "-ffp-contract=off", "-fPIC", "-shared", "-pthread",
+    "-fvisibility=hidden",
+)  # fmt: skip
+INSTALL = "install g++ (`apt-get install g++`) or clang, or name a compiler in CXX"
+
+
+class NativeBuildError(RuntimeError):
+    """The native code cannot be built or run here; the message says why and what to do."""
+
+
+@functools.cache
+def cpu() -> tuple[str, frozenset[str]]:
+    """Give the CPU's name and its features, none where the system does not tell."""
+    name, features = platform.processor() or platform.machine(), frozenset[str]()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return name, features
+    for line in lines:
+        key, _, value = line.partition(":")
+        if key.strip() == "model name":
+            name = value.strip()
+        elif key.strip() == "flags":
+            features = frozenset(value.split())
+    return name, features
+
+
+def cpu_isas() -> list[str]:
+    """Give the ISAs that this CPU has, best first."""
+    return [isa for isa, (_, needed) in ISAS.items() if needed <= cpu()[1]]
+
+
+def usable_cores() -> int:
+    """Count the physical cores that this process may use, within its container's quota."""
+    try:
+        allowed = os.sched_getaffinity(0)
+    except AttributeError:  # not Linux
+        return os.cpu_count() or 1
+    cores = set()
+    for number in allowed:
+        topology = Path(f"/sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list")
+        try:
+            cores.add(topology.read_text())
+        except OSError:
+            cores.add(str(number))
+    count = len(cores)
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return count
+    return count if quota == "max" else max(1, min(count, int(quota) // int(period)))
+
+
+def find_compiler() -> list[str]:
+    """Give the C++ compiler's command; raises ``NativeBuildError`` where there is none."""
+    named = shlex.split(os.environ.get("CXX", ""))
+    for command in [named] if named else [["c++"], ["g++"], ["clang++"]]:
+        if path := shutil.which(command[0]):
+            return [path, *command[1:]]
+    missing = f"CXX names {named[0]!r}, which is not there" if named else "there is no C++ compiler"
+    raise NativeBuildError(f"{missing}: {INSTALL}")
+
+
+def cache_folder() -> Path:
+    """Give the folder of finished builds, which may not exist yet."""
+    if named := os.environ.get("SCANLINE_CACHE"):
+        return Path(named)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "scanline"
+
+
+def _run(command: Sequence[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NativeBuildError(f"{command[0]} did not run ({error}): {INSTALL}") from error
+    if done.returncode != 0:
+        lines = done.stderr.strip().splitlines() or ["no output"]
+        reason = next((line for line in lines if "error" in line), lines[0])
+        raise NativeBuildError(f"{shlex.join(command)} failed ({reason}); name another one in CXX")
+    return done.stdout
+
+
+def load_build(isa: str | None = None) -> ctypes.CDLL:
+    """Build the native code for an ISA if need be, the CPU's best by default, and load it.
+
+    Raises ``ValueError`` on an unknown ISA, and ``NativeBuildError`` where the CPU lacks it or the
+    code cannot be built.
+    """
+    if isa is not None and isa not in ISAS:
+        raise ValueError(f"isa must be one of {', '.join(ISAS)}, not {isa!r}")
+    available = cpu_isas()
+    if isa is not None and isa not in available:
+        raise NativeBuildError(f"this CPU ({cpu()[0]}) has no {isa}; it has {', '.join(available)}")
+    isa = isa or available[0]
+    try:
+        compiler = find_compiler()
+    except NativeBuildError:
+        # Any compiler's build of this source will do, newest first.
+        for path in sorted(cache_folder().glob(f"{_stem(isa)}-*.so"), key=_age):
+            if library := _open(path):
+                return library
+        raise
+    name = _name(isa, compiler)
+    path = cache_folder() / name
+    library = (_open(path) if path.is_file() else None) or _keep(compiler, isa, path)
+    return library or _load_private(compiler, isa, name)
+
+
+def _age(path: Path) -> float:
+    return -path.stat().st_mtime
+
+
+def _flags(isa: str) -> list[str]:
+    return [*FLAGS, *ISAS[isa][0], *shlex.split(os.environ.get("SCANLINE_CXXFLAGS", ""))]
+
+
+def _stem(isa: str) -> str:
+    """Name an ISA's builds of this source. The flags say all that a build assumes of the CPU."""
+    key = hashlib.sha256("\0".join(_flags(isa)).encode())
+    for source in (SOURCE, *sorted(SOURCE.parent.glob("*.h"))):
+        key.update(source.read_bytes())
+    return f"native-{isa}-{key.hexdigest()[:16]}"
+
+
+def _name(isa: str, compiler: Sequence[str]) -> str:
+    version = hashlib.sha256(_run([*compiler, "--version"]).encode())
+    return f"{_stem(isa)}-{version.hexdigest()[:8]}.so"
+
+
+def _open(path: Path) -> ctypes.CDLL | None:
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        log.warning("%s does not load, building it again: %s", path, error)
+        return None
+
+
+def _build(compiler: Sequence[str], isa: str, path: Path) -> None:
+    """Compile into a file of its own, then rename it: two processes at once do not meet."""
+    handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
+    try:
+        _run([*compiler, *_flags(isa), str(SOURCE), "-o", partial])
+        Path(partial).chmod(0o755)
+        Path(partial).replace(path)
+    finally:
+        Path(partial).unlink(missing_ok=True)
+
+
+def _keep(compiler: Sequence[str], isa: str, path: Path) -> ctypes.CDLL | None:
+    """Build into the cache and load; None, with a warning, where the cache cannot be used."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        log.info("building the native decoder into %s", path)
+        _build(compiler, isa, path)
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        log.warning(
+            "cannot keep builds in %s (%s); set SCANLINE_CACHE to a writable folder to build once "
+            "instead of at every start", path.parent, error,
+        )  # fmt: skip
+        return None
+
+
+def _load_private(compiler: Sequence[str], isa: str, name: str) -> ctypes.CDLL:
+    with tempfile.TemporaryDirectory(prefix="scanline-") as folder:
+        path = Path(folder) / name
+        _build(compiler, isa, path)
+        try:
+            return ctypes.CDLL(str(path))  # stays mapped when the file is gone
+        except OSError as error:
+            raise NativeBuildError(
+                f"the native code was built but does not load ({error}); set SCANLINE_CACHE to a "
+                "folder from which code may be run"
+            ) from error
+
+
+def build_all() -> list[Path]:
+    """Build for every ISA into the cache, whatever this CPU has; gives the files."""
+    compiler, folder = find_compiler(), cache_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / _name(isa, compiler) for isa in ISAS]
+    for isa, path in zip(ISAS, paths, strict=True):
+        _build(compiler, isa, path)
+    return paths
+
+
+if __name__ == "__main__":
+    for built in build_all():
+        print(built)  # noqa: T201

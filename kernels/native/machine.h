@@ -1,0 +1,66 @@
+// What this machine can do at best, for benchmarks to stand beside.
+#pragma once
+
+#include <chrono>
+
+#include "matrix.h"
+#include "threads.h"
+
+namespace scanline {
+
+// How often a second all threads together can do `work(thread)`, called again and again.
+template <typename Work>
+double calls_per_second(Pool& pool, const Work& work) {
+    constexpr std::chrono::milliseconds WARM{50}, MEASURED{200};
+    std::atomic<int64_t> calls{0};
+    pool.run([&](int thread) {
+        using Clock = std::chrono::steady_clock;
+        const auto begin = Clock::now() + WARM, end = begin + MEASURED;
+        int64_t mine = 0;
+        for (auto now = Clock::now(); now < end; now = Clock::now()) {
+            work(thread);
+            if (now >= begin) ++mine;
+        }
+        calls.fetch_add(mine);
+    });
+    return static_cast<double>(calls.load()) / std::chrono::duration<double>(MEASURED).count();
+}
+
+// Floating-point operations a second of the widest kernel, with its operands in the first-level
+// cache.
+template <bool BF16>
+double peak_operations(Pool& pool) {
+    constexpr int INPUTS = 256, REPEATS = 20;
+    const Kernels* kernels = KERNELS<BF16>;
+    while (kernels->rows < BLOCK) ++kernels;
+    const size_t stride = InputFormat(BF16).stride(INPUTS);
+    const Buffer<std::byte> input(BLOCK * stride), panel(size_t{INPUTS} * PANEL * 4);
+    const double calls = calls_per_second(pool, [&](int) {
+        alignas(64) float tile[BLOCK * PANEL];
+        for (int i = 0; i < REPEATS; ++i)
+            kernels->narrow(input.get(), stride, panel.get(), 0, INPUTS, tile);
+    });
+    return calls * REPEATS * 2.0 * BLOCK * INPUTS * PANEL;
+}
+
+// Bytes a second that all threads read, each its own part of so much memory.
+inline double read_bandwidth(Pool& pool, size_t bytes) {
+    const size_t part = bytes / sizeof(float) / static_cast<size_t>(pool.threads()) / 64 * 64;
+    Buffer<float> memory(part * static_cast<size_t>(pool.threads()));
+    Buffer<float> sums(static_cast<size_t>(pool.threads()) * 64);
+    pool.run([&](int thread) {
+        std::fill_n(memory.get() + static_cast<size_t>(thread) * part, part, 1.0f);
+    });
+    const double calls = calls_per_second(pool, [&](int thread) {
+        constexpr int CHAINS = 8;
+        Vec totals[CHAINS] = {};
+        const float* mine = memory.get() + static_cast<size_t>(thread) * part;
+        for (size_t i = 0; i + CHAINS * LANES <= part; i += CHAINS * LANES)
+            for (int c = 0; c < CHAINS; ++c) totals[c] = totals[c] + load(mine + i + c * LANES);
+        for (int c = 1; c < CHAINS; ++c) totals[0] = totals[0] + totals[c];
+        store(sums.get() + thread * 64, totals[0]);  // or the compiler would leave it all out
+    });
+    return calls * static_cast<double>(part * sizeof(float));
+}
+
+}  // namespace scanline

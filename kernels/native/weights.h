@@ -1,0 +1,198 @@
+// What crosses the C ABI, and the parts of the network that are no products: embeddings and norms.
+#pragma once
+
+#include <algorithm>
+
+#include "vector.h"
+
+extern "C" {
+
+// Mirrored by kernels/native/abi.py, field by field.
+struct Config {
+    int32_t height, width, channels, step_channels;
+    int32_t neighbourhood, sinusoidal, categorical, pre_norm, gelu;
+    int32_t start_given, first_value, classes;
+    int32_t n_layers, n_heads, d_model, d_ff, head_outputs, draws, step_draws;
+    int32_t max_slots, bf16, threads;
+};
+
+// Torch's tensors as they are, float32 and contiguous; null where the network has no such part.
+struct LayerWeights {
+    const float *query_weight, *query_bias, *key_weight, *key_bias, *value_weight, *value_bias;
+    const float *out_weight, *out_bias, *linear1_weight, *linear1_bias;
+    const float *linear2_weight, *linear2_bias;
+    const float *norm1_weight, *norm1_bias, *norm2_weight, *norm2_bias;
+};
+struct Weights {
+    const float *value_embedding, *start, *tables, *linear_weight, *linear_bias, *code;
+    const float *row, *column, *channel, *label;
+    const float *norm_weight, *norm_bias, *head_weight, *head_bias, *head_tables;
+    const LayerWeights* layers;
+};
+
+// The decoder's arrays, one row a slot; shapes in model/decoders/contract.py.
+struct Inputs {
+    uint8_t* canvas;
+    float* bits;
+    int32_t* positions;
+    const uint8_t* known;
+    const float *noise, *temperature;
+    const int32_t* label;
+};
+}
+
+namespace scanline {
+
+// The causal neighbours (row, column) of a pixel, in the order of model/config.py.
+constexpr int NEIGHBOURS = 17;
+constexpr int NEIGHBOUR[NEIGHBOURS][2] = {
+    {0, -3},  {0, -2},  {0, -1},  {-1, -3}, {-1, -2}, {-1, -1}, {-1, 0}, {-1, 1}, {-1, 2},
+    {-1, 3},  {-2, -3}, {-2, -2}, {-2, -1}, {-2, 0},  {-2, 1},  {-2, 2}, {-2, 3},
+};
+constexpr int OUTSIDE = 256;  // id of a neighbour beyond the border, or not yet decided
+
+// Rows of a table, each padded to whole vectors.
+class Table {
+public:
+    Table(const float* source, int rows, int columns, int stride)
+        : stride_(stride), data_(source ? static_cast<size_t>(rows) * stride : 0),
+          present_(source != nullptr) {
+        for (int r = 0; source && r < rows; ++r)
+            std::copy_n(source + static_cast<size_t>(r) * columns, columns, (*this)[r]);
+    }
+    // From a linear map's [columns, rows] matrix: row i is what input i adds.
+    static Table transposed(const float* source, int rows, int columns, int stride) {
+        Table table(nullptr, 0, 0, stride);
+        if (!source) return table;
+        table.data_ = Buffer<float>(static_cast<size_t>(rows) * stride);
+        table.present_ = true;
+        for (int r = 0; r < rows; ++r)
+            for (int c = 0; c < columns; ++c)
+                table[r][c] = source[static_cast<size_t>(c) * rows + r];
+        return table;
+    }
+
+    explicit operator bool() const { return present_; }
+    const float* operator[](int row) const { return data_.get() + offset(row); }
+    float* operator[](int row) { return data_.get() + offset(row); }
+
+    void add(int row, float* x) const {
+        for (int i = 0; i < stride_; i += LANES) store(x + i, load(x + i) + load((*this)[row] + i));
+    }
+    void add_scaled(int row, float factor, float* x) const {
+        const Vec f = broadcast(factor);
+        for (int i = 0; i < stride_; i += LANES)
+            store(x + i, fma(f, load((*this)[row] + i), load(x + i)));
+    }
+
+private:
+    size_t offset(int row) const { return static_cast<size_t>(row) * static_cast<size_t>(stride_); }
+
+    int stride_;
+    Buffer<float> data_;
+    bool present_;
+};
+
+// What a step sees (model/inputs.py), with its place and its label.
+class Embedding {
+public:
+    // `embedded` and `model` are sizes in whole vectors, `wide` is what a row of the stream holds.
+    Embedding(const Config& c, const Weights& w, int embedded, int model, int wide)
+        : config_(c), pixels_(c.height * c.width), steps_per_pixel_(c.channels / c.step_channels),
+          places_(NEIGHBOURS * c.channels + steps_per_pixel_ - 1),
+          size_(c.sinusoidal ? c.d_model / 2 : c.d_model),
+          values_(w.value_embedding, 256, size_, embedded), start_(w.start, 1, c.d_model, model),
+          tables_(w.tables, places_ * (OUTSIDE + 1), size_, embedded),
+          linear_(Table::transposed(w.linear_weight, 2 * places_, size_, embedded)),
+          linear_bias_(w.linear_bias, 1, size_, embedded),
+          code_(w.code, pixels_ * steps_per_pixel_, size_, size_),
+          row_(w.row, c.height, c.d_model, model), column_(w.column, c.width, c.d_model, model),
+          channel_(w.channel, steps_per_pixel_, c.d_model, model),
+          label_(w.label, c.classes + 1, c.d_model, model), model_(model), wide_(wide) {}
+
+    void embed(const Inputs& inputs, int slot, int step, float* x) const {
+        const size_t values = static_cast<size_t>(pixels_ * config_.channels);
+        const uint8_t* canvas = inputs.canvas + static_cast<size_t>(slot) * values;
+        std::fill_n(x, wide_, 0.0f);  // the padding too: no row may find another's there
+        if (config_.neighbourhood) around(canvas, step, x);
+        else values_.add(canvas[step > 0 ? step - 1 : 0], x);
+        if (code_) std::copy_n(code_[step], size_, x + size_);
+        if (start_ && step == 0) std::copy_n(start_[0], model_, x);
+        const int pixel = step / steps_per_pixel_;
+        if (row_) {
+            row_.add(pixel / config_.width, x);
+            column_.add(pixel % config_.width, x);
+        }
+        if (channel_) channel_.add(step % steps_per_pixel_, x);
+        if (label_) {
+            const int label = inputs.label[slot];
+            label_.add(label >= 0 && label < config_.classes ? label : config_.classes, x);
+        }
+    }
+
+private:
+    void around(const uint8_t* canvas, int step, float* x) const {
+        const int pixel = step / steps_per_pixel_, part = step % steps_per_pixel_;
+        const int row = pixel / config_.width, column = pixel % config_.width;
+        if (linear_bias_) linear_bias_.add(0, x);
+        int place = 0;
+        for (const auto& offset : NEIGHBOUR) {
+            const int r = row + offset[0], c = column + offset[1];
+            const bool inside = r >= 0 && c >= 0 && c < config_.width;
+            const int first = (r * config_.width + c) * config_.channels;
+            for (int channel = 0; channel < config_.channels; ++channel)
+                see(place++, inside ? canvas[first + channel] : OUTSIDE, x);
+        }
+        // One value a step: the pixel's own earlier channels are places too.
+        for (int channel = 0; channel + 1 < steps_per_pixel_; ++channel)
+            see(place++, channel < part ? canvas[pixel * config_.channels + channel] : OUTSIDE, x);
+    }
+
+    void see(int place, int id, float* x) const {
+        if (tables_) tables_.add(place * (OUTSIDE + 1) + id, x);
+        if (!linear_) return;
+        if (id == OUTSIDE) linear_.add(places_ + place, x);
+        else linear_.add_scaled(place, static_cast<float>(id) / 127.5f - 1.0f, x);
+    }
+
+    const Config config_;
+    const int pixels_, steps_per_pixel_, places_, size_;
+    const Table values_, start_, tables_, linear_, linear_bias_, code_;
+    const Table row_, column_, channel_, label_;
+    const int model_, wide_;
+};
+
+// Layer norm; the padding of its weight and bias is 0, and so is that of its result.
+class Norm {
+public:
+    Norm(const float* weight, const float* bias, int size, int padded)
+        : size_(size), padded_(padded), weight_(weight, 1, size, padded),
+          bias_(bias, 1, size, padded), mask_(static_cast<size_t>(padded)) {
+        for (int i = 0; i < size; ++i) mask_.get()[i] = 1.0f;
+    }
+
+    template <typename Put>
+    void apply(const float* x, Put put) const {
+        Vec total = {};
+        for (int i = 0; i < padded_; i += LANES) total = total + load(x + i);
+        const Vec mean = broadcast(sum(total) / static_cast<float>(size_));
+        Vec squares = {};
+        for (int i = 0; i < padded_; i += LANES) {
+            const Vec centred = (load(x + i) - mean) * load(mask_.get() + i);
+            squares = fma(centred, centred, squares);
+        }
+        const float variance = sum(squares) / static_cast<float>(size_);
+        const Vec scale = broadcast(1.0f / std::sqrt(variance + 1e-5f));
+        for (int i = 0; i < padded_; i += LANES) {
+            const Vec centred = (load(x + i) - mean) * scale;
+            put(i, fma(centred, load(weight_[0] + i), load(bias_[0] + i)));
+        }
+    }
+
+private:
+    int size_, padded_;
+    Table weight_, bias_;
+    Buffer<float> mask_;
+};
+
+}  // namespace scanline

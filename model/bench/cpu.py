@@ -1,0 +1,298 @@
+"""How fast the decoders are here, beside what the machine can do (``scanline bench``).
+
+Every backend is first checked against the reference; one that differs is not timed. Figures are
+medians. A step costs the same at every position, so of large images some pixels are drawn and
+the rest is extrapolated; the table says how many.
+"""
+
+from __future__ import annotations
+
+import platform
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from scanline.kernels.native import abi as native
+from scanline.kernels.native.build import NativeBuildError, cpu, cpu_isas, usable_cores
+from scanline.model.bench.peer import Peer
+from scanline.model.checkpoint import SHIPPED, CheckpointError, find_checkpoints, load_checkpoint
+from scanline.model.config import PRESETS, ModelConfig
+from scanline.model.decoders.contract import BackendError, Decoder
+from scanline.model.decoders.opening import open_decoder
+from scanline.model.network import LinearTransformer
+from scanline.model.noise import image_noise
+
+SLOTS = (1, 8, 64, 256)
+PAPER = ("mnist-paper", "cifar10-paper")
+BACKENDS = ("native", "reference")
+BITS_ERROR = 0.01  # bits/dim that bf16 weights may change of a few images drawn
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One network in one backend with so many images at once; ``pixels`` were drawn of each."""
+
+    model: str
+    backend: str
+    slots: int
+    pixels: int
+    milliseconds_a_step: float
+    seconds_an_image: float
+    images_a_second: float
+    gflops: float
+    gbytes_a_second: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """All timings of a run, and what they were taken on."""
+
+    hardware: dict[str, Any]
+    peaks: dict[str, float]
+    timings: list[Timing]
+    notes: list[str]
+
+
+def operations(config: ModelConfig) -> int:
+    """Floating-point operations of one step of one image: products, and the state's sums."""
+    return 2 * _weights(config) + 4 * _state(config)
+
+
+def least_bytes(config: ModelConfig, slots: int) -> int:
+    """Bytes that one step of all slots has to move: bf16 weights once, states there and back."""
+    return 2 * _weights(config) + 8 * _state(config) * slots
+
+
+def _weights(c: ModelConfig) -> int:
+    layer = 4 * c.d_model * c.d_model + 2 * c.d_model * c.d_ff
+    return c.n_layers * layer + c.d_model * c.head_outputs
+
+
+def _state(c: ModelConfig) -> int:
+    return c.n_layers * c.n_heads * c.head_size * (c.head_size + 1)
+
+
+def find_model(name: str) -> LinearTransformer:
+    """Give a shipped network, or a preset with random weights; raises ``ValueError`` on others."""
+    shipped = _shipped()
+    if name in shipped:
+        return load_checkpoint(shipped[name]).model
+    if name in PRESETS:
+        torch.manual_seed(0)
+        return LinearTransformer(PRESETS[name]).eval()
+    raise ValueError(f"there is no {name!r}; there are {', '.join([*shipped, *PRESETS])}")
+
+
+def find_models(names: Sequence[str]) -> dict[str, LinearTransformer]:
+    """Give these networks by name, the paper's and the shipped ones if none are named."""
+    return {name: find_model(name) for name in names or [*PAPER, *_shipped()]}
+
+
+def _shipped() -> dict[str, Path]:
+    try:
+        return find_checkpoints(SHIPPED)
+    except CheckpointError:
+        return {}
+
+
+def begin(decoder: Decoder) -> NDArray[np.int32]:
+    """Put a fresh image, of which nothing is known, into every slot; gives the slots."""
+    c, N = decoder.config, decoder.max_slots
+    slots = np.arange(N, dtype=np.int32)
+    decoder.reset(slots)
+    decoder.load(
+        slots,
+        np.zeros((N, c.pixels, c.channels), np.uint8),
+        np.zeros((N, c.pixels), np.bool_),
+        np.stack([image_noise(seed, c.pixels, c.draws) for seed in range(N)]),
+        np.ones(N, np.float32),
+        np.full(N, -1, np.int32),
+    )
+    return slots
+
+
+def check(model: LinearTransformer, backend: str, threads: int | None) -> None:
+    """Raise ``RuntimeError`` unless a backend's bits are the network's, alone and among others."""
+    pixels = min(64, model.config.pixels)
+    decoder = open_decoder(model, 5, backend, threads)
+    decoder.step(begin(decoder), pixels)
+    canvas = torch.from_numpy(decoder.canvas)
+    with torch.no_grad():
+        _, bits = model.prefill(canvas, torch.full((5,), pixels))
+    dims = 5 * pixels * model.config.channels
+    difference = abs(float(decoder.bits.sum() - bits.sum())) / dims
+    if not difference <= BITS_ERROR:
+        raise RuntimeError(f"{backend} is {difference:.4f} bits/dim from the reference: not timed")
+    alone = open_decoder(model, 1, backend, threads)
+    alone.step(begin(alone), pixels)
+    if not np.array_equal(alone.canvas[0], decoder.canvas[0]):
+        raise RuntimeError(f"{backend} draws other bytes alone than among others: not timed")
+
+
+def measure(draw: Callable[[int], object], pixels: int, seconds: float) -> tuple[int, float]:
+    """Draw up to ``pixels`` pixels for about ``seconds``; give how many, and seconds for each.
+
+    ``draw(n)`` draws the next n pixels of every image.
+    """
+    done, n, began = 0, 1, time.perf_counter()
+    while True:
+        draw(n)
+        done += n
+        elapsed = time.perf_counter() - began
+        if done == pixels or elapsed >= seconds:
+            return done, elapsed / done
+        # Calls as long as the engine's, a row of pixels, but none that overshoots by far.
+        n = min(28, 2 * n, pixels - done, max(1, int((seconds - elapsed) * done / elapsed)))
+
+
+def time_backend(
+    name: str, model: LinearTransformer, backend: str, threads: int | None, seconds: float,
+    repeats: int, slots: int,
+) -> Timing:  # fmt: skip
+    """Time a backend with all its slots busy; the median of ``repeats`` runs."""
+    decoder = open_decoder(model, slots, backend, threads)
+    numbers = begin(decoder)
+    decoder.step(numbers, 1)  # pages are touched, threads are there
+    runs = []
+    for _ in range(repeats):
+        begin(decoder)
+        runs.append(measure(lambda n: decoder.step(numbers, n), decoder.config.pixels, seconds))
+    return _timing(name, decoder.backend, decoder.config, slots, runs)
+
+
+def _timing(
+    name: str, backend: str, config: ModelConfig, slots: int, runs: list[tuple[int, float]]
+) -> Timing:
+    pixel = statistics.median(time for _, time in runs)
+    step = pixel / config.steps_per_pixel
+    return Timing(
+        name, backend, slots, min(done for done, _ in runs), step * 1e3, pixel * config.pixels,
+        slots / (pixel * config.pixels), operations(config) * slots / step / 1e9,
+        least_bytes(config, slots) / step / 1e9,
+    )  # fmt: skip
+
+
+def time_peer(
+    name: str, model: LinearTransformer, seconds: float, repeats: int, slots: int
+) -> Timing:
+    """Time fast-transformers on the same network, once it is checked to compute the same.
+
+    On one thread and on all, of which the faster counts: torch's threads wait for each other
+    after every operation, which small ones do not repay.
+    """
+    peer = Peer(model, slots)
+    peer.check()
+    threads = torch.get_num_threads()
+    timings = []
+    try:
+        for count in sorted({1, threads}):
+            torch.set_num_threads(count)
+            runs = []
+            for _ in range(repeats):
+                peer.restart()
+                runs.append(measure(peer.draw, model.config.pixels, seconds))
+            timings.append(_timing(name, peer.backend, model.config, slots, runs))
+    finally:
+        torch.set_num_threads(threads)
+    return min(timings, key=lambda timing: timing.seconds_an_image)
+
+
+def run_bench(
+    models: Sequence[str] = (),
+    *,
+    backends: Sequence[str] = BACKENDS,
+    slots: Sequence[int] = SLOTS,
+    threads: int | None = None,
+    seconds: float = 1.0,
+    repeats: int = 5,
+    peer: bool = False,
+    progress: Callable[[str], object] = lambda line: None,
+) -> Report:
+    """Time networks, by default the paper's and the shipped ones, in every backend that runs here.
+
+    ``progress`` is told each line of the table as it is measured. Raises ``ValueError`` on an
+    unknown model, and ``RuntimeError`` where a backend does not agree with the reference.
+    """
+    networks = find_models(models)
+    threads = threads or usable_cores()
+    torch.set_num_threads(threads)
+    hardware: dict[str, Any] = {
+        "cpu": cpu()[0], "cores": usable_cores(), "threads": threads,
+        "isa": cpu_isas()[0], "system": platform.platform(), "torch": torch.__version__,
+    }  # fmt: skip
+    notes: list[str] = []
+    peaks: dict[str, float] = {}
+    progress(f"{hardware['cpu']}, {hardware['cores']} cores, {threads} threads, {hardware['isa']}")
+    try:
+        measured = native.measure_peaks(native.load_library(), threads)
+        peaks = {name: round(value / 1e9, 1) for name, value in measured._asdict().items()}
+        progress("peaks, in thousand millions a second: " + ", ".join(
+            f"{name.replace('_', ' ')} {value:.0f}" for name, value in peaks.items()
+        ))  # fmt: skip
+    except NativeBuildError as error:
+        notes.append(f"no peaks: {error}")
+    progress(HEADER)
+    timings: list[Timing] = []
+    for name, model in networks.items():
+        runners: list[Callable[[int], Timing]] = []
+        for backend in backends:
+            try:
+                check(model, backend, threads)
+            except BackendError as error:
+                notes.append(f"{backend} does not run here: {error}")
+                continue
+            runners.append(partial(time_backend, name, model, backend, threads, seconds, repeats))
+        if peer and name in PAPER:
+            runners.append(partial(time_peer, name, model, seconds, repeats))
+        for runner in runners:
+            for count in slots:
+                try:
+                    timings.append(runner(count))
+                except ModuleNotFoundError as error:
+                    notes.append(f"no peer: {error}; install pytorch-fast-transformers")
+                    break
+                progress(row(timings[-1]))
+    notes += ratios(timings)
+    for note in notes:
+        progress(note)
+    return Report(hardware, peaks, timings, notes)
+
+
+HEADER = (
+    f"{'model':14} {'backend':17} {'slots':>5} {'pixels':>6} {'ms/step':>9} {'s/image':>9} "
+    f"{'images/s':>9} {'GFLOP/s':>8} {'GB/s':>6}"
+)
+
+
+def row(t: Timing) -> str:
+    """Give a timing as a line under ``HEADER``."""
+    return (
+        f"{t.model:14} {t.backend:17} {t.slots:5} {t.pixels:6} {t.milliseconds_a_step:9.4f} "
+        f"{t.seconds_an_image:9.3f} {t.images_a_second:9.2f} {t.gflops:8.1f} "
+        f"{t.gbytes_a_second:6.1f}"
+    )
+
+
+def ratios(timings: Sequence[Timing]) -> list[str]:
+    """Set native beside the peer: latency at one slot, and each one's best throughput."""
+    lines = []
+    for name in dict.fromkeys(t.model for t in timings):
+        ours = [t for t in timings if (t.model, t.backend) == (name, "native")]
+        theirs = [t for t in timings if (t.model, t.backend) == (name, Peer.backend)]
+        if not ours or not theirs:
+            continue
+        best = max(t.images_a_second for t in ours) / max(t.images_a_second for t in theirs)
+        lines.append(f"{name}: native draws {best:.1f} times as many images a second as the peer")
+        single = [[t.seconds_an_image for t in both if t.slots == 1] for both in (ours, theirs)]
+        if all(single):
+            ratio = single[1][0] / single[0][0]
+            lines.append(f"{name}: native draws one image {ratio:.1f} times as fast as the peer")
+    return lines

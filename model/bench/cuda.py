@@ -1,0 +1,209 @@
+"""How fast a CUDA device draws and trains, beside what its memory can do: ``scanline bench``.
+
+As on the CPU, nothing is timed before it has been checked against the reference, and figures are
+medians. ``GB/s`` counts what a step has to move: the weights once, and the state of every image.
+"""
+
+from __future__ import annotations
+
+import platform
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from scanline.model.bench import cpu as bench
+from scanline.model.config import ModelConfig
+from scanline.model.decoders.contract import BackendError
+from scanline.model.network import LinearTransformer
+
+SLOTS = (1, 128, 1_024, 10_000)
+TRAINING_IMAGES = {"mnist-paper": 64, "cifar10-paper": 16}
+COPY_BYTES = 1 << 30
+LEARNED_ERROR = 0.02  # bits/dim, and part of a gradient's length, that bf16 may change
+
+
+@dataclass(frozen=True)
+class Training:
+    """Forward and backward passes of a network in bf16, of so many images at once."""
+
+    model: str
+    images: int
+    milliseconds: float
+    pixels_a_second: float
+    gigabytes: float
+
+
+@dataclass(frozen=True)
+class CudaReport(bench.Report):
+    """All timings of a run on a device; ``peaks`` is what a copy in its memory moves."""
+
+    training: list[Training]
+
+
+def find_device() -> torch.device:
+    """Give the CUDA device to time; raises ``BackendError`` where there is none."""
+    if not torch.cuda.is_available():
+        raise BackendError(
+            "there is no CUDA device to time here: install a CUDA build of PyTorch on a machine "
+            "with an NVIDIA GPU, or leave --device cuda out"
+        )
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def describe(device: torch.device) -> dict[str, Any]:
+    """Name the hardware and what drives it."""
+    hardware: dict[str, Any] = {
+        "device": str(device), "system": platform.platform(), "torch": torch.__version__,
+    }  # fmt: skip
+    if device.type == "cuda":
+        import triton
+
+        found = torch.cuda.get_device_properties(device)
+        hardware |= {
+            "device": found.name, "memory_gb": round(found.total_memory / 1e9, 1),
+            "multiprocessors": found.multi_processor_count,
+            "capability": f"{found.major}.{found.minor}", "cuda": torch.version.cuda,
+            "triton": triton.__version__,
+        }  # fmt: skip
+    return hardware
+
+
+def seconds_of(run: Callable[[], object], device: torch.device, repeats: int) -> float:
+    """Give the median time of a run, which is made twice beforehand to warm up."""
+    times = []
+    for repeat in range(-2, repeats):
+        _wait(device)
+        began = time.perf_counter()
+        run()
+        _wait(device)
+        if repeat >= 0:
+            times.append(time.perf_counter() - began)
+    return statistics.median(times)
+
+
+def copy_rate(device: torch.device, size: int, repeats: int = 20) -> float:
+    """Measure bytes a second, read and written, of a copy within the device's memory."""
+    source = torch.ones(size, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return 2 * size / seconds_of(lambda: target.copy_(source), device, repeats)
+
+
+def step_bytes(config: ModelConfig, slots: int) -> float:
+    """Bytes that one step of all slots has to move: bf16 weights once, and each slot's state."""
+    from scanline.kernels.cuda.sizes import state_bytes
+    from scanline.model.decoders.packing import sizes_of
+
+    return bench.least_bytes(config, 0) + slots * state_bytes(sizes_of(config))
+
+
+def time_training(
+    name: str, model: LinearTransformer, images: int, device: torch.device, repeats: int
+) -> Training:
+    """Time forward and backward together, once loss and gradients are those of float32."""
+    model = model.to(device).train()
+    try:
+        check_training(name, model)
+        shape = (images, model.config.pixels, model.config.channels)
+        canvas = torch.randint(0, 256, shape, dtype=torch.uint8, device=device)
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        seconds = seconds_of(lambda: _learn(model, canvas), device, repeats)
+        most = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+        pixels = images * model.config.pixels / seconds
+        return Training(name, images, seconds * 1e3, pixels, most / 1e9)
+    finally:
+        model.zero_grad()
+        model.cpu().eval()
+
+
+def check_training(name: str, model: LinearTransformer) -> None:
+    """Raise ``RuntimeError`` unless bf16 gives the loss and the gradient of float32 on the CPU."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (1, model.config.pixels, model.config.channels)
+    canvas = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
+    here = model.norm.weight.device
+    losses, gradients = [], []
+    for device, bf16 in ((torch.device("cpu"), False), (here, True)):
+        model.to(device)
+        losses.append(float(_learn(model, canvas.to(device), bf16)))
+        gradients.append(torch.cat([p.grad.flatten().cpu() for p in model.parameters()
+                                    if p.grad is not None]))  # fmt: skip
+    length = float(gradients[0].norm())
+    errors = abs(losses[1] - losses[0]), float((gradients[1] - gradients[0]).norm()) / length
+    if not max(errors) <= LEARNED_ERROR:
+        raise RuntimeError(
+            f"{name} in bf16: {errors[0]:.4f} bits/dim and {errors[1]:.4f} of the gradient from "
+            "the reference: not timed"
+        )
+
+
+def _learn(model: LinearTransformer, canvas: torch.Tensor, bf16: bool = True) -> torch.Tensor:
+    model.zero_grad()
+    with torch.autocast(canvas.device.type, torch.bfloat16, enabled=bf16):
+        parameters = model(canvas)
+    loss = model.bits_from(parameters, canvas).sum(1).mean() / model.config.dims
+    loss.backward()
+    return loss.detach()
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def run_bench(
+    models: Sequence[str] = (),
+    *,
+    slots: Sequence[int] = SLOTS,
+    seconds: float = 1.0,
+    repeats: int = 5,
+    progress: Callable[[str], object] = lambda line: None,
+) -> CudaReport:
+    """Time networks, by default the paper's and the shipped ones, on the CUDA device.
+
+    ``progress`` is told each line of the tables as it is measured. Raises ``BackendError`` without
+    a device, ``ValueError`` on an unknown model, ``RuntimeError`` where something does not agree
+    with the reference.
+    """
+    device = find_device()
+    networks = bench.find_models(models)
+    hardware = describe(device)
+    rate = copy_rate(device, COPY_BYTES)
+    progress(", ".join(f"{name} {value}" for name, value in hardware.items()))
+    progress(f"a copy in memory moves {rate / 1e9:.0f} GB/s")
+    progress(bench.HEADER)
+    timings: list[bench.Timing] = []
+    notes: list[str] = []
+    for name, model in networks.items():
+        bench.check(model, "triton", None)
+        for count in slots:
+            try:
+                timed = bench.time_backend(name, model, "triton", None, seconds, repeats, count)
+            except BackendError as error:
+                notes.append(f"{name}: {error}")
+                continue
+            moved = step_bytes(model.config, count)
+            step = timed.milliseconds_a_step / 1e3
+            timings.append(replace(timed, gbytes_a_second=moved / step / 1e9))
+            notes.append(
+                f"{name}, {count} slots: {moved / 1e6:.1f} MB a step; a copy of as many bytes "
+                f"takes {moved / rate / step:.0%} of its time"
+            )
+            progress(bench.row(timings[-1]))
+    training: list[Training] = []
+    for name in [name for name in networks if name in TRAINING_IMAGES]:
+        images = TRAINING_IMAGES[name]
+        training.append(time_training(name, networks[name], images, device, repeats))
+        timed_training = training[-1]
+        notes.append(
+            f"{name}: training on {images} images at once, {timed_training.milliseconds:.1f} ms "
+            f"forward and backward, {timed_training.pixels_a_second:,.0f} pixels/s, "
+            f"{timed_training.gigabytes:.1f} GB"
+        )
+    for note in notes:
+        progress(note)
+    return CudaReport(hardware, {"copy": round(rate / 1e9, 1)}, timings, notes, training)

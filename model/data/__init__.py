@@ -1,0 +1,1 @@
+"""Images to train on and to measure with."""

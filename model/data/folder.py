@@ -1,0 +1,97 @@
+"""Folders of images as arrays."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageOps
+from tqdm import tqdm
+
+from scanline.model.data.published import DataError, Dataset
+
+log = logging.getLogger("scanline.data")
+
+# Named, so that no file can reach Pillow's less guarded readers (EPS starts Ghostscript).
+_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
+_SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm"}
+
+
+def load_images(folder: Path, size: int | tuple[int, int], grey: bool) -> Dataset:
+    """Read every image under `folder`, cut to `size` (a side, or height and width), sorted by path.
+
+    Images are turned upright by their EXIF tag, laid on white where transparent, cropped about
+    the centre to the shape of `size` and resized (Lanczos); of an animation, the first frame.
+    `images` is `[N, H, W, 1]` if `grey`, else `[N, H, W, 3]`. Sub-folders with images are the
+    classes, in the order of their names. Unreadable files are left out and named in a warning.
+    Raises DataError when nothing can be read, or images lie both in and beside class folders.
+    """
+    height, width = (size, size) if isinstance(size, int) else size
+    if height < 1 or width < 1:
+        raise DataError(f"images cannot be {height}×{width} pixels: give a size of 1 or more")
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise DataError(f"{folder} is not a folder: give one that holds images")
+    try:  # compared part by part, so that a class's images stay together whatever its name
+        files = sorted(path.relative_to(folder).parts for path in _walk(folder))
+    except OSError as error:
+        raise DataError(f"{folder} cannot be read ({error}): check its permissions") from error
+    loose = sum(len(parts) == 1 for parts in files)
+    if 0 < loose < len(files):
+        raise DataError(
+            f"{folder} holds {loose:,} images beside its sub-folders, which are the classes: move "
+            "them into one, or all images into one folder to have no classes"
+        )
+    images = np.empty((len(files), height, width, 1 if grey else 3), np.uint8)
+    read: list[tuple[str, ...]] = []
+    broken: list[str] = []
+    for parts in tqdm(files, desc="reading images", unit="", disable=None, delay=1):
+        try:
+            images[len(read)] = _read_image(folder.joinpath(*parts), height, width, grey)
+        except Exception as error:  # on a broken file Pillow's readers raise almost anything
+            broken.append(f"{'/'.join(parts)} ({error})")
+        else:
+            read.append(parts)
+    if not read:
+        tried = f": {broken[0]}" if broken else ""
+        raise DataError(
+            f"{folder} holds no image that can be read{tried}. Give a folder of "
+            f"{', '.join(_FORMATS[:-1])} or {_FORMATS[-1]} files"
+        )
+    note = ""
+    if broken:
+        note = f"{len(broken):,} unreadable files left out"
+        log.warning("%s: %s: %s", folder, note, "; ".join(broken[:5]))
+    classes = () if loose else tuple(sorted({parts[0] for parts in read}))
+    labels = np.array([classes.index(parts[0]) for parts in read], np.int64) if classes else None
+    return Dataset("images", images[: len(read)], labels, classes, note)
+
+
+def _walk(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
+    """Every image file below `folder`, but for what systems and editors hide there."""
+    above = (*above, folder.resolve())
+    for path in folder.iterdir():
+        if path.name.startswith((".", "__MACOSX")):
+            continue
+        if path.is_dir():
+            if path.resolve() not in above:  # a link back up would never end
+                yield from _walk(path, above)
+        elif path.suffix.lower() in _SUFFIXES:
+            yield path
+
+
+def _read_image(path: Path, height: int, width: int, grey: bool) -> npt.NDArray[np.uint8]:
+    """One image file as uint8 `[H, W, C]`."""
+    with Image.open(path, formats=_FORMATS) as opened:
+        image: Image.Image = ImageOps.exif_transpose(opened)
+    if image.mode.startswith("I;16"):  # Pillow would clip these at 255
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise DataError("its 32-bit values have no known range: save it with 8 or 16 bits")
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    image = image.convert("L" if grey else "RGB")
+    image = ImageOps.fit(image, (width, height), Image.Resampling.LANCZOS)
+    return np.asarray(image).reshape(height, width, -1)

@@ -1,0 +1,1 @@
+"""Decoders: many images in flight, one slot each."""

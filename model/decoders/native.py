@@ -1,0 +1,146 @@
+"""The ``native`` backend: the decoder's contract over the C++ of ``kernels/native/decoder.cpp``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from scanline.kernels.native import abi as native
+from scanline.kernels.native.build import NativeBuildError, usable_cores
+from scanline.model.decoders.contract import BackendError, Decoder
+from scanline.model.inputs import sinusoidal_code
+from scanline.model.network import LinearTransformer
+
+Precision = Literal["bf16", "float32"]
+
+
+def _numpy(tensor: Tensor) -> NDArray[np.float32]:
+    array: NDArray[np.float32] = tensor.detach().to("cpu", torch.float32).contiguous().numpy()
+    return array
+
+
+class NativeDecoder(Decoder):
+    """C++ on the CPU: whole pixels of all slots in one call, with weights in bf16 or float32.
+
+    ``threads`` is how many cores to use, all that this process may by default, and ``isa`` one of
+    ``native.ISAS``, the CPU's best by default. The same seed gives the same bytes for every
+    ``threads``. Raises ``BackendError`` where the code cannot be built or run.
+    """
+
+    backend = "native"
+
+    def __init__(
+        self,
+        model: LinearTransformer,
+        max_slots: int,
+        threads: int | None = None,
+        *,
+        precision: Precision = "bf16",
+        isa: str | None = None,
+    ) -> None:
+        super().__init__(model.config, max_slots)
+        if threads is not None and threads < 1:
+            raise ValueError(f"threads must be at least 1, not {threads}")
+        if precision not in ("bf16", "float32"):
+            raise ValueError(f"precision must be bf16 or float32, not {precision!r}")
+        self.threads = threads or usable_cores()
+        self.precision: Precision = precision
+        c = self.config
+        sizes = {
+            name: getattr(c, name)
+            for name in (
+                "height", "width", "channels", "step_channels", "first_value", "n_layers",
+                "n_heads", "d_model", "d_ff", "head_outputs", "draws", "step_draws",
+            )
+        } | {
+            "neighbourhood": c.input == "neighbourhood", "sinusoidal": c.positions == "sinusoidal",
+            "categorical": c.head == "categorical", "pre_norm": c.norm == "pre",
+            "gelu": c.activation == "gelu", "start_given": c.start == "given",
+            "classes": len(c.classes), "max_slots": max_slots, "bf16": precision == "bf16",
+            "threads": self.threads,
+        }  # fmt: skip
+        inputs: dict[str, NDArray[np.generic]] = {
+            "canvas": self.canvas, "bits": self.bits, "positions": self.positions,
+            "known": self.known, "noise": self.noise, "temperature": self.temperature,
+            "label": self.label,
+        }  # fmt: skip
+        try:
+            library = native.load_library(isa)
+            self._native = native.NativeDecoder(
+                library, sizes, _weights(model), _layers(model), inputs
+            )
+        except NativeBuildError as error:
+            raise BackendError(f"the native backend cannot run: {error}") from error
+
+    @property
+    def isa(self) -> str:
+        """The instructions that the code was built for."""
+        return self._native.isa
+
+    @property
+    def kv(self) -> NDArray[np.float32]:
+        """Every slot's sums of eq. 18, a view: ``[N, L, H, K, V]``."""
+        K = self.config.head_size
+        return self._native.states[..., :K, :K]
+
+    @property
+    def z(self) -> NDArray[np.float32]:
+        """Every slot's sums of eq. 19, a view: ``[N, L, H, K]``."""
+        K = self.config.head_size
+        return self._native.states[..., K, :K]
+
+    def trace(self) -> NDArray[np.float32]:
+        """From now on keep every step's head parameters, in ``[N, steps, head_outputs]``."""
+        c = self.config
+        parameters = np.full((self.max_slots, c.steps, c.head_outputs), np.nan, np.float32)
+        self._native.trace(parameters)
+        return parameters
+
+    def reset(self, slots: Sequence[int] | NDArray[np.int32]) -> None:
+        self._native.reset(np.ascontiguousarray(slots, np.int32))
+
+    def prefill(
+        self, slots: Sequence[int] | NDArray[np.int32], lengths: Sequence[int] | NDArray[np.int32]
+    ) -> None:
+        self._check_prefill(slots, lengths)
+        rows = np.ascontiguousarray(slots, np.int32)
+        counts = np.ascontiguousarray(lengths, np.int32)
+        self._native.prefill(rows[rows >= 0], counts[rows >= 0])
+
+    def step(self, slots: Sequence[int] | NDArray[np.int32], n: int) -> None:
+        self._native.step(np.ascontiguousarray(slots, np.int32), n)
+
+
+def _weights(model: LinearTransformer) -> dict[str, NDArray[np.float32] | None]:
+    tensors = dict(model.named_parameters())
+    names = {
+        "value_embedding": "input.value_embedding.weight", "start": "input.start",
+        "tables": "input.tables", "linear_weight": "input.linear.weight",
+        "linear_bias": "input.linear.bias", "row": "positions.row", "column": "positions.column",
+        "channel": "positions.channel", "label": "label_embedding.weight",
+        "norm_weight": "norm.weight", "norm_bias": "norm.bias",
+        "head_weight": "head.predictor.weight", "head_bias": "head.predictor.bias",
+        "head_tables": "head.tables",
+    }  # fmt: skip
+    weights: dict[str, NDArray[np.float32] | None] = {
+        name: _numpy(tensors[theirs]) if theirs in tensors else None
+        for name, theirs in names.items()
+    }
+    c = model.config
+    weights["code"] = None
+    if c.positions == "sinusoidal":
+        behind = int(c.input == "previous")  # the code is that of the value embedded
+        weights["code"] = _numpy(sinusoidal_code(torch.arange(c.steps) - behind, c.d_model // 2))
+    return weights
+
+
+def _layers(model: LinearTransformer) -> list[dict[str, NDArray[np.float32]]]:
+    return [
+        {name.replace(".", "_"): _numpy(tensor) for name, tensor in block.named_parameters()}
+        for block in model.blocks
+    ]

@@ -1,0 +1,59 @@
+"""Which backend draws: the best that works here, or the one asked for."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+
+import torch
+
+from scanline.model.decoders.contract import BackendError, Decoder
+from scanline.model.decoders.native import NativeDecoder
+from scanline.model.decoders.reference import ReferenceDecoder
+from scanline.model.network import LinearTransformer
+
+log = logging.getLogger("scanline.decoder")
+
+BACKENDS = ("auto", "native", "reference", "triton")
+
+
+def open_decoder(
+    model: LinearTransformer, max_slots: int, backend: str = "auto", threads: int | None = None
+) -> Decoder:
+    """Open a backend for a model: ``auto`` takes the best that works here and logs which and why.
+
+    ``threads`` is how many cores ``native`` may use, all by default. Raises ``ValueError`` on an
+    unknown name, and ``BackendError`` where a backend asked for by name cannot run here.
+    """
+    if backend not in BACKENDS:
+        raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, not {backend!r}")
+    if backend == "reference":
+        return ReferenceDecoder(model, max_slots)
+    if backend == "triton" or (backend == "auto" and torch.cuda.is_available()):
+        try:
+            return _open_triton(model, max_slots)
+        except BackendError as error:
+            if backend != "auto":
+                raise
+            log.warning("decoding on the CPU: %s", error)
+    try:
+        decoder = NativeDecoder(model, max_slots, threads)
+    except BackendError as error:
+        if backend != "auto":
+            raise
+        log.warning("decoding with the slow reference backend: %s", error)
+        return ReferenceDecoder(model, max_slots)
+    log.info("decoding with the native backend: %s, %d threads", decoder.isa, decoder.threads)
+    return decoder
+
+
+def _open_triton(model: LinearTransformer, max_slots: int) -> Decoder:
+    if importlib.util.find_spec("triton") is None:
+        raise BackendError(
+            "the triton backend needs Triton, which there is for Linux: pip install 'scanline[gpu]'"
+        )
+    from scanline.model.decoders.triton import TritonDecoder
+
+    decoder = TritonDecoder(model, max_slots)
+    log.info("decoding with the triton backend, in %s on %s", decoder.precision, decoder.where)
+    return decoder

@@ -1,0 +1,302 @@
+"""The ``triton`` backend: the decoder's contract over the kernels of ``kernels/cuda/decode.py``.
+
+Everything a step needs lives on the device; the arrays of the contract are the host's copy.
+``launch`` starts all pixels of a call, captured in CUDA graphs, and a copy of what they decide, and
+returns; ``land`` waits for it. How far each image gets is known beforehand, so only values and bits
+are copied. Host memory is pinned, so that no copy holds up the host.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from subprocess import SubprocessError
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+from numpy.typing import NDArray
+from torch import Tensor
+from triton.errors import TritonError
+
+from scanline.kernels.cuda import decode as triton_decode
+from scanline.kernels.cuda.sizes import DELAY, allocate, allocate_weights
+from scanline.model.decoders.contract import BackendError, Decoder
+from scanline.model.decoders.packing import DTYPES, Precision, fill, sizes_of
+from scanline.model.network import LinearTransformer
+
+log = logging.getLogger("scanline.decoder")
+
+UPLOAD_SLOTS = 1024  # whose inputs are pinned at once: pinned memory is never given back
+GRAPH_PIXELS = (8, 1)  # pixels that one replay of a graph draws
+SPARE_BYTES = 512 << 20  # what is left free of the device's memory, for graphs and others
+
+
+def find_device() -> torch.device:
+    """Give the device to run on, the CPU under Triton's interpreter.
+
+    Raises ``BackendError`` where the kernels cannot run.
+    """
+    if triton.knobs.runtime.interpret:
+        return torch.device("cpu")
+    if not torch.cuda.is_available() or torch.version.hip is not None:
+        raise BackendError(
+            "the triton backend needs an NVIDIA GPU and a CUDA build of PyTorch: install one "
+            "(https://pytorch.org/get-started), or use the native backend"
+        )
+    device = torch.device("cuda", torch.cuda.current_device())
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        name = torch.cuda.get_device_name(device)
+        raise BackendError(f"the triton backend needs a GPU of compute capability 8.0, not {name}")
+    return device
+
+
+@dataclass(frozen=True)
+class Flight:
+    """What a launch will have drawn: ``new`` counts pixels over all slots, in order of ``slots``.
+
+    ``ages`` are the slots' at launch: one that has been reset since holds another image.
+    """
+
+    slots: NDArray[np.int32]
+    ages: NDArray[np.int64]
+    positions: NDArray[np.int32]  # of the slots, afterwards
+    new: NDArray[np.int64]  # [slots, pixels]
+    values: Tensor
+    bits: Tensor
+    done: torch.cuda.Event | None
+
+
+class TritonDecoder(Decoder):
+    """Triton kernels on a CUDA device, with weights in bf16 or float32 and the state in float32.
+
+    ``precision`` is bf16 by default, float32 under Triton's interpreter, whose bf16 arithmetic is
+    wrong. ``delay`` is how many steps of an image share one write of its state: the bytes drawn do
+    not depend on it. ``graphs`` false starts every kernel from the host. Raises ``BackendError``
+    where there is no such device, or not enough of its memory for ``max_slots``.
+    """
+
+    backend = "triton"
+
+    def __init__(
+        self,
+        model: LinearTransformer,
+        max_slots: int,
+        *,
+        precision: Precision | None = None,
+        delay: int = DELAY,
+        graphs: bool = True,
+    ) -> None:
+        self.device = find_device()
+        cuda = self.device.type == "cuda"
+        self.precision: Precision = precision or ("bf16" if cuda else "float32")
+        if self.precision not in DTYPES:
+            raise ValueError(f"precision must be bf16 or float32, not {precision!r}")
+        if delay < 1:
+            raise ValueError(f"delay must be at least 1, not {delay}")
+        self._sizes = sizes_of(model.config, self.precision, delay)
+        self._plan_memory(max_slots)  # before the host's arrays are made for nothing
+        super().__init__(model.config, max_slots)
+        self._stream = torch.cuda.Stream(self.device) if cuda else None
+        self._flights: list[Flight] = []
+        self._ahead = self.positions.copy()  # where images are on the device, in flight or not
+        self._ages = np.zeros(max_slots, np.int64)  # how often each slot was reset
+        self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] | None = None
+        if cuda and graphs:
+            self._graphs = {}
+        with self._on_device():
+            self._weights = allocate_weights(self._sizes, self.device)
+            fill(self._weights, model)
+            self.buffers = allocate(self._sizes, max_slots, self.device)
+            for name, buffer in self.buffers.items():
+                buffer.fill_(-1 if name == "slots" else 0)
+            self._launches = triton_decode.plan(self._sizes, self._weights, self.buffers)
+            for first in range(0, max_slots, UPLOAD_SLOTS):
+                last = min(first + UPLOAD_SLOTS, max_slots)
+                self._upload(np.arange(first, last, dtype=np.int32))
+            try:  # a step of no slots: nothing is compiled while a graph is captured
+                triton_decode.run(self._launches, 1, 1, self._sizes.parts)
+            except (RuntimeError, OSError, SubprocessError, TritonError) as error:
+                raise BackendError(
+                    f"the triton backend's kernels do not compile here ({error}); "
+                    "Triton wants a C compiler too: apt-get install gcc"
+                ) from error
+
+    def reset(self, slots: Sequence[int] | NDArray[np.int32]) -> None:
+        some = self._chosen(slots)
+        self.positions[some] = self._ahead[some] = 0
+        self._ages[some] += 1
+        with self._on_device():
+            index = self._send(some.astype(np.int64))
+            self.buffers["positions"].index_fill_(0, index, 0)
+            self.buffers["kv"].index_fill_(1, index, 0)
+            self.buffers["z"].index_fill_(1, index, 0)
+
+    def load(
+        self,
+        slots: Sequence[int] | NDArray[np.int32],
+        canvas: NDArray[np.uint8],
+        known: NDArray[np.bool_],
+        noise: NDArray[np.float32],
+        temperature: NDArray[np.float32],
+        label: NDArray[np.int32],
+    ) -> None:
+        some = self._chosen(slots)
+        super().load(slots, canvas, known, noise, temperature, label)
+        with self._on_device():
+            self._upload(some)
+
+    def prefill(
+        self, slots: Sequence[int] | NDArray[np.int32], lengths: Sequence[int] | NDArray[np.int32]
+    ) -> None:
+        """Absorb known pixels by stepping through them, all slots together.
+
+        So a prefilled state is a stepped one to the last bit, and 64 images cost no more than one.
+        """
+        rows, counts = np.asarray(slots, np.int32), np.asarray(lengths, np.int32)
+        some, counts = self._chosen(rows), counts[rows >= 0]
+        self._check_prefill(slots, lengths)
+        done = 0
+        for length in np.unique(counts).tolist():
+            self.step(some[counts >= length], length - done)
+            done = length
+
+    def step(self, slots: Sequence[int] | NDArray[np.int32], n: int) -> None:
+        self.launch(slots, n)
+        self.land()
+
+    def launch(self, slots: Sequence[int] | NDArray[np.int32], n: int) -> None:
+        some = self._chosen(slots)
+        T = self.config.pixels
+        some = some[self._ahead[some] < T]
+        if n < 1 or not some.size:
+            return
+        before = self._ahead[some]
+        n = min(n, T - int(before.min()))
+        listed = np.full(len(self.buffers["slots"]), -1, np.int32)
+        listed[: len(some)] = some
+        with self._on_device():
+            self.buffers["slots"].copy_(self._send(listed))
+            left = n
+            for pixels in GRAPH_PIXELS:
+                for _ in range(left // pixels):
+                    self._run(len(some), pixels)
+                left %= pixels
+            # The n pixels from each image's position on; of one that ends before, the last again.
+            pixel = np.minimum(before[:, None] + np.arange(n), T - 1)
+            new = some[:, None].astype(np.int64) * T + pixel
+            index = self._send(new.ravel())
+            values = self._fetch(self.buffers["canvas"].flatten(0, 1)[index])
+            bits = self._fetch(self.buffers["bits"].flatten()[index])
+            done = None if self._stream is None else self._stream.record_event()
+        after = self._ahead[some] = np.minimum(before + n, T)
+        self._flights.append(Flight(some, self._ages[some], after, new, values, bits, done))
+
+    def land(self) -> None:
+        flights, self._flights = self._flights, []
+        for flight in flights:
+            if flight.done is not None:
+                flight.done.synchronize()
+            same = self._ages[flight.slots] == flight.ages
+            new = flight.new[same].ravel()
+            values = flight.values.numpy().reshape(*flight.new.shape, -1)
+            self.canvas.reshape(-1, self.config.channels)[new] = values[same].reshape(len(new), -1)
+            self.bits.reshape(-1)[new] = flight.bits.numpy().reshape(flight.new.shape)[same].ravel()
+            self.positions[flight.slots[same]] = flight.positions[same]
+
+    @property
+    def where(self) -> str:
+        """The device's name."""
+        if self.device.type == "cuda":
+            return torch.cuda.get_device_name(self.device)
+        return "Triton's interpreter"
+
+    @property
+    def kv(self) -> NDArray[np.float32]:
+        """Every slot's sums of eq. 18, what still waits included, a copy: ``[N, L, H, K, V]``."""
+        return self._sums()[0]
+
+    @property
+    def z(self) -> NDArray[np.float32]:
+        """Every slot's sums of eq. 19, what still waits included, a copy: ``[N, L, H, K]``."""
+        return self._sums()[1]
+
+    def _sums(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        s = self._sizes
+        with self._on_device():
+            kv, z, waiting = (self.buffers[name].cpu() for name in ("kv", "z", "waiting"))
+        steps = torch.from_numpy(np.maximum(self._ahead * s.parts - s.first, 0))
+        for i in range(s.delay - 1):
+            there = (steps % s.delay > i).view(1, -1, 1, 1)
+            keys, values = (torch.where(there, waiting[..., i, j, :], 0) for j in (0, 1))
+            kv = kv + keys.unsqueeze(-1) * values.unsqueeze(-2)
+            z = z + keys
+        return kv.transpose(0, 1).numpy(), z.transpose(0, 1).numpy()
+
+    def _run(self, rows: int, pixels: int) -> None:
+        """Start some pixels of the first rows, in a graph for the next power of two of rows."""
+        if self._graphs is None:
+            triton_decode.run(self._launches, rows, pixels, self._sizes.parts)
+            return
+        rows = min(triton.next_power_of_2(rows), len(self.buffers["slots"]))
+        graph = self._graphs.get((rows, pixels))
+        if graph is None:
+            graph = torch.cuda.CUDAGraph()
+            # Other engines' threads may go on using the device meanwhile.
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                triton_decode.run(self._launches, rows, pixels, self._sizes.parts)
+            finally:
+                graph.capture_end()
+            self._graphs[rows, pixels] = graph
+        graph.replay()
+
+    def _upload(self, slots: NDArray[np.int32]) -> None:
+        index = self._send(slots.astype(np.int64))
+        for name in ("canvas", "known", "noise", "temperature", "label", "bits"):
+            self.buffers[name].index_copy_(0, index, self._send(getattr(self, name)[slots]))
+
+    def _send(self, array: NDArray[Any]) -> Tensor:
+        """Start copying an array, which nobody writes to later, to the device."""
+        tensor = torch.from_numpy(array)
+        if self._stream is None:
+            return tensor
+        return tensor.pin_memory().to(self.device, non_blocking=True)
+
+    def _fetch(self, tensor: Tensor) -> Tensor:
+        """Start copying a tensor to the host; it is there when the stream has come so far."""
+        if self._stream is None:
+            return tensor
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        return host.copy_(tensor, non_blocking=True)
+
+    @contextmanager
+    def _on_device(self) -> Iterator[None]:
+        with torch.no_grad(), torch.cuda.stream(self._stream):
+            yield
+
+    def _plan_memory(self, slots: int) -> None:
+        """Raise ``BackendError`` unless all slots fit; log what one takes."""
+        fixed = _bytes(allocate_weights(self._sizes, "meta"))
+        # Scratch comes in whole tiles of rows, so a slot's share is taken of many.
+        each = _bytes(allocate(self._sizes, 1024, "meta")) // 1024
+        room = ""
+        if self.device.type == "cuda":
+            free = torch.cuda.mem_get_info(self.device)[0] - fixed - SPARE_BYTES
+            if slots * each > free:
+                raise BackendError(
+                    f"{slots:,} slots of {each / 2**20:.2f} MiB do not fit into the "
+                    f"memory that {self.where} has free; {max(free // each, 0):,} slots would"
+                )
+            room = f"; {free // each:,} slots would fit"
+        log.info(
+            "%d slots of %.2f MiB and weights of %.1f MiB%s",
+            slots, each / 2**20, fixed / 2**20, room,
+        )  # fmt: skip
+
+
+def _bytes(tensors: dict[str, Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors.values())

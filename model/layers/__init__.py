@@ -1,0 +1,1 @@
+"""Layers: each kind one module that owns its three views and its state."""

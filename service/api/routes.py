@@ -1,0 +1,265 @@
+"""The API under ``/v1``: from a request's body to the engine, and back as JSON, PNG, ZIP or SSE."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Form, Header, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import JSONResponse, StreamingResponse
+
+from scanline.service import generation as work
+from scanline.service.api.schemas import (
+    ERRORS,
+    CompletionForm,
+    GenerationReply,
+    ModelList,
+    ModelReply,
+    SampleRequest,
+)
+from scanline.service.engine import Engine
+from scanline.service.generation import Generation
+from scanline.service.http.calls import (
+    Server,
+    bearer,
+    choose_seed,
+    client_of,
+    draw_to_end,
+    find_engine,
+    find_label,
+    find_served,
+    queue_errors,
+)
+from scanline.service.http.errors import ApiError
+from scanline.service.http.events import (
+    ClientGoneError,
+    Granularity,
+    image_json,
+    stream_events,
+    usage,
+    wait_finished,
+)
+from scanline.service.http.media import MEDIA, Media, choose_media
+from scanline.service.pictures import PictureError, read_upload, to_grid, to_png, to_zip
+from scanline.service.server import Scanline, Served
+
+SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+router = APIRouter(prefix="/v1", dependencies=[Depends(bearer)], responses=ERRORS)
+_REPLIES: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The images, in the form that `Accept` (or `stream`) asks for.",
+        "content": {kind: {} for kind in MEDIA[1:]},
+    }
+}
+
+
+@router.post("/samples", tags=["draw"], response_model=GenerationReply, responses=_REPLIES)
+async def create_samples(request: Request, server: Server, body: SampleRequest) -> Response:
+    """Draw images, of a class or of anything."""
+    media = choose_media(request, body.stream, body.model_fields_set)
+    engine = find_engine(server, body.model, body.n)
+    wanted = work.Request(
+        n=body.n,
+        seed=choose_seed(body.seed),
+        label=find_label(engine.decoder.config, body.label),
+        temperature=body.temperature,
+    )
+    return await _draw(request, engine, wanted, media, body.granularity, body.output)
+
+
+@router.post("/completions", tags=["draw"], response_model=GenerationReply, responses=_REPLIES)
+async def create_completions(
+    request: Request,
+    server: Server,
+    form: Annotated[CompletionForm, Form(media_type="multipart/form-data")],
+) -> Response:
+    """Complete a picture whose unknown part is below `known_rows`, or transparent.
+
+    Transparent in `mask` if one is sent, else in the picture itself.
+    """
+    media = choose_media(request, form.stream, form.model_fields_set)
+    engine = find_engine(server, form.model, form.n)
+    config = engine.decoder.config
+    label = find_label(config, form.label)
+    try:
+        canvas, known = await run_in_threadpool(
+            read_upload,
+            form.image.file,
+            form.mask.file if form.mask else None,
+            form.known_rows,
+            form.fit,
+            config,
+        )
+    except PictureError as error:
+        raise ApiError(400, str(error), param=error.param, code="invalid_image") from None
+    wanted = work.Request(
+        n=form.n,
+        seed=choose_seed(form.seed),
+        label=label,
+        temperature=form.temperature,
+        canvas=canvas,
+        known=known,
+    )
+    return await _draw(request, engine, wanted, media, form.granularity, form.output)
+
+
+@router.get("/generations/{identifier}", tags=["draw"], response_model=GenerationReply)
+async def get_generation(
+    server: Server, identifier: str, output: Literal["png", "values"] = "png"
+) -> Response:
+    """Look at a generation, while it runs or for some minutes after."""
+    _, generation = _find(server, identifier)
+    return JSONResponse(await run_in_threadpool(_body, generation, output))
+
+
+@router.get(
+    "/generations/{identifier}/events",
+    tags=["draw"],
+    responses={200: {"description": "Events.", "content": {"text/event-stream": {}}}},
+)
+async def get_events(
+    request: Request,
+    server: Server,
+    identifier: str,
+    granularity: Granularity = "auto",
+    output: Literal["png", "values"] = "png",
+    last_event_id: Annotated[int | None, Header(ge=0, le=2**53)] = None,
+) -> Response:
+    """Read a generation's events from the start, or go on after `Last-Event-ID`."""
+    engine, generation = _find(server, identifier)
+    return _stream(request, engine, generation, granularity, last_event_id, output)
+
+
+@router.delete("/generations/{identifier}", tags=["draw"], response_model=GenerationReply)
+async def cancel_generation(request: Request, server: Server, identifier: str) -> Response:
+    """Cancel a generation; what is drawn already stays readable. Cancelling twice is no error."""
+    engine, generation = _find(server, identifier)
+    engine.queue.cancel(generation)
+    async with client_of(request) as gone:
+        await wait_finished(generation, gone)
+    return JSONResponse(await run_in_threadpool(_body, generation, "png"))
+
+
+@router.get("/models", tags=["models"])
+async def list_models(server: Server) -> ModelList:
+    """List the models, the default first."""
+    return ModelList(data=[_model_reply(name, model) for name, model in server.models.items()])
+
+
+@router.get("/models/{name}", tags=["models"])
+async def get_model(server: Server, name: str) -> ModelReply:
+    """Describe one model."""
+    return _model_reply(name, find_served(server, name))
+
+
+# --- from the request ---------------------------------------------------------------------------
+
+
+def _find(server: Scanline, identifier: str) -> tuple[Engine, Generation]:
+    for served in server.models.values():
+        if generation := served.engine.queue.find(identifier):
+            return served.engine, generation
+    kept = server.settings.keep_seconds
+    raise ApiError(
+        404,
+        f"there is no generation {identifier!r}; finished ones are kept for at most {kept:.0f} s",
+        param="identifier",
+        code="generation_not_found",
+    )
+
+
+# --- to the reply -------------------------------------------------------------------------------
+
+
+async def _draw(
+    request: Request,
+    engine: Engine,
+    wanted: work.Request,
+    media: Media,
+    granularity: Granularity,
+    output: str,
+) -> Response:
+    if media == "text/event-stream":
+        with queue_errors():
+            generation = engine.queue.submit(wanted)
+        return _stream(request, engine, generation, granularity, None, output)
+    generation = await draw_to_end(request, engine, wanted)
+    return await run_in_threadpool(_reply, generation, media, output)
+
+
+def _reply(generation: Generation, media: Media, output: str) -> Response:
+    config = generation.config
+    headers = {"X-Generation-ID": generation.id, "X-Seed": str(generation.request.seed)}
+    if media == "application/json":
+        return JSONResponse(_body(generation, output), headers=headers)
+    drawn = [image.read(0, config.pixels) for image in generation.images]
+    if media == "image/png":
+        png = to_png(drawn[0], config) if len(drawn) == 1 else to_grid(drawn, config)
+        return Response(png, media_type=media, headers=headers)
+    names = [f"{image.index:04d}-seed-{image.seed}.png" for image in generation.images]
+    pngs = [to_png(pixels, config) for pixels in drawn]
+    return Response(to_zip(list(zip(names, pngs, strict=True))), media_type=media, headers=headers)
+
+
+def _body(generation: Generation, output: str) -> dict[str, Any]:
+    config = generation.config
+    return {
+        "id": generation.id,
+        "object": "generation",
+        "model": generation.model,
+        "status": generation.status,
+        "width": config.width,
+        "height": config.height,
+        "channels": config.channels,
+        "images": [image_json(generation, image, output) for image in generation.images],
+        "usage": usage(generation),
+        "error": generation.error,
+    }
+
+
+def _stream(
+    request: Request,
+    engine: Engine,
+    generation: Generation,
+    granularity: Granularity,
+    last_event_id: int | None,
+    output: str,
+) -> StreamingResponse:
+    async def events() -> AsyncIterator[bytes]:
+        with engine.queue.reading(generation), contextlib.suppress(ClientGoneError):
+            async with client_of(request) as gone:
+                async for event in stream_events(
+                    generation,
+                    gone,
+                    granularity=granularity,
+                    last_event_id=last_event_id,
+                    output=output,
+                ):
+                    yield event
+
+    headers = SSE_HEADERS | {"X-Generation-ID": generation.id}
+    return StreamingResponse(events(), media_type="text/event-stream", headers=headers)
+
+
+def _model_reply(name: str, served: Served) -> ModelReply:
+    decoder = served.engine.decoder
+    config = decoder.config
+    measured = [served.facts.get("test"), *reversed(served.facts.get("validation") or [])]
+    figures = [figure["bits_per_dim"] for figure in measured if figure]
+    return ModelReply(
+        id=name,
+        created=served.created,
+        width=config.width,
+        height=config.height,
+        channels=config.channels,
+        classes=list(config.classes),
+        bits_per_dim=figures[0] if figures else None,
+        steps=config.steps,
+        order=config.order,
+        parameters=sum(p.numel() for p in served.network.parameters()),
+        backend=decoder.backend,
+        slots=decoder.max_slots,
+    )

@@ -1,0 +1,133 @@
+"""What the service costs: images a second over HTTP beside the decoder's own, in one run."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from scanline.kernels.native.build import cpu, usable_cores
+from scanline.model.bench.cpu import begin, find_model
+from scanline.model.checkpoint import save_checkpoint
+from scanline.model.decoders.contract import Decoder
+from scanline.model.decoders.opening import open_decoder
+
+CLIENTS, IMAGES, SLOTS = 16, 16, 64  # 256 images in flight on 64 slots
+
+
+def decoder_rate(decoder: Decoder) -> float:
+    """Draw one image in every slot and give images a second."""
+    config, slots = decoder.config, begin(decoder)
+    began = time.perf_counter()
+    for _ in range(config.height):
+        decoder.step(slots, config.width)
+    return len(slots) / (time.perf_counter() - began)
+
+
+@contextmanager
+def running_server(folder: Path, backend: str) -> Iterator[str]:
+    """Serve a folder's models in a process of their own; yields the address."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as probe:
+        port = probe.getsockname()[1]
+    options = ["--weights", str(folder), "--port", str(port), "--backend", backend]
+    command = [sys.executable, "-m", "scanline.service", "serve", *options, "--slots", str(SLOTS)]
+    with subprocess.Popen([*command, "--log-level", "warning"]) as process:
+        try:
+            address = f"http://127.0.0.1:{port}"
+            for _ in range(600):
+                try:
+                    if httpx.get(f"{address}/readyz").status_code == 200:
+                        break
+                except httpx.TransportError:
+                    pass
+                time.sleep(0.1)
+            else:
+                raise RuntimeError("the server did not get ready within a minute")
+            yield address
+        finally:
+            process.send_signal(signal.SIGTERM)
+
+
+async def _http_rate(address: str, rounds: int, stream: bool) -> float:
+    async def client(http: httpx.AsyncClient, number: int) -> None:
+        for turn in range(rounds):
+            body = {"n": IMAGES, "seed": (number * rounds + turn) * IMAGES, "stream": stream}
+            async with http.stream("POST", "/v1/samples", json=body) as reply:
+                reply.raise_for_status()
+                size = sum([len(chunk) async for chunk in reply.aiter_raw()])
+                if not size:
+                    raise RuntimeError("the server sent nothing")
+
+    async with httpx.AsyncClient(base_url=address, timeout=600) as http:
+        began = time.perf_counter()
+        await asyncio.gather(*(client(http, number) for number in range(CLIENTS)))
+        return CLIENTS * rounds * IMAGES / (time.perf_counter() - began)
+
+
+def first_pixel_milliseconds(address: str) -> float:
+    """Time from a request to the first pixel of its stream, on an idle server."""
+    with httpx.Client(base_url=address, timeout=60) as http:
+        http.get("/livez")  # the connection is there already
+        began = time.perf_counter()
+        with http.stream("POST", "/v1/samples", json={"stream": True}) as reply:
+            for line in reply.iter_lines():
+                if line == "event: pixels":
+                    return (time.perf_counter() - began) * 1e3
+    raise RuntimeError("the stream ended without a pixel")
+
+
+def bench_service(name: str, backend: str, rounds: int = 2, repeats: int = 5) -> dict[str, Any]:
+    """Measure a shipped model, or a preset with random weights; medians of ``repeats``.
+
+    Each repeat times the decoder alone, then JSON replies, then streams, so that their ratios
+    hold even where the machine's speed drifts.
+    """
+    model = find_model(name)
+    decoder = open_decoder(model, SLOTS, backend)
+    figures: dict[str, list[float]] = {"decoder": [], "json": [], "stream": [], "first": []}
+    with tempfile.TemporaryDirectory() as folder:
+        save_checkpoint(Path(folder) / f"{name}.safetensors", model, {})
+        with running_server(Path(folder), backend) as address:
+            asyncio.run(_http_rate(address, 1, stream=False))  # warm
+            for _ in range(repeats):
+                figures["decoder"].append(decoder_rate(decoder))
+                figures["json"].append(asyncio.run(_http_rate(address, rounds, stream=False)))
+                figures["stream"].append(asyncio.run(_http_rate(address, rounds, stream=True)))
+                figures["first"].append(first_pixel_milliseconds(address))
+    alone = statistics.median(figures["decoder"])
+    shares = {
+        kind: statistics.median(
+            http / own for http, own in zip(figures[kind], figures["decoder"], strict=True)
+        )
+        for kind in ("json", "stream")
+    }
+    return {
+        "model": name,
+        "backend": decoder.backend,
+        "hardware": f"{cpu()[0]}, {usable_cores()} cores",
+        "clients": CLIENTS,
+        "images_in_flight": CLIENTS * IMAGES,
+        "slots": SLOTS,
+        "decoder_images_per_second": round(alone, 2),
+        "json_images_per_second": round(statistics.median(figures["json"]), 2),
+        "stream_images_per_second": round(statistics.median(figures["stream"]), 2),
+        "json_share": round(shares["json"], 3),
+        "stream_share": round(shares["stream"], 3),
+        "first_pixel_milliseconds": round(statistics.median(figures["first"]), 1),
+    }
+
+
+def table(result: dict[str, Any]) -> str:
+    """Lay a result out for reading, a figure a line."""
+    return "\n".join(f"{key.replace('_', ' '):28} {value}" for key, value in result.items())

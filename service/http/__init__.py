@@ -1,0 +1,1 @@
+"""HTTP as every route speaks it."""

@@ -1,0 +1,54 @@
+"""Which form a reply takes: JSON, PNG, ZIP or server-sent events."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fastapi import Request
+
+from scanline.service.http.errors import ApiError
+
+Media = Literal["application/json", "image/png", "application/zip", "text/event-stream"]
+MEDIA: tuple[Media, ...] = (
+    "application/json", "image/png", "application/zip", "text/event-stream",
+)  # fmt: skip
+
+
+def choose_media(request: Request, stream: bool, given: set[str]) -> Media:
+    """Choose the reply's media type, and refuse fields that would mean nothing in it."""
+    media: Media = "text/event-stream" if stream else _acceptable(request)
+    if "granularity" in given and media != "text/event-stream":
+        raise ApiError(
+            400, "granularity is about streams: leave it out, or set stream to true",
+            param="granularity",
+        )  # fmt: skip
+    if "output" in given and media in ("image/png", "application/zip"):
+        raise ApiError(
+            400, f"output is about JSON and streams, and Accept asks for {media}: leave one out",
+            param="output",
+        )  # fmt: skip
+    return media
+
+
+def _acceptable(request: Request) -> Media:
+    """Find the first media type of `Accept` that can be given, best quality first."""
+    accept = request.headers.get("accept", "*/*")
+    wishes: list[tuple[float, str]] = []
+    for part in accept.split(","):
+        kind, *parameters = (piece.strip().lower() for piece in part.split(";"))
+        quality = next((p[2:] for p in parameters if p.startswith("q=")), "1")
+        try:
+            wishes.append((-float(quality), kind))
+        except ValueError:
+            wishes.append((0.0, kind))
+    for negative, kind in sorted(wishes, key=lambda wish: wish[0]):
+        if negative == 0:
+            continue  # q=0: anything but this
+        if kind in ("*/*", "application/*", ""):
+            return "application/json"
+        if kind == "image/*":
+            return "image/png"
+        for media in MEDIA:
+            if kind == media:
+                return media
+    raise ApiError(406, f"nothing here is {accept}; accept one of {', '.join(MEDIA)}")

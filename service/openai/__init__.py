@@ -1,0 +1,1 @@
+"""The same for OpenAI's clients."""

@@ -1,0 +1,143 @@
+"""The body of an OpenAI edit, a form or JSON: one picture, a mask, and the options."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import json
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import numpy as np
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from numpy.typing import NDArray
+from PIL import Image
+from pydantic import ValidationError
+from starlette.datastructures import UploadFile
+
+from scanline.model.config import ModelConfig
+from scanline.service.http.errors import ApiError
+from scanline.service.openai.schemas import EditsRequest
+from scanline.service.pictures import PictureError, fit_picture, open_picture, to_canvas
+
+
+@dataclass(frozen=True)
+class Edit:
+    """An edit as it was sent, pictures not yet decoded."""
+
+    options: EditsRequest
+    image: BinaryIO
+    mask: BinaryIO | None
+
+
+async def read_edit(request: Request) -> Edit:
+    """Read an edit from a form, or from JSON whose pictures are data URLs."""
+    kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
+    if kind == "multipart/form-data":
+        fields, images, masks = await _read_form(request)
+    elif kind == "application/json":
+        fields, images, masks = await _read_json(request)
+    else:
+        raise ApiError(400, "send multipart/form-data, or application/json with data URLs")
+    try:
+        options = EditsRequest.model_validate(fields)
+    except ValidationError as error:
+        raise RequestValidationError(
+            [{**problem, "loc": ("body", *problem["loc"])} for problem in error.errors()]
+        ) from None
+    if len(images) != 1:
+        count = "there is none" if not images else f"there are {len(images)}"
+        raise ApiError(
+            400, f"image: one picture can be completed at a time; {count}",
+            param="image", code="missing" if not images else "too_many",
+        )  # fmt: skip
+    if len(masks) > 1:
+        raise ApiError(400, "mask: send one", param="mask", code="too_many")
+    return Edit(options, images[0], masks[0] if masks else None)
+
+
+Parts = tuple[dict[str, Any], list[BinaryIO], list[BinaryIO]]
+
+
+async def _read_form(request: Request) -> Parts:
+    fields: dict[str, Any] = {}
+    images: list[BinaryIO] = []
+    masks: list[BinaryIO] = []
+    async with request.form() as form:
+        for name, value in form.multi_items():
+            if name in ("image", "image[]", "mask"):
+                if not isinstance(value, UploadFile):
+                    raise ApiError(400, f"{name}: must be a file", param=name, code="invalid_image")
+                content = io.BytesIO(await value.read())  # the form closes its own files
+                (masks if name == "mask" else images).append(content)
+            elif isinstance(value, UploadFile) or name in fields:
+                raise ApiError(400, f"{name}: must be one text", param=name, code="invalid_value")
+            else:
+                fields[name] = value
+    return fields, images, masks
+
+
+async def _read_json(request: Request) -> Parts:
+    try:
+        body = json.loads(await request.body())
+    except (ValueError, RecursionError):
+        raise ApiError(400, "the body is not valid JSON", code="json_invalid") from None
+    if not isinstance(body, dict):
+        raise ApiError(400, "send a JSON object", code="json_invalid")
+    images, mask = body.pop("images", []), body.pop("mask", None)
+    if not isinstance(images, list):
+        raise ApiError(400, "images: must be a list", param="images", code="invalid_image")
+    masks = [] if mask is None else [_from_url(mask, "mask")]
+    return body, [_from_url(image, "images") for image in images], masks
+
+
+def _from_url(source: object, param: str) -> BinaryIO:
+    url = source.get("image_url") if isinstance(source, dict) and len(source) == 1 else None
+    if isinstance(url, str) and url.startswith("data:"):
+        header, _, data = url.partition(",")
+        if header.endswith(";base64"):
+            try:
+                return io.BytesIO(base64.b64decode(data, validate=True))
+            except (binascii.Error, ValueError):
+                pass
+    raise ApiError(
+        400,
+        f'{param}: send {{"image_url": "data:image/png;base64,…"}}; nothing is fetched from '
+        "elsewhere, and files are not kept",
+        param=param,
+        code="invalid_image",
+    )
+
+
+def read_canvas(edit: Edit, config: ModelConfig) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
+    """Decode an edit's picture: its values uint8 ``[T, C]``, and which are known, bool ``[T]``.
+
+    A picture of a whole multiple of the model's size, such as an enlarged reply of ours, is
+    reduced; there a pixel is painted if any part of it is transparent. Raises ``PictureError``.
+    """
+    picture = open_picture(edit.image).convert("RGBA")
+    W, H = config.width, config.height
+    factor = picture.width // W
+    if picture.size != (W * factor, H * factor):
+        raise PictureError(
+            f"the picture is {picture.width} × {picture.height} and the model draws {W} × {H}: "
+            "send that size or a whole multiple of it"
+        )
+    mask = picture if edit.mask is None else open_picture(edit.mask, "mask").convert("RGBA")
+    if mask.size != picture.size:
+        raise PictureError(
+            f"the mask is {mask.width} × {mask.height}; it must have the picture's size, "
+            f"{picture.width} × {picture.height}",
+            "mask",
+        )
+    alpha = np.asarray(mask, np.uint8)[..., 3].reshape(H, factor, W, factor).min((1, 3))
+    if alpha.all():
+        raise PictureError(
+            "there is nothing to paint: send a mask, or a picture, that is transparent (alpha 0) "
+            "where it is to be painted",
+            "mask",
+        )
+    small = picture if factor == 1 else picture.resize((W, H), Image.Resampling.BOX)
+    return to_canvas(fit_picture(small, config), config), (alpha > 0).reshape(-1)

@@ -1,0 +1,174 @@
+"""The shapes of OpenAI's images API: what it may ask for here, and what it gets back."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from scanline.service.api.schemas import Model, Seed, Temperature
+
+_NO_EFFECT = "Accepted for compatibility; has no effect here, which `warnings` in the reply says."
+
+
+class ImageOptions(BaseModel):
+    """What generations and edits share; every field but the prompt may be null or left out."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    prompt: Annotated[
+        str,
+        Field(
+            max_length=1000,
+            description="Names a class of the model (`7`, `a frog`); empty for anything.",
+        ),
+    ]
+    model: Model = None
+    n: Annotated[int | None, Field(ge=1, description="Images to draw.")] = None
+    size: Annotated[
+        str | None,
+        Field(description="`auto`, the model's own size, or a whole multiple of it."),
+    ] = None
+    output_format: Literal["png", "jpeg", "webp"] | None = None
+    output_compression: Annotated[
+        int | None, Field(ge=0, le=100, description="Quality of a JPEG or WebP.")
+    ] = None
+    response_format: Annotated[
+        Literal["b64_json", "url"] | None, Field(description="Only `b64_json` is possible.")
+    ] = None
+    background: Annotated[
+        Literal["auto", "opaque", "transparent"] | None,
+        Field(description="`transparent` is not possible."),
+    ] = None
+    stream: Annotated[bool | None, Field(description="Reply with server-sent events.")] = None
+    partial_images: Annotated[
+        int | None, Field(ge=0, le=3, description="Of a stream: looks at each unfinished image.")
+    ] = None
+    quality: Annotated[str | None, Field(description=_NO_EFFECT)] = None
+    user: Annotated[str | None, Field(description=_NO_EFFECT)] = None
+    safety_identifier: Annotated[str | None, Field(description=_NO_EFFECT)] = None
+    seed: Seed = None
+    temperature: Temperature | None = None
+
+
+class GenerationsRequest(ImageOptions):
+    """Draw images, in OpenAI's words; `seed` and `temperature` are extras of this server."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        json_schema_extra={"examples": [{"prompt": "7", "n": 2, "size": "280x280", "seed": 1}]},
+    )
+
+    style: Annotated[str | None, Field(description=_NO_EFFECT)] = None
+    moderation: Annotated[str | None, Field(description=_NO_EFFECT)] = None
+
+
+class EditsRequest(ImageOptions):
+    """Complete a picture, in OpenAI's words; the picture and its mask come beside these fields."""
+
+    input_fidelity: Annotated[str | None, Field(description=_NO_EFFECT)] = None
+
+
+_IMAGE: dict[str, Any] = {"b64_json": "iVBORw0KGgo…", "seed": 1, "bits_per_dim": 0.61}
+_NO_TOKENS: dict[str, Any] = {"image_tokens": 0, "text_tokens": 0}
+_USAGE: dict[str, Any] = {
+    "input_tokens": 0,
+    "input_tokens_details": _NO_TOKENS,
+    "output_tokens": 784,
+    "total_tokens": 784,
+}
+
+
+class DrawnImage(BaseModel):
+    """One image, base64, with the seed that draws it again."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [_IMAGE]})
+
+    b64_json: str
+    seed: int
+    bits_per_dim: float | None
+
+
+class TokenDetails(BaseModel):
+    """Tokens by kind; the prompt is no more than a class, so it has none."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [_NO_TOKENS]})
+
+    image_tokens: int
+    text_tokens: int = 0
+
+
+class TokenUsage(BaseModel):
+    """What was read and drawn; a token is one pixel."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [_USAGE]})
+
+    input_tokens: int
+    input_tokens_details: TokenDetails
+    output_tokens: int
+    total_tokens: int
+
+
+class ImagesReply(BaseModel):
+    """Images, as OpenAI gives them, and what in the request had no effect."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "created": 1700000000,
+                    "data": [_IMAGE],
+                    "background": "opaque",
+                    "output_format": "png",
+                    "size": "28x28",
+                    "usage": _USAGE,
+                    "warnings": [],
+                }
+            ]
+        }
+    )
+
+    created: int
+    data: list[DrawnImage]
+    background: Literal["opaque"] = "opaque"
+    output_format: Literal["png", "jpeg", "webp"]
+    size: str
+    usage: TokenUsage
+    warnings: Annotated[list[str], Field(description="Options that had no effect, and why.")]
+
+
+def edits_body() -> dict[str, Any]:
+    """Describe the body of an edit, which is read by hand: a form, or JSON with data URLs."""
+    options = EditsRequest.model_json_schema()
+    binary = {"type": "string", "format": "binary"}
+    form = options | {
+        "title": "EditsForm",
+        "required": ["prompt", "image"],
+        "properties": options["properties"]
+        | {
+            "image": binary | {"description": "The picture; `image[]` does as well."},
+            "mask": binary | {"description": "To be painted where it is transparent (alpha 0)."},
+        },
+        "examples": [{"prompt": "7", "image": "(a PNG's bytes)", "n": 2}],
+    }
+    source = {
+        "type": "object",
+        "required": ["image_url"],
+        "additionalProperties": False,
+        "properties": {"image_url": {"type": "string", "description": "A `data:` URL, base64."}},
+    }
+    json = options | {
+        "title": "EditsJson",
+        "required": ["prompt", "images"],
+        "properties": options["properties"]
+        | {
+            "images": {"type": "array", "items": source, "minItems": 1, "maxItems": 1},
+            "mask": source,
+        },
+        "examples": [
+            {"prompt": "7", "images": [{"image_url": "data:image/png;base64,iVBORw0KGgo…"}], "n": 2}
+        ],
+    }
+    content = {"multipart/form-data": {"schema": form}, "application/json": {"schema": json}}
+    return {"requestBody": {"required": True, "content": content}}
