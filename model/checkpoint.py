@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
 import warnings
 from collections.abc import Sequence
@@ -19,7 +20,8 @@ from torch import Tensor
 from scanline.model.config import PRESETS, ModelConfig
 from scanline.model.network import LinearTransformer
 
-FORMAT = "scanline/1"
+FORMAT = "scanline/2"
+_FORMER = "scanline/1"  # when a block held its attention's matrices itself
 SHIPPED = Path(__file__).resolve().parent.parent / "weights"
 
 
@@ -76,7 +78,9 @@ def load_checkpoint(path: Path) -> Checkpoint:
             f"{path} is damaged or no safetensors file ({error}); fetch or train it again, and "
             "turn a PyTorch file into one with `scanline import`"
         ) from None
-    if metadata.get("format") != FORMAT:
+    if metadata.get("format") == _FORMER:
+        tensors = {_now(name): tensor for name, tensor in tensors.items()}
+    elif metadata.get("format") != FORMAT:
         raise CheckpointError(
             f"{path} is a safetensors file, but not one of Scanline's (format {FORMAT}); "
             "train one with `scanline train`, or import one with `scanline import`"
@@ -91,6 +95,11 @@ def load_checkpoint(path: Path) -> Checkpoint:
     model = LinearTransformer(config)
     _fill(model, tensors, str(path))
     return Checkpoint(path.stem, model.eval(), facts)
+
+
+def _now(name: str) -> str:
+    """Give today's name of a tensor in a file of the former format."""
+    return re.sub(r"^(blocks\.\d+)\.(query|key|value|out)\.", r"\1.attention.\2.", name)
 
 
 def _fill(model: LinearTransformer, tensors: dict[str, Tensor], source: str) -> None:
@@ -141,10 +150,10 @@ def load_checkpoints(folder: Path, names: Sequence[str] = ()) -> list[Checkpoint
 
 # The authors' names for a layer's parts, and ours.
 _PAPER_PARTS = {
-    "attention.query_projection": "query",
-    "attention.key_projection": "key",
-    "attention.value_projection": "value",
-    "attention.out_projection": "out",
+    "attention.query_projection": "attention.query",
+    "attention.key_projection": "attention.key",
+    "attention.value_projection": "attention.value",
+    "attention.out_projection": "attention.out",
     "linear1": "linear1",
     "linear2": "linear2",
     "norm1": "norm1",

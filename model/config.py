@@ -45,7 +45,9 @@ class ModelConfig:
     encoding: Literal["table", "linear", "table+linear"] = "table"
     order: Literal["subpixel", "pixel"] = "pixel"
     head: Literal["logistic_mixture", "categorical"] = "categorical"
+    attention: Literal["linear"] = "linear"
     feature_map: Literal["elu"] = "elu"
+    short_conv: Literal["none", "2x3"] = "none"
     norm: Literal["pre", "post"] = "pre"
     activation: Literal["gelu", "relu"] = "gelu"
     positions: Literal["learned", "sinusoidal"] = "learned"
@@ -79,6 +81,10 @@ class ModelConfig:
             )
         if self.start == "given" and self.input != "previous":
             raise ValueError("start 'given' belongs to input 'previous' (the paper's checkpoints)")
+        if self.short_conv != "none" and self.start == "given":
+            raise ValueError("short_conv belongs to networks that model the first value")
+        if self.short_conv != "none" and self.width < 2:
+            raise ValueError("short_conv needs images at least 2 pixels wide")
         if not 0 <= self.first_value < VALUES:
             raise ValueError(f"first_value must be 0 to 255, not {self.first_value}")
         if len(set(self.classes)) != len(self.classes) or "" in self.classes:
@@ -201,9 +207,9 @@ _PAPER: dict[str, Any] = {
 PRESETS: dict[str, ModelConfig] = {
     "mnist-paper": ModelConfig(height=28, width=28, n_layers=8, **_PAPER),
     "cifar10-paper": ModelConfig(height=32, width=32, channels=3, n_layers=16, **_PAPER),
-    "mnist": ModelConfig(height=28, width=28, classes=DIGITS),
+    "mnist": ModelConfig(height=28, width=28, short_conv="2x3", classes=DIGITS),
     "cifar10": ModelConfig(
         height=32, width=32, channels=3, encoding="linear", head="logistic_mixture",
-        classes=CIFAR10_CLASSES,
+        short_conv="2x3", classes=CIFAR10_CLASSES,
     ),
 }  # fmt: skip

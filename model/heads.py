@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from scanline.model.config import MIXTURES, VALUES, ModelConfig
 
 MIN_LOG_SCALE = -7.0
+MIN_WARM_LOG_SCALE = -9.5  # once tempered: all of it in one bin already
 _LN2 = math.log(2.0)
 
 
@@ -104,6 +105,18 @@ def _inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
     return (cumulated <= threshold).sum(-1).clamp(max=weights.shape[-1] - 1)
 
 
+def keep_likeliest(weights: Tensor, top_p: Tensor) -> Tensor:
+    """Zero all but the likeliest values that hold ``top_p`` of the weight: ``[B, X], [B]``.
+
+    A value stays if those likelier than it hold less than that; of equals the lower comes first.
+    """
+    ordered, order = weights.sort(dim=-1, descending=True, stable=True)
+    before = ordered.cumsum(-1) - ordered
+    dropped = before >= top_p.unsqueeze(-1) * ordered.sum(-1, keepdim=True)
+    dropped = dropped & (top_p < 1).unsqueeze(-1)
+    return weights.masked_fill(torch.empty_like(dropped).scatter_(-1, order, dropped), 0)
+
+
 class Head(nn.Module):
     """The predictor and its meaning: parameters, exact bits, and samples."""
 
@@ -145,64 +158,120 @@ class Head(nn.Module):
             nats = nats + cost.view_as(nats)
         return nats / _LN2
 
-    def sample(self, parameters: Tensor, uniforms: Tensor, temperature: Tensor) -> Tensor:
+    def log_probs(
+        self, parameters: Tensor, channel: int, values: Tensor, heat: Tensor | None = None
+    ) -> Tensor:
+        """Give the log probability of each value of a channel, given the earlier channels' values.
+
+        ``parameters: [B, P]``, ``values``: integers ``[B, C]``, ``heat: [B]`` a temperature above
+        0, 1 for None: it divides logits, and multiplies the scales of logistics. Returns
+        ``[B, 256]``.
+        """
+        hot = torch.ones_like(parameters[:, :1]) if heat is None else heat.unsqueeze(-1)
+        if self.categorical:
+            return F.log_softmax(self.logits(parameters, channel, values) / hot, -1)
+        mixture = split_mixture(parameters, self.channels)
+        log_scales = (mixture.log_scales + hot.log().unsqueeze(-1)).clamp(min=MIN_WARM_LOG_SCALE)
+        scaled = _to_unit(values, parameters.dtype)
+        log_weights = F.log_softmax(mixture.weights / hot, -1)
+        for earlier in range(channel):  # the components' weights given the values before (Bayes)
+            means, value = channel_means(mixture, earlier, scaled), scaled[:, earlier : earlier + 1]
+            log_weights = log_weights + logistic_log_prob(value, means, log_scales[:, earlier])
+        everything = torch.arange(VALUES, device=parameters.device).view(1, -1, 1)
+        each = logistic_log_prob(
+            _to_unit(everything, parameters.dtype),
+            channel_means(mixture, channel, scaled).unsqueeze(-2),
+            log_scales[:, channel].unsqueeze(-2),
+        )
+        # Rounding leaves a sum that is not quite 1.
+        return F.log_softmax(torch.logsumexp(log_weights.unsqueeze(-2) + each, -1), -1)
+
+    def sample(
+        self,
+        parameters: Tensor,
+        uniforms: Tensor,
+        temperature: Tensor,
+        top_p: Tensor | None = None,
+        guidance: Tensor | None = None,
+        unlabelled: Tensor | None = None,
+    ) -> Tensor:
         """Draw the step's values by inverse CDF from the given uniforms, channel after channel.
 
         ``parameters: [B, P]``, ``uniforms: [B, draws]`` in (0, 1), ``temperature: [B]`` ≥ 0, 0
-        for the most likely value. A mixture uses the first uniform for its component and
-        one a channel for its logistic, whose scale the temperature multiplies. Returns uint8
-        ``[B, C]``.
+        for the most likely value. A mixture's first uniform chooses its component, then one a
+        channel is its logistic's, whose scale the temperature multiplies.
+
+        Rows of another ``top_p`` or ``guidance`` than 1, each ``[B]``, draw from the 256 values of
+        a channel instead: tempered, guided away from the parameters that the network gives without
+        the label, ``unlabelled: [B, P]`` (Ho & Salimans 2022), and cut to the likeliest that hold
+        ``top_p``. Returns uint8 ``[B, C]``.
         """
-        parameters = parameters if parameters.dtype == torch.float64 else parameters.float()
-        greedy = (temperature == 0).unsqueeze(-1)
+        exact = parameters.dtype == torch.float64
+        parameters = parameters if exact else parameters.float()
+        greedy = temperature == 0
         # A row at temperature 0 draws at 1 too, and the draw is not used.
-        heat = torch.where(greedy.squeeze(-1), 1.0, temperature).to(parameters.dtype)
+        heat = torch.where(greedy, 1.0, temperature).to(parameters.dtype)
         if self.categorical:
-            return self._sample_categorical(parameters, uniforms, greedy, heat)
+            values = self._sample_categorical(parameters, uniforms, heat)
+        else:
+            values = self._sample_mixture(parameters, uniforms, heat)
+        one = torch.ones_like(heat)
+        top_p = one if top_p is None else top_p.to(heat)
+        guidance = one if guidance is None else guidance.to(heat)
+        if unlabelled is None:
+            unlabelled = parameters
+        # 256 values a channel, of ten logistics each: only for the rows that ask.
+        shaped = (greedy | (top_p < 1) | (guidance != 1)).nonzero().squeeze(-1)
+        if shaped.numel():
+            values[shaped] = self._sample_shaped(
+                parameters[shaped], unlabelled[shaped].to(parameters), uniforms[shaped],
+                heat[shaped], greedy[shaped], top_p[shaped], guidance[shaped],
+            )  # fmt: skip
+        return values.to(torch.uint8)
+
+    def _sample_categorical(self, parameters: Tensor, uniforms: Tensor, heat: Tensor) -> Tensor:
+        values = self._no_values(parameters)
+        for channel in range(self.channels):
+            logits = self.logits(parameters, channel, values)
+            weights = F.softmax(logits / heat.unsqueeze(-1), -1)
+            values[:, channel] = _inverse_cdf(weights, uniforms[:, channel])
+        return values
+
+    def _sample_mixture(self, parameters: Tensor, uniforms: Tensor, heat: Tensor) -> Tensor:
         mixture = split_mixture(parameters, self.channels)
         component = _inverse_cdf(
             F.softmax(mixture.weights / heat.unsqueeze(-1), -1), uniforms[:, 0]
         ).unsqueeze(-1)
-        scaled = parameters.new_zeros(parameters.shape[0], self.channels)
+        values = self._no_values(parameters)
         for channel in range(self.channels):
+            scaled = _to_unit(values, parameters.dtype)
             mean = channel_means(mixture, channel, scaled).gather(-1, component).squeeze(-1)
             log_scale = mixture.log_scales[:, channel].gather(-1, component).squeeze(-1)
             u = uniforms[:, 1 + channel].to(parameters.dtype)
             drawn = mean + heat * log_scale.exp() * (u.log() - (-u).log1p())
             # Rounding half up gives exactly the bins of the likelihood, edges included.
             value = torch.floor((drawn + 1) * 127.5 + 0.5).clamp(0, VALUES - 1)
-            scaled[:, channel] = _to_unit(value, parameters.dtype)
-        values = torch.round((scaled + 1) * 127.5).to(torch.uint8)
-        cold = greedy.squeeze(-1).nonzero().squeeze(-1)
-        if cold.numel():  # 256 × 10 logistics a channel: only for the rows that ask
-            values[cold] = self._most_likely(parameters[cold])
+            values[:, channel] = value.long()
         return values
 
-    def _sample_categorical(
-        self, parameters: Tensor, uniforms: Tensor, greedy: Tensor, heat: Tensor
-    ) -> Tensor:
-        values = torch.zeros(parameters.shape[0], self.channels, dtype=torch.long)
-        values = values.to(parameters.device)
+    def _sample_shaped(
+        self, parameters: Tensor, unlabelled: Tensor, uniforms: Tensor,
+        heat: Tensor, greedy: Tensor, top_p: Tensor, guidance: Tensor,
+    ) -> Tensor:  # fmt: skip
+        first = uniforms.shape[1] - self.channels  # a mixture's component is not drawn
+        values = self._no_values(parameters)
+        g = guidance.unsqueeze(-1)
         for channel in range(self.channels):
-            logits = self.logits(parameters, channel, values)
-            weights = F.softmax(logits / heat.unsqueeze(-1), -1)
-            drawn = _inverse_cdf(weights, uniforms[:, channel])
-            values[:, channel] = torch.where(greedy.squeeze(-1), logits.argmax(-1), drawn)
-        return values.to(torch.uint8)
+            shaped = self.log_probs(parameters, channel, values, heat)
+            guided = (guidance != 1).nonzero().squeeze(-1)
+            if guided.numel():
+                without = self.log_probs(unlabelled[guided], channel, values[guided], heat[guided])
+                shaped[guided] = g[guided] * shaped[guided] + (1 - g[guided]) * without
+            weights = keep_likeliest(F.softmax(shaped, -1), top_p)
+            drawn = _inverse_cdf(weights, uniforms[:, first + channel])
+            values[:, channel] = torch.where(greedy, shaped.argmax(-1), drawn)
+        return values
 
-    def _most_likely(self, parameters: Tensor) -> Tensor:
-        """Give the likeliest value of each channel in turn under the mixture: uint8 ``[B, C]``."""
-        mixture = split_mixture(parameters, self.channels)
-        everything = _to_unit(torch.arange(VALUES, device=parameters.device), parameters.dtype)
-        scaled = parameters.new_zeros(parameters.shape[0], self.channels)
-        log_weights = F.log_softmax(mixture.weights, -1)
-        for channel in range(self.channels):
-            means = channel_means(mixture, channel, scaled).unsqueeze(-2)
-            log_scales = mixture.log_scales[:, channel].unsqueeze(-2)
-            each = logistic_log_prob(everything.view(1, -1, 1), means, log_scales)
-            best = torch.logsumexp(log_weights.unsqueeze(-2) + each, -1).argmax(-1)
-            scaled[:, channel] = everything[best]
-            # The components' weights given the value just chosen (Bayes).
-            chosen = everything[best].view(-1, 1, 1)
-            log_weights = log_weights + logistic_log_prob(chosen, means, log_scales).squeeze(-2)
-        return torch.round((scaled + 1) * 127.5).to(torch.uint8)
+    def _no_values(self, parameters: Tensor) -> Tensor:
+        shape = (parameters.shape[0], self.channels)
+        return torch.zeros(shape, dtype=torch.long, device=parameters.device)

@@ -2,95 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from typing import NamedTuple
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanline.kernels.attention.definitions import (
-    AttentionState,
-    elu_feature_map,
-    linear_attention_step,
-)
-from scanline.kernels.attention.linear import linear_attention
-from scanline.model.config import ModelConfig
+from scanline.model.config import NO_LABEL, ModelConfig
 from scanline.model.heads import Head
 from scanline.model.inputs import NeighbourhoodInput, Positions, PreviousInput
-
-
-class State(NamedTuple):
-    """All that rows carry between steps: ``kv [L, B, H, K, V]`` and ``z [L, B, H, K]``, float32."""
-
-    kv: Tensor
-    z: Tensor
-
-    @classmethod
-    def zeros(cls, config: ModelConfig, rows: int, dtype: torch.dtype = torch.float32) -> State:
-        """Give the state of ``rows`` images before their first step."""
-        L, H, K = config.n_layers, config.n_heads, config.head_size
-        kv = torch.zeros(L, rows, H, K, K, dtype=dtype)
-        return cls(kv, torch.zeros(L, rows, H, K, dtype=dtype))
-
-
-class Block(nn.Module):
-    """One layer: causal linear attention, then a feed-forward network, each added to its input."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        D = config.d_model
-        self.n_heads = config.n_heads
-        self.feature_map = config.feature_map
-        self.pre_norm = config.norm == "pre"
-        self.gelu = config.activation == "gelu"
-        self.query = nn.Linear(D, D)
-        self.key = nn.Linear(D, D)
-        self.value = nn.Linear(D, D)
-        self.out = nn.Linear(D, D)
-        self.linear1 = nn.Linear(D, config.d_ff)
-        self.linear2 = nn.Linear(config.d_ff, D)
-        self.norm1 = nn.LayerNorm(D, eps=1e-5)
-        self.norm2 = nn.LayerNorm(D, eps=1e-5)
-
-    def _qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        heads = (*x.shape[:-1], self.n_heads, -1)
-        q, k, v = self.query(x).view(heads), self.key(x).view(heads), self.value(x).view(heads)
-        return q, k, v
-
-    def _feed_forward(self, x: Tensor) -> Tensor:
-        hidden = self.linear1(x)
-        hidden = F.gelu(hidden) if self.gelu else F.relu(hidden)
-        y: Tensor = self.linear2(hidden)
-        return y
-
-    def _combine(self, x: Tensor, attended: Tensor) -> Tensor:
-        if self.pre_norm:
-            x = x + attended
-            return x + self._feed_forward(self.norm2(x))
-        x = self.norm1(x + attended)
-        y: Tensor = self.norm2(x + self._feed_forward(x))
-        return y
-
-    def forward(
-        self, x: Tensor, keep: Tensor | None = None, state: AttentionState | None = None
-    ) -> tuple[Tensor, AttentionState]:
-        """Run all positions at once: ``x: [B, S, D]`` → the same, and the final state.
-
-        Positions where ``keep: bool [B, S]`` is false leave nothing in the state.
-        """
-        q, k, v = self._qkv(self.norm1(x) if self.pre_norm else x)
-        if keep is not None:
-            k = k.masked_fill(~keep[..., None, None], -math.inf)  # whose features are 0
-        attended, final_state = linear_attention(q, k, v, state, feature_map=self.feature_map)
-        return self._combine(x, self.out(attended.flatten(2))), final_state
-
-    def step(self, x: Tensor, state: AttentionState) -> tuple[Tensor, AttentionState]:
-        """Run one position: ``x: [B, D]`` → the same, and the new state (eq. 18-20)."""
-        q, k, v = self._qkv(self.norm1(x) if self.pre_norm else x)
-        q, k = elu_feature_map(q), elu_feature_map(k)
-        attended, state = linear_attention_step(q, k, v, state)
-        return self._combine(x, self.out(attended.flatten(1))), state
+from scanline.model.layers.block import Block
+from scanline.model.layers.layer import State
 
 
 class LinearTransformer(nn.Module):
@@ -98,7 +18,8 @@ class LinearTransformer(nn.Module):
 
     ``forward``, ``prefill`` and ``step`` are the same mathematics: all steps in parallel, all in
     parallel keeping only the state, and one at a time. Canvases are ``uint8 [B, T, C]``; labels
-    ``int64 [B]``, ``len(classes)`` standing for "no label", or None for no label at all.
+    ``int64 [B]``, -1 standing for "no label", or None for no label at all. A state is a list of
+    the layers' own, each named tensors with a row an image.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -121,33 +42,40 @@ class LinearTransformer(nn.Module):
         if self.positions is not None:
             x = x + self.positions(steps)
         if self.label_embedding is not None:
+            unlabelled = len(self.config.classes)
             if labels is None:
-                labels = torch.full_like(steps[:, 0], len(self.config.classes))
+                labels = torch.full_like(steps[:, 0], NO_LABEL)
+            labels = labels.masked_fill(labels == NO_LABEL, unlabelled)
             x = x + self.label_embedding(labels).unsqueeze(1)
-        elif labels is not None:
+        elif labels is not None and bool((labels != NO_LABEL).any()):
             raise ValueError("this network was trained without classes and takes no labels")
         return x
 
-    def _run(
-        self, canvas: Tensor, labels: Tensor | None, count: int, lengths: Tensor | None
-    ) -> tuple[Tensor, list[AttentionState]]:
+    def _layers(self) -> list[Block]:
+        return [block for block in self.blocks if isinstance(block, Block)]
+
+    def _steps(self, canvas: Tensor, count: int) -> Tensor:
+        """Give the steps before ``count`` that are modelled, for each row: ``[B, S]``."""
         # A network whose first value is given has no step 0: its sums begin at step 1.
-        first = int(self.config.start == "given")
-        steps = torch.arange(first, count, device=canvas.device).expand(canvas.shape[0], -1)
-        keep = None if lengths is None else steps < lengths.unsqueeze(1)
-        x = self.embed(canvas, steps, labels)
-        states: list[AttentionState] = []
-        for block in self.blocks:
-            x, state = block(x, keep)
-            states.append(state)
-        return x, states
+        return torch.arange(self.first_step, count, device=canvas.device).expand(len(canvas), -1)
+
+    @property
+    def first_step(self) -> int:
+        """The first step that the network models."""
+        return int(self.config.start == "given")
+
+    def initial_state(self, rows: int) -> list[State]:
+        """Give the state of ``rows`` images before their first step."""
+        return [block.initial_state(rows) for block in self._layers()]
 
     def forward(self, canvas: Tensor, labels: Tensor | None = None) -> Tensor:
         """Give the head's parameters at every step: ``[B, steps, head_outputs]``.
 
         A network whose first value is given has no step 0, and so one row fewer.
         """
-        x, _ = self._run(canvas, labels, self.config.steps, None)
+        x = self.embed(canvas, self._steps(canvas, self.config.steps), labels)
+        for block in self.blocks:
+            x = block(x)
         parameters: Tensor = self.head(self.norm(x))
         return parameters
 
@@ -158,14 +86,14 @@ class LinearTransformer(nn.Module):
     def bits_from(self, parameters: Tensor, canvas: Tensor) -> Tensor:
         """Give each pixel's bits from what ``forward`` returned for the canvas: ``[B, T]``."""
         B, T, _ = canvas.shape
-        given = int(self.config.start == "given")
+        given = self.first_step
         values = canvas.reshape(B, -1, self.config.step_channels)[:, given:]
         bits = self.head.bits(parameters, values)
         return F.pad(bits, (given, 0)).view(B, T, -1).sum(-1)
 
     def prefill(
         self, canvas: Tensor, lengths: Tensor, labels: Tensor | None = None
-    ) -> tuple[State, Tensor]:
+    ) -> tuple[list[State], Tensor]:
         """Absorb the first ``lengths`` pixels of each canvas in one parallel pass.
 
         ``canvas: uint8 [B, T, C]``, ``lengths: int64 [B]`` in pixels. Returns the state after
@@ -173,32 +101,33 @@ class LinearTransformer(nn.Module):
         """
         config = self.config
         count = int(lengths.max()) * config.steps_per_pixel
-        if count <= (config.start == "given"):  # no step to run, and no sums yet
-            sums = torch.promote_types(self.norm.weight.dtype, torch.float32)
-            kv, z = (x.to(canvas.device) for x in State.zeros(config, len(canvas), sums))
-            return State(kv, z), kv.new_zeros(canvas.shape[:2])
-        x, states = self._run(canvas, labels, count, lengths * config.steps_per_pixel)
-        state = State(torch.stack([s.kv for s in states]), torch.stack([s.z for s in states]))
+        if count <= self.first_step:  # no step to run
+            return self.initial_state(len(canvas)), torch.zeros(
+                canvas.shape[:2], device=canvas.device
+            )
+        x = self.embed(canvas, self._steps(canvas, count), labels)
+        modelled = (lengths * config.steps_per_pixel - self.first_step).clamp(min=0)
+        states: list[State] = []
+        for block in self._layers():
+            x, state = block.prefill(x, modelled)
+            states.append(state)
         pixels = count // config.steps_per_pixel
         bits = self.bits_from(self.head(self.norm(x)), canvas[:, :pixels])
         bits = F.pad(bits, (0, config.pixels - pixels))
         known = torch.arange(config.pixels, device=canvas.device) < lengths.unsqueeze(1)
-        return state, bits * known
+        return states, bits * known
 
     def step(
-        self, canvas: Tensor, steps: Tensor, state: State, labels: Tensor | None = None
-    ) -> tuple[Tensor, State]:
+        self, canvas: Tensor, steps: Tensor, states: list[State], labels: Tensor | None = None
+    ) -> tuple[Tensor, list[State]]:
         """Run one step of each row from what its canvas holds before it.
 
         ``canvas: uint8 [B, T, C]``, ``steps: int64 [B]``. Returns the head's parameters
         ``[B, head_outputs]`` and the state after the step.
         """
         x = self.embed(canvas, steps.unsqueeze(1), labels).squeeze(1)
-        kv: list[Tensor] = []
-        z: list[Tensor] = []
-        for layer, block in enumerate(self.blocks):
-            assert isinstance(block, Block)
-            x, after = block.step(x, AttentionState(state.kv[layer], state.z[layer]))
-            kv.append(after.kv)
-            z.append(after.z)
-        return self.head(self.norm(x)), State(torch.stack(kv), torch.stack(z))
+        after: list[State] = []
+        for block, state in zip(self._layers(), states, strict=True):
+            x, new = block.step(x, state, steps - self.first_step)
+            after.append(new)
+        return self.head(self.norm(x)), after

@@ -34,9 +34,10 @@ from scanline.model.checkpoint import (
     save_checkpoint,
     write_atomically,
 )
-from scanline.model.config import ModelConfig
+from scanline.model.config import NO_LABEL, ModelConfig
 from scanline.model.data.published import Dataset
 from scanline.model.evaluation import evaluate
+from scanline.model.muon import Muon
 from scanline.model.network import LinearTransformer
 from scanline.model.recipe import TrainingConfig, batch_indices, learning_rate_factor
 
@@ -112,10 +113,15 @@ class Trainer:
         matrices: list[Tensor] = []
         others: list[Tensor] = []
         for name, parameter in self.model.named_parameters():
-            is_matrix = name.startswith("blocks.") and parameter.ndim == 2
+            is_matrix = name.startswith("blocks.") and parameter.ndim == 2 and "conv" not in name
             (matrices if is_matrix else others).append(parameter)
         self.optimizers: list[torch.optim.Optimizer] = [
-            torch.optim.Muon(matrices, lr=config.muon_rate, weight_decay=config.weight_decay),
+            Muon(
+                matrices,
+                lr=config.muon_rate,
+                weight_decay=config.weight_decay,
+                dtype=torch.bfloat16 if _bf16_pays(device) else torch.float32,
+            ),
             torch.optim.AdamW(others, lr=config.learning_rate, betas=(0.9, 0.99), weight_decay=0.0),
         ]
         self.bf16 = config.precision == "bf16" or (
@@ -199,8 +205,7 @@ class Trainer:
         if self.model.config.classes and labels is not None:
             draws = np.random.default_rng([config.seed, 1, self.step]).random(config.batch)[mine]
             dropped = torch.from_numpy(draws < config.drop_label)
-            label = labels[indices].masked_fill(dropped, len(self.model.config.classes))
-            label = label.to(self.device)
+            label = labels[indices].masked_fill(dropped, NO_LABEL).to(self.device)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
             parameters = self._forward(canvas, label)
         loss = self.model.bits_from(parameters, canvas).sum(1).mean() / self.model.config.dims
@@ -280,15 +285,21 @@ class Trainer:
         write_atomically(self.folder / "training.pt", buffer.getvalue())
 
     def start_from(self, path: Path) -> None:
-        """Begin with the weights of a checkpoint; raises ``CheckpointError`` on another network."""
+        """Begin with the weights of a checkpoint; raises ``CheckpointError`` on another network.
+
+        A network without the short convolution may be the start of one with it, which begins as the
+        identity.
+        """
         start = load_checkpoint(path)
         mine, theirs = self.model.config.to_dict(), start.model.config.to_dict()
+        if theirs["short_conv"] == "none":
+            theirs["short_conv"] = mine["short_conv"]
         if differ := [name for name, value in mine.items() if theirs[name] != value]:
             raise CheckpointError(
                 f"{path} is of another network ({', '.join(differ)}); start from one of the same"
             )
         for network in (self.model, self.average):
-            network.load_state_dict(start.model.state_dict())
+            network.load_state_dict(network.state_dict() | start.model.state_dict())
         self.origin = {"name": start.name, "images_seen": start.facts.get("images_seen")}
 
     def resume(self) -> None:

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from scanline.model.decoders.contract import Decoder
+from scanline.model.decoders.contract import Decoder, Inputs
 from scanline.model.noise import image_noise
 from scanline.service.generation import FinishReason, Generation, Image, Place, Status
 from scanline.service.queue import Limits, Queue
@@ -139,22 +139,15 @@ class Engine:
 
     def _load(self, taken: list[tuple[Generation, Image]]) -> None:
         config = self.decoder.config
-        T, C = config.pixels, config.channels
         slots = np.array([image.slot for _, image in taken], np.int32)
-        requests = [generation.request for generation, _ in taken]
-        nothing, none = np.zeros((T, C), np.uint8), np.zeros(T, np.bool_)
-        self.decoder.reset(slots)
-        self.decoder.load(
-            slots,
-            np.stack([nothing if r.canvas is None else r.canvas for r in requests]),
-            np.stack([none if r.known is None else r.known for r in requests]),
-            np.stack([image_noise(image.seed, T, config.draws) for _, image in taken]),
-            np.array([r.temperature for r in requests], np.float32),
-            np.array([r.label for r in requests], np.int32),
-        )
-        lengths = np.array([r.prefix for r in requests], np.int32)
-        if lengths.any():
-            self.decoder.prefill(slots, lengths)
+        inputs = Inputs.blank(config, len(taken))
+        for row, (generation, image) in enumerate(taken):
+            request = generation.request
+            if request.canvas is not None and request.known is not None:
+                inputs.canvas[row], inputs.known[row] = request.canvas, request.known
+            inputs.noise[row] = image_noise(image.seed, config.pixels, config.draws)
+            inputs.temperature[row], inputs.label[row] = request.temperature, request.label
+        self.decoder.begin(slots, inputs)
 
     def _launch(self) -> _Step | None:
         """Start as many pixels of every running image as fit into one short call."""

@@ -21,7 +21,7 @@ from PIL import Image as Picture
 
 from scanline.model.checkpoint import Checkpoint, save_checkpoint
 from scanline.model.config import ModelConfig
-from scanline.model.decoders.contract import Decoder
+from scanline.model.decoders.contract import Decoder, Inputs, Slots
 from scanline.model.network import LinearTransformer
 from scanline.model.noise import image_noise, image_seed
 from scanline.service.app import create_app
@@ -63,33 +63,24 @@ class FakeDecoder(Decoder):
         self.before_load: Callable[[list[int]], None] = lambda slots: None
         self.steps: list[tuple[list[int], int]] = []
 
-    def reset(self, slots: Sequence[int] | NDArray[np.int32]) -> None:
-        for slot in slots:
-            self.state[slot] = 0
-            self.positions[slot] = 0
+    @classmethod
+    def unsupported(cls, config: ModelConfig) -> str | None:
+        return None
 
-    def load(
-        self,
-        slots: Sequence[int] | NDArray[np.int32],
-        canvas: NDArray[np.uint8],
-        known: NDArray[np.bool_],
-        noise: NDArray[np.float32],
-        temperature: NDArray[np.float32],
-        label: NDArray[np.int32],
-    ) -> None:
-        self.before_load([int(slot) for slot in slots])
-        super().load(slots, canvas, known, noise, temperature, label)
+    def begin(self, slots: Slots, inputs: Inputs) -> None:
+        self.before_load([int(slot) for slot in np.asarray(slots)])
+        super().begin(slots, inputs)
 
-    def prefill(
-        self, slots: Sequence[int] | NDArray[np.int32], lengths: Sequence[int] | NDArray[np.int32]
-    ) -> None:
-        self._check_prefill(slots, lengths)
-        for slot, length in zip(slots, lengths, strict=True):
-            assert self.positions[slot] == 0
+    def _start(self, slots: NDArray[np.int32], lengths: NDArray[np.int32]) -> None:
+        self.state[slots] = 0
+        for slot, length in zip(slots.tolist(), lengths.tolist(), strict=True):
             for _ in range(length):
-                self._pixel(int(slot))
+                self._pixel(slot)
 
-    def step(self, slots: Sequence[int] | NDArray[np.int32], n: int) -> None:
+    def _copy(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
+        self.state[targets] = self.state[sources]
+
+    def step(self, slots: Slots, n: int) -> None:
         listed = [int(slot) for slot in slots]
         self.steps.append((listed, n))
         self.before_step(listed)
@@ -98,12 +89,12 @@ class FakeDecoder(Decoder):
                 self._pixel(slot)
 
     def _pixel(self, slot: int) -> None:
-        p = int(self.positions[slot])
+        p, given = int(self.positions[slot]), self.inputs
         state, values = fake_pixel(
-            int(self.state[slot]), self.noise[slot, p], int(self.label[slot]),
-            float(self.temperature[slot]), self.config.channels,
+            int(self.state[slot]), given.noise[slot, p], int(given.label[slot]),
+            float(given.temperature[slot]), self.config.channels,
         )  # fmt: skip
-        if self.known[slot, p]:
+        if given.known[slot, p]:
             values = [int(v) for v in self.canvas[slot, p]]
         self.canvas[slot, p] = values
         self.state[slot] = (state * 31 + sum(values) + 1) % 65_521
@@ -119,26 +110,16 @@ class LateDecoder(FakeDecoder):
         self.device = FakeDecoder(config, max_slots)
         self._flights: list[NDArray[np.int64]] = []
 
-    def reset(self, slots: Sequence[int] | NDArray[np.int32]) -> None:
-        super().reset(slots)
-        self.device.reset(slots)
+    def _start(self, slots: NDArray[np.int32], lengths: NDArray[np.int32]) -> None:
+        self.device.begin(slots, self.inputs.rows(slots))
         self._flights = [np.setdiff1d(flight, slots) for flight in self._flights]
+        self._show(slots)
 
-    def load(self, *arguments: Any) -> None:
-        super().load(*arguments)
-        Decoder.load(self.device, *arguments)
-
-    def prefill(
-        self, slots: Sequence[int] | NDArray[np.int32], lengths: Sequence[int] | NDArray[np.int32]
-    ) -> None:
-        self.device.prefill(slots, lengths)
-        self._show(np.asarray(slots))
-
-    def step(self, slots: Sequence[int] | NDArray[np.int32], n: int) -> None:
+    def step(self, slots: Slots, n: int) -> None:
         self.launch(slots, n)
         self.land()
 
-    def launch(self, slots: Sequence[int] | NDArray[np.int32], n: int) -> None:
+    def launch(self, slots: Slots, n: int) -> None:
         self.steps.append(([int(slot) for slot in slots], n))
         self.device.step(slots, n)
         self._flights.append(np.array(slots))

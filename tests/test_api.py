@@ -25,6 +25,7 @@ from PIL import Image as Picture
 
 from scanline.model.checkpoint import Checkpoint
 from scanline.model.config import ModelConfig
+from scanline.model.decoders.contract import Inputs
 from scanline.model.decoders.reference import ReferenceDecoder
 from scanline.model.noise import image_noise, image_seed
 from scanline.service.app import create_app
@@ -146,13 +147,11 @@ def values(image: dict[str, Any], config: ModelConfig) -> NDArray[np.uint8]:
 def drawn_directly(config: ModelConfig, request: Request, index: int) -> NDArray[np.uint8]:
     """Draw one image with a decoder and no engine."""
     decoder = ReferenceDecoder(tiny_model(config), 1)
-    noise = image_noise(image_seed(request.seed, index), config.pixels, config.draws)
-    decoder.reset([0])
-    decoder.load(
-        [0], np.zeros((1, config.pixels, config.channels), np.uint8),
-        np.zeros((1, config.pixels), np.bool_), noise[None],
-        np.array([request.temperature], np.float32), np.array([request.label], np.int32),
-    )  # fmt: skip
+    inputs = Inputs.blank(config, 1)
+    seed = image_seed(request.seed, index)
+    inputs.noise[0] = image_noise(seed, config.pixels, config.draws)
+    inputs.temperature[0], inputs.label[0] = request.temperature, request.label
+    decoder.begin([0], inputs)
     decoder.step([0], config.pixels)
     pixels: NDArray[np.uint8] = decoder.canvas[0].copy()
     return pixels

@@ -22,13 +22,13 @@ from scanline.model.bench import cpu as bench
 from scanline.model.checkpoint import SHIPPED, CheckpointError, find_checkpoints, load_checkpoint
 from scanline.model.config import PRESETS, ModelConfig
 from scanline.model.data.published import load_dataset
-from scanline.model.decoders.contract import BackendError, Decoder
+from scanline.model.decoders.contract import BackendError, Decoder, Inputs
 from scanline.model.decoders.native import NativeDecoder, Precision
 from scanline.model.decoders.opening import open_decoder
 from scanline.model.decoders.reference import ReferenceDecoder
 from scanline.model.network import LinearTransformer
 from tests.conftest import ROOT, TOLERANCES, assert_close, random_network, tiny_config
-from tests.test_decoder import Inputs, blank, every_kind, masked, network_of, put
+from tests.test_decoder import blank, every_kind, masked, network_of
 from tests.test_network import FEW, every_variant
 
 # The native code's float32 mode against float64, as a part of the largest parameter.
@@ -75,7 +75,7 @@ def trace(
     """Run all pixels as they are, known or drawn; give every step's parameters, and the bits."""
     slots = np.arange(len(inputs.canvas), dtype=np.int32)
     parameters = decoder.trace()
-    put(decoder, slots.tolist(), inputs)
+    decoder.begin(slots.tolist(), inputs)
     for _ in range(0, decoder.config.pixels, n or decoder.config.pixels):
         decoder.step(slots, n or decoder.config.pixels)
     return parameters[slots, int(decoder.config.start == "given") :], decoder.bits[slots]
@@ -87,10 +87,9 @@ def exact(
     """Give the network's parameters and bits in float64."""
     network = random_network(config)  # the same draws as network_of's, before rounding
     network.load_state_dict(network_of(config).state_dict())
-    classes = len(config.classes)
-    labels = torch.from_numpy(np.where(inputs.label < 0, classes, inputs.label)).long()
+    labels = torch.from_numpy(inputs.label).long()
     with torch.no_grad():
-        parameters = network(torch.from_numpy(canvas), labels if classes else None)
+        parameters = network(torch.from_numpy(canvas), labels)
         bits = network.bits_from(parameters, torch.from_numpy(canvas))
     return parameters.numpy(), bits.numpy()
 
@@ -163,8 +162,7 @@ def test_bits_per_dim_of_the_shipped_weights(data_dir: Path) -> None:
             expected = model.bits(torch.from_numpy(canvas)).numpy()
         decoder = NativeDecoder(model, len(images))
         slots = np.arange(len(images), dtype=np.int32)
-        put(decoder, slots.tolist(), inputs)
-        decoder.prefill(slots, np.full(len(images), config.pixels, np.int32))
+        decoder.begin(slots.tolist(), inputs)
         difference = (decoder.bits.sum() - expected.sum()) / len(images) / config.dims
         assert abs(difference) <= BITS_PER_DIM_ERROR, name
         checked += 1
@@ -186,22 +184,21 @@ def test_prefill_is_stepping_to_the_last_bit(config: ModelConfig, threads: int, 
     """States, bits and parameters, for images prefilled together and one by one."""
     wide = replace(config, height=9, width=7, d_model=48)  # several blocks of rows an image
     inputs = blank(wide, 4)
-    inputs.known[:] = True
     lengths = np.array([1, 8, 25, wide.pixels], np.int32)
     slots = np.arange(4, dtype=np.int32)
     network = network_of(wide)
     stepped = NativeDecoder(network, 4, 1, isa=isa)
-    put(stepped, [0, 1, 2, 3], inputs)
+    stepped.begin(slots, inputs)
     for slot, length in enumerate(lengths):
         for _ in range(length):
             stepped.step([slot], 1)
+    inputs.canvas[:] = stepped.canvas
+    inputs.known[:] = np.arange(wide.pixels) < lengths[:, None]
     for some in ([slots], np.split(slots, 4)):
         filled = NativeDecoder(network, 4, threads, isa=isa)
-        put(filled, [0, 1, 2, 3], inputs)
         for part in some:
-            filled.prefill(part, lengths[part])
-        assert filled.kv.tobytes() == stepped.kv.tobytes()
-        assert filled.z.tobytes() == stepped.z.tobytes()
+            filled.begin(part, inputs.rows(part))
+        assert filled.states.tobytes() == stepped.states.tobytes()
         assert filled.bits.tobytes() == stepped.bits.tobytes()
 
 
@@ -217,7 +214,7 @@ def test_the_same_bytes_for_any_threads_and_company(
     alone = NativeDecoder(network, 1, 1, precision=precision, isa=isa)
     expected = []
     for image in range(count):
-        put(alone, [0], inputs.rows([image]))
+        alone.begin([0], inputs.rows([image]))
         alone.step([0], wide.pixels)
         expected.append((alone.canvas.tobytes(), alone.bits.tobytes(), alone.kv.tobytes()))
     for threads in (1, 2, 3, 5):
@@ -231,7 +228,7 @@ def test_the_same_bytes_for_any_threads_and_company(
             if arriving:
                 slots = [int(slot) for slot in generator.permutation(free)[:arriving]]
                 images = [waiting.pop() for _ in slots]
-                put(decoder, slots, inputs.rows(images))
+                decoder.begin(slots, inputs.rows(images))
                 running.update(zip(slots, images, strict=True))
             listed = [*generator.permutation(list(running)), -1]
             decoder.step(np.array(listed, np.int32), int(generator.integers(1, 8)))
@@ -261,8 +258,6 @@ def test_wrong_slots_are_refused(slots: list[int]) -> None:
     rows = np.array(slots, np.int64).astype(np.int32)
     with pytest.raises(ValueError, match="slots must be"):
         decoder.step(rows, 1)
-    with pytest.raises(ValueError, match="slots must be"):
-        decoder.reset(rows)
     assert decoder.positions.tolist() == [0, 0, 0]
     decoder.step([0, 1, 2], 1)  # and nothing is left of it
     assert decoder.positions.tolist() == [1, 1, 1]
@@ -273,7 +268,7 @@ def test_wrong_lengths_are_refused(length: int) -> None:
     decoder = NativeDecoder(TINY, 2)
     slots, lengths = np.array([0, 1], np.int32), np.array([3, length], np.int32)
     with pytest.raises(ValueError, match="no such number of pixels"):
-        decoder._native.prefill(slots, lengths)
+        decoder._native.begin(slots, lengths)
     assert decoder.positions.tolist() == [0, 0]
 
 
@@ -286,11 +281,11 @@ def test_an_image_that_overflows_leaves_no_trace(isa: str) -> None:
         network.label_embedding.weight[0] = torch.inf
     inputs.label[:] = [0, 1]
     clean = NativeDecoder(network, 1, 1, isa=isa)
-    put(clean, [0], inputs.rows([1]))
+    clean.begin([0], inputs.rows([1]))
     clean.step([0], config.pixels)
     decoder = NativeDecoder(network, 1, 1, isa=isa)
     for row in (0, 1):
-        put(decoder, [0], inputs.rows([row]))
+        decoder.begin([0], inputs.rows([row]))
         decoder.step([0], config.pixels)
         assert np.isfinite(decoder.bits).all() == (row == 1)
     assert decoder.canvas.tobytes() == clean.canvas.tobytes()
@@ -308,9 +303,11 @@ def test_extreme_numbers_stay_in_range(config: ModelConfig, isa: str) -> None:
             for parameter in network.head.parameters():
                 parameter.mul_(scale)
         decoder = NativeDecoder(network, count, 2, isa=isa)
-        put(decoder, list(range(count)), blank(config, count))
-        decoder.temperature[:] = extremes  # past the door, where `load` refuses most of them
-        decoder.noise[:, ::2] = np.array([0.0, 1.0, np.nan, 2.0])[np.arange(count) % 4, None, None]
+        decoder.begin(list(range(count)), blank(config, count))
+        decoder.inputs.temperature[:] = extremes  # past the door, where `load` refuses most of them
+        decoder.inputs.noise[:, ::2] = np.array([0.0, 1.0, np.nan, 2.0])[
+            np.arange(count) % 4, None, None
+        ]
         decoder.step(np.arange(count, dtype=np.int32), config.pixels)
         assert (decoder.positions == config.pixels).all()
 
@@ -443,15 +440,14 @@ def test_compilers_have_nothing_to_warn_of(compiler: str, isa: str, tmp_path: Pa
 
 SANITIZED = """
 import numpy as np
-from tests.test_decoder import KINDS, masked, network_of, put
+from tests.test_decoder import KINDS, masked, network_of
 from tests.test_native import ODD_SIZES
 from scanline.model.decoders.native import NativeDecoder
 for config in [*KINDS.values(), *list(ODD_SIZES.values())[::2]]:
     inputs = masked(config, 5)
     for precision in ("bf16", "float32"):
         decoder = NativeDecoder(network_of(config), 7, 2, precision=precision)
-        put(decoder, [6, 0, 3, 2, 1], inputs)
-        decoder.prefill([6, 0], [int(np.argmin([*row, False])) for row in inputs.known[:2]])
+        decoder.begin([6, 0, 3, 2, 1], inputs)
         decoder.step([0], 2)
         decoder.step([6, 0, -1, 3, 2, 1], config.pixels)
         assert (decoder.positions[[6, 0, 3, 2, 1]] == config.pixels).all()

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from scanline.model.config import NEIGHBOURS, ModelConfig
 from scanline.model.inputs import NeighbourhoodInput, neighbour_index, sinusoidal_code
-from scanline.model.network import LinearTransformer, State
+from scanline.model.layers.layer import State
+from scanline.model.network import LinearTransformer
 from tests.conftest import assert_close, random_canvas, random_network, tiny_config
 
 
@@ -58,12 +59,16 @@ def random_labels(config: ModelConfig, rows: int) -> Tensor | None:
     """Give a class or "no label" to each row in turn, None where there are no classes."""
     if not config.classes:
         return None
-    return torch.arange(rows) % (len(config.classes) + 1)
+    return torch.arange(rows) % (len(config.classes) + 1) - 1
 
 
 def steps_from(
-    network: LinearTransformer, canvas: Tensor, state: State, start: int, labels: Tensor | None
-) -> tuple[Tensor, State]:
+    network: LinearTransformer,
+    canvas: Tensor,
+    state: list[State],
+    start: int,
+    labels: Tensor | None,
+) -> tuple[Tensor, list[State]]:
     """Run the recurrent view from step ``start`` to the end of the image."""
     rows, given = [], int(network.config.start == "given")
     for step in range(max(start, given), network.config.steps):
@@ -74,6 +79,10 @@ def steps_from(
     if not rows:
         return torch.empty(canvas.shape[0], 0, network.config.head_outputs), state
     return torch.stack(rows, 1), state
+
+
+def tensors(states: list[State]) -> list[Tensor]:
+    return [tensor for state in states for tensor in state.values()]
 
 
 def test_the_variants_are_many() -> None:
@@ -92,7 +101,7 @@ def test_parallel_equals_recurrent_equals_prefilled(config: ModelConfig) -> None
     parallel = network(canvas, labels)
     given = int(config.start == "given")
     assert parallel.shape == (3, config.steps - given, config.head_outputs)
-    empty = State.zeros(config, 3, torch.float64)
+    empty = network.initial_state(3)
     recurrent, end = steps_from(network, canvas, empty, 0, labels)
     assert_close(recurrent, parallel)
     for length in (1, 7, config.pixels):
@@ -102,8 +111,8 @@ def test_parallel_equals_recurrent_equals_prefilled(config: ModelConfig) -> None
         rest, resumed = steps_from(network, canvas, state, length * config.steps_per_pixel, labels)
         done = length * config.steps_per_pixel - given
         assert_close(rest, parallel[:, done:])
-        assert_close(resumed.kv, end.kv)
-        assert_close(resumed.z, end.z)
+        for mine, theirs in zip(tensors(resumed), tensors(end), strict=True):
+            assert_close(mine, theirs)
 
 
 @torch.no_grad()
@@ -118,23 +127,23 @@ def test_rows_prefill_to_different_lengths(config: ModelConfig) -> None:
         one = slice(row, row + 1)
         label = None if labels is None else labels[one]
         alone, _ = network.prefill(canvas[one], lengths[one], label)
-        assert_close(state.kv[:, one], alone.kv)
-        assert_close(state.z[:, one], alone.z)
+        for mine, theirs in zip(tensors(state), tensors(alone), strict=True):
+            assert_close(mine[one], theirs)
         assert_close(bits[row, :length], whole[row, :length])
         assert (bits[row, length:] == 0).all()
-    assert (state.kv[:, 0] == 0).all()  # a row of no pixels has seen none
-    assert (state.z[:, 0] == 0).all()
+    assert all((part[0] == 0).all() for part in tensors(state))  # a row of no pixels has seen none
 
 
 @torch.no_grad()
 @few_variants
 def test_prefill_of_nothing_is_the_empty_state(config: ModelConfig) -> None:
-    state, bits = random_network(config).prefill(
+    network = random_network(config)
+    state, bits = network.prefill(
         random_canvas(config, 2), torch.zeros(2, dtype=torch.long), random_labels(config, 2)
     )
-    empty = State.zeros(config, 2, torch.float64)
-    assert torch.equal(state.kv, empty.kv)
-    assert torch.equal(state.z, empty.z)
+    for mine, empty in zip(tensors(state), tensors(network.initial_state(2)), strict=True):
+        assert torch.equal(mine, empty)
+        assert mine.dtype == torch.float64
     assert bits.shape == (2, config.pixels)
     assert (bits == 0).all()
 
@@ -144,7 +153,7 @@ def test_prefill_of_nothing_is_the_empty_state(config: ModelConfig) -> None:
 def test_float32_views_agree(config: ModelConfig) -> None:
     network = LinearTransformer(config).eval()  # as initialised, the scale of real networks
     canvas, labels = random_canvas(config, 2), random_labels(config, 2)
-    recurrent, _ = steps_from(network, canvas, State.zeros(config, 2), 0, labels)
+    recurrent, _ = steps_from(network, canvas, network.initial_state(2), 0, labels)
     assert_close(recurrent, network(canvas, labels))
 
 

@@ -20,29 +20,29 @@ def _fields(names: str, kind: type[ctypes.c_int32 | ctypes.c_void_p]) -> list[tu
 
 
 class Config(ctypes.Structure):
-    """Sizes and options, as ``Config`` in native_weights.h."""
+    """Sizes and options, as ``Config`` in weights.h."""
 
     _fields_ = _fields(
         "height width channels step_channels neighbourhood sinusoidal categorical pre_norm gelu "
-        "start_given first_value classes n_layers n_heads d_model d_ff head_outputs draws "
-        "step_draws max_slots bf16 threads",
+        "start_given first_value classes short_conv n_layers n_heads d_model d_ff head_outputs "
+        "draws step_draws max_slots bf16 threads",
         ctypes.c_int32,
     )
 
 
 class LayerWeights(ctypes.Structure):
-    """A layer's tensors, as in native_weights.h."""
+    """A layer's tensors, as in weights.h."""
 
     _fields_ = _fields(
         "query_weight query_bias key_weight key_bias value_weight value_bias out_weight out_bias "
         "linear1_weight linear1_bias linear2_weight linear2_bias "
-        "norm1_weight norm1_bias norm2_weight norm2_bias",
+        "norm1_weight norm1_bias norm2_weight norm2_bias conv1_weight conv2_weight",
         ctypes.c_void_p,
     )
 
 
 class Weights(ctypes.Structure):
-    """The network's tensors, null where it has none, as in native_weights.h."""
+    """The network's tensors, null where it has none, as in weights.h."""
 
     _fields_ = [
         *_fields(
@@ -54,10 +54,12 @@ class Weights(ctypes.Structure):
     ]
 
 
-class Inputs(ctypes.Structure):
-    """The decoder's arrays, as in native_weights.h."""
+class Arrays(ctypes.Structure):
+    """The decoder's arrays, as in weights.h."""
 
-    _fields_ = _fields("canvas bits positions known noise temperature label", ctypes.c_void_p)
+    _fields_ = _fields(
+        "canvas bits positions known noise temperature label top_p guidance twin", ctypes.c_void_p
+    )
 
 
 def load_library(isa: str | None = None) -> ctypes.CDLL:
@@ -71,16 +73,17 @@ def load_library(isa: str | None = None) -> ctypes.CDLL:
         "open": (
             handle,
             [
-                ctypes.POINTER(Config), ctypes.POINTER(Weights), ctypes.POINTER(Inputs),
+                ctypes.POINTER(Config), ctypes.POINTER(Weights), ctypes.POINTER(Arrays),
                 ctypes.c_char_p, integer,
             ],
         ),
         "close": (None, [handle]),
-        "reset": (integer, [handle, array, integer]),
         "step": (integer, [handle, array, integer, integer]),
-        "prefill": (integer, [handle, array, array, integer]),
+        "begin": (integer, [handle, array, array, integer]),
+        "copy": (None, [handle, array, array, integer]),
         "states": (array, [handle]),
         "head_padded": (integer, [handle]),
+        "slot_state": (integer, [handle]),
         "trace": (None, [handle, array]),
         "measure": (None, [integer, ctypes.POINTER(ctypes.c_double)]),
         "isa": (ctypes.c_char_p, []),
@@ -115,11 +118,11 @@ def _address(array: NDArray[np.generic] | None) -> int | None:
     return array.ctypes.data
 
 
-class NativeDecoder:
+class NativeNetwork:
     """One network with its slots, in native code; every call runs without the GIL.
 
     ``sizes`` are ``Config``'s fields; ``weights`` and ``layers`` float32 tensors by the names of
-    ``Weights`` and ``LayerWeights``, copied; ``inputs`` the arrays of ``Inputs``, used in place.
+    ``Weights`` and ``LayerWeights``, copied; ``arrays`` those of ``Arrays``, used in place.
     """
 
     def __init__(
@@ -128,19 +131,19 @@ class NativeDecoder:
         sizes: Mapping[str, int],
         weights: Mapping[str, NDArray[np.float32] | None],
         layers: Sequence[Mapping[str, NDArray[np.float32]]],
-        inputs: Mapping[str, NDArray[np.generic]],
+        arrays: Mapping[str, NDArray[np.generic]],
     ) -> None:
         self._library = library
         self.isa: str = library.scanline_isa().decode()
-        self._inputs = dict(inputs)  # keeps them alive
+        self._arrays = dict(arrays)  # keeps them alive
         packed = (LayerWeights * len(layers))(
             *(LayerWeights(**{name: _address(t) for name, t in layer.items()}) for layer in layers)
         )
         tensors = Weights(**{name: _address(t) for name, t in weights.items()}, layers=packed)
         config = Config(**sizes)
-        arrays = Inputs(**{name: _address(array) for name, array in inputs.items()})
+        addresses = Arrays(**{name: _address(array) for name, array in arrays.items()})
         reason = ctypes.create_string_buffer(200)
-        handle = library.scanline_open(config, tensors, arrays, reason, len(reason))
+        handle = library.scanline_open(config, tensors, addresses, reason, len(reason))
         if not handle:
             raise NativeBuildError(f"the native decoder cannot start: {reason.value.decode()}")
         self._handle = ctypes.c_void_p(handle)
@@ -148,33 +151,38 @@ class NativeDecoder:
         self.close.atexit = False  # another thread may be in a step still
         count, heads = sizes["max_slots"], sizes["n_heads"]
         K = sizes["d_model"] // heads
-        shape = (count, sizes["n_layers"], heads, K + 1, library.scanline_head_padded(self._handle))
-        memory = (ctypes.c_float * int(np.prod(shape))).from_address(
+        each = library.scanline_slot_state(self._handle)
+        memory = (ctypes.c_float * (count * each)).from_address(
             library.scanline_states(self._handle)
         )
-        # Every slot's state, [N, L, H, K + 1, V padded]: kv, and z in the last row. For tests;
-        # valid as long as this object.
-        self.states: NDArray[np.float32] = np.ctypeslib.as_array(memory).reshape(shape)
+        # Every slot's state ``[N, floats]``, and its sums, a view ``[N, L, H, K + 1, V padded]``:
+        # kv, and z in the last row. For tests; valid as long as this object.
+        self.states: NDArray[np.float32] = np.ctypeslib.as_array(memory).reshape(count, each)
+        shape = (sizes["n_layers"], heads, K + 1, library.scanline_head_padded(self._handle))
+        sums = self.states[:, : int(np.prod(shape))]
+        self.sums: NDArray[np.float32] = sums.reshape(count, *shape)
         self._trace: NDArray[np.float32] | None = None
 
     def _check(self, status: int) -> None:
         if status == _BAD_SLOTS:
             raise ValueError("slots must be -1 or different numbers below max_slots")
         if status:
-            raise ValueError("an image has no such number of pixels to prefill")
-
-    def reset(self, slots: NDArray[np.int32]) -> None:
-        """Zero the state and the position of these slots."""
-        self._check(self._library.scanline_reset(self._handle, slots.ctypes.data, slots.size))
+            raise ValueError("an image has no such number of pixels")
 
     def step(self, slots: NDArray[np.int32], n: int) -> None:
         """Advance each slot by up to ``n`` pixels."""
         self._check(self._library.scanline_step(self._handle, slots.ctypes.data, slots.size, n))
 
-    def prefill(self, slots: NDArray[np.int32], lengths: NDArray[np.int32]) -> None:
-        """Absorb the first ``lengths`` pixels of each slot; no slot is -1."""
+    def copy(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
+        """Copy the state of slots to others, none of which is a source."""
+        self._library.scanline_copy(
+            self._handle, sources.ctypes.data, targets.ctypes.data, sources.size
+        )
+
+    def begin(self, slots: NDArray[np.int32], lengths: NDArray[np.int32]) -> None:
+        """Zero the state of slots, none of them -1, and absorb their first ``lengths`` pixels."""
         self._check(
-            self._library.scanline_prefill(
+            self._library.scanline_begin(
                 self._handle, slots.ctypes.data, lengths.ctypes.data, slots.size
             )
         )

@@ -1,7 +1,7 @@
 // The native CPU decoder behind a plain C ABI: many images in flight, whole pixels at a time.
 //
-// `model/decoders/contract.py` defines what every call does; this file is the loop over pixels, slots and
-// threads. kernels/native/build.py builds it, model/decoders/native.py adapts it.
+// model/decoders/contract.py defines what every call does; this file is the loop over pixels, slots
+// and threads. build.py builds it, model/decoders/native.py adapts it.
 
 #include <algorithm>
 #include <cstdio>
@@ -21,8 +21,8 @@ constexpr int TOO_MANY_SLEEPS = 3, ALONE_PIXELS = 512;
 
 class Decoder {
 public:
-    Decoder(const Config& config, const Weights& weights, const Inputs& inputs)
-        : config_(config), inputs_(inputs), pixels_(config.height * config.width),
+    Decoder(const Config& config, const Weights& weights, const Arrays& arrays)
+        : config_(config), arrays_(arrays), pixels_(config.height * config.width),
           steps_per_pixel_(config.channels / config.step_channels), network_(config, weights),
           head_(config.categorical != 0, config.step_channels, weights.head_tables),
           states_(network_.sizes().slot_state * static_cast<size_t>(config.max_slots)),
@@ -35,27 +35,28 @@ public:
         slots_.reserve(seen_.size());
     }
 
-    // The slots given, less -1. Returns false where one is out of range or comes twice.
-    bool collect(const int32_t* slots, int count) {
+    // The slots given, less -1, and `with_twins` each guided one's twin right after it. Returns
+    // false where one is out of range or comes twice.
+    bool collect(const int32_t* slots, int count, bool with_twins) {
         slots_.clear();
+        guided_ = false;
         bool valid = true;
+        const auto take = [&](int slot) {
+            valid = slot >= 0 && slot < config_.max_slots && !seen_[static_cast<size_t>(slot)];
+            if (!valid) return;
+            seen_[static_cast<size_t>(slot)] = true;
+            slots_.push_back(slot);
+        };
         for (int i = 0; valid && i < count; ++i) {
             const int slot = slots[i];
             if (slot == -1) continue;
-            valid = slot >= 0 && slot < config_.max_slots && !seen_[static_cast<size_t>(slot)];
-            if (!valid) break;
-            seen_[static_cast<size_t>(slot)] = true;
-            slots_.push_back(slot);
+            take(slot);
+            if (!valid || !with_twins || arrays_.twin[slot] == -1) continue;
+            take(arrays_.twin[slot]);
+            guided_ = true;
         }
         for (const int slot : slots_) seen_[static_cast<size_t>(slot)] = false;
         return valid;
-    }
-
-    void reset() {
-        for (const int slot : slots_) {
-            clear(slot);
-            inputs_.positions[slot] = 0;
-        }
     }
 
     // Up to n more pixels of each collected slot.
@@ -77,25 +78,32 @@ public:
         }
         if (n <= 0) return;
         if (alone_pixels_ > 0) alone_pixels_ -= n;
-        spread_parts(count, MAX_ROWS,
-                     [&](Range slots, const Seat& seat) { draw(slots, n, seat); });
+        // A pair that would be torn makes its part a slot longer.
+        spread_parts(count, guided_ ? MAX_ROWS - 1 : MAX_ROWS,
+                     [&](Range slots, const Seat& seat) { draw(whole_pairs(slots), n, seat); });
     }
 
-    // The first lengths[i] pixels of each collected slot, from nothing. Returns false where one is
-    // out of range.
-    bool prefill(const int32_t* lengths) {
+    // Each collected slot from nothing, with its first lengths[i] pixels. Returns false where a
+    // length is out of range.
+    bool begin(const int32_t* lengths) {
         const int count = static_cast<int>(slots_.size());
         for (int i = 0; i < count; ++i)
             if (lengths[i] < 0 || lengths[i] > pixels_) return false;
         if (count == 0) return true;
         const auto work = [&](Range slots, const Seat& seat) {
             for (int i = slots.begin; i < slots.end; ++i)
-                if (lengths[i] > 0)
-                    absorb(slots_[static_cast<size_t>(i)], lengths[i], seat);
+                absorb(slots_[static_cast<size_t>(i)], lengths[i], seat);
         };
         if (count < pool_.threads()) spread_together(count, work);
         else spread_parts(count, 1, work);
         return true;
+    }
+
+    void copy(const int32_t* sources, const int32_t* targets, int count) {
+        const size_t size = network_.sizes().slot_state;
+        for (int i = 0; i < count; ++i)
+            std::copy_n(states_.get() + static_cast<size_t>(sources[i]) * size, size,
+                        states_.get() + static_cast<size_t>(targets[i]) * size);
     }
 
     float* states() { return states_.get(); }
@@ -128,6 +136,16 @@ private:
         else pool_.run(job);
     }
 
+    // An image and its twin stay together, with whoever has the image.
+    Range whole_pairs(Range slots) const {
+        const auto after_pair = [&](int i) {
+            const bool inside = guided_ && i > 0 && i < static_cast<int>(slots_.size());
+            const auto at = static_cast<size_t>(i);
+            return inside && arrays_.twin[slots_[at - 1]] == slots_[at] ? i + 1 : i;
+        };
+        return {after_pair(slots.begin), after_pair(slots.end)};
+    }
+
     // Returns how many pixels it came to: fewer than n where the team is held up.
     int draw(Range slots, int n, const Seat& seat) {
         Row rows[MAX_ROWS];
@@ -135,7 +153,7 @@ private:
         const int* const mine = slots_.data() + slots.begin;
         const int count = slots.end - slots.begin;
         for (int i = 0; i < count; ++i)
-            first[i] = std::clamp(inputs_.positions[mine[i]], 0, pixels_);
+            first[i] = std::clamp(arrays_.positions[mine[i]], 0, pixels_);
         seat.meet();  // all have read the positions before one writes them
         for (int done = 0; done < n; ++done) {
             if (seat.team.held_up) return done;
@@ -150,7 +168,7 @@ private:
                 run(rows, running, seat);
             }
             for (int i = 0; seat.leads() && i < count; ++i)
-                inputs_.positions[mine[i]] = std::min(pixels_, first[i] + done + 1);
+                arrays_.positions[mine[i]] = std::min(pixels_, first[i] + done + 1);
         }
         return n;
     }
@@ -158,7 +176,7 @@ private:
     void absorb(int slot, int length, const Seat& seat) {
         if (seat.leads()) {
             clear(slot);
-            float* const bits = inputs_.bits + at(slot, 1);
+            float* const bits = arrays_.bits + at(slot, 1);
             std::fill(bits + length, bits + pixels_, 0.0f);
         }
         seat.meet();
@@ -169,7 +187,7 @@ private:
             while (count < MAX_ROWS && step < steps) rows[count++] = {slot, step++};
             run(rows, count, seat);
         }
-        if (seat.leads()) inputs_.positions[slot] = length;
+        if (seat.leads()) arrays_.positions[slot] = length;
     }
 
     // Run rows through the network and decide their values. Rows of one slot come in order, and all
@@ -185,17 +203,24 @@ private:
             seat.meet();
         }
         if (running == 0) return;
-        network_.run(modelled, running, inputs_, states_.get(), seat);
-        // A pixel's steps add to one sum of bits, so they stay with one thread.
+        network_.run(modelled, running, arrays_, states_.get(), seat);
+        // A pixel's steps add to one sum of bits, and a twin gets its image's values: they stay with
+        // one thread.
+        const auto twin = [&](int r) {
+            return r > 0 && r < running && arrays_.twin[modelled[r - 1].slot] == modelled[r].slot;
+        };
         const auto inside = [&](int r) {
-            return r > 0 && r < running && modelled[r].slot == modelled[r - 1].slot &&
-                   modelled[r].step % steps_per_pixel_;
+            return twin(r) || (r > 0 && r < running && modelled[r].slot == modelled[r - 1].slot &&
+                               modelled[r].step % steps_per_pixel_);
         };
         Range mine = seat.share(running);
         while (inside(mine.begin)) ++mine.begin;
         while (inside(mine.end)) ++mine.end;
-        for (int r = mine.begin; r < mine.end; ++r)
-            decide(modelled[r], network_.parameters(seat.team, r));
+        for (int r = mine.begin; r < mine.end; ++r) {
+            if (twin(r)) follow(modelled[r - 1], modelled[r]);
+            else decide(modelled[r], network_.parameters(seat.team, r),
+                        twin(r + 1) ? network_.parameters(seat.team, r + 1) : nullptr);
+        }
         if (seat.leads() && seat.team.barrier.sleeps() >= TOO_MANY_SLEEPS)
             seat.team.held_up = true;
         seat.meet();
@@ -203,24 +228,34 @@ private:
 
     // The first value of a network that never models it.
     void give_first(int slot) {
-        if (!inputs_.known[at(slot, 1)])
-            inputs_.canvas[at(slot, config_.channels)] = static_cast<uint8_t>(config_.first_value);
-        inputs_.bits[at(slot, 1)] = 0.0f;
+        if (!arrays_.known[at(slot, 1)])
+            arrays_.canvas[at(slot, config_.channels)] = static_cast<uint8_t>(config_.first_value);
+        arrays_.bits[at(slot, 1)] = 0.0f;
     }
 
-    void decide(Row row, const float* parameters) {
+    void decide(Row row, const float* parameters, const float* unlabelled) {
         const int pixel = row.step / steps_per_pixel_;
         const size_t here = at(row.slot, 1) + static_cast<size_t>(pixel);
-        const Draw draw{inputs_.noise + at(row.slot, config_.draws) + row.step * config_.step_draws,
-                        inputs_.temperature[row.slot], inputs_.known[here] != 0};
+        const Draw draw{arrays_.noise + at(row.slot, config_.draws) + row.step * config_.step_draws,
+                        arrays_.temperature[row.slot], arrays_.top_p[row.slot],
+                        arrays_.guidance[row.slot], arrays_.known[here] != 0};
         uint8_t* const values =
-            inputs_.canvas + at(row.slot, config_.channels) + row.step * config_.step_channels;
-        const float bits = head_.decide(parameters, draw, values);
-        inputs_.bits[here] = row.step % steps_per_pixel_ ? inputs_.bits[here] + bits : bits;
+            arrays_.canvas + at(row.slot, config_.channels) + row.step * config_.step_channels;
+        const float bits = head_.decide(parameters, unlabelled, draw, values);
+        arrays_.bits[here] = row.step % steps_per_pixel_ ? arrays_.bits[here] + bits : bits;
         if (trace_)
             std::copy_n(parameters, config_.head_outputs,
                         trace_ + (at(row.slot, steps_per_pixel_) + static_cast<size_t>(row.step)) *
                                      static_cast<size_t>(config_.head_outputs));
+    }
+
+    // A twin's values and bits are its image's.
+    void follow(Row image, Row twin) {
+        const size_t step = static_cast<size_t>(image.step * config_.step_channels);
+        std::copy_n(arrays_.canvas + at(image.slot, config_.channels) + step, config_.step_channels,
+                    arrays_.canvas + at(twin.slot, config_.channels) + step);
+        const size_t pixel = static_cast<size_t>(image.step / steps_per_pixel_);
+        arrays_.bits[at(twin.slot, 1) + pixel] = arrays_.bits[at(image.slot, 1) + pixel];
     }
 
     // Where a slot begins in an array of `each` values a pixel.
@@ -234,7 +269,7 @@ private:
     }
 
     const Config config_;
-    const Inputs inputs_;
+    const Arrays arrays_;
     const int pixels_, steps_per_pixel_;
     const Network network_;
     const Head head_;
@@ -245,6 +280,7 @@ private:
     std::vector<Member> members_;
     std::vector<int> slots_;
     std::vector<bool> seen_;
+    bool guided_ = false;  // whether a twin is among the slots
     int alone_pixels_ = 0;
     float* trace_ = nullptr;
 };
@@ -260,12 +296,12 @@ enum Status { DONE = 0, BAD_SLOTS = 1, BAD_LENGTHS = 2 };
 #pragma GCC visibility push(default)
 extern "C" {
 
-// Copies the weights; keeps `inputs`' arrays. Null where memory or threads are short, the reason in
+// Copies the weights; keeps the `arrays`. Null where memory or threads are short, the reason in
 // `error`.
-scanline::Decoder* scanline_open(const Config* config, const Weights* weights, const Inputs* inputs,
+scanline::Decoder* scanline_open(const Config* config, const Weights* weights, const Arrays* arrays,
                                  char* error, int size) {
     try {
-        return new scanline::Decoder(*config, *weights, *inputs);
+        return new scanline::Decoder(*config, *weights, *arrays);
     } catch (const std::exception& reason) {
         std::snprintf(error, static_cast<size_t>(size), "%s", reason.what());
         return nullptr;
@@ -274,27 +310,31 @@ scanline::Decoder* scanline_open(const Config* config, const Weights* weights, c
 
 void scanline_close(scanline::Decoder* decoder) { delete decoder; }
 
-int scanline_reset(scanline::Decoder* decoder, const int32_t* slots, int count) {
-    if (!decoder->collect(slots, count)) return BAD_SLOTS;
-    decoder->reset();
-    return DONE;
-}
-
 int scanline_step(scanline::Decoder* decoder, const int32_t* slots, int count, int n) {
-    if (!decoder->collect(slots, count)) return BAD_SLOTS;
+    if (!decoder->collect(slots, count, true)) return BAD_SLOTS;
     decoder->step(n);
     return DONE;
 }
 
-// `lengths` belongs to `slots`, in which no -1 may stand.
-int scanline_prefill(scanline::Decoder* decoder, const int32_t* slots, const int32_t* lengths,
-                     int count) {
-    if (!decoder->collect(slots, count)) return BAD_SLOTS;
-    return decoder->prefill(lengths) ? DONE : BAD_LENGTHS;
+// `lengths` belongs to `slots`, twins among them, in which no -1 may stand.
+int scanline_begin(scanline::Decoder* decoder, const int32_t* slots, const int32_t* lengths,
+                   int count) {
+    if (!decoder->collect(slots, count, false)) return BAD_SLOTS;
+    return decoder->begin(lengths) ? DONE : BAD_LENGTHS;
 }
 
-// All slots' states: float32 [slots, L, H, K + 1, V padded], the last row of each head z.
+// All of the state from sources to targets, none of which is a source.
+void scanline_copy(scanline::Decoder* decoder, const int32_t* sources, const int32_t* targets,
+                   int count) {
+    decoder->copy(sources, targets, count);
+}
+
+// All slots' states, one after another: float32 [L, H, K + 1, V padded], the last row of each head
+// z, then the rings [L, 2, ring, D padded].
 float* scanline_states(scanline::Decoder* decoder) { return decoder->states(); }
+int scanline_slot_state(const scanline::Decoder* decoder) {
+    return static_cast<int>(decoder->sizes().slot_state);
+}
 int scanline_head_padded(const scanline::Decoder* decoder) { return decoder->sizes().head_padded; }
 
 // Write every row's head parameters to float32 [slots, steps, head_outputs] too; null to stop.

@@ -37,7 +37,9 @@ struct Sizes {
     int unit, units;         // outputs of q (k, v) that whole panels and whole heads share
     int hidden, parameters;  // in whole panels
     size_t head_state;       // floats of a head's state: kv [K, V padded], then z [K padded]
-    size_t slot_state;       // floats of a slot's state: [L, H] of those
+    int ring;                // steps that a short convolution's ring holds, 0 without one
+    size_t rings;            // where the rings begin in a slot's state: after [L, H] of those
+    size_t slot_state;       // floats of a slot's state: [L, 2] rings [ring, wide] at its end
 
     explicit Sizes(const Config& c)
         : model(round_up(c.d_model, LANES)),
@@ -46,7 +48,9 @@ struct Sizes {
           head_padded(round_up(head, LANES)), unit(PANEL),
           hidden(round_up(c.d_ff, PANEL)), parameters(round_up(c.head_outputs, PANEL)),
           head_state(static_cast<size_t>(head + 1) * static_cast<size_t>(head_padded)),
-          slot_state(head_state * static_cast<size_t>(c.n_heads * c.n_layers)) {
+          ring(c.short_conv ? (c.width + 1) * (c.channels / c.step_channels) + MAX_ROWS : 0),
+          rings(head_state * static_cast<size_t>(c.n_heads * c.n_layers)),
+          slot_state(rings + static_cast<size_t>(2 * c.n_layers * ring * wide)) {
         while (unit % head_padded) unit += PANEL;
         units = (c.n_heads * head_padded + unit - 1) / unit;
     }
@@ -71,9 +75,11 @@ struct Team {
 
 struct Member {
     explicit Member(const Sizes& s)
-        : x(size_t{MAX_ROWS} * s.wide), input(INPUT_ROWS * InputFormat(false).stride(s.wide)) {}
+        : x(size_t{MAX_ROWS} * s.wide), normalised(s.ring ? size_t{MAX_ROWS} * s.wide : 0),
+          input(INPUT_ROWS * InputFormat(false).stride(s.wide)) {}
 
     Buffer<float> x;  // the residual stream
+    Buffer<float> normalised;  // and that, where it is convolved
     Buffer<std::byte> input;
 };
 
@@ -106,7 +112,7 @@ public:
 
     // Run the rows, leaving the head's parameters of row r at `parameters(team, r)`. All members
     // call this with the same rows; `states` holds every slot's.
-    void run(const Row* rows, int count, const Inputs& inputs, float* states,
+    void run(const Row* rows, int count, const Arrays& arrays, float* states,
              const Seat& seat) const {
         Team& team = seat.team;
         Member& member = seat.member;
@@ -120,12 +126,16 @@ public:
                         config_.gelu ? gelu(v) : relu(v));
         };
         for (int r = 0; r < count; ++r)
-            embedding_.embed(inputs, rows[r].slot, rows[r].step, member.x.get() + r * wide);
+            embedding_.embed(arrays, rows[r].slot, rows[r].step, member.x.get() + r * wide);
         if (!config_.pre_norm) store_rows(count, member);
+        float* heads = states;
+        float* rings = states + sizes_.rings;
         for (const Layer& layer : layers_) {
             if (config_.pre_norm) norm_rows(layer.norm1, count, member, false, format_);
-            attend(layer, rows, count, states, seat);
-            states += static_cast<size_t>(config_.n_heads) * sizes_.head_state;
+            if (sizes_.ring) convolve_rows(layer.conv1, rows, count, rings, seat, format_);
+            rings += sizes_.ring * sizes_.wide;
+            attend(layer, rows, count, heads, seat);
+            heads += static_cast<size_t>(config_.n_heads) * sizes_.head_state;
             seat.meet();
             layer.out.multiply(team.attended.get(), format_.stride(sizes_.qkv()), count,
                                seat.share(layer.out.panels()), keep);
@@ -133,6 +143,9 @@ public:
             add_rows(count, team, member);
             norm_rows(config_.pre_norm ? layer.norm2 : layer.norm1, count, member,
                       !config_.pre_norm, layer.linear1.format());
+            if (sizes_.ring)
+                convolve_rows(layer.conv2, rows, count, rings, seat, layer.linear1.format());
+            rings += sizes_.ring * sizes_.wide;
             layer.linear1.multiply(member.input.get(),
                                    layer.linear1.format().stride(sizes_.wide), count,
                                    seat.share(layer.linear1.panels()), activate);
@@ -170,12 +183,15 @@ private:
     struct Layer {
         Packed qkv, out, linear1, linear2;
         Norm norm1, norm2;
+        Table conv1, conv2;
 
         Layer(const Config& c, const LayerWeights& w, const Sizes& s, bool bf16_1)
             : qkv(3 * s.qkv(), c.d_model, c.bf16 != 0), out(c.d_model, s.qkv(), c.bf16 != 0),
               linear1(c.d_ff, c.d_model, bf16_1), linear2(c.d_model, s.hidden, c.bf16 != 0),
               norm1(w.norm1_weight, w.norm1_bias, c.d_model, s.wide),
-              norm2(w.norm2_weight, w.norm2_bias, c.d_model, s.wide) {
+              norm2(w.norm2_weight, w.norm2_bias, c.d_model, s.wide),
+              conv1(w.conv1_weight, TAPS, c.d_model, s.wide),
+              conv2(w.conv2_weight, TAPS, c.d_model, s.wide) {
             // Where feature i of the heads laid end to end lies, each head padded.
             const auto place = [&](int i) { return i / s.head * s.head_padded + i % s.head; };
             const float* weights[] = {w.query_weight, w.key_weight, w.value_weight};
@@ -289,10 +305,45 @@ private:
         for (int r = 0; r < count; ++r) {
             float* const x = member.x.get() + r * sizes_.wide;
             std::byte* const input = member.input.get() + r * stride;
+            float* const kept = member.normalised.get() + r * sizes_.wide;
             norm.apply(x, [&](int i, Vec v) {
                 format.put(input, i, v);
                 if (in_place) store(x + i, v);
+                else if (sizes_.ring) store(kept + i, v);
             });
+        }
+    }
+
+    // What the next product sees, convolved with what it saw before (kernels/short_conv.py). Steps
+    // of this call are read from the member's own rows and older ones from the rings, which hold so
+    // many more than are needed that what the leader writes is not read before the next meeting.
+    void convolve_rows(const Table& weights, const Row* rows, int count, float* rings,
+                       const Seat& seat, const InputFormat& format) const {
+        Member& member = seat.member;
+        const float* const mine = config_.pre_norm ? member.normalised.get() : member.x.get();
+        const int stride = config_.channels / config_.step_channels;
+        const int columns = config_.width * stride, wide = sizes_.wide;
+        const int distances[TAPS] = {0, stride, columns + stride, columns, columns - stride};
+        for (int r = 0; r < count; ++r) {
+            const int step = rows[r].step, column = step % columns;
+            float* const ring = rings + static_cast<size_t>(rows[r].slot) * sizes_.slot_state;
+            const float* taps[TAPS];
+            for (int tap = 0; tap < TAPS; ++tap) {
+                const int distance = distances[tap], before = r - distance;
+                const bool outside = step < distance || (tap % 3 != 0 && tap < 3 && column < stride) ||
+                                     (tap == 4 && column >= columns - stride);
+                if (outside) taps[tap] = nullptr;
+                else if (before >= 0 && rows[before].slot == rows[r].slot) taps[tap] = mine + before * wide;
+                else taps[tap] = ring + (step - distance) % sizes_.ring * wide;
+            }
+            std::byte* const input = member.input.get() + r * format.stride(wide);
+            for (int i = 0; i < wide; i += LANES) {
+                Vec y = load(weights[0] + i) * load(taps[0] + i);
+                for (int tap = 1; tap < TAPS; ++tap)
+                    if (taps[tap]) y = fma(load(weights[tap] + i), load(taps[tap] + i), y);
+                format.put(input, i, y);
+            }
+            if (seat.leads()) std::copy_n(mine + r * wide, wide, ring + step % sizes_.ring * wide);
         }
     }
 

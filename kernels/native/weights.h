@@ -11,7 +11,7 @@ extern "C" {
 struct Config {
     int32_t height, width, channels, step_channels;
     int32_t neighbourhood, sinusoidal, categorical, pre_norm, gelu;
-    int32_t start_given, first_value, classes;
+    int32_t start_given, first_value, classes, short_conv;
     int32_t n_layers, n_heads, d_model, d_ff, head_outputs, draws, step_draws;
     int32_t max_slots, bf16, threads;
 };
@@ -22,6 +22,7 @@ struct LayerWeights {
     const float *out_weight, *out_bias, *linear1_weight, *linear1_bias;
     const float *linear2_weight, *linear2_bias;
     const float *norm1_weight, *norm1_bias, *norm2_weight, *norm2_bias;
+    const float *conv1_weight, *conv2_weight;
 };
 struct Weights {
     const float *value_embedding, *start, *tables, *linear_weight, *linear_bias, *code;
@@ -31,13 +32,15 @@ struct Weights {
 };
 
 // The decoder's arrays, one row a slot; shapes in model/decoders/contract.py.
-struct Inputs {
+struct Arrays {
     uint8_t* canvas;
     float* bits;
     int32_t* positions;
     const uint8_t* known;
     const float *noise, *temperature;
     const int32_t* label;
+    const float *top_p, *guidance;
+    const int32_t* twin;
 };
 }
 
@@ -49,6 +52,7 @@ constexpr int NEIGHBOUR[NEIGHBOURS][2] = {
     {0, -3},  {0, -2},  {0, -1},  {-1, -3}, {-1, -2}, {-1, -1}, {-1, 0}, {-1, 1}, {-1, 2},
     {-1, 3},  {-2, -3}, {-2, -2}, {-2, -1}, {-2, 0},  {-2, 1},  {-2, 2}, {-2, 3},
 };
+constexpr int TAPS = 5;  // of the short convolution
 constexpr int OUTSIDE = 256;  // id of a neighbour beyond the border, or not yet decided
 
 // Rows of a table, each padded to whole vectors.
@@ -110,9 +114,9 @@ public:
           channel_(w.channel, steps_per_pixel_, c.d_model, model),
           label_(w.label, c.classes + 1, c.d_model, model), model_(model), wide_(wide) {}
 
-    void embed(const Inputs& inputs, int slot, int step, float* x) const {
+    void embed(const Arrays& arrays, int slot, int step, float* x) const {
         const size_t values = static_cast<size_t>(pixels_ * config_.channels);
-        const uint8_t* canvas = inputs.canvas + static_cast<size_t>(slot) * values;
+        const uint8_t* canvas = arrays.canvas + static_cast<size_t>(slot) * values;
         std::fill_n(x, wide_, 0.0f);  // the padding too: no row may find another's there
         if (config_.neighbourhood) around(canvas, step, x);
         else values_.add(canvas[step > 0 ? step - 1 : 0], x);
@@ -125,7 +129,7 @@ public:
         }
         if (channel_) channel_.add(step % steps_per_pixel_, x);
         if (label_) {
-            const int label = inputs.label[slot];
+            const int label = arrays.label[slot];
             label_.add(label >= 0 && label < config_.classes ? label : config_.classes, x);
         }
     }

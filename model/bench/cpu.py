@@ -25,7 +25,7 @@ from scanline.kernels.native.build import NativeBuildError, cpu, cpu_isas, usabl
 from scanline.model.bench.peer import Peer
 from scanline.model.checkpoint import SHIPPED, CheckpointError, find_checkpoints, load_checkpoint
 from scanline.model.config import PRESETS, ModelConfig
-from scanline.model.decoders.contract import BackendError, Decoder
+from scanline.model.decoders.contract import BackendError, Decoder, Inputs
 from scanline.model.decoders.opening import open_decoder
 from scanline.model.network import LinearTransformer
 from scanline.model.noise import image_noise
@@ -107,15 +107,9 @@ def begin(decoder: Decoder) -> NDArray[np.int32]:
     """Put a fresh image, of which nothing is known, into every slot; gives the slots."""
     c, N = decoder.config, decoder.max_slots
     slots = np.arange(N, dtype=np.int32)
-    decoder.reset(slots)
-    decoder.load(
-        slots,
-        np.zeros((N, c.pixels, c.channels), np.uint8),
-        np.zeros((N, c.pixels), np.bool_),
-        np.stack([image_noise(seed, c.pixels, c.draws) for seed in range(N)]),
-        np.ones(N, np.float32),
-        np.full(N, -1, np.int32),
-    )
+    inputs = Inputs.blank(c, N)
+    inputs.noise[:] = [image_noise(seed, c.pixels, c.draws) for seed in range(N)]
+    decoder.begin(slots, inputs)
     return slots
 
 

@@ -1,32 +1,108 @@
 """Decoders: many images in flight, one slot each, advanced pixel by pixel.
 
-``Decoder`` is all that the engine knows. ``ReferenceDecoder`` is plain torch and the definition of
-every other backend. All promise that the same seed gives the same bytes, alone or among
-thousands: a row's arithmetic never depends on the other rows.
+``Decoder`` is all that the engine knows. All backends promise that the same seed gives the same
+bytes, alone or among thousands: a row's arithmetic never depends on the other rows.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scanline.model.config import NO_LABEL, ModelConfig
 
+NO_SLOT = -1
+Slots = Sequence[int] | NDArray[np.integer[Any]]
+MAX_GUIDANCE = 10.0
+
 
 class BackendError(RuntimeError):
     """A backend that was asked for by name cannot run here; the message says why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """What images are given, one row each.
+
+    ``canvas: uint8 [S, T, C]`` holds the given pixels and ``known: bool [S, T]`` says which they
+    are: a known pixel is never redrawn, wherever it is. ``noise: float32 [S, T, draws]`` are
+    uniforms in (0, 1), ``temperature: float32 [S]`` ≥ 0, ``label: int32 [S]`` a class or -1.
+
+    ``top_p: float32 [S]`` in (0, 1] keeps the likeliest values of a channel that hold this share.
+    ``guidance: float32 [S]`` is g of p(x|label)^g · p(x)^(1-g), 1 for the plain model; a row of
+    another g has a ``twin: int32 [S]``, a slot of its own that carries the state without the label.
+    """
+
+    canvas: NDArray[np.uint8]
+    known: NDArray[np.bool_]
+    noise: NDArray[np.float32]
+    temperature: NDArray[np.float32]
+    label: NDArray[np.int32]
+    top_p: NDArray[np.float32]
+    guidance: NDArray[np.float32]
+    twin: NDArray[np.int32]
+
+    @classmethod
+    def blank(cls, config: ModelConfig, rows: int) -> Inputs:
+        """Give rows with nothing known, at the model's own temperature, for a caller to fill."""
+        T, C = config.pixels, config.channels
+        return cls(
+            canvas=np.zeros((rows, T, C), np.uint8),
+            known=np.zeros((rows, T), np.bool_),
+            noise=np.full((rows, T, config.draws), 0.5, np.float32),
+            temperature=np.ones(rows, np.float32),
+            label=np.full(rows, NO_LABEL, np.int32),
+            top_p=np.ones(rows, np.float32),
+            guidance=np.ones(rows, np.float32),
+            twin=np.full(rows, NO_SLOT, np.int32),
+        )
+
+    @property
+    def prefixes(self) -> NDArray[np.int32]:
+        """Count each row's leading known pixels: ``[S]``."""
+        unknown = ~self.known
+        first = unknown.argmax(1)
+        whole = self.known.shape[1]
+        lengths: NDArray[np.int32] = np.where(unknown.any(1), first, whole).astype(np.int32)
+        return lengths
+
+    def rows(self, rows: Slots) -> Inputs:
+        """Take some of the rows, in this order."""
+        taken = {field.name: getattr(self, field.name)[np.asarray(rows)] for field in fields(self)}
+        return Inputs(**taken)
+
+    def check(self, config: ModelConfig) -> None:
+        """Raise ``ValueError`` on what no network, or not this one, can draw from."""
+        classes, label = len(config.classes), self.label
+        if label.size and not (label.min() >= NO_LABEL and label.max() < classes):
+            raise ValueError(f"labels must be -1 … {classes - 1}")
+        if not ((self.noise > 0) & (self.noise < 1)).all():
+            raise ValueError("the noise must lie between 0 and 1, both excluded")
+        if not (np.isfinite(self.temperature) & (self.temperature >= 0)).all():
+            raise ValueError("temperatures must be 0 or more, and finite")
+        if not ((self.top_p > 0) & (self.top_p <= 1)).all():
+            raise ValueError("top_p must be above 0 and at most 1")
+        if not ((self.guidance >= 0) & (self.guidance <= MAX_GUIDANCE)).all():
+            raise ValueError(f"guidance must be 0 to {MAX_GUIDANCE:g}")
+        guided = self.guidance != 1
+        if (guided & (label == NO_LABEL)).any():
+            raise ValueError("guidance needs a label to guide towards")
+        if (guided != (self.twin != NO_SLOT)).any():
+            raise ValueError("a guided row, and no other, has a twin")
 
 
 class Decoder(ABC):
     """``max_slots`` images in flight, each row of every array one slot.
 
     Numpy arrays on the host: ``canvas: uint8 [N, T, C]`` the pixels so far, ``bits: float32
-    [N, T]`` each decided pixel's cost under the model (temperature 1), ``positions: int32 [N]``
-    pixels decided. Methods take slots as int32 arrays in which -1 stands for none and is skipped;
-    they may be called from one thread only.
+    [N, T]`` each decided pixel's cost under the model (temperature 1, unguided), ``positions: int32
+    [N]`` pixels decided. Methods take slots as int32 arrays in which -1 stands for none and is
+    skipped; a twin is never named, it goes with its image. They may be called from one thread only.
     """
 
     backend: str
@@ -34,93 +110,118 @@ class Decoder(ABC):
     def __init__(self, config: ModelConfig, max_slots: int) -> None:
         if max_slots < 1:
             raise ValueError(f"max_slots must be at least 1, not {max_slots}")
-        N, T, C = max_slots, config.pixels, config.channels
+        if reason := self.unsupported(config):
+            raise BackendError(f"the {self.backend} backend cannot run this model: {reason}")
         self.config, self.max_slots = config, max_slots
-        self.canvas: NDArray[np.uint8] = np.zeros((N, T, C), np.uint8)
-        self.bits: NDArray[np.float32] = np.zeros((N, T), np.float32)
-        self.positions: NDArray[np.int32] = np.zeros(N, np.int32)
-        self.known: NDArray[np.uint8] = np.zeros((N, T), np.uint8)
-        self.noise: NDArray[np.float32] = np.full((N, T, config.draws), 0.5, np.float32)
-        self.temperature: NDArray[np.float32] = np.ones(N, np.float32)
-        self.label: NDArray[np.int32] = np.full(N, NO_LABEL, np.int32)
+        self.bits: NDArray[np.float32] = np.zeros((max_slots, config.pixels), np.float32)
+        self.positions: NDArray[np.int32] = np.zeros(max_slots, np.int32)
+        self.inputs = Inputs.blank(config, max_slots)
+
+    @property
+    def canvas(self) -> NDArray[np.uint8]:
+        """The pixels so far: uint8 ``[N, T, C]``."""
+        return self.inputs.canvas
+
+    @classmethod
+    @abstractmethod
+    def unsupported(cls, config: ModelConfig) -> str | None:
+        """Say which option of the config this backend cannot run; None where it runs them all."""
+
+    def begin(self, slots: Slots, inputs: Inputs) -> None:
+        """Put images before their first pixel, one row a slot, and absorb their leading known ones.
+
+        That is one parallel pass: an image begins at the first pixel that is not known. Raises
+        ``ValueError`` on slots that are not there or come twice, twins among them, and on inputs
+        that make no sense.
+        """
+        rows = np.asarray(slots, np.int32)
+        there = rows != NO_SLOT
+        inputs.check(self.config)
+        inputs, rows = inputs.rows(there), rows[there]
+        lengths, guided = inputs.prefixes, inputs.twin != NO_SLOT
+        mine = self.inputs
+        everyone = self._chosen(np.concatenate([rows, inputs.twin[guided]]))
+        for field in fields(Inputs):
+            values = getattr(inputs, field.name)
+            getattr(mine, field.name)[everyone] = np.concatenate([values, values[guided]])
+        mine.canvas[everyone] *= mine.known[everyone][..., None]
+        twins = inputs.twin[guided]
+        mine.label[twins], mine.twin[twins], mine.guidance[twins] = NO_LABEL, NO_SLOT, 1
+        self.bits[everyone] = 0
+        self.positions[everyone] = 0
+        self._start(everyone, np.concatenate([lengths, lengths[guided]]))
 
     @abstractmethod
-    def reset(self, slots: Sequence[int] | NDArray[np.int32]) -> None:
-        """Put these slots before their first pixel: zero state, position 0."""
+    def _start(self, slots: NDArray[np.int32], lengths: NDArray[np.int32]) -> None:
+        """Zero the state of these slots, whose inputs are there, and absorb their first pixels."""
 
-    def load(
-        self,
-        slots: Sequence[int] | NDArray[np.int32],
-        canvas: NDArray[np.uint8],
-        known: NDArray[np.bool_],
-        noise: NDArray[np.float32],
-        temperature: NDArray[np.float32],
-        label: NDArray[np.int32],
-    ) -> None:
-        """Give images their inputs, one row a slot.
+    def fork(self, sources: Slots, targets: Slots, twins: Slots | None = None) -> None:
+        """Copy images, each with all that it is, to other slots: both go on with the same bytes.
 
-        ``canvas: [S, T, C]`` holds the given pixels and ``known: [S, T]`` says which they are:
-        a known pixel is never redrawn, wherever it is. ``noise: [S, T, draws]`` uniforms in (0, 1),
-        ``temperature: [S]`` ≥ 0, ``label: [S]`` a class or -1. Raises ``ValueError`` on a label
-        that the network does not have, and on noise or temperatures out of their range.
+        A source may have several targets, none of them a source. ``twins`` are the slots for the
+        copies' twins, -1 where an image has none, as all do by default. Nothing of these slots may
+        be in flight. Raises ``ValueError`` on slots that are not there, come twice or do not match.
         """
-        if label.size and not (label.min() >= NO_LABEL and label.max() < len(self.config.classes)):
-            raise ValueError(f"labels must be -1 … {len(self.config.classes) - 1}")
+        origins, copies = np.asarray(sources, np.int32), np.asarray(targets, np.int32)
+        paired = np.full_like(copies, NO_SLOT) if twins is None else np.asarray(twins, np.int32)
+        if not origins.shape == copies.shape == paired.shape or (origins == NO_SLOT).any():
+            raise ValueError("each target takes one source, and as many twins as targets")
+        self._chosen(np.unique(origins))
+        behind = self.inputs.twin[origins]
+        guided = behind != NO_SLOT
+        if ((paired != NO_SLOT) != guided).any():
+            raise ValueError("the copy of a guided image, and of no other, needs a twin")
+        origins = np.concatenate([origins, behind[guided]])
+        all_copies = self._chosen(np.concatenate([copies, paired[guided]]))
+        if len(all_copies) != len(origins) or np.isin(all_copies, origins).any():
+            raise ValueError("each target takes one source, and is none itself")
+        for field in fields(Inputs):
+            array = getattr(self.inputs, field.name)
+            array[all_copies] = array[origins]
+        self.inputs.twin[copies] = paired
+        self.bits[all_copies] = self.bits[origins]
+        self.positions[all_copies] = self.positions[origins]
+        self._copy(origins, all_copies)
+
+    @abstractmethod
+    def _copy(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
+        """Copy the state of slots, whose arrays are copied."""
+
+    def renew(self, slots: Slots, noise: NDArray[np.float32]) -> None:
+        """Give slots other uniforms, for the pixels to come: ``noise: [S, T, draws]``."""
+        rows = self._chosen(slots)
         if not ((noise > 0) & (noise < 1)).all():
             raise ValueError("the noise must lie between 0 and 1, both excluded")
-        if not (np.isfinite(temperature) & (temperature >= 0)).all():
-            raise ValueError("temperatures must be 0 or more, and finite")
-        for row, slot in enumerate(slots):
-            if slot >= 0:
-                self.canvas[slot] = np.where(known[row][:, None], canvas[row], 0)
-                self.known[slot] = known[row]
-                self.noise[slot] = noise[row]
-                self.temperature[slot] = temperature[row]
-                self.label[slot] = label[row]
-                self.bits[slot] = 0
+        self.inputs.noise[rows] = noise
 
     @abstractmethod
-    def prefill(
-        self, slots: Sequence[int] | NDArray[np.int32], lengths: Sequence[int] | NDArray[np.int32]
-    ) -> None:
-        """Absorb each slot's leading known pixels, ``lengths`` of them, in one parallel pass.
-
-        The slots must have been reset and loaded. Raises ``ValueError`` where a length is not 0
-        to T, or a pixel among the first ``lengths`` is not known.
-        """
-
-    @abstractmethod
-    def step(self, slots: Sequence[int] | NDArray[np.int32], n: int) -> None:
+    def step(self, slots: Slots, n: int) -> None:
         """Advance each slot by up to ``n`` pixels; one that reaches T stays there."""
 
-    def launch(self, slots: Sequence[int] | NDArray[np.int32], n: int) -> None:
+    def launch(self, slots: Slots, n: int) -> None:
         """Begin what ``step`` does, on a device that goes on by itself; ``land`` ends it.
 
-        Until then the slots' arrays show the pixels before. Slots may be reset and loaded
-        meanwhile, whose images are then others.
+        Until then the slots' arrays show the pixels before. Slots may begin with other images
+        meanwhile.
         """
         self.step(slots, n)
 
     def land(self) -> None:  # noqa: B027
         """Wait for all that was launched: the arrays are true again."""
 
-    def _chosen(self, slots: Sequence[int] | NDArray[np.int32]) -> NDArray[np.int32]:
+    def _chosen(self, slots: Slots) -> NDArray[np.int32]:
         """Leave out -1; raises ``ValueError`` on a slot that is not there, or named twice."""
         rows: NDArray[np.int32] = np.asarray(slots, np.int32)
-        rows = rows[rows != -1]
+        rows = rows[rows != NO_SLOT]
         there = not rows.size or (rows.min() >= 0 and rows.max() < self.max_slots)
         if not there or (len(rows) > 1 and np.bincount(rows).max() > 1):
             raise ValueError("slots must be -1 or different numbers below max_slots")
         return rows
 
-    def _check_prefill(
-        self, slots: Sequence[int] | NDArray[np.int32], lengths: Sequence[int] | NDArray[np.int32]
-    ) -> None:
-        self._chosen(slots)
-        for slot, length in zip(slots, lengths, strict=True):
-            if slot < 0:
-                continue
-            if not 0 <= length <= self.config.pixels:
-                raise ValueError(f"slot {slot}: an image has no first {length} pixels")
-            if not self.known[slot, :length].all():
-                raise ValueError(f"slot {slot}: not all of its first {length} pixels are known")
+
+def refuse_unknown(config: ModelConfig, known: Mapping[str, Sequence[object]]) -> str | None:
+    """Name the first option whose value is not among those a backend knows; None if all are."""
+    for name, values in known.items():
+        if (value := getattr(config, name)) not in values:
+            return f"{name} {value!r} (it knows {', '.join(map(str, values))})"
+    return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import fields
 from typing import Literal
 
 import numpy as np
@@ -12,11 +12,27 @@ from torch import Tensor
 
 from scanline.kernels.native import abi as native
 from scanline.kernels.native.build import NativeBuildError, usable_cores
-from scanline.model.decoders.contract import BackendError, Decoder
+from scanline.model.config import ModelConfig
+from scanline.model.decoders.contract import BackendError, Decoder, Slots, refuse_unknown
 from scanline.model.inputs import sinusoidal_code
 from scanline.model.network import LinearTransformer
 
 Precision = Literal["bf16", "float32"]
+
+
+_KNOWN = {
+    "input": ("previous", "neighbourhood"),
+    "encoding": ("table", "linear", "table+linear"),
+    "order": ("subpixel", "pixel"),
+    "head": ("logistic_mixture", "categorical"),
+    "attention": ("linear",),
+    "feature_map": ("elu",),
+    "short_conv": ("none", "2x3"),
+    "norm": ("pre", "post"),
+    "activation": ("gelu", "relu"),
+    "positions": ("learned", "sinusoidal"),
+    "start": ("learned", "given"),
+}
 
 
 def _numpy(tensor: Tensor) -> NDArray[np.float32]:
@@ -61,21 +77,25 @@ class NativeDecoder(Decoder):
             "neighbourhood": c.input == "neighbourhood", "sinusoidal": c.positions == "sinusoidal",
             "categorical": c.head == "categorical", "pre_norm": c.norm == "pre",
             "gelu": c.activation == "gelu", "start_given": c.start == "given",
-            "classes": len(c.classes), "max_slots": max_slots, "bf16": precision == "bf16",
-            "threads": self.threads,
+            "classes": len(c.classes), "short_conv": c.short_conv != "none", "max_slots": max_slots,
+            "bf16": precision == "bf16", "threads": self.threads,
         }  # fmt: skip
-        inputs: dict[str, NDArray[np.generic]] = {
-            "canvas": self.canvas, "bits": self.bits, "positions": self.positions,
-            "known": self.known, "noise": self.noise, "temperature": self.temperature,
-            "label": self.label,
+        arrays: dict[str, NDArray[np.generic]] = {
+            "bits": self.bits, "positions": self.positions,
+            **{field.name: getattr(self.inputs, field.name) for field in fields(self.inputs)},
         }  # fmt: skip
         try:
             library = native.load_library(isa)
-            self._native = native.NativeDecoder(
-                library, sizes, _weights(model), _layers(model), inputs
+            self._native = native.NativeNetwork(
+                library, sizes, _weights(model), _layers(model), arrays
             )
         except NativeBuildError as error:
             raise BackendError(f"the native backend cannot run: {error}") from error
+
+    @classmethod
+    def unsupported(cls, config: ModelConfig) -> str | None:
+        """Name the first option that the C++ does not know."""
+        return refuse_unknown(config, _KNOWN)
 
     @property
     def isa(self) -> str:
@@ -86,13 +106,13 @@ class NativeDecoder(Decoder):
     def kv(self) -> NDArray[np.float32]:
         """Every slot's sums of eq. 18, a view: ``[N, L, H, K, V]``."""
         K = self.config.head_size
-        return self._native.states[..., :K, :K]
+        return self._native.sums[..., :K, :K]
 
     @property
     def z(self) -> NDArray[np.float32]:
         """Every slot's sums of eq. 19, a view: ``[N, L, H, K]``."""
         K = self.config.head_size
-        return self._native.states[..., K, :K]
+        return self._native.sums[..., K, :K]
 
     def trace(self) -> NDArray[np.float32]:
         """From now on keep every step's head parameters, in ``[N, steps, head_outputs]``."""
@@ -101,18 +121,18 @@ class NativeDecoder(Decoder):
         self._native.trace(parameters)
         return parameters
 
-    def reset(self, slots: Sequence[int] | NDArray[np.int32]) -> None:
-        self._native.reset(np.ascontiguousarray(slots, np.int32))
+    @property
+    def states(self) -> NDArray[np.float32]:
+        """Every slot's whole state, a view: ``[N, floats]``."""
+        return self._native.states
 
-    def prefill(
-        self, slots: Sequence[int] | NDArray[np.int32], lengths: Sequence[int] | NDArray[np.int32]
-    ) -> None:
-        self._check_prefill(slots, lengths)
-        rows = np.ascontiguousarray(slots, np.int32)
-        counts = np.ascontiguousarray(lengths, np.int32)
-        self._native.prefill(rows[rows >= 0], counts[rows >= 0])
+    def _start(self, slots: NDArray[np.int32], lengths: NDArray[np.int32]) -> None:
+        self._native.begin(np.ascontiguousarray(slots), np.ascontiguousarray(lengths, np.int32))
 
-    def step(self, slots: Sequence[int] | NDArray[np.int32], n: int) -> None:
+    def _copy(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
+        self._native.copy(np.ascontiguousarray(sources), np.ascontiguousarray(targets))
+
+    def step(self, slots: Slots, n: int) -> None:
         self._native.step(np.ascontiguousarray(slots, np.int32), n)
 
 
@@ -141,6 +161,9 @@ def _weights(model: LinearTransformer) -> dict[str, NDArray[np.float32] | None]:
 
 def _layers(model: LinearTransformer) -> list[dict[str, NDArray[np.float32]]]:
     return [
-        {name.replace(".", "_"): _numpy(tensor) for name, tensor in block.named_parameters()}
+        {
+            name.removeprefix("attention.").replace(".", "_"): _numpy(tensor)
+            for name, tensor in block.named_parameters()
+        }
         for block in model.blocks
     ]

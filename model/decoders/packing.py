@@ -108,9 +108,12 @@ def fill(weights: dict[str, Tensor], model: LinearTransformer) -> None:
         parts = dict(block.named_parameters())
         for kind in ("weight", "bias"):
             named[f"{layer}.qkv.{kind}"] = torch.cat(
-                [parts.pop(f"{name}.{kind}") for name in ("query", "key", "value")]
+                [
+                    parts.pop(f"{name}.{kind}")
+                    for name in ("attention.query", "attention.key", "attention.value")
+                ]
             )
-        named |= {f"{layer}.{name}": tensor for name, tensor in parts.items()}
+        named |= {f"{layer}.{name.removeprefix('attention.')}": x for name, x in parts.items()}
     for name, weight in weights.items():
         if name in named:
             weight.copy_(named[name])

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scanline.model.config import NO_LABEL
-from scanline.model.decoders.contract import Decoder
-from scanline.model.network import LinearTransformer, State
+from scanline.model.config import ModelConfig
+from scanline.model.decoders.contract import NO_SLOT, Decoder, Slots
+from scanline.model.layers.layer import State
+from scanline.model.network import LinearTransformer
 
 
 class ReferenceDecoder(Decoder):
@@ -25,66 +24,82 @@ class ReferenceDecoder(Decoder):
         super().__init__(model.config, max_slots)
         self.model = LinearTransformer(model.config).to(dtype).eval()
         self.model.load_state_dict(model.state_dict())
-        self.state = State.zeros(model.config, max_slots, dtype)
+        self.states = self.model.initial_state(max_slots)
 
-    def reset(self, slots: Sequence[int] | NDArray[np.int32]) -> None:
-        for slot in self._chosen(slots):
-            self.state.kv[:, slot] = 0
-            self.state.z[:, slot] = 0
-            self.positions[slot] = 0
-
-    @torch.inference_mode()
-    def prefill(
-        self, slots: Sequence[int] | NDArray[np.int32], lengths: Sequence[int] | NDArray[np.int32]
-    ) -> None:
-        self._check_prefill(slots, lengths)
-        for slot, length in zip(slots, lengths, strict=True):
-            if slot < 0 or length == 0:
-                continue
-            canvas = torch.from_numpy(self.canvas[slot : slot + 1])
-            state, bits = self.model.prefill(canvas, torch.tensor([length]), self._label(slot))
-            self.state.kv[:, slot] = state.kv[:, 0]
-            self.state.z[:, slot] = state.z[:, 0]
-            self.bits[slot] = bits[0].numpy()
-            self.positions[slot] = length
+    @classmethod
+    def unsupported(cls, config: ModelConfig) -> str | None:
+        """Name nothing: it runs the network itself."""
+        return None
 
     @torch.inference_mode()
-    def step(self, slots: Sequence[int] | NDArray[np.int32], n: int) -> None:
-        for slot in self._chosen(slots):
+    def _start(self, slots: NDArray[np.int32], lengths: NDArray[np.int32]) -> None:
+        fresh = self.model.initial_state(1)
+        for slot, length in zip(slots.tolist(), lengths.tolist(), strict=True):
+            self._keep(slot, fresh)
+            if length:
+                canvas = torch.from_numpy(self.canvas[slot : slot + 1])
+                label = self._label(slot)
+                states, bits = self.model.prefill(canvas, torch.tensor([length]), label)
+                self._keep(slot, states)
+                self.bits[slot] = bits[0].numpy()
+                self.positions[slot] = length
+
+    @torch.inference_mode()
+    def step(self, slots: Slots, n: int) -> None:
+        for slot in self._chosen(slots).tolist():
             for _ in range(min(n, self.config.pixels - int(self.positions[slot]))):
                 self._step_pixel(slot)
 
-    def _label(self, slot: int | np.int32) -> Tensor | None:
-        if not self.config.classes:
-            return None
-        label = int(self.label[slot])
-        return torch.tensor([len(self.config.classes) if label == NO_LABEL else label])
+    def _copy(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
+        for state in self.states:
+            for tensor in state.values():
+                tensor[targets] = tensor[sources]
 
-    def _step_pixel(self, slot: int | np.int32) -> None:
-        config, pixel = self.config, int(self.positions[slot])
+    def _keep(self, slot: int, states: list[State]) -> None:
+        for mine, new in zip(self.states, states, strict=True):
+            for name, tensor in new.items():
+                mine[name][slot] = tensor[0]
+
+    def _label(self, slot: int) -> Tensor:
+        return torch.from_numpy(self.inputs.label[slot : slot + 1]).long()
+
+    def _run(self, slot: int, step: int) -> Tensor:
+        """Run one step of a slot: the head's parameters ``[1, P]``."""
+        canvas = torch.from_numpy(self.canvas[slot : slot + 1])
+        states = [
+            {name: tensor[slot : slot + 1] for name, tensor in state.items()}
+            for state in self.states
+        ]
+        parameters, after = self.model.step(canvas, torch.tensor([step]), states, self._label(slot))
+        self._keep(slot, after)
+        return parameters
+
+    def _step_pixel(self, slot: int) -> None:
+        config, pixel, inputs = self.config, int(self.positions[slot]), self.inputs
         values = torch.from_numpy(self.canvas[slot, pixel])
-        noise = torch.from_numpy(self.noise[slot, pixel]).view(config.steps_per_pixel, -1)
-        known = bool(self.known[slot, pixel])
+        noise = torch.from_numpy(inputs.noise[slot, pixel]).view(config.steps_per_pixel, -1)
+        known, twin = bool(inputs.known[slot, pixel]), int(inputs.twin[slot])
+        temperature, top_p, guidance = (
+            torch.from_numpy(array[slot : slot + 1])
+            for array in (inputs.temperature, inputs.top_p, inputs.guidance)
+        )
         bits = 0.0
         for part in range(config.steps_per_pixel):
             mine = slice(part * config.step_channels, (part + 1) * config.step_channels)
             step = pixel * config.steps_per_pixel + part
-            if step == 0 and config.start == "given":
+            if step < self.model.first_step:
                 if not known:
                     values[mine] = config.first_value
-                continue
-            canvas = torch.from_numpy(self.canvas[slot : slot + 1])
-            state = State(self.state.kv[:, slot : slot + 1], self.state.z[:, slot : slot + 1])
-            parameters, after = self.model.step(
-                canvas, torch.tensor([step]), state, self._label(slot)
-            )
-            state.kv.copy_(after.kv)
-            state.z.copy_(after.z)
-            if not known:
-                temperature = torch.from_numpy(self.temperature[slot : slot + 1])
-                values[mine] = self.model.head.sample(
-                    parameters, noise[part : part + 1], temperature
-                )[0]
-            bits += float(self.model.head.bits(parameters, values[None, mine]))
-        self.bits[slot, pixel] = bits
-        self.positions[slot] = pixel + 1
+            else:
+                parameters = self._run(slot, step)
+                without = None if twin == NO_SLOT else self._run(twin, step)
+                if not known:
+                    values[mine] = self.model.head.sample(
+                        parameters, noise[part : part + 1], temperature, top_p, guidance, without
+                    )[0]
+                bits += float(self.model.head.bits(parameters, values[None, mine]))
+            if twin != NO_SLOT:
+                self.canvas[twin, pixel] = values.numpy()
+        for one in [slot] if twin == NO_SLOT else [slot, twin]:
+            self.bits[one, pixel] = bits
+            self.positions[one] = pixel + 1

@@ -9,7 +9,7 @@ are copied. Host memory is pinned, so that no copy holds up the host.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from subprocess import SubprocessError
@@ -24,7 +24,14 @@ from triton.errors import TritonError
 
 from scanline.kernels.cuda import decode as triton_decode
 from scanline.kernels.cuda.sizes import DELAY, allocate, allocate_weights
-from scanline.model.decoders.contract import BackendError, Decoder
+from scanline.model.config import ModelConfig
+from scanline.model.decoders.contract import (
+    BackendError,
+    Decoder,
+    Inputs,
+    Slots,
+    refuse_unknown,
+)
 from scanline.model.decoders.packing import DTYPES, Precision, fill, sizes_of
 from scanline.model.network import LinearTransformer
 
@@ -33,6 +40,22 @@ log = logging.getLogger("scanline.decoder")
 UPLOAD_SLOTS = 1024  # whose inputs are pinned at once: pinned memory is never given back
 GRAPH_PIXELS = (8, 1)  # pixels that one replay of a graph draws
 SPARE_BYTES = 512 << 20  # what is left free of the device's memory, for graphs and others
+
+
+_UPLOADED = ("canvas", "known", "noise", "temperature", "label")
+_KNOWN = {
+    "input": ("previous", "neighbourhood"),
+    "encoding": ("table", "linear", "table+linear"),
+    "order": ("subpixel", "pixel"),
+    "head": ("logistic_mixture", "categorical"),
+    "attention": ("linear",),
+    "feature_map": ("elu",),
+    "short_conv": ("none",),
+    "norm": ("pre", "post"),
+    "activation": ("gelu", "relu"),
+    "positions": ("learned", "sinusoidal"),
+    "start": ("learned", "given"),
+}
 
 
 def find_device() -> torch.device:
@@ -125,50 +148,59 @@ class TritonDecoder(Decoder):
                     "Triton wants a C compiler too: apt-get install gcc"
                 ) from error
 
-    def reset(self, slots: Sequence[int] | NDArray[np.int32]) -> None:
-        some = self._chosen(slots)
-        self.positions[some] = self._ahead[some] = 0
-        self._ages[some] += 1
-        with self._on_device():
-            index = self._send(some.astype(np.int64))
-            self.buffers["positions"].index_fill_(0, index, 0)
-            self.buffers["kv"].index_fill_(1, index, 0)
-            self.buffers["z"].index_fill_(1, index, 0)
+    @classmethod
+    def unsupported(cls, config: ModelConfig) -> str | None:
+        """Name the first option that the kernels do not know."""
+        return refuse_unknown(config, _KNOWN)
 
-    def load(
-        self,
-        slots: Sequence[int] | NDArray[np.int32],
-        canvas: NDArray[np.uint8],
-        known: NDArray[np.bool_],
-        noise: NDArray[np.float32],
-        temperature: NDArray[np.float32],
-        label: NDArray[np.int32],
-    ) -> None:
-        some = self._chosen(slots)
-        super().load(slots, canvas, known, noise, temperature, label)
-        with self._on_device():
-            self._upload(some)
+    def begin(self, slots: Slots, inputs: Inputs) -> None:
+        if (inputs.guidance != 1).any() or (inputs.top_p != 1).any():
+            raise BackendError("the triton backend draws neither guided nor cut to top_p yet")
+        super().begin(slots, inputs)
 
-    def prefill(
-        self, slots: Sequence[int] | NDArray[np.int32], lengths: Sequence[int] | NDArray[np.int32]
-    ) -> None:
+    def _start(self, slots: NDArray[np.int32], lengths: NDArray[np.int32]) -> None:
         """Absorb known pixels by stepping through them, all slots together.
 
         So a prefilled state is a stepped one to the last bit, and 64 images cost no more than one.
         """
-        rows, counts = np.asarray(slots, np.int32), np.asarray(lengths, np.int32)
-        some, counts = self._chosen(rows), counts[rows >= 0]
-        self._check_prefill(slots, lengths)
+        self._ahead[slots] = 0
+        self._ages[slots] += 1
+        with self._on_device():
+            index = self._send(slots.astype(np.int64))
+            self.buffers["positions"].index_fill_(0, index, 0)
+            self.buffers["kv"].index_fill_(1, index, 0)
+            self.buffers["z"].index_fill_(1, index, 0)
+            self._upload(slots)
         done = 0
-        for length in np.unique(counts).tolist():
-            self.step(some[counts >= length], length - done)
+        for length in np.unique(lengths).tolist():
+            self.step(slots[lengths >= length], length - done)
             done = length
 
-    def step(self, slots: Sequence[int] | NDArray[np.int32], n: int) -> None:
+    def _copy(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
+        self._ahead[targets] = self._ahead[sources]
+        self._ages[targets] += 1
+        with self._on_device():
+            origins = self._send(sources.astype(np.int64))
+            copies = self._send(targets.astype(np.int64))
+            for name in ("kv", "z", "waiting"):
+                buffer = self.buffers[name]
+                buffer.index_copy_(1, copies, buffer.index_select(1, origins))
+            positions = self.buffers["positions"]
+            positions.index_copy_(0, copies, positions.index_select(0, origins))
+            self._upload(targets)
+
+    def renew(self, slots: Slots, noise: NDArray[np.float32]) -> None:
+        super().renew(slots, noise)
+        with self._on_device():
+            rows = self._chosen(slots)
+            index = self._send(rows.astype(np.int64))
+            self.buffers["noise"].index_copy_(0, index, self._send(self.inputs.noise[rows]))
+
+    def step(self, slots: Slots, n: int) -> None:
         self.launch(slots, n)
         self.land()
 
-    def launch(self, slots: Sequence[int] | NDArray[np.int32], n: int) -> None:
+    def launch(self, slots: Slots, n: int) -> None:
         some = self._chosen(slots)
         T = self.config.pixels
         some = some[self._ahead[some] < T]
@@ -256,8 +288,10 @@ class TritonDecoder(Decoder):
 
     def _upload(self, slots: NDArray[np.int32]) -> None:
         index = self._send(slots.astype(np.int64))
-        for name in ("canvas", "known", "noise", "temperature", "label", "bits"):
-            self.buffers[name].index_copy_(0, index, self._send(getattr(self, name)[slots]))
+        arrays = {name: getattr(self.inputs, name) for name in _UPLOADED} | {"bits": self.bits}
+        for name, array in arrays.items():
+            sent = self._send(array[slots].view(np.uint8) if name == "known" else array[slots])
+            self.buffers[name].index_copy_(0, index, sent)
 
     def _send(self, array: NDArray[Any]) -> Tensor:
         """Start copying an array, which nobody writes to later, to the device."""

@@ -1,0 +1,98 @@
+"""One layer of the network: attention, then a feed-forward network, each added to its input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from scanline.model.config import ModelConfig
+from scanline.model.layers.layer import Layer, State
+from scanline.model.layers.linear import LinearAttention
+from scanline.model.layers.short_conv import ShortConv
+
+# Every kind of attention, by its name in the config.
+ATTENTIONS: dict[str, Callable[[ModelConfig], Layer]] = {"linear": LinearAttention}
+
+
+class Block(Layer):
+    """A transformer layer; what is normalised may pass a short convolution before either half.
+
+    Its state is that of its parts, each tensor named ``part.name``.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        D = config.d_model
+        self.pre_norm = config.norm == "pre"
+        self.activation = F.gelu if config.activation == "gelu" else F.relu
+        self.attention = ATTENTIONS[config.attention](config)
+        self.linear1 = nn.Linear(D, config.d_ff)
+        self.linear2 = nn.Linear(config.d_ff, D)
+        self.norm1 = nn.LayerNorm(D, eps=1e-5)
+        self.norm2 = nn.LayerNorm(D, eps=1e-5)
+        convolved = config.short_conv != "none"
+        self.conv1 = ShortConv(config) if convolved else None
+        self.conv2 = ShortConv(config) if convolved else None
+
+    def _parts(self) -> dict[str, Layer]:
+        parts = {"conv1": self.conv1, "attention": self.attention, "conv2": self.conv2}
+        return {name: part for name, part in parts.items() if part is not None}
+
+    def _run(self, x: Tensor, view: Callable[[str, Layer, Tensor], Tensor]) -> Tensor:
+        """Run the layer, its parts in one view: ``view(name, part, x)``."""
+        parts = self._parts()
+
+        def run(x: Tensor, *names: str) -> Tensor:
+            for name in names:
+                if name in parts:
+                    x = view(name, parts[name], x)
+            return x
+
+        def feed_forward(x: Tensor) -> Tensor:
+            y: Tensor = self.linear2(self.activation(self.linear1(run(x, "conv2"))))
+            return y
+
+        if self.pre_norm:
+            x = x + run(self.norm1(x), "conv1", "attention")
+            return x + feed_forward(self.norm2(x))
+        x = self.norm1(x + run(x, "conv1", "attention"))
+        y: Tensor = self.norm2(x + feed_forward(x))
+        return y
+
+    def initial_state(self, rows: int) -> State:
+        return {
+            f"{name}.{key}": tensor
+            for name, part in self._parts().items()
+            for key, tensor in part.initial_state(rows).items()
+        }
+
+    def forward(self, x: Tensor) -> Tensor:
+        def view(name: str, part: Layer, x: Tensor) -> Tensor:
+            y: Tensor = part(x)
+            return y
+
+        return self._run(x, view)
+
+    def prefill(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, State]:
+        state: State = {}
+
+        def view(name: str, part: Layer, x: Tensor) -> Tensor:
+            y, after = part.prefill(x, lengths)
+            state.update({f"{name}.{key}": tensor for key, tensor in after.items()})
+            return y
+
+        return self._run(x, view), state
+
+    def step(self, x: Tensor, state: State, steps: Tensor) -> tuple[Tensor, State]:
+        new: State = {}
+
+        def view(name: str, part: Layer, x: Tensor) -> Tensor:
+            mine = f"{name}."
+            own = {key.removeprefix(mine): t for key, t in state.items() if key.startswith(mine)}
+            y, after = part.step(x, own, steps)
+            new.update({f"{name}.{key}": tensor for key, tensor in after.items()})
+            return y
+
+        return self._run(x, view), new

@@ -1,0 +1,65 @@
+"""A short causal 2-D convolution as a layer: each feature sees itself, left and the row above."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from scanline.kernels.short_conv import TAPS, short_conv
+from scanline.model.config import ModelConfig
+from scanline.model.layers.layer import Layer, State
+
+
+class ShortConv(Layer):
+    """``short_conv = "2x3"``: five weights a feature, the identity at the start of training.
+
+    Where a pixel takes several steps, left and above are those of the same channel. Its state is
+    the ``ring: [N, (W + 1) × steps a pixel, D]`` of the last inputs, the step modulo its length
+    saying where each lies: the oldest is above left.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.stride = config.steps_per_pixel
+        self.columns = config.width * self.stride
+        self.length = self.columns + self.stride
+        weight = torch.zeros(TAPS, config.d_model)
+        weight[0] = 1
+        self.weight = nn.Parameter(weight)
+
+    def initial_state(self, rows: int) -> State:
+        return {"ring": self.zeros(rows, self.length, self.weight.shape[1])}
+
+    def forward(self, x: Tensor) -> Tensor:
+        B, S, D = x.shape
+        whole = F.pad(x, (0, 0, 0, -S % self.columns))  # to whole rows of the image
+        y = short_conv(whole.view(B, -1, self.columns, D), self.weight, self.stride)
+        return y.view(B, -1, D)[:, :S]
+
+    def prefill(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, State]:
+        last = lengths.unsqueeze(1) - 1
+        place = torch.arange(self.length, device=x.device)
+        steps = last - (last - place) % self.length  # the last step that lies at each place
+        state = self.initial_state(len(x))
+        kept = x.gather(1, steps.clamp(min=0).unsqueeze(-1).expand(-1, -1, x.shape[2]))
+        state["ring"] += kept.masked_fill((steps < 0).unsqueeze(-1), 0)
+        return self(x), state
+
+    def step(self, x: Tensor, state: State, steps: Tensor) -> tuple[Tensor, State]:
+        s, ring = self.stride, state["ring"]
+        rows = torch.arange(len(x), device=x.device)
+        column = (steps % self.columns).unsqueeze(1)
+
+        def before(distance: int) -> Tensor:
+            return ring[rows, (steps - distance) % self.length]  # 0 before the first step
+
+        above_right = before(self.columns - s)
+        y = self.weight[0] * x
+        y = y + self.weight[1] * before(s).masked_fill(column < s, 0)
+        y = y + self.weight[2] * before(self.columns + s).masked_fill(column < s, 0)
+        y = y + self.weight[3] * before(self.columns)
+        y = y + self.weight[4] * above_right.masked_fill(column >= self.columns - s, 0)
+        after = ring.clone()
+        after[rows, steps % self.length] = x.to(ring.dtype)
+        return y.to(x.dtype), {"ring": after}

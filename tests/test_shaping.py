@@ -1,0 +1,244 @@
+"""Guidance, ``top_p`` and forks, for every backend: exact distributions on few pixels."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from scanline.model.config import ModelConfig
+from scanline.model.decoders.contract import Inputs
+from scanline.model.decoders.opening import open_decoder
+from scanline.model.network import LinearTransformer
+from tests.conftest import random_network, tiny_config
+from tests.test_decoder import KINDS, blank, every_kind, masked, network_of, state_of
+from tests.test_decoder import backend as backend  # the fixture
+
+IMAGES = 400
+SMALL = {
+    "grey": tiny_config(height=2, width=2, classes=("cat", "dog")),
+    "rgb": tiny_config(
+        height=2, width=2, channels=3, head="logistic_mixture", encoding="linear",
+        classes=("cat", "dog"), short_conv="2x3",
+    ),
+}  # fmt: skip
+
+
+def sharpened(config: ModelConfig) -> LinearTransformer:
+    """Give a network that draws few values, and others for each label."""
+    network = random_network(config, dtype=torch.float32)
+    with torch.no_grad():
+        if config.head == "categorical":
+            network.head.predictor.weight.mul_(0.4)
+            network.head.predictor.bias[5:] -= 25  # five values, all but never another
+        assert network.label_embedding is not None
+        network.label_embedding.weight.mul_(2)
+    return network
+
+
+def shaped(
+    network: LinearTransformer, canvas: NDArray[np.uint8], pixel: int, g: float, top_p: float,
+    temperature: float,
+) -> NDArray[np.float64]:  # fmt: skip
+    """Compute, in float64 and by definition, the distribution of a pixel's first channel."""
+    exact = LinearTransformer(network.config).double().eval()
+    exact.load_state_dict(network.state_dict())
+    with torch.no_grad():
+        pixels = torch.from_numpy(canvas[None])
+        heat = torch.tensor([temperature], dtype=torch.float64)
+        nothing = torch.zeros(1, network.config.step_channels, dtype=torch.long)
+        logs = [
+            exact.head.log_probs(exact(pixels, torch.tensor([label]))[:, pixel], 0, nothing, heat)
+            for label in (1, -1)
+        ]
+    weights = np.exp(g * logs[0][0].numpy() + (1 - g) * logs[1][0].numpy())
+    weights /= weights.sum()
+    order = np.argsort(-weights, kind="stable")
+    kept = np.cumsum(weights[order]) - weights[order] < top_p
+    result = np.zeros(256)
+    result[order[kept]] = weights[order[kept]]
+    return result / result.sum()
+
+
+def guided(config: ModelConfig, count: int, g: float, top_p: float = 1.0) -> Inputs:
+    """Give images of class 1 in slots 0 … count, their twins in the slots after."""
+    inputs = blank(config, count)
+    inputs.label[:] = 1
+    inputs.guidance[:], inputs.top_p[:] = g, top_p
+    if g != 1:
+        inputs.twin[:] = np.arange(count, 2 * count)
+    return inputs
+
+
+@pytest.mark.parametrize("config", SMALL.values(), ids=SMALL.keys())
+@pytest.mark.parametrize(
+    ("g", "top_p", "temperature"),
+    [(1.0, 0.6, 1.0), (2.5, 1.0, 1.0), (0.0, 1.0, 0.8), (2.0, 0.8, 0.7)],
+)
+def test_frequencies_are_those_of_the_definition(
+    config: ModelConfig, g: float, top_p: float, temperature: float, backend: str
+) -> None:
+    """The third pixel, after two known ones, drawn again and again, by chi-square."""
+    network = sharpened(config)
+    inputs = guided(config, IMAGES, g, top_p)
+    inputs.known[:, :2] = True
+    inputs.canvas[:, :2] = [[3], [1]]
+    inputs.temperature[:] = temperature
+    decoder = open_decoder(network, 2 * IMAGES, backend)
+    decoder.begin(np.arange(IMAGES), inputs)
+    decoder.step(np.arange(IMAGES), 1)
+    drawn = np.bincount(decoder.canvas[:IMAGES, 2, 0], minlength=256)
+    expected = IMAGES * shaped(network, inputs.canvas[0], 2, g, top_p, temperature)
+    bins = [np.flatnonzero(expected >= 8), np.flatnonzero(expected < 8)]
+    counts = [(drawn[i], expected[i]) for i in bins[0]]
+    counts.append((drawn[bins[1]].sum(), expected[bins[1]].sum()))
+    assert len(counts) > 2
+    square = sum((seen - wished) ** 2 / max(wished, 1.0) for seen, wished in counts)
+    freedom = len(counts) - 1
+    assert square < freedom + 5 * np.sqrt(2 * freedom) + 10
+
+
+@pytest.mark.parametrize("config", SMALL.values(), ids=SMALL.keys())
+def test_guidance_changes_what_is_drawn_and_not_its_bits(config: ModelConfig, backend: str) -> None:
+    network = sharpened(config)
+    decoder = open_decoder(network, 16, backend)
+    inputs = guided(config, 8, 3.0)
+    decoder.begin(np.arange(8), inputs)
+    decoder.step(np.arange(8), config.pixels)
+    assert (decoder.positions == config.pixels).all()
+    assert np.array_equal(decoder.canvas[:8], decoder.canvas[8:])
+    with torch.no_grad():
+        bits = network.bits(torch.from_numpy(decoder.canvas[:8]), torch.ones(8, dtype=torch.long))
+    assert np.allclose(decoder.bits[:8], bits.numpy(), rtol=3e-2, atol=3e-2)
+    plain = open_decoder(network, 8, backend)
+    plain.begin(np.arange(8), guided(config, 8, 1.0))
+    plain.step(np.arange(8), config.pixels)
+    assert not np.array_equal(plain.canvas, decoder.canvas[:8])
+
+
+@pytest.mark.parametrize("config", SMALL.values(), ids=SMALL.keys())
+def test_the_likeliest_value_of_a_guided_image(config: ModelConfig, backend: str) -> None:
+    network, inputs = sharpened(config), guided(config, 2, 2.0)
+    inputs.temperature[:] = 0
+    decoder = open_decoder(network, 4, backend)
+    decoder.begin([0, 1], inputs)
+    decoder.step([0, 1], 1)
+    likeliest = int(shaped(network, inputs.canvas[0], 0, 2.0, 1.0, 1.0).argmax())
+    assert decoder.canvas[:2, 0, 0].tolist() == [likeliest] * 2
+
+
+def test_guided_images_among_others_draw_the_same_bytes(backend: str) -> None:
+    """Plain and guided images of several scales, in any slots, any company, any number a call."""
+    config = KINDS["grey"]
+    network, count = network_of(config), 10
+    inputs = masked(config, count, seed=5)
+    inputs.label[:] = np.arange(count) % 2
+    inputs.guidance[:] = [1, 2, 0.5, 1, 3, 1, 2, 2, 1, 1.5]
+    inputs.top_p[:] = [1, 1, 0.9, 0.5, 1, 1, 0.7, 1, 1, 0.95]
+    expected = []
+    for row in range(count):
+        alone = open_decoder(network, 2, backend)
+        one = inputs.rows([row])
+        one.twin[:] = np.where(one.guidance != 1, 1, -1)
+        alone.begin([0], one)
+        alone.step([0], config.pixels)
+        expected.append((alone.canvas[0].copy(), alone.bits[0].copy()))
+    generator = np.random.default_rng(1)
+    decoder = open_decoder(network, 32, backend)
+    slots = generator.permutation(32)
+    inputs.twin[:] = np.where(inputs.guidance != 1, slots[count : 2 * count], -1)
+    mine = slots[:count]
+    decoder.begin(mine[:4], inputs.rows(np.arange(4)))
+    decoder.step(mine[:4], 3)
+    decoder.begin(mine[4:], inputs.rows(np.arange(4, count)))
+    while (decoder.positions[mine] < config.pixels).any():
+        decoder.step(generator.permutation(mine), int(generator.integers(1, 6)))
+    for row, slot in enumerate(mine):
+        assert np.array_equal(decoder.canvas[slot], expected[row][0])
+        assert np.array_equal(decoder.bits[slot], expected[row][1])
+
+
+@pytest.mark.parametrize("parts", list(itertools.product([0, 1], repeat=2)))
+@every_kind
+def test_a_fork_goes_on_with_the_bytes_of_its_source(
+    config: ModelConfig, parts: tuple[int, int], backend: str
+) -> None:
+    """Forked at random pixels, to one slot or two, guided or not, and left alone by its copies."""
+    guide, twice = bool(parts[0]) and bool(config.classes), parts[1]
+    network, inputs = network_of(config), masked(config, 2, seed=3)
+    if guide:
+        inputs.label[:], inputs.guidance[:], inputs.twin[:] = 1, 2.0, [2, 3]
+    generator = np.random.default_rng(parts)
+    alone = open_decoder(network, 4, backend)
+    alone.begin([0, 1], inputs)
+    alone.step([0, 1], config.pixels)
+    decoder = open_decoder(network, 8, backend)
+    decoder.begin([0, 1], inputs)
+    decoder.step([0, 1], int(generator.integers(0, config.pixels)))
+    copies = [4, 5] if twice else [4]
+    decoder.fork([1] * len(copies), copies, [6, 7][: len(copies)] if guide else None)
+    decoder.step(copies[:1], 3)  # at another pace than the others
+    decoder.step([0, *copies[1:], 1, copies[0]], config.pixels)
+    for slot in (1, *copies):
+        assert np.array_equal(decoder.canvas[slot], alone.canvas[1])
+        assert np.array_equal(decoder.bits[slot], alone.bits[1])
+    assert np.array_equal(decoder.canvas[0], alone.canvas[0])
+
+
+def test_a_fork_with_other_noise_draws_something_else(backend: str) -> None:
+    config = KINDS["grey"]
+    network, inputs = network_of(config), blank(config, 1)
+    decoder = open_decoder(network, 2, backend)
+    decoder.begin([0], inputs)
+    decoder.step([0], 5)
+    decoder.fork([0], [1])
+    decoder.renew([1], blank(config, 1, seed=9).noise)
+    decoder.step([0, 1], config.pixels)
+    assert np.array_equal(decoder.canvas[0, :5], decoder.canvas[1, :5])
+    assert not np.array_equal(decoder.canvas[0, 5:], decoder.canvas[1, 5:])
+
+
+@pytest.mark.parametrize(
+    ("sources", "targets", "twins"),
+    [
+        ([0], [0], None), ([0], [3], None), ([0, 1], [2, 2], None), ([0], [1, 2], None),
+        ([-1], [2], None), ([0], [-1], None), ([0], [2], [1]), ([0, 1], [1, 2], None),
+    ],
+)  # fmt: skip
+def test_forks_that_make_no_sense_are_refused(
+    sources: list[int], targets: list[int], twins: list[int] | None, backend: str
+) -> None:
+    decoder = open_decoder(network_of(KINDS["grey"]), 3, backend)
+    decoder.begin([0, 1], blank(KINDS["grey"], 2))
+    before = [part.copy() for part in state_of(decoder)]
+    with pytest.raises(ValueError, match=r"target|twin|slots must be"):
+        decoder.fork(sources, targets, twins)
+    for old, new in zip(before, state_of(decoder), strict=True):
+        assert np.array_equal(old, new)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("top_p", 0.0, "top_p must be above 0"), ("top_p", 1.5, "top_p must be above 0"),
+        ("top_p", np.nan, "top_p must be above 0"), ("guidance", -1.0, "guidance must be 0 to 10"),
+        ("guidance", 11.0, "guidance must be"), ("guidance", np.nan, "guidance must be"),
+        ("guidance", 2.0, "has a twin"), ("twin", 1, "has a twin"),
+    ],
+)  # fmt: skip
+def test_shapes_out_of_their_range_are_refused(
+    field: str, value: float, message: str, backend: str
+) -> None:
+    config = KINDS["grey"]
+    decoder, inputs = open_decoder(network_of(config), 2, backend), blank(config, 1)
+    inputs.label[:] = 1
+    getattr(inputs, field)[:] = value
+    with pytest.raises(ValueError, match=message):
+        decoder.begin([0], inputs)
+    inputs = blank(config, 1)
+    inputs.guidance[:], inputs.twin[:], inputs.label[:] = 2, 1, -1
+    with pytest.raises(ValueError, match="guidance needs a label"):
+        decoder.begin([0], inputs)
