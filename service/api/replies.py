@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from scanline.model.figures import known_figure
 from scanline.service.api.requests import Output
 from scanline.service.generation import FinishReason, Generation, Image, Status
 from scanline.service.pictures import to_png
@@ -173,8 +174,6 @@ class ModelReply(BaseModel):
         """Describe a model."""
         decoder = served.engine.decoder
         config = decoder.config
-        measured = [served.facts.get("test"), *reversed(served.facts.get("validation") or [])]
-        figures = [figure["bits_per_dim"] for figure in measured if figure]
         return cls(
             id=name,
             created=served.created,
@@ -182,7 +181,7 @@ class ModelReply(BaseModel):
             height=config.height,
             channels=config.channels,
             classes=list(config.classes),
-            bits_per_dim=figures[0] if figures else None,
+            bits_per_dim=known_figure(served.facts),
             steps=config.steps,
             order=config.order,
             parameters=sum(p.numel() for p in served.network.parameters()),
