@@ -148,6 +148,11 @@ def load_checkpoints(folder: Path, names: Sequence[str] = ()) -> list[Checkpoint
     return checkpoints
 
 
+def load_one(folder: Path | None = None, name: str | None = None) -> Checkpoint:
+    """Read one model of a folder (the shipped ones'), or its default; raises as above."""
+    return load_checkpoints(folder or SHIPPED, [name] if name else [])[0]
+
+
 # The authors' names for a layer's parts, and ours.
 _PAPER_PARTS = {
     "attention.query_projection": "attention.query",

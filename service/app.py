@@ -21,10 +21,15 @@ from starlette.routing import Match
 
 from scanline.service import __version__
 from scanline.service.api.routes import router
-from scanline.service.api.schemas import ErrorReply
 from scanline.service.api.score import router as score_router
-from scanline.service.http.errors import ApiError, describe, error_body
-from scanline.service.http.events import ClientGoneError
+from scanline.service.http.errors import (
+    REFUSALS,
+    ApiError,
+    ErrorReply,
+    describe,
+    error_body,
+    refusal,
+)
 from scanline.service.http.middleware import (
     AccessMiddleware,
     BodyLimitMiddleware,
@@ -32,6 +37,7 @@ from scanline.service.http.middleware import (
     HeadMiddleware,
     KeyMiddleware,
 )
+from scanline.service.http.waiting import ClientGoneError
 from scanline.service.metrics import CONTENT_TYPE
 from scanline.service.openai.routes import router as openai_router
 from scanline.service.server import Scanline
@@ -159,6 +165,12 @@ def _add_errors(app: FastAPI) -> None:
             headers["Allow"] = ", ".join(sorted(_methods(request)))
         body = error_body(error.status_code, message, param, code)
         return JSONResponse(body, error.status_code, headers=headers)
+
+    async def on_refusal(request: Request, error: Exception) -> JSONResponse:
+        return await on_http_error(request, refusal(error))
+
+    for kind in REFUSALS:
+        app.add_exception_handler(kind, on_refusal)
 
     @app.exception_handler(ClientGoneError)
     async def on_gone(request: Request, error: ClientGoneError) -> Response:

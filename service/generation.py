@@ -157,6 +157,13 @@ class Generation:
         prefix = self.request.prefix
         return sum(max(0, image.position - prefix) for image in self.images)
 
+    def bits_per_dim(self, image: Image) -> float | None:
+        """Give a finished image's exact bits/dim under the model; None while it is not finished.
+
+        All values count, known ones too, at temperature 1 and with the request's label.
+        """
+        return None if image.bits is None else round(image.bits / self.config.dims, 4)
+
     def when_news(self, callback: Callable[[], None], seen: int | None = None) -> None:
         """Call back once at the next change, from the engine's thread; at once if finished.
 

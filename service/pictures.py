@@ -1,4 +1,4 @@
-"""Pictures in and out: uploads fitted to a model, and drawings as PNG, grids and archives."""
+"""Pictures in and out: uploads as a model's canvas, and drawings as PNG, grids and archives."""
 
 from __future__ import annotations
 
@@ -6,96 +6,43 @@ import io
 import math
 import zipfile
 from collections.abc import Sequence
-from typing import BinaryIO, Literal
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image
 
 from scanline.model.config import ModelConfig
+from scanline.model.pictures import Fit, PictureError, fit_picture, lay_flat, open_picture
 
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
-MAX_PIXELS = 2**24  # of an upload; checked before a single one is decoded
-
-Fit = Literal["exact", "cover", "contain"]
+MAX_PIXELS = 2**24  # of an upload
 
 
-class PictureError(ValueError):
-    """A picture that cannot be used; the message says why and what to send instead.
-
-    ``param`` is the field at fault: ``image``, ``mask`` or ``known_rows``.
-    """
-
-    def __init__(self, message: str, param: str = "image") -> None:
-        super().__init__(message)
-        self.param = param
+def open_upload(file: BinaryIO, param: str = "image") -> Image.Image:
+    """Decode an upload, unless it is too large; raises ``PictureError`` of that field."""
+    return open_picture(file, MAX_PIXELS, param)
 
 
-def open_picture(file: BinaryIO, param: str = "image") -> Image.Image:
-    """Decode an upload; raises ``PictureError`` on no image, a damaged one or one too large."""
-    try:
-        picture = Image.open(file, formats=FORMATS)
-        width, height = picture.size
-        if width * height > MAX_PIXELS:
-            raise PictureError(
-                f"the picture has {width} × {height} pixels, more than {MAX_PIXELS:,}; "
-                "make it smaller and send it again",
-                param,
-            )
-        picture.load()
-        return ImageOps.exif_transpose(picture)
-    except PictureError:
-        raise
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise PictureError("the picture is far too large; make it smaller", param) from None
-    except UnidentifiedImageError:
-        raise PictureError(
-            f"the upload is no picture of a kind known here; send one of {', '.join(FORMATS)}",
-            param,
-        ) from None
-    except Exception as error:  # Pillow's readers raise anything at all on damaged files
-        raise PictureError(f"the picture is damaged ({error}); save it again", param) from None
+def fit_to(config: ModelConfig, picture: Image.Image, fit: Fit) -> Image.Image:
+    """Give a picture the model's size and channels, transparency kept; raises ``PictureError``."""
+    return fit_picture(picture, config.height, config.width, config.channels, fit)
 
 
-def fit_picture(picture: Image.Image, config: ModelConfig, fit: Fit = "exact") -> Image.Image:
-    """Give a picture the model's size and channels, transparency kept as an alpha channel.
-
-    ``exact`` refuses another size, ``cover`` crops the middle to the model's shape and scales,
-    ``contain`` scales and leaves the rest transparent. Raises ``PictureError``.
-    """
-    size = (config.width, config.height)
-    if picture.mode.startswith("I;16"):  # Pillow would cut these off at 255, not scale them
-        picture = Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8))
-    if picture.mode in ("I", "F"):
-        raise PictureError(
-            "the picture's 32-bit values have no known range; save it with 8 or 16 bits"
-        )
-    try:
-        picture = picture.convert("RGBA" if config.channels == 3 else "LA")
-    except ValueError:
-        raise PictureError(
-            f"a picture of mode {picture.mode} cannot be used; save it as grey or RGB"
-        ) from None
-    if picture.size == size:
-        return picture
-    if fit == "exact":
-        raise PictureError(
-            f"the picture is {picture.width} × {picture.height} and the model draws "
-            f"{config.width} × {config.height}: send that size, or set fit to 'cover' (scale, and "
-            "crop the middle) or 'contain' (scale, and leave a border)"
-        )
-    if fit == "cover":
-        return ImageOps.fit(picture, size, Image.Resampling.LANCZOS)
-    return ImageOps.pad(picture, size, Image.Resampling.LANCZOS, color=(0,) * len(picture.mode))
+def to_canvas(picture: Image.Image) -> NDArray[np.uint8]:
+    """Give a fitted picture's values, transparent parts laid on black: uint8 ``[T, C]``."""
+    flat = lay_flat(picture)
+    return flat.reshape(-1, flat.shape[-1])
 
 
-def to_canvas(picture: Image.Image, config: ModelConfig) -> NDArray[np.uint8]:
-    """Give a fitted picture's values, transparent parts on black: uint8 ``[T, C]``."""
-    mode = "RGB" if config.channels == 3 else "L"
-    background = Image.new(picture.mode, picture.size, (0,) * (len(picture.mode) - 1) + (255,))
-    # Pillow composes RGBA only; grey goes there and back unchanged.
-    flat = Image.alpha_composite(background.convert("RGBA"), picture.convert("RGBA"))
-    return np.asarray(flat.convert(mode), np.uint8).reshape(config.pixels, config.channels).copy()
+def read_picture(image: BinaryIO, config: ModelConfig, fit: Fit) -> NDArray[np.uint8]:
+    """Read an upload as the model's values, uint8 ``[T, C]``; raises ``PictureError``."""
+    return to_canvas(fit_to(config, open_upload(image), fit))
+
+
+def transparent(picture: Image.Image) -> NDArray[np.bool_]:
+    """Tell the pixels that are wholly transparent (alpha 0): bool ``[H, W]``."""
+    alpha = np.asarray(picture.convert("RGBA").getchannel("A"), np.uint8)
+    return np.equal(alpha, 0)
 
 
 def painted(mask: Image.Image, config: ModelConfig) -> NDArray[np.bool_]:
@@ -109,8 +56,7 @@ def painted(mask: Image.Image, config: ModelConfig) -> NDArray[np.bool_]:
             f"{config.width} × {config.height}",
             "mask",
         )
-    alpha = np.asarray(mask.convert("RGBA"), np.uint8)[..., 3].reshape(-1)
-    paint: NDArray[np.bool_] = np.equal(alpha, 0)
+    paint = transparent(mask).reshape(-1)
     if not paint.any():
         raise PictureError(
             "the mask has no transparent pixel (alpha 0), so there is nothing to draw; make the "
@@ -140,12 +86,12 @@ def read_upload(
             f"it is {known_rows}",
             "known_rows",
         )
-    picture = fit_picture(open_picture(image), config, fit)
-    canvas = to_canvas(picture, config)
+    picture = fit_to(config, open_upload(image), fit)
+    canvas = to_canvas(picture)
     if known_rows is not None:
         return canvas, np.arange(config.pixels) < known_rows * config.width
     if mask is not None:
-        return canvas, ~painted(open_picture(mask, "mask"), config)
+        return canvas, ~painted(open_upload(mask, "mask"), config)
     try:
         return canvas, ~painted(picture, config)
     except PictureError:

@@ -28,9 +28,10 @@ from scanline.model.config import ModelConfig
 from scanline.model.decoders.contract import Inputs
 from scanline.model.decoders.reference import ReferenceDecoder
 from scanline.model.noise import image_noise, image_seed
+from scanline.service.api.events import stream_events
+from scanline.service.api.requests import Granularity
 from scanline.service.app import create_app
 from scanline.service.generation import FinishReason, Generation, Place, Request
-from scanline.service.http.events import Granularity, stream_events
 from scanline.service.pictures import MAX_PIXELS
 from scanline.service.server import Scanline
 from tests.service_fixtures import (
@@ -478,7 +479,7 @@ def test_a_dropped_stream_is_resumed_and_rebuilds_exactly(holding: tuple[Here, H
 def test_a_stream_misses_nothing_that_happens_while_it_sends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("scanline.service.http.events.KEEP_ALIVE_SECONDS", 0.2)
+    monkeypatch.setattr("scanline.service.api.events.KEEP_ALIVE_SECONDS", 0.2)
     generation = Generation("fake", GREY, Request(n=2, seed=0))
     published = np.zeros(1, np.int32)
     row = np.arange(GREY.pixels, dtype=np.uint8)[:, None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -76,6 +77,11 @@ def test_help_says_what_a_command_does(command: str, capsys: pytest.CaptureFixtu
     assert "Usage" in said
     for name in COMMANDS if not command else []:
         assert name in said
+
+
+def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--version") == 0
+    assert capsys.readouterr().out == f"scanline {version('scanline')}\n"
 
 
 def test_sample_writes_a_grid_and_the_same_one_again(

@@ -9,6 +9,8 @@ from PIL import Image
 
 from scanline.model.data.folder import load_images
 from scanline.model.data.published import DataError
+from scanline.service.pictures import read_picture
+from tests.conftest import tiny_config
 from tests.published import Bytes
 
 
@@ -82,7 +84,7 @@ def test_exif_turns_images_upright(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("grey", [False, True])
-def test_transparent_images_lie_on_white(tmp_path: Path, grey: bool) -> None:
+def test_transparent_images_lie_on_black_as_uploads_do(tmp_path: Path, grey: bool) -> None:
     values = flat(100, channels=4)
     values[..., 3] = 255
     values[:2, :, 3] = 0
@@ -93,9 +95,13 @@ def test_transparent_images_lie_on_white(tmp_path: Path, grey: bool) -> None:
     palette.save(tmp_path / "b.gif", transparency=1)
     first, second = load_images(tmp_path, 4, grey=grey).images
     assert first[3, 0, 0] == 100
-    assert first[1, 0, 0] == 255
-    assert abs(int(first[0, 0, 0]) - 177) <= 1
-    assert second.min() == 255
+    assert first[1, 0, 0] == 0
+    assert abs(int(first[0, 0, 0]) - 50) <= 1
+    assert second.max() == 0
+    config = tiny_config(height=4, width=4, channels=1 if grey else 3)
+    with (tmp_path / "a.png").open("rb") as file:
+        uploaded = read_picture(file, config, "cover")
+    np.testing.assert_array_equal(uploaded.reshape(first.shape), first)
 
 
 def test_sixteen_bit_images_keep_their_range(tmp_path: Path) -> None:

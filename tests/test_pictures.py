@@ -11,12 +11,10 @@ import numpy as np
 import pytest
 from PIL import Image as Picture
 
+from scanline.model.pictures import FORMATS, Fit, PictureError, lay_flat, open_picture, to_plain
 from scanline.service.pictures import (
-    FORMATS,
-    Fit,
-    PictureError,
-    fit_picture,
-    open_picture,
+    fit_to,
+    read_picture,
     read_upload,
     to_canvas,
     to_grid,
@@ -31,8 +29,7 @@ MODES = [
 
 
 def canvas_of(data: bytes, colour: bool = False, fit: Fit = "exact") -> Any:
-    config = COLOUR if colour else GREY
-    return to_canvas(fit_picture(open_picture(io.BytesIO(data)), config, fit), config)
+    return read_picture(io.BytesIO(data), COLOUR if colour else GREY, fit)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -41,14 +38,13 @@ def test_every_mode_and_shape_is_fitted_or_refused_in_words(mode: str, fit: Fit)
     for config in (GREY, COLOUR):
         for size in ((5, 6), (3, 4), (1, 1), (300, 1), (1, 300)):
             same = size == (config.width, config.height)
-            refused = mode in ("I", "F") or (mode == "LAB" and config is GREY)
-            if refused or (fit == "exact" and not same):
+            if mode in ("I", "F") or (fit == "exact" and not same):
                 with pytest.raises(PictureError, match=r"send that size|save it"):
-                    fit_picture(Picture.new(mode, size), config, fit)
+                    fit_to(config, to_plain(Picture.new(mode, size)), fit)
                 continue
-            fitted = fit_picture(Picture.new(mode, size), config, fit)
+            fitted = fit_to(config, to_plain(Picture.new(mode, size)), fit)
             assert fitted.size == (config.width, config.height)
-            assert to_canvas(fitted, config).shape == (config.pixels, config.channels)
+            assert to_canvas(fitted).shape == (config.pixels, config.channels)
 
 
 @pytest.mark.parametrize("kind", ["PNG", "BMP", "TIFF", "PPM", "GIF", "WEBP"])
@@ -76,8 +72,22 @@ def test_grey_colour_and_palette_say_the_same() -> None:
 def test_sixteen_bits_are_scaled_not_cut_off() -> None:
     values = np.linspace(0, 65_535, GREY.pixels).astype(np.uint16)
     picture = Picture.fromarray(values.reshape(GREY.height, GREY.width))
-    for kind in ("PNG", "TIFF"):
+    for kind in ("PNG", "TIFF", "PPM"):
         np.testing.assert_array_equal(canvas_of(encode(picture, kind))[:, 0], values >> 8)
+    hole = int(values[7])
+    canvas, known = read_upload(
+        io.BytesIO(encode(picture, "PNG", transparency=hole)), None, None, "exact", GREY
+    )
+    assert np.flatnonzero(~known).tolist() == [7]
+    expected = np.where(known, values >> 8, 0)
+    np.testing.assert_array_equal(canvas[:, 0], expected)
+
+
+def test_32_bits_are_refused() -> None:
+    for dtype in (np.int32, np.float32):
+        picture = Picture.fromarray(np.zeros((6, 5), dtype))
+        with pytest.raises(PictureError, match="8 or 16 bits"):
+            open_picture(io.BytesIO(encode(picture, "TIFF")))
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -126,6 +136,16 @@ def test_half_transparent_pixels_are_known_and_darker() -> None:
     assert set(canvas.ravel()[:29].tolist()) == {100}
 
 
+def test_transparency_is_laid_on_the_background_asked_for() -> None:
+    for mode in ("LA", "RGBA"):
+        half = Picture.new("LA", (2, 1), (200, 128))
+        half.putpixel((1, 0), (200, 0))
+        values = [lay_flat(half.convert(mode), background) for background in (0, 255)]
+        black, white = (flat[0, :, 0].tolist() for flat in values)
+        assert black == [100, 0]
+        assert white == [227, 255]
+
+
 def test_what_is_known_comes_from_rows_then_mask_then_the_picture() -> None:
     holes = Picture.new("LA", (5, 6), (7, 255))
     holes.putpixel((0, 0), (0, 0))
@@ -150,7 +170,7 @@ def test_cover_crops_the_middle_and_contain_leaves_a_border() -> None:
     wide.paste(250, (30, 0, 70, 12))
     covered = canvas_of(encode(wide), fit="cover").reshape(6, 5)
     assert (covered == 250).all()
-    contained = fit_picture(wide, GREY, "contain")
+    contained = fit_to(GREY, wide, "contain")
     alpha = np.asarray(contained)[..., 1]
     assert {tuple(row) for row in alpha.tolist()} == {(0,) * 5, (255,) * 5}
     assert 0 < (alpha == 255).all(1).sum() < 6

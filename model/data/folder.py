@@ -6,23 +6,21 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageOps
 from tqdm import tqdm
 
 from scanline.model.data.published import DataError, Dataset
+from scanline.model.pictures import FORMATS, fit_picture, lay_flat, open_picture
 
 log = logging.getLogger("scanline.data")
 
-# Named, so that no file can reach Pillow's less guarded readers (EPS starts Ghostscript).
-_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 _SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm"}
 
 
 def load_images(folder: Path, size: int | tuple[int, int], grey: bool) -> Dataset:
     """Read every image under `folder`, cut to `size` (a side, or height and width), sorted by path.
 
-    Images are turned upright by their EXIF tag, laid on white where transparent, cropped about
-    the centre to the shape of `size` and resized (Lanczos); of an animation, the first frame.
+    Images are turned upright by their EXIF tag, cropped about the centre to the shape of `size`,
+    resized (Lanczos) and laid on black where transparent; of an animation, the first frame.
     `images` is `[N, H, W, 1]` if `grey`, else `[N, H, W, 3]`. Sub-folders with images are the
     classes, in the order of their names. Unreadable files are left out and named in a warning.
     Raises DataError when nothing can be read, or images lie both in and beside class folders.
@@ -57,7 +55,7 @@ def load_images(folder: Path, size: int | tuple[int, int], grey: bool) -> Datase
         tried = f": {broken[0]}" if broken else ""
         raise DataError(
             f"{folder} holds no image that can be read{tried}. Give a folder of "
-            f"{', '.join(_FORMATS[:-1])} or {_FORMATS[-1]} files"
+            f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]} files"
         )
     note = ""
     if broken:
@@ -83,15 +81,6 @@ def _walk(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
 
 def _read_image(path: Path, height: int, width: int, grey: bool) -> npt.NDArray[np.uint8]:
     """One image file as uint8 `[H, W, C]`."""
-    with Image.open(path, formats=_FORMATS) as opened:
-        image: Image.Image = ImageOps.exif_transpose(opened)
-    if image.mode.startswith("I;16"):  # Pillow would clip these at 255
-        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-    if image.mode in ("I", "F"):
-        raise DataError("its 32-bit values have no known range: save it with 8 or 16 bits")
-    if image.has_transparency_data:
-        image = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-    image = image.convert("L" if grey else "RGB")
-    image = ImageOps.fit(image, (width, height), Image.Resampling.LANCZOS)
-    return np.asarray(image).reshape(height, width, -1)
+    with path.open("rb") as file:
+        picture = open_picture(file)
+    return lay_flat(fit_picture(picture, height, width, 1 if grey else 3, "cover"))

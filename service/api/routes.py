@@ -2,50 +2,34 @@
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 from collections.abc import AsyncIterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Form, Header, Request, Response
 from fastapi.concurrency import run_in_threadpool
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import StreamingResponse
 
 from scanline.service import generation as work
-from scanline.service.api.schemas import (
-    ERRORS,
-    CompletionForm,
-    GenerationReply,
-    ModelList,
-    ModelReply,
-    SampleRequest,
-)
+from scanline.service.api.events import stream_events
+from scanline.service.api.replies import GenerationReply, ModelList, ModelReply
+from scanline.service.api.requests import CompletionForm, Granularity, Output, SampleRequest
 from scanline.service.engine import Engine
 from scanline.service.generation import Generation
-from scanline.service.http.calls import (
+from scanline.service.http.errors import ERRORS, ApiError
+from scanline.service.http.lookup import (
     Server,
     bearer,
     choose_seed,
-    client_of,
-    draw_to_end,
     find_engine,
     find_label,
     find_served,
-    queue_errors,
 )
-from scanline.service.http.errors import ApiError
-from scanline.service.http.events import (
-    ClientGoneError,
-    Granularity,
-    image_json,
-    stream_events,
-    usage,
-    wait_finished,
-)
-from scanline.service.http.media import MEDIA, Media, choose_media
-from scanline.service.pictures import PictureError, read_upload, to_grid, to_png, to_zip
-from scanline.service.server import Scanline, Served
-
-SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+from scanline.service.http.media import MEDIA, Media, choose_media, json_reply
+from scanline.service.http.sse import stream_reply
+from scanline.service.http.waiting import client_of, draw_to_end, wait_finished
+from scanline.service.pictures import read_upload, to_grid, to_png, to_zip
+from scanline.service.server import Scanline
 
 router = APIRouter(prefix="/v1", dependencies=[Depends(bearer)], responses=ERRORS)
 _REPLIES: dict[int | str, dict[str, Any]] = {
@@ -84,17 +68,14 @@ async def create_completions(
     engine = find_engine(server, form.model, form.n)
     config = engine.decoder.config
     label = find_label(config, form.label)
-    try:
-        canvas, known = await run_in_threadpool(
-            read_upload,
-            form.image.file,
-            form.mask.file if form.mask else None,
-            form.known_rows,
-            form.fit,
-            config,
-        )
-    except PictureError as error:
-        raise ApiError(400, str(error), param=error.param, code="invalid_image") from None
+    canvas, known = await run_in_threadpool(
+        read_upload,
+        form.image.file,
+        form.mask.file if form.mask else None,
+        form.known_rows,
+        form.fit,
+        config,
+    )
     wanted = work.Request(
         n=form.n,
         seed=choose_seed(form.seed),
@@ -107,12 +88,10 @@ async def create_completions(
 
 
 @router.get("/generations/{identifier}", tags=["draw"], response_model=GenerationReply)
-async def get_generation(
-    server: Server, identifier: str, output: Literal["png", "values"] = "png"
-) -> Response:
+async def get_generation(server: Server, identifier: str, output: Output = "png") -> Response:
     """Look at a generation, while it runs or for some minutes after."""
     _, generation = _find(server, identifier)
-    return JSONResponse(await run_in_threadpool(_body, generation, output))
+    return json_reply(await run_in_threadpool(GenerationReply.of, generation, output))
 
 
 @router.get(
@@ -125,7 +104,7 @@ async def get_events(
     server: Server,
     identifier: str,
     granularity: Granularity = "auto",
-    output: Literal["png", "values"] = "png",
+    output: Output = "png",
     last_event_id: Annotated[int | None, Header(ge=0, le=2**53)] = None,
 ) -> Response:
     """Read a generation's events from the start, or go on after `Last-Event-ID`."""
@@ -140,19 +119,19 @@ async def cancel_generation(request: Request, server: Server, identifier: str) -
     engine.queue.cancel(generation)
     async with client_of(request) as gone:
         await wait_finished(generation, gone)
-    return JSONResponse(await run_in_threadpool(_body, generation, "png"))
+    return json_reply(await run_in_threadpool(GenerationReply.of, generation))
 
 
 @router.get("/models", tags=["models"])
 async def list_models(server: Server) -> ModelList:
     """List the models, the default first."""
-    return ModelList(data=[_model_reply(name, model) for name, model in server.models.items()])
+    return ModelList(data=[ModelReply.of(name, model) for name, model in server.models.items()])
 
 
 @router.get("/models/{name}", tags=["models"])
 async def get_model(server: Server, name: str) -> ModelReply:
     """Describe one model."""
-    return _model_reply(name, find_served(server, name))
+    return ModelReply.of(name, find_served(server, name))
 
 
 # --- from the request ---------------------------------------------------------------------------
@@ -180,21 +159,20 @@ async def _draw(
     wanted: work.Request,
     media: Media,
     granularity: Granularity,
-    output: str,
+    output: Output,
 ) -> Response:
     if media == "text/event-stream":
-        with queue_errors():
-            generation = engine.queue.submit(wanted)
+        generation = engine.queue.submit(wanted)
         return _stream(request, engine, generation, granularity, None, output)
     generation = await draw_to_end(request, engine, wanted)
     return await run_in_threadpool(_reply, generation, media, output)
 
 
-def _reply(generation: Generation, media: Media, output: str) -> Response:
+def _reply(generation: Generation, media: Media, output: Output) -> Response:
     config = generation.config
     headers = {"X-Generation-ID": generation.id, "X-Seed": str(generation.request.seed)}
     if media == "application/json":
-        return JSONResponse(_body(generation, output), headers=headers)
+        return json_reply(GenerationReply.of(generation, output), headers)
     drawn = [image.read(0, config.pixels) for image in generation.images]
     if media == "image/png":
         png = to_png(drawn[0], config) if len(drawn) == 1 else to_grid(drawn, config)
@@ -204,62 +182,21 @@ def _reply(generation: Generation, media: Media, output: str) -> Response:
     return Response(to_zip(list(zip(names, pngs, strict=True))), media_type=media, headers=headers)
 
 
-def _body(generation: Generation, output: str) -> dict[str, Any]:
-    config = generation.config
-    return {
-        "id": generation.id,
-        "object": "generation",
-        "model": generation.model,
-        "status": generation.status,
-        "width": config.width,
-        "height": config.height,
-        "channels": config.channels,
-        "images": [image_json(generation, image, output) for image in generation.images],
-        "usage": usage(generation),
-        "error": generation.error,
-    }
-
-
 def _stream(
     request: Request,
     engine: Engine,
     generation: Generation,
     granularity: Granularity,
     last_event_id: int | None,
-    output: str,
+    output: Output,
 ) -> StreamingResponse:
-    async def events() -> AsyncIterator[bytes]:
-        with engine.queue.reading(generation), contextlib.suppress(ClientGoneError):
-            async with client_of(request) as gone:
-                async for event in stream_events(
-                    generation,
-                    gone,
-                    granularity=granularity,
-                    last_event_id=last_event_id,
-                    output=output,
-                ):
-                    yield event
+    def events(gone: asyncio.Task[None]) -> AsyncIterator[bytes]:
+        return stream_events(
+            generation,
+            gone,
+            granularity=granularity,
+            last_event_id=last_event_id,
+            output=output,
+        )
 
-    headers = SSE_HEADERS | {"X-Generation-ID": generation.id}
-    return StreamingResponse(events(), media_type="text/event-stream", headers=headers)
-
-
-def _model_reply(name: str, served: Served) -> ModelReply:
-    decoder = served.engine.decoder
-    config = decoder.config
-    measured = [served.facts.get("test"), *reversed(served.facts.get("validation") or [])]
-    figures = [figure["bits_per_dim"] for figure in measured if figure]
-    return ModelReply(
-        id=name,
-        created=served.created,
-        width=config.width,
-        height=config.height,
-        channels=config.channels,
-        classes=list(config.classes),
-        bits_per_dim=figures[0] if figures else None,
-        steps=config.steps,
-        order=config.order,
-        parameters=sum(p.numel() for p in served.network.parameters()),
-        backend=decoder.backend,
-        slots=decoder.max_slots,
-    )
+    return stream_reply(request, engine, generation, events)

@@ -12,17 +12,12 @@ from fastapi import APIRouter, Depends, Form
 from numpy.typing import NDArray
 
 from scanline.model.likelihood import next_value, pixel_bits
-from scanline.service.api.schemas import ERRORS
-from scanline.service.api.score_schemas import (
-    DistributionReply,
-    DistributionRequest,
-    Score,
-    ScoreForm,
-    ScoreReply,
-)
-from scanline.service.http.calls import Server, bearer, find_label, find_served
-from scanline.service.http.errors import ApiError
-from scanline.service.pictures import PictureError, fit_picture, open_picture, to_canvas
+from scanline.model.pictures import PictureError
+from scanline.service.api.replies import DistributionReply, Score, ScoreReply
+from scanline.service.api.requests import DistributionRequest, ScoreForm
+from scanline.service.http.errors import ERRORS, ApiError
+from scanline.service.http.lookup import Server, bearer, find_label, find_served
+from scanline.service.pictures import read_picture
 from scanline.service.server import Scanline
 
 MAX_WAITING = 32  # computations; one runs at a time, so that they cannot crowd out drawing
@@ -49,13 +44,11 @@ async def score(
         canvases = []
         for number, upload in enumerate(form.image):
             try:
-                picture = fit_picture(open_picture(upload.file), config, form.fit)
+                canvases.append(read_picture(upload.file, config, form.fit))
             except PictureError as error:
-                where = f"image {number}: " if len(form.image) > 1 else ""
-                raise ApiError(
-                    400, f"{where}{error}", param="image", code="invalid_image"
-                ) from None
-            canvases.append(to_canvas(picture, config))
+                if len(form.image) == 1:
+                    raise
+                raise PictureError(f"image {number}: {error}") from None
         return pixel_bits(served.network, np.stack(canvases), label)
 
     bits = await _in_turn(server, measure)

@@ -5,9 +5,53 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict
 from starlette.exceptions import HTTPException
 
+from scanline.model.pictures import PictureError
+from scanline.service.queue import ClosedError, QueueFullError
+
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+_EXAMPLE: dict[str, Any] = {
+    "message": "n: Input should be greater than or equal to 1",
+    "type": "invalid_request_error",
+    "param": "n",
+    "code": "greater_than_equal",
+}
+
+
+class ErrorBody(BaseModel):
+    """What went wrong, in a sentence that says what to do."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorReply(BaseModel):
+    """The one shape of every error."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"error": _EXAMPLE}]})
+
+    error: ErrorBody
+
+
+_ERROR: dict[str, Any] = {"model": ErrorReply}
+ERRORS: dict[int | str, dict[str, Any]] = {
+    400: _ERROR | {"description": "Something in the request is wrong."},
+    401: _ERROR | {"description": "The API key is missing or wrong."},
+    404: _ERROR | {"description": "There is no such model or generation."},
+    406: _ERROR | {"description": "No media type asked for can be given."},
+    413: _ERROR | {"description": "The upload is too large."},
+    429: _ERROR | {"description": "The queue is full; `Retry-After` says for how long."},
+    500: _ERROR | {"description": "Drawing failed."},
+    503: _ERROR | {"description": "The server is loading or shutting down."},
+}
 
 
 class ApiError(HTTPException):
@@ -26,14 +70,37 @@ class ApiError(HTTPException):
         self.param, self.code = param, code
 
 
-def error_body(
+REFUSALS: tuple[type[Exception], ...] = (PictureError, QueueFullError, ClosedError)
+
+
+def refusal(error: Exception) -> ApiError:
+    """Say over HTTP why a picture, or any work at all, is refused: one of ``REFUSALS``."""
+    match error:
+        case PictureError():
+            return ApiError(400, str(error), param=error.param, code="invalid_image")
+        case QueueFullError():
+            headers = {"Retry-After": str(error.retry_after)}
+            return ApiError(429, str(error), code="queue_full", headers=headers)
+        case ClosedError():
+            return ApiError(503, str(error), code="closing", headers={"Retry-After": "1"})
+    raise error
+
+
+def error_reply(
     status: int, message: str, param: str | None = None, code: str | None = None
-) -> dict[str, Any]:
-    """Give the JSON body of an error; what it quotes is cut where long, and made valid UTF-8."""
+) -> ErrorReply:
+    """Give an error its shape; what it quotes is cut where long, and made valid UTF-8."""
     message, param = _printable(message, 1000), None if param is None else _printable(param, 100)
     fallback = "invalid_request_error" if status < 500 else "server_error"
     kind = _TYPES.get(status, fallback)
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    return ErrorReply(error=ErrorBody(message=message, type=kind, param=param, code=code))
+
+
+def error_body(
+    status: int, message: str, param: str | None = None, code: str | None = None
+) -> dict[str, Any]:
+    """Give the JSON body of an error."""
+    return error_reply(status, message, param, code).model_dump()
 
 
 def _printable(text: str, most: int) -> str:

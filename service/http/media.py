@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fastapi import Request
+from fastapi import Request, Response
+from pydantic import BaseModel
 
 from scanline.service.http.errors import ApiError
 
@@ -52,3 +53,8 @@ def _acceptable(request: Request) -> Media:
             if kind == media:
                 return media
     raise ApiError(406, f"nothing here is {accept}; accept one of {', '.join(MEDIA)}")
+
+
+def json_reply(body: BaseModel, headers: dict[str, str] | None = None) -> Response:
+    """Reply with a model as JSON: it was validated when it was built, and need not be again."""
+    return Response(body.model_dump_json(), media_type="application/json", headers=headers)

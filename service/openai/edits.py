@@ -18,9 +18,10 @@ from pydantic import ValidationError
 from starlette.datastructures import UploadFile
 
 from scanline.model.config import ModelConfig
+from scanline.model.pictures import PictureError
 from scanline.service.http.errors import ApiError
-from scanline.service.openai.schemas import EditsRequest
-from scanline.service.pictures import PictureError, fit_picture, open_picture, to_canvas
+from scanline.service.openai.requests import EditsRequest
+from scanline.service.pictures import fit_to, open_upload, to_canvas, transparent
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ def read_canvas(edit: Edit, config: ModelConfig) -> tuple[NDArray[np.uint8], NDA
     A picture of a whole multiple of the model's size, such as an enlarged reply of ours, is
     reduced; there a pixel is painted if any part of it is transparent. Raises ``PictureError``.
     """
-    picture = open_picture(edit.image).convert("RGBA")
+    picture = open_upload(edit.image)
     W, H = config.width, config.height
     factor = picture.width // W
     if picture.size != (W * factor, H * factor):
@@ -125,19 +126,19 @@ def read_canvas(edit: Edit, config: ModelConfig) -> tuple[NDArray[np.uint8], NDA
             f"the picture is {picture.width} × {picture.height} and the model draws {W} × {H}: "
             "send that size or a whole multiple of it"
         )
-    mask = picture if edit.mask is None else open_picture(edit.mask, "mask").convert("RGBA")
+    mask = picture if edit.mask is None else open_upload(edit.mask, "mask")
     if mask.size != picture.size:
         raise PictureError(
             f"the mask is {mask.width} × {mask.height}; it must have the picture's size, "
             f"{picture.width} × {picture.height}",
             "mask",
         )
-    alpha = np.asarray(mask, np.uint8)[..., 3].reshape(H, factor, W, factor).min((1, 3))
-    if alpha.all():
+    paint = transparent(mask).reshape(H, factor, W, factor).any((1, 3))
+    if not paint.any():
         raise PictureError(
             "there is nothing to paint: send a mask, or a picture, that is transparent (alpha 0) "
             "where it is to be painted",
             "mask",
         )
     small = picture if factor == 1 else picture.resize((W, H), Image.Resampling.BOX)
-    return to_canvas(fit_picture(small, config), config), (alpha > 0).reshape(-1)
+    return to_canvas(fit_to(config, small, "exact")), ~paint.reshape(-1)

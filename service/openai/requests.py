@@ -1,4 +1,4 @@
-"""The shapes of OpenAI's images API: what it may ask for here, and what it gets back."""
+"""What OpenAI's images API may ask for here."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from scanline.service.api.schemas import Model, Seed, Temperature
+from scanline.service.api.requests import Model, Seed, Temperature
+
+FileFormat = Literal["png", "jpeg", "webp"]
 
 _NO_EFFECT = "Accepted for compatibility; has no effect here, which `warnings` in the reply says."
 
@@ -29,7 +31,7 @@ class ImageOptions(BaseModel):
         str | None,
         Field(description="`auto`, the model's own size, or a whole multiple of it."),
     ] = None
-    output_format: Literal["png", "jpeg", "webp"] | None = None
+    output_format: FileFormat | None = None
     output_compression: Annotated[
         int | None, Field(ge=0, le=100, description="Quality of a JPEG or WebP.")
     ] = None
@@ -68,74 +70,6 @@ class EditsRequest(ImageOptions):
     """Complete a picture, in OpenAI's words; the picture and its mask come beside these fields."""
 
     input_fidelity: Annotated[str | None, Field(description=_NO_EFFECT)] = None
-
-
-_IMAGE: dict[str, Any] = {"b64_json": "iVBORw0KGgo…", "seed": 1, "bits_per_dim": 0.61}
-_NO_TOKENS: dict[str, Any] = {"image_tokens": 0, "text_tokens": 0}
-_USAGE: dict[str, Any] = {
-    "input_tokens": 0,
-    "input_tokens_details": _NO_TOKENS,
-    "output_tokens": 784,
-    "total_tokens": 784,
-}
-
-
-class DrawnImage(BaseModel):
-    """One image, base64, with the seed that draws it again."""
-
-    model_config = ConfigDict(json_schema_extra={"examples": [_IMAGE]})
-
-    b64_json: str
-    seed: int
-    bits_per_dim: float | None
-
-
-class TokenDetails(BaseModel):
-    """Tokens by kind; the prompt is no more than a class, so it has none."""
-
-    model_config = ConfigDict(json_schema_extra={"examples": [_NO_TOKENS]})
-
-    image_tokens: int
-    text_tokens: int = 0
-
-
-class TokenUsage(BaseModel):
-    """What was read and drawn; a token is one pixel."""
-
-    model_config = ConfigDict(json_schema_extra={"examples": [_USAGE]})
-
-    input_tokens: int
-    input_tokens_details: TokenDetails
-    output_tokens: int
-    total_tokens: int
-
-
-class ImagesReply(BaseModel):
-    """Images, as OpenAI gives them, and what in the request had no effect."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "created": 1700000000,
-                    "data": [_IMAGE],
-                    "background": "opaque",
-                    "output_format": "png",
-                    "size": "28x28",
-                    "usage": _USAGE,
-                    "warnings": [],
-                }
-            ]
-        }
-    )
-
-    created: int
-    data: list[DrawnImage]
-    background: Literal["opaque"] = "opaque"
-    output_format: Literal["png", "jpeg", "webp"]
-    size: str
-    usage: TokenUsage
-    warnings: Annotated[list[str], Field(description="Options that had no effect, and why.")]
 
 
 def edits_body() -> dict[str, Any]:

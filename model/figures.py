@@ -1,0 +1,52 @@
+"""A model's quality: measured, kept in its checkpoint, and read back from there."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from scanline.model.checkpoint import SHIPPED, Checkpoint, save_checkpoint
+from scanline.model.data.published import Dataset
+from scanline.model.evaluation import Evaluation, evaluate
+
+
+def measure(
+    checkpoint: Checkpoint,
+    data: Dataset,
+    *,
+    with_label: bool = False,
+    progress: Callable[[int], object] = lambda done: None,
+) -> Evaluation:
+    """Measure a model's bits/dim on every image, on a CUDA device if there is one."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    network = checkpoint.model.to(device)
+    return evaluate(network, data, with_label=with_label, device=device, progress=progress)
+
+
+def record_figure(
+    checkpoint: Checkpoint,
+    folder: Path | None,
+    data: Dataset,
+    figure: Evaluation,
+    *,
+    with_label: bool = False,
+) -> None:
+    """Write a figure into the facts of a folder's checkpoint, the shipped ones' by default."""
+    key = "test_with_label" if with_label else "test"
+    known = dataclasses.asdict(figure) | {"data": data.name, "note": data.note}
+    path = (folder or SHIPPED) / f"{checkpoint.name}.safetensors"
+    save_checkpoint(path, checkpoint.model.cpu(), checkpoint.facts | {key: known})
+
+
+def known_figure(facts: Mapping[str, Any]) -> float | None:
+    """Read the bits/dim that a checkpoint's facts tell: of the test set, else the last validation.
+
+    Without a label; None where it was never measured.
+    """
+    measured = [facts.get("test"), *reversed(facts.get("validation") or [])]
+    figures = [float(figure["bits_per_dim"]) for figure in measured if figure]
+    return figures[0] if figures else None

@@ -1,0 +1,121 @@
+"""Pictures as people have them, read the one way that training and uploads share.
+
+Upright, 8 bits a value, fitted to a size, and what is transparent laid on ``BACKGROUND``.
+"""
+
+from __future__ import annotations
+
+from typing import BinaryIO, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+# Named, so that no file can reach Pillow's less guarded readers (EPS starts Ghostscript).
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
+BACKGROUND = 0  # black, as behind the shipped models' digits
+
+Fit = Literal["exact", "cover", "contain"]
+
+
+class PictureError(ValueError):
+    """A picture that cannot be used; the message says why and what to send instead.
+
+    ``param`` is the field at fault: ``image``, ``mask`` or ``known_rows``.
+    """
+
+    def __init__(self, message: str, param: str = "image") -> None:
+        super().__init__(message)
+        self.param = param
+
+
+def open_picture(file: BinaryIO, most: int | None = None, param: str = "image") -> Image.Image:
+    """Read a picture, turned upright by its EXIF tag; of an animation, the first frame.
+
+    Its mode is ``L`` or ``RGB``, with ``A`` where anything may be transparent. Raises
+    ``PictureError`` on no image, a damaged one, or one of more than ``most`` pixels.
+    """
+    try:
+        picture: Image.Image = Image.open(file, formats=FORMATS)
+        width, height = picture.size
+        if most is not None and width * height > most:  # before a single one is decoded
+            raise PictureError(
+                f"the picture has {width} × {height} pixels, more than {most:,}; "
+                "make it smaller and send it again"
+            )
+        picture.load()
+        if picture.format == "PPM" and picture.mode == "I":  # which has 16 bits, not 32
+            picture = picture.convert("I;16")
+        return to_plain(ImageOps.exif_transpose(picture))
+    except PictureError as error:
+        raise PictureError(str(error), param) from None
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        raise PictureError("the picture is far too large; make it smaller", param) from None
+    except UnidentifiedImageError:
+        raise PictureError(
+            f"the file is no picture of a kind known here; use one of {', '.join(FORMATS)}", param
+        ) from None
+    except Exception as error:  # Pillow's readers raise anything at all on damaged files
+        raise PictureError(f"the picture is damaged ({error}); save it again", param) from None
+
+
+def to_plain(picture: Image.Image) -> Image.Image:
+    """Give a picture in 8 bits a value as grey or RGB, with an alpha channel if it needs one.
+
+    16 bits are scaled to 8; 32 bits, which have no known range, raise ``PictureError``.
+    """
+    if picture.mode.startswith("I;16"):  # Pillow would cut these off at 255, not scale them
+        values = np.asarray(picture)
+        plain = Image.fromarray((values >> 8).astype(np.uint8))
+        clear = picture.info.get("transparency")
+        if clear is not None:
+            plain.putalpha(Image.fromarray(np.where(values == clear, 0, 255).astype(np.uint8)))
+        return plain
+    if picture.mode in ("I", "F"):
+        raise PictureError(
+            "the picture's 32-bit values have no known range; save it with 8 or 16 bits"
+        )
+    grey = picture.mode in ("1", "L", "LA", "La")
+    return picture.convert(_mode(1 if grey else 3, picture.has_transparency_data))
+
+
+def fit_picture(
+    picture: Image.Image, height: int, width: int, channels: int, fit: Fit
+) -> Image.Image:
+    """Give a plain picture a size and 1 or 3 channels, what is transparent kept so.
+
+    ``exact`` refuses another size, ``cover`` crops the middle to the shape wanted and scales,
+    ``contain`` scales and leaves the rest transparent. Raises ``PictureError``.
+    """
+    size = (width, height)
+    alpha = picture.has_transparency_data
+    if picture.size == size:
+        return picture.convert(_mode(channels, alpha))
+    if fit == "exact":
+        raise PictureError(
+            f"the picture is {picture.width} × {picture.height} and the model draws "
+            f"{width} × {height}: send that size, or set fit to 'cover' (scale, and "
+            "crop the middle) or 'contain' (scale, and leave a border)"
+        )
+    if fit == "cover":
+        picture = picture.convert(_mode(channels, alpha))
+        return ImageOps.fit(picture, size, Image.Resampling.LANCZOS)
+    mode = _mode(channels, True)
+    return ImageOps.pad(
+        picture.convert(mode), size, Image.Resampling.LANCZOS, color=(0,) * len(mode)
+    )
+
+
+def lay_flat(picture: Image.Image, background: int = BACKGROUND) -> NDArray[np.uint8]:
+    """Lay a plain picture on a grey of 0 to 255, and give its values: uint8 ``[H, W, C]``."""
+    channels = 1 if picture.mode in ("L", "LA") else 3
+    if picture.has_transparency_data:
+        # Pillow composes RGBA only; grey goes there and back unchanged.
+        below = Image.new("RGBA", picture.size, (background,) * 3 + (255,))
+        picture = Image.alpha_composite(below, picture.convert("RGBA"))
+        picture = picture.convert(_mode(channels, False))
+    return np.array(picture, np.uint8).reshape(picture.height, picture.width, channels)
+
+
+def _mode(channels: int, alpha: bool) -> str:
+    return ("RGB" if channels == 3 else "L") + ("A" if alpha else "")

@@ -1,0 +1,128 @@
+"""A training run as its user names it: its data, its network, its folder, and its course."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from scanline.model.config import PRESETS, ModelConfig
+from scanline.model.data.folder import load_images
+from scanline.model.data.published import Dataset, load_dataset, split_validation
+from scanline.model.network import LinearTransformer
+from scanline.model.recipe import TrainingConfig
+from scanline.model.training import Stop, Trainer, processes
+
+
+def training_data(
+    dataset: str | None,
+    images: Path | None,
+    size: int,
+    grey: bool,
+    hold_out: int,
+    data_dir: Path | None,
+    download: bool,
+) -> tuple[Dataset, Dataset | None]:
+    """Read what to train on, and ``hold_out`` images of it to validate on.
+
+    The test set stays out of it. Of a folder, at most a tenth is held out. Raises ``ValueError`` on
+    an unclear wish.
+    """
+    if (dataset is None) == (images is None):
+        raise ValueError("say what to train on: mnist, cifar10, or --images FOLDER")
+    if images is not None:
+        data = load_images(images, size, grey)
+        hold_out = min(hold_out, len(data) // 10)
+    else:
+        if dataset not in PRESETS:
+            raise ValueError(f"there is no {dataset!r}; there are {', '.join(PRESETS)}")
+        name = str(dataset).removesuffix("-paper")
+        data = load_dataset(name, "train", data_dir, download=download)
+    return split_validation(data, hold_out, seed=0) if hold_out else (data, None)
+
+
+def test_data(
+    config: ModelConfig,
+    dataset: str | None,
+    images: Path | None,
+    data_dir: Path | None,
+    download: bool,
+) -> Dataset:
+    """Read what to measure a model on: a folder, or the test set named, or that of its channels."""
+    if images is not None:
+        return load_images(images, (config.height, config.width), config.channels == 1)
+    known = "cifar10" if config.channels == 3 else "mnist"
+    return load_dataset(dataset or known, "test", data_dir, download=download)
+
+
+def choose_network(
+    preset: str | None,
+    data: Dataset,
+    layers: int | None = None,
+    width: int | None = None,
+    heads: int | None = None,
+) -> ModelConfig:
+    """Choose the network: a preset, else the one nearest to the data; changed where asked.
+
+    A ``width`` changes the feed-forward network's with it, to four times as much.
+    """
+    if preset is not None:
+        network = PRESETS[preset]
+    else:
+        height, side, channels = data.images.shape[1:]
+        nearest = PRESETS["mnist" if channels == 1 else "cifar10"]
+        network = replace(nearest, height=height, width=side, classes=data.classes)
+    d_ff = None if width is None else 4 * width
+    changes: dict[str, Any] = {"n_layers": layers, "d_model": width, "d_ff": d_ff, "n_heads": heads}
+    return replace(network, **{name: value for name, value in changes.items() if value is not None})
+
+
+def run_folder(out: Path | None, dataset: str | None, images: Path | None, resume: bool) -> Path:
+    """Choose a run's folder, ``runs/`` and the data's name unless told.
+
+    Raises ``ValueError`` where it holds a run that is not to be resumed, or none that is.
+    """
+    folder = out or Path("runs") / (dataset or (images.name if images else ""))
+    if (folder / "training.pt").exists() != resume:
+        raise ValueError(
+            f"there is no run to resume in {folder}" if resume else
+            f"{folder} already holds a run: add --resume to go on, or give another --out"
+        )  # fmt: skip
+    return folder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What to train, how, and where; new, resumed, or begun with a checkpoint's weights."""
+
+    network: ModelConfig
+    recipe: TrainingConfig
+    folder: Path
+    resume: bool = False
+    start_from: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.resume and self.start_from:
+            raise ValueError(
+                "--from begins a run, which --resume goes on with: leave one of them out"
+            )
+
+    def carry_out(
+        self,
+        data: Dataset,
+        validation: Dataset | None,
+        after_validation: Callable[[LinearTransformer, Path], None],
+    ) -> str:
+        """Train to the end or to Ctrl-C, and say how far it came; only the first process does."""
+        with processes() as device, Stop().listening() as stop:
+            trainer = Trainer(self.network, self.recipe, self.folder, device)
+            if self.resume:
+                trainer.resume()
+            elif self.start_from:
+                trainer.start_from(self.start_from)
+            trainer.train(data, validation, stop, quiet=False, after_validation=after_validation)
+            where = f"{trainer.step:,} of {self.recipe.steps:,} steps; {trainer.weights}"
+            if trainer.rank > 0:
+                return ""
+            return f"stopped at {where}; --resume goes on" if stop.asked else f"done: {where}"

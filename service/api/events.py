@@ -1,0 +1,156 @@
+"""A generation as server-sent events, each a shape of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+from pydantic import BaseModel
+from typing_extensions import TypedDict
+
+from scanline.service.api.replies import Usage, image_reply
+from scanline.service.api.requests import Granularity, Output
+from scanline.service.generation import FinishReason, Generation, Status
+from scanline.service.http.errors import error_reply
+from scanline.service.http.sse import KEEP_ALIVE, sse_event
+from scanline.service.http.waiting import news
+
+EVENTS_PER_SECOND = 60
+PIXELS_PER_EVENT = 4096  # of many images; one image is never split
+KEEP_ALIVE_SECONDS = 15.0
+
+
+class SeededImage(BaseModel):
+    """An image to come, and the seed that draws it again."""
+
+    index: int
+    seed: int
+
+
+class Started(BaseModel):
+    """Event ``started``: what is to be drawn, and how many images were ahead of it in the queue."""
+
+    id: str
+    model: str
+    width: int
+    height: int
+    channels: int
+    images: list[SeededImage]
+    queue_position: int
+
+    @classmethod
+    def of(cls, generation: Generation) -> Started:
+        """Announce a generation."""
+        config = generation.config
+        return cls(
+            id=generation.id,
+            model=generation.model,
+            width=config.width,
+            height=config.height,
+            channels=config.channels,
+            images=[SeededImage(index=i.index, seed=i.seed) for i in generation.images],
+            queue_position=generation.queue_position,
+        )
+
+
+class Update(TypedDict):
+    """What is new of an image: values from a position on, raster order, channels innermost.
+
+    Sixty times a second and for every image: a dictionary, which takes a third of a model's time.
+    """
+
+    index: int
+    position: int
+    values: list[int]
+
+
+class Pixels(TypedDict):
+    """Event ``pixels``: what is new of some images."""
+
+    updates: list[Update]
+
+
+class Completed(BaseModel):
+    """Event ``completed``: everything is drawn, or cancelled."""
+
+    id: str
+    usage: Usage
+
+
+async def stream_events(
+    generation: Generation,
+    gone: asyncio.Task[Any],
+    *,
+    granularity: Granularity = "auto",
+    last_event_id: int | None = None,
+    output: Output = "png",
+) -> AsyncIterator[bytes]:
+    """Yield a generation as server-sent events, from the start or, resumed, all that may lack.
+
+    ``started`` opens a stream that is not resumed; then ``pixels`` as they are drawn, ``image``
+    as each is finished, its pixels as ``output`` says, and ``completed`` or ``error`` at the end.
+    Comments keep an idle connection open. Raises ``ClientGoneError`` when the client leaves.
+    """
+    sequence = last_event_id or 0
+    if last_event_id is None:
+        yield sse_event("started", Started.of(generation))
+    cursors = [0] * len(generation.images)
+    told: set[int] = set()
+    while True:
+        # Read before the pixels: what is finished now has all of its pixels below.
+        seen, finished = generation.changes, generation.finished
+        complete = [i for i in generation.images if i.status is Status.FINISHED]
+        before = sequence
+        for updates in _updates(generation, cursors, granularity):
+            sequence += 1
+            yield sse_event("pixels", Pixels(updates=updates), sequence)
+            await asyncio.sleep(0)  # a long replay leaves room for others
+        for image in complete:
+            if image.index not in told:
+                told.add(image.index)
+                yield sse_event("image", image_reply(generation, image, output))
+        if finished:
+            break
+        sent = time.monotonic()
+        while not await news(generation, gone, KEEP_ALIVE_SECONDS, seen):
+            yield KEEP_ALIVE
+        if sequence > before:
+            await asyncio.sleep(max(0.0, sent + 1 / EVENTS_PER_SECOND - time.monotonic()))
+    if generation.error:
+        yield sse_event("error", error_reply(500, generation.error, code="generation_failed"))
+    else:
+        yield sse_event("completed", Completed(id=generation.id, usage=Usage.of(generation)))
+
+
+def _updates(
+    generation: Generation, cursors: list[int], granularity: Granularity
+) -> Iterator[list[Update]]:
+    """Take what each image has beyond its cursor, an event's worth at a time; move cursors on."""
+    width = generation.config.width
+    updates: list[Update] = []
+    pixels_held = 0
+    for image in generation.images:
+        start, stop = cursors[image.index], image.position
+        if granularity == "row" and image.finish_reason in (None, FinishReason.LENGTH):
+            stop -= stop % width
+        if stop <= start:
+            continue
+        pixels = image.read(start, stop)
+        size = {"pixel": 1, "row": width, "auto": stop - start}[granularity]
+        updates += [
+            Update(
+                index=image.index,
+                position=start + first,
+                values=pixels[first : first + size].ravel().tolist(),
+            )
+            for first in range(0, stop - start, size)
+        ]
+        cursors[image.index] = stop
+        pixels_held += stop - start
+        if pixels_held >= PIXELS_PER_EVENT:
+            yield updates
+            updates, pixels_held = [], 0
+    if updates:
+        yield updates

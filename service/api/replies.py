@@ -1,0 +1,240 @@
+"""What comes back as JSON: each shape is one model, built here and shown at ``/docs``."""
+
+from __future__ import annotations
+
+import base64
+import time
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from scanline.model.figures import known_figure
+from scanline.service.api.requests import Output
+from scanline.service.generation import FinishReason, Generation, Image, Status
+from scanline.service.pictures import to_png
+from scanline.service.server import Served
+
+
+def example(**fields: Any) -> ConfigDict:
+    """Give the configuration of a model with an example."""
+    return ConfigDict(json_schema_extra={"examples": [fields]})
+
+
+StatusWord = Annotated[str, Field(json_schema_extra={"enum": list(Status)})]
+ReasonWord = Annotated[str, Field(json_schema_extra={"enum": list(FinishReason)})]
+
+_IMAGE: dict[str, Any] = {
+    "index": 0, "seed": 1, "status": "finished", "finish_reason": "length", "position": 784,
+    "bits_per_dim": 0.61,
+}  # fmt: skip
+_PNG = _IMAGE | {"png": "iVBORw0KGgo…"}
+_USAGE = {"pixels": 784, "seconds": 0.1, "queue_seconds": 0.001, "pixels_per_second": 7840.0}
+_MODEL = {
+    "id": "mnist", "object": "model", "created": 1700000000, "owned_by": "scanline", "width": 28,
+    "height": 28, "channels": 1, "classes": ["0", "1"], "bits_per_dim": 0.61, "steps": 784,
+    "order": "pixel", "parameters": 1394176, "backend": "native", "slots": 64,
+}  # fmt: skip
+_SCORE = {"index": 0, "bits": 493.9, "bits_per_dim": 0.63, "pixel_bits": None}
+
+
+class ImageFacts(BaseModel):
+    """One image, without its pixels; its exact bits/dim once it is finished."""
+
+    model_config = example(**_IMAGE)
+
+    index: int
+    seed: int
+    status: StatusWord
+    finish_reason: ReasonWord | None
+    position: Annotated[int, Field(description="Pixels decided.")]
+    bits_per_dim: float | None
+
+
+class PngImage(ImageFacts):
+    """One image, as a base64 PNG once it is finished."""
+
+    model_config = example(**_PNG)
+
+    png: str | None
+
+
+class ValuesImage(ImageFacts):
+    """One image, as a flat list of values, channels innermost, once it is finished."""
+
+    model_config = example(**_IMAGE, values=[0, 0, 12, 255])
+
+    values: list[int] | None
+
+
+ImageReply = PngImage | ValuesImage
+
+
+def image_reply(generation: Generation, image: Image, output: Output) -> ImageReply:
+    """Describe an image, its pixels in the form asked for."""
+    done = image.status is Status.FINISHED
+    facts: dict[str, Any] = {
+        "index": image.index,
+        "seed": image.seed,
+        "status": image.status,
+        "finish_reason": image.finish_reason,
+        "position": image.position,
+        "bits_per_dim": generation.bits_per_dim(image),
+    }
+    pixels = image.read(0, generation.config.pixels) if done else None
+    if output == "values":
+        return ValuesImage(**facts, values=None if pixels is None else pixels.ravel().tolist())
+    png = None if pixels is None else to_png(pixels, generation.config)
+    return PngImage(**facts, png=None if png is None else base64.b64encode(png).decode())
+
+
+class Usage(BaseModel):
+    """What a generation took: pixels drawn, seconds in all and in the queue."""
+
+    model_config = example(**_USAGE)
+
+    pixels: int
+    seconds: float
+    queue_seconds: float
+    pixels_per_second: float
+
+    @classmethod
+    def of(cls, generation: Generation) -> Usage:
+        """Count what a generation took so far."""
+        now = generation.ended or time.monotonic()
+        started = generation.started or now
+        seconds = now - started
+        return cls(
+            pixels=generation.drawn,
+            seconds=round(seconds, 4),
+            queue_seconds=round(started - generation.created, 4),
+            pixels_per_second=round(generation.drawn / seconds, 1) if seconds > 0 else 0.0,
+        )
+
+
+class GenerationReply(BaseModel):
+    """A generation and its images."""
+
+    model_config = example(
+        id="gen_5f2c", object="generation", model="mnist", status="finished", width=28, height=28,
+        channels=1, images=[_PNG], usage=_USAGE, error=None,
+    )  # fmt: skip
+
+    id: str
+    object: Literal["generation"] = "generation"
+    model: str
+    status: StatusWord
+    width: int
+    height: int
+    channels: int
+    images: list[ImageReply]
+    usage: Usage
+    error: str | None
+
+    @classmethod
+    def of(cls, generation: Generation, output: Output = "png") -> GenerationReply:
+        """Describe a generation as it is now, its images' pixels in the form asked for."""
+        config = generation.config
+        return cls(
+            id=generation.id,
+            model=generation.model,
+            status=generation.status,
+            width=config.width,
+            height=config.height,
+            channels=config.channels,
+            images=[image_reply(generation, image, output) for image in generation.images],
+            usage=Usage.of(generation),
+            error=generation.error,
+        )
+
+
+class ModelReply(BaseModel):
+    """A model being served."""
+
+    model_config = example(**_MODEL)
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "scanline"
+    width: int
+    height: int
+    channels: int
+    classes: list[str]
+    bits_per_dim: Annotated[
+        float | None, Field(description="On the test set if measured, else in training.")
+    ]
+    steps: Annotated[int, Field(description="Steps of the network that one image takes.")]
+    order: str
+    parameters: int
+    backend: str
+    slots: int
+
+    @classmethod
+    def of(cls, name: str, served: Served) -> ModelReply:
+        """Describe a model."""
+        decoder = served.engine.decoder
+        config = decoder.config
+        return cls(
+            id=name,
+            created=served.created,
+            width=config.width,
+            height=config.height,
+            channels=config.channels,
+            classes=list(config.classes),
+            bits_per_dim=known_figure(served.facts),
+            steps=config.steps,
+            order=config.order,
+            parameters=sum(p.numel() for p in served.network.parameters()),
+            backend=decoder.backend,
+            slots=decoder.max_slots,
+        )
+
+
+class ModelList(BaseModel):
+    """All models being served."""
+
+    model_config = example(object="list", data=[_MODEL])
+
+    object: Literal["list"] = "list"
+    data: list[ModelReply]
+
+
+class Score(BaseModel):
+    """What one picture costs: its bits, the same per dimension, and those of each pixel."""
+
+    model_config = example(**_SCORE)
+
+    index: int
+    bits: float
+    bits_per_dim: float
+    pixel_bits: Annotated[
+        list[float] | None, Field(description="In raster order, only with `per_pixel`.")
+    ]
+
+
+class ScoreReply(BaseModel):
+    """Pictures measured, in the order they were sent."""
+
+    model_config = example(
+        object="list", model="mnist", width=28, height=28, channels=1, data=[_SCORE]
+    )
+
+    object: Literal["list"] = "list"
+    model: str
+    width: int
+    height: int
+    channels: int
+    data: list[Score]
+
+
+class DistributionReply(BaseModel):
+    """The model's distribution for the next value."""
+
+    model_config = example(model="mnist", position=3, channel=0, probabilities=[0.98, 0.001])
+
+    model: str
+    position: Annotated[int, Field(description="The pixel that the value belongs to.")]
+    channel: Annotated[int, Field(description="0 for grey or red, 1 for green, 2 for blue.")]
+    probabilities: Annotated[
+        list[float], Field(description="Of the 256 intensities, at temperature 1.")
+    ]

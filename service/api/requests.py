@@ -1,0 +1,131 @@
+"""What may be asked for: bodies, validated by pydantic and shown at ``/docs``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from fastapi import UploadFile
+from pydantic import BaseModel, ConfigDict, Field
+
+from scanline.model.noise import MAX_SEED
+from scanline.model.pictures import Fit
+
+MAX_TEMPERATURE = 2.0
+
+Granularity = Literal["auto", "row", "pixel"]
+Output = Literal["png", "values"]
+
+Model = Annotated[str | None, Field(description="A name from `/v1/models`; the first if left out.")]
+Count = Annotated[int, Field(ge=1, description="Images to draw.")]
+Seed = Annotated[
+    int | None,
+    Field(
+        ge=0,
+        le=MAX_SEED,
+        description="Image j is drawn with seed + j: the same seed gives the same bytes. "
+        "Chosen at random if left out, and named in the reply either way.",
+    ),
+]
+Temperature = Annotated[
+    float,
+    Field(
+        ge=0,
+        le=MAX_TEMPERATURE,
+        allow_inf_nan=False,
+        description="1 draws from the model as it is, less is safer, 0 takes the likeliest value.",
+    ),
+]
+OutputField = Annotated[
+    Output,
+    Field(description="How JSON holds an image: base64 PNG, or a flat list of pixel values."),
+]
+LABEL_HELP = "A class by name or number (see `/v1/models`); left out, anything may come."
+
+
+class SampleRequest(BaseModel):
+    """Draw images from nothing."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        json_schema_extra={"examples": [{"n": 4, "label": "7", "seed": 1}]},
+    )
+
+    model: Model = None
+    n: Count = 1
+    label: Annotated[int | str | None, Field(description=LABEL_HELP)] = None
+    seed: Seed = None
+    temperature: Temperature = 1.0
+    stream: Annotated[bool, Field(description="Reply with server-sent events.")] = False
+    granularity: Annotated[
+        Granularity, Field(description="Of a stream: an update a pixel, a row, or what is new.")
+    ] = "auto"
+    output: OutputField = "png"
+
+
+class CompletionForm(BaseModel):
+    """Complete a picture: keep its known part, draw the rest ``n`` times."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        arbitrary_types_allowed=True,
+        json_schema_extra={"examples": [{"image": "(a PNG's bytes)", "known_rows": 14, "n": 4}]},
+    )
+
+    image: Annotated[UploadFile, Field(description="PNG, JPEG, WebP, GIF, BMP, TIFF or PPM.")]
+    mask: Annotated[
+        UploadFile | None,
+        Field(description="A picture of the same size: draw where it is transparent (alpha 0)."),
+    ] = None
+    known_rows: Annotated[
+        int | None, Field(ge=0, description="Keep this many rows from the top, draw the rest.")
+    ] = None
+    fit: Annotated[
+        Fit,
+        Field(description="For a picture of another size: refuse it, crop it, or add a border."),
+    ] = "exact"
+    model: Model = None
+    n: Count = 1
+    label: Annotated[str | None, Field(description=LABEL_HELP)] = None
+    seed: Seed = None
+    temperature: Temperature = 1.0
+    stream: bool = False
+    granularity: Granularity = "auto"
+    output: OutputField = "png"
+
+
+class ScoreForm(BaseModel):
+    """Measure pictures."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        arbitrary_types_allowed=True,
+        json_schema_extra={"examples": [{"image": ["(a PNG's bytes)"], "label": "7"}]},
+    )
+
+    image: Annotated[
+        list[UploadFile],
+        Field(min_length=1, description="One picture, or several under the same name."),
+    ]
+    fit: Annotated[Fit, Field(description="For a picture of another size.")] = "exact"
+    model: Model = None
+    label: Annotated[str | None, Field(description=LABEL_HELP)] = None
+    per_pixel: Annotated[bool, Field(description="Give the bits of each pixel too.")] = False
+
+
+class DistributionRequest(BaseModel):
+    """Ask what may come next."""
+
+    model_config = ConfigDict(
+        extra="forbid", strict=True, json_schema_extra={"examples": [{"values": [0, 0, 0]}]}
+    )
+
+    values: Annotated[
+        list[Annotated[int, Field(ge=0, le=255)]],
+        Field(
+            max_length=2**16 * 3,
+            description="The values so far, in raster order with the channels innermost.",
+        ),
+    ]
+    model: Model = None
+    label: Annotated[int | str | None, Field(description=LABEL_HELP)] = None

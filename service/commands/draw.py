@@ -1,0 +1,83 @@
+"""``scanline sample`` and ``scanline complete``: pictures without a server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from scanline.service.commands.options import (
+    Backend,
+    Fit,
+    Label,
+    ModelName,
+    Scale,
+    Seed,
+    Temperature,
+    Threads,
+    WeightsDir,
+)
+
+
+def sample(
+    out: Annotated[Path, typer.Argument(help="The PNG to write.")] = Path("samples.png"),
+    n: Annotated[int, typer.Option("-n", min=1, help="Images to draw.")] = 16,
+    model: ModelName = None,
+    label: Label = None,
+    seed: Seed = 0,
+    temperature: Temperature = 1.0,
+    scale: Scale = 4,
+    weights: WeightsDir = None,
+    backend: Backend = "auto",
+    threads: Threads = None,
+) -> None:
+    """Draw images without a server, and write them as one PNG grid."""
+    from scanline.model.checkpoint import load_one
+    from scanline.service.drawing import draw_grid
+    from scanline.service.generation import Request
+
+    checkpoint = load_one(weights, model)
+    number = checkpoint.model.config.class_number(label)
+    request = Request(n=n, seed=seed, label=number, temperature=temperature)
+    draw_grid(checkpoint, request, out, scale, backend, threads)
+    typer.echo(f"wrote {out}")
+
+
+def complete(
+    picture: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="What to complete.")],
+    out: Annotated[Path, typer.Argument(help="The PNG to write.")] = Path("completions.png"),
+    rows: Annotated[
+        int | None, typer.Option(help="Known rows from the top; if none, transparent is unknown.")
+    ] = None,
+    fit: Fit = "cover",
+    n: Annotated[int, typer.Option("-n", min=1, help="Ways to complete it.")] = 4,
+    model: ModelName = None,
+    label: Label = None,
+    seed: Seed = 0,
+    temperature: Temperature = 1.0,
+    scale: Scale = 4,
+    weights: WeightsDir = None,
+    backend: Backend = "auto",
+    threads: Threads = None,
+) -> None:
+    """Complete a picture several ways without a server, and write them as one PNG grid."""
+    from scanline.model.checkpoint import load_one
+    from scanline.service.drawing import draw_grid
+    from scanline.service.generation import Request
+    from scanline.service.pictures import read_upload
+
+    checkpoint = load_one(weights, model)
+    config = checkpoint.model.config
+    with picture.open("rb") as file:
+        canvas, known = read_upload(file, None, rows, fit, config)
+    request = Request(
+        n=n,
+        seed=seed,
+        label=config.class_number(label),
+        temperature=temperature,
+        canvas=canvas,
+        known=known,
+    )
+    draw_grid(checkpoint, request, out, scale, backend, threads)
+    typer.echo(f"wrote {out}")

@@ -1,0 +1,44 @@
+"""Options that several commands take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+
+def _number(value: float) -> float:
+    if value != value:  # NaN is below no bound and above none
+        raise typer.BadParameter("NaN is no temperature")
+    return value
+
+
+ModelName = Annotated[
+    str | None,
+    typer.Option("--model", help="A checkpoint's name; of the fewest steps if none."),
+]
+WeightsDir = Annotated[
+    Path | None, typer.Option("--weights", help="Folder of checkpoints; the shipped ones if none.")
+]
+Backend = Annotated[str, typer.Option(help="auto, reference, native or triton.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**64 - 1, help="Image j has seed + j.")]
+Temperature = Annotated[
+    float,
+    typer.Option(min=0.0, max=2.0, callback=_number, help="1 is the model as it is, 0 likeliest."),
+]
+Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; all cores if left out.")]
+DataDir = Annotated[
+    Path | None, typer.Option("--data-dir", help="Where data sets are; also SCANLINE_DATA_DIR.")
+]
+ImagesDir = Annotated[
+    Path | None, typer.Option("--images", help="A folder of pictures; its sub-folders are classes.")
+]
+Size = Annotated[int, typer.Option(min=2, max=256, help="Pixels a side that --images get.")]
+Grey = Annotated[bool, typer.Option("--grey", help="Make --images grey.")]
+Download = Annotated[bool, typer.Option(help="Fetch the data set if it is not there.")]
+Label = Annotated[str | None, typer.Option(help="A class, by name or number.")]
+Scale = Annotated[int, typer.Option(min=1, max=32, help="Enlarge by this factor.")]
+Fit = Annotated[
+    Literal["exact", "cover", "contain"], typer.Option(help="For a picture of another size.")
+]

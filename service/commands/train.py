@@ -1,0 +1,73 @@
+"""``scanline train``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from scanline.service.commands.options import DataDir, Download, Grey, ImagesDir, Size
+
+
+def train(
+    dataset: Annotated[
+        str | None, typer.Argument(help="mnist, cifar10, mnist-paper or cifar10-paper.")
+    ] = None,
+    images: ImagesDir = None,
+    size: Size = 28,
+    grey: Grey = False,
+    out: Annotated[Path | None, typer.Option(help="The run's folder; runs/NAME if none.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    start_from: Annotated[
+        Path | None, typer.Option("--from", help="Begin with the weights of this checkpoint.")
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1)] = 20_000,
+    batch: Annotated[int, typer.Option(min=1, help="Images a step, over all processes.")] = 16,
+    learning_rate: Annotated[float, typer.Option()] = 2e-3,
+    muon_rate: Annotated[float, typer.Option(help="Step size of the blocks' matrices.")] = 0.02,
+    decay: Annotated[float, typer.Option(help="Share of the steps that cool down.")] = 0.4,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    layers: Annotated[int | None, typer.Option(help="Change the preset's n_layers.")] = None,
+    width: Annotated[
+        int | None, typer.Option(help="Change d_model; d_ff is four times it.")
+    ] = None,
+    heads: Annotated[int | None, typer.Option(help="Change n_heads.")] = None,
+    hold_out: Annotated[
+        int, typer.Option(min=0, help="Training images kept for validation; 0 trains on all.")
+    ] = 1000,
+    checkpoint_every: Annotated[int, typer.Option(min=1)] = 250,
+    evaluate_every: Annotated[int, typer.Option(min=1)] = 1000,
+    precision: Annotated[str, typer.Option(help="auto, bf16 or fp32.")] = "auto",
+    compile_: Annotated[
+        bool, typer.Option("--compile", help="Compile the network first; takes about a minute.")
+    ] = False,
+    data_dir: DataDir = None,
+    download: Download = False,
+) -> None:
+    """Train a model on MNIST, CIFAR-10 or a folder of pictures; Ctrl-C stops, --resume goes on."""
+    from scanline.model.recipe import TrainingConfig
+    from scanline.model.runs import Run, choose_network, run_folder, training_data
+    from scanline.service.drawing import write_samples
+
+    data, validation = training_data(dataset, images, size, grey, hold_out, data_dir, download)
+    run = Run(
+        network=choose_network(dataset, data, layers, width, heads),
+        recipe=TrainingConfig(
+            steps=steps,
+            batch=batch,
+            seed=seed,
+            learning_rate=learning_rate,
+            muon_rate=muon_rate,
+            decay=decay,
+            checkpoint_every=checkpoint_every,
+            evaluate_every=evaluate_every,
+            precision=precision,
+            compile=compile_,
+        ),
+        folder=run_folder(out, dataset, images, resume),
+        resume=resume,
+        start_from=start_from,
+    )
+    if said := run.carry_out(data, validation, after_validation=write_samples):
+        typer.echo(said)

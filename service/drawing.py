@@ -1,0 +1,52 @@
+"""Drawing without a server: an engine of its own for one request, written as a PNG grid."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from tqdm import tqdm
+
+from scanline.model.checkpoint import Checkpoint, write_atomically
+from scanline.model.decoders.opening import open_decoder
+from scanline.model.network import LinearTransformer
+from scanline.service.engine import Engine
+from scanline.service.generation import Request
+from scanline.service.pictures import to_grid
+from scanline.service.queue import Limits
+
+SLOTS = 64
+
+
+def draw_grid(
+    checkpoint: Checkpoint, request: Request, out: Path, scale: int, backend: str,
+    threads: int | None = None, quiet: bool = False,
+) -> None:  # fmt: skip
+    """Draw a request with an engine of its own, and write it as a PNG grid."""
+    config = checkpoint.model.config
+    decoder = open_decoder(checkpoint.model, min(request.n, SLOTS), backend, threads)
+    engine = Engine(checkpoint.name, decoder, Limits(max_waiting=request.n))
+    engine.start()
+    try:
+        generation = engine.queue.submit(request)
+        total = request.n * (config.pixels - request.prefix)
+        with (
+            engine.queue.reading(generation),
+            tqdm(total=total, unit="pixel", disable=quiet) as bar,
+        ):
+            while not generation.finished:
+                time.sleep(0.05)
+                bar.update(generation.drawn - bar.n)
+            bar.update(generation.drawn - bar.n)
+    finally:
+        engine.close(drain=0)
+    if generation.error:
+        raise RuntimeError(generation.error)
+    grid = to_grid([image.read(0, config.pixels) for image in generation.images], config, scale)
+    write_atomically(out, grid)
+
+
+def write_samples(model: LinearTransformer, folder: Path) -> None:
+    """Draw 16 images with a network in training, always from the same seeds: ``samples.png``."""
+    checkpoint = Checkpoint("training", model)
+    draw_grid(checkpoint, Request(n=16, seed=0), folder / "samples.png", 4, "auto", quiet=True)

@@ -1,0 +1,51 @@
+"""Server-sent events: how one is written, and the reply that carries a generation's."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import StreamingResponse
+from pydantic_core import to_json
+
+from scanline.service.engine import Engine
+from scanline.service.generation import Generation
+from scanline.service.http.waiting import ClientGoneError, client_of
+
+KEEP_ALIVE = b": keep-alive\n\n"
+_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+
+def sse_event(name: str, data: Any, identifier: int | None = None) -> bytes:
+    """Write an event whose data is a model, or plain values, as one line of JSON."""
+    # JSON escapes every line break, those outside ASCII too, at which some clients split: no need
+    # to search for them as FastAPI does, which takes longer than all of this.
+    line = to_json(data, ensure_ascii=True)
+    ending = "" if identifier is None else f"\nid: {identifier}"
+    return f"event: {name}\ndata: ".encode() + line + f"{ending}\n\n".encode()
+
+
+def stream_reply(
+    request: Request,
+    engine: Engine,
+    generation: Generation,
+    events: Callable[[asyncio.Task[None]], AsyncIterator[bytes]],
+    grace: float | None = None,
+) -> StreamingResponse:
+    """Reply with what ``events`` yields; it is given a task that ends when the client leaves.
+
+    ``grace`` is how many seconds the generation then waits for another reader, by default the
+    engine's own.
+    """
+
+    async def body() -> AsyncIterator[bytes]:
+        with engine.queue.reading(generation, grace), contextlib.suppress(ClientGoneError):
+            async with client_of(request) as gone:
+                async for event in events(gone):
+                    yield event
+
+    headers = _HEADERS | {"X-Generation-ID": generation.id}
+    return StreamingResponse(body(), media_type="text/event-stream", headers=headers)

@@ -1,0 +1,96 @@
+"""Waiting for a generation's news or its end, for as long as its client is there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from fastapi import Request
+
+from scanline.service.engine import Engine
+from scanline.service.generation import Generation
+from scanline.service.generation import Request as Wanted
+from scanline.service.http.errors import ApiError
+
+
+class ClientGoneError(Exception):
+    """The client closed its connection before the answer was complete."""
+
+
+async def _client_gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+@contextlib.asynccontextmanager
+async def client_of(request: Request) -> AsyncIterator[asyncio.Task[None]]:
+    """Watch the client inside the block, its body read: yields a task that ends when it leaves."""
+    gone = asyncio.create_task(_client_gone(request))
+    try:
+        yield gone
+    finally:
+        gone.cancel()
+
+
+async def _called_back(
+    register: Callable[[Callable[[], None]], None], gone: asyncio.Task[Any], seconds: float | None
+) -> bool:
+    """Wait until another thread calls what is registered; False if ``seconds`` pass first.
+
+    Raises ``ClientGoneError`` as soon as ``gone`` is done.
+    """
+    loop = asyncio.get_running_loop()
+    called: asyncio.Future[None] = loop.create_future()
+
+    def resolve() -> None:
+        if not called.done():
+            called.set_result(None)
+
+    def wake() -> None:
+        # The loop may be closed by the time the engine calls.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(resolve)
+
+    register(wake)
+    await asyncio.wait({called, gone}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    if gone.done():
+        raise ClientGoneError
+    return called.done()
+
+
+async def news(
+    generation: Generation,
+    gone: asyncio.Task[Any],
+    seconds: float | None,
+    seen: int | None = None,
+) -> bool:
+    """Wait for a generation's next change; False if ``seconds`` pass without one.
+
+    ``seen`` is its ``changes`` when it was last read, so that none in between is missed. Raises
+    ``ClientGoneError`` as soon as ``gone`` is done.
+    """
+    return await _called_back(lambda wake: generation.when_news(wake, seen), gone, seconds)
+
+
+async def wait_finished(generation: Generation, gone: asyncio.Task[Any]) -> None:
+    """Wait for a generation's end; raises ``ClientGoneError`` if the client leaves before it."""
+    await _called_back(generation.when_finished, gone, None)
+
+
+async def draw_to_end(request: Request, engine: Engine, wanted: Wanted) -> Generation:
+    """Draw what is wanted for a client that waits for all of it.
+
+    Raises what ``Queue.submit`` does, ``ApiError`` where drawing fails, ``ClientGoneError`` if the
+    client leaves.
+    """
+    generation = engine.queue.submit(wanted)
+    # Nobody can come back for the reply: if its reader leaves, so does the generation.
+    with engine.queue.reading(generation, grace=0):
+        async with client_of(request) as gone:
+            await wait_finished(generation, gone)
+    if generation.error:
+        status = 500 if engine.alive else 503
+        raise ApiError(status, generation.error, code="generation_failed")
+    return generation

@@ -1,0 +1,141 @@
+"""A generation as OpenAI streams images: looks at each on its way, then the image."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from fastapi.concurrency import run_in_threadpool
+from numpy.typing import NDArray
+from pydantic import BaseModel
+
+from scanline.service.generation import FinishReason, Generation, Image
+from scanline.service.http.errors import error_reply
+from scanline.service.http.sse import sse_event
+from scanline.service.http.waiting import news
+from scanline.service.openai.rendering import Rendering
+from scanline.service.openai.replies import TokenUsage
+from scanline.service.openai.requests import FileFormat
+
+Kind = Literal["image_generation", "image_edit"]
+
+
+class ImageEvent(BaseModel):
+    """What every event says of its image."""
+
+    type: str
+    b64_json: str
+    created_at: int
+    background: Literal["opaque"] = "opaque"
+    output_format: FileFormat
+    size: str
+    quality: Literal["auto"] = "auto"
+    index: int
+    seed: int
+
+
+class PartialImage(ImageEvent):
+    """Event ``….partial_image``: an image on its way."""
+
+    partial_image_index: int
+
+
+class CompletedImage(ImageEvent):
+    """Event ``….completed``: an image drawn to its end."""
+
+    bits_per_dim: float | None
+    usage: TokenUsage
+    warnings: list[str]
+
+
+async def stream_images(
+    generation: Generation,
+    gone: asyncio.Task[Any],
+    kind: Kind,
+    rendering: Rendering,
+    partials: int,
+) -> AsyncIterator[bytes]:
+    """Yield ``partials`` looks at each image on its way, then the image; never an id or a comment.
+
+    The stock client takes neither. A look is the image at an exact pixel, so it depends on the
+    seed alone. Raises ``ClientGoneError`` when the client leaves.
+    """
+    told = [0] * len(generation.images)
+    teller = _Teller(generation, kind, rendering)
+    while True:
+        # Before the images: nothing that changes while they are sent is missed.
+        seen, finished = generation.changes, generation.finished
+        for image in generation.images:
+            for position in _due(generation, image, partials, told[image.index]):
+                look = told[image.index]
+                told[image.index] += 1
+                event: ImageEvent  # encoded in a thread: large images take a while
+                if look < partials:
+                    event = await run_in_threadpool(teller.partial, image, position, look)
+                else:
+                    event = await run_in_threadpool(teller.completed, image)
+                yield sse_event(event.type, event)
+        if finished:
+            break
+        await news(generation, gone, None, seen)
+    if generation.error:
+        yield sse_event("error", error_reply(500, generation.error, code="generation_failed"))
+
+
+def _due(generation: Generation, image: Image, partials: int, told: int) -> Iterator[int]:
+    """Give the positions at which an image is now to be shown, past the first ``told``."""
+    prefix, T = generation.request.prefix, generation.config.pixels
+    for look in range(told, partials):
+        position = prefix + (T - prefix) * (look + 1) // (partials + 1)
+        if image.position < position:
+            return
+        yield position
+    if told <= partials and image.finish_reason is FinishReason.LENGTH:
+        yield T
+
+
+@dataclass(frozen=True)
+class _Teller:
+    """Makes the events of one stream."""
+
+    generation: Generation
+    kind: Kind
+    rendering: Rendering
+
+    def partial(self, image: Image, position: int, look: int) -> PartialImage:
+        facts = self._facts("partial_image", image, position)
+        return PartialImage(**facts, partial_image_index=look)
+
+    def completed(self, image: Image) -> CompletedImage:
+        generation = self.generation
+        return CompletedImage(
+            **self._facts("completed", image, generation.config.pixels),
+            bits_per_dim=generation.bits_per_dim(image),
+            usage=TokenUsage.of(generation.request, generation.config, 1),
+            warnings=self.rendering.warnings,
+        )
+
+    def _facts(self, name: str, image: Image, position: int) -> dict[str, Any]:
+        config = self.generation.config
+        return {
+            "type": f"{self.kind}.{name}",
+            "b64_json": self.rendering.encode(self._look(image, position), config),
+            "created_at": int(time.time()),
+            "output_format": self.rendering.format,
+            "size": self.rendering.size(config),
+            "index": image.index,
+            "seed": image.seed,
+        }
+
+    def _look(self, image: Image, position: int) -> NDArray[np.uint8]:
+        """Give an image as far as ``position``, with the known pixels past it: ``[T, C]``."""
+        config, request = self.generation.config, self.generation.request
+        pixels = np.zeros((config.pixels, config.channels), np.uint8)
+        if request.canvas is not None and request.known is not None:
+            pixels[request.known] = request.canvas[request.known]
+        pixels[:position] = image.read(0, position)
+        return pixels

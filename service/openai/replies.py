@@ -1,0 +1,102 @@
+"""What OpenAI's images API gets back as JSON: each shape is one model, built here."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from scanline.model.config import ModelConfig
+from scanline.service.generation import Generation
+from scanline.service.generation import Request as Wanted
+from scanline.service.openai.rendering import Rendering
+from scanline.service.openai.requests import FileFormat
+
+_IMAGE: dict[str, Any] = {"b64_json": "iVBORw0KGgo…", "seed": 1, "bits_per_dim": 0.61}
+_NO_TOKENS: dict[str, Any] = {"image_tokens": 0, "text_tokens": 0}
+_USAGE: dict[str, Any] = {
+    "input_tokens": 0,
+    "input_tokens_details": _NO_TOKENS,
+    "output_tokens": 784,
+    "total_tokens": 784,
+}
+_REPLY: dict[str, Any] = {
+    "created": 1700000000, "data": [_IMAGE], "background": "opaque", "output_format": "png",
+    "size": "28x28", "usage": _USAGE, "warnings": [],
+}  # fmt: skip
+
+
+class DrawnImage(BaseModel):
+    """One image, base64, with the seed that draws it again."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [_IMAGE]})
+
+    b64_json: str
+    seed: int
+    bits_per_dim: float | None
+
+
+class TokenDetails(BaseModel):
+    """Tokens by kind; the prompt is no more than a class, so it has none."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [_NO_TOKENS]})
+
+    image_tokens: int
+    text_tokens: int = 0
+
+
+class TokenUsage(BaseModel):
+    """What was read and drawn; a token is one pixel."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [_USAGE]})
+
+    input_tokens: int
+    input_tokens_details: TokenDetails
+    output_tokens: int
+    total_tokens: int
+
+    @classmethod
+    def of(cls, wanted: Wanted, config: ModelConfig, images: int) -> TokenUsage:
+        """Count so many of the images wanted: known leading pixels are read, the others drawn."""
+        read, drawn = wanted.prefix * images, (config.pixels - wanted.prefix) * images
+        return cls(
+            input_tokens=read,
+            input_tokens_details=TokenDetails(image_tokens=read),
+            output_tokens=drawn,
+            total_tokens=read + drawn,
+        )
+
+
+class ImagesReply(BaseModel):
+    """Images, as OpenAI gives them, and what in the request had no effect."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [_REPLY]})
+
+    created: int
+    data: list[DrawnImage]
+    background: Literal["opaque"] = "opaque"
+    output_format: FileFormat
+    size: str
+    usage: TokenUsage
+    warnings: Annotated[list[str], Field(description="Options that had no effect, and why.")]
+
+    @classmethod
+    def of(cls, generation: Generation, rendering: Rendering) -> ImagesReply:
+        """Give a finished generation, its images encoded."""
+        config = generation.config
+        return cls(
+            created=int(time.time()),
+            data=[
+                DrawnImage(
+                    b64_json=rendering.encode(image.read(0, config.pixels), config),
+                    seed=image.seed,
+                    bits_per_dim=generation.bits_per_dim(image),
+                )
+                for image in generation.images
+            ],
+            output_format=rendering.format,
+            size=rendering.size(config),
+            usage=TokenUsage.of(generation.request, config, generation.request.n),
+            warnings=rendering.warnings,
+        )

@@ -1,0 +1,81 @@
+"""One server process, from its settings to its exit."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import socket
+import sys
+
+import uvicorn
+
+from scanline.model.checkpoint import load_checkpoints
+from scanline.service.app import create_app
+from scanline.service.logs import set_up_logs
+from scanline.service.server import FLUSH_SECONDS, Process, Scanline
+from scanline.service.settings import Settings
+
+log = logging.getLogger("scanline.server")
+
+
+def listen(host: str, port: int) -> list[socket.socket]:
+    """Open the sockets of an address, one for each family that the name has.
+
+    Raises ``ValueError`` where there is no such address here, or another program has it.
+    """
+    sockets: list[socket.socket] = []
+    reason = "no such address"
+    try:
+        found = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        for family, _, _, _, address in found:
+            # Port 0 takes a free one, the same for all.
+            taken = sockets[0].getsockname()[1] if sockets else port
+            try:
+                place = (address[0], taken, *address[2:])
+                sockets.append(socket.create_server(place, family=family))
+            except OSError as error:
+                if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                    raise
+                reason = os.strerror(error.errno)  # a name may have an address that is not there
+    except socket.gaierror as error:
+        reason = str(error.strerror)
+    except OSError as error:
+        reason = os.strerror(error.errno or errno.EIO)
+        while sockets:
+            sockets.pop().close()
+    if not sockets:
+        raise ValueError(
+            f"cannot listen on {host}, port {port}: {reason}; choose another port with --port "
+            "(SCANLINE_PORT), or end what listens there"
+        )
+    return sockets
+
+
+def serve(settings: Settings) -> None:
+    """Serve until SIGTERM; raises ``ValueError`` on whatever keeps a server from working."""
+    set_up_logs(settings.log_format, settings.log_level)
+    # The engine's thread wants the interpreter back for microseconds between two native steps;
+    # by default a busy event loop would keep it waiting 5 ms, longer than many steps take.
+    sys.setswitchinterval(0.0005)
+    if settings.api_key is None and "SCANLINE_API_KEY" in os.environ:
+        log.warning("SCANLINE_API_KEY is empty: anyone may call /v1")
+    checkpoints = load_checkpoints(settings.weights, settings.models)
+    scanline = Scanline(settings)
+    config = uvicorn.Config(
+        create_app(scanline, lambda: scanline.open(checkpoints)),
+        host=settings.host,
+        port=settings.port,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=FLUSH_SECONDS,
+    )
+    sockets = listen(settings.host, settings.port)  # before anything is opened, or said to be
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    log.info("listening on http://%s:%d", host, sockets[0].getsockname()[1])
+    Process(config, scanline).run(sockets)
+    if scanline.failure is not None:
+        raise ValueError(scanline.failure)

@@ -1,0 +1,51 @@
+"""A model's quality: what is kept of a measurement, and which of several figures is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scanline.model.checkpoint import load_checkpoint
+from scanline.model.data.published import Dataset
+from scanline.model.figures import known_figure, measure, record_figure
+from tests.conftest import random_canvas
+from tests.service_fixtures import GREY, save_tiny
+
+
+@pytest.mark.parametrize(
+    ("facts", "figure"),
+    [
+        ({}, None),
+        ({"validation": []}, None),
+        ({"validation": [{"bits_per_dim": 3.0}, {"bits_per_dim": 2.0}]}, 2.0),
+        ({"test": {"bits_per_dim": 4.0}, "validation": [{"bits_per_dim": 2.0}]}, 4.0),
+        ({"test_with_label": {"bits_per_dim": 1.0}}, None),
+    ],
+)
+def test_the_test_set_counts_before_the_last_validation(
+    facts: dict[str, Any], figure: float | None
+) -> None:
+    assert known_figure(facts) == figure
+
+
+def test_a_figure_is_kept_in_the_checkpoint_beside_what_was_there(tmp_path: Path) -> None:
+    path = save_tiny(tmp_path)
+    images = random_canvas(GREY, 5).numpy().reshape(5, GREY.height, GREY.width, 1)
+    data = Dataset("images", images, np.arange(5) % 3, GREY.classes, "a note")
+    for with_label, key in ((False, "test"), (True, "test_with_label")):
+        checkpoint = load_checkpoint(path)
+        seen: list[int] = []
+        figure = measure(checkpoint, data, with_label=with_label, progress=seen.append)
+        assert sum(seen) == figure.images == 5
+        record_figure(checkpoint, tmp_path, data, figure, with_label=with_label)
+        facts = load_checkpoint(path).facts
+        assert facts[key] == {
+            "bits_per_dim": figure.bits_per_dim, "standard_error": figure.standard_error,
+            "images": 5, "data": "images", "note": "a note",
+        }  # fmt: skip
+    assert facts["validation"] == [{"bits_per_dim": 5.5}]
+    assert facts["test"]["bits_per_dim"] != facts["test_with_label"]["bits_per_dim"]
+    assert known_figure(facts) == facts["test"]["bits_per_dim"]

@@ -1,0 +1,106 @@
+"""What a training run works on: data, network and folder, chosen as their user names them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from scanline.model.config import PRESETS
+from scanline.model.data.published import Dataset
+from scanline.model.recipe import TrainingConfig
+from scanline.model.runs import Run, choose_network, run_folder, test_data, training_data
+from tests.conftest import tiny_config
+from tests.published import hide_other_data, write_cifar, write_mnist
+
+test_data.__test__ = False  # type: ignore[attr-defined]  # pytest takes it for a test
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    for j in range(25):
+        path = tmp_path / "pictures" / "ab"[j % 2] / f"{j:02}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (9, 7), (10 * j, 0, 0)).save(path)
+    return tmp_path / "pictures"
+
+
+def of_shape(*shape: int, classes: tuple[str, ...] = ()) -> Dataset:
+    return Dataset("images", np.zeros((1, *shape), np.uint8), None, classes)
+
+
+def test_at_most_a_tenth_of_a_folder_is_held_out(pictures: Path) -> None:
+    def sizes(hold_out: int) -> tuple[int, int]:
+        data, validation = training_data(None, pictures, 8, False, hold_out, None, False)
+        assert data.images.shape[1:] == (8, 8, 3)
+        assert data.classes == ("a", "b")
+        return len(data), 0 if validation is None else len(validation)
+
+    assert sizes(1000) == (23, 2)
+    assert sizes(1) == (24, 1)
+    assert sizes(0) == (25, 0)
+
+
+def test_a_data_set_is_trained_on_without_its_test_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hide_other_data(monkeypatch)
+    write_mnist(tmp_path / "mnist")
+    for name in ("mnist", "mnist-paper"):
+        data, validation = training_data(name, None, 28, False, 2, tmp_path, False)
+        assert validation is not None
+        assert (len(data), len(validation)) == (4, 2)
+    for dataset, images in ((None, None), ("mnist", tmp_path)):
+        with pytest.raises(ValueError, match="say what to train on"):
+            training_data(dataset, images, 28, False, 0, tmp_path, False)
+    with pytest.raises(ValueError, match="there is no 'digits'; there are mnist"):
+        training_data("digits", None, 28, False, 0, tmp_path, False)
+
+
+def test_a_model_is_measured_on_a_folder_or_the_test_set_of_its_channels(
+    tmp_path: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hide_other_data(monkeypatch)
+    write_mnist(tmp_path / "mnist")
+    write_cifar(tmp_path / "cifar10")
+    grey, colour = tiny_config(), tiny_config(channels=3)
+    assert test_data(grey, None, pictures, None, False).images.shape == (25, 5, 4, 1)
+    assert test_data(colour, None, pictures, None, False).images.shape == (25, 5, 4, 3)
+    assert test_data(grey, None, None, tmp_path, False).images.shape[1:] == (28, 28, 1)
+    assert test_data(colour, None, None, tmp_path, False).images.shape[1:] == (32, 32, 3)
+    assert test_data(colour, "mnist", None, tmp_path, False).images.shape[1:] == (28, 28, 1)
+
+
+def test_a_network_is_a_preset_or_the_nearest_to_the_data() -> None:
+    assert choose_network("cifar10-paper", of_shape(32, 32, 3)) == PRESETS["cifar10-paper"]
+    grey = choose_network(None, of_shape(9, 7, 1, classes=("a", "b")))
+    assert (grey.height, grey.width, grey.channels, grey.classes) == (9, 7, 1, ("a", "b"))
+    assert (grey.d_model, grey.head) == (PRESETS["mnist"].d_model, PRESETS["mnist"].head)
+    colour = choose_network(None, of_shape(9, 7, 3))
+    assert (colour.channels, colour.head) == (3, PRESETS["cifar10"].head)
+    changed = choose_network("mnist", of_shape(28, 28, 1), layers=3, width=64, heads=2)
+    assert (changed.n_layers, changed.d_model, changed.d_ff, changed.n_heads) == (3, 64, 256, 2)
+
+
+def test_a_run_has_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_folder(None, "mnist", None, resume=False) == Path("runs/mnist")
+    assert run_folder(None, None, Path("my/cats"), resume=False) == Path("runs/cats")
+    assert run_folder(Path("here"), "mnist", None, resume=False) == Path("here")
+    with pytest.raises(ValueError, match="no run to resume in here"):
+        run_folder(Path("here"), "mnist", None, resume=True)
+    Path("here").mkdir()
+    Path("here/training.pt").touch()
+    assert run_folder(Path("here"), "mnist", None, resume=True) == Path("here")
+    with pytest.raises(ValueError, match="add --resume"):
+        run_folder(Path("here"), "mnist", None, resume=False)
+
+
+def test_a_run_is_resumed_or_begun_with_weights_not_both(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="leave one of them out"):
+        Run(
+            network=tiny_config(), recipe=TrainingConfig(steps=1), folder=tmp_path,
+            resume=True, start_from=tmp_path / "a.safetensors",
+        )  # fmt: skip
