@@ -6,7 +6,6 @@ import asyncio
 import base64
 import contextlib
 import json
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, Literal
 
@@ -74,8 +73,8 @@ async def wait_finished(generation: Generation, gone: asyncio.Task[Any]) -> None
 
 def usage(generation: Generation) -> dict[str, float | int]:
     """Count what a generation took: pixels drawn, seconds in all and in the queue."""
-    now = generation.ended or time.monotonic()
-    started = generation.started or now
+    now = generation.clock() if generation.ended is None else generation.ended
+    started = now if generation.started is None else generation.started
     seconds = now - started
     return {
         "pixels": generation.drawn,
@@ -129,7 +128,7 @@ async def stream_events(
     as each is finished, its pixels as ``output`` says, and ``completed`` or ``error`` at the end.
     Comments keep an idle connection open. Raises ``ClientGoneError`` when the client leaves.
     """
-    config = generation.config
+    config, loop = generation.config, asyncio.get_running_loop()
     sequence = last_event_id or 0
     if last_event_id is None:
         yield _event("started", {
@@ -158,11 +157,11 @@ async def stream_events(
                 yield _event("image", image_json(generation, image, output))
         if finished:
             break
-        sent = time.monotonic()
+        sent = loop.time()
         while not await news(generation, gone, KEEP_ALIVE_SECONDS, seen):
             yield format_sse_event(comment="keep-alive")
         if sequence > before:
-            await asyncio.sleep(max(0.0, sent + 1 / EVENTS_PER_SECOND - time.monotonic()))
+            await asyncio.sleep(max(0.0, sent + 1 / EVENTS_PER_SECOND - loop.time()))
     if generation.error:
         yield _event("error", error_body(500, generation.error, code="generation_failed"))
     else:
