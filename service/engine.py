@@ -11,7 +11,7 @@ import numpy as np
 
 from scanline.model.decoders.contract import Decoder, Inputs
 from scanline.model.noise import image_noise
-from scanline.service.generation import FinishReason, Generation, Image, Place, Status
+from scanline.service.generation import Clock, FinishReason, Generation, Image, Place, Status
 from scanline.service.queue import Limits, Queue
 
 log = logging.getLogger("scanline.engine")
@@ -24,7 +24,7 @@ ADMIT_SHARE = 32  # or one slot in so many, where that is more
 class _Step(NamedTuple):
     """A call of the decoder: so many slots by so many pixels, ``drawn`` of them in all.
 
-    It ``began`` at that ``time.perf_counter``, and the launch alone took so many seconds.
+    It ``began`` at that time of the engine's clock, and the launch alone took so many seconds.
     """
 
     slots: int
@@ -47,11 +47,16 @@ class Engine:
     """Draws the generations of its ``queue``, thousands of images at once, until closed."""
 
     def __init__(
-        self, name: str, decoder: Decoder, limits: Limits, observer: Observer | None = None
+        self,
+        name: str,
+        decoder: Decoder,
+        limits: Limits,
+        observer: Observer | None = None,
+        clock: Clock = time.perf_counter,
     ) -> None:
         self.name, self.decoder = name, decoder
-        self.queue = Queue(name, decoder.config, limits)
-        self._observer = observer
+        self.queue = Queue(name, decoder.config, limits, clock)
+        self._observer, self._clock = observer, clock
         self._free = list(range(decoder.max_slots - 1, -1, -1))
         self._running: dict[int, tuple[Generation, Image]] = {}
         self._drawing: dict[Generation, int] = {}  # how many of its images run
@@ -120,7 +125,7 @@ class Engine:
         taken = self.queue.take(min(most, len(self._free)))
         if not taken:
             return
-        now = time.monotonic()
+        now = self._clock()
         for generation, image in taken:
             if generation.started is None:
                 generation.started = now
@@ -160,18 +165,18 @@ class Engine:
         n = min(max(1, int(STEP_SECONDS / (self._pixel_seconds * joined))), config.width)
         if self.queue.waiting:  # stop where the first slot comes free, unless that is soon
             n = min(n, max(int(left.min()), n // 2, 1))
-        began = time.perf_counter()
+        began = self._clock()
         self.decoder.launch(slots, n)
-        took = time.perf_counter() - began
+        took = self._clock() - began
         return _Step(len(slots), n, int(np.minimum(left, n).sum()), began, took)
 
     def _land(self, step: _Step | None) -> None:
         """Wait until the step is done, and measure what the decoder took."""
         if step is None:
             return
-        landing = time.perf_counter()
+        landing = self._clock()
         self.decoder.land()
-        now = time.perf_counter()
+        now = self._clock()
         took = step.took + now - landing  # what was done meanwhile costs nothing on a device
         if step.drawn:
             self._pixel_seconds, self._measured = max(took / step.pixels, 1e-7), step.slots
@@ -184,7 +189,7 @@ class Engine:
     def _publish(self) -> None:
         """Move positions forward, finish what is complete, and wake the readers."""
         np.copyto(self._published, self.decoder.positions)
-        now = time.monotonic()
+        now = self._clock()
         drawing = list(self._drawing)
         slots = np.fromiter(self._running, np.int32, len(self._running))
         for slot in slots[self._published[slots] == self.decoder.config.pixels].tolist():

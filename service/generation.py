@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from scanline.model.config import ModelConfig
 from scanline.model.noise import image_seed
 
+Clock = Callable[[], float]  # seconds, never going back; one for an engine and all it holds
+
 
 class Status(StrEnum):
     """Where an image stands."""
@@ -114,10 +116,16 @@ class Image:
 class Generation:
     """One request being worked on, safe to read from any thread.
 
-    Times are ``time.monotonic`` seconds. ``error`` says, for a user, why images ended in error.
+    Times are seconds of its ``clock``. ``error`` says, for a user, why images ended in error.
     """
 
-    def __init__(self, model: str, config: ModelConfig, request: Request) -> None:
+    def __init__(
+        self,
+        model: str,
+        config: ModelConfig,
+        request: Request,
+        clock: Clock = time.perf_counter,
+    ) -> None:
         self.id = f"gen_{secrets.token_hex(12)}"
         self.model, self.config, self.request = model, config, request
         empty = np.zeros((config.pixels, config.channels), np.uint8)
@@ -126,7 +134,8 @@ class Generation:
         self.next_index = 0  # the first image not yet admitted
         self.unfinished = request.n
         self.queue_position = 0  # images ahead of it when it came
-        self.created = time.monotonic()
+        self.clock = clock
+        self.created = clock()
         self.started: float | None = None  # first image admitted
         self.first_pixel: float | None = None
         self.ended: float | None = None

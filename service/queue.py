@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from scanline.model.config import ModelConfig
-from scanline.service.generation import Generation, Image, Request
+from scanline.service.generation import Clock, Generation, Image, Request
 
 FIRST_READER_SECONDS = 5.0  # a generation that nobody has come to read by then is cancelled
 
@@ -47,11 +46,11 @@ class Queue:
     ``rate``, pixels drawn a second, is the engine's to say.
     """
 
-    def __init__(self, name: str, config: ModelConfig, limits: Limits) -> None:
+    def __init__(self, name: str, config: ModelConfig, limits: Limits, clock: Clock) -> None:
         self.limits = limits
         self.waiting = 0  # images
         self.rate = 0.0
-        self._name, self._config = name, config
+        self._name, self._config, self._clock = name, config, clock
         self._order: deque[Generation] = deque()  # those with images not yet taken
         self._live: dict[str, Generation] = {}
         self._leaving: set[Generation] = set()  # cancelled, or without a reader
@@ -64,13 +63,13 @@ class Queue:
 
     def submit(self, request: Request) -> Generation:
         """Queue a request, or raise ``QueueFullError`` or ``ClosedError``."""
-        generation = Generation(self._name, self._config, request)
+        generation = Generation(self._name, self._config, request, self._clock)
         with self._changed:
             self._check_room(request.n)
             generation.queue_position = self.waiting
             # Until its first reader comes it counts as abandoned: nothing runs for nobody.
             wait = max(self.limits.grace, FIRST_READER_SECONDS)
-            generation.abandoned = time.monotonic() + wait
+            generation.abandoned = self._clock() + wait
             self._order.append(generation)
             self._live[generation.id] = generation
             self._leaving.add(generation)
@@ -113,7 +112,7 @@ class Queue:
                 generation.readers -= 1
                 if generation.readers == 0:
                     wait = self.limits.grace if grace is None else grace
-                    generation.abandoned = time.monotonic() + wait
+                    generation.abandoned = self._clock() + wait
                     self._let_go(generation)
 
     def close(self, drain: float) -> None:
@@ -122,7 +121,7 @@ class Queue:
         Closing once more can make the time shorter, never longer.
         """
         with self._changed:
-            end = time.monotonic() + drain
+            end = self._clock() + drain
             self._closing = end if self._closing is None else min(end, self._closing)
             self._changed.notify()
 
@@ -145,7 +144,7 @@ class Queue:
             self._changed.notify()
 
     def _forget_old(self) -> None:
-        oldest_kept = time.monotonic() - self.limits.keep_seconds
+        oldest_kept = self._clock() - self.limits.keep_seconds
         while self._finished:
             first = next(iter(self._finished.values()))
             assert first.ended is not None
@@ -163,7 +162,7 @@ class Queue:
                 if self.closed:
                     return False
                 self._changed.wait()
-            if self._closing is not None and time.monotonic() >= self._closing:
+            if self._closing is not None and self._clock() >= self._closing:
                 for generation in self._live.values():
                     generation.error = "the server is shutting down; send the request again"
                     generation.cancelled = True
@@ -172,7 +171,7 @@ class Queue:
 
     def leavers(self) -> list[Generation]:
         """Give those to end now, cancelled or left by their readers for too long; each once."""
-        now = time.monotonic()
+        now = self._clock()
         with self._changed:
             for generation in self._leaving:
                 if generation.abandoned is not None and now >= generation.abandoned:
@@ -208,5 +207,5 @@ class Queue:
             self._leaving.discard(generation)
             self._finished[generation.id] = generation
             self._kept += generation.request.n
-            generation.finish(time.monotonic())
+            generation.finish(self._clock())
             self._forget_old()

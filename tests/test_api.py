@@ -31,6 +31,7 @@ from scanline.model.noise import image_noise, image_seed
 from scanline.service.api.events import stream_events
 from scanline.service.api.requests import Granularity
 from scanline.service.app import create_app
+from scanline.service.engine import Engine
 from scanline.service.generation import FinishReason, Generation, Place, Request
 from scanline.service.pictures import MAX_PIXELS
 from scanline.service.server import Scanline
@@ -49,6 +50,7 @@ from tests.service_fixtures import (
     parse_sse,
     random_picture,
     rebuild,
+    settings,
     tiny_model,
     until,
 )
@@ -127,8 +129,7 @@ def held(**fields: Any) -> Iterator[tuple[Here, Held]]:
         yield here, decoder
     finally:
         decoder.opened.set()
-        until(lambda: not here.scanline.models["fake"].engine.queue._live)
-        assert idle(here.scanline)
+        until(lambda: idle(here.scanline), "an idle server")
         next(server, None)
 
 
@@ -573,28 +574,32 @@ def test_a_stream_not_resumed_frees_its_slots_after_the_grace() -> None:
     for here, decoder in held(grace_seconds=0.05):
         engine = here.scanline.models["fake"].engine
         decoder.let(3)
-        read_some(here, "/v1/samples", 1, "POST", json={"n": 9, "stream": True})
-        until(lambda e=engine: not e.queue._live, "the cancel")  # type: ignore[misc]
+        raw = read_some(here, "/v1/samples", 1, "POST", json={"n": 9, "stream": True})
+        generation = engine.queue.find(parse_sse(raw, complete=False)[0].data["id"])
+        assert generation is not None
+        until(lambda g=generation: g.finished, "the cancel")  # type: ignore[misc]
+        assert {i.finish_reason for i in generation.images} == {FinishReason.CANCELLED}
         assert idle(here.scanline)
-        assert not decoder.opened.is_set()
 
 
 def test_two_readers_at_once_see_the_same(holding: tuple[Here, Held]) -> None:
     here, decoder = holding
-    with ThreadPoolExecutor(3) as pool:
-        body = {"n": 3, "seed": 5, "stream": True}
-        first = pool.submit(here.client.post, "/v1/samples", json=body)
-        engine = here.scanline.models["fake"].engine
-        until(lambda: engine.queue._live)
-        (generation,) = engine.queue._live.values()
-        url = f"/v1/generations/{generation.id}/events"
+    body = {"n": 3, "seed": 5, "stream": True}
+    with (
+        ThreadPoolExecutor(2) as pool,
+        here.client.stream("POST", "/v1/samples", json=body) as first,
+    ):
+        identifier = first.headers["x-generation-id"]
+        generation = here.scanline.models["fake"].engine.queue.find(identifier)
+        assert generation is not None
+        url = f"/v1/generations/{identifier}/events"
         others = [pool.submit(here.client.get, url, params={"granularity": g})
                   for g in ("row", "pixel")]  # fmt: skip
         until(lambda: generation.readers == 3)
         decoder.let(11)
         decoder.opened.set()
-        for reply in (first, *others):
-            assert len(check_stream(parse_sse(reply.result().content), GREY)) == 3
+        for content in (first.read(), *(other.result().content for other in others)):
+            assert len(check_stream(parse_sse(content), GREY)) == 3
 
 
 def test_looking_at_and_cancelling_a_generation(holding: tuple[Here, Held]) -> None:
@@ -624,21 +629,22 @@ def test_looking_at_and_cancelling_a_generation(holding: tuple[Here, Held]) -> N
     check_error(here.client.get("/v1/generations/gen_no/events"), 404, "generation_not_found")
 
 
-def test_a_json_client_that_leaves_frees_its_slots(holding: tuple[Here, Held]) -> None:
-    here, decoder = holding
-    engine = here.scanline.models["fake"].engine
+def test_a_json_client_that_leaves_frees_its_slots_whatever_the_grace() -> None:
+    for here, _ in held(grace_seconds=3600):
+        engine = here.scanline.models["fake"].engine
 
-    async def leave() -> None:
-        async with httpx.AsyncClient(base_url=here.url, timeout=60) as client:
-            asking = asyncio.create_task(client.post("/v1/samples", json={"n": 9}))
-            while not engine.slots_in_use:  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
-            asking.cancel()
-            await asyncio.gather(asking, return_exceptions=True)
+        async def leave(url: str = here.url, engine: Engine = engine) -> None:
+            async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+                asking = asyncio.create_task(client.post("/v1/samples", json={"n": 9}))
+                await asyncio.to_thread(until, lambda: engine.slots_in_use)
+                asking.cancel()
+                await asyncio.gather(asking, return_exceptions=True)
 
-    asyncio.run(leave())
-    until(lambda: not engine.queue._live, "the cancel")
-    assert not decoder.opened.is_set()
+        asyncio.run(leave())
+        until(lambda s=here.scanline: idle(s), "free slots")  # type: ignore[misc]
+        # None was drawn to its end: the decoder is still held.
+        cancelled = 'scanline_images_total{finish_reason="cancelled",model="fake"} 9.0'
+        assert cancelled in here.client.get("/metrics").text
 
 
 # --- errors -------------------------------------------------------------------------------------
@@ -1102,6 +1108,24 @@ def test_the_list_of_models(here: Here) -> None:
     assert colour["bits_per_dim"] is None
     assert here.client.get("/v1/models/colour").json() == colour
     assert here.samples(seed=1).json()["model"] == "grey"  # the default is the first
+
+
+@pytest.mark.parametrize(
+    ("facts", "figure"),
+    [
+        ({}, None),
+        ({"validation": []}, None),
+        ({"validation": [{"bits_per_dim": 5.0}, {"bits_per_dim": 4.0}]}, 4.0),
+        ({"validation": [{"bits_per_dim": 4.0}], "test": {"bits_per_dim": 4.5}}, 4.5),
+        ({"test": {"bits_per_dim": 4.5}, "test_with_label": {"bits_per_dim": 4.4}}, 4.5),
+    ],
+    ids=["nothing", "none yet", "the last validation", "the test above it", "without a label"],
+)
+def test_the_figure_of_a_model(facts: dict[str, Any], figure: float | None) -> None:
+    scanline = Scanline(settings())
+    app = create_app(scanline, lambda: scanline.open([Checkpoint("grey", tiny_model(), facts)]))
+    with listening(app, lambda: scanline.ready) as url:
+        assert httpx.get(f"{url}/v1/models/grey").json()["bits_per_dim"] == figure
 
 
 def test_the_documentation_describes_what_there_is(here: Here) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -28,6 +29,7 @@ from scanline.model.decoders.opening import open_decoder
 from scanline.model.decoders.reference import ReferenceDecoder
 from scanline.model.network import LinearTransformer
 from tests.conftest import ROOT, TOLERANCES, assert_close, random_network, tiny_config
+from tests.service_fixtures import until
 from tests.test_decoder import blank, every_kind, masked, network_of
 from tests.test_network import FEW, every_variant
 
@@ -502,13 +504,30 @@ def test_the_gil_is_released() -> None:
     assert turns > 10
 
 
-def test_an_idle_decoder_uses_no_cpu() -> None:
+def test_the_threads_of_an_idle_decoder_sleep() -> None:
+    tasks = Path("/proc/self/task")
+    if not tasks.is_dir():
+        pytest.skip("only Linux tells what a thread does")
+    before = set(tasks.iterdir())
     decoder = NativeDecoder(TINY, 8, 4)
     decoder.step(np.arange(8, dtype=np.int32), 5)
-    time.sleep(0.05)  # the threads spin for a moment in case there is more
-    before = time.process_time()
+    workers = set(tasks.iterdir()) - before
+    assert len(workers) == 3  # the fourth is the caller's
+
+    def woken() -> list[int] | None:
+        """Count how often each thread has been put on a core; None while one of them runs."""
+        counts = []
+        for worker in workers:
+            status = (worker / "status").read_text()
+            if "\nState:\tS" not in status:
+                return None
+            counts.append(sum(int(n) for n in re.findall(r"ctxt_switches:\t(\d+)", status)))
+        return counts
+
+    until(woken, "sleep")  # the threads spin for a moment in case there is more
+    asleep = woken()
     time.sleep(0.3)
-    assert time.process_time() - before < 0.1
+    assert woken() == asleep
 
 
 # The benchmark.

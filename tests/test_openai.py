@@ -17,7 +17,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from scanline.service.generation import Request
+from scanline.service.generation import FinishReason, Request
 from scanline.service.server import Scanline
 from tests.service_fixtures import (
     COLOUR,
@@ -226,6 +226,27 @@ def test_an_edit_scales_16_bits_and_refuses_32(client: openai.OpenAI) -> None:
         assert (refused.value.code, refused.value.param) == ("invalid_image", "image")
 
 
+@pytest.mark.parametrize("factor", [1, 4])
+@pytest.mark.parametrize("where", ["mask", "picture"])
+def test_only_what_is_wholly_transparent_is_painted(
+    client: openai.OpenAI, where: str, factor: int
+) -> None:
+    """In an enlarged picture, a pixel with a part that is."""
+    alpha = np.full((6 * factor, 5 * factor), 255, np.uint8)
+    alpha[: 2 * factor] = np.resize([1, 64, 127, 128, 254], alpha[: 2 * factor].shape)
+    alpha[3 * factor, 2 * factor] = alpha[-1, -1] = 0
+    grey = Image.new("L", alpha.shape[::-1], 90)
+    sent = encode(Image.merge("LA", (grey, Image.fromarray(alpha))))
+    beside = where == "mask"
+    reply = client.images.edit(
+        image=encode(grey) if beside else sent, mask=sent if beside else openai.omit, prompt="",
+        n=8, extra_body={"seed": 9},
+    )  # fmt: skip
+    assert reply.data is not None
+    drawn = np.stack([pixels_of(item.b64_json).ravel() for item in reply.data])
+    assert np.flatnonzero(drawn.std(0)).tolist() == [17, 29]  # the same in all: known
+
+
 def test_an_edit_without_a_mask_paints_the_transparent_part(client: openai.OpenAI) -> None:
     picture, paint = random_picture(), np.zeros((6, 5), bool)
     paint[3:] = True
@@ -360,14 +381,27 @@ def test_a_stream_has_neither_ids_nor_comments(http: httpx.Client) -> None:
     assert all(event.id is None and event.data["type"] == event.name for event in events)
 
 
-def test_leaving_a_stream_frees_its_slots(server: tuple[Scanline, str]) -> None:
-    decoder, hold = FakeDecoder(GREY, 2), threading.Event()
-    decoder.before_step = lambda slots: (hold.wait(), None)[1] if decoder.steps[2:] else None
-    scanline, app = build(decoders={"grey": decoder})
+def test_leaving_a_stream_cancels_it_whatever_the_grace() -> None:
+    decoder, left = FakeDecoder(GREY, 2), threading.Event()
+
+    def hold(slots: list[int]) -> None:
+        left.wait()
+
+    decoder.before_step = hold
+    scanline, app = build({"grace_seconds": 3600}, {"grey": decoder})
     with listening(app, lambda: scanline.ready) as url, stock(url) as client:
-        stream = client.images.generate(prompt="", n=2, stream=True, partial_images=3)
-        stream.close()
-        hold.set()
+        try:
+            stream = client.images.generate(prompt="", n=3, stream=True, partial_images=3)
+            identifier = stream.response.headers["x-generation-id"]
+            generation = scanline.models["grey"].engine.queue.find(identifier)
+            assert generation is not None
+            until(lambda: generation.readers == 1)
+            stream.close()
+            until(lambda: generation.readers == 0, "the server's noticing")
+        finally:
+            left.set()
+        until(lambda: generation.finished)
+        assert {image.finish_reason for image in generation.images} == {FinishReason.CANCELLED}
         until(lambda: idle(scanline))
 
 

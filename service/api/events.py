@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -93,7 +92,7 @@ async def stream_events(
     as each is finished, its pixels as ``output`` says, and ``completed`` or ``error`` at the end.
     Comments keep an idle connection open. Raises ``ClientGoneError`` when the client leaves.
     """
-    sequence = last_event_id or 0
+    sequence, loop = last_event_id or 0, asyncio.get_running_loop()
     if last_event_id is None:
         yield sse_event("started", Started.of(generation))
     cursors = [0] * len(generation.images)
@@ -113,11 +112,11 @@ async def stream_events(
                 yield sse_event("image", image_reply(generation, image, output))
         if finished:
             break
-        sent = time.monotonic()
+        sent = loop.time()
         while not await news(generation, gone, KEEP_ALIVE_SECONDS, seen):
             yield KEEP_ALIVE
         if sequence > before:
-            await asyncio.sleep(max(0.0, sent + 1 / EVENTS_PER_SECOND - time.monotonic()))
+            await asyncio.sleep(max(0.0, sent + 1 / EVENTS_PER_SECOND - loop.time()))
     if generation.error:
         yield sse_event("error", error_reply(500, generation.error, code="generation_failed"))
     else:

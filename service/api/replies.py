@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import time
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -100,8 +99,8 @@ class Usage(BaseModel):
     @classmethod
     def of(cls, generation: Generation) -> Usage:
         """Count what a generation took so far."""
-        now = generation.ended or time.monotonic()
-        started = generation.started or now
+        now = generation.clock() if generation.ended is None else generation.ended
+        started = now if generation.started is None else generation.started
         seconds = now - started
         return cls(
             pixels=generation.drawn,

@@ -1,0 +1,75 @@
+"""The end of an engine: no more work is taken, and what there is has its time to finish."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from scanline.service.engine import Engine
+from scanline.service.generation import FinishReason, Request, Status
+from scanline.service.queue import ClosedError, Limits
+from tests.clocks import Clock
+from tests.engine.fixtures import Gate, assert_empty, assert_right, finished, running
+from tests.service_fixtures import GREY, FakeDecoder, until
+
+
+def test_closing_lets_what_there_is_finish_and_takes_no_more() -> None:
+    decoder = FakeDecoder(GREY, 1)
+    gate = Gate(decoder)
+    with running(decoder) as engine:
+        generation = engine.queue.submit(Request(n=3, seed=0))
+        gate.wait()
+        closing = threading.Thread(target=engine.close, args=(60.0,))
+        with engine.queue.reading(generation):
+            closing.start()
+            until(lambda: not engine.alive)
+            for refused in (engine.queue.submit, lambda r: engine.queue.check_room(r.n)):
+                with pytest.raises(ClosedError, match="shutting down"):
+                    refused(Request(n=1, seed=0))
+            gate.open()
+            closing.join()
+            assert generation.finished
+            assert_right(generation)
+        assert_empty(engine)
+        engine.close(0)  # once more is no error
+
+
+def test_closing_cuts_off_what_takes_longer_than_the_drain_time() -> None:
+    decoder, clock = FakeDecoder(GREY, 1), Clock()
+    gate = Gate(decoder)
+    with running(decoder, clock=clock) as engine:
+        generation = engine.queue.submit(Request(n=200, seed=0))
+        gate.wait()
+        with engine.queue.reading(generation):
+            engine.queue.close(drain=10)
+            clock.now += 9.9
+            gate.turn(2)
+            assert generation.status is Status.RUNNING
+            clock.now += 0.1
+            gate.let(1)
+            finished(generation)
+        assert {i.finish_reason for i in generation.images} == {FinishReason.ERROR}
+        assert generation.error is not None
+        assert "shutting down" in generation.error
+
+
+def test_closing_again_makes_the_time_shorter_never_longer() -> None:
+    decoder, clock = FakeDecoder(GREY, 1), Clock()
+    gate = Gate(decoder)
+    with running(decoder, clock=clock) as engine:
+        generation = engine.queue.submit(Request(n=200, seed=0))
+        gate.wait()
+        with engine.queue.reading(generation):
+            for drain in (3600, 10, 3600):
+                engine.queue.close(drain)
+            gate.turn(1)
+            assert generation.status is Status.RUNNING
+            clock.now += 10
+            gate.let(1)
+            finished(generation)
+        assert generation.images[-1].finish_reason is FinishReason.ERROR
+
+
+def test_an_engine_never_started_closes() -> None:
+    Engine("fake", FakeDecoder(GREY, 1), Limits()).close(0)

@@ -1,0 +1,152 @@
+"""A decoder that raises: what it touched ends in error, and nothing else; no slot is ever lost."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from scanline.service.generation import FinishReason, Generation, Request
+from scanline.service.queue import QueueFullError
+from tests.engine.fixtures import (
+    BOTH,
+    Gate,
+    Heard,
+    assert_every_slot_is_free,
+    assert_right,
+    completion,
+    finished,
+    running,
+)
+from tests.service_fixtures import GREY, FakeDecoder, until
+
+
+@BOTH
+def test_a_step_that_raises_ends_what_it_touched_and_nothing_else(
+    decoders: type[FakeDecoder],
+) -> None:
+    heard = Heard()
+    decoder = decoders(GREY, 2)
+    gate = Gate(decoder)
+    with running(decoder, heard) as engine:
+        touched = engine.queue.submit(Request(n=3, seed=0))
+        gate.wait()
+        spared = engine.queue.submit(Request(n=2, seed=10))
+
+        def fail(slots: list[int]) -> None:
+            decoder.before_step = lambda slots: None
+            raise RuntimeError("the step is broken")
+
+        with engine.queue.reading(touched), engine.queue.reading(spared):
+            decoder.before_step = fail
+            gate.open()
+            assert_right(spared)
+            finished(touched)
+        assert {i.finish_reason for i in touched.images} == {FinishReason.ERROR}
+        assert touched.error is not None
+        assert "send the request again" in touched.error
+        assert spared.error is None
+        after = engine.queue.submit(Request(n=5, seed=3))
+        with engine.queue.reading(after):
+            assert_right(after)
+        assert heard.reasons == {FinishReason.ERROR: 3, FinishReason.LENGTH: 7}
+        assert_every_slot_is_free(engine, decoder)
+
+
+@pytest.mark.parametrize("where", ["reset", "load", "prefill"])
+def test_a_load_that_raises_ends_only_the_images_that_it_would_have_loaded(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = FakeDecoder(GREY, 3)
+    gate = Gate(decoder)
+    with running(decoder) as engine:
+        runs = engine.queue.submit(Request(n=1, seed=0))
+        gate.wait()
+
+        def fail(*_: object) -> None:
+            monkeypatch.undo()
+            raise RuntimeError(f"{where} is broken")
+
+        monkeypatch.setattr(decoder, where, fail)
+        touched = engine.queue.submit(completion(GREY, 1, np.arange(GREY.pixels) < 8, n=4))
+        with engine.queue.reading(runs), engine.queue.reading(touched):
+            gate.open()
+            finished(touched)
+            assert {i.finish_reason for i in touched.images} == {FinishReason.ERROR}
+            assert_right(runs)
+        assert_every_slot_is_free(engine, decoder)
+        after = engine.queue.submit(completion(GREY, 1, np.arange(GREY.pixels) < 8, n=4))
+        with engine.queue.reading(after):
+            assert_right(after)
+
+
+def test_failing_for_ever_ends_every_generation_and_the_engine_lives() -> None:
+    decoder = FakeDecoder(GREY, 2)
+
+    def fail(slots: list[int]) -> None:
+        raise MemoryError
+
+    decoder.before_step = fail
+    with running(decoder) as engine:
+        for seed in range(20):
+            generation = engine.queue.submit(Request(n=3, seed=seed))
+            with engine.queue.reading(generation):
+                finished(generation)
+            assert generation.error
+        assert engine.alive
+
+
+@BOTH
+def test_slots_come_back_after_thousands_of_random_arrivals_and_cancels(
+    decoders: type[FakeDecoder],
+) -> None:
+    heard = Heard()
+    decoder = decoders(dataclasses.replace(GREY, height=2, width=2), 7)
+    failures = random.Random(5)
+
+    def sometimes(slots: list[int]) -> None:
+        if failures.random() < 0.01:
+            raise RuntimeError("now and then")
+
+    decoder.before_step = decoder.before_load = sometimes
+    generations: list[Generation] = []
+    with running(decoder, heard, max_waiting=60, keep_finished=10, grace=0.0) as engine:
+
+        def arrive(number: int) -> None:
+            draw = random.Random(number)
+            for _ in range(500):
+                request = Request(n=draw.randint(1, 9), seed=draw.getrandbits(64))
+                try:
+                    generation = engine.queue.submit(request)
+                except QueueFullError:
+                    time.sleep(0.001)
+                    continue
+                generations.append(generation)
+                how = draw.random()
+                with engine.queue.reading(generation):
+                    if how < 0.5:
+                        finished(generation)
+                        if generation.error is None:
+                            assert_right(generation)
+                if how > 0.8:
+                    engine.queue.cancel(generation)
+
+        threads = [threading.Thread(target=arrive, args=(j,)) for j in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        until(lambda: all(generation.finished for generation in generations))
+        asked = sum(generation.request.n for generation in generations)
+        assert asked > 1000
+        assert sum(heard.reasons.values()) == asked
+        assert set(heard.reasons) == set(FinishReason)
+        kept = [g.request.n for g in generations if engine.queue.find(g.id) is not None]
+        assert sum(kept) <= 10
+        assert engine.alive
+        decoder.before_step = decoder.before_load = lambda slots: None
+        assert_every_slot_is_free(engine, decoder)

@@ -1,0 +1,163 @@
+"""Who gets a slot and when: turns between requests, and steps short enough to let others in."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+
+import numpy as np
+import pytest
+
+from scanline.service.generation import Generation, Request, Status
+from tests.clocks import Clock
+from tests.engine.fixtures import (
+    Gate,
+    assert_right,
+    completion,
+    finished,
+    opened,
+    running,
+    seeds_in,
+)
+from tests.service_fixtures import GREY, FakeDecoder, until
+
+WIDE = dataclasses.replace(GREY, height=4, width=8)
+
+
+def test_a_small_request_is_not_starved_and_admission_goes_round() -> None:
+    decoder = FakeDecoder(GREY, 2)
+    held, submitted = threading.Event(), threading.Event()
+    generations: list[Generation] = []
+    order: list[int] = []  # seeds, as they are admitted
+
+    def note(slots: list[int]) -> None:
+        held.set()
+        submitted.wait()
+        order.extend(seeds_in(slots, generations))
+
+    decoder.before_load = note
+    with running(decoder) as engine:
+        try:
+            generations.append(large := engine.queue.submit(Request(n=500, seed=0)))
+            held.wait()
+            generations.append(small := engine.queue.submit(Request(n=1, seed=1000)))
+            generations.append(middle := engine.queue.submit(Request(n=2, seed=2000)))
+        finally:
+            submitted.set()
+        assert small.queue_position == 498
+        assert middle.queue_position == 499
+        with engine.queue.reading(large), engine.queue.reading(small), engine.queue.reading(middle):
+            assert_right(small)
+            assert_right(middle)
+            engine.queue.cancel(large)
+            finished(large)
+    assert order[:8] == [0, 1, 2, 1000, 2000, 3, 2001, 4]
+
+
+def test_slots_are_given_in_turn_between_requests() -> None:
+    decoder = FakeDecoder(GREY, 1)
+    order: list[int] = []
+    with opened(decoder) as engine:
+        requests = [Request(n=3, seed=100), Request(n=2, seed=200), Request(n=2, seed=300)]
+        generations = [engine.queue.submit(request) for request in requests]
+        decoder.before_load = lambda slots: order.extend(seeds_in(slots, generations))
+        engine.start()
+        for generation in generations:
+            with engine.queue.reading(generation):
+                assert_right(generation)
+    assert order == [100, 200, 300, 101, 201, 301, 102]
+
+
+def test_an_image_is_admitted_between_any_two_steps() -> None:
+    decoder = FakeDecoder(GREY, 2)
+    gate = Gate(decoder)
+    with running(decoder) as engine:
+        first = engine.queue.submit(Request(n=1, seed=0))
+        gate.wait()
+        second = engine.queue.submit(Request(n=1, seed=1))
+        gate.let(1)
+        until(lambda: second.status is Status.RUNNING)
+        assert first.status is Status.RUNNING
+        assert first.images[0].position < GREY.pixels
+        gate.open()
+        assert_right(first)
+        assert_right(second)
+    # The first step was of one image, the second of both.
+    assert [len(slots) for slots, _ in decoder.steps[:2]] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("slots", "crowd", "admitted"), [(200, 200, [64, 64, 64, 8]), (4096, 300, [128, 128, 44])]
+)
+def test_a_crowd_is_let_in_a_part_at_a_time_with_a_step_between(
+    slots: int, crowd: int, admitted: list[int]
+) -> None:
+    decoder = FakeDecoder(GREY, slots)
+    seen: list[tuple[str, int]] = []
+    decoder.before_load = lambda slots: seen.append(("load", len(slots)))
+    decoder.before_step = lambda slots: seen.append(("step", len(slots)))
+    with opened(decoder, clock=Clock()) as engine:
+        generation = engine.queue.submit(Request(n=crowd, seed=0))
+        engine.start()
+        with engine.queue.reading(generation):
+            assert_right(generation)
+    expected = []
+    for part in range(len(admitted)):
+        expected += [("load", admitted[part]), ("step", sum(admitted[: part + 1]))]
+    assert seen[: len(expected)] == expected
+
+
+@pytest.mark.parametrize(
+    ("left", "waiting", "steps"),
+    [
+        (6, 1, [1, 6, 8]),  # up to where the first slot comes free,
+        (2, 1, [1, 4]),  # but no shorter than half,
+        (6, 0, [1, 8]),  # and as far as a row where nobody waits
+    ],
+)
+def test_a_step_is_short_while_others_wait(left: int, waiting: int, steps: list[int]) -> None:
+    decoder = FakeDecoder(WIDE, 2)
+    known = np.arange(WIDE.pixels) < WIDE.pixels - 1 - left
+    # Its time standing still, the decoder is so fast that only these rules bound a step.
+    with opened(decoder, clock=Clock()) as engine:
+        requests = [completion(WIDE, 1, known), *(Request(n=1, seed=s) for s in range(1 + waiting))]
+        generations = [engine.queue.submit(request) for request in requests]
+        engine.start()
+        for generation in generations:
+            with engine.queue.reading(generation):
+                assert_right(generation)
+    assert [n for _, n in decoder.steps[: len(steps)]] == steps
+
+
+@pytest.mark.parametrize(
+    ("before", "change", "pixels"),
+    [(10, 10, 7), (1, 19, 1), (10, 0, 15), (20, -10, 15)],
+    ids=["twice", "twenty times", "as many", "half"],
+)
+def test_a_crowd_that_joins_does_not_make_one_long_step(
+    before: int, change: int, pixels: int
+) -> None:
+    """A pixel takes a thousandth of a second, so 15 fit into a step; of a larger crowd, fewer."""
+    decoder = FakeDecoder(dataclasses.replace(GREY, height=40, width=40), 20)
+    clock = Clock()
+    with opened(decoder, clock=clock) as engine:
+        staying = engine.queue.submit(Request(n=before + min(change, 0), seed=0))
+        leaving = engine.queue.submit(Request(n=-change, seed=0)) if change < 0 else None
+
+        def draw(slots: list[int]) -> None:
+            _, n = decoder.steps[-1]
+            clock.now += n / 1024  # a power of two, so that the sums are exact
+            if len(decoder.steps) == 3:
+                if change > 0:
+                    engine.queue.submit(Request(n=change, seed=50))
+                if leaving is not None:
+                    engine.queue.cancel(leaving)
+
+        decoder.before_step = draw
+        engine.start()
+        with engine.queue.reading(staying):
+            until(lambda: len(decoder.steps) >= 5)
+            engine.queue.cancel(staying)
+    assert [(len(slots), n) for slots, n in decoder.steps[:5]] == [
+        (before, 1), (before, 15), (before, 15), (before + change, pixels), (before + change, 15),
+    ]  # fmt: skip

@@ -1,0 +1,145 @@
+"""Readers on other threads: only an image's own pixels, news that is not missed, no memory held."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scanline.service.generation import FinishReason, Generation, Image, Place, Request
+from tests.engine.fixtures import BOTH, Gate, assert_right, drawn, finished, running
+from tests.service_fixtures import GREY, FakeDecoder, fake_image, until
+
+
+@BOTH
+def test_reading_while_slots_are_reused_never_gives_another_images_pixels(
+    decoders: type[FakeDecoder],
+) -> None:
+    decoder = decoders(GREY, 2)
+    errors: list[str] = []
+    done = threading.Event()
+    with running(decoder, keep_finished=0) as engine:
+        live: list[Generation] = []
+
+        def hammer() -> None:
+            while not done.is_set():
+                for generation in live:
+                    for image in generation.images:
+                        stop = image.position
+                        pixels = image.read(0, stop)
+                        if not np.array_equal(pixels, expected[image.seed][:stop]):
+                            errors.append(f"{image.seed} at {stop}: {pixels.ravel()}")
+
+        requests = [Request(n=4, seed=10 * j) for j in range(60)]
+        expected = {
+            request.seed + j: fake_image(GREY, request, j) for request in requests for j in range(4)
+        }
+        threads = [threading.Thread(target=hammer) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        try:
+            for first in range(0, len(requests), 3):
+                live[:] = [engine.queue.submit(r) for r in requests[first : first + 3]]
+                for generation in live:
+                    with engine.queue.reading(generation):
+                        finished(generation)
+        finally:
+            done.set()
+            for thread in threads:
+                thread.join()
+    assert not errors, errors[:3]
+
+
+class Late:
+    """An array, seen through by a reader too slow: meanwhile ``end`` runs, the slot is reused."""
+
+    def __init__(self, values: NDArray[Any], end: Callable[[], None], reused: int) -> None:
+        self._values, self._end, self._reused = values, end, reused
+
+    def __getitem__(self, part: int | slice) -> object:
+        self._end()
+        self._values[:] = self._reused
+        return self._values[part]
+
+    def copy(self) -> NDArray[Any]:
+        return self._values.copy()
+
+
+def test_an_image_that_ends_during_a_read_is_read_again() -> None:
+    """The race itself, with the turn of events made sure by an array that ends the image."""
+    row, position = np.full((4, 1), 7, np.uint8), np.full(1, 4, np.int32)
+    image = Image(0, 0, Place(row, position))
+    late = Late(row, lambda: image.finish(FinishReason.LENGTH, None), reused=99)
+    image.run(0, Place(cast("NDArray[np.uint8]", late), position))
+    assert image.read(0, 4).ravel().tolist() == [7, 7, 7, 7]
+
+
+def test_an_image_that_ends_while_its_position_is_read_is_asked_again() -> None:
+    row, position = np.full((4, 1), 7, np.uint8), np.full(1, 4, np.int32)
+    image = Image(0, 0, Place(row, position))
+    late = Late(position, lambda: image.finish(FinishReason.LENGTH, None), reused=1)
+    image.run(0, Place(row, cast("NDArray[np.int32]", late)))
+    assert image.position == 4
+
+
+def test_news_wakes_each_waiter_once_and_at_once_when_all_is_over() -> None:
+    decoder = FakeDecoder(GREY, 1)
+    gate = Gate(decoder)
+    woken: Counter[str] = Counter()
+    with running(decoder) as engine:
+        generation = engine.queue.submit(Request(n=1, seed=0))
+        gate.wait()
+        generation.when_news(lambda: woken.update("a"))
+        generation.when_news(lambda: woken.update("b"))
+        assert not woken
+        gate.let(2)
+        until(lambda: woken["b"])
+        until(lambda: generation.images[0].position > 0)
+        gate.open()
+        assert_right(generation)
+        generation.when_news(lambda: woken.update("c"))
+        assert woken == {"a": 1, "b": 1, "c": 1}
+
+
+def test_news_between_reading_and_waiting_is_not_missed() -> None:
+    generation = Generation("fake", GREY, Request(n=1, seed=0))
+    woken: Counter[str] = Counter()
+    seen = generation.changes
+    generation.when_news(lambda: woken.update("a"), seen)
+    assert not woken
+    generation.wake()
+    assert woken == {"a": 1}
+    generation.when_news(lambda: woken.update("b"), seen)
+    assert woken == {"a": 1, "b": 1}
+    generation.when_news(lambda: woken.update("c"), generation.changes)
+    assert woken == {"a": 1, "b": 1}
+
+
+def test_a_finished_generation_keeps_neither_the_decoder_nor_its_waiters_alive() -> None:
+    """Memory: what is kept for replay is the images' own pixels."""
+
+    class Reader:
+        def told(self) -> None: ...
+
+    decoder, reader = FakeDecoder(GREY, 4), Reader()
+    gate = Gate(decoder)
+    with running(decoder) as engine:
+        generation = engine.queue.submit(Request(n=9, seed=0))
+        gate.wait()
+        generation.when_news(reader.told)
+        generation.when_finished(reader.told)
+        with engine.queue.reading(generation):
+            gate.open()
+            pixels = drawn(generation)
+    gone = [weakref.ref(thing) for thing in (decoder.canvas, decoder.positions, reader)]
+    del decoder, engine, gate, reader
+    gc.collect()
+    assert [thing() for thing in gone] == [None] * 3
+    for before, after in zip(pixels, drawn(generation), strict=True):
+        np.testing.assert_array_equal(before, after)

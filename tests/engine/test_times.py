@@ -1,0 +1,78 @@
+"""What an engine measures: waiting, the first pixel, its steps and its rate, by a clock of ours."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from scanline.service.generation import Request
+from scanline.service.http.events import usage
+from tests.clocks import Clock
+from tests.engine.fixtures import BOTH, Heard, assert_right, completion, opened
+from tests.service_fixtures import GREY, FakeDecoder
+
+
+def test_waiting_drawing_and_the_first_pixel_are_timed() -> None:
+    decoder, clock, heard = FakeDecoder(GREY, 1), Clock(), Heard()
+    during: list[dict[str, float | int]] = []
+    with opened(decoder, heard, clock) as engine:
+        first, second = (engine.queue.submit(Request(n=1, seed=seed)) for seed in range(2))
+        clock.now += 2.5
+
+        def draw(slots: list[int]) -> None:
+            if len(decoder.steps) == 11:
+                during.extend(usage(generation) for generation in (first, second))
+            clock.now += 0.5  # a step, of one pixel since it takes so long
+
+        decoder.before_step = draw
+        engine.start()
+        with engine.queue.reading(first), engine.queue.reading(second):
+            assert_right(first)
+            assert_right(second)
+    rate = {"pixels_per_second": 2.0}
+    assert during == [
+        {"pixels": 10, "seconds": 5.0, "queue_seconds": 2.5} | rate,
+        {"pixels": 0, "seconds": 0.0, "queue_seconds": 7.5, "pixels_per_second": 0.0},
+    ]
+    assert usage(first) == {"pixels": 30, "seconds": 15.0, "queue_seconds": 2.5} | rate
+    assert usage(second) == {"pixels": 30, "seconds": 15.0, "queue_seconds": 17.5} | rate
+    assert heard.waits == [2.5, 17.5]
+    assert heard.first_pixels == [3.0, 18.0]
+    assert heard.steps == [(0.5, 1, 1)] * 60
+
+
+@BOTH
+def test_the_first_pixel_is_told_once_it_is_there_and_known_ones_do_not_count(
+    decoders: type[FakeDecoder],
+) -> None:
+    class Watching(Heard):
+        def first_pixel(self, after: float) -> None:
+            seen.append([image.position for image in generation.images])
+
+    decoder, seen = decoders(GREY, 2), list[list[int]]()
+    with opened(decoder, Watching(), Clock()) as engine:
+        known = np.arange(GREY.pixels) < 8
+        generation = engine.queue.submit(completion(GREY, 1, known, n=2))
+        engine.start()
+        with engine.queue.reading(generation):
+            assert_right(generation)
+    assert seen == [[9, 9]]
+
+
+def test_the_rate_follows_the_steps_slowly() -> None:
+    decoder, clock = FakeDecoder(GREY, 2), Clock()
+    seconds = iter([1 / 64, 1 / 16, 1 / 64])
+    rates: list[float] = []
+    with opened(decoder, clock=clock) as engine:
+
+        def draw(slots: list[int]) -> None:
+            rates.append(engine.queue.rate)
+            clock.now += next(seconds, 1 / 64)
+
+        decoder.before_step = draw
+        generation = engine.queue.submit(Request(n=2, seed=0))
+        engine.start()
+        with engine.queue.reading(generation):
+            assert_right(generation)
+    # Two pixels a step: 128, then 32, then 128 a second.
+    assert rates[:4] == pytest.approx([0, 128, 123.2, 123.44])
