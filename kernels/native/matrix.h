@@ -22,7 +22,7 @@ constexpr int PANEL_VECS = 2;
 #if defined(__AVX512F__)
 constexpr int BLOCK = 12;
 #else
-constexpr int BLOCK = 4;
+constexpr int BLOCK = 6;
 #endif
 constexpr int PANEL = PANEL_VECS * LANES;
 
@@ -62,63 +62,85 @@ private:
     bool bf16_;
 };
 
+// f(0) … f(N - 1) with constants, all inlined at once: an array so indexed is registers from the
+// start. gcc unrolls nested loops too late for that, and keeps their sums in memory.
+#define ALWAYS_INLINE __attribute__((always_inline))
+template <int N, typename F>
+ALWAYS_INLINE inline void each(F f) {
+    [&]<int... I>(std::integer_sequence<int, I...>) ALWAYS_INLINE {
+        (f(std::integral_constant<int, I>{}), ...);
+    }(std::make_integer_sequence<int, N>{});
+}
+
+// sum += weights · a
+inline void accumulate(Vec& sum, Vec weights, Vec a) {
+#if defined(__FMA__) && !defined(__AVX512F__)
+    // gcc moves the sums of its own fma from register to register, and spills others for it.
+    asm("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(weights), "x"(a));
+#else
+    sum = fma(weights, a, sum);
+#endif
+}
+
 // Kernels that compute much on each weight fetch the next panel meanwhile, so that the first block of
 // rows to need it does not wait. (Beyond the last panel this asks for memory that is never read.)
 template <int R>
 inline void fetch_ahead(const std::byte* next) {
-    if constexpr (2 * R >= BLOCK) {
-        __builtin_prefetch(next, 0, 2);
-        __builtin_prefetch(next + 64, 0, 2);
-    }
+    if constexpr (2 * R >= BLOCK)
+        for (size_t i = 0; i < PANEL * sizeof(float); i += 64) __builtin_prefetch(next + i, 0, 2);
 }
 
 // R rows times P neighbouring panels: `tile[r][column] = Σ_k input[r][k] · weight[k][column]`. Few
 // rows take several panels at once, for enough sums in flight to hide the latency of one.
-template <int R, int P>
-void multiply_float32(const std::byte* input, size_t stride, const std::byte* panel,
-                      size_t panel_bytes, int inputs, float* tile) {
-    Vec sums[R][P][PANEL_VECS] = {};
-    for (int k = 0; k < inputs; ++k, panel += PANEL * sizeof(float)) {
+template <bool BF16, int R, int P>
+void multiply(const std::byte* input, size_t stride, const std::byte* panel, size_t panel_bytes,
+              int inputs, float* tile) {
+    constexpr int TOGETHER = BF16 ? 2 : 1;  // inputs in a vector of weights
+    constexpr int TURNS = BF16 && !BF16_DOT ? 2 : 1;
+    Vec sums[R][P][PANEL_VECS];
+    each<R>([&](auto r) ALWAYS_INLINE {
+        each<P>([&](auto p) ALWAYS_INLINE { each<PANEL_VECS>([&](auto c) ALWAYS_INLINE { sums[r][p][c] = Vec{}; }); });
+    });
+    for (int k = 0; k < inputs; k += TOGETHER, panel += PANEL * sizeof(float)) {
         fetch_ahead<R>(panel + panel_bytes);
-        for (int p = 0; p < P; ++p) {
-            const auto* w = reinterpret_cast<const float*>(panel + p * panel_bytes);
-            for (int r = 0; r < R; ++r) {
-                const Vec a = broadcast(reinterpret_cast<const float*>(input + r * stride)[k]);
-                for (int c = 0; c < PANEL_VECS; ++c)
-                    sums[r][p][c] = fma(load(w + c * LANES), a, sums[r][p][c]);
-            }
-        }
-    }
-    std::memcpy(tile, sums, sizeof sums);
-}
-
-template <int R, int P>
-void multiply_bf16(const std::byte* input, size_t stride, const std::byte* panel,
-                   size_t panel_bytes, int inputs, float* tile) {
-    Vec sums[R][P][PANEL_VECS] = {};
-    for (int k = 0; k < inputs; k += 2, panel += PANEL * sizeof(int32_t)) {
-        fetch_ahead<R>(panel + panel_bytes);
-        for (int p = 0; p < P; ++p) {
+        each<P>([&](auto p) ALWAYS_INLINE {
             const auto* w = reinterpret_cast<const VecInt*>(panel + p * panel_bytes);
-            for (int r = 0; r < R; ++r) {
+            // Of a pair one after the other, or the unpacked weights would not fit the registers.
+            each<TURNS>([&](auto turn) ALWAYS_INLINE {
+                VecInt weights[PANEL_VECS];
+                each<PANEL_VECS>([&](auto c) ALWAYS_INLINE {
+                    if constexpr (TURNS == 1) weights[c] = w[c];
+                    else if constexpr (turn == 0) weights[c] = w[c] << 16;
+                    else weights[c] = w[c] & static_cast<int32_t>(0xffff0000u);
+                });
+                each<R>([&](auto r) ALWAYS_INLINE {
+                    const std::byte* row = input + r * stride;
 #if defined(__AVX512BF16__)
-                const auto pair = reinterpret_cast<const int32_t*>(input + r * stride)[k / 2];
-                const auto a = (__m512bh)_mm512_set1_epi32(pair);
-                for (int c = 0; c < PANEL_VECS; ++c)
-                    sums[r][p][c] = _mm512_dpbf16_ps(sums[r][p][c], (__m512bh)w[c], a);
-#else
-                const auto* a = reinterpret_cast<const float*>(input + r * stride) + k;
-                const Vec first = broadcast(a[0]), second = broadcast(a[1]);
-                for (int c = 0; c < PANEL_VECS; ++c) {
-                    const Vec even = (Vec)(w[c] << 16);
-                    const Vec odd = (Vec)(w[c] & static_cast<int32_t>(0xffff0000u));
-                    sums[r][p][c] = fma(odd, second, fma(even, first, sums[r][p][c]));
-                }
+                    if constexpr (BF16) {
+                        const auto pair = reinterpret_cast<const int32_t*>(row)[k / 2];
+                        const auto a = (__m512bh)_mm512_set1_epi32(pair);
+                        each<PANEL_VECS>([&](auto c) ALWAYS_INLINE {
+                            sums[r][p][c] =
+                                _mm512_dpbf16_ps(sums[r][p][c], (__m512bh)weights[c], a);
+                        });
+                        return;
+                    }
 #endif
-            }
-        }
+                    const Vec a = broadcast(reinterpret_cast<const float*>(row)[k + turn]);
+                    each<PANEL_VECS>([&](auto c) ALWAYS_INLINE {
+                        accumulate(sums[r][p][c], (Vec)weights[c], a);
+                    });
+                });
+            });
+        });
     }
-    std::memcpy(tile, sums, sizeof sums);
+    each<R>([&](auto r) ALWAYS_INLINE {
+        each<P>([&](auto p) ALWAYS_INLINE {
+            each<PANEL_VECS>([&](auto c) ALWAYS_INLINE {
+                store(tile + ((r * P + p) * PANEL_VECS + c) * LANES, sums[r][p][c]);
+            });
+        });
+    });
 }
 
 using Kernel = void (*)(const std::byte*, size_t, const std::byte*, size_t, int, float*);
@@ -130,8 +152,7 @@ struct Kernels {
 };
 template <bool BF16, int R, int P>
 constexpr Kernels kernels() {
-    if constexpr (BF16) return {R, P, multiply_bf16<R, P>, multiply_bf16<R, 1>};
-    else return {R, P, multiply_float32<R, P>, multiply_float32<R, 1>};
+    return {R, P, multiply<BF16, R, P>, multiply<BF16, R, 1>};
 }
 template <bool BF16>
 constexpr Kernels KERNELS[] = {
@@ -139,7 +160,8 @@ constexpr Kernels KERNELS[] = {
     kernels<BF16, 1, 4>(), kernels<BF16, 2, 4>(), kernels<BF16, 4, 2>(),  kernels<BF16, 6, 1>(),
     kernels<BF16, 8, 1>(), kernels<BF16, 10, 1>(), kernels<BF16, 12, 1>(),
 #else
-    kernels<BF16, 1, 4>(), kernels<BF16, 2, 2>(), kernels<BF16, 4, 1>(),
+    kernels<BF16, 1, 4>(), kernels<BF16, 2, 2>(), kernels<BF16, 3, 1>(), kernels<BF16, 4, 1>(),
+    kernels<BF16, 5, 1>(), kernels<BF16, 6, 1>(),
 #endif
 };
 constexpr int MOST_PANELS = 4;

@@ -25,12 +25,15 @@ namespace scanline {
 #if defined(__AVX512F__)
 using Vec = __m512;
 inline Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
+inline Vec broadcast(float x) { return _mm512_set1_ps(x); }
 #elif defined(__AVX2__) && defined(__FMA__)
 using Vec = __m256;
 inline Vec fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
+inline Vec broadcast(float x) { return _mm256_set1_ps(x); }
 #else
 typedef float Vec __attribute__((vector_size(16), may_alias));
 inline Vec fma(Vec a, Vec b, Vec c) { return a * b + c; }
+inline Vec broadcast(float x) { return Vec{x, x, x, x}; }
 #endif
 typedef int32_t VecInt __attribute__((vector_size(sizeof(Vec)), may_alias));
 
@@ -43,7 +46,6 @@ constexpr int round_up(int size, int multiple) {
 // The memory behind these is always aligned to 64 bytes and padded to whole vectors.
 inline Vec load(const float* p) { return *reinterpret_cast<const Vec*>(p); }
 inline void store(float* p, Vec v) { *reinterpret_cast<Vec*>(p) = v; }
-inline Vec broadcast(float x) { return Vec{} + x; }
 inline Vec select(VecInt mask, Vec yes, Vec no) {
     return (Vec)((mask & (VecInt)yes) | (~mask & (VecInt)no));
 }
