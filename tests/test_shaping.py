@@ -58,9 +58,10 @@ def shaped(
     weights /= weights.sum()
     order = np.argsort(-weights, kind="stable")
     kept = np.cumsum(weights[order]) - weights[order] < top_p
-    result = np.zeros(256)
+    result: NDArray[np.float64] = np.zeros(256)
     result[order[kept]] = weights[order[kept]]
-    return result / result.sum()
+    result /= result.sum()
+    return result
 
 
 def guided(config: ModelConfig, count: int, g: float, top_p: float = 1.0) -> Inputs:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from scanline.service.generation import Request
-from scanline.service.http.events import usage
+from scanline.service.api.replies import Usage
 from tests.clocks import Clock
 from tests.engine.fixtures import BOTH, Heard, assert_right, completion, opened
 from tests.service_fixtures import GREY, FakeDecoder
@@ -21,7 +21,7 @@ def test_waiting_drawing_and_the_first_pixel_are_timed() -> None:
 
         def draw(slots: list[int]) -> None:
             if len(decoder.steps) == 11:
-                during.extend(usage(generation) for generation in (first, second))
+                during.extend(Usage.of(generation).model_dump() for generation in (first, second))
             clock.now += 0.5  # a step, of one pixel since it takes so long
 
         decoder.before_step = draw
@@ -34,8 +34,13 @@ def test_waiting_drawing_and_the_first_pixel_are_timed() -> None:
         {"pixels": 10, "seconds": 5.0, "queue_seconds": 2.5} | rate,
         {"pixels": 0, "seconds": 0.0, "queue_seconds": 7.5, "pixels_per_second": 0.0},
     ]
-    assert usage(first) == {"pixels": 30, "seconds": 15.0, "queue_seconds": 2.5} | rate
-    assert usage(second) == {"pixels": 30, "seconds": 15.0, "queue_seconds": 17.5} | rate
+    assert (
+        Usage.of(first).model_dump() == {"pixels": 30, "seconds": 15.0, "queue_seconds": 2.5} | rate
+    )
+    assert (
+        Usage.of(second).model_dump()
+        == {"pixels": 30, "seconds": 15.0, "queue_seconds": 17.5} | rate
+    )
     assert heard.waits == [2.5, 17.5]
     assert heard.first_pixels == [3.0, 18.0]
     assert heard.steps == [(0.5, 1, 1)] * 60
