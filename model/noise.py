@@ -6,6 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAX_SEED = 2**64 - 1
+# Streams of Philox beside those of the particles, which are counted from 0.
+_RESAMPLING, _LABEL = 2**32, 2**32 + 1
 _BITS = 23  # so that (k + 1/2) / 2²³ is exact in float32 and never 0 or 1
 
 
@@ -14,14 +16,31 @@ def image_seed(seed: int, index: int) -> int:
     return (seed + index) & MAX_SEED
 
 
-def image_noise(seed: int, pixels: int, draws: int) -> NDArray[np.float32]:
+def image_noise(seed: int, pixels: int, draws: int, particle: int = 0) -> NDArray[np.float32]:
     """Draw an image's uniforms in (0, 1) from Philox keyed by its seed: ``[pixels, draws]``.
 
-    Raw generator words, not ``Generator.random``: numpy promises that those never change. Raises
+    Each ``particle`` of an image has uniforms of its own, the first those of an image alone. Raw
+    generator words, not ``Generator.random``: numpy promises that those never change. Raises
     ``ValueError`` on a seed outside 0 … 2⁶⁴ - 1.
     """
+    return _uniforms(seed, particle, pixels * draws).reshape(pixels, draws)
+
+
+def resampling_noise(seed: int, count: int) -> NDArray[np.float32]:
+    """Draw the uniforms by which an image's particles are chosen: ``[count]``."""
+    return _uniforms(seed, _RESAMPLING, count)
+
+
+def random_label(seed: int, classes: int) -> int:
+    """Choose one of so many classes for an image by its seed."""
+    return int(_uniforms(seed, _LABEL, 1)[0] * classes)
+
+
+def _uniforms(seed: int, stream: int, count: int) -> NDArray[np.float32]:
     if not 0 <= seed <= MAX_SEED:
         raise ValueError(f"a seed must be 0 to {MAX_SEED}, not {seed}")
-    words = np.random.Philox(key=seed).random_raw(pixels * draws) >> np.uint64(64 - _BITS)
-    uniforms = (words.astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-_BITS)
-    return uniforms.reshape(pixels, draws)
+    words = np.random.Philox(key=seed | stream << 64).random_raw(count) >> np.uint64(64 - _BITS)
+    uniforms: NDArray[np.float32] = (words.astype(np.float32) + np.float32(0.5)) * np.float32(
+        2.0**-_BITS
+    )
+    return uniforms

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from scanline.model.decoders.contract import Decoder, Inputs
 from scanline.model.noise import image_noise
+from scanline.model.particles import Particles
 from scanline.service.generation import Clock, FinishReason, Generation, Image, Place, Status
 from scanline.service.queue import Limits, Queue
 
@@ -21,10 +23,20 @@ ADMIT_AT_ONCE = 64  # images taken in between two steps, so that a crowd does no
 ADMIT_SHARE = 32  # or one slot in so many, where that is more
 
 
-class _Step(NamedTuple):
-    """A call of the decoder: so many slots by so many pixels, ``drawn`` of them in all.
+class _Run(NamedTuple):
+    """An image that runs: its slots, the first of which is its name here, and their twins."""
 
-    It ``began`` at that time of the engine's clock, and the launch alone took so many seconds.
+    generation: Generation
+    image: Image
+    slots: list[int]
+    twins: list[int]
+    particles: Particles | None
+
+
+class _Step(NamedTuple):
+    """Calls of the decoder: so many slots, up to so many pixels each, ``drawn`` of them in all.
+
+    They ``began`` at that time of the engine's clock, and to launch them took so many seconds.
     """
 
     slots: int
@@ -58,7 +70,7 @@ class Engine:
         self.queue = Queue(name, decoder.config, limits, clock)
         self._observer, self._clock = observer, clock
         self._free = list(range(decoder.max_slots - 1, -1, -1))
-        self._running: dict[int, tuple[Generation, Image]] = {}
+        self._running: dict[int, _Run] = {}
         self._drawing: dict[Generation, int] = {}  # how many of its images run
         self._published = np.zeros(decoder.max_slots, np.int32)  # positions, for readers
         self._pixel_seconds = STEP_SECONDS  # what one pixel of all running images takes,
@@ -77,6 +89,11 @@ class Engine:
 
     @property
     def slots_in_use(self) -> int:
+        """Count the slots that images hold."""
+        return self.decoder.max_slots - len(self._free)
+
+    @property
+    def running(self) -> int:
         """Count the images running."""
         return len(self._running)
 
@@ -97,7 +114,7 @@ class Engine:
             except Exception:
                 # The decoder's state is in doubt for every image it held, and for no other.
                 log.exception("a step failed; ending the generations it touched")
-                self._fail({generation for generation, _ in self._running.values()})
+                self._fail({run.generation for run in self._running.values()})
 
     def _drop_leavers(self) -> None:
         for generation in self.queue.leavers():
@@ -112,10 +129,10 @@ class Engine:
     def _end(self, generation: Generation, reason: FinishReason) -> None:
         """Finish every image of a generation that is not finished yet."""
         self.queue.withdraw(generation)
+        for name in [name for name, run in self._running.items() if run.generation is generation]:
+            self._release(name, reason)
         for image in generation.images:
-            if image.status is Status.RUNNING:
-                self._release(image.slot, reason)
-            elif image.status is Status.WAITING:
+            if image.status is Status.WAITING:
                 self._finish_image(generation, image, reason, None)
         self.queue.finish(generation)
 
@@ -126,49 +143,82 @@ class Engine:
         if not taken:
             return
         now = self._clock()
-        for generation, image in taken:
+        runs = [self._run_image(generation, image) for generation, image in taken]
+        for generation, _ in taken:
             if generation.started is None:
                 generation.started = now
                 if self._observer:
                     self._observer.admitted(now - generation.created)
-            slot = self._free.pop()
-            self._running[slot] = (generation, image)
-            self._drawing[generation] = self._drawing.get(generation, 0) + 1
-            self._published[slot] = 0
-            image.run(slot, Place(self.decoder.canvas[slot], self._published[slot : slot + 1]))
         try:
-            self._load(taken)
+            self._load(runs)
         except Exception:
             log.exception("loading images failed; ending their generations")
             self._fail({generation for generation, _ in taken})
 
-    def _load(self, taken: list[tuple[Generation, Image]]) -> None:
+    def _run_image(self, generation: Generation, image: Image) -> _Run:
+        """Give an image its slots."""
+        request, config = generation.request, self.decoder.config
+        slots = [self._free.pop() for _ in range(request.particles)]
+        twins = [self._free.pop() for _ in slots] if request.guided else []
+        particles = None
+        if request.particles > 1:
+            known = np.zeros(config.pixels, np.bool_) if request.known is None else request.known
+            particles = Particles(config, image.seed, known, slots, twins or None)
+        run = _Run(generation, image, slots, twins, particles)
+        self._running[slots[0]] = run
+        self._drawing[generation] = self._drawing.get(generation, 0) + 1
+        self._published[slots] = 0
+        image.run(slots[0], self._place(slots[0]))
+        return run
+
+    def _place(self, slot: int) -> Place:
+        return Place(self.decoder.canvas[slot], self._published[slot : slot + 1])
+
+    def _load(self, runs: list[_Run]) -> None:
         config = self.decoder.config
-        slots = np.array([image.slot for _, image in taken], np.int32)
-        inputs = Inputs.blank(config, len(taken))
-        for row, (generation, image) in enumerate(taken):
-            request = generation.request
+        inputs = Inputs.blank(config, len(runs))
+        for row, run in enumerate(runs):
+            request, image = run.generation.request, run.image
             if request.canvas is not None and request.known is not None:
                 inputs.canvas[row], inputs.known[row] = request.canvas, request.known
             inputs.noise[row] = image_noise(image.seed, config.pixels, config.draws)
-            inputs.temperature[row], inputs.label[row] = request.temperature, request.label
-        self.decoder.begin(slots, inputs)
+            inputs.temperature[row], inputs.top_p[row] = request.temperature, request.top_p
+            inputs.label[row], inputs.guidance[row] = image.label, request.guidance
+            if run.twins:
+                inputs.twin[row] = run.twins[0]
+        self.decoder.begin([run.slots[0] for run in runs], inputs)
+        for run in runs:
+            if run.particles is not None:
+                run.particles.begin(self.decoder)
 
     def _launch(self) -> _Step | None:
         """Start as many pixels of every running image as fit into one short call."""
         if not self._running:
             return None
-        config = self.decoder.config
-        slots = np.fromiter(self._running, np.int32, len(self._running))
-        left = config.pixels - self.decoder.positions[slots]
+        config, positions = self.decoder.config, self.decoder.positions
+        alone, crowd, room = [], [], config.pixels
+        for run in self._running.values():
+            if run.particles is None:
+                alone += run.slots
+            else:
+                crowd += run.slots
+                room = min(room, max(1, run.particles.room(int(positions[run.slots[0]]))))
+        slots = np.array(alone + crowd, np.int32)
+        left = config.pixels - positions[slots]
         joined = max(1.0, len(slots) / self._measured)  # a crowd may take that much longer
         n = min(max(1, int(STEP_SECONDS / (self._pixel_seconds * joined))), config.width)
         if self.queue.waiting:  # stop where the first slot comes free, unless that is soon
             n = min(n, max(int(left.min()), n // 2, 1))
         began = self._clock()
-        self.decoder.launch(slots, n)
+        drawn = 0
+        # Particles stop where they are weighed; the others need not wait for that.
+        for some, pixels in ((alone, n), (crowd, min(n, room))):
+            if some:
+                mine = np.array(some, np.int32)
+                drawn += int(np.minimum(config.pixels - positions[mine], pixels).sum())
+                self.decoder.launch(mine, pixels)
         took = self._clock() - began
-        return _Step(len(slots), n, int(np.minimum(left, n).sum()), began, took)
+        return _Step(len(slots), n, drawn, began, took)
 
     def _land(self, step: _Step | None) -> None:
         """Wait until the step is done, and measure what the decoder took."""
@@ -176,6 +226,7 @@ class Engine:
             return
         landing = self._clock()
         self.decoder.land()
+        self._weigh()
         now = self._clock()
         took = step.took + now - landing  # what was done meanwhile costs nothing on a device
         if step.drawn:
@@ -185,6 +236,16 @@ class Engine:
             self.queue.rate = 0.95 * known + 0.05 * rate if known else rate
         if self._observer:
             self._observer.stepped(took, step.drawn, step.slots)
+
+    def _weigh(self) -> None:
+        """Weigh the particles of every image that has come to a place for it."""
+        for run in self._running.values():
+            if run.particles is not None:
+                run.particles.weigh(self.decoder, self._shower(run.image))
+
+    def _shower(self, image: Image) -> Callable[[int, int], None]:
+        """Give what shows an image in another of its slots, whose position is published too."""
+        return lambda slot, changed: image.move(self._place(slot), changed)
 
     def _publish(self) -> None:
         """Move positions forward, finish what is complete, and wake the readers."""
@@ -204,15 +265,21 @@ class Engine:
             else:
                 self.queue.finish(generation)
 
-    def _release(self, slot: int, reason: FinishReason) -> None:
-        generation, image = self._running.pop(slot)
-        drawn = reason is FinishReason.LENGTH
-        bits = float(self.decoder.bits[slot].sum(dtype=np.float64)) if drawn else None
-        self._finish_image(generation, image, reason, bits)
-        self._free.append(slot)
-        self._drawing[generation] -= 1
-        if not self._drawing[generation]:
-            del self._drawing[generation]
+    def _release(self, name: int, reason: FinishReason) -> None:
+        """Finish an image that runs, and take its slots back."""
+        run = self._running.pop(name)
+        slot, bits = name, None
+        if reason is FinishReason.LENGTH:
+            if run.particles is not None:
+                run.particles.finish(self.decoder, self._shower(run.image))
+                run.image.particles = run.particles
+                slot = int(run.particles.slots[run.particles.shown])
+            bits = float(self.decoder.bits[slot].sum(dtype=np.float64))
+        self._finish_image(run.generation, run.image, reason, bits)
+        self._free += reversed(run.slots + run.twins)
+        self._drawing[run.generation] -= 1
+        if not self._drawing[run.generation]:
+            del self._drawing[run.generation]
 
     def _finish_image(
         self, generation: Generation, image: Image, reason: FinishReason, bits: float | None

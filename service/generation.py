@@ -17,8 +17,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scanline.model.config import ModelConfig
-from scanline.model.noise import image_seed
+from scanline.model.config import NO_LABEL, ModelConfig
+from scanline.model.noise import image_seed, random_label
+from scanline.model.particles import Particles
 
 Clock = Callable[[], float]  # seconds, never going back; one for an engine and all it holds
 
@@ -43,16 +44,31 @@ class FinishReason(StrEnum):
 class Request:
     """``n`` images to draw; image j has seed ``seed + j``.
 
-    ``label`` is a class or -1. ``canvas: uint8 [T, C]`` holds known pixels where
-    ``known: bool [T]`` is true; both None for an image drawn from nothing.
+    ``label`` is a class or -1, and ``any_label`` has each image's class chosen by its seed.
+    ``canvas: uint8 [T, C]`` holds known pixels where ``known: bool [T]`` is true; both None for an
+    image drawn from nothing. ``particles`` draw one image side by side (model/particles.py).
     """
 
     n: int
     seed: int
-    label: int = -1
+    label: int = NO_LABEL
+    any_label: bool = False
     temperature: float = 1.0
+    top_p: float = 1.0
+    guidance: float = 1.0
+    particles: int = 1
     canvas: NDArray[np.uint8] | None = None
     known: NDArray[np.bool_] | None = None
+
+    @property
+    def guided(self) -> bool:
+        """Whether each of its slots needs a twin."""
+        return self.guidance != 1
+
+    @property
+    def slots(self) -> int:
+        """Count the slots that one of its images takes."""
+        return self.particles * (2 if self.guided else 1)
 
     @property
     def prefix(self) -> int:
@@ -75,17 +91,24 @@ class Place(NamedTuple):
 class Image:
     """One picture of a generation; the engine's thread writes it, anyone may read it."""
 
-    def __init__(self, index: int, seed: int, nowhere: Place) -> None:
-        self.index, self.seed = index, seed
+    def __init__(self, index: int, seed: int, nowhere: Place, label: int = NO_LABEL) -> None:
+        self.index, self.seed, self.label = index, seed, label
         self.status = Status.WAITING
         self.finish_reason: FinishReason | None = None
         self.bits: float | None = None  # of all its pixels, once drawn to the end
         self.slot = -1
+        self.particles: Particles | None = None  # that drew it, once they have
+        self.changed: list[int] = []  # first pixels from which another particle was shown
         self._place = nowhere
 
     def run(self, slot: int, place: Place) -> None:
         """Take a slot and draw there."""
         self.slot, self._place, self.status = slot, place, Status.RUNNING
+
+    def move(self, place: Place, changed: int) -> None:
+        """Show another place, whose pixels are others from ``changed`` on."""
+        self._place = place
+        self.changed.append(changed)
 
     def finish(self, reason: FinishReason, bits: float | None) -> None:
         """Give the slot up, keeping a copy of what was drawn in it."""
@@ -130,7 +153,14 @@ class Generation:
         self.model, self.config, self.request = model, config, request
         empty = np.zeros((config.pixels, config.channels), np.uint8)
         nowhere = Place(empty, np.zeros(1, np.int32))
-        self.images = [Image(j, image_seed(request.seed, j), nowhere) for j in range(request.n)]
+        seeds = [image_seed(request.seed, j) for j in range(request.n)]
+        labels = [request.label] * request.n
+        if request.any_label:
+            labels = [random_label(seed, len(config.classes)) for seed in seeds]
+        self.images = [
+            Image(j, seed, nowhere, label)
+            for j, (seed, label) in enumerate(zip(seeds, labels, strict=True))
+        ]
         self.next_index = 0  # the first image not yet admitted
         self.unfinished = request.n
         self.queue_position = 0  # images ahead of it when it came

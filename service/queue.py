@@ -43,7 +43,7 @@ class Queue:
     """Generations from ``submit`` to the end of their time for replay, fair between them.
 
     Any thread may call what comes first here, the engine's thread alone what comes after.
-    ``rate``, pixels drawn a second, is the engine's to say.
+    ``rate``, pixels that its slots draw a second, is the engine's to say.
     """
 
     def __init__(self, name: str, config: ModelConfig, limits: Limits, clock: Clock) -> None:
@@ -134,7 +134,7 @@ class Queue:
         if self.closed:
             raise ClosedError("the server is shutting down; send the request to another one")
         if self.waiting + n > self.limits.max_waiting:
-            backlog = sum(generation.unfinished for generation in self._live.values())
+            backlog = sum(one.unfinished * one.request.slots for one in self._live.values())
             seconds = backlog * self._config.pixels / self.rate if self.rate else 1.0
             raise QueueFullError(retry_after=int(min(max(seconds, 1.0), 120.0)))
 
@@ -180,12 +180,17 @@ class Queue:
             self._leaving.difference_update(leavers)
         return leavers
 
-    def take(self, most: int) -> list[tuple[Generation, Image]]:
-        """Take up to so many waiting images, one of each generation in turn."""
+    def take(self, slots: int) -> list[tuple[Generation, Image]]:
+        """Take waiting images for so many slots, one of each generation in turn.
+
+        One that needs more slots than are left waits for them, and the others behind it: else those
+        that need few would always be first.
+        """
         taken: list[tuple[Generation, Image]] = []
         with self._changed:
-            while self._order and len(taken) < most:
+            while self._order and self._order[0].request.slots <= slots:
                 generation = self._order.popleft()
+                slots -= generation.request.slots
                 taken.append((generation, generation.images[generation.next_index]))
                 generation.next_index += 1
                 if generation.next_index < generation.request.n:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scanline.service.generation import Request
 from scanline.service.api.replies import Usage
+from scanline.service.generation import Request
 from tests.clocks import Clock
 from tests.engine.fixtures import BOTH, Heard, assert_right, completion, opened
 from tests.service_fixtures import GREY, FakeDecoder

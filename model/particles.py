@@ -1,0 +1,139 @@
+"""Particles: several slots that draw one image side by side, weighed by the known pixels they meet.
+
+Sequential Monte Carlo (Doucet, de Freitas and Gordon 2001): a model in raster order knows nothing
+of known pixels further down, so many particles draw on, each is weighed by the probability that it
+gives the known pixels it passes, and where the weights grow uneven, the light ones are replaced by
+copies of the heavy ones. Exact as their number grows; cheap, since a copy is a state of fixed size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scanline.model.config import ModelConfig
+from scanline.model.decoders.contract import Decoder
+from scanline.model.noise import image_noise, resampling_noise
+
+MAX_PARTICLES = 64
+COLLAPSED = 1.5  # an effective sample size below which one particle has all the weight
+
+
+class Particles:
+    """The particles of one image: their slots, and their twins' where it is guided.
+
+    They are weighed at fixed places: after known pixels that an unknown one, or the end of a row,
+    follows. So nothing depends on how many pixels a call draws. ``slots[shown]`` is the one to
+    look at, ``log_evidence`` ln P(known pixels after the first unknown one) as far as weighed,
+    ``effective`` the last effective sample size, and ``least`` the least of all.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        seed: int,
+        known: NDArray[np.bool_],
+        slots: Sequence[int],
+        twins: Sequence[int] | None = None,
+    ) -> None:
+        self.slots = np.array(slots, np.int32)
+        self.twins = None if twins is None else np.array(twins, np.int32)
+        self.shown = 0
+        self.log_evidence = 0.0
+        self.effective = self.least = float(len(slots))
+        self._config, self._seed, self._known = config, seed, known
+        unknown = np.flatnonzero(~known)
+        self._first, self._last = (int(unknown[0]), int(unknown[-1])) if unknown.size else (0, -1)
+        self._weighed = self._first
+        ends = np.arange(1, config.pixels + 1)
+        stops = known & (np.append(~known[1:], True) | (ends % config.width == 0))
+        self._stops = ends[stops & (ends > self._first)]
+        self._uniforms = resampling_noise(seed, len(self._stops) + 1)
+        self._log_weights = np.zeros(len(slots))
+
+    def begin(self, decoder: Decoder) -> None:
+        """Make copies of the first particle, which has begun, each with noise of its own."""
+        others = self.slots[1:]
+        decoder.fork(
+            np.repeat(self.slots[:1], len(others)), others,
+            None if self.twins is None else self.twins[1:],
+        )  # fmt: skip
+        self._renew(decoder, np.arange(1, len(self.slots)))
+
+    def room(self, position: int) -> int:
+        """Count the pixels from a position to where they are weighed next, or to the end."""
+        ahead = self._stops[self._stops > position]
+        return int(ahead[0] if ahead.size else self._config.pixels) - position
+
+    def weigh(self, decoder: Decoder, show: Callable[[int, int], None]) -> None:
+        """Weigh the particles where they are, if it is a place for that, and replace light ones.
+
+        Nothing of theirs may be in flight. ``show(slot, pixel)`` is told, before anything is
+        overwritten, that another is shown from now on, and the first pixel in which it differs.
+        """
+        position = int(decoder.positions[self.slots[0]])
+        (stop,) = np.nonzero(self._stops == position)
+        if not stop.size or position <= self._weighed:
+            return
+        self._add_weights(decoder, position)
+        count = len(self.slots)
+        if self.effective >= count / 2 or position > self._last:
+            return
+        weights = self._settle()
+        points = (float(self._uniforms[stop[0]]) + np.arange(count)) / count
+        chosen = np.searchsorted(weights.cumsum(), points, side="right").clip(max=count - 1)
+        copies = np.bincount(chosen, minlength=count)
+        dead = np.flatnonzero(copies == 0)
+        sources = np.repeat(np.arange(count), np.maximum(copies - 1, 0))
+        if copies[self.shown] == 0:
+            self._show(decoder, int(copies.argmax()), position, show)
+        decoder.fork(
+            self.slots[sources], self.slots[dead], None if self.twins is None else self.twins[dead]
+        )
+        self._renew(decoder, dead)
+
+    def finish(self, decoder: Decoder, show: Callable[[int, int], None]) -> None:
+        """Choose one of the finished particles by their weights: it is shown from now on."""
+        end = self._config.pixels
+        if self._weighed < end:
+            self._add_weights(decoder, end)
+        point = float(self._uniforms[-1])
+        chosen = int(np.searchsorted(self._settle().cumsum(), point, side="right"))
+        chosen = min(chosen, len(self.slots) - 1)
+        if chosen != self.shown:
+            self._show(decoder, chosen, end, show)
+
+    def _add_weights(self, decoder: Decoder, position: int) -> None:
+        met = np.flatnonzero(self._known[self._weighed : position]) + self._weighed
+        bits = decoder.bits[np.ix_(self.slots, met)].sum(1, dtype=np.float64)
+        self._log_weights -= math.log(2) * bits
+        self._weighed = position
+        weights = np.exp(self._log_weights - self._log_weights.max())
+        self.effective = float(weights.sum() ** 2 / (weights**2).sum())
+        self.least = min(self.least, self.effective)
+
+    def _settle(self) -> NDArray[np.float64]:
+        """Give the weights, normalised, and begin anew: their mean goes into the evidence."""
+        top = self._log_weights.max()
+        weights: NDArray[np.float64] = np.exp(self._log_weights - top)
+        self.log_evidence += float(top + np.log(weights.mean()))
+        self._log_weights[:] = 0
+        weights /= weights.sum()
+        return weights
+
+    def _show(
+        self, decoder: Decoder, chosen: int, position: int, show: Callable[[int, int], None]
+    ) -> None:
+        before, after = (decoder.canvas[self.slots[i], :position] for i in (self.shown, chosen))
+        changed = np.flatnonzero((before != after).any(1))
+        self.shown = chosen
+        show(int(self.slots[chosen]), int(changed[0]) if changed.size else position)
+
+    def _renew(self, decoder: Decoder, which: NDArray[np.intp]) -> None:
+        T, draws = self._config.pixels, self._config.draws
+        if which.size:
+            noise = np.stack([image_noise(self._seed, T, draws, int(i)) for i in which])
+            decoder.renew(self.slots[which], noise)
