@@ -147,11 +147,11 @@ class Engine:
         slots = np.array([image.slot for _, image in taken], np.int32)
         inputs = Inputs.blank(config, len(taken))
         for row, (generation, image) in enumerate(taken):
-            request = generation.request
-            if request.canvas is not None and request.known is not None:
-                inputs.canvas[row], inputs.known[row] = request.canvas, request.known
+            spec = generation.spec
+            if spec.canvas is not None and spec.known is not None:
+                inputs.canvas[row], inputs.known[row] = spec.canvas, spec.known
             inputs.noise[row] = image_noise(image.seed, config.pixels, config.draws)
-            inputs.temperature[row], inputs.label[row] = request.temperature, request.label
+            inputs.temperature[row], inputs.label[row] = spec.temperature, spec.label
         self.decoder.begin(slots, inputs)
 
     def _launch(self) -> _Step | None:
