@@ -6,10 +6,12 @@ ARG PIP_EXTRA_INDEX_URL=""
 WORKDIR /src
 RUN python -m venv /opt/scanline
 # Dependencies first: they change seldom, and this layer is the large one.
-COPY pyproject.toml README.md ./
-RUN mkdir service model kernels weights \
-    && /opt/scanline/bin/pip install --no-cache-dir ".${EXTRAS:+[$EXTRAS]}" \
-    && /opt/scanline/bin/pip uninstall --yes scanline
+COPY pyproject.toml ./
+RUN python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
+extras = [p['optional-dependencies'][name] for name in '$EXTRAS'.split(',') if name]; \
+print(*sum(extras, p['dependencies']), sep='\n')" > requirements.txt \
+    && /opt/scanline/bin/pip install --no-cache-dir --requirement requirements.txt
+COPY README.md LICENSE ./
 COPY service service
 COPY model model
 COPY kernels kernels

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: serve test lint gate bench docker clean
+.PHONY: serve test lint gate bench e2e docker clean
 
 serve: $(READY)  ## serve the shipped models on http://127.0.0.1:8000
 	$(BIN)/scanline serve
@@ -22,6 +22,9 @@ gate: $(READY)  ## compile every Triton kernel for sm_80, sm_90 and sm_100: minu
 
 bench: $(READY)  ## time every decoder that runs here
 	$(BIN)/scanline bench
+
+e2e: $(READY)  ## install what the page's tests and schemathesis need; a browser must be there
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,e2e]'
 
 docker:
 	docker compose up --build

@@ -1,4 +1,4 @@
-"""Drawing without a server: an engine of its own for one request, written as a PNG grid."""
+"""Drawing without a server: an engine of its own for a few images, written as a PNG grid."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scanline.model.checkpoint import Checkpoint, write_atomically
 from scanline.model.decoders.opening import open_decoder
 from scanline.model.network import LinearTransformer
 from scanline.service.engine import Engine
-from scanline.service.generation import Request
+from scanline.service.generation import Spec
 from scanline.service.pictures import to_grid
 from scanline.service.queue import Limits
 
@@ -19,17 +19,17 @@ SLOTS = 64
 
 
 def draw_grid(
-    checkpoint: Checkpoint, request: Request, out: Path, scale: int, backend: str,
+    checkpoint: Checkpoint, spec: Spec, out: Path, scale: int, backend: str,
     threads: int | None = None, quiet: bool = False,
 ) -> None:  # fmt: skip
-    """Draw a request with an engine of its own, and write it as a PNG grid."""
+    """Draw images with an engine of its own, and write it as a PNG grid."""
     config = checkpoint.model.config
-    decoder = open_decoder(checkpoint.model, min(request.n, SLOTS), backend, threads)
-    engine = Engine(checkpoint.name, decoder, Limits(max_waiting=request.n))
+    decoder = open_decoder(checkpoint.model, min(spec.n, SLOTS), backend, threads)
+    engine = Engine(checkpoint.name, decoder, Limits(max_waiting=spec.n))
     engine.start()
     try:
-        generation = engine.queue.submit(request)
-        total = request.n * (config.pixels - request.prefix)
+        generation = engine.queue.submit(spec)
+        total = spec.n * (config.pixels - spec.prefix)
         with (
             engine.queue.reading(generation),
             tqdm(total=total, unit="pixel", disable=quiet) as bar,
@@ -49,4 +49,4 @@ def draw_grid(
 def write_samples(model: LinearTransformer, folder: Path) -> None:
     """Draw 16 images with a network in training, always from the same seeds: ``samples.png``."""
     checkpoint = Checkpoint("training", model)
-    draw_grid(checkpoint, Request(n=16, seed=0), folder / "samples.png", 4, "auto", quiet=True)
+    draw_grid(checkpoint, Spec(n=16, seed=0), folder / "samples.png", 4, "auto", quiet=True)

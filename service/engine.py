@@ -123,7 +123,7 @@ class Engine:
 
     def _fail(self, generations: set[Generation]) -> None:
         for generation in generations:
-            generation.error = "drawing failed inside the server; send the request again"
+            generation.error = "drawing failed inside the server; send the spec again"
             self._end(generation, FinishReason.ERROR)
 
     def _end(self, generation: Generation, reason: FinishReason) -> None:
@@ -157,12 +157,12 @@ class Engine:
 
     def _run_image(self, generation: Generation, image: Image) -> _Run:
         """Give an image its slots."""
-        request, config = generation.request, self.decoder.config
-        slots = [self._free.pop() for _ in range(request.particles)]
-        twins = [self._free.pop() for _ in slots] if request.guided else []
+        spec, config = generation.spec, self.decoder.config
+        slots = [self._free.pop() for _ in range(spec.particles)]
+        twins = [self._free.pop() for _ in slots] if spec.guided else []
         particles = None
-        if request.particles > 1:
-            known = np.zeros(config.pixels, np.bool_) if request.known is None else request.known
+        if spec.particles > 1:
+            known = np.zeros(config.pixels, np.bool_) if spec.known is None else spec.known
             particles = Particles(config, image.seed, known, slots, twins or None)
         run = _Run(generation, image, slots, twins, particles)
         self._running[slots[0]] = run
@@ -178,12 +178,12 @@ class Engine:
         config = self.decoder.config
         inputs = Inputs.blank(config, len(runs))
         for row, run in enumerate(runs):
-            request, image = run.generation.request, run.image
-            if request.canvas is not None and request.known is not None:
-                inputs.canvas[row], inputs.known[row] = request.canvas, request.known
+            spec, image = run.generation.spec, run.image
+            if spec.canvas is not None and spec.known is not None:
+                inputs.canvas[row], inputs.known[row] = spec.canvas, spec.known
             inputs.noise[row] = image_noise(image.seed, config.pixels, config.draws)
-            inputs.temperature[row], inputs.top_p[row] = request.temperature, request.top_p
-            inputs.label[row], inputs.guidance[row] = image.label, request.guidance
+            inputs.temperature[row], inputs.top_p[row] = spec.temperature, spec.top_p
+            inputs.label[row], inputs.guidance[row] = image.label, spec.guidance
             if run.twins:
                 inputs.twin[row] = run.twins[0]
         self.decoder.begin([run.slots[0] for run in runs], inputs)

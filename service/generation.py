@@ -41,8 +41,8 @@ class FinishReason(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Request:
-    """``n`` images to draw; image j has seed ``seed + j``.
+class Spec:
+    """What a generation is to draw: ``n`` images, of which image j has seed ``seed + j``.
 
     ``label`` is a class or -1, and ``any_label`` has each image's class chosen by its seed.
     ``canvas: uint8 [T, C]`` holds known pixels where ``known: bool [T]`` is true; both None for an
@@ -146,23 +146,23 @@ class Generation:
         self,
         model: str,
         config: ModelConfig,
-        request: Request,
+        spec: Spec,
         clock: Clock = time.perf_counter,
     ) -> None:
         self.id = f"gen_{secrets.token_hex(12)}"
-        self.model, self.config, self.request = model, config, request
+        self.model, self.config, self.spec = model, config, spec
         empty = np.zeros((config.pixels, config.channels), np.uint8)
         nowhere = Place(empty, np.zeros(1, np.int32))
-        seeds = [image_seed(request.seed, j) for j in range(request.n)]
-        labels = [request.label] * request.n
-        if request.any_label:
+        seeds = [image_seed(spec.seed, j) for j in range(spec.n)]
+        labels = [spec.label] * spec.n
+        if spec.any_label:
             labels = [random_label(seed, len(config.classes)) for seed in seeds]
         self.images = [
             Image(j, seed, nowhere, label)
             for j, (seed, label) in enumerate(zip(seeds, labels, strict=True))
         ]
         self.next_index = 0  # the first image not yet admitted
-        self.unfinished = request.n
+        self.unfinished = spec.n
         self.queue_position = 0  # images ahead of it when it came
         self.clock = clock
         self.created = clock()
@@ -193,13 +193,13 @@ class Generation:
     @property
     def drawn(self) -> int:
         """Count the pixels that were drawn, leaving out the known ones that prefill absorbed."""
-        prefix = self.request.prefix
+        prefix = self.spec.prefix
         return sum(max(0, image.position - prefix) for image in self.images)
 
     def bits_per_dim(self, image: Image) -> float | None:
         """Give a finished image's exact bits/dim under the model; None while it is not finished.
 
-        All values count, known ones too, at temperature 1 and with the request's label.
+        All values count, known ones too, at temperature 1 and with its label.
         """
         return None if image.bits is None else round(image.bits / self.config.dims, 4)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from scanline.model.config import ModelConfig
-from scanline.service.generation import Clock, Generation, Image, Request
+from scanline.service.generation import Clock, Generation, Image, Spec
 
 FIRST_READER_SECONDS = 5.0  # a generation that nobody has come to read by then is cancelled
 
@@ -61,11 +61,11 @@ class Queue:
 
     # --- any thread -------------------------------------------------------------------------
 
-    def submit(self, request: Request) -> Generation:
-        """Queue a request, or raise ``QueueFullError`` or ``ClosedError``."""
-        generation = Generation(self._name, self._config, request, self._clock)
+    def submit(self, spec: Spec) -> Generation:
+        """Queue what is asked for, or raise ``QueueFullError`` or ``ClosedError``."""
+        generation = Generation(self._name, self._config, spec, self._clock)
         with self._changed:
-            self._check_room(request.n)
+            self._check_room(spec.n)
             generation.queue_position = self.waiting
             # Until its first reader comes it counts as abandoned: nothing runs for nobody.
             wait = max(self.limits.grace, FIRST_READER_SECONDS)
@@ -73,7 +73,7 @@ class Queue:
             self._order.append(generation)
             self._live[generation.id] = generation
             self._leaving.add(generation)
-            self.waiting += request.n
+            self.waiting += spec.n
             self._changed.notify()
         return generation
 
@@ -134,7 +134,7 @@ class Queue:
         if self.closed:
             raise ClosedError("the server is shutting down; send the request to another one")
         if self.waiting + n > self.limits.max_waiting:
-            backlog = sum(one.unfinished * one.request.slots for one in self._live.values())
+            backlog = sum(one.unfinished * one.spec.slots for one in self._live.values())
             seconds = backlog * self._config.pixels / self.rate if self.rate else 1.0
             raise QueueFullError(retry_after=int(min(max(seconds, 1.0), 120.0)))
 
@@ -151,7 +151,7 @@ class Queue:
             if self._kept <= self.limits.keep_finished and first.ended >= oldest_kept:
                 return
             self._finished.popitem(last=False)
-            self._kept -= first.request.n
+            self._kept -= first.spec.n
 
     # --- the engine's thread ----------------------------------------------------------------
 
@@ -188,12 +188,12 @@ class Queue:
         """
         taken: list[tuple[Generation, Image]] = []
         with self._changed:
-            while self._order and self._order[0].request.slots <= slots:
+            while self._order and self._order[0].spec.slots <= slots:
                 generation = self._order.popleft()
-                slots -= generation.request.slots
+                slots -= generation.spec.slots
                 taken.append((generation, generation.images[generation.next_index]))
                 generation.next_index += 1
-                if generation.next_index < generation.request.n:
+                if generation.next_index < generation.spec.n:
                     self._order.append(generation)
             self.waiting -= len(taken)
         return taken
@@ -203,7 +203,7 @@ class Queue:
         with self._changed:
             if generation in self._order:
                 self._order.remove(generation)
-                self.waiting -= generation.request.n - generation.next_index
+                self.waiting -= generation.spec.n - generation.next_index
 
     def finish(self, generation: Generation) -> None:
         """Mark a generation finished, and keep it for replay."""
@@ -211,6 +211,6 @@ class Queue:
             del self._live[generation.id]
             self._leaving.discard(generation)
             self._finished[generation.id] = generation
-            self._kept += generation.request.n
+            self._kept += generation.spec.n
             generation.finish(self._clock())
             self._forget_old()

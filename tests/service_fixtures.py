@@ -26,7 +26,7 @@ from scanline.model.network import LinearTransformer
 from scanline.model.noise import image_noise, image_seed
 from scanline.service.app import create_app
 from scanline.service.engine import Engine
-from scanline.service.generation import Request
+from scanline.service.generation import Spec
 from scanline.service.server import Scanline, Served
 from scanline.service.settings import Settings
 from tests.conftest import random_network
@@ -143,16 +143,16 @@ def fake_pixel(
     return state, [(drawn + state + 17 * label + 5 * c) % 256 for c in range(channels)]
 
 
-def fake_image(config: ModelConfig, request: Request, index: int) -> NDArray[np.uint8]:
+def fake_image(config: ModelConfig, spec: Spec, index: int) -> NDArray[np.uint8]:
     """Compute, alone, what ``FakeDecoder`` must draw for an image: uint8 ``[T, C]``."""
-    noise = image_noise(image_seed(request.seed, index), config.pixels, config.draws)
+    noise = image_noise(image_seed(spec.seed, index), config.pixels, config.draws)
     pixels = np.zeros((config.pixels, config.channels), np.uint8)
     state = 0
     for p in range(config.pixels):
-        _, values = fake_pixel(state, noise[p], request.label, request.temperature, config.channels)
-        if request.known is not None and request.known[p]:
-            assert request.canvas is not None
-            values = [int(v) for v in request.canvas[p]]
+        _, values = fake_pixel(state, noise[p], spec.label, spec.temperature, config.channels)
+        if spec.known is not None and spec.known[p]:
+            assert spec.canvas is not None
+            values = [int(v) for v in spec.canvas[p]]
         pixels[p] = values
         state = (state * 31 + sum(values) + 1) % 65_521
     return pixels

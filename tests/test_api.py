@@ -32,7 +32,7 @@ from scanline.service.api.events import stream_events
 from scanline.service.api.requests import Granularity
 from scanline.service.app import create_app
 from scanline.service.engine import Engine
-from scanline.service.generation import FinishReason, Generation, Place, Request
+from scanline.service.generation import FinishReason, Generation, Place, Spec
 from scanline.service.pictures import MAX_PIXELS
 from scanline.service.server import Scanline
 from tests.service_fixtures import (
@@ -146,13 +146,13 @@ def values(image: dict[str, Any], config: ModelConfig) -> NDArray[np.uint8]:
     return np.array(image["values"], np.uint8).reshape(config.pixels, config.channels)
 
 
-def drawn_directly(config: ModelConfig, request: Request, index: int) -> NDArray[np.uint8]:
+def drawn_directly(config: ModelConfig, spec: Spec, index: int) -> NDArray[np.uint8]:
     """Draw one image with a decoder and no engine."""
     decoder = ReferenceDecoder(tiny_model(config), 1)
     inputs = Inputs.blank(config, 1)
-    seed = image_seed(request.seed, index)
+    seed = image_seed(spec.seed, index)
     inputs.noise[0] = image_noise(seed, config.pixels, config.draws)
-    inputs.temperature[0], inputs.label[0] = request.temperature, request.label
+    inputs.temperature[0], inputs.label[0] = spec.temperature, spec.label
     decoder.begin([0], inputs)
     decoder.step([0], config.pixels)
     pixels: NDArray[np.uint8] = decoder.canvas[0].copy()
@@ -183,7 +183,7 @@ def test_samples_as_json(here: Here, model: str) -> None:
         assert image["finish_reason"] == "length"
         assert image["position"] == config.pixels
         assert image["bits_per_dim"] > 0
-        expected = drawn_directly(config, Request(n=3, seed=12), image["index"])
+        expected = drawn_directly(config, Spec(n=3, seed=12), image["index"])
         np.testing.assert_array_equal(png(image, config), expected)
     again = here.client.get(f"/v1/generations/{body['id']}").json()
     assert again == body
@@ -468,7 +468,7 @@ def test_a_dropped_stream_is_resumed_and_rebuilds_exactly(holding: tuple[Here, H
     third = parse_sse(here.client.get(url, headers=headers).content)
     images = check_stream(third, GREY, resumed=True)
     for image in images:
-        expected = fake_image(GREY, generation.request, image.data["index"])
+        expected = fake_image(GREY, generation.spec, image.data["index"])
         np.testing.assert_array_equal(png(image.data, GREY), expected)
     # And when all is over, from the start, as often as one likes.
     for granularity in ("auto", "row", "pixel"):
@@ -481,7 +481,7 @@ def test_a_stream_misses_nothing_that_happens_while_it_sends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("scanline.service.api.events.KEEP_ALIVE_SECONDS", 0.2)
-    generation = Generation("fake", GREY, Request(n=2, seed=0))
+    generation = Generation("fake", GREY, Spec(n=2, seed=0))
     published = np.zeros(1, np.int32)
     row = np.arange(GREY.pixels, dtype=np.uint8)[:, None]
     generation.images[0].run(0, Place(row, published))
@@ -504,7 +504,7 @@ def test_a_stream_misses_nothing_that_happens_while_it_sends(
 
 
 def test_rows_come_whole_but_for_the_last_of_a_cancelled_image_and_each_image_once() -> None:
-    generation = Generation("fake", GREY, Request(n=2, seed=0))
+    generation = Generation("fake", GREY, Spec(n=2, seed=0))
     first, second = generation.images
     published = np.zeros((2, 1), np.int32)
     for slot, image in enumerate(generation.images):
@@ -547,7 +547,7 @@ def test_rows_come_whole_but_for_the_last_of_a_cancelled_image_and_each_image_on
 
 def test_a_long_replay_comes_in_several_events() -> None:
     config = replace(COLOUR, height=32, width=32)
-    generation = Generation("fake", config, Request(n=10, seed=0))
+    generation = Generation("fake", config, Spec(n=10, seed=0))
     pixels = np.random.default_rng(0).integers(0, 256, (10, 1024, 3), np.uint8)
     for image, row in zip(generation.images, pixels, strict=True):
         image.run(0, Place(row, np.full(1, 1024, np.int32)))

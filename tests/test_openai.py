@@ -17,7 +17,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from scanline.service.generation import FinishReason, Request
+from scanline.service.generation import FinishReason, Spec
 from scanline.service.server import Scanline
 from tests.service_fixtures import (
     COLOUR,
@@ -87,17 +87,17 @@ def test_models(client: openai.OpenAI) -> None:
 def test_a_prompt_names_a_class(client: openai.OpenAI, prompt: str, label: int) -> None:
     reply = client.images.generate(prompt=prompt, extra_body={"seed": 5})
     assert reply.data is not None
-    expected = fake_image(GREY, Request(n=1, seed=5, label=label), 0)
+    expected = fake_image(GREY, Spec(n=1, seed=5, label=label), 0)
     assert np.array_equal(pixels_of(reply.data[0].b64_json), expected)
 
 
 def test_several_images_name_their_seeds(client: openai.OpenAI) -> None:
     reply = client.images.generate(prompt="one", n=3, extra_body={"seed": 40, "temperature": 0.5})
     assert reply.data is not None
-    request = Request(n=3, seed=40, label=1, temperature=0.5)
+    spec = Spec(n=3, seed=40, label=1, temperature=0.5)
     for j, item in enumerate(reply.data):
         assert item.model_extra == {"seed": 40 + j, "bits_per_dim": pytest.approx(1.0)}
-        assert np.array_equal(pixels_of(item.b64_json), fake_image(GREY, request, j))
+        assert np.array_equal(pixels_of(item.b64_json), fake_image(GREY, spec, j))
     assert reply.created > 1_600_000_000
     assert (reply.background, reply.output_format, reply.size) == ("opaque", "png", "5x6")
     assert reply.usage is not None
@@ -124,7 +124,7 @@ def test_another_model_and_size(client: openai.OpenAI) -> None:
     picture = Image.open(io.BytesIO(base64.b64decode(reply.data[0].b64_json or "")))
     assert (picture.size, picture.mode, reply.size) == ((30, 40), "RGB", "30x40")
     small = np.asarray(picture)[::10, ::10].reshape(COLOUR.pixels, 3)
-    assert np.array_equal(small, fake_image(COLOUR, Request(n=1, seed=1), 0))
+    assert np.array_equal(small, fake_image(COLOUR, Spec(n=1, seed=1), 0))
 
 
 @pytest.mark.parametrize("kind", ["png", "jpeg", "webp"])
@@ -188,9 +188,9 @@ def test_null_is_left_out(http: httpx.Client) -> None:
 # --- edits --------------------------------------------------------------------------------------
 
 
-def expected_edit(picture: Image.Image, paint: NDArray[np.bool_], n: int = 1) -> Request:
+def expected_edit(picture: Image.Image, paint: NDArray[np.bool_], n: int = 1) -> Spec:
     canvas = np.asarray(picture).reshape(GREY.pixels, 1)
-    return Request(n=n, seed=9, canvas=canvas, known=~paint.reshape(-1))
+    return Spec(n=n, seed=9, canvas=canvas, known=~paint.reshape(-1))
 
 
 def test_an_edit_paints_where_the_mask_is_transparent(client: openai.OpenAI) -> None:
@@ -200,12 +200,12 @@ def test_an_edit_paints_where_the_mask_is_transparent(client: openai.OpenAI) -> 
         image=encode(picture), mask=masked(picture, paint), prompt="", n=2, extra_body={"seed": 9}
     )
     assert reply.data is not None
-    request = expected_edit(picture, paint, 2)
+    spec = expected_edit(picture, paint, 2)
     for j, item in enumerate(reply.data):
         drawn = pixels_of(item.b64_json)
-        assert np.array_equal(drawn, fake_image(GREY, request, j))
-        assert request.canvas is not None
-        assert np.array_equal(drawn[request.known], request.canvas[request.known])
+        assert np.array_equal(drawn, fake_image(GREY, spec, j))
+        assert spec.canvas is not None
+        assert np.array_equal(drawn[spec.known], spec.canvas[spec.known])
     assert reply.usage is not None
     assert (reply.usage.input_tokens, reply.usage.output_tokens) == (22, 38)
 
@@ -275,7 +275,7 @@ def test_an_enlarged_reply_can_be_edited(client: openai.OpenAI) -> None:
         extra_body={"seed": 9},
     )  # fmt: skip
     assert reply.data is not None
-    original = Image.fromarray(fake_image(GREY, Request(n=1, seed=2), 0).reshape(6, 5))
+    original = Image.fromarray(fake_image(GREY, Spec(n=1, seed=2), 0).reshape(6, 5))
     expected = fake_image(GREY, expected_edit(original, np.repeat(np.arange(6) > 2, 5)), 0)
     assert np.array_equal(pixels_of(reply.data[0].b64_json), expected)
 
@@ -334,7 +334,7 @@ def test_a_stream_shows_looks_then_the_image(client: openai.OpenAI) -> None:
         prompt="one", n=2, stream=True, partial_images=2, extra_body={"seed": 3}
     )
     events = list(stream)
-    request = Request(n=2, seed=3, label=1)
+    spec = Spec(n=2, seed=3, label=1)
     for j in range(2):
         mine = [event for event in events if (event.model_extra or {})["index"] == j]
         assert [event.type for event in mine] == [
@@ -342,7 +342,7 @@ def test_a_stream_shows_looks_then_the_image(client: openai.OpenAI) -> None:
             "image_generation.partial_image",
             "image_generation.completed",
         ]
-        expected = fake_image(GREY, request, j)
+        expected = fake_image(GREY, spec, j)
         for k, event in enumerate(mine):
             assert (event.model_extra or {})["seed"] == 3 + j
             decided = 10 * (k + 1)
@@ -365,10 +365,10 @@ def test_a_streamed_edit_keeps_what_is_known(client: openai.OpenAI) -> None:
     partial, completed = list(stream)
     assert partial.type == "image_edit.partial_image"
     assert completed.type == "image_edit.completed"
-    request = expected_edit(picture, paint)
-    assert request.canvas is not None
-    assert np.array_equal(pixels_of(partial.b64_json)[20:], request.canvas[20:])
-    assert np.array_equal(pixels_of(completed.b64_json), fake_image(GREY, request, 0))
+    spec = expected_edit(picture, paint)
+    assert spec.canvas is not None
+    assert np.array_equal(pixels_of(partial.b64_json)[20:], spec.canvas[20:])
+    assert np.array_equal(pixels_of(completed.b64_json), fake_image(GREY, spec, 0))
 
 
 def test_a_stream_has_neither_ids_nor_comments(http: httpx.Client) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from scanline.service.api import events
 from scanline.service.api.events import stream_events
-from scanline.service.generation import FinishReason, Generation, Place, Request
+from scanline.service.generation import FinishReason, Generation, Place, Spec
 from tests.clocks import run_skipping
 from tests.service_fixtures import GREY, parse_sse, rebuild
 
@@ -26,7 +26,7 @@ async def read(generation: Generation) -> list[tuple[float, bytes]]:
 
 
 def test_pixels_drawn_quicker_than_anyone_sees_come_sixty_times_a_second() -> None:
-    generation = Generation("fake", LARGE, Request(n=1, seed=0))
+    generation = Generation("fake", LARGE, Spec(n=1, seed=0))
     (image,) = generation.images
     row = (np.arange(LARGE.pixels) % 251).astype(np.uint8)[:, None]
     published = np.zeros(1, np.int32)
@@ -54,7 +54,7 @@ def test_pixels_drawn_quicker_than_anyone_sees_come_sixty_times_a_second() -> No
 
 
 def test_a_stream_without_news_says_that_it_lives() -> None:
-    generation = Generation("fake", GREY, Request(n=1, seed=0))
+    generation = Generation("fake", GREY, Spec(n=1, seed=0))
 
     async def end() -> None:
         await asyncio.sleep(3.5 * events.KEEP_ALIVE_SECONDS)

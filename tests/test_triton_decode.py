@@ -34,7 +34,7 @@ from scanline.model.decoders.triton import TritonDecoder, find_device  # noqa: E
 from scanline.model.network import LinearTransformer  # noqa: E402
 from scanline.model.noise import image_noise  # noqa: E402
 from scanline.service.engine import Engine  # noqa: E402
-from scanline.service.generation import Request  # noqa: E402
+from scanline.service.generation import Spec  # noqa: E402
 from scanline.service.queue import Limits  # noqa: E402
 from tests.conftest import TOLERANCES, assert_close, random_network, tiny_config  # noqa: E402
 from tests.test_decoder import Inputs, blank, masked, network_of, put  # noqa: E402
@@ -327,11 +327,11 @@ def test_the_engine_draws_with_it() -> None:
     network = network_of(SMALL)
     known = np.arange(SMALL.pixels) < 2
     canvas = np.full((SMALL.pixels, 1), 99, np.uint8)
-    requests = [Request(n=2, seed=7, label=1), Request(n=1, seed=3, canvas=canvas, known=known)]
+    specs = [Spec(n=2, seed=7, label=1), Spec(n=1, seed=3, canvas=canvas, known=known)]
     engine = Engine("tiny", TritonDecoder(network, 2), Limits())
     engine.start()
     try:
-        generations = [engine.queue.submit(request) for request in requests]
+        generations = [engine.queue.submit(spec) for spec in specs]
         for generation in generations:
             with engine.queue.reading(generation):
                 while not generation.finished:
@@ -339,14 +339,14 @@ def test_the_engine_draws_with_it() -> None:
     finally:
         engine.close(drain=0)
     alone = TritonDecoder(network, 1)
-    for generation, request in zip(generations, requests, strict=True):
+    for generation, spec in zip(generations, specs, strict=True):
         assert generation.error is None
         for image in generation.images:
             noise = image_noise(image.seed, SMALL.pixels, SMALL.draws)
             none = np.zeros(SMALL.pixels, np.bool_)
             given = Inputs(
-                canvas[None], (none if request.known is None else known)[None], noise[None],
-                np.ones(1, np.float32), np.array([request.label], np.int32),
+                canvas[None], (none if spec.known is None else known)[None], noise[None],
+                np.ones(1, np.float32), np.array([spec.label], np.int32),
             )  # fmt: skip
             put(alone, [0], given)
             alone.step([0], SMALL.pixels)

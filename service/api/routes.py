@@ -10,12 +10,11 @@ from fastapi import APIRouter, Depends, Form, Header, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 
-from scanline.service import generation as work
 from scanline.service.api.events import stream_events
 from scanline.service.api.replies import GenerationReply, ModelList, ModelReply
 from scanline.service.api.requests import CompletionForm, Granularity, Output, SampleRequest
 from scanline.service.engine import Engine
-from scanline.service.generation import Generation
+from scanline.service.generation import Generation, Spec
 from scanline.service.http.errors import ERRORS, ApiError
 from scanline.service.http.lookup import (
     Server,
@@ -45,13 +44,13 @@ async def create_samples(request: Request, server: Server, body: SampleRequest) 
     """Draw images, of a class or of anything."""
     media = choose_media(request, body.stream, body.model_fields_set)
     engine = find_engine(server, body.model, body.n)
-    wanted = work.Request(
+    spec = Spec(
         n=body.n,
         seed=choose_seed(body.seed),
         label=find_label(engine.decoder.config, body.label),
         temperature=body.temperature,
     )
-    return await _draw(request, engine, wanted, media, body.granularity, body.output)
+    return await _draw(request, engine, spec, media, body.granularity, body.output)
 
 
 @router.post("/completions", tags=["draw"], response_model=GenerationReply, responses=_REPLIES)
@@ -76,7 +75,7 @@ async def create_completions(
         form.fit,
         config,
     )
-    wanted = work.Request(
+    spec = Spec(
         n=form.n,
         seed=choose_seed(form.seed),
         label=label,
@@ -84,7 +83,7 @@ async def create_completions(
         canvas=canvas,
         known=known,
     )
-    return await _draw(request, engine, wanted, media, form.granularity, form.output)
+    return await _draw(request, engine, spec, media, form.granularity, form.output)
 
 
 @router.get("/generations/{identifier}", tags=["draw"], response_model=GenerationReply)
@@ -156,21 +155,21 @@ def _find(server: Scanline, identifier: str) -> tuple[Engine, Generation]:
 async def _draw(
     request: Request,
     engine: Engine,
-    wanted: work.Request,
+    spec: Spec,
     media: Media,
     granularity: Granularity,
     output: Output,
 ) -> Response:
     if media == "text/event-stream":
-        generation = engine.queue.submit(wanted)
+        generation = engine.queue.submit(spec)
         return _stream(request, engine, generation, granularity, None, output)
-    generation = await draw_to_end(request, engine, wanted)
+    generation = await draw_to_end(request, engine, spec)
     return await run_in_threadpool(_reply, generation, media, output)
 
 
 def _reply(generation: Generation, media: Media, output: Output) -> Response:
     config = generation.config
-    headers = {"X-Generation-ID": generation.id, "X-Seed": str(generation.request.seed)}
+    headers = {"X-Generation-ID": generation.id, "X-Seed": str(generation.spec.seed)}
     if media == "application/json":
         return json_reply(GenerationReply.of(generation, output), headers)
     drawn = [image.read(0, config.pixels) for image in generation.images]

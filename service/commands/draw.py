@@ -35,12 +35,12 @@ def sample(
     """Draw images without a server, and write them as one PNG grid."""
     from scanline.model.checkpoint import load_one
     from scanline.service.drawing import draw_grid
-    from scanline.service.generation import Request
+    from scanline.service.generation import Spec
 
     checkpoint = load_one(weights, model)
     number = checkpoint.model.config.class_number(label)
-    request = Request(n=n, seed=seed, label=number, temperature=temperature)
-    draw_grid(checkpoint, request, out, scale, backend, threads)
+    spec = Spec(n=n, seed=seed, label=number, temperature=temperature)
+    draw_grid(checkpoint, spec, out, scale, backend, threads)
     typer.echo(f"wrote {out}")
 
 
@@ -64,14 +64,14 @@ def complete(
     """Complete a picture several ways without a server, and write them as one PNG grid."""
     from scanline.model.checkpoint import load_one
     from scanline.service.drawing import draw_grid
-    from scanline.service.generation import Request
+    from scanline.service.generation import Spec
     from scanline.service.pictures import read_upload
 
     checkpoint = load_one(weights, model)
     config = checkpoint.model.config
     with picture.open("rb") as file:
         canvas, known = read_upload(file, None, rows, fit, config)
-    request = Request(
+    spec = Spec(
         n=n,
         seed=seed,
         label=config.class_number(label),
@@ -79,5 +79,5 @@ def complete(
         canvas=canvas,
         known=known,
     )
-    draw_grid(checkpoint, request, out, scale, backend, threads)
+    draw_grid(checkpoint, spec, out, scale, backend, threads)
     typer.echo(f"wrote {out}")

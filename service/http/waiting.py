@@ -10,8 +10,7 @@ from typing import Any
 from fastapi import Request
 
 from scanline.service.engine import Engine
-from scanline.service.generation import Generation
-from scanline.service.generation import Request as Wanted
+from scanline.service.generation import Generation, Spec
 from scanline.service.http.errors import ApiError
 
 
@@ -79,13 +78,13 @@ async def wait_finished(generation: Generation, gone: asyncio.Task[Any]) -> None
     await _called_back(generation.when_finished, gone, None)
 
 
-async def draw_to_end(request: Request, engine: Engine, wanted: Wanted) -> Generation:
-    """Draw what is wanted for a client that waits for all of it.
+async def draw_to_end(request: Request, engine: Engine, spec: Spec) -> Generation:
+    """Draw what is asked for, for a client that waits for all of it.
 
     Raises what ``Queue.submit`` does, ``ApiError`` where drawing fails, ``ClientGoneError`` if the
     client leaves.
     """
-    generation = engine.queue.submit(wanted)
+    generation = engine.queue.submit(spec)
     # Nobody can come back for the reply: if its reader leaves, so does the generation.
     with engine.queue.reading(generation, grace=0):
         async with client_of(request) as gone:

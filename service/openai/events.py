@@ -88,7 +88,7 @@ async def stream_images(
 
 def _due(generation: Generation, image: Image, partials: int, told: int) -> Iterator[int]:
     """Give the positions at which an image is now to be shown, past the first ``told``."""
-    prefix, T = generation.request.prefix, generation.config.pixels
+    prefix, T = generation.spec.prefix, generation.config.pixels
     for look in range(told, partials):
         position = prefix + (T - prefix) * (look + 1) // (partials + 1)
         if image.position < position:
@@ -115,7 +115,7 @@ class _Teller:
         return CompletedImage(
             **self._facts("completed", image, generation.config.pixels),
             bits_per_dim=generation.bits_per_dim(image),
-            usage=TokenUsage.of(generation.request, generation.config, 1),
+            usage=TokenUsage.of(generation.spec, generation.config, 1),
             warnings=self.rendering.warnings,
         )
 
@@ -133,9 +133,9 @@ class _Teller:
 
     def _look(self, image: Image, position: int) -> NDArray[np.uint8]:
         """Give an image as far as ``position``, with the known pixels past it: ``[T, C]``."""
-        config, request = self.generation.config, self.generation.request
+        config, spec = self.generation.config, self.generation.spec
         pixels = np.zeros((config.pixels, config.channels), np.uint8)
-        if request.canvas is not None and request.known is not None:
-            pixels[request.known] = request.canvas[request.known]
+        if spec.canvas is not None and spec.known is not None:
+            pixels[spec.known] = spec.canvas[spec.known]
         pixels[:position] = image.read(0, position)
         return pixels

@@ -8,8 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from scanline.model.config import ModelConfig
-from scanline.service.generation import Generation
-from scanline.service.generation import Request as Wanted
+from scanline.service.generation import Generation, Spec
 from scanline.service.openai.rendering import Rendering
 from scanline.service.openai.requests import FileFormat
 
@@ -57,9 +56,9 @@ class TokenUsage(BaseModel):
     total_tokens: int
 
     @classmethod
-    def of(cls, wanted: Wanted, config: ModelConfig, images: int) -> TokenUsage:
+    def of(cls, spec: Spec, config: ModelConfig, images: int) -> TokenUsage:
         """Count so many of the images wanted: known leading pixels are read, the others drawn."""
-        read, drawn = wanted.prefix * images, (config.pixels - wanted.prefix) * images
+        read, drawn = spec.prefix * images, (config.pixels - spec.prefix) * images
         return cls(
             input_tokens=read,
             input_tokens_details=TokenDetails(image_tokens=read),
@@ -97,6 +96,6 @@ class ImagesReply(BaseModel):
             ],
             output_format=rendering.format,
             size=rendering.size(config),
-            usage=TokenUsage.of(generation.request, config, generation.request.n),
+            usage=TokenUsage.of(generation.spec, config, generation.spec.n),
             warnings=rendering.warnings,
         )

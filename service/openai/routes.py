@@ -12,8 +12,8 @@ from fastapi import APIRouter, Depends, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
 from scanline.model.config import ModelConfig
-from scanline.service import generation as work
 from scanline.service.engine import Engine
+from scanline.service.generation import Spec
 from scanline.service.http.errors import ERRORS, ApiError
 from scanline.service.http.lookup import Server, bearer, choose_seed, find_engine
 from scanline.service.http.media import json_reply
@@ -42,8 +42,8 @@ async def create_generation(request: Request, server: Server, body: GenerationsR
     """Draw images as OpenAI's API does; the prompt names a class, or is empty for anything."""
     engine = find_engine(server, body.model, body.n or 1)
     config = engine.decoder.config
-    rendering, wanted = choose_rendering(body, config), _wanted(body, config)
-    return await _draw(request, engine, wanted, body, "image_generation", rendering)
+    rendering, spec = choose_rendering(body, config), _spec(body, config)
+    return await _draw(request, engine, spec, body, "image_generation", rendering)
 
 
 @router.post(
@@ -60,17 +60,17 @@ async def create_edit(request: Request, server: Server) -> Response:
     body = edit.options
     engine = find_engine(server, body.model, body.n or 1)
     config = engine.decoder.config
-    rendering, wanted = choose_rendering(body, config), _wanted(body, config)
+    rendering, spec = choose_rendering(body, config), _spec(body, config)
     canvas, known = await run_in_threadpool(read_canvas, edit, config)
-    wanted = replace(wanted, canvas=canvas, known=known)
-    return await _draw(request, engine, wanted, body, "image_edit", rendering)
+    spec = replace(spec, canvas=canvas, known=known)
+    return await _draw(request, engine, spec, body, "image_edit", rendering)
 
 
 # --- from the request ---------------------------------------------------------------------------
 
 
-def _wanted(body: ImageOptions, config: ModelConfig) -> work.Request:
-    return work.Request(
+def _spec(body: ImageOptions, config: ModelConfig) -> Spec:
+    return Spec(
         n=body.n or 1,
         seed=choose_seed(body.seed),
         label=_label(body.prompt, config),
@@ -101,18 +101,18 @@ def _label(prompt: str, config: ModelConfig) -> int:
 async def _draw(
     request: Request,
     engine: Engine,
-    wanted: work.Request,
+    spec: Spec,
     body: ImageOptions,
     kind: Kind,
     rendering: Rendering,
 ) -> Response:
     if body.stream:
-        generation = engine.queue.submit(wanted)
+        generation = engine.queue.submit(spec)
 
         def events(gone: asyncio.Task[None]) -> AsyncIterator[bytes]:
             return stream_images(generation, gone, kind, rendering, body.partial_images or 0)
 
         return stream_reply(request, engine, generation, events, grace=0)
-    generation = await draw_to_end(request, engine, wanted)
+    generation = await draw_to_end(request, engine, spec)
     reply = await run_in_threadpool(ImagesReply.of, generation, rendering)
     return json_reply(reply, {"X-Generation-ID": generation.id})

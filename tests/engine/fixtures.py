@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scanline.model.config import ModelConfig
 from scanline.model.decoders.contract import Decoder
 from scanline.service.engine import Engine
-from scanline.service.generation import FinishReason, Generation, Request, Status
+from scanline.service.generation import FinishReason, Generation, Spec, Status
 from scanline.service.queue import Limits
 from tests.service_fixtures import FakeDecoder, LateDecoder, fake_image, until
 
@@ -124,7 +124,7 @@ def assert_empty(engine: Engine) -> None:
 def assert_every_slot_is_free(engine: Engine, decoder: FakeDecoder) -> None:
     """Check that an engine with nothing to do can draw in all of its slots at once, and right."""
     before = len(decoder.steps)
-    generation = engine.queue.submit(Request(n=decoder.max_slots, seed=0))
+    generation = engine.queue.submit(Spec(n=decoder.max_slots, seed=0))
     with engine.queue.reading(generation):
         assert_right(generation)
     together, _ = decoder.steps[before]
@@ -147,7 +147,7 @@ def assert_right(generation: Generation) -> None:
         assert image.position == generation.config.pixels
         assert image.bits is not None
         assert image.bits == generation.config.pixels
-        expected = fake_image(generation.config, generation.request, image.index)
+        expected = fake_image(generation.config, generation.spec, image.index)
         np.testing.assert_array_equal(pixels, expected)
 
 
@@ -162,6 +162,6 @@ def seeds_in(slots: list[int], generations: list[Generation]) -> list[int]:
     return [running[slot] for slot in slots]
 
 
-def completion(config: ModelConfig, seed: int, known: NDArray[np.bool_], n: int = 1) -> Request:
+def completion(config: ModelConfig, seed: int, known: NDArray[np.bool_], n: int = 1) -> Spec:
     values = np.random.default_rng(seed).integers(0, 256, (config.pixels, config.channels))
-    return Request(n=n, seed=seed, canvas=values.astype(np.uint8), known=known)
+    return Spec(n=n, seed=seed, canvas=values.astype(np.uint8), known=known)

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from scanline.service.engine import Engine
-from scanline.service.generation import FinishReason, Request, Status
+from scanline.service.generation import FinishReason, Spec, Status
 from scanline.service.queue import ClosedError, Limits
 from tests.clocks import Clock
 from tests.engine.fixtures import Gate, assert_empty, assert_right, finished, running
@@ -18,7 +18,7 @@ def test_closing_lets_what_there_is_finish_and_takes_no_more() -> None:
     decoder = FakeDecoder(GREY, 1)
     gate = Gate(decoder)
     with running(decoder) as engine:
-        generation = engine.queue.submit(Request(n=3, seed=0))
+        generation = engine.queue.submit(Spec(n=3, seed=0))
         gate.wait()
         closing = threading.Thread(target=engine.close, args=(60.0,))
         with engine.queue.reading(generation):
@@ -26,7 +26,7 @@ def test_closing_lets_what_there_is_finish_and_takes_no_more() -> None:
             until(lambda: not engine.alive)
             for refused in (engine.queue.submit, lambda r: engine.queue.check_room(r.n)):
                 with pytest.raises(ClosedError, match="shutting down"):
-                    refused(Request(n=1, seed=0))
+                    refused(Spec(n=1, seed=0))
             gate.open()
             closing.join()
             assert generation.finished
@@ -39,7 +39,7 @@ def test_closing_cuts_off_what_takes_longer_than_the_drain_time() -> None:
     decoder, clock = FakeDecoder(GREY, 1), Clock()
     gate = Gate(decoder)
     with running(decoder, clock=clock) as engine:
-        generation = engine.queue.submit(Request(n=200, seed=0))
+        generation = engine.queue.submit(Spec(n=200, seed=0))
         gate.wait()
         with engine.queue.reading(generation):
             engine.queue.close(drain=10)
@@ -58,7 +58,7 @@ def test_closing_again_makes_the_time_shorter_never_longer() -> None:
     decoder, clock = FakeDecoder(GREY, 1), Clock()
     gate = Gate(decoder)
     with running(decoder, clock=clock) as engine:
-        generation = engine.queue.submit(Request(n=200, seed=0))
+        generation = engine.queue.submit(Spec(n=200, seed=0))
         gate.wait()
         with engine.queue.reading(generation):
             for drain in (3600, 10, 3600):

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from scanline.model.config import ModelConfig
 from scanline.model.decoders.reference import ReferenceDecoder
-from scanline.service.generation import FinishReason, Request, Status
+from scanline.service.generation import FinishReason, Spec, Status
 from tests.engine.fixtures import (
     BOTH,
     Heard,
@@ -32,7 +32,7 @@ CONFIGS = pytest.mark.parametrize("config", [GREY, COLOUR], ids=["grey", "colour
 def test_one_generation_from_request_to_pixels(config: ModelConfig) -> None:
     heard = Heard()
     with running(FakeDecoder(config, 4), heard) as engine:
-        generation = engine.queue.submit(Request(n=7, seed=2**64 - 3, temperature=0.5))
+        generation = engine.queue.submit(Spec(n=7, seed=2**64 - 3, temperature=0.5))
         with engine.queue.reading(generation):
             assert_right(generation)
         assert [i.seed for i in generation.images] == [2**64 - 3, 2**64 - 2, 2**64 - 1, 0, 1, 2, 3]
@@ -54,9 +54,9 @@ def test_one_generation_from_request_to_pixels(config: ModelConfig) -> None:
 def test_the_same_seed_gives_the_same_bytes_among_fifty_others_coming_and_going(
     decoders: type[FakeDecoder],
 ) -> None:
-    request = Request(n=3, seed=77, label=2)
+    spec = Spec(n=3, seed=77, label=2)
     with running(decoders(GREY, 5)) as engine:
-        alone = engine.queue.submit(request)
+        alone = engine.queue.submit(spec)
         with engine.queue.reading(alone):
             before = drawn(alone)
         stop, others, errors = threading.Event(), Counter[str](), list[BaseException]()
@@ -65,7 +65,7 @@ def test_the_same_seed_gives_the_same_bytes_among_fifty_others_coming_and_going(
             draw = random.Random(number)
             try:
                 while not stop.is_set() or not others[str(number)]:
-                    asked = Request(n=draw.randint(1, 3), seed=draw.getrandbits(64))
+                    asked = Spec(n=draw.randint(1, 3), seed=draw.getrandbits(64))
                     other = engine.queue.submit(asked)
                     with engine.queue.reading(other, grace=0):
                         if draw.random() < 0.3:
@@ -82,7 +82,7 @@ def test_the_same_seed_gives_the_same_bytes_among_fifty_others_coming_and_going(
             thread.start()
         try:
             for _ in range(5):
-                crowded = engine.queue.submit(request)
+                crowded = engine.queue.submit(spec)
                 with engine.queue.reading(crowded):
                     for mine, theirs in zip(drawn(crowded), before, strict=True):
                         np.testing.assert_array_equal(mine, theirs)
@@ -109,14 +109,14 @@ MASKS: dict[str, Callable[[int], NDArray[np.bool_]]] = {
 @CONFIGS
 def test_a_real_network_draws_the_same_alone_and_in_a_crowd(config: ModelConfig) -> None:
     decoder = ReferenceDecoder(tiny_model(config), 6)
-    request = Request(n=2, seed=41, label=1 if config.classes else -1)
+    spec = Spec(n=2, seed=41, label=1 if config.classes else -1)
     with running(decoder) as engine:
-        alone = engine.queue.submit(request)
+        alone = engine.queue.submit(spec)
         with engine.queue.reading(alone):
             before = drawn(alone)
-        first = [engine.queue.submit(Request(n=2, seed=s, temperature=0.3)) for s in range(6)]
+        first = [engine.queue.submit(Spec(n=2, seed=s, temperature=0.3)) for s in range(6)]
         known = MASKS["first rows"](config.pixels)
-        crowded = engine.queue.submit(request)
+        crowded = engine.queue.submit(spec)
         later = [engine.queue.submit(completion(config, s, known)) for s in range(5)]
         engine.queue.cancel(first[2])
         with engine.queue.reading(crowded):
@@ -141,10 +141,10 @@ def test_a_completion_keeps_what_is_known_wherever_it_is(config: ModelConfig, ma
         generation = engine.queue.submit(completion(config, 3, known, n=4))
         with engine.queue.reading(generation):
             images = drawn(generation)
-        canvas = generation.request.canvas
+        canvas = generation.spec.canvas
         assert canvas is not None
         for pixels in images:
             np.testing.assert_array_equal(pixels[known], canvas[known])
         if not known.all():
             assert len({pixels[~known].tobytes() for pixels in images}) > 1
-        assert generation.drawn == 4 * (config.pixels - generation.request.prefix)
+        assert generation.drawn == 4 * (config.pixels - generation.spec.prefix)

@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 
-from scanline.service.generation import FinishReason, Generation, Request
+from scanline.service.generation import FinishReason, Generation, Spec
 from scanline.service.queue import QueueFullError
 from tests.engine.fixtures import (
     BOTH,
@@ -33,9 +33,9 @@ def test_a_step_that_raises_ends_what_it_touched_and_nothing_else(
     decoder = decoders(GREY, 2)
     gate = Gate(decoder)
     with running(decoder, heard) as engine:
-        touched = engine.queue.submit(Request(n=3, seed=0))
+        touched = engine.queue.submit(Spec(n=3, seed=0))
         gate.wait()
-        spared = engine.queue.submit(Request(n=2, seed=10))
+        spared = engine.queue.submit(Spec(n=2, seed=10))
 
         def fail(slots: list[int]) -> None:
             decoder.before_step = lambda slots: None
@@ -50,7 +50,7 @@ def test_a_step_that_raises_ends_what_it_touched_and_nothing_else(
         assert touched.error is not None
         assert "send the request again" in touched.error
         assert spared.error is None
-        after = engine.queue.submit(Request(n=5, seed=3))
+        after = engine.queue.submit(Spec(n=5, seed=3))
         with engine.queue.reading(after):
             assert_right(after)
         assert heard.reasons == {FinishReason.ERROR: 3, FinishReason.LENGTH: 7}
@@ -64,7 +64,7 @@ def test_a_load_that_raises_ends_only_the_images_that_it_would_have_loaded(
     decoder = FakeDecoder(GREY, 3)
     gate = Gate(decoder)
     with running(decoder) as engine:
-        runs = engine.queue.submit(Request(n=1, seed=0))
+        runs = engine.queue.submit(Spec(n=1, seed=0))
         gate.wait()
 
         def fail(*_: object) -> None:
@@ -93,7 +93,7 @@ def test_failing_for_ever_ends_every_generation_and_the_engine_lives() -> None:
     decoder.before_step = fail
     with running(decoder) as engine:
         for seed in range(20):
-            generation = engine.queue.submit(Request(n=3, seed=seed))
+            generation = engine.queue.submit(Spec(n=3, seed=seed))
             with engine.queue.reading(generation):
                 finished(generation)
             assert generation.error
@@ -119,9 +119,9 @@ def test_slots_come_back_after_thousands_of_random_arrivals_and_cancels(
         def arrive(number: int) -> None:
             draw = random.Random(number)
             for _ in range(500):
-                request = Request(n=draw.randint(1, 9), seed=draw.getrandbits(64))
+                spec = Spec(n=draw.randint(1, 9), seed=draw.getrandbits(64))
                 try:
-                    generation = engine.queue.submit(request)
+                    generation = engine.queue.submit(spec)
                 except QueueFullError:
                     time.sleep(0.001)
                     continue
@@ -141,11 +141,11 @@ def test_slots_come_back_after_thousands_of_random_arrivals_and_cancels(
         for thread in threads:
             thread.join()
         until(lambda: all(generation.finished for generation in generations))
-        asked = sum(generation.request.n for generation in generations)
+        asked = sum(generation.spec.n for generation in generations)
         assert asked > 1000
         assert sum(heard.reasons.values()) == asked
         assert set(heard.reasons) == set(FinishReason)
-        kept = [g.request.n for g in generations if engine.queue.find(g.id) is not None]
+        kept = [g.spec.n for g in generations if engine.queue.find(g.id) is not None]
         assert sum(kept) <= 10
         assert engine.alive
         decoder.before_step = decoder.before_load = lambda slots: None

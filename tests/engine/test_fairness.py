@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 
-from scanline.service.generation import Generation, Request, Status
+from scanline.service.generation import Generation, Spec, Status
 from tests.clocks import Clock
 from tests.engine.fixtures import (
     Gate,
@@ -38,10 +38,10 @@ def test_a_small_request_is_not_starved_and_admission_goes_round() -> None:
     decoder.before_load = note
     with running(decoder) as engine:
         try:
-            generations.append(large := engine.queue.submit(Request(n=500, seed=0)))
+            generations.append(large := engine.queue.submit(Spec(n=500, seed=0)))
             held.wait()
-            generations.append(small := engine.queue.submit(Request(n=1, seed=1000)))
-            generations.append(middle := engine.queue.submit(Request(n=2, seed=2000)))
+            generations.append(small := engine.queue.submit(Spec(n=1, seed=1000)))
+            generations.append(middle := engine.queue.submit(Spec(n=2, seed=2000)))
         finally:
             submitted.set()
         assert small.queue_position == 498
@@ -58,8 +58,8 @@ def test_slots_are_given_in_turn_between_requests() -> None:
     decoder = FakeDecoder(GREY, 1)
     order: list[int] = []
     with opened(decoder) as engine:
-        requests = [Request(n=3, seed=100), Request(n=2, seed=200), Request(n=2, seed=300)]
-        generations = [engine.queue.submit(request) for request in requests]
+        specs = [Spec(n=3, seed=100), Spec(n=2, seed=200), Spec(n=2, seed=300)]
+        generations = [engine.queue.submit(spec) for spec in specs]
         decoder.before_load = lambda slots: order.extend(seeds_in(slots, generations))
         engine.start()
         for generation in generations:
@@ -72,9 +72,9 @@ def test_an_image_is_admitted_between_any_two_steps() -> None:
     decoder = FakeDecoder(GREY, 2)
     gate = Gate(decoder)
     with running(decoder) as engine:
-        first = engine.queue.submit(Request(n=1, seed=0))
+        first = engine.queue.submit(Spec(n=1, seed=0))
         gate.wait()
-        second = engine.queue.submit(Request(n=1, seed=1))
+        second = engine.queue.submit(Spec(n=1, seed=1))
         gate.let(1)
         until(lambda: second.status is Status.RUNNING)
         assert first.status is Status.RUNNING
@@ -97,7 +97,7 @@ def test_a_crowd_is_let_in_a_part_at_a_time_with_a_step_between(
     decoder.before_load = lambda slots: seen.append(("load", len(slots)))
     decoder.before_step = lambda slots: seen.append(("step", len(slots)))
     with opened(decoder, clock=Clock()) as engine:
-        generation = engine.queue.submit(Request(n=crowd, seed=0))
+        generation = engine.queue.submit(Spec(n=crowd, seed=0))
         engine.start()
         with engine.queue.reading(generation):
             assert_right(generation)
@@ -120,8 +120,8 @@ def test_a_step_is_short_while_others_wait(left: int, waiting: int, steps: list[
     known = np.arange(WIDE.pixels) < WIDE.pixels - 1 - left
     # Its time standing still, the decoder is so fast that only these rules bound a step.
     with opened(decoder, clock=Clock()) as engine:
-        requests = [completion(WIDE, 1, known), *(Request(n=1, seed=s) for s in range(1 + waiting))]
-        generations = [engine.queue.submit(request) for request in requests]
+        specs = [completion(WIDE, 1, known), *(Spec(n=1, seed=s) for s in range(1 + waiting))]
+        generations = [engine.queue.submit(spec) for spec in specs]
         engine.start()
         for generation in generations:
             with engine.queue.reading(generation):
@@ -141,15 +141,15 @@ def test_a_crowd_that_joins_does_not_make_one_long_step(
     decoder = FakeDecoder(dataclasses.replace(GREY, height=40, width=40), 20)
     clock = Clock()
     with opened(decoder, clock=clock) as engine:
-        staying = engine.queue.submit(Request(n=before + min(change, 0), seed=0))
-        leaving = engine.queue.submit(Request(n=-change, seed=0)) if change < 0 else None
+        staying = engine.queue.submit(Spec(n=before + min(change, 0), seed=0))
+        leaving = engine.queue.submit(Spec(n=-change, seed=0)) if change < 0 else None
 
         def draw(slots: list[int]) -> None:
             _, n = decoder.steps[-1]
             clock.now += n / 1024  # a power of two, so that the sums are exact
             if len(decoder.steps) == 3:
                 if change > 0:
-                    engine.queue.submit(Request(n=change, seed=50))
+                    engine.queue.submit(Spec(n=change, seed=50))
                 if leaving is not None:
                     engine.queue.cancel(leaving)
 

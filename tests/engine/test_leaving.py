@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scanline.service.generation import FinishReason, Generation, Request, Status
+from scanline.service.generation import FinishReason, Generation, Spec, Status
 from tests.clocks import Clock
 from tests.engine.fixtures import (
     BOTH,
@@ -32,11 +32,11 @@ def test_cancelling_what_waits_and_what_runs_leaves_others_alone(
     decoder = decoders(GREY, 2)
     gate = Gate(decoder)
     with running(decoder, heard) as engine:
-        runs = engine.queue.submit(Request(n=3, seed=0))  # two run, one waits
+        runs = engine.queue.submit(Spec(n=3, seed=0))  # two run, one waits
         gate.wait()
         waits, other = (
-            engine.queue.submit(Request(n=4, seed=10)),
-            engine.queue.submit(Request(n=2, seed=20)),
+            engine.queue.submit(Spec(n=4, seed=10)),
+            engine.queue.submit(Spec(n=2, seed=20)),
         )
         gate.let(3)
         until(lambda: runs.images[0].position > 0)
@@ -52,7 +52,7 @@ def test_cancelling_what_waits_and_what_runs_leaves_others_alone(
         # What was drawn stays readable, and is right.
         image = runs.images[0]
         assert 0 < image.position < GREY.pixels
-        expected = fake_image(GREY, runs.request, 0)[: image.position]
+        expected = fake_image(GREY, runs.spec, 0)[: image.position]
         np.testing.assert_array_equal(image.read(0, image.position), expected)
         assert not image.read(image.position, GREY.pixels).any()
         assert image.bits is None
@@ -65,9 +65,9 @@ def test_a_reader_who_comes_after_a_cancel_does_not_undo_it() -> None:
     decoder = FakeDecoder(GREY, 1)
     gate = Gate(decoder)
     with running(decoder) as engine:
-        runs = engine.queue.submit(Request(n=2, seed=0))
+        runs = engine.queue.submit(Spec(n=2, seed=0))
         gate.wait()
-        waits = engine.queue.submit(Request(n=1, seed=10))
+        waits = engine.queue.submit(Spec(n=1, seed=10))
         for generation in (runs, waits):
             engine.queue.cancel(generation)
         with engine.queue.reading(runs), engine.queue.reading(waits):
@@ -80,7 +80,7 @@ def test_the_last_reader_to_leave_lets_a_generation_go_after_the_grace() -> None
     decoder, clock = FakeDecoder(GREY, 1), Clock()
     gate = Gate(decoder)
     with running(decoder, clock=clock, grace=3.0) as engine:
-        generation = engine.queue.submit(Request(n=100, seed=0))
+        generation = engine.queue.submit(Spec(n=100, seed=0))
         gate.wait()
         with engine.queue.reading(generation):
             with engine.queue.reading(generation):
@@ -105,7 +105,7 @@ def test_without_grace_the_last_reader_takes_the_generation_along() -> None:
     decoder = FakeDecoder(GREY, 1)
     gate = Gate(decoder)
     with running(decoder, grace=1e6) as engine:
-        generation = engine.queue.submit(Request(n=100, seed=0))
+        generation = engine.queue.submit(Spec(n=100, seed=0))
         gate.wait()
         with engine.queue.reading(generation, grace=0):
             pass
@@ -116,7 +116,7 @@ def test_without_grace_the_last_reader_takes_the_generation_along() -> None:
 
 def test_no_grace_does_not_cancel_what_its_reader_has_not_reached_yet() -> None:
     with running(FakeDecoder(GREY, 1), clock=Clock(), grace=0.0) as engine:
-        generation = engine.queue.submit(Request(n=20, seed=0))
+        generation = engine.queue.submit(Spec(n=20, seed=0))
         until(lambda: generation.images[3].status is Status.FINISHED)  # nobody has come so far
         with engine.queue.reading(generation):
             assert_right(generation)
@@ -127,7 +127,7 @@ def test_what_nobody_ever_reads_is_cancelled(grace: float, patience: float) -> N
     decoder, clock = FakeDecoder(GREY, 1), Clock()
     gate = Gate(decoder)
     with running(decoder, clock=clock, grace=grace) as engine:
-        generation = engine.queue.submit(Request(n=100, seed=0))
+        generation = engine.queue.submit(Spec(n=100, seed=0))
         gate.wait()
         clock.now += patience - 0.1
         gate.turn(2)

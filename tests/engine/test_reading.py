@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from scanline.service.generation import FinishReason, Generation, Image, Place, Request
+from scanline.service.generation import FinishReason, Generation, Image, Place, Spec
 from tests.engine.fixtures import BOTH, Gate, assert_right, drawn, finished, running
 from tests.service_fixtures import GREY, FakeDecoder, fake_image, until
 
@@ -36,16 +36,14 @@ def test_reading_while_slots_are_reused_never_gives_another_images_pixels(
                         if not np.array_equal(pixels, expected[image.seed][:stop]):
                             errors.append(f"{image.seed} at {stop}: {pixels.ravel()}")
 
-        requests = [Request(n=4, seed=10 * j) for j in range(60)]
-        expected = {
-            request.seed + j: fake_image(GREY, request, j) for request in requests for j in range(4)
-        }
+        specs = [Spec(n=4, seed=10 * j) for j in range(60)]
+        expected = {spec.seed + j: fake_image(GREY, spec, j) for spec in specs for j in range(4)}
         threads = [threading.Thread(target=hammer) for _ in range(3)]
         for thread in threads:
             thread.start()
         try:
-            for first in range(0, len(requests), 3):
-                live[:] = [engine.queue.submit(r) for r in requests[first : first + 3]]
+            for first in range(0, len(specs), 3):
+                live[:] = [engine.queue.submit(r) for r in specs[first : first + 3]]
                 for generation in live:
                     with engine.queue.reading(generation):
                         finished(generation)
@@ -93,7 +91,7 @@ def test_news_wakes_each_waiter_once_and_at_once_when_all_is_over() -> None:
     gate = Gate(decoder)
     woken: Counter[str] = Counter()
     with running(decoder) as engine:
-        generation = engine.queue.submit(Request(n=1, seed=0))
+        generation = engine.queue.submit(Spec(n=1, seed=0))
         gate.wait()
         generation.when_news(lambda: woken.update("a"))
         generation.when_news(lambda: woken.update("b"))
@@ -108,7 +106,7 @@ def test_news_wakes_each_waiter_once_and_at_once_when_all_is_over() -> None:
 
 
 def test_news_between_reading_and_waiting_is_not_missed() -> None:
-    generation = Generation("fake", GREY, Request(n=1, seed=0))
+    generation = Generation("fake", GREY, Spec(n=1, seed=0))
     woken: Counter[str] = Counter()
     seen = generation.changes
     generation.when_news(lambda: woken.update("a"), seen)
@@ -130,7 +128,7 @@ def test_a_finished_generation_keeps_neither_the_decoder_nor_its_waiters_alive()
     decoder, reader = FakeDecoder(GREY, 4), Reader()
     gate = Gate(decoder)
     with running(decoder) as engine:
-        generation = engine.queue.submit(Request(n=9, seed=0))
+        generation = engine.queue.submit(Spec(n=9, seed=0))
         gate.wait()
         generation.when_news(reader.told)
         generation.when_finished(reader.told)

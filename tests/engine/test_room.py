@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scanline.service.engine import Engine
-from scanline.service.generation import Generation, Request, Status
+from scanline.service.generation import Generation, Spec, Status
 from scanline.service.queue import QueueFullError
 from tests.clocks import Clock
 from tests.engine.fixtures import Gate, assert_right, opened, running
@@ -17,15 +17,15 @@ def test_the_waiting_bound_refuses_with_a_sane_wait() -> None:
     gate = Gate(decoder)
     with running(decoder, max_waiting=10) as engine:
         with pytest.raises(QueueFullError) as error:
-            engine.queue.submit(Request(n=11, seed=0))
+            engine.queue.submit(Spec(n=11, seed=0))
         assert error.value.retry_after == 1  # nothing measured yet
-        first = engine.queue.submit(Request(n=1, seed=0))
+        first = engine.queue.submit(Spec(n=1, seed=0))
         gate.wait()
-        second = engine.queue.submit(Request(n=10, seed=0))
+        second = engine.queue.submit(Spec(n=10, seed=0))
         assert engine.queue.waiting == 10
         for refused in (engine.queue.submit, lambda r: engine.queue.check_room(r.n)):
             with pytest.raises(QueueFullError, match="try again in"):
-                refused(Request(n=1, seed=0))
+                refused(Spec(n=1, seed=0))
         assert engine.queue.waiting == 10
         for rate, seconds in ((100.0, 3), (1e9, 1), (1e-9, 120)):  # 3.3 s: 11 images of 30 pixels
             engine.queue.rate = rate
@@ -43,7 +43,7 @@ def test_the_time_to_come_back_counts_what_waits_and_what_runs_and_nothing_else(
     decoder = FakeDecoder(GREY, 3)
     said: list[tuple[int, int]] = []  # seconds, and images not finished
     with opened(decoder, max_waiting=9) as engine:
-        generations = [engine.queue.submit(Request(n=n, seed=n)) for n in (5, 4)]
+        generations = [engine.queue.submit(Spec(n=n, seed=n)) for n in (5, 4)]
 
         def ask(slots: list[int]) -> None:
             engine.queue.rate = float(GREY.pixels)  # an image a second
@@ -69,13 +69,13 @@ def kept(engine: Engine, generations: list[Generation]) -> list[Generation]:
 
 def test_finished_generations_are_kept_by_count() -> None:
     with running(FakeDecoder(GREY, 4), keep_finished=3) as engine:
-        generations = [engine.queue.submit(Request(n=1, seed=seed)) for seed in range(8)]
+        generations = [engine.queue.submit(Spec(n=1, seed=seed)) for seed in range(8)]
         for generation in generations:
             with engine.queue.reading(generation):
                 assert_right(generation)
         until(lambda: len(kept(engine, generations)) == 3)
     with running(FakeDecoder(GREY, 1), keep_finished=0) as engine:
-        generation = engine.queue.submit(Request(n=1, seed=0))
+        generation = engine.queue.submit(Spec(n=1, seed=0))
         with engine.queue.reading(generation):
             assert_right(generation)
         until(lambda: engine.queue.find(generation.id) is None)
@@ -84,7 +84,7 @@ def test_finished_generations_are_kept_by_count() -> None:
 def test_finished_generations_are_kept_by_time() -> None:
     clock = Clock()
     with running(FakeDecoder(GREY, 4), clock=clock, keep_seconds=300.0) as engine:
-        generation = engine.queue.submit(Request(n=1, seed=0))
+        generation = engine.queue.submit(Spec(n=1, seed=0))
         with engine.queue.reading(generation):
             assert_right(generation)
         clock.now += 300

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from scanline.service.api.replies import Usage
-from scanline.service.generation import Request
+from scanline.service.generation import Spec
 from tests.clocks import Clock
 from tests.engine.fixtures import BOTH, Heard, assert_right, completion, opened
 from tests.service_fixtures import GREY, FakeDecoder
@@ -16,7 +16,7 @@ def test_waiting_drawing_and_the_first_pixel_are_timed() -> None:
     decoder, clock, heard = FakeDecoder(GREY, 1), Clock(), Heard()
     during: list[dict[str, float | int]] = []
     with opened(decoder, heard, clock) as engine:
-        first, second = (engine.queue.submit(Request(n=1, seed=seed)) for seed in range(2))
+        first, second = (engine.queue.submit(Spec(n=1, seed=seed)) for seed in range(2))
         clock.now += 2.5
 
         def draw(slots: list[int]) -> None:
@@ -75,7 +75,7 @@ def test_the_rate_follows_the_steps_slowly() -> None:
             clock.now += next(seconds, 1 / 64)
 
         decoder.before_step = draw
-        generation = engine.queue.submit(Request(n=2, seed=0))
+        generation = engine.queue.submit(Spec(n=2, seed=0))
         engine.start()
         with engine.queue.reading(generation):
             assert_right(generation)

@@ -1,0 +1,99 @@
+"""What is installed: complete, and alone, whatever the names of the modules beside it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tests.conftest import ROOT
+
+FOLDERS = ("kernels", "model", "service", "tests", "weights")
+CACHES = ("__pycache__", "*.pyc")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Copy the project, as building writes beside the sources."""
+    folder = tmp_path_factory.mktemp("source")
+    for path in ROOT.iterdir():
+        if path.name in (*FOLDERS, ".ci"):
+            shutil.copytree(path, folder / path.name, ignore=shutil.ignore_patterns(*CACHES))
+        elif path.is_file() and path.name != ".git":
+            shutil.copy(path, folder)
+    return folder
+
+
+def run(*command: object, cwd: Path, **environment: str) -> str:
+    """Run a command that must succeed and complain of nothing; gives what it said."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    done = subprocess.run(
+        [str(part) for part in command], cwd=cwd, env=clean | environment, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=250, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    assert "warning" not in done.stdout.lower(), done.stdout
+    return done.stdout
+
+
+PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input")
+
+
+def test_it_draws_from_a_wheel_beside_other_peoples_modules(source: Path, tmp_path: Path) -> None:
+    options = ["--no-deps", "--no-build-isolation", "--no-index", "--verbose"]
+    run(*PIP, "wheel", ".", *options, "--wheel-dir", tmp_path, cwd=source)
+    (wheel,) = tmp_path.glob("*.whl")
+    installed, elsewhere = tmp_path / "installed", tmp_path / "elsewhere"
+    target = ["--no-deps", "--no-index", "--no-warn-script-location", "--target", installed]
+    run(*PIP, "install", *target, wheel, cwd=tmp_path)
+    (elsewhere / "kernels").mkdir(parents=True)
+    for name in ("model.py", "service.py", "kernels/__init__.py"):
+        (elsewhere / name).write_text("raise ImportError('somebody else wrote this')\n")
+    settings = {"PYTHONPATH": str(installed), "SCANLINE_CACHE": str(tmp_path / "cache")}
+    command = [sys.executable, "-m", "scanline.service", "sample", "seven.png"]
+    options = ["-n", "1", "--model", "mnist", "--label", "7", "--scale", "1"]
+    run(*command, *options, cwd=elsewhere, **settings)
+    with Image.open(elsewhere / "seven.png") as picture:
+        assert picture.size == (28, 28)
+    where = "import scanline.service.app as app; print(app.__file__, app.STATIC.is_dir())"
+    said = run(sys.executable, "-c", where, cwd=elsewhere, **settings)
+    assert said == f"{installed / 'scanline' / 'service' / 'app.py'} True\n"
+    for folder in ("kernels", "model", "service"):
+        assert (installed / "scanline" / folder / "py.typed").exists()
+    cards = {path.stem for path in (installed / "scanline" / "weights").glob("*.md")}
+    assert {path.stem for path in (ROOT / "weights").glob("*.safetensors")} <= cards
+
+
+def test_a_source_archive_is_complete(source: Path, tmp_path: Path) -> None:
+    build = f"from setuptools import build_meta as b; b.build_sdist({str(tmp_path)!r})"
+    run(sys.executable, "-c", build, cwd=source)
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as opened:
+        names = {name.partition("/")[2] for name in opened.getnames()}
+    listed = {
+        str(path.relative_to(source))
+        for folder in (*FOLDERS, ".ci")
+        for path in (source / folder).rglob("*")
+        if path.is_file()
+    }
+    assert listed - names == set()
+    assert {"LICENSE", "README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "Makefile"} <= names
+
+
+def test_every_folder_of_modules_is_a_package_that_is_installed() -> None:
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    there = {
+        ".".join(("scanline", *path.parent.relative_to(ROOT).parts))
+        for folder in ("kernels", "model", "service")
+        for path in (ROOT / folder).rglob("*.py")
+    }
+    assert set(listed) == there | {"scanline.weights"}
+    for name in there:
+        assert (ROOT.joinpath(*name.split(".")[1:]) / "__init__.py").exists(), name
