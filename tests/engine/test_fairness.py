@@ -154,8 +154,8 @@ def test_a_crowd_that_joins_does_not_make_one_long_step(
                     engine.queue.cancel(leaving)
 
         decoder.before_step = draw
-        engine.start()
         with engine.queue.reading(staying):
+            engine.start()
             until(lambda: len(decoder.steps) >= 5)
             engine.queue.cancel(staying)
     assert [(len(slots), n) for slots, n in decoder.steps[:5]] == [

@@ -135,9 +135,13 @@ def test_a_finished_generation_keeps_neither_the_decoder_nor_its_waiters_alive()
         with engine.queue.reading(generation):
             gate.open()
             pixels = drawn(generation)
-    gone = [weakref.ref(thing) for thing in (decoder.canvas, decoder.positions, reader)]
+    kept: dict[str, weakref.ref[Any]] = {
+        "the pixels of every slot": weakref.ref(decoder.canvas),
+        "their positions": weakref.ref(decoder.positions),
+        "whoever waited": weakref.ref(reader),
+    }
     del decoder, engine, gate, reader
     gc.collect()
-    assert [thing() for thing in gone] == [None] * 3
+    assert [name for name, thing in kept.items() if thing() is not None] == []
     for before, after in zip(pixels, drawn(generation), strict=True):
         np.testing.assert_array_equal(before, after)

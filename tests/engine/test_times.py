@@ -25,8 +25,8 @@ def test_waiting_drawing_and_the_first_pixel_are_timed() -> None:
             clock.now += 0.5  # a step, of one pixel since it takes so long
 
         decoder.before_step = draw
-        engine.start()
         with engine.queue.reading(first), engine.queue.reading(second):
+            engine.start()
             assert_right(first)
             assert_right(second)
     rate = {"pixels_per_second": 2.0}
@@ -76,8 +76,8 @@ def test_the_rate_follows_the_steps_slowly() -> None:
 
         decoder.before_step = draw
         generation = engine.queue.submit(Spec(n=2, seed=0))
-        engine.start()
         with engine.queue.reading(generation):
+            engine.start()
             assert_right(generation)
     # Two pixels a step: 128, then 32, then 128 a second.
     assert rates[:4] == pytest.approx([0, 128, 123.2, 123.44])
