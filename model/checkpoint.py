@@ -10,14 +10,14 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor
 
-from scanline.model.config import PRESETS, ModelConfig
+from scanline.model.config import MAX_GUIDANCE, PRESETS, ModelConfig
 from scanline.model.network import LinearTransformer
 
 FORMAT = "scanline/2"
@@ -29,6 +29,13 @@ class CheckpointError(ValueError):
     """A checkpoint that cannot be used; the message says why and what to do."""
 
 
+class Defaults(NamedTuple):
+    """How a model's images look best: ``guidance`` with a label, and ``top_p`` of any."""
+
+    guidance: float = 1.0
+    top_p: float = 1.0
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """A network ready for use (``eval``, float32), and the facts of its training."""
@@ -36,6 +43,11 @@ class Checkpoint:
     name: str
     model: LinearTransformer
     facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def defaults(self) -> Defaults:
+        """How its images are drawn where nobody says otherwise; plainly where its facts do not."""
+        return Defaults(**self.facts.get("defaults", {}))
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -90,11 +102,19 @@ def load_checkpoint(path: Path) -> Checkpoint:
         facts = json.loads(metadata.get("facts", "{}"))
         if not isinstance(facts, dict):
             raise ValueError(f"its facts are no dictionary: {facts!r}")
+        _check_defaults(facts.get("defaults", {}))
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path} has a config that cannot be read: {error}") from None
     model = LinearTransformer(config)
     _fill(model, tensors, str(path))
     return Checkpoint(path.stem, model.eval(), facts)
+
+
+def _check_defaults(given: Any) -> None:
+    """Raise ``ValueError`` or ``TypeError`` unless these are the fields of ``Defaults``."""
+    defaults = Defaults(**given)
+    if not (0 <= defaults.guidance <= MAX_GUIDANCE and 0 < defaults.top_p <= 1):
+        raise ValueError(f"its defaults are out of range: {given!r}")
 
 
 def _now(name: str) -> str:

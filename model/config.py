@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args, get_type_hints
 
 VALUES = 256  # intensities of one channel
 NO_LABEL = -1
+MAX_GUIDANCE = 10.0
 MIXTURES = 10  # logistics in a mixture (Salimans et al. 2017)
 TABLE = VALUES + 1  # entries of one neighbour's embedding table: every intensity, and "outside"
 

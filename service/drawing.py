@@ -24,7 +24,9 @@ def draw_grid(
 ) -> None:  # fmt: skip
     """Draw images with an engine of its own, and write it as a PNG grid."""
     config = checkpoint.model.config
-    decoder = open_decoder(checkpoint.model, min(spec.n, SLOTS), backend, threads)
+    decoder = open_decoder(
+        checkpoint.model, min(spec.n * spec.slots, max(SLOTS, spec.slots)), backend, threads
+    )
     engine = Engine(checkpoint.name, decoder, Limits(max_waiting=spec.n))
     engine.start()
     try:

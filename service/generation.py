@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from scanline.model.config import NO_LABEL, ModelConfig
 from scanline.model.noise import image_seed, random_label
-from scanline.model.particles import Particles
+from scanline.model.particles import COLLAPSED, Particles
 
 Clock = Callable[[], float]  # seconds, never going back; one for an engine and all it holds
 
@@ -202,6 +202,19 @@ class Generation:
         All values count, known ones too, at temperature 1 and with its label.
         """
         return None if image.bits is None else round(image.bits / self.config.dims, 4)
+
+    @property
+    def warnings(self) -> list[str]:
+        """Say what a user should know of what was drawn."""
+        each = (image.particles for image in self.images)
+        collapsed = [one for one in each if one is not None and one.least < COLLAPSED]
+        if not collapsed:
+            return []
+        return [
+            f"in {len(collapsed)} of {len(self.images)} images one particle had all the weight at "
+            "some place, so what is known there guided little before it: ask for more particles, "
+            "or leave fewer rows between what is known above and below"
+        ]
 
     def when_news(self, callback: Callable[[], None], seen: int | None = None) -> None:
         """Call back once at the next change, from the engine's thread; at once if finished.

@@ -14,7 +14,7 @@ from typing import Any
 import anyio
 import uvicorn
 
-from scanline.model.checkpoint import Checkpoint
+from scanline.model.checkpoint import Checkpoint, Defaults
 from scanline.model.decoders.contract import BackendError
 from scanline.model.decoders.opening import open_decoder
 from scanline.model.network import LinearTransformer
@@ -35,6 +35,7 @@ class Served:
     facts: dict[str, Any]
     network: LinearTransformer
     created: int
+    defaults: Defaults
 
 
 @dataclass
@@ -64,7 +65,13 @@ class Scanline:
                 name = checkpoint.name
                 engine = Engine(name, decoder, settings.limits, self.metrics.observer(name))
                 engine.start()
-                served = Served(engine, checkpoint.facts, checkpoint.model, int(time.time()))
+                served = Served(
+                    engine,
+                    checkpoint.facts,
+                    checkpoint.model,
+                    int(time.time()),
+                    checkpoint.defaults,
+                )
                 self.models = self.models | {name: served}
         except (BackendError, ValueError) as error:
             self.failure = str(error)

@@ -19,7 +19,7 @@ import uvicorn
 from numpy.typing import NDArray
 from PIL import Image as Picture
 
-from scanline.model.checkpoint import Checkpoint, save_checkpoint
+from scanline.model.checkpoint import Checkpoint, Defaults, save_checkpoint
 from scanline.model.config import ModelConfig
 from scanline.model.decoders.contract import Decoder, Inputs, Slots
 from scanline.model.network import LinearTransformer
@@ -191,7 +191,7 @@ def build(
             observer = scanline.metrics.observer(name)
             engine = Engine(name, decoder, scanline.settings.limits, observer)
             engine.start()
-            served = Served(engine, {}, tiny_model(decoder.config), 0)
+            served = Served(engine, {}, tiny_model(decoder.config), 0, Defaults())
             scanline.models = scanline.models | {name: served}
         scanline.ready = True
 

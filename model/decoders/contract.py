@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scanline.model.config import NO_LABEL, ModelConfig
+from scanline.model.config import MAX_GUIDANCE, NO_LABEL, ModelConfig
 
 NO_SLOT = -1
 Slots = Sequence[int] | NDArray[np.integer[Any]]
-MAX_GUIDANCE = 10.0
 
 
 class BackendError(RuntimeError):

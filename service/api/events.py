@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel
@@ -95,7 +96,7 @@ async def stream_events(
     sequence, loop = last_event_id or 0, asyncio.get_running_loop()
     if last_event_id is None:
         yield sse_event("started", Started.of(generation))
-    cursors = [0] * len(generation.images)
+    cursors = [_Cursor() for _ in generation.images]
     told: set[int] = set()
     while True:
         # Read before the pixels: what is finished now has all of its pixels below.
@@ -123,17 +124,29 @@ async def stream_events(
         yield sse_event("completed", Completed(id=generation.id, usage=Usage.of(generation)))
 
 
+@dataclass
+class _Cursor:
+    """How far a reader is in an image: its pixels, and the changes of what it had been told."""
+
+    position: int = 0
+    changes: int = 0
+
+
 def _updates(
-    generation: Generation, cursors: list[int], granularity: Granularity
+    generation: Generation, cursors: list[_Cursor], granularity: Granularity
 ) -> Iterator[list[Update]]:
     """Take what each image has beyond its cursor, an event's worth at a time; move cursors on."""
     width = generation.config.width
     updates: list[Update] = []
     pixels_held = 0
     for image in generation.images:
-        start, stop = cursors[image.index], image.position
+        cursor = cursors[image.index]
+        changed = image.changed[cursor.changes :]
+        cursor.changes += len(changed)
+        start, stop = min([cursor.position, *changed]), image.position
         if granularity == "row" and image.finish_reason in (None, FinishReason.LENGTH):
             stop -= stop % width
+            start -= start % width
         if stop <= start:
             continue
         pixels = image.read(start, stop)
@@ -146,7 +159,7 @@ def _updates(
             )
             for first in range(0, stop - start, size)
         ]
-        cursors[image.index] = stop
+        cursor.position = stop
         pixels_held += stop - start
         if pixels_held >= PIXELS_PER_EVENT:
             yield updates

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from scanline.model.config import NO_LABEL
 from scanline.model.figures import known_figure
 from scanline.service.api.requests import Output
 from scanline.service.generation import FinishReason, Generation, Image, Status
@@ -24,7 +25,7 @@ ReasonWord = Annotated[str, Field(json_schema_extra={"enum": list(FinishReason)}
 
 _IMAGE: dict[str, Any] = {
     "index": 0, "seed": 1, "status": "finished", "finish_reason": "length", "position": 784,
-    "bits_per_dim": 0.61,
+    "bits_per_dim": 0.61, "label": "7", "effective_particles": None, "log_evidence": None,
 }  # fmt: skip
 _PNG = _IMAGE | {"png": "iVBORw0KGgo…"}
 _USAGE = {"pixels": 784, "seconds": 0.1, "queue_seconds": 0.001, "pixels_per_second": 7840.0}
@@ -32,6 +33,7 @@ _MODEL = {
     "id": "mnist", "object": "model", "created": 1700000000, "owned_by": "scanline", "width": 28,
     "height": 28, "channels": 1, "classes": ["0", "1"], "bits_per_dim": 0.61, "steps": 784,
     "order": "pixel", "parameters": 1394176, "backend": "native", "slots": 64,
+    "guidance": 2.0, "top_p": 1.0,
 }  # fmt: skip
 _SCORE = {"index": 0, "bits": 493.9, "bits_per_dim": 0.63, "pixel_bits": None}
 
@@ -47,6 +49,17 @@ class ImageFacts(BaseModel):
     finish_reason: ReasonWord | None
     position: Annotated[int, Field(description="Pixels decided.")]
     bits_per_dim: float | None
+    label: Annotated[
+        str | None, Field(description="The class that it was drawn of, if it was of one.")
+    ]
+    effective_particles: Annotated[
+        float | None,
+        Field(description="Of one drawn by several particles: how many had weight at the end."),
+    ]
+    log_evidence: Annotated[
+        float | None,
+        Field(description="And ln P of the known pixels after the first unknown one, estimated."),
+    ]
 
 
 class PngImage(ImageFacts):
@@ -70,7 +83,8 @@ ImageReply = PngImage | ValuesImage
 
 def image_reply(generation: Generation, image: Image, output: Output) -> ImageReply:
     """Describe an image, its pixels in the form asked for."""
-    done = image.status is Status.FINISHED
+    done, particles = image.status is Status.FINISHED, image.particles
+    classes = generation.config.classes
     facts: dict[str, Any] = {
         "index": image.index,
         "seed": image.seed,
@@ -78,6 +92,9 @@ def image_reply(generation: Generation, image: Image, output: Output) -> ImageRe
         "finish_reason": image.finish_reason,
         "position": image.position,
         "bits_per_dim": generation.bits_per_dim(image),
+        "label": None if image.label == NO_LABEL else classes[image.label],
+        "effective_particles": None if particles is None else round(particles.effective, 2),
+        "log_evidence": None if particles is None else round(particles.log_evidence, 3),
     }
     pixels = image.read(0, generation.config.pixels) if done else None
     if output == "values":
@@ -115,7 +132,7 @@ class GenerationReply(BaseModel):
 
     model_config = example(
         id="gen_5f2c", object="generation", model="mnist", status="finished", width=28, height=28,
-        channels=1, images=[_PNG], usage=_USAGE, error=None,
+        channels=1, images=[_PNG], usage=_USAGE, error=None, warnings=[],
     )  # fmt: skip
 
     id: str
@@ -128,6 +145,7 @@ class GenerationReply(BaseModel):
     images: list[ImageReply]
     usage: Usage
     error: str | None
+    warnings: list[str]
 
     @classmethod
     def of(cls, generation: Generation, output: Output = "png") -> GenerationReply:
@@ -143,6 +161,7 @@ class GenerationReply(BaseModel):
             images=[image_reply(generation, image, output) for image in generation.images],
             usage=Usage.of(generation),
             error=generation.error,
+            warnings=generation.warnings,
         )
 
 
@@ -167,6 +186,10 @@ class ModelReply(BaseModel):
     parameters: int
     backend: str
     slots: int
+    guidance: Annotated[
+        float, Field(description="Of images with a label, where the request names none.")
+    ]
+    top_p: Annotated[float, Field(description="Where the request names none.")]
 
     @classmethod
     def of(cls, name: str, served: Served) -> ModelReply:
@@ -186,6 +209,8 @@ class ModelReply(BaseModel):
             parameters=sum(p.numel() for p in served.network.parameters()),
             backend=decoder.backend,
             slots=decoder.max_slots,
+            guidance=served.defaults.guidance,
+            top_p=served.defaults.top_p,
         )
 
 

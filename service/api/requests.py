@@ -7,7 +7,9 @@ from typing import Annotated, Literal
 from fastapi import UploadFile
 from pydantic import BaseModel, ConfigDict, Field
 
+from scanline.model.config import MAX_GUIDANCE
 from scanline.model.noise import MAX_SEED
+from scanline.model.particles import MAX_PARTICLES
 from scanline.model.pictures import Fit
 
 MAX_TEMPERATURE = 2.0
@@ -35,11 +37,41 @@ Temperature = Annotated[
         description="1 draws from the model as it is, less is safer, 0 takes the likeliest value.",
     ),
 ]
+TopP = Annotated[
+    float | None,
+    Field(
+        gt=0,
+        le=1,
+        description="Keep the likeliest values of each pixel that hold this share; 1 keeps all, "
+        "and the model's own (see `/v1/models`) holds if left out.",
+    ),
+]
+Guidance = Annotated[
+    float | None,
+    Field(
+        ge=0,
+        le=MAX_GUIDANCE,
+        description="How strongly to draw towards the label: 1 as the model is, more for plainer "
+        "examples of the class. The model's own holds if left out. Takes two slots an image.",
+    ),
+]
+ParticleCount = Annotated[
+    int,
+    Field(
+        ge=1,
+        le=MAX_PARTICLES,
+        description="Slots that draw one image side by side, so that known pixels after a hole "
+        "guide what is drawn in it; 1 looks at what is above and to the left only.",
+    ),
+]
 OutputField = Annotated[
     Output,
     Field(description="How JSON holds an image: base64 PNG, or a flat list of pixel values."),
 ]
-LABEL_HELP = "A class by name or number (see `/v1/models`); left out, anything may come."
+LABEL_HELP = (
+    "A class by name or number (see `/v1/models`), or `random` for one chosen by each image's "
+    "seed; left out, anything may come."
+)
 
 
 class SampleRequest(BaseModel):
@@ -56,6 +88,8 @@ class SampleRequest(BaseModel):
     label: Annotated[int | str | None, Field(description=LABEL_HELP)] = None
     seed: Seed = None
     temperature: Temperature = 1.0
+    top_p: TopP = None
+    guidance: Guidance = None
     stream: Annotated[bool, Field(description="Reply with server-sent events.")] = False
     granularity: Annotated[
         Granularity, Field(description="Of a stream: an update a pixel, a row, or what is new.")
@@ -89,6 +123,9 @@ class CompletionForm(BaseModel):
     label: Annotated[str | None, Field(description=LABEL_HELP)] = None
     seed: Seed = None
     temperature: Temperature = 1.0
+    top_p: TopP = None
+    guidance: Guidance = None
+    particles: ParticleCount = 1
     stream: bool = False
     granularity: Granularity = "auto"
     output: OutputField = "png"

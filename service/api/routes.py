@@ -21,8 +21,8 @@ from scanline.service.http.lookup import (
     bearer,
     choose_seed,
     find_engine,
-    find_label,
     find_served,
+    settle_shape,
 )
 from scanline.service.http.media import MEDIA, Media, choose_media, json_reply
 from scanline.service.http.sse import stream_reply
@@ -44,11 +44,13 @@ async def create_samples(request: Request, server: Server, body: SampleRequest) 
     """Draw images, of a class or of anything."""
     media = choose_media(request, body.stream, body.model_fields_set)
     engine = find_engine(server, body.model, body.n)
+    served = find_served(server, body.model)
+    shape = settle_shape(served, body.label, body.top_p, body.guidance)
     spec = Spec(
         n=body.n,
         seed=choose_seed(body.seed),
-        label=find_label(engine.decoder.config, body.label),
         temperature=body.temperature,
+        **shape._asdict(),
     )
     return await _draw(request, engine, spec, media, body.granularity, body.output)
 
@@ -66,7 +68,8 @@ async def create_completions(
     media = choose_media(request, form.stream, form.model_fields_set)
     engine = find_engine(server, form.model, form.n)
     config = engine.decoder.config
-    label = find_label(config, form.label)
+    served = find_served(server, form.model)
+    shape = settle_shape(served, form.label, form.top_p, form.guidance, form.particles)
     canvas, known = await run_in_threadpool(
         read_upload,
         form.image.file,
@@ -78,8 +81,8 @@ async def create_completions(
     spec = Spec(
         n=form.n,
         seed=choose_seed(form.seed),
-        label=label,
         temperature=form.temperature,
+        **shape._asdict(),
         canvas=canvas,
         known=known,
     )

@@ -10,12 +10,14 @@ import typer
 from scanline.service.commands.options import (
     Backend,
     Fit,
+    Guidance,
     Label,
     ModelName,
     Scale,
     Seed,
     Temperature,
     Threads,
+    TopP,
     WeightsDir,
 )
 
@@ -27,6 +29,8 @@ def sample(
     label: Label = None,
     seed: Seed = 0,
     temperature: Temperature = 1.0,
+    top_p: TopP = None,
+    guidance: Guidance = None,
     scale: Scale = 4,
     weights: WeightsDir = None,
     backend: Backend = "auto",
@@ -36,10 +40,11 @@ def sample(
     from scanline.model.checkpoint import load_one
     from scanline.service.drawing import draw_grid
     from scanline.service.generation import Spec
+    from scanline.service.shape import settle
 
     checkpoint = load_one(weights, model)
-    number = checkpoint.model.config.class_number(label)
-    spec = Spec(n=n, seed=seed, label=number, temperature=temperature)
+    shape = settle(checkpoint.model.config, checkpoint.defaults, label, top_p, guidance)
+    spec = Spec(n=n, seed=seed, temperature=temperature, **shape._asdict())
     draw_grid(checkpoint, spec, out, scale, backend, threads)
     typer.echo(f"wrote {out}")
 
@@ -56,6 +61,11 @@ def complete(
     label: Label = None,
     seed: Seed = 0,
     temperature: Temperature = 1.0,
+    top_p: TopP = None,
+    guidance: Guidance = None,
+    particles: Annotated[
+        int, typer.Option(help="Slots an image, so that what is known after a hole guides it.")
+    ] = 1,
     scale: Scale = 4,
     weights: WeightsDir = None,
     backend: Backend = "auto",
@@ -66,18 +76,20 @@ def complete(
     from scanline.service.drawing import draw_grid
     from scanline.service.generation import Spec
     from scanline.service.pictures import read_upload
+    from scanline.service.shape import settle
 
     checkpoint = load_one(weights, model)
     config = checkpoint.model.config
     with picture.open("rb") as file:
         canvas, known = read_upload(file, None, rows, fit, config)
+    shape = settle(config, checkpoint.defaults, label, top_p, guidance, particles)
     spec = Spec(
         n=n,
         seed=seed,
-        label=config.class_number(label),
         temperature=temperature,
         canvas=canvas,
         known=known,
+        **shape._asdict(),
     )
     draw_grid(checkpoint, spec, out, scale, backend, threads)
     typer.echo(f"wrote {out}")

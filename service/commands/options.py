@@ -27,6 +27,14 @@ Temperature = Annotated[
     float,
     typer.Option(min=0.0, max=2.0, callback=_number, help="1 is the model as it is, 0 likeliest."),
 ]
+TopP = Annotated[
+    float | None,
+    typer.Option(help="Keep the likeliest values that hold this share; the model's own if none."),
+]
+Guidance = Annotated[
+    float | None,
+    typer.Option(help="How strongly to draw towards the label; the model's own if none."),
+]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; all cores if left out.")]
 DataDir = Annotated[
     Path | None, typer.Option("--data-dir", help="Where data sets are; also SCANLINE_DATA_DIR.")

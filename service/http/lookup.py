@@ -12,6 +12,7 @@ from scanline.model.config import ModelConfig
 from scanline.service.engine import Engine
 from scanline.service.http.errors import ApiError
 from scanline.service.server import Scanline, Served
+from scanline.service.shape import Shape, ShapeError, settle
 
 # For the documentation alone: KeyMiddleware has checked the key before any body was read.
 bearer = HTTPBearer(auto_error=False, description="Only where the server has an API key set.")
@@ -53,6 +54,29 @@ def choose_seed(seed: int | None) -> int:
     """Take the caller's seed, or a random one."""
     # Below 2³², so that a random seed is short and exact in JavaScript too.
     return secrets.randbelow(2**32) if seed is None else seed
+
+
+def settle_shape(
+    served: Served,
+    label: int | str | None,
+    top_p: float | None,
+    guidance: float | None,
+    particles: int = 1,
+) -> Shape:
+    """Settle what a request leaves to the model: 400 where it asks for what cannot be."""
+    decoder = served.engine.decoder
+    try:
+        shape = settle(decoder.config, served.defaults, label, top_p, guidance, particles)
+    except ShapeError as error:
+        raise ApiError(400, str(error), param=error.param, code=error.code) from None
+    if shape.slots > decoder.max_slots:
+        raise ApiError(
+            400,
+            f"an image would take {shape.slots} slots (one a particle, twice that with guidance) "
+            f"and this server has {decoder.max_slots}: ask for fewer particles",
+            param="particles", code="too_many",
+        )  # fmt: skip
+    return shape
 
 
 def find_label(config: ModelConfig, label: int | str | None) -> int:

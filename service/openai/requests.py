@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from scanline.service.api.requests import Model, Seed, Temperature
+from scanline.service.api.requests import Guidance, Model, Seed, Temperature, TopP
 
 FileFormat = Literal["png", "jpeg", "webp"]
 
@@ -51,10 +51,12 @@ class ImageOptions(BaseModel):
     safety_identifier: Annotated[str | None, Field(description=_NO_EFFECT)] = None
     seed: Seed = None
     temperature: Temperature | None = None
+    top_p: TopP = None
+    guidance: Guidance = None
 
 
 class GenerationsRequest(ImageOptions):
-    """Draw images, in OpenAI's words; `seed` and `temperature` are extras of this server."""
+    """Draw images, in OpenAI's words; `seed`, `temperature`, `top_p` and `guidance` are extras."""
 
     model_config = ConfigDict(
         extra="forbid",

@@ -15,7 +15,14 @@ from scanline.model.config import ModelConfig
 from scanline.service.engine import Engine
 from scanline.service.generation import Spec
 from scanline.service.http.errors import ERRORS, ApiError
-from scanline.service.http.lookup import Server, bearer, choose_seed, find_engine
+from scanline.service.http.lookup import (
+    Server,
+    bearer,
+    choose_seed,
+    find_engine,
+    find_served,
+    settle_shape,
+)
 from scanline.service.http.media import json_reply
 from scanline.service.http.sse import stream_reply
 from scanline.service.http.waiting import draw_to_end
@@ -24,6 +31,7 @@ from scanline.service.openai.events import Kind, stream_images
 from scanline.service.openai.rendering import Rendering, choose_rendering
 from scanline.service.openai.replies import ImagesReply
 from scanline.service.openai.requests import GenerationsRequest, ImageOptions, edits_body
+from scanline.service.server import Served
 
 router = APIRouter(prefix="/v1/images", dependencies=[Depends(bearer)], responses=ERRORS)
 _REPLIES: dict[int | str, dict[str, Any]] = {
@@ -42,7 +50,7 @@ async def create_generation(request: Request, server: Server, body: GenerationsR
     """Draw images as OpenAI's API does; the prompt names a class, or is empty for anything."""
     engine = find_engine(server, body.model, body.n or 1)
     config = engine.decoder.config
-    rendering, spec = choose_rendering(body, config), _spec(body, config)
+    rendering, spec = choose_rendering(body, config), _spec(body, find_served(server, body.model))
     return await _draw(request, engine, spec, body, "image_generation", rendering)
 
 
@@ -60,7 +68,7 @@ async def create_edit(request: Request, server: Server) -> Response:
     body = edit.options
     engine = find_engine(server, body.model, body.n or 1)
     config = engine.decoder.config
-    rendering, spec = choose_rendering(body, config), _spec(body, config)
+    rendering, spec = choose_rendering(body, config), _spec(body, find_served(server, body.model))
     canvas, known = await run_in_threadpool(read_canvas, edit, config)
     spec = replace(spec, canvas=canvas, known=known)
     return await _draw(request, engine, spec, body, "image_edit", rendering)
@@ -69,23 +77,30 @@ async def create_edit(request: Request, server: Server) -> Response:
 # --- from the request ---------------------------------------------------------------------------
 
 
-def _spec(body: ImageOptions, config: ModelConfig) -> Spec:
+def _spec(body: ImageOptions, served: Served) -> Spec:
+    label = _label(body.prompt, served.engine.decoder.config)
+    shape = settle_shape(served, label, body.top_p, body.guidance)
     return Spec(
         n=body.n or 1,
         seed=choose_seed(body.seed),
-        label=_label(body.prompt, config),
         temperature=1.0 if body.temperature is None else body.temperature,
+        **shape._asdict(),
     )
 
 
-def _label(prompt: str, config: ModelConfig) -> int:
-    """Find the class that a prompt names: its name or number, "a", "an" or "the" before it."""
+def _label(prompt: str, config: ModelConfig) -> int | str | None:
+    """Find the class that a prompt names: its name or number, "a", "an" or "the" before it.
+
+    None for an empty prompt, and "random" for itself.
+    """
     wish = prompt.strip().rstrip(".!").lower()
     article, _, rest = wish.partition(" ")
     names = [wish, rest] if article in ("a", "an", "the") else [wish]
     for name in names:
         with contextlib.suppress(ValueError):
-            return config.class_number(name or None)
+            return config.class_number(name) if name else None
+    if wish == "random" and config.classes:
+        return wish
     known = f"a class ({', '.join(config.classes)}), or nothing" if config.classes else "nothing"
     raise ApiError(
         400,

@@ -1,0 +1,83 @@
+"""How the values of a drawing are chosen: what a caller asks for, and else what the model likes."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from scanline.model.checkpoint import Defaults
+from scanline.model.config import MAX_GUIDANCE, NO_LABEL, ModelConfig
+from scanline.model.particles import MAX_PARTICLES
+
+RANDOM = "random"  # the label of "a class chosen by each image's seed"
+
+
+class ShapeError(ValueError):
+    """A wish that cannot be: the message says why, ``param`` which field, ``code`` what kind."""
+
+    def __init__(self, message: str, param: str, code: str) -> None:
+        super().__init__(message)
+        self.param, self.code = param, code
+
+
+class Shape(NamedTuple):
+    """What decides how values are chosen: fields of ``Spec`` of the same names."""
+
+    label: int
+    any_label: bool
+    top_p: float
+    guidance: float
+    particles: int
+
+    @property
+    def slots(self) -> int:
+        """Count the slots that one image takes."""
+        return self.particles * (2 if self.guidance != 1 else 1)
+
+
+def settle(
+    config: ModelConfig,
+    defaults: Defaults,
+    label: int | str | None,
+    top_p: float | None = None,
+    guidance: float | None = None,
+    particles: int = 1,
+) -> Shape:
+    """Settle a caller's wishes, None for what is left to the model; raises ``ShapeError``.
+
+    A label of "random" has each image's class chosen by its seed, unless a class has that name.
+    Without a label nothing is guided.
+    """
+    names = [name.lower() for name in config.classes]
+    by_seed = isinstance(label, str) and label.strip().lower() == RANDOM and RANDOM not in names
+    if by_seed and not names:
+        raise ShapeError(
+            "this model has no classes to choose from; leave the label out",
+            "label",
+            "unknown_class",
+        )
+    try:
+        number = NO_LABEL if by_seed else config.class_number(label)
+    except ValueError as error:
+        raise ShapeError(str(error), "label", "unknown_class") from None
+    labelled = by_seed or number != NO_LABEL
+    if guidance is None:
+        guidance = defaults.guidance if labelled else 1.0
+    elif not 0 <= guidance <= MAX_GUIDANCE:
+        raise ShapeError(f"guidance must be 0 to {MAX_GUIDANCE:g}", "guidance", "out_of_range")
+    elif guidance != 1 and not names:
+        raise ShapeError(
+            "this model has no classes to guide towards; leave guidance out", "guidance", "no_label"
+        )
+    elif guidance != 1 and not labelled:
+        raise ShapeError(
+            "guidance draws towards a label: give one, or leave guidance out",
+            "guidance",
+            "no_label",
+        )
+    if top_p is None:
+        top_p = defaults.top_p
+    elif not 0 < top_p <= 1:
+        raise ShapeError("top_p must be above 0 and at most 1", "top_p", "out_of_range")
+    if not 1 <= particles <= MAX_PARTICLES:
+        raise ShapeError(f"particles must be 1 to {MAX_PARTICLES}", "particles", "out_of_range")
+    return Shape(number, by_seed, top_p, guidance, particles)
