@@ -57,7 +57,7 @@ def test_a_step_that_raises_ends_what_it_touched_and_nothing_else(
         assert_every_slot_is_free(engine, decoder)
 
 
-@pytest.mark.parametrize("where", ["reset", "load", "prefill"])
+@pytest.mark.parametrize("where", ["begin", "_start"])
 def test_a_load_that_raises_ends_only_the_images_that_it_would_have_loaded(
     where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,207 @@
+"""Particles and guided images in an engine: exact in the limit, the same bytes in any company."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from scanline.model.config import ModelConfig
+from scanline.model.decoders.opening import open_decoder
+from scanline.model.network import LinearTransformer
+from scanline.model.particles import Particles
+from scanline.service.engine import Engine
+from scanline.service.generation import FinishReason, Generation, Spec, Status
+from scanline.service.queue import Limits
+from tests.conftest import random_network, tiny_config
+
+VALUES = 3  # that the small networks here draw
+SMALL = tiny_config(height=2, width=3, classes=("cat", "dog"))
+
+
+def few_values(config: ModelConfig) -> LinearTransformer:
+    """Give a network that draws three values only, each pixel by those before it."""
+    network = random_network(config, dtype=torch.float32)
+    with torch.no_grad():
+        network.head.predictor.weight.mul_(3)
+        network.head.predictor.bias[:VALUES] = 0
+        network.head.predictor.bias[VALUES:] = -60
+    return network
+
+
+def engine_of(network: LinearTransformer, slots: int) -> Engine:
+    decoder = open_decoder(network, slots, "native", 1)
+    return Engine("small", decoder, Limits(max_waiting=10_000, grace=600))
+
+
+def drawn(engine: Engine, specs: list[Spec], pause: float = 0.0) -> list[Generation]:
+    """Draw everything, submitted with pauses between, and close the engine."""
+    engine.start()
+    try:
+        generations = []
+        for spec in specs:
+            generations.append(engine.queue.submit(spec))
+            time.sleep(pause)
+        for generation in generations:
+            with engine.queue.reading(generation):
+                while not generation.finished:
+                    time.sleep(0.005)
+        assert engine.slots_in_use == 0
+    finally:
+        engine.close(drain=0)
+    return generations
+
+
+def posterior(
+    network: LinearTransformer, known: dict[int, int], label: int
+) -> dict[tuple[int, ...], float]:
+    """Enumerate all images: P of each, given the known pixels."""
+    T = network.config.pixels
+    images = [x for x in itertools.product(range(VALUES), repeat=T)
+              if all(x[pixel] == value for pixel, value in known.items())]  # fmt: skip
+    canvas = torch.tensor(images, dtype=torch.uint8).unsqueeze(-1)
+    with torch.no_grad():
+        bits = network.bits(canvas, torch.full((len(images),), label)).double().sum(1)
+    weights = torch.exp2(-(bits - bits.min()))
+    return dict(zip(images, (weights / weights.sum()).tolist(), strict=True))
+
+
+def frequencies(generation: Generation) -> dict[tuple[int, ...], float]:
+    images = [tuple(image.read(0, image.position).ravel().tolist()) for image in generation.images]
+    return {image: images.count(image) / len(images) for image in set(images)}
+
+
+def distance(seen: dict[tuple[int, ...], float], true: dict[tuple[int, ...], float]) -> float:
+    """Give the total variation between two distributions."""
+    return sum(abs(seen.get(x, 0) - true.get(x, 0)) for x in seen.keys() | true.keys()) / 2
+
+
+def test_particles_come_near_the_true_completions() -> None:
+    """One image's last two pixels are known: the more particles, the nearer to the enumeration."""
+    network, known = few_values(SMALL), {4: 2, 5: 2}
+    count = 600
+    true = posterior(network, known, 1)
+    canvas, mask = np.zeros((6, 1), np.uint8), np.zeros(6, np.bool_)
+    for pixel, value in known.items():
+        canvas[pixel], mask[pixel] = value, True
+    distances = []
+    for particles in (1, 4, 32):
+        spec = Spec(n=count, seed=11, label=1, particles=particles, canvas=canvas, known=mask)
+        (generation,) = drawn(engine_of(network, 128), [spec])
+        assert all((image.read(0, 6)[mask] == canvas[mask]).all() for image in generation.images)
+        distances.append(distance(frequencies(generation), true))
+    chance = distance(
+        {x: c / count for x, c in zip(true, np.random.default_rng(0).multinomial(
+            count, list(true.values())), strict=True)}, true,
+    )  # fmt: skip
+    assert distances[0] > 2 * distances[2]
+    assert distances[0] > distances[1] > distances[2]
+    assert distances[2] < chance + 0.06
+
+
+def test_the_evidence_is_the_probability_of_what_is_known() -> None:
+    network = few_values(SMALL)
+    every = posterior(network, {}, 0)
+    canvas, mask = np.full((6, 1), 2, np.uint8), np.zeros(6, np.bool_)
+    mask[5] = True
+    true = sum(p for image, p in every.items() if image[5] == 2)
+    spec = Spec(n=64, seed=0, label=0, particles=16, canvas=canvas, known=mask)
+    (generation,) = drawn(engine_of(network, 64), [spec])
+    ran: list[Particles] = [image.particles for image in generation.images if image.particles]
+    assert len(ran) == 64
+    assert np.exp([one.log_evidence for one in ran]).mean() == pytest.approx(true, rel=0.15)
+    assert all(1 <= one.least <= one.effective <= 16 for one in ran)
+
+
+def mixed(config: ModelConfig) -> list[Spec]:
+    """Give plain, guided, cut and completed images, of one particle and of several."""
+    generator = np.random.default_rng(4)
+    canvas = generator.integers(0, VALUES, (config.pixels, config.channels), np.uint8)
+    known: NDArray[np.bool_] = generator.random(config.pixels) < 0.4
+    given = {"canvas": canvas, "known": known}
+    return [
+        Spec(n=3, seed=1),
+        Spec(n=2, seed=20, label=1, guidance=2.0),
+        Spec(n=2, seed=30, label=0, particles=5, **given),
+        Spec(n=2, seed=40, any_label=True, guidance=1.5, particles=3, top_p=0.9, **given),
+        Spec(n=3, seed=50, top_p=0.5, temperature=1.2),
+        Spec(n=1, seed=60, label=1, particles=8, **given),
+    ]
+
+
+def test_the_same_seed_gives_the_same_bytes_in_any_company() -> None:
+    config = tiny_config(classes=("cat", "dog"), short_conv="2x3")
+    network = few_values(config)
+    expected = [
+        [image.read(0, config.pixels) for image in drawn(engine_of(network, 12), [spec])[0].images]
+        for spec in mixed(config)
+    ]
+    for slots, pause in ((8, 0.0), (13, 0.002), (40, 0.0)):
+        generations = drawn(engine_of(network, slots), mixed(config), pause)
+        for generation, images in zip(generations, expected, strict=True):
+            assert generation.error is None
+            for image, pixels in zip(generation.images, images, strict=True):
+                assert np.array_equal(image.read(0, config.pixels), pixels)
+
+
+def test_a_class_by_seed_is_that_of_the_image_alone() -> None:
+    network = few_values(SMALL)
+    (together,) = drawn(engine_of(network, 8), [Spec(n=12, seed=5, any_label=True)])
+    labels = [image.label for image in together.images]
+    assert set(labels) == {0, 1}
+    for image in together.images:
+        spec = Spec(n=1, seed=image.seed, label=image.label)
+        (alone,) = drawn(engine_of(network, 1), [spec])
+        assert np.array_equal(alone.images[0].read(0, 6), image.read(0, 6))
+
+
+def test_slots_come_back_from_images_that_are_cancelled() -> None:
+    network = few_values(tiny_config(classes=("cat", "dog")))
+    engine = engine_of(network, 12)
+    engine.start()
+    try:
+        spec = Spec(n=200, seed=0, label=1, guidance=2.0, particles=3)
+        generation = engine.queue.submit(spec)
+        with engine.queue.reading(generation):
+            while generation.status is Status.WAITING:
+                time.sleep(0.001)
+            engine.queue.cancel(generation)
+            while not generation.finished:
+                time.sleep(0.001)
+        reasons = {image.finish_reason for image in generation.images}
+        assert FinishReason.CANCELLED in reasons
+        assert engine.slots_in_use == 0
+        after = engine.queue.submit(Spec(n=12, seed=1))
+        with engine.queue.reading(after):
+            while not after.finished:
+                time.sleep(0.001)
+        assert after.error is None
+    finally:
+        engine.close(drain=0)
+
+
+def test_an_image_of_many_slots_is_not_passed_by_for_ever() -> None:
+    """It waits until its slots are free, and those behind it wait with it."""
+    network = few_values(SMALL)
+    specs = [Spec(n=30, seed=0), Spec(n=1, seed=1, label=0, particles=8), Spec(n=30, seed=2)]
+    _, wide, last = drawn(engine_of(network, 8), specs)
+    assert wide.started is not None
+    assert last.ended is not None
+    assert wide.started < last.ended
+
+
+def test_one_particle_with_all_the_weight_is_told() -> None:
+    network = few_values(SMALL)
+    canvas, mask = np.zeros((6, 1), np.uint8), np.zeros(6, np.bool_)
+    mask[5], canvas[5] = True, 200  # which it never draws, so that weights are far apart
+    spec = Spec(n=2, seed=3, label=0, particles=4, canvas=canvas, known=mask)
+    (generation,) = drawn(engine_of(network, 8), [spec])
+    particles = [image.particles for image in generation.images]
+    collapsed = sum(one is not None and one.least < 1.5 for one in particles)
+    assert len(generation.warnings) == (collapsed > 0)
+    (plain,) = drawn(engine_of(network, 8), [Spec(n=2, seed=3)])
+    assert plain.warnings == []
