@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -122,7 +123,7 @@ def mixed(config: ModelConfig) -> list[Spec]:
     generator = np.random.default_rng(4)
     canvas = generator.integers(0, VALUES, (config.pixels, config.channels), np.uint8)
     known: NDArray[np.bool_] = generator.random(config.pixels) < 0.4
-    given = {"canvas": canvas, "known": known}
+    given: dict[str, Any] = {"canvas": canvas, "known": known}
     return [
         Spec(n=3, seed=1),
         Spec(n=2, seed=20, label=1, guidance=2.0),
