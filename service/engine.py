@@ -123,7 +123,7 @@ class Engine:
 
     def _fail(self, generations: set[Generation]) -> None:
         for generation in generations:
-            generation.error = "drawing failed inside the server; send the spec again"
+            generation.error = "drawing failed inside the server; send the request again"
             self._end(generation, FinishReason.ERROR)
 
     def _end(self, generation: Generation, reason: FinishReason) -> None:
