@@ -10,6 +10,7 @@ import time
 import numpy as np
 import pytest
 
+from scanline.model.decoders.contract import Inputs, Slots
 from scanline.service.generation import FinishReason, Generation, Spec
 from scanline.service.queue import QueueFullError
 from tests.engine.fixtures import (
@@ -57,9 +58,9 @@ def test_a_step_that_raises_ends_what_it_touched_and_nothing_else(
         assert_every_slot_is_free(engine, decoder)
 
 
-@pytest.mark.parametrize("where", ["begin", "_start"])
+@pytest.mark.parametrize("begun", [False, True], ids=["at once", "half done"])
 def test_a_load_that_raises_ends_only_the_images_that_it_would_have_loaded(
-    where: str, monkeypatch: pytest.MonkeyPatch
+    begun: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoder = FakeDecoder(GREY, 3)
     gate = Gate(decoder)
@@ -67,11 +68,13 @@ def test_a_load_that_raises_ends_only_the_images_that_it_would_have_loaded(
         runs = engine.queue.submit(Spec(n=1, seed=0))
         gate.wait()
 
-        def fail(*_: object) -> None:
+        def fail(slots: Slots, inputs: Inputs) -> None:
             monkeypatch.undo()
-            raise RuntimeError(f"{where} is broken")
+            if begun:
+                decoder.begin(slots, inputs)
+            raise RuntimeError("beginning is broken")
 
-        monkeypatch.setattr(decoder, where, fail)
+        monkeypatch.setattr(decoder, "begin", fail)
         touched = engine.queue.submit(completion(GREY, 1, np.arange(GREY.pixels) < 8, n=4))
         with engine.queue.reading(runs), engine.queue.reading(touched):
             gate.open()

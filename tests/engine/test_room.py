@@ -63,6 +63,20 @@ def test_the_time_to_come_back_counts_what_waits_and_what_runs_and_nothing_else(
     assert [seconds for seconds, _ in said] == [unfinished for _, unfinished in said]
 
 
+def test_the_time_to_come_back_counts_every_slot_of_an_image() -> None:
+    with opened(FakeDecoder(GREY, 4), max_waiting=5) as engine:
+        guided = engine.queue.submit(Spec(n=3, seed=0, label=1, guidance=2.0))
+        plain = engine.queue.submit(Spec(n=2, seed=0))
+        engine.queue.rate = float(GREY.pixels)  # a slot's image a second
+        with pytest.raises(QueueFullError) as error:
+            engine.queue.check_room(1)
+        assert error.value.retry_after == 3 * 2 + 2
+        engine.start()
+        with engine.queue.reading(guided), engine.queue.reading(plain):
+            assert_right(guided)
+            assert_right(plain)
+
+
 def kept(engine: Engine, generations: list[Generation]) -> list[Generation]:
     return [one for one in generations if engine.queue.find(one.id) is one]
 
