@@ -131,3 +131,11 @@ def test_the_make_targets_are_there() -> None:
     for target in re.findall(r"^make (\w+)", README, re.MULTILINE):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
+
+
+@pytest.mark.parametrize("page", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"])
+def test_the_files_that_a_page_names_are_there(page: str) -> None:
+    text = (ROOT / page).read_text()
+    named = set(re.findall(r"`((?:service|model|kernels|tests|weights)/[\w./-]*)`", text))
+    assert {name for name in named if not (ROOT / name).exists()} <= {"weights/paper.safetensors"}
+    assert named or page == "README.md"

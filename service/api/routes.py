@@ -11,12 +11,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 
 from scanline.service.api.events import stream_events
-from scanline.service.api.replies import GenerationReply, ModelList, ModelReply
-from scanline.service.api.requests import CompletionForm, Granularity, Output, SampleRequest
-from scanline.service.engine import Engine
-from scanline.service.generation import Generation, Spec
-from scanline.service.http.errors import ERRORS, ApiError
-from scanline.service.http.lookup import (
+from scanline.service.api.lookup import (
     Server,
     bearer,
     choose_seed,
@@ -24,6 +19,11 @@ from scanline.service.http.lookup import (
     find_served,
     settle_shape,
 )
+from scanline.service.api.replies import GenerationReply, ModelList, ModelReply
+from scanline.service.api.requests import CompletionForm, Granularity, Output, SampleRequest
+from scanline.service.engine import Engine
+from scanline.service.generation import Generation, Spec
+from scanline.service.http.errors import ERRORS, ApiError
 from scanline.service.http.media import MEDIA, Media, choose_media, json_reply
 from scanline.service.http.sse import stream_reply
 from scanline.service.http.waiting import client_of, draw_to_end, wait_finished

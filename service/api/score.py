@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from scanline.model.likelihood import next_value, pixel_bits
 from scanline.model.pictures import PictureError
+from scanline.service.api.lookup import Server, bearer, find_label, find_served
 from scanline.service.api.replies import DistributionReply, Score, ScoreReply
 from scanline.service.api.requests import DistributionRequest, ScoreForm
 from scanline.service.http.errors import ERRORS, ApiError
-from scanline.service.http.lookup import Server, bearer, find_label, find_served
 from scanline.service.pictures import read_picture
 from scanline.service.server import Scanline
 

@@ -12,10 +12,7 @@ from fastapi import APIRouter, Depends, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
 from scanline.model.config import ModelConfig
-from scanline.service.engine import Engine
-from scanline.service.generation import Spec
-from scanline.service.http.errors import ERRORS, ApiError
-from scanline.service.http.lookup import (
+from scanline.service.api.lookup import (
     Server,
     bearer,
     choose_seed,
@@ -23,6 +20,9 @@ from scanline.service.http.lookup import (
     find_served,
     settle_shape,
 )
+from scanline.service.engine import Engine
+from scanline.service.generation import Spec
+from scanline.service.http.errors import ERRORS, ApiError
 from scanline.service.http.media import json_reply
 from scanline.service.http.sse import stream_reply
 from scanline.service.http.waiting import draw_to_end
