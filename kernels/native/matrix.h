@@ -87,7 +87,7 @@ inline void accumulate(Vec& sum, Vec weights, Vec a) {
 template <int R>
 inline void fetch_ahead(const std::byte* next) {
     if constexpr (2 * R >= BLOCK)
-        for (size_t i = 0; i < PANEL * sizeof(float); i += 64) __builtin_prefetch(next + i, 0, 2);
+        for (size_t i = 0; i < PANEL * sizeof(float); i += 64) __builtin_prefetch(next + i, 0, 3);
 }
 
 // R rows times P neighbouring panels: `tile[r][column] = Σ_k input[r][k] · weight[k][column]`. Few

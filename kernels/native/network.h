@@ -19,9 +19,10 @@
 
 namespace scanline {
 
-// Rows of one call: a block of the widest kernel. More would read the weights less often, but that
-// hides behind the arithmetic, and the states in work would crowd the third-level cache.
-constexpr int MAX_ROWS = 12;
+// Rows of one call: whole blocks of the widest kernel. More would read the weights less often, but
+// that hides behind the arithmetic of 12 rows or more, and the states in work would crowd the
+// third-level cache.
+constexpr int MAX_ROWS = BLOCK < 12 ? 3 * BLOCK : BLOCK;
 constexpr int INPUT_ROWS = MAX_ROWS + 1;  // a product may read one row too many
 constexpr float ATTENTION_EPS = 1e-6f;
 
@@ -260,6 +261,8 @@ private:
         }
         const float denominator = sum(products) + ATTENTION_EPS;
         int j = 0;
+        for (; j + 4 * LANES <= V; j += 4 * LANES)
+            attend_columns<4>(q, k, v + j, kv + j, denominator, output, column + j);
         for (; j + 2 * LANES <= V; j += 2 * LANES)
             attend_columns<2>(q, k, v + j, kv + j, denominator, output, column + j);
         for (; j < V; j += LANES)
@@ -274,6 +277,9 @@ private:
         for (int c = 0; c < COLUMNS; ++c) values[c] = load(v + c * LANES);
         const auto update = [&](int i, Vec* total) {
             const Vec key = broadcast(k[i]), query = broadcast(q[i]);
+            // The next head's place too: its state follows, and comes from a slower cache.
+            for (int c = 0; c < COLUMNS * LANES; c += 16)
+                __builtin_prefetch(kv + (K + 1 + i) * V + c, 1, 3);
             for (int c = 0; c < COLUMNS; ++c) {
                 float* const place = kv + i * V + c * LANES;
                 const Vec state = fma(key, values[c], load(place));

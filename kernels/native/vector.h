@@ -63,8 +63,13 @@ inline float sum(Vec v) {
     return pairs[0] + pairs[1];
 }
 #else
+#if defined(__AVX2__) && defined(__FMA__)
+inline Vec max(Vec a, Vec b) { return _mm256_max_ps(a, b); }
+inline Vec min(Vec a, Vec b) { return _mm256_min_ps(a, b); }
+#else
 inline Vec max(Vec a, Vec b) { return select((VecInt)(a > b), a, b); }
 inline Vec min(Vec a, Vec b) { return select((VecInt)(a < b), a, b); }
+#endif
 inline float sum(Vec v) {
     float lanes[LANES];
     std::memcpy(lanes, &v, sizeof v);
