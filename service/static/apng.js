@@ -1,4 +1,7 @@
-/** An animated PNG of a drawing: each frame is the band of rows that changed since the last. */
+/**
+ * An animated PNG of a drawing: each frame is the band of rows that changed since the last. What
+ * shows no animation shows the default image, which is the finished one and no frame.
+ */
 
 import { area, colour } from "./pixels.js";
 
@@ -83,6 +86,7 @@ export async function encodeDrawing(picture, seconds) {
     SIGNATURE,
     chunk("IHDR", pack(...size, [1, 8], [1, 6], [1, 0], [1, 0], [1, 0])),
     chunk("acTL", pack([4, stops.length], [4, 0])),
+    chunk("IDAT", await deflate(band(picture, 0, picture.shape.height, scale, () => true))),
   ];
   let sequence = 0;
   for (const [k, stop] of stops.entries()) {
@@ -96,12 +100,8 @@ export async function encodeDrawing(picture, seconds) {
     )));
     sequence += 1;
     const data = await deflate(band(picture, top, bottom, scale, (p) => p < stop || known[p]));
-    if (k === 0) {
-      parts.push(chunk("IDAT", data));
-    } else {
-      parts.push(chunk("fdAT", Uint8Array.of(...pack([4, sequence]), ...data)));
-      sequence += 1;
-    }
+    parts.push(chunk("fdAT", Uint8Array.of(...pack([4, sequence]), ...data)));
+    sequence += 1;
   }
   parts.push(chunk("IEND", new Uint8Array()));
   return new Blob(parts, { type: "image/png" });

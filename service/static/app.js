@@ -1,111 +1,132 @@
-/** The page: its views, its models, and links that bring the same pictures back. */
+/** The page: its views, its models, and the address that brings the same pictures back. */
 
-import { call, explain } from "./api.js";
+import { VIEWS, readAddress, toHash, writeAddress } from "./address.js";
+import { call, explain, key } from "./api.js";
+import { receiveFiles } from "./arrivals.js";
 import { CompleteView } from "./complete.js";
 import { DrawView } from "./draw.js";
 import { InsideView } from "./inside.js";
+import { LearnView } from "./learn.js";
 import { Viewer } from "./viewer.js";
 
-const VIEWS = ["draw", "complete", "inside"];
 const LOADING_MS = 500;
 
 /** Give the models, once the server has loaded them. */
-async function loadModels(say) {
+async function loadModels(notice) {
+  const say = (sentence) => { notice.querySelector("[role=status]").textContent = sentence; };
+  const enter = document.getElementById("enter-key");
   for (;;) {
     try {
       const { data } = await (await call("v1/models")).json();
       if (data.length) return data;
       say("The models are loading …");
     } catch (error) {
-      say(`${explain(error)} Trying again …`);
+      enter.hidden = error.status !== 401;
+      if (!enter.hidden) {
+        say(explain(error));
+        await new Promise((resolve) => enter.addEventListener("click", resolve, { once: true }));
+        key.declined = false;
+        continue;
+      }
+      say(error.status === 503 ? "The models are loading …" : `${explain(error)} Trying again …`);
     }
     await new Promise((resolve) => setTimeout(resolve, LOADING_MS));
   }
 }
 
-/** Read the address: the view, and its fields. */
-function readAddress() {
-  const [view, query = ""] = location.hash.slice(1).split("?");
-  return { view: VIEWS.includes(view) ? view : "draw", fields: new URLSearchParams(query) };
-}
-
+/**
+ * What the views share. A view has use(model), to take another model, and open(fields), to show
+ * what a link says or, where it says nothing, what it likes; it calls link() when it shows
+ * something that a link can bring back.
+ */
 class Page {
   constructor(models) {
     this.models = models;
-    const page = {
-      open: (item) => this.viewer.open(item),
-      link: (view, fields) => this.link(view, fields),
-      show: (view) => this.show(view),
-    };
-    this.viewer = new Viewer({
-      inside: (picture, title, label) => {
-        this.link("inside", {});
-        this.show("inside");
-        this.views.inside.show(picture, title, label);
-      },
-      complete: (picture) => {
-        this.show("complete");
-        this.views.complete.pick(picture);
-      },
-    });
+    this.shown = {}; // the address of what each view shows
+    this.viewer = new Viewer(this);
     this.views = {
-      draw: new DrawView(page),
-      complete: new CompleteView(page),
-      inside: new InsideView(page),
+      draw: new DrawView(this),
+      complete: new CompleteView(this),
+      inside: new InsideView(this),
+      learn: new LearnView(this),
     };
     this.select = document.getElementById("model");
     this.select.replaceChildren(...models.map(({ id }) => new Option(id, id)));
     document.getElementById("model-field").hidden = models.length < 2;
     this.select.addEventListener("change", () => {
       this.use(this.select.value);
-      this.open(this.current, new URLSearchParams());
+      this.link(this.current, { model: this.model.id });
+      this.views[this.current].open(new URLSearchParams());
     });
     addEventListener("hashchange", () => this.go());
+    document.querySelector(".skip").addEventListener("click", (event) => {
+      event.preventDefault(); // the address says what is shown, not where the focus is
+      document.getElementById("main").focus();
+    });
+    receiveFiles((file) => {
+      const view = this.current === "inside" ? "inside" : "complete";
+      this.show(view);
+      this.views[view].bring(file);
+    });
   }
 
   /** Give every view another model. */
   use(id) {
     this.model = this.models.find((model) => model.id === id) ?? this.models[0];
     this.select.value = this.model.id;
-    for (const view of Object.values(this.views)) view.use(this.model);
+    this.shown = {};
+    for (const name of VIEWS) {
+      this.views[name].use(this.model);
+      this.tab(name).hash = toHash(name, { model: this.model.id });
+    }
+  }
+
+  tab(view) {
+    return document.querySelector(`nav [data-view=${view}]`);
   }
 
   /** Do what the address says. */
   go() {
-    const { view, fields } = readAddress();
-    const wanted = fields.get("model");
-    if (!this.model || (wanted && wanted !== this.model.id)) this.use(wanted);
-    this.open(view, fields);
-  }
-
-  open(view, fields) {
-    this.show(view);
-    if (view === "draw") {
-      const untouched = !this.views.draw.sheet.items.length || fields.has("seed");
-      if (untouched) this.views.draw.restore(fields);
+    const wanted = readAddress();
+    if (!wanted) return;
+    const { view, query } = wanted;
+    const fields = new URLSearchParams(query);
+    const model = fields.get("model");
+    if (!this.model || (model && model !== this.model.id)) this.use(model);
+    this.bringForward(view);
+    const asked = [...fields.keys()].some((name) => name !== "model");
+    if (this.shown[view] && (!asked || this.shown[view] === location.hash)) {
+      writeAddress(this.shown[view]);
+      this.views[view].again?.();
     } else {
       this.views[view].open(fields);
     }
   }
 
-  /** Bring a view to the front. */
+  /** Bring a view to the front because something is about to be shown in it. */
   show(view) {
+    this.bringForward(view);
+    writeAddress(this.shown[view] ?? toHash(view, { model: this.model.id }));
+  }
+
+  bringForward(view) {
     this.current = view;
-    for (const name of VIEWS) document.getElementById(name).hidden = name !== view;
-    for (const link of document.querySelectorAll("nav a")) {
-      if (link.hash === `#${view}`) link.setAttribute("aria-current", "page");
-      else link.removeAttribute("aria-current");
+    for (const name of VIEWS) {
+      document.getElementById(name).hidden = name !== view;
+      if (name === view) this.tab(name).setAttribute("aria-current", "page");
+      else this.tab(name).removeAttribute("aria-current");
     }
   }
 
-  /** Put into the address what makes the same pictures again; nothing is loaded by it. */
+  /** Keep what makes a view's pictures again; in the address too while the view is shown. */
   link(view, fields) {
-    const query = String(new URLSearchParams(fields));
-    history.replaceState(null, "", `#${view}${query && `?${query}`}`);
+    this.shown[view] = toHash(view, fields);
+    this.tab(view).hash = this.shown[view];
+    if (view === this.current) writeAddress(this.shown[view]);
   }
 }
 
 const loading = document.getElementById("loading");
-const models = await loadModels((sentence) => { loading.textContent = sentence; });
+const models = await loadModels(loading);
 loading.hidden = true;
 new Page(models).go();

@@ -1,64 +1,47 @@
 /** The view "Complete": a picture with a hole, and many ways to fill it. */
 
-import { call, explain, postJson } from "./api.js";
-import { echo, randomSeed, readNumber } from "./draw.js";
+import { explain, postPicture } from "./api.js";
+import { chooseFile } from "./arrivals.js";
 import { Easel } from "./easel.js";
-import { area, blank, fromFile, fromText, toImageData, toPng, toText } from "./pixels.js";
+import { drawExamples, lightness, paperOf, thumbnail } from "./examples.js";
+import { echo, fillForm, listenToDice, randomSeed, readNumber, setRange } from "./fields.js";
+import { area, blank, fromFile, fromText, toPng, toText } from "./pixels.js";
 import { Sheet } from "./sheet.js";
 
-const EXAMPLES = 6;
+const byId = (id) => document.getElementById(id);
+const toHex = (rgb) => `#${rgb.map((value) => value.toString(16).padStart(2, "0")).join("")}`;
 
 /** Choose a picture, erase a part, complete it. */
 export class CompleteView {
+  /** @param {object} page the `Page` of app.js */
   constructor(page) {
     this.page = page;
-    this.form = document.getElementById("complete-form");
-    this.sheet = new Sheet(document.getElementById("complete"), page.open);
-    this.easel = new Easel(document.getElementById("easel"), () => this.edited());
-    const { brush, temperature, heat, rows } = this.form.elements;
-    echo(temperature, heat);
-    echo(brush, this.form.elements["brush-size"], String);
+    this.form = byId("complete-form");
+    this.sheet = new Sheet(byId("complete"), page.viewer);
+    this.easel = new Easel(byId("easel"), byId("easel-place"), () => this.edited());
+    const { brush, temperature, rows } = this.form.elements;
+    echo(temperature);
+    echo(brush, String);
     brush.addEventListener("input", () => { this.easel.size = Number(brush.value); });
-    rows.addEventListener("input", () => this.easel.keepRows(Number(rows.value)));
+    let sliding = false; // one slide is one change, and one undo
+    rows.addEventListener("input", () => {
+      this.easel.keepRows(Number(rows.value), sliding);
+      sliding = true;
+    });
+    rows.addEventListener("change", () => { sliding = false; });
     this.form.addEventListener("change", () => this.takeTool());
     this.form.addEventListener("submit", (event) => {
       event.preventDefault();
-      this.complete();
+      this.complete({ reveal: true });
     });
-    this.listen();
-  }
-
-  /** Ways for a picture to come in, and the easel's buttons. */
-  listen() {
-    const file = document.getElementById("file");
-    const on = (id, act) => document.getElementById(id).addEventListener("click", act);
-    on("upload", () => file.click());
+    listenToDice(this.form, () => this.complete({ reveal: true }));
+    const on = (id, act) => byId(id).addEventListener("click", act);
     on("blank", () => this.startBlank());
     on("undo", () => this.easel.undo());
-    on("invert", () => this.easel.invert());
-    file.addEventListener("change", () => {
-      if (file.files[0]) this.bring(file.files[0]);
-      file.value = "";
-    });
-    document.addEventListener("paste", (event) => {
-      const pasted = [...event.clipboardData.files].find((f) => f.type.startsWith("image/"));
-      if (pasted) this.bring(pasted);
-    });
-    document.addEventListener("dragover", (event) => {
-      if (!event.dataTransfer.types.includes("Files")) return;
-      event.preventDefault();
-      document.body.classList.add("dropping");
-    });
-    document.addEventListener("dragleave", (event) => {
-      if (!event.relatedTarget) document.body.classList.remove("dropping");
-    });
-    document.addEventListener("drop", (event) => {
-      document.body.classList.remove("dropping");
-      const dropped = event.dataTransfer.files[0];
-      if (!dropped) return;
-      event.preventDefault();
-      this.bring(dropped);
-    });
+    on("invert", () => this.invert());
+    on("paper-invert", () => this.invert());
+    on("more-examples", () => this.askExamples());
+    chooseFile(byId("upload"), byId("file"), (file) => this.bring(file));
   }
 
   /** Take a model: its size, its classes, and examples it draws itself. */
@@ -69,149 +52,163 @@ export class CompleteView {
     rows.max = model.height - 1;
     const names = ["", ...model.classes];
     label.replaceChildren(...names.map((name) => new Option(name || "anything", name)));
-    label.closest("label").hidden = model.classes.length === 0;
+    label.closest(".field").hidden = model.classes.length === 0;
     colour.hidden = model.channels === 1;
+    byId("paper-offer").hidden = true;
+    byId("examples").replaceChildren();
     this.easel.load({ ...blank(model), known: new Uint8Array(area(model)) });
     this.examples = null;
   }
 
-  /** Open the view: with a link's picture, or with an example that is half erased. */
+  /** Show a link's picture, or an example that is half erased. */
   async open(fields) {
-    if (this.examples === null) this.examples = this.drawExamples();
+    const examples = this.examples ?? this.askExamples();
     if (fields.has("image")) {
-      const { n, seed, temperature, label } = this.form.elements;
-      for (const [name, field] of Object.entries({ n, seed, temperature, label })) {
-        if (fields.has(name)) field.value = fields.get(name);
-      }
+      const seed = fillForm(this.form, fields);
+      this.form.elements.label.value = fields.get("label") ?? "";
       try {
         this.easel.load(await fromFile(fromText(fields.get("image")), this.model));
       } catch (error) {
         this.sheet.complain(`The link's picture is damaged. ${explain(error)}`);
         return;
       }
-      await this.complete();
-    } else if (!this.easel.picture.known.includes(1)) {
-      const first = (await this.examples)[0];
-      if (first) await this.pick(first);
+      await this.complete({ seed });
+    } else {
+      const { model } = this;
+      const [first] = await examples;
+      // A person may have been faster, and put something else there.
+      if (first && model === this.model && !this.easel.picture.known.includes(1)) {
+        await this.pick(first, false);
+      }
     }
   }
 
-  /** Have the model draw pictures to start from, each of another class if it has classes. */
-  async drawExamples() {
-    const { id, classes } = this.model;
-    const list = document.getElementById("examples");
-    const wanted = Array.from({ length: EXAMPLES }, (_, k) => ({
-      model: id, seed: 61 + k, output: "values",
-      ...(classes.length ? { label: classes[(3 + 4 * k) % classes.length] } : {}),
-    }));
-    try {
-      const replies = await Promise.all(wanted.map((body) => postJson("v1/samples", body)));
-      const pictures = replies.map(({ images: [{ values }] }) =>
-        ({ shape: this.model, values: Uint8Array.from(values), known: null }));
-      list.replaceChildren(...pictures.map((picture, k) => this.thumbnail(picture, k)));
-      return pictures;
-    } catch (error) {
-      this.sheet.complain(`No examples: ${explain(error)}`);
-      this.examples = null; // ask again when the view is opened again
+  /** Show the examples once they are drawn, or a button to try again. */
+  async askExamples() {
+    const { model } = this;
+    this.examples = drawExamples(model).catch((error) => {
+      if (model === this.model) this.sheet.complain(`No examples came. ${explain(error)}`);
       return [];
-    }
-  }
-
-  thumbnail(picture, k) {
-    const item = document.createElement("li");
-    const button = document.createElement("button");
-    const canvas = document.createElement("canvas");
-    button.type = "button";
-    button.ariaLabel = `Example ${k + 1}: erase its lower half and complete it`;
-    canvas.width = picture.shape.width;
-    canvas.height = picture.shape.height;
-    canvas.getContext("2d").putImageData(toImageData(picture), 0, 0);
-    button.addEventListener("click", () => this.pick(picture));
-    button.append(canvas);
-    item.append(button);
-    return item;
+    });
+    const pictures = await this.examples;
+    if (model !== this.model) return pictures;
+    byId("more-examples").hidden = pictures.length > 0;
+    byId("examples").replaceChildren(...pictures.map((picture, k) =>
+      thumbnail(picture, k + 1, () => this.pick(picture))));
+    return pictures;
   }
 
   /** Erase the lower half of a picture, and complete it at once. */
-  pick(picture) {
-    this.easel.load({ ...picture, known: null });
+  pick(picture, reveal = true) {
+    this.load({ ...picture, known: null });
     this.easel.keepRows(Math.round(this.model.height / 2));
-    return this.complete();
+    return this.complete({ reveal });
+  }
+
+  /** Take an image that was drawn here. */
+  take(picture) {
+    this.page.show("complete");
+    this.askOnce();
+    this.pick(picture);
   }
 
   /** Put a person's picture on the easel, as much of it as the model can see. */
   async bring(file) {
     this.page.show("complete");
+    this.askOnce();
     try {
       const picture = await fromFile(file, this.model);
-      this.easel.load(picture);
+      this.load(picture);
       if (!picture.known.includes(0)) this.easel.keepRows(Math.round(this.model.height / 2));
       this.sheet.say("Your picture is on the easel. Erase what you like, then complete it.");
+      const drawnOn = paperOf(await this.examples);
+      byId("paper-offer").hidden = lightness(paperOf([picture])) - lightness(drawnOn) < 128;
     } catch (error) {
       this.sheet.complain(explain(error));
     }
   }
 
-  /** Begin with a black sheet and a pen. */
-  startBlank() {
-    this.easel.load(blank(this.model));
-    const { tool, brush } = this.form.elements;
+  askOnce() {
+    if (this.examples === null) this.askExamples();
+  }
+
+  load(picture) {
+    byId("paper-offer").hidden = true;
+    this.easel.load(picture);
+  }
+
+  /** Begin with a sheet of the model's own paper, and a pen that can be seen on it. */
+  async startBlank() {
+    this.askOnce();
+    const paper = paperOf(await this.examples);
+    const pen = lightness(paper) < 128 ? 255 : 0;
+    const { tool, brush, colour } = this.form.elements;
+    this.load(blank(this.model, paper));
+    this.easel.paper = paper;
     tool.value = "draw";
-    brush.value = Math.max(1, Math.round(this.model.width / 12));
+    colour.value = toHex([pen, pen, pen]);
+    setRange(brush, Math.max(1, Math.round(this.model.width / 12)), "");
     brush.dispatchEvent(new Event("input"));
     this.takeTool();
-    this.sheet.say("Draw the upper part, then choose how many rows are known.");
-    document.getElementById("easel").focus();
+    this.sheet.say("Draw the upper part, then let it be completed.");
+    byId("easel").focus();
+  }
+
+  invert() {
+    byId("paper-offer").hidden = true;
+    this.easel.invert();
   }
 
   takeTool() {
     const { tool, colour } = this.form.elements;
     this.easel.tool = tool.value;
-    const hex = colour.hidden ? "#ffffff" : colour.value;
-    this.easel.colour = [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
+    this.easel.colour = [1, 3, 5].map((at) => parseInt(colour.value.slice(at, at + 2), 16));
   }
 
   /** The easel changed: say how much is known, and the truth about the order. */
   edited() {
     const { known, shape } = this.easel.picture;
     const rows = Math.floor((known.includes(0) ? known.indexOf(0) : known.length) / shape.width);
-    this.form.elements.rows.value = rows;
-    this.form.elements["rows-known"].textContent = String(rows);
-    document.getElementById("order-note").hidden = !this.easel.scattered;
+    setRange(this.form.elements.rows, rows, String(rows));
+    byId("order-note").hidden = !this.easel.scattered;
   }
 
-  /** Send the picture, transparent where it is unknown. */
-  async complete() {
-    const { picture } = this.easel;
-    if (!picture.known.includes(0)) {
+  /** Whether something is left to draw; below a sketch, everything is. */
+  hasGap() {
+    const { easel } = this;
+    if (!easel.picture.known.includes(0) && easel.lowest !== null) easel.keepRows(easel.lowest + 1);
+    return easel.picture.known.includes(0);
+  }
+
+  /** Send the picture, transparent where it is unknown; with a link's seed if there is one. */
+  async complete({ seed = null, reveal = false } = {}) {
+    if (!this.hasGap()) {
       this.sheet.complain("Nothing is erased yet. Rub something out, or lower the known rows.");
       return;
     }
-    const { n, seed, temperature, label, pace } = this.form.elements;
+    const { model, easel: { picture } } = this;
+    const { n, seed: typed, temperature, label, pace } = this.form.elements;
     const given = { ...picture, values: picture.values.slice(), known: picture.known.slice() };
     const png = await toPng(given, (p) => given.known[p]);
     const fields = {
-      model: this.model.id,
+      model: model.id,
       n: readNumber(n, 8),
-      seed: readNumber(seed, randomSeed()),
+      seed: seed ?? readNumber(typed, randomSeed()),
       temperature: Number(temperature.value),
       ...(label.value ? { label: label.value } : {}),
     };
     n.value = fields.n;
-    this.page.link("complete", { ...fields, image: await toText(png) });
+    const link = { view: "complete", fields: { ...fields, image: await toText(png) } };
+    if (model !== this.model) return; // another was chosen meanwhile
+    this.page.link("complete", link.fields);
     await this.sheet.run({
-      model: this.model,
-      n: fields.n,
-      label: label.value,
+      model,
+      fields,
       pace: Number(pace.value),
       given,
-      open: (signal) => {
-        const body = new FormData();
-        for (const [name, value] of Object.entries(fields)) body.set(name, value);
-        body.set("stream", "true");
-        body.set("image", png, "picture.png");
-        return call("v1/completions", { method: "POST", body, signal });
-      },
+      reveal,
+      link,
+      open: (signal) => postPicture("v1/completions", { ...fields, stream: true }, png, signal),
     });
   }
 }

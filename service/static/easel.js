@@ -6,13 +6,19 @@ const UNDO = 30;
 
 /** Edits a picture; `known` marks what is not erased. */
 export class Easel {
-  /** @param {HTMLCanvasElement} canvas @param {() => void} onChange */
-  constructor(canvas, onChange) {
+  /**
+   * @param {HTMLCanvasElement} canvas
+   * @param {HTMLElement} place hears where the keyboard's cursor is
+   * @param {() => void} onChange
+   */
+  constructor(canvas, place, onChange) {
     this.canvas = canvas;
+    this.placeText = place;
     this.onChange = onChange;
     this.tool = "erase";
     this.size = 5;
     this.colour = [255, 255, 255];
+    this.paper = [0, 0, 0];
     this.past = [];
     this.cursor = null;
     canvas.addEventListener("pointerdown", (event) => this.press(event));
@@ -27,14 +33,16 @@ export class Easel {
     this.picture = { shape: picture.shape, values: picture.values.slice(), known };
     this.original = picture.values.slice();
     this.past = [];
+    this.lowest = null; // the last row that was drawn in
+    this.paper = [0, 0, 0];
     this.canvas.width = picture.shape.width;
     this.canvas.height = picture.shape.height;
     this.changed();
   }
 
-  /** Know the first rows and nothing else. */
-  keepRows(rows) {
-    this.remember();
+  /** Know the first rows and nothing else; `again` where that goes on with the last change. */
+  keepRows(rows, again = false) {
+    if (!again) this.remember();
     const { known, shape } = this.picture;
     known.fill(0).fill(1, 0, rows * shape.width);
     this.changed();
@@ -51,7 +59,10 @@ export class Easel {
   /** Take the last change back. */
   undo() {
     const last = this.past.pop();
-    if (last) Object.assign(this.picture, last);
+    if (!last) return;
+    const { values, known, original, lowest } = last;
+    Object.assign(this.picture, { values, known });
+    Object.assign(this, { original, lowest });
     this.changed();
   }
 
@@ -63,8 +74,8 @@ export class Easel {
   }
 
   remember() {
-    const { values, known } = this.picture;
-    this.past.push({ values: values.slice(), known: known.slice() });
+    const { picture: { values, known }, original, lowest } = this;
+    this.past.push({ values: values.slice(), known: known.slice(), original, lowest });
     if (this.past.length > UNDO) this.past.shift();
   }
 
@@ -118,14 +129,24 @@ export class Easel {
         Math.min(height - 0.5, Math.max(0.5, y + dy)),
       ];
       this.draw();
+      this.tellPlace();
     } else if (event.key === " ") {
       this.cursor = [x, y];
       this.remember();
       this.stroke(this.cursor, this.cursor);
+      this.tellPlace();
     } else {
       return;
     }
     event.preventDefault();
+  }
+
+  /** Say where the keyboard's cursor is, to those who cannot see it. */
+  tellPlace() {
+    const { known, shape: { width } } = this.picture;
+    const [column, row] = this.cursor.map(Math.floor);
+    const state = known[row * width + column] ? "known" : "erased";
+    this.placeText.textContent = `Row ${row + 1}, column ${column + 1}, ${state}`;
   }
 
   /** Apply the tool along a line, between two places in pixels. */
@@ -152,11 +173,12 @@ export class Easel {
 
   /** Apply the tool to one pixel, of which the brush covers a part. */
   touch(p, cover) {
-    const { values, known, shape: { channels } } = this.picture;
+    const { values, known, shape: { channels, width } } = this.picture;
     if (this.tool === "draw") {
+      this.lowest = Math.max(this.lowest ?? 0, Math.floor(p / width));
       for (let c = 0; c < channels; c += 1) {
         const at = p * channels + c;
-        const under = known[p] ? values[at] : 0;
+        const under = known[p] ? values[at] : this.paper[c];
         const blended = Math.round(under + cover * (this.colour[c] - under));
         values[at] = this.colour[c] > under ? Math.max(under, blended) : Math.min(under, blended);
       }

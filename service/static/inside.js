@@ -1,132 +1,175 @@
 /** The view "Look inside": what surprised the model, and what it expects next. */
 
-import { call, explain, follow, postJson } from "./api.js";
-import { randomSeed } from "./draw.js";
-import { area, fromFile, toPng } from "./pixels.js";
+import { explain, post, postJson, postPicture } from "./api.js";
+import { chooseFile } from "./arrivals.js";
+import { Expectation } from "./expectation.js";
+import { randomSeed, setRange } from "./fields.js";
+import { mostBits, paintHeat, surprises } from "./heat.js";
+import { area, fromFile, fromText, toPng, toText } from "./pixels.js";
+import { Plate } from "./plate.js";
 import { Player, calm } from "./player.js";
+import { shareLink } from "./share.js";
+import { follow } from "./stream.js";
+import { WhatIf } from "./whatif.js";
 
-const MAGMA = [[0, 0, 4], [81, 18, 124], [183, 55, 121], [252, 137, 97], [252, 253, 191]];
-const CHANNELS = [["Brightness"], ["Red", "Green", "Blue"]];
-
-/** Give a colour for 0 … 1. */
-function heat(share) {
-  const at = Math.min(0.9999, Math.max(0, share)) * (MAGMA.length - 1);
-  const k = Math.floor(at);
-  return MAGMA[k].map((low, c) => Math.round(low + (at - k) * (MAGMA[k + 1][c] - low)));
-}
+const SURPRISES = 12;
+const byId = (id) => document.getElementById(id);
 
 /** Shows one picture: its pixels, their bits, and the distribution at a place. */
 export class InsideView {
+  /** @param {object} page the `Page` of app.js */
   constructor(page) {
     this.page = page;
-    this.view = document.getElementById("inside");
-    this.form = document.getElementById("inside-form");
-    this.report = document.querySelector("#inside [data-report]");
-    this.heatCanvas = document.getElementById("inside-heat");
-    this.player = new Player(document.getElementById("inside-picture"), (p) => this.moved(p));
-    this.asking = false;
+    this.view = byId("inside");
+    this.form = byId("inside-form");
+    this.report = this.form.querySelector("[data-report]");
+    this.whatIf = new WhatIf(page.viewer, () => this.expectation.draw());
+    this.expectation = new Expectation({
+      temperature: () => this.whatIf.temperature,
+      chosen: () => this.whatIf.chosen,
+      pick: (channel, value) => this.whatIf.pick(channel, value),
+      changed: () => this.answered(),
+      failed: (error) => this.say(explain(error)),
+    });
+    const on = { touch: (p) => this.goTo(p), release: () => this.keepLink() };
+    this.plates = [new Plate(byId("inside-picture"), on), new Plate(byId("inside-heat"), on)];
+    this.player = new Player(byId("inside-picture"), (p) => this.moved(p));
+    this.player.ghost = true;
+    this.listen();
+  }
+
+  listen() {
     const { position, speed } = this.form.elements;
-    const file = document.getElementById("inside-file");
-    const on = (id, act) => document.getElementById(id).addEventListener("click", act);
+    const click = (id, act) => byId(id).addEventListener("click", act);
     this.form.addEventListener("submit", (event) => event.preventDefault());
-    position.addEventListener("input", () => {
-      this.player.stop();
-      this.player.seek(Number(position.value));
+    position.addEventListener("input", () => this.goTo(Number(position.value)));
+    position.addEventListener("change", () => this.keepLink());
+    position.addEventListener("keydown", (event) => {
+      const rows = { PageUp: -1, PageDown: 1 }[event.key];
+      if (!rows) return;
+      event.preventDefault();
+      this.goTo(Number(position.value) + rows * this.model.width);
+      this.keepLink();
     });
     speed.addEventListener("change", () => this.setSpeed());
-    on("inside-new", () => this.drawNew());
-    on("inside-play", () => this.replay());
-    on("inside-upload", () => file.click());
-    file.addEventListener("change", async () => {
-      const [chosen] = file.files;
-      file.value = "";
-      if (!chosen) return;
-      try {
-        this.show({ ...(await fromFile(chosen, this.model)), known: null }, "Your picture", "");
-      } catch (error) {
-        this.say(explain(error));
-      }
+    click("inside-new", () => this.drawNew({ seed: randomSeed() }));
+    click("inside-play", () => this.replay());
+    click("inside-surprise", () => this.nextSurprise());
+    click("inside-link", async () => {
+      if (await shareLink({ view: "inside", fields: this.linkFields })) this.say("Link copied.");
     });
+    chooseFile(byId("inside-upload"), byId("inside-file"), (file) => this.bring(file));
   }
 
   /** Take a model, and forget the picture of another. */
   use(model) {
     this.model = model;
     this.form.elements.position.max = area(model) - 1;
-    const names = CHANNELS[model.channels === 3 ? 1 : 0];
-    const charts = names.map((name) => {
-      const canvas = document.createElement("canvas");
-      canvas.width = 512;
-      canvas.height = model.channels === 3 ? 120 : 280;
-      canvas.setAttribute("role", "img");
-      canvas.ariaLabel = `${name} expected next`;
-      return canvas;
-    });
-    document.getElementById("charts").replaceChildren(...charts);
-    this.charts = charts;
-    this.clear();
+    this.expectation.use(model);
+    this.whatIf.use(model);
+    this.clear({});
   }
 
-  clear() {
+  /** Make room for another picture, made again by the fields of `source`. */
+  clear(source) {
     this.abort?.abort(new DOMException("replaced", "AbortError"));
     this.abort = new AbortController();
-    this.drawing = false;
+    this.source = source;
     this.title = "";
     this.bits = null;
-    this.label = "";
+    this.chosenPlace = null;
+    this.drawing = false;
     this.player.stop();
+    for (const { canvas } of this.plates) {
+      canvas.width = this.model.width;
+      canvas.height = this.model.height;
+    }
     this.player.begin(this.model);
-    this.heatCanvas.width = this.model.width;
-    this.heatCanvas.height = this.model.height;
+    this.say("");
   }
 
-  /** Open the view; with nothing to show, draw something. */
-  open() {
-    if (!this.player.available && !this.drawing) this.drawNew();
-    else this.ask();
+  /** Show what a link says, or draw something new. */
+  async open(fields) {
+    const [seed, at] = [fields.get("seed"), fields.get("at")].map((text) => Number(text ?? NaN));
+    const made = Object.fromEntries(["label", "temperature"]
+      .filter((name) => fields.get(name)).map((name) => [name, fields.get(name)]));
+    if (made.temperature) made.temperature = Number(made.temperature);
+    try {
+      if (fields.has("image")) {
+        const picture = await fromFile(fromText(fields.get("image")), this.model);
+        await this.show(picture, "From a link", { image: fields.get("image"), ...made }, at);
+      } else if (Number.isSafeInteger(seed) && Number.isSafeInteger(at)) {
+        const { model } = this;
+        this.clear({ seed, ...made });
+        const { images: [{ values }] } = await postJson("v1/samples", {
+          model: model.id, seed, output: "values", ...made,
+        }, this.abort.signal);
+        const picture = { shape: model, values: Uint8Array.from(values) };
+        await this.show(picture, `Seed ${seed}`, { seed, ...made }, at);
+      } else {
+        await this.drawNew({ seed: Number.isSafeInteger(seed) ? seed : randomSeed(), ...made });
+      }
+    } catch (error) {
+      if (error.name !== "AbortError") this.say(explain(error));
+    }
   }
 
-  /** Look at a finished picture. */
-  async show(picture, title, label) {
-    this.clear();
-    this.label = label;
+  /** The view is in front again. */
+  again() {
+    this.ask();
+  }
+
+  /** Look at an image that was drawn elsewhere on the page, by the request of a link. */
+  async take(picture, { view, fields: { seed, temperature, label } }) {
+    this.page.show("inside");
+    const source = view === "draw"
+      ? { seed, temperature, ...(label ? { label } : {}) }
+      : { image: await toText(await toPng(picture)), ...(label ? { label } : {}) };
+    await this.show(picture, `Seed ${seed}`, source);
+  }
+
+  /** Look at a person's picture. */
+  async bring(file) {
+    this.page.show("inside");
+    try {
+      const picture = await fromFile(file, this.model);
+      await this.show(picture, "Your picture", { image: await toText(await toPng(picture)) });
+    } catch (error) {
+      this.say(explain(error));
+    }
+  }
+
+  /** Look at a finished picture, from a pixel of it on. */
+  async show(picture, title, source, at = NaN) {
+    this.clear(source);
     this.title = title;
     this.player.load({ ...picture, known: null });
-    this.player.seek(Math.floor(this.player.total / 2));
+    this.goTo(Number.isSafeInteger(at) && at >= 0 ? at : Math.floor(this.player.total / 2));
+    this.keepLink();
     await this.measure();
   }
 
   /** Draw a new one here, slowly, with what is expected shown on the way. */
-  async drawNew() {
-    this.clear();
+  async drawNew(source) {
+    this.clear(source);
     this.title = "Being drawn";
+    this.drawing = true;
+    this.keepLink();
     this.setSpeed();
     if (calm.matches) this.player.rate = Infinity;
-    this.drawing = true;
     const { abort } = this;
-    const body = { model: this.model.id, seed: randomSeed(), stream: true };
-    this.say("");
     try {
       await follow(
-        () => call("v1/samples", {
-          method: "POST",
-          headers: { "Content-Type": "application/json" },
-          body: JSON.stringify(body),
-          signal: abort.signal,
-        }),
+        () => post("v1/samples", { model: this.model.id, ...source, stream: true }, abort.signal),
         ({ name, data }) => {
-          if (abort.signal.aborted) return;
-          if (name === "pixels") {
-            for (const { position, values } of data.updates) this.player.write(position, values);
-          } else if (name === "error") {
-            this.say(data.error.message);
-          }
+          if (abort.signal.aborted || name !== "pixels") return;
+          for (const { position, values } of data.updates) this.player.write(position, values);
         },
-        (sentence) => this.say(sentence),
+        (sentence) => !abort.signal.aborted && this.say(sentence),
         abort.signal,
       );
       if (abort.signal.aborted) return;
-      this.title = `Seed ${body.seed}`;
+      this.title = `Seed ${source.seed}`;
       await this.measure();
     } catch (error) {
       if (!abort.signal.aborted) this.say(explain(error));
@@ -137,6 +180,7 @@ export class InsideView {
 
   replay() {
     if (!this.player.available) return;
+    this.chosenPlace = null;
     this.setSpeed();
     this.player.seek(0);
     this.player.play();
@@ -146,19 +190,48 @@ export class InsideView {
     this.player.rate = Number(this.form.elements.speed.value);
   }
 
+  /** Stand at a pixel, as far as it is drawn. */
+  goTo(p) {
+    this.player.stop();
+    this.chosenPlace = Math.min(Math.max(0, p), this.player.total - 1);
+    this.player.seek(this.chosenPlace);
+  }
+
+  /** Go to the costliest pixel, then to the next after it, and around. */
+  nextSurprise() {
+    if (!this.bits) return;
+    const places = surprises(this.bits, SURPRISES);
+    const rank = (places.indexOf(this.at) + 1) % places.length;
+    this.goTo(places[rank]);
+    this.keepLink();
+    this.say(`Surprise ${rank + 1} of ${places.length}.`);
+  }
+
+  /** The pixel that is looked at: the one to come, or the last. */
+  get at() {
+    return Math.min(this.player.position, this.player.total - 1);
+  }
+
+  get linkFields() {
+    const at = this.chosenPlace === null ? {} : { at: this.at };
+    return { model: this.model.id, ...this.source, ...at };
+  }
+
+  keepLink() {
+    this.page.link("inside", this.linkFields);
+  }
+
   /** Have the picture measured, and show what each pixel cost. */
   async measure() {
     const { signal } = this.abort;
-    const body = new FormData();
-    body.set("image", await toPng(this.player.picture), "picture.png");
-    body.set("model", this.model.id);
-    body.set("per_pixel", "true");
-    if (this.label) body.set("label", this.label);
+    const { label } = this.source;
+    const fields = { model: this.model.id, per_pixel: "true", ...(label ? { label } : {}) };
     try {
-      const reply = await call("v1/score", { method: "POST", body, signal });
-      const [score] = (await reply.json()).data;
+      const png = await toPng(this.player.picture);
+      const [score] = (await (await postPicture("v1/score", fields, png, signal)).json()).data;
       if (signal.aborted) return;
       this.bits = score.pixel_bits;
+      byId("heat-most").textContent = mostBits(this.bits);
       this.title += `: ${score.bits_per_dim.toFixed(3)} bits/dim, ${Math.round(score.bits)} bits in all`;
       this.moved(this.player.position);
     } catch (error) {
@@ -168,108 +241,36 @@ export class InsideView {
 
   /** The picture stands at another pixel. */
   moved(position) {
-    if (!this.charts) return;
-    const at = Math.min(position, this.player.total - 1);
-    const { width } = this.model;
-    this.form.elements.position.value = at;
-    this.form.elements.place.textContent = `row ${Math.floor(at / width) + 1}, column ${(at % width) + 1}`;
-    document.getElementById("inside-caption").textContent = this.title ?? "";
-    this.drawHeat(position);
+    const { at, player, model: { width } } = this;
+    const still = !player.moving && !this.drawing;
+    const place = `row ${Math.floor(at / width) + 1}, column ${(at % width) + 1}`;
+    setRange(this.form.elements.position, at, place);
+    byId("inside-caption").textContent = this.title;
+    this.expectation.verdictLine.ariaLive = still ? "polite" : "off";
+    for (const plate of this.plates) plate.mark(at);
+    this.plates[0].sign.hidden = !still; // the pixel being drawn shows itself
+    if (this.bits) paintHeat(byId("inside-heat"), this.bits, position, !still && position < player.total);
     this.ask();
   }
 
-  /** Paint the bits of the pixels shown; the rest dim, or not yet while it is being drawn. */
-  drawHeat(position) {
-    if (!this.bits) return;
-    const most = Math.max(1, Math.ceil(this.bits.toSorted((a, b) => a - b)[
-      Math.floor(this.bits.length * 0.995)]));
-    document.getElementById("heat-most").textContent = most;
-    const rest = this.player.moving && position < this.player.total ? 0 : 110;
-    const image = new ImageData(this.model.width, this.model.height);
-    this.bits.forEach((bits, p) => {
-      image.data.set([...heat(bits / most), p < position ? 255 : rest], 4 * p);
-    });
-    this.heatCanvas.getContext("2d").putImageData(image, 0, 0);
+  ask() {
+    if (this.view.hidden) return;
+    const { player, at } = this;
+    this.expectation.ask(player.picture, at, player.available, this.source.label);
   }
 
-  /** Ask what may come at this pixel; one question at a time, always about the latest place. */
-  async ask() {
-    if (this.view.hidden) return;
-    if (this.asking) {
-      this.again = true;
-      return;
-    }
-    this.asking = true;
-    const { model } = this;
-    const { channels } = model;
-    const { position, picture } = this.player;
-    const at = Math.min(position, this.player.total - 1);
-    const there = at < this.player.available;
-    try {
-      const count = there ? channels : 1;
-      const replies = await Promise.all(Array.from({ length: count }, (_, c) =>
-        postJson("v1/distribution", {
-          model: model.id,
-          values: Array.from(picture.values.subarray(0, at * channels + c)),
-          ...(this.label ? { label: this.label } : {}),
-        })));
-      if (model !== this.model) throw new DOMException("replaced", "AbortError");
-      const actual = there ? picture.values.subarray(at * channels, (at + 1) * channels) : [];
-      const names = channels === 3 ? CHANNELS[1] : [""];
-      replies.forEach(({ probabilities }, c) =>
-        chart(this.charts[c], probabilities, actual[c], channels === 3 ? c : null));
-      document.getElementById("expected-text").textContent =
-        `${replies.map(({ probabilities }, c) => tell(names[c], probabilities, actual[c])).join(" ")} `
-        + "Height is the root of the probability, so that rare values can be seen.";
-    } catch (error) {
-      if (error.name !== "AbortError") {
-        this.say(explain(error));
-        this.again = false;
-      }
-    }
-    this.asking = false;
-    if (this.again) {
-      this.again = false;
-      this.ask();
-    }
+  answered() {
+    const { picture, at, expected } = this.expectation.answer;
+    this.whatIf.stand(picture, at, expected, this.source.label);
   }
 
   say(sentence) {
-    const line = document.createElement("p");
-    line.setAttribute("role", "status");
+    let line = this.report.querySelector("[role=status]");
+    if (!line) {
+      line = document.createElement("p");
+      line.setAttribute("role", "status");
+      this.report.replaceChildren(line);
+    }
     line.textContent = sentence;
-    this.report.replaceChildren(line);
-  }
-}
-
-/** Say a distribution in words. */
-function tell(name, probabilities, actual) {
-  const best = probabilities.indexOf(Math.max(...probabilities));
-  const percent = (p) => (p >= 0.1 ? `${Math.round(p * 100)} %` : `${(p * 100).toPrecision(2)} %`);
-  const likely = `${name ? `${name}: most` : "Most"} likely ${best} (${percent(probabilities[best])})`;
-  if (actual === undefined) return `${likely}.`;
-  const p = probabilities[actual];
-  return `${likely}; it is ${actual} (${percent(p)}, ${(-Math.log2(p)).toFixed(1)} bits).`;
-}
-
-/** Paint 256 probabilities as bars over a ramp of intensities; the true value in the accent. */
-function chart(canvas, probabilities, actual, channel) {
-  const context = canvas.getContext("2d");
-  const { width, height } = canvas;
-  const style = getComputedStyle(canvas);
-  const bar = width / 256;
-  const floor = height - 26;
-  context.clearRect(0, 0, width, height);
-  probabilities.forEach((p, value) => {
-    context.fillStyle = style.getPropertyValue(value === actual ? "--cursor" : "--ink");
-    const tall = Math.sqrt(p) * (floor - 8); // the root, so that what is rare can be seen
-    context.fillRect(value * bar, floor - tall, value === actual ? 5 : bar + 1, tall);
-    const shade = [0, 1, 2].map((c) => (channel === null || c === channel ? value : 0));
-    context.fillStyle = `rgb(${shade.join(" ")})`;
-    context.fillRect(value * bar, floor + 8, bar + 1, 18);
-  });
-  if (actual !== undefined) {
-    context.fillStyle = style.getPropertyValue("--cursor");
-    context.fillRect(Math.min(width - 5, actual * bar), floor, 5, 8);
   }
 }

@@ -9,9 +9,10 @@
 /** Count the pixels of a shape. */
 export const area = (shape) => shape.width * shape.height;
 
-/** Make an empty picture. */
-export function blank(shape) {
-  return { shape, values: new Uint8Array(area(shape) * shape.channels), known: null };
+/** Make an empty picture: black, or of one colour. */
+export function blank(shape, rgb = [0, 0, 0]) {
+  const values = new Uint8Array(area(shape) * shape.channels);
+  return { shape, values: values.map((_, at) => rgb[at % shape.channels]), known: null };
 }
 
 /** Give a pixel's red, green and blue. */

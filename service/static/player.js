@@ -4,24 +4,31 @@ import { area, blank, colour } from "./pixels.js";
 
 export const calm = matchMedia("(prefers-reduced-motion: reduce)");
 
-const moving = new Set();
-let before = 0;
+const CURSOR = [255, 106, 31, 255];
+const GHOST = 70; // how solid a pixel is that the model has not seen yet
 
-/** Advance every player that has something to show; one frame serves them all. */
-function frame(now) {
-  const seconds = Math.min(0.1, Math.max(0, now - before) / 1000);
-  before = now;
-  for (const player of [...moving]) player.advance(seconds);
-  if (moving.size) requestAnimationFrame(frame);
-}
+/** Advances every player that has something to show; one frame serves them all. */
+class Clock {
+  moving = new Set();
+  before = 0;
 
-function wake(player) {
-  if (!moving.size) {
-    before = performance.now();
-    requestAnimationFrame(frame);
+  wake(player) {
+    if (!this.moving.size) {
+      this.before = performance.now();
+      requestAnimationFrame((now) => this.frame(now));
+    }
+    this.moving.add(player);
   }
-  moving.add(player);
+
+  frame(now) {
+    const seconds = Math.min(0.1, Math.max(0, now - this.before) / 1000);
+    this.before = now;
+    for (const player of [...this.moving]) player.advance(seconds);
+    if (this.moving.size) requestAnimationFrame((next) => this.frame(next));
+  }
 }
+
+const clock = new Clock();
 
 /** Shows the first `position` pixels of a picture of which `available` have arrived. */
 export class Player {
@@ -31,6 +38,7 @@ export class Player {
     this.onMove = onMove;
     this.rate = Infinity; // pixels a second
     this.cursor = true; // mark the pixel to come
+    this.ghost = false; // at rest, show what is there beyond it too, faintly
   }
 
   /** Begin a picture of which nothing but its known pixels is there. */
@@ -51,7 +59,7 @@ export class Player {
 
   /** Whether it is going on by itself. */
   get moving() {
-    return moving.has(this);
+    return clock.moving.has(this);
   }
 
   /** Count the pixels of the picture. */
@@ -64,7 +72,7 @@ export class Player {
     const { channels } = this.picture.shape;
     this.picture.values.set(values, position * channels);
     this.available = Math.max(this.available, position + values.length / channels);
-    wake(this);
+    clock.wake(this);
   }
 
   /** Show exactly this many pixels. */
@@ -77,12 +85,12 @@ export class Player {
 
   /** Go on from here to the end of what has arrived. */
   play() {
-    wake(this);
+    clock.wake(this);
   }
 
   /** Stay where it is. */
   stop() {
-    moving.delete(this);
+    clock.moving.delete(this);
   }
 
   /** Show what these seconds allow; stop when all that arrived is shown. */
@@ -93,12 +101,12 @@ export class Player {
     this.exact = Math.min(this.available, this.exact + this.rate * seconds);
     if (this.rate === Infinity) this.exact = this.available;
     const position = Math.floor(this.exact);
+    if (position >= this.available) this.stop();
     if (position !== this.position) {
       this.position = position;
       this.draw();
       this.onMove(position);
     }
-    if (this.position >= this.available) moving.delete(this);
   }
 
   /** Paint what is shown, and the pixel to come in the accent colour. */
@@ -106,10 +114,14 @@ export class Player {
     const { shape, known } = this.picture;
     const context = this.canvas.getContext("2d");
     const image = new ImageData(shape.width, shape.height);
+    const ghosts = this.ghost && !this.moving ? this.available : 0;
     for (let p = 0; p < this.total; p += 1) {
-      if (p < this.position || known?.[p]) image.data.set([...colour(this.picture, p), 255], 4 * p);
+      const solid = p < this.position || known?.[p];
+      if (solid || p < ghosts) image.data.set([...colour(this.picture, p), solid ? 255 : GHOST], 4 * p);
     }
-    if (this.cursor && this.position < this.total) image.data.set([255, 106, 31, 255], 4 * this.position);
+    const next = this.position;
+    if (this.cursor && next < this.total && next >= ghosts) image.data.set(CURSOR, 4 * next);
+    else if (next < ghosts) image.data[4 * next + 3] = 255; // it is marked, and seen as it is
     context.putImageData(image, 0, 0);
   }
 }

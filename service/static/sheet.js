@@ -1,24 +1,29 @@
 /** A sheet of images being drawn, and the line that reports how it goes. */
 
-import { follow, explain } from "./api.js";
+import { explain } from "./api.js";
 import { area } from "./pixels.js";
 import { Player, calm } from "./player.js";
+import { ShareBar } from "./share.js";
+import { follow } from "./stream.js";
 
-const number = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 });
+const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+const rough = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 });
 
 /** One view's drawing: at most one runs at a time. */
 export class Sheet {
   /**
-   * @param {HTMLElement} view holds the sheet, the report and the cancel button
-   * @param {(item: object) => void} open is called with the image that was clicked
+   * @param {HTMLElement} view holds the sheet, the report, the cancel button and the share bar
+   * @param {object} viewer shows an image that was clicked
+   * @param {HTMLElement} form holds the cancel button
    */
-  constructor(view, open) {
+  constructor(view, viewer, form = view) {
     this.list = view.querySelector(".sheet");
     this.report = view.querySelector("[data-report]");
-    this.cancelButton = view.querySelector("[data-cancel]");
-    this.open = open;
+    this.cancelButton = form.querySelector("[data-cancel]");
+    this.viewer = viewer;
+    this.share = new ShareBar(view.querySelector("[data-share]"));
     this.items = [];
-    this.cancelButton?.addEventListener("click", () => this.finish());
+    this.cancelButton.addEventListener("click", () => this.finish());
   }
 
   /** Cancel what the server still draws, or show at once what it has drawn. */
@@ -46,14 +51,15 @@ export class Sheet {
     this.items = [];
     this.list.replaceChildren();
     this.report.replaceChildren();
+    this.share.offer(null);
     this.busy(false);
   }
 
   /**
    * Draw, and show it.
    *
-   * @param {object} job model, n, seed, pace, label, given (a picture), and
-   *   open(signal), which sends the request
+   * @param {object} job model, fields (what was asked: n, seed, label …), pace, given (a picture),
+   *   reveal (scroll to it), link and open(signal), which sends the request
    */
   async run(job) {
     this.cancel();
@@ -62,8 +68,10 @@ export class Sheet {
     this.job = job;
     this.facts = null;
     this.lay(job);
+    this.share.offer(job.link);
     this.busy(true);
-    this.say(`Drawing ${count(job.n)} …`);
+    this.say(`Drawing ${count(job.fields.n)} …`);
+    if (job.reveal) this.reveal();
     try {
       await follow(
         () => job.open(abort.signal),
@@ -79,12 +87,19 @@ export class Sheet {
     }
   }
 
-  /** Make an empty tile for each image to come. */
-  lay({ model, n, pace, given }) {
+  /** Scroll to the images where they begin in the lower half of the screen, or beyond. */
+  reveal() {
+    if (this.report.getBoundingClientRect().top < innerHeight / 2) return;
+    this.report.scrollIntoView({ behavior: calm.matches ? "auto" : "smooth", block: "start" });
+  }
+
+  /** Make an empty tile for each image to come, larger where they are few. */
+  lay({ model, fields: { n }, pace, given }) {
     for (const item of this.items) item.player.stop();
     this.items = [];
     const tiles = Array.from({ length: n }, (_, index) => this.tile(index, model, pace, given));
     if (given) tiles.unshift(givenTile(given));
+    this.list.dataset.size = n > 24 ? "small" : n > 6 ? "medium" : "large";
     this.list.replaceChildren(...tiles);
   }
 
@@ -102,7 +117,7 @@ export class Sheet {
     this.items.push(item);
     player.rate = pace && !calm.matches ? area(model) / pace : Infinity;
     player.begin(model, given);
-    button.addEventListener("click", () => item.result && this.open(item));
+    button.addEventListener("click", () => item.result && this.viewer.open(item));
     this.name(item);
     return tile;
   }
@@ -129,11 +144,8 @@ export class Sheet {
       this.moved(item);
     } else if (name === "completed") {
       this.facts = data.usage;
-      if (this.cancelButton) this.cancelButton.textContent = "Show all";
+      this.cancelButton.textContent = "Show all";
       this.progress();
-    } else if (name === "error") {
-      this.stop();
-      this.complain(explain(new Error(data.error.message)));
     }
   }
 
@@ -143,20 +155,21 @@ export class Sheet {
 
   /** A tile shows more than before. */
   moved(item) {
-    if (!item?.result || item.player.position < item.player.total) {
-      if (item && item.player.position > 0) item.caption.textContent = "drawing";
-    } else {
-      const { seed, bits_per_dim: bits } = item.result;
-      item.caption.textContent = `seed ${seed}`;
-      if (bits !== null) item.caption.append(document.createElement("br"), `${bits.toFixed(2)} bits/dim`);
+    const { player, caption, result } = item;
+    if (result && player.position === player.total) {
+      const { seed, bits_per_dim: bits } = result;
+      caption.textContent = `seed ${seed}`;
+      if (bits !== null) caption.append(document.createElement("br"), `${bits.toFixed(2)} bits/dim`);
+    } else if (!this.stopped && player.position > 0) {
+      caption.textContent = "drawing";
     }
-    if (item) this.name(item);
+    this.name(item);
     this.progress();
   }
 
   name(item) {
     const done = item.result && item.player.position === item.player.total;
-    const state = done ? `seed ${item.result.seed}: enlarge` : "being drawn";
+    const state = done ? `seed ${item.result.seed}: enlarge` : item.caption.textContent;
     const name = `Image ${item.index + 1}, ${state}`;
     if (item.button.ariaLabel !== name) item.button.ariaLabel = name;
   }
@@ -178,27 +191,26 @@ export class Sheet {
   summary() {
     const { seconds, pixels, pixels_per_second: rate } = this.facts;
     const slow = this.items[0].player.rate < rate / this.items.length / 2;
-    return `${count(this.items.length)} in ${number.format(seconds)} s: `
-      + `${number.format(pixels)} pixels, ${number.format(rate)} a second`
+    return `${count(this.items.length)} in ${rough.format(seconds)} s: `
+      + `${whole.format(pixels)} pixels, ${rough.format(rate)} a second`
       + (slow ? " (shown slower, to be watched)." : ".");
   }
 
-  /** Freeze every tile. */
+  /** Let every tile show at once what arrived, and say which are not whole. */
   stop() {
-    for (const { player, caption, result } of this.items) {
-      player.rate = Infinity;
-      if (!result) caption.textContent = player.available ? "unfinished" : "not drawn";
-    }
     this.busy(false);
     this.stopped = true;
+    for (const item of this.items) {
+      item.player.rate = Infinity;
+      if (!item.result) item.caption.textContent = item.player.available ? "unfinished" : "not drawn";
+      this.name(item);
+    }
   }
 
   busy(yes) {
     this.stopped = false;
-    if (this.cancelButton) {
-      this.cancelButton.hidden = !yes;
-      this.cancelButton.textContent = "Cancel";
-    }
+    this.cancelButton.hidden = !yes;
+    this.cancelButton.textContent = "Cancel";
     this.list.ariaBusy = String(yes);
   }
 
@@ -210,12 +222,12 @@ export class Sheet {
       line = document.createElement("p");
       line.setAttribute("role", "status");
       const bar = document.createElement("div");
-      bar.className = "bar";
+      bar.className = "progress";
       bar.append(document.createElement("span"));
       this.report.replaceChildren(line, bar);
     }
     if (line.textContent !== sentence) line.textContent = sentence;
-    const bar = this.report.querySelector(".bar");
+    const bar = this.report.querySelector(".progress");
     bar.hidden = done === null;
     if (done !== null) bar.style.setProperty("--done", String(done));
   }

@@ -1,19 +1,21 @@
-/** One image, enlarged: replayed at any speed, saved, or taken further. */
+/** One image, enlarged: replayed at any speed, saved, shared, or taken further. */
 
 import { encodeDrawing } from "./apng.js";
+import { setRange } from "./fields.js";
 import { area, save, toPng } from "./pixels.js";
 import { Player } from "./player.js";
+import { ShareBar } from "./share.js";
 
 /** The dialog that opens when an image is clicked. */
 export class Viewer {
-  /** @param {{inside: Function, complete: Function}} page */
+  /** @param {object} page the `Page` of app.js */
   constructor(page) {
-    this.page = page;
     this.dialog = document.getElementById("viewer");
     this.player = new Player(document.getElementById("viewer-canvas"));
-    const speed = document.getElementById("viewer-speed");
+    this.share = new ShareBar(this.dialog.querySelector("[data-share]"));
+    this.speed = document.getElementById("viewer-speed");
     const on = (id, act) => document.getElementById(id).addEventListener("click", act);
-    speed.addEventListener("input", () => this.setSpeed());
+    this.speed.addEventListener("input", () => this.setSpeed());
     on("viewer-replay", () => this.replay());
     on("viewer-png", async () => save(await toPng(this.picture), `${this.name}.png`));
     on("viewer-apng", async () => {
@@ -21,11 +23,11 @@ export class Viewer {
     });
     on("viewer-inside", () => {
       this.dialog.close();
-      page.inside(this.picture, `Seed ${this.item.result.seed}`, this.item.job.label);
+      page.views.inside.take(this.picture, this.link);
     });
     on("viewer-complete", () => {
       this.dialog.close();
-      page.complete(this.picture);
+      page.views.complete.take(this.picture);
     });
     this.dialog.addEventListener("close", () => this.player.stop());
     this.dialog.addEventListener("keydown", (event) => this.key(event));
@@ -36,29 +38,30 @@ export class Viewer {
     this.item = item;
     this.picture = item.player.picture;
     const { seed, bits_per_dim: bits } = item.result;
-    const { job } = item;
-    this.name = `scanline-${job.model.id}-${seed}`;
+    const { model, fields, link } = item.job;
+    this.link = { view: link.view, fields: { ...link.fields, n: 1, seed } };
+    this.name = `scanline-${model.id}-${seed}`;
     document.getElementById("viewer-title").textContent = `Image ${item.index + 1}`;
     document.getElementById("viewer-facts").textContent = [
       `Seed ${seed}`,
-      job.label ? `asked for ${job.label}` : null,
+      fields.label ? `asked for ${fields.label}` : null,
       bits === null ? null : `${bits.toFixed(3)} bits/dim`,
-      `${job.model.width} × ${job.model.height}, ${job.model.id}`,
+      `${model.width} × ${model.height}, ${model.id}`,
     ].filter(Boolean).join(" · ");
+    this.share.offer(this.link);
     this.player.load(this.picture);
     this.setSpeed();
     if (!this.dialog.open) this.dialog.showModal();
   }
 
   get seconds() {
-    return 2 ** Number(document.getElementById("viewer-speed").value);
+    return 2 ** Number(this.speed.value);
   }
 
   setSpeed() {
     const { seconds } = this;
     const text = seconds < 10 ? seconds.toFixed(1) : String(Math.round(seconds));
-    document.getElementById("viewer-seconds").textContent = `${text} s`;
-    document.getElementById("viewer-speed").ariaValueText = `${text} seconds`;
+    setRange(this.speed, this.speed.value, `${text} s`);
     this.player.rate = area(this.picture.shape) / seconds;
   }
 

@@ -1,0 +1,168 @@
+/** What the model expects at a pixel: its charts, the verdict, and the pixels around it. */
+
+import { postJson } from "./api.js";
+import { Chart } from "./chart.js";
+import { colour } from "./pixels.js";
+import { Plate } from "./plate.js";
+import { bitsOf, likeliest, nameOf, percent, verdict } from "./words.js";
+
+const REACH = 3; // pixels of the lens to each side
+const BEFORE = [["left", -1, 0], ["above left", -1, -1], ["above", 0, -1], ["above right", 1, -1]];
+const DIM = 70;
+
+/** Make a distribution sharper or flatter, as a temperature does. */
+export function reshape(probabilities, temperature) {
+  if (temperature === 1) return probabilities;
+  if (temperature === 0) {
+    const best = likeliest(probabilities);
+    return probabilities.map((_, value) => (value === best ? 1 : 0));
+  }
+  const most = Math.max(...probabilities);
+  const raised = probabilities.map((p) => (p / most) ** (1 / temperature));
+  const total = raised.reduce((sum, p) => sum + p, 0);
+  return raised.map((p) => p / total);
+}
+
+/** Asks for distributions, one question at a time and always about the latest place. */
+export class Expectation {
+  /**
+   * @param {object} on temperature() gives the one to show, pick(channel, value) hears of a value
+   *   chosen in a chart, chosen() gives those chosen, changed() hears of every answer, failed(error)
+   */
+  constructor(on) {
+    this.on = on;
+    this.asking = false;
+    this.wanted = null;
+    this.answer = null;
+    this.verdictLine = document.getElementById("verdict");
+    this.lens = new Plate(document.getElementById("lens"));
+    for (const input of document.querySelectorAll("#chart-scale input")) {
+      input.addEventListener("change", () => {
+        for (const chart of this.charts) chart.linear = input.value === "linear";
+        this.draw();
+      });
+    }
+  }
+
+  /** Take a model: one chart a channel. */
+  use(model) {
+    this.model = model;
+    this.answer = this.wanted = null;
+    this.names = model.channels === 3 ? ["Red", "Green", "Blue"] : ["Brightness"];
+    const linear = document.querySelector("#chart-scale input[value=linear]").checked;
+    this.charts = this.names.map((name, c) => {
+      const canvas = document.createElement("canvas");
+      canvas.setAttribute("role", "img");
+      canvas.ariaLabel = `${name}: how likely each of 256 values is`;
+      const chart = new Chart(canvas, model.channels === 3 ? c : null, (value) => this.on.pick(c, value));
+      chart.linear = linear;
+      return chart;
+    });
+    const box = document.getElementById("charts");
+    box.replaceChildren(...this.charts.map(({ canvas }) => canvas));
+    box.dataset.charts = this.charts.length;
+  }
+
+  /** Ask what may come at a pixel of a picture, of which `available` pixels are there. */
+  async ask(picture, at, available, label) {
+    this.wanted = { picture, at, available, label };
+    if (this.asking) return;
+    this.asking = true;
+    while (this.wanted) {
+      const { model, wanted } = this;
+      this.wanted = null;
+      try {
+        const answer = await this.fetch(model, wanted);
+        if (model === this.model) this.take(answer);
+      } catch (error) {
+        this.wanted = null;
+        this.on.failed(error);
+      }
+    }
+    this.asking = false;
+  }
+
+  async fetch(model, { picture, at, available, label }) {
+    const { channels } = model;
+    const there = at < available;
+    const replies = await Promise.all(Array.from({ length: there ? channels : 1 }, (_, c) =>
+      postJson("v1/distribution", {
+        model: model.id,
+        values: Array.from(picture.values.subarray(0, at * channels + c)),
+        ...(label ? { label } : {}),
+      })));
+    return {
+      picture, at, available,
+      actual: there ? [...picture.values.subarray(at * channels, (at + 1) * channels)] : null,
+      distributions: replies.map(({ probabilities }) => probabilities),
+    };
+  }
+
+  take(answer) {
+    this.answer = answer;
+    const { actual, distributions } = answer;
+    const bits = actual?.reduce((sum, value, c) => sum + bitsOf(distributions[c][value]), 0);
+    answer.expected = distributions.map(likeliest);
+    this.verdictLine.textContent = answer.expected.length === this.charts.length
+      ? verdict(answer.expected, actual, bits)
+      : "This pixel is still to come.";
+    document.getElementById("expected-text").textContent = distributions.map((probabilities, c) =>
+      tell(this.charts.length > 1 ? this.names[c] : "", probabilities, actual?.[c])).join(" ");
+    this.drawLens();
+    this.on.changed();
+    this.draw();
+  }
+
+  /** Draw the charts, as the temperature and the values chosen are now. */
+  draw() {
+    if (!this.answer) return;
+    const { actual, distributions } = this.answer;
+    const chosen = this.on.chosen();
+    this.charts.forEach((chart, c) => {
+      chart.canvas.hidden = !distributions[c];
+      if (!distributions[c]) return;
+      const shown = reshape(distributions[c], this.on.temperature());
+      chart.show(shown, actual?.[c] ?? null, chosen[c] ?? null);
+    });
+  }
+
+  /** Show the pixels around, and name those that the model has just drawn. */
+  drawLens() {
+    const { picture, at, available } = this.answer;
+    const { width, height } = this.model;
+    const [column, row] = [at % width, Math.floor(at / width)];
+    const side = 2 * REACH + 1;
+    const image = new ImageData(side, side);
+    const pixel = (dx, dy) => {
+      const [x, y] = [column + dx, row + dy];
+      const p = y * width + x;
+      return x < 0 || x >= width || y < 0 || y >= height || p >= available ? null : p;
+    };
+    for (let k = 0; k < side * side; k += 1) {
+      const p = pixel((k % side) - REACH, Math.floor(k / side) - REACH);
+      if (p !== null) image.data.set([...colour(picture, p), p <= at ? 255 : DIM], 4 * k);
+    }
+    const { canvas } = this.lens;
+    canvas.width = canvas.height = side;
+    canvas.getContext("2d").putImageData(image, 0, 0);
+    this.lens.mark((side * side - 1) / 2);
+    const { channels } = this.model;
+    const near = BEFORE.map(([name, dx, dy]) => {
+      const p = pixel(dx, dy);
+      if (p === null || p >= at) return null;
+      const values = [...picture.values.subarray(p * channels, (p + 1) * channels)];
+      return `${name} ${channels === 1 ? values[0] : nameOf(values)}`;
+    }).filter(Boolean);
+    document.getElementById("neighbours").textContent = near.length
+      ? `Neighbours drawn before: ${near.join(", ")}.` : "Nothing beside it was drawn before.";
+  }
+}
+
+/** Say a distribution in words. */
+function tell(name, probabilities, actual) {
+  const best = likeliest(probabilities);
+  const likely = `${name ? `${name}: most` : "Most"} likely ${best} (${percent(probabilities[best])})`;
+  if (actual === undefined) return `${likely}.`;
+  const p = probabilities[actual];
+  return `${likely}; it is ${actual} (${percent(p)}, ${bitsOf(p).toFixed(1)} bits).`;
+}

@@ -1,0 +1,45 @@
+/** Form fields: numbers within bounds, ranges that say their value, and seeds. */
+
+const MAX_RANDOM = 100_000; // short enough to be read out to somebody
+
+/** A seed nobody chose. */
+export const randomSeed = () => Math.floor(Math.random() * MAX_RANDOM);
+
+/** Fit a number field's text between its bounds. */
+export function readNumber(field, fallback) {
+  const value = field.value === "" ? fallback : Math.round(Number(field.value));
+  return Math.min(Number(field.max), Math.max(Number(field.min), value));
+}
+
+/** Set a range and say its value, beside it and to a screen reader. */
+export function setRange(range, value, text) {
+  range.value = value;
+  range.closest(".field").querySelector(".value").textContent = text;
+  range.ariaValueText = text;
+}
+
+/** Say a range's value whenever it changes; gives what says it now. */
+export function echo(range, text = (value) => value.toFixed(2)) {
+  const show = () => setRange(range, range.value, text(Number(range.value)));
+  range.addEventListener("input", show);
+  show();
+  return show;
+}
+
+/** Have a form's dice forget the seed that was typed, and draw. */
+export function listenToDice(form, draw) {
+  form.querySelector("[data-dice]").addEventListener("click", () => {
+    form.elements.seed.value = "";
+    draw();
+  });
+}
+
+/** Fill a form from a link's fields; its seed is given back, being for this drawing alone. */
+export function fillForm(form, fields) {
+  const { n, temperature } = form.elements;
+  if (fields.has("n")) n.value = fields.get("n");
+  if (fields.has("temperature")) temperature.value = fields.get("temperature");
+  temperature.dispatchEvent(new Event("input"));
+  const seed = Number(fields.get("seed"));
+  return fields.has("seed") && Number.isSafeInteger(seed) && seed >= 0 ? seed : null;
+}

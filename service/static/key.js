@@ -1,0 +1,42 @@
+/** The server's API key, kept in this tab. */
+
+const NAME = "scanline-key";
+
+/** Asks a person for the key: once, however many calls wait for it. */
+export class Key {
+  asking = null;
+  declined = false;
+
+  /** The key to send, or null. */
+  get value() {
+    return sessionStorage.getItem(NAME);
+  }
+
+  /**
+   * Ask for another key than the one refused; false where the person would rather not, which
+   * they are asked no second time.
+   */
+  async ask(refused) {
+    if (this.value !== refused) return true; // another call has asked meanwhile
+    if (this.declined) return false;
+    this.asking ??= this.#show(refused !== null).finally(() => { this.asking = null; });
+    return this.asking;
+  }
+
+  #show(wrong) {
+    const dialog = document.getElementById("key-dialog");
+    const field = document.getElementById("key");
+    document.getElementById("key-wrong").hidden = !wrong;
+    field.value = "";
+    return new Promise((resolve) => {
+      dialog.returnValue = "";
+      dialog.addEventListener("close", () => {
+        const given = dialog.returnValue === "ok" && field.value.trim();
+        if (given) sessionStorage.setItem(NAME, given);
+        this.declined = !given;
+        resolve(Boolean(given));
+      }, { once: true });
+      dialog.showModal();
+    });
+  }
+}

@@ -1,0 +1,57 @@
+/** The view "Learn": four scenes in a minute, each played by the model that is chosen. */
+
+import { explain } from "./api.js";
+import { BitsScene } from "./learn/bits.js";
+import { DiceScene } from "./learn/dice.js";
+import { LimitsScene } from "./learn/limits.js";
+import { MemoryScene } from "./learn/memory.js";
+
+const whole = new Intl.NumberFormat("en");
+
+/** The scenes, and what the model is. */
+export class LearnView {
+  /** @param {object} page the `Page` of app.js */
+  constructor(page) {
+    this.page = page;
+    this.scenes = [
+      [DiceScene, "dice"], [MemoryScene, "memory"], [BitsScene, "bits"], [LimitsScene, "limits"],
+    ].map(([Scene, name]) => {
+      const place = document.getElementById(`scene-${name}`);
+      const line = place.querySelector("[data-said]");
+      const say = (sentence) => { line.textContent = sentence; };
+      const fail = (error) => error.name !== "AbortError" && say(explain(error));
+      return { scene: new Scene(place, say, fail), say, fail };
+    });
+  }
+
+  /** Take a model; the scenes begin when the view is opened. */
+  use(model) {
+    this.model = model;
+    this.abort?.abort(new DOMException("replaced", "AbortError"));
+    document.getElementById("learn-facts").replaceChildren(...Object.entries({
+      Draws: `${model.width} × ${model.height} ${model.channels === 3 ? "colour" : "grey"} pictures`,
+      Knows: model.classes.length ? model.classes.join(", ") : "no classes",
+      Parameters: whole.format(model.parameters),
+      "Steps an image": whole.format(model.steps),
+      "Bits/dim": model.bits_per_dim === null ? "not measured" : model.bits_per_dim.toFixed(3),
+      "Runs on": `${model.backend}, ${whole.format(model.slots)} images at once`,
+    }).flatMap(([name, text]) => {
+      const [term, description] = [document.createElement("dt"), document.createElement("dd")];
+      term.textContent = name;
+      description.textContent = text;
+      return [term, description];
+    }));
+  }
+
+  /** Set every scene with the model. */
+  open() {
+    this.abort?.abort(new DOMException("replaced", "AbortError"));
+    this.abort = new AbortController();
+    this.page.link("learn", { model: this.model.id });
+    document.getElementById("learn-model").textContent = this.model.id;
+    for (const { scene, say, fail } of this.scenes) {
+      say("");
+      Promise.resolve(scene.set(this.model, this.abort.signal)).catch(fail);
+    }
+  }
+}

@@ -1,0 +1,113 @@
+/** Scene one: a pixel, a guess, a roll of the dice, and then all the others. */
+
+import { postJson, postPicture } from "../api.js";
+import { Chart } from "../chart.js";
+import { surprises } from "../heat.js";
+import { area, toPng } from "../pixels.js";
+import { Player, calm } from "../player.js";
+import { follow } from "../stream.js";
+import { likeliest, nameOf, percent } from "../words.js";
+
+const SEED = 7;
+const SECONDS = 5;
+const CHANNELS = ["red", "green", "blue"];
+
+/** Rolls the dice itself: it draws from what /v1/distribution says. */
+export class DiceScene {
+  constructor(place, say, fail) {
+    this.say = say;
+    this.fail = fail;
+    const [picture, chart] = place.querySelectorAll("canvas");
+    this.player = new Player(picture, () => this.count());
+    this.chart = new Chart(chart, null, () => {});
+    this.counter = place.querySelector("[data-count]");
+    [this.roll, this.rest] = place.querySelectorAll("button");
+    this.roll.addEventListener("click", () => this.rollOnce().catch(fail));
+    this.rest.addEventListener("click", () => this.rollAll().catch(fail));
+  }
+
+  /** Begin where an image is at its most open: at its costliest pixel. */
+  async set(model, signal) {
+    Object.assign(this, { model, signal });
+    this.player.stop();
+    this.player.begin(model);
+    this.chart.channel = model.channels === 3 ? 0 : null;
+    this.busy(true);
+    const drawn = await postJson("v1/samples", { model: model.id, seed: SEED, output: "values" }, signal);
+    const picture = { shape: model, values: Uint8Array.from(drawn.images[0].values), known: null };
+    const fields = { model: model.id, per_pixel: "true" };
+    const reply = await postPicture("v1/score", fields, await toPng(picture), signal);
+    const bits = (await reply.json()).data[0].pixel_bits;
+    const [start] = surprises(bits.slice(0, Math.ceil(bits.length / 2)), 1);
+    this.player.write(0, picture.values.slice(0, start * model.channels));
+    this.player.stop();
+    this.player.seek(start);
+    this.values = [...picture.values.slice(0, start * model.channels)];
+    await this.guess();
+  }
+
+  busy(yes) {
+    this.roll.disabled = this.rest.disabled = yes;
+  }
+
+  /** Ask for the distribution of the next value, and show it. */
+  async guess() {
+    const { model, signal, values } = this;
+    if (values.length >= area(model) * model.channels) return;
+    this.busy(true);
+    const reply = await postJson("v1/distribution", { model: model.id, values }, signal);
+    this.probabilities = reply.probabilities;
+    if (model.channels === 3) this.chart.channel = reply.channel;
+    this.chart.show(this.probabilities, null, null);
+    this.busy(false);
+  }
+
+  name(value) {
+    const { channels } = this.model;
+    if (channels === 1) return `${value}, ${nameOf([value])}`;
+    return `${value} of ${CHANNELS[this.values.length % channels]}`;
+  }
+
+  /** Let the dice fall as the distribution says, and go on to the next value. */
+  async rollOnce() {
+    const { probabilities, values, model } = this;
+    let left = Math.random() * probabilities.reduce((sum, p) => sum + p, 0);
+    const found = probabilities.findIndex((p) => (left -= p) < 0);
+    const value = found < 0 ? likeliest(probabilities) : found;
+    this.say(`The dice said ${this.name(value)}: a chance of ${percent(probabilities[value])}.`);
+    values.push(value);
+    if (values.length % model.channels === 0) {
+      const position = values.length / model.channels - 1;
+      this.player.write(position, values.slice(-model.channels));
+      this.player.stop();
+      this.player.seek(position + 1);
+    }
+    await this.guess();
+  }
+
+  /** Have the server roll for every pixel that is left. */
+  async rollAll() {
+    const { model, signal, player } = this;
+    const position = Math.floor(this.values.length / model.channels);
+    const known = new Uint8Array(area(model)).fill(1, 0, position);
+    const png = await toPng(player.picture, (p) => known[p]);
+    this.busy(true);
+    player.rate = calm.matches ? Infinity : (area(model) - position) / SECONDS;
+    const fields = { model: model.id, stream: true };
+    await follow(
+      () => postPicture("v1/completions", fields, png, signal),
+      ({ name, data }) => {
+        if (name !== "pixels") return;
+        for (const update of data.updates) player.write(update.position, update.values);
+      },
+      this.say,
+      signal,
+    );
+    this.values = [...player.picture.values];
+    this.say(`${area(model)} pixels, each a roll of the dice: a picture nobody has seen before.`);
+  }
+
+  count() {
+    if (this.model) this.counter.textContent = `${this.player.position} of ${area(this.model)} pixels`;
+  }
+}

@@ -1,0 +1,54 @@
+/** Scene four: what it cannot do. */
+
+import { postJson, postPicture } from "../api.js";
+import { area, toImageData, toPng } from "../pixels.js";
+
+const SEED = 61;
+const WAYS = 3;
+
+/** Keeps the lower half of an image and has the upper half drawn, which takes no notice of it. */
+export class LimitsScene {
+  constructor(place, say, fail) {
+    this.say = say;
+    this.row = place.querySelector(".row");
+    this.button = place.querySelector("button");
+    this.button.addEventListener("click", () => this.show().catch(fail));
+  }
+
+  set(model, signal) {
+    Object.assign(this, { model, signal });
+    this.row.replaceChildren();
+  }
+
+  async show() {
+    const { model, signal } = this;
+    this.button.disabled = true;
+    try {
+      const seen = await postJson("v1/samples", { model: model.id, seed: SEED, output: "values" }, signal);
+      const picture = { shape: model, values: Uint8Array.from(seen.images[0].values) };
+      const first = model.width * Math.round(model.height / 2);
+      const png = await toPng(picture, (p) => p >= first);
+      const fields = { model: model.id, n: WAYS, seed: SEED, output: "values" };
+      const { images } = await (await postPicture("v1/completions", fields, png, signal)).json();
+      const known = new Uint8Array(area(model)).fill(1, first);
+      this.row.replaceChildren(
+        this.frame(toImageData(picture, (p) => known[p]), "What it was given: the lower half"),
+        ...images.map(({ values }, k) => this.frame(
+          toImageData({ shape: model, values: Uint8Array.from(values) }), `Its upper half, way ${k + 1}`)),
+      );
+      this.say("The upper halves were drawn without a look at the lower one.");
+    } finally {
+      this.button.disabled = false;
+    }
+  }
+
+  frame(image, name) {
+    const canvas = document.createElement("canvas");
+    canvas.width = image.width;
+    canvas.height = image.height;
+    canvas.setAttribute("role", "img");
+    canvas.ariaLabel = name;
+    canvas.getContext("2d").putImageData(image, 0, 0);
+    return canvas;
+  }
+}

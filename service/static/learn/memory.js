@@ -1,0 +1,60 @@
+/** Scene two: a state of fixed size beside a memory that grows with every pixel. */
+
+import { post } from "../api.js";
+import { area } from "../pixels.js";
+import { Player, calm } from "../player.js";
+import { follow } from "../stream.js";
+
+const SECONDS = 8;
+const whole = new Intl.NumberFormat("en");
+
+/** Draws an image and counts what each kind of transformer reads for it. */
+export class MemoryScene {
+  constructor(place, say, fail) {
+    this.say = say;
+    this.player = new Player(place.querySelector("canvas"), (position) => this.moved(position));
+    [this.fixed, this.growing] = place.querySelectorAll(".meter");
+    this.button = place.querySelector("button");
+    this.button.addEventListener("click", () => this.draw().catch(fail));
+  }
+
+  /** Begin with an empty picture. */
+  set(model, signal) {
+    Object.assign(this, { model, signal });
+    this.player.stop();
+    this.player.begin(model);
+  }
+
+  async draw() {
+    const { model, signal, player } = this;
+    this.button.disabled = true;
+    player.begin(model);
+    player.rate = calm.matches ? Infinity : area(model) / SECONDS;
+    try {
+      await follow(
+        () => post("v1/samples", { model: model.id, stream: true }, signal),
+        ({ name, data }) => {
+          if (name !== "pixels") return;
+          for (const { position, values } of data.updates) player.write(position, values);
+        },
+        this.say,
+        signal,
+      );
+    } finally {
+      this.button.disabled = false;
+    }
+  }
+
+  /** Count what the next pixel needs, and what all until now needed. */
+  moved(position) {
+    if (!this.model) return;
+    const total = area(this.model);
+    const show = (meter, share, text) => {
+      meter.style.setProperty("--done", String(share));
+      meter.querySelector("span").textContent = text;
+    };
+    show(this.fixed, 1 / total, `1 state; read ${whole.format(position)} times so far`);
+    show(this.growing, position / total, `${whole.format(position)} pixels kept; `
+      + `${whole.format((position * Math.max(0, position - 1)) / 2)} looked back at so far`);
+  }
+}

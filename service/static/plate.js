@@ -1,0 +1,42 @@
+/** A canvas of a picture's pixels whose pixels can be touched, with one of them marked. */
+
+/** Wraps a canvas and the mark beside it. */
+export class Plate {
+  /**
+   * @param {HTMLCanvasElement} canvas
+   * @param {{touch: (p: number) => void, release: () => void} | null} on hears of pixels touched
+   */
+  constructor(canvas, on = null) {
+    this.canvas = canvas;
+    this.sign = canvas.parentElement.querySelector(".mark");
+    if (!on) return;
+    const touch = (event) => on.touch(this.pixelAt(event));
+    canvas.addEventListener("pointerdown", (event) => {
+      if (event.button !== 0) return;
+      canvas.setPointerCapture(event.pointerId);
+      touch(event);
+    });
+    canvas.addEventListener("pointermove", (event) => {
+      if (canvas.hasPointerCapture(event.pointerId)) touch(event);
+    });
+    canvas.addEventListener("lostpointercapture", () => on.release());
+  }
+
+  pixelAt(event) {
+    const { canvas } = this;
+    const box = canvas.getBoundingClientRect();
+    const part = (at, from, size, count) =>
+      Math.min(count - 1, Math.max(0, Math.floor(((at - from) / size) * count)));
+    return canvas.width * part(event.clientY, box.top, box.height, canvas.height)
+      + part(event.clientX, box.left, box.width, canvas.width);
+  }
+
+  /** Mark a pixel. */
+  mark(p) {
+    const { width, height } = this.canvas;
+    const place = { x: (p % width) / width, y: Math.floor(p / width) / height, w: 1 / width, h: 1 / height };
+    for (const [name, value] of Object.entries(place)) {
+      this.sign.style.setProperty(`--${name}`, `${100 * value}%`);
+    }
+  }
+}

@@ -1,0 +1,126 @@
+/** Ways to hand a drawing on: its link, and the same request for curl and for Python. */
+
+import { toHash } from "./address.js";
+import { key } from "./api.js";
+import { fromText } from "./pixels.js";
+
+const TOKEN = "SCANLINE_API_KEY"; // the key itself is never copied
+
+/** Give the whole address of a link. */
+export const addressOf = ({ view, fields }) => new URL(toHash(view, fields), location.href).href;
+
+/** Quote a word for a shell. */
+const quote = (word) => `'${String(word).replaceAll("'", "'\\''")}'`;
+
+/** Split a link into the request it stands for, and the picture it sends. */
+function requestOf({ view, fields: { image, ...fields } }) {
+  const path = view === "complete" ? "v1/completions" : "v1/samples";
+  return { url: new URL(path, document.baseURI).href, fields, image };
+}
+
+async function base64(image) {
+  const bytes = new Uint8Array(await fromText(image).arrayBuffer());
+  return btoa(String.fromCharCode(...bytes));
+}
+
+/** Write the request of a link as a command line that saves what comes as one PNG. */
+export async function asCurl(link) {
+  const { url, fields, image } = requestOf(link);
+  const lines = [`curl -sf ${quote(url)} -H 'Accept: image/png'`];
+  if (key.value) lines.push(`-H "Authorization: Bearer $${TOKEN}"`);
+  if (image) {
+    lines.push("-F image=@picture.png");
+    lines.push(Object.entries(fields).map(([name, value]) => `-F ${quote(`${name}=${value}`)}`)
+      .join(" "));
+  } else {
+    lines.push(`-H 'Content-Type: application/json' -d ${quote(JSON.stringify(fields))}`);
+  }
+  lines.push("-o scanline.png");
+  const picture = image ? `echo ${await base64(image)} | base64 -d > picture.png\n` : "";
+  return `${picture}${lines.join(" \\\n  ")}\n`;
+}
+
+/** Write the request of a link as a Python program that does the same. */
+export async function asPython(link) {
+  const { url, fields, image } = requestOf(link);
+  const literal = JSON.stringify(fields).replaceAll('":', '": ').replaceAll(',"', ', "');
+  const imports = [...(image ? ["base64"] : []), ...(key.value ? ["os"] : [])];
+  const headers = key.value
+    ? `{"Accept": "image/png", "Authorization": f"Bearer {os.environ['${TOKEN}']}"}`
+    : '{"Accept": "image/png"}';
+  return [
+    ...imports.map((name) => `import ${name}`),
+    ...(imports.length ? [""] : []),
+    "import httpx",
+    "",
+    "reply = httpx.post(",
+    `    ${JSON.stringify(url)},`,
+    ...(image
+      ? [
+        `    files={"image": base64.b64decode("${await base64(image)}")},`,
+        `    data=${literal},`,
+      ]
+      : [`    json=${literal},`]),
+    `    headers=${headers},`,
+    "    timeout=60,",
+    ")",
+    'with open("scanline.png", "wb") as file:',
+    "    file.write(reply.raise_for_status().content)",
+    "",
+  ].join("\n");
+}
+
+/** Copy a text; where the browser refuses, show it to be copied by hand. */
+export async function copy(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    const field = document.getElementById("copy-text");
+    field.value = text;
+    document.getElementById("copy-dialog").showModal();
+    field.select();
+    return false;
+  }
+}
+
+/** Share a link as the system does on a phone, or copy it. */
+export async function shareLink(link) {
+  const url = addressOf(link);
+  if (!systemShares()) return copy(url);
+  await navigator.share({ title: "Scanline", url }).catch(() => {}); // not shared after all
+  return false;
+}
+
+/** Whether the system has a way to share that people expect: phones do. */
+export const systemShares = () => Boolean(navigator.share) && matchMedia("(pointer: coarse)").matches;
+
+/** The buttons that hand a drawing on. */
+export class ShareBar {
+  /** @param {HTMLElement} place is replaced by the buttons */
+  constructor(place) {
+    const bar = document.getElementById("share-bar").content.cloneNode(true).firstElementChild;
+    place.replaceWith(bar);
+    this.bar = bar;
+    this.status = bar.querySelector("[role=status]");
+    const ways = {
+      link: [shareLink, "Link copied."],
+      curl: [async (link) => copy(await asCurl(link)), "Command copied."],
+      python: [async (link) => copy(await asPython(link)), "Program copied."],
+    };
+    for (const [name, [act, done]] of Object.entries(ways)) {
+      bar.querySelector(`[data-copy=${name}]`).addEventListener("click", async () => {
+        this.status.textContent = (await act(this.link)) ? done : "";
+      });
+    }
+    if (systemShares()) bar.querySelector("[data-copy=link]").textContent = "Share …";
+    this.offer(null);
+  }
+
+  /** Offer a link: its view and fields; null for nothing. */
+  offer(link) {
+    this.link = link;
+    this.status.textContent = "";
+    this.bar.hidden = link === null;
+  }
+}

@@ -1,0 +1,102 @@
+/** Drawings as they come: server-sent events, and streams that survive a lost connection. */
+
+import { ApiError, call } from "./api.js";
+
+const MAX_TRIES = 8;
+const FIRST_DELAY = 0.25;
+const LONGEST_DELAY = 15;
+
+/** A drawing that the server gave up halfway. */
+class BrokenOff extends Error {}
+
+/** Read server-sent events from a reply: yields {name, id, data}. */
+async function* readEvents(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const blocks = (rest + value).replaceAll("\r\n", "\n").split("\n\n");
+    rest = blocks.pop();
+    for (const block of blocks) {
+      const event = { name: "message", id: null, data: null };
+      for (const line of block.split("\n")) {
+        if (line.startsWith("event: ")) event.name = line.slice(7);
+        else if (line.startsWith("id: ")) event.id = line.slice(4);
+        else if (line.startsWith("data: ")) event.data = JSON.parse(line.slice(6));
+      }
+      if (event.data) yield event;
+    }
+  }
+}
+
+/** Wait, unless cancelled. */
+function pause(seconds, signal) {
+  return new Promise((resolve, reject) => {
+    const timer = setTimeout(resolve, 1000 * seconds);
+    signal.addEventListener("abort", () => {
+      clearTimeout(timer);
+      reject(signal.reason);
+    }, { once: true });
+  });
+}
+
+/**
+ * Follow one drawing to its end, whatever happens to the connection.
+ *
+ * A lost stream is resumed where it stopped, with exponential back-off; a full server is asked again
+ * when it said. A drawing that the server has let go, or gave up as it shut down, is drawn again,
+ * which gives the very same pixels since the request names its seed; given up twice, it has failed.
+ *
+ * @param {() => Promise<Response>} open starts the drawing
+ * @param {(event: {name: string, data: object}) => void} on hears its events, but no `error`
+ * @param {(sentence: string) => void} say hears, in plain words, why nothing comes
+ * @param {AbortSignal} signal cancels it, at the server too
+ */
+export async function follow(open, on, say, signal) {
+  let [id, last, tries, broken] = [null, null, 0, false];
+  for (;;) {
+    try {
+      const response = id ? await resume(id, last, signal) : await open();
+      if (tries > 0) say("Connected. Drawing …");
+      for await (const event of readEvents(response)) {
+        if (event.name === "error") throw new BrokenOff(event.data.error.message);
+        tries = 0;
+        last = event.id ?? last;
+        if (event.name === "started") id = event.data.id;
+        on(event);
+        if (event.name === "completed") return;
+      }
+      throw new TypeError("the stream ended early");
+    } catch (error) {
+      if (signal.aborted) {
+        if (id) await call(`v1/generations/${id}`, { method: "DELETE" }).catch(() => {});
+        throw error;
+      }
+      const status = error instanceof ApiError ? error.status : null;
+      const forgotten = error instanceof BrokenOff ? !broken : status === 404 && id !== null;
+      const lost = error instanceof TypeError || status === 503;
+      tries += 1;
+      if (!(lost || forgotten || status === 429) || tries > MAX_TRIES) throw error;
+      broken ||= error instanceof BrokenOff;
+      if (forgotten) id = last = null;
+      if (status === 404) continue;
+      const delay = status === 429 ? error.retryAfter : backOff(tries);
+      const left = Math.max(1, Math.round(delay));
+      say(status === 429
+        ? `The server is full. Trying again in ${left} s …`
+        : `Connection lost. Reconnecting in ${left} s …`);
+      await pause(delay, signal);
+    }
+  }
+}
+
+/** Give the seconds to wait before a try: ever more, and never quite the same for everyone. */
+function backOff(tries) {
+  return Math.min(LONGEST_DELAY, FIRST_DELAY * 2 ** (tries - 1)) * (0.75 + Math.random() / 2);
+}
+
+function resume(id, last, signal) {
+  const headers = last === null ? {} : { "Last-Event-ID": last };
+  return call(`v1/generations/${id}/events`, { headers, signal });
+}

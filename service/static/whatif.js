@@ -1,0 +1,95 @@
+/** What if another value had come? The model goes on from there, in many ways. */
+
+import { postPicture } from "./api.js";
+import { echo, randomSeed, readNumber } from "./fields.js";
+import { area, toPng, toText } from "./pixels.js";
+import { Sheet } from "./sheet.js";
+
+const WAYS = 8;
+const SECONDS = 3;
+
+/** The values to go on with, and what comes of them. */
+export class WhatIf {
+  /** @param {object} viewer @param {() => void} onChange hears of another value or temperature */
+  constructor(viewer, onChange) {
+    this.form = document.getElementById("whatif-form");
+    this.values = document.getElementById("whatif-values");
+    this.sheet = new Sheet(document.getElementById("whatif-stage"), viewer, this.form);
+    this.onChange = onChange;
+    this.place = null;
+    const { temperature } = this.form.elements;
+    echo(temperature);
+    this.form.addEventListener("input", () => onChange());
+    this.form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.goOn();
+    });
+  }
+
+  /** Take a model: one number a channel. */
+  use(model) {
+    this.model = model;
+    this.place = null;
+    this.sheet.clear();
+    const names = model.channels === 3 ? ["Red", "Green", "Blue"] : ["Brightness"];
+    this.values.replaceChildren(...names.map((name, c) => {
+      const field = document.createElement("div");
+      const label = document.createElement("label");
+      const input = document.createElement("input");
+      field.className = "field";
+      Object.assign(input, {
+        id: `whatif-${c}`, type: "number", min: 0, max: 255, required: true, value: 0,
+      });
+      label.htmlFor = input.id;
+      label.textContent = name;
+      field.append(label, input);
+      return field;
+    }));
+  }
+
+  get temperature() {
+    return Number(this.form.elements.temperature.value);
+  }
+
+  get chosen() {
+    return [...this.values.querySelectorAll("input")].map((input) => readNumber(input, 0));
+  }
+
+  /** Choose a value for a channel. */
+  pick(channel, value) {
+    this.values.querySelectorAll("input")[channel].value = value;
+    this.onChange();
+  }
+
+  /** Stand at another pixel, where these values are expected; what was chosen elsewhere is forgotten. */
+  stand(picture, at, expected, label) {
+    if (this.place?.picture === picture && this.place.at === at) return;
+    this.place = { picture, at, label };
+    this.values.querySelectorAll("input").forEach((input, c) => {
+      input.value = expected[c] ?? expected[0];
+    });
+  }
+
+  /** Keep all before this pixel, put the chosen values in, and have the rest drawn. */
+  async goOn() {
+    if (!this.place) return;
+    const { model, chosen, place: { picture, at, label } } = this;
+    const known = new Uint8Array(area(model)).fill(1, 0, at + 1);
+    const given = { shape: model, values: picture.values.slice(), known };
+    given.values.set(chosen, at * model.channels);
+    const png = await toPng(given, (p) => known[p]);
+    const fields = {
+      model: model.id,
+      n: WAYS,
+      seed: randomSeed(),
+      temperature: this.temperature,
+      ...(label ? { label } : {}),
+    };
+    const link = { view: "complete", fields: { ...fields, image: await toText(png) } };
+    if (model !== this.model) return;
+    await this.sheet.run({
+      model, fields, given, link, pace: SECONDS, reveal: true,
+      open: (signal) => postPicture("v1/completions", { ...fields, stream: true }, png, signal),
+    });
+  }
+}
