@@ -2,7 +2,8 @@
 
 A step is a fixed list of launches without a word from the host in between, so it can be captured
 in a CUDA graph: embed; for each layer the q, k, v product, the state, the output product, and the
-two products of the feed-forward network; the head's product; the sampling. ``plan`` makes the list;
+two products of the feed-forward network, with a short convolution before either half if the network
+has them; the head's product; the sampling. ``plan`` makes the list;
 what is compiled ahead of time (``variants``) and how much memory a slot takes (``allocate`` on the
 device ``meta``) are read off the same list and the same buffers.
 
@@ -32,13 +33,16 @@ from scanline.kernels.cuda.matrix import (
     residual_kernel,
 )
 from scanline.kernels.cuda.sizes import COMPILED, LEVELS, Sizes, allocate, allocate_weights
-from scanline.kernels.cuda.state import OUTSIDE, embed_kernel, state_kernel
+from scanline.kernels.cuda.state import OUTSIDE, convolve_kernel, embed_kernel, state_kernel
 from scanline.kernels.cuda.variants import Variant
 
 MIXTURES = 10
 MIN_LOG_SCALE = -7.0
+MIN_WARM_LOG_SCALE = -9.5
 NORM_EPS = 1e-5
 STATE_TILE = 4096  # numbers of the state that a program holds at once
+CONVOLVED = 256  # features that a program convolves
+EXACT_WARPS = 8  # of a product without tensor cores
 
 _TYPES = {
     torch.float32: "fp32", torch.bfloat16: "bf16", torch.uint8: "u8", torch.int32: "i32",
@@ -88,131 +92,211 @@ class Launch:
 
 def plan(s: Sizes, weights: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> list[Launch]:
     """Lay out one step of the network; run it for each part of a pixel."""
-    D, H, K = s.d_model, s.heads, s.head_size
-    launches: list[Launch] = []
-    # The residual stream is in one of two places, the product after goes to the other.
-    stream = [(buffers[f"x{i}"], buffers[f"statistics{i}"]) for i in (0, 1)]
-    rows = {"p_slots": buffers["slots"], "p_positions": buffers["positions"]}
-    step: dict[str, Tensor | str | None] = {**rows, "part": "part"}
-    place = {"T": s.pixels, "PARTS": s.parts, "FIRST": s.first}
+    step = _Step(s, weights, buffers)
+    step.embed()
+    for layer in range(s.layers):
+        step.attend(layer)
+        step.feed_forward(layer)
+    step.finish()
+    return step.launches
 
-    def norm(name: str | None) -> dict[str, Tensor | None]:
+
+class _Step:
+    """Lays out launches in their order.
+
+    The residual stream is in one of two places, and what is added to it goes to the other. ``norm``
+    names what normalises what is there: with pre-norm the products see norm(x) and x itself goes
+    on, with post-norm both see norm(x), where x is what the product before added up.
+    """
+
+    def __init__(
+        self, s: Sizes, weights: Mapping[str, Tensor], buffers: Mapping[str, Tensor]
+    ) -> None:
+        self.sizes, self.weights, self.buffers = s, weights, buffers
+        self.launches: list[Launch] = []
+        self.stream = [(buffers[f"x{i}"], buffers[f"statistics{i}"]) for i in (0, 1)]
+        self.norm: str | None = None
+        self.rows: dict[str, Tensor | str | None] = {
+            "p_slots": buffers["slots"], "p_positions": buffers["positions"], "part": "part",
+        }  # fmt: skip
+        self.place = {"T": s.pixels, "PARTS": s.parts, "FIRST": s.first}
+
+    def embed(self) -> None:
+        s, (x, statistics) = self.sizes, self.stream[0]
+        self.launches.append(Launch(
+            "embed", embed_kernel,
+            {
+                **self.rows, "p_canvas": self.buffers["canvas"], "p_label": self.buffers["label"],
+                "p_sources": self.weights["sources"], "p_table": self.weights["table"],
+                "p_code": self.weights["code"], "p_label_table": self.weights["label"],
+                "p_x": x, "p_statistics": statistics,
+            },
+            self.place | {
+                "VALUES": s.steps * s.channels, "PLACES": s.places, "SIZE": s.code,
+                "D": s.d_model, "CLASSES": s.classes, "OUTSIDE": OUTSIDE,
+                "BP": triton.next_power_of_2(s.places), "BN": BN_RESIDUAL,
+            },
+            columns=s.tiles,
+        ))  # fmt: skip
+
+    def attend(self, layer: int) -> None:
+        s = self.sizes
+        side = triton.next_power_of_2(s.head_size)
+        tile = min(side, max(1, STATE_TILE // side))
+        if s.pre_norm:
+            self.norm = f"{layer}.norm1"
+        self._project(layer, 1, "qkv", "qkv", features=2 * s.d_model)
+        self.launches.append(Launch(
+            f"{layer}.state", state_kernel,
+            {
+                **self.rows, "p_qkv": self.buffers["qkv"], "p_kv": self.buffers["kv"][layer],
+                "p_z": self.buffers["z"][layer], "p_waiting": self.buffers["waiting"][layer],
+                "p_o": self.buffers["o"],
+            },
+            self.place | {
+                "H": s.heads, "K": s.head_size, "DELAY": s.delay, "EPS": EPS, "BK": side,
+                "BV": tile,
+            },
+            beside=s.heads, num_warps=1 if side * tile <= 1024 else 4,
+        ))  # fmt: skip
+        self._add(f"{layer}.out", "o")
+        if not s.pre_norm:
+            self.norm = f"{layer}.norm1"
+
+    def feed_forward(self, layer: int) -> None:
+        s = self.sizes
+        if s.pre_norm:
+            self.norm = f"{layer}.norm2"
+        self._project(layer, 2, "linear1", "hidden", activation="gelu" if s.gelu else "relu")
+        self._add(f"{layer}.linear2", "hidden")
+        if not s.pre_norm:
+            self.norm = f"{layer}.norm2"
+
+    def finish(self) -> None:
+        """Normalise once more, and decide the values."""
+        s = self.sizes
+        if not s.pre_norm:
+            self._normalise()
+        self.norm = "norm"
+        self._product("head", self.stream[0][0], "parameters")
+        self.launches.append(Launch(
+            "sample", sample_kernel,
+            {
+                **self.rows, "p_parameters": self.buffers["parameters"],
+                "p_tables": self.weights["tables"],
+                **{f"p_{name}": self.buffers[name] for name in (
+                    "canvas", "bits", "known", "noise", "temperature", "top_p", "guidance", "twin",
+                )},
+            },
+            self.place | {
+                "FIRST_VALUE": s.first_value, "C": s.channels, "DRAWS": s.draws,
+                "OUTPUTS": s.outputs, "CATEGORICAL": s.categorical, "LEVELS": LEVELS,
+                "M": MIXTURES, "MIN_LOG_SCALE": MIN_LOG_SCALE,
+                "MIN_WARM_LOG_SCALE": MIN_WARM_LOG_SCALE,
+                "BM": triton.next_power_of_2(MIXTURES), "BL": 32,
+            },
+            num_warps=1,
+        ))  # fmt: skip
+
+    def _norm(self) -> dict[str, Tensor | None]:
         return {
-            f"p_norm_{part}": None if name is None else weights[f"{name}.{part}"]
+            f"p_norm_{part}": None if self.norm is None else self.weights[f"{self.norm}.{part}"]
             for part in ("weight", "bias")
         }
 
-    # Without tensor cores a tile takes more registers: these are the largest that do not spill.
-    exact = s.dtype == torch.float32
-    wide, deep = (64, 32) if exact else (BN_PROJECT, BK)
-    num_warps = 8 if exact else 4
+    def _tiles(self, product: str) -> dict[str, int]:
+        """Give the tile of a product; without tensor cores the largest that does not spill."""
+        exact = self.sizes.dtype_of(product) == torch.float32
+        return {"BM": BM, "BN": 64 if exact else BN_PROJECT, "BK": 32 if exact else BK}
 
-    def project(name: str, to: str, by: str | None, activation: str, features: int = 0) -> None:
-        x, statistics = stream[0]
-        y, weight = buffers[to], weights[f"{name}.weight"]
-        launches.append(Launch(
+    def _project(
+        self, layer: int, half: int, name: str, to: str, activation: str = "none",
+        features: int = 0,
+    ) -> None:  # fmt: skip
+        """Put what is normalised, convolved where the network does so, through a product."""
+        x, norm = self.stream[0][0], self.norm
+        if self.sizes.short_conv:
+            self._convolve(layer, half)
+            x, self.norm = self.buffers["convolved"], None
+        self._product(f"{layer}.{name}", x, to, activation, features)
+        self.norm = norm
+
+    def _convolve(self, layer: int, half: int) -> None:
+        s, (x, statistics) = self.sizes, self.stream[0]
+        name = f"{layer}.conv{half}"
+        width = min(triton.next_power_of_2(s.d_model), CONVOLVED)
+        self.launches.append(Launch(
+            name, convolve_kernel,
+            {
+                **self.rows, "p_x": x, "p_statistics": None if self.norm is None else statistics,
+                **self._norm(), "p_weight": self.weights[f"{name}.weight"],
+                "p_ring": self.buffers["ring"][2 * layer + half - 1],
+                "p_y": self.buffers["convolved"],
+            },
+            {
+                "T": s.pixels, "PARTS": s.parts, "COLUMNS": s.columns, "RING": s.ring,
+                "D": s.d_model, "NORM": self.norm is not None, "EPS": NORM_EPS, "BN": width,
+                "BN_STATISTICS": BN_RESIDUAL,
+            },
+            columns=triton.cdiv(s.d_model, width), num_warps=1,
+        ))  # fmt: skip
+
+    def _product(
+        self, name: str, x: Tensor, to: str, activation: str = "none", features: int = 0
+    ) -> None:
+        y, weight, tiles = self.buffers[to], self.weights[f"{name}.weight"], self._tiles(name)
+        self.launches.append(Launch(
             name, project_kernel,
             {
-                "p_slots": buffers["slots"], "p_x": x,
-                "p_statistics": None if by is None else statistics, **norm(by),
-                "p_weight": weight, "p_bias": weights[f"{name}.bias"], "p_y": y,
+                "p_slots": self.buffers["slots"], "p_x": x,
+                "p_statistics": None if self.norm is None else self.stream[0][1], **self._norm(),
+                "p_weight": weight, "p_bias": self.weights[f"{name}.bias"], "p_y": y,
             },
-            {
-                "IN": D, "OUT": weight.shape[0], "NORM": by is not None,
+            tiles | {
+                "IN": self.sizes.d_model, "OUT": weight.shape[0], "NORM": self.norm is not None,
                 "ACTIVATION": activation, "FEATURES": features, "EPS": NORM_EPS,
-                "BM": BM, "BN": wide, "BK": deep, "BN_STATISTICS": BN_RESIDUAL,
+                "BN_STATISTICS": BN_RESIDUAL,
             },
-            rows=BM, columns=triton.cdiv(weight.shape[0], wide), num_warps=num_warps,
+            rows=BM, columns=triton.cdiv(weight.shape[0], tiles["BN"]),
+            num_warps=EXACT_WARPS if weight.dtype == torch.float32 else 4,
         ))  # fmt: skip
 
-    def residual(name: str, of: str, by: str | None) -> None:
-        (x, x_statistics), (y, y_statistics) = stream
-        stream.reverse()
-        weight = weights[f"{name}.weight"]
-        launches.append(Launch(
+    def _add(self, name: str, of: str) -> None:
+        """Add a product to the stream, normalised first where that is post-norm's."""
+        (x, x_statistics), (y, y_statistics) = self.stream
+        self.stream.reverse()
+        if self.sizes.pre_norm:
+            self.norm = None
+        weight = self.weights[f"{name}.weight"]
+        self.launches.append(Launch(
             name, residual_kernel,
             {
-                "p_slots": buffers["slots"], "p_a": buffers[of], "p_weight": weight,
-                "p_bias": weights[f"{name}.bias"], "p_x": x,
-                "p_x_statistics": None if by is None else x_statistics, **norm(by),
+                "p_slots": self.buffers["slots"], "p_a": self.buffers[of], "p_weight": weight,
+                "p_bias": self.weights[f"{name}.bias"], "p_x": x,
+                "p_x_statistics": None if self.norm is None else x_statistics, **self._norm(),
                 "p_y": y, "p_y_statistics": y_statistics,
             },
-            {
-                "IN": weight.shape[1], "OUT": D, "NORM": by is not None, "EPS": NORM_EPS,
-                "BM": BM, "BN": BN_RESIDUAL, "BK": deep,
+            self._tiles(name) | {
+                "IN": weight.shape[1], "OUT": self.sizes.d_model, "NORM": self.norm is not None,
+                "EPS": NORM_EPS, "BN": BN_RESIDUAL,
             },
-            rows=BM, columns=s.tiles, num_warps=num_warps,
+            rows=BM, columns=self.sizes.tiles,
+            num_warps=EXACT_WARPS if weight.dtype == torch.float32 else 4,
         ))  # fmt: skip
 
-    x, statistics = stream[0]
-    launches.append(Launch(
-        "embed", embed_kernel,
-        {
-            **step, "p_canvas": buffers["canvas"], "p_label": buffers["label"],
-            "p_sources": weights["sources"], "p_table": weights["table"],
-            "p_code": weights["code"], "p_label_table": weights["label"],
-            "p_x": x, "p_statistics": statistics,
-        },
-        place | {
-            "VALUES": s.steps * s.channels, "PLACES": s.places, "SIZE": s.code, "D": D,
-            "CLASSES": s.classes, "OUTSIDE": OUTSIDE, "BP": triton.next_power_of_2(s.places),
-            "BN": BN_RESIDUAL,
-        },
-        columns=s.tiles,
-    ))  # fmt: skip
-    # Pre-norm: the products see norm(x), and x itself goes on. Post-norm: both see norm(x), where
-    # x is what the product before added up.
-    side = triton.next_power_of_2(K)
-    tile = min(side, max(1, STATE_TILE // side))
-    before: str | None = None
-    for layer in range(s.layers):
-        attention = f"{layer}.norm1" if s.pre_norm else before
-        project(f"{layer}.qkv", "qkv", attention, "none", features=2 * D)
-        launches.append(Launch(
-            f"{layer}.state", state_kernel,
-            {
-                **step, "p_qkv": buffers["qkv"], "p_kv": buffers["kv"][layer],
-                "p_z": buffers["z"][layer], "p_waiting": buffers["waiting"][layer],
-                "p_o": buffers["o"],
-            },
-            place | {"H": H, "K": K, "DELAY": s.delay, "EPS": EPS, "BK": side, "BV": tile},
-            beside=H, num_warps=1 if side * tile <= 1024 else 4,
-        ))  # fmt: skip
-        residual(f"{layer}.out", "o", None if s.pre_norm else before)
-        between = f"{layer}.norm2" if s.pre_norm else f"{layer}.norm1"
-        project(f"{layer}.linear1", "hidden", between, "gelu" if s.gelu else "relu")
-        residual(f"{layer}.linear2", "hidden", None if s.pre_norm else between)
-        before = f"{layer}.norm2"
-    if not s.pre_norm:
-        (x, x_statistics), (y, y_statistics) = stream
-        stream.reverse()
-        launches.append(Launch(
+    def _normalise(self) -> None:
+        """Normalise the stream itself: where two norms follow each other (post-norm)."""
+        (x, x_statistics), (y, y_statistics) = self.stream
+        self.stream.reverse()
+        self.launches.append(Launch(
             "norm", normalise_kernel,
             {
-                "p_slots": buffers["slots"], "p_x": x, "p_x_statistics": x_statistics,
-                **norm(before), "p_y": y, "p_y_statistics": y_statistics,
+                "p_slots": self.buffers["slots"], "p_x": x, "p_x_statistics": x_statistics,
+                **self._norm(), "p_y": y, "p_y_statistics": y_statistics,
             },
-            {"D": D, "EPS": NORM_EPS, "BM": BM, "BN": BN_RESIDUAL},
-            rows=BM, columns=s.tiles,
+            {"D": self.sizes.d_model, "EPS": NORM_EPS, "BM": BM, "BN": BN_RESIDUAL},
+            rows=BM, columns=self.sizes.tiles,
         ))  # fmt: skip
-    project("head", "parameters", "norm", "none")
-    launches.append(Launch(
-        "sample", sample_kernel,
-        {
-            **step, "p_parameters": buffers["parameters"], "p_tables": weights["tables"],
-            **{f"p_{name}": buffers[name] for name in (
-                "canvas", "bits", "known", "noise", "temperature",
-            )},
-        },
-        place | {
-            "FIRST_VALUE": s.first_value, "C": s.channels, "DRAWS": s.draws,
-            "OUTPUTS": s.outputs, "CATEGORICAL": s.categorical, "LEVELS": LEVELS,
-            "M": MIXTURES, "MIN_LOG_SCALE": MIN_LOG_SCALE,
-            "BM": triton.next_power_of_2(MIXTURES), "BL": 32,
-        },
-        num_warps=1,
-    ))  # fmt: skip
-    return launches
 
 
 def variants(networks: Mapping[str, Sizes] = COMPILED) -> list[Variant]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from scanline.kernels.cuda.matrix import BM, BN_RESIDUAL
 from scanline.kernels.cuda.state import OUTSIDE
+from scanline.kernels.short_conv import TAPS
 
 LEVELS = 256
 DELAY = 4  # steps between two writes of the state, see ``state_bytes``
@@ -19,16 +20,20 @@ DELAY = 4  # steps between two writes of the state, see ``state_bytes``
 class Sizes:
     """Everything that the kernels are compiled for: sizes, options, dtype of the weights.
 
-    ``parts`` are the steps of one pixel, ``channels`` the values that one step decides, ``places``
-    the values that it looks at, ``code`` the features of which those are embedded, ``first`` the
-    first step that the network models. ``delay`` is how many steps share one write of the state.
+    ``width`` is the image's, in pixels, ``parts`` are the steps of one pixel, ``channels`` the
+    values that one step decides, ``places`` the values that it looks at, ``code`` the features of
+    which those are embedded, ``linear`` whether some of that is linear in intensities, ``first``
+    the first step that the network models. ``delay`` is how many steps share one write of the
+    state.
     """
 
     pixels: int
+    width: int
     parts: int = 1
     channels: int = 1
     places: int
     code: int
+    linear: bool = False
     classes: int = 0
     layers: int
     heads: int
@@ -39,6 +44,7 @@ class Sizes:
     categorical: bool
     pre_norm: bool
     gelu: bool
+    short_conv: bool = False
     first: int = 0
     first_value: int = 0
     dtype: torch.dtype = torch.bfloat16
@@ -53,6 +59,29 @@ class Sizes:
         return self.pixels * self.parts
 
     @property
+    def columns(self) -> int:
+        """Steps that one row of the image takes."""
+        return self.width * self.parts
+
+    @property
+    def ring(self) -> int:
+        """Steps that a short convolution keeps: one more than it looks back, 0 without one.
+
+        So the step that is written is none of those that another program may still read.
+        """
+        return self.columns + self.parts + 1 if self.short_conv else 0
+
+    def dtype_of(self, product: str) -> torch.dtype:
+        """Give the dtype of a product's weights.
+
+        Where intensities come in by a linear map, bf16's eight bits are too coarse at both ends:
+        for what the first feed-forward network sees, which compares neighbouring ones, and for the
+        means of logistics that are as narrow as an intensity.
+        """
+        exact = product == "0.linear1" or (product == "head" and not self.categorical)
+        return torch.float32 if self.linear and exact else self.dtype
+
+    @property
     def tiles(self) -> int:
         """Tiles of a row of the residual stream, each with statistics of its own."""
         return -(-self.d_model // BN_RESIDUAL)
@@ -61,7 +90,8 @@ class Sizes:
 def allocate_weights(s: Sizes, device: torch.device | str) -> dict[str, Tensor]:
     """Give a network's weights, not filled: matrices ``[out, in]`` in ``s.dtype``, else float32.
 
-    A layer's are named ``0.qkv.weight``, and so on; q, k and v are one product.
+    A layer's are named ``0.qkv.weight``, and so on; q, k and v are one product. Some matrices are
+    float32 whatever ``s.dtype`` (``Sizes.dtype_of``).
     """
     D = s.d_model
     products = {"head": (s.outputs, D)}
@@ -74,10 +104,12 @@ def allocate_weights(s: Sizes, device: torch.device | str) -> dict[str, Tensor]:
         vectors |= {f"{layer}.{norm}": D for norm in (
             "norm1.weight", "norm1.bias", "norm2.weight", "norm2.bias",
         )}  # fmt: skip
+    convolutions = [f"{layer}.conv{half}" for layer in range(s.layers) for half in (1, 2)]
     shapes = {
         "table": (s.places, OUTSIDE + 1, s.code), "code": (s.steps, D),
         "sources": (s.steps, s.places), "label": (s.classes + 1, D),
         "tables": (s.channels * (s.channels - 1) // 2, LEVELS, LEVELS),
+        **{f"{name}.weight": (TAPS, D) for name in convolutions if s.short_conv},
     }  # fmt: skip
     weights = {
         name: torch.empty(
@@ -88,7 +120,9 @@ def allocate_weights(s: Sizes, device: torch.device | str) -> dict[str, Tensor]:
     for name, size in vectors.items():
         weights[name] = torch.empty(size, device=device)
     for name, matrix in products.items():
-        weights[f"{name}.weight"] = torch.empty(matrix, device=device, dtype=s.dtype)
+        weights[f"{name}.weight"] = torch.empty(
+            matrix, device=device, dtype=s.dtype_of(name)
+        )
         weights[f"{name}.bias"] = torch.empty(matrix[0], device=device)
     return weights
 
@@ -105,14 +139,19 @@ def allocate(s: Sizes, slots: int, device: torch.device | str) -> dict[str, Tens
         "known": (torch.uint8, (N, T)),
         "noise": (torch.float32, (N, T, s.parts * s.draws)),
         "temperature": (torch.float32, (N,)),
+        "top_p": (torch.float32, (N,)),
+        "guidance": (torch.float32, (N,)),
         "label": (torch.int32, (N,)),
+        "twin": (torch.int32, (N,)),
         "kv": (torch.float32, (s.layers, N, H, K, K)),
         "z": (torch.float32, (s.layers, N, H, K)),
         "waiting": (torch.float32, (s.layers, N, H, s.delay - 1, 2, K)),
+        "ring": (torch.float32, (2 * s.layers, N, s.ring, D)),
         "x0": (torch.float32, (R, D)),
         "x1": (torch.float32, (R, D)),
         "statistics0": (torch.float32, (R, s.tiles, 2)),
         "statistics1": (torch.float32, (R, s.tiles, 2)),
+        "convolved": (torch.float32, (R if s.short_conv else 0, D)),
         "qkv": (torch.float32, (R, 3 * D)),
         "o": (s.dtype, (R, D)),
         "hidden": (s.dtype, (R, s.d_ff)),
@@ -128,8 +167,9 @@ def state_bytes(s: Sizes) -> float:
     """Bytes of state that one step of one image moves, on average over ``delay`` steps.
 
     A head reads K (K + 1) numbers each step and writes them each ``delay``-th; a step that does
-    not writes its 2 K instead, and each reads what waits. In GB an image, and the images a second
-    that 3.35 TB/s (H100) allow for the state alone:
+    not writes its 2 K instead, and each reads what waits. A short convolution reads four steps of
+    its ring and writes one. In GB an image, and the images a second that 3.35 TB/s (H100) allow for
+    the state alone:
 
     ============= ==== ========= ========= ========= =========
     preset        K    delay 1   delay 2   delay 4   delay 8
@@ -150,7 +190,8 @@ def state_bytes(s: Sizes) -> float:
     K = s.head_size
     state, entry, n = K * (K + 1), 2 * K, s.delay
     numbers = state + (state + (n - 1) * entry + n * (n - 1) / 2 * entry) / n
-    return 4 * s.layers * s.heads * numbers
+    ring = 2 * TAPS * s.d_model if s.short_conv else 0
+    return 4 * s.layers * (s.heads * numbers + ring)
 
 
 _PAPER: dict[str, Any] = {
@@ -159,21 +200,26 @@ _PAPER: dict[str, Any] = {
 }  # fmt: skip
 _OURS: dict[str, Any] = {
     "code": 128, "layers": 4, "heads": 4, "d_model": 128, "d_ff": 512, "pre_norm": True,
-    "gelu": True, "classes": 10,
+    "gelu": True, "short_conv": True, "classes": 10,
+}  # fmt: skip
+_MNIST: dict[str, Any] = {
+    "pixels": 784, "width": 28, "places": 17, "outputs": 256, "draws": 1, "categorical": True,
+    **_OURS,
+}  # fmt: skip
+_CIFAR10: dict[str, Any] = {
+    "pixels": 1024, "width": 32, "channels": 3, "places": 51, "linear": True, **_OURS,
 }  # fmt: skip
 
 # The networks whose kernels are compiled ahead of time: the model's presets, and what they lack.
 COMPILED: dict[str, Sizes] = {
-    "mnist-paper": Sizes(pixels=784, layers=8, **_PAPER),
-    "cifar10-paper": Sizes(pixels=1024, parts=3, layers=16, **_PAPER),
-    "mnist": Sizes(pixels=784, places=17, outputs=256, draws=1, categorical=True, **_OURS),
-    "cifar10": Sizes(
-        pixels=1024, channels=3, places=51, outputs=100, draws=4, categorical=False, **_OURS
-    ),
-    "heads of 64": Sizes(
-        pixels=784, places=17, outputs=256, draws=1, categorical=True, **_OURS | {"heads": 2}
-    ),
-    "categorical RGB": Sizes(
-        pixels=1024, channels=3, places=51, outputs=768, draws=3, categorical=True, **_OURS
+    "mnist-paper": Sizes(pixels=784, width=28, layers=8, **_PAPER),
+    "cifar10-paper": Sizes(pixels=1024, width=32, parts=3, layers=16, **_PAPER),
+    "mnist": Sizes(**_MNIST),
+    "cifar10": Sizes(outputs=100, draws=4, categorical=False, **_CIFAR10),
+    "heads of 64": Sizes(**_MNIST | {"heads": 2}),
+    "not convolved": Sizes(**_MNIST | {"short_conv": False}),
+    "categorical RGB": Sizes(outputs=768, draws=3, categorical=True, **_CIFAR10),
+    "paper's, convolved": Sizes(
+        pixels=1024, width=32, parts=3, layers=16, short_conv=True, **_PAPER
     ),
 }

@@ -1,4 +1,4 @@
-"""What a decode step does with slots: embed the past of each, and advance its sums.
+"""What a decode step does with slots: embed the past of each, convolve it, and advance its sums.
 
 The state moves more bytes than all else, so it is read once a step and, with ``DELAY`` > 1,
 written only every ``DELAY``-th step of an image: the keys and values since then wait in a small
@@ -6,6 +6,10 @@ buffer beside it. Each step adds them again, in the order they came, to what it 
 and sums are those of writing at once, to the last bit. An image's own step number says what waits,
 never the call's, so a row does not depend on its neighbours, and a new image needs no clearing of
 the buffer.
+
+The ring of a short convolution needs no clearing either: the step number says which of its entries
+are this image's. It has an entry more than the convolution looks back, so a step writes none that
+it reads.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -15,7 +19,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from scanline.kernels.cuda.matrix import write_statistics
+from scanline.kernels.cuda.matrix import normalise, write_statistics
 
 OUTSIDE = 256  # id of a value that is not there
 
@@ -60,6 +64,48 @@ def embed_kernel(
     o_row = i_b.to(tl.int64) + tl.arange(0, 1)
     tl.store(p_x + o_row * D + o_col, b_x, mask=m_col)
     write_statistics(p_statistics, o_row, o_row >= 0, b_x[None, :], i_n, D, BN)
+
+
+@triton.jit(do_not_specialize=["part"])
+def convolve_kernel(
+    p_slots, p_positions, p_x, p_statistics, p_norm_weight, p_norm_bias, p_weight, p_ring, p_y, part,
+    T: tl.constexpr, PARTS: tl.constexpr, COLUMNS: tl.constexpr, RING: tl.constexpr,
+    D: tl.constexpr, NORM: tl.constexpr, EPS: tl.constexpr, BN: tl.constexpr,
+    BN_STATISTICS: tl.constexpr,
+):  # fmt: skip
+    """Convolve norm(x) with what the steps before had there: left, and three in the row above."""
+    i_b = tl.program_id(0)
+    slot, step, live = row_of(p_slots, p_positions, i_b, part, T, PARTS)
+    if not live:
+        return
+    o_row = i_b.to(tl.int64) + tl.arange(0, 1)
+    o_col = tl.program_id(1) * BN + tl.arange(0, BN)
+    m_col = o_col < D
+    b_x = tl.load(p_x + o_row[:, None] * D + o_col[None, :], mask=m_col[None, :], other=0.0)
+    if NORM:
+        b_x = normalise(
+            b_x, p_statistics, p_norm_weight, p_norm_bias, o_row, o_row >= 0, o_col,
+            D, BN_STATISTICS, EPS,
+        )  # fmt: skip
+    b_now = tl.sum(b_x, 0)  # one row
+    b_y = tl.load(p_weight + o_col, mask=m_col, other=0.0) * b_now
+    p_mine = p_ring + slot * (RING * D)
+    below = step >= COLUMNS
+    left, right = step % COLUMNS >= PARTS, step % COLUMNS < COLUMNS - PARTS
+    for tap in tl.static_range(1, 5):
+        if tap == 1:
+            distance, there = PARTS, left
+        elif tap == 2:
+            distance, there = COLUMNS + PARTS, below & left
+        elif tap == 3:
+            distance, there = COLUMNS, below
+        else:
+            distance, there = COLUMNS - PARTS, below & right
+        o_then = ((step + RING - distance) % RING) * D + o_col
+        b_then = tl.load(p_mine + o_then, mask=m_col & there, other=0.0)
+        b_y += tl.load(p_weight + tap * D + o_col, mask=m_col, other=0.0) * b_then
+    tl.store(p_mine + (step % RING) * D + o_col, b_now, mask=m_col)
+    tl.store(p_y + i_b.to(tl.int64) * D + o_col, b_y, mask=m_col)
 
 
 @triton.jit(do_not_specialize=["part"])

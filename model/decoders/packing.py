@@ -26,12 +26,14 @@ def sizes_of(
     halves = 2 if c.positions == "sinusoidal" else 1
     places = 1 if c.input == "previous" else len(NEIGHBOURS) * c.channels + c.steps_per_pixel - 1
     return Sizes(
-        pixels=c.pixels, parts=c.steps_per_pixel, channels=c.step_channels, places=places,
-        code=c.d_model // halves, classes=len(c.classes), layers=c.n_layers, heads=c.n_heads,
-        d_model=c.d_model, d_ff=c.d_ff, outputs=c.head_outputs, draws=c.step_draws,
-        categorical=c.head == "categorical", pre_norm=c.norm == "pre",
-        gelu=c.activation == "gelu", first=int(c.start == "given"), first_value=c.first_value,
-        dtype=DTYPES[precision], delay=delay,
+        pixels=c.pixels, width=c.width, parts=c.steps_per_pixel, channels=c.step_channels,
+        places=places, code=c.d_model // halves,
+        linear=c.input == "neighbourhood" and "linear" in c.encoding, classes=len(c.classes),
+        layers=c.n_layers, heads=c.n_heads, d_model=c.d_model, d_ff=c.d_ff,
+        outputs=c.head_outputs, draws=c.step_draws, categorical=c.head == "categorical",
+        pre_norm=c.norm == "pre", gelu=c.activation == "gelu",
+        short_conv=c.short_conv != "none", first=int(c.start == "given"),
+        first_value=c.first_value, dtype=DTYPES[precision], delay=delay,
     )  # fmt: skip
 
 

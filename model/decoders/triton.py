@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from subprocess import SubprocessError
 from typing import Any
 
@@ -42,7 +42,8 @@ GRAPH_PIXELS = (8, 1)  # pixels that one replay of a graph draws
 SPARE_BYTES = 512 << 20  # what is left free of the device's memory, for graphs and others
 
 
-_UPLOADED = ("canvas", "known", "noise", "temperature", "label")
+_UPLOADED = tuple(field.name for field in fields(Inputs))
+_STATE = ("kv", "z", "waiting", "ring")  # buffers with the slots second
 _KNOWN = {
     "input": ("previous", "neighbourhood"),
     "encoding": ("table", "linear", "table+linear"),
@@ -50,7 +51,7 @@ _KNOWN = {
     "head": ("logistic_mixture", "categorical"),
     "attention": ("linear",),
     "feature_map": ("elu",),
-    "short_conv": ("none",),
+    "short_conv": ("none", "2x3"),
     "norm": ("pre", "post"),
     "activation": ("gelu", "relu"),
     "positions": ("learned", "sinusoidal"),
@@ -153,11 +154,6 @@ class TritonDecoder(Decoder):
         """Name the first option that the kernels do not know."""
         return refuse_unknown(config, _KNOWN)
 
-    def begin(self, slots: Slots, inputs: Inputs) -> None:
-        if (inputs.guidance != 1).any() or (inputs.top_p != 1).any():
-            raise BackendError("the triton backend draws neither guided nor cut to top_p yet")
-        super().begin(slots, inputs)
-
     def _start(self, slots: NDArray[np.int32], lengths: NDArray[np.int32]) -> None:
         """Absorb known pixels by stepping through them, all slots together.
 
@@ -171,6 +167,8 @@ class TritonDecoder(Decoder):
             self.buffers["kv"].index_fill_(1, index, 0)
             self.buffers["z"].index_fill_(1, index, 0)
             self._upload(slots)
+        images = ~np.isin(slots, self.inputs.twin[slots])
+        slots, lengths = slots[images], lengths[images]
         done = 0
         for length in np.unique(lengths).tolist():
             self.step(slots[lengths >= length], length - done)
@@ -182,7 +180,7 @@ class TritonDecoder(Decoder):
         with self._on_device():
             origins = self._send(sources.astype(np.int64))
             copies = self._send(targets.astype(np.int64))
-            for name in ("kv", "z", "waiting"):
+            for name in _STATE:
                 buffer = self.buffers[name]
                 buffer.index_copy_(1, copies, buffer.index_select(1, origins))
             positions = self.buffers["positions"]
@@ -202,6 +200,8 @@ class TritonDecoder(Decoder):
 
     def launch(self, slots: Slots, n: int) -> None:
         some = self._chosen(slots)
+        # A twin is the row after its image's.
+        some = self._chosen(np.stack([some, self.inputs.twin[some]], 1).ravel())
         T = self.config.pixels
         some = some[self._ahead[some] < T]
         if n < 1 or not some.size:

@@ -1,0 +1,162 @@
+"""Distributions over the 256 values of a channel, as device functions.
+
+The definitions are the model's; a program holds the whole of a distribution.
+"""
+
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def inverse_cdf(b_weight, m_weight, u, LAST: tl.constexpr):
+    """Give the first index whose cumulated weight exceeds u × total, whatever the numbers are."""
+    b_sum = tl.cumsum(tl.where(m_weight, b_weight, 0.0), 0)
+    b_below = (b_sum <= u * tl.max(b_sum, 0)) & m_weight
+    return tl.minimum(tl.sum(b_below.to(tl.int32), 0), LAST)
+
+
+@triton.jit
+def softplus(x):
+    return tl.maximum(x, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(x)))
+
+
+@triton.jit
+def tanh(x):
+    b_small = tl.exp(-2.0 * tl.abs(x))
+    b_tanh = (1.0 - b_small) / (1.0 + b_small)
+    return tl.where(x < 0, -b_tanh, b_tanh)
+
+
+@triton.jit
+def logistic_log_prob(value, b_mean, b_log_scale):
+    """Give log P of the bin around ``value``, 2/255 wide; the outermost reach to infinity.
+
+    The bin's mass is written without the difference of two sigmoids, which cancels far from the
+    mean: with a = |value - mean| / scale and h half the bin's width over the scale, it is
+    2 sinh(h) e^-a / ((1 + e^(h-a)) (1 + e^(-h-a))), and 2 sinh(h) has a series for small h.
+    """
+    b_inverse = tl.exp(-b_log_scale)
+    b_centred = value - b_mean
+    b_half = b_inverse * (1.0 / 255.0)
+    b_away = tl.abs(b_inverse * b_centred)
+    b_near, b_up, b_down = tl.exp(-b_away), tl.exp(b_half), tl.exp(-b_half)
+    b_h2 = b_half * b_half
+    b_series = 1.0 + b_h2 * (1.0 / 42.0) * (1.0 + b_h2 * (1.0 / 72.0))
+    b_series = 1.0 + b_h2 * (1.0 / 6.0) * (1.0 + b_h2 * (1.0 / 20.0) * b_series)
+    b_width = tl.where(b_half < 1.0, 2.0 * b_half * b_series, b_up - b_down)
+    b_inside = b_width * b_near / ((1.0 + b_near * b_up) * (1.0 + b_near * b_down))
+    # Where a bin holds almost nothing, the density at its middle; log(127.5) makes it a mass.
+    b_density = -b_away - b_log_scale - 2.0 * tl.log(1.0 + b_near) - 4.84811636
+    b_middle = tl.where(b_inside > 1e-5, tl.log(tl.maximum(b_inside, 1e-12)), b_density)
+    b_lowest = -softplus(-b_inverse * (b_centred + 1.0 / 255.0))
+    b_highest = -softplus(b_inverse * (b_centred - 1.0 / 255.0))
+    return tl.where(value < -0.999, b_lowest, tl.where(value > 0.999, b_highest, b_middle))
+
+
+@triton.jit
+def log_sum_exp(b_x, AXIS: tl.constexpr):
+    b_top = tl.max(b_x, AXIS)
+    b_shift = tl.expand_dims(b_top, AXIS) if len(b_x.shape) > 1 else b_top
+    return b_top + tl.log(tl.sum(tl.exp(b_x - b_shift), AXIS))
+
+
+@triton.jit
+def most_likely(b_total, b_mean, b_log_scale, LEVELS: tl.constexpr, BL: tl.constexpr):
+    """Give the likeliest value under components of these log weights."""
+    value = tl.zeros([], tl.int32)
+    best = tl.full([], float("-inf"), tl.float32)
+    for i_level in range(0, LEVELS, BL):
+        o_level = i_level + tl.arange(0, BL)
+        b_scaled = o_level.to(tl.float32) / 127.5 - 1.0
+        b_each = logistic_log_prob(b_scaled[:, None], b_mean[None, :], b_log_scale[None, :])
+        b_log = log_sum_exp(b_total[None, :] + b_each, 1)
+        top = tl.max(b_log, 0)
+        at = i_level + tl.argmax(b_log, 0).to(tl.int32)
+        value = tl.where(top > best, at, value)
+        best = tl.maximum(best, top)
+    return value
+
+
+@triton.jit
+def component(
+    p_parameters, i_m, first, second, c: tl.constexpr, C: tl.constexpr, M: tl.constexpr,
+    MIN_LOG_SCALE: tl.constexpr,
+):  # fmt: skip
+    """Give mean and log-scale of one logistic, or of several, once earlier values are known."""
+    mean = tl.load(p_parameters + (1 + c) * M + i_m)
+    log_scale = tl.load(p_parameters + (1 + C + c) * M + i_m)
+    p_pair = p_parameters + (1 + 2 * C + c * (c - 1) // 2) * M + i_m  # (0, c); then (1, c)
+    if c > 0:
+        mean += tanh(tl.load(p_pair)) * first
+    if c > 1:
+        mean += tanh(tl.load(p_pair + M)) * second
+    return mean, tl.maximum(log_scale, MIN_LOG_SCALE)
+
+
+@triton.jit
+def mixture_log_probs(
+    p_parameters, first, second, heat, c: tl.constexpr, C: tl.constexpr, LEVELS: tl.constexpr,
+    M: tl.constexpr, MIN_LOG_SCALE: tl.constexpr, MIN_WARM_LOG_SCALE: tl.constexpr,
+):  # fmt: skip
+    """Give ln P of a channel's values, but for a constant, given the earlier channels'.
+
+    The heat divides the components' logits and multiplies their scales.
+    """
+    b_value = tl.arange(0, LEVELS).to(tl.float32) / 127.5 - 1.0
+    b_top = tl.full([LEVELS], float("-inf"), tl.float32)
+    b_sum = tl.zeros([LEVELS], tl.float32)
+    warmer = tl.log(heat)
+    for i_m in range(M):
+        weight = tl.load(p_parameters + i_m) / heat
+        for earlier in tl.static_range(c):  # the components' weights given the values before (Bayes)
+            mean, log_scale = component(
+                p_parameters, i_m, first, second, earlier, C, M, MIN_LOG_SCALE
+            )
+            log_scale = tl.maximum(log_scale + warmer, MIN_WARM_LOG_SCALE)
+            weight += logistic_log_prob(first if earlier == 0 else second, mean, log_scale)
+        mean, log_scale = component(p_parameters, i_m, first, second, c, C, M, MIN_LOG_SCALE)
+        log_scale = tl.maximum(log_scale + warmer, MIN_WARM_LOG_SCALE)
+        b_log = weight + logistic_log_prob(b_value, mean, log_scale)
+        b_more = tl.maximum(b_top, b_log)
+        b_sum = b_sum * tl.exp(b_top - b_more) + tl.exp(b_log - b_more)
+        b_top = b_more
+    return b_top + tl.log(b_sum)
+
+
+@triton.jit
+def keep_likeliest(b_weight, top_p):
+    """Zero all but the likeliest values that hold ``top_p`` of the weight, the largest being 1.
+
+    A value stays if those likelier than it hold less than that; of equals the lower comes first.
+    The least weight that stays is found by bisection over bit patterns: those of numbers that are
+    not negative have the numbers' own order.
+    """
+    share = top_p * tl.sum(b_weight, 0)
+    b_bits = b_weight.to(tl.int32, bitcast=True)
+    low = tl.zeros([], tl.int32)
+    high = low + 0x3F800000  # of 1: nothing is likelier
+    for _ in range(30):
+        middle = (low + high) // 2
+        enough = tl.sum(tl.where(b_bits > middle, b_weight, 0.0), 0) < share
+        high = tl.where(enough, middle, high)
+        low = tl.where(enough, low, middle + 1)
+    m_above, m_equal = b_bits > high, b_bits == high
+    b_before = tl.sum(tl.where(m_above, b_weight, 0.0), 0) + b_weight * (
+        tl.cumsum(m_equal.to(tl.int32), 0) - 1
+    )
+    return tl.where(m_above | (m_equal & (b_before < share)), b_weight, 0.0)
+
+
+@triton.jit
+def draw(b_log, u, greedy, top_p, LEVELS: tl.constexpr):
+    """Draw from ln P, of the likeliest values alone, or give the likeliest."""
+    b_weight = tl.exp(b_log - tl.max(b_log, 0))
+    if top_p < 1.0:
+        b_weight = keep_likeliest(b_weight, top_p)
+    value = inverse_cdf(b_weight, tl.arange(0, LEVELS) >= 0, u, LEVELS - 1)
+    likeliest = tl.minimum(tl.maximum(tl.argmax(b_log, 0).to(tl.int32), 0), LEVELS - 1)
+    return tl.where(greedy, likeliest, value)
