@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-import anyio.to_thread
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response
@@ -17,11 +16,13 @@ from fastapi.staticfiles import StaticFiles
 from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
 from scanline.service import __version__
 from scanline.service.api.routes import router
 from scanline.service.api.score import router as score_router
+from scanline.service.http.bodies import unreadable
 from scanline.service.http.errors import (
     REFUSALS,
     ApiError,
@@ -30,13 +31,11 @@ from scanline.service.http.errors import (
     error_body,
     refusal,
 )
-from scanline.service.http.middleware import (
-    AccessMiddleware,
-    BodyLimitMiddleware,
-    FailureMiddleware,
-    HeadMiddleware,
-    KeyMiddleware,
-)
+from scanline.service.http.middleware.access import AccessMiddleware
+from scanline.service.http.middleware.body import BodyLimitMiddleware
+from scanline.service.http.middleware.failure import FailureMiddleware
+from scanline.service.http.middleware.head import HeadMiddleware
+from scanline.service.http.middleware.key import KeyMiddleware
 from scanline.service.http.waiting import ClientGoneError
 from scanline.service.metrics import CONTENT_TYPE
 from scanline.service.openai.routes import router as openai_router
@@ -44,7 +43,6 @@ from scanline.service.server import Scanline
 
 log = logging.getLogger("scanline.http")
 
-THREADS = 4  # that decode and encode pictures
 STATIC = Path(__file__).parent / "static"
 PAGE_POLICY = (  # the page loads nothing from elsewhere, and no other page may frame it
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; "
@@ -71,8 +69,6 @@ def create_app(scanline: Scanline, open_models: Callable[[], None]) -> FastAPI:
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        # A large picture takes some 200 MB while it is decoded: so many at once and no more.
-        anyio.to_thread.current_default_thread_limiter().total_tokens = THREADS
         loading = asyncio.create_task(asyncio.to_thread(open_models))
         try:
             yield
@@ -93,7 +89,7 @@ def create_app(scanline: Scanline, open_models: Callable[[], None]) -> FastAPI:
     settings = scanline.settings
     app.add_middleware(HeadMiddleware)  # the first one added is the innermost
     app.add_middleware(FailureMiddleware)
-    app.add_middleware(BodyLimitMiddleware, limit=settings.max_upload)
+    app.add_middleware(BodyLimitMiddleware, upload=settings.max_upload, other=settings.max_json)
     if settings.api_key is not None:
         app.add_middleware(KeyMiddleware, key=settings.api_key)
     if settings.cors_origins:
@@ -153,9 +149,15 @@ def _methods(request: Request) -> set[str]:
 
 def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
-    async def on_http_error(request: Request, error: HTTPException) -> JSONResponse:
+    async def on_http_error(request: Request, error: HTTPException) -> Response:
         param, code = getattr(error, "param", None), getattr(error, "code", None)
         message = str(error.detail)
+        if isinstance(error.__cause__, ClientDisconnect):
+            return Response(status_code=499)  # which nobody reads but the log
+        if error.status_code == 400 and error.__cause__ is not None:  # FastAPI says no more
+            form = "form" in request.headers.get("content-type", "")
+            message = "the form cannot be read" if form else unreadable(error.__cause__)
+            code = "form_invalid" if form else "json_invalid"
         if not isinstance(error, ApiError) and error.status_code == 404:
             message = f"there is nothing at {request.url.path}; /docs lists what there is"
         if not isinstance(error, ApiError) and error.status_code == 405:
@@ -166,7 +168,7 @@ def _add_errors(app: FastAPI) -> None:
         body = error_body(error.status_code, message, param, code)
         return JSONResponse(body, error.status_code, headers=headers)
 
-    async def on_refusal(request: Request, error: Exception) -> JSONResponse:
+    async def on_refusal(request: Request, error: Exception) -> Response:
         return await on_http_error(request, refusal(error))
 
     for kind in REFUSALS:

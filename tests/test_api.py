@@ -33,8 +33,8 @@ from scanline.service.api.requests import Granularity
 from scanline.service.app import create_app
 from scanline.service.engine import Engine
 from scanline.service.generation import FinishReason, Generation, Place, Spec
-from scanline.service.pictures import MAX_PIXELS
 from scanline.service.server import Scanline
+from scanline.service.uploads import MAX_PIXELS
 from tests.service_fixtures import (
     COLOUR,
     GREY,
