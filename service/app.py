@@ -6,13 +6,11 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response
-from fastapi.staticfiles import StaticFiles
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -36,32 +34,20 @@ from scanline.service.http.middleware.body import BodyLimitMiddleware
 from scanline.service.http.middleware.failure import FailureMiddleware
 from scanline.service.http.middleware.head import HeadMiddleware
 from scanline.service.http.middleware.key import KeyMiddleware
+from scanline.service.http.middleware.safe_headers import SafeHeadersMiddleware
 from scanline.service.http.waiting import ClientGoneError
 from scanline.service.metrics import CONTENT_TYPE
 from scanline.service.openai.routes import router as openai_router
+from scanline.service.pages import DOCS_STATIC, add_pages
 from scanline.service.server import Scanline
 
 log = logging.getLogger("scanline.http")
 
-STATIC = Path(__file__).parent / "static"
-PAGE_POLICY = (  # the page loads nothing from elsewhere, and no other page may frame it
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; "
-    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
 DESCRIPTION = (
     "Draws small images pixel by pixel with a linear transformer run as an RNN. An image is drawn "
     "in raster order: each pixel is conditioned on the pixels before it (above, and to its left), "
     "so known pixels further down are kept but do not guide what is drawn above them."
 )
-
-
-class PageFiles(StaticFiles):
-    """The page's files, which a browser asks for again when the server may have changed them."""
-
-    def file_response(self, *args: Any, **kwargs: Any) -> Response:
-        response = super().file_response(*args, **kwargs)
-        response.headers["Cache-Control"] = "no-cache"
-        return response
 
 
 def create_app(scanline: Scanline, open_models: Callable[[], None]) -> FastAPI:
@@ -78,13 +64,15 @@ def create_app(scanline: Scanline, open_models: Callable[[], None]) -> FastAPI:
 
     app = FastAPIOffline(  # whose /docs needs no CDN
         title="Scanline", version=__version__, description=DESCRIPTION, lifespan=lifespan,
-        redoc_url=None, static_url="/docs/static", favicon_url="/static/icon.svg",
+        docs_url=None, redoc_url=None, static_url=DOCS_STATIC,
+        redirect_slashes=False,  # it would redirect to whatever Host was sent
     )  # fmt: skip
     app.state.scanline = scanline
     app.include_router(router)
     app.include_router(score_router)
     app.include_router(openai_router)
     _add_operations(app, scanline)
+    add_pages(app, scanline.settings.frame_ancestors)
     _add_errors(app)
     settings = scanline.settings
     app.add_middleware(HeadMiddleware)  # the first one added is the innermost
@@ -100,6 +88,7 @@ def create_app(scanline: Scanline, open_models: Callable[[], None]) -> FastAPI:
             allow_headers=["*"],
             expose_headers=["X-Request-ID", "X-Generation-ID", "X-Seed", "Retry-After"],
         )
+    app.add_middleware(SafeHeadersMiddleware)
     app.add_middleware(AccessMiddleware, requests=scanline.metrics.requests)
     _describe_as_it_is(app, has_key=settings.api_key is not None)
     return app
@@ -128,13 +117,6 @@ def _add_operations(app: FastAPI, scanline: Scanline) -> None:
     async def metrics() -> Response:
         """Give metrics in Prometheus's text format."""
         return Response(scanline.metrics.render(), media_type=CONTENT_TYPE)
-
-    @app.get("/", include_in_schema=False)
-    async def page() -> FileResponse:
-        headers = {"Content-Security-Policy": PAGE_POLICY, "Cache-Control": "no-cache"}
-        return FileResponse(STATIC / "index.html", headers=headers)
-
-    app.mount("/static", PageFiles(directory=STATIC), name="static")
 
 
 def _methods(request: Request) -> set[str]:

@@ -83,6 +83,11 @@ class Settings(BaseSettings):
         NoDecode,
         Field(description="Origins whose pages may call the API (comma-separated; * for any)."),
     ] = ()
+    frame_ancestors: Annotated[
+        tuple[str, ...],
+        NoDecode,
+        Field(description="Origins whose pages may show this one in a frame (comma-separated)."),
+    ] = ()
     log_format: Literal["text", "json"] = "text"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
@@ -109,7 +114,7 @@ class Settings(BaseSettings):
         link = isinstance(value, str) and value.startswith(("tcp://", "udp://"))  # as above
         return cls.model_fields["port"].default if link else value
 
-    @field_validator("models", "cors_origins", mode="before")
+    @field_validator("models", "cors_origins", "frame_ancestors", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         if isinstance(value, str):

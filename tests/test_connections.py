@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.service_fixtures import DEADLINE, GREY, FakeDecoder, build, listening, until
+from tests.service_fixtures import DEADLINE, GREY, FakeDecoder, build, listening, parse_sse, until
 
 QUICK = {"header_seconds": 0.3, "body_seconds": 0.3, "send_seconds": 0.3, "keep_alive_seconds": 0.3}
 BODY = b'{"seed": 1}'
@@ -73,6 +73,7 @@ def check_refusal(raw: bytes, status: int, code: str) -> None:
     assert first.startswith(f"HTTP/1.1 {status} "), raw
     assert headers["content-type"] == "application/json"
     assert headers["connection"] == "close"
+    assert headers["x-content-type-options"] == "nosniff"
     assert int(headers["content-length"]) == len(body)
     assert headers["x-request-id"].startswith("req_")
     error = json.loads(body)["error"]
@@ -158,6 +159,21 @@ def test_pipelined_and_upgraded_requests_are_answered_in_turn(patient: httpx.Cli
         raw = read_all(connection)
     assert raw.count(b"HTTP/1.1 200 ") == 4
     assert raw.count(b'"object":"generation"') == 2
+
+
+def test_http_1_0_gets_its_reply_without_chunks(patient: httpx.Client) -> None:
+    body = b'{"seed": 1, "stream": true}'
+    head = (HEAD + b"Content-Length: %d\r\n\r\n" % len(body)).replace(b"HTTP/1.1", b"HTTP/1.0")
+    with dial(patient) as connection:
+        connection.sendall(head + body)
+        headers, _, content = read_all(connection).partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in headers.lower()
+    assert [event.name for event in parse_sse(content)][-1] == "completed"
+    with dial(patient) as connection:
+        connection.sendall(b"GET /livez HTTP/1.0\r\n\r\n")
+        headers, _, content = read_all(connection).partition(b"\r\n\r\n")
+    assert b"content-length: 3" in headers
+    assert content == b"ok\n"
 
 
 def test_a_flood_of_pipelined_requests_is_cut_off(patient: httpx.Client) -> None:
@@ -259,7 +275,8 @@ def test_one_connection_too_many_is_refused_in_words(caplog: pytest.LogCaptureFi
         busy = [stack.enter_context(dial(client)) for _ in range(2)]
         for connection in busy:
             connection.sendall(WHOLE)
-        until(lambda: scanline.models["fake"].engine.slots_in_use == 2)
+        engine = scanline.models["fake"].engine
+        until(lambda: engine.slots_in_use + engine.queue.waiting == 2, "two requests")
         with dial(client) as one_more:
             check_refusal(read_all(one_more), 503, "full")
         go_on.set()

@@ -31,6 +31,7 @@ def test_every_field_is_a_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         "max_waiting": "6", "max_upload": "2048", "keep_finished": "0", "keep_seconds": "1.5",
         "grace_seconds": "0", "drain_seconds": "2", "api_key": "secret",
         "cors_origins": "https://a.example", "log_format": "json", "log_level": "debug",
+        "frame_ancestors": "https://a.example, 'self'",
         "max_json": "1024", "max_headers": "4096", "max_connections": "12", "header_seconds": "1",
         "body_seconds": "2", "send_seconds": "3", "keep_alive_seconds": "4",
     }  # fmt: skip
@@ -41,6 +42,7 @@ def test_every_field_is_a_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert settings.models == ("b", "a")
     assert settings.weights == tmp_path
     assert settings.cors_origins == ("https://a.example",)
+    assert settings.frame_ancestors == ("https://a.example", "'self'")
     assert settings.limits.max_waiting == 6
     assert settings.limits.keep_finished == 0
     assert settings.limits.keep_seconds == 1.5

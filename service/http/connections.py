@@ -17,6 +17,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from scanline.service.http.errors import error_body
+from scanline.service.http.middleware.safe_headers import SAFE
+from scanline.service.http.unframed import UnframedCycle
 
 log = logging.getLogger("scanline.connections")
 
@@ -179,6 +181,8 @@ class Connection(HttpToolsProtocol):
         if len(self.pipeline) >= MAX_PIPELINED:
             raise ValueError
         super().on_headers_complete()
+        if self.scope["http_version"] == "1.0":
+            self.cycle.__class__ = UnframedCycle
         # A queued request is not read on, and so its body not late.
         self._expect(None if self.pipeline else self._bounds.body_seconds)
 
@@ -275,6 +279,7 @@ class Connection(HttpToolsProtocol):
             b"content-length": str(len(body)).encode(),
             b"connection": b"close",
             b"x-request-id": request_id.encode(),
+            **{name.lower().encode(): value.encode() for name, value in SAFE.items()},
         }
         given = [*self.server_state.default_headers, *headers.items()]
         head = b"".join(b"%s: %s\r\n" % header for header in given)

@@ -26,14 +26,18 @@ class Pool:
         self._turns = anyio.CapacityLimiter(threads)
         self.waiting = waiting
 
+    @property
+    def queued(self) -> int:
+        """How many pieces of work wait now."""
+        return self._turns.statistics().tasks_waiting
+
     async def run(self, gone: asyncio.Task[Any], work: Callable[..., T], *arguments: object) -> T:
         """Do a piece of work in a thread, in its turn, while ``gone`` is not done.
 
         Raises ``ApiError`` (429) where too many wait, ``ClientGoneError`` if the client has left
         before its turn.
         """
-        waiting = self._turns.statistics().tasks_waiting
-        if self.waiting is not None and waiting >= self.waiting:
+        if self.waiting is not None and self.queued >= self.waiting:
             raise ApiError(
                 429, "too many pictures are being worked on; try again in a second",
                 code="queue_full", headers={"Retry-After": "1"},

@@ -8,12 +8,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from scanline.service.http.errors import ApiError, error_body
 
+MAX_PARTS = 1000
+
 
 class BodyLimitMiddleware:
     """Refuse a body that is too large with 413, at once where its length is announced.
 
-    A form, which may hold pictures, has at most ``upload`` bytes, any other body ``other``: JSON
-    is parsed where it keeps everyone waiting. A compressed body is refused with 415.
+    A form, which may hold pictures, has at most ``upload`` bytes, any other body ``other``. That is
+    JSON, parsed where it keeps everyone waiting, and what takes long is not its bytes but what they
+    hold: it has at most ``MAX_PARTS``. A compressed body is refused with 415.
     """
 
     def __init__(self, app: ASGIApp, upload: int, other: int) -> None:
@@ -33,23 +36,29 @@ class BodyLimitMiddleware:
             return
         form = headers.get("content-type", "").strip().lower().startswith("multipart/form-data")
         limit = self.upload if form else self.other
-        message = f"the body is over {limit:,} bytes; send " + (
+        too_large = f"the body is over {limit:,} bytes; send " + (
             "a smaller picture" if form else "less, and pictures as multipart/form-data"
         )
         announced = headers.get("content-length", "")
         if announced.isdecimal() and int(announced) > limit:
-            body = error_body(413, message, code="too_large")
+            body = error_body(413, too_large, code="too_large")
             await JSONResponse(body, 413, {"Connection": "close"})(scope, receive, send)
             return
-        seen = 0
+        seen = parts = 0
 
         async def limited() -> Message:
-            nonlocal seen
-            part = await receive()
-            seen += len(part.get("body", b""))
+            nonlocal seen, parts
+            message = await receive()
+            body = message.get("body", b"")
+            seen += len(body)
             if seen > limit:
                 close = {"Connection": "close"}
-                raise ApiError(413, message, code="too_large", headers=close)
-            return part
+                raise ApiError(413, too_large, code="too_large", headers=close)
+            if not form:
+                parts += sum(map(body.count, (b"[", b"{", b":")))
+                if parts > MAX_PARTS:
+                    holds = f"the body holds over {MAX_PARTS:,} lists, objects and names"
+                    raise ApiError(413, f"{holds}; send less", code="too_large")
+            return message
 
         await self.app(scope, limited, send)
