@@ -5,11 +5,12 @@ Upright, 8 bits a value, fitted to a size, and what is transparent laid on ``BAC
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import BinaryIO, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 
 # Named, so that no file can reach Pillow's less guarded readers (EPS starts Ghostscript).
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
@@ -29,21 +30,21 @@ class PictureError(ValueError):
         self.param = param
 
 
-def open_picture(file: BinaryIO, most: int | None = None, param: str = "image") -> Image.Image:
+def open_picture(
+    file: BinaryIO, param: str = "image", check: Callable[[ImageFile.ImageFile], None] | None = None
+) -> Image.Image:
     """Read a picture, turned upright by its EXIF tag; of an animation, the first frame.
 
-    Its mode is ``L`` or ``RGB``, with ``A`` where anything may be transparent. Raises
-    ``PictureError`` on no image, a damaged one, or one of more than ``most`` pixels.
+    Its mode is ``L`` or ``RGB``, with ``A`` where anything may be transparent. ``check`` is shown
+    the picture before any of it is decoded, and may raise. Raises ``PictureError`` on no image or
+    a damaged one.
     """
     try:
-        picture: Image.Image = Image.open(file, formats=FORMATS)
-        width, height = picture.size
-        if most is not None and width * height > most:  # before a single one is decoded
-            raise PictureError(
-                f"the picture has {width} × {height} pixels, more than {most:,}; "
-                "make it smaller and send it again"
-            )
-        picture.load()
+        opened = Image.open(file, formats=FORMATS)
+        if check is not None:
+            check(opened)
+        opened.load()
+        picture: Image.Image = opened
         if picture.format == "PPM" and picture.mode == "I":  # which has 16 bits, not 32
             picture = picture.convert("I;16")
         return to_plain(ImageOps.exif_transpose(picture))
@@ -92,17 +93,22 @@ def fit_picture(
     if picture.size == size:
         return picture.convert(_mode(channels, alpha))
     if fit == "exact":
-        raise PictureError(
-            f"the picture is {picture.width} × {picture.height} and the model draws "
-            f"{width} × {height}: send that size, or set fit to 'cover' (scale, and "
-            "crop the middle) or 'contain' (scale, and leave a border)"
-        )
+        raise wrong_size(picture.size, size)
     if fit == "cover":
         picture = picture.convert(_mode(channels, alpha))
         return ImageOps.fit(picture, size, Image.Resampling.LANCZOS)
     mode = _mode(channels, True)
     return ImageOps.pad(
         picture.convert(mode), size, Image.Resampling.LANCZOS, color=(0,) * len(mode)
+    )
+
+
+def wrong_size(found: tuple[int, int], wanted: tuple[int, int]) -> PictureError:
+    """Say that a picture, of a width and a height, is not what the model draws."""
+    return PictureError(
+        f"the picture is {found[0]} × {found[1]} and the model draws {wanted[0]} × {wanted[1]}: "
+        "send that size, or set fit to 'cover' (scale, and crop the middle) or 'contain' (scale, "
+        "and leave a border)"
     )
 
 

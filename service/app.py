@@ -6,22 +6,21 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from typing import Any
 
-import anyio.to_thread
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response
-from fastapi.staticfiles import StaticFiles
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
 from scanline.service import __version__
 from scanline.service.api.routes import router
 from scanline.service.api.score import router as score_router
+from scanline.service.http.bodies import unreadable
 from scanline.service.http.errors import (
     REFUSALS,
     ApiError,
@@ -30,26 +29,20 @@ from scanline.service.http.errors import (
     error_body,
     refusal,
 )
-from scanline.service.http.middleware import (
-    AccessMiddleware,
-    BodyLimitMiddleware,
-    FailureMiddleware,
-    HeadMiddleware,
-    KeyMiddleware,
-)
+from scanline.service.http.middleware.access import AccessMiddleware
+from scanline.service.http.middleware.body import BodyLimitMiddleware
+from scanline.service.http.middleware.failure import FailureMiddleware
+from scanline.service.http.middleware.head import HeadMiddleware
+from scanline.service.http.middleware.key import KeyMiddleware
+from scanline.service.http.middleware.safe_headers import SafeHeadersMiddleware
 from scanline.service.http.waiting import ClientGoneError
 from scanline.service.metrics import CONTENT_TYPE
 from scanline.service.openai.routes import router as openai_router
+from scanline.service.pages import DOCS_STATIC, add_pages
 from scanline.service.server import Scanline
 
 log = logging.getLogger("scanline.http")
 
-THREADS = 4  # that decode and encode pictures
-STATIC = Path(__file__).parent / "static"
-PAGE_POLICY = (  # the page loads nothing from elsewhere, and no other page may frame it
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; "
-    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
 DESCRIPTION = (
     "Draws small images pixel by pixel with a linear transformer run as an RNN. An image is drawn "
     "in raster order: each pixel is conditioned on the pixels before it (above, and to its left), "
@@ -57,22 +50,11 @@ DESCRIPTION = (
 )
 
 
-class PageFiles(StaticFiles):
-    """The page's files, which a browser asks for again when the server may have changed them."""
-
-    def file_response(self, *args: Any, **kwargs: Any) -> Response:
-        response = super().file_response(*args, **kwargs)
-        response.headers["Cache-Control"] = "no-cache"
-        return response
-
-
 def create_app(scanline: Scanline, open_models: Callable[[], None]) -> FastAPI:
     """Build the application; ``open_models`` runs beside it at start-up until it is ready."""
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        # A large picture takes some 200 MB while it is decoded: so many at once and no more.
-        anyio.to_thread.current_default_thread_limiter().total_tokens = THREADS
         loading = asyncio.create_task(asyncio.to_thread(open_models))
         try:
             yield
@@ -82,18 +64,20 @@ def create_app(scanline: Scanline, open_models: Callable[[], None]) -> FastAPI:
 
     app = FastAPIOffline(  # whose /docs needs no CDN
         title="Scanline", version=__version__, description=DESCRIPTION, lifespan=lifespan,
-        redoc_url=None, static_url="/docs/static", favicon_url="/static/icon.svg",
+        docs_url=None, redoc_url=None, static_url=DOCS_STATIC,
+        redirect_slashes=False,  # it would redirect to whatever Host was sent
     )  # fmt: skip
     app.state.scanline = scanline
     app.include_router(router)
     app.include_router(score_router)
     app.include_router(openai_router)
     _add_operations(app, scanline)
+    add_pages(app, scanline.settings.frame_ancestors)
     _add_errors(app)
     settings = scanline.settings
     app.add_middleware(HeadMiddleware)  # the first one added is the innermost
     app.add_middleware(FailureMiddleware)
-    app.add_middleware(BodyLimitMiddleware, limit=settings.max_upload)
+    app.add_middleware(BodyLimitMiddleware, upload=settings.max_upload, other=settings.max_json)
     if settings.api_key is not None:
         app.add_middleware(KeyMiddleware, key=settings.api_key)
     if settings.cors_origins:
@@ -104,6 +88,7 @@ def create_app(scanline: Scanline, open_models: Callable[[], None]) -> FastAPI:
             allow_headers=["*"],
             expose_headers=["X-Request-ID", "X-Generation-ID", "X-Seed", "Retry-After"],
         )
+    app.add_middleware(SafeHeadersMiddleware)
     app.add_middleware(AccessMiddleware, requests=scanline.metrics.requests)
     _describe_as_it_is(app, has_key=settings.api_key is not None)
     return app
@@ -133,13 +118,6 @@ def _add_operations(app: FastAPI, scanline: Scanline) -> None:
         """Give metrics in Prometheus's text format."""
         return Response(scanline.metrics.render(), media_type=CONTENT_TYPE)
 
-    @app.get("/", include_in_schema=False)
-    async def page() -> FileResponse:
-        headers = {"Content-Security-Policy": PAGE_POLICY, "Cache-Control": "no-cache"}
-        return FileResponse(STATIC / "index.html", headers=headers)
-
-    app.mount("/static", PageFiles(directory=STATIC), name="static")
-
 
 def _methods(request: Request) -> set[str]:
     """Give every method that the path takes: a route knows only its own."""
@@ -153,9 +131,15 @@ def _methods(request: Request) -> set[str]:
 
 def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
-    async def on_http_error(request: Request, error: HTTPException) -> JSONResponse:
+    async def on_http_error(request: Request, error: HTTPException) -> Response:
         param, code = getattr(error, "param", None), getattr(error, "code", None)
         message = str(error.detail)
+        if isinstance(error.__cause__, ClientDisconnect):
+            return Response(status_code=499)  # which nobody reads but the log
+        if error.status_code == 400 and error.__cause__ is not None:  # FastAPI says no more
+            form = "form" in request.headers.get("content-type", "")
+            message = "the form cannot be read" if form else unreadable(error.__cause__)
+            code = "form_invalid" if form else "json_invalid"
         if not isinstance(error, ApiError) and error.status_code == 404:
             message = f"there is nothing at {request.url.path}; /docs lists what there is"
         if not isinstance(error, ApiError) and error.status_code == 405:
@@ -166,7 +150,7 @@ def _add_errors(app: FastAPI) -> None:
         body = error_body(error.status_code, message, param, code)
         return JSONResponse(body, error.status_code, headers=headers)
 
-    async def on_refusal(request: Request, error: Exception) -> JSONResponse:
+    async def on_refusal(request: Request, error: Exception) -> Response:
         return await on_http_error(request, refusal(error))
 
     for kind in REFUSALS:

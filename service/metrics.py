@@ -40,6 +40,13 @@ class Metrics:
         self.requests = Counter(
             "scanline_requests", "HTTP requests answered.", ["route", "status"], registry=own
         )
+        self.turned_away = Counter(
+            "scanline_connections_turned_away",
+            "Connections ended by the server: full, crowded (made room), late, unread.",
+            ["reason"], registry=own,
+        )  # fmt: skip
+        for why in ("full", "crowded", "late", "unread"):
+            self.turned_away.labels(why)
         self._registry.register(_Gauges(engines))
 
     def observer(self, model: str) -> ModelMetrics:

@@ -13,14 +13,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from scanline.model.config import ModelConfig
-from scanline.model.pictures import Fit, PictureError, fit_picture, lay_flat, open_picture
-
-MAX_PIXELS = 2**24  # of an upload
-
-
-def open_upload(file: BinaryIO, param: str = "image") -> Image.Image:
-    """Decode an upload, unless it is too large; raises ``PictureError`` of that field."""
-    return open_picture(file, MAX_PIXELS, param)
+from scanline.model.pictures import Fit, PictureError, fit_picture, lay_flat, wrong_size
+from scanline.service.uploads import open_upload
 
 
 def fit_to(config: ModelConfig, picture: Image.Image, fit: Fit) -> Image.Image:
@@ -36,7 +30,19 @@ def to_canvas(picture: Image.Image) -> NDArray[np.uint8]:
 
 def read_picture(image: BinaryIO, config: ModelConfig, fit: Fit) -> NDArray[np.uint8]:
     """Read an upload as the model's values, uint8 ``[T, C]``; raises ``PictureError``."""
-    return to_canvas(fit_to(config, open_upload(image), fit))
+    return to_canvas(_open_to_fit(image, config, fit))
+
+
+def _open_to_fit(image: BinaryIO, config: ModelConfig, fit: Fit) -> Image.Image:
+    size = (config.width, config.height)
+
+    def check_size(width: int, height: int) -> None:
+        if fit == "exact" and (width, height) != size:
+            raise wrong_size((width, height), size)
+
+    # Twice the size is left for the resampling to choose from.
+    needed = None if fit == "exact" else 2 * max(size)
+    return fit_to(config, open_upload(image, "image", check_size, needed), fit)
 
 
 def transparent(picture: Image.Image) -> NDArray[np.bool_]:
@@ -45,17 +51,25 @@ def transparent(picture: Image.Image) -> NDArray[np.bool_]:
     return np.equal(alpha, 0)
 
 
-def painted(mask: Image.Image, config: ModelConfig) -> NDArray[np.bool_]:
+def _open_mask(file: BinaryIO, config: ModelConfig) -> Image.Image:
+    def check_size(width: int, height: int) -> None:
+        if (width, height) != (config.width, config.height):
+            raise PictureError(
+                f"the mask is {width} × {height}; it must have the model's size, "
+                f"{config.width} × {config.height}",
+                "mask",
+            )
+
+    mask = open_upload(file, "mask", check_size)
+    check_size(*mask.size)
+    return mask
+
+
+def painted(mask: Image.Image) -> NDArray[np.bool_]:
     """Read a mask: bool ``[T]``, true where its pixels are transparent (alpha 0): to be drawn.
 
-    Raises ``PictureError`` on a mask of another size, or one with nothing transparent.
+    Raises ``PictureError`` on one with nothing transparent.
     """
-    if mask.size != (config.width, config.height):
-        raise PictureError(
-            f"the mask is {mask.width} × {mask.height}; it must have the model's size, "
-            f"{config.width} × {config.height}",
-            "mask",
-        )
     paint = transparent(mask).reshape(-1)
     if not paint.any():
         raise PictureError(
@@ -86,14 +100,14 @@ def read_upload(
             f"it is {known_rows}",
             "known_rows",
         )
-    picture = fit_to(config, open_upload(image), fit)
+    picture = _open_to_fit(image, config, fit)
     canvas = to_canvas(picture)
     if known_rows is not None:
         return canvas, np.arange(config.pixels) < known_rows * config.width
     if mask is not None:
-        return canvas, ~painted(open_upload(mask, "mask"), config)
+        return canvas, ~painted(_open_mask(mask, config))
     try:
-        return canvas, ~painted(picture, config)
+        return canvas, ~painted(picture)
     except PictureError:
         raise PictureError(
             "nothing says which part to draw: give known_rows, or a mask, or a picture that is "

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
-import anyio
 import uvicorn
 
 from scanline.model.checkpoint import Checkpoint, Defaults
@@ -19,12 +18,13 @@ from scanline.model.decoders.contract import BackendError
 from scanline.model.decoders.opening import open_decoder
 from scanline.model.network import LinearTransformer
 from scanline.service.engine import Engine
+from scanline.service.http.pools import Pool
 from scanline.service.metrics import Metrics
 from scanline.service.settings import Settings
 
 log = logging.getLogger("scanline.server")
 
-FLUSH_SECONDS = 5  # for the last bytes of open streams, once everything is drawn
+LARGE = 2**18  # pixels of an image that takes tens of milliseconds to encode
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,15 @@ class Scanline:
     failure: str | None = None
 
     def __post_init__(self) -> None:
-        self.turns = anyio.CapacityLimiter(1)  # of whoever computes likelihoods beside the engines
+        self.measuring = Pool(1, 32)  # likelihoods, beside the engines
+        self.reading = Pool(2, 128)  # uploads, each some 50 MB while it is decoded
+        self.writing = Pool(2)  # replies
+        self.enlarging = Pool(1)  # images of replies, pixels made larger
         self.metrics = Metrics(lambda: {name: m.engine for name, m in self.models.items()})
+
+    def pool_for(self, pixels: int) -> Pool:
+        """Give the threads that write an image of so many pixels."""
+        return self.enlarging if pixels > LARGE else self.writing
 
     def open(self, checkpoints: Sequence[Checkpoint]) -> None:
         """Open a decoder and start an engine for each checkpoint; slow where code is compiled."""
@@ -115,7 +122,11 @@ class Process(uvicorn.Server):
         threading.Thread(target=self._drain, args=(seconds,), name="drain", daemon=True).start()
 
     def _drain(self, seconds: float | None) -> None:
+        ends = time.monotonic() + (self._scanline.settings.drain_seconds if seconds is None else 0)
         self._scanline.drain(seconds)
+        # The engines are done; replies may still be on their way, and scores are no engine's.
+        while self.server_state.tasks and time.monotonic() < ends:
+            time.sleep(0.02)
         self.should_exit = True
 
     async def on_tick(self, counter: int) -> bool:

@@ -5,18 +5,25 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import resource
 import socket
 import sys
+from functools import partial
 
 import uvicorn
+from fastapi import FastAPI
 
 from scanline.model.checkpoint import load_checkpoints
 from scanline.service.app import create_app
+from scanline.service.http.connections import Connection, Door
 from scanline.service.logs import set_up_logs
-from scanline.service.server import FLUSH_SECONDS, Process, Scanline
+from scanline.service.server import Process, Scanline
 from scanline.service.settings import Settings
 
 log = logging.getLogger("scanline.server")
+
+OTHER_FILES = 128  # open beside connections: libraries, checkpoints, uploads on disk
+FLUSH_SECONDS = 5  # for the last bytes of open streams, once everything is drawn
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
@@ -54,6 +61,40 @@ def listen(host: str, port: int) -> list[socket.socket]:
     return sockets
 
 
+def configure(app: FastAPI, scanline: Scanline, flush: int = FLUSH_SECONDS) -> uvicorn.Config:
+    """Say how uvicorn serves: connections bounded by the settings, logs and headers ours."""
+    settings, metrics = scanline.settings, scanline.metrics
+    door = Door(settings.bounds, metrics.turned_away, metrics.requests)
+    return uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        http=partial(Connection, door=door),  # type: ignore[arg-type]  # it is called like a class
+        ws="none",
+        timeout_keep_alive=settings.keep_alive_seconds,  # type: ignore[arg-type]  # as any timer
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=flush,
+    )
+
+
+def room_for_connections(wanted: int) -> int:
+    """Raise the limit on open files, so far as it may be, and say how many connections it allows.
+
+    Where the system has no file left, nobody at all can connect, and nothing can tell them so.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = wanted + OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        if soft < needed:
+            wanted = max(soft - OTHER_FILES, 1)
+            log.warning("only %d files may be open, so at most %d connections", soft, wanted)
+    return wanted
+
+
 def serve(settings: Settings) -> None:
     """Serve until SIGTERM; raises ``ValueError`` on whatever keeps a server from working."""
     set_up_logs(settings.log_format, settings.log_level)
@@ -64,15 +105,8 @@ def serve(settings: Settings) -> None:
         log.warning("SCANLINE_API_KEY is empty: anyone may call /v1")
     checkpoints = load_checkpoints(settings.weights, settings.models)
     scanline = Scanline(settings)
-    config = uvicorn.Config(
-        create_app(scanline, lambda: scanline.open(checkpoints)),
-        host=settings.host,
-        port=settings.port,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=FLUSH_SECONDS,
-    )
+    settings.max_connections = room_for_connections(settings.max_connections)
+    config = configure(create_app(scanline, lambda: scanline.open(checkpoints)), scanline)
     sockets = listen(settings.host, settings.port)  # before anything is opened, or said to be
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     log.info("listening on http://%s:%d", host, sockets[0].getsockname()[1])

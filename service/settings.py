@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+import os
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -9,7 +12,15 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from scanline.model.checkpoint import SHIPPED
+from scanline.service.http.connections import Bounds
 from scanline.service.queue import Limits
+
+# Read elsewhere: where data sets are, and how the native decoder is built and kept.
+OTHER_VARIABLES = ("data_dir", "cache", "cxxflags")
+# Kubernetes tells every pod of a service named scanline, or scanline-…, where it is.
+_SERVICE_LINK = re.compile(
+    r"(\w+_)?(service_host|service_port(_\w+)?|port(_\d+_(tcp|udp)(_(proto|port|addr))?)?)"
+)
 
 
 class Settings(BaseSettings):
@@ -34,7 +45,26 @@ class Settings(BaseSettings):
     ] = None
     max_images: Annotated[int, Field(ge=1, description="Images one request may ask for.")] = 256
     max_waiting: Annotated[int, Field(ge=1, description="Images that may wait, a model.")] = 4096
-    max_upload: Annotated[int, Field(ge=1024, description="Bytes of a request body.")] = 10_000_000
+    max_upload: Annotated[int, Field(ge=1024, description="Bytes of a form, pictures and all.")] = (
+        10_000_000
+    )
+    max_json: Annotated[int, Field(ge=1024, description="Bytes of a body that is no form.")] = (
+        1_000_000
+    )
+    max_headers: Annotated[
+        int, Field(ge=1024, description="Bytes of a request's first line and headers.")
+    ] = 32_768
+    max_connections: Annotated[int, Field(ge=1, description="Clients connected at once.")] = 2000
+    header_seconds: Annotated[
+        float, Field(gt=0, description="A request's headers must have come within this time.")
+    ] = 10.0
+    body_seconds: Annotated[float, Field(gt=0, description="And its body within this.")] = 60.0
+    send_seconds: Annotated[
+        float, Field(gt=0, description="A client that reads nothing for this long is cut off.")
+    ] = 30.0
+    keep_alive_seconds: Annotated[
+        float, Field(gt=0, description="A connection may be idle between requests for this long.")
+    ] = 65.0  # longer than load balancers are, or they would send into a closing connection
     keep_finished: Annotated[
         int, Field(ge=0, description="Finished images kept for replay, a model.")
     ] = 4096
@@ -53,10 +83,38 @@ class Settings(BaseSettings):
         NoDecode,
         Field(description="Origins whose pages may call the API (comma-separated; * for any)."),
     ] = ()
+    frame_ancestors: Annotated[
+        tuple[str, ...],
+        NoDecode,
+        Field(description="Origins whose pages may show this one in a frame (comma-separated)."),
+    ] = ()
     log_format: Literal["text", "json"] = "text"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
-    @field_validator("models", "cors_origins", mode="before")
+    @model_validator(mode="before")
+    @classmethod
+    def _none_misspelt(cls, values: object) -> object:
+        known = [*cls.model_fields, *OTHER_VARIABLES]
+        for variable in map(str.upper, os.environ):
+            name = variable.removeprefix("SCANLINE_").lower()
+            if variable.lower() == name or name in known or _SERVICE_LINK.fullmatch(name):
+                continue
+            near = difflib.get_close_matches(name, known, 1)
+            hint = (
+                f"did you mean SCANLINE_{near[0].upper()}?"
+                if near
+                else "the README lists those there are"
+            )
+            raise ValueError(f"{variable} is no setting; {hint}")
+        return values
+
+    @field_validator("port", mode="before")
+    @classmethod
+    def _not_a_link(cls, value: object) -> object:
+        link = isinstance(value, str) and value.startswith(("tcp://", "udp://"))  # as above
+        return cls.model_fields["port"].default if link else value
+
+    @field_validator("models", "cors_origins", "frame_ancestors", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         if isinstance(value, str):
@@ -81,6 +139,17 @@ class Settings(BaseSettings):
                 "or the largest request allowed could never be queued"
             )
         return self
+
+    @property
+    def bounds(self) -> Bounds:
+        """The connections' share of the settings."""
+        return Bounds(
+            header_bytes=self.max_headers,
+            header_seconds=self.header_seconds,
+            body_seconds=self.body_seconds,
+            send_seconds=self.send_seconds,
+            connections=self.max_connections,
+        )
 
     @property
     def limits(self) -> Limits:

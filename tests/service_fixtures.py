@@ -28,6 +28,7 @@ from scanline.service.app import create_app
 from scanline.service.engine import Engine
 from scanline.service.generation import Spec
 from scanline.service.server import Scanline, Served
+from scanline.service.serving import configure
 from scanline.service.settings import Settings
 from tests.conftest import random_network
 
@@ -172,7 +173,7 @@ def save_tiny(folder: Path, name: str = "tiny", config: ModelConfig = GREY) -> P
 
 def settings(**fields: Any) -> Settings:
     """Give settings for a test: the reference backend, and few slots."""
-    given: dict[str, Any] = {"backend": "reference", "slots": 8, "drain_seconds": 0.0}
+    given: dict[str, Any] = {"backend": "reference", "slots": 8, "drain_seconds": 0.0, "port": 0}
     return Settings(**given | fields)
 
 
@@ -201,7 +202,7 @@ def build(
 @contextlib.contextmanager
 def listening(app: Any, ready: Callable[[], bool]) -> Iterator[str]:
     """Serve an application on a real socket from a thread, and give its address."""
-    config = uvicorn.Config(app, port=0, log_config=None, timeout_graceful_shutdown=2)
+    config = configure(app, app.state.scanline, flush=2)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()

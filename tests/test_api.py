@@ -33,8 +33,8 @@ from scanline.service.api.requests import Granularity
 from scanline.service.app import create_app
 from scanline.service.engine import Engine
 from scanline.service.generation import FinishReason, Generation, Place, Spec
-from scanline.service.pictures import MAX_PIXELS
 from scanline.service.server import Scanline
+from scanline.service.uploads import MAX_PIXELS
 from tests.service_fixtures import (
     COLOUR,
     GREY,
@@ -659,7 +659,6 @@ WRONG_SAMPLES: list[tuple[dict[str, Any], str, str]] = [
     ({"n": 1.5}, "n", "integer"),
     ({"n": "1"}, "n", "integer"),
     ({"n": True}, "n", "integer"),
-    ({"n": None}, "n", "integer"),
     ({"n": [1]}, "n", "integer"),
     ({"seed": -1}, "seed", "greater than or equal to 0"),
     ({"seed": 2**64}, "seed", "less than or equal to 18446744073709551615"),
@@ -761,8 +760,9 @@ def test_what_is_not_there_and_what_is_not_taken(here: Here) -> None:
 
 
 def test_head_is_get_without_a_body(here: Here) -> None:
+    plain = {"Accept-Encoding": "identity"}
     for path in ("/", "/livez", "/readyz", "/v1/models", "/static/app.js"):
-        head, get = here.client.head(path), here.client.get(path)
+        head, get = (ask(path, headers=plain) for ask in (here.client.head, here.client.get))
         assert (head.status_code, head.content) == (200, b"")
         assert head.headers["content-length"] == str(len(get.content))
     assert 'route="/livez",status="200"} 2.0' in here.client.get("/metrics").text

@@ -173,9 +173,10 @@ def test_errors_of_distribution(client: httpx.Client) -> None:
 
 
 def test_too_many_that_wait_are_sent_away(
-    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+    server: tuple[Scanline, httpx.Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scanline.service.api.score.MAX_WAITING", 0)
+    scanline, client = server
+    monkeypatch.setattr(scanline.measuring, "waiting", 0)
     reply = client.post("/v1/distribution", json={"values": []})
     check_error(reply, 429, "queue_full")
     assert reply.headers["retry-after"] == "1"

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -77,6 +78,7 @@ def environment(folder: Path, **settings: object) -> dict[str, str]:
     return clean | {"SCANLINE_WEIGHTS": str(folder), "OMP_NUM_THREADS": "1"} | given
 
 
+LIMITED = 'ulimit -n 200 && exec "$0" "$@"'
 COMMAND = [sys.executable, "-m", "scanline.service", "serve"]
 
 
@@ -329,6 +331,23 @@ def fails(folder: Path, *arguments: str, status: int = 1, **settings: object) ->
     assert "Traceback" not in ended.stderr
     assert ended.stdout == ""
     return ended.stderr
+
+
+def test_open_files_bound_the_connections(
+    weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    monkeypatch.setattr(sys.modules[__name__], "COMMAND", ["sh", "-c", LIMITED, *COMMAND])
+    with serving(weights, tmp_path / "log") as server, contextlib.ExitStack() as stack:
+        for _ in range(300):  # silent ones, more than there are files
+            stack.enter_context(socket.create_connection(server.address))
+        with httpx.Client(base_url=server.url, timeout=60) as innocent:
+            assert innocent.post("/v1/samples", json={"model": "tiny"}).status_code == 200
+        server.terminate()
+        log = server.ended()
+    assert "only 200 files may be open, so at most 72 connections" in log
+    assert "all 72 connections are taken" in log
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == limits
 
 
 def test_a_port_in_use_is_one_error_and_nothing_is_ever_ready(weights: Path) -> None:

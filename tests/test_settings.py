@@ -9,6 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from scanline.service.commands.cli import main
+from scanline.service.http.connections import Bounds
 from scanline.service.settings import Settings
 from tests.service_fixtures import logs_kept
 
@@ -30,6 +31,9 @@ def test_every_field_is_a_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         "max_waiting": "6", "max_upload": "2048", "keep_finished": "0", "keep_seconds": "1.5",
         "grace_seconds": "0", "drain_seconds": "2", "api_key": "secret",
         "cors_origins": "https://a.example", "log_format": "json", "log_level": "debug",
+        "frame_ancestors": "https://a.example, 'self'",
+        "max_json": "1024", "max_headers": "4096", "max_connections": "12", "header_seconds": "1",
+        "body_seconds": "2", "send_seconds": "3", "keep_alive_seconds": "4",
     }  # fmt: skip
     assert set(given) == set(Settings.model_fields)
     for name, value in given.items():
@@ -38,10 +42,14 @@ def test_every_field_is_a_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert settings.models == ("b", "a")
     assert settings.weights == tmp_path
     assert settings.cors_origins == ("https://a.example",)
+    assert settings.frame_ancestors == ("https://a.example", "'self'")
     assert settings.limits.max_waiting == 6
     assert settings.limits.keep_finished == 0
     assert settings.limits.keep_seconds == 1.5
     assert settings.limits.grace == 0
+    assert settings.bounds == Bounds(
+        header_bytes=4096, header_seconds=1, body_seconds=2, send_seconds=3, connections=12
+    )
     assert "secret" not in repr(settings)
     assert Settings(slots=9).slots == 9  # the command line goes before the environment
 
@@ -54,6 +62,13 @@ WRONG = {
     "max_images": ["0"],
     "max_waiting": ["0", "3"],
     "max_upload": ["10"],
+    "max_json": ["10"],
+    "max_headers": ["0", "lots"],
+    "max_connections": ["0"],
+    "header_seconds": ["0", "-1"],
+    "body_seconds": ["0"],
+    "send_seconds": ["0", "nan"],
+    "keep_alive_seconds": ["0"],
     "keep_finished": ["-1"],
     "keep_seconds": ["-1", "nan", "soon"],
     "grace_seconds": ["-0.1"],
@@ -116,3 +131,36 @@ def test_weights_that_cannot_be_served_stop_the_server_with_a_sentence(
     (tmp_path / "bad.safetensors").write_bytes(b"not at all")
     assert "damaged" in says()
     assert "there is no model 'other'" in says("--models", "other")
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("SCANLINE_API_KEYS", "did you mean SCANLINE_API_KEY?"),
+        ("SCANLINE_SLOT", "did you mean SCANLINE_SLOTS?"),
+        ("scanline_api_kye", "did you mean SCANLINE_API_KEY?"),
+        ("SCANLINE_COLOUR_OF_THE_SKY", "the README lists those there are"),
+    ],
+)
+def test_an_unknown_variable_stops_the_server_with_the_nearest_name(
+    name: str, hint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(name, "secret")
+    with pytest.raises(SystemExit) as stop:
+        main(["serve"])
+    assert stop.value.code == 1
+    said = capsys.readouterr().err
+    assert f"{name.upper()} is no setting; {hint}" in said
+    assert "secret" not in said
+
+
+def test_variables_of_others_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (
+        "SCANLINE_CACHE", "SCANLINE_CXXFLAGS", "SCANLINE_DATA_DIR", "SCANLINE_SERVICE_HOST",
+        "SCANLINE_SERVICE_PORT_HTTP", "SCANLINE_PORT_8000_TCP_ADDR", "SCANLINE_GPU_PORT",
+        "SCANLINE_GPU_SERVICE_PORT",
+    ):  # fmt: skip
+        monkeypatch.setenv(name, "x")
+    # Kubernetes sets it where a service is named scanline.
+    monkeypatch.setenv("SCANLINE_PORT", "tcp://10.0.0.1:8000")
+    assert Settings().port == 8000

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from fastapi import UploadFile
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, FailFast, Field
 
 from scanline.model.config import MAX_GUIDANCE
 from scanline.model.noise import MAX_SEED
 from scanline.model.particles import MAX_PARTICLES
 from scanline.model.pictures import Fit
+from scanline.service.http.bodies import Body
 
 MAX_TEMPERATURE = 2.0
 
@@ -74,7 +75,7 @@ LABEL_HELP = (
 )
 
 
-class SampleRequest(BaseModel):
+class SampleRequest(Body):
     """Draw images from nothing."""
 
     model_config = ConfigDict(
@@ -97,7 +98,7 @@ class SampleRequest(BaseModel):
     output: OutputField = "png"
 
 
-class CompletionForm(BaseModel):
+class CompletionForm(Body):
     """Complete a picture: keep its known part, draw the rest ``n`` times."""
 
     model_config = ConfigDict(
@@ -131,7 +132,7 @@ class CompletionForm(BaseModel):
     output: OutputField = "png"
 
 
-class ScoreForm(BaseModel):
+class ScoreForm(Body):
     """Measure pictures."""
 
     model_config = ConfigDict(
@@ -150,7 +151,7 @@ class ScoreForm(BaseModel):
     per_pixel: Annotated[bool, Field(description="Give the bits of each pixel too.")] = False
 
 
-class DistributionRequest(BaseModel):
+class DistributionRequest(Body):
     """Ask what may come next."""
 
     model_config = ConfigDict(
@@ -159,6 +160,7 @@ class DistributionRequest(BaseModel):
 
     values: Annotated[
         list[Annotated[int, Field(ge=0, le=255)]],
+        FailFast(),  # or a megabyte of wrong values would take seconds
         Field(
             max_length=2**16 * 3,
             description="The values so far, in raster order with the channels innermost.",

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Form, Header, Request, Response
-from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 
 from scanline.service.api.events import stream_events
@@ -23,6 +22,7 @@ from scanline.service.api.replies import GenerationReply, ModelList, ModelReply
 from scanline.service.api.requests import CompletionForm, Granularity, Output, SampleRequest
 from scanline.service.engine import Engine
 from scanline.service.generation import Generation, Spec
+from scanline.service.http.bodies import known_query, once_each
 from scanline.service.http.errors import ERRORS, ApiError
 from scanline.service.http.media import MEDIA, Media, choose_media, json_reply
 from scanline.service.http.sse import stream_reply
@@ -30,7 +30,9 @@ from scanline.service.http.waiting import client_of, draw_to_end, wait_finished
 from scanline.service.pictures import read_upload, to_grid, to_png, to_zip
 from scanline.service.server import Scanline
 
-router = APIRouter(prefix="/v1", dependencies=[Depends(bearer)], responses=ERRORS)
+router = APIRouter(
+    prefix="/v1", dependencies=[Depends(bearer), Depends(known_query)], responses=ERRORS
+)
 _REPLIES: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "The images, in the form that `Accept` (or `stream`) asks for.",
@@ -42,7 +44,7 @@ _REPLIES: dict[int | str, dict[str, Any]] = {
 @router.post("/samples", tags=["draw"], response_model=GenerationReply, responses=_REPLIES)
 async def create_samples(request: Request, server: Server, body: SampleRequest) -> Response:
     """Draw images, of a class or of anything."""
-    media = choose_media(request, body.stream, body.model_fields_set)
+    media = choose_media(request, body.stream, body.chosen)
     engine = find_engine(server, body.model, body.n)
     served = find_served(server, body.model)
     shape = settle_shape(served, body.label, body.top_p, body.guidance)
@@ -52,10 +54,13 @@ async def create_samples(request: Request, server: Server, body: SampleRequest) 
         temperature=body.temperature,
         **shape._asdict(),
     )
-    return await _draw(request, engine, spec, media, body.granularity, body.output)
+    return await _draw(request, server, engine, spec, media, body.granularity, body.output)
 
 
-@router.post("/completions", tags=["draw"], response_model=GenerationReply, responses=_REPLIES)
+@router.post(
+    "/completions", tags=["draw"], response_model=GenerationReply, responses=_REPLIES,
+    dependencies=[Depends(once_each())],
+)  # fmt: skip
 async def create_completions(
     request: Request,
     server: Server,
@@ -65,19 +70,21 @@ async def create_completions(
 
     Transparent in `mask` if one is sent, else in the picture itself.
     """
-    media = choose_media(request, form.stream, form.model_fields_set)
+    media = choose_media(request, form.stream, form.chosen)
     engine = find_engine(server, form.model, form.n)
     config = engine.decoder.config
     served = find_served(server, form.model)
     shape = settle_shape(served, form.label, form.top_p, form.guidance, form.particles)
-    canvas, known = await run_in_threadpool(
-        read_upload,
-        form.image.file,
-        form.mask.file if form.mask else None,
-        form.known_rows,
-        form.fit,
-        config,
-    )
+    async with client_of(request) as gone:
+        canvas, known = await server.reading.run(
+            gone,
+            read_upload,
+            form.image.file,
+            form.mask.file if form.mask else None,
+            form.known_rows,
+            form.fit,
+            config,
+        )
     spec = Spec(
         n=form.n,
         seed=choose_seed(form.seed),
@@ -86,14 +93,18 @@ async def create_completions(
         canvas=canvas,
         known=known,
     )
-    return await _draw(request, engine, spec, media, form.granularity, form.output)
+    return await _draw(request, server, engine, spec, media, form.granularity, form.output)
 
 
 @router.get("/generations/{identifier}", tags=["draw"], response_model=GenerationReply)
-async def get_generation(server: Server, identifier: str, output: Output = "png") -> Response:
+async def get_generation(
+    request: Request, server: Server, identifier: str, output: Output = "png"
+) -> Response:
     """Look at a generation, while it runs or for some minutes after."""
     _, generation = _find(server, identifier)
-    return json_reply(await run_in_threadpool(GenerationReply.of, generation, output))
+    async with client_of(request) as gone:
+        reply = await server.writing.run(gone, GenerationReply.of, generation, output)
+    return json_reply(reply)
 
 
 @router.get(
@@ -121,7 +132,8 @@ async def cancel_generation(request: Request, server: Server, identifier: str) -
     engine.queue.cancel(generation)
     async with client_of(request) as gone:
         await wait_finished(generation, gone)
-    return json_reply(await run_in_threadpool(GenerationReply.of, generation))
+        reply = await server.writing.run(gone, GenerationReply.of, generation)
+    return json_reply(reply)
 
 
 @router.get("/models", tags=["models"])
@@ -157,6 +169,7 @@ def _find(server: Scanline, identifier: str) -> tuple[Engine, Generation]:
 
 async def _draw(
     request: Request,
+    server: Scanline,
     engine: Engine,
     spec: Spec,
     media: Media,
@@ -167,7 +180,8 @@ async def _draw(
         generation = engine.queue.submit(spec)
         return _stream(request, engine, generation, granularity, None, output)
     generation = await draw_to_end(request, engine, spec)
-    return await run_in_threadpool(_reply, generation, media, output)
+    async with client_of(request) as gone:
+        return await server.writing.run(gone, _reply, generation, media, output)
 
 
 def _reply(generation: Generation, media: Media, output: Output) -> Response:

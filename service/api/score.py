@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import numpy as np
-from anyio import to_thread
-from fastapi import APIRouter, Depends, Form
+from fastapi import APIRouter, Depends, Form, Request
 from numpy.typing import NDArray
 
 from scanline.model.likelihood import next_value, pixel_bits
@@ -16,19 +13,23 @@ from scanline.model.pictures import PictureError
 from scanline.service.api.lookup import Server, bearer, find_label, find_served
 from scanline.service.api.replies import DistributionReply, Score, ScoreReply
 from scanline.service.api.requests import DistributionRequest, ScoreForm
+from scanline.service.http.bodies import known_query, once_each
 from scanline.service.http.errors import ERRORS, ApiError
+from scanline.service.http.waiting import client_of
 from scanline.service.pictures import read_picture
-from scanline.service.server import Scanline
 
-MAX_WAITING = 32  # computations; one runs at a time, so that they cannot crowd out drawing
+STEPS_AT_ONCE = 4096  # of the network: others get their turn some hundred milliseconds later
 
-T = TypeVar("T")
-router = APIRouter(prefix="/v1", dependencies=[Depends(bearer)], responses=ERRORS)
+router = APIRouter(
+    prefix="/v1", dependencies=[Depends(bearer), Depends(known_query)], responses=ERRORS
+)
 
 
-@router.post("/score", tags=["look inside"])
+@router.post("/score", tags=["look inside"], dependencies=[Depends(once_each("image"))])
 async def score(
-    server: Server, form: Annotated[ScoreForm, Form(media_type="multipart/form-data")]
+    request: Request,
+    server: Server,
+    form: Annotated[ScoreForm, Form(media_type="multipart/form-data")],
 ) -> ScoreReply:
     """Measure what pictures cost under a model: exact bits/dim, and the bits of each pixel.
 
@@ -40,18 +41,23 @@ async def score(
         raise ApiError(400, f"image: at most {most} a request", param="image", code="too_many")
     label = find_label(config, form.label)
 
-    def measure() -> NDArray[np.float32]:
-        canvases = []
+    canvases: list[NDArray[np.uint8]] = []
+    parts: list[NDArray[np.float32]] = []
+    at_once = max(1, STEPS_AT_ONCE // config.steps)
+    async with client_of(request) as gone:
         for number, upload in enumerate(form.image):
             try:
-                canvases.append(read_picture(upload.file, config, form.fit))
+                read = (read_picture, upload.file, config, form.fit)
+                canvases.append(await server.reading.run(gone, *read))
             except PictureError as error:
                 if len(form.image) == 1:
                     raise
                 raise PictureError(f"image {number}: {error}") from None
-        return pixel_bits(served.network, np.stack(canvases), label)
-
-    bits = await _in_turn(server, measure)
+        for first in range(0, len(canvases), at_once):
+            some = np.stack(canvases[first : first + at_once])
+            measure = (pixel_bits, served.network, some, label)
+            parts.append(await server.measuring.run(gone, *measure))
+    bits = np.concatenate(parts)
     totals = bits.sum(1, dtype=np.float64)
     return ScoreReply(
         model=served.engine.name,
@@ -71,7 +77,9 @@ async def score(
 
 
 @router.post("/distribution", tags=["look inside"])
-async def distribution(server: Server, body: DistributionRequest) -> DistributionReply:
+async def distribution(
+    request: Request, server: Server, body: DistributionRequest
+) -> DistributionReply:
     """Say how likely each of the 256 intensities is to come next, given the values so far."""
     served = find_served(server, body.model)
     config = served.network.config
@@ -84,7 +92,9 @@ async def distribution(server: Server, body: DistributionRequest) -> Distributio
             code="too_many",
         )
     label = find_label(config, body.label)
-    expected = await _in_turn(server, partial(next_value, served.network, body.values, label))
+    async with client_of(request) as gone:
+        measure = (next_value, served.network, body.values, label)
+        expected = await server.measuring.run(gone, *measure)
     position, channel = divmod(len(body.values), config.channels)
     return DistributionReply(
         model=served.engine.name,
@@ -92,16 +102,3 @@ async def distribution(server: Server, body: DistributionRequest) -> Distributio
         channel=channel,
         probabilities=[float(f"{p:.6g}") for p in expected],
     )
-
-
-async def _in_turn(server: Scanline, compute: Callable[[], T]) -> T:
-    """Run a computation in a thread once those before it are done; 429 where too many wait."""
-    turns = server.turns
-    if turns.statistics().tasks_waiting >= MAX_WAITING:
-        raise ApiError(
-            429,
-            "too many pictures are being measured; try again in a second",
-            code="queue_full",
-            headers={"Retry-After": "1"},
-        )
-    return await to_thread.run_sync(compute, limiter=turns)

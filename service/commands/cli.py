@@ -52,7 +52,8 @@ def main(arguments: list[str] | None = None) -> None:
     except ValidationError as error:
         for problem in error.errors():
             name = ".".join(str(part) for part in problem["loc"])
-            _complain(f"SCANLINE_{name.upper()}: {problem['msg']}" if name else problem["msg"])
+            message = problem["msg"].removeprefix("Value error, ")
+            _complain(f"SCANLINE_{name.upper()}: {message}" if name else message)
         sys.exit(1)
     except (ValueError, RuntimeError, FloatingPointError, OSError) as error:
         logging.getLogger("scanline").debug("failed", exc_info=True)

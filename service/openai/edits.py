@@ -19,9 +19,11 @@ from starlette.datastructures import UploadFile
 
 from scanline.model.config import ModelConfig
 from scanline.model.pictures import PictureError
+from scanline.service.http.bodies import unreadable
 from scanline.service.http.errors import ApiError
 from scanline.service.openai.requests import EditsRequest
-from scanline.service.pictures import fit_to, open_upload, to_canvas, transparent
+from scanline.service.pictures import fit_to, to_canvas, transparent
+from scanline.service.uploads import open_upload
 
 
 @dataclass(frozen=True)
@@ -49,14 +51,18 @@ async def read_edit(request: Request) -> Edit:
             [{**problem, "loc": ("body", *problem["loc"])} for problem in error.errors()]
         ) from None
     if len(images) != 1:
-        count = "there is none" if not images else f"there are {len(images)}"
-        raise ApiError(
-            400, f"image: one picture can be completed at a time; {count}",
-            param="image", code="missing" if not images else "too_many",
-        )  # fmt: skip
+        raise _not_one(len(images))
     if len(masks) > 1:
         raise ApiError(400, "mask: send one", param="mask", code="too_many")
     return Edit(options, images[0], masks[0] if masks else None)
+
+
+def _not_one(images: int) -> ApiError:
+    count = "there is none" if not images else f"there are {images}"
+    return ApiError(
+        400, f"image: one picture can be completed at a time; {count}",
+        param="image", code="missing" if not images else "too_many",
+    )  # fmt: skip
 
 
 Parts = tuple[dict[str, Any], list[BinaryIO], list[BinaryIO]]
@@ -83,13 +89,15 @@ async def _read_form(request: Request) -> Parts:
 async def _read_json(request: Request) -> Parts:
     try:
         body = json.loads(await request.body())
-    except (ValueError, RecursionError):
-        raise ApiError(400, "the body is not valid JSON", code="json_invalid") from None
+    except (ValueError, RecursionError) as error:
+        raise ApiError(400, unreadable(error), code="json_invalid") from None
     if not isinstance(body, dict):
         raise ApiError(400, "send a JSON object", code="json_invalid")
     images, mask = body.pop("images", []), body.pop("mask", None)
     if not isinstance(images, list):
         raise ApiError(400, "images: must be a list", param="images", code="invalid_image")
+    if len(images) > 1:
+        raise _not_one(len(images))
     masks = [] if mask is None else [_from_url(mask, "mask")]
     return body, [_from_url(image, "images") for image in images], masks
 
@@ -118,21 +126,29 @@ def read_canvas(edit: Edit, config: ModelConfig) -> tuple[NDArray[np.uint8], NDA
     A picture of a whole multiple of the model's size, such as an enlarged reply of ours, is
     reduced; there a pixel is painted if any part of it is transparent. Raises ``PictureError``.
     """
-    picture = open_upload(edit.image)
     W, H = config.width, config.height
+
+    def check_size(width: int, height: int) -> None:
+        if (width, height) != (W * (width // W), H * (width // W)):
+            raise PictureError(
+                f"the picture is {width} × {height} and the model draws {W} × {H}: "
+                "send that size or a whole multiple of it"
+            )
+
+    picture = open_upload(edit.image, "image", check_size)
+    check_size(*picture.size)
     factor = picture.width // W
-    if picture.size != (W * factor, H * factor):
-        raise PictureError(
-            f"the picture is {picture.width} × {picture.height} and the model draws {W} × {H}: "
-            "send that size or a whole multiple of it"
-        )
-    mask = picture if edit.mask is None else open_upload(edit.mask, "mask")
-    if mask.size != picture.size:
-        raise PictureError(
-            f"the mask is {mask.width} × {mask.height}; it must have the picture's size, "
-            f"{picture.width} × {picture.height}",
-            "mask",
-        )
+
+    def check_mask(width: int, height: int) -> None:
+        if (width, height) != picture.size:
+            raise PictureError(
+                f"the mask is {width} × {height}; it must have the picture's size, "
+                f"{picture.width} × {picture.height}",
+                "mask",
+            )
+
+    mask = picture if edit.mask is None else open_upload(edit.mask, "mask", check_mask)
+    check_mask(*mask.size)
     paint = transparent(mask).reshape(H, factor, W, factor).any((1, 3))
     if not paint.any():
         raise PictureError(

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from fastapi.concurrency import run_in_threadpool
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from scanline.service.generation import FinishReason, Generation, Image
 from scanline.service.http.errors import error_reply
+from scanline.service.http.pools import Pool
 from scanline.service.http.sse import sse_event
 from scanline.service.http.waiting import news
 from scanline.service.openai.rendering import Rendering
@@ -58,11 +58,12 @@ async def stream_images(
     kind: Kind,
     rendering: Rendering,
     partials: int,
+    pool: Pool,
 ) -> AsyncIterator[bytes]:
     """Yield ``partials`` looks at each image on its way, then the image; never an id or a comment.
 
     The stock client takes neither. A look is the image at an exact pixel, so it depends on the
-    seed alone. Raises ``ClientGoneError`` when the client leaves.
+    seed alone. Images are encoded in the pool. Raises ``ClientGoneError`` when the client leaves.
     """
     told = [0] * len(generation.images)
     teller = _Teller(generation, kind, rendering)
@@ -73,11 +74,11 @@ async def stream_images(
             for position in _due(generation, image, partials, told[image.index]):
                 look = told[image.index]
                 told[image.index] += 1
-                event: ImageEvent  # encoded in a thread: large images take a while
+                event: ImageEvent
                 if look < partials:
-                    event = await run_in_threadpool(teller.partial, image, position, look)
+                    event = await pool.run(gone, teller.partial, image, position, look)
                 else:
-                    event = await run_in_threadpool(teller.completed, image)
+                    event = await pool.run(gone, teller.completed, image)
                 yield sse_event(event.type, event)
         if finished:
             break

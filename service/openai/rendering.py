@@ -15,6 +15,7 @@ from scanline.service.http.errors import ApiError
 from scanline.service.openai.requests import FileFormat, ImageOptions
 
 MAX_SIDE = 2048  # of an enlarged image
+MAX_PIXELS = 20_000_000  # of all images of a reply, looks at them included
 _NO_EFFECT = {
     "quality": "an image has the one quality that its model gives it",
     "style": "an image has the one style that its model learnt",
@@ -37,6 +38,10 @@ class Rendering:
     quality: int | None
     warnings: list[str]
 
+    def pixels(self, config: ModelConfig) -> int:
+        """Count an image's pixels."""
+        return config.pixels * self.scale**2
+
     def size(self, config: ModelConfig) -> str:
         """Give an image's size in OpenAI's way, width x height."""
         return f"{config.width * self.scale}x{config.height * self.scale}"
@@ -48,6 +53,8 @@ class Rendering:
         size = (config.width * self.scale, config.height * self.scale)
         buffer = io.BytesIO()
         options = {} if self.quality is None else {"quality": self.quality}
+        if self.format == "webp":
+            options["method"] = 2  # a tenth larger than by default, in a third of the time
         picture.resize(size, Image.Resampling.NEAREST).save(buffer, self.format, **options)
         return base64.b64encode(buffer.getvalue()).decode()
 
@@ -75,7 +82,20 @@ def choose_rendering(body: ImageOptions, config: ModelConfig) -> Rendering:
     if body.partial_images and not body.stream:
         warnings.append("partial_images: no effect without stream")
     quality = None if kind_of_file == "png" else body.output_compression
-    return Rendering(_scale(body.size, config), kind_of_file, quality, warnings)
+    scale = _scale(body.size, config)
+    looks = (body.partial_images or 0) if body.stream else 0
+    images = (body.n or 1) * (1 + looks)
+    pixels = config.pixels * scale**2
+    if scale > 1 and images * pixels > MAX_PIXELS:
+        raise ApiError(
+            400,
+            f"size: {images} images of {pixels:,} pixels, partial ones included, are more than the "
+            f"{MAX_PIXELS:,} pixels a reply may have; ask for at most {MAX_PIXELS // pixels} of "
+            "this size, or for a smaller size",
+            param="size",
+            code="too_many",
+        )
+    return Rendering(scale, kind_of_file, quality, warnings)
 
 
 def _scale(size: str | None, config: ModelConfig) -> int:

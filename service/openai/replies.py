@@ -81,18 +81,18 @@ class ImagesReply(BaseModel):
     warnings: Annotated[list[str], Field(description="Options that had no effect, and why.")]
 
     @classmethod
-    def of(cls, generation: Generation, rendering: Rendering) -> ImagesReply:
-        """Give a finished generation, its images encoded."""
+    def of(cls, generation: Generation, rendering: Rendering, files: list[str]) -> ImagesReply:
+        """Give a finished generation, its images encoded as ``files``."""
         config = generation.config
         return cls(
             created=int(time.time()),
             data=[
                 DrawnImage(
-                    b64_json=rendering.encode(image.read(0, config.pixels), config),
+                    b64_json=file,
                     seed=image.seed,
                     bits_per_dim=generation.bits_per_dim(image),
                 )
-                for image in generation.images
+                for image, file in zip(generation.images, files, strict=True)
             ],
             output_format=rendering.format,
             size=rendering.size(config),

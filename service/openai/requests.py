@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from scanline.service.api.requests import Guidance, Model, Seed, Temperature, TopP
+from scanline.service.http.bodies import Body
 
 FileFormat = Literal["png", "jpeg", "webp"]
 
 _NO_EFFECT = "Accepted for compatibility; has no effect here, which `warnings` in the reply says."
 
 
-class ImageOptions(BaseModel):
+class ImageOptions(Body):
     """What generations and edits share; every field but the prompt may be null or left out."""
 
     model_config = ConfigDict(extra="forbid")

@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Depends, Request, Response
-from fastapi.concurrency import run_in_threadpool
 
 from scanline.model.config import ModelConfig
 from scanline.service.api.lookup import (
@@ -22,18 +21,21 @@ from scanline.service.api.lookup import (
 )
 from scanline.service.engine import Engine
 from scanline.service.generation import Spec
+from scanline.service.http.bodies import known_query
 from scanline.service.http.errors import ERRORS, ApiError
 from scanline.service.http.media import json_reply
 from scanline.service.http.sse import stream_reply
-from scanline.service.http.waiting import draw_to_end
+from scanline.service.http.waiting import client_of, draw_to_end
 from scanline.service.openai.edits import Edit, read_canvas, read_edit
 from scanline.service.openai.events import Kind, stream_images
 from scanline.service.openai.rendering import Rendering, choose_rendering
 from scanline.service.openai.replies import ImagesReply
 from scanline.service.openai.requests import GenerationsRequest, ImageOptions, edits_body
-from scanline.service.server import Served
+from scanline.service.server import Scanline, Served
 
-router = APIRouter(prefix="/v1/images", dependencies=[Depends(bearer)], responses=ERRORS)
+router = APIRouter(
+    prefix="/v1/images", dependencies=[Depends(bearer), Depends(known_query)], responses=ERRORS
+)
 _REPLIES: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "The images; with `stream`, events `….partial_image` and `….completed`.",
@@ -51,7 +53,7 @@ async def create_generation(request: Request, server: Server, body: GenerationsR
     engine = find_engine(server, body.model, body.n or 1)
     config = engine.decoder.config
     rendering, spec = choose_rendering(body, config), _spec(body, find_served(server, body.model))
-    return await _draw(request, engine, spec, body, "image_generation", rendering)
+    return await _draw(request, server, engine, spec, body, "image_generation", rendering)
 
 
 @router.post(
@@ -69,9 +71,10 @@ async def create_edit(request: Request, server: Server) -> Response:
     engine = find_engine(server, body.model, body.n or 1)
     config = engine.decoder.config
     rendering, spec = choose_rendering(body, config), _spec(body, find_served(server, body.model))
-    canvas, known = await run_in_threadpool(read_canvas, edit, config)
+    async with client_of(request) as gone:
+        canvas, known = await server.reading.run(gone, read_canvas, edit, config)
     spec = replace(spec, canvas=canvas, known=known)
-    return await _draw(request, engine, spec, body, "image_edit", rendering)
+    return await _draw(request, server, engine, spec, body, "image_edit", rendering)
 
 
 # --- from the request ---------------------------------------------------------------------------
@@ -115,6 +118,7 @@ def _label(prompt: str, config: ModelConfig) -> int | str | None:
 
 async def _draw(
     request: Request,
+    server: Scanline,
     engine: Engine,
     spec: Spec,
     body: ImageOptions,
@@ -125,9 +129,18 @@ async def _draw(
         generation = engine.queue.submit(spec)
 
         def events(gone: asyncio.Task[None]) -> AsyncIterator[bytes]:
-            return stream_images(generation, gone, kind, rendering, body.partial_images or 0)
+            pool = server.pool_for(rendering.pixels(generation.config))
+            looks = body.partial_images or 0
+            return stream_images(generation, gone, kind, rendering, looks, pool)
 
         return stream_reply(request, engine, generation, events, grace=0)
     generation = await draw_to_end(request, engine, spec)
-    reply = await run_in_threadpool(ImagesReply.of, generation, rendering)
+    config = generation.config
+    pool = server.pool_for(rendering.pixels(config))
+    files: list[str] = []
+    async with client_of(request) as gone:
+        for image in generation.images:
+            pixels = image.read(0, config.pixels)
+            files.append(await pool.run(gone, rendering.encode, pixels, config))
+    reply = ImagesReply.of(generation, rendering, files)
     return json_reply(reply, {"X-Generation-ID": generation.id})

@@ -1,0 +1,87 @@
+"""What bodies and queries have in common: few fields, each known, and each sent once."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from json import JSONDecodeError
+from typing import Any
+
+from fastapi import Request
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic_core import PydanticCustomError
+
+from scanline.service.http.errors import ApiError
+
+MAX_FIELDS = 64
+
+
+class Body(BaseModel):
+    """A body, JSON or a form; null is as good as leaving a field out."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few_fields(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        if len(given) > MAX_FIELDS:  # pydantic builds an error for each that is unknown
+            raise PydanticCustomError(
+                "too_many_fields", f"there are {len(given):,} fields, and few that are known"
+            )
+        known = cls.model_fields
+        return {
+            name: value
+            for name, value in given.items()
+            if value is not None or name not in known or known[name].is_required()
+        }
+
+    @property
+    def chosen(self) -> set[str]:
+        """Name the fields that say something else than they do when left out."""
+        fields = type(self).model_fields
+        return {f for f in self.model_fields_set if getattr(self, f) != fields[f].default}
+
+
+def unreadable(cause: BaseException | None) -> str:
+    """Say what is wrong with a body of JSON that could not even be parsed."""
+    match cause:
+        case RecursionError():
+            reason = "it is nested too deeply"
+        case UnicodeDecodeError():
+            reason = "it is not UTF-8"
+        case JSONDecodeError():
+            reason = cause.msg
+        case ValueError():
+            reason = "a number in it has too many digits"
+        case _:
+            reason = "it does not parse"
+    return f"the body is not valid JSON: {reason}"
+
+
+def once_each(*lists: str) -> Callable[[Request], Awaitable[None]]:
+    """Give a dependency that refuses a form's field sent twice, but for ``lists``."""
+
+    async def check(request: Request) -> None:
+        form = await request.form()
+        for name in form:
+            if name not in lists and len(form.getlist(name)) > 1:
+                raise ApiError(400, f"{name}: send it once", param=name, code="too_many")
+
+    return check
+
+
+async def known_query(request: Request) -> None:
+    """Refuse a query parameter that the route does not know, or one sent twice."""
+    route: APIRoute = request.scope["route"]
+    known = [field.alias for field in route.dependant.query_params]
+    for name in request.query_params:
+        if name not in known:
+            what = f"there is {', '.join(known)}" if known else "there are none here"
+            raise ApiError(
+                400, f"{name}: there is no such query parameter; {what}",
+                param=name, code="extra_forbidden",
+            )  # fmt: skip
+        if len(request.query_params.getlist(name)) > 1:
+            raise ApiError(400, f"{name}: send it once", param=name, code="too_many")

@@ -1,0 +1,290 @@
+"""Clients' connections: what may come before a body is bounded, and so is every wait for them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import secrets
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import httptools
+from prometheus_client import Counter
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from scanline.service.http.errors import error_body
+from scanline.service.http.middleware.safe_headers import SAFE
+from scanline.service.http.unframed import UnframedCycle
+
+log = logging.getLogger("scanline.connections")
+
+MAX_URL = 8192  # bytes
+MAX_HEADERS = 100
+MAX_PIPELINED = 16  # requests sent before the first of them is answered
+LINGER_SECONDS = 2.0  # a refused client is heard out, so that it reads why it was refused
+SENT_BYTES = 16_384  # a client must take so much of a reply, or all of it, each `send_seconds`
+QUIET_SECONDS = 10.0  # between two log lines of connections turned away
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """What a connection may take: bytes of a head, seconds of each part, and how many there are."""
+
+    header_bytes: int = 32_768
+    header_seconds: float = 10.0
+    body_seconds: float = 60.0
+    send_seconds: float = 30.0
+    connections: int = 2000
+
+
+class Door:
+    """Whose requests are yet to come, and what is said of those who are turned away.
+
+    ``turned_away`` counts connections by reason, ``requests`` HTTP replies by route and status.
+    """
+
+    def __init__(self, bounds: Bounds, turned_away: Counter, requests: Counter) -> None:
+        self.bounds = bounds
+        self.owing: dict[Connection, None] = {}  # us a whole request, the longest first
+        self._turned_away, self._requests = turned_away, requests
+        self._said = -QUIET_SECONDS
+
+    def answered(self, status: int) -> None:
+        """Count a reply that no route gave."""
+        self._requests.labels("other", status).inc()
+
+    def turn_away(self, reason: str) -> None:
+        """Count a connection ended by the server, and log that there are too many, now and then."""
+        self._turned_away.labels(reason).inc()
+        now = time.monotonic()
+        if reason in ("full", "crowded") and now - self._said >= QUIET_SECONDS:
+            self._said = now
+            log.warning(
+                "all %d connections are taken: %s; raise SCANLINE_MAX_CONNECTIONS and the limit "
+                "on open files if these are honest clients",
+                self.bounds.connections,
+                "the longest idle is closed" if reason == "crowded" else "a new one is refused",
+            )
+
+
+class Connection(HttpToolsProtocol):
+    """uvicorn's connection, with bounds.
+
+    A head, a URL, trailers, or what lies between two pieces of a body may have so many bytes; a
+    head, a body and the client's reading of a reply may take so long. Refusals are JSON. Where
+    there is one connection too many, the one that owes us a request the longest makes room.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        door: Door,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._door, self._bounds = door, door.bounds
+        self._room = self._bounds.header_bytes  # bytes until the parser must have got somewhere
+        self._whole = True  # no message is half read
+        self._in_head = True
+        self._ended = False  # whatever else comes is not for us
+        self._refusal: tuple[int, str, str] | None = None
+        self._reading: asyncio.TimerHandle | None = None  # when the client must have sent
+        self._writing: asyncio.TimerHandle | None = None  # when it must have read
+        self._unsent = 0
+
+    # --- coming and going ---------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take a client, if need be in the place of one that asks for nothing."""
+        super().connection_made(transport)
+        transport.set_write_buffer_limits(0)  # writing is paused while anything is unsent
+        if len(self.connections) > self._bounds.connections:
+            if not self._door.owing:
+                self._door.turn_away("full")
+                self._refuse(503, "the server has all the connections it can take", "full")
+                transport.close()
+                return
+            longest = next(iter(self._door.owing))
+            del self._door.owing[longest]
+            self._door.turn_away("crowded")
+            longest.transport.abort()
+        self._door.owing[self] = None
+        self._expect(self._bounds.header_seconds)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the client."""
+        self._door.owing.pop(self, None)
+        self._expect(None)
+        self._sent()
+        super().connection_lost(exc)
+
+    # --- from the client ----------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what came, in pieces no larger than the parser may still take."""
+        if self._ended:
+            return
+        if self._reading is None and self._whole and not self._busy:
+            self._expect(self._bounds.header_seconds)
+        self._unset_keepalive_if_required()
+        at = 0
+        while at < len(data) and not self._ended and not self.transport.is_closing():
+            piece = data[at : at + self._room]
+            at += len(piece)
+            self._room -= len(piece)  # which whatever the parser makes of it sets back
+            try:
+                self.parser.feed_data(piece)
+            except httptools.HttpParserUpgrade as upgrade:
+                # It was answered as if nothing but HTTP/1.1 had been offered: go on behind it.
+                at += upgrade.args[0] - len(piece)
+            except httptools.HttpParserError:
+                refusal = (400, "this is not HTTP/1.1 as RFC 9112 has it", "malformed")
+                self._refuse(*(self._refusal or refusal))
+                return
+            if self._room <= 0:
+                most = f"over {self._bounds.header_bytes:,} bytes"
+                self._refuse(431, f"the headers are {most}; send fewer", "too_large")
+
+    def on_message_begin(self) -> None:
+        """Begin a request."""
+        super().on_message_begin()
+        self._whole, self._in_head = False, True
+
+    def on_url(self, url: bytes) -> None:
+        """Take a piece of the URL."""
+        super().on_url(url)
+        if len(self.url) > MAX_URL:
+            self._refusal = (414, f"the URL is over {MAX_URL:,} bytes; make it shorter", "too_long")
+            raise ValueError
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header; a trailer is left out, or it could pass for one."""
+        if not self._in_head:
+            return
+        super().on_header(name, value)
+        if len(self.headers) > MAX_HEADERS:
+            message = f"there are over {MAX_HEADERS} headers; send fewer"
+            self._refusal = (431, message, "too_many")
+            raise ValueError
+
+    def on_headers_complete(self) -> None:
+        """Start on a request, or queue it."""
+        self._in_head = False
+        self._room = self._bounds.header_bytes
+        if len(self.pipeline) >= MAX_PIPELINED:
+            raise ValueError
+        super().on_headers_complete()
+        if self.scope["http_version"] == "1.0":
+            self.cycle.__class__ = UnframedCycle
+        # A queued request is not read on, and so its body not late.
+        self._expect(None if self.pipeline else self._bounds.body_seconds)
+
+    def on_body(self, body: bytes) -> None:
+        """Take a piece of a body."""
+        self._room = self._bounds.header_bytes
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """Note that the request has come in whole."""
+        self._room = self._bounds.header_bytes
+        self._whole = self._in_head = True
+        if self._busy:
+            self._door.owing.pop(self, None)
+        # If it was answered before its end, uvicorn's wait for the next one was cut short.
+        self._expect(None if self._busy else self._bounds.header_seconds)
+        super().on_message_complete()
+
+    # --- to the client ------------------------------------------------------------------------
+
+    def on_response_complete(self) -> None:
+        """Go on with the next request, or wait for it."""
+        super().on_response_complete()
+        if not self._busy and not self.transport.is_closing():
+            self._door.owing[self] = None
+        if not self._whole:
+            bounds = self._bounds
+            self._expect(bounds.body_seconds if self._busy else bounds.header_seconds)
+
+    def pause_writing(self) -> None:
+        """Note that the client is behind with reading."""
+        super().pause_writing()
+        self._unsent = self.transport.get_write_buffer_size()
+        self._writing = self.loop.call_later(self._bounds.send_seconds, self._behind)
+
+    def resume_writing(self) -> None:
+        """Note that the client has read everything."""
+        super().resume_writing()
+        self._sent()
+
+    def _behind(self) -> None:
+        left = self.transport.get_write_buffer_size()
+        if left > self._unsent - SENT_BYTES:
+            self._door.turn_away("unread")
+            self.transport.abort()
+        else:
+            self._unsent = left
+            self._writing = self.loop.call_later(self._bounds.send_seconds, self._behind)
+
+    def _sent(self) -> None:
+        if self._writing is not None:
+            self._writing.cancel()
+            self._writing = None
+
+    # --- bounds -------------------------------------------------------------------------------
+
+    @property
+    def _busy(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _expect(self, seconds: float | None) -> None:
+        """Give the client so long to send what it is at, or as long as it likes."""
+        if self._reading is not None:
+            self._reading.cancel()
+        late = self._late
+        self._reading = None if seconds is None else self.loop.call_later(seconds, late)
+
+    def _late(self) -> None:
+        self._reading = None
+        self._door.turn_away("late")
+        if not self._busy and (self._whole or not self._in_head):  # nothing begun, or all said
+            self.transport.abort()
+        else:
+            what = "headers" if self._in_head else "body"
+            self._refuse(408, f"the request's {what} took too long; send it again", "timeout")
+
+    def _refuse(self, status: int, message: str, code: str) -> None:
+        """Say why in JSON, if no other reply is under way, and close."""
+        self._ended = True
+        if self._busy:
+            self.cycle.disconnected = True  # the application has lost its client
+            self.cycle.message_event.set()
+        if self.pipeline or (self._busy and self.cycle.response_started):
+            self.transport.abort()
+            return
+        request_id = f"req_{secrets.token_hex(12)}"
+        client = self.client[0] if self.client else ""
+        extra = {"request_id": request_id, "status": status, "client": client}
+        log.info("%s %s %s", status, message, request_id, extra=extra)
+        self._door.answered(status)
+        body = json.dumps(error_body(status, message, code=code)).encode()
+        headers = {
+            b"content-type": b"application/json",
+            b"content-length": str(len(body)).encode(),
+            b"connection": b"close",
+            b"x-request-id": request_id.encode(),
+            **{name.lower().encode(): value.encode() for name, value in SAFE.items()},
+        }
+        given = [*self.server_state.default_headers, *headers.items()]
+        head = b"".join(b"%s: %s\r\n" % header for header in given)
+        self.transport.write(STATUS_LINE[status] + head + b"\r\n" + body)
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._door.owing[self] = None  # nothing, but it may make room
+        self.loop.call_later(LINGER_SECONDS, self.transport.abort)

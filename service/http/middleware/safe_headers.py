@@ -1,0 +1,28 @@
+"""Headers that keep browsers from guessing and telling."""
+
+from __future__ import annotations
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+SAFE = {
+    "X-Content-Type-Options": "nosniff",  # what is JSON is never run as a script
+    "Referrer-Policy": "no-referrer",  # no link tells where it was followed
+}
+
+
+class SafeHeadersMiddleware:
+    """Add ``SAFE`` to every reply."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(SAFE)
+            await send(message)
+
+        await self.app(scope, receive, send_with_headers if scope["type"] == "http" else send)

@@ -1,0 +1,90 @@
+"""What people look at, the page and the documentation, and what browsers may do with them."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import re
+from pathlib import Path
+
+from anyio import to_thread
+from fastapi import FastAPI, Request
+from fastapi.openapi.docs import get_swagger_ui_html
+from fastapi.responses import FileResponse, HTMLResponse, Response
+from fastapi.staticfiles import StaticFiles
+from starlette.datastructures import Headers
+from starlette.types import Scope
+
+STATIC = Path(__file__).parent / "static"
+DOCS_STATIC = "/docs/static"  # where FastAPIOffline keeps Swagger's own files
+
+_ZIPPED = ("text/", "application/javascript", "image/svg")  # PNG would not get smaller
+
+
+class PageFiles(StaticFiles):
+    """Files that a browser asks for again when the server may have changed them, compressed."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory=directory)
+        self._zipped: dict[tuple[str, float], bytes] = {}
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        """Give a file; compressed once, for all who take it so."""
+        response = await super().get_response(path, scope)
+        response.headers["Cache-Control"] = "no-cache"
+        media = response.headers.get("content-type", "")
+        if not isinstance(response, FileResponse) or not media.startswith(_ZIPPED):
+            return response
+        response.headers["Vary"] = "Accept-Encoding"
+        if "gzip" not in Headers(scope=scope).get("accept-encoding", ""):
+            return response
+        changed = response.stat_result.st_mtime if response.stat_result else 0.0
+        file = (str(response.path), changed)
+        if file not in self._zipped:
+            data = await to_thread.run_sync(Path(response.path).read_bytes)
+            self._zipped[file] = await to_thread.run_sync(gzip.compress, data)
+        kept = ("content-type", "last-modified", "etag", "cache-control", "vary")
+        headers = {name: response.headers[name] for name in kept if name in response.headers}
+        headers |= {"Content-Encoding": "gzip", "etag": f"W/{headers.get('etag', '')}"}
+        return Response(self._zipped[file], headers=headers)
+
+
+def page_policy(scripts: str, styles: str, frame_ancestors: tuple[str, ...]) -> str:
+    """Give a Content-Security-Policy: nothing from elsewhere, framed only by these origins."""
+    framed = " ".join(frame_ancestors) or "'none'"
+    return (
+        f"default-src 'none'; script-src 'self' {scripts}; style-src 'self' {styles}; "
+        "img-src 'self' blob: data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+        f"frame-ancestors {framed}"
+    )
+
+
+def add_pages(app: FastAPI, frame_ancestors: tuple[str, ...]) -> None:
+    """Add the page, its files, and the documentation."""
+    policy = page_policy("", "", frame_ancestors)
+
+    @app.get("/", include_in_schema=False)
+    async def page() -> FileResponse:
+        headers = {"Content-Security-Policy": policy, "Cache-Control": "no-cache"}
+        return FileResponse(STATIC / "index.html", headers=headers)
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs(request: Request) -> HTMLResponse:
+        root = request.scope.get("root_path", "")
+        reply = get_swagger_ui_html(
+            openapi_url=f"{root}{app.openapi_url}",
+            title=f"{app.title} - Swagger UI",
+            swagger_js_url=f"{root}{DOCS_STATIC}/swagger-ui-bundle.js",
+            swagger_css_url=f"{root}{DOCS_STATIC}/swagger-ui.css",
+            swagger_favicon_url=f"{root}/static/icon.svg",
+        )
+        inline = re.findall(rb"<script>(.*?)</script>", bytes(reply.body), re.DOTALL)
+        digests = [base64.b64encode(hashlib.sha256(script).digest()).decode() for script in inline]
+        scripts = " ".join(f"'sha256-{digest}'" for digest in digests)
+        # Swagger writes styles into its elements.
+        policy = page_policy(scripts, "'unsafe-inline'", frame_ancestors)
+        reply.headers["Content-Security-Policy"] = policy
+        return reply
+
+    app.mount("/static", PageFiles(STATIC), name="static")

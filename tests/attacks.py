@@ -1,0 +1,291 @@
+"""Attacks on a server, and what they cost an innocent client: ``python -m tests.attacks``.
+
+Starts a server of the shipped ``mnist`` on the loopback (or takes ``--url`` and ``--pid``), lets
+each attack run on a few connections for a few seconds, and prints a table: how long one-image
+requests waited meanwhile, and the server's memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import math
+import multiprocessing
+import os
+import signal
+import socket
+import statistics
+import struct
+import subprocess
+import sys
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing.synchronize import Event
+from pathlib import Path
+
+import httpx
+from PIL import Image
+
+CONNECTIONS = 8
+PATIENCE = 2.0  # seconds that an attacker waits for a reply before it leaves
+
+
+@dataclass(frozen=True)
+class Attack:
+    """What one connection sends: ``first``, then ``again`` up to ``most`` bytes in all.
+
+    Then it reads for ``patience`` seconds, or until the server closes, and leaves.
+    """
+
+    first: bytes
+    again: bytes = b""
+    most: int = 0
+    patience: float = PATIENCE
+
+
+def _json(path: str, body: bytes) -> bytes:
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body
+
+
+def _form(path: str, pictures: list[bytes], **fields: object) -> bytes:
+    files = [("image", ("a", data, "image/png")) for data in pictures]
+    data = {name: str(value) for name, value in fields.items()}
+    request = httpx.Request("POST", f"http://x{path}", data=data, files=files)
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+    for name in ("Content-Type", "Content-Length"):
+        head += f"{name}: {request.headers[name]}\r\n"
+    return head.encode() + b"\r\n" + request.read()
+
+
+def _picture(side: int, kind: str = "PNG", mode: str = "L", **options: object) -> bytes:
+    buffer = io.BytesIO()
+    Image.new(mode, (side, side)).save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def _plain_ppm(side: int) -> bytes:
+    return b"P3\n%d %d\n255\n" % (side, side) + b"0 0 0\n" * side**2
+
+
+def _many_scans() -> bytes:
+    """Give a JPEG whose last scan comes thousands of times, each over all of it."""
+    data = _picture(3800, "JPEG", progressive=True)
+    last = data.rindex(b"\xff\xda")
+    return data[:last] + data[last:-2] * 3000 + data[-2:]
+
+
+def _many_chunks() -> bytes:
+    """Give a PNG of a great many empty chunks, which Pillow reads in Python."""
+    data = _picture(28)
+    end = data.index(b"IDAT") - 4
+    empty = struct.pack(">I", 0) + b"teSt" + struct.pack(">I", zlib.crc32(b"teSt"))
+    return data[:end] + empty * 500_000 + data[end:]
+
+
+CHUNKED = (
+    b"POST /v1/samples HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    b"Transfer-Encoding: chunked\r\n\r\n"
+)
+STREAM = json.dumps({"n": 64, "stream": True, "granularity": "pixel"}).encode()
+MOST = 50_000_000
+
+ATTACKS: dict[str, Callable[[], Attack]] = {
+    "endless header lines": lambda: Attack(
+        b"GET / HTTP/1.1\r\nHost: x\r\n", b"X-A: b\r\n" * 8000, MOST
+    ),
+    "one endless header": lambda: Attack(b"GET / HTTP/1.1\r\nX-A: ", b"b" * 65536, MOST),
+    "endless URL": lambda: Attack(b"GET /", b"b" * 65536, MOST),
+    "endless trailers": lambda: Attack(CHUNKED + b"0\r\n", b"X-A: b\r\n" * 8000, MOST),
+    "endless chunk extension": lambda: Attack(CHUNKED + b"1;a=", b"b" * 65536, MOST),
+    "pipelined requests": lambda: Attack(
+        b"", b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n" * 1000, MOST, 0.1
+    ),
+    "JSON, 590 KB of wrong values": lambda: Attack(
+        _json("/v1/distribution", b'{"values":[' + b"-1," * 196_000 + b"-1]}")
+    ),
+    "JSON, 9.5 MB of unknown keys": lambda: Attack(_json("/v1/samples", _keys(9_500_000))),
+    "JSON, 0.9 MB of unknown keys": lambda: Attack(_json("/v1/samples", _keys(900_000))),
+    "JSON, 0.9 MB of empty lists": lambda: Attack(
+        _json("/v1/distribution", b'{"values":[' + b"[]," * 300_000 + b"[]]}")
+    ),
+    "PNG of 4096² pixels, cover": lambda: Attack(
+        _form("/v1/completions", [_picture(4096)], fit="cover", known_rows=1)
+    ),
+    "PNG of 2000² pixels, cover": lambda: Attack(
+        _form("/v1/completions", [_picture(2000, mode="RGBA")], fit="cover", known_rows=1)
+    ),
+    "PNG of 4096² pixels, exact": lambda: Attack(
+        _form("/v1/completions", [_picture(4096)], known_rows=1)
+    ),
+    "JPEG of 4000² pixels, 3,000 scans": lambda: Attack(
+        _form("/v1/completions", [_many_scans()], fit="cover", known_rows=1)
+    ),
+    "PNG of 500,000 chunks": lambda: Attack(
+        _form("/v1/completions", [_many_chunks()], fit="cover", known_rows=1)
+    ),
+    "plain PPM of 7 MB": lambda: Attack(
+        _form("/v1/completions", [_plain_ppm(1080)], fit="cover", known_rows=1)
+    ),
+    "score of 24 PNG of 2000² pixels, left after 1 s": lambda: Attack(
+        _form("/v1/score", [_picture(2000, mode="RGBA")] * 24, fit="cover"), patience=1.0
+    ),
+    "score of 256 pictures, left after 1 s": lambda: Attack(
+        _form("/v1/score", [_picture(28)] * 256), patience=1.0
+    ),
+    "64 images of 2044² pixels": lambda: Attack(_enlarged(64, 2044)),
+    "4 images of 2044² pixels": lambda: Attack(_enlarged(4, 2044)),
+    "256 images of 280² pixels": lambda: Attack(_enlarged(256, 280)),
+    "half a head": lambda: Attack(b"GET / HTTP/1.1\r\nHost", patience=60),
+    "half a body": lambda: Attack(_json("/v1/samples", b"{" * 100)[:-1], patience=60),
+    "streams of 64 images, unread": lambda: Attack(_json("/v1/samples", STREAM), patience=0),
+}
+
+
+def _keys(size: int) -> bytes:
+    return b"{" + b",".join(b'"%07d":0' % j for j in range(size // 12)) + b"}"
+
+
+def _enlarged(n: int, side: int) -> bytes:
+    body = {"prompt": "", "n": n, "size": f"{side}x{side}", "output_format": "webp"}
+    return _json("/v1/images/generations", json.dumps(body).encode())
+
+
+def shoot(address: tuple[str, int], attack: Attack, stop: Event) -> bytes:
+    """Attack once over one connection; gives what came back, if anything."""
+    received = b""
+    with contextlib.suppress(OSError), socket.create_connection(address, timeout=5) as connection:
+        with contextlib.suppress(OSError):
+            connection.sendall(attack.first)
+            for _ in range(attack.most // max(len(attack.again), 1)):
+                if stop.is_set():
+                    return received
+                connection.sendall(attack.again)
+        until = time.monotonic() + attack.patience
+        connection.settimeout(0.05)
+        while time.monotonic() < until and not stop.is_set():
+            with contextlib.suppress(TimeoutError):
+                if not (part := connection.recv(65536)):
+                    break
+                received = (received + part)[:4096]
+    return received
+
+
+def keep_attacking(address: tuple[str, int], name: str, connections: int, stop: Event) -> None:
+    """Attack again and again over so many connections at once, until ``stop``."""
+    attack = ATTACKS[name]()
+
+    def go_on() -> None:
+        while not stop.is_set():
+            shoot(address, attack, stop)
+
+    threads = [threading.Thread(target=go_on) for _ in range(connections)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+@contextlib.contextmanager
+def under_attack(
+    address: tuple[str, int], name: str, connections: int = CONNECTIONS
+) -> Iterator[None]:
+    """Let an attack run, from a process of its own, inside the block."""
+    spawn = multiprocessing.get_context("spawn")
+    stop = spawn.Event()
+    process = spawn.Process(target=keep_attacking, args=(address, name, connections, stop))
+    process.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        process.join()
+
+
+def waits_of_innocent(url: str, seconds: float, body: dict[str, object]) -> list[float]:
+    """Ask for one image again and again, over a new connection each; seconds that each took."""
+    waits: list[float] = []
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends:
+        began = time.monotonic()
+        try:
+            reply = httpx.post(f"{url}/v1/samples", json=body, timeout=60)
+            waits.append(time.monotonic() - began if reply.status_code == 200 else math.inf)
+        except httpx.TransportError:
+            waits.append(math.inf)
+        time.sleep(0.02)
+    return waits
+
+
+def memory(pid: int) -> float:
+    """Give a process's memory now, in MB."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) / 1000
+    return math.nan
+
+
+@contextlib.contextmanager
+def own_server() -> Iterator[tuple[str, int]]:
+    """Serve the shipped mnist in a process of its own: its address and process number."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "scanline.service", "serve", "--port", str(port)]
+    environment = os.environ | {"SCANLINE_LOG_LEVEL": "error"}
+    with subprocess.Popen([*command, "--models", "mnist"], env=environment) as process:
+        url = f"http://127.0.0.1:{port}"
+        try:
+            for _ in range(1200):
+                with contextlib.suppress(httpx.TransportError):
+                    if httpx.get(f"{url}/readyz").status_code == 200:
+                        break
+                time.sleep(0.1)
+            yield url, process.pid
+        finally:
+            process.send_signal(signal.SIGTERM)
+
+
+def report(url: str, pid: int, names: list[str], seconds: float) -> None:
+    """Print a line for each attack: median and longest wait, refusals, memory after it."""
+    address = httpx.URL(url)
+    where = (address.host, address.port or 80)
+
+    def line(name: str, waits: list[float]) -> None:
+        middle, longest = statistics.median(waits), max(waits)
+        print(f"| {name} | {middle:.3f} | {longest:.3f} | {len(waits)} | {memory(pid):,.0f} |")
+
+    print("| attack | median wait, s | longest wait, s | requests | memory, MB |")
+    print("|---|---|---|---|---|", flush=True)
+    waits_of_innocent(url, 1, {"seed": 1})
+    line("none", waits_of_innocent(url, seconds, {"seed": 1}))
+    for name in names:
+        with under_attack(where, name):
+            time.sleep(1)  # to begin
+            line(name, waits_of_innocent(url, seconds, {"seed": 1}))
+        sys.stdout.flush()
+        time.sleep(1)
+
+
+def main() -> None:
+    """Attack as the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--url", help="a server that runs already")
+    parser.add_argument("--pid", type=int, help="its process")
+    parser.add_argument("--seconds", type=float, default=6.0)
+    parser.add_argument("names", nargs="*", help="some attacks only")
+    given = parser.parse_args()
+    names = given.names or list(ATTACKS)
+    if given.url:
+        report(given.url, given.pid, names, given.seconds)
+    else:
+        with own_server() as (url, pid):
+            report(url, pid, names, given.seconds)
+
+
+if __name__ == "__main__":
+    main()

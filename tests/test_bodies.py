@@ -1,0 +1,125 @@
+"""Bodies and queries that are wrong, odd or hostile: a clear 400, soon, and nobody else waits."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.service_fixtures import DEADLINE, build, check_error, encode, listening, random_picture
+
+JSON = {"Content-Type": "application/json"}
+LIMIT = 100_000  # bytes of JSON
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[httpx.Client]:
+    scanline, app = build({"max_json": LIMIT})
+    with (
+        listening(app, lambda: scanline.ready) as url,
+        httpx.Client(base_url=url, timeout=DEADLINE) as client,
+    ):
+        yield client
+
+
+@pytest.mark.parametrize("path", ["/v1/samples", "/v1/distribution", "/v1/images/edits"])
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b"[" * 990, "nested too deeply"),
+        (b'{"model": "\xff\xfe"}', "not UTF-8"),
+        (b'{"seed": ' + b"1" * 5000 + b"}", "too many digits"),
+        (b'{"seed": 1', "not valid JSON"),
+    ],
+)
+def test_json_that_cannot_be_read_is_400_and_says_why(
+    client: httpx.Client, path: str, body: bytes, says: str
+) -> None:
+    reply = client.post(path, content=body, headers=JSON)
+    assert says in check_error(reply, 400, "json_invalid")
+
+
+def test_many_wrong_values_make_one_error(client: httpx.Client) -> None:
+    reply = client.post("/v1/distribution", json={"values": [-1] * 20_000})
+    message = check_error(reply, 400, "greater_than_equal", "values")
+    assert message.count("values") == 1
+
+
+@pytest.mark.parametrize("path", ["/v1/samples", "/v1/images/generations", "/v1/images/edits"])
+def test_many_unknown_fields_make_one_error(client: httpx.Client, path: str) -> None:
+    reply = client.post(path, json={f"x{j}": 0 for j in range(900)})
+    assert "900 fields" in check_error(reply, 400, "too_many_fields")
+
+
+@pytest.mark.parametrize("hoard", [b"[" * 50_000, b'{"":' * 20_000, b"[]," * 30_000])
+def test_json_of_a_great_many_parts_is_not_parsed(client: httpx.Client, hoard: bytes) -> None:
+    for path in ("/v1/distribution", "/v1/images/edits"):
+        reply = client.post(path, content=b'{"values":[' + hoard, headers=JSON)
+        assert "lists, objects and names" in check_error(reply, 413, "too_large")
+
+
+def test_json_has_a_smaller_limit_than_forms(client: httpx.Client) -> None:
+    large = "x" * LIMIT
+    for path in ("/v1/samples", "/v1/images/edits"):
+        message = check_error(client.post(path, json={"model": large}), 413, "too_large")
+        assert "multipart/form-data" in message
+    files = {"image": encode(random_picture()) + large.encode()}
+    reply = client.post("/v1/completions", files=files, data={"known_rows": "1"})
+    assert reply.status_code == 200, reply.text
+
+
+def test_a_compressed_body_is_415(client: httpx.Client) -> None:
+    body = gzip.compress(json.dumps({"seed": 1}).encode())
+    reply = client.post("/v1/samples", content=body, headers=JSON | {"Content-Encoding": "gzip"})
+    check_error(reply, 415, "unsupported_encoding")
+    assert reply.headers["accept-encoding"] == "identity"
+    plain = client.post("/v1/samples", json={"seed": 1}, headers={"Content-Encoding": "identity"})
+    assert plain.status_code == 200
+
+
+def test_null_and_defaults_are_as_good_as_nothing(client: httpx.Client) -> None:
+    plain = client.post("/v1/samples", json={"seed": 1}).json()
+    named = client.post(
+        "/v1/samples",
+        json={"seed": 1, "n": None, "model": None, "label": None, "temperature": None,
+              "stream": None, "granularity": "auto", "output": "png"},
+    )  # fmt: skip
+    assert named.status_code == 200, named.text
+    assert named.json()["images"] == plain["images"]
+    as_png = client.post(
+        "/v1/samples", json={"output": "png", "granularity": None}, headers={"Accept": "image/png"}
+    )
+    assert as_png.status_code == 200
+    row = client.post("/v1/samples", json={"granularity": "row"})
+    check_error(row, 400, param="granularity")
+    check_error(client.post("/v1/samples", json={"colour": None}), 400, "extra_forbidden", "colour")
+    check_error(client.post("/v1/distribution", json={"values": None}), 400, param="values")
+
+
+def test_a_field_sent_twice_is_refused(client: httpx.Client) -> None:
+    picture = ("a.png", encode(random_picture()), "image/png")
+    twice = client.post(
+        "/v1/completions", files=[("image", picture), ("image", picture)], data={"known_rows": "1"}
+    )
+    check_error(twice, 400, "too_many", "image")
+    rows = client.post("/v1/completions", files={"image": picture}, data={"known_rows": ["1", "2"]})
+    check_error(rows, 400, "too_many", "known_rows")
+    both = client.post("/v1/score", files=[("image", picture)] * 2, data={"label": "one"})
+    assert both.status_code == 200, both.text
+    labels = client.post("/v1/score", files={"image": picture}, data={"label": ["one", "zero"]})
+    check_error(labels, 400, "too_many", "label")
+
+
+def test_an_unknown_query_parameter_is_refused(client: httpx.Client) -> None:
+    drawn = client.post("/v1/samples", json={"seed": 1}).json()["id"]
+    for path in ("/v1/models?limit=1", "/v1/models/grey?x="):
+        check_error(client.get(path), 400, "extra_forbidden")
+    check_error(client.post("/v1/samples?n=4", json={}), 400, "extra_forbidden", "n")
+    reply = client.get(f"/v1/generations/{drawn}?outptu=values")
+    assert "there is output" in check_error(reply, 400, "extra_forbidden", "outptu")
+    assert client.get(f"/v1/generations/{drawn}?output=values").status_code == 200
+    reply = client.get(f"/v1/generations/{drawn}?output=values&output=png")
+    check_error(reply, 400, "too_many", "output")

@@ -1,0 +1,234 @@
+"""What pictures and scores may cost others: refused by their headers, in turn, for who is there."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+
+from scanline.service.api import routes
+from scanline.service.api import score as scores
+from scanline.service.openai import rendering
+from scanline.service.pictures import read_upload
+from scanline.service.server import Scanline
+from tests.attacks import ATTACKS, under_attack
+from tests.service_fixtures import (
+    DEADLINE,
+    build,
+    check_error,
+    encode,
+    idle,
+    listening,
+    random_picture,
+    until,
+)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[tuple[Scanline, httpx.Client]]:
+    scanline, app = build({"max_images": 64})
+    with (
+        listening(app, lambda: scanline.ready) as url,
+        httpx.Client(base_url=url, timeout=DEADLINE) as client,
+    ):
+        yield scanline, client
+        until(lambda: idle(scanline), "an idle server")
+
+
+@pytest.fixture
+def client(server: tuple[Scanline, httpx.Client]) -> httpx.Client:
+    return server[1]
+
+
+def complete(client: httpx.Client, data: bytes, fit: str = "cover") -> httpx.Response:
+    fields = {"fit": fit, "known_rows": "1"}
+    return client.post("/v1/completions", files={"image": data}, data=fields)
+
+
+def plain_ppm(side: int) -> bytes:
+    return b"P3\n%d %d\n255\n" % (side, side) + b"7 7 7\n" * side**2
+
+
+def test_pictures_are_refused_by_their_headers(client: httpx.Client) -> None:
+    def cut(width: int, height: int, kind: str = "PNG") -> bytes:
+        return encode(Image.new("L", (width, height)), kind)[:200]  # its pixels are not there
+
+    exact = check_error(complete(client, cut(1900, 1900), "exact"), 400, "invalid_image")
+    assert "1900 × 1900" in exact
+    assert "send that size" in exact
+    large = check_error(complete(client, cut(2100, 2100)), 400, "invalid_image")
+    assert "more than 4,000,000" in large
+    mask = client.post(
+        "/v1/completions", files={"image": encode(random_picture()), "mask": cut(900, 900)}
+    )
+    assert "the mask is 900 × 900" in check_error(mask, 400, "invalid_image", "mask")
+    edit = client.post(
+        "/v1/images/edits", files={"image": cut(900, 901)}, data={"prompt": "", "model": "grey"}
+    )
+    assert "900 × 901" in check_error(edit, 400, "invalid_image")
+
+
+def test_what_takes_long_to_decode_is_refused(client: httpx.Client) -> None:
+    slow = check_error(complete(client, plain_ppm(300)), 400, "invalid_image")
+    assert "takes too long to read; save it as PNG" in slow
+    assert complete(client, plain_ppm(100)).status_code == 200
+    progressive = encode(random_picture().resize((64, 64)), "JPEG", progressive=True)
+    last = progressive.rindex(b"\xff\xda")
+    many = progressive[:last] + progressive[last:-2] * 100 + progressive[-2:]
+    assert "scans" in check_error(complete(client, many), 400, "invalid_image")
+    assert complete(client, progressive).status_code == 200
+
+
+def test_a_photograph_is_made_smaller_while_it_is_decoded(client: httpx.Client) -> None:
+    grey = Image.linear_gradient("L").resize((4000, 3000))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # on its side
+    assert complete(client, encode(grey, "JPEG", exif=exif)).status_code == 200
+    assert complete(client, encode(grey.resize((4200, 4200)), "JPEG")).status_code == 400
+    photo = encode(grey, "JPEG")
+    reply = client.post("/v1/score", files={"image": photo}, data={"fit": "cover"}).json()
+    small = encode(grey.resize((50, 60)))
+    other = client.post("/v1/score", files={"image": small}, data={"fit": "cover"}).json()
+    assert reply["data"][0]["bits_per_dim"] == pytest.approx(
+        other["data"][0]["bits_per_dim"], rel=0.1
+    )
+
+
+def test_uploads_and_replies_do_not_wait_for_each_other(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+
+    def hold(*arguments: Any) -> Any:
+        go_on.wait(DEADLINE)
+        return read_upload(*arguments)
+
+    monkeypatch.setattr(routes, "read_upload", hold)
+    with ThreadPoolExecutor(8) as pool:
+        uploads = [pool.submit(complete, client, encode(random_picture())) for _ in range(8)]
+        replies = [client.post("/v1/samples", json={}) for _ in range(3)]
+        assert [reply.status_code for reply in replies] == [200] * 3
+        assert not any(upload.done() for upload in uploads)
+        go_on.set()
+        assert {upload.result().status_code for upload in uploads} == {200}
+
+
+class Measuring:
+    """Hold every piece of scoring until it is let go; ``rows`` has the first value of each."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+        self.go_on = threading.Semaphore(0)
+
+    def __call__(self, network: Any, canvases: Any, label: int) -> Any:
+        assert len(canvases) == 1
+        self.rows.append(int(canvases[0].ravel()[0]))
+        assert self.go_on.acquire(timeout=DEADLINE)
+        return np.ones(canvases.shape[:2], np.float32)
+
+
+@pytest.fixture
+def measuring(monkeypatch: pytest.MonkeyPatch) -> Measuring:
+    held = Measuring()
+    monkeypatch.setattr(scores, "STEPS_AT_ONCE", 1)
+    monkeypatch.setattr(scores, "pixel_bits", held)
+    return held
+
+
+def grey(value: int) -> tuple[str, bytes]:
+    return ("image", encode(Image.new("L", (5, 6), value)))
+
+
+def test_scores_take_turns(server: tuple[Scanline, httpx.Client], measuring: Measuring) -> None:
+    scanline, client = server
+    with ThreadPoolExecutor(2) as pool:
+        long = pool.submit(client.post, "/v1/score", files=[grey(1)] * 6)
+        until(lambda: measuring.rows == [1])
+        short = pool.submit(client.post, "/v1/score", files=[grey(2)])
+        until(lambda: scanline.measuring.queued == 1)
+        for _ in range(7):
+            measuring.go_on.release()
+        assert long.result().status_code == short.result().status_code == 200
+    assert measuring.rows == [1, 2, 1, 1, 1, 1, 1]
+
+
+def test_nothing_is_scored_for_a_client_that_left(
+    client: httpx.Client, measuring: Measuring
+) -> None:
+    request = client.build_request("POST", "/v1/score", files=[grey(3)] * 20)
+    head = f"POST /v1/score HTTP/1.1\r\nHost: x\r\nContent-Type: {request.headers['content-type']}"
+    body = request.read()
+    url = client.base_url
+    with socket.create_connection((url.host, url.port or 0)) as leaver:
+        leaver.sendall(f"{head}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+        until(lambda: measuring.rows == [3])
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(client.post, "/v1/score", files=[grey(4)])
+        for _ in range(30):
+            measuring.go_on.release()
+        assert other.result().status_code == 200
+    assert measuring.rows.count(3) < 20
+    assert measuring.rows[-1] == 4
+
+
+def test_enlarged_replies_have_a_bound_that_the_error_names(client: httpx.Client) -> None:
+    large = {"prompt": "", "model": "grey", "n": 64, "size": "1700x2040", "output_format": "webp"}
+    message = check_error(client.post("/v1/images/generations", json=large), 400, param="size")
+    assert "20,000,000" in message
+    assert "at most 5 of this size" in message
+    looks = large | {"n": 3, "stream": True, "partial_images": 1}
+    check_error(client.post("/v1/images/generations", json=looks), 400, "too_many", "size")
+    plain = large | {"n": 2, "size": "auto"}
+    assert client.post("/v1/images/generations", json=plain).status_code == 200
+
+
+def test_an_enlarged_reply_is_not_encoded_for_a_client_that_left(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[int] = []
+    go_on = threading.Semaphore(0)
+
+    def hold(*arguments: object) -> str:
+        begun.append(1)
+        assert go_on.acquire(timeout=DEADLINE)
+        return ""
+
+    monkeypatch.setattr(rendering.Rendering, "encode", hold)
+    body = b'{"prompt": "", "model": "grey", "n": 10, "size": "600x720"}'
+    url = client.base_url
+    with socket.create_connection((url.host, url.port or 0)) as leaver:
+        leaver.sendall(
+            b"POST /v1/images/generations HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
+        )
+        until(lambda: begun)
+    with ThreadPoolExecutor(1) as pool:
+        small = {"prompt": "", "model": "grey", "size": "600x720"}
+        other = pool.submit(client.post, "/v1/images/generations", json=small)
+        for _ in range(20):
+            go_on.release()
+        assert other.result().status_code == 200
+    assert len(begun) < 11
+
+
+QUICK = ("one endless header", "JSON, 590 KB of wrong values", "PNG of 4096² pixels, cover",
+         "score of 256 pictures, left after 1 s", "half a head")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in ATTACKS]
+)
+def test_an_innocent_client_is_served_during_an_attack(client: httpx.Client, name: str) -> None:
+    url = client.base_url
+    with under_attack((url.host, url.port or 0), name, connections=4):
+        for _ in range(5):
+            with contextlib.closing(httpx.Client(base_url=url, timeout=DEADLINE)) as innocent:
+                assert innocent.post("/v1/samples", json={}).status_code == 200

@@ -1,0 +1,83 @@
+"""The end of a server: requests in flight are finished, or told in words that they are not."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from scanline.service.api import replies
+from scanline.service.server import Process, Scanline
+from scanline.service.serving import configure
+from tests.service_fixtures import DEADLINE, build, check_error, until
+
+FLUSH = 1  # seconds that uvicorn gives to what is still open once the drain is over
+
+
+@contextlib.contextmanager
+def process(drain_seconds: float) -> Iterator[tuple[Process, Scanline, httpx.Client]]:
+    scanline, app = build({"drain_seconds": drain_seconds})
+    server = Process(configure(app, scanline, flush=FLUSH), scanline)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        until(lambda: server.started and scanline.ready, "the server's start")
+        port = server.servers[0].sockets[0].getsockname()[1]
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=DEADLINE) as client:
+            yield server, scanline, client
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.fixture
+def encoding(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+    """Hold every PNG while it is encoded: events that one is, and that it may go on."""
+    held, go_on = threading.Event(), threading.Event()
+    encode: Any = replies.to_png  # type: ignore[attr-defined]
+
+    def hold(*arguments: Any) -> bytes:
+        held.set()
+        go_on.wait(DEADLINE)
+        data: bytes = encode(*arguments)
+        return data
+
+    monkeypatch.setattr(replies, "to_png", hold)
+    return held, go_on
+
+
+def test_a_reply_being_encoded_is_waited_for(
+    encoding: tuple[threading.Event, threading.Event],
+) -> None:
+    held, go_on = encoding
+    with process(DEADLINE) as (server, scanline, client), ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(client.post, "/v1/samples", json={"seed": 1})
+        assert held.wait(DEADLINE)
+        server.handle_exit(signal.SIGTERM, None)
+        until(lambda: not any(m.engine.alive for m in scanline.models.values()), "closed engines")
+        time.sleep(2 * FLUSH)  # by when it would have been cut off
+        assert httpx.get(f"{client.base_url}/readyz").status_code == 503
+        go_on.set()
+        assert asked.result().status_code == 200
+        until(lambda: server.should_exit, "the end")
+
+
+def test_what_takes_longer_than_the_drain_is_told_so(
+    encoding: tuple[threading.Event, threading.Event],
+) -> None:
+    held, go_on = encoding
+    with process(0.1) as (server, _, client), ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(client.post, "/v1/samples", json={"seed": 1})
+        assert held.wait(DEADLINE)
+        server.handle_exit(signal.SIGTERM, None)
+        reply = asked.result()
+        go_on.set()
+        check_error(reply, 503, "closing")
+        assert "send the request again" in reply.text
