@@ -112,7 +112,9 @@ def mixture_log_probs(
     warmer = tl.log(heat)
     for i_m in range(M):
         weight = tl.load(p_parameters + i_m) / heat
-        for earlier in tl.static_range(c):  # the components' weights given the values before (Bayes)
+        for earlier in tl.static_range(
+            c
+        ):  # the components' weights given the values before (Bayes)
             mean, log_scale = component(
                 p_parameters, i_m, first, second, earlier, C, M, MIN_LOG_SCALE
             )

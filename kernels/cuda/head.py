@@ -29,9 +29,7 @@ from scanline.kernels.cuda.state import row_of
 
 
 @triton.jit
-def logits(
-    p_parameters, p_tables, first, second, c: tl.constexpr, LEVELS: tl.constexpr
-):
+def logits(p_parameters, p_tables, first, second, c: tl.constexpr, LEVELS: tl.constexpr):
     """Give a channel's logits, given the earlier channels' values."""
     o_level = tl.arange(0, LEVELS)
     b_logit = tl.load(p_parameters + c * LEVELS + o_level)

@@ -120,9 +120,7 @@ def allocate_weights(s: Sizes, device: torch.device | str) -> dict[str, Tensor]:
     for name, size in vectors.items():
         weights[name] = torch.empty(size, device=device)
     for name, matrix in products.items():
-        weights[f"{name}.weight"] = torch.empty(
-            matrix, device=device, dtype=s.dtype_of(name)
-        )
+        weights[f"{name}.weight"] = torch.empty(matrix, device=device, dtype=s.dtype_of(name))
         weights[f"{name}.bias"] = torch.empty(matrix[0], device=device)
     return weights
 
