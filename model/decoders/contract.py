@@ -218,9 +218,22 @@ class Decoder(ABC):
         return rows
 
 
+# What every backend takes any value of that a config may have.
+_SIZES = {
+    "height", "width", "channels", "first_value", "classes", "n_layers", "n_heads", "d_model",
+    "d_ff",
+}  # fmt: skip
+
+
 def refuse_unknown(config: ModelConfig, known: Mapping[str, Sequence[object]]) -> str | None:
-    """Name the first option whose value is not among those a backend knows; None if all are."""
-    for name, values in known.items():
-        if (value := getattr(config, name)) not in values:
-            return f"{name} {value!r} (it knows {', '.join(map(str, values))})"
+    """Name the first option that a backend does not know; None if it knows them all.
+
+    ``known`` gives its values of each option. An option that is not among them may have its default
+    alone: so one that a backend was never told of is refused, not ignored.
+    """
+    for field in fields(config):
+        value = getattr(config, field.name)
+        values = known.get(field.name, (field.default,))
+        if field.name not in _SIZES and value not in values:
+            return f"{field.name} {value!r} (it knows {', '.join(map(str, values))})"
     return None
