@@ -46,6 +46,12 @@ def run(*command: object, cwd: Path, **environment: str) -> str:
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input")
 
 
+def page_in(service: Path) -> set[str]:
+    """Give the files of the page that lie below a folder."""
+    static = service / "static"
+    return {str(path.relative_to(static)) for path in static.rglob("*.*")}
+
+
 def test_it_draws_from_a_wheel_beside_other_peoples_modules(source: Path, tmp_path: Path) -> None:
     options = ["--no-deps", "--no-build-isolation", "--no-index", "--verbose"]
     run(*PIP, "wheel", ".", *options, "--wheel-dir", tmp_path, cwd=source)
@@ -62,9 +68,10 @@ def test_it_draws_from_a_wheel_beside_other_peoples_modules(source: Path, tmp_pa
     run(*command, *options, cwd=elsewhere, **settings)
     with Image.open(elsewhere / "seven.png") as picture:
         assert picture.size == (28, 28)
-    where = "import scanline.service.app as app; print(app.__file__, app.STATIC.is_dir())"
+    where = "import scanline.service.app as app; print(app.__file__)"
     said = run(sys.executable, "-c", where, cwd=elsewhere, **settings)
-    assert said == f"{installed / 'scanline' / 'service' / 'app.py'} True\n"
+    assert said == f"{installed / 'scanline' / 'service' / 'app.py'}\n"
+    assert page_in(installed / "scanline" / "service") == page_in(ROOT / "service")
     for folder in ("kernels", "model", "service"):
         assert (installed / "scanline" / folder / "py.typed").exists()
     cards = {path.stem for path in (installed / "scanline" / "weights").glob("*.md")}
