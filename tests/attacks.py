@@ -178,6 +178,7 @@ def shoot(address: tuple[str, int], attack: Attack, stop: Event) -> bytes:
 
 def keep_attacking(address: tuple[str, int], name: str, connections: int, stop: Event) -> None:
     """Attack again and again over so many connections at once, until ``stop``."""
+    os.nice(10)  # attackers have machines of their own: what is measured is the server's share
     attack = ATTACKS[name]()
 
     def go_on() -> None:

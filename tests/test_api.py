@@ -28,7 +28,7 @@ from scanline.model.config import ModelConfig
 from scanline.model.decoders.contract import Inputs
 from scanline.model.decoders.reference import ReferenceDecoder
 from scanline.model.noise import image_noise, image_seed
-from scanline.service.api.events import stream_events
+from scanline.service.api.events import LAST_EVENT, stream_events
 from scanline.service.api.requests import Granularity
 from scanline.service.app import create_app
 from scanline.service.engine import Engine
@@ -377,7 +377,7 @@ def check_stream(events: list[Event], config: ModelConfig, resumed: bool = False
     assert names.count("completed") == 1
     ids = [int(e.id) for e in events if e.id is not None]
     assert ids == sorted(set(ids))
-    assert all((e.id is not None) == (e.name == "pixels") for e in events)
+    assert all((e.id is not None) == (e.name in ("pixels", "completed")) for e in events)
     images = [event for event in events if event.name == "image"]
     drawn = rebuild(events, config)
     assert sorted(drawn) == sorted(image.data["index"] for image in images)
@@ -475,6 +475,9 @@ def test_a_dropped_stream_is_resumed_and_rebuilds_exactly(holding: tuple[Here, H
         over = here.client.get(url, params={"granularity": granularity})
         assert len(check_stream(parse_sse(over.content), GREY)) == 2
     check_error(here.client.get(url, headers={"Last-Event-ID": "x"}), 400, None, "last-event-id")
+    # An EventSource asks again after the end, with the last id that it saw, until there is a 204.
+    ended = here.client.get(url, headers={"Last-Event-ID": third[-1].id or ""})
+    assert (ended.status_code, ended.content) == (204, b"")
 
 
 def test_a_stream_misses_nothing_that_happens_while_it_sends(
@@ -565,7 +568,7 @@ def test_a_long_replay_comes_in_several_events() -> None:
         events = asyncio.run(read(granularity))
         check_stream(events, config, resumed=True)
         ids = [int(event.id) for event in events if event.id is not None]
-        assert ids == [42, 43, 44]
+        assert ids == [42, 43, 44, LAST_EVENT]
         drawn = rebuild(events, config)
         np.testing.assert_array_equal(np.stack([drawn[j] for j in range(10)]), pixels)
 

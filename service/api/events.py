@@ -17,6 +17,7 @@ from scanline.service.http.errors import error_reply
 from scanline.service.http.sse import KEEP_ALIVE, sse_event
 from scanline.service.http.waiting import news
 
+LAST_EVENT = 2**53 - 1  # the id of a stream's end: whoever names it has seen all
 EVENTS_PER_SECOND = 60
 PIXELS_PER_EVENT = 4096  # of many images; one image is never split
 KEEP_ALIVE_SECONDS = 15.0
@@ -91,7 +92,8 @@ async def stream_events(
 
     ``started`` opens a stream that is not resumed; then ``pixels`` as they are drawn, ``image``
     as each is finished, its pixels as ``output`` says, and ``completed`` or ``error`` at the end.
-    Comments keep an idle connection open. Raises ``ClientGoneError`` when the client leaves.
+    The last event's id is ``LAST_EVENT``. Comments keep an idle connection open. Raises
+    ``ClientGoneError`` when the client leaves.
     """
     sequence, loop = last_event_id or 0, asyncio.get_running_loop()
     if last_event_id is None:
@@ -119,9 +121,11 @@ async def stream_events(
         if sequence > before:
             await asyncio.sleep(max(0.0, sent + 1 / EVENTS_PER_SECOND - loop.time()))
     if generation.error:
-        yield sse_event("error", error_reply(500, generation.error, code="generation_failed"))
+        failure = error_reply(500, generation.error, code="generation_failed")
+        yield sse_event("error", failure, LAST_EVENT)
     else:
-        yield sse_event("completed", Completed(id=generation.id, usage=Usage.of(generation)))
+        over = Completed(id=generation.id, usage=Usage.of(generation))
+        yield sse_event("completed", over, LAST_EVENT)
 
 
 @dataclass

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Form, Header, Request, Response
 from fastapi.responses import StreamingResponse
 
-from scanline.service.api.events import stream_events
+from scanline.service.api.events import LAST_EVENT, stream_events
 from scanline.service.api.lookup import (
     Server,
     bearer,
@@ -120,8 +120,13 @@ async def get_events(
     output: Output = "png",
     last_event_id: Annotated[int | None, Header(ge=0, le=2**53)] = None,
 ) -> Response:
-    """Read a generation's events from the start, or go on after `Last-Event-ID`."""
+    """Read a generation's events from the start, or go on after `Last-Event-ID`.
+
+    After the last event there are none: 204, at which a browser's EventSource stops asking.
+    """
     engine, generation = _find(server, identifier)
+    if last_event_id is not None and last_event_id >= LAST_EVENT:
+        return Response(status_code=204)
     return _stream(request, engine, generation, granularity, last_event_id, output)
 
 

@@ -58,7 +58,7 @@ class BodyLimitMiddleware:
                 parts += sum(map(body.count, (b"[", b"{", b":")))
                 if parts > MAX_PARTS:
                     holds = f"the body holds over {MAX_PARTS:,} lists, objects and names"
-                    raise ApiError(413, f"{holds}; send less", code="too_large")
+                    raise ApiError(400, f"{holds}; send less", code="too_many")
             return message
 
         await self.app(scope, limited, send)
