@@ -139,7 +139,7 @@ class Engine:
     def _admit(self) -> None:
         """Give free slots to waiting images, one of each generation in turn."""
         most = max(ADMIT_AT_ONCE, self.decoder.max_slots // ADMIT_SHARE)
-        taken = self.queue.take(min(most, len(self._free)))
+        taken = self.queue.take(len(self._free), most)
         if not taken:
             return
         now = self._clock()

@@ -180,17 +180,21 @@ class Queue:
             self._leaving.difference_update(leavers)
         return leavers
 
-    def take(self, slots: int) -> list[tuple[Generation, Image]]:
-        """Take waiting images for so many slots, one of each generation in turn.
+    def take(self, free: int, most: int) -> list[tuple[Generation, Image]]:
+        """Take waiting images for the ``free`` slots, one of each generation in turn.
 
-        One that needs more slots than are left waits for them, and the others behind it: else those
-        that need few would always be first.
+        Together they need no more than ``most``, unless one alone does. One that needs more than
+        are free waits for them, and the others behind it: else those that need few would always be
+        first.
         """
         taken: list[tuple[Generation, Image]] = []
         with self._changed:
-            while self._order and self._order[0].spec.slots <= slots:
+            while self._order:
+                slots = self._order[0].spec.slots
+                if slots > free or (taken and slots > most):
+                    break
                 generation = self._order.popleft()
-                slots -= generation.spec.slots
+                free, most = free - slots, most - slots
                 taken.append((generation, generation.images[generation.next_index]))
                 generation.next_index += 1
                 if generation.next_index < generation.spec.n:

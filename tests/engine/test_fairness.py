@@ -107,6 +107,23 @@ def test_a_crowd_is_let_in_a_part_at_a_time_with_a_step_between(
     assert seen[: len(expected)] == expected
 
 
+def test_an_image_of_more_slots_than_are_given_at_once_is_let_in_alone() -> None:
+    """Two images of 64 particles, each with its twin: 128 slots, and 64 are given at once."""
+    decoder = FakeDecoder(GREY, 256)
+    in_use: list[tuple[int, int]] = []
+    with opened(decoder, clock=Clock()) as engine:
+        decoder.before_load = lambda slots: in_use.append((engine.running, engine.slots_in_use))
+        specs = [Spec(n=1, seed=0), Spec(n=2, seed=1, label=1, guidance=2.0, particles=64)]
+        generations = [engine.queue.submit(spec) for spec in specs]
+        generations.append(engine.queue.submit(Spec(n=1, seed=3)))
+        engine.start()
+        for generation in generations:
+            with engine.queue.reading(generation):
+                finished(generation)
+                assert generation.error is None
+    assert in_use[:3] == [(1, 1), (2, 129), (3, 130)]
+
+
 @pytest.mark.parametrize(
     ("left", "waiting", "steps"),
     [
