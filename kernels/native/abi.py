@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from scanline.kernels.native.build import NativeBuildError, load_build
 
 _BAD_SLOTS = 1
+SHORT = "this machine cannot be measured: memory or threads are short"
 
 
 def _fields(names: str, kind: type[ctypes.c_int32 | ctypes.c_void_p]) -> list[tuple[str, type]]:
@@ -86,6 +87,7 @@ def load_library(isa: str | None = None) -> ctypes.CDLL:
         "slot_state": (integer, [handle]),
         "trace": (None, [handle, array]),
         "measure": (None, [integer, ctypes.POINTER(ctypes.c_double)]),
+        "bandwidth": (ctypes.c_double, [integer, ctypes.c_int64]),
         "isa": (ctypes.c_char_p, []),
     }  # fmt: skip
     for name, (result, arguments) in signatures.items():
@@ -95,7 +97,7 @@ def load_library(isa: str | None = None) -> ctypes.CDLL:
 
 
 class Peaks(NamedTuple):
-    """The best that a machine does: operations and bytes a second, 0 where not measured."""
+    """The best that a machine does: operations and bytes a second."""
 
     bf16_operations: float
     float32_operations: float
@@ -104,10 +106,26 @@ class Peaks(NamedTuple):
 
 
 def measure_peaks(library: ctypes.CDLL, threads: int) -> Peaks:
-    """Measure this machine with the decoder's own kernels, which takes some seconds."""
+    """Measure this machine with native code, which takes some seconds.
+
+    Raises ``NativeBuildError`` where memory or threads are short.
+    """
     peaks = (ctypes.c_double * 4)()
     library.scanline_measure(threads, peaks)
+    if not all(peaks):
+        raise NativeBuildError(SHORT)
     return Peaks(*peaks)
+
+
+def measure_bandwidth(library: ctypes.CDLL, threads: int, size: int) -> float:
+    """Measure bytes a second of reading ``size`` bytes over and over, in a quarter of a second.
+
+    Raises ``NativeBuildError`` where memory or threads are short.
+    """
+    rate: float = library.scanline_bandwidth(threads, size)
+    if not rate:
+        raise NativeBuildError(SHORT)
+    return rate
 
 
 def _address(array: NDArray[np.generic] | None) -> int | None:

@@ -355,6 +355,17 @@ void scanline_measure(int threads, double peaks[4]) {
     }
 }
 
+// Bytes a second that so many threads read, again and again, of memory of this size; 0 where it
+// fails.
+double scanline_bandwidth(int threads, int64_t bytes) {
+    try {
+        scanline::Pool pool(threads);
+        return scanline::read_bandwidth(pool, static_cast<size_t>(bytes));
+    } catch (const std::exception&) {
+        return 0.0;
+    }
+}
+
 // The instructions this was built for.
 const char* scanline_isa() {
 #if defined(__AVX512BF16__)

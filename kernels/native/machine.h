@@ -26,21 +26,23 @@ double calls_per_second(Pool& pool, const Work& work) {
     return static_cast<double>(calls.load()) / std::chrono::duration<double>(MEASURED).count();
 }
 
-// Floating-point operations a second of the widest kernel, with its operands in the first-level
-// cache.
+// Floating-point operations a second of multiply-adds alone, their operands in registers.
 template <bool BF16>
 double peak_operations(Pool& pool) {
-    constexpr int INPUTS = 256, REPEATS = 20;
-    const Kernels* kernels = KERNELS<BF16>;
-    while (kernels->rows < BLOCK) ++kernels;
-    const size_t stride = InputFormat(BF16).stride(INPUTS);
-    const Buffer<std::byte> input(BLOCK * stride), panel(size_t{INPUTS} * PANEL * 4);
-    const double calls = calls_per_second(pool, [&](int) {
-        alignas(64) float tile[BLOCK * PANEL];
-        for (int i = 0; i < REPEATS; ++i)
-            kernels->narrow(input.get(), stride, panel.get(), 0, INPUTS, tile);
+    constexpr bool PAIRS = BF16 && BF16_DOT;
+    constexpr int CHAINS = 12, REPEATS = 10'000;  // enough of them to hide the latency of one
+    const Buffer<float> operands(2 * LANES);      // the compiler must not know them
+    Buffer<float> sums(static_cast<size_t>(pool.threads()) * 64);
+    const double calls = calls_per_second(pool, [&](int thread) {
+        const Vec weights = load(operands.get()), a = load(operands.get() + LANES);
+        Vec totals[CHAINS];
+        each<CHAINS>([&](auto i) ALWAYS_INLINE { totals[i] = Vec{}; });
+        for (int repeat = 0; repeat < REPEATS; ++repeat)
+            each<CHAINS>([&](auto i) ALWAYS_INLINE { accumulate<PAIRS>(totals[i], weights, a); });
+        each<CHAINS>([&](auto i) ALWAYS_INLINE { totals[0] = totals[0] + totals[i]; });
+        store(sums.get() + thread * 64, totals[0]);  // or the compiler would leave it all out
     });
-    return calls * REPEATS * 2.0 * BLOCK * INPUTS * PANEL;
+    return calls * REPEATS * CHAINS * LANES * (PAIRS ? 4 : 2);
 }
 
 // Bytes a second that all threads read, each its own part of so much memory.

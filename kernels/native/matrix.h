@@ -72,8 +72,15 @@ ALWAYS_INLINE inline void each(F f) {
     }(std::make_integer_sequence<int, N>{});
 }
 
-// sum += weights · a
+// sum += weights · a, of bf16 pairs if `PAIRS`.
+template <bool PAIRS>
 inline void accumulate(Vec& sum, Vec weights, Vec a) {
+#if defined(__AVX512BF16__)
+    if constexpr (PAIRS) {
+        sum = _mm512_dpbf16_ps(sum, (__m512bh)weights, (__m512bh)a);
+        return;
+    }
+#endif
 #if defined(__FMA__) && !defined(__AVX512F__)
     // gcc moves the sums of its own fma from register to register, and spills others for it.
     asm("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(weights), "x"(a));
@@ -95,12 +102,18 @@ inline void fetch_ahead(const std::byte* next) {
 template <bool BF16, int R, int P>
 void multiply(const std::byte* input, size_t stride, const std::byte* panel, size_t panel_bytes,
               int inputs, float* tile) {
+    constexpr bool PAIRS = BF16 && BF16_DOT;
     constexpr int TOGETHER = BF16 ? 2 : 1;  // inputs in a vector of weights
-    constexpr int TURNS = BF16 && !BF16_DOT ? 2 : 1;
+    constexpr int TURNS = PAIRS ? 1 : TOGETHER;
     Vec sums[R][P][PANEL_VECS];
-    each<R>([&](auto r) ALWAYS_INLINE {
-        each<P>([&](auto p) ALWAYS_INLINE { each<PANEL_VECS>([&](auto c) ALWAYS_INLINE { sums[r][p][c] = Vec{}; }); });
-    });
+    const auto each_sum = [&](auto f) ALWAYS_INLINE {
+        each<R>([&](auto r) ALWAYS_INLINE {
+            each<P>([&](auto p) ALWAYS_INLINE {
+                each<PANEL_VECS>([&](auto c) ALWAYS_INLINE { f(r, p, c); });
+            });
+        });
+    };
+    each_sum([&](auto r, auto p, auto c) ALWAYS_INLINE { sums[r][p][c] = Vec{}; });
     for (int k = 0; k < inputs; k += TOGETHER, panel += PANEL * sizeof(float)) {
         fetch_ahead<R>(panel + panel_bytes);
         each<P>([&](auto p) ALWAYS_INLINE {
@@ -114,32 +127,17 @@ void multiply(const std::byte* input, size_t stride, const std::byte* panel, siz
                     else weights[c] = w[c] & static_cast<int32_t>(0xffff0000u);
                 });
                 each<R>([&](auto r) ALWAYS_INLINE {
-                    const std::byte* row = input + r * stride;
-#if defined(__AVX512BF16__)
-                    if constexpr (BF16) {
-                        const auto pair = reinterpret_cast<const int32_t*>(row)[k / 2];
-                        const auto a = (__m512bh)_mm512_set1_epi32(pair);
-                        each<PANEL_VECS>([&](auto c) ALWAYS_INLINE {
-                            sums[r][p][c] =
-                                _mm512_dpbf16_ps(sums[r][p][c], (__m512bh)weights[c], a);
-                        });
-                        return;
-                    }
-#endif
-                    const Vec a = broadcast(reinterpret_cast<const float*>(row)[k + turn]);
+                    const auto* row = reinterpret_cast<const float*>(input + r * stride);
+                    const Vec a = broadcast(row[PAIRS ? k / 2 : k + turn]);
                     each<PANEL_VECS>([&](auto c) ALWAYS_INLINE {
-                        accumulate(sums[r][p][c], (Vec)weights[c], a);
+                        accumulate<PAIRS>(sums[r][p][c], (Vec)weights[c], a);
                     });
                 });
             });
         });
     }
-    each<R>([&](auto r) ALWAYS_INLINE {
-        each<P>([&](auto p) ALWAYS_INLINE {
-            each<PANEL_VECS>([&](auto c) ALWAYS_INLINE {
-                store(tile + ((r * P + p) * PANEL_VECS + c) * LANES, sums[r][p][c]);
-            });
-        });
+    each_sum([&](auto r, auto p, auto c) ALWAYS_INLINE {
+        store(tile + ((r * P + p) * PANEL_VECS + c) * LANES, sums[r][p][c]);
     });
 }
 

@@ -1,0 +1,62 @@
+"""What a step costs at least on this machine, for timings to stand beside.
+
+A step has to do its operations and to move its bytes. Each takes a time at the machine's best
+rates, which the native code measures; the longer one is the step's limit.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import NamedTuple
+
+from scanline.kernels.native.abi import Peaks, measure_bandwidth, measure_peaks
+from scanline.model.config import ModelConfig
+
+
+def operations(config: ModelConfig) -> int:
+    """Floating-point operations of one step of one image: products, and the state's sums."""
+    return 2 * _weights(config) + 4 * _state(config)
+
+
+def least_bytes(config: ModelConfig, slots: int) -> int:
+    """Bytes that one step of all slots has to move: bf16 weights once, states there and back."""
+    return 2 * _weights(config) + 8 * _state(config) * slots
+
+
+def _weights(c: ModelConfig) -> int:
+    layer = 4 * c.d_model * c.d_model + 2 * c.d_model * c.d_ff
+    return c.n_layers * layer + c.d_model * c.head_outputs
+
+
+def _state(c: ModelConfig) -> int:
+    return c.n_layers * c.n_heads * c.head_size * (c.head_size + 1)
+
+
+class Limit(NamedTuple):
+    """The least time of a step, and what sets it: ``compute`` or ``bytes``."""
+
+    name: str
+    seconds: float
+
+
+class Machine:
+    """This machine's best, with the native code's threads; measuring it takes some seconds."""
+
+    def __init__(self, library: ctypes.CDLL, threads: int) -> None:
+        self.peaks: Peaks = measure_peaks(library, threads)
+        self._library, self._threads = library, threads
+
+    def limit(self, config: ModelConfig, slots: int) -> Limit:
+        """Give the limit of one step of all slots, with weights in bf16 and states in float32.
+
+        Bytes count at the rate at which as much memory as weights and states take is read over and
+        over, which is a cache's where they fit one. Takes a quarter of a second.
+        """
+        products = 2 * _weights(config) / self.peaks.bf16_operations
+        sums = 4 * _state(config) / self.peaks.float32_operations
+        resident = 2 * _weights(config) + 4 * _state(config) * slots
+        rate = measure_bandwidth(self._library, self._threads, resident)
+        limits = Limit("compute", slots * (products + sums)), Limit(
+            "bytes", least_bytes(config, slots) / rate
+        )
+        return max(limits, key=lambda limit: limit.seconds)
