@@ -110,6 +110,7 @@ class Page {
   }
 
   bringForward(view) {
+    if (view !== this.current) scrollTo(0, 0);
     this.current = view;
     for (const name of VIEWS) {
       document.getElementById(name).hidden = name !== view;

@@ -81,11 +81,11 @@ export class Chart {
     probabilities.forEach((p, value) => {
       context.fillRect(x(value), y(p), bar + 0.3, TOP + tall - y(p));
     });
-    for (let value = 0; value < 256; value += 1) {
-      const shade = [0, 1, 2].map((c) => (this.channel ?? c) === c ? value : 0);
-      context.fillStyle = `rgb(${shade.join(" ")})`;
-      context.fillRect(x(value), TOP + tall + 4, bar + 0.5, RAMP);
-    }
+    const ramp = context.createLinearGradient(LEFT, 0, width - RIGHT, 0);
+    ramp.addColorStop(0, "rgb(0 0 0)");
+    ramp.addColorStop(1, `rgb(${[0, 1, 2].map((c) => ((this.channel ?? c) === c ? 255 : 0)).join(" ")})`);
+    context.fillStyle = ramp;
+    context.fillRect(LEFT, TOP + tall + 4, width - LEFT - RIGHT, RAMP);
     const mark = (value, colour) => {
       const wide = Math.max(bar, 4);
       const left = Math.min(x(value), width - RIGHT - wide);

@@ -13,6 +13,7 @@ import { follow } from "./stream.js";
 import { WhatIf } from "./whatif.js";
 
 const SURPRISES = 12;
+const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const byId = (id) => document.getElementById(id);
 
 /** Shows one picture: its pixels, their bits, and the distribution at a place. */
@@ -22,7 +23,7 @@ export class InsideView {
     this.page = page;
     this.view = byId("inside");
     this.form = byId("inside-form");
-    this.report = this.form.querySelector("[data-report]");
+    this.report = this.view.querySelector(".deeds [data-report]");
     this.whatIf = new WhatIf(page.viewer, () => this.expectation.draw());
     this.expectation = new Expectation({
       temperature: () => this.whatIf.temperature,
@@ -39,7 +40,7 @@ export class InsideView {
   }
 
   listen() {
-    const { position, speed } = this.form.elements;
+    const { position } = this.form.elements;
     const click = (id, act) => byId(id).addEventListener("click", act);
     this.form.addEventListener("submit", (event) => event.preventDefault());
     position.addEventListener("input", () => this.goTo(Number(position.value)));
@@ -51,7 +52,7 @@ export class InsideView {
       this.goTo(Number(position.value) + rows * this.model.width);
       this.keepLink();
     });
-    speed.addEventListener("change", () => this.setSpeed());
+    byId("inside-speed").addEventListener("change", () => this.setSpeed());
     click("inside-new", () => this.drawNew({ seed: randomSeed() }));
     click("inside-play", () => this.replay());
     click("inside-surprise", () => this.nextSurprise());
@@ -187,7 +188,7 @@ export class InsideView {
   }
 
   setSpeed() {
-    this.player.rate = Number(this.form.elements.speed.value);
+    this.player.rate = Number(byId("inside-speed").value);
   }
 
   /** Stand at a pixel, as far as it is drawn. */
@@ -232,7 +233,9 @@ export class InsideView {
       if (signal.aborted) return;
       this.bits = score.pixel_bits;
       byId("heat-most").textContent = mostBits(this.bits);
-      this.title += `: ${score.bits_per_dim.toFixed(3)} bits/dim, ${Math.round(score.bits)} bits in all`;
+      const plain = 8 * this.player.picture.values.length;
+      this.title += `: ${score.bits_per_dim.toFixed(3)} bits/dim, ${whole.format(score.bits)} bits `
+        + `instead of ${whole.format(plain)}`;
       this.moved(this.player.position);
     } catch (error) {
       if (!signal.aborted) this.say(explain(error));

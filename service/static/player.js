@@ -120,7 +120,8 @@ export class Player {
       if (solid || p < ghosts) image.data.set([...colour(this.picture, p), solid ? 255 : GHOST], 4 * p);
     }
     const next = this.position;
-    if (this.cursor && next < this.total && next >= ghosts) image.data.set(CURSOR, 4 * next);
+    const awaited = this.cursor && next < this.total && !known?.[next];
+    if (awaited && next >= ghosts) image.data.set(CURSOR, 4 * next);
     else if (next < ghosts) image.data[4 * next + 3] = 255; // it is marked, and seen as it is
     context.putImageData(image, 0, 0);
   }

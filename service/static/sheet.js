@@ -137,7 +137,7 @@ export class Sheet {
       this.progress();
     } else if (name === "pixels") {
       this.keep(data.updates); // shown whole, once finished
-    } else if (name === "image") {
+    } else if (name === "image" && data.finish_reason === "length") { // others ended halfway
       const item = this.items[data.index];
       item.result = data;
       if (item.kept) item.kept.splice(0).forEach((u) => item.player.write(u.position, u.values));

@@ -17,8 +17,11 @@ export function nameOf(values) {
   else if (most === g) turn = (b - r) / chroma + 2;
   const [, name] = HUES.find(([end]) => 60 * turn < end);
   const light = (most + least) / 2;
-  if (name === "orange" && light < 110) return light < 50 ? "dark brown" : "brown";
-  return `${light < 70 ? "dark " : light > 190 ? "light " : ""}${name}`;
+  if (name === "orange" && (light < 110 || chroma < 100)) {
+    return light < 50 ? "dark brown" : light < 170 ? "brown" : "beige";
+  }
+  const tone = light < 70 ? "dark " : light > 190 ? "light " : chroma < 60 ? "greyish " : "";
+  return tone + name;
 }
 
 /** Write a probability as a percentage of two digits or so. */

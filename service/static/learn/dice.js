@@ -16,22 +16,36 @@ const CHANNELS = ["red", "green", "blue"];
 export class DiceScene {
   constructor(place, say, fail) {
     this.say = say;
-    this.fail = fail;
+    this.failed = (error) => {
+      fail(error);
+      this.offerAgain();
+    };
     const [picture, chart] = place.querySelectorAll("canvas");
     this.player = new Player(picture, () => this.count());
     this.chart = new Chart(chart, null, () => {});
     this.counter = place.querySelector("[data-count]");
     [this.roll, this.rest] = place.querySelectorAll("button");
-    this.roll.addEventListener("click", () => this.rollOnce().catch(fail));
-    this.rest.addEventListener("click", () => this.rollAll().catch(fail));
+    this.roll.addEventListener("click", () => this.rollOnce().catch(this.failed));
+    this.rest.addEventListener("click", () => {
+      this.say("");
+      (this.done ? this.begin() : this.rollAll()).catch(this.failed);
+    });
+  }
+
+  set(model, signal) {
+    Object.assign(this, { model, signal });
+    return this.begin().catch(this.failed);
   }
 
   /** Begin where an image is at its most open: at its costliest pixel. */
-  async set(model, signal) {
-    Object.assign(this, { model, signal });
+  async begin() {
+    const { model, signal } = this;
     this.player.stop();
     this.player.begin(model);
     this.chart.channel = model.channels === 3 ? 0 : null;
+    this.values = [];
+    this.done = false;
+    this.rest.textContent = "Roll all the rest";
     this.busy(true);
     const drawn = await postJson("v1/samples", { model: model.id, seed: SEED, output: "values" }, signal);
     const picture = { shape: model, values: Uint8Array.from(drawn.images[0].values), known: null };
@@ -46,6 +60,13 @@ export class DiceScene {
     await this.guess();
   }
 
+  /** Nothing is left to roll for, or nothing more comes: offer to begin again. */
+  offerAgain() {
+    this.done = true;
+    this.rest.textContent = "Begin again";
+    this.rest.disabled = false;
+  }
+
   busy(yes) {
     this.roll.disabled = this.rest.disabled = yes;
   }
@@ -53,8 +74,11 @@ export class DiceScene {
   /** Ask for the distribution of the next value, and show it. */
   async guess() {
     const { model, signal, values } = this;
-    if (values.length >= area(model) * model.channels) return;
     this.busy(true);
+    if (values.length === area(model) * model.channels) {
+      this.offerAgain();
+      return;
+    }
     const reply = await postJson("v1/distribution", { model: model.id, values }, signal);
     this.probabilities = reply.probabilities;
     if (model.channels === 3) this.chart.channel = reply.channel;
@@ -104,6 +128,7 @@ export class DiceScene {
       signal,
     );
     this.values = [...player.picture.values];
+    await this.guess();
     this.say(`${area(model)} pixels, each a roll of the dice: a picture nobody has seen before.`);
   }
 

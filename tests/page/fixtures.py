@@ -1,0 +1,88 @@
+"""Shared by the tests of the page: what is needed to run them, and ways to look at the page."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+playwright = pytest.importorskip("playwright.sync_api", reason="needs: pip install '.[e2e]'")
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+if CHROMIUM is None:
+    pytest.skip("needs chromium: apt install chromium", allow_module_level=True)
+
+ARGUMENTS = (
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+)  # fmt: skip
+PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True}
+LAPTOP = {"viewport": {"width": 1280, "height": 800}}
+
+Open = Callable[..., Any]
+expect = playwright.expect
+
+
+def finished(page: Page, view: str = "draw") -> None:
+    """Wait until a view has drawn what it was asked for."""
+    expect(page.locator(f"#{view} .stage [data-report]")).to_contain_text("a second")
+
+
+def measured(page: Page) -> None:
+    """Wait until the picture that is looked into has been measured, and its pixel explained."""
+    expect(page.locator("#inside-caption")).to_contain_text("bits/dim")
+    expect(page.locator("#expected-text")).to_contain_text("ost likely")
+
+
+def pixels(page: Page, selector: str) -> list[list[int]]:
+    """Read what every canvas under the selector shows."""
+    result: list[list[int]] = page.eval_on_selector_all(
+        selector,
+        "all => all.map(c => Array.from(c.getContext('2d')"
+        ".getImageData(0, 0, c.width, c.height).data))",
+    )
+    return result
+
+
+def box(page: Page, selector: str) -> dict[str, float]:
+    """Give where an element lies in the window."""
+    found = page.locator(selector).first.bounding_box()
+    assert found is not None, f"{selector} is not shown"
+    return {**found, "right": found["x"] + found["width"], "bottom": found["y"] + found["height"]}
+
+
+def touch(page: Page, selector: str, column: int, row: int, width: int, height: int) -> None:
+    """Click one pixel of a canvas that shows ``width`` × ``height`` of them."""
+    page.locator(selector).scroll_into_view_if_needed()
+    place = box(page, selector)
+    page.mouse.click(
+        place["x"] + place["width"] * (column + 0.5) / width,
+        place["y"] + place["height"] * (row + 0.5) / height,
+    )
+
+
+def upload(page: Page, data: bytes, kind: str = "image/png", field: str = "#file") -> None:
+    """Choose a file."""
+    page.set_input_files(field, {"name": "picture", "mimeType": kind, "buffer": data})
+
+
+def slide(page: Page, selector: str, value: float) -> None:
+    """Move a range to a value in one go, and let it rest there."""
+    page.locator(selector).evaluate(
+        """(range, value) => {
+            range.value = value;
+            for (const kind of ["input", "change"]) {
+                range.dispatchEvent(new Event(kind, {bubbles: true}));
+            }
+        }""",
+        value,
+    )
+
+
+def hash_of(page: Page) -> str:
+    """Give the part of the address that a link of the page is made of."""
+    return "#" + page.url.partition("#")[2]

@@ -1,0 +1,202 @@
+"""For everyone: keyboard, screen readers, phones, forced colours, no script, a strict policy."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from scanline.service.app import STATIC
+from tests.page.fixtures import LAPTOP, PHONE, Open, expect, finished, measured, pixels
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+VIEWS = ["draw", "complete", "inside", "learn"]
+PAGE_BYTES = 60_000
+INTERACTIVE = {
+    "button", "checkbox", "combobox", "link", "radio", "searchbox", "slider", "spinbutton",
+    "textbox", "application", "ColorWell", "image", "img",
+}  # fmt: skip
+
+
+def shown(page: Page, view: str) -> None:
+    """Wait until a view shows what it shows by itself."""
+    if view == "inside":
+        measured(page)
+    elif view == "learn":
+        expect(page.locator("#scene-dice button").first).to_be_enabled()
+        expect(page.locator("#scene-bits [data-said]")).to_contain_text("bits")
+    else:
+        finished(page, view)
+
+
+def test_everything_can_be_done_with_the_keyboard(visit: Open) -> None:
+    page = visit()
+    finished(page)
+
+    def tab_to(selector: str) -> None:
+        for _ in range(80):
+            page.keyboard.press("Tab")
+            if page.evaluate("s => document.activeElement.matches(s)", selector):
+                return
+        raise AssertionError(f"Tab never reaches {selector}")
+
+    tab_to("#draw-form button[type=submit]")
+    page.keyboard.press("Enter")
+    finished(page)
+    tab_to("#draw .sheet button")
+    page.keyboard.press("Enter")
+    expect(page.locator("#viewer")).to_be_visible()
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("#viewer-title")).to_have_text("Image 2")
+    page.keyboard.press("Escape")
+    assert page.evaluate("() => document.activeElement.closest('.sheet') !== null")
+    page.focus("nav a[href='#complete']")
+    page.keyboard.press("Enter")
+    finished(page, "complete")
+    tab_to("#easel")
+    known = sum(pixels(page, "#easel")[0][3::4])
+    for key in ("ArrowUp", "ArrowUp", "Space"):
+        page.keyboard.press(key)
+    page.keyboard.press("Tab")
+    assert sum(pixels(page, "#easel")[0][3::4]) < known
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("width", [320, 390])
+def test_a_phone_is_wide_enough(visit: Open, view: str, width: int) -> None:
+    page = visit(f"#{view}", **PHONE | {"viewport": {"width": width, "height": 740}})
+    shown(page, view)
+    assert page.evaluate("() => document.documentElement.scrollWidth") <= width
+    tops = page.eval_on_selector_all(
+        ".top > *:not(nav)", "all => all.map(e => e.getBoundingClientRect().y)"
+    )
+    assert max(tops) < 40, "the header is one row"
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_what_is_pressed_is_large_enough(visit: Open, view: str) -> None:
+    page = visit(f"#{view}", **PHONE)
+    shown(page, view)
+    small = page.eval_on_selector_all(
+        "button, select, nav a, .chips label",
+        """all => all.filter(e => e.checkVisibility()
+                && !e.closest(".sheet, .examples") && !e.closest("#complete .chips.colour"))
+            .map(e => [e.outerHTML.slice(0, 80), e.getBoundingClientRect().height])
+            .filter(([, height]) => height < 44)""",
+    )
+    assert small == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing(visit: Open, scheme: str) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    page = visit(color_scheme=scheme)
+
+    def check(what: str) -> None:
+        found = axe.run(page).response["violations"]
+        told = [(f["id"], f["impact"], [n["html"] for n in f["nodes"]]) for f in found]
+        assert not told, f"{what}: {told}"
+
+    finished(page)
+    check("draw")
+    page.locator("#draw .sheet button").first.click()
+    check("viewer")
+    page.keyboard.press("Escape")
+    for view, name in (("complete", "Complete"), ("inside", "Look inside"), ("learn", "Learn")):
+        page.click(f"nav >> text={name}")
+        shown(page, view)
+        check(view)
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_the_accessibility_tree_names_everything(visit: Open, view: str) -> None:
+    page = visit(f"#{view}", **LAPTOP)
+    shown(page, view)
+    page.evaluate("() => document.querySelectorAll('details').forEach(d => { d.open = true; })")
+    session = page.context.new_cdp_session(page)
+    session.send("Accessibility.enable")
+    nodes: list[dict[str, Any]] = session.send("Accessibility.getFullAXTree")["nodes"]
+    seen = [n for n in nodes if not n["ignored"]]
+    nameless = [
+        (n["role"]["value"], n.get("properties"))
+        for n in seen
+        if n["role"]["value"] in INTERACTIVE and not n.get("name", {}).get("value")
+    ]
+    assert nameless == []
+    names = {n["name"]["value"] for n in seen if n["role"]["value"] == "slider"}
+    expected = {
+        "draw": {"Temperature"},
+        "complete": {"Known rows", "Brush size", "Temperature"},
+        "inside": {"Pixel", "Temperature"},
+        "learn": set(),
+    }
+    assert names == expected[view]
+    assert page.locator("output").count() == 0, "an output is read aloud whenever it changes"
+
+
+def test_a_screen_reader_is_told_where_the_brush_is(visit: Open) -> None:
+    page = visit("#complete")
+    finished(page, "complete")
+    page.focus("#easel")
+    page.keyboard.press("ArrowUp")
+    expect(page.locator("#easel-place")).to_have_text("Row 3, column 3, known")
+    page.keyboard.press("Space")
+    expect(page.locator("#easel-place")).to_have_text("Row 3, column 3, erased")
+
+
+def test_the_verdict_is_silent_while_the_picture_moves(visit: Open) -> None:
+    page = visit("#inside", reduced_motion="no-preference")
+    page.select_option("#inside-speed", "4")
+    page.click("#inside-new")
+    expect(page.locator("#verdict")).to_have_attribute("aria-live", "off")
+    page.select_option("#inside-speed", "400")
+    measured(page)
+    page.focus("#inside-position")
+    page.keyboard.press("ArrowLeft")
+    expect(page.locator("#verdict")).to_have_attribute("aria-live", "polite")
+
+
+def test_what_is_chosen_is_seen_in_forced_colours(visit: Open) -> None:
+    page = visit(forced_colors="active")
+    finished(page)
+    colour = "e => getComputedStyle(e).backgroundColor"
+    tabs = page.eval_on_selector_all("nav a", f"all => all.map({colour})")
+    assert tabs[0] not in tabs[1:]
+    chips = page.eval_on_selector_all("#draw-classes span", f"all => all.map({colour})")
+    assert chips[0] not in chips[1:]
+
+
+def test_errors_have_a_colour_of_their_own(visit: Open) -> None:
+    page = visit("#complete")
+    finished(page, "complete")
+    page.set_input_files("#file", {"name": "x", "mimeType": "image/png", "buffer": b"no picture"})
+    alert = page.locator("#complete [role=alert]")
+    colour = alert.evaluate("e => getComputedStyle(e).borderLeftColor")
+    button = page.locator("#complete-form .primary")
+    assert colour != button.evaluate("e => getComputedStyle(e).backgroundColor")
+
+
+def test_without_script_the_page_points_to_what_works_without(visit: Open) -> None:
+    page = visit(java_script_enabled=False)
+    link = page.locator("noscript a")
+    expect(link).to_be_visible()
+    link.click()
+    assert '"/v1/samples"' in page.content()
+
+
+def test_the_page_may_load_nothing_from_elsewhere(visit: Open) -> None:
+    page = visit()
+    reply = page.request.get(page.url.split("#")[0])
+    policy = reply.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+
+
+def test_the_page_is_small() -> None:
+    files = [path for path in Path(STATIC).rglob("*") if path.is_file()]
+    assert {path.suffix for path in files} <= {".html", ".css", ".js", ".svg"}
+    assert sum(len(gzip.compress(path.read_bytes())) for path in files) <= PAGE_BYTES

@@ -1,0 +1,232 @@
+"""Completing: examples, uploads, sketches, and the easel's tools."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from tests.page.fixtures import (
+    LAPTOP,
+    PHONE,
+    Open,
+    box,
+    expect,
+    finished,
+    pixels,
+    slide,
+    touch,
+    upload,
+)
+from tests.service_fixtures import GREY, encode, random_picture
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page, Route
+
+
+def examples_of(value: int) -> Callable[[Route], None]:
+    """Answer requests for examples with pictures of one value."""
+
+    def answer(route: Route) -> None:
+        image = {"values": [value] * GREY.pixels, "seed": 0, "index": 0}
+        route.fulfill(json={"images": [image]})
+
+    return answer
+
+
+def easel(page: Page) -> NDArray[np.uint8]:
+    """Give the brightness of what is on the easel."""
+    shown = np.array(pixels(page, "#easel")[0], np.uint8)
+    return shown.reshape(GREY.height, GREY.width, 4)[..., 0]
+
+
+def sketch(page: Page, height: float) -> None:
+    """Draw a level stroke at this part of the easel's height."""
+    page.locator("#easel").scroll_into_view_if_needed()
+    place = box(page, "#easel")
+    y = place["y"] + place["height"] * height
+    page.mouse.move(place["x"] + place["width"] * 0.3, y)
+    page.mouse.down()
+    page.mouse.move(place["x"] + place["width"] * 0.7, y, steps=4)
+    page.mouse.up()
+
+
+def test_an_example_is_completed_in_one_click(visit: Open) -> None:
+    page = visit()
+    finished(page)
+    page.click("nav >> text=Complete")
+    finished(page, "complete")
+    assert page.locator("#examples canvas").count() == 6
+    before = page.url
+    page.locator("#examples button").nth(2).click()
+    expect(page).not_to_have_url(before)  # it changes as the new drawing begins
+    expect(page.locator("#complete .sheet li")).to_have_count(9)
+    finished(page, "complete")
+    given, *drawn = pixels(page, "#complete .sheet canvas")
+    half = 4 * GREY.width * GREY.height // 2
+    assert all(image[:half] == given[:half] for image in drawn)
+    assert not any(given[half:])
+    expect(page.locator("#order-note")).to_be_hidden()
+
+
+def test_the_action_and_its_result_are_seen_without_scrolling(visit: Open) -> None:
+    page = visit("#complete", **LAPTOP)
+    finished(page, "complete")
+    canvas, button = box(page, "#easel"), box(page, "#complete-form button[type=submit]")
+    assert 340 <= canvas["width"] <= 380
+    assert button["bottom"] <= 800
+    tools = [box(page, tool)["y"] for tool in ("#tools", "#undo", "#invert")]
+    assert max(tools) - min(tools) < 10, "the tools are one bar"
+    first = box(page, "#complete .sheet li")
+    assert first["x"] > canvas["right"]
+    assert first["bottom"] <= 800
+
+
+def test_a_phone_scrolls_to_the_result(visit: Open) -> None:
+    page = visit("#complete", **PHONE)
+    finished(page, "complete")
+    assert page.evaluate("() => scrollY") == 0, "nothing was asked for yet"
+    assert box(page, "#complete-form button[type=submit]")["bottom"] <= box(page, "nav")["y"]
+    page.click("#complete-form button[type=submit]")
+    expect(page.locator("#complete .sheet li").nth(1)).to_be_in_viewport(ratio=1)
+
+
+def test_an_upload_is_completed(visit: Open) -> None:
+    page = visit("#complete")
+    finished(page, "complete")
+    picture = random_picture()
+    upload(page, encode(picture))
+    expect(page.locator("#complete [data-report]")).to_contain_text("on the easel")
+    slide(page, "#complete-rows", 4)
+    page.click("#complete-form button[type=submit]")
+    finished(page, "complete")
+    grey = np.array(pixels(page, "#complete .sheet canvas")[1]).reshape(6, 5, 4)[..., 0]
+    assert np.array_equal(grey[:4], np.asarray(picture)[:4])
+    again = visit(page.url.split("/")[-1])
+    finished(again, "complete")
+    assert pixels(again, "#complete .sheet canvas") == pixels(page, "#complete .sheet canvas")
+
+
+def test_a_sketch_is_completed_below_its_last_row(visit: Open) -> None:
+    page = visit("#complete")
+    finished(page, "complete")
+    page.click("#blank")
+    expect(page.locator("#easel")).to_be_focused()
+    paper = easel(page)
+    sketch(page, 0.3)
+    drawn = np.flatnonzero((easel(page) != paper).any(1))
+    assert 0 < drawn.max() < GREY.height - 1
+    page.click("#complete-form button[type=submit]")
+    finished(page, "complete")
+    given = np.array(pixels(page, "#complete .sheet canvas")[0]).reshape(GREY.height, -1, 4)
+    assert given[: drawn.max() + 1, :, 3].all()
+    assert not given[drawn.max() + 1 :, :, 3].any()
+
+
+def test_what_is_not_erased_cannot_be_completed(visit: Open) -> None:
+    page = visit("#complete")
+    finished(page, "complete")
+    upload(page, encode(random_picture()))
+    expect(page.locator("#complete [data-report]")).to_contain_text("on the easel")
+    page.check("#tools [value=restore]")
+    slide(page, "#complete-brush", 15)
+    touch(page, "#easel", 2, 3, GREY.width, GREY.height)
+    page.click("#complete-form button[type=submit]")
+    expect(page.locator("#complete [role=alert]")).to_contain_text("Nothing is erased")
+
+
+@pytest.mark.parametrize(("paper", "pen"), [(0, 255), (250, 0)])
+def test_paper_and_pen_are_those_of_the_model(visit: Open, paper: int, pen: int) -> None:
+    page = visit()
+    finished(page)
+    page.route("**/v1/samples", examples_of(paper))
+    page.click("nav >> text=Complete")
+    finished(page, "complete")
+    page.click("#blank")
+    expect(page.locator("#easel")).to_be_focused()
+    assert (easel(page) == paper).all()
+    sketch(page, 0.5)
+    assert np.abs(easel(page).astype(int) - pen).min() < 20
+
+
+def test_light_paper_can_be_inverted(visit: Open) -> None:
+    page = visit()
+    finished(page)
+    page.route("**/v1/samples", examples_of(0))
+    page.click("nav >> text=Complete")
+    finished(page, "complete")
+    upload(page, encode(Image.new("L", (GREY.width, GREY.height), 10)))
+    expect(page.locator("#complete [data-report]")).to_contain_text("on the easel")
+    expect(page.locator("#paper-offer")).to_be_hidden()
+    upload(page, encode(Image.new("L", (GREY.width, GREY.height), 250)))
+    page.click("#paper-invert")
+    expect(page.locator("#paper-offer")).to_be_hidden()
+    assert easel(page)[0, 0] == 5
+    page.click("#undo")
+    assert easel(page)[0, 0] == 250
+
+
+def test_a_slide_is_taken_back_as_one(visit: Open) -> None:
+    page = visit("#complete")
+    finished(page, "complete")
+    rows = page.locator("#complete-rows")
+    before = rows.input_value()
+    rows.evaluate(
+        """(range) => {
+            for (const value of [1, 2, 4, 5]) {
+                range.value = value;
+                range.dispatchEvent(new Event("input", {bubbles: true}));
+            }
+            range.dispatchEvent(new Event("change", {bubbles: true}));
+        }"""
+    )
+    expect(rows).to_have_value("5")
+    page.click("#undo")
+    expect(rows).to_have_value(before)
+
+
+def test_examples_that_fail_can_be_asked_for_again(visit: Open) -> None:
+    page = visit(allowed=["500"])
+    finished(page)
+    error = {"message": "drawing failed", "type": "x", "param": None, "code": "x"}
+    page.route("**/v1/samples", lambda route: route.fulfill(status=500, json={"error": error}))
+    page.click("nav >> text=Complete")
+    expect(page.locator("#complete [role=alert]")).to_contain_text("No examples came")
+    page.unroute("**/v1/samples")
+    page.click("#more-examples")
+    expect(page.locator("#examples canvas")).to_have_count(6)
+    expect(page.locator("#more-examples")).to_be_hidden()
+
+
+def test_a_picture_with_a_hole_is_completed_and_the_order_told(visit: Open) -> None:
+    page = visit("#complete")
+    finished(page, "complete")
+    upload(page, encode(random_picture()))
+    expect(page.locator("#complete [data-report]")).to_contain_text("on the easel")
+    expect(page.locator("#order-note")).to_be_hidden()
+    slide(page, "#complete-rows", GREY.height - 1)
+    slide(page, "#complete-brush", 1)
+    touch(page, "#easel", 2, 2, GREY.width, GREY.height)
+    expect(page.locator("#order-note")).to_contain_text("row by row")
+    page.click("#complete-form button[type=submit]")
+    finished(page, "complete")
+    given, *drawn = pixels(page, "#complete .sheet canvas")
+    known = np.array(given).reshape(-1, 4)[:, 3] > 0
+    assert not known.all()
+    for image in drawn:  # what is known stays, below the hole too
+        assert np.array_equal(
+            np.array(image).reshape(-1, 4)[known], np.array(given).reshape(-1, 4)[known]
+        )
+    page.click("#undo")
+    expect(page.locator("#order-note")).to_be_hidden()
+
+
+def test_a_file_that_is_no_picture_is_told(visit: Open) -> None:
+    page = visit("#complete")
+    finished(page, "complete")
+    upload(page, b"no picture", "image/png")
+    expect(page.locator("#complete [role=alert]")).to_contain_text("no picture")

@@ -1,0 +1,206 @@
+"""Looking inside: pixels touched, what was expected of them, and what if another had come."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import httpx
+import numpy as np
+
+from scanline.service.server import Scanline
+from tests.page.fixtures import (
+    PHONE,
+    Open,
+    box,
+    expect,
+    finished,
+    hash_of,
+    measured,
+    pixels,
+    slide,
+    touch,
+)
+from tests.service_fixtures import COLOUR, GREY, FakeDecoder, encode, random_picture
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+Served = tuple[Scanline, str, FakeDecoder]
+VERDICT = re.compile(r"^(Expected .+, got .+|.+, as expected): \d+\.\d bits\.$")
+
+
+def look_at(page: Page, picture: bytes) -> None:
+    """Have a picture of the model's size measured."""
+    page.locator("#inside-position").wait_for()
+    page.set_input_files(
+        "#inside-file", {"name": "picture", "mimeType": "image/png", "buffer": picture}
+    )
+    expect(page.locator("#inside-caption")).to_contain_text(re.compile("Your picture.*bits/dim"))
+
+
+def test_a_finished_image_can_be_looked_into(visit: Open) -> None:
+    page = visit("#draw?n=1&seed=8")
+    finished(page)
+    page.locator("#draw .sheet button").first.click()
+    page.click("#viewer-inside")
+    measured(page)
+    before = page.text_content("#expected-text")
+    slide(page, "#inside-position", 7)
+    expect(page.locator("#inside-form .value")).to_have_text("row 2, column 3")
+    expect(page.locator("#expected-text")).not_to_have_text(before or "")
+    assert len({tuple(p) for p in np.array(pixels(page, "#inside-heat")[0]).reshape(-1, 4)}) > 3
+
+
+def test_a_touched_pixel_tells_what_was_expected(visit: Open) -> None:
+    page = visit("#inside")
+    picture = random_picture()
+    look_at(page, encode(picture))
+    slider = page.locator("#inside-position")
+    for canvas, column, row in (("#inside-picture", 3, 2), ("#inside-heat", 1, 4)):
+        touch(page, canvas, column, row, GREY.width, GREY.height)
+        expect(slider).to_have_js_property("ariaValueText", f"row {row + 1}, column {column + 1}")
+        actual = np.asarray(picture)[row, column]
+        expect(page.locator("#expected-text")).to_contain_text(f"it is {actual} (")
+        expect(page.locator("#verdict")).to_have_text(VERDICT)
+        left = np.asarray(picture)[row, column - 1]
+        expect(page.locator("#neighbours")).to_contain_text(f"left {left},")
+        seen = np.array(pixels(page, "#inside-picture")[0]).reshape(-1, 4)[:, 3]
+        at = row * GREY.width + column
+        assert (seen[: at + 1] == 255).all()
+        assert (seen[at + 1 :] < 255).all(), "what the model had not seen is faint"
+
+
+def test_keys_go_by_pixel_and_by_row(visit: Open) -> None:
+    page = visit("#inside")
+    look_at(page, encode(random_picture()))
+    slider = page.locator("#inside-position")
+    touch(page, "#inside-picture", 2, 2, GREY.width, GREY.height)
+    slider.focus()
+    page.keyboard.press("ArrowRight")
+    expect(slider).to_have_js_property("ariaValueText", "row 3, column 4")
+    page.keyboard.press("PageDown")
+    expect(slider).to_have_js_property("ariaValueText", "row 4, column 4")
+    page.keyboard.press("PageUp")
+    expect(slider).to_have_js_property("ariaValueText", "row 3, column 4")
+
+
+def test_the_next_surprise_is_the_costliest_pixel_left(visit: Open, served: Served) -> None:
+    page = visit("#inside")
+    picture = encode(random_picture())
+    look_at(page, picture)
+    reply = httpx.post(
+        f"{served[1]}/v1/score", files={"image": picture}, data={"per_pixel": "true"}
+    )
+    costliest = np.argsort(reply.json()["data"][0]["pixel_bits"])[::-1]
+    for p in costliest[:3]:
+        page.click("#inside-surprise")
+        expect(page.locator("#inside-position")).to_have_value(str(p))
+
+
+def test_the_heights_of_the_bars_can_be_linear(visit: Open) -> None:
+    page = visit("#inside")
+    look_at(page, encode(random_picture()))
+    expect(page.locator("#verdict")).to_have_text(VERDICT)
+    logarithmic = pixels(page, "#charts canvas")
+    page.check("#chart-scale [value=linear]")
+    linear = pixels(page, "#charts canvas")
+    assert linear != logarithmic
+    page.check("#chart-scale [value=log]")
+    assert pixels(page, "#charts canvas") == logarithmic
+
+
+def test_the_model_goes_on_from_another_value(visit: Open) -> None:
+    page = visit("#inside")
+    picture = random_picture()
+    look_at(page, encode(picture))
+    touch(page, "#inside-picture", 3, 2, GREY.width, GREY.height)
+    expect(page.locator("#verdict")).to_have_text(VERDICT)
+    chart = page.locator("#charts canvas")
+    at = chart.bounding_box()
+    assert at is not None
+    chart.click(position={"x": at["width"] * 0.6, "y": at["height"] / 2})
+    chosen = int(page.input_value("#whatif-0"))
+    assert 100 < chosen < 180
+    page.fill("#whatif-0", "201")
+    page.click("#whatif-form button[type=submit]")
+    expect(page.locator("#whatif-stage [data-report]")).to_contain_text("a second")
+    given, *ways = pixels(page, "#whatif-stage .sheet canvas")
+    assert len(ways) == 8
+    place = 2 * GREY.width + 3
+    before = np.asarray(picture).ravel()[:place].tolist()
+    for way in (given, *ways):
+        assert way[0::4][: place + 1] == [*before, 201]
+    assert not any(given[3::4][place + 1 :])
+
+
+def test_temperature_reshapes_what_is_shown(visit: Open) -> None:
+    page = visit("#inside")
+    look_at(page, encode(random_picture()))
+    expect(page.locator("#verdict")).to_have_text(VERDICT)
+    warm = pixels(page, "#charts canvas")
+    slide(page, "#whatif-temperature", 0.4)
+    cold = pixels(page, "#charts canvas")
+    assert cold != warm
+    slide(page, "#whatif-temperature", 1)
+    assert pixels(page, "#charts canvas") == warm
+
+
+def test_looking_inside_draws_by_itself_in_colour(visit: Open) -> None:
+    page = visit("#inside")
+    page.select_option("#model", "colour")
+    expect(page.locator("#charts canvas")).to_have_count(3)
+    page.select_option("#inside-speed", "400")
+    measured(page)
+    expect(page.locator("#expected-text")).to_contain_text(
+        re.compile("Red: most likely.*Blue: most likely")
+    )
+    expect(page.locator("#verdict")).to_have_text(VERDICT)
+    expect(page.locator("#whatif-values input")).to_have_count(3)
+    touch(page, "#inside-picture", 1, 1, COLOUR.width, COLOUR.height)
+    for channel, value in enumerate((1, 2, 3)):
+        page.fill(f"#whatif-{channel}", str(value))
+    page.click("#whatif-form button[type=submit]")
+    expect(page.locator("#whatif-stage [data-report]")).to_contain_text("a second")
+    place = 1 * COLOUR.width + 1
+    for image in pixels(page, "#whatif-stage .sheet canvas"):
+        assert image[4 * place : 4 * place + 3] == [1, 2, 3]
+
+
+def test_a_phone_shows_picture_slider_verdict_and_chart_at_once(visit: Open) -> None:
+    page = visit("#inside", **PHONE)
+    measured(page)
+    order = ["#inside-picture", "#inside-position", "#verdict", "#charts canvas"]
+    boxes = [box(page, selector) for selector in order]
+    assert page.evaluate("() => scrollY") == 0
+    assert boxes[0]["y"] >= 0
+    for above, below in zip(boxes, boxes[1:], strict=False):
+        assert above["bottom"] <= below["y"] + 1
+    assert boxes[-1]["bottom"] <= box(page, "nav")["y"]
+
+
+def test_a_link_looks_at_the_same_pixel_of_the_same_picture(visit: Open) -> None:
+    page = visit("#inside?seed=12&at=14")
+    expect(page.locator("#inside-caption")).to_contain_text(re.compile("Seed 12:.*bits/dim"))
+    expect(page.locator("#inside-position")).to_have_value("14")
+    drawn = pixels(page, "#inside-picture")
+    touch(page, "#inside-heat", 1, 1, GREY.width, GREY.height)
+    assert f"at={GREY.width + 1}" in hash_of(page)
+    assert "seed=12" in hash_of(page)
+    again = visit("#draw?n=1&seed=12")
+    finished(again)
+    shown = np.array(pixels(again, "#draw .sheet canvas")[0]).reshape(-1, 4)
+    looked = np.array(drawn[0]).reshape(-1, 4)
+    assert np.array_equal(shown[:15, :3], looked[:15, :3])
+
+
+def test_a_link_brings_a_persons_picture_back(visit: Open) -> None:
+    page = visit("#inside")
+    picture = random_picture(seed=4)
+    look_at(page, encode(picture))
+    touch(page, "#inside-picture", 0, 5, GREY.width, GREY.height)
+    again = visit(hash_of(page))
+    expect(again.locator("#inside-caption")).to_contain_text("bits/dim")
+    expect(again.locator("#inside-position")).to_have_value(str(5 * GREY.width))
+    shown = pixels(again, "#inside-picture")[0][0::4][: 5 * GREY.width]
+    assert shown == np.asarray(picture).ravel()[: 5 * GREY.width].tolist()

@@ -1,0 +1,84 @@
+"""Learning: the four scenes, each played by the model that is served."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from tests.page.fixtures import Open, expect, pixels
+from tests.service_fixtures import COLOUR, GREY, tiny_model
+
+MODELS = {"grey": GREY, "colour": COLOUR}
+
+
+def count(text: str | None) -> int:
+    found = re.match(r"\d+", text or "")
+    assert found is not None, text
+    return int(found[0])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_dice_are_rolled_once_and_then_to_the_end(visit: Open, name: str) -> None:
+    config = MODELS[name]
+    page = visit(f"#learn?model={name}")
+    counter, said = (
+        page.locator("#scene-dice [data-count]"),
+        page.locator("#scene-dice [data-said]"),
+    )
+    roll, rest = page.locator("#scene-dice button").all()
+    expect(roll).to_be_enabled()
+    start = count(counter.text_content())
+    for _ in range(config.channels):
+        roll.click()
+        expect(said).to_have_text(re.compile(r"The dice said \d+.*a chance of .* %\."))
+        expect(roll).to_be_enabled()
+    assert count(counter.text_content()) == start + 1
+    before = np.array(pixels(page, "#scene-dice canvas.drawing")[0]).reshape(-1, 4)
+    rest.click()
+    expect(said).to_contain_text(f"{config.pixels} pixels, each a roll")
+    after = np.array(pixels(page, "#scene-dice canvas.drawing")[0]).reshape(-1, 4)
+    assert np.array_equal(after[: start + 1], before[: start + 1])
+    assert after[:, 3].all()
+    rest.click()  # it begins again
+    expect(roll).to_be_enabled()
+    assert count(counter.text_content()) == start
+
+
+def test_what_each_transformer_reads_is_counted(visit: Open) -> None:
+    page = visit("#learn?model=grey")
+    page.click("#scene-memory button")
+    fixed, growing = page.locator("#scene-memory .meter").all()
+    expect(fixed).to_contain_text(f"1 state; read {GREY.pixels} times")
+    expect(growing).to_contain_text(f"{GREY.pixels} pixels kept")
+    expect(growing).to_contain_text(f"{GREY.pixels * (GREY.pixels - 1) // 2} looked back at")
+
+
+def test_bits_are_measured(visit: Open) -> None:
+    page = visit("#learn?model=grey")
+    said = page.locator("#scene-bits [data-said]")
+    expect(said).to_have_text(re.compile(rf"^\d+ bits instead of {8 * GREY.pixels}: .* times\.$"))
+
+
+def test_what_lies_below_does_not_guide(visit: Open) -> None:
+    page = visit("#learn?model=grey")
+    page.click("#scene-limits button")
+    expect(page.locator("#scene-limits .row canvas")).to_have_count(4)
+    given, *ways = (np.array(p).reshape(-1, 4) for p in pixels(page, "#scene-limits .row canvas"))
+    known = given[:, 3] > 0
+    assert known[GREY.pixels // 2 :].all()
+    assert not known[: GREY.pixels // 2].any()
+    assert all(np.array_equal(way[known], given[known]) for way in ways)
+    assert len({way.tobytes() for way in ways}) == 3
+
+
+def test_the_model_is_described(visit: Open) -> None:
+    page = visit("#learn?model=grey")
+    facts = page.locator("#learn-facts")
+    parameters = sum(p.numel() for p in tiny_model().parameters())
+    for text in (f"{parameters:,}", f"{GREY.width} × {GREY.height} grey", "a frog", "not measured"):
+        expect(facts).to_contain_text(text)
+    page.select_option("#model", "colour")
+    expect(page.locator("#learn-model")).to_have_text("colour")
+    expect(facts).to_contain_text(f"{COLOUR.width} × {COLOUR.height} colour")

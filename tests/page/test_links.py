@@ -1,0 +1,184 @@
+"""Links and history: what is shown can be left, come back to and handed on."""
+
+from __future__ import annotations
+
+import base64
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.page.fixtures import Open, expect, finished, hash_of, measured, pixels
+from tests.service_fixtures import GREY, encode, random_picture
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+CLIPBOARD = ["clipboard-read", "clipboard-write"]
+
+
+def paste(page: Page, data: bytes) -> None:
+    """Paste a picture."""
+    page.evaluate(
+        """(text) => {
+            const bytes = Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
+            const data = new DataTransfer();
+            data.items.add(new File([bytes], "pasted.png", {type: "image/png"}));
+            document.dispatchEvent(new ClipboardEvent("paste", {clipboardData: data}));
+        }""",
+        base64.b64encode(data).decode(),
+    )
+
+
+def copied(page: Page) -> str:
+    return str(page.evaluate("() => navigator.clipboard.readText()"))
+
+
+def drawings(page: Page) -> list[str]:
+    """Note, from now on, every request that draws."""
+    seen: list[str] = []
+    page.on("request", lambda r: seen.append(r.url) if r.method == "POST" else None)
+    return seen
+
+
+def test_views_keep_what_they_show(visit: Open) -> None:
+    page = visit("#draw?n=2&seed=5&model=grey")
+    finished(page)
+    shown, address = pixels(page, "#draw .sheet canvas"), hash_of(page)
+    page.click("nav >> text=Learn")
+    expect(page.locator("#learn")).to_be_visible()
+    expect(page.locator("#scene-bits [data-said]")).to_contain_text("bits")
+    asked = drawings(page)
+    page.click("nav >> text=Draw")
+    assert hash_of(page) == address
+    assert pixels(page, "#draw .sheet canvas") == shown
+    assert asked == []
+
+
+def test_the_model_is_kept_from_view_to_view(visit: Open) -> None:
+    page = visit("#draw?n=2&seed=5&model=colour")
+    finished(page)
+    page.click("nav >> text=Learn")
+    assert "model=colour" in hash_of(page)
+    page.reload()
+    expect(page.locator("#learn-model")).to_have_text("colour")
+
+
+def test_back_returns_from_looking_inside(visit: Open) -> None:
+    page = visit("#draw?n=2&seed=5")
+    finished(page)
+    shown = pixels(page, "#draw .sheet canvas")
+    page.locator("#draw .sheet button").first.click()
+    page.click("#viewer-inside")
+    measured(page)
+    inside = hash_of(page)
+    assert inside.startswith("#inside?")
+    asked = drawings(page)
+    page.go_back()
+    expect(page.locator("#draw")).to_be_visible()
+    assert pixels(page, "#draw .sheet canvas") == shown
+    assert asked == []
+    page.go_forward()
+    expect(page.locator("#inside")).to_be_visible()
+    assert hash_of(page) == inside
+
+
+def test_a_picture_pasted_while_looking_inside_is_looked_into(visit: Open) -> None:
+    page = visit("#inside")
+    measured(page)
+    picture = random_picture(seed=3)
+    paste(page, encode(picture))
+    expect(page.locator("#inside-caption")).to_contain_text(re.compile("Your picture.*bits/dim"))
+    page.click("nav >> text=Draw")
+    finished(page)
+    page.click("nav >> text=Look inside")
+    expect(page.locator("#inside")).to_be_visible()
+    expect(page.locator("#inside-caption")).to_contain_text("Your picture")
+
+
+def test_a_picture_pasted_elsewhere_goes_onto_the_easel(visit: Open) -> None:
+    page = visit()
+    finished(page)
+    picture = random_picture(seed=3)
+    paste(page, encode(picture))
+    expect(page.locator("#complete [data-report]")).to_contain_text("on the easel")
+    assert hash_of(page).startswith("#complete")
+    rows = np.array(pixels(page, "#easel")[0]).reshape(GREY.height, GREY.width, 4)
+    assert np.array_equal(rows[:3, :, 0], np.asarray(picture)[:3])
+    page.go_back()
+    expect(page.locator("#draw")).to_be_visible()
+
+
+def test_the_skip_link_keeps_the_view(visit: Open) -> None:
+    page = visit("#complete")
+    finished(page, "complete")
+    address = hash_of(page)
+    page.focus(".skip")
+    page.keyboard.press("Enter")
+    expect(page.locator("#main")).to_be_focused()
+    expect(page.locator("#complete")).to_be_visible()
+    assert hash_of(page) == address
+
+
+@pytest.mark.parametrize("view", ["draw", "complete"])
+@pytest.mark.parametrize("kind", ["curl", "python"])
+def test_a_drawing_can_be_copied_as_a_command(
+    visit: Open, tmp_path: Path, view: str, kind: str
+) -> None:
+    page = visit("#draw?n=1&seed=5" if view == "draw" else "#complete", permissions=CLIPBOARD)
+    finished(page, view)
+    if view == "complete":
+        page.click("#complete-form summary")
+        page.fill("#complete-n", "1")
+        page.select_option("#complete-label", "a frog")
+        page.click("#complete-form button[type=submit]")
+        expect(page.locator("#complete .sheet li")).to_have_count(2)
+        finished(page, view)
+    page.click(f"#{view} [data-copy={kind}]")
+    expect(page.locator(f"#{view} .share [role=status]")).to_contain_text("copied")
+    text = copied(page)
+    command: list[Any] = ["sh", "-c", text] if kind == "curl" else [sys.executable, "-c", text]
+    subprocess.run(command, cwd=tmp_path, check=True, timeout=60)
+    shown = np.array(pixels(page, f"#{view} .sheet canvas")[-1]).reshape(GREY.height, -1, 4)
+    with Image.open(tmp_path / "scanline.png") as saved:
+        assert np.array_equal(np.asarray(saved), shown[..., 0])
+
+
+def test_one_images_link_draws_it_alone(visit: Open) -> None:
+    page = visit("#draw?n=3&seed=5", permissions=CLIPBOARD)
+    finished(page)
+    third = pixels(page, "#draw .sheet canvas")[2]
+    page.locator("#draw .sheet button").nth(2).click()
+    page.click("#viewer [data-copy=link]")
+    expect(page.locator("#viewer .share [role=status]")).to_contain_text("Link copied")
+    again = visit("#" + copied(page).partition("#")[2])
+    finished(again)
+    assert pixels(again, "#draw .sheet canvas") == [third]
+
+
+def test_what_cannot_be_copied_is_shown(visit: Open) -> None:
+    page = visit(
+        "#draw?n=1&seed=5",
+        script="Object.defineProperty(navigator, 'clipboard', {value: undefined})",
+    )
+    finished(page)
+    page.click("#draw [data-copy=link]")
+    expect(page.locator("#copy-text")).to_have_value(page.url)
+
+
+def test_phones_share_as_their_system_does(visit: Open) -> None:
+    page = visit(
+        "#draw?n=1&seed=5",
+        has_touch=True,
+        is_mobile=True,
+        script="navigator.share = async (what) => { window.shared = what; };",
+    )
+    finished(page)
+    expect(page.locator("#draw [data-copy=link]")).to_have_text("Share …")
+    page.click("#draw [data-copy=link]")
+    assert page.evaluate("() => window.shared.url") == page.url

@@ -1,0 +1,215 @@
+"""What goes wrong between page and server, and what the page makes of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import httpx
+
+from scanline.service.server import Scanline
+from tests.page.fixtures import Open, expect, finished, pixels
+from tests.service_fixtures import GREY, FakeDecoder, build, listening, save_tiny, until
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Route
+
+
+def test_a_failure_of_the_server_is_told(visit: Open, grey: FakeDecoder) -> None:
+    page = visit()
+    finished(page)
+
+    def fail(slots: list[int]) -> None:
+        raise RuntimeError("broken")
+
+    grey.before_step = fail
+    page.click("#draw-form button[type=submit]")
+    expect(page.locator("#draw [role=alert]")).to_contain_text("rawing failed")
+
+
+def test_what_is_left_unfinished_says_so(visit: Open, grey: FakeDecoder) -> None:
+    page = visit("#draw?n=3&seed=5")
+    finished(page)
+
+    def fail(slots: list[int]) -> None:
+        raise RuntimeError("broken")
+
+    grey.before_step = fail
+    page.click("#draw-form button[type=submit]")
+    expect(page.locator("#draw [role=alert]")).to_be_visible()
+    expect(page.locator("#draw .sheet small")).to_have_text(["not drawn"] * 3)
+
+
+def test_a_lost_connection_is_resumed(visit: Open) -> None:
+    page = visit("#draw?n=2&seed=5", allowed=["ERR_FAILED"])
+    finished(page)
+    whole = pixels(page, "#draw .sheet canvas")
+    resumed: list[str | None] = []
+
+    def cut(route: Route) -> None:
+        reply = route.fetch()
+        body = reply.body()
+        route.fulfill(response=reply, body=body[: body.index(b"event: image")])
+
+    def refuse_once(route: Route) -> None:
+        resumed.append(route.request.headers.get("last-event-id"))
+        if len(resumed) == 1:
+            route.abort()
+        else:
+            route.continue_()
+
+    page.route("**/v1/samples", cut)
+    page.route("**/events", refuse_once)
+    page.fill("#draw-form [name=seed]", "5")
+    page.click("#draw-form button[type=submit]")
+    expect(page.locator("#draw [data-report]")).to_contain_text("Reconnecting")
+    finished(page)
+    assert pixels(page, "#draw .sheet canvas") == whole
+    assert len(resumed) == 2
+    assert all(resumed)
+
+
+def test_a_drawing_that_the_server_let_go_is_drawn_again(visit: Open) -> None:
+    page = visit("#draw?n=2&seed=5", allowed=["404"])
+    finished(page)
+    whole = pixels(page, "#draw .sheet canvas")
+    cuts: list[int] = []
+
+    def cut_once(route: Route) -> None:
+        cuts.append(1)
+        if len(cuts) > 1:
+            route.continue_()
+            return
+        reply = route.fetch()
+        body = reply.body().replace(b"gen_", b"lost_")
+        route.fulfill(response=reply, body=body[: body.index(b"event: pixels")])
+
+    page.route("**/v1/samples", cut_once)
+    page.fill("#draw-seed", "5")
+    page.click("#draw-form button[type=submit]")
+    finished(page)
+    assert pixels(page, "#draw .sheet canvas") == whole
+    assert len(cuts) == 2
+
+
+def test_a_server_that_is_replaced_draws_the_same_after_all(visit: Open, tmp_path: Path) -> None:
+    save_tiny(tmp_path, "slow", replace(GREY, height=40, width=40))
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    given = {"WEIGHTS": tmp_path, "PORT": port, "BACKEND": "reference", "DRAIN_SECONDS": 0.1}
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("SCANLINE_")}
+    environment = clean | {f"SCANLINE_{k}": str(v) for k, v in given.items()}
+    url = f"http://127.0.0.1:{port}"
+
+    def start() -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "scanline.service", "serve"]
+        return subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+
+    def ready() -> bool:
+        try:
+            return httpx.get(f"{url}/readyz").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    server = start()
+    try:
+        until(ready, "the first server's start")
+        page = visit(
+            "#draw?n=2&seed=5", url=url, allowed=["ERR_", "503"], reduced_motion="no-preference"
+        )
+        expect(page.locator("#draw .sheet small").first).to_have_text("drawing")
+        server.send_signal(signal.SIGTERM)
+        report = page.locator("#draw [data-report]")
+        expect(report).to_contain_text("Connection lost. Reconnecting")
+        server.wait(60)
+        server = start()
+        until(ready, "the second server's start")
+        expect(report).to_contain_text("a second", timeout=60_000)
+        interrupted = pixels(page, "#draw .sheet canvas")
+        again = visit("#draw?n=2&seed=5", url=url)
+        expect(again.locator("#draw [data-report]")).to_contain_text("a second", timeout=60_000)
+        assert pixels(again, "#draw .sheet canvas") == interrupted
+    finally:
+        server.terminate()
+        server.wait(60)
+
+
+def test_a_full_server_is_asked_again(visit: Open) -> None:
+    page = visit(allowed=["429"])
+    finished(page)
+    asked: list[int] = []
+
+    def refuse_once(route: Route) -> None:
+        asked.append(1)
+        if len(asked) > 1:
+            route.continue_()
+            return
+        error = {"message": "the queue is full", "type": "x", "param": None, "code": "queue_full"}
+        route.fulfill(status=429, headers={"Retry-After": "1"}, json={"error": error})
+
+    page.route("**/v1/samples", refuse_once)
+    page.click("#draw-form button[type=submit]")
+    expect(page.locator("#draw [data-report]")).to_contain_text("full. Trying again")
+    finished(page)
+    assert len(asked) == 2
+
+
+def test_the_queue_is_told(
+    visit: Open, grey: FakeDecoder, served: tuple[Scanline, str, FakeDecoder]
+) -> None:
+    page = visit()
+    finished(page)
+    hold = threading.Event()
+    grey.before_step = lambda slots: (hold.wait(), None)[1]
+    other = threading.Thread(
+        target=httpx.post, args=(f"{served[1]}/v1/samples",), kwargs={"json": {"n": 10}}
+    )
+    other.start()
+    until(lambda: served[0].models["grey"].engine.queue.waiting == 2)
+    page.click("#draw-form button[type=submit]")
+    expect(page.locator("#draw [data-report]")).to_contain_text("2 images are ahead")
+    hold.set()
+    finished(page)
+    other.join()
+
+
+def test_a_key_is_asked_for_once(visit: Open) -> None:
+    scanline, app = build({"api_key": "open sesame"}, {"grey": FakeDecoder(GREY, 4)})
+    with listening(app, lambda: scanline.ready) as url:
+        page = visit(url=url, allowed=["401"])
+        expect(page.locator("#key-dialog")).to_be_visible()
+        expect(page.locator("#key-wrong")).to_be_hidden()
+        page.fill("#key", "open barley")
+        page.keyboard.press("Enter")
+        expect(page.locator("#key-wrong")).to_be_visible()
+        page.fill("#key", "open sesame")
+        page.keyboard.press("Enter")
+        finished(page)
+        page.reload()
+        finished(page)
+        page.context.close()
+
+
+def test_who_would_rather_give_no_key_is_left_alone(visit: Open) -> None:
+    scanline, app = build({"api_key": "open sesame"}, {"grey": FakeDecoder(GREY, 4)})
+    with listening(app, lambda: scanline.ready) as url:
+        page = visit(url=url, allowed=["401"])
+        page.click("text=Not now")
+        expect(page.locator("#loading")).to_contain_text("asks for a key")
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        page.wait_for_timeout(1200)  # longer than the page waits before it asks again
+        assert asked == []
+        expect(page.locator("#key-dialog")).to_be_hidden()
+        page.click("#enter-key")
+        page.fill("#key", "open sesame")
+        page.keyboard.press("Enter")
+        finished(page)
+        page.context.close()
