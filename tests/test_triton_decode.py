@@ -10,7 +10,6 @@ import gc
 import importlib.util
 import json
 import logging
-import time
 from dataclasses import asdict, replace
 
 import numpy as np
@@ -26,18 +25,14 @@ from scanline.kernels.cuda.sizes import COMPILED, allocate, allocate_weights, st
 from scanline.model.bench import cpu as bench  # noqa: E402
 from scanline.model.bench import cuda as bench_cuda  # noqa: E402
 from scanline.model.config import PRESETS, ModelConfig  # noqa: E402
-from scanline.model.decoders.contract import BackendError  # noqa: E402
+from scanline.model.decoders.contract import BackendError, Inputs  # noqa: E402
 from scanline.model.decoders.opening import open_decoder  # noqa: E402
 from scanline.model.decoders.packing import Precision, sizes_of  # noqa: E402
 from scanline.model.decoders.reference import ReferenceDecoder  # noqa: E402
 from scanline.model.decoders.triton import TritonDecoder, find_device  # noqa: E402
 from scanline.model.network import LinearTransformer  # noqa: E402
-from scanline.model.noise import image_noise  # noqa: E402
-from scanline.service.engine import Engine  # noqa: E402
-from scanline.service.generation import Spec  # noqa: E402
-from scanline.service.queue import Limits  # noqa: E402
 from tests.conftest import TOLERANCES, assert_close, random_network, tiny_config  # noqa: E402
-from tests.test_decoder import Inputs, blank, masked, network_of, put  # noqa: E402
+from tests.test_decoder import blank, masked, network_of  # noqa: E402
 from tests.test_network import VARIANTS  # noqa: E402
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
@@ -73,8 +68,13 @@ ODD = {
     "RGB mixture": tiny_config(
         height=1, width=2, channels=3, n_layers=1, head="logistic_mixture", encoding="linear"
     ),
+    "convolved": tiny_config(height=3, width=2, n_layers=1, short_conv="2x3"),
+    "convolved subpixels": tiny_config(
+        height=2, width=2, channels=3, order="subpixel", n_layers=1, n_heads=1, norm="post",
+        short_conv="2x3",
+    ),
 }  # fmt: skip
-SMALL = tiny_config(height=2, width=2, n_layers=1, classes=("cat", "dog"))
+SMALL = tiny_config(height=2, width=2, n_layers=1, classes=("cat", "dog"), short_conv="2x3")
 RGB = tiny_config(
     height=1, width=2, n_layers=1, n_heads=1, channels=3, order="subpixel",
     head="logistic_mixture", norm="post",
@@ -99,22 +99,22 @@ def exact(
     """Give the network's parameters, bits and final state in float64."""
     network = random_network(config)  # the same draws as network_of's, before rounding
     network.load_state_dict(network_of(config).state_dict())
-    classes = len(config.classes)
-    labels = torch.from_numpy(np.where(inputs.label < 0, classes, inputs.label)).long()
-    chosen, pixels = labels if classes else None, torch.from_numpy(canvas)
+    labels, pixels = torch.from_numpy(inputs.label).long(), torch.from_numpy(canvas)
     with torch.no_grad():
-        parameters = network(pixels, chosen)
+        parameters = network(pixels, labels)
         bits = network.bits_from(parameters, pixels)
-        state, _ = network.prefill(pixels, torch.full((len(canvas),), config.pixels), chosen)
-    return parameters, bits, [state.kv.transpose(0, 1), state.z.transpose(0, 1)]
+        states, _ = network.prefill(pixels, torch.full((len(canvas),), config.pixels), labels)
+    sums = [torch.stack([state[f"attention.{x}"] for state in states], 1) for x in ("kv", "z")]
+    return parameters, bits, sums
 
 
 def check(config: ModelConfig, precision: Precision) -> None:
     """Draw two images pixel by pixel, and compare all that comes of it with the definition."""
     network, inputs = network_of(config), some(config, 2)
     inputs.temperature[0] = 0
+    inputs.known[:, 0] = False  # or the first pixels would be absorbed, and not seen one by one
     decoder = TritonDecoder(network, 2, precision=precision)
-    put(decoder, [0, 1], inputs)
+    decoder.begin([0, 1], inputs)
     last = []  # the parameters of each pixel's last step
     for pixel in range(config.pixels):
         decoder.step([0, 1], 1)
@@ -153,17 +153,17 @@ def check_flights(config: ModelConfig, precision: Precision) -> None:
     expected = []
     alone = TritonDecoder(network, 1, precision=precision)
     for image in range(3):
-        put(alone, [0], inputs.rows([image]))
+        alone.begin([0], inputs.rows([image]))
         alone.step([0], config.pixels)
         expected.append((alone.canvas.tobytes(), alone.bits.tobytes()))
     decoder = TritonDecoder(network, 2, precision=precision)
-    put(decoder, [0, 1], inputs.rows([0, 1]))
-    before = decoder.canvas.copy()
+    decoder.begin([0, 1], inputs.rows([0, 1]))
+    canvas, positions = decoder.canvas.copy(), decoder.positions.copy()
     decoder.launch([0, 1], 1)
     decoder.launch([1, 0], 1)
-    assert decoder.positions.tolist() == [0, 0]
-    assert np.array_equal(decoder.canvas, before)
-    put(decoder, [0], inputs.rows([2]))
+    assert np.array_equal(decoder.positions, positions)
+    assert np.array_equal(decoder.canvas, canvas)
+    decoder.begin([0], inputs.rows([2]))
     decoder.launch([0, 1], config.pixels)
     decoder.land()
     assert decoder.positions.tolist() == [config.pixels] * 2
@@ -173,7 +173,7 @@ def check_flights(config: ModelConfig, precision: Precision) -> None:
 
 def draw(decoder: TritonDecoder, inputs: Inputs, n: int = 10**6) -> list[bytes]:
     """Draw all images in calls of ``n`` pixels; give everything that comes of it."""
-    put(decoder, list(range(len(inputs.canvas))), inputs)
+    decoder.begin(list(range(len(inputs.canvas))), inputs)
     for _ in range(0, decoder.config.pixels, n):
         decoder.step(slots_of(decoder), n)
     assert (decoder.positions == decoder.config.pixels).all()
@@ -200,7 +200,7 @@ def test_the_grid_has_every_option() -> None:
 def test_it_draws_what_the_reference_draws() -> None:
     inputs, network = some(SMALL), network_of(SMALL)
     reference = ReferenceDecoder(network, 3)
-    put(reference, [0, 1, 2], inputs)
+    reference.begin([0, 1, 2], inputs)
     reference.step([0, 1, 2], SMALL.pixels)
     decoder = TritonDecoder(network, 3, precision="float32")
     draw(decoder, inputs)
@@ -222,7 +222,7 @@ def test_extreme_numbers_stay_in_range(config: ModelConfig, scale: float) -> Non
         np.array([1e-45, 0.5, np.nextafter(np.float32(1), 0)], np.float32), inputs.noise.shape
     )
     decoder = TritonDecoder(network, len(extremes))
-    put(decoder, list(range(len(extremes))), inputs)
+    decoder.begin(list(range(len(extremes))), inputs)
     decoder.step(slots_of(decoder), 1)
     assert decoder.positions.tolist() == [1] * len(extremes)
     assert (decoder.canvas[:, 1:] == 0).all()
@@ -242,15 +242,15 @@ def test_late_writes_change_nothing(config: ModelConfig) -> None:
 @every_small
 def test_prefill_is_stepping_to_the_last_bit(config: ModelConfig) -> None:
     network, inputs = network_of(config), blank(config, 3)
-    inputs.known[:] = True
     lengths = np.array([0, 1, config.pixels - 1], np.int32)
     stepped, filled = TritonDecoder(network, 3), TritonDecoder(network, 3)
-    for decoder in (stepped, filled):
-        put(decoder, [0, 1, 2], inputs)
-    filled.prefill([-1, 0, 1, 2], [9, *lengths])
+    stepped.begin([0, 1, 2], inputs)
     for slot, length in enumerate(lengths):
         for _ in range(length):
             stepped.step([slot], 1)
+    inputs.canvas[:] = stepped.canvas
+    inputs.known[:] = np.arange(config.pixels) < lengths[:, None]
+    filled.begin([-1, 0, 1, 2], inputs.rows([0, 0, 1, 2]))
     for name in ("positions", "bits", "kv", "z"):
         assert getattr(filled, name).tobytes() == getattr(stepped, name).tobytes(), name
     assert np.array_equal(filled.positions, lengths)
@@ -270,13 +270,13 @@ def test_other_slots_are_not_read_and_not_written(config: ModelConfig) -> None:
     decoder.buffers["canvas"][others] = 77
     decoder.buffers["positions"][others] = 1
     images = {  # slots first
-        name: buffer.transpose(0, 1) if name in ("kv", "z", "waiting") else buffer
+        name: buffer.transpose(0, 1) if name in ("kv", "z", "waiting", "ring") else buffer
         for name, buffer in decoder.buffers.items()
         if 5 in buffer.shape[:2]
     }
-    assert len(images) == 10
+    assert len(images) == 14
     before = {name: buffer[others].clone() for name, buffer in images.items()}
-    put(decoder, [1, 3], inputs)
+    decoder.begin([1, 3], inputs)
     decoder.step(np.array([-1, 3, -1, 1], np.int32), 1)
     decoder.step(np.array([1, 3, -1], np.int32), config.pixels)
     decoder.step(np.array([1, 3], np.int32), 1)  # finished ones are left alone
@@ -300,12 +300,12 @@ def test_the_same_bytes_among_others(config: ModelConfig) -> None:
     expected = []
     alone = TritonDecoder(network, 1)
     for image in range(count):
-        put(alone, [0], inputs.rows([image]))
+        alone.begin([0], inputs.rows([image]))
         alone.step([0], config.pixels)
         expected.append((alone.canvas.tobytes(), alone.bits.tobytes(), alone.kv.tobytes()))
     generator = np.random.default_rng(0)
     decoder = TritonDecoder(network, width)
-    put(decoder, [0, 1], inputs.rows([2, 1]))
+    decoder.begin([0, 1], inputs.rows([2, 1]))
     decoder.step([1, 0], 1)  # cancelled after one pixel
     waiting, running = list(range(count)), dict[int, int]()
     while waiting or running:
@@ -314,43 +314,12 @@ def test_the_same_bytes_among_others(config: ModelConfig) -> None:
         if arriving := max(arriving, int(not running)):
             slots = [int(slot) for slot in generator.permutation(free)[:arriving]]
             images = [waiting.pop() for _ in slots]
-            put(decoder, slots, inputs.rows(images))
+            decoder.begin(slots, inputs.rows(images))
             running |= dict(zip(slots, images, strict=True))
         decoder.step(generator.permutation([*running, -1]), int(generator.integers(1, 4)))
         for slot in [s for s in running if decoder.positions[s] == config.pixels]:
             mine = (decoder.canvas[slot], decoder.bits[slot], decoder.kv[slot])
             assert tuple(x.tobytes() for x in mine) == expected[running.pop(slot)]
-
-
-def test_the_engine_draws_with_it() -> None:
-    """Three images, one of them begun by the caller, in two slots: the bytes are those alone."""
-    network = network_of(SMALL)
-    known = np.arange(SMALL.pixels) < 2
-    canvas = np.full((SMALL.pixels, 1), 99, np.uint8)
-    specs = [Spec(n=2, seed=7, label=1), Spec(n=1, seed=3, canvas=canvas, known=known)]
-    engine = Engine("tiny", TritonDecoder(network, 2), Limits())
-    engine.start()
-    try:
-        generations = [engine.queue.submit(spec) for spec in specs]
-        for generation in generations:
-            with engine.queue.reading(generation):
-                while not generation.finished:
-                    time.sleep(0.01)
-    finally:
-        engine.close(drain=0)
-    alone = TritonDecoder(network, 1)
-    for generation, spec in zip(generations, specs, strict=True):
-        assert generation.error is None
-        for image in generation.images:
-            noise = image_noise(image.seed, SMALL.pixels, SMALL.draws)
-            none = np.zeros(SMALL.pixels, np.bool_)
-            given = Inputs(
-                canvas[None], (none if spec.known is None else known)[None], noise[None],
-                np.ones(1, np.float32), np.array([spec.label], np.int32),
-            )  # fmt: skip
-            put(alone, [0], given)
-            alone.step([0], SMALL.pixels)
-            assert np.array_equal(image.read(0, SMALL.pixels), alone.canvas[0])
 
 
 # Input that makes no sense, and what is missing.
@@ -360,13 +329,8 @@ def test_wrong_arguments_are_refused() -> None:
     network = network_of(SMALL)
     decoder = TritonDecoder(network, 3)
     for slots in ([0, 1, 0], [3], [-2]):
-        for method in (decoder.reset, lambda rows: decoder.step(rows, 1)):
-            with pytest.raises(ValueError, match="slots must be -1 or different"):
-                method(slots)
-    decoder.known[:] = 1
-    for length in (-1, SMALL.pixels + 1):
-        with pytest.raises(ValueError, match="an image has no first"):
-            decoder.prefill([0, 1], [1, length])
+        with pytest.raises(ValueError, match="slots must be -1 or different"):
+            decoder.step(slots, 1)
     assert decoder.positions.tolist() == [0, 0, 0]
     with pytest.raises(ValueError, match="precision must be bf16 or float32, not 'int8'"):
         TritonDecoder(network, 1, precision="int8")  # type: ignore[arg-type]
@@ -538,11 +502,11 @@ class TestDevice:
         network, count = LinearTransformer(config), 10_000
         inputs = some(config, 8).rows([i % 8 for i in range(count)])
         decoder = TritonDecoder(network, count, precision=precision)
-        put(decoder, list(range(count)), inputs)
+        decoder.begin(list(range(count)), inputs)
         decoder.step(slots_of(decoder)[::-1], config.pixels)
         alone = TritonDecoder(network, 1, precision=precision)
         for row in range(8):
-            put(alone, [0], inputs.rows([row]))
+            alone.begin([0], inputs.rows([row]))
             alone.step([0], config.pixels)
             assert (decoder.canvas[row::8] == alone.canvas).all()
             assert (decoder.bits[row::8] == alone.bits).all()

@@ -193,7 +193,7 @@ class _Step:
                 "OUTPUTS": s.outputs, "CATEGORICAL": s.categorical, "LEVELS": LEVELS,
                 "M": MIXTURES, "MIN_LOG_SCALE": MIN_LOG_SCALE,
                 "MIN_WARM_LOG_SCALE": MIN_WARM_LOG_SCALE,
-                "BM": triton.next_power_of_2(MIXTURES), "BL": 32,
+                "BM": triton.next_power_of_2(MIXTURES),
             },
             num_warps=1,
         ))  # fmt: skip

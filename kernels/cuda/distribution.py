@@ -65,23 +65,6 @@ def log_sum_exp(b_x, AXIS: tl.constexpr):
 
 
 @triton.jit
-def most_likely(b_total, b_mean, b_log_scale, LEVELS: tl.constexpr, BL: tl.constexpr):
-    """Give the likeliest value under components of these log weights."""
-    value = tl.zeros([], tl.int32)
-    best = tl.full([], float("-inf"), tl.float32)
-    for i_level in range(0, LEVELS, BL):
-        o_level = i_level + tl.arange(0, BL)
-        b_scaled = o_level.to(tl.float32) / 127.5 - 1.0
-        b_each = logistic_log_prob(b_scaled[:, None], b_mean[None, :], b_log_scale[None, :])
-        b_log = log_sum_exp(b_total[None, :] + b_each, 1)
-        top = tl.max(b_log, 0)
-        at = i_level + tl.argmax(b_log, 0).to(tl.int32)
-        value = tl.where(top > best, at, value)
-        best = tl.maximum(best, top)
-    return value
-
-
-@triton.jit
 def component(
     p_parameters, i_m, first, second, c: tl.constexpr, C: tl.constexpr, M: tl.constexpr,
     MIN_LOG_SCALE: tl.constexpr,

@@ -1,12 +1,12 @@
 """The end of a decode step: from the head's parameters to values, bits and positions.
 
 One program a row. The two heads, and sampling from them by inverse CDF, are defined with the
-model; here the channels of a step are decided in turn, each value either the caller's (known), the
-likeliest (temperature 0) or drawn, and its cost at temperature 1 is counted on the way.
+model; here the channels of a step are decided in turn, each value either the caller's (known) or
+drawn, and its cost at temperature 1 is counted on the way.
 
-Guided images, and those cut to their likeliest values, are drawn from the 256 values of each
-channel instead, before their cost is counted as if they had been known. A guided image's twin is
-the row after it, and goes where its image's program leads it.
+Images that are guided, cut to their likeliest values or at temperature 0 are drawn from the 256
+values of each channel instead, and their cost is counted afterwards as if they had been known. A
+guided image's twin is the row after it, and goes where its image's program leads it.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -22,7 +22,6 @@ from scanline.kernels.cuda.distribution import (
     log_sum_exp,
     logistic_log_prob,
     mixture_log_probs,
-    most_likely,
     tanh,
 )
 from scanline.kernels.cuda.state import row_of
@@ -43,17 +42,17 @@ def logits(p_parameters, p_tables, first, second, c: tl.constexpr, LEVELS: tl.co
 
 @triton.jit
 def shape_categorical(
-    p_parameters, p_unlabelled, p_tables, p_values, p_noise, temperature, top_p, guidance, guided,
-    C: tl.constexpr, LEVELS: tl.constexpr,
+    p_parameters, p_tables, p_values, p_noise, temperature, top_p, guidance, rows,
+    C: tl.constexpr, OUTPUTS: tl.constexpr, LEVELS: tl.constexpr,
 ):  # fmt: skip
-    """Draw C values, tempered, guided, and cut to the likeliest."""
+    """Draw C values, tempered, guided by the second of two rows, and cut to the likeliest."""
     heat = tl.where(temperature == 0, 1.0, temperature)
     first, second = tl.zeros([], tl.int32), tl.zeros([], tl.int32)
     for c in tl.static_range(C):
-        b_log = logits(p_parameters, p_tables, first, second, c, LEVELS) / heat
-        if guided:
-            b_without = logits(p_unlabelled, p_tables, first, second, c, LEVELS) / heat
-            b_log = guidance * b_log + (1.0 - guidance) * b_without
+        b_log = tl.zeros([LEVELS], tl.float32)
+        for row in range(rows):
+            b_mine = logits(p_parameters + row * OUTPUTS, p_tables, first, second, c, LEVELS) / heat
+            b_log += tl.where(row == 0, guidance, 1.0 - guidance) * b_mine
         value = draw(b_log, tl.load(p_noise + c), temperature == 0, top_p, LEVELS)
         tl.store(p_values + c, value.to(tl.uint8))
         if c == 0:
@@ -64,23 +63,21 @@ def shape_categorical(
 
 @triton.jit
 def shape_mixture(
-    p_parameters, p_unlabelled, p_values, p_noise, temperature, top_p, guidance, guided,
-    C: tl.constexpr, LEVELS: tl.constexpr, M: tl.constexpr, MIN_LOG_SCALE: tl.constexpr,
-    MIN_WARM_LOG_SCALE: tl.constexpr,
+    p_parameters, p_values, p_noise, temperature, top_p, guidance, rows,
+    C: tl.constexpr, OUTPUTS: tl.constexpr, LEVELS: tl.constexpr, M: tl.constexpr,
+    MIN_LOG_SCALE: tl.constexpr, MIN_WARM_LOG_SCALE: tl.constexpr,
 ):  # fmt: skip
-    """Draw C values, tempered, guided, and cut to the likeliest; no component is drawn first."""
+    """Draw C values as ``shape_categorical`` does; no component is drawn first."""
     heat = tl.where(temperature == 0, 1.0, temperature)
     first, second = tl.zeros([], tl.float32), tl.zeros([], tl.float32)
     for c in tl.static_range(C):
-        b_log = mixture_log_probs(
-            p_parameters, first, second, heat, c, C, LEVELS, M, MIN_LOG_SCALE, MIN_WARM_LOG_SCALE
-        )
-        if guided:
-            b_without = mixture_log_probs(
-                p_unlabelled, first, second, heat, c, C, LEVELS, M, MIN_LOG_SCALE,
+        b_log = tl.zeros([LEVELS], tl.float32)
+        for row in range(rows):
+            b_mine = mixture_log_probs(
+                p_parameters + row * OUTPUTS, first, second, heat, c, C, LEVELS, M, MIN_LOG_SCALE,
                 MIN_WARM_LOG_SCALE,
             )  # fmt: skip
-            b_log = guidance * b_log + (1.0 - guidance) * b_without
+            b_log += tl.where(row == 0, guidance, 1.0 - guidance) * b_mine
         value = draw(b_log, tl.load(p_noise + 1 + c), temperature == 0, top_p, LEVELS)
         tl.store(p_values + c, value.to(tl.uint8))
         scaled = value.to(tl.float32) / 127.5 - 1.0
@@ -97,7 +94,6 @@ def decide_categorical(
 ):  # fmt: skip
     """Decide C values, each from its own logits; gives their nats."""
     o_level = tl.arange(0, LEVELS)
-    heat = tl.where(temperature == 0, 1.0, temperature)
     nats = tl.zeros([], tl.float32)
     first, second = tl.zeros([], tl.int32), tl.zeros([], tl.int32)
     for c in tl.static_range(C):
@@ -105,11 +101,9 @@ def decide_categorical(
         b_away = b_logit - tl.max(b_logit, 0)
         if known:
             value = tl.load(p_values + c).to(tl.int32)
-        elif temperature == 0:
-            value = tl.minimum(tl.maximum(tl.argmax(b_logit, 0).to(tl.int32), 0), LEVELS - 1)
         else:
             u = tl.load(p_noise + c)
-            value = inverse_cdf(tl.exp(b_away / heat), o_level >= 0, u, LEVELS - 1)
+            value = inverse_cdf(tl.exp(b_away / temperature), o_level >= 0, u, LEVELS - 1)
         tl.store(p_values + c, value.to(tl.uint8))
         nats += tl.log(tl.sum(tl.exp(b_away), 0))
         nats -= tl.sum(tl.where(o_level == value, b_away, 0.0), 0)
@@ -124,7 +118,7 @@ def decide_categorical(
 def decide_mixture(
     p_parameters, p_values, p_noise, known, temperature,
     C: tl.constexpr, LEVELS: tl.constexpr, M: tl.constexpr, MIN_LOG_SCALE: tl.constexpr,
-    BM: tl.constexpr, BL: tl.constexpr,
+    BM: tl.constexpr,
 ):  # fmt: skip
     """Decide C values from one mixture of M logistics a channel; gives their nats."""
     o_m = tl.arange(0, BM)
@@ -149,8 +143,6 @@ def decide_mixture(
             b_mean += tanh(tl.load(p_pair + M + o_m, mask=m_m, other=0.0)) * second
         if known:
             value = tl.load(p_values + c).to(tl.int32)
-        elif temperature == 0:
-            value = most_likely(b_total, b_mean, b_log_scale, LEVELS, BL)
         else:
             u = tl.load(p_noise + 1 + c)
             m_mine = o_m == component
@@ -178,7 +170,7 @@ def sample_kernel(
     T: tl.constexpr, PARTS: tl.constexpr, FIRST: tl.constexpr, FIRST_VALUE: tl.constexpr,
     C: tl.constexpr, DRAWS: tl.constexpr, OUTPUTS: tl.constexpr, CATEGORICAL: tl.constexpr,
     LEVELS: tl.constexpr, M: tl.constexpr, MIN_LOG_SCALE: tl.constexpr,
-    MIN_WARM_LOG_SCALE: tl.constexpr, BM: tl.constexpr, BL: tl.constexpr,
+    MIN_WARM_LOG_SCALE: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
     """Decide what one step decides, add up the pixel's bits, and move on after its last step."""
     i_b = tl.program_id(0).to(tl.int64)
@@ -199,17 +191,18 @@ def sample_kernel(
         p_uniform = p_noise + (slot * (T * PARTS) + step) * DRAWS
         temperature = tl.load(p_temperature + slot)
         top_p = tl.load(p_top_p + slot)
-        if (known == 0) & ((twin >= 0) | (top_p < 1.0)):
+        if (known == 0) & ((twin >= 0) | (top_p < 1.0) | (temperature == 0)):
             guidance = tl.load(p_guidance + slot)
+            rows = 1 + (twin >= 0).to(tl.int32)
             if CATEGORICAL:
                 shape_categorical(
-                    p_mine, p_mine + OUTPUTS, p_tables, p_values, p_uniform, temperature, top_p,
-                    guidance, twin >= 0, C, LEVELS,
+                    p_mine, p_tables, p_values, p_uniform, temperature, top_p, guidance, rows,
+                    C, OUTPUTS, LEVELS,
                 )  # fmt: skip
             else:
                 shape_mixture(
-                    p_mine, p_mine + OUTPUTS, p_values, p_uniform, temperature, top_p, guidance,
-                    twin >= 0, C, LEVELS, M, MIN_LOG_SCALE, MIN_WARM_LOG_SCALE,
+                    p_mine, p_values, p_uniform, temperature, top_p, guidance, rows,
+                    C, OUTPUTS, LEVELS, M, MIN_LOG_SCALE, MIN_WARM_LOG_SCALE,
                 )  # fmt: skip
             tl.debug_barrier()  # one thread has written what all read
             known = known | True
@@ -220,7 +213,7 @@ def sample_kernel(
         else:
             nats = decide_mixture(
                 p_mine, p_values, p_uniform, known, temperature,
-                C, LEVELS, M, MIN_LOG_SCALE, BM, BL,
+                C, LEVELS, M, MIN_LOG_SCALE, BM,
             )  # fmt: skip
     elif not known:  # the network does not model this value
         tl.store(p_values, tl.full([], FIRST_VALUE, tl.uint8))

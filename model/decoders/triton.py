@@ -234,8 +234,9 @@ class TritonDecoder(Decoder):
                 flight.done.synchronize()
             same = self._ages[flight.slots] == flight.ages
             new = flight.new[same].ravel()
-            values = flight.values.numpy().reshape(*flight.new.shape, -1)
-            self.canvas.reshape(-1, self.config.channels)[new] = values[same].reshape(len(new), -1)
+            C = self.config.channels
+            values = flight.values.numpy().reshape(*flight.new.shape, C)
+            self.canvas.reshape(-1, C)[new] = values[same].reshape(-1, C)
             self.bits.reshape(-1)[new] = flight.bits.numpy().reshape(flight.new.shape)[same].ravel()
             self.positions[flight.slots[same]] = flight.positions[same]
 

@@ -1,0 +1,55 @@
+"""The engine over the Triton decoder: in Triton's interpreter, or on a CUDA device."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+import torch
+
+triton = pytest.importorskip("triton")
+
+from scanline.model.decoders.contract import Inputs  # noqa: E402
+from scanline.model.decoders.triton import TritonDecoder  # noqa: E402
+from scanline.model.noise import image_noise  # noqa: E402
+from scanline.service.engine import Engine  # noqa: E402
+from scanline.service.generation import Spec  # noqa: E402
+from scanline.service.queue import Limits  # noqa: E402
+from tests.conftest import tiny_config  # noqa: E402
+from tests.test_decoder import network_of  # noqa: E402
+
+if not (triton.knobs.runtime.interpret or torch.cuda.is_available()):
+    pytest.skip("needs TRITON_INTERPRET=1 or a CUDA device", allow_module_level=True)
+
+SMALL = tiny_config(height=2, width=2, n_layers=1, classes=("cat", "dog"), short_conv="2x3")
+
+
+def test_the_engine_draws_with_it() -> None:
+    """Three images, one of them begun by the caller, in two slots: the bytes are those alone."""
+    network = network_of(SMALL)
+    known = np.arange(SMALL.pixels) < 2
+    canvas = np.full((SMALL.pixels, 1), 99, np.uint8)
+    specs = [Spec(n=2, seed=7, label=1), Spec(n=1, seed=3, canvas=canvas, known=known)]
+    engine = Engine("tiny", TritonDecoder(network, 2), Limits())
+    engine.start()
+    try:
+        generations = [engine.queue.submit(spec) for spec in specs]
+        for generation in generations:
+            with engine.queue.reading(generation):
+                while not generation.finished:
+                    time.sleep(0.01)
+    finally:
+        engine.close(drain=0)
+    alone = TritonDecoder(network, 1)
+    for generation, spec in zip(generations, specs, strict=True):
+        assert generation.error is None
+        for image in generation.images:
+            noise = image_noise(image.seed, SMALL.pixels, SMALL.draws)
+            none = np.zeros(SMALL.pixels, np.bool_)
+            given = Inputs.blank(SMALL, 1)
+            given.canvas[:], given.noise[:], given.label[:] = canvas, noise, spec.label
+            given.known[:] = none if spec.known is None else known
+            alone.begin([0], given)
+            alone.step([0], SMALL.pixels)
+            assert np.array_equal(image.read(0, SMALL.pixels), alone.canvas[0])

@@ -1,0 +1,264 @@
+"""Guidance, ``top_p`` and forks in the Triton decoder, under the interpreter or on a device.
+
+``test_shaping.py`` has what every backend promises; here are its essential cases, small enough for
+the interpreter, and the sampling kernel alone beside the head that defines it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+triton = pytest.importorskip("triton")
+
+from scanline.kernels.cuda.decode import plan  # noqa: E402
+from scanline.kernels.cuda.sizes import allocate, allocate_weights  # noqa: E402
+from scanline.model.config import ModelConfig  # noqa: E402
+from scanline.model.decoders.contract import Inputs  # noqa: E402
+from scanline.model.decoders.packing import fill, sizes_of  # noqa: E402
+from scanline.model.decoders.reference import ReferenceDecoder  # noqa: E402
+from scanline.model.decoders.triton import TritonDecoder, find_device  # noqa: E402
+from scanline.model.network import LinearTransformer  # noqa: E402
+from tests.conftest import assert_close, tiny_config  # noqa: E402
+from tests.test_decoder import blank, masked, network_of  # noqa: E402
+
+INTERPRETED = bool(triton.knobs.runtime.interpret)
+if not (INTERPRETED or torch.cuda.is_available()):
+    pytest.skip("needs TRITON_INTERPRET=1 or a CUDA device", allow_module_level=True)
+pytestmark = [] if INTERPRETED else [pytest.mark.gpu]
+
+GREY = tiny_config(height=2, width=2, n_layers=1, classes=("cat", "dog"), short_conv="2x3")
+RGB = replace(GREY, channels=3, head="logistic_mixture", encoding="linear")
+SUBPIXEL = replace(RGB, order="subpixel", norm="post", width=2, height=1)
+KINDS = {"grey": GREY, "rgb": RGB, "subpixel": SUBPIXEL}
+every_kind = pytest.mark.parametrize("config", KINDS.values(), ids=KINDS.keys())
+HEADS = {
+    "categorical": GREY,
+    "categorical RGB": replace(GREY, channels=3),
+    "mixture": replace(GREY, head="logistic_mixture"),
+    "mixture RGB": RGB,
+}
+every_head = pytest.mark.parametrize("config", HEADS.values(), ids=HEADS.keys())
+
+
+def sampled(
+    network: LinearTransformer, parameters: Tensor, unlabelled: Tensor, inputs: Inputs
+) -> NDArray[np.uint8]:
+    """Draw the first step's values with the sampling kernel alone; twins follow their images."""
+    s, device = sizes_of(network.config, "float32"), find_device()
+    weights, count = allocate_weights(s, device), len(parameters)
+    fill(weights, network)
+    buffers = allocate(s, 2 * count, device)
+    slots = torch.arange(2 * count).view(2, count).t().flatten()  # an image, its twin
+    guided = inputs.guidance != 1
+    for name in ("temperature", "top_p", "guidance", "noise", "canvas"):
+        buffers[name][:count] = torch.from_numpy(getattr(inputs, name)).to(device)
+    for name in ("positions", "bits", "known"):
+        buffers[name].zero_()
+    buffers["twin"].fill_(-1)
+    twins = np.where(guided, np.arange(count, 2 * count), -1)
+    buffers["twin"][:count] = torch.from_numpy(twins).to(device, torch.int32)
+    buffers["slots"].fill_(-1)
+    there = torch.from_numpy(np.stack([np.ones_like(guided), guided], 1).ravel())
+    buffers["slots"][: 2 * count] = torch.where(there, slots, -1).to(device, torch.int32)
+    buffers["parameters"].fill_(torch.nan)
+    both = torch.stack([parameters, unlabelled], 1).flatten(0, 1)
+    buffers["parameters"][: 2 * count] = both.to(device)
+    launch = plan(s, weights, buffers)[-1]
+    assert launch.name == "sample"
+    launch.run(2 * count, 0)
+    values: NDArray[np.uint8] = buffers["canvas"].cpu().numpy()[:, 0]
+    twin_values = values[count:][guided]
+    assert np.array_equal(twin_values, values[:count][guided])
+    assert np.array_equal(buffers["positions"].cpu().numpy()[count:], guided.astype(np.int32))
+    return values[:count]
+
+
+def head_parameters(config: ModelConfig, rows: int, seed: int) -> Tensor:
+    """Give parameters of distributions that are neither flat nor one value."""
+    generator = torch.Generator().manual_seed(seed)
+    parameters = torch.randn(rows, config.head_outputs, generator=generator)
+    if config.head == "categorical":
+        parameters[..., 40:] -= 4
+    else:
+        parameters[:, 10 * (1 + config.channels) : 10 * (1 + 2 * config.channels)] -= 2
+    return parameters
+
+
+@every_head
+def test_the_kernel_draws_what_the_head_draws(config: ModelConfig) -> None:
+    """From the same parameters and uniforms the same values, in every mixture of shapes."""
+    network = network_of(config)
+    inputs = blank(config, 20)
+    inputs.temperature[:] = np.resize(np.array([1, 0.7, 0, 1.3], np.float32), 20)
+    inputs.top_p[:] = np.resize(np.array([1, 0.5, 1, 0.02, 0.95], np.float32), 20)
+    inputs.guidance[:] = np.repeat(np.array([1, 2.5, 0, 1, 10], np.float32), 4)
+    parameters, unlabelled = (head_parameters(config, 20, seed) for seed in (1, 2))
+    parameters[7:9] = parameters[7:9].round()  # many equal weights
+    unlabelled[7:9] = unlabelled[7:9].round()
+    parameters[12, :] = 0
+    expected = network.head.sample(
+        parameters, torch.from_numpy(inputs.noise[:, 0]), torch.from_numpy(inputs.temperature),
+        torch.from_numpy(inputs.top_p), torch.from_numpy(inputs.guidance), unlabelled,
+    )  # fmt: skip
+    drawn = sampled(network, parameters, unlabelled, inputs)
+    assert np.array_equal(drawn, expected.numpy())
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, under the interpreter
+@every_head
+def test_what_is_no_number_stays_in_range(config: ModelConfig) -> None:
+    network, inputs = network_of(config), blank(config, 4)
+    inputs.top_p[:] = [0.5, 1e-30, 1, 0.5]
+    inputs.guidance[:] = [1, 1, 10, 0]
+    parameters, unlabelled = (head_parameters(config, 4, seed) for seed in (1, 2))
+    parameters[:2] = torch.nan
+    parameters[2] *= 1e30
+    unlabelled[3] = torch.inf
+    sampled(network, parameters, unlabelled, inputs)  # twins and neighbours are checked there
+
+
+@every_head
+@pytest.mark.parametrize(("g", "top_p", "temperature"), [(1, 0.6, 1), (2.5, 0.8, 0.7)])
+def test_frequencies_are_those_of_the_definition(
+    config: ModelConfig, g: float, top_p: float, temperature: float
+) -> None:
+    """The first channel's values of one distribution, drawn again and again, by chi-square."""
+    count = 160
+    network, inputs = network_of(config), blank(config, count)
+    inputs.temperature[:], inputs.top_p[:], inputs.guidance[:] = temperature, top_p, g
+    given, without = (head_parameters(config, 1, seed) for seed in (1, 2))
+    if config.head == "categorical":
+        for parameters in (given, without):
+            parameters[:, 6:] -= 20  # few values, each drawn often
+    drawn = sampled(network, given.expand(count, -1), without.expand(count, -1), inputs)
+    with torch.no_grad():
+        nothing = torch.zeros(1, config.step_channels, dtype=torch.long)
+        heat = torch.tensor([temperature], dtype=torch.float64)
+        logs = [
+            network.head.double().log_probs(one.double(), 0, nothing, heat)[0].numpy()
+            for one in (given, without)
+        ]
+    weights = np.exp(g * logs[0] + (1 - g) * logs[1])
+    weights /= weights.sum()
+    order = np.argsort(-weights, kind="stable")
+    kept = np.cumsum(weights[order]) - weights[order] < top_p
+    expected = np.zeros(256)
+    expected[order[kept]] = count * weights[order[kept]] / weights[order[kept]].sum()
+    seen = np.bincount(drawn[:, 0], minlength=256)
+    assert not seen[expected == 0].any()
+    # Neighbouring values are counted together until eight are expected.
+    groups = (np.cumsum(expected) / 8).astype(int)
+    counts = [(seen[groups == i].sum(), expected[groups == i].sum()) for i in np.unique(groups)]
+    square = sum((mine - wished) ** 2 / wished for mine, wished in counts if wished > 1)
+    freedom = len(counts) - 1
+    assert freedom >= 2
+    assert square < freedom + 5 * np.sqrt(2 * freedom)
+
+
+def shaped(config: ModelConfig, count: int) -> Inputs:
+    """Give images of which every other is guided, and some are cut; twins come after all."""
+    inputs = masked(config, count, seed=5)
+    inputs.label[:] = np.arange(count) % 2
+    inputs.temperature[:] = np.resize(np.array([1, 0.8, 0], np.float32), count)
+    inputs.guidance[:] = np.resize(np.array([2, 1, 0.5, 1], np.float32), count)
+    inputs.top_p[:] = np.resize(np.array([1, 0.5, 0.9], np.float32), count)
+    inputs.twin[:] = np.where(inputs.guidance != 1, np.arange(count, 2 * count), -1)
+    return inputs
+
+
+@every_kind
+def test_guided_images_are_those_of_the_reference(config: ModelConfig) -> None:
+    """Pixels, and bits, which are those of the labelled model unguided; twins go along."""
+    network, inputs, count = network_of(config), shaped(config, 3), 3
+    decoders = ReferenceDecoder(network, 6), TritonDecoder(network, 6, precision="float32")
+    for decoder in decoders:
+        decoder.begin(np.arange(count), inputs)
+        decoder.step(np.arange(count), config.pixels)
+    reference, mine = decoders
+    assert np.array_equal(mine.canvas[:count], reference.canvas[:count])
+    assert mine.positions.tolist() == reference.positions.tolist()
+    with torch.no_grad():
+        labels = torch.from_numpy(inputs.label).long()
+        bits = network.bits(torch.from_numpy(mine.canvas[:count]), labels)
+    assert_close(torch.from_numpy(mine.bits[:count]), bits, torch.float32)
+    for image, twin in enumerate(inputs.twin):
+        if twin >= 0:
+            assert np.array_equal(mine.canvas[twin], mine.canvas[image])
+            assert np.array_equal(mine.bits[twin], mine.bits[image])
+
+
+@every_kind
+def test_guided_images_among_others_draw_the_same_bytes(config: ModelConfig) -> None:
+    """In any slots and company, begun at any time; a twin's slot has been another's before."""
+    network, count = network_of(config), 3
+    inputs = shaped(config, count)
+    expected = []
+    alone = TritonDecoder(network, 2)
+    for row in range(count):
+        one = inputs.rows([row])
+        one.twin[:] = np.where(one.guidance != 1, 1, -1)
+        alone.begin([0], one)
+        alone.step([0], config.pixels)
+        expected.append((alone.canvas[0].tobytes(), alone.bits[0].tobytes()))
+    decoder = TritonDecoder(network, 8)
+    slots = np.array([6, 1, 4])
+    inputs.twin[:] = np.where(inputs.guidance != 1, [0, -1, 7], -1)
+    decoder.begin([0, 7], blank(config, 2))
+    decoder.step([7, 0], 1)
+    decoder.begin(slots[1:], inputs.rows([1, 2]))
+    decoder.step([4, -1, 1], 1)
+    decoder.begin(slots[:1], inputs.rows([0]))
+    decoder.step([1, 4, 6], 1)
+    decoder.step([6, 4, 1], config.pixels)
+    for slot, bytes_alone in zip(slots, expected, strict=True):
+        assert (decoder.canvas[slot].tobytes(), decoder.bits[slot].tobytes()) == bytes_alone
+
+
+@every_kind
+def test_a_fork_goes_on_with_the_bytes_of_its_source(config: ModelConfig) -> None:
+    """To two slots, twins with them, after each number of pixels; then each at its own pace."""
+    network, inputs = network_of(config), masked(config, 1, seed=3)
+    inputs.label[:], inputs.guidance[:], inputs.twin[:] = 1, 2.0, 1
+    inputs.known[:, 0] = False
+    decoder = TritonDecoder(network, 6)
+    for forked_after in range(config.pixels):
+        decoder.begin([0], inputs)
+        decoder.step([0], forked_after)
+        decoder.fork([0, 0], [3, 4], [5, 2])
+        decoder.step([3], 1)
+        decoder.step([0, 4, 3], config.pixels)
+        for copies in ([3, 4], [5, 2, 1]):
+            for copy in copies:
+                assert np.array_equal(decoder.canvas[copy], decoder.canvas[0])
+                assert np.array_equal(decoder.bits[copy], decoder.bits[0])
+        for sums in (decoder.kv, decoder.z):
+            assert sums[3].tobytes() == sums[4].tobytes() == sums[0].tobytes()
+            assert sums[5].tobytes() == sums[2].tobytes() == sums[1].tobytes()
+    assert (decoder.positions == config.pixels).all()
+
+
+def test_a_fork_with_other_noise_draws_something_else() -> None:
+    network, inputs = network_of(GREY), blank(GREY, 1)
+    decoder = TritonDecoder(network, 2)
+    decoder.begin([0], inputs)
+    decoder.step([0], 1)
+    decoder.fork([0], [1])
+    decoder.renew([1], blank(GREY, 1, seed=9).noise)
+    decoder.step([0, 1], GREY.pixels)
+    assert np.array_equal(decoder.canvas[0, 0], decoder.canvas[1, 0])
+    assert not np.array_equal(decoder.canvas[0], decoder.canvas[1])
+
+
+def test_a_slot_is_not_named_beside_the_image_whose_twin_it_is() -> None:
+    inputs = blank(GREY, 1)
+    inputs.label[:], inputs.guidance[:], inputs.twin[:] = 1, 2.0, 1
+    decoder = TritonDecoder(network_of(GREY), 2)
+    decoder.begin([0], inputs)
+    with pytest.raises(ValueError, match="slots must be -1 or different"):
+        decoder.step([0, 1], 1)
