@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from scanline.model.checkpoint import SHIPPED, Checkpoint, save_checkpoint
+from scanline.model.checkpoint import SHIPPED, Checkpoint, Defaults, save_checkpoint
 from scanline.model.data.published import Dataset
 from scanline.model.evaluation import Evaluation, evaluate
 
@@ -38,8 +38,17 @@ def record_figure(
     """Write a figure into the facts of a folder's checkpoint, the shipped ones' by default."""
     key = "test_with_label" if with_label else "test"
     known = dataclasses.asdict(figure) | {"data": data.name, "note": data.note}
+    _record(checkpoint, folder, key, known)
+
+
+def record_defaults(checkpoint: Checkpoint, folder: Path | None, defaults: Defaults) -> None:
+    """Write how a checkpoint's images are drawn where nobody says otherwise into its facts."""
+    _record(checkpoint, folder, "defaults", defaults._asdict())
+
+
+def _record(checkpoint: Checkpoint, folder: Path | None, key: str, fact: dict[str, Any]) -> None:
     path = (folder or SHIPPED) / f"{checkpoint.name}.safetensors"
-    save_checkpoint(path, checkpoint.model.cpu(), checkpoint.facts | {key: known})
+    save_checkpoint(path, checkpoint.model.cpu(), checkpoint.facts | {key: fact})
 
 
 def known_figure(facts: Mapping[str, Any]) -> float | None:

@@ -16,13 +16,18 @@ BATCH = 16  # pictures scored at once: bounds the memory that one request takes
 
 @torch.inference_mode()
 def pixel_bits(
-    network: LinearTransformer, canvases: NDArray[np.uint8], label: int
+    network: LinearTransformer, canvases: NDArray[np.uint8], label: int | NDArray[np.integer]
 ) -> NDArray[np.float32]:
-    """Give the exact cost of each pixel of some pictures: uint8 ``[B, T, C]`` → ``[B, T]``."""
+    """Give the exact cost of each pixel of some pictures: uint8 ``[B, T, C]`` → ``[B, T]``.
+
+    ``label`` is a class or -1, one for all or one a picture.
+    """
+    labels = np.broadcast_to(label, len(canvases)).astype(np.int64)
     parts: list[NDArray[np.float32]] = []
     for first in range(0, len(canvases), BATCH):
-        batch = torch.from_numpy(canvases[first : first + BATCH])
-        parts.append(network.bits(batch, torch.full((len(batch),), label)).numpy())
+        batch = slice(first, first + BATCH)
+        bits = network.bits(torch.from_numpy(canvases[batch]), torch.from_numpy(labels[batch]))
+        parts.append(bits.numpy())
     return np.concatenate(parts)
 
 

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAX_SEED = 2**64 - 1
+RANDOM = "random"  # the label of "a class chosen by each image's seed"
 # Streams of Philox beside those of the particles, which are counted from 0.
 _RESAMPLING, _LABEL = 2**32, 2**32 + 1
 _BITS = 23  # so that (k + 1/2) / 2²³ is exact in float32 and never 0 or 1

@@ -56,6 +56,23 @@ def test_data(
     return load_dataset(dataset or known, "test", data_dir, download=download)
 
 
+def judging_data(
+    config: ModelConfig,
+    dataset: str | None,
+    images: Path | None,
+    data_dir: Path | None,
+    download: bool,
+) -> tuple[Dataset, Dataset]:
+    """Read what a judge learns from, and what it compares with: of a folder, nine tenths and one.
+
+    Else the training and the test set of what ``test_data`` would choose.
+    """
+    test = test_data(config, dataset, images, data_dir, download)
+    if images is not None:
+        return split_validation(test, 0.1, seed=0)
+    return load_dataset(test.name, "train", data_dir, download=download), test
+
+
 def choose_network(
     preset: str | None,
     data: Dataset,

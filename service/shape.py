@@ -6,9 +6,8 @@ from typing import NamedTuple
 
 from scanline.model.checkpoint import Defaults
 from scanline.model.config import MAX_GUIDANCE, NO_LABEL, ModelConfig
+from scanline.model.noise import RANDOM
 from scanline.model.particles import MAX_PARTICLES
-
-RANDOM = "random"  # the label of "a class chosen by each image's seed"
 
 
 class ShapeError(ValueError):

@@ -104,6 +104,13 @@ def test_without_a_server(tmp_path: Path) -> None:
     assert size(tmp_path / "completions.png") == ((3 * 30 - 2) * 4,) * 2
 
 
+def test_in_python_without_a_server(tmp_path: Path) -> None:
+    (notebook,) = blocks("python", "## Without a server")
+    bits = run([sys.executable, "-c", notebook], tmp_path)
+    assert len(bits.strip(" []\n").split()) == 8
+    assert size(tmp_path / "threes.png") == (8 * 28, 2 * 28)
+
+
 def commands() -> list[list[str]]:
     """Every other `scanline` command in README, as words."""
     found = re.findall(r"^\.venv/bin/scanline (.*?)(?:\s+#.*)?$", README, re.MULTILINE)

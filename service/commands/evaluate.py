@@ -1,19 +1,26 @@
-"""``scanline evaluate``."""
+"""``scanline evaluate``: a model's likelihood of real images, or a judge's view of its samples."""
 
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from scanline.service.commands.options import (
     DataDir,
     Download,
+    Guidance,
     ImagesDir,
     ModelName,
+    TopP,
     WeightsDir,
 )
+
+if TYPE_CHECKING:
+    from scanline.model.checkpoint import Checkpoint, Defaults
+    from scanline.model.data.published import Dataset
+    from scanline.model.evaluation import Evaluation
 
 
 def evaluate(
@@ -22,30 +29,111 @@ def evaluate(
         str | None, typer.Option(help="mnist or cifar10; by the model's name")
     ] = None,
     images: ImagesDir = None,
-    label: Annotated[bool, typer.Option("--label", help="Give the true label too.")] = False,
+    label: Annotated[
+        bool, typer.Option("--label", help="Give the true label too; to samples, each in turn.")
+    ] = False,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many.")] = None,
     record: Annotated[
         bool, typer.Option("--record", help="Write the figure into the checkpoint's metadata.")
+    ] = False,
+    samples: Annotated[
+        int | None,
+        typer.Option(
+            min=2,
+            help="Judge so many drawn images instead, by a classifier that is trained the first "
+            "time and kept.",
+        ),
+    ] = None,
+    guidance: Guidance = None,
+    top_p: TopP = None,
+    temperature: Annotated[
+        float | None, typer.Option(min=0.0, max=2.0, help="Of samples; 1 if none.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Sample j has seed + j; 0 if none.")
+    ] = None,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="How often the classifier sees its training images.")
+    ] = None,
+    set_defaults: Annotated[
+        bool, typer.Option("--set-defaults", help="Make this guidance and top_p the model's own.")
     ] = False,
     weights: WeightsDir = None,
     data_dir: DataDir = None,
     download: Download = False,
 ) -> None:
-    """Measure a model's exact bits/dim on a test set, with its standard error."""
-    from tqdm import tqdm
+    """Measure a model's exact bits/dim on a test set, or judge its samples."""
+    from scanline.model.checkpoint import Defaults, load_one
+    from scanline.model.figures import record_defaults, record_figure
+    from scanline.model.runs import judging_data, test_data
+    from scanline.service.shape import settle
 
-    from scanline.model.checkpoint import load_one
-    from scanline.model.figures import measure, record_figure
-    from scanline.model.runs import test_data
-
+    of_samples = {
+        "--guidance": guidance, "--top-p": top_p, "--temperature": temperature, "--seed": seed,
+        "--epochs": epochs, "--set-defaults": set_defaults or None,
+    }  # fmt: skip
+    if samples and (record or limit):
+        raise ValueError("--samples judges drawn images: leave --record and --limit out")
+    if not samples and (alone := [name for name, value in of_samples.items() if value is not None]):
+        raise ValueError(f"{', '.join(alone)}: only with --samples, which is how many to judge")
     if record and limit:
         raise ValueError("--record is for the whole set: leave --limit out")
     checkpoint = load_one(weights, model)
-    data = test_data(checkpoint.model.config, dataset, images, data_dir, download)
-    data = data.take(slice(limit)) if limit else data
+    config, own = checkpoint.model.config, checkpoint.defaults
+    if samples is None:
+        data = test_data(config, dataset, images, data_dir, download)
+        data = data.take(slice(limit)) if limit else data
+        figure = _measure(checkpoint, data, label)
+        if record:
+            record_figure(checkpoint, weights, data, figure, with_label=label)
+        return
+    shape = settle(config, own, 0 if label else None, top_p, guidance)
+    training, test = judging_data(config, dataset, images, data_dir, download)
+    style = Defaults(shape.guidance, shape.top_p)
+    heat = 1.0 if temperature is None else temperature
+    _judge(checkpoint, training, test, samples, label, style, heat, seed or 0, epochs)
+    if set_defaults:
+        record_defaults(
+            checkpoint, weights, style if label else style._replace(guidance=own.guidance)
+        )
+
+
+def _measure(checkpoint: Checkpoint, data: Dataset, with_label: bool) -> Evaluation:
+    from tqdm import tqdm
+
+    from scanline.model.figures import measure
+
     with tqdm(total=len(data), unit="image", file=sys.stderr) as bar:
-        result = measure(checkpoint, data, with_label=label, progress=bar.update)
-    how = "with the true label" if label else "without a label"
-    typer.echo(f"{checkpoint.name}: {result}, {how}" + (f" ({data.note})" if data.note else ""))
-    if record:
-        record_figure(checkpoint, weights, data, result, with_label=label)
+        figure = measure(checkpoint, data, with_label=with_label, progress=bar.update)
+    how = "with the true label" if with_label else "without a label"
+    typer.echo(f"{checkpoint.name}: {figure}, {how}" + (f" ({data.note})" if data.note else ""))
+    return figure
+
+
+def _judge(
+    checkpoint: Checkpoint, training: Dataset, test: Dataset, samples: int, with_label: bool,
+    style: Defaults, temperature: float, seed: int, epochs: int | None,
+) -> None:  # fmt: skip
+    import torch
+    from tqdm import tqdm
+
+    from scanline.model.judge.classifier import Recipe, trained
+    from scanline.model.judge.judging import judge
+
+    recipe = Recipe.suited(training, epochs)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    with tqdm(
+        total=recipe.epochs * len(training), unit="image", desc="classifier", file=sys.stderr,
+        leave=False, delay=1,
+    ) as bar:  # fmt: skip
+        classifier = trained(training, recipe, device, bar.update)
+    with tqdm(total=2 * samples, unit="image", desc="samples", file=sys.stderr) as bar:
+        verdict = judge(
+            checkpoint, classifier, training, test, samples, with_label=with_label, style=style,
+            temperature=temperature, seed=seed, progress=bar.update,
+        )  # fmt: skip
+    of = f"each class in turn, guidance {style.guidance:g}" if with_label else "no label"
+    typer.echo(
+        f"{checkpoint.name}, {samples:,} samples, {of}, top_p {style.top_p:g}, temperature "
+        f"{temperature:g}, seeds from {seed}:\n{verdict}"
+    )

@@ -1,0 +1,216 @@
+"""Pictures as arrays, without a server: drawn, completed and scored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scanline.model.checkpoint import Checkpoint, load_checkpoint, load_one
+from scanline.model.config import NO_LABEL, ModelConfig
+from scanline.model.decoders.contract import NO_SLOT, Decoder, Inputs
+from scanline.model.decoders.opening import open_decoder
+from scanline.model.likelihood import pixel_bits
+from scanline.model.network import LinearTransformer
+from scanline.model.noise import MAX_SEED, RANDOM, image_noise, image_seed, random_label
+
+Source = LinearTransformer | Checkpoint | Path | str
+Label = int | str | None
+Labels = Label | Sequence[Label] | NDArray[np.integer]
+
+
+class Painted(NamedTuple):
+    """Pictures, uint8 ``[n, H, W, C]``, and the bits/dim of each, float64 ``[n]``.
+
+    The bits are those of the plain model with the picture's label, as the decoder computed them.
+    """
+
+    pictures: NDArray[np.uint8]
+    bits_per_dim: NDArray[np.float64]
+
+
+def draw(
+    model: Source,
+    n: int,
+    *,
+    seed: int = 0,
+    label: Labels = None,
+    temperature: float = 1.0,
+    top_p: float | None = None,
+    guidance: float | None = None,
+    slots: int = 64,
+    backend: str = "auto",
+    threads: int | None = None,
+) -> NDArray[np.uint8]:
+    """Draw ``n`` pictures: uint8 ``[n, height, width, channels]``.
+
+    ``model`` is a network, a checkpoint, a checkpoint's file, or the name of a shipped model.
+    Picture j is that of seed ``seed + j``, the same bytes as the server's. ``label`` is a class by
+    name or number, one for all or one a picture: None for none, "random" for one chosen by the
+    picture's seed. ``temperature`` is 1 for the model as it is and 0 for the likeliest values;
+    ``top_p`` and ``guidance`` are the model's own where they are None (guidance 1 without a label).
+    So many ``slots`` work at once, two for a guided picture.
+
+    Raises ``ValueError`` on what makes no sense, and ``BackendError`` where a backend cannot run.
+    """
+    return paint(
+        model, n, seed=seed, label=label, temperature=temperature, top_p=top_p,
+        guidance=guidance, slots=slots, backend=backend, threads=threads,
+    ).pictures  # fmt: skip
+
+
+def complete(
+    model: Source,
+    picture: NDArray[np.uint8],
+    known: NDArray[np.bool_],
+    n: int = 1,
+    *,
+    seed: int = 0,
+    label: Labels = None,
+    temperature: float = 1.0,
+    top_p: float | None = None,
+    guidance: float | None = None,
+    slots: int = 64,
+    backend: str = "auto",
+    threads: int | None = None,
+) -> NDArray[np.uint8]:
+    """Draw the rest of a picture in ``n`` ways: uint8 ``[n, height, width, channels]``.
+
+    ``picture: uint8 [height, width, channels]`` is kept where ``known: bool [height, width]`` is
+    true. All else is as for ``draw``.
+    """
+    config = open_source(model).model.config
+    _check_pictures(config, picture[None])
+    if known.shape != picture.shape[:2] or known.dtype != np.bool_:
+        raise ValueError(f"known must be bool [{config.height}, {config.width}]")
+    return paint(
+        model, n, seed=seed, label=label, temperature=temperature, top_p=top_p,
+        guidance=guidance, slots=slots, backend=backend, threads=threads,
+        given=np.broadcast_to(picture, (n, *picture.shape)), known=known,
+    ).pictures  # fmt: skip
+
+
+def score(model: Source, pictures: NDArray[np.uint8], label: Labels = None) -> NDArray[np.float64]:
+    """Give the exact bits/dim of pictures ``[n, height, width, channels]``: float64 ``[n]``.
+
+    ``label`` is a class by name or number, one for all or one a picture, None for none.
+    """
+    network = open_source(model).model
+    _check_pictures(network.config, pictures)
+    labels = _class_numbers(network.config, label, len(pictures))
+    if not len(pictures):
+        return np.zeros(0)
+    bits = pixel_bits(network, _flat(pictures), labels).sum(1, dtype=np.float64)
+    bits_per_dim: NDArray[np.float64] = bits / network.config.dims
+    return bits_per_dim
+
+
+def paint(
+    model: Source,
+    n: int,
+    *,
+    seed: int = 0,
+    label: Labels = None,
+    temperature: float = 1.0,
+    top_p: float | None = None,
+    guidance: float | None = None,
+    given: NDArray[np.uint8] | None = None,
+    known: NDArray[np.bool_] | None = None,
+    slots: int = 64,
+    backend: str = "auto",
+    threads: int | None = None,
+    progress: Callable[[int], object] = lambda done: None,
+) -> Painted:
+    """Draw as ``draw`` does what is not known of pictures, and tell their bits too.
+
+    ``given: uint8 [n, height, width, channels]`` is kept where ``known: bool [height, width]`` is
+    true. ``progress`` is told how many pictures were finished at once.
+    """
+    checkpoint = open_source(model)
+    config, own = checkpoint.model.config, checkpoint.defaults
+    if n < 1:
+        raise ValueError(f"n must be at least 1, not {n}")
+    if not 0 <= seed <= MAX_SEED:
+        raise ValueError(f"a seed must be 0 to {MAX_SEED}, not {seed}")
+    seeds = [image_seed(seed, image) for image in range(n)]
+    labels = _class_numbers(config, label, n, seeds)
+    wanted = own.guidance if guidance is None else guidance
+    scale = np.where(labels == NO_LABEL, 1 if guidance is None else wanted, wanted)
+    slots_each = 2 if (scale != 1).any() else 1
+    if slots < slots_each:
+        raise ValueError(f"an image takes {slots_each} slots here, and there are {slots}")
+    at_once = min(n, slots // slots_each)
+    decoder = open_decoder(checkpoint.model, at_once * slots_each, backend, threads)
+    pictures = np.zeros((n, config.height, config.width, config.channels), np.uint8)
+    bits = np.zeros(n)
+    for first in range(0, n, at_once):
+        rows = np.arange(first, min(first + at_once, n))
+        inputs = Inputs.blank(config, len(rows))
+        inputs.temperature[:] = temperature
+        inputs.top_p[:] = own.top_p if top_p is None else top_p
+        inputs.label[:], inputs.guidance[:] = labels[rows], scale[rows]
+        inputs.twin[:] = np.where(scale[rows] == 1, NO_SLOT, at_once + rows - first)
+        for row, image in enumerate(rows.tolist()):
+            inputs.noise[row] = image_noise(seeds[image], config.pixels, config.draws)
+        if given is not None and known is not None:
+            inputs.canvas[:], inputs.known[:] = _flat(given[rows]), known.reshape(-1)
+        _finish(decoder, inputs)
+        pictures[rows] = decoder.canvas[: len(rows)].reshape(-1, *pictures.shape[1:])
+        bits[rows] = decoder.bits[: len(rows)].sum(1, dtype=np.float64) / config.dims
+        progress(len(rows))
+    return Painted(pictures, bits)
+
+
+def open_source(model: Source) -> Checkpoint:
+    """Give the checkpoint that is meant; a network alone has no facts."""
+    if isinstance(model, Checkpoint):
+        return model
+    if isinstance(model, LinearTransformer):
+        return Checkpoint("network", model)
+    return load_checkpoint(model) if isinstance(model, Path) else load_one(name=model)
+
+
+def _finish(decoder: Decoder, inputs: Inputs) -> None:
+    """Draw images from their first pixel to their last, in the first slots."""
+    slots = np.arange(len(inputs.canvas), dtype=np.int32)
+    decoder.begin(slots, inputs)
+    for _ in range(decoder.config.height):  # a row a call, so that Ctrl-C is heard
+        decoder.step(slots, decoder.config.width)
+
+
+def _class_numbers(
+    config: ModelConfig, label: Labels, n: int, seeds: Sequence[int] = ()
+) -> NDArray[np.int32]:
+    """Give the number of each picture's class, -1 for none: ``[n]``; by its seed where asked."""
+    each: list[Label]
+    if label is None or isinstance(label, int | str):
+        each = [label] * n
+    else:
+        each = label.tolist() if isinstance(label, np.ndarray) else list(label)
+    if len(each) != n:
+        raise ValueError(f"give one label, or one for each of the {n} pictures, not {len(each)}")
+    by_seed = seeds and config.classes and RANDOM not in map(str.lower, config.classes)
+    numbers = np.zeros(n, np.int32)
+    for image, name in enumerate(each):
+        if by_seed and isinstance(name, str) and name.strip().lower() == RANDOM:
+            numbers[image] = random_label(seeds[image], len(config.classes))
+        else:
+            numbers[image] = config.class_number(name)
+    return numbers
+
+
+def _check_pictures(config: ModelConfig, pictures: NDArray[np.uint8]) -> None:
+    shape = (config.height, config.width, config.channels)
+    if pictures.shape[1:] != shape or pictures.dtype != np.uint8:
+        raise ValueError(
+            f"a picture must be uint8 [{', '.join(map(str, shape))}] for this model, "
+            f"not {pictures.dtype} {[*pictures.shape[1:]]}"
+        )
+
+
+def _flat(pictures: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Give pictures ``[n, H, W, C]`` as canvases: ``[n, T, C]``."""
+    return pictures.reshape(len(pictures), -1, pictures.shape[-1])

@@ -1,0 +1,201 @@
+"""Drawing, completing and scoring over arrays: the server's bytes, without a server."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import scanline.model
+from scanline.model import complete, draw, score
+from scanline.model.checkpoint import Checkpoint, Defaults
+from scanline.model.decoders.opening import open_decoder
+from scanline.model.drawing import Source, paint
+from scanline.model.likelihood import pixel_bits
+from scanline.service.generation import Spec
+from tests.engine.fixtures import drawn, running
+from tests.service_fixtures import COLOUR, GREY, save_tiny, tiny_model
+from tests.test_decoder import backend as backend  # the fixture
+
+SHAPE = (GREY.height, GREY.width, GREY.channels)
+
+
+def checkpoint(**defaults: float) -> Checkpoint:
+    return Checkpoint("tiny", tiny_model(), {"defaults": defaults})
+
+
+def served(spec: Spec, backend: str) -> NDArray[np.uint8]:
+    """Draw with an engine, several images at once."""
+    with running(open_decoder(tiny_model(), 6, backend)) as engine:
+        generation = engine.queue.submit(spec)
+        with engine.queue.reading(generation):
+            return np.stack(drawn(generation)).reshape(-1, *SHAPE)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"label": 2},
+        {"label": 1, "guidance": 2.5, "top_p": 0.9, "temperature": 0.8},
+        {"temperature": 0.0},
+    ],
+    ids=str,
+)
+def test_pictures_are_those_of_the_engine_of_the_same_seed(
+    fields: dict[str, Any], backend: str
+) -> None:
+    theirs = served(Spec(n=5, seed=2**64 - 2, **fields), backend)
+    ours = draw(tiny_model(), 5, seed=2**64 - 2, slots=4, backend=backend, **fields)
+    assert ours.dtype == np.uint8
+    np.testing.assert_array_equal(ours, theirs)
+    for slots in (2, 64):
+        other = draw(tiny_model(), 5, seed=2**64 - 2, slots=slots, backend=backend, **fields)
+        np.testing.assert_array_equal(other, theirs)
+
+
+def test_a_random_label_is_the_engine_s_of_the_same_seed(backend: str) -> None:
+    theirs = served(Spec(n=6, seed=5, any_label=True, guidance=2.0), backend)
+    ours = draw(tiny_model(), 6, seed=5, label="Random", guidance=2.0, backend=backend)
+    np.testing.assert_array_equal(ours, theirs)
+
+
+def test_completions_are_those_of_the_engine_and_keep_what_is_known(backend: str) -> None:
+    chance = np.random.default_rng(0)
+    picture = chance.integers(0, 256, SHAPE, np.uint8)
+    known = chance.random(SHAPE[:2]) < 0.4
+    known[:2] = True
+    spec = Spec(n=3, seed=4, label=1, guidance=1.5,
+                canvas=picture.reshape(-1, 1), known=known.reshape(-1))  # fmt: skip
+    ours = complete(
+        tiny_model(), picture, known, 3, seed=4, label="one", guidance=1.5, backend=backend
+    )
+    np.testing.assert_array_equal(ours, served(spec, backend))
+    assert (ours[:, known] == picture[known]).all()
+    assert len({way.tobytes() for way in ours}) == 3
+
+
+def test_each_picture_may_have_its_own_label() -> None:
+    mixed = draw(tiny_model(), 4, label=["a frog", None, 1, "2"], backend="reference")
+    numbers = np.array([2, 0, 1, 2])
+    for image, label in enumerate([2, None, 1, 2]):
+        alone = draw(tiny_model(), 1, seed=image, label=label, backend="reference")
+        np.testing.assert_array_equal(mixed[image], alone[0])
+    np.testing.assert_array_equal(
+        draw(tiny_model(), 4, label=numbers, backend="reference"),
+        draw(tiny_model(), 4, label=numbers.tolist(), backend="reference"),
+    )
+
+
+def test_a_checkpoint_s_own_guidance_and_top_p_hold_unless_others_are_named() -> None:
+    own, plain = checkpoint(guidance=3.0, top_p=0.7), checkpoint()
+    assert own.defaults == Defaults(3.0, 0.7)
+
+    def of(model: Source, **fields: Any) -> bytes:
+        return draw(model, 4, backend="reference", **fields).tobytes()
+
+    assert of(own, label=1) == of(plain, label=1, guidance=3.0, top_p=0.7)
+    assert of(own) == of(plain, top_p=0.7)
+    assert (
+        of(own, label=1, guidance=1.0, top_p=1.0) == of(plain, label=1) == of(tiny_model(), label=1)
+    )
+    some = draw(own, 2, label=[1, None], backend="reference")
+    assert of(own, label=1).startswith(some[0].tobytes())
+    assert of(own)[some[0].nbytes :].startswith(some[1].tobytes())
+    assert len({of(own, label=1), of(own, label=1, top_p=1.0), of(plain, label=1)}) == 3
+
+
+def test_scores_are_the_exact_bits_of_each_picture() -> None:
+    pictures = np.random.default_rng(0).integers(0, 256, (20, *SHAPE), np.uint8)
+    labels = [None, 0, "one", "a frog"] * 5
+    bits = score(tiny_model(), pictures, labels)
+    assert bits.dtype == np.float64
+    for image, number in enumerate([-1, 0, 1, 2] * 5):
+        exact = pixel_bits(tiny_model(), pictures[image].reshape(1, -1, 1), number).sum()
+        assert bits[image] == pytest.approx(exact / GREY.dims, rel=1e-5)
+    np.testing.assert_allclose(score(tiny_model(), pictures, 1)[2::4], bits[2::4], rtol=1e-5)
+    assert score(tiny_model(), pictures[:0]).shape == (0,)
+
+
+def test_what_is_painted_comes_with_its_bits(backend: str) -> None:
+    seen: list[int] = []
+    painted = paint(
+        tiny_model(), 5, label=2, guidance=2.0, slots=4, backend=backend, progress=seen.append
+    )
+    assert seen == [2, 2, 1]
+    exact = score(tiny_model(), painted.pictures, 2)
+    np.testing.assert_allclose(painted.bits_per_dim, exact, rtol=2e-2)
+    known = np.ones(SHAPE[:2], np.bool_)
+    again = paint(tiny_model(), 5, label=2, given=painted.pictures, known=known, backend=backend)
+    np.testing.assert_array_equal(again.pictures, painted.pictures)
+    np.testing.assert_allclose(again.bits_per_dim, exact, rtol=2e-2)
+
+
+def test_a_model_is_a_network_a_checkpoint_a_file_or_the_name_of_a_shipped_one(
+    tmp_path: Path,
+) -> None:
+    path = save_tiny(tmp_path)
+    one = draw(tiny_model(), 2, backend="reference")
+    np.testing.assert_array_equal(draw(path, 2, backend="reference"), one)
+    np.testing.assert_array_equal(draw(checkpoint(), 2, backend="reference"), one)
+    assert draw("mnist", 1, label=7).shape == (1, 28, 28, 1)
+    with pytest.raises(ValueError, match="no model 'nothing'"):
+        draw("nothing", 1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"n": 0}, "at least 1"),
+        ({"seed": -1}, "a seed must be"),
+        ({"seed": 2**64}, "a seed must be"),
+        ({"label": "a dog"}, "no such class"),
+        ({"label": [0, 1]}, "one for each of the 3"),
+        ({"label": -1}, "no such class"),
+        ({"temperature": -1.0}, "temperatures"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"guidance": 2.0}, "needs a label"),
+        ({"guidance": 11.0, "label": 1}, "guidance must be 0 to 10"),
+        ({"guidance": 2.0, "label": 1, "slots": 1}, "takes 2 slots"),
+        ({"slots": 0}, "takes 1 slots"),
+        ({"backend": "other"}, "backend must be"),
+    ],
+    ids=str,
+)
+def test_what_makes_no_sense_is_refused(fields: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        draw(tiny_model(), **dict[str, Any](n=3, backend="reference") | fields)
+
+
+def test_pictures_of_another_kind_are_refused() -> None:
+    right, known = np.zeros(SHAPE, np.uint8), np.ones(SHAPE[:2], np.bool_)
+    wrong: list[Any] = [right[..., 0], right[1:], right.astype(np.int64)]
+    for picture in wrong:
+        with pytest.raises(ValueError, match=r"must be uint8 \[6, 5, 1\]"):
+            complete(tiny_model(), picture, known)
+        with pytest.raises(ValueError, match=r"must be uint8 \[6, 5, 1\]"):
+            score(tiny_model(), picture[None])
+    masks: list[Any] = [known[1:], known.astype(np.uint8)]
+    for other in masks:
+        with pytest.raises(ValueError, match="known must be bool"):
+            complete(tiny_model(), right, other)
+    with pytest.raises(ValueError, match="no classes"):
+        score(tiny_model(COLOUR), np.zeros((1, 4, 3, 3), np.uint8), 1)
+
+
+def test_the_package_draws_without_importing_torch_before_it_must() -> None:
+    code = (
+        "import sys, scanline.model.config, scanline.model as m\n"
+        "assert 'torch' not in sys.modules\n"
+        "assert {'draw', 'complete', 'score'} <= set(dir(m))\n"
+        "from scanline.model import *\n"
+        "assert draw is m.draw and 'torch' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    with pytest.raises(AttributeError, match="no attribute 'paint'"):
+        scanline.model.paint  # type: ignore[attr-defined]  # noqa: B018

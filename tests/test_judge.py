@@ -1,0 +1,218 @@
+"""The judge: its classifier learns, its distance and its counts are right, its figures repeat."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from scanline.model.checkpoint import Checkpoint, Defaults
+from scanline.model.data.published import Dataset, load_dataset
+from scanline.model.drawing import draw, paint
+from scanline.model.judge.classifier import Classifier, Recipe, accuracy, train, trained
+from scanline.model.judge.frechet import frechet_distance
+from scanline.model.judge.judging import judge, ordinary_range
+from tests.service_fixtures import GREY, tiny_model
+
+CPU = torch.device("cpu")
+RECIPE = Recipe(epochs=6, widths=(8, 8, 8), shift=1, mirror=False, features=6, batch=16)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Keep classifiers in a folder of the test's own."""
+    monkeypatch.setenv("SCANLINE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def bars(count: int, seed: int = 0, channels: int = 1) -> Dataset:
+    """Make noisy pictures with a bright bar: across, upright, or two of them."""
+    chance = np.random.default_rng(seed)
+    images = chance.integers(0, 90, (count, GREY.height, GREY.width, channels), np.uint8)
+    labels = np.arange(count) % 3
+    for image, label in zip(images, labels, strict=True):
+        if label != 0:
+            image[:, chance.integers(1, 4)] = 220
+        if label != 1:
+            image[chance.integers(1, 5)] = 220
+    return Dataset("bars", images, labels, GREY.classes, "")
+
+
+def weights(classifier: Classifier) -> NDArray[np.float32]:
+    return np.concatenate([t.numpy().ravel() for t in classifier.state_dict().values()])
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_the_classifier_learns_what_it_is_shown(channels: int) -> None:
+    held: list[int] = []
+    data = bars(240, channels=channels)
+    classifier = train(data, RECIPE, CPU, held.append)
+    assert sum(held) == 6 * 240
+    unseen = bars(120, seed=1, channels=channels)
+    assert accuracy(classifier, unseen) > 0.9
+    seen, features = classifier.look(unseen.images)
+    assert seen.shape == (120,)
+    assert features.shape == (120, 6)
+    assert (seen == unseen.labels).mean() == accuracy(classifier, unseen)
+    assert accuracy(classifier, replace(unseen, labels=(seen + 1) % 3)) == 0
+
+
+def test_the_same_seed_and_pictures_give_the_same_classifier() -> None:
+    data, short = bars(60), replace(RECIPE, epochs=1)
+    one = weights(train(data, short, CPU))
+    torch.manual_seed(99)
+    np.testing.assert_array_equal(weights(train(data, short, CPU)), one)
+    for other in (
+        train(data, replace(short, seed=1), CPU),
+        train(bars(60, seed=1), short, CPU),
+        train(data, replace(short, mirror=True), CPU),
+        train(data, replace(short, shift=0), CPU),
+    ):
+        assert not np.array_equal(weights(other), one)
+
+
+def test_a_classifier_is_kept_and_found_again(
+    cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data, short = bars(40), replace(RECIPE, epochs=1)
+    held: list[int] = []
+    first = trained(data, short, CPU, held.append)
+    assert sum(held) == 40
+    again = trained(data, short, CPU, held.append)
+    assert sum(held) == 40
+    np.testing.assert_array_equal(again.look(data.images)[1], first.look(data.images)[1])
+    (file,) = cache.rglob("*.safetensors")
+    assert file.name.startswith("bars-")
+    for others, recipe in (
+        (bars(40, seed=1), short),
+        (replace(data, labels=np.arange(40) // 4 % 3), short),
+        (data, replace(short, seed=1)),
+        (data, replace(short, epochs=2)),
+    ):
+        before = sum(held)
+        trained(others, recipe, CPU, held.append)
+        assert sum(held) > before
+    file.write_bytes(b"damaged")
+    before = sum(held)
+    with caplog.at_level(logging.WARNING):
+        trained(data, short, CPU, held.append)
+    assert sum(held) == before + 40
+    assert "cannot be read" in caplog.text
+    trained(data, short, CPU, held.append)
+    assert sum(held) == before + 40
+
+
+def test_pictures_without_classes_are_refused() -> None:
+    nameless = replace(bars(6), labels=None, classes=())
+    for of in (train, trained):
+        with pytest.raises(ValueError, match="these images have none"):
+            of(nameless, RECIPE, CPU)
+
+
+def test_grey_and_colour_have_recipes_of_their_own() -> None:
+    grey, colour = Recipe.suited(bars(3)), Recipe.suited(bars(3, channels=3), 2, seed=5)
+    assert not grey.mirror  # a mirrored 2 is no 2
+    assert colour.mirror
+    assert (colour.epochs, colour.seed) == (2, 5)
+
+
+def test_the_distance_is_that_of_the_gaussians() -> None:
+    chance = np.random.default_rng(0)
+    x = chance.normal(size=(500, 5)) @ chance.normal(size=(5, 5)) + 1
+    assert frechet_distance(x, x) == pytest.approx(0, abs=1e-9)
+    assert frechet_distance(x, x[::-1]) == pytest.approx(0, abs=1e-9)
+    step = np.arange(5.0)
+    assert frechet_distance(x, x + step) == pytest.approx(step @ step)
+    # Twice as wide: |μ|² + tr(C + 4C - 2·2C)
+    mean, spread = x.mean(0), np.trace(np.cov(x, rowvar=False))
+    assert frechet_distance(x, 2 * x) == pytest.approx(mean @ mean + spread)
+    assert frechet_distance(2 * x, x) == pytest.approx(mean @ mean + spread)
+    flat = x * [1, 1, 1, 1, 0]  # a feature that never fires
+    assert frechet_distance(flat, flat) == pytest.approx(0, abs=1e-9)
+    with pytest.raises(ValueError, match="two pictures"):
+        frechet_distance(x, x[:1])
+
+
+def test_ordinary_is_what_lies_between_the_outermost_thousandths_and_a_margin() -> None:
+    bounds = ordinary_range(np.linspace(2.0, 4.0, 10_001))
+    np.testing.assert_allclose(bounds, (2.002 - 0.1996, 3.998 + 0.1996))
+
+
+def of_the_model(count: int, seed: int, label: int | None = None) -> Dataset:
+    """Give pictures that the tiny model drew, as if they were real, their labels in turn."""
+    labels = np.arange(count) % 3
+    images = draw(tiny_model(), count, seed=seed, label=labels, backend="reference")
+    return Dataset("own", images, labels, GREY.classes, "")
+
+
+def test_a_verdict_counts_what_was_drawn() -> None:
+    checkpoint = Checkpoint("tiny", tiny_model(), {"defaults": {"guidance": 2.0, "top_p": 0.95}})
+    classifier = train(bars(60), replace(RECIPE, epochs=1), CPU)
+    real, training = of_the_model(45, seed=1000), bars(60)
+    told: list[int] = []
+    verdict = judge(
+        checkpoint, classifier, training, real, 30, with_label=True, seed=7, backend="reference",
+        progress=told.append,
+    )  # fmt: skip
+    assert sum(told) == 60
+    labels = [0, 1, 2] * 10
+    drawn = paint(
+        tiny_model(), 30, seed=7, label=labels, guidance=2, top_p=0.95, backend="reference"
+    )
+    seen, features = classifier.look(drawn.pictures)
+    assert verdict.samples == 30
+    assert verdict.right == (seen == labels).mean()
+    assert verdict.accuracy == accuracy(classifier, real)
+    # Every third of two is left out: 0, 1, 3, 4, 6, …
+    chosen = real.take(np.arange(30) * 45 // 30)
+    _, theirs = classifier.look(chosen.images)
+    assert verdict.distance == pytest.approx(frechet_distance(features, theirs))
+    _, learned = classifier.look(training.images[::2])
+    assert verdict.real_distance == pytest.approx(frechet_distance(learned, theirs))
+    least, most = verdict.least, verdict.most
+    assert verdict.below == (drawn.bits_per_dim < least).sum()
+    assert verdict.above == (drawn.bits_per_dim > most).sum()
+    assert verdict.astray == (verdict.below + verdict.above) / 30
+    assert "not the Inception FID" in str(verdict)
+    assert f"{verdict.right:.1%} are taken for their class" in str(verdict)
+
+
+def test_a_model_s_own_pictures_are_near_and_ordinary_and_foreign_ones_are_not() -> None:
+    checkpoint = Checkpoint("tiny", tiny_model())
+    classifier = train(bars(60), replace(RECIPE, epochs=1), CPU)
+    own, foreign = of_the_model(60, seed=1000), bars(60)
+    near = judge(checkpoint, classifier, own, own, 60, with_label=True, backend="reference")
+    assert near.real_distance == pytest.approx(0, abs=1e-6)
+    assert near.astray < 0.2
+    far = judge(checkpoint, classifier, foreign, foreign, 60, backend="reference")
+    assert far.right is None
+    assert "class" not in str(far).split(";")[0].replace("classifier", "")
+    assert far.distance > near.distance
+    plain = Defaults()
+    same = judge(checkpoint, classifier, own, own, 60, style=plain, with_label=True,
+                 backend="reference")  # fmt: skip
+    assert same == near
+
+
+def test_what_cannot_be_judged_is_refused() -> None:
+    checkpoint, data = Checkpoint("tiny", tiny_model()), bars(12)
+    classifier = Classifier((GREY.height, GREY.width, 1), 3, RECIPE).eval()
+    for samples in (1, 13):
+        with pytest.raises(ValueError, match="samples must be 2 to 12"):
+            judge(checkpoint, classifier, data, data, samples)
+    named = replace(data, classes=("a", "b", "c"))
+    with pytest.raises(ValueError, match="classes are not the model's"):
+        judge(checkpoint, classifier, named, named, 4, with_label=True)
+
+
+@pytest.mark.slow
+def test_the_real_digits_are_learned(data_dir: Path) -> None:
+    """One pass over a third of MNIST is enough to be right on 97 of 100."""
+    training = load_dataset("mnist", "train", data_dir).take(slice(20_000))
+    classifier = train(training, Recipe.suited(training, 1), CPU)
+    assert accuracy(classifier, load_dataset("mnist", "test", data_dir)) > 0.97
