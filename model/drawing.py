@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 
 from scanline.model.checkpoint import Checkpoint, load_checkpoint, load_one
 from scanline.model.config import NO_LABEL, ModelConfig
-from scanline.model.decoders.contract import NO_SLOT, Decoder, Inputs
+from scanline.model.decoders.contract import NO_SLOT, Inputs
 from scanline.model.decoders.opening import open_decoder
 from scanline.model.likelihood import pixel_bits
 from scanline.model.network import LinearTransformer
 from scanline.model.noise import MAX_SEED, RANDOM, image_noise, image_seed, random_label
+from scanline.model.particles import MAX_PARTICLES, finish_by_particles
 
 Source = LinearTransformer | Checkpoint | Path | str
 Label = int | str | None
@@ -73,6 +74,7 @@ def complete(
     temperature: float = 1.0,
     top_p: float | None = None,
     guidance: float | None = None,
+    particles: int = 1,
     slots: int = 64,
     backend: str = "auto",
     threads: int | None = None,
@@ -80,7 +82,8 @@ def complete(
     """Draw the rest of a picture in ``n`` ways: uint8 ``[n, height, width, channels]``.
 
     ``picture: uint8 [height, width, channels]`` is kept where ``known: bool [height, width]`` is
-    true. All else is as for ``draw``.
+    true. So many ``particles`` draw each side by side, a slot each, and what is known after a hole
+    guides them (model/particles.py). All else is as for ``draw``.
     """
     config = open_source(model).model.config
     _check_pictures(config, picture[None])
@@ -88,7 +91,7 @@ def complete(
         raise ValueError(f"known must be bool [{config.height}, {config.width}]")
     return paint(
         model, n, seed=seed, label=label, temperature=temperature, top_p=top_p,
-        guidance=guidance, slots=slots, backend=backend, threads=threads,
+        guidance=guidance, particles=particles, slots=slots, backend=backend, threads=threads,
         given=np.broadcast_to(picture, (n, *picture.shape)), known=known,
     ).pictures  # fmt: skip
 
@@ -119,6 +122,7 @@ def paint(
     guidance: float | None = None,
     given: NDArray[np.uint8] | None = None,
     known: NDArray[np.bool_] | None = None,
+    particles: int = 1,
     slots: int = 64,
     backend: str = "auto",
     threads: int | None = None,
@@ -139,7 +143,9 @@ def paint(
     labels = _class_numbers(config, label, n, seeds)
     wanted = own.guidance if guidance is None else guidance
     scale = np.where(labels == NO_LABEL, 1 if guidance is None else wanted, wanted)
-    slots_each = 2 if (scale != 1).any() else 1
+    if not 1 <= particles <= MAX_PARTICLES:
+        raise ValueError(f"particles must be 1 to {MAX_PARTICLES}, not {particles}")
+    slots_each = particles * (2 if (scale != 1).any() else 1)
     if slots < slots_each:
         raise ValueError(f"an image takes {slots_each} slots here, and there are {slots}")
     at_once = min(n, slots // slots_each)
@@ -152,14 +158,21 @@ def paint(
         inputs.temperature[:] = temperature
         inputs.top_p[:] = own.top_p if top_p is None else top_p
         inputs.label[:], inputs.guidance[:] = labels[rows], scale[rows]
-        inputs.twin[:] = np.where(scale[rows] == 1, NO_SLOT, at_once + rows - first)
+        leads = particles * (rows - first)
+        inputs.twin[:] = np.where(scale[rows] == 1, NO_SLOT, particles * at_once + leads)
         for row, image in enumerate(rows.tolist()):
             inputs.noise[row] = image_noise(seeds[image], config.pixels, config.draws)
         if given is not None and known is not None:
             inputs.canvas[:], inputs.known[:] = _flat(given[rows]), known.reshape(-1)
-        _finish(decoder, inputs)
-        pictures[rows] = decoder.canvas[: len(rows)].reshape(-1, *pictures.shape[1:])
-        bits[rows] = decoder.bits[: len(rows)].sum(1, dtype=np.float64) / config.dims
+        decoder.begin(leads, inputs)
+        if particles > 1:
+            some = [seeds[image] for image in rows]
+            leads = finish_by_particles(decoder, leads, inputs, some, particles)
+        else:
+            for _ in range(config.height):  # a row a call, so that Ctrl-C is heard
+                decoder.step(leads, config.width)
+        pictures[rows] = decoder.canvas[leads].reshape(-1, *pictures.shape[1:])
+        bits[rows] = decoder.bits[leads].sum(1, dtype=np.float64) / config.dims
         progress(len(rows))
     return Painted(pictures, bits)
 
@@ -171,14 +184,6 @@ def open_source(model: Source) -> Checkpoint:
     if isinstance(model, LinearTransformer):
         return Checkpoint("network", model)
     return load_checkpoint(model) if isinstance(model, Path) else load_one(name=model)
-
-
-def _finish(decoder: Decoder, inputs: Inputs) -> None:
-    """Draw images from their first pixel to their last, in the first slots."""
-    slots = np.arange(len(inputs.canvas), dtype=np.int32)
-    decoder.begin(slots, inputs)
-    for _ in range(decoder.config.height):  # a row a call, so that Ctrl-C is heard
-        decoder.step(slots, decoder.config.width)
 
 
 def _class_numbers(

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanline.model.config import ModelConfig
-from scanline.model.decoders.contract import Decoder
+from scanline.model.decoders.contract import NO_SLOT, Decoder, Inputs
 from scanline.model.noise import image_noise, resampling_noise
 
 MAX_PARTICLES = 64
@@ -137,3 +137,33 @@ class Particles:
         if which.size:
             noise = np.stack([image_noise(self._seed, T, draws, int(i)) for i in which])
             decoder.renew(self.slots[which], noise)
+
+
+def finish_by_particles(
+    decoder: Decoder, leads: NDArray[np.int64], inputs: Inputs, seeds: Sequence[int], count: int
+) -> NDArray[np.int64]:
+    """Draw images that have begun in the slots ``leads``, by ``count`` particles each, to the end.
+
+    An image's other particles take the slots after its lead, and their twins those after its twin.
+    Returns the slot of each that was chosen.
+    """
+    config = decoder.config
+    crowds = []
+    for row, lead in enumerate(leads.tolist()):
+        twin = int(inputs.twin[row])
+        crowds.append(Particles(
+            config, seeds[row], inputs.known[row], range(lead, lead + count),
+            None if twin == NO_SLOT else range(twin, twin + count),
+        ))  # fmt: skip
+        crowds[-1].begin(decoder)
+    running = crowds
+    while running:
+        position = [int(decoder.positions[crowd.slots[0]]) for crowd in running]
+        pixels = min(crowd.room(at) for crowd, at in zip(running, position, strict=True))
+        decoder.step(np.concatenate([crowd.slots for crowd in running]), min(pixels, config.width))
+        for crowd in running:
+            crowd.weigh(decoder, lambda slot, changed: None)
+        running = [c for c in running if decoder.positions[c.slots[0]] < config.pixels]
+    for crowd in crowds:
+        crowd.finish(decoder, lambda slot, changed: None)
+    return np.array([crowd.slots[crowd.shown] for crowd in crowds])

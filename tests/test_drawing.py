@@ -80,6 +80,22 @@ def test_completions_are_those_of_the_engine_and_keep_what_is_known(backend: str
     assert len({way.tobytes() for way in ours}) == 3
 
 
+@pytest.mark.parametrize("fields", [{}, {"label": 1, "guidance": 2.0}], ids=str)
+def test_completions_by_particles_are_those_of_the_engine(fields: dict[str, Any]) -> None:
+    chance = np.random.default_rng(0)
+    picture, known = chance.integers(0, 256, SHAPE, np.uint8), chance.random(SHAPE[:2]) < 0.4
+    spec = Spec(n=4, seed=4, particles=3, canvas=picture.reshape(-1, 1), known=known.reshape(-1),
+                **fields)  # fmt: skip
+    theirs = served(spec, "native")
+    for slots in (6, 13, 64):
+        ours = complete(
+            tiny_model(), picture, known, 4, seed=4, particles=3, slots=slots, backend="native",
+            **fields,
+        )  # fmt: skip
+        np.testing.assert_array_equal(ours, theirs)
+    assert (theirs[:, known] == picture[known]).all()
+
+
 def test_each_picture_may_have_its_own_label() -> None:
     mixed = draw(tiny_model(), 4, label=["a frog", None, 1, "2"], backend="reference")
     numbers = np.array([2, 0, 1, 2])

@@ -16,6 +16,7 @@ from scanline.model.data.published import Dataset, load_dataset
 from scanline.model.drawing import draw, paint
 from scanline.model.judge.classifier import Classifier, Recipe, accuracy, train, trained
 from scanline.model.judge.frechet import frechet_distance
+from scanline.model.judge.holes import Completed, holes, judge_holes
 from scanline.model.judge.judging import judge, ordinary_range
 from tests.service_fixtures import GREY, tiny_model
 
@@ -216,3 +217,30 @@ def test_the_real_digits_are_learned(data_dir: Path) -> None:
     training = load_dataset("mnist", "train", data_dir).take(slice(20_000))
     classifier = train(training, Recipe.suited(training, 1), CPU)
     assert accuracy(classifier, load_dataset("mnist", "test", data_dir)) > 0.97
+
+
+def test_holes_are_completed_and_measured() -> None:
+    """What is known is kept, so a hole in a picture of one colour is measured against that."""
+    images = np.full((3, GREY.height, GREY.width, 1), 200, np.uint8)
+    test = Dataset("same", images, np.zeros(3, np.int64), GREY.classes)
+    checkpoint = Checkpoint("tiny", tiny_model())
+    told: list[Completed] = []
+    figures = judge_holes(checkpoint, test, (1, 4), slots=8, backend="native", tell=told.append)
+    assert figures == told
+    assert [(one.hole, one.particles) for one in figures] == [
+        (hole, count) for hole in ("middle", "upper half", "every other row") for count in (1, 4)
+    ]
+    known = holes(GREY.height, GREY.width)["middle"]
+    painted = paint(checkpoint, 3, given=images, known=known, backend="native")
+    error = np.square((painted.pictures[:, ~known] / 255.0) - 200 / 255).mean()
+    assert figures[0].squared_error == pytest.approx(error)
+    assert figures[0].right is None
+
+
+def test_holes_are_where_they_are_said_to_be() -> None:
+    known = holes(28, 28)
+    assert (~known["middle"]).sum() == 64
+    assert not known["middle"][10:18, 10:18].any()
+    assert known["upper half"].sum() == 14 * 28
+    assert known["upper half"][14:].all()
+    assert known["every other row"][::2].all()

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from scanline.model.checkpoint import Checkpoint, Defaults
     from scanline.model.data.published import Dataset
     from scanline.model.evaluation import Evaluation
+    from scanline.model.judge.classifier import Classifier
 
 
 def evaluate(
@@ -43,6 +44,10 @@ def evaluate(
             help="Judge so many drawn images instead, by a classifier that is trained the first "
             "time and kept.",
         ),
+    ] = None,
+    holes: Annotated[
+        int | None,
+        typer.Option(min=1, help="Complete holes in so many test images, by 1, 8, 64 particles."),
     ] = None,
     guidance: Guidance = None,
     top_p: TopP = None,
@@ -72,14 +77,22 @@ def evaluate(
         "--guidance": guidance, "--top-p": top_p, "--temperature": temperature, "--seed": seed,
         "--epochs": epochs, "--set-defaults": set_defaults or None,
     }  # fmt: skip
-    if samples and (record or limit):
-        raise ValueError("--samples judges drawn images: leave --record and --limit out")
+    if (samples or holes) and (record or limit):
+        raise ValueError("drawn images are judged: leave --record and --limit out")
+    if samples and holes:
+        raise ValueError("--samples or --holes, one at a time")
+    if holes:
+        del of_samples["--epochs"]
     if not samples and (alone := [name for name, value in of_samples.items() if value is not None]):
         raise ValueError(f"{', '.join(alone)}: only with --samples, which is how many to judge")
     if record and limit:
         raise ValueError("--record is for the whole set: leave --limit out")
     checkpoint = load_one(weights, model)
     config, own = checkpoint.model.config, checkpoint.defaults
+    if holes is not None:
+        training, test = judging_data(config, dataset, images, data_dir, download)
+        _complete(checkpoint, training, test.take(slice(holes)), epochs)
+        return
     if samples is None:
         data = test_data(config, dataset, images, data_dir, download)
         data = data.take(slice(limit)) if limit else data
@@ -110,15 +123,12 @@ def _measure(checkpoint: Checkpoint, data: Dataset, with_label: bool) -> Evaluat
     return figure
 
 
-def _judge(
-    checkpoint: Checkpoint, training: Dataset, test: Dataset, samples: int, with_label: bool,
-    style: Defaults, temperature: float, seed: int, epochs: int | None,
-) -> None:  # fmt: skip
+def _classifier(training: Dataset, epochs: int | None) -> Classifier:
+    """Train the judge, or take the one that is kept."""
     import torch
     from tqdm import tqdm
 
     from scanline.model.judge.classifier import Recipe, trained
-    from scanline.model.judge.judging import judge
 
     recipe = Recipe.suited(training, epochs)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -126,7 +136,32 @@ def _judge(
         total=recipe.epochs * len(training), unit="image", desc="classifier", file=sys.stderr,
         leave=False, delay=1,
     ) as bar:  # fmt: skip
-        classifier = trained(training, recipe, device, bar.update)
+        return trained(training, recipe, device, bar.update)
+
+
+def _complete(checkpoint: Checkpoint, training: Dataset, test: Dataset, epochs: int | None) -> None:
+    from scanline.model.judge.holes import Completed, judge_holes
+
+    def tell(one: Completed) -> None:
+        right = "" if one.right is None else f", {one.right:.1%} right"
+        typer.echo(
+            f"{one.hole:16} {one.particles:3} particles: squared error {one.squared_error:.4f}"
+            f"{right}, {one.bits_per_dim:.4f} bits/dim, {one.seconds:.3f} s a picture"
+        )
+
+    typer.echo(f"{checkpoint.name}, {len(test)} test images")
+    judge_holes(checkpoint, test, (1, 8, 64), classifier=_classifier(training, epochs), tell=tell)
+
+
+def _judge(
+    checkpoint: Checkpoint, training: Dataset, test: Dataset, samples: int, with_label: bool,
+    style: Defaults, temperature: float, seed: int, epochs: int | None,
+) -> None:  # fmt: skip
+    from tqdm import tqdm
+
+    from scanline.model.judge.judging import judge
+
+    classifier = _classifier(training, epochs)
     with tqdm(total=2 * samples, unit="image", desc="samples", file=sys.stderr) as bar:
         verdict = judge(
             checkpoint, classifier, training, test, samples, with_label=with_label, style=style,

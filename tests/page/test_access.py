@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from scanline.service.app import STATIC
+from scanline.service.pages import STATIC
 from tests.page.fixtures import LAPTOP, PHONE, Open, expect, finished, measured, pixels
 
 if TYPE_CHECKING:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import TYPE_CHECKING
 
@@ -174,7 +175,7 @@ def test_a_phone_shows_picture_slider_verdict_and_chart_at_once(visit: Open) -> 
     boxes = [box(page, selector) for selector in order]
     assert page.evaluate("() => scrollY") == 0
     assert boxes[0]["y"] >= 0
-    for above, below in zip(boxes, boxes[1:], strict=False):
+    for above, below in itertools.pairwise(boxes):
         assert above["bottom"] <= below["y"] + 1
     assert boxes[-1]["bottom"] <= box(page, "nav")["y"]
 
