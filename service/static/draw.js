@@ -1,7 +1,7 @@
 /** The view "Draw": images from nothing, of a class or of anything. */
 
 import { post } from "./api.js";
-import { echo, fillForm, listenToDice, randomSeed, readNumber } from "./fields.js";
+import { echo, fillForm, listenToDice, randomSeed, readNumber, shapeOf } from "./fields.js";
 import { Sheet } from "./sheet.js";
 
 /** Choose a class, or what to draw with, and draw. */
@@ -33,12 +33,15 @@ export class DrawView {
     const box = document.getElementById("draw-classes");
     box.querySelectorAll("label").forEach((label) => label.remove());
     box.hidden = model.classes.length === 0;
-    for (const name of ["", ...model.classes]) {
+    // Guided, an image of anything is of some class; without a label nothing can be guided.
+    const guided = model.guidance !== 1;
+    const names = guided ? ["random", ...model.classes, ""] : ["", ...model.classes];
+    for (const name of names) {
       const label = document.createElement("label");
       const input = document.createElement("input");
       const text = document.createElement("span");
-      Object.assign(input, { type: "radio", name: "label", value: name, checked: name === "" });
-      text.textContent = name || "anything";
+      Object.assign(input, { type: "radio", name: "label", value: name, checked: name === names[0] });
+      text.textContent = { random: "anything", "": guided ? "no label" : "anything" }[name] ?? name;
       label.append(input, text);
       box.append(label);
     }
@@ -63,7 +66,7 @@ export class DrawView {
       n: readNumber(n, 12),
       seed: seed ?? readNumber(typed, randomSeed()),
       temperature: Number(temperature.value),
-      ...(label ? { label } : {}),
+      ...shapeOf(this.model, label),
     };
     n.value = fields.n;
     this.page.link("draw", fields);

@@ -43,3 +43,18 @@ export function fillForm(form, fields) {
   const seed = Number(fields.get("seed"));
   return fields.has("seed") && Number.isSafeInteger(seed) && seed >= 0 ? seed : null;
 }
+
+/** Leave out what is not given. */
+export const given = (fields) => Object.fromEntries(
+  Object.entries(fields).filter(([, value]) => value !== undefined && value !== ""),
+);
+
+/**
+ * Say how a model's values are chosen, for a label or none. What the model would do by itself is
+ * named all the same, so that a link draws the same when another checkpoint takes its place.
+ */
+export const shapeOf = ({ guidance, top_p: topP }, label) => given({
+  label,
+  guidance: label && guidance !== 1 ? guidance : undefined,
+  top_p: topP === 1 ? undefined : topP,
+});

@@ -3,7 +3,7 @@
 import { explain, post, postJson, postPicture } from "./api.js";
 import { chooseFile } from "./arrivals.js";
 import { Expectation } from "./expectation.js";
-import { randomSeed, setRange } from "./fields.js";
+import { given, randomSeed, setRange } from "./fields.js";
 import { mostBits, paintHeat, surprises } from "./heat.js";
 import { area, fromFile, fromText, toPng, toText } from "./pixels.js";
 import { Plate } from "./plate.js";
@@ -92,9 +92,11 @@ export class InsideView {
   /** Show what a link says, or draw something new. */
   async open(fields) {
     const [seed, at] = [fields.get("seed"), fields.get("at")].map((text) => Number(text ?? NaN));
-    const made = Object.fromEntries(["label", "temperature"]
+    const made = Object.fromEntries(["label", "temperature", "guidance", "top_p"]
       .filter((name) => fields.get(name)).map((name) => [name, fields.get(name)]));
-    if (made.temperature) made.temperature = Number(made.temperature);
+    for (const name of ["temperature", "guidance", "top_p"]) {
+      if (made[name]) made[name] = Number(made[name]);
+    }
     try {
       if (fields.has("image")) {
         const picture = await fromFile(fromText(fields.get("image")), this.model);
@@ -121,10 +123,10 @@ export class InsideView {
   }
 
   /** Look at an image that was drawn elsewhere on the page, by the request of a link. */
-  async take(picture, { view, fields: { seed, temperature, label } }) {
+  async take(picture, { view, fields: { seed, temperature, label, guidance, top_p: topP } }) {
     this.page.show("inside");
     const source = view === "draw"
-      ? { seed, temperature, ...(label ? { label } : {}) }
+      ? { seed, temperature, ...given({ label, guidance, top_p: topP }) }
       : { image: await toText(await toPng(picture)), ...(label ? { label } : {}) };
     await this.show(picture, `Seed ${seed}`, source);
   }

@@ -37,14 +37,15 @@ export class Viewer {
   open(item) {
     this.item = item;
     this.picture = item.player.picture;
-    const { seed, bits_per_dim: bits } = item.result;
-    const { model, fields, link } = item.job;
-    this.link = { view: link.view, fields: { ...link.fields, n: 1, seed } };
+    const { seed, bits_per_dim: bits, label } = item.result;
+    const { model, link } = item.job;
+    const chosen = label ? { label } : {}; // of its own, where the seeds chose the classes
+    this.link = { view: link.view, fields: { ...link.fields, n: 1, seed, ...chosen } };
     this.name = `scanline-${model.id}-${seed}`;
     document.getElementById("viewer-title").textContent = `Image ${item.index + 1}`;
     document.getElementById("viewer-facts").textContent = [
       `Seed ${seed}`,
-      fields.label ? `asked for ${fields.label}` : null,
+      label ? `asked for ${label}` : null,
       bits === null ? null : `${bits.toFixed(3)} bits/dim`,
       `${model.width} × ${model.height}, ${model.id}`,
     ].filter(Boolean).join(" · ");
