@@ -56,7 +56,8 @@ class Machine:
         sums = 4 * _state(config) / self.peaks.float32_operations
         resident = 2 * _weights(config) + 4 * _state(config) * slots
         rate = measure_bandwidth(self._library, self._threads, resident)
-        limits = Limit("compute", slots * (products + sums)), Limit(
-            "bytes", least_bytes(config, slots) / rate
+        limits = (
+            Limit("compute", slots * (products + sums)),
+            Limit("bytes", least_bytes(config, slots) / rate),
         )
         return max(limits, key=lambda limit: limit.seconds)
