@@ -435,7 +435,12 @@ def test_the_benchmark_measures_a_device(monkeypatch: pytest.MonkeyPatch) -> Non
     assert report.peaks["copy"] > 0
     assert [(t.model, t.images) for t in report.training] == [("tiny", 2)]
     assert report.training[0].pixels_a_second > 0
-    assert any("MB a step; a copy of as many bytes takes" in line for line in lines)
+    for timing in report.timings:
+        assert timing.limit == "bytes"
+        assert timing.times_limit is not None
+        copied = timing.times_limit * timing.gbytes_a_second
+        assert copied == pytest.approx(report.peaks["copy"], abs=0.1)
+    assert any("× bytes" in line for line in lines)
     json.dumps(asdict(report))
 
 

@@ -2,7 +2,8 @@
 
 Every backend is first checked against the reference; one that differs is not timed. Figures are
 medians. A step costs the same at every position, so of large images some pixels are drawn and
-the rest is extrapolated; the table says how many.
+the rest is extrapolated; the table says how many. Beside each figure stands how many times a step
+takes what it would at the machine's own best, and whether computing or moving bytes sets that.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 
 from scanline.kernels.native import abi as native
 from scanline.kernels.native.build import NativeBuildError, cpu, cpu_isas, usable_cores
+from scanline.model.bench.limits import Limit, Machine, least_bytes, operations
 from scanline.model.bench.peer import Peer
 from scanline.model.checkpoint import SHIPPED, CheckpointError, find_checkpoints, load_checkpoint
 from scanline.model.config import PRESETS, ModelConfig
@@ -38,7 +40,11 @@ BITS_ERROR = 0.01  # bits/dim that bf16 weights may change of a few images drawn
 
 @dataclass(frozen=True)
 class Timing:
-    """One network in one backend with so many images at once; ``pixels`` were drawn of each."""
+    """One network in one backend with so many images at once; ``pixels`` were drawn of each.
+
+    ``limit`` is what bounds a step on this machine, ``compute`` or ``bytes``, and ``times_limit``
+    how many times that bound a step took; None where the bound is not known.
+    """
 
     model: str
     backend: str
@@ -49,6 +55,13 @@ class Timing:
     images_a_second: float
     gflops: float
     gbytes_a_second: float
+    limit: str | None = None
+    times_limit: float | None = None
+
+    def beside(self, limit: Limit) -> Timing:
+        """Give this timing with the machine's limit."""
+        times = self.milliseconds_a_step / 1e3 / limit.seconds
+        return replace(self, limit=limit.name, times_limit=times)
 
 
 @dataclass(frozen=True)
@@ -59,25 +72,6 @@ class Report:
     peaks: dict[str, float]
     timings: list[Timing]
     notes: list[str]
-
-
-def operations(config: ModelConfig) -> int:
-    """Floating-point operations of one step of one image: products, and the state's sums."""
-    return 2 * _weights(config) + 4 * _state(config)
-
-
-def least_bytes(config: ModelConfig, slots: int) -> int:
-    """Bytes that one step of all slots has to move: bf16 weights once, states there and back."""
-    return 2 * _weights(config) + 8 * _state(config) * slots
-
-
-def _weights(c: ModelConfig) -> int:
-    layer = 4 * c.d_model * c.d_model + 2 * c.d_model * c.d_ff
-    return c.n_layers * layer + c.d_model * c.head_outputs
-
-
-def _state(c: ModelConfig) -> int:
-    return c.n_layers * c.n_heads * c.head_size * (c.head_size + 1)
 
 
 def find_model(name: str) -> LinearTransformer:
@@ -225,9 +219,10 @@ def run_bench(
     notes: list[str] = []
     peaks: dict[str, float] = {}
     progress(f"{hardware['cpu']}, {hardware['cores']} cores, {threads} threads, {hardware['isa']}")
+    machine = None
     try:
-        measured = native.measure_peaks(native.load_library(), threads)
-        peaks = {name: round(value / 1e9, 1) for name, value in measured._asdict().items()}
+        machine = Machine(native.load_library(), threads)
+        peaks = {name: round(value / 1e9, 1) for name, value in machine.peaks._asdict().items()}
         progress("peaks, in thousand millions a second: " + ", ".join(
             f"{name.replace('_', ' ')} {value:.0f}" for name, value in peaks.items()
         ))  # fmt: skip
@@ -249,11 +244,14 @@ def run_bench(
         for runner in runners:
             for count in slots:
                 try:
-                    timings.append(runner(count))
+                    timing = runner(count)
                 except ModuleNotFoundError as error:
                     notes.append(f"no peer: {error}; install pytorch-fast-transformers")
                     break
-                progress(row(timings[-1]))
+                if machine:
+                    timing = timing.beside(machine.limit(model.config, count))
+                timings.append(timing)
+                progress(row(timing))
     notes += ratios(timings)
     for note in notes:
         progress(note)
@@ -262,16 +260,17 @@ def run_bench(
 
 HEADER = (
     f"{'model':14} {'backend':17} {'slots':>5} {'pixels':>6} {'ms/step':>9} {'s/image':>9} "
-    f"{'images/s':>9} {'GFLOP/s':>8} {'GB/s':>6}"
+    f"{'images/s':>9} {'GFLOP/s':>8} {'GB/s':>6}  of the limit"
 )
 
 
 def row(t: Timing) -> str:
     """Give a timing as a line under ``HEADER``."""
+    limit = f"{t.times_limit:6.2f} × {t.limit}" if t.times_limit else ""
     return (
         f"{t.model:14} {t.backend:17} {t.slots:5} {t.pixels:6} {t.milliseconds_a_step:9.4f} "
         f"{t.seconds_an_image:9.3f} {t.images_a_second:9.2f} {t.gflops:8.1f} "
-        f"{t.gbytes_a_second:6.1f}"
+        f"{t.gbytes_a_second:6.1f} {limit}"
     )
 
 

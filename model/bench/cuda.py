@@ -2,6 +2,7 @@
 
 As on the CPU, nothing is timed before it has been checked against the reference, and figures are
 medians. ``GB/s`` counts what a step has to move: the weights once, and the state of every image.
+The limit beside each figure is the time that a copy of as many bytes takes.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 
 from scanline.model.bench import cpu as bench
+from scanline.model.bench.limits import Limit, least_bytes
 from scanline.model.config import ModelConfig
 from scanline.model.decoders.contract import BackendError
 from scanline.model.network import LinearTransformer
@@ -97,7 +99,7 @@ def step_bytes(config: ModelConfig, slots: int) -> float:
     from scanline.kernels.cuda.sizes import state_bytes
     from scanline.model.decoders.packing import sizes_of
 
-    return bench.least_bytes(config, 0) + slots * state_bytes(sizes_of(config))
+    return least_bytes(config, 0) + slots * state_bytes(sizes_of(config))
 
 
 def time_training(
@@ -188,11 +190,8 @@ def run_bench(
                 continue
             moved = step_bytes(model.config, count)
             step = timed.milliseconds_a_step / 1e3
-            timings.append(replace(timed, gbytes_a_second=moved / step / 1e9))
-            notes.append(
-                f"{name}, {count} slots: {moved / 1e6:.1f} MB a step; a copy of as many bytes "
-                f"takes {moved / rate / step:.0%} of its time"
-            )
+            timed = replace(timed, gbytes_a_second=moved / step / 1e9)
+            timings.append(timed.beside(Limit("bytes", moved / rate)))
             progress(bench.row(timings[-1]))
     training: list[Training] = []
     for name in [name for name in networks if name in TRAINING_IMAGES]:
