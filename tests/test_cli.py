@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image as Picture
 
-from scanline.model.checkpoint import load_checkpoint
+from scanline.model.checkpoint import Defaults, load_checkpoint
 from scanline.model.config import DIGITS
 from scanline.service.commands.cli import main
 from tests.published import hide_other_data, write_mnist
@@ -176,6 +176,49 @@ def test_evaluate_reads_the_published_formats(
     assert "Traceback" not in capsys.readouterr().err
 
 
+def test_evaluate_judges_samples_and_keeps_how_to_draw(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hide_other_data(monkeypatch)
+    monkeypatch.setenv("SCANLINE_CACHE", str(tmp_path / "cache"))
+    write_mnist(tmp_path / "data" / "mnist")
+    path = save_tiny(
+        tmp_path / "weights", "mnist", replace(GREY, height=28, width=28, classes=DIGITS)
+    )
+    before = load_checkpoint(path)
+    given = [
+        "evaluate",
+        "--weights",
+        "weights",
+        "--data-dir",
+        "data",
+        "--samples",
+        4,
+        "--epochs",
+        1,
+    ]
+    assert run(*given, "--label", "--guidance", 2, "--top-p", 0.9, "--seed", 3) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("mnist, 4 samples, each class in turn, guidance 2, top_p 0.9,")
+    for figure in ("seeds from 3", "% are taken for their class", "Fréchet distance", "% astray"):
+        assert figure in said
+    assert load_checkpoint(path).defaults == before.defaults == Defaults()
+    assert run(*given, "--label", "--guidance", 2, "--top-p", 0.9, "--set-defaults") == 0
+    assert load_checkpoint(path).defaults == Defaults(guidance=2.0, top_p=0.9)
+    capsys.readouterr()
+    assert run(*given, "--label") == 0  # at its own
+    assert "guidance 2, top_p 0.9," in capsys.readouterr().out
+    assert run(*given, "--top-p", 0.8, "--set-defaults") == 0
+    assert "4 samples, no label, top_p 0.8," in capsys.readouterr().out
+    after = load_checkpoint(path)
+    assert after.defaults == Defaults(guidance=2.0, top_p=0.8)
+    assert after.facts == before.facts | {"defaults": {"guidance": 2.0, "top_p": 0.8}}
+    for name, tensor in before.model.state_dict().items():
+        assert torch.equal(after.model.state_dict()[name], tensor)
+    assert run(*given[:-4], "--samples", 7) == 1
+    assert "samples must be 2 to 6" in capsys.readouterr().err
+
+
 def test_import_refuses_what_it_cannot_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -220,6 +263,15 @@ WRONG: list[tuple[list[object], str]] = [
     (["train", "--images", "nowhere"], "nowhere"),
     (["train", "--images", "empty"], "empty"),
     (["evaluate", "--model", "tiny", "--images", "empty"], "empty"),
+    (
+        ["evaluate", "--model", "tiny", "--guidance", 2, "--seed", 0],
+        "--guidance, --seed: only with",
+    ),
+    (["evaluate", "--model", "tiny", "--set-defaults"], "only with --samples"),
+    (["evaluate", "--model", "tiny", "--samples", 9, "--record"], "leave --record and --limit out"),
+    (["evaluate", "--model", "tiny", "--samples", 9, "--guidance", 2], "guidance draws towards"),
+    (["evaluate", "--model", "tiny", "--samples", 9, "--label", "--top-p", 0], "top_p must be"),
+    (["evaluate", "--model", "colour", "--samples", 9, "--label"], "no classes"),
 ]
 
 
