@@ -143,6 +143,7 @@ def paint(
     labels = _class_numbers(config, label, n, seeds)
     wanted = own.guidance if guidance is None else guidance
     scale = np.where(labels == NO_LABEL, 1 if guidance is None else wanted, wanted)
+    scale = scale.astype(np.float32)  # as decoders hold it: what is 1 there must be 1 here
     if not 1 <= particles <= MAX_PARTICLES:
         raise ValueError(f"particles must be 1 to {MAX_PARTICLES}, not {particles}")
     slots_each = particles * (2 if (scale != 1).any() else 1)

@@ -22,6 +22,7 @@ from scanline.model.config import MIXTURES, VALUES, ModelConfig
 
 MIN_LOG_SCALE = -7.0
 MIN_WARM_LOG_SCALE = -9.5  # once tempered: all of it in one bin already
+MIN_LOG_PROB = -1e4  # so that guidance never subtracts infinities
 _LN2 = math.log(2.0)
 
 
@@ -169,11 +170,15 @@ class Head(nn.Module):
         """
         hot = torch.ones_like(parameters[:, :1]) if heat is None else heat.unsqueeze(-1)
         if self.categorical:
-            return F.log_softmax(self.logits(parameters, channel, values) / hot, -1)
+            logits = self.logits(parameters, channel, values)
+            # The largest is 0 before it is divided, or the coldest would be infinite.
+            cold = (logits - logits.amax(-1, keepdim=True)) / hot
+            return F.log_softmax(cold, -1).clamp(min=MIN_LOG_PROB)
         mixture = split_mixture(parameters, self.channels)
         log_scales = (mixture.log_scales + hot.log().unsqueeze(-1)).clamp(min=MIN_WARM_LOG_SCALE)
         scaled = _to_unit(values, parameters.dtype)
-        log_weights = F.log_softmax(mixture.weights / hot, -1)
+        weights = mixture.weights - mixture.weights.amax(-1, keepdim=True)
+        log_weights = F.log_softmax(weights / hot, -1).clamp(min=MIN_LOG_PROB)
         for earlier in range(channel):  # the components' weights given the values before (Bayes)
             means, value = channel_means(mixture, earlier, scaled), scaled[:, earlier : earlier + 1]
             log_weights = log_weights + logistic_log_prob(value, means, log_scales[:, earlier])
@@ -184,7 +189,8 @@ class Head(nn.Module):
             log_scales[:, channel].unsqueeze(-2),
         )
         # Rounding leaves a sum that is not quite 1.
-        return F.log_softmax(torch.logsumexp(log_weights.unsqueeze(-2) + each, -1), -1)
+        total = torch.logsumexp(log_weights.unsqueeze(-2) + each, -1)
+        return F.log_softmax(total, -1).clamp(min=MIN_LOG_PROB)
 
     def sample(
         self,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
 from scanline.model.checkpoint import Defaults
 from scanline.model.config import MAX_GUIDANCE, NO_LABEL, ModelConfig
 from scanline.model.noise import RANDOM
@@ -79,4 +81,8 @@ def settle(
         raise ShapeError("top_p must be above 0 and at most 1", "top_p", "out_of_range")
     if not 1 <= particles <= MAX_PARTICLES:
         raise ShapeError(f"particles must be 1 to {MAX_PARTICLES}", "particles", "out_of_range")
+    # Decoders hold single precision: what rounds to 1 there is 1, and what is above 0 stays so.
+    if np.float32(guidance) == 1:
+        guidance = 1.0
+    top_p = max(top_p, float(np.finfo(np.float32).tiny))
     return Shape(number, by_seed, top_p, guidance, particles)

@@ -197,3 +197,17 @@ def test_a_stream_of_particles_ends_as_the_reply(client: httpx.Client, granulari
 def test_models_say_how_they_are_drawn(client: httpx.Client) -> None:
     (grey, _) = client.get("/v1/models").json()["data"]
     assert (grey["guidance"], grey["top_p"]) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize("model", ["grey", "colour"])
+def test_what_single_precision_rounds_to_nothing_is_drawn(client: httpx.Client, model: str) -> None:
+    """The smallest and the nearest to 1 of what may be asked: no number that a decoder refuses."""
+    fields: dict[str, Any] = {"model": model, "n": 2, "seed": 1}
+    values(samples(client, **fields, top_p=1e-300))
+    likeliest = values(samples(client, **fields, temperature=0))
+    assert values(samples(client, **fields, temperature=1e-300)) == likeliest
+    assert values(samples(client, **fields, temperature=1e-40, top_p=0.9)) == likeliest
+    if model == "grey":
+        plain = values(samples(client, **fields, label=1, guidance=1))
+        assert values(samples(client, **fields, label=1, guidance=1 + 1e-12)) == plain
+        values(samples(client, **fields, label=1, guidance=9.5, temperature=1e-40))

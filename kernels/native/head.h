@@ -43,14 +43,20 @@ private:
                    float* result) const {
         if (categorical_) {
             logits(parameters, channel, values, result);
-            for (int i = 0; i < VALUES; i += LANES) store(result + i, load(result + i) / heat);
+            // The largest is 0 before it is divided, or the coldest would be infinite.
+            float best = result[0];
+            for (int i = 1; i < VALUES; ++i) best = std::max(best, result[i]);
+            for (int i = 0; i < VALUES; i += LANES)
+                store(result + i, (load(result + i) - best) / heat);
         } else {
             Mixture mixture;
             split(parameters, channels_, mixture);
             alignas(64) float weights[MIX], means[MIX];
             const float warmer = std::log(heat);
+            const float best = *std::max_element(mixture.weights, mixture.weights + MIX);
             for (int m = 0; m < MIX; m += LANES)
-                store(weights + m, load(mixture.weights + m) / heat);
+                store(weights + m, max((load(mixture.weights + m) - best) / heat,
+                                       broadcast(MIN_LOG_PROB)));
             for (int c = 0; c <= channel; ++c)
                 for (int m = 0; m < MIX; m += LANES) {
                     float* const scales = mixture.log_scales[c] + m;
@@ -69,7 +75,8 @@ private:
                 store(result + i, log(max(load(result + i), broadcast(1e-30f))));
         }
         const float normaliser = log_sum_exp(result, VALUES);
-        for (int i = 0; i < VALUES; i += LANES) store(result + i, load(result + i) - normaliser);
+        for (int i = 0; i < VALUES; i += LANES)
+            store(result + i, max(load(result + i) - normaliser, broadcast(MIN_LOG_PROB)));
     }
 
     // Draw from the 256 values of each channel in turn: tempered, guided, cut to the likeliest.
