@@ -21,6 +21,7 @@ from scanline.kernels.native import abi as native
 from scanline.kernels.native import build as native_build
 from scanline.model.bench import cpu as bench
 from scanline.model.bench import limits
+from scanline.model.bench.peer import Peer
 from scanline.model.checkpoint import SHIPPED, CheckpointError, find_checkpoints, load_checkpoint
 from scanline.model.config import PRESETS, ModelConfig
 from scanline.model.data.published import load_dataset
@@ -589,6 +590,11 @@ def test_the_benchmark_times_nothing_that_differs(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(bench, "open_decoder", open_another)
     with pytest.raises(RuntimeError, match="bits/dim from the reference: not timed"):
         bench.check(network_of(tiny_config()), "native", 1)
+
+
+def test_the_peer_computes_the_same() -> None:
+    pytest.importorskip("fast_transformers")
+    Peer(bench.find_model("mnist-paper"), 2).check()
 
 
 def test_the_benchmark_counts_the_papers_network() -> None:

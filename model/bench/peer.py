@@ -22,15 +22,16 @@ class Peer:
             feed_forward_dimensions=c.d_ff, query_dimensions=c.head_size,
             value_dimensions=c.head_size, activation=c.activation, final_normalization=True,
         ).get().eval()  # fmt: skip
-        parts = {part: f"attention.{part}_projection" for part in ("query", "key", "value", "out")}
         weights: dict[str, torch.Tensor] = {}
         for key, tensor in model.state_dict().items():
             kind, *rest = key.split(".")
             if kind == "norm":
                 weights[key] = tensor
             elif kind == "blocks":
-                layer, part, name = rest
-                weights[f"layers.{layer}.{parts.get(part, part)}.{name}"] = tensor
+                *place, part, name = rest
+                if place[-1] == "attention":
+                    part += "_projection"
+                weights[".".join(["layers", *place, part, name])] = tensor
         self.encoder.load_state_dict(weights)
         self.restart()
 
