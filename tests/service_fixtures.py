@@ -199,9 +199,9 @@ def build(
 
 
 @contextlib.contextmanager
-def listening(app: Any, ready: Callable[[], bool]) -> Iterator[str]:
+def listening(app: Any, ready: Callable[[], bool], port: int = 0) -> Iterator[str]:
     """Serve an application on a real socket from a thread, and give its address."""
-    config = uvicorn.Config(app, port=0, log_config=None, timeout_graceful_shutdown=2)
+    config = uvicorn.Config(app, port=port, log_config=None, timeout_graceful_shutdown=2)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()

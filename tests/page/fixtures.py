@@ -52,7 +52,15 @@ def box(page: Page, selector: str) -> dict[str, float]:
     """Give where an element lies in the window."""
     found = page.locator(selector).first.bounding_box()
     assert found is not None, f"{selector} is not shown"
-    return {**found, "right": found["x"] + found["width"], "bottom": found["y"] + found["height"]}
+    x, y, width, height = (found[name] for name in ("x", "y", "width", "height"))
+    return {
+        "x": x,
+        "y": y,
+        "width": width,
+        "height": height,
+        "right": x + width,
+        "bottom": y + height,
+    }
 
 
 def touch(page: Page, selector: str, column: int, row: int, width: int, height: int) -> None:
