@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import socket
-import subprocess
-import sys
 import threading
-from dataclasses import replace
-from pathlib import Path
+import time
 from typing import TYPE_CHECKING
 
 import httpx
 
 from scanline.service.server import Scanline
 from tests.page.fixtures import Open, expect, finished, pixels
-from tests.service_fixtures import GREY, FakeDecoder, build, listening, save_tiny, until
+from tests.service_fixtures import GREY, FakeDecoder, build, listening, until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Route
@@ -99,46 +93,24 @@ def test_a_drawing_that_the_server_let_go_is_drawn_again(visit: Open) -> None:
     assert len(cuts) == 2
 
 
-def test_a_server_that_is_replaced_draws_the_same_after_all(visit: Open, tmp_path: Path) -> None:
-    save_tiny(tmp_path, "slow", replace(GREY, height=40, width=40))
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    given = {"WEIGHTS": tmp_path, "PORT": port, "BACKEND": "reference", "DRAIN_SECONDS": 0.1}
-    clean = {k: v for k, v in os.environ.items() if not k.startswith("SCANLINE_")}
-    environment = clean | {f"SCANLINE_{k}": str(v) for k, v in given.items()}
-    url = f"http://127.0.0.1:{port}"
-
-    def start() -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "scanline.service", "serve"]
-        return subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
-
-    def ready() -> bool:
-        try:
-            return httpx.get(f"{url}/readyz").status_code == 200
-        except httpx.TransportError:
-            return False
-
-    server = start()
-    try:
-        until(ready, "the first server's start")
+def test_a_server_that_is_replaced_draws_the_same_after_all(visit: Open) -> None:
+    slow = FakeDecoder(GREY, 4)
+    slow.before_step = lambda slots: time.sleep(0.3) if slow.steps[3:] else None
+    first, app = build(decoders={"grey": slow})
+    with listening(app, lambda: first.ready) as url:
         page = visit(
             "#draw?n=2&seed=5", url=url, allowed=["ERR_", "503"], reduced_motion="no-preference"
         )
         expect(page.locator("#draw .sheet small").first).to_have_text("drawing")
-        server.send_signal(signal.SIGTERM)
-        report = page.locator("#draw [data-report]")
-        expect(report).to_contain_text("Connection lost. Reconnecting")
-        server.wait(60)
-        server = start()
-        until(ready, "the second server's start")
-        expect(report).to_contain_text("a second", timeout=60_000)
-        interrupted = pixels(page, "#draw .sheet canvas")
+        first.drain()
+        expect(page.locator("#draw [data-report]")).to_contain_text("Reconnecting")
+    second, app = build(decoders={"grey": FakeDecoder(GREY, 4)})
+    port = int(url.rpartition(":")[2])
+    with listening(app, lambda: second.ready, port):
+        expect(page.locator("#draw [data-report]")).to_contain_text("a second", timeout=60_000)
         again = visit("#draw?n=2&seed=5", url=url)
-        expect(again.locator("#draw [data-report]")).to_contain_text("a second", timeout=60_000)
-        assert pixels(again, "#draw .sheet canvas") == interrupted
-    finally:
-        server.terminate()
-        server.wait(60)
+        finished(again)
+        assert pixels(page, "#draw .sheet canvas") == pixels(again, "#draw .sheet canvas")
 
 
 def test_a_full_server_is_asked_again(visit: Open) -> None:
