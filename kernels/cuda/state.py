@@ -68,8 +68,8 @@ def embed_kernel(
 
 @triton.jit(do_not_specialize=["part"])
 def convolve_kernel(
-    p_slots, p_positions, p_x, p_statistics, p_norm_weight, p_norm_bias, p_weight, p_ring, p_y, part,
-    T: tl.constexpr, PARTS: tl.constexpr, COLUMNS: tl.constexpr, RING: tl.constexpr,
+    p_slots, p_positions, p_x, p_statistics, p_norm_weight, p_norm_bias, p_weight, p_ring, p_y,
+    part, T: tl.constexpr, PARTS: tl.constexpr, COLUMNS: tl.constexpr, RING: tl.constexpr,
     D: tl.constexpr, NORM: tl.constexpr, EPS: tl.constexpr, BN: tl.constexpr,
     BN_STATISTICS: tl.constexpr,
 ):  # fmt: skip
