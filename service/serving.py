@@ -61,14 +61,16 @@ def listen(host: str, port: int) -> list[socket.socket]:
     return sockets
 
 
-def configure(app: FastAPI, scanline: Scanline, flush: int = FLUSH_SECONDS) -> uvicorn.Config:
+def configure(
+    app: FastAPI, scanline: Scanline, flush: int = FLUSH_SECONDS, port: int | None = None
+) -> uvicorn.Config:
     """Say how uvicorn serves: connections bounded by the settings, logs and headers ours."""
     settings, metrics = scanline.settings, scanline.metrics
     door = Door(settings.bounds, metrics.turned_away, metrics.requests)
     return uvicorn.Config(
         app,
         host=settings.host,
-        port=settings.port,
+        port=settings.port if port is None else port,
         http=partial(Connection, door=door),  # type: ignore[arg-type]  # it is called like a class
         ws="none",
         timeout_keep_alive=settings.keep_alive_seconds,  # type: ignore[arg-type]  # as any timer

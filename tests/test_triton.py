@@ -25,6 +25,7 @@ def test_there_are_files_to_run() -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 @pytest.mark.skipif("TRITON_INTERPRET" in os.environ, reason="this process interprets already")
+@pytest.mark.timeout(1500)  # a file, where any other test is one of many
 @pytest.mark.parametrize("file", FILES)
 def test_the_kernels_in_the_interpreter(file: str) -> None:
     ran = subprocess.run(

@@ -2,37 +2,99 @@
 # All that only a CUDA device can show, in under eight minutes: the tests marked gpu, how long the
 # attention takes beside its bytes, and how fast images are drawn and pixels trained on.
 #   kernels/cuda/device_check.sh [folder for full logs]
-# Needs a python3 ($PYTHON) with a CUDA build of PyTorch and what the package and its tests import,
-# pytest-timeout and typer among them; installs nothing.
+# Needs a python3 ($PYTHON) with a CUDA build of PyTorch, Triton, safetensors and pytest, and neither
+# the package installed nor what the service imports; installs nothing. Every figure is printed as
+# it comes, so that what is stopped half-way has told all that it knew.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 python=${PYTHON:-python3}
 logs=${1:-$(mktemp -d)}
 mkdir -p "$logs"
-table="$logs/table.txt"
-: >"$table"
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+processes=8
+deadline=480
 failed=0
 
-# stage NAME SECONDS PATTERN COMMAND…: run it, keep its log, put the lines that match in the table.
+# The package, importable without being installed.
+mkdir "$work/scanline"
+ln -s "$PWD/kernels" "$PWD/model" "$PWD/service" "$PWD/weights" "$work/scanline/"
+export PYTHONPATH="$work" PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+
+# Pytest's settings without the project's plugins; each of several processes takes its share.
+cat >"$work/pytest.ini" <<'INI'
+[pytest]
+markers =
+    gpu: needs a CUDA device
+    slow: minutes, not seconds
+faulthandler_timeout = 120
+INI
+cat >"$work/share.py" <<'PYTHON'
+import os
+import pytest
+
+@pytest.hookimpl(trylast=True)  # once -m and -k have chosen
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: item.name)
+    items[:] = items[int(os.environ["SHARE"])::int(os.environ["SHARES"])]
+PYTHON
+
+# stage NAME SECONDS PATTERN COMMAND…: run it, keep its log, show the lines that match at once.
 stage() {
     local name=$1 seconds=$2 pattern=$3 began=$SECONDS code=0
     shift 3
-    timeout "$seconds" "$@" >"$logs/$name.log" 2>&1 || code=$?
-    [ "$code" -eq 0 ] || failed=1
-    printf '%s: exit %d, %d s\n' "$name" "$code" "$((SECONDS - began))" >>"$table"
-    if [ "$code" -eq 0 ] || [ "$pattern" != . ]; then
-        grep -E "$pattern" "$logs/$name.log" | tail -25 | cut -c1-150 | sed 's/^/    /' >>"$table"
+    [ "$seconds" -lt $((deadline - SECONDS)) ] || seconds=$((deadline - SECONDS))
+    if [ "$seconds" -lt 5 ]; then
+        printf '%s: no time is left\n' "$name"
+        failed=1
+        return 1
     fi
-    [ "$code" -eq 0 ] || tail -5 "$logs/$name.log" | cut -c1-150 | sed 's/^/  ! /' >>"$table"
+    # An interrupt first, on which pytest tells what has failed so far.
+    timeout --signal=INT --kill-after=10 "$seconds" "$@" 2>&1 | tee "$logs/$name.log" |
+        grep --line-buffered -E "$pattern" | cut -c1-160
+    code=${PIPESTATUS[0]}
+    if [ "$code" -ne 0 ]; then
+        failed=1
+        tail -5 "$logs/$name.log" | cut -c1-160 | sed "s/^/$name ! /"
+    fi
+    printf '%s: exit %d, %d s\n' "$name" "$code" "$((SECONDS - began))"
+    return "$code"
 }
 
-stage versions 60 '.' "$python" -c '
-import torch, triton
-print(torch.cuda.get_device_name(), torch.__version__, "Triton", triton.__version__)'
-stage tests 240 '^(FAILED|ERROR)|passed|failed' \
-    "$python" -m pytest -m gpu -q -p no:cacheprovider tests
-stage attention 60 '.' "$python" -m scanline.kernels.cuda.attention_bench
-stage bench 120 '.' "$python" -m scanline.service bench --device cuda
+# tests NAME SECONDS WHICH [OPTION…]: run those tests that need a device that WHICH chooses.
+tests() {
+    local name=$1 seconds=$2 which=$3
+    shift 3
+    stage "$name" "$seconds" \
+        '^(FAILED|ERROR)|(FAILED|ERROR) +\[|[0-9]+ (passed|failed|errors?)|collected|Timeout' \
+        "$python" -m pytest -c "$work/pytest.ini" --rootdir . -p share -p no:cacheprovider \
+        -m gpu -k "$which" -v --tb=short "$@" tests/test_decoder.py tests/test_shaping.py \
+        tests/test_triton_attention.py tests/test_triton_decode.py tests/test_triton_shaping.py
+}
 
-cat "$table"
+if ! stage versions 60 . "$python" -c '
+import sys, torch, triton
+print(torch.__version__, "Triton", triton.__version__)
+if not torch.cuda.is_available(): sys.exit("there is no CUDA device")
+print(torch.cuda.get_device_name())'; then
+    SHARES=1 SHARE=0 tests collected 60 "" --collect-only  # all that there is to do
+    exit 1
+fi
+
+# Those that take the device's memory, or watch it, come alone and last.
+alone='stays_flat or 32_bits'
+running=()
+for i in $(seq 0 $((processes - 1))); do
+    SHARES=$processes SHARE=$i tests "tests-$i" 240 "not ($alone)" &
+    running+=($!)
+done
+for job in "${running[@]}"; do wait "$job" || failed=1; done
+SHARES=1 SHARE=0 tests tests-alone 60 "$alone"
+
+stage attention 45 . "$python" -m scanline.kernels.cuda.attention_bench
+for model in mnist-paper cifar10-paper mnist cifar10; do
+    stage "bench-$model" 60 . \
+        "$python" -m scanline.model.bench.cuda "$model" --repeats 3 --seconds 0.5
+done
+echo "full logs: $logs"
 exit "$failed"

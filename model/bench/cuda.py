@@ -1,5 +1,8 @@
 """How fast a CUDA device draws and trains, beside what its memory can do: ``scanline bench``.
 
+``python -m scanline.model.bench.cuda [MODEL …]`` does the same where the command line's own
+packages are not installed.
+
 As on the CPU, nothing is timed before it has been checked against the reference, and figures are
 medians. ``GB/s`` counts what a step has to move: the weights once, and the state of every image.
 The limit beside each figure is the time that a copy of as many bytes takes.
@@ -7,11 +10,14 @@ The limit beside each figure is the time that a copy of as many bytes takes.
 
 from __future__ import annotations
 
+import argparse
+import json
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -180,29 +186,62 @@ def run_bench(
     progress(bench.HEADER)
     timings: list[bench.Timing] = []
     notes: list[str] = []
+
+    def note(line: str) -> None:
+        notes.append(line)
+        progress(line)
+
     for name, model in networks.items():
         bench.check(model, "triton", None)
         for count in slots:
             try:
                 timed = bench.time_backend(name, model, "triton", None, seconds, repeats, count)
             except BackendError as error:
-                notes.append(f"{name}: {error}")
+                note(f"{name}: {error}")
                 continue
             moved = step_bytes(model.config, count)
             step = timed.milliseconds_a_step / 1e3
             timed = replace(timed, gbytes_a_second=moved / step / 1e9)
             timings.append(timed.beside(Limit("bytes", moved / rate)))
             progress(bench.row(timings[-1]))
+            note(
+                f"{name}, {count} slots: {moved / 1e6:.1f} MB a step; a copy of as many bytes "
+                f"takes {moved / rate / step:.0%} of its time"
+            )
     training: list[Training] = []
     for name in [name for name in networks if name in TRAINING_IMAGES]:
         images = TRAINING_IMAGES[name]
         training.append(time_training(name, networks[name], images, device, repeats))
         timed_training = training[-1]
-        notes.append(
+        note(
             f"{name}: training on {images} images at once, {timed_training.milliseconds:.1f} ms "
             f"forward and backward, {timed_training.pixels_a_second:,.0f} pixels/s, "
             f"{timed_training.gigabytes:.1f} GB"
         )
-    for note in notes:
-        progress(note)
     return CudaReport(hardware, {"copy": round(rate / 1e9, 1)}, timings, notes, training)
+
+
+def main() -> None:
+    """Print the tables as they are measured, and all of it as one JSON line."""
+    parser = argparse.ArgumentParser(prog="bench.cuda", description=__doc__)
+    parser.add_argument("models", nargs="*", help="shipped models or presets; all if none")
+    parser.add_argument("--seconds", type=float, default=1.0, help="of one run")
+    parser.add_argument("--repeats", type=int, default=5, help="runs, whose median counts")
+    parser.add_argument("--slots", type=int, nargs="+", default=SLOTS, help="images at once")
+    options = parser.parse_args()
+
+    def progress(line: str) -> None:
+        print(line, flush=True)  # noqa: T201
+
+    try:
+        report = run_bench(
+            options.models, slots=options.slots, seconds=options.seconds,
+            repeats=options.repeats, progress=progress,
+        )  # fmt: skip
+    except (RuntimeError, ValueError) as error:
+        sys.exit(str(error))
+    progress(json.dumps(asdict(report)))
+
+
+if __name__ == "__main__":
+    main()

@@ -9,7 +9,7 @@ are copied. Host memory is pinned, so that no copy holds up the host.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from subprocess import SubprocessError
@@ -42,7 +42,7 @@ GRAPH_PIXELS = (8, 1)  # pixels that one replay of a graph draws
 SPARE_BYTES = 512 << 20  # what is left free of the device's memory, for graphs and others
 
 
-_UPLOADED = tuple(field.name for field in fields(Inputs))
+_INPUTS = tuple(field.name for field in fields(Inputs))
 _STATE = ("kv", "z", "waiting", "ring")  # buffers with the slots second
 _KNOWN = {
     "input": ("previous", "neighbourhood"),
@@ -128,9 +128,8 @@ class TritonDecoder(Decoder):
         self._flights: list[Flight] = []
         self._ahead = self.positions.copy()  # where images are on the device, in flight or not
         self._ages = np.zeros(max_slots, np.int64)  # how often each slot was reset
-        self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] | None = None
-        if cuda and graphs:
-            self._graphs = {}
+        self._arrays = {name: getattr(self.inputs, name) for name in _INPUTS} | {"bits": self.bits}
+        self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
         with self._on_device():
             self._weights = allocate_weights(self._sizes, self.device)
             fill(self._weights, model)
@@ -138,9 +137,7 @@ class TritonDecoder(Decoder):
             for name, buffer in self.buffers.items():
                 buffer.fill_(-1 if name == "slots" else 0)
             self._launches = triton_decode.plan(self._sizes, self._weights, self.buffers)
-            for first in range(0, max_slots, UPLOAD_SLOTS):
-                last = min(first + UPLOAD_SLOTS, max_slots)
-                self._upload(np.arange(first, last, dtype=np.int32))
+            self._upload(np.arange(max_slots, dtype=np.int32))
             try:  # a step of no slots: nothing is compiled while a graph is captured
                 triton_decode.run(self._launches, 1, 1, self._sizes.parts)
             except (RuntimeError, OSError, SubprocessError, TritonError) as error:
@@ -148,6 +145,8 @@ class TritonDecoder(Decoder):
                     f"the triton backend's kernels do not compile here ({error}); "
                     "Triton wants a C compiler too: apt-get install gcc"
                 ) from error
+            if cuda and graphs:
+                self._capture()
 
     @classmethod
     def unsupported(cls, config: ModelConfig) -> str | None:
@@ -190,9 +189,7 @@ class TritonDecoder(Decoder):
     def renew(self, slots: Slots, noise: NDArray[np.float32]) -> None:
         super().renew(slots, noise)
         with self._on_device():
-            rows = self._chosen(slots)
-            index = self._send(rows.astype(np.int64))
-            self.buffers["noise"].index_copy_(0, index, self._send(self.inputs.noise[rows]))
+            self._upload(self._chosen(slots), ["noise"])
 
     def step(self, slots: Slots, n: int) -> None:
         self.launch(slots, n)
@@ -271,28 +268,40 @@ class TritonDecoder(Decoder):
 
     def _run(self, rows: int, pixels: int) -> None:
         """Start some pixels of the first rows, in a graph for the next power of two of rows."""
-        if self._graphs is None:
-            triton_decode.run(self._launches, rows, pixels, self._sizes.parts)
-            return
-        rows = min(triton.next_power_of_2(rows), len(self.buffers["slots"]))
-        graph = self._graphs.get((rows, pixels))
+        graph = self._graphs.get((self._bucket(rows), pixels))
         if graph is None:
-            graph = torch.cuda.CUDAGraph()
-            # Other engines' threads may go on using the device meanwhile.
-            graph.capture_begin(capture_error_mode="thread_local")
-            try:
-                triton_decode.run(self._launches, rows, pixels, self._sizes.parts)
-            finally:
-                graph.capture_end()
-            self._graphs[rows, pixels] = graph
-        graph.replay()
+            triton_decode.run(self._launches, rows, pixels, self._sizes.parts)
+        else:
+            graph.replay()
 
-    def _upload(self, slots: NDArray[np.int32]) -> None:
-        index = self._send(slots.astype(np.int64))
-        arrays = {name: getattr(self.inputs, name) for name in _UPLOADED} | {"bits": self.bits}
-        for name, array in arrays.items():
-            sent = self._send(array[slots].view(np.uint8) if name == "known" else array[slots])
-            self.buffers[name].index_copy_(0, index, sent)
+    def _bucket(self, rows: int) -> int:
+        return min(int(triton.next_power_of_2(rows)), len(self.buffers["slots"]))
+
+    def _capture(self) -> None:
+        """Make every graph now, so that none is made while somebody waits."""
+        buckets = {self._bucket(min(1 << i, self.max_slots)) for i in range(32)}
+        for rows in sorted(buckets):
+            for pixels in GRAPH_PIXELS:
+                graph = torch.cuda.CUDAGraph()
+                # Other engines' threads may go on using the device meanwhile.
+                graph.capture_begin(capture_error_mode="thread_local")
+                try:
+                    triton_decode.run(self._launches, rows, pixels, self._sizes.parts)
+                finally:
+                    graph.capture_end()
+                self._graphs[rows, pixels] = graph
+
+    def _upload(self, slots: NDArray[np.int32], names: Sequence[str] = (*_INPUTS, "bits")) -> None:
+        """Copy slots' arrays to the device, so many slots at a time that little is pinned."""
+        for first in range(0, len(slots), UPLOAD_SLOTS):
+            if first and self._stream is not None:
+                self._stream.synchronize()  # what was pinned for those before is free again
+            some = slots[first : first + UPLOAD_SLOTS]
+            index = self._send(some.astype(np.int64))
+            for name in names:
+                array = self._arrays[name][some]
+                sent = self._send(array.view(np.uint8) if array.dtype == np.bool_ else array)
+                self.buffers[name].index_copy_(0, index, sent)
 
     def _send(self, array: NDArray[Any]) -> Tensor:
         """Start copying an array, which nobody writes to later, to the device."""

@@ -1,0 +1,60 @@
+"""``device_check.sh``: what it runs needs neither the service nor what the service imports."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.conftest import ROOT
+
+SCRIPT = ROOT / "kernels" / "cuda" / "device_check.sh"
+NAMED = re.findall(r"tests/(test_\w+)\.py", SCRIPT.read_text())
+ABSENT = ("fastapi", "pydantic", "pydantic_settings", "typer", "uvicorn", "scanline.service")
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="Triton is not installed"
+)
+
+
+def test_it_names_every_file_with_tests_for_a_device() -> None:
+    """And no other: those marked, and those that try every backend, but not the engine's."""
+    marked = {
+        path.stem
+        for path in (ROOT / "tests").rglob("test_*.py")
+        if re.search(r"mark\.gpu|import backend as backend", path.read_text())
+    }
+    assert set(NAMED) == marked - {"test_device_check"}
+
+
+def test_nothing_that_it_runs_imports_the_service() -> None:
+    modules = [
+        *(f"tests.{name}" for name in NAMED),
+        "scanline.model.bench.cuda", "scanline.kernels.cuda.attention_bench",
+    ]  # fmt: skip
+    code = f"import sys; sys.modules |= dict.fromkeys({ABSENT}); import {', '.join(modules)}"
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT, env=os.environ | {"TRITON_INTERPRET": "1"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="it would run all there is")
+def test_without_a_device_it_collects_its_tests_and_says_so(tmp_path: Path) -> None:
+    ran = subprocess.run(
+        ["bash", str(SCRIPT), str(tmp_path)],
+        cwd=ROOT, env=os.environ | {"PYTHON": sys.executable},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 1
+    assert "there is no CUDA device" in ran.stdout
+    assert re.search(r"[1-9]\d*/\d+ tests collected", ran.stdout), ran.stdout
+    assert "collected: exit 0" in ran.stdout
