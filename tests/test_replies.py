@@ -46,8 +46,8 @@ def test_nothing_acceptable(client: httpx.Client) -> None:
     ("field", "accept"),
     [
         ({"granularity": "row"}, "application/json"),
-        ({"granularity": "auto"}, "image/png"),
-        ({"output": "png"}, "image/png"),
+        ({"granularity": "pixel"}, "image/png"),
+        ({"output": "values"}, "image/png"),
         ({"output": "values"}, "application/zip"),
     ],
 )
