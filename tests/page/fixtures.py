@@ -88,4 +88,5 @@ def slide(page: Page, selector: str, value: float) -> None:
 
 def hash_of(page: Page) -> str:
     """Give the part of the address that a link of the page is made of."""
-    return "#" + page.url.partition("#")[2]
+    address: str = page.url
+    return "#" + address.partition("#")[2]
