@@ -15,7 +15,7 @@ from scanline.model.judge.classifier import Classifier, accuracy
 from scanline.model.judge.frechet import frechet_distance
 
 _TAILS = (0.1, 99.9)  # percentiles of the test images' bits/dim that bound what is ordinary
-_MARGIN = 0.1  # of the distance between them, added at either end
+_MARGIN = 0.1  # of either, beyond it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class Verdict:
             f"features (training images: {self.real_distance:.2f}); not the Inception FID\n"
             f"{self.astray:.1%} astray: {self.above} above {self.most:.3f} bits/dim, {self.below} "
             f"below {self.least:.3f} ({_TAILS[0]} and {_TAILS[1]} percentiles of these test "
-            "images, and a tenth of the range beyond)"
+            "images, and a tenth of either beyond)"
         )
 
 
@@ -122,8 +122,7 @@ def judge(
 def ordinary_range(bits_per_dim: NDArray[np.float64]) -> tuple[float, float]:
     """Give the bits/dim between which all but the strangest of real pictures lie, and a margin."""
     low, high = np.percentile(bits_per_dim, _TAILS)
-    margin = _MARGIN * (high - low)
-    return float(low - margin), float(high + margin)
+    return float(low * (1 - _MARGIN)), float(high * (1 + _MARGIN))
 
 
 def _spread(data: Dataset, count: int) -> Dataset:
