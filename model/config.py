@@ -46,7 +46,7 @@ class ModelConfig:
     encoding: Literal["table", "linear", "table+linear"] = "table"
     order: Literal["subpixel", "pixel"] = "pixel"
     head: Literal["logistic_mixture", "categorical"] = "categorical"
-    attention: Literal["linear"] = "linear"
+    attention: Literal["linear", "softmax"] = "linear"
     feature_map: Literal["elu"] = "elu"
     short_conv: Literal["none", "2x3"] = "none"
     norm: Literal["pre", "post"] = "pre"

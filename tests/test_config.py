@@ -43,6 +43,7 @@ def test_is_frozen_and_hashable() -> None:
         ({"encoding": "both"}, "encoding must be one of table, linear, table.linear, not 'both'"),
         ({"order": "raster"}, "order must be one of subpixel, pixel, not 'raster'"),
         ({"head": "softmax"}, "head must be one of logistic_mixture, categorical, not 'softmax'"),
+        ({"attention": "local"}, "attention must be one of linear, softmax, not 'local'"),
         ({"feature_map": "relu"}, "feature_map must be one of elu, not 'relu'"),
         ({"norm": ""}, "norm must be one of pre, post, not ''"),
         ({"activation": "silu"}, "activation must be one of gelu, relu, not 'silu'"),
@@ -158,7 +159,7 @@ def test_paper_presets_are_the_authors_networks(name: str, steps: int, layers: i
     for layer in range(layers):
         block = f"blocks.{layer}"
         for part, size in {
-            **dict.fromkeys(("query", "key", "value", "out"), (256, 256)),
+            **{f"attention.{p}": (256, 256) for p in ("query", "key", "value", "out")},
             "linear1": (1024, 256),
             "linear2": (256, 1024),
         }.items():

@@ -14,7 +14,7 @@ from scanline.model.decoders.contract import Inputs
 from scanline.model.decoders.opening import open_decoder
 from scanline.model.network import LinearTransformer
 from tests.conftest import random_network, tiny_config
-from tests.test_decoder import KINDS, blank, every_kind, masked, network_of, state_of
+from tests.test_decoder import KINDS, blank, every_layer, masked, network_of, state_of
 from tests.test_decoder import backend as backend  # the fixture
 
 IMAGES = 400
@@ -24,6 +24,7 @@ SMALL = {
         height=2, width=2, channels=3, head="logistic_mixture", encoding="linear",
         classes=("cat", "dog"), short_conv="2x3",
     ),
+    "softmax": tiny_config(height=2, width=2, classes=("cat", "dog"), attention="softmax"),
 }  # fmt: skip
 
 
@@ -163,7 +164,7 @@ def test_guided_images_among_others_draw_the_same_bytes(backend: str) -> None:
 
 
 @pytest.mark.parametrize("parts", list(itertools.product([0, 1], repeat=2)))
-@every_kind
+@every_layer
 def test_a_fork_goes_on_with_the_bytes_of_its_source(
     config: ModelConfig, parts: tuple[int, int], backend: str
 ) -> None:

@@ -11,9 +11,13 @@ from scanline.model.config import ModelConfig
 from scanline.model.layers.layer import Layer, State
 from scanline.model.layers.linear import LinearAttention
 from scanline.model.layers.short_conv import ShortConv
+from scanline.model.layers.softmax import SoftmaxAttention
 
 # Every kind of attention, by its name in the config.
-ATTENTIONS: dict[str, Callable[[ModelConfig], Layer]] = {"linear": LinearAttention}
+ATTENTIONS: dict[str, Callable[[ModelConfig], Layer]] = {
+    "linear": LinearAttention,
+    "softmax": SoftmaxAttention,
+}
 
 
 class Block(Layer):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from scanline.kernels.attention.definitions import (
     AttentionState,
@@ -13,10 +13,11 @@ from scanline.kernels.attention.definitions import (
 )
 from scanline.kernels.attention.linear import linear_attention
 from scanline.model.config import ModelConfig
-from scanline.model.layers.layer import Layer, State
+from scanline.model.layers.attention import Attention
+from scanline.model.layers.layer import State
 
 
-class LinearAttention(Layer):
+class LinearAttention(Attention):
     """Causal linear attention of ``n_heads`` heads.
 
     Its state is the sums of eq. 18 and 19, of one size whatever the position: ``kv: [N, H, K, V]``
@@ -24,40 +25,28 @@ class LinearAttention(Layer):
     """
 
     def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        D = config.d_model
-        self.n_heads, self.head_size = config.n_heads, config.head_size
+        super().__init__(config)
         self.feature_map = config.feature_map
-        self.query = nn.Linear(D, D)
-        self.key = nn.Linear(D, D)
-        self.value = nn.Linear(D, D)
-        self.out = nn.Linear(D, D)
 
     def initial_state(self, rows: int) -> State:
         H, K = self.n_heads, self.head_size
         return {"kv": self.zeros(rows, H, K, K), "z": self.zeros(rows, H, K)}
 
-    def _qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        heads = (*x.shape[:-1], self.n_heads, self.head_size)
-        q, k, v = self.query(x).view(heads), self.key(x).view(heads), self.value(x).view(heads)
-        return q, k, v
-
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self._qkv(x)
+        q, k, v = self.qkv(x)
         attended, _ = linear_attention(q, k, v, feature_map=self.feature_map)
-        y: Tensor = self.out(attended.flatten(2))
-        return y
+        return self.joined(attended)
 
     def prefill(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, State]:
-        q, k, v = self._qkv(x)
+        q, k, v = self.qkv(x)
         # A key of -inf has no features, and so leaves nothing in the sums.
         beyond = lengths.new_tensor(range(x.shape[1])) >= lengths.unsqueeze(1)
         k = k.masked_fill(beyond[..., None, None], -math.inf)
         attended, sums = linear_attention(q, k, v, feature_map=self.feature_map)
-        return self.out(attended.flatten(2)), {"kv": sums.kv, "z": sums.z}
+        return self.joined(attended), {"kv": sums.kv, "z": sums.z}
 
     def step(self, x: Tensor, state: State, steps: Tensor) -> tuple[Tensor, State]:
-        q, k, v = self._qkv(x)
+        q, k, v = self.qkv(x)
         sums = AttentionState(state["kv"], state["z"])
         attended, sums = linear_attention_step(elu_feature_map(q), elu_feature_map(k), v, sums)
-        return self.out(attended.flatten(1)), {"kv": sums.kv, "z": sums.z}
+        return self.joined(attended), {"kv": sums.kv, "z": sums.z}

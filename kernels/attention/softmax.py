@@ -1,0 +1,59 @@
+"""Causal softmax attention over all positions: at once, as it is defined, and one step.
+
+With i ≤ j the causal order and K the features of a head (Katharopoulos et al. 2020, eq. 2 and 3),
+
+    o_j = Σ_i exp(q_jᵀ k_i / √K) v_i / Σ_i exp(q_jᵀ k_i / √K)
+
+so a step needs every key and value before it. Shapes: ``q, k: [B, T, H, K]``,
+``v, o: [B, T, H, V]``.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from scanline.kernels.attention.definitions import check_shapes
+
+
+def softmax_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Compute all positions at once by torch's own kernels: quadratic time in T, the form to train.
+
+    ``q, k: [B, T, H, K]``, ``v: [B, T, H, V]``; returns ``o`` like ``v``. Raises ``ValueError`` on
+    wrong shapes.
+    """
+    check_shapes(q, k, v, None)
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+
+
+def naive_softmax_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Compute the formula as written, with the whole T × T matrix: the oracle.
+
+    ``q, k: [B, T, H, K]``, ``v: [B, T, H, V]``; returns ``o`` like ``v``. Raises ``ValueError`` on
+    wrong shapes.
+    """
+    check_shapes(q, k, v, None)
+    T = q.shape[1]
+    later = torch.ones(T, T, dtype=torch.bool, device=q.device).triu(1)
+    scores = torch.einsum("bthk,bshk->bhts", q, k) / math.sqrt(q.shape[3])
+    weights = scores.masked_fill(later, -math.inf).softmax(-1)
+    return torch.einsum("bhts,bshv->bthv", weights, v)
+
+
+def softmax_attention_step(q: Tensor, keys: Tensor, values: Tensor, positions: Tensor) -> Tensor:
+    """Compute one position of each row against the keys and values up to it, its own among them.
+
+    ``q: [B, H, K]``, ``keys: [B, S, H, K]``, ``values: [B, S, H, V]``, ``positions: int64 [B]``
+    from 0, each below S; returns ``o: [B, H, V]``. What lies after a row's position has no
+    weight, and must be finite.
+    """
+    seen = int(positions.max()) + 1
+    keys, values = keys[:, :seen], values[:, :seen]
+    later = torch.arange(seen, device=q.device) > positions.unsqueeze(1)
+    scores = torch.einsum("bhk,bshk->bhs", q, keys) / math.sqrt(q.shape[2])
+    weights = scores.masked_fill(later.unsqueeze(1), -math.inf).softmax(-1)
+    return torch.einsum("bhs,bshv->bhv", weights, values)

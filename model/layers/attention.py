@@ -1,0 +1,34 @@
+"""Attention of several heads as a layer: the projections that every kind of it has."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from scanline.model.config import ModelConfig
+from scanline.model.layers.layer import Layer
+
+
+class Attention(Layer):
+    """Projects to queries, keys and values of ``n_heads`` heads, and from what they attend to.
+
+    All kinds have the same weights under the same names; how the heads attend is each kind's own.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        D = config.d_model
+        self.n_heads, self.head_size = config.n_heads, config.head_size
+        self.query = nn.Linear(D, D)
+        self.key = nn.Linear(D, D)
+        self.value = nn.Linear(D, D)
+        self.out = nn.Linear(D, D)
+
+    def qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Give queries, keys and values: ``[..., D]`` → three of ``[..., H, K]``."""
+        heads = (*x.shape[:-1], self.n_heads, self.head_size)
+        return self.query(x).view(heads), self.key(x).view(heads), self.value(x).view(heads)
+
+    def joined(self, attended: Tensor) -> Tensor:
+        """Give the layer's output from that of its heads: ``[..., H, K]`` → ``[..., D]``."""
+        y: Tensor = self.out(attended.flatten(-2))
+        return y
