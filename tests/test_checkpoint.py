@@ -339,7 +339,7 @@ def test_an_import_can_be_saved_and_served(
     assert again.facts == {"imported_from": "theirs.pt"}
     ours = again.model.state_dict()
     assert torch.equal(
-        ours["blocks.1.out.bias"], tensors[f"{LAYER1}.attention.out_projection.bias"]
+        ours["blocks.1.attention.out.bias"], tensors[f"{LAYER1}.attention.out_projection.bias"]
     )
     assert torch.equal(ours["blocks.1.linear2.weight"], tensors[f"{LAYER1}.linear2.weight"])
     assert len(ours) == len(tensors) - 1  # all but the buffer pos_embedding.pe

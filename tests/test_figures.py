@@ -8,11 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scanline.model.checkpoint import load_checkpoint
+from scanline.model.checkpoint import (
+    CheckpointError,
+    Defaults,
+    load_checkpoint,
+    save_checkpoint,
+)
 from scanline.model.data.published import Dataset
-from scanline.model.figures import known_figure, measure, record_figure
+from scanline.model.figures import known_figure, measure, record_defaults, record_figure
 from tests.conftest import random_canvas
-from tests.service_fixtures import GREY, save_tiny
+from tests.service_fixtures import GREY, save_tiny, tiny_model
 
 
 @pytest.mark.parametrize(
@@ -49,3 +54,30 @@ def test_a_figure_is_kept_in_the_checkpoint_beside_what_was_there(tmp_path: Path
     assert facts["validation"] == [{"bits_per_dim": 5.5}]
     assert facts["test"]["bits_per_dim"] != facts["test_with_label"]["bits_per_dim"]
     assert known_figure(facts) == facts["test"]["bits_per_dim"]
+
+
+def test_how_to_draw_is_kept_beside_what_was_there(tmp_path: Path) -> None:
+    path = save_tiny(tmp_path)
+    before = load_checkpoint(path)
+    assert before.defaults == Defaults(guidance=1.0, top_p=1.0)
+    record_defaults(before, tmp_path, Defaults(guidance=2.5, top_p=0.9))
+    after = load_checkpoint(path)
+    assert after.defaults == Defaults(guidance=2.5, top_p=0.9)
+    assert after.facts == before.facts | {"defaults": {"guidance": 2.5, "top_p": 0.9}}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"guidance": 11.0}, {"guidance": -1.0}, {"top_p": 0.0}, {"top_p": 1.5}, {"top_p": "most"},
+        {"guidance": float("nan")}, {"heat": 1.0}, [2.0], 3,
+    ],
+    ids=str,
+)  # fmt: skip
+def test_defaults_that_make_no_sense_are_refused_with_the_file(tmp_path: Path, given: Any) -> None:
+    path = tmp_path / "odd.safetensors"
+    save_checkpoint(path, tiny_model(), {"defaults": given})
+    with pytest.raises(CheckpointError, match=r"odd\.safetensors"):
+        load_checkpoint(path)
+    save_checkpoint(path, tiny_model(), {"defaults": {"top_p": 0.5}})
+    assert load_checkpoint(path).defaults == Defaults(guidance=1.0, top_p=0.5)
