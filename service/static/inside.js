@@ -91,7 +91,10 @@ export class InsideView {
 
   /** Show what a link says, or draw something new. */
   async open(fields) {
-    const [seed, at] = [fields.get("seed"), fields.get("at")].map((text) => Number(text ?? NaN));
+    const [seed, at] = ["seed", "at"].map((name) => {
+      const number = Number(fields.get(name) ?? NaN);
+      return Number.isSafeInteger(number) && number >= 0 ? number : null;
+    });
     const made = Object.fromEntries(["label", "temperature", "guidance", "top_p"]
       .filter((name) => fields.get(name)).map((name) => [name, fields.get(name)]));
     for (const name of ["temperature", "guidance", "top_p"]) {
@@ -101,7 +104,7 @@ export class InsideView {
       if (fields.has("image")) {
         const picture = await fromFile(fromText(fields.get("image")), this.model);
         await this.show(picture, "From a link", { image: fields.get("image"), ...made }, at);
-      } else if (Number.isSafeInteger(seed) && Number.isSafeInteger(at)) {
+      } else if (seed !== null && at !== null) {
         const { model } = this;
         this.clear({ seed, ...made });
         const { images: [{ values }] } = await postJson("v1/samples", {
@@ -110,7 +113,7 @@ export class InsideView {
         const picture = { shape: model, values: Uint8Array.from(values) };
         await this.show(picture, `Seed ${seed}`, { seed, ...made }, at);
       } else {
-        await this.drawNew({ seed: Number.isSafeInteger(seed) ? seed : randomSeed(), ...made });
+        await this.drawNew({ seed: seed ?? randomSeed(), ...made });
       }
     } catch (error) {
       if (error.name !== "AbortError") this.say(explain(error));
@@ -142,14 +145,18 @@ export class InsideView {
     }
   }
 
-  /** Look at a finished picture, from a pixel of it on. */
-  async show(picture, title, source, at = NaN) {
+  /** Look at a finished picture: at a pixel of it, or at its greatest surprise. */
+  async show(picture, title, source, at = null) {
     this.clear(source);
     this.title = title;
     this.player.load({ ...picture, known: null });
-    this.goTo(Number.isSafeInteger(at) && at >= 0 ? at : Math.floor(this.player.total / 2));
+    const first = at ?? Math.floor(this.player.total / 2);
+    this.goTo(first);
     this.keepLink();
     await this.measure();
+    if (at !== null || !this.bits || this.at !== first) return;
+    this.goTo(surprises(this.bits, 1)[0]);
+    this.keepLink();
   }
 
   /** Draw a new one here, slowly, with what is expected shown on the way. */

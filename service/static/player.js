@@ -1,6 +1,6 @@
 /** A canvas on which a picture appears pixel by pixel, at the pace of whoever watches. */
 
-import { area, blank, colour } from "./pixels.js";
+import { area, blank } from "./pixels.js";
 
 export const calm = matchMedia("(prefers-reduced-motion: reduce)");
 
@@ -72,7 +72,7 @@ export class Player {
     const { channels } = this.picture.shape;
     this.picture.values.set(values, position * channels);
     this.available = Math.max(this.available, position + values.length / channels);
-    clock.wake(this);
+    this.play();
   }
 
   /** Show exactly this many pixels. */
@@ -85,7 +85,9 @@ export class Player {
 
   /** Go on from here to the end of what has arrived. */
   play() {
+    const rested = !this.moving;
     clock.wake(this);
+    if (rested && this.ghost) this.draw(); // what was faintly seen beyond goes
   }
 
   /** Stay where it is. */
@@ -101,28 +103,44 @@ export class Player {
     this.exact = Math.min(this.available, this.exact + this.rate * seconds);
     if (this.rate === Infinity) this.exact = this.available;
     const position = Math.floor(this.exact);
+    const before = this.position;
     if (position >= this.available) this.stop();
-    if (position !== this.position) {
+    if (position !== before) {
       this.position = position;
-      this.draw();
+      if (this.ghost && !this.moving) this.draw();
+      else this.paint(before, position);
       this.onMove(position);
     }
   }
 
   /** Paint what is shown, and the pixel to come in the accent colour. */
   draw() {
-    const { shape, known } = this.picture;
-    const context = this.canvas.getContext("2d");
-    const image = new ImageData(shape.width, shape.height);
+    const { shape } = this.picture;
+    this.image = new ImageData(shape.width, shape.height);
+    this.paint(0, this.total);
+  }
+
+  /** Paint these pixels anew: a frame touches few of them, and there may be many pictures. */
+  paint(from, to) {
+    const { image, picture: { known } } = this;
     const ghosts = this.ghost && !this.moving ? this.available : 0;
-    for (let p = 0; p < this.total; p += 1) {
+    for (let p = from; p < to; p += 1) {
       const solid = p < this.position || known?.[p];
-      if (solid || p < ghosts) image.data.set([...colour(this.picture, p), solid ? 255 : GHOST], 4 * p);
+      if (solid || p < ghosts) put(image.data, this.picture, p, solid ? 255 : GHOST);
     }
     const next = this.position;
     const awaited = this.cursor && next < this.total && !known?.[next];
     if (awaited && next >= ghosts) image.data.set(CURSOR, 4 * next);
     else if (next < ghosts) image.data[4 * next + 3] = 255; // it is marked, and seen as it is
-    context.putImageData(image, 0, 0);
+    this.canvas.getContext("2d").putImageData(image, 0, 0);
   }
+}
+
+/** Put a pixel of a picture into RGBA. */
+function put(data, { shape: { channels }, values }, p, alpha) {
+  const [from, to, step] = [p * channels, 4 * p, channels === 3 ? 1 : 0];
+  data[to] = values[from];
+  data[to + 1] = values[from + step];
+  data[to + 2] = values[from + 2 * step];
+  data[to + 3] = alpha;
 }

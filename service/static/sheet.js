@@ -160,11 +160,14 @@ export class Sheet {
       const { seed, bits_per_dim: bits } = result;
       caption.textContent = `seed ${seed}`;
       if (bits !== null) caption.append(document.createElement("br"), `${bits.toFixed(2)} bits/dim`);
-    } else if (!this.stopped && player.position > 0) {
+    } else if (!this.stopped && player.position > 0 && caption.textContent !== "drawing") {
       caption.textContent = "drawing";
     }
     this.name(item);
-    this.progress();
+    this.frame ??= requestAnimationFrame(() => { // once for all that move in a frame
+      this.frame = null;
+      this.progress();
+    });
   }
 
   name(item) {
