@@ -47,18 +47,22 @@ export class DrawView {
     }
   }
 
-  /** Draw what a link says. */
+  /** Draw what a link says; where it says nothing, what the model draws by itself. */
   open(fields) {
     const seed = fillForm(this.form, fields);
-    const wanted = fields.get("label") ?? "";
-    for (const input of this.form.querySelectorAll('[name="label"]')) {
-      input.checked = input.value === wanted;
+    if (seed !== null || fields.has("label")) {
+      const wanted = fields.get("label") ?? "";
+      for (const input of this.form.querySelectorAll('[name="label"]')) {
+        input.checked = input.value === wanted;
+      }
     }
-    return this.draw({ seed });
+    const shape = Object.fromEntries(["guidance", "top_p"]
+      .filter((name) => fields.has(name)).map((name) => [name, Number(fields.get(name))]));
+    return this.draw({ seed, shape });
   }
 
-  /** Draw what the form says; of a link's seed if there is one. */
-  draw({ seed = null, reveal = false } = {}) {
+  /** Draw what the form says; of a link's seed, guidance and top_p where there is one. */
+  draw({ seed = null, shape = {}, reveal = false } = {}) {
     const { n, seed: typed, temperature, pace } = this.form.elements;
     const label = this.form.querySelector('[name="label"]:checked')?.value ?? "";
     const fields = {
@@ -67,6 +71,7 @@ export class DrawView {
       seed: seed ?? readNumber(typed, randomSeed()),
       temperature: Number(temperature.value),
       ...shapeOf(this.model, label),
+      ...shape,
     };
     n.value = fields.n;
     this.page.link("draw", fields);

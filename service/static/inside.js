@@ -255,6 +255,7 @@ export class InsideView {
   moved(position) {
     const { at, player, model: { width } } = this;
     const still = !player.moving && !this.drawing;
+    this.whatIf.stand(player.picture, at, this.source.label);
     const place = `row ${Math.floor(at / width) + 1}, column ${(at % width) + 1}`;
     setRange(this.form.elements.position, at, place);
     byId("inside-caption").textContent = this.title;
@@ -272,8 +273,8 @@ export class InsideView {
   }
 
   answered() {
-    const { picture, at, expected } = this.expectation.answer;
-    this.whatIf.stand(picture, at, expected, this.source.label);
+    const { at, expected } = this.expectation.answer;
+    this.whatIf.offer(at, expected);
   }
 
   say(sentence) {

@@ -16,9 +16,9 @@ export class WhatIf {
     this.values = document.getElementById("whatif-values");
     this.sheet = new Sheet(document.getElementById("whatif-stage"), viewer, this.form);
     this.onChange = onChange;
-    this.place = null;
     const { temperature } = this.form.elements;
     echo(temperature);
+    this.values.addEventListener("input", () => { this.place.chosen = true; });
     this.form.addEventListener("input", () => onChange());
     this.form.addEventListener("submit", (event) => {
       event.preventDefault();
@@ -29,7 +29,6 @@ export class WhatIf {
   /** Take a model: one number a channel. */
   use(model) {
     this.model = model;
-    this.place = null;
     this.sheet.clear();
     const names = model.channels === 3 ? ["Red", "Green", "Blue"] : ["Brightness"];
     this.values.replaceChildren(...names.map((name, c) => {
@@ -58,13 +57,20 @@ export class WhatIf {
   /** Choose a value for a channel. */
   pick(channel, value) {
     this.values.querySelectorAll("input")[channel].value = value;
+    this.place.chosen = true;
     this.onChange();
   }
 
-  /** Stand at another pixel, where these values are expected; what was chosen elsewhere is forgotten. */
-  stand(picture, at, expected, label) {
+  /** Stand at another pixel; what was chosen elsewhere is forgotten. */
+  stand(picture, at, label) {
     if (this.place?.picture === picture && this.place.at === at) return;
-    this.place = { picture, at, label };
+    this.place = { picture, at, label, chosen: false };
+  }
+
+  /** Offer what is expected at a pixel, unless the person has chosen already, or is about to. */
+  offer(at, expected) {
+    const busy = this.values.contains(document.activeElement);
+    if (this.place.at !== at || this.place.chosen || busy) return;
     this.values.querySelectorAll("input").forEach((input, c) => {
       input.value = expected[c] ?? expected[0];
     });
@@ -72,7 +78,6 @@ export class WhatIf {
 
   /** Keep all before this pixel, put the chosen values in, and have the rest drawn. */
   async goOn() {
-    if (!this.place) return;
     const { model, chosen, place: { picture, at, label } } = this;
     const known = new Uint8Array(area(model)).fill(1, 0, at + 1);
     const given = { shape: model, values: picture.values.slice(), known };
