@@ -64,7 +64,8 @@ def blank(config: ModelConfig, count: int, seed: int = 0) -> Inputs:
     T, C = config.pixels, config.channels
     inputs = Inputs.blank(config, count)
     inputs.canvas[:] = np.random.default_rng(seed).integers(0, 256, (count, T, C), np.uint8)
-    inputs.noise[:] = [image_noise(seed + i, T, config.draws) for i in range(count)]
+    for i in range(count):
+        inputs.noise[i] = image_noise(seed + i, T, config.draws)
     inputs.label[:] = np.arange(count) % (len(config.classes) + 1) - 1
     return inputs
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from scanline.model.checkpoint import CheckpointError, load_checkpoint
-from scanline.model.config import ModelConfig
+from scanline.model.config import NO_LABEL, ModelConfig
 from scanline.model.data.published import Dataset
 from scanline.model.evaluation import evaluate
 from scanline.model.recipe import TrainingConfig, batch_indices, learning_rate_factor
@@ -445,7 +445,7 @@ def test_labels_are_dropped_at_the_rate_asked_for(tmp_path: Path) -> None:
         trainer._forward = watched
         trainer.train(data, None, Stop(), quiet=True)
         labels = torch.stack(given)
-        dropped = labels == len(CLASSES)
+        dropped = labels == NO_LABEL
         assert float(dropped.double().mean()) == pytest.approx(share, abs=0.04)
         assert data.labels is not None
         for step in range(5):
