@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from scanline.kernels.native.training import passes
 from scanline.model.config import MIXTURES, VALUES, ModelConfig
 
 MIN_LOG_SCALE = -7.0
@@ -148,6 +149,10 @@ class Head(nn.Module):
     def bits(self, parameters: Tensor, values: Tensor) -> Tensor:
         """Give -log2 P(values): ``[..., P]``, integers ``[..., C]`` → float32 or more ``[...]``."""
         parameters = parameters if parameters.dtype == torch.float64 else parameters.float()
+        if not self.categorical and passes.weighs(parameters):
+            flat = parameters.flatten(0, -2), values.to(torch.uint8).flatten(0, -2)
+            mixed: Tensor = passes.mixture_nats(*flat)[0]
+            return mixed.view(values.shape[:-1]) / _LN2
         values = values.long()
         if not self.categorical:
             mixture = split_mixture(parameters, self.channels)

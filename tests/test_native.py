@@ -342,7 +342,7 @@ def test_an_isa_that_the_cpu_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -
 def test_a_build_is_kept_and_used_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     native.load_library("portable")
     (built,) = cache.iterdir()
-    assert built.name.startswith("native-portable-")
+    assert built.name.startswith("decoder-portable-")
     monkeypatch.setattr(native_build, "_build", None)
     native.load_library("portable")
 
@@ -431,7 +431,7 @@ def test_compilers_have_nothing_to_warn_of(compiler: str, isa: str, tmp_path: Pa
     # gcc looks for uninitialised values only where it optimises; all of clang's are the parser's.
     level = "-O1" if compiler == "g++" else "-fsyntax-only"
     flags = [*native_build.FLAGS, *native_build.ISAS[isa][0], *STRICT.split(), level]
-    command = [compiler, *flags, str(native_build.SOURCE), "-o", str(tmp_path / "native.so")]
+    command = [compiler, *flags, str(native_build.DECODER), "-o", str(tmp_path / "native.so")]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except FileNotFoundError:

@@ -29,6 +29,7 @@ from scanline.kernels.attention.definitions import (
     check_shapes,
     featured,
 )
+from scanline.kernels.native.training import passes
 
 
 def _chunks(x: Tensor, chunk: int) -> Tensor:
@@ -143,6 +144,13 @@ def uses_triton(q: Tensor, v: Tensor, chunk: int = CHUNK) -> bool:
     )
 
 
+def _first_state(q: Tensor, given: AttentionState | None) -> tuple[Tensor, Tensor]:
+    if given is not None:
+        return given.kv.float(), given.z.float()
+    B, _, H, K = q.shape
+    return q.new_zeros(B, H, K, K, dtype=torch.float32), q.new_zeros(B, H, K, dtype=torch.float32)
+
+
 def linear_attention(
     q: Tensor,
     k: Tensor,
@@ -158,8 +166,9 @@ def linear_attention(
     (a key of -inf then has no features); returns ``o`` like ``v`` and the final state. Sums
     are float32 (float64 for float64 inputs) whatever the inputs' dtype, and so is the state.
     Gradients flow to q, k, v and the initial state, from o and the final state. Runs as Triton
-    kernels where ``uses_triton`` says so, as torch operations elsewhere. Raises ``ValueError`` on
-    wrong shapes or an unknown feature map.
+    kernels where ``uses_triton`` says so, as C++ on a CPU where ``passes.attends`` does (position
+    by position: ``chunk`` is not needed there), as torch operations elsewhere. Raises
+    ``ValueError`` on wrong shapes or an unknown feature map.
     """
     check_shapes(q, k, v, initial_state)
     if uses_triton(q, v, chunk):
@@ -168,6 +177,10 @@ def linear_attention(
         )
 
         return triton_linear_attention(q, k, v, initial_state, eps, feature_map)
+    if feature_map == "elu" and passes.attends(q, v):
+        kv, z = _first_state(q, initial_state)
+        o, kv, z, _ = passes.attention(q, k.to(q.dtype), v, kv, z, eps)
+        return o, AttentionState(kv, z)
     q, k = featured(q, k, feature_map)
     B, _, H, K = q.shape
     V = v.shape[3]

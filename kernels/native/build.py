@@ -1,8 +1,8 @@
-"""The native CPU decoder's build: C++ compiled for this machine, kept, and loaded.
+"""The build of the native CPU code: C++ compiled for this machine, kept, and loaded.
 
-The C++ beside this file is built by the system's compiler on first use, once for each source,
-compiler and ISA. ``python -m scanline.kernels.native.build`` builds for every ISA beforehand:
-an image made so runs without a compiler.
+The decoder's and the training's C++ are each built by the system's compiler on first use, once for
+each source, compiler and ISA. ``python -m scanline.kernels.native.build`` builds for every ISA
+beforehand: an image made so runs without a compiler.
 
 Environment: ``CXX`` names the compiler, ``SCANLINE_CACHE`` the folder of finished builds (default
 ``~/.cache/scanline``), ``SCANLINE_CXXFLAGS`` adds flags (``-fsanitize=address``).
@@ -25,7 +25,8 @@ from pathlib import Path
 
 log = logging.getLogger("scanline.native")
 
-SOURCE = Path(__file__).with_name("decoder.cpp")
+FOLDER = Path(__file__).parent
+DECODER, TRAINING = FOLDER / "decoder.cpp", FOLDER / "training" / "training.cpp"
 _AVX2 = ("-mavx2", "-mfma")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
 # Best first: the compiler's flags, and what Linux calls the features they need.
@@ -120,8 +121,8 @@ def _run(command: Sequence[str]) -> str:
     return done.stdout
 
 
-def load_build(isa: str | None = None) -> ctypes.CDLL:
-    """Build the native code for an ISA if need be, the CPU's best by default, and load it.
+def load_build(isa: str | None = None, source: Path = DECODER) -> ctypes.CDLL:
+    """Build a source for an ISA if need be, the CPU's best by default, and load it.
 
     Raises ``ValueError`` on an unknown ISA, and ``NativeBuildError`` where the CPU lacks it or the
     code cannot be built.
@@ -136,14 +137,14 @@ def load_build(isa: str | None = None) -> ctypes.CDLL:
         compiler = find_compiler()
     except NativeBuildError:
         # Any compiler's build of this source will do, newest first.
-        for path in sorted(cache_folder().glob(f"{_stem(isa)}-*.so"), key=_age):
+        for path in sorted(cache_folder().glob(f"{_stem(isa, source)}-*.so"), key=_age):
             if library := _open(path):
                 return library
         raise
-    name = _name(isa, compiler)
+    name = _name(isa, compiler, source)
     path = cache_folder() / name
-    library = (_open(path) if path.is_file() else None) or _keep(compiler, isa, path)
-    return library or _load_private(compiler, isa, name)
+    library = (_open(path) if path.is_file() else None) or _keep(compiler, isa, source, path)
+    return library or _load_private(compiler, isa, source, name)
 
 
 def _age(path: Path) -> float:
@@ -154,17 +155,17 @@ def _flags(isa: str) -> list[str]:
     return [*FLAGS, *ISAS[isa][0], *shlex.split(os.environ.get("SCANLINE_CXXFLAGS", ""))]
 
 
-def _stem(isa: str) -> str:
-    """Name an ISA's builds of this source. The flags say all that a build assumes of the CPU."""
+def _stem(isa: str, source: Path) -> str:
+    """Name an ISA's builds of a source. The flags say all that a build assumes of the CPU."""
     key = hashlib.sha256("\0".join(_flags(isa)).encode())
-    for source in (SOURCE, *sorted(SOURCE.parent.glob("*.h"))):
-        key.update(source.read_bytes())
-    return f"native-{isa}-{key.hexdigest()[:16]}"
+    for part in (source, *sorted({*FOLDER.glob("*.h"), *source.parent.glob("*.h")})):
+        key.update(part.read_bytes())
+    return f"{source.stem}-{isa}-{key.hexdigest()[:16]}"
 
 
-def _name(isa: str, compiler: Sequence[str]) -> str:
+def _name(isa: str, compiler: Sequence[str], source: Path) -> str:
     version = hashlib.sha256(_run([*compiler, "--version"]).encode())
-    return f"{_stem(isa)}-{version.hexdigest()[:8]}.so"
+    return f"{_stem(isa, source)}-{version.hexdigest()[:8]}.so"
 
 
 def _open(path: Path) -> ctypes.CDLL | None:
@@ -175,24 +176,24 @@ def _open(path: Path) -> ctypes.CDLL | None:
         return None
 
 
-def _build(compiler: Sequence[str], isa: str, path: Path) -> None:
+def _build(compiler: Sequence[str], isa: str, source: Path, path: Path) -> None:
     """Compile into a file of its own, then rename it: two processes at once do not meet."""
     handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     os.close(handle)
     try:
-        _run([*compiler, *_flags(isa), str(SOURCE), "-o", partial])
+        _run([*compiler, *_flags(isa), str(source), "-o", partial])
         Path(partial).chmod(0o755)
         Path(partial).replace(path)
     finally:
         Path(partial).unlink(missing_ok=True)
 
 
-def _keep(compiler: Sequence[str], isa: str, path: Path) -> ctypes.CDLL | None:
+def _keep(compiler: Sequence[str], isa: str, source: Path, path: Path) -> ctypes.CDLL | None:
     """Build into the cache and load; None, with a warning, where the cache cannot be used."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        log.info("building the native decoder into %s", path)
-        _build(compiler, isa, path)
+        log.info("building %s into %s", source.name, path)
+        _build(compiler, isa, source, path)
         return ctypes.CDLL(str(path))
     except OSError as error:
         log.warning(
@@ -202,10 +203,10 @@ def _keep(compiler: Sequence[str], isa: str, path: Path) -> ctypes.CDLL | None:
         return None
 
 
-def _load_private(compiler: Sequence[str], isa: str, name: str) -> ctypes.CDLL:
+def _load_private(compiler: Sequence[str], isa: str, source: Path, name: str) -> ctypes.CDLL:
     with tempfile.TemporaryDirectory(prefix="scanline-") as folder:
         path = Path(folder) / name
-        _build(compiler, isa, path)
+        _build(compiler, isa, source, path)
         try:
             return ctypes.CDLL(str(path))  # stays mapped when the file is gone
         except OSError as error:
@@ -216,12 +217,14 @@ def _load_private(compiler: Sequence[str], isa: str, name: str) -> ctypes.CDLL:
 
 
 def build_all() -> list[Path]:
-    """Build for every ISA into the cache, whatever this CPU has; gives the files."""
+    """Build everything for every ISA into the cache, whatever this CPU has; gives the files."""
     compiler, folder = find_compiler(), cache_folder()
     folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / _name(isa, compiler) for isa in ISAS]
-    for isa, path in zip(ISAS, paths, strict=True):
-        _build(compiler, isa, path)
+    paths: list[Path] = []
+    for source in (DECODER, TRAINING):
+        for isa in ISAS:
+            paths.append(folder / _name(isa, compiler, source))
+            _build(compiler, isa, source, paths[-1])
     return paths
 
 

@@ -70,13 +70,9 @@ inline int first_largest(const float* x, int size) {
     return best;
 }
 
-// ln P(value) of discretised logistics, one a lane. Mathematically the reference's; the mass of a
-// bin is written without the difference of two sigmoids, which cancels far from the mean.
-inline Vec logistic_log_prob(float value, Vec means, Vec log_scales) {
-    const Vec centred = value - means;
-    const Vec inverse = exp(-log_scales);
-    if (value < -0.999f) return -softplus(inverse * (centred + 1.0f / 255.0f) * -1.0f);
-    if (value > 0.999f) return -softplus(inverse * (centred - 1.0f / 255.0f));
+// The mass of logistics in a value's bin, 2/255 wide, one a lane: σ(upper) - σ(lower), written
+// without the difference, which cancels far from the mean.
+inline Vec bin_mass(Vec centred, Vec inverse) {
     const Vec half = inverse * (1.0f / 255.0f);
     const Vec away = absolute(inverse * centred);
     const Vec near = exp(-away), up = exp(half), down = exp(-half);
@@ -87,10 +83,20 @@ inline Vec logistic_log_prob(float value, Vec means, Vec log_scales) {
     series = fma(h2 * series, broadcast(1.0f / 20.0f), broadcast(1.0f));
     series = fma(h2 * series, broadcast(1.0f / 6.0f), broadcast(1.0f)) * half * 2.0f;
     const Vec width = select((VecInt)(half < 1.0f), series, up - down);
-    const Vec inside = width * near / ((1.0f + near * up) * (1.0f + near * down));
-    const Vec log_density = -away - log_scales - 2.0f * log1p(near) - 4.84811636f;  // ln 127.5
+    return width * near / ((1.0f + near * up) * (1.0f + near * down));
+}
+
+// ln P(value) of discretised logistics, one a lane.
+inline Vec logistic_log_prob(float value, Vec means, Vec log_scales) {
+    const Vec centred = value - means;
+    const Vec inverse = exp(-log_scales);
+    if (value < -0.999f) return -softplus(inverse * (centred + 1.0f / 255.0f) * -1.0f);
+    if (value > 0.999f) return -softplus(inverse * (centred - 1.0f / 255.0f));
+    const Vec inside = bin_mass(centred, inverse);
+    const Vec away = absolute(inverse * centred);
+    const Vec density = -away - log_scales - 2.0f * log1p(exp(-away)) - 4.84811636f;  // ln 127.5
     const Vec log_inside = log(max(inside, broadcast(1e-12f)));
-    return select((VecInt)(inside > 1e-5f), log_inside, log_density);
+    return select((VecInt)(inside > 1e-5f), log_inside, density);
 }
 
 struct Mixture {

@@ -1,0 +1,1 @@
+"""What CPU training and scoring run beside matrix products, in C++."""

@@ -1,0 +1,211 @@
+"""Training's passes in C++ against their definitions in float64: results, gradients, promises."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from scanline.kernels.attention.definitions import AttentionState, naive_linear_attention
+from scanline.kernels.attention.linear import linear_attention
+from scanline.kernels.native import build
+from scanline.kernels.native.build import NativeBuildError, find_compiler
+from scanline.kernels.native.training import passes
+from scanline.kernels.short_conv import naive_short_conv
+from scanline.model.config import MIXTURES, ModelConfig
+from scanline.model.heads import Head
+from scanline.model.network import LinearTransformer
+from tests.conftest import assert_close, random_canvas, random_network, tiny_config
+
+try:
+    find_compiler()
+except NativeBuildError as missing:
+    pytest.skip(str(missing), allow_module_level=True)
+
+ISAS = build.cpu_isas()
+
+
+@pytest.fixture(params=ISAS)
+def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Run everything on one of the ISAs that this CPU has."""
+    chosen = passes.Passes(1, request.param)
+    monkeypatch.setattr(passes, "passes", lambda: chosen)
+    return str(request.param)
+
+
+def tensors(
+    T: int, K: int, dtype: torch.dtype = torch.float32
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Give q, k, v, kv and z that want gradients, and the same in float64."""
+    B, H = 2, 3
+    given = [torch.randn(B, T, H, K).to(dtype) for _ in range(3)]
+    given += [torch.rand(B, H, K, K), torch.rand(B, H, K) + 1]
+    exact = [x.double().requires_grad_() for x in given]
+    return [x.requires_grad_() for x in given], exact
+
+
+def attended(
+    attend: Callable[..., tuple[Tensor, AttentionState]], given: list[Tensor]
+) -> tuple[Tensor, ...]:
+    q, k, v, kv, z = given
+    o, after = attend(q, k, v, AttentionState(kv, z), feature_map="elu")
+    return o, *after
+
+
+def weighed(outputs: tuple[Tensor, ...], weights: list[Tensor]) -> Tensor:
+    return torch.stack([(x * w).sum() for x, w in zip(outputs, weights, strict=True)]).sum()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("vectors", [1, 2, 4, 8])
+@pytest.mark.parametrize("T", [1, 2, 37])
+def test_attention_and_its_gradients_are_those_of_the_definition(
+    T: int, vectors: int, dtype: torch.dtype, isa: str
+) -> None:
+    K = vectors * passes._ready().lanes
+    given, exact = tensors(T, K, dtype)
+    assert passes.attends(given[0], given[2])
+    outputs = attended(linear_attention, given)
+    wanted = attended(naive_linear_attention, exact)
+    for mine, theirs in zip(outputs, wanted, strict=True):
+        assert_close(mine, theirs, dtype)
+    weights = [torch.randn_like(x, dtype=torch.float64).to(dtype) for x in wanted]
+    grads = torch.autograd.grad(weighed(outputs, weights), given)
+    exactly = torch.autograd.grad(weighed(wanted, [w.double() for w in weights]), exact)
+    for mine, theirs in zip(grads, exactly, strict=True):
+        scale = theirs.abs().max()
+        assert_close(mine / scale, theirs / scale, dtype)
+
+
+def test_attention_reads_the_parts_of_one_wide_product(isa: str) -> None:
+    """Queries, keys and values that lie side by side, position after position."""
+    K = passes._ready().lanes
+    wide = torch.randn(2, 9, 3 * 2 * K)
+    q, k, v = wide.view(2, 9, 3, 2, K).unbind(2)
+    assert not q.is_contiguous()
+    together, _ = linear_attention(q, k, v, feature_map="elu")
+    q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+    apart, _ = linear_attention(q, k, v, feature_map="elu")
+    assert torch.equal(apart, together)
+
+
+def test_a_key_of_minus_infinity_leaves_nothing_and_no_number_stays_none(isa: str) -> None:
+    K = passes._ready().lanes
+    q, k, v = torch.randn(3, 1, 5, 1, K).unbind()
+    k[:, 3:] = -torch.inf
+    _, state = linear_attention(q, k, v, feature_map="elu")
+    _, shorter = linear_attention(q[:, :3], k[:, :3], v[:, :3], feature_map="elu")
+    assert torch.equal(state.kv, shorter.kv)
+    assert torch.equal(state.z, shorter.z)
+    q[:, 1] = torch.nan
+    o, _ = linear_attention(q, k, v, feature_map="elu")
+    assert o.isnan().all(-1).flatten().tolist() == [False, True, False, False, False]
+
+
+@pytest.mark.parametrize("stride", [1, 3])
+@pytest.mark.parametrize("shape", [(2, 5, 9), (1, 1, 4), (3, 4, 5)])
+def test_the_short_convolution_and_its_gradients_are_those_of_the_definition(
+    shape: tuple[int, int, int], stride: int, isa: str
+) -> None:
+    x = torch.randn(*shape, 3 * passes._ready().lanes, requires_grad=True)
+    weight = torch.randn(5, x.shape[-1], requires_grad=True)
+    exact = [x.detach().double().requires_grad_(), weight.detach().double().requires_grad_()]
+    y, expected = passes.conv(x, weight, stride), naive_short_conv(exact[0], exact[1], stride)
+    assert_close(y, expected)
+    grad = torch.randn_like(y)
+    mine = torch.autograd.grad(y, (x, weight), grad)
+    theirs = torch.autograd.grad(expected, exact, grad.double())
+    for one, other in zip(mine, theirs, strict=True):
+        assert_close(one, other)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("spread", [0.3, 1.0, 2.0])
+def test_a_mixtures_bits_and_their_gradient_are_those_of_the_definition(
+    channels: int, spread: float, isa: str
+) -> None:
+    """Values at both ends and far out, scales so small that they are held."""
+    config = tiny_config(channels=channels, head="logistic_mixture")
+    head = Head(config)
+    parameters = spread * torch.randn(400, config.head_outputs)
+    values = torch.randint(0, 256, (400, channels), dtype=torch.uint8)
+    values[:40], values[40:80] = 0, 255
+    scales = slice((1 + channels) * MIXTURES, (1 + 2 * channels) * MIXTURES)
+    parameters[::4, scales] -= 4  # some of them below the smallest, most bins almost empty
+    parameters.requires_grad_()
+    exact = parameters.detach().double().requires_grad_()
+    bits, expected = head.bits(parameters, values), head.bits(exact, values)
+    assert_close(bits, expected)
+    (grad,) = torch.autograd.grad(bits.sum(), parameters)
+    (exactly,) = torch.autograd.grad(expected.sum(), exact)
+    scale = exactly.abs().amax(1, keepdim=True)
+    assert_close(grad / scale, exactly / scale, torch.float32)
+
+
+def shipped_shapes(**fields: object) -> ModelConfig:
+    """Give a config whose heads are whole vectors on every ISA."""
+    return tiny_config(
+        d_model=64, d_ff=64, short_conv="2x3", channels=3, encoding="linear",
+        head="logistic_mixture", **fields,
+    )  # fmt: skip
+
+
+def gradients(
+    config: ModelConfig, canvas: Tensor, dtype: torch.dtype = torch.float32
+) -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    network = LinearTransformer(config).to(dtype)
+    torch.autograd.backward(network.bits(canvas).mean())
+    return {name: p.grad for name, p in network.named_parameters() if p.grad is not None}
+
+
+def test_results_do_not_depend_on_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    config, found = shipped_shapes(), []
+    for threads in (1, 3):
+        chosen = passes.Passes(threads)
+        monkeypatch.setattr(passes, "passes", lambda chosen=chosen: chosen)
+        found.append(gradients(config, random_canvas(config, 5)))
+    assert found[0].keys() == found[1].keys()
+    assert all(torch.equal(grad, found[1][name]) for name, grad in found[0].items())
+
+
+def test_a_networks_gradients_are_those_of_float64() -> None:
+    """There, nothing is native."""
+    config = shipped_shapes()
+    canvas = random_canvas(config, 3)
+    exactly = gradients(config, canvas, torch.float64)
+    for name, grad in gradients(config, canvas).items():
+        scale = exactly[name].abs().max()
+        assert_close(grad / scale, exactly[name] / scale, torch.float32)
+
+
+def test_they_compile_without_a_break_in_the_graph() -> None:
+    config = shipped_shapes()
+    network, canvas = random_network(config, dtype=torch.float32), random_canvas(config, 2)
+    plain = network.bits(canvas)
+    torch._dynamo.reset()
+    compiled = torch.compile(network, fullgraph=True, backend="aot_eager")
+    assert_close(network.bits_from(compiled(canvas), canvas), plain)
+
+
+def test_without_a_compiler_one_line_says_so_and_all_goes_on() -> None:
+    code = """
+import logging, torch
+logging.basicConfig(format="%(message)s")
+from scanline.kernels.attention.linear import linear_attention
+x = torch.randn(1, 4, 1, 32)
+for _ in range(2):
+    print(linear_attention(x, x, x, feature_map="elu")[0].shape)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True,
+        env={**os.environ, "CXX": "no-such-compiler", "SCANLINE_CACHE": "/nonexistent"},
+    )  # fmt: skip
+    assert done.stdout.count("torch.Size([1, 4, 1, 32])") == 2
+    assert done.stderr.count("without their native passes, slower") == 1
+    assert "install g++" in done.stderr
