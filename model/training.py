@@ -161,7 +161,7 @@ class Trainer:
         with bar:
             while self.step < self.config.steps and not self._agreed(stop):
                 began = time.perf_counter()
-                bits = self._train_step(images, labels)
+                bits = self.take_step(images, labels)
                 took = time.perf_counter() - began
                 self.seconds += took
                 rate = self.config.batch / took
@@ -195,7 +195,8 @@ class Trainer:
         if config.classes and data.classes != config.classes:
             raise ValueError(f"the data's classes {data.classes} are not the model's")
 
-    def _train_step(self, images: Tensor, labels: Tensor | None) -> float:
+    def take_step(self, images: Tensor, labels: Tensor | None) -> float:
+        """Train on the next batch of ``images: [N, T, C]``, ``labels: [N]``; gives its bits/dim."""
         config = self.config
         share = config.batch // self.world
         mine = slice(self.rank * share, (self.rank + 1) * share)

@@ -17,6 +17,7 @@ from scanline.kernels.native import build
 from scanline.kernels.native.build import NativeBuildError, find_compiler
 from scanline.kernels.native.training import passes
 from scanline.kernels.short_conv import naive_short_conv
+from scanline.model.bench.training import run_training_bench
 from scanline.model.config import MIXTURES, ModelConfig
 from scanline.model.heads import Head
 from scanline.model.network import LinearTransformer
@@ -209,3 +210,15 @@ for _ in range(2):
     assert done.stdout.count("torch.Size([1, 4, 1, 32])") == 2
     assert done.stderr.count("without their native passes, slower") == 1
     assert "install g++" in done.stderr
+
+
+def test_the_benchmark_compares_the_ways_to_take_a_step() -> None:
+    lines: list[str] = []
+    report = run_training_bench(["mnist"], 1, 1, lines.append, batch=1)
+    ways = ["native passes", "plain torch", "native, no convolution"]
+    assert [timing.way for timing in report.timings] == ways
+    assert all(timing.images_a_second > 0 for timing in report.timings)
+    assert all(0 < (timing.peak_share or 0) < 1.5 for timing in report.timings)
+    assert "times plain torch; the short convolution takes" in lines[-1]
+    with pytest.raises(ValueError, match="no preset 'mnits'"):
+        run_training_bench(["mnits"], 1, 1, lines.append)

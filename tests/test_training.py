@@ -329,7 +329,7 @@ class Poisoned(Trainer):
 
     what = "weights"
 
-    def _train_step(self, images: torch.Tensor, labels: torch.Tensor | None) -> float:
+    def take_step(self, images: torch.Tensor, labels: torch.Tensor | None) -> float:
         if self.step == 3 and self.what == "weights":
             with torch.no_grad():
                 self.model.head.predictor.bias.fill_(torch.nan)
@@ -337,7 +337,7 @@ class Poisoned(Trainer):
             self.model.head.predictor.bias.register_hook(  # type: ignore[no-untyped-call]
                 lambda grad: grad * torch.inf
             )
-        return super()._train_step(images, labels)
+        return super().take_step(images, labels)
 
 
 @pytest.mark.parametrize("what", ["weights", "gradient"])

@@ -29,8 +29,19 @@ def bench(
     http: Annotated[
         bool, typer.Option("--http", help="Time the service beside its decoder instead.")
     ] = False,
+    training: Annotated[
+        bool, typer.Option("--training", help="Time training steps of presets instead.")
+    ] = False,
 ) -> None:
     """Time every decoder that runs here, or the service; prints a table and one JSON line."""
+    if training:
+        from scanline.model.bench.training import run_training_bench
+
+        if http or peer or slots or backend != "all" or device != "cpu":
+            raise ValueError("--training goes with --threads and --repeats only")
+        trained = run_training_bench(models or [], threads, repeats, progress=typer.echo)
+        typer.echo(json.dumps(dataclasses.asdict(trained)))
+        return
     if device == "cuda":
         from scanline.model.bench import cuda as bench_cuda
 

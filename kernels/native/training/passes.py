@@ -7,10 +7,13 @@ whatever the tensors' dtype, and do not depend on the number of threads or on ot
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import logging
 import weakref
+from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -75,10 +78,23 @@ def _passes(threads: int) -> Passes | None:
         return None
 
 
+_OFF = ContextVar("_OFF", default=False)
+
+
+@contextlib.contextmanager
+def off() -> Iterator[None]:
+    """Do without the passes inside the block, to compare."""
+    token = _OFF.set(True)
+    try:
+        yield
+    finally:
+        _OFF.reset(token)
+
+
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def passes() -> Passes | None:
     """Give the passes for as many threads as torch has, or None where they cannot be built."""
-    return _passes(torch.get_num_threads())
+    return None if _OFF.get() else _passes(torch.get_num_threads())
 
 
 def _ready() -> Passes:

@@ -1,0 +1,132 @@
+"""How fast a CPU trains (``scanline bench --training``).
+
+A step is forward, backward and both optimisers' on a batch of random pictures. The same step is
+timed with the native passes, without them (plain torch), and without the short convolution, in
+turn, so that a busy machine hurts all alike; figures are medians.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from scanline.kernels.native.abi import load_library
+from scanline.kernels.native.build import NativeBuildError, cpu, cpu_isas, usable_cores
+from scanline.kernels.native.training import passes
+from scanline.model.bench.limits import Machine, operations
+from scanline.model.config import PRESETS, ModelConfig
+from scanline.model.recipe import TrainingConfig
+from scanline.model.training import Trainer
+
+MODELS = ("mnist", "cifar10")
+BATCH = 16
+
+
+@dataclass(frozen=True)
+class TrainingTiming:
+    """One way to take a step; ``peak_share`` is of the machine's measured best, if known."""
+
+    model: str
+    way: str
+    precision: str
+    images_a_second: float
+    gflops: float
+    peak_share: float | None
+
+
+@dataclass(frozen=True)
+class TrainingReport:
+    """All timings of a run, and what they were taken on."""
+
+    hardware: dict[str, object]
+    timings: list[TrainingTiming]
+
+
+class _Steps:
+    """A training run that is taken a step at a time."""
+
+    def __init__(self, config: ModelConfig, native: bool, batch: int, folder: Path) -> None:
+        self.native = native
+        recipe = TrainingConfig(steps=1_000_000, checkpoint_every=1_000_000, batch=batch)
+        self.trainer = Trainer(config, recipe, folder, torch.device("cpu"))
+        draw = np.random.default_rng(0)
+        canvas = draw.integers(0, 256, (batch, config.pixels, config.channels), np.uint8)
+        self.images = torch.from_numpy(canvas)
+        self.labels = torch.arange(batch) % max(1, len(config.classes))
+
+    def seconds(self) -> float:
+        """Take one step."""
+        began = time.perf_counter()
+        with contextlib.nullcontext() if self.native else passes.off():
+            self.trainer.take_step(self.images, self.labels)
+        return time.perf_counter() - began
+
+
+def run_training_bench(
+    models: Sequence[str],
+    threads: int | None,
+    repeats: int,
+    progress: Callable[[str], object],
+    batch: int = BATCH,
+) -> TrainingReport:
+    """Time presets, by default ``mnist`` and ``cifar10``; raises ``ValueError`` on another."""
+    if unknown := [name for name in models if name not in PRESETS]:
+        raise ValueError(f"there is no preset {unknown[0]!r}; there are {', '.join(PRESETS)}")
+    threads = threads or usable_cores()
+    torch.set_num_threads(threads)
+    hardware: dict[str, object] = {
+        "cpu": cpu()[0], "threads": threads, "isa": cpu_isas()[0], "torch": torch.__version__,
+    }  # fmt: skip
+    peaks = None
+    with contextlib.suppress(NativeBuildError):
+        peaks = Machine(load_library(), threads).peaks
+    progress(f"{cpu()[0]}, {threads} threads, {cpu_isas()[0]}; batches of {batch}")
+    progress(f"{'model':14} {'way':27} {'images/s':>9} {'GFLOP/s':>8}  of the peak")
+    timings = []
+    for name in models or MODELS:
+        config = PRESETS[name]
+        with tempfile.TemporaryDirectory() as folder:
+            ways = {
+                "native passes": _Steps(config, True, batch, Path(folder, "native")),
+                "plain torch": _Steps(config, False, batch, Path(folder, "torch")),
+            }
+            if config.short_conv != "none":
+                bare = replace(config, short_conv="none")
+                ways["native, no convolution"] = _Steps(bare, True, batch, Path(folder, "bare"))
+            for steps in ways.values():
+                steps.seconds()  # memory is touched, code is built
+            runs = [{way: steps.seconds() for way, steps in ways.items()} for _ in range(repeats)]
+        for way, steps in ways.items():
+            rate = batch / statistics.median(run[way] for run in runs)
+            flops = 3 * operations(config) * config.steps * rate  # forward once, backward twice
+            bf16, share = steps.trainer.bf16, None
+            if peaks is not None:
+                share = flops / (peaks.bf16_operations if bf16 else peaks.float32_operations)
+            precision = "bf16" if bf16 else "float32"
+            timings.append(TrainingTiming(name, way, precision, rate, flops / 1e9, share))
+            progress(row(timings[-1]))
+        progress(compared(timings[-len(ways) :]))
+    return TrainingReport(hardware, timings)
+
+
+def row(t: TrainingTiming) -> str:
+    """Give a timing as a line of the table."""
+    share = "" if t.peak_share is None else f"{t.peak_share:9.0%} {t.precision}"
+    return f"{t.model:14} {t.way:27} {t.images_a_second:9.2f} {t.gflops:8.1f} {share}"
+
+
+def compared(timings: Sequence[TrainingTiming]) -> str:
+    """Say what the passes gain, and what the short convolution costs."""
+    rates = [t.images_a_second for t in timings]
+    line = f"{timings[0].model}: {rates[0] / rates[1]:.2f} times plain torch"
+    if len(rates) > 2:
+        line += f"; the short convolution takes {1 - rates[0] / rates[2]:.0%} of a step"
+    return line
