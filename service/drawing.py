@@ -8,6 +8,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from scanline.model.checkpoint import Checkpoint, write_atomically
+from scanline.model.curve import draw_curve
 from scanline.model.decoders.opening import open_decoder
 from scanline.model.network import LinearTransformer
 from scanline.service.engine import Engine
@@ -48,7 +49,8 @@ def draw_grid(
     write_atomically(out, grid)
 
 
-def write_samples(model: LinearTransformer, folder: Path) -> None:
-    """Draw 16 images with a network in training, always from the same seeds: ``samples.png``."""
+def show_progress(model: LinearTransformer, folder: Path) -> None:
+    """Draw how a run stands into its folder: ``curve.png``, and ``samples.png`` of equal seeds."""
+    draw_curve(folder / "log.jsonl", folder / "curve.png")
     checkpoint = Checkpoint("training", model)
     draw_grid(checkpoint, Spec(n=16, seed=0), folder / "samples.png", 4, "auto", quiet=True)

@@ -15,6 +15,7 @@ from PIL import Image as Picture
 
 from scanline.model.checkpoint import Defaults, load_checkpoint
 from scanline.model.config import DIGITS
+from scanline.model.curve import LINE, MARK
 from scanline.service.commands.cli import main
 from tests.published import hide_other_data, write_mnist
 from tests.service_fixtures import COLOUR, GREY, logs_kept, random_picture, save_tiny
@@ -130,6 +131,9 @@ def test_train_goes_on_where_it_stopped_and_the_result_draws_and_is_measured(
     assert "done: 3 of 3 steps" in capsys.readouterr().out
     with Picture.open("first/samples.png") as samples:
         assert samples.mode == "L"
+    with Picture.open("first/curve.png") as curve:
+        colours = {colour for _, colour in curve.getcolors(1 << 16) or []}
+        assert {LINE, MARK} <= colours
     assert run("train", *small, *often, "--steps", 3, "--out", "first") == 1
     assert "add --resume" in capsys.readouterr().err
     assert run("train", *small, *often, "--steps", 3, "--out", "none", "--resume") == 1

@@ -48,7 +48,7 @@ def train(
     """Train a model on MNIST, CIFAR-10 or a folder of pictures; Ctrl-C stops, --resume goes on."""
     from scanline.model.recipe import TrainingConfig
     from scanline.model.runs import Run, choose_network, run_folder, training_data
-    from scanline.service.drawing import write_samples
+    from scanline.service.drawing import show_progress
 
     data, validation = training_data(dataset, images, size, grey, hold_out, data_dir, download)
     run = Run(
@@ -69,5 +69,5 @@ def train(
         resume=resume,
         start_from=start_from,
     )
-    if said := run.carry_out(data, validation, after_validation=write_samples):
+    if said := run.carry_out(data, validation, after_validation=show_progress):
         typer.echo(said)

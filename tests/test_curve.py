@@ -1,0 +1,44 @@
+"""The learning curve: what is read from a log, and that a picture shows it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from scanline.model.curve import LINE, MARK, draw_curve, read_curve
+
+
+def write_log(path: Path, entries: list[dict[str, float]]) -> None:
+    path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+
+
+def test_a_step_that_a_resumed_run_took_again_counts_once(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    steps = [(1, 5.0), (2, 4.0), (3, 3.9), (2, 4.5), (3, 3.5)]
+    entries = [{"step": step, "bits_per_dim": bits} for step, bits in steps]
+    write_log(log, [*entries, {"step": 3, "validation": 3.2, "error": 0.1}])
+    training, validation = read_curve(log)
+    assert training.tolist() == [[1, 5.0], [2, 4.5], [3, 3.5]]
+    assert validation.tolist() == [[3, 3.2]]
+
+
+def test_the_picture_falls_where_the_run_does(tmp_path: Path) -> None:
+    log, path = tmp_path / "log.jsonl", tmp_path / "curve.png"
+    entries = [{"step": step, "bits_per_dim": 2 + 100 / step} for step in range(1, 500)]
+    write_log(log, [*entries, {"step": 400, "validation": 2.1}])
+    draw_curve(log, path)
+    with Image.open(path) as image:
+        pixels = np.asarray(image.convert("RGB"))
+    line = (pixels[35:435] == LINE).all(-1)  # not the legend
+    heights = [np.nonzero(line[:, x])[0].mean() for x in (120, 300, 500, 800)]
+    assert heights == sorted(heights)
+    assert (pixels == MARK).all(-1).any()
+
+
+def test_an_empty_log_makes_no_picture(tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").touch()
+    draw_curve(tmp_path / "log.jsonl", tmp_path / "curve.png")
+    assert not (tmp_path / "curve.png").exists()
