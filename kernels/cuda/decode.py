@@ -43,10 +43,17 @@ NORM_EPS = 1e-5
 STATE_TILE = 4096  # numbers of the state that a program holds at once
 CONVOLVED = 256  # features that a program convolves
 EXACT_WARPS = 8  # of a product without tensor cores
+MAX_REGISTERS = 255  # a thread: else the compiler may spill a few to fit one more block
 
 _TYPES = {
     torch.float32: "fp32", torch.bfloat16: "bf16", torch.uint8: "u8", torch.int32: "i32",
 }  # fmt: skip
+
+
+def _warps(weight: Tensor) -> dict[str, int]:
+    """Give how a product of these weights is launched."""
+    exact = weight.dtype == torch.float32
+    return {"num_warps": EXACT_WARPS, "maxnreg": MAX_REGISTERS} if exact else {"num_warps": 4}
 
 
 @dataclass(frozen=True)
@@ -66,13 +73,15 @@ class Launch:
     columns: int = 1
     num_warps: int = 4
     num_stages: int = 3
+    maxnreg: int | None = None
 
     def run(self, rows: int, part: int) -> None:
         arguments = {n: part if isinstance(x, str) else x for n, x in self.arguments.items()}
         grid = (triton.cdiv(rows, self.rows) * self.beside, self.columns)
         self.kernel[grid](
-            **arguments, **self.constants, num_warps=self.num_warps, num_stages=self.num_stages
-        )
+            **arguments, **self.constants,
+            num_warps=self.num_warps, num_stages=self.num_stages, maxnreg=self.maxnreg,
+        )  # fmt: skip
 
     def variant(self, prefix: str) -> Variant:
         """Give what this launch makes Triton compile."""
@@ -87,7 +96,8 @@ class Launch:
                 aligned = value.storage_offset() * value.element_size() % 16 == 0
                 signature[name] = f"*{_TYPES[value.dtype]}" + ":16" * aligned
         name = f"{self.kernel.__name__}/{prefix}/{self.name}"
-        return Variant(name, self.kernel, signature, constants, self.num_warps, self.num_stages)
+        options = (self.num_warps, self.num_stages, self.maxnreg)
+        return Variant(name, self.kernel, signature, constants, *options)
 
 
 def plan(s: Sizes, weights: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> list[Launch]:
@@ -195,7 +205,7 @@ class _Step:
                 "MIN_WARM_LOG_SCALE": MIN_WARM_LOG_SCALE,
                 "BM": triton.next_power_of_2(MIXTURES),
             },
-            num_warps=1,
+            num_warps=1, maxnreg=MAX_REGISTERS,
         ))  # fmt: skip
 
     def _norm(self) -> dict[str, Tensor | None]:
@@ -257,8 +267,7 @@ class _Step:
                 "ACTIVATION": activation, "FEATURES": features, "EPS": NORM_EPS,
                 "BN_STATISTICS": BN_RESIDUAL,
             },
-            rows=BM, columns=triton.cdiv(weight.shape[0], tiles["BN"]),
-            num_warps=EXACT_WARPS if weight.dtype == torch.float32 else 4,
+            rows=BM, columns=triton.cdiv(weight.shape[0], tiles["BN"]), **_warps(weight),
         ))  # fmt: skip
 
     def _add(self, name: str, of: str) -> None:
@@ -280,8 +289,7 @@ class _Step:
                 "IN": weight.shape[1], "OUT": self.sizes.d_model, "NORM": self.norm is not None,
                 "EPS": NORM_EPS, "BN": BN_RESIDUAL,
             },
-            rows=BM, columns=self.sizes.tiles,
-            num_warps=EXACT_WARPS if weight.dtype == torch.float32 else 4,
+            rows=BM, columns=self.sizes.tiles, **_warps(weight),
         ))  # fmt: skip
 
     def _normalise(self) -> None:
