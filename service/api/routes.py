@@ -9,7 +9,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Form, Header, Request, Response
 from fastapi.responses import StreamingResponse
 
-from scanline.service.api.events import LAST_EVENT, stream_events
+from scanline.service.api.cursors import END, Cursor, read_cursors
+from scanline.service.api.events import stream_events
 from scanline.service.api.lookup import (
     Server,
     bearer,
@@ -118,16 +119,17 @@ async def get_events(
     identifier: str,
     granularity: Granularity = "auto",
     output: Output = "png",
-    last_event_id: Annotated[int | None, Header(ge=0, le=2**53)] = None,
+    last_event_id: Annotated[str | None, Header()] = None,
 ) -> Response:
     """Read a generation's events from the start, or go on after `Last-Event-ID`.
 
     After the last event there are none: 204, at which a browser's EventSource stops asking.
     """
     engine, generation = _find(server, identifier)
-    if last_event_id is not None and last_event_id >= LAST_EVENT:
+    if last_event_id == END:
         return Response(status_code=204)
-    return _stream(request, engine, generation, granularity, last_event_id, output)
+    cursors = read_cursors(last_event_id, generation) if last_event_id else None
+    return _stream(request, engine, generation, granularity, cursors, output)
 
 
 @router.delete("/generations/{identifier}", tags=["draw"], response_model=GenerationReply)
@@ -208,7 +210,7 @@ def _stream(
     engine: Engine,
     generation: Generation,
     granularity: Granularity,
-    last_event_id: int | None,
+    resumed: list[Cursor] | None,
     output: Output,
 ) -> StreamingResponse:
     def events(gone: asyncio.Task[None]) -> AsyncIterator[bytes]:
@@ -216,7 +218,7 @@ def _stream(
             generation,
             gone,
             granularity=granularity,
-            last_event_id=last_event_id,
+            resumed=resumed,
             output=output,
         )
 
