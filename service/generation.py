@@ -191,6 +191,21 @@ class Generation:
         return Status.WAITING if self.started is None else Status.RUNNING
 
     @property
+    def waiting(self) -> int:
+        """Count the images not yet admitted."""
+        return self.spec.n - self.next_index
+
+    def pixels_left(self) -> list[int]:
+        """Give, for each slot that its images have, the pixels to go until it is free."""
+        running = [i for i in self.images[: self.next_index] if i.status is Status.RUNNING]
+        return [self.config.pixels - i.position for i in running for _ in range(self.spec.slots)]
+
+    @property
+    def demand(self) -> int:
+        """Count the slots that its unfinished images have or want."""
+        return self.unfinished * self.spec.slots
+
+    @property
     def drawn(self) -> int:
         """Count the pixels that were drawn, leaving out the known ones that prefill absorbed."""
         prefix = self.spec.prefix

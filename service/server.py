@@ -24,6 +24,7 @@ from scanline.service.settings import Settings
 
 log = logging.getLogger("scanline.server")
 
+SPARE_SLOTS = 64  # at most, for small requests while large ones have all the others
 LARGE = 2**18  # pixels of an image that takes tens of milliseconds to encode
 
 
@@ -64,13 +65,15 @@ class Scanline:
     def open(self, checkpoints: Sequence[Checkpoint]) -> None:
         """Open a decoder and start an engine for each checkpoint; slow where code is compiled."""
         settings = self.settings
+        spare = min(settings.slots, SPARE_SLOTS)
         try:
             for checkpoint in checkpoints:
                 decoder = open_decoder(
-                    checkpoint.model, settings.slots, settings.backend, settings.threads
+                    checkpoint.model, settings.slots + spare, settings.backend, settings.threads
                 )
                 name = checkpoint.name
-                engine = Engine(name, decoder, settings.limits, self.metrics.observer(name))
+                observer = self.metrics.observer(name)
+                engine = Engine(name, decoder, settings.limits, observer, spare=spare)
                 engine.start()
                 served = Served(
                     engine,
