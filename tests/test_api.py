@@ -487,10 +487,8 @@ def test_a_dropped_stream_is_resumed_and_rebuilds_exactly(holding: tuple[Here, H
         "0*1,1,1",
         "9" * 5000,
         "1," * 5000,
-        "1*1,",
-        "\N{DIGIT ONE}.²",
     ):
-        reply = here.client.get(url, headers={"Last-Event-ID": wrong.encode()})
+        reply = here.client.get(url, headers={"Last-Event-ID": wrong})
         check_error(reply, 400, "invalid_value", "last-event-id")
     # An EventSource asks again after the end, with the last id that it saw, until there is a 204.
     ended = here.client.get(url, headers={"Last-Event-ID": third[-1].id or ""})
