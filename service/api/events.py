@@ -14,12 +14,11 @@ from scanline.service.api.replies import Usage, image_reply
 from scanline.service.api.requests import Granularity, Output
 from scanline.service.generation import FinishReason, Generation, Status
 from scanline.service.http.errors import error_reply
-from scanline.service.http.sse import KEEP_ALIVE, sse_event
+from scanline.service.http.sse import COMMENT, KEEP_ALIVE_SECONDS, sse_event
 from scanline.service.http.waiting import news
 
 EVENTS_PER_SECOND = 60
 PIXELS_PER_EVENT = 4096  # of many images; one image is never split
-KEEP_ALIVE_SECONDS = 15.0
 
 
 class SeededImage(BaseModel):
@@ -116,7 +115,7 @@ async def stream_events(
             break
         sent = loop.time()
         while not await news(generation, gone, KEEP_ALIVE_SECONDS, seen):
-            yield KEEP_ALIVE
+            yield COMMENT
         if drawn:
             await asyncio.sleep(max(0.0, sent + 1 / EVENTS_PER_SECOND - loop.time()))
     if generation.error:

@@ -15,7 +15,8 @@ from scanline.service.engine import Engine
 from scanline.service.generation import Generation
 from scanline.service.http.waiting import ClientGoneError, client_of
 
-KEEP_ALIVE = b": keep-alive\n\n"
+KEEP_ALIVE_SECONDS = 15.0
+COMMENT = b": keep-alive\n"  # an empty line behind it, and some clients would see an event
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
