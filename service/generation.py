@@ -171,6 +171,7 @@ class Generation:
         self.ended: float | None = None
         self.error: str | None = None
         self.cancelled = False
+        self.detached = False  # from its readers: it goes on without any
         self.readers = 0
         self.abandoned: float | None = None  # when the last reader left
         self.changes = 0  # how often there was news

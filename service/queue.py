@@ -71,21 +71,38 @@ class Queue:
 
     # --- any thread -------------------------------------------------------------------------
 
-    def submit(self, spec: Spec) -> Generation:
-        """Queue what is asked for, or raise ``QueueFullError`` or ``ClosedError``."""
+    def submit(self, spec: Spec, *, detached: bool = False) -> Generation:
+        """Queue what is asked for, or raise ``QueueFullError`` or ``ClosedError``.
+
+        What is ``detached`` is drawn though nobody reads it.
+        """
         generation = Generation(self._name, self._config, spec, self._clock)
         with self._changed:
             self._check_room(spec.n)
             generation.queue_position = self.waiting
-            # Until its first reader comes it counts as abandoned: nothing runs for nobody.
-            wait = max(self.limits.grace, FIRST_READER_SECONDS)
-            generation.abandoned = self._clock() + wait
+            generation.detached = detached
             self._order.append(generation)
             self._live[generation.id] = generation
-            self._leaving.add(generation)
+            self._await_reader(generation)
             self.waiting += spec.n
             self._changed.notify()
         return generation
+
+    def expect(self, generation: Generation) -> bool:
+        """Let a generation go on for a reader who is to come; False if it was cancelled."""
+        with self._changed:
+            if generation.cancelled:
+                return False
+            if not generation.finished and not generation.readers:
+                self._await_reader(generation)
+            return True
+
+    def _await_reader(self, generation: Generation) -> None:
+        if not generation.detached:
+            # Until a reader comes it counts as abandoned: nothing runs for nobody.
+            wait = max(self.limits.grace, FIRST_READER_SECONDS)
+            generation.abandoned = self._clock() + wait
+            self._leaving.add(generation)
 
     def check_room(self, n: int) -> None:
         """Raise what ``submit`` would raise for ``n`` images now."""
@@ -120,7 +137,7 @@ class Queue:
         finally:
             with self._changed:
                 generation.readers -= 1
-                if generation.readers == 0:
+                if generation.readers == 0 and not generation.detached:
                     wait = self.limits.grace if grace is None else grace
                     generation.abandoned = self._clock() + wait
                     self._let_go(generation)

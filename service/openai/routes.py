@@ -115,7 +115,8 @@ async def _draw(
             return stream_images(generation, gone, kind, rendering, looks, pool)
 
         return stream_reply(request, engine, generation, events, grace=0)
-    generation = await draw_to_end(request, engine, spec)
+    generation = engine.queue.submit(spec)
+    await draw_to_end(request, engine, generation)  # nobody can come back for the reply
     config = generation.config
     pool = server.pool_for(rendering.pixels)
     files: list[str] = []
