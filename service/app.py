@@ -18,6 +18,7 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
 from scanline.service import __version__
+from scanline.service.api.files import router as file_router
 from scanline.service.api.routes import router
 from scanline.service.api.score import router as score_router
 from scanline.service.http.bodies import unreadable
@@ -69,6 +70,7 @@ def create_app(scanline: Scanline, open_models: Callable[[], None]) -> FastAPI:
     )  # fmt: skip
     app.state.scanline = scanline
     app.include_router(router)
+    app.include_router(file_router)
     app.include_router(score_router)
     app.include_router(openai_router)
     _add_operations(app, scanline)
@@ -86,7 +88,15 @@ def create_app(scanline: Scanline, open_models: Callable[[], None]) -> FastAPI:
             allow_origins=list(settings.cors_origins),
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
-            expose_headers=["X-Request-ID", "X-Generation-ID", "X-Seed", "Retry-After"],
+            expose_headers=[
+                "X-Request-ID",
+                "X-Generation-ID",
+                "X-Seed",
+                "Retry-After",
+                "Location",
+                "ETag",
+                "Preference-Applied",
+            ],
         )
     app.add_middleware(SafeHeadersMiddleware)
     app.add_middleware(AccessMiddleware, requests=scanline.metrics.requests)
@@ -173,7 +183,8 @@ def _describe_as_it_is(app: FastAPI, has_key: bool) -> None:
         schema = generate()
         for path in schema["paths"].values():
             for operation in path.values():
-                operation["responses"].pop("422", None)
+                if "HTTPValidationError" in str(operation["responses"].get("422")):
+                    del operation["responses"]["422"]
                 if not has_key:
                     operation.pop("security", None)
                     operation["responses"].pop("401", None)

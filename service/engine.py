@@ -14,13 +14,14 @@ from scanline.model.decoders.contract import Decoder, Inputs
 from scanline.model.noise import image_noise
 from scanline.model.particles import Particles
 from scanline.service.generation import Clock, FinishReason, Generation, Image, Place, Status
-from scanline.service.queue import Limits, Queue
+from scanline.service.queue import Limits, Queue, Taken
+from scanline.service.turns import LIGHT, Turns
 
 log = logging.getLogger("scanline.engine")
 
-STEP_SECONDS = 0.015  # how long one call of the decoder may keep a new image waiting
 ADMIT_AT_ONCE = 64  # images taken in between two steps, so that a crowd does not stall the rest,
 ADMIT_SHARE = 32  # or one slot in so many, where that is more
+RATE_SECONDS = 0.3  # of drawing, by which the rate follows
 
 
 class _Run(NamedTuple):
@@ -31,14 +32,17 @@ class _Run(NamedTuple):
     slots: list[int]
     twins: list[int]
     particles: Particles | None
+    spare: bool
 
 
 class _Step(NamedTuple):
     """Calls of the decoder: so many slots, up to so many pixels each, ``drawn`` of them in all.
 
-    They ``began`` at that time of the engine's clock, and to launch them took so many seconds.
+    They ``began`` at that time of the engine's clock, and to launch them took so many seconds. They
+    are of the ``light`` generations, or of the heavy ones.
     """
 
+    light: bool
     slots: int
     pixels: int
     drawn: int
@@ -56,7 +60,10 @@ class Observer(Protocol):
 
 
 class Engine:
-    """Draws the generations of its ``queue``, thousands of images at once, until closed."""
+    """Draws the generations of its ``queue``, thousands of images at once, until closed.
+
+    ``spare`` of the decoder's slots are for small requests alone, while large ones have the rest.
+    """
 
     def __init__(
         self,
@@ -65,16 +72,18 @@ class Engine:
         limits: Limits,
         observer: Observer | None = None,
         clock: Clock = time.perf_counter,
+        spare: int = 0,
     ) -> None:
         self.name, self.decoder = name, decoder
+        self.slots = decoder.max_slots - spare  # that anyone may have
         self.queue = Queue(name, decoder.config, limits, clock)
         self._observer, self._clock = observer, clock
         self._free = list(range(decoder.max_slots - 1, -1, -1))
+        self._spare = spare  # of them, how many are for the light alone
         self._running: dict[int, _Run] = {}
         self._drawing: dict[Generation, int] = {}  # how many of its images run
         self._published = np.zeros(decoder.max_slots, np.int32)  # positions, for readers
-        self._pixel_seconds = STEP_SECONDS  # what one pixel of all running images takes,
-        self._measured = 1  # when there are so many of them
+        self._turns = Turns()
         self._thread = threading.Thread(target=self._run, name=f"engine-{name}", daemon=True)
 
     def start(self) -> None:
@@ -138,13 +147,15 @@ class Engine:
 
     def _admit(self) -> None:
         """Give free slots to waiting images, one of each generation in turn."""
-        most = max(ADMIT_AT_ONCE, self.decoder.max_slots // ADMIT_SHARE)
-        taken = self.queue.take(len(self._free), most)
+        most = max(ADMIT_AT_ONCE, self.slots // ADMIT_SHARE)
+        heaviest = max((generation.demand for generation in self._drawing), default=0)
+        free = len(self._free) - self._spare
+        taken = self.queue.take(free, most, self._spare, heaviest // LIGHT)
         if not taken:
             return
         now = self._clock()
-        runs = [self._run_image(generation, image) for generation, image in taken]
-        for generation, _ in taken:
+        runs = [self._run_image(one) for one in taken]
+        for generation in dict.fromkeys(one.generation for one in taken):
             if generation.started is None:
                 generation.started = now
                 if self._observer:
@@ -153,10 +164,11 @@ class Engine:
             self._load(runs)
         except Exception:
             log.exception("loading images failed; ending their generations")
-            self._fail({generation for generation, _ in taken})
+            self._fail({one.generation for one in taken})
 
-    def _run_image(self, generation: Generation, image: Image) -> _Run:
+    def _run_image(self, taken: Taken) -> _Run:
         """Give an image its slots."""
+        generation, image, spare = taken
         spec, config = generation.spec, self.decoder.config
         slots = [self._free.pop() for _ in range(spec.particles)]
         twins = [self._free.pop() for _ in slots] if spec.guided else []
@@ -164,7 +176,8 @@ class Engine:
         if spec.particles > 1:
             known = np.zeros(config.pixels, np.bool_) if spec.known is None else spec.known
             particles = Particles(config, image.seed, known, slots, twins or None)
-        run = _Run(generation, image, slots, twins, particles)
+        run = _Run(generation, image, slots, twins, particles, spare)
+        self._spare -= spec.slots if spare else 0
         self._running[slots[0]] = run
         self._drawing[generation] = self._drawing.get(generation, 0) + 1
         self._published[slots] = 0
@@ -192,12 +205,20 @@ class Engine:
                 run.particles.begin(self.decoder)
 
     def _launch(self) -> _Step | None:
-        """Start as many pixels of every running image as fit into one short call."""
+        """Start as many pixels as fit into one short call, of the light generations or the others.
+
+        The others' images stay where they are meanwhile.
+        """
         if not self._running:
             return None
+        heaviest = max(generation.demand for generation in self._drawing)
+        some = {generation for generation in self._drawing if generation.demand * LIGHT <= heaviest}
+        light = self._turns.light_next(len(some), len(self._drawing) - len(some))
         config, positions = self.decoder.config, self.decoder.positions
         alone, crowd, room = [], [], config.pixels
         for run in self._running.values():
+            if (run.generation in some) is not light:
+                continue
             if run.particles is None:
                 alone += run.slots
             else:
@@ -205,20 +226,19 @@ class Engine:
                 room = min(room, max(1, run.particles.room(int(positions[run.slots[0]]))))
         slots = np.array(alone + crowd, np.int32)
         left = config.pixels - positions[slots]
-        joined = max(1.0, len(slots) / self._measured)  # a crowd may take that much longer
-        n = min(max(1, int(STEP_SECONDS / (self._pixel_seconds * joined))), config.width)
+        n = min(self._turns.paces[light].room(len(slots)), config.width)
         if self.queue.waiting:  # stop where the first slot comes free, unless that is soon
             n = min(n, max(int(left.min()), n // 2, 1))
         began = self._clock()
         drawn = 0
         # Particles stop where they are weighed; the others need not wait for that.
-        for some, pixels in ((alone, n), (crowd, min(n, room))):
-            if some:
-                mine = np.array(some, np.int32)
+        for rows, pixels in ((alone, n), (crowd, min(n, room))):
+            if rows:
+                mine = np.array(rows, np.int32)
                 drawn += int(np.minimum(config.pixels - positions[mine], pixels).sum())
                 self.decoder.launch(mine, pixels)
         took = self._clock() - began
-        return _Step(len(slots), n, drawn, began, took)
+        return _Step(light, len(slots), n, drawn, began, took)
 
     def _land(self, step: _Step | None) -> None:
         """Wait until the step is done, and measure what the decoder took."""
@@ -229,11 +249,13 @@ class Engine:
         self._weigh()
         now = self._clock()
         took = step.took + now - landing  # what was done meanwhile costs nothing on a device
+        self._turns.took(step.light, took)
         if step.drawn:
-            self._pixel_seconds, self._measured = max(took / step.pixels, 1e-7), step.slots
-            rate = step.drawn / max(now - step.began, 1e-7)
-            known = self.queue.rate
-            self.queue.rate = 0.95 * known + 0.05 * rate if known else rate
+            self._turns.paces[step.light].measure(took, step.pixels, step.slots)
+            seconds = max(now - step.began, 1e-7)
+            known, rate = self.queue.rate, step.drawn / seconds
+            share = seconds / (seconds + RATE_SECONDS)
+            self.queue.rate = known + share * (rate - known) if known else rate
         if self._observer:
             self._observer.stepped(took, step.drawn, step.slots)
 
@@ -248,14 +270,15 @@ class Engine:
         return lambda slot, changed: image.move(self._place(slot), changed)
 
     def _publish(self) -> None:
-        """Move positions forward, finish what is complete, and wake the readers."""
+        """Move positions forward, finish what is complete, and wake the readers of what moved."""
+        slots = np.fromiter(self._running, np.int32, len(self._running))
+        moved = slots[self._published[slots] != self.decoder.positions[slots]].tolist()
         np.copyto(self._published, self.decoder.positions)
         now = self._clock()
-        drawing = list(self._drawing)
-        slots = np.fromiter(self._running, np.int32, len(self._running))
+        news = dict.fromkeys(self._running[slot].generation for slot in moved)
         for slot in slots[self._published[slots] == self.decoder.config.pixels].tolist():
             self._release(slot, FinishReason.LENGTH)
-        for generation in drawing:
+        for generation in news:
             if generation.first_pixel is None and generation.drawn:
                 generation.first_pixel = now
                 if self._observer:
@@ -277,6 +300,7 @@ class Engine:
             bits = float(self.decoder.bits[slot].sum(dtype=np.float64))
         self._finish_image(run.generation, run.image, reason, bits)
         self._free += reversed(run.slots + run.twins)
+        self._spare += run.generation.spec.slots if run.spare else 0
         self._drawing[run.generation] -= 1
         if not self._drawing[run.generation]:
             del self._drawing[run.generation]

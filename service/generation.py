@@ -171,6 +171,7 @@ class Generation:
         self.ended: float | None = None
         self.error: str | None = None
         self.cancelled = False
+        self.detached = False  # from its readers: it goes on without any
         self.readers = 0
         self.abandoned: float | None = None  # when the last reader left
         self.changes = 0  # how often there was news
@@ -189,6 +190,21 @@ class Generation:
         if self.finished:
             return Status.FINISHED
         return Status.WAITING if self.started is None else Status.RUNNING
+
+    @property
+    def waiting(self) -> int:
+        """Count the images not yet admitted."""
+        return self.spec.n - self.next_index
+
+    def pixels_left(self) -> list[int]:
+        """Give, for each slot that its images have, the pixels to go until it is free."""
+        running = [i for i in self.images[: self.next_index] if i.status is Status.RUNNING]
+        return [self.config.pixels - i.position for i in running for _ in range(self.spec.slots)]
+
+    @property
+    def demand(self) -> int:
+        """Count the slots that its unfinished images have or want."""
+        return self.unfinished * self.spec.slots
 
     @property
     def drawn(self) -> int:

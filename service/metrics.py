@@ -103,5 +103,5 @@ class _Gauges(Collector):
         for name, engine in self._engines().items():
             running.add_metric([name], engine.slots_in_use)
             waiting.add_metric([name], engine.queue.waiting)
-            slots.add_metric([name], engine.decoder.max_slots)
+            slots.add_metric([name], engine.slots)
         yield from (running, waiting, slots)

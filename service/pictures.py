@@ -17,6 +17,10 @@ from scanline.model.pictures import Fit, PictureError, fit_picture, lay_flat, wr
 from scanline.service.uploads import open_upload
 
 
+class UnmarkedError(PictureError):
+    """A picture to complete of which nothing says what is unknown."""
+
+
 def fit_to(config: ModelConfig, picture: Image.Image, fit: Fit) -> Image.Image:
     """Give a picture the model's size and channels, transparency kept; raises ``PictureError``."""
     return fit_picture(picture, config.height, config.width, config.channels, fit)
@@ -109,7 +113,7 @@ def read_upload(
     try:
         return canvas, ~painted(picture)
     except PictureError:
-        raise PictureError(
+        raise UnmarkedError(
             "nothing says which part to draw: give known_rows, or a mask, or a picture that is "
             "transparent where it is unknown"
         ) from None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from scanline.model.config import ModelConfig
 from scanline.service.generation import Clock, Generation, Image, Spec
@@ -39,6 +41,14 @@ class Limits:
     grace: float = 5.0
 
 
+class Taken(NamedTuple):
+    """An image that is to run, in spare slots or not."""
+
+    generation: Generation
+    image: Image
+    spare: bool
+
+
 class Queue:
     """Generations from ``submit`` to the end of their time for replay, fair between them.
 
@@ -61,21 +71,38 @@ class Queue:
 
     # --- any thread -------------------------------------------------------------------------
 
-    def submit(self, spec: Spec) -> Generation:
-        """Queue what is asked for, or raise ``QueueFullError`` or ``ClosedError``."""
+    def submit(self, spec: Spec, *, detached: bool = False) -> Generation:
+        """Queue what is asked for, or raise ``QueueFullError`` or ``ClosedError``.
+
+        What is ``detached`` is drawn though nobody reads it.
+        """
         generation = Generation(self._name, self._config, spec, self._clock)
         with self._changed:
             self._check_room(spec.n)
             generation.queue_position = self.waiting
-            # Until its first reader comes it counts as abandoned: nothing runs for nobody.
-            wait = max(self.limits.grace, FIRST_READER_SECONDS)
-            generation.abandoned = self._clock() + wait
+            generation.detached = detached
             self._order.append(generation)
             self._live[generation.id] = generation
-            self._leaving.add(generation)
+            self._await_reader(generation)
             self.waiting += spec.n
             self._changed.notify()
         return generation
+
+    def expect(self, generation: Generation) -> bool:
+        """Let a generation go on for a reader who is to come; False if it was cancelled."""
+        with self._changed:
+            if generation.cancelled:
+                return False
+            if not generation.finished and not generation.readers:
+                self._await_reader(generation)
+            return True
+
+    def _await_reader(self, generation: Generation) -> None:
+        if not generation.detached:
+            # Until a reader comes it counts as abandoned: nothing runs for nobody.
+            wait = max(self.limits.grace, FIRST_READER_SECONDS)
+            generation.abandoned = self._clock() + wait
+            self._leaving.add(generation)
 
     def check_room(self, n: int) -> None:
         """Raise what ``submit`` would raise for ``n`` images now."""
@@ -110,7 +137,7 @@ class Queue:
         finally:
             with self._changed:
                 generation.readers -= 1
-                if generation.readers == 0:
+                if generation.readers == 0 and not generation.detached:
                     wait = self.limits.grace if grace is None else grace
                     generation.abandoned = self._clock() + wait
                     self._let_go(generation)
@@ -134,9 +161,18 @@ class Queue:
         if self.closed:
             raise ClosedError("the server is shutting down; send the request to another one")
         if self.waiting + n > self.limits.max_waiting:
-            backlog = sum(one.unfinished * one.spec.slots for one in self._live.values())
-            seconds = backlog * self._config.pixels / self.rate if self.rate else 1.0
-            raise QueueFullError(retry_after=int(min(max(seconds, 1.0), 120.0)))
+            seconds = self._seconds_until_taken(self.waiting + n - self.limits.max_waiting)
+            raise QueueFullError(retry_after=math.ceil(min(max(seconds, 1.0), 120.0)))
+
+    def _seconds_until_taken(self, images: int) -> float:
+        """Estimate when so many of the images that wait will have slots, at the present rate."""
+        left = sorted(pixels for one in self._live.values() for pixels in one.pixels_left())
+        if not left or not self.rate:
+            return 0.0
+        waiting = sum(one.waiting * one.spec.slots for one in self._order)
+        last = math.ceil(images * waiting / max(self.waiting, 1)) - 1  # slot to come free for them
+        rounds, last = divmod(max(last, 0), len(left))
+        return (rounds * self._config.pixels + left[last]) * len(left) / self.rate
 
     def _let_go(self, generation: Generation) -> None:
         if not generation.finished:
@@ -180,34 +216,46 @@ class Queue:
             self._leaving.difference_update(leavers)
         return leavers
 
-    def take(self, free: int, most: int) -> list[tuple[Generation, Image]]:
+    def take(self, free: int, most: int, spare: int = 0, light: int = 0) -> list[Taken]:
         """Take waiting images for the ``free`` slots, one of each generation in turn.
 
         Together they need no more than ``most``, unless one alone does. One that needs more than
         are free waits for them, and the others behind it: else those that need few would always be
-        first.
+        first. But ``spare`` slots are there for those whose generation wants at most ``light``.
         """
-        taken: list[tuple[Generation, Image]] = []
+        taken: list[Taken] = []
         with self._changed:
             while self._order:
                 slots = self._order[0].spec.slots
                 if slots > free or (taken and slots > most):
                     break
-                generation = self._order.popleft()
                 free, most = free - slots, most - slots
-                taken.append((generation, generation.images[generation.next_index]))
-                generation.next_index += 1
-                if generation.next_index < generation.spec.n:
-                    self._order.append(generation)
+                taken.append(self._take(self._order.popleft(), spare=False))
+            for generation in tuple(self._order) if spare and light else ():
+                slots = generation.spec.slots
+                if generation.demand > light or slots > spare:
+                    continue
+                if taken and slots > most:
+                    break
+                spare, most = spare - slots, most - slots
+                self._order.remove(generation)
+                taken.append(self._take(generation, spare=True))
             self.waiting -= len(taken)
         return taken
+
+    def _take(self, generation: Generation, *, spare: bool) -> Taken:
+        image = generation.images[generation.next_index]
+        generation.next_index += 1
+        if generation.next_index < generation.spec.n:
+            self._order.append(generation)
+        return Taken(generation, image, spare)
 
     def withdraw(self, generation: Generation) -> None:
         """Take none of a generation's images any more."""
         with self._changed:
             if generation in self._order:
                 self._order.remove(generation)
-                self.waiting -= generation.spec.n - generation.next_index
+                self.waiting -= generation.waiting
 
     def finish(self, generation: Generation) -> None:
         """Mark a generation finished, and keep it for replay."""

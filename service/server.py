@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import signal
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import FrameType
 from typing import Any
 
@@ -17,13 +19,16 @@ from scanline.model.checkpoint import Checkpoint, Defaults
 from scanline.model.decoders.contract import BackendError
 from scanline.model.decoders.opening import open_decoder
 from scanline.model.network import LinearTransformer
+from scanline.service import __version__
 from scanline.service.engine import Engine
 from scanline.service.http.pools import Pool
 from scanline.service.metrics import Metrics
+from scanline.service.repeats import Repeats
 from scanline.service.settings import Settings
 
 log = logging.getLogger("scanline.server")
 
+SPARE_SLOTS = 64  # at most, for small requests while large ones have all the others
 LARGE = 2**18  # pixels of an image that takes tens of milliseconds to encode
 
 
@@ -36,6 +41,14 @@ class Served:
     network: LinearTransformer
     created: int
     defaults: Defaults
+
+    @cached_property
+    def mark(self) -> str:
+        """What a drawing of it depends on beside the request: weights, program and machine."""
+        digest = hashlib.sha256(f"{__version__} {self.engine.decoder.variant}".encode())
+        for name, tensor in sorted(self.network.state_dict().items()):
+            digest.update(name.encode() + tensor.cpu().float().numpy().tobytes())
+        return digest.hexdigest()
 
 
 @dataclass
@@ -55,6 +68,7 @@ class Scanline:
         self.reading = Pool(2, 128)  # uploads, each some 50 MB while it is decoded
         self.writing = Pool(2)  # replies
         self.enlarging = Pool(1)  # images of replies, pixels made larger
+        self.repeats = Repeats()
         self.metrics = Metrics(lambda: {name: m.engine for name, m in self.models.items()})
 
     def pool_for(self, pixels: int) -> Pool:
@@ -64,13 +78,15 @@ class Scanline:
     def open(self, checkpoints: Sequence[Checkpoint]) -> None:
         """Open a decoder and start an engine for each checkpoint; slow where code is compiled."""
         settings = self.settings
+        spare = min(settings.slots, SPARE_SLOTS)
         try:
             for checkpoint in checkpoints:
                 decoder = open_decoder(
-                    checkpoint.model, settings.slots, settings.backend, settings.threads
+                    checkpoint.model, settings.slots + spare, settings.backend, settings.threads
                 )
                 name = checkpoint.name
-                engine = Engine(name, decoder, settings.limits, self.metrics.observer(name))
+                observer = self.metrics.observer(name)
+                engine = Engine(name, decoder, settings.limits, observer, spare=spare)
                 engine.start()
                 served = Served(
                     engine,

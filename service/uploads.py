@@ -15,7 +15,7 @@ MAX_REDUCED = 2**24  # of a JPEG that is made smaller while it is decoded
 MAX_SCANS = 64  # of a JPEG, each of which goes over all of it; encoders write about ten
 MAX_SLOW = 2**16  # pixels of a kind that Pillow decodes in Python, a thousand times slower
 
-CheckSize = Callable[[int, int], None]
+CheckSize = Callable[[int, int], object]
 
 
 def open_upload(

@@ -28,7 +28,8 @@ from scanline.model.config import ModelConfig
 from scanline.model.decoders.contract import Inputs
 from scanline.model.decoders.reference import ReferenceDecoder
 from scanline.model.noise import image_noise, image_seed
-from scanline.service.api.events import LAST_EVENT, stream_events
+from scanline.service.api.cursors import END, Cursor, read_cursors, write_cursors
+from scanline.service.api.events import stream_events
 from scanline.service.api.requests import Granularity
 from scanline.service.app import create_app
 from scanline.service.engine import Engine
@@ -367,17 +368,17 @@ def test_a_picture_of_another_size_is_fitted_or_refused(here: Here) -> None:
 # --- streams ------------------------------------------------------------------------------------
 
 
-def check_stream(events: list[Event], config: ModelConfig, resumed: bool = False) -> list[Event]:
+def check_stream(events: list[Event], config: ModelConfig) -> list[Event]:
     """Check a whole stream's order and ids, and that its pixels are its images; give those."""
     names = [event.name for event in events]
-    assert names.count("started") == (0 if resumed else 1)
-    if not resumed:
-        assert names[0] == "started"
+    assert names.count("started") == 1
+    assert names[0] == "started"
     assert names[-1] == "completed"
     assert names.count("completed") == 1
-    ids = [int(e.id) for e in events if e.id is not None]
-    assert ids == sorted(set(ids))
-    assert all((e.id is not None) == (e.name in ("pixels", "completed")) for e in events)
+    ids = [e.id for e in events if e.id is not None]
+    assert len(set(ids)) == len(ids)
+    assert [e.name for e in events if e.id == END] == ["completed"]
+    assert all((e.id is None) == (e.name == "started") for e in events)
     images = [event for event in events if event.name == "image"]
     drawn = rebuild(events, config)
     assert sorted(drawn) == sorted(image.data["index"] for image in images)
@@ -459,22 +460,36 @@ def test_a_dropped_stream_is_resumed_and_rebuilds_exactly(holding: tuple[Here, H
     until(lambda: generation.readers == 0, "the server's noticing")
     assert not generation.finished
     decoder.let(4)
-    last = max(int(e.id) for e in first if e.id)
-    url, headers = f"/v1/generations/{identifier}/events", {"Last-Event-ID": str(last)}
+    url, headers = f"/v1/generations/{identifier}/events", {"Last-Event-ID": first[-1].id or ""}
     second = parse_sse(read_some(here, url, 1, headers=headers), complete=False)
     assert second[0].name == "pixels"
-    assert int(second[0].id or 0) > last
     decoder.opened.set()
+    headers = {"Last-Event-ID": second[-1].id or ""}
     third = parse_sse(here.client.get(url, headers=headers).content)
-    images = check_stream(third, GREY, resumed=True)
+    # What one reader has seen is never sent to it again: the three together are one whole stream.
+    images = check_stream(first + second + third, GREY)
     for image in images:
         expected = fake_image(GREY, generation.spec, image.data["index"])
         np.testing.assert_array_equal(png(image.data, GREY), expected)
+    finished = {"Last-Event-ID": third[-2].id or ""}
+    assert [e.name for e in parse_sse(here.client.get(url, headers=finished).content)] == [
+        "completed"
+    ]
     # And when all is over, from the start, as often as one likes.
     for granularity in ("auto", "row", "pixel"):
         over = here.client.get(url, params={"granularity": granularity})
         assert len(check_stream(parse_sse(over.content), GREY)) == 2
-    check_error(here.client.get(url, headers={"Last-Event-ID": "x"}), 400, None, "last-event-id")
+    for wrong in (
+        "x",
+        "-1",
+        "1",
+        "3*1",
+        "0*1,1,1",
+        "9" * 5000,
+        "1," * 5000,
+    ):
+        reply = here.client.get(url, headers={"Last-Event-ID": wrong})
+        check_error(reply, 400, "invalid_value", "last-event-id")
     # An EventSource asks again after the end, with the last id that it saw, until there is a 204.
     ended = here.client.get(url, headers={"Last-Event-ID": third[-1].id or ""})
     assert (ended.status_code, ended.content) == (204, b"")
@@ -548,6 +563,15 @@ def test_rows_come_whole_but_for_the_last_of_a_cancelled_image_and_each_image_on
     assert [e.data["index"] for e in events if e.name == "image"] == [0, 1]
 
 
+def test_an_events_id_says_how_far_its_reader_is() -> None:
+    generation = Generation("fake", GREY, Spec(n=5, seed=0))
+    whole = Cursor(30, told=True)
+    cursors = [whole, whole, Cursor(12, 3), Cursor(7, 1, True), Cursor()]
+    assert write_cursors(cursors) == "2*30!,12.3,7.1!,0"
+    assert read_cursors("2*30!,12.3,7.1!,0", generation) == cursors
+    assert read_cursors("5*31", generation) == [Cursor(30)] * 5  # there are no more pixels
+
+
 def test_a_long_replay_comes_in_several_events() -> None:
     config = replace(COLOUR, height=32, width=32)
     generation = Generation("fake", config, Spec(n=10, seed=0))
@@ -559,16 +583,16 @@ def test_a_long_replay_comes_in_several_events() -> None:
 
     async def read(granularity: Granularity) -> list[Event]:
         gone = asyncio.create_task(asyncio.sleep(60))
-        stream = stream_events(generation, gone, granularity=granularity, last_event_id=41)
+        stream = stream_events(generation, gone, granularity=granularity)
         raw = b"".join([part async for part in stream])
         gone.cancel()
         return parse_sse(raw)
 
     for granularity in get_args(Granularity):
         events = asyncio.run(read(granularity))
-        check_stream(events, config, resumed=True)
-        ids = [int(event.id) for event in events if event.id is not None]
-        assert ids == [42, 43, 44, LAST_EVENT]
+        check_stream(events, config)
+        ids = [event.id for event in events if event.name == "pixels"]
+        assert ids == ["4*1024,6*0", "8*1024,2*0", "10*1024"]
         drawn = rebuild(events, config)
         np.testing.assert_array_equal(np.stack([drawn[j] for j in range(10)]), pixels)
 

@@ -51,7 +51,7 @@ def test_every_event_of_openais_has_its_shape(client: httpx.Client) -> None:
 
 def test_an_event_is_one_line_of_data_whatever_it_holds() -> None:
     text = "two\nlines\r\u2028 and \N{FROG FACE}\x85"
-    raw = sse_event("said", {"text": text}, 7)
+    raw = sse_event("said", {"text": text}, "7")
     assert len(raw.decode().splitlines()) == 4  # which splits at more than SSE does
     (event,) = parse_sse(raw)
     assert (event.name, event.data, event.id) == ("said", {"text": text}, "7")

@@ -8,6 +8,7 @@ import io
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from scanline.service.generation import FinishReason, Spec
+from scanline.service.http.waiting import news
 from scanline.service.server import Scanline
 from tests.service_fixtures import (
     COLOUR,
@@ -82,13 +84,43 @@ def test_models(client: openai.OpenAI) -> None:
 
 @pytest.mark.parametrize(
     ("prompt", "label"),
-    [("", -1), ("  ", -1), ("one", 1), ("An One.", 1), ("a frog", 2), ("the zero", 0), ("2", 2)],
-)
+    [
+        ("", -1), ("  ", -1), ("one", 1), ("An One.", 1), ("a frog", 2), ("the zero", 0), ("2", 2),
+        ("draw a frog", 2), ("Please draw me the digit one!", 1), ('a picture of "zero"', 0),
+        ("one, please", 1),
+    ],
+)  # fmt: skip
 def test_a_prompt_names_a_class(client: openai.OpenAI, prompt: str, label: int) -> None:
     reply = client.images.generate(prompt=prompt, extra_body={"seed": 5})
     assert reply.data is not None
     expected = fake_image(GREY, Spec(n=1, seed=5, label=label), 0)
     assert np.array_equal(pixels_of(reply.data[0].b64_json), expected)
+
+
+NUMBERS = replace(GREY, classes=tuple("0123456789"))
+ANIMALS = replace(COLOUR, classes=("cat", "frog"))
+
+
+def test_a_prompt_finds_the_model_that_knows_it() -> None:
+    models = {"numbers": FakeDecoder(NUMBERS, 4), "animals": FakeDecoder(ANIMALS, 4)}
+    scanline, app = build(decoders={**models})
+    with listening(app, lambda: scanline.ready) as url, stock(url) as client:
+        for prompt, config, label in (
+            ("draw a 7", NUMBERS, 7), ("Seven", NUMBERS, 7), ("the digit 7", NUMBERS, 7),
+            ("handwritten digit three", NUMBERS, 3), ("a frog", ANIMALS, 1), ("Cat.", ANIMALS, 0),
+        ):  # fmt: skip
+            data = client.images.generate(prompt=prompt, extra_body={"seed": 5}).data
+            assert data is not None
+            expected = fake_image(config, Spec(n=1, seed=5, label=label), 0)
+            assert np.array_equal(pixels_of(data[0].b64_json, config), expected), prompt
+        assert client.images.generate(prompt="1", model="animals").data  # by its number
+        for prompt, model, says in (
+            ("a frog", "numbers", "0, 1, 2, 3"), ("a dog", None, r"cat, frog \(animals\)"),
+            ("draw a", None, "no model here understands"), ("two frogs", None, "animals"),
+        ):  # fmt: skip
+            with pytest.raises(openai.BadRequestError, match=says) as refused:
+                client.images.generate(prompt=prompt, model=model or openai.omit)
+            assert refused.value.param == "prompt"
 
 
 def test_several_images_name_their_seeds(client: openai.OpenAI) -> None:
@@ -127,6 +159,41 @@ def test_another_model_and_size(client: openai.OpenAI) -> None:
     assert np.array_equal(small, fake_image(COLOUR, Spec(n=1, seed=1), 0))
 
 
+@pytest.mark.parametrize("model", ["grey", "colour"])
+@pytest.mark.parametrize("size", ["256x256", "512x512", "1024x1024", "1536x1024"])
+def test_openais_sizes_have_the_image_in_their_middle(
+    client: openai.OpenAI, model: str, size: str
+) -> None:
+    config = {"grey": GREY, "colour": COLOUR}[model]
+    width, height = map(int, size.split("x"))
+    reply = client.images.generate(model=model, prompt="", extra_body={"seed": 1, "size": size})
+    assert reply.data is not None
+    data = base64.b64decode(reply.data[0].b64_json or "")
+    picture = np.asarray(Image.open(io.BytesIO(data))).reshape(height, width, -1)
+    assert reply.size == size
+    scale = min(width // config.width, height // config.height)
+    left, top = (width - scale * config.width) // 2, (height - scale * config.height) // 2
+    inside = picture[top : top + scale * config.height, left : left + scale * config.width]
+    drawn = fake_image(config, Spec(n=1, seed=1), 0)
+    assert np.array_equal(inside[::scale, ::scale].reshape(config.pixels, -1), drawn)
+    assert inside.astype(int).sum() == picture.astype(int).sum()  # around it all is black
+    warnings = (reply.model_extra or {})["warnings"]
+    exact = (scale * config.width, scale * config.height) == (width, height)
+    assert [warning.split(":")[0] for warning in warnings] == ([] if exact else ["size"])
+    # And it can be edited, its middle as if it had never been enlarged.
+    paint = np.zeros((height, width), bool)
+    paint[top + scale * (config.height - 1) : top + scale * config.height] = True
+    edited = client.images.edit(
+        model=model, image=data, mask=masked(Image.open(io.BytesIO(data)), paint), prompt="",
+        extra_body={"seed": 9},
+    )  # fmt: skip
+    assert edited.data is not None
+    known = np.arange(config.pixels) < config.pixels - config.width
+    spec = Spec(n=1, seed=9, canvas=drawn, known=known)
+    expected = fake_image(config, spec, 0)
+    assert np.array_equal(pixels_of(edited.data[0].b64_json, config), expected)
+
+
 @pytest.mark.parametrize("kind", ["png", "jpeg", "webp"])
 def test_formats(client: openai.OpenAI, kind: Any) -> None:
     reply = client.images.generate(prompt="", output_format=kind, output_compression=50)
@@ -154,7 +221,9 @@ def test_what_has_no_effect_is_said(client: openai.OpenAI) -> None:
     ("param", "value", "says"),
     [
         ("prompt", "a castle", "zero, one, a frog"),
-        ("size", "1024x1024", "5x6"),
+        ("size", "1024x1025", "5x6"),
+        ("size", "4x5", "5x6"),
+        ("size", "2500x3000", "2048"),
         ("size", "10x6", "whole multiple"),
         ("response_format", "url", "b64_json"),
         ("background", "transparent", "every pixel"),
@@ -313,7 +382,7 @@ def test_edits_that_cannot_be(client: openai.OpenAI, http: httpx.Client) -> None
     refuse("no picture of a kind", b"text")
     refuse("whole multiple", encode(Image.new("L", (7, 7))))
     refuse("the mask is 2", encode(picture), mask=encode(Image.new("LA", (2, 2))))
-    refuse("no sentences", encode(picture), prompt="a castle")
+    refuse("understands sentences", encode(picture), prompt="a castle")
     refuse("n: ", encode(picture), n=0)
     url = "/v1/images/edits"
     check_error(http.post(url, data={"prompt": ""}), 400)
@@ -369,6 +438,31 @@ def test_a_streamed_edit_keeps_what_is_known(client: openai.OpenAI) -> None:
     assert spec.canvas is not None
     assert np.array_equal(pixels_of(partial.b64_json)[20:], spec.canvas[20:])
     assert np.array_equal(pixels_of(completed.b64_json), fake_image(GREY, spec, 0))
+
+
+def test_comments_keep_a_stream_open_and_the_client_sees_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("scanline.service.openai.events.KEEP_ALIVE_SECONDS", 0.05)
+    decoder, go_on = FakeDecoder(GREY, 2), threading.Event()
+    decoder.before_step = lambda slots: (go_on.wait(), None)[1]
+    scanline, app = build(decoders={"grey": decoder})
+    quiet: list[float | None] = []
+
+    async def counted(*arguments: Any) -> bool:
+        told = await news(*arguments)
+        if not told:  # so a comment is sent
+            quiet.append(arguments[2])
+        if len(quiet) == 3:
+            go_on.set()
+        return told
+
+    monkeypatch.setattr("scanline.service.openai.events.news", counted)
+    with listening(app, lambda: scanline.ready) as url, stock(url) as client:
+        stream = client.images.generate(prompt="", stream=True, partial_images=1)
+        types = [event.type.split(".")[1] for event in stream]
+    assert types == ["partial_image", "completed"]
+    assert len(quiet) >= 3
 
 
 def test_a_stream_has_neither_ids_nor_comments(http: httpx.Client) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 from scanline.service.api import events
 from scanline.service.api.events import stream_events
 from scanline.service.generation import FinishReason, Generation, Place, Spec
+from scanline.service.http.sse import KEEP_ALIVE_SECONDS
 from tests.clocks import run_skipping
 from tests.service_fixtures import GREY, parse_sse, rebuild
 
@@ -57,7 +58,7 @@ def test_a_stream_without_news_says_that_it_lives() -> None:
     generation = Generation("fake", GREY, Spec(n=1, seed=0))
 
     async def end() -> None:
-        await asyncio.sleep(3.5 * events.KEEP_ALIVE_SECONDS)
+        await asyncio.sleep(3.5 * KEEP_ALIVE_SECONDS)
         generation.images[0].finish(FinishReason.CANCELLED, None)
         generation.finish(generation.clock())
 
@@ -67,7 +68,7 @@ def test_a_stream_without_news_says_that_it_lives() -> None:
 
     parts = run_skipping(both())
     comments = [round(time) for time, part in parts if part.startswith(b":")]
-    assert comments == [round(k * events.KEEP_ALIVE_SECONDS) for k in (1, 2, 3)]
+    assert comments == [round(k * KEEP_ALIVE_SECONDS) for k in (1, 2, 3)]
     assert [event.name for event in parse_sse(b"".join(part for _, part in parts))] == [
         "started", "image", "completed",
     ]  # fmt: skip

@@ -117,6 +117,11 @@ class Decoder(ABC):
         self.inputs = Inputs.blank(config, max_slots)
 
     @property
+    def variant(self) -> str:
+        """Say all that a seed's bytes depend on beside the network."""
+        return self.backend
+
+    @property
     def canvas(self) -> NDArray[np.uint8]:
         """The pixels so far: uint8 ``[N, T, C]``."""
         return self.inputs.canvas

@@ -103,6 +103,10 @@ class NativeDecoder(Decoder):
         return self._native.isa
 
     @property
+    def variant(self) -> str:
+        return f"{self.backend} {self.isa} {self.precision}"
+
+    @property
     def kv(self) -> NDArray[np.float32]:
         """Every slot's sums of eq. 18, a view: ``[N, L, H, K, V]``."""
         K = self.config.head_size

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel
 from typing_extensions import TypedDict
 
+from scanline.service.api.cursors import END, Cursor, write_cursors
 from scanline.service.api.replies import Usage, image_reply
 from scanline.service.api.requests import Granularity, Output
 from scanline.service.generation import FinishReason, Generation, Status
 from scanline.service.http.errors import error_reply
-from scanline.service.http.sse import KEEP_ALIVE, sse_event
+from scanline.service.http.sse import COMMENT, KEEP_ALIVE_SECONDS, sse_event
 from scanline.service.http.waiting import news
 
-LAST_EVENT = 2**53 - 1  # the id of a stream's end: whoever names it has seen all
 EVENTS_PER_SECOND = 60
 PIXELS_PER_EVENT = 4096  # of many images; one image is never split
-KEEP_ALIVE_SECONDS = 15.0
 
 
 class SeededImage(BaseModel):
@@ -85,59 +83,50 @@ async def stream_events(
     gone: asyncio.Task[Any],
     *,
     granularity: Granularity = "auto",
-    last_event_id: int | None = None,
+    resumed: list[Cursor] | None = None,
     output: Output = "png",
 ) -> AsyncIterator[bytes]:
-    """Yield a generation as server-sent events, from the start or, resumed, all that may lack.
+    """Yield a generation as server-sent events, from the start or from where a reader ``resumed``.
 
     ``started`` opens a stream that is not resumed; then ``pixels`` as they are drawn, ``image``
     as each is finished, its pixels as ``output`` says, and ``completed`` or ``error`` at the end.
-    The last event's id is ``LAST_EVENT``. Comments keep an idle connection open. Raises
+    An event's id says how far its reader is then. Comments keep an idle connection open. Raises
     ``ClientGoneError`` when the client leaves.
     """
-    sequence, loop = last_event_id or 0, asyncio.get_running_loop()
-    if last_event_id is None:
+    loop = asyncio.get_running_loop()
+    if resumed is None:
         yield sse_event("started", Started.of(generation))
-    cursors = [_Cursor() for _ in generation.images]
-    told: set[int] = set()
+    cursors = [Cursor() for _ in generation.images] if resumed is None else resumed
     while True:
         # Read before the pixels: what is finished now has all of its pixels below.
         seen, finished = generation.changes, generation.finished
         complete = [i for i in generation.images if i.status is Status.FINISHED]
-        before = sequence
+        drawn = False
         for updates in _updates(generation, cursors, granularity):
-            sequence += 1
-            yield sse_event("pixels", Pixels(updates=updates), sequence)
+            drawn = True
+            yield sse_event("pixels", Pixels(updates=updates), write_cursors(cursors))
             await asyncio.sleep(0)  # a long replay leaves room for others
         for image in complete:
-            if image.index not in told:
-                told.add(image.index)
-                yield sse_event("image", image_reply(generation, image, output))
+            if not cursors[image.index].told:
+                cursors[image.index].told = True
+                reply = image_reply(generation, image, output)
+                yield sse_event("image", reply, write_cursors(cursors))
         if finished:
             break
         sent = loop.time()
         while not await news(generation, gone, KEEP_ALIVE_SECONDS, seen):
-            yield KEEP_ALIVE
-        if sequence > before:
+            yield COMMENT
+        if drawn:
             await asyncio.sleep(max(0.0, sent + 1 / EVENTS_PER_SECOND - loop.time()))
     if generation.error:
         failure = error_reply(500, generation.error, code="generation_failed")
-        yield sse_event("error", failure, LAST_EVENT)
+        yield sse_event("error", failure, END)
     else:
-        over = Completed(id=generation.id, usage=Usage.of(generation))
-        yield sse_event("completed", over, LAST_EVENT)
-
-
-@dataclass
-class _Cursor:
-    """How far a reader is in an image: its pixels, and the changes of what it had been told."""
-
-    position: int = 0
-    changes: int = 0
+        yield sse_event("completed", Completed(id=generation.id, usage=Usage.of(generation)), END)
 
 
 def _updates(
-    generation: Generation, cursors: list[_Cursor], granularity: Granularity
+    generation: Generation, cursors: list[Cursor], granularity: Granularity
 ) -> Iterator[list[Update]]:
     """Take what each image has beyond its cursor, an event's worth at a time; move cursors on."""
     width = generation.config.width

@@ -69,11 +69,11 @@ def settle_shape(
         shape = settle(decoder.config, served.defaults, label, top_p, guidance, particles)
     except ShapeError as error:
         raise ApiError(400, str(error), param=error.param, code=error.code) from None
-    if shape.slots > decoder.max_slots:
+    if shape.slots > served.engine.slots:
         raise ApiError(
             400,
             f"an image would take {shape.slots} slots (one a particle, twice that with guidance) "
-            f"and this server has {decoder.max_slots}: ask for fewer particles",
+            f"and this server has {served.engine.slots}: ask for fewer particles",
             param="particles", code="too_many",
         )  # fmt: skip
     return shape

@@ -208,7 +208,7 @@ class ModelReply(BaseModel):
             order=config.order,
             parameters=sum(p.numel() for p in served.network.parameters()),
             backend=decoder.backend,
-            slots=decoder.max_slots,
+            slots=served.engine.slots,
             guidance=served.defaults.guidance,
             top_p=served.defaults.top_p,
         )

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import Annotated, Any
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from typing import Annotated, Any, NamedTuple
 
 from fastapi import APIRouter, Depends, Form, Header, Request, Response
 from fastapi.responses import StreamingResponse
 
-from scanline.service.api.events import LAST_EVENT, stream_events
+from scanline.service.api.beginning import IdempotencyKey, Prefer, begin, wants_background
+from scanline.service.api.cursors import END, Cursor, read_cursors
+from scanline.service.api.events import stream_events
 from scanline.service.api.lookup import (
     Server,
     bearer,
@@ -23,7 +26,7 @@ from scanline.service.api.requests import CompletionForm, Granularity, Output, S
 from scanline.service.engine import Engine
 from scanline.service.generation import Generation, Spec
 from scanline.service.http.bodies import known_query, once_each
-from scanline.service.http.errors import ERRORS, ApiError
+from scanline.service.http.errors import ERROR, ERRORS, ApiError
 from scanline.service.http.media import MEDIA, Media, choose_media, json_reply
 from scanline.service.http.sse import stream_reply
 from scanline.service.http.waiting import client_of, draw_to_end, wait_finished
@@ -37,12 +40,20 @@ _REPLIES: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "The images, in the form that `Accept` (or `stream`) asks for.",
         "content": {kind: {} for kind in MEDIA[1:]},
-    }
+    },
+    202: {"description": "With `Prefer: respond-async`: begun.", "model": GenerationReply},
+    422: ERROR | {"description": "The `Idempotency-Key` came before with another request."},
 }
 
 
 @router.post("/samples", tags=["draw"], response_model=GenerationReply, responses=_REPLIES)
-async def create_samples(request: Request, server: Server, body: SampleRequest) -> Response:
+async def create_samples(
+    request: Request,
+    server: Server,
+    body: SampleRequest,
+    idempotency_key: IdempotencyKey = None,
+    prefer: Prefer = None,
+) -> Response:
     """Draw images, of a class or of anything."""
     media = choose_media(request, body.stream, body.chosen)
     engine = find_engine(server, body.model, body.n)
@@ -54,7 +65,9 @@ async def create_samples(request: Request, server: Server, body: SampleRequest) 
         temperature=body.temperature,
         **shape._asdict(),
     )
-    return await _draw(request, server, engine, spec, media, body.granularity, body.output)
+    begun = partial(begin, request, server, engine, spec, body.seed, idempotency_key)
+    shown = _Shown(media, body.granularity, body.output)
+    return await _draw(request, server, engine, begun, shown, prefer, idempotency_key)
 
 
 @router.post(
@@ -65,6 +78,8 @@ async def create_completions(
     request: Request,
     server: Server,
     form: Annotated[CompletionForm, Form(media_type="multipart/form-data")],
+    idempotency_key: IdempotencyKey = None,
+    prefer: Prefer = None,
 ) -> Response:
     """Complete a picture whose unknown part is below `known_rows`, or transparent.
 
@@ -93,7 +108,9 @@ async def create_completions(
         canvas=canvas,
         known=known,
     )
-    return await _draw(request, server, engine, spec, media, form.granularity, form.output)
+    begun = partial(begin, request, server, engine, spec, form.seed, idempotency_key)
+    shown = _Shown(media, form.granularity, form.output)
+    return await _draw(request, server, engine, begun, shown, prefer, idempotency_key)
 
 
 @router.get("/generations/{identifier}", tags=["draw"], response_model=GenerationReply)
@@ -118,16 +135,17 @@ async def get_events(
     identifier: str,
     granularity: Granularity = "auto",
     output: Output = "png",
-    last_event_id: Annotated[int | None, Header(ge=0, le=2**53)] = None,
+    last_event_id: Annotated[str | None, Header()] = None,
 ) -> Response:
     """Read a generation's events from the start, or go on after `Last-Event-ID`.
 
     After the last event there are none: 204, at which a browser's EventSource stops asking.
     """
     engine, generation = _find(server, identifier)
-    if last_event_id is not None and last_event_id >= LAST_EVENT:
+    if last_event_id == END:
         return Response(status_code=204)
-    return _stream(request, engine, generation, granularity, last_event_id, output)
+    cursors = read_cursors(last_event_id, generation) if last_event_id else None
+    return _stream(request, engine, generation, granularity, cursors, output)
 
 
 @router.delete("/generations/{identifier}", tags=["draw"], response_model=GenerationReply)
@@ -172,19 +190,41 @@ def _find(server: Scanline, identifier: str) -> tuple[Engine, Generation]:
 # --- to the reply -------------------------------------------------------------------------------
 
 
+class _Shown(NamedTuple):
+    """The form of a reply."""
+
+    media: Media
+    granularity: Granularity
+    output: Output
+
+
 async def _draw(
     request: Request,
     server: Scanline,
     engine: Engine,
-    spec: Spec,
-    media: Media,
-    granularity: Granularity,
-    output: Output,
+    begun: Callable[..., Generation],
+    shown: _Shown,
+    prefer: str | None,
+    key: str | None,
 ) -> Response:
+    media, granularity, output = shown
     if media == "text/event-stream":
-        generation = engine.queue.submit(spec)
-        return _stream(request, engine, generation, granularity, None, output)
-    generation = await draw_to_end(request, engine, spec)
+        return _stream(request, engine, begun(), granularity, None, output)
+    if wants_background(prefer):
+        generation = begun(detached=True)
+        headers = {
+            "Location": f"{request.scope.get('root_path', '')}/v1/generations/{generation.id}",
+            "Preference-Applied": "respond-async",
+            "X-Generation-ID": generation.id,
+            "X-Seed": str(generation.spec.seed),
+        }
+        async with client_of(request) as gone:
+            reply = await server.writing.run(gone, GenerationReply.of, generation, output)
+        return json_reply(reply, headers, 202)
+    generation = begun()
+    # Nobody can come back for the reply, and so the generation leaves with its reader, unless it
+    # has a name.
+    await draw_to_end(request, engine, generation, grace=0 if key is None else None)
     async with client_of(request) as gone:
         return await server.writing.run(gone, _reply, generation, media, output)
 
@@ -208,7 +248,7 @@ def _stream(
     engine: Engine,
     generation: Generation,
     granularity: Granularity,
-    last_event_id: int | None,
+    resumed: list[Cursor] | None,
     output: Output,
 ) -> StreamingResponse:
     def events(gone: asyncio.Task[None]) -> AsyncIterator[bytes]:
@@ -216,7 +256,7 @@ def _stream(
             generation,
             gone,
             granularity=granularity,
-            last_event_id=last_event_id,
+            resumed=resumed,
             output=output,
         )
 

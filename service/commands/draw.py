@@ -75,13 +75,21 @@ def complete(
     from scanline.model.checkpoint import load_one
     from scanline.service.drawing import draw_grid
     from scanline.service.generation import Spec
-    from scanline.service.pictures import read_upload
+    from scanline.service.pictures import UnmarkedError, read_upload
     from scanline.service.shape import settle
 
     checkpoint = load_one(weights, model)
     config = checkpoint.model.config
+    if rows is not None and not 0 <= rows < config.height:
+        raise ValueError(f"--rows must be 0 to {config.height - 1}, to leave something to draw")
     with picture.open("rb") as file:
-        canvas, known = read_upload(file, None, rows, fit, config)
+        try:
+            canvas, known = read_upload(file, None, rows, fit, config)
+        except UnmarkedError:
+            raise ValueError(
+                "nothing says which part to draw: give --rows, or a picture that is transparent "
+                "where it is unknown"
+            ) from None
     shape = settle(config, checkpoint.defaults, label, top_p, guidance, particles)
     spec = Spec(
         n=n,

@@ -41,16 +41,16 @@ class ErrorReply(BaseModel):
     error: ErrorBody
 
 
-_ERROR: dict[str, Any] = {"model": ErrorReply}
+ERROR: dict[str, Any] = {"model": ErrorReply}
 ERRORS: dict[int | str, dict[str, Any]] = {
-    400: _ERROR | {"description": "Something in the request is wrong."},
-    401: _ERROR | {"description": "The API key is missing or wrong."},
-    404: _ERROR | {"description": "There is no such model or generation."},
-    406: _ERROR | {"description": "No media type asked for can be given."},
-    413: _ERROR | {"description": "The upload is too large."},
-    429: _ERROR | {"description": "The queue is full; `Retry-After` says for how long."},
-    500: _ERROR | {"description": "Drawing failed."},
-    503: _ERROR | {"description": "The server is loading or shutting down."},
+    400: ERROR | {"description": "Something in the request is wrong."},
+    401: ERROR | {"description": "The API key is missing or wrong."},
+    404: ERROR | {"description": "There is no such model or generation."},
+    406: ERROR | {"description": "No media type asked for can be given."},
+    413: ERROR | {"description": "The upload is too large."},
+    429: ERROR | {"description": "The queue is full; `Retry-After` says for how long."},
+    500: ERROR | {"description": "Drawing failed."},
+    503: ERROR | {"description": "The server is loading or shutting down."},
 }
 
 

@@ -55,6 +55,8 @@ def _acceptable(request: Request) -> Media:
     raise ApiError(406, f"nothing here is {accept}; accept one of {', '.join(MEDIA)}")
 
 
-def json_reply(body: BaseModel, headers: dict[str, str] | None = None) -> Response:
+def json_reply(
+    body: BaseModel, headers: dict[str, str] | None = None, status: int = 200
+) -> Response:
     """Reply with a model as JSON: it was validated when it was built, and need not be again."""
-    return Response(body.model_dump_json(), media_type="application/json", headers=headers)
+    return Response(body.model_dump_json(), status, headers, "application/json")

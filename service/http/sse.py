@@ -15,11 +15,12 @@ from scanline.service.engine import Engine
 from scanline.service.generation import Generation
 from scanline.service.http.waiting import ClientGoneError, client_of
 
-KEEP_ALIVE = b": keep-alive\n\n"
+KEEP_ALIVE_SECONDS = 15.0
+COMMENT = b": keep-alive\n"  # an empty line behind it, and some clients would see an event
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
-def sse_event(name: str, data: Any, identifier: int | None = None) -> bytes:
+def sse_event(name: str, data: Any, identifier: str | None = None) -> bytes:
     """Write an event whose data is a model, or plain values, as one line of JSON."""
     # JSON escapes every line break, those outside ASCII too, at which some clients split: no need
     # to search for them as FastAPI does, which takes longer than all of this.

@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import Request
 
 from scanline.service.engine import Engine
-from scanline.service.generation import Generation, Spec
+from scanline.service.generation import Generation
 from scanline.service.http.errors import ApiError
 
 
@@ -78,18 +78,17 @@ async def wait_finished(generation: Generation, gone: asyncio.Task[Any]) -> None
     await _called_back(generation.when_finished, gone, None)
 
 
-async def draw_to_end(request: Request, engine: Engine, spec: Spec) -> Generation:
-    """Draw what is asked for, for a client that waits for all of it.
+async def draw_to_end(
+    request: Request, engine: Engine, generation: Generation, grace: float | None = 0
+) -> None:
+    """Wait for all of a generation; if its client leaves, it is cancelled after ``grace`` seconds.
 
-    Raises what ``Queue.submit`` does, ``ApiError`` where drawing fails, ``ClientGoneError`` if the
+    None is the engine's own. Raises ``ApiError`` where drawing fails, ``ClientGoneError`` if the
     client leaves.
     """
-    generation = engine.queue.submit(spec)
-    # Nobody can come back for the reply: if its reader leaves, so does the generation.
-    with engine.queue.reading(generation, grace=0):
+    with engine.queue.reading(generation, grace):
         async with client_of(request) as gone:
             await wait_finished(generation, gone)
     if generation.error:
         status = 500 if engine.alive else 503
         raise ApiError(status, generation.error, code="generation_failed")
-    return generation

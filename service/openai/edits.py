@@ -21,6 +21,7 @@ from scanline.model.config import ModelConfig
 from scanline.model.pictures import PictureError
 from scanline.service.http.bodies import unreadable
 from scanline.service.http.errors import ApiError
+from scanline.service.openai.rendering import Frame, frame_of
 from scanline.service.openai.requests import EditsRequest
 from scanline.service.pictures import fit_to, to_canvas, transparent
 from scanline.service.uploads import open_upload
@@ -123,32 +124,36 @@ def _from_url(source: object, param: str) -> BinaryIO:
 def read_canvas(edit: Edit, config: ModelConfig) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
     """Decode an edit's picture: its values uint8 ``[T, C]``, and which are known, bool ``[T]``.
 
-    A picture of a whole multiple of the model's size, such as an enlarged reply of ours, is
-    reduced; there a pixel is painted if any part of it is transparent. Raises ``PictureError``.
+    A picture of a whole multiple of the model's size, or of one of OpenAI's sizes, such as an
+    enlarged reply of ours, is reduced, without what is around it; there a pixel is painted if any
+    part of it is transparent. Raises ``PictureError``.
     """
     W, H = config.width, config.height
 
-    def check_size(width: int, height: int) -> None:
-        if (width, height) != (W * (width // W), H * (width // W)):
-            raise PictureError(
-                f"the picture is {width} × {height} and the model draws {W} × {H}: "
-                "send that size or a whole multiple of it"
-            )
+    def framed(width: int, height: int) -> Frame:
+        if frame := frame_of(width, height, config):
+            return frame
+        raise PictureError(
+            f"the picture is {width} × {height} and the model draws {W} × {H}: "
+            "send that size, a whole multiple of it, or one of OpenAI's sizes"
+        )
 
-    picture = open_upload(edit.image, "image", check_size)
-    check_size(*picture.size)
-    factor = picture.width // W
+    whole = open_upload(edit.image, "image", framed)
+    frame = framed(*whole.size)
+    factor, box = frame.scale, frame.box(config)
+    picture = whole.crop(box)
 
     def check_mask(width: int, height: int) -> None:
-        if (width, height) != picture.size:
+        if (width, height) != whole.size:
             raise PictureError(
                 f"the mask is {width} × {height}; it must have the picture's size, "
-                f"{picture.width} × {picture.height}",
+                f"{whole.width} × {whole.height}",
                 "mask",
             )
 
-    mask = picture if edit.mask is None else open_upload(edit.mask, "mask", check_mask)
+    mask = whole if edit.mask is None else open_upload(edit.mask, "mask", check_mask)
     check_mask(*mask.size)
+    mask = mask.crop(box)
     paint = transparent(mask).reshape(H, factor, W, factor).any((1, 3))
     if not paint.any():
         raise PictureError(

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from scanline.service.generation import FinishReason, Generation, Image
 from scanline.service.http.errors import error_reply
 from scanline.service.http.pools import Pool
-from scanline.service.http.sse import sse_event
+from scanline.service.http.sse import COMMENT, KEEP_ALIVE_SECONDS, sse_event
 from scanline.service.http.waiting import news
 from scanline.service.openai.rendering import Rendering
 from scanline.service.openai.replies import TokenUsage
@@ -60,10 +60,12 @@ async def stream_images(
     partials: int,
     pool: Pool,
 ) -> AsyncIterator[bytes]:
-    """Yield ``partials`` looks at each image on its way, then the image; never an id or a comment.
+    """Yield ``partials`` looks at each image on its way, then the image; never an id.
 
-    The stock client takes neither. A look is the image at an exact pixel, so it depends on the
-    seed alone. Images are encoded in the pool. Raises ``ClientGoneError`` when the client leaves.
+    Comments keep an idle connection open. The stock client takes an empty line after an id, or
+    after a comment that follows one, for an event: so there are none. A look is the image at an
+    exact pixel, so it depends on the seed alone. Images are encoded in the pool. Raises
+    ``ClientGoneError`` when the client leaves.
     """
     told = [0] * len(generation.images)
     teller = _Teller(generation, kind, rendering)
@@ -82,7 +84,8 @@ async def stream_images(
                 yield sse_event(event.type, event)
         if finished:
             break
-        await news(generation, gone, None, seen)
+        while not await news(generation, gone, KEEP_ALIVE_SECONDS, seen):
+            yield COMMENT
     if generation.error:
         yield sse_event("error", error_reply(500, generation.error, code="generation_failed"))
 
@@ -127,7 +130,7 @@ class _Teller:
             "b64_json": self.rendering.encode(self._look(image, position), config),
             "created_at": int(time.time()),
             "output_format": self.rendering.format,
-            "size": self.rendering.size(config),
+            "size": self.rendering.size,
             "index": image.index,
             "seed": image.seed,
         }

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
 from scanline.model.config import ModelConfig
+from scanline.model.pictures import BACKGROUND
 from scanline.service.http.errors import ApiError
 from scanline.service.openai.requests import FileFormat, ImageOptions
 
+OPENAI_SIZES = (
+    (256, 256), (512, 512), (1024, 1024), (1536, 1024), (1024, 1536), (1792, 1024), (1024, 1792),
+)  # fmt: skip
 MAX_SIDE = 2048  # of an enlarged image
 MAX_PIXELS = 20_000_000  # of all images of a reply, looks at them included
 _NO_EFFECT = {
@@ -26,36 +32,70 @@ _NO_EFFECT = {
 }
 
 
-@dataclass(frozen=True)
-class Rendering:
-    """How images are made files: each pixel ``scale`` wide, of a format and a quality.
+class Frame(NamedTuple):
+    """A file's size, and the image in it: each pixel ``scale`` wide, as near the middle as can be.
 
-    ``warnings`` name the options asked for that have no effect.
+    What is around it, if anything, is of the background.
     """
 
+    width: int
+    height: int
     scale: int
+
+    def box(self, config: ModelConfig) -> tuple[int, int, int, int]:
+        """Give where the image is: left, top, right and bottom."""
+        w, h = config.width * self.scale, config.height * self.scale
+        left, top = (self.width - w) // 2, (self.height - h) // 2
+        return left, top, left + w, top + h
+
+
+def frame_of(width: int, height: int, config: ModelConfig) -> Frame | None:
+    """Give the frame of a whole multiple of the model's size, or one of OpenAI's sizes; or None."""
+    scale = min(width // config.width, height // config.height)
+    exact = (width, height) == (config.width * scale, config.height * scale)
+    if scale >= 1 and (exact or (width, height) in OPENAI_SIZES):
+        return Frame(width, height, scale)
+    return None
+
+
+@dataclass(frozen=True)
+class Rendering:
+    """How images are made files: their frame, a format and a quality.
+
+    ``warnings`` name the options asked for that have no effect, or another than might be expected.
+    """
+
+    frame: Frame
     format: FileFormat
     quality: int | None
     warnings: list[str]
 
-    def pixels(self, config: ModelConfig) -> int:
+    @property
+    def pixels(self) -> int:
         """Count an image's pixels."""
-        return config.pixels * self.scale**2
+        return self.frame.width * self.frame.height
 
-    def size(self, config: ModelConfig) -> str:
+    @property
+    def size(self) -> str:
         """Give an image's size in OpenAI's way, width x height."""
-        return f"{config.width * self.scale}x{config.height * self.scale}"
+        return f"{self.frame.width}x{self.frame.height}"
 
     def encode(self, pixels: NDArray[np.uint8], config: ModelConfig) -> str:
         """Encode an image, uint8 ``[T, C]``, enlarged by whole pixels, as base64."""
         shape = (config.height, config.width) + ((3,) if config.channels == 3 else ())
         picture = Image.fromarray(pixels.reshape(shape))
-        size = (config.width * self.scale, config.height * self.scale)
+        left, top, right, bottom = self.frame.box(config)
+        large = picture.resize((right - left, bottom - top), Image.Resampling.NEAREST)
+        if large.size != self.frame[:2]:
+            grey = (BACKGROUND,) * config.channels
+            around = Image.new(large.mode, self.frame[:2], grey if len(grey) > 1 else BACKGROUND)
+            around.paste(large, (left, top))
+            large = around
         buffer = io.BytesIO()
         options = {} if self.quality is None else {"quality": self.quality}
         if self.format == "webp":
             options["method"] = 2  # a tenth larger than by default, in a third of the time
-        picture.resize(size, Image.Resampling.NEAREST).save(buffer, self.format, **options)
+        large.save(buffer, self.format, **options)
         return base64.b64encode(buffer.getvalue()).decode()
 
 
@@ -82,33 +122,41 @@ def choose_rendering(body: ImageOptions, config: ModelConfig) -> Rendering:
     if body.partial_images and not body.stream:
         warnings.append("partial_images: no effect without stream")
     quality = None if kind_of_file == "png" else body.output_compression
-    scale = _scale(body.size, config)
+    frame = _frame(body.size, config)
+    left, top, right, bottom = frame.box(config)
+    if (right - left, bottom - top) != frame[:2]:
+        warnings.append(
+            f"size: the model draws {config.width}x{config.height}; its pixels are enlarged "
+            f"{frame.scale} times, to {right - left}x{bottom - top}, in the middle of {body.size}"
+        )
     looks = (body.partial_images or 0) if body.stream else 0
     images = (body.n or 1) * (1 + looks)
-    pixels = config.pixels * scale**2
-    if scale > 1 and images * pixels > MAX_PIXELS:
+    rendering = Rendering(frame, kind_of_file, quality, warnings)
+    if frame.scale > 1 and images * rendering.pixels > MAX_PIXELS:
         raise ApiError(
             400,
-            f"size: {images} images of {pixels:,} pixels, partial ones included, are more than the "
-            f"{MAX_PIXELS:,} pixels a reply may have; ask for at most {MAX_PIXELS // pixels} of "
-            "this size, or for a smaller size",
+            f"size: {images} images of {rendering.pixels:,} pixels, partial ones included, are "
+            f"more than the {MAX_PIXELS:,} pixels a reply may have; ask for at most "
+            f"{MAX_PIXELS // rendering.pixels} of this size, or for a smaller size",
             param="size",
             code="too_many",
         )
-    return Rendering(scale, kind_of_file, quality, warnings)
+    return rendering
 
 
-def _scale(size: str | None, config: ModelConfig) -> int:
-    if size in (None, "auto"):
-        return 1
-    for scale in range(1, MAX_SIDE // max(config.width, config.height) + 1):
-        if size == f"{config.width * scale}x{config.height * scale}":
-            return scale
+def _frame(size: str | None, config: ModelConfig) -> Frame:
     w, h = config.width, config.height
+    if size in (None, "auto"):
+        return Frame(w, h, 1)
+    if wanted := re.fullmatch(r"([1-9]\d{0,3})x([1-9]\d{0,3})", size or "", re.ASCII):
+        frame = frame_of(int(wanted[1]), int(wanted[2]), config)
+        if frame is not None and max(frame[:2]) <= MAX_SIDE:
+            return frame
     raise ApiError(
         400,
-        f"size: this model draws {w}x{h}; ask for that, for auto, or for a whole multiple such as "
-        f"{10 * w}x{10 * h} (at most {MAX_SIDE} a side), which enlarges its pixels",
+        f"size: this model draws {w}x{h}; ask for that, for auto, for a whole multiple such as "
+        f"{10 * w}x{10 * h} (at most {MAX_SIDE} a side), which enlarges its pixels, or for "
+        "256x256, 512x512 or 1024x1024, which has them in its middle",
         param="size",
         code="unsupported",
     )

@@ -78,7 +78,9 @@ class ImagesReply(BaseModel):
     output_format: FileFormat
     size: str
     usage: TokenUsage
-    warnings: Annotated[list[str], Field(description="Options that had no effect, and why.")]
+    warnings: Annotated[
+        list[str], Field(description="Options that had no effect, or another than usual.")
+    ]
 
     @classmethod
     def of(cls, generation: Generation, rendering: Rendering, files: list[str]) -> ImagesReply:
@@ -95,7 +97,7 @@ class ImagesReply(BaseModel):
                 for image, file in zip(generation.images, files, strict=True)
             ],
             output_format=rendering.format,
-            size=rendering.size(config),
+            size=rendering.size,
             usage=TokenUsage.of(generation.spec, config, generation.spec.n),
             warnings=rendering.warnings,
         )

@@ -23,14 +23,18 @@ class ImageOptions(Body):
         str,
         Field(
             max_length=1000,
-            description="Names a class of the model (`7`, `a frog`); empty for anything.",
+            description="Names a class (`7`, `draw a seven`, `a frog`), of any model if `model` is "
+            "left out; empty for anything.",
         ),
     ]
     model: Model = None
     n: Annotated[int | None, Field(ge=1, description="Images to draw.")] = None
     size: Annotated[
         str | None,
-        Field(description="`auto`, the model's own size, or a whole multiple of it."),
+        Field(
+            description="`auto`, the model's own size, or a whole multiple of it. In OpenAI's own, "
+            "such as `256x256`, the largest multiple that fits is in the middle."
+        ),
     ] = None
     output_format: FileFormat | None = None
     output_compression: Annotated[

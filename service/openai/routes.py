@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Depends, Request, Response
 
-from scanline.model.config import ModelConfig
 from scanline.service.api.lookup import (
     Server,
     bearer,
@@ -22,16 +20,17 @@ from scanline.service.api.lookup import (
 from scanline.service.engine import Engine
 from scanline.service.generation import Spec
 from scanline.service.http.bodies import known_query
-from scanline.service.http.errors import ERRORS, ApiError
+from scanline.service.http.errors import ERRORS
 from scanline.service.http.media import json_reply
 from scanline.service.http.sse import stream_reply
 from scanline.service.http.waiting import client_of, draw_to_end
 from scanline.service.openai.edits import Edit, read_canvas, read_edit
 from scanline.service.openai.events import Kind, stream_images
+from scanline.service.openai.prompts import understand
 from scanline.service.openai.rendering import Rendering, choose_rendering
 from scanline.service.openai.replies import ImagesReply
 from scanline.service.openai.requests import GenerationsRequest, ImageOptions, edits_body
-from scanline.service.server import Scanline, Served
+from scanline.service.server import Scanline
 
 router = APIRouter(
     prefix="/v1/images", dependencies=[Depends(bearer), Depends(known_query)], responses=ERRORS
@@ -50,9 +49,7 @@ _REPLIES: dict[int | str, dict[str, Any]] = {
 )  # fmt: skip
 async def create_generation(request: Request, server: Server, body: GenerationsRequest) -> Response:
     """Draw images as OpenAI's API does; the prompt names a class, or is empty for anything."""
-    engine = find_engine(server, body.model, body.n or 1)
-    config = engine.decoder.config
-    rendering, spec = choose_rendering(body, config), _spec(body, find_served(server, body.model))
+    engine, rendering, spec = _settle(server, body)
     return await _draw(request, server, engine, spec, body, "image_generation", rendering)
 
 
@@ -68,11 +65,10 @@ async def create_edit(request: Request, server: Server) -> Response:
     """
     edit: Edit = await read_edit(request)
     body = edit.options
-    engine = find_engine(server, body.model, body.n or 1)
-    config = engine.decoder.config
-    rendering, spec = choose_rendering(body, config), _spec(body, find_served(server, body.model))
+    engine, rendering, spec = _settle(server, body)
     async with client_of(request) as gone:
-        canvas, known = await server.reading.run(gone, read_canvas, edit, config)
+        read = (read_canvas, edit, engine.decoder.config)
+        canvas, known = await server.reading.run(gone, *read)
     spec = replace(spec, canvas=canvas, known=known)
     return await _draw(request, server, engine, spec, body, "image_edit", rendering)
 
@@ -80,37 +76,22 @@ async def create_edit(request: Request, server: Server) -> Response:
 # --- from the request ---------------------------------------------------------------------------
 
 
-def _spec(body: ImageOptions, served: Served) -> Spec:
-    label = _label(body.prompt, served.engine.decoder.config)
-    shape = settle_shape(served, label, body.top_p, body.guidance)
-    return Spec(
+def _settle(server: Scanline, body: ImageOptions) -> tuple[Engine, Rendering, Spec]:
+    """Find the model that the prompt is for, and settle what it is to draw and how it is shown."""
+    if body.model is not None or not server.models:
+        find_served(server, body.model)  # or say that there is none
+    named = [body.model] if body.model is not None else list(server.models)
+    configs = {name: server.models[name].engine.decoder.config for name in named}
+    model, label = understand(body.prompt, configs, named=body.model is not None)
+    engine = find_engine(server, model, body.n or 1)
+    shape = settle_shape(server.models[model], label, body.top_p, body.guidance)
+    spec = Spec(
         n=body.n or 1,
         seed=choose_seed(body.seed),
         temperature=1.0 if body.temperature is None else body.temperature,
         **shape._asdict(),
     )
-
-
-def _label(prompt: str, config: ModelConfig) -> int | str | None:
-    """Find the class that a prompt names: its name or number, "a", "an" or "the" before it.
-
-    None for an empty prompt, and "random" for itself.
-    """
-    wish = prompt.strip().rstrip(".!").lower()
-    article, _, rest = wish.partition(" ")
-    names = [wish, rest] if article in ("a", "an", "the") else [wish]
-    for name in names:
-        with contextlib.suppress(ValueError):
-            return config.class_number(name) if name else None
-    if wish == "random" and config.classes:
-        return wish
-    known = f"a class ({', '.join(config.classes)}), or nothing" if config.classes else "nothing"
-    raise ApiError(
-        400,
-        f"prompt: this model understands no sentences; name {known}, for anything it can draw",
-        param="prompt",
-        code="unknown_class",
-    )
+    return engine, choose_rendering(body, engine.decoder.config), spec
 
 
 # --- to the reply -------------------------------------------------------------------------------
@@ -129,14 +110,15 @@ async def _draw(
         generation = engine.queue.submit(spec)
 
         def events(gone: asyncio.Task[None]) -> AsyncIterator[bytes]:
-            pool = server.pool_for(rendering.pixels(generation.config))
+            pool = server.pool_for(rendering.pixels)
             looks = body.partial_images or 0
             return stream_images(generation, gone, kind, rendering, looks, pool)
 
         return stream_reply(request, engine, generation, events, grace=0)
-    generation = await draw_to_end(request, engine, spec)
+    generation = engine.queue.submit(spec)
+    await draw_to_end(request, engine, generation)  # nobody can come back for the reply
     config = generation.config
-    pool = server.pool_for(rendering.pixels(config))
+    pool = server.pool_for(rendering.pixels)
     files: list[str] = []
     async with client_of(request) as gone:
         for image in generation.images:

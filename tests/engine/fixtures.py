@@ -89,10 +89,12 @@ def opened(
     decoder: Decoder,
     heard: Heard | None = None,
     clock: Callable[[], float] = time.perf_counter,
+    spare: int = 0,
     **limits: float,
 ) -> Iterator[Engine]:
     """Give an engine for the test to start, and check at the end that it holds nothing."""
-    engine = Engine("fake", decoder, Limits(**limits), heard, clock)  # type: ignore[arg-type]
+    bounds = Limits(**limits)  # type: ignore[arg-type]
+    engine = Engine("fake", decoder, bounds, heard, clock, spare)
     drain = 0.0  # a test that fails waits for nothing more
     try:
         yield engine
@@ -110,10 +112,11 @@ def running(
     decoder: Decoder,
     heard: Heard | None = None,
     clock: Callable[[], float] = time.perf_counter,
+    spare: int = 0,
     **limits: float,
 ) -> Iterator[Engine]:
     """Run an engine, and check at the end that it holds nothing."""
-    with opened(decoder, heard, clock, **limits) as engine:
+    with opened(decoder, heard, clock, spare, **limits) as engine:
         engine.start()
         yield engine
 

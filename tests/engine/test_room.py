@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
+import numpy as np
 import pytest
 
 from scanline.service.engine import Engine
-from scanline.service.generation import Generation, Spec, Status
+from scanline.service.generation import Generation, Spec
 from scanline.service.queue import QueueFullError
 from tests.clocks import Clock
-from tests.engine.fixtures import Gate, assert_right, opened, running
+from tests.engine.fixtures import Gate, assert_right, completion, running
 from tests.service_fixtures import GREY, FakeDecoder, until
 
 
@@ -27,7 +31,7 @@ def test_the_waiting_bound_refuses_with_a_sane_wait() -> None:
             with pytest.raises(QueueFullError, match="try again in"):
                 refused(Spec(n=1, seed=0))
         assert engine.queue.waiting == 10
-        for rate, seconds in ((100.0, 3), (1e9, 1), (1e-9, 120)):  # 3.3 s: 11 images of 30 pixels
+        for rate, seconds in ((10.0, 3), (1e9, 1), (1e-9, 120)):  # 30 pixels until one is taken
             engine.queue.rate = rate
             with pytest.raises(QueueFullError) as error:
                 engine.queue.check_room(1)
@@ -39,42 +43,38 @@ def test_the_waiting_bound_refuses_with_a_sane_wait() -> None:
         engine.queue.check_room(10)
 
 
-def test_the_time_to_come_back_counts_what_waits_and_what_runs_and_nothing_else() -> None:
-    decoder = FakeDecoder(GREY, 3)
-    said: list[tuple[int, int]] = []  # seconds, and images not finished
-    with opened(decoder, max_waiting=9) as engine:
-        generations = [engine.queue.submit(Spec(n=n, seed=n)) for n in (5, 4)]
-
-        def ask(slots: list[int]) -> None:
-            engine.queue.rate = float(GREY.pixels)  # an image a second
-            images = [image for generation in generations for image in generation.images]
-            unfinished = sum(image.status is not Status.FINISHED for image in images)
-            try:
-                engine.queue.check_room(9)
-            except QueueFullError as error:
-                said.append((error.retry_after, unfinished))
-
-        decoder.before_step = ask
-        engine.start()
-        for generation in generations:
-            with engine.queue.reading(generation):
-                assert_right(generation)
-    assert {unfinished for _, unfinished in said} == {9, 6}  # three at a time
-    assert [seconds for seconds, _ in said] == [unfinished for _, unfinished in said]
-
-
-def test_the_time_to_come_back_counts_every_slot_of_an_image() -> None:
-    with opened(FakeDecoder(GREY, 4), max_waiting=5) as engine:
-        guided = engine.queue.submit(Spec(n=3, seed=0, label=1, guidance=2.0))
-        plain = engine.queue.submit(Spec(n=2, seed=0))
-        engine.queue.rate = float(GREY.pixels)  # a slot's image a second
-        with pytest.raises(QueueFullError) as error:
-            engine.queue.check_room(1)
-        assert error.value.retry_after == 3 * 2 + 2
-        engine.start()
-        with engine.queue.reading(guided), engine.queue.reading(plain):
-            assert_right(guided)
-            assert_right(plain)
+@pytest.mark.parametrize(
+    ("fields", "seconds"),
+    [
+        ({"n": 12}, {1: 2, 2: 2, 3: 5, 9: 14, 10: 14}),
+        ({"n": 11, "label": 1, "guidance": 2.0}, {1: 2, 2: 5, 9: 26}),
+    ],
+    ids=["two at a time", "guided, one at a time"],
+)
+def test_the_time_to_come_back_is_until_there_is_room_for_what_is_asked(
+    fields: dict[str, Any], seconds: dict[int, int]
+) -> None:
+    decoder = FakeDecoder(GREY, 2)
+    gate = Gate(decoder)
+    known = np.arange(GREY.pixels) < 9
+    spec = dataclasses.replace(completion(GREY, 0, known), **fields)
+    with running(decoder, clock=Clock(), max_waiting=12) as engine:
+        generation = engine.queue.submit(spec)
+        gate.wait()
+        gate.turn()  # of one pixel
+        assert generation.images[0].position == 10
+        # So that what runs takes two more seconds, and an image three in all.
+        engine.queue.rate = 2 * 30 / 3
+        assert engine.queue.waiting == 10
+        said = {}
+        full = engine.queue.limits.max_waiting - 10
+        for wanted in seconds:
+            with pytest.raises(QueueFullError) as error:
+                engine.queue.check_room(wanted + full)
+            said[wanted] = error.value.retry_after
+        gate.open()
+        engine.queue.cancel(generation)
+    assert said == seconds
 
 
 def kept(engine: Engine, generations: list[Generation]) -> list[Generation]:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from scanline.service.api.replies import Usage
+from scanline.service.engine import RATE_SECONDS
 from scanline.service.generation import Spec
 from tests.clocks import Clock
 from tests.engine.fixtures import BOTH, Heard, assert_right, completion, opened
@@ -79,5 +80,7 @@ def test_the_rate_follows_the_steps_slowly() -> None:
         with engine.queue.reading(generation):
             engine.start()
             assert_right(generation)
-    # Two pixels a step: 128, then 32, then 128 a second.
-    assert rates[:4] == pytest.approx([0, 128, 123.2, 123.44])
+    # Two pixels a step: 128, then 32, then 128 a second, each counting by how long it took.
+    shares = [seconds / (seconds + RATE_SECONDS) for seconds in (1 / 16, 1 / 64)]
+    slower = 128 - shares[0] * 96
+    assert rates[:4] == pytest.approx([0, 128, slower, slower + shares[1] * (128 - slower)])

@@ -1,0 +1,66 @@
+"""A sample as a file that never changes: its address says all that it depends on."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
+
+from scanline.model.noise import MAX_SEED
+from scanline.service.api.lookup import Server, bearer, find_engine, find_served, settle_shape
+from scanline.service.api.requests import LABEL_HELP, Guidance, Temperature, TopP
+from scanline.service.generation import FinishReason, Spec
+from scanline.service.http.bodies import known_query
+from scanline.service.http.errors import ERRORS, ApiError
+from scanline.service.http.waiting import client_of, draw_to_end
+from scanline.service.pictures import to_png
+from scanline.service.repeats import fingerprint
+
+YEAR = 31_536_000  # seconds
+
+router = APIRouter(
+    prefix="/v1", dependencies=[Depends(bearer), Depends(known_query)], responses=ERRORS
+)
+_REPLIES: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The sample.", "content": {"image/png": {}}},
+    304: {"description": "It is the one of `If-None-Match`, which it cannot but be."},
+}
+
+
+@router.get(
+    "/samples/{model}/{seed}.png", tags=["draw"], responses=_REPLIES, response_class=Response
+)
+async def get_sample(
+    request: Request,
+    server: Server,
+    model: str,
+    seed: Annotated[int, Path(ge=0, le=MAX_SEED)],
+    label: Annotated[str | None, Query(description=LABEL_HELP)] = None,
+    guidance: Guidance = None,
+    top_p: TopP = None,
+    temperature: Temperature = 1.0,
+    if_none_match: Annotated[str | None, Header()] = None,
+) -> Response:
+    """Draw one sample, the same bytes whenever it is asked for: it may be cached for ever."""
+    served = find_served(server, model)
+    shape = settle_shape(served, label, top_p, guidance)
+    spec = Spec(n=1, seed=seed, temperature=temperature, **shape._asdict())
+    mark = fingerprint(model, spec, seed)
+    tag = f'"{hashlib.sha256(served.mark.encode() + mark).hexdigest()[:32]}"'
+    # What needs a key is for its owner's cache alone.
+    whose = "private" if server.settings.api_key else "public"
+    headers = {"ETag": tag, "Cache-Control": f"{whose}, max-age={YEAR}, immutable"}
+    known = {part.strip().removeprefix("W/") for part in (if_none_match or "").split(",")}
+    if known & {tag, "*"}:
+        return Response(status_code=304, headers=headers)
+    engine = find_engine(server, model, 1)
+    generation = server.repeats.submit(engine.queue, spec, ("sample", tag), mark)
+    await draw_to_end(request, engine, generation)
+    (image,) = generation.images
+    if image.finish_reason is not FinishReason.LENGTH:
+        raise ApiError(503, "the drawing was cancelled; ask for it again", code="cancelled")
+    config = generation.config
+    async with client_of(request) as gone:
+        png = await server.writing.run(gone, to_png, image.read(0, config.pixels), config)
+    return Response(png, media_type="image/png", headers=headers)

@@ -1,0 +1,69 @@
+"""What a prompt asks for: a class, in the few words that people put around one."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Mapping
+
+from scanline.model.config import ModelConfig
+from scanline.service.http.errors import ApiError
+
+_DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+_BEFORE = {
+    "a", "an", "the", "draw", "paint", "sketch", "generate", "create", "make", "give", "show", "me",
+    "us", "please", "handwritten", "written", "digit", "number", "numeral", "figure", "picture",
+    "image", "photo", "photograph", "drawing", "painting", "of",
+}  # fmt: skip
+_AFTER = {"please", "digit", "number", "numeral"}
+
+
+def understand(
+    prompt: str, models: Mapping[str, ModelConfig], named: bool
+) -> tuple[str, int | str | None]:
+    """Find the model that a prompt is for, and what it names there; the first for an empty one.
+
+    A class by its name, or a digit's word, with or without what is usually said before it ("draw a
+    7"); of a model that is ``named``, or of the first alone, also a class by number. None for an
+    empty prompt, "random" for itself. Raises ``ApiError`` on anything else.
+    """
+    first = next(iter(models))
+    wishes = list(_wishes(prompt))
+    if not wishes[0]:
+        return first, None
+    for name, config in models.items():
+        classes = [one.lower() for one in config.classes]
+        for wish in wishes:
+            if wish in classes:
+                return name, classes.index(wish)
+            if wish in _DIGITS and (digit := str(_DIGITS.index(wish))) in classes:
+                return name, classes.index(digit)
+    config = models[first]
+    with contextlib.suppress(ValueError):
+        return first, config.class_number(wishes[0])
+    if wishes[0] == "random" and config.classes:
+        return first, wishes[0]
+    known = {name: ", ".join(one.classes) for name, one in models.items() if one.classes}
+    if named or len(models) == 1:
+        what = f"a class ({known[first]}), or nothing" if known else "nothing"
+    else:
+        lists = "; ".join(f"{classes} ({name})" for name, classes in known.items())
+        what = f"a class, or nothing; there are {lists}" if known else "nothing"
+    raise ApiError(
+        400,
+        f"prompt: no model here understands sentences; name {what}, for anything it can draw",
+        param="prompt",
+        code="unknown_class",
+    )
+
+
+def _wishes(prompt: str) -> Iterator[str]:
+    """Give the prompt, and what is left of it as the words around a class are taken away."""
+    words = re.sub(r"[\s\"'“”‘’.!?:,]+", " ", prompt).lower().split()
+    yield " ".join(words)
+    while words and words[-1] in _AFTER:
+        words.pop()
+        yield " ".join(words)
+    while words and words[0] in _BEFORE:
+        words.pop(0)
+        yield " ".join(words)

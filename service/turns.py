@@ -1,0 +1,54 @@
+"""Whose turn it is: steps short enough to let others in, and half the time for small requests."""
+
+from __future__ import annotations
+
+STEP_SECONDS = 0.015  # how long one call of the decoder may keep a new image waiting
+LIGHT = 4  # a request is light beside one that wants so many times its slots
+
+
+class Pace:
+    """What one pixel takes, by the last step, and so how many fit into a short one."""
+
+    def __init__(self) -> None:
+        self._seconds, self._slots = STEP_SECONDS, 1
+
+    def room(self, slots: int) -> int:
+        """Count the pixels that so many slots may draw at once, one at least."""
+        joined = max(1.0, slots / self._slots)  # a crowd may take that much longer
+        return max(1, int(STEP_SECONDS / (self._seconds * joined)))
+
+    def measure(self, seconds: float, pixels: int, slots: int) -> None:
+        """Learn from a step of so many pixels."""
+        self._seconds, self._slots = max(seconds / pixels, 1e-7), slots
+
+
+class Turns:
+    """Two groups share the time: the light generations, drawn by themselves, and the heavy ones.
+
+    An image of a light one, of few slots, so takes at most about twice its time alone, whatever the
+    heavy ones do: these wait where they are, each state in its slot. The light ones have half the
+    time, and more where they are more; they begin with a step's head start.
+    """
+
+    def __init__(self) -> None:
+        self.paces = {True: Pace(), False: Pace()}  # of the light ones, and of the heavy ones
+        self._had = {True: 0.0, False: 0.0}  # seconds, those of many generations counting less
+        self._shared = False
+        self._share = 1.0  # of the light ones, the heavy ones' being 1
+
+    def light_next(self, light: int, heavy: int) -> bool:
+        """Say whether the light generations are next, if there are so many of each."""
+        if not light or not heavy:
+            self._shared = False
+            return heavy == 0
+        if not self._shared:  # who was away has saved nothing up
+            self._shared = True
+            had = self._had
+            had[True] = max(had[True], had[False] - STEP_SECONDS)
+            had[False] = max(had[False], had[True] - STEP_SECONDS)
+        self._share = max(1.0, light / heavy)
+        return self._had[True] <= self._had[False]
+
+    def took(self, light: bool, seconds: float) -> None:
+        """Count the time of a group's step."""
+        self._had[light] += seconds / self._share if light else seconds

@@ -1,0 +1,223 @@
+"""A small request beside a large one: it begins at once, and has half the time, by counting."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import numpy as np
+import pytest
+
+from scanline.model.decoders.opening import open_decoder
+from scanline.service.engine import Engine
+from scanline.service.generation import FinishReason, Generation, Spec, Status
+from scanline.service.queue import Limits
+from scanline.service.turns import STEP_SECONDS, Turns
+from tests.clocks import Clock
+from tests.conftest import random_network
+from tests.engine.fixtures import (
+    BOTH,
+    Gate,
+    assert_right,
+    drawn,
+    finished,
+    opened,
+    running,
+)
+from tests.service_fixtures import GREY, FakeDecoder, until
+
+LARGE = dataclasses.replace(GREY, height=16, width=16)
+
+
+@BOTH
+def test_a_small_request_begins_at_once_though_a_large_one_has_every_slot(
+    decoders: type[FakeDecoder],
+) -> None:
+    decoder = decoders(GREY, 6)
+    gate = Gate(decoder)
+    with running(decoder, spare=2) as engine:
+        large = engine.queue.submit(Spec(n=40, seed=0))
+        gate.turn(3)
+        assert engine.slots_in_use == 4  # the others are spare, and it may not have them
+        before = [image.position for image in large.images]
+        small = engine.queue.submit(Spec(n=1, seed=100))
+        with engine.queue.reading(large), engine.queue.reading(small):
+            gate.turn(2)
+            assert small.status is Status.RUNNING
+            assert engine.slots_in_use == 5
+            gate.open()
+            assert_right(small)
+            assert_right(large)
+        assert sum(before) < 4 * GREY.pixels  # none had to end for it
+
+
+def test_a_small_request_has_half_the_time_whatever_runs_beside_it() -> None:
+    """A pixel of a slot takes a thousandth of a second, and there are 64 beside one."""
+    decoder, clock = FakeDecoder(LARGE, 66), Clock()
+    alone, together = 0.0, 0.0
+    with opened(decoder, clock=clock, spare=2) as engine:
+        large = engine.queue.submit(Spec(n=200, seed=0))
+        small: list[Generation] = []
+        of_large: list[int] = []
+
+        def draw(slots: list[int]) -> None:
+            nonlocal alone, together
+            seconds = len(slots) * decoder.steps[-1][1] / 1024
+            clock.now += seconds
+            if len(decoder.steps) == 20:
+                small.append(engine.queue.submit(Spec(n=1, seed=1000)))
+            elif small and not small[0].finished and small[0].status is Status.RUNNING:
+                if len(slots) == 1:
+                    alone += seconds
+                else:
+                    together += seconds
+                    of_large.append(len(slots))
+
+        decoder.before_step = draw
+        with engine.queue.reading(large):
+            engine.start()
+            until(lambda: small)
+            with engine.queue.reading(small[0]):
+                assert_right(small[0])
+            engine.queue.cancel(large)
+            finished(large)
+    assert alone == LARGE.pixels / 1024  # in steps of its own, as it would have had them alone,
+    assert set(of_large) == {64}
+    step = 64 / 1024  # and about as long in all as the others had, to within one of their steps
+    assert abs(together - alone) <= step + STEP_SECONDS
+
+
+def test_the_light_ones_have_more_time_the_more_they_are() -> None:
+    turns = Turns()
+    had = {True: 0, False: 0}
+    for _ in range(1000):
+        light = turns.light_next(6, 2)
+        had[light] += 1
+        turns.took(light, 0.001)
+    assert had[True] / had[False] == pytest.approx(3, rel=0.1)
+
+
+def test_who_was_away_has_saved_no_time_up() -> None:
+    turns = Turns()
+    for _ in range(1000):
+        assert not turns.light_next(0, 1)
+        turns.took(light=False, seconds=0.01)
+    order = []
+    for _ in range(10):
+        order.append(turns.light_next(1, 1))
+        turns.took(order[-1], STEP_SECONDS)
+    assert order == [True, True] + [False, True] * 4  # but for a head start
+
+
+def test_equal_requests_are_drawn_together() -> None:
+    decoder = FakeDecoder(GREY, 12)
+    with opened(decoder, clock=Clock(), spare=4) as engine:
+        generations = [engine.queue.submit(Spec(n=n, seed=seed)) for seed, n in ((0, 3), (50, 5))]
+        engine.start()
+        for generation in generations:
+            with engine.queue.reading(generation):
+                assert_right(generation)
+    assert {len(slots) for slots, _ in decoder.steps} == {8}
+
+
+def test_spare_slots_do_not_let_the_small_ones_pass_a_large_image_for_ever() -> None:
+    """The one that waits wants all four slots; small ones come all the time, and two are spare."""
+    decoder = FakeDecoder(GREY, 6)
+    small: list[Generation] = []
+    with running(decoder, spare=2) as engine:
+        filling = engine.queue.submit(Spec(n=40, seed=0))
+        until(lambda: filling.status is Status.RUNNING)
+        wide = engine.queue.submit(Spec(n=1, seed=50, label=1, guidance=2.0, particles=2))
+        decoder.before_step = lambda slots: small.append(
+            engine.queue.submit(Spec(n=1, seed=100 + len(small)))
+        )
+        with engine.queue.reading(wide), engine.queue.reading(filling):
+            finished(wide)
+        decoder.before_step = lambda slots: None
+        for one in (filling, *small):
+            engine.queue.cancel(one)
+    assert wide.images[0].finish_reason is FinishReason.LENGTH
+
+
+Trouble = Literal["cancel small", "cancel large", "failing step", "closing"]
+
+
+@pytest.mark.parametrize("trouble", ["cancel small", "cancel large", "failing step", "closing"])
+@BOTH
+def test_whatever_happens_while_images_are_set_aside_every_slot_comes_back(
+    trouble: Trouble, decoders: type[FakeDecoder]
+) -> None:
+    decoder = decoders(GREY, 8)
+    gate = Gate(decoder)
+    with opened(decoder, spare=4) as engine:
+        engine.start()
+        large = engine.queue.submit(Spec(n=20, seed=0))
+        gate.turn(2)
+        small = engine.queue.submit(Spec(n=2, seed=100, label=1))
+        gate.turn(2)
+        assert engine.slots_in_use == 6
+        match trouble:
+            case "cancel small":
+                engine.queue.cancel(small)
+            case "cancel large":
+                engine.queue.cancel(large)
+            case "failing step":
+                hold = decoder.before_step
+
+                def fail(slots: list[int]) -> None:
+                    decoder.before_step = hold
+                    raise RuntimeError("a step that fails")
+
+                decoder.before_step = fail
+                gate.let(1)
+            case "closing":
+                engine.queue.close(0)
+        gate.open()
+        with engine.queue.reading(large), engine.queue.reading(small):
+            finished(small)
+            finished(large)
+        assert engine.slots_in_use == 0
+        if trouble == "cancel small":
+            assert_right(large)
+        if trouble == "closing":
+            return
+        again = [engine.queue.submit(Spec(n=n, seed=n)) for n in (9, 1, 1)]
+        for generation in again:
+            with engine.queue.reading(generation):
+                assert_right(generation)
+
+
+@pytest.mark.parametrize(("attention", "backend"), [("linear", "native"), ("softmax", "reference")])
+def test_what_was_set_aside_goes_on_with_the_same_bytes(
+    attention: Literal["linear", "softmax"], backend: Literal["native", "reference"]
+) -> None:
+    """Large requests, one guided and one of particles, have four slots; four are spare."""
+    config = dataclasses.replace(GREY, height=3, width=4, attention=attention)
+    network = random_network(config, 0).float()
+    known = np.arange(config.pixels) % 7 == 6
+    canvas = np.full((config.pixels, 1), 99, np.uint8)
+    specs = [
+        Spec(n=9, seed=0),
+        Spec(n=5, seed=100, canvas=canvas, known=known, particles=2),
+        Spec(n=4, seed=200, label=1, guidance=2.0),
+        *(Spec(n=1, seed=300 + j, label=j % 3, guidance=1.0 + j % 2) for j in range(6)),
+    ]
+
+    def draw(slots: int, spare: int, at_once: bool) -> list[list[bytes]]:
+        engine = Engine(
+            "it", open_decoder(network, slots, backend, 1), Limits(grace=600), spare=spare
+        )
+        engine.start()
+        try:
+            waiting: list[Generation] = []
+            for spec in specs:
+                waiting.append(generation := engine.queue.submit(spec))
+                if at_once:
+                    until(lambda one=generation: one.status is not Status.WAITING)  # type: ignore[misc]
+                else:
+                    finished(generation)
+            return [[pixels.tobytes() for pixels in drawn(one)] for one in waiting]
+        finally:
+            engine.close(0)
+
+    assert draw(8, 4, at_once=True) == draw(4, 0, at_once=False)
