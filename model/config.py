@@ -47,7 +47,7 @@ class ModelConfig:
     order: Literal["subpixel", "pixel"] = "pixel"
     head: Literal["logistic_mixture", "categorical"] = "categorical"
     attention: Literal["linear", "softmax"] = "linear"
-    feature_map: Literal["elu"] = "elu"
+    feature_map: Literal["elu", "relu", "polynomial", "random"] = "elu"
     short_conv: Literal["none", "2x3"] = "none"
     norm: Literal["pre", "post"] = "pre"
     activation: Literal["gelu", "relu"] = "gelu"

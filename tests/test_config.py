@@ -44,7 +44,7 @@ def test_is_frozen_and_hashable() -> None:
         ({"order": "raster"}, "order must be one of subpixel, pixel, not 'raster'"),
         ({"head": "softmax"}, "head must be one of logistic_mixture, categorical, not 'softmax'"),
         ({"attention": "local"}, "attention must be one of linear, softmax, not 'local'"),
-        ({"feature_map": "relu"}, "feature_map must be one of elu, not 'relu'"),
+        ({"feature_map": "sine"}, "feature_map must be one of elu, relu, .*, not 'sine'"),
         ({"norm": ""}, "norm must be one of pre, post, not ''"),
         ({"activation": "silu"}, "activation must be one of gelu, relu, not 'silu'"),
         ({"positions": "rotary"}, "positions must be one of learned, sinusoidal, not 'rotary'"),

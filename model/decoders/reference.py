@@ -66,13 +66,11 @@ class ReferenceDecoder(Decoder):
     def _run(self, slot: int, step: int) -> Tensor:
         """Run one step of a slot: the head's parameters ``[1, P]``."""
         canvas = torch.from_numpy(self.canvas[slot : slot + 1])
-        states = [
+        states = [  # views: the slot's own rows move on
             {name: tensor[slot : slot + 1] for name, tensor in state.items()}
             for state in self.states
         ]
-        parameters, after = self.model.step(canvas, torch.tensor([step]), states, self._label(slot))
-        self._keep(slot, after)
-        return parameters
+        return self.model.step(canvas, torch.tensor([step]), states, self._label(slot))
 
     def _step_pixel(self, slot: int) -> None:
         config, pixel, inputs = self.config, int(self.positions[slot]), self.inputs

@@ -89,14 +89,10 @@ class Block(Layer):
 
         return self._run(x, view), state
 
-    def step(self, x: Tensor, state: State, steps: Tensor) -> tuple[Tensor, State]:
-        new: State = {}
-
+    def step(self, x: Tensor, state: State, steps: Tensor) -> Tensor:
         def view(name: str, part: Layer, x: Tensor) -> Tensor:
             mine = f"{name}."
             own = {key.removeprefix(mine): t for key, t in state.items() if key.startswith(mine)}
-            y, after = part.step(x, own, steps)
-            new.update({f"{name}.{key}": tensor for key, tensor in after.items()})
-            return y
+            return part.step(x, own, steps)
 
-        return self._run(x, view), new
+        return self._run(x, view)
