@@ -43,7 +43,7 @@ def test_is_frozen_and_hashable() -> None:
         ({"encoding": "both"}, "encoding must be one of table, linear, table.linear, not 'both'"),
         ({"order": "raster"}, "order must be one of subpixel, pixel, not 'raster'"),
         ({"head": "softmax"}, "head must be one of logistic_mixture, categorical, not 'softmax'"),
-        ({"attention": "local"}, "attention must be one of linear, softmax, not 'local'"),
+        ({"attention": "local"}, "attention must be one of linear, softmax, .*, not 'local'"),
         ({"feature_map": "sine"}, "feature_map must be one of elu, relu, .*, not 'sine'"),
         ({"norm": ""}, "norm must be one of pre, post, not ''"),
         ({"activation": "silu"}, "activation must be one of gelu, relu, not 'silu'"),

@@ -28,8 +28,13 @@ class ReferenceDecoder(Decoder):
 
     @classmethod
     def unsupported(cls, config: ModelConfig) -> str | None:
-        """Name nothing: it runs the network itself."""
-        return None
+        """Name attention without a state; all else the network itself runs."""
+        if config.draws_by_steps:
+            return None
+        return (
+            f"attention {config.attention!r} has no state to draw from step by step: a model of it "
+            "can be trained and scored only"
+        )
 
     @torch.inference_mode()
     def _start(self, slots: NDArray[np.int32], lengths: NDArray[np.int32]) -> None:

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from scanline.model.config import ModelConfig
 from scanline.model.layers.layer import Layer, State
 from scanline.model.layers.linear import LinearAttention
+from scanline.model.layers.lsh import LshAttention
 from scanline.model.layers.short_conv import ShortConv
 from scanline.model.layers.softmax import SoftmaxAttention
 
@@ -17,6 +18,8 @@ from scanline.model.layers.softmax import SoftmaxAttention
 ATTENTIONS: dict[str, Callable[[ModelConfig], Layer]] = {
     "linear": LinearAttention,
     "softmax": SoftmaxAttention,
+    "lsh-1": LshAttention,
+    "lsh-4": LshAttention,
 }
 
 
