@@ -9,12 +9,16 @@ from torch import Tensor
 
 from scanline.model.config import ModelConfig
 from scanline.model.decoders.contract import NO_SLOT, Decoder, Slots
+from scanline.model.decoders.room import check_room
 from scanline.model.layers.layer import State
 from scanline.model.network import LinearTransformer
 
 
 class ReferenceDecoder(Decoder):
-    """Plain torch in float32 or float64, one row after another: slow, and plainly invariant."""
+    """Plain torch in float32 or float64, one row after another: slow, and plainly invariant.
+
+    Raises ``BackendError`` where so many slots do not fit into the memory.
+    """
 
     backend = "reference"
 
@@ -24,6 +28,7 @@ class ReferenceDecoder(Decoder):
         super().__init__(model.config, max_slots)
         self.model = LinearTransformer(model.config).to(dtype).eval()
         self.model.load_state_dict(model.state_dict())
+        check_room(self.model, max_slots)
         self.states = self.model.initial_state(max_slots)
 
     @classmethod
