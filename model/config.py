@@ -46,8 +46,8 @@ class ModelConfig:
     encoding: Literal["table", "linear", "table+linear"] = "table"
     order: Literal["subpixel", "pixel"] = "pixel"
     head: Literal["logistic_mixture", "categorical"] = "categorical"
-    attention: Literal["linear", "softmax"] = "linear"
-    feature_map: Literal["elu"] = "elu"
+    attention: Literal["linear", "softmax", "lsh-1", "lsh-4"] = "linear"
+    feature_map: Literal["elu", "relu", "polynomial", "random"] = "elu"
     short_conv: Literal["none", "2x3"] = "none"
     norm: Literal["pre", "post"] = "pre"
     activation: Literal["gelu", "relu"] = "gelu"
@@ -92,6 +92,11 @@ class ModelConfig:
             raise ValueError(
                 f"the names of the classes must differ and not be empty: {self.classes}"
             )
+
+    @property
+    def draws_by_steps(self) -> bool:
+        """Whether a network of it has a state, from which an image is drawn step by step."""
+        return not self.attention.startswith("lsh")
 
     @property
     def pixels(self) -> int:

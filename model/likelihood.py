@@ -58,7 +58,7 @@ def next_value(
     for step in range(first_step, last_step + 1):
         if step < network.first_step:
             continue
-        parameters, state = network.step(pixels, torch.tensor([step]), state, labels)
+        parameters = network.step(pixels, torch.tensor([step]), state, labels)
     channels, channel = config.step_channels, channel % config.step_channels
     drawn = pixels[:, position, :channels].long()
     log_probabilities = network.head.log_probs(parameters, channel, drawn)

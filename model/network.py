@@ -119,15 +119,14 @@ class LinearTransformer(nn.Module):
 
     def step(
         self, canvas: Tensor, steps: Tensor, states: list[State], labels: Tensor | None = None
-    ) -> tuple[Tensor, list[State]]:
-        """Run one step of each row from what its canvas holds before it.
+    ) -> Tensor:
+        """Run one step of each row from what its canvas holds before it; the states move on.
 
         ``canvas: uint8 [B, T, C]``, ``steps: int64 [B]``. Returns the head's parameters
-        ``[B, head_outputs]`` and the state after the step.
+        ``[B, head_outputs]``.
         """
         x = self.embed(canvas, steps.unsqueeze(1), labels).squeeze(1)
-        after: list[State] = []
         for block, state in zip(self._layers(), states, strict=True):
-            x, new = block.step(x, state, steps - self.first_step)
-            after.append(new)
-        return self.head(self.norm(x)), after
+            x = block.step(x, state, steps - self.first_step)
+        parameters: Tensor = self.head(self.norm(x))
+        return parameters

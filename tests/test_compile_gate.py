@@ -18,7 +18,7 @@ if triton.knobs.runtime.interpret:
 from triton.backends.compiler import BaseBackend  # noqa: E402
 from triton.runtime.jit import native_specialize_impl  # noqa: E402
 
-from scanline.kernels.attention.definitions import elu_feature_map  # noqa: E402
+from scanline.kernels.attention.features import elu_feature_map  # noqa: E402
 from scanline.kernels.cuda import attention as triton_attention  # noqa: E402
 from scanline.kernels.cuda import compile_gate  # noqa: E402
 from scanline.kernels.cuda import decode as triton_decode  # noqa: E402

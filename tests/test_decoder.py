@@ -136,7 +136,7 @@ def test_the_reference_is_the_network_and_its_head(config: ModelConfig) -> None:
                 if not known:
                     canvas[0, mine] = config.first_value
                 continue
-            parameters, state = network.step(
+            parameters = network.step(
                 torch.from_numpy(canvas[None]), torch.tensor([step]), state, label
             )
             if not known:

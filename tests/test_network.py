@@ -70,12 +70,11 @@ def steps_from(
     labels: Tensor | None,
 ) -> tuple[Tensor, list[State]]:
     """Run the recurrent view from step ``start`` to the end of the image."""
-    rows, given = [], int(network.config.start == "given")
-    for step in range(max(start, given), network.config.steps):
-        parameters, state = network.step(
-            canvas, torch.full((canvas.shape[0],), step), state, labels
-        )
-        rows.append(parameters)
+    given = int(network.config.start == "given")
+    rows = [
+        network.step(canvas, torch.full((canvas.shape[0],), step), state, labels)
+        for step in range(max(start, given), network.config.steps)
+    ]
     if not rows:
         return torch.empty(canvas.shape[0], 0, network.config.head_outputs), state
     return torch.stack(rows, 1), state

@@ -77,8 +77,7 @@ def stepped(
     rows = []
     for step in range(first, network.config.steps):
         steps = torch.full((len(canvas),), step)
-        parameters, states = network.step(canvas, steps, states, labels)
-        rows.append(parameters)
+        rows.append(network.step(canvas, steps, states, labels))
     return torch.stack(rows, 1), states
 
 

@@ -20,9 +20,11 @@ from scanline.kernels.attention.softmax import (
 )
 from scanline.model.checkpoint import load_checkpoint
 from scanline.model.config import ModelConfig
+from scanline.model.decoders import room
 from scanline.model.decoders.contract import BackendError, Inputs
 from scanline.model.decoders.native import NativeDecoder
 from scanline.model.decoders.opening import open_decoder
+from scanline.model.decoders.reference import ReferenceDecoder
 from scanline.model.network import LinearTransformer
 from scanline.model.noise import image_noise, image_seed
 from scanline.service.app import create_app
@@ -123,7 +125,7 @@ def test_parallel_equals_recurrent_equals_prefilled(config: ModelConfig) -> None
             label = None if labels is None else labels[row]
             for step in range(max(int(lengths[row]) * per_pixel, first), config.steps):
                 at = torch.tensor([step])
-                parameters, mine = network.step(canvas[row], at, mine, label)
+                parameters = network.step(canvas[row], at, mine, label)
                 assert_close(parameters[0], parallel[row.item(), step - first])
             for state in mine:
                 for name in ("attention.keys", "attention.values"):
@@ -131,11 +133,10 @@ def test_parallel_equals_recurrent_equals_prefilled(config: ModelConfig) -> None
                     assert (state[name][0, :modelled] != 0).all()
     together = torch.tensor([2, 5, 2, 9, 19]) * per_pixel
     states, _ = network.prefill(canvas, torch.tensor([2, 5, 2, 9, 19]), labels)
-    parameters, after = network.step(canvas, together, states, labels)
+    assert all((state["attention.keys"][0, 2 * per_pixel - first] == 0).all() for state in states)
+    parameters = network.step(canvas, together, states, labels)
     assert_close(parameters, parallel[torch.arange(5), together - first])
-    for before, now in zip(states, after, strict=True):
-        assert (before["attention.keys"][0, 2 * per_pixel - first] == 0).all()  # left as it was
-        assert (now["attention.keys"][0, 2 * per_pixel - first] != 0).all()
+    assert all((state["attention.keys"][0, 2 * per_pixel - first] != 0).all() for state in states)
 
 
 @torch.no_grad()
@@ -161,6 +162,60 @@ def test_the_triton_backend_names_it_too() -> None:
 
     reason = TritonDecoder.unsupported(CONFIGS["grey"])
     assert reason == "attention 'softmax' (it knows linear)"
+
+
+def test_a_step_writes_one_place_of_its_own_row() -> None:
+    """What a step leaves alone it does not even copy: the state stays where it is."""
+    network = random_network(CONFIGS["grey"], dtype=torch.float32)
+    decoder = ReferenceDecoder(network, 3)
+    before = [{name: part.clone() for name, part in state.items()} for state in decoder.states]
+    tensors = [part for state in decoder.states for part in state.values()]
+    decoder.begin([1], Inputs.blank(network.config, 1))
+    decoder.step([1], 2)
+    after = [part for state in decoder.states for part in state.values()]
+    assert all(one is other for one, other in zip(tensors, after, strict=True))
+    for state, empty in zip(decoder.states, before, strict=True):
+        for name in ("attention.keys", "attention.values"):
+            assert (state[name][1, :2] != 0).all()
+            state[name][1, :2] = 0
+            assert torch.equal(state[name], empty[name])
+
+
+def test_slots_are_bounded_by_the_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As many as are said to fit do, and one more is refused, as the server's reason to end."""
+    config = CONFIGS["grey"]
+    network = random_network(config, dtype=torch.float32)
+    each = config.n_layers * config.steps * config.d_model * 2 * 4
+    monkeypatch.setattr(room, "free_memory", lambda: int(5.5 * each / room.SHARE))
+    assert open_decoder(network, 5, "reference").max_slots == 5
+    says = "6 slots .* softmax attention keeps every key and value .* at most 5 .SCANLINE_SLOTS"
+    with pytest.raises(BackendError, match=says):
+        open_decoder(network, 6, "reference")
+    linear = LinearTransformer(dataclasses.replace(config, attention="linear"))
+    with pytest.raises(BackendError, match=r"MB each; .* at most \d+ .SCANLINE_SLOTS"):
+        open_decoder(linear, 10**6, "reference")
+    scanline = Scanline(settings(backend="auto", slots=6))
+    scanline.open([load_checkpoint(save_tiny(tmp_path, "large", config))])
+    assert not scanline.ready
+    assert scanline.failure is not None
+    assert "open at most 5" in scanline.failure
+
+
+def test_free_memory_is_the_smaller_of_the_machines_and_the_containers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert 2**20 < room.free_memory() < 2**50
+    (tmp_path / "meminfo").write_text("MemTotal: 100 kB\nMemAvailable: 64 kB\nHugePages: 0\n")
+    monkeypatch.setattr(room, "_MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(room, "_CGROUP", tmp_path)
+    assert room.free_memory() == 65536
+    for most, free in (("max\n", 65536), ("50000\n", 20000), ("20000\n", 0), ("999999\n", 65536)):
+        (tmp_path / "memory.max").write_text(most)
+        (tmp_path / "memory.current").write_text("30000\n")
+        assert room.free_memory() == free
+    monkeypatch.setattr(room, "_MEMINFO", tmp_path / "none")
+    monkeypatch.setattr(room, "_CGROUP", tmp_path / "none")
+    assert room.free_memory() > 2**20
 
 
 def test_a_served_model_draws_its_images(tmp_path: Path) -> None:

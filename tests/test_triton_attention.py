@@ -19,12 +19,8 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from scanline.kernels.attention import linear as dispatch
-from scanline.kernels.attention.definitions import (
-    AttentionState,
-    FeatureMap,
-    elu_feature_map,
-    naive_linear_attention,
-)
+from scanline.kernels.attention.definitions import AttentionState, naive_linear_attention
+from scanline.kernels.attention.features import FeatureMap, elu_feature_map
 from scanline.kernels.attention.linear import linear_attention, uses_triton
 from scanline.kernels.cuda import attention as triton_attention
 from scanline.kernels.cuda import attention_bench
@@ -280,7 +276,7 @@ def test_wrong_inputs_are_refused(place: Place) -> None:
     with pytest.raises(ValueError, match="q and k must both be"):
         triton_linear_attention(q, k[:, 1:], v, state)
     with pytest.raises(ValueError, match="feature map"):
-        triton_linear_attention(q, k, v, state, feature_map="relu")  # type: ignore[arg-type]
+        triton_linear_attention(q, k, v, state, feature_map="relu")
 
 
 def use_triton(monkeypatch: pytest.MonkeyPatch, place: Place) -> list[int]:

@@ -1,4 +1,4 @@
-"""Causal linear attention as it is defined: one step, and the whole T × T matrix.
+"""Linear attention as it is defined: one step, and the whole T × T matrix.
 
 Equations are those of Katharopoulos et al., *Transformers are RNNs* (ICML 2020). With a
 feature map φ already applied to queries and keys, and i ≤ j the causal order,
@@ -12,16 +12,15 @@ Shapes: ``q, k: [B, T, H, K]``, ``v, o: [B, T, H, V]``, state ``kv: [B, H, K, V]
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+
+from scanline.kernels.attention.features import FeatureMap, features
 
 EPS = 1e-6
 CHUNK = 32
-
-FeatureMap = Literal["elu"]
 
 
 class AttentionState(NamedTuple):
@@ -31,27 +30,9 @@ class AttentionState(NamedTuple):
     z: Tensor
 
 
-def elu_feature_map(x: Tensor) -> Tensor:
-    """Map queries and keys to positive features, ``elu(x) + 1`` (eq. 7); any shape, same dtype.
-
-    Written without the detour over ``elu``, whose ``exp(x) - 1 + 1`` rounds away what a very
-    negative input leaves.
-    """
-    return F.relu(x) + x.clamp(max=0).exp()
-
-
-def check_feature_map(feature_map: str | None) -> None:
-    """Raise ``ValueError`` unless the feature map is ``"elu"``, or None for one already applied."""
-    if feature_map not in ("elu", None):
-        raise ValueError(f"the feature map must be 'elu' or None, not {feature_map!r}")
-
-
-def featured(q: Tensor, k: Tensor, feature_map: FeatureMap | None) -> tuple[Tensor, Tensor]:
-    check_feature_map(feature_map)
-    return (q, k) if feature_map is None else (elu_feature_map(q), elu_feature_map(k))
-
-
-def check_shapes(q: Tensor, k: Tensor, v: Tensor, initial_state: AttentionState | None) -> None:
+def check_shapes(
+    q: Tensor, k: Tensor, v: Tensor, initial_state: AttentionState | None = None
+) -> None:
     """Raise ``ValueError`` unless the tensors have the shapes this module documents."""
     if q.ndim != 4 or q.shape != k.shape:
         raise ValueError(f"q and k must both be [B, T, H, K], not {[*q.shape]} and {[*k.shape]}")
@@ -69,16 +50,17 @@ def check_shapes(q: Tensor, k: Tensor, v: Tensor, initial_state: AttentionState 
 
 def linear_attention_step(
     q: Tensor, k: Tensor, v: Tensor, state: AttentionState, eps: float = EPS
-) -> tuple[Tensor, AttentionState]:
-    """Advance one position as an RNN (eq. 18-20).
+) -> Tensor:
+    """Advance one position as an RNN (eq. 18-20), and the state with it, in place.
 
-    ``q, k: [B, H, K]``, ``v: [B, H, V]``; returns ``o: [B, H, V]`` and the new state.
+    ``q, k: [B, H, K]``, ``v: [B, H, V]``; returns ``o: [B, H, V]``.
     """
-    kv = state.kv + k.unsqueeze(-1) * v.unsqueeze(-2)
-    z = state.z + k
+    kv, z = state
+    kv += k.unsqueeze(-1) * v.unsqueeze(-2)
+    z += k
     numerator = torch.einsum("bhk,bhkv->bhv", q, kv)
     denominator = (q * z).sum(-1, keepdim=True) + eps
-    return numerator / denominator, AttentionState(kv, z)
+    return numerator / denominator
 
 
 def naive_linear_attention(
@@ -88,16 +70,22 @@ def naive_linear_attention(
     initial_state: AttentionState | None = None,
     eps: float = EPS,
     feature_map: FeatureMap | None = None,
+    directions: Tensor | None = None,
+    causal: bool = True,
 ) -> tuple[Tensor, AttentionState]:
     """Compute eq. 9-12 as written, with the whole T × T matrix: the oracle, quadratic in T.
 
     ``q, k: [B, T, H, K]``, ``v: [B, T, H, V]`` in any floating dtype, q and k before the feature
-    map where one is named; returns ``o`` like ``v`` and the final state. Raises ``ValueError`` on
-    wrong shapes or an unknown feature map.
+    map where one is named (``random`` with its ``directions``); returns ``o`` like ``v`` and the
+    final state. Without ``causal`` every position sees all (eq. 6). Raises ``ValueError`` on wrong
+    shapes or an unknown feature map.
     """
+    check_shapes(q, k, v)
+    q, k = features(q, feature_map, directions), features(k, feature_map, directions)
     check_shapes(q, k, v, initial_state)
-    q, k = featured(q, k, feature_map)
-    scores = torch.einsum("bthk,bshk->bhts", q, k).tril()
+    scores = torch.einsum("bthk,bshk->bhts", q, k)
+    if causal:
+        scores = scores.tril()
     numerator = torch.einsum("bhts,bshv->bthv", scores, v)
     denominator = scores.sum(-1).transpose(1, 2)
     kv = torch.einsum("bthk,bthv->bhkv", k, v)

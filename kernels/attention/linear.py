@@ -1,4 +1,4 @@
-"""Causal linear attention in chunks: the form that trains.
+"""Linear attention in linear time: in chunks where it is causal, the form that trains.
 
 Equations are those of Katharopoulos et al., *Transformers are RNNs* (ICML 2020). With a
 feature map φ already applied to queries and keys, and i ≤ j the causal order,
@@ -25,10 +25,9 @@ from scanline.kernels.attention.definitions import (
     CHUNK,
     EPS,
     AttentionState,
-    FeatureMap,
     check_shapes,
-    featured,
 )
+from scanline.kernels.attention.features import FeatureMap, features
 from scanline.kernels.native.training import passes
 
 
@@ -159,29 +158,36 @@ def linear_attention(
     eps: float = EPS,
     chunk: int = CHUNK,
     feature_map: FeatureMap | None = None,
+    directions: Tensor | None = None,
+    causal: bool = True,
 ) -> tuple[Tensor, AttentionState]:
     """Compute eq. 9-12 in chunks: linear time and memory in T, with its own backward (eq. 13-15).
 
     ``q, k: [B, T, H, K]``, ``v: [B, T, H, V]``, q and k before the feature map where one is named
-    (a key of -inf then has no features); returns ``o`` like ``v`` and the final state. Sums
-    are float32 (float64 for float64 inputs) whatever the inputs' dtype, and so is the state.
-    Gradients flow to q, k, v and the initial state, from o and the final state. Runs as Triton
-    kernels where ``uses_triton`` says so, as C++ on a CPU where ``passes.attends`` does (position
-    by position: ``chunk`` is not needed there), as torch operations elsewhere. Raises
-    ``ValueError`` on wrong shapes or an unknown feature map.
+    (``random`` with its ``directions``); returns ``o`` like ``v`` and the final state. Without
+    ``causal`` every position sees all (eq. 6). Sums are float32 (float64 for float64 inputs)
+    whatever the inputs' dtype, and so is the state. Gradients flow to q, k, v and the initial
+    state, from o and the final state. Causal, it runs as Triton kernels where ``uses_triton`` says
+    so, and as C++ on a CPU where ``passes.attends`` does (position by position: ``chunk`` is not
+    needed there); as torch operations elsewhere. Raises ``ValueError`` on wrong shapes or an
+    unknown feature map.
     """
+    check_shapes(q, k, v)
+    if feature_map != "elu":  # which the kernels apply themselves
+        q, k = features(q, feature_map, directions), features(k, feature_map, directions)
+        feature_map = None
     check_shapes(q, k, v, initial_state)
-    if uses_triton(q, v, chunk):
+    if causal and uses_triton(q, v, chunk):
         from scanline.kernels.cuda.attention import (
             triton_linear_attention,  # Triton need not be there
         )
 
         return triton_linear_attention(q, k, v, initial_state, eps, feature_map)
-    if feature_map == "elu" and passes.attends(q, v):
+    if causal and feature_map == "elu" and passes.attends(q, v):
         kv, z = _first_state(q, initial_state)
         o, kv, z, _ = passes.attention(q, k.to(q.dtype), v, kv, z, eps)
         return o, AttentionState(kv, z)
-    q, k = featured(q, k, feature_map)
+    q, k = features(q, feature_map), features(k, feature_map)
     B, _, H, K = q.shape
     V = v.shape[3]
     sums = torch.float64 if q.dtype == torch.float64 else torch.float32
@@ -190,7 +196,15 @@ def linear_attention(
     else:
         initial = torch.cat([initial_state.kv, initial_state.z.unsqueeze(-1)], -1).to(sums)
     with torch.autocast(q.device.type, enabled=False):
-        o, final = _ChunkedLinearAttention.apply(
-            q.to(sums), k.to(sums), v.to(sums), initial, eps, chunk
-        )
+        attend = _ChunkedLinearAttention.apply if causal else _whole
+        o, final = attend(q.to(sums), k.to(sums), v.to(sums), initial, eps, chunk)
     return o.to(v.dtype), AttentionState(final[..., :-1], final[..., -1])
+
+
+def _whole(
+    q: Tensor, k: Tensor, v: Tensor, initial: Tensor, eps: float, _: int
+) -> tuple[Tensor, Tensor]:
+    """Attend to every position (eq. 6): the sums of all, and each query against them."""
+    kv = initial + torch.einsum("bthk,bthv->bhkv", k, F.pad(v, (0, 1), value=1.0))
+    sums = torch.einsum("bthk,bhkv->bthv", q, kv)
+    return sums[..., :-1] / (sums[..., -1:] + eps), kv

@@ -25,7 +25,7 @@ def softmax_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     ``q, k: [B, T, H, K]``, ``v: [B, T, H, V]``; returns ``o`` like ``v``. Raises ``ValueError`` on
     wrong shapes.
     """
-    check_shapes(q, k, v, None)
+    check_shapes(q, k, v)
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
 
@@ -36,7 +36,7 @@ def naive_softmax_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     ``q, k: [B, T, H, K]``, ``v: [B, T, H, V]``; returns ``o`` like ``v``. Raises ``ValueError`` on
     wrong shapes.
     """
-    check_shapes(q, k, v, None)
+    check_shapes(q, k, v)
     T = q.shape[1]
     later = torch.ones(T, T, dtype=torch.bool, device=q.device).triu(1)
     scores = torch.einsum("bthk,bshk->bhts", q, k) / math.sqrt(q.shape[3])

@@ -26,10 +26,9 @@ from scanline.kernels.attention.definitions import (
     CHUNK,
     EPS,
     AttentionState,
-    FeatureMap,
-    check_feature_map,
     check_shapes,
 )
+from scanline.kernels.attention.features import FeatureMap
 from scanline.kernels.cuda.chunks import (
     backward_k_kernel,
     backward_q_kernel,
@@ -208,11 +207,12 @@ def triton_linear_attention(
     """Compute eq. 9-12 with Triton kernels, and eq. 13-15 backwards; as ``linear_attention``.
 
     ``q, k: [B, T, H, K]``, ``v: [B, T, H, V]``, in float32, float16 or bfloat16 and with any
-    strides; returns ``o`` like ``v`` and the final state in float32. Raises ``ValueError`` on wrong
-    shapes or an unknown feature map.
+    strides; returns ``o`` like ``v`` and the final state in float32. The feature map is ``elu``, or
+    None for one already applied. Raises ``ValueError`` on wrong shapes or another feature map.
     """
     check_shapes(q, k, v, initial_state)
-    check_feature_map(feature_map)
+    if feature_map not in ("elu", None):
+        raise ValueError(f"the kernels' feature map is 'elu', or None, not {feature_map!r}")
     B, _, H, K = q.shape
     if initial_state is None:
         kv = q.new_zeros(B, H, K, v.shape[3], dtype=torch.float32)

@@ -9,12 +9,16 @@ from torch import Tensor
 
 from scanline.model.config import ModelConfig
 from scanline.model.decoders.contract import NO_SLOT, Decoder, Slots
+from scanline.model.decoders.room import check_room
 from scanline.model.layers.layer import State
 from scanline.model.network import LinearTransformer
 
 
 class ReferenceDecoder(Decoder):
-    """Plain torch in float32 or float64, one row after another: slow, and plainly invariant."""
+    """Plain torch in float32 or float64, one row after another: slow, and plainly invariant.
+
+    Raises ``BackendError`` where so many slots do not fit into the memory.
+    """
 
     backend = "reference"
 
@@ -24,12 +28,18 @@ class ReferenceDecoder(Decoder):
         super().__init__(model.config, max_slots)
         self.model = LinearTransformer(model.config).to(dtype).eval()
         self.model.load_state_dict(model.state_dict())
+        check_room(self.model, max_slots)
         self.states = self.model.initial_state(max_slots)
 
     @classmethod
     def unsupported(cls, config: ModelConfig) -> str | None:
-        """Name nothing: it runs the network itself."""
-        return None
+        """Name attention without a state; all else the network itself runs."""
+        if config.draws_by_steps:
+            return None
+        return (
+            f"attention {config.attention!r} has no state to draw from step by step: a model of it "
+            "can be trained and scored only"
+        )
 
     @torch.inference_mode()
     def _start(self, slots: NDArray[np.int32], lengths: NDArray[np.int32]) -> None:
@@ -66,13 +76,11 @@ class ReferenceDecoder(Decoder):
     def _run(self, slot: int, step: int) -> Tensor:
         """Run one step of a slot: the head's parameters ``[1, P]``."""
         canvas = torch.from_numpy(self.canvas[slot : slot + 1])
-        states = [
+        states = [  # views: the slot's own rows move on
             {name: tensor[slot : slot + 1] for name, tensor in state.items()}
             for state in self.states
         ]
-        parameters, after = self.model.step(canvas, torch.tensor([step]), states, self._label(slot))
-        self._keep(slot, after)
-        return parameters
+        return self.model.step(canvas, torch.tensor([step]), states, self._label(slot))
 
     def _step_pixel(self, slot: int) -> None:
         config, pixel, inputs = self.config, int(self.positions[slot]), self.inputs

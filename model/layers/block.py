@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from scanline.model.config import ModelConfig
 from scanline.model.layers.layer import Layer, State
 from scanline.model.layers.linear import LinearAttention
+from scanline.model.layers.lsh import LshAttention
 from scanline.model.layers.short_conv import ShortConv
 from scanline.model.layers.softmax import SoftmaxAttention
 
@@ -17,6 +18,8 @@ from scanline.model.layers.softmax import SoftmaxAttention
 ATTENTIONS: dict[str, Callable[[ModelConfig], Layer]] = {
     "linear": LinearAttention,
     "softmax": SoftmaxAttention,
+    "lsh-1": LshAttention,
+    "lsh-4": LshAttention,
 }
 
 
@@ -89,14 +92,10 @@ class Block(Layer):
 
         return self._run(x, view), state
 
-    def step(self, x: Tensor, state: State, steps: Tensor) -> tuple[Tensor, State]:
-        new: State = {}
-
+    def step(self, x: Tensor, state: State, steps: Tensor) -> Tensor:
         def view(name: str, part: Layer, x: Tensor) -> Tensor:
             mine = f"{name}."
             own = {key.removeprefix(mine): t for key, t in state.items() if key.startswith(mine)}
-            y, after = part.step(x, own, steps)
-            new.update({f"{name}.{key}": tensor for key, tensor in after.items()})
-            return y
+            return part.step(x, own, steps)
 
-        return self._run(x, view), new
+        return self._run(x, view)

@@ -35,11 +35,10 @@ class Layer(nn.Module, ABC):
         """
 
     @abstractmethod
-    def step(self, x: Tensor, state: State, steps: Tensor) -> tuple[Tensor, State]:
-        """Map one step of each row: ``x: [B, D]`` → the same, and the state after it.
+    def step(self, x: Tensor, state: State, steps: Tensor) -> Tensor:
+        """Map one step of each row, ``x: [B, D]`` → the same, and move the state on in place.
 
-        ``steps: int64 [B]`` count from the first step that the network models. The state given is
-        left as it was.
+        ``steps: int64 [B]`` count from the first step that the network models.
         """
 
     def zeros(self, rows: int, *shape: int) -> Tensor:

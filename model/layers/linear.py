@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 from torch import Tensor
 
-from scanline.kernels.attention.definitions import (
-    AttentionState,
-    elu_feature_map,
-    linear_attention_step,
-)
+from scanline.kernels.attention.definitions import AttentionState, linear_attention_step
+from scanline.kernels.attention.features import feature_count, features, random_directions
 from scanline.kernels.attention.linear import linear_attention
 from scanline.model.config import ModelConfig
 from scanline.model.layers.attention import Attention
@@ -18,35 +13,43 @@ from scanline.model.layers.layer import State
 
 
 class LinearAttention(Attention):
-    """Causal linear attention of ``n_heads`` heads.
+    """Causal linear attention of ``n_heads`` heads, of any feature map.
 
-    Its state is the sums of eq. 18 and 19, of one size whatever the position: ``kv: [N, H, K, V]``
-    and ``z: [N, H, K]``.
+    Its state is the sums of eq. 18 and 19, of one size whatever the position: ``kv: [N, H, F, V]``
+    and ``z: [N, H, F]`` for the map's F features. The directions of random features are drawn with
+    the first weights and kept beside them.
     """
+
+    directions: Tensor | None
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         self.feature_map = config.feature_map
+        drawn = random_directions(self.head_size) if config.feature_map == "random" else None
+        self.register_buffer("directions", drawn)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Map queries or keys to features: ``[..., K]`` → ``[..., F]``."""
+        return features(x, self.feature_map, self.directions)
 
     def initial_state(self, rows: int) -> State:
-        H, K = self.n_heads, self.head_size
-        return {"kv": self.zeros(rows, H, K, K), "z": self.zeros(rows, H, K)}
+        H, K, F = self.n_heads, self.head_size, feature_count(self.feature_map, self.head_size)
+        return {"kv": self.zeros(rows, H, F, K), "z": self.zeros(rows, H, F)}
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.qkv(x)
-        attended, _ = linear_attention(q, k, v, feature_map=self.feature_map)
+        attended, _ = linear_attention(
+            *self.qkv(x), feature_map=self.feature_map, directions=self.directions
+        )
         return self.joined(attended)
 
     def prefill(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, State]:
         q, k, v = self.qkv(x)
-        # A key of -inf has no features, and so leaves nothing in the sums.
         beyond = lengths.new_tensor(range(x.shape[1])) >= lengths.unsqueeze(1)
-        k = k.masked_fill(beyond[..., None, None], -math.inf)
-        attended, sums = linear_attention(q, k, v, feature_map=self.feature_map)
+        k = self.features(k).masked_fill(beyond[..., None, None], 0)  # to leave nothing in the sums
+        attended, sums = linear_attention(self.features(q), k, v)
         return self.joined(attended), {"kv": sums.kv, "z": sums.z}
 
-    def step(self, x: Tensor, state: State, steps: Tensor) -> tuple[Tensor, State]:
+    def step(self, x: Tensor, state: State, steps: Tensor) -> Tensor:
         q, k, v = self.qkv(x)
         sums = AttentionState(state["kv"], state["z"])
-        attended, sums = linear_attention_step(elu_feature_map(q), elu_feature_map(k), v, sums)
-        return self.joined(attended), {"kv": sums.kv, "z": sums.z}
+        return self.joined(linear_attention_step(self.features(q), self.features(k), v, sums))

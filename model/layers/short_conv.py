@@ -46,7 +46,7 @@ class ShortConv(Layer):
         state["ring"] += kept.masked_fill((steps < 0).unsqueeze(-1), 0)
         return self(x), state
 
-    def step(self, x: Tensor, state: State, steps: Tensor) -> tuple[Tensor, State]:
+    def step(self, x: Tensor, state: State, steps: Tensor) -> Tensor:
         s, ring = self.stride, state["ring"]
         rows = torch.arange(len(x), device=x.device)
         column = (steps % self.columns).unsqueeze(1)
@@ -60,6 +60,5 @@ class ShortConv(Layer):
         y = y + self.weight[2] * before(self.columns + s).masked_fill(column < s, 0)
         y = y + self.weight[3] * before(self.columns)
         y = y + self.weight[4] * above_right.masked_fill(column >= self.columns - s, 0)
-        after = ring.clone()
-        after[rows, steps % self.length] = x.to(ring.dtype)
-        return y.to(x.dtype), {"ring": after}
+        ring[rows, steps % self.length] = x.to(ring.dtype)
+        return y.to(x.dtype)

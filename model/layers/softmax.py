@@ -37,10 +37,10 @@ class SoftmaxAttention(Attention):
             state[name][:, : x.shape[1]] = seen.masked_fill(beyond[..., None, None], 0)
         return self.joined(softmax_attention(q, k, v)), state
 
-    def step(self, x: Tensor, state: State, steps: Tensor) -> tuple[Tensor, State]:
+    def step(self, x: Tensor, state: State, steps: Tensor) -> Tensor:
         q, k, v = self.qkv(x)
         rows = torch.arange(len(x), device=x.device)
-        keys, values = state["keys"].clone(), state["values"].clone()
+        keys, values = state["keys"], state["values"]
         keys[rows, steps], values[rows, steps] = k.to(keys.dtype), v.to(values.dtype)
         attended = softmax_attention_step(q.to(keys.dtype), keys, values, steps)
-        return self.joined(attended.to(x.dtype)), {"keys": keys, "values": values}
+        return self.joined(attended.to(x.dtype))

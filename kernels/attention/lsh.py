@@ -1,0 +1,109 @@
+"""Causal attention among positions that hash alike (Kitaev et al. 2020, *Reformer*).
+
+Queries are keys (``qk``), a key of unit length. A round hashes every position into a bucket (the
+nearest of directions that a random turn made), sorts positions by bucket, cuts that order into
+chunks, and lets a position i see P_i: those of its own chunk and of the one before that are not
+after it. With s_ij = q_iᵀ k_j / √K, over rounds r,
+
+    o_i = Σ_r Σ_{j ∈ P_i^r} exp(s_ij) v_j / Σ_r Σ_{j ∈ P_i^r} exp(s_ij)
+
+where a position sees itself only if it sees no other (s_ii = -10⁵). So no value has weight before
+its time; but *which* earlier ones a position sees depends on where later ones fall: these outputs
+are not those of an RNN, and their likelihoods are not quite likelihoods.
+
+Shapes: ``qk: [B, T, H, K]``, ``v, o: [B, T, H, V]``, ``turns: [R, H, K, N / 2]`` for R rounds of N
+buckets.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from scanline.kernels.attention.definitions import CHUNK, check_shapes
+
+ITSELF = -1e5
+
+
+def random_turns(rounds: int, heads: int, K: int, buckets: int) -> Tensor:
+    """Draw the turns of every round and head from torch's generator: ``[R, H, K, N / 2]``."""
+    return torch.randn(rounds, heads, K, buckets // 2)
+
+
+@torch.no_grad()
+def lsh_order(qk: Tensor, turns: Tensor) -> Tensor:
+    """Sort the positions by bucket, those of one bucket by time: int64 ``[B, R, H, T]``."""
+    turned = torch.einsum("bthk,rhkn->brhtn", qk, turns.to(qk.dtype))
+    buckets = torch.cat([turned, -turned], -1).argmax(-1)
+    return buckets.sort(dim=-1, stable=True).indices
+
+
+def lsh_attention(qk: Tensor, v: Tensor, turns: Tensor, chunk: int = CHUNK) -> Tensor:
+    """Compute it chunk against chunk: time and memory linear in T.
+
+    ``qk: [B, T, H, K]``, ``v: [B, T, H, V]``, ``turns`` as ``random_turns`` gives them; returns
+    ``o`` like ``v``. Gradients flow to qk and v, not through the hashes. Raises ``ValueError`` on
+    wrong shapes.
+    """
+    _check(qk, v, turns)
+    B, T, H, K = qk.shape
+    V, R, padding = v.shape[3], len(turns), -T % chunk
+    order = lsh_order(qk, turns)
+    # Positions after the last fill the last chunk; being later than all, nobody sees them.
+    after = torch.arange(T, T + padding, device=qk.device).expand(B, R, H, -1)
+    order = torch.cat([order, after], -1)
+
+    def in_order(x: Tensor) -> Tensor:
+        """``[B, T, H, X]`` → ``[B, R, H, chunks, chunk, X]``."""
+        x = F.pad(x, (0, 0, 0, 0, 0, padding)).transpose(1, 2).unsqueeze(1)
+        index = order.unsqueeze(-1).expand(*order.shape, x.shape[-1])
+        return x.expand(B, R, *x.shape[2:]).gather(3, index).view(B, R, H, -1, chunk, x.shape[-1])
+
+    def with_chunk_before(x: Tensor, first: float = 0) -> Tensor:
+        before = F.pad(x[:, :, :, :-1], (0, 0, 0, 0, 1, 0), value=first)
+        return torch.cat([before, x], 4)
+
+    q, places = in_order(qk), order.view(B, R, H, -1, chunk, 1)
+    k = with_chunk_before(F.normalize(q, dim=-1))
+    seen = with_chunk_before(places, T + padding).transpose(-1, -2)
+    scores = (q @ k.transpose(-1, -2) / math.sqrt(K)).masked_fill(seen > places, -math.inf)
+    scores = scores.masked_fill(seen == places, ITSELF)
+    total = scores.logsumexp(-1, keepdim=True)
+    rounds = (scores - total).exp() @ with_chunk_before(in_order(v))
+
+    back = order.argsort(-1).unsqueeze(-1)[:, :, :, :T]
+    total = total.view(B, R, H, -1, 1).gather(3, back)
+    rounds = rounds.view(B, R, H, -1, V).gather(3, back.expand(-1, -1, -1, -1, V))
+    return (rounds * total.softmax(1)).sum(1).transpose(1, 2)
+
+
+def naive_lsh_attention(qk: Tensor, v: Tensor, turns: Tensor, chunk: int = CHUNK) -> Tensor:
+    """Compute the formula as written, with every position's own set of every round: the oracle.
+
+    Takes, returns and raises what ``lsh_attention`` does.
+    """
+    _check(qk, v, turns)
+    B, T, H, K = qk.shape
+    times = torch.zeros(B, H, T, T, dtype=qk.dtype)  # in how many rounds i sees j
+    orders = lsh_order(qk, turns).tolist()
+    for b, r, h in itertools.product(range(B), range(len(turns)), range(H)):
+        chunk_of = {position: place // chunk for place, position in enumerate(orders[b][r][h])}
+        for i in range(T):
+            for j in range(i + 1):
+                times[b, h, i, j] += chunk_of[i] - 1 <= chunk_of[j] <= chunk_of[i]
+    keys = qk / qk.norm(dim=-1, keepdim=True)
+    scores = torch.einsum("bthk,bshk->bhts", qk, keys) / math.sqrt(K)
+    scores = scores.masked_fill(torch.eye(T, dtype=torch.bool), ITSELF)
+    weights = (scores + times.log()).softmax(-1)
+    return torch.einsum("bhts,bshv->bthv", weights, v)
+
+
+def _check(qk: Tensor, v: Tensor, turns: Tensor) -> None:
+    check_shapes(qk, qk, v)
+    _, _, H, K = qk.shape
+    if turns.ndim != 4 or turns.shape[1:3] != (H, K):
+        raise ValueError(f"turns must be [R, {H}, {K}, N / 2], not {[*turns.shape]}")
