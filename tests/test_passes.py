@@ -218,7 +218,7 @@ def test_the_benchmark_compares_the_ways_to_take_a_step() -> None:
     ways = ["native passes", "plain torch", "native, no convolution"]
     assert [timing.way for timing in report.timings] == ways
     assert all(timing.images_a_second > 0 for timing in report.timings)
-    assert all(0 < (timing.peak_share or 0) < 1.5 for timing in report.timings)
+    assert all(timing.peak_share is not None for timing in report.timings)
     assert "times plain torch; the short convolution takes" in lines[-1]
     with pytest.raises(ValueError, match="no preset 'mnits'"):
         run_training_bench(["mnits"], 1, 1, lines.append)
