@@ -80,8 +80,8 @@ def create_app(scanline: Scanline, open_models: Callable[[], None]) -> FastAPI:
     app.add_middleware(HeadMiddleware)  # the first one added is the innermost
     app.add_middleware(FailureMiddleware)
     app.add_middleware(BodyLimitMiddleware, upload=settings.max_upload, other=settings.max_json)
-    if settings.api_key is not None:
-        app.add_middleware(KeyMiddleware, key=settings.api_key)
+    if settings.api_keys:
+        app.add_middleware(KeyMiddleware, keys=settings.api_keys)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -99,8 +99,8 @@ def create_app(scanline: Scanline, open_models: Callable[[], None]) -> FastAPI:
             ],
         )
     app.add_middleware(SafeHeadersMiddleware)
-    app.add_middleware(AccessMiddleware, requests=scanline.metrics.requests)
-    _describe_as_it_is(app, has_key=settings.api_key is not None)
+    app.add_middleware(AccessMiddleware, metrics=scanline.metrics)
+    _describe_as_it_is(app, has_key=bool(settings.api_keys))
     return app
 
 

@@ -55,6 +55,7 @@ class Observer(Protocol):
 
     def admitted(self, waited: float) -> None: ...
     def first_pixel(self, after: float) -> None: ...
+    def ended(self, after: float) -> None: ...
     def stepped(self, seconds: float, pixels: int, slots: int) -> None: ...
     def finished(self, reason: FinishReason) -> None: ...
 
@@ -287,6 +288,8 @@ class Engine:
                 generation.wake()
             else:
                 self.queue.finish(generation)
+                if self._observer:
+                    self._observer.ended(now - generation.created)
 
     def _release(self, name: int, reason: FinishReason) -> None:
         """Finish an image that runs, and take its slots back."""

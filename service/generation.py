@@ -163,7 +163,7 @@ class Generation:
         ]
         self.next_index = 0  # the first image not yet admitted
         self.unfinished = spec.n
-        self.queue_position = 0  # images ahead of it when it came
+        self.queue_position = 0  # images to be admitted before its first, when it came
         self.clock = clock
         self.created = clock()
         self.started: float | None = None  # first image admitted

@@ -8,7 +8,10 @@ import sys
 import time
 from typing import Any
 
-_EXTRAS = ("request_id", "method", "path", "status", "milliseconds", "client")
+_EXTRAS = (
+    "request_id", "method", "path", "status", "milliseconds", "client", "key", "generation",
+    "model", "n",
+)  # fmt: skip
 
 
 class JsonFormatter(logging.Formatter):

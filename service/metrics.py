@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import version
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+    ProcessCollector,
+    generate_latest,
+)
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from scanline.service import __version__
 from scanline.service.engine import Engine
 from scanline.service.generation import FinishReason
 
@@ -37,8 +48,26 @@ class Metrics:
         )  # fmt: skip
         self.pixels = Counter("scanline_pixels", "Pixels drawn.", one, registry=own)
         self.images = Counter("scanline_images", "Images finished.", reason, registry=own)
+        self.generation_seconds = Histogram(
+            "scanline_generation_seconds", "From request to the last image, of those drawn whole.",
+            one, buckets=_WAITS, registry=own,
+        )  # fmt: skip
         self.requests = Counter(
-            "scanline_requests", "HTTP requests answered.", ["route", "status"], registry=own
+            "scanline_requests", "HTTP requests answered.", ["route", "method", "status"],
+            registry=own,
+        )  # fmt: skip
+        self.request_seconds = Histogram(
+            "scanline_request_seconds", "From a request's head to the end of its reply.",
+            ["route", "method"], buckets=_WAITS, registry=own,
+        )  # fmt: skip
+        self.refused = Counter(
+            "scanline_refused", "Requests refused, by the code of the error.", ["reason"],
+            registry=own,
+        )  # fmt: skip
+        for why in ("queue_full", "too_many_in_flight", "closing", "invalid_api_key"):
+            self.refused.labels(why)
+        self.open_streams = Gauge(
+            "scanline_open_streams", "Streams of events being sent.", registry=own
         )
         self.turned_away = Counter(
             "scanline_connections_turned_away",
@@ -48,6 +77,10 @@ class Metrics:
         for why in ("full", "crowded", "late", "unread"):
             self.turned_away.labels(why)
         self._registry.register(_Gauges(engines))
+        Info("scanline_build", "What runs.", registry=own).info(
+            {"version": __version__, "python": platform.python_version(), "torch": version("torch")}
+        )
+        ProcessCollector(registry=own)
 
     def observer(self, model: str) -> ModelMetrics:
         """Give the engine of one model somebody to tell."""
@@ -55,7 +88,7 @@ class Metrics:
 
     def render(self) -> bytes:
         """Give everything in Prometheus's text format."""
-        return generate_latest(self._registry)
+        return generate_latest(_Plain(self._registry))
 
 
 class ModelMetrics:
@@ -64,6 +97,7 @@ class ModelMetrics:
     def __init__(self, metrics: Metrics, model: str) -> None:
         self._queue = metrics.queue_seconds.labels(model)
         self._first = metrics.first_pixel_seconds.labels(model)
+        self._whole = metrics.generation_seconds.labels(model)
         self._step = metrics.step_seconds.labels(model)
         self._pixels = metrics.pixels.labels(model)
         # Made now, so that a scrape shows zeros rather than nothing.
@@ -82,9 +116,25 @@ class ModelMetrics:
         self._step.observe(seconds)
         self._pixels.inc(pixels)
 
+    def ended(self, after: float) -> None:
+        """Count a generation's time from request to end."""
+        self._whole.observe(after)
+
     def finished(self, reason: FinishReason) -> None:
         """Count an image's end."""
         self._images[reason].inc()
+
+
+class _Plain(Collector):
+    """Another collector's metrics without when each was created, which nobody asks."""
+
+    def __init__(self, whole: Collector) -> None:
+        self._whole = whole
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in self._whole.collect():
+            metric.samples = [s for s in metric.samples if not s.name.endswith("_created")]
+            yield metric
 
 
 class _Gauges(Collector):
@@ -100,8 +150,12 @@ class _Gauges(Collector):
         )
         waiting = GaugeMetricFamily("scanline_waiting_images", "Images waiting.", labels=["model"])
         slots = GaugeMetricFamily("scanline_slots", "Images that fit at once.", labels=["model"])
+        taken = GaugeMetricFamily(
+            "scanline_slots_in_use", "Slots that have an image.", labels=["model"]
+        )
         for name, engine in self._engines().items():
-            running.add_metric([name], engine.slots_in_use)
+            running.add_metric([name], engine.running)
+            taken.add_metric([name], engine.slots_in_use)
             waiting.add_metric([name], engine.queue.waiting)
             slots.add_metric([name], engine.slots)
-        yield from (running, waiting, slots)
+        yield from (running, waiting, slots, taken)

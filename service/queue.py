@@ -79,7 +79,7 @@ class Queue:
         generation = Generation(self._name, self._config, spec, self._clock)
         with self._changed:
             self._check_room(spec.n)
-            generation.queue_position = self.waiting
+            generation.queue_position = len(self._order)
             generation.detached = detached
             self._order.append(generation)
             self._live[generation.id] = generation
@@ -103,6 +103,12 @@ class Queue:
             wait = max(self.limits.grace, FIRST_READER_SECONDS)
             generation.abandoned = self._clock() + wait
             self._leaving.add(generation)
+
+    def place(self, generation: Generation) -> tuple[int, float]:
+        """Count the images that come before a waiting one's first, and estimate the seconds."""
+        with self._changed:
+            ahead = self._order.index(generation) if generation in self._order else 0
+            return ahead, self._seconds_until_taken(ahead + 1)
 
     def check_room(self, n: int) -> None:
         """Raise what ``submit`` would raise for ``n`` images now."""

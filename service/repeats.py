@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from scanline.service.generation import Generation, Spec
@@ -42,21 +43,21 @@ class Repeats:
         self._most = most
         self._known: OrderedDict[tuple[str, str], _Known] = OrderedDict()
 
-    def submit(
-        self, queue: Queue, spec: Spec, key: tuple[str, str], mark: bytes, *, detached: bool = False
+    def begin(
+        self, key: tuple[str, str], mark: bytes, submit: Callable[[], tuple[Queue, Generation]]
     ) -> Generation:
-        """Give the generation that the key began, or begin it if there is none, or it went wrong.
+        """Give the generation that the key began, or ``submit`` one if it is gone or went wrong.
 
-        A key is whose it is, and what they call it. Raises what ``Queue.submit`` does, and
-        ``OtherRequestError`` where it came with another ``mark``.
+        A key is whose it is, and what they call it. Raises what ``submit`` does, and
+        ``OtherRequestError`` where the key came with another ``mark``.
         """
         known = self._known.get(key)
         if known is not None and (generation := known.queue.find(known.identifier)):
             if known.mark != mark:
                 raise OtherRequestError
-            if generation.error is None and queue.expect(generation):
+            if generation.error is None and known.queue.expect(generation):
                 return generation
-        generation = queue.submit(spec, detached=detached)
+        queue, generation = submit()
         self._known[key] = _Known(queue, generation.id, mark)
         self._known.move_to_end(key)
         while len(self._known) > self._most:

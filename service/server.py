@@ -20,6 +20,7 @@ from scanline.model.decoders.contract import BackendError
 from scanline.model.decoders.opening import open_decoder
 from scanline.model.network import LinearTransformer
 from scanline.service import __version__
+from scanline.service.callers import Callers
 from scanline.service.engine import Engine
 from scanline.service.http.pools import Pool
 from scanline.service.metrics import Metrics
@@ -69,6 +70,7 @@ class Scanline:
         self.writing = Pool(2)  # replies
         self.enlarging = Pool(1)  # images of replies, pixels made larger
         self.repeats = Repeats()
+        self.callers = Callers(self.settings.max_images_per_caller)
         self.metrics = Metrics(lambda: {name: m.engine for name, m in self.models.items()})
 
     def pool_for(self, pixels: int) -> Pool:

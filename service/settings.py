@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -76,8 +77,28 @@ class Settings(BaseSettings):
         float, Field(ge=0, description="After SIGTERM, what runs may take this long to finish.")
     ] = 30.0
     api_key: Annotated[
-        SecretStr | None, Field(description="If set, /v1 wants it as a bearer token.")
+        SecretStr | None,
+        Field(
+            description="If set, /v1 wants it, or one of several (comma-separated), as a bearer "
+            "token."
+        ),
     ] = None
+    max_images_per_caller: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            description="Images that one API key, or without keys one address, may have "
+            "waiting or drawn at once.",
+        ),
+    ] = None
+    trusted_proxies: Annotated[
+        tuple[str, ...],
+        NoDecode,
+        Field(
+            description="Addresses or networks of proxies whose X-Forwarded-For is believed "
+            "(comma-separated; * for any)."
+        ),
+    ] = ()
     cors_origins: Annotated[
         tuple[str, ...],
         NoDecode,
@@ -114,7 +135,7 @@ class Settings(BaseSettings):
         link = isinstance(value, str) and value.startswith(("tcp://", "udp://"))  # as above
         return cls.model_fields["port"].default if link else value
 
-    @field_validator("models", "cors_origins", "frame_ancestors", mode="before")
+    @field_validator("models", "cors_origins", "frame_ancestors", "trusted_proxies", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         if isinstance(value, str):
@@ -127,8 +148,16 @@ class Settings(BaseSettings):
         # Compose passes an unset variable on as an empty one; blanks are a mistake.
         if value is None or not value.get_secret_value():
             return None
-        if not value.get_secret_value().strip():
-            raise ValueError("is blank: unset it, or give a key")
+        if not all(key.strip() for key in value.get_secret_value().split(",")):
+            raise ValueError("is blank, or one of several is: unset it, or give a key")
+        return value
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for one in value:
+            if one != "*":
+                ip_network(one)
         return value
 
     @model_validator(mode="after")
@@ -138,7 +167,18 @@ class Settings(BaseSettings):
                 f"max_waiting {self.max_waiting} must be at least max_images {self.max_images}, "
                 "or the largest request allowed could never be queued"
             )
+        if self.max_images_per_caller is not None and self.max_images_per_caller < self.max_images:
+            raise ValueError(
+                f"max_images_per_caller {self.max_images_per_caller} must be at least max_images "
+                f"{self.max_images}, or the largest request allowed would always be refused"
+            )
         return self
+
+    @property
+    def api_keys(self) -> list[str]:
+        """The keys, any of which is taken; none where none is wanted."""
+        keys = "" if self.api_key is None else self.api_key.get_secret_value()
+        return [key.strip() for key in keys.split(",")] if keys else []
 
     @property
     def bounds(self) -> Bounds:

@@ -203,7 +203,7 @@ def test_what_is_remembered_of_keys_is_bounded_and_what_went_wrong_is_begun_anew
     spec = Spec(n=1, seed=0)
 
     def submit(key: str) -> str:
-        return repeats.submit(queue, spec, ("", key), b"").id
+        return repeats.begin(("", key), b"", lambda: (queue, queue.submit(spec))).id
 
     first = [submit(f"{j}") for j in range(4)]
     assert submit("3") == first[3]

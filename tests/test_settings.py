@@ -34,6 +34,7 @@ def test_every_field_is_a_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         "frame_ancestors": "https://a.example, 'self'",
         "max_json": "1024", "max_headers": "4096", "max_connections": "12", "header_seconds": "1",
         "body_seconds": "2", "send_seconds": "3", "keep_alive_seconds": "4",
+        "max_images_per_caller": "9", "trusted_proxies": "10.0.0.0/8, ::1",
     }  # fmt: skip
     assert set(given) == set(Settings.model_fields)
     for name, value in given.items():

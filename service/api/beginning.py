@@ -1,15 +1,14 @@
-"""How a request becomes a generation: at once, in the background, or as the one it was before."""
+"""How a request becomes a generation: counted as its caller's, and drawn once under one key."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from fastapi import Header, Request
 
 from scanline.service.engine import Engine
 from scanline.service.generation import Generation, Spec
-from scanline.service.http.errors import ApiError
-from scanline.service.repeats import OtherRequestError, fingerprint
+from scanline.service.queue import Queue
 from scanline.service.server import Scanline
 
 IdempotencyKey = Annotated[
@@ -36,32 +35,38 @@ def wants_background(prefer: str | None) -> bool:
     return any(wish.partition(";")[0].strip().lower() == "respond-async" for wish in wishes)
 
 
+class Key(NamedTuple):
+    """What a request is called, and by whom; its mark tells it from another of that name."""
+
+    whose: str
+    name: str
+    mark: bytes
+
+
 def begin(
     request: Request,
     server: Scanline,
     engine: Engine,
     spec: Spec,
-    seed: int | None,
-    key: str | None,
+    key: Key | None = None,
     *,
     detached: bool = False,
 ) -> Generation:
-    """Submit what is to be drawn, unless it was before under this key of this caller's.
+    """Submit what is to be drawn, unless it was before under this key.
 
-    ``seed`` is the one that the body asks for. Raises what ``Queue.submit`` does, and ``ApiError``
-    where the key came with another request.
+    Raises what ``Queue.submit`` and ``Callers.check`` do, and ``OtherRequestError``.
     """
+    caller = request.state.caller
+
+    def submit() -> tuple[Queue, Generation]:
+        server.callers.check(caller, spec.n)
+        generation = engine.queue.submit(spec, detached=detached)
+        server.callers.count(caller, generation)
+        return engine.queue, generation
+
     if key is None:
-        return engine.queue.submit(spec, detached=detached)
-    caller = getattr(request.state, "caller", "")
-    mark = fingerprint(engine.name, spec, seed)
-    try:
-        return server.repeats.submit(engine.queue, spec, (caller, key), mark, detached=detached)
-    except OtherRequestError:
-        raise ApiError(
-            422,
-            "Idempotency-Key: this key came before with another request; choose a new key for a "
-            "new request, or repeat the old one as it was",
-            param="idempotency-key",
-            code="idempotency_key_reused",
-        ) from None
+        _, generation = submit()
+    else:
+        generation = server.repeats.begin((key.whose, key.name), key.mark, submit)
+    request.state.generation = generation  # for the log
+    return generation

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 from pydantic import BaseModel
@@ -18,6 +18,7 @@ from scanline.service.http.sse import COMMENT, KEEP_ALIVE_SECONDS, sse_event
 from scanline.service.http.waiting import news
 
 EVENTS_PER_SECOND = 60
+WAITING_SECONDS = 2.0  # between two events that say so
 PIXELS_PER_EVENT = 4096  # of many images; one image is never split
 
 
@@ -29,7 +30,7 @@ class SeededImage(BaseModel):
 
 
 class Started(BaseModel):
-    """Event ``started``: what is to be drawn, and how many images were ahead of it in the queue."""
+    """Event ``started``: what is to be drawn, and how many images wait before its first one."""
 
     id: str
     model: str
@@ -52,6 +53,13 @@ class Started(BaseModel):
             images=[SeededImage(index=i.index, seed=i.seed) for i in generation.images],
             queue_position=generation.queue_position,
         )
+
+
+class Waiting(BaseModel):
+    """Event ``waiting``, now and then: how many images come first, and for how long about."""
+
+    queue_position: int
+    estimated_seconds: float
 
 
 class Update(TypedDict):
@@ -85,10 +93,12 @@ async def stream_events(
     granularity: Granularity = "auto",
     resumed: list[Cursor] | None = None,
     output: Output = "png",
+    place: Callable[[], tuple[int, float]] | None = None,
 ) -> AsyncIterator[bytes]:
     """Yield a generation as server-sent events, from the start or from where a reader ``resumed``.
 
-    ``started`` opens a stream that is not resumed; then ``pixels`` as they are drawn, ``image``
+    ``started`` opens a stream that is not resumed; then ``waiting`` with its ``place`` in the queue
+    now and then while it has to, ``pixels`` as they are drawn, ``image``
     as each is finished, its pixels as ``output`` says, and ``completed`` or ``error`` at the end.
     An event's id says how far its reader is then. Comments keep an idle connection open. Raises
     ``ClientGoneError`` when the client leaves.
@@ -114,8 +124,17 @@ async def stream_events(
         if finished:
             break
         sent = loop.time()
-        while not await news(generation, gone, KEEP_ALIVE_SECONDS, seen):
-            yield COMMENT
+        while True:
+            waits = place is not None and generation.status is Status.WAITING
+            seconds = WAITING_SECONDS if waits else KEEP_ALIVE_SECONDS
+            if await news(generation, gone, seconds, seen):
+                break
+            if place is not None and generation.status is Status.WAITING:
+                ahead, wait = place()
+                still = Waiting(queue_position=ahead, estimated_seconds=round(wait, 1))
+                yield sse_event("waiting", still)
+            else:
+                yield COMMENT
         if drawn:
             await asyncio.sleep(max(0.0, sent + 1 / EVENTS_PER_SECOND - loop.time()))
     if generation.error:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 
 from scanline.model.noise import MAX_SEED
+from scanline.service.api.beginning import Key, begin
 from scanline.service.api.lookup import Server, bearer, find_engine, find_served, settle_shape
 from scanline.service.api.requests import LABEL_HELP, Guidance, Temperature, TopP
 from scanline.service.generation import FinishReason, Spec
@@ -49,13 +50,13 @@ async def get_sample(
     mark = fingerprint(model, spec, seed)
     tag = f'"{hashlib.sha256(served.mark.encode() + mark).hexdigest()[:32]}"'
     # What needs a key is for its owner's cache alone.
-    whose = "private" if server.settings.api_key else "public"
+    whose = "private" if server.settings.api_keys else "public"
     headers = {"ETag": tag, "Cache-Control": f"{whose}, max-age={YEAR}, immutable"}
     known = {part.strip().removeprefix("W/") for part in (if_none_match or "").split(",")}
     if known & {tag, "*"}:
         return Response(status_code=304, headers=headers)
     engine = find_engine(server, model, 1)
-    generation = server.repeats.submit(engine.queue, spec, ("sample", tag), mark)
+    generation = begin(request, server, engine, spec, Key("sample", tag, mark))
     await draw_to_end(request, engine, generation)
     (image,) = generation.images
     if image.finish_reason is not FinishReason.LENGTH:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from functools import partial
+from collections.abc import AsyncIterator
 from typing import Annotated, Any, NamedTuple
 
 from fastapi import APIRouter, Depends, Form, Header, Request, Response
 from fastapi.responses import StreamingResponse
 
-from scanline.service.api.beginning import IdempotencyKey, Prefer, begin, wants_background
+from scanline.service.api.beginning import (
+    IdempotencyKey,
+    Key,
+    Prefer,
+    begin,
+    wants_background,
+)
 from scanline.service.api.cursors import END, Cursor, read_cursors
 from scanline.service.api.events import stream_events
 from scanline.service.api.lookup import (
@@ -31,6 +36,7 @@ from scanline.service.http.media import MEDIA, Media, choose_media, json_reply
 from scanline.service.http.sse import stream_reply
 from scanline.service.http.waiting import client_of, draw_to_end, wait_finished
 from scanline.service.pictures import read_upload, to_grid, to_png, to_zip
+from scanline.service.repeats import fingerprint
 from scanline.service.server import Scanline
 
 router = APIRouter(
@@ -65,9 +71,9 @@ async def create_samples(
         temperature=body.temperature,
         **shape._asdict(),
     )
-    begun = partial(begin, request, server, engine, spec, body.seed, idempotency_key)
+    key = _key(request, idempotency_key, engine, spec, body.seed)
     shown = _Shown(media, body.granularity, body.output)
-    return await _draw(request, server, engine, begun, shown, prefer, idempotency_key)
+    return await _draw(request, server, engine, spec, shown, prefer, key)
 
 
 @router.post(
@@ -108,9 +114,9 @@ async def create_completions(
         canvas=canvas,
         known=known,
     )
-    begun = partial(begin, request, server, engine, spec, form.seed, idempotency_key)
+    key = _key(request, idempotency_key, engine, spec, form.seed)
     shown = _Shown(media, form.granularity, form.output)
-    return await _draw(request, server, engine, begun, shown, prefer, idempotency_key)
+    return await _draw(request, server, engine, spec, shown, prefer, key)
 
 
 @router.get("/generations/{identifier}", tags=["draw"], response_model=GenerationReply)
@@ -145,7 +151,7 @@ async def get_events(
     if last_event_id == END:
         return Response(status_code=204)
     cursors = read_cursors(last_event_id, generation) if last_event_id else None
-    return _stream(request, engine, generation, granularity, cursors, output)
+    return _stream(request, server, engine, generation, granularity, cursors, output)
 
 
 @router.delete("/generations/{identifier}", tags=["draw"], response_model=GenerationReply)
@@ -172,6 +178,15 @@ async def get_model(server: Server, name: str) -> ModelReply:
 
 
 # --- from the request ---------------------------------------------------------------------------
+
+
+def _key(
+    request: Request, name: str | None, engine: Engine, spec: Spec, seed: int | None
+) -> Key | None:
+    """Name a request as its caller does; ``seed`` is the one that its body asks for."""
+    if name is None:
+        return None
+    return Key(request.state.key, name, fingerprint(engine.name, spec, seed))
 
 
 def _find(server: Scanline, identifier: str) -> tuple[Engine, Generation]:
@@ -202,16 +217,17 @@ async def _draw(
     request: Request,
     server: Scanline,
     engine: Engine,
-    begun: Callable[..., Generation],
+    spec: Spec,
     shown: _Shown,
     prefer: str | None,
-    key: str | None,
+    key: Key | None,
 ) -> Response:
     media, granularity, output = shown
     if media == "text/event-stream":
-        return _stream(request, engine, begun(), granularity, None, output)
+        generation = begin(request, server, engine, spec, key)
+        return _stream(request, server, engine, generation, granularity, None, output)
     if wants_background(prefer):
-        generation = begun(detached=True)
+        generation = begin(request, server, engine, spec, key, detached=True)
         headers = {
             "Location": f"{request.scope.get('root_path', '')}/v1/generations/{generation.id}",
             "Preference-Applied": "respond-async",
@@ -221,7 +237,7 @@ async def _draw(
         async with client_of(request) as gone:
             reply = await server.writing.run(gone, GenerationReply.of, generation, output)
         return json_reply(reply, headers, 202)
-    generation = begun()
+    generation = begin(request, server, engine, spec, key)
     # Nobody can come back for the reply, and so the generation leaves with its reader, unless it
     # has a name.
     await draw_to_end(request, engine, generation, grace=0 if key is None else None)
@@ -245,6 +261,7 @@ def _reply(generation: Generation, media: Media, output: Output) -> Response:
 
 def _stream(
     request: Request,
+    server: Scanline,
     engine: Engine,
     generation: Generation,
     granularity: Granularity,
@@ -258,6 +275,7 @@ def _stream(
             granularity=granularity,
             resumed=resumed,
             output=output,
+            place=lambda: engine.queue.place(generation),
         )
 
-    return stream_reply(request, engine, generation, events)
+    return stream_reply(request, engine, generation, events, server.metrics.open_streams)

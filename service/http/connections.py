@@ -44,7 +44,7 @@ class Bounds:
 class Door:
     """Whose requests are yet to come, and what is said of those who are turned away.
 
-    ``turned_away`` counts connections by reason, ``requests`` HTTP replies by route and status.
+    ``turned_away`` counts connections by reason, ``requests`` replies by route, method and status.
     """
 
     def __init__(self, bounds: Bounds, turned_away: Counter, requests: Counter) -> None:
@@ -55,7 +55,7 @@ class Door:
 
     def answered(self, status: int) -> None:
         """Count a reply that no route gave."""
-        self._requests.labels("other", status).inc()
+        self._requests.labels("other", "other", status).inc()
 
     def turn_away(self, reason: str) -> None:
         """Count a connection ended by the server, and log that there are too many, now and then."""

@@ -9,7 +9,9 @@ from pydantic import BaseModel, ConfigDict
 from starlette.exceptions import HTTPException
 
 from scanline.model.pictures import PictureError
+from scanline.service.callers import TooManyError
 from scanline.service.queue import ClosedError, QueueFullError
+from scanline.service.repeats import OtherRequestError
 
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
@@ -48,7 +50,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     404: ERROR | {"description": "There is no such model or generation."},
     406: ERROR | {"description": "No media type asked for can be given."},
     413: ERROR | {"description": "The upload is too large."},
-    429: ERROR | {"description": "The queue is full; `Retry-After` says for how long."},
+    429: ERROR | {"description": "The queue is full, or your share of it; see `Retry-After`."},
     500: ERROR | {"description": "Drawing failed."},
     503: ERROR | {"description": "The server is loading or shutting down."},
 }
@@ -70,7 +72,9 @@ class ApiError(HTTPException):
         self.param, self.code = param, code
 
 
-REFUSALS: tuple[type[Exception], ...] = (PictureError, QueueFullError, ClosedError)
+REFUSALS: tuple[type[Exception], ...] = (
+    PictureError, QueueFullError, ClosedError, TooManyError, OtherRequestError,
+)  # fmt: skip
 
 
 def refusal(error: Exception) -> ApiError:
@@ -83,6 +87,17 @@ def refusal(error: Exception) -> ApiError:
             return ApiError(429, str(error), code="queue_full", headers=headers)
         case ClosedError():
             return ApiError(503, str(error), code="closing", headers={"Retry-After": "1"})
+        case TooManyError():
+            headers = {"Retry-After": "1"}
+            return ApiError(429, str(error), code="too_many_in_flight", headers=headers)
+        case OtherRequestError():
+            return ApiError(
+                422,
+                "Idempotency-Key: this key came before with another request; choose a new key for "
+                "a new request, or repeat the old one as it was",
+                param="idempotency-key",
+                code="idempotency_key_reused",
+            )
     raise error
 
 

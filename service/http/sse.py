@@ -9,6 +9,7 @@ from typing import Any
 
 from fastapi import Request
 from fastapi.responses import StreamingResponse
+from prometheus_client import Gauge
 from pydantic_core import to_json
 
 from scanline.service.engine import Engine
@@ -34,16 +35,21 @@ def stream_reply(
     engine: Engine,
     generation: Generation,
     events: Callable[[asyncio.Task[None]], AsyncIterator[bytes]],
+    streams: Gauge,
     grace: float | None = None,
 ) -> StreamingResponse:
     """Reply with what ``events`` yields; it is given a task that ends when the client leaves.
 
-    ``grace`` is how many seconds the generation then waits for another reader, by default the
-    engine's own.
+    ``streams`` counts it while it is open. ``grace`` is how many seconds the generation then waits
+    for another reader, by default the engine's own.
     """
 
     async def body() -> AsyncIterator[bytes]:
-        with engine.queue.reading(generation, grace), contextlib.suppress(ClientGoneError):
+        with (
+            streams.track_inprogress(),
+            engine.queue.reading(generation, grace),
+            contextlib.suppress(ClientGoneError),
+        ):
             async with client_of(request) as gone:
                 async for event in events(gone):
                     yield event

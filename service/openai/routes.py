@@ -9,6 +9,7 @@ from typing import Any
 
 from fastapi import APIRouter, Depends, Request, Response
 
+from scanline.service.api.beginning import begin
 from scanline.service.api.lookup import (
     Server,
     bearer,
@@ -107,15 +108,16 @@ async def _draw(
     rendering: Rendering,
 ) -> Response:
     if body.stream:
-        generation = engine.queue.submit(spec)
+        generation = begin(request, server, engine, spec)
 
         def events(gone: asyncio.Task[None]) -> AsyncIterator[bytes]:
             pool = server.pool_for(rendering.pixels)
             looks = body.partial_images or 0
             return stream_images(generation, gone, kind, rendering, looks, pool)
 
-        return stream_reply(request, engine, generation, events, grace=0)
-    generation = engine.queue.submit(spec)
+        streams = server.metrics.open_streams
+        return stream_reply(request, engine, generation, events, streams, grace=0)
+    generation = begin(request, server, engine, spec)
     await draw_to_end(request, engine, generation)  # nobody can come back for the reply
     config = generation.config
     pool = server.pool_for(rendering.pixels)

@@ -64,6 +64,7 @@ class Heard:
     def __init__(self) -> None:
         self.waits: list[float] = []
         self.first_pixels: list[float] = []
+        self.ends: list[float] = []
         self.steps: list[tuple[float, int, int]] = []
         self.reasons: Counter[FinishReason] = Counter()
 
@@ -76,6 +77,9 @@ class Heard:
 
     def first_pixel(self, after: float) -> None:
         self.first_pixels.append(after)
+
+    def ended(self, after: float) -> None:
+        self.ends.append(after)
 
     def stepped(self, seconds: float, pixels: int, slots: int) -> None:
         self.steps.append((seconds, pixels, slots))

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import secrets
 import time
 from urllib.parse import quote
 
-from prometheus_client import Counter
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from scanline.service.metrics import Metrics
+
 log = logging.getLogger("scanline.access")
 
+_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 class AccessMiddleware:
-    """Give each reply ``X-Request-ID`` (the caller's, if it sent a plain one), log and count it."""
+    """Give each reply ``X-Request-ID`` (the caller's, if it sent a plain one), log and count it.
 
-    def __init__(self, app: ASGIApp, requests: Counter) -> None:
-        self.app, self._requests = app, requests
+    The state it begins has the ``caller``, an address until a key is known.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self.app, self._metrics = app, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
@@ -30,7 +36,9 @@ class AccessMiddleware:
             return
         sent = Headers(scope=scope).get("x-request-id", "")
         request_id = sent if _ID.fullmatch(sent) else f"req_{secrets.token_hex(12)}"
-        scope.setdefault("state", {})["request_id"] = request_id
+        client = (scope.get("client") or ("",))[0]
+        state = scope.setdefault("state", {})
+        state |= {"request_id": request_id, "key": "", "caller": client}
         began, status = time.perf_counter(), 499  # 499: the client left before any reply
 
         async def send_with_id(message: Message) -> None:
@@ -38,23 +46,49 @@ class AccessMiddleware:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 MutableHeaders(scope=message)["X-Request-ID"] = request_id
+            elif status >= 400 and (code := _code(message.get("body", b""))):
+                self._metrics.refused.labels(code).inc()
             await send(message)
 
         try:
             await self.app(scope, receive, send_with_id)
         finally:
-            # The route's pattern, not the path: a label for every id would grow without bound.
-            route = getattr(scope.get("route"), "path", "other")
-            self._requests.labels(route, status).inc()
-            milliseconds = round((time.perf_counter() - began) * 1e3, 1)
-            extra = {
-                "request_id": request_id, "method": scope["method"], "path": scope["path"],
-                "status": status, "milliseconds": milliseconds,
-                "client": (scope.get("client") or ("",))[0],
-            }  # fmt: skip
-            quiet = scope["path"] in ("/livez", "/readyz", "/metrics")
-            log.log(
-                logging.DEBUG if quiet else logging.INFO,
-                "%s %s %s %.1f ms %s", scope["method"], quote(scope["path"]), status, milliseconds,
-                request_id, extra=extra,
-            )  # fmt: skip
+            seconds = time.perf_counter() - began
+            self._count(scope, status, seconds)
+            self._log(scope, status, seconds, client)
+
+    def _count(self, scope: Scope, status: int, seconds: float) -> None:
+        # The route's pattern, not the path: a label for every id would grow without bound.
+        route = getattr(scope.get("route"), "path", "other")
+        method = scope["method"] if scope["method"] in _METHODS else "other"
+        self._metrics.requests.labels(route, method, status).inc()
+        self._metrics.request_seconds.labels(route, method).observe(seconds)
+
+    def _log(self, scope: Scope, status: int, seconds: float, client: str) -> None:
+        milliseconds, state = round(seconds * 1e3, 1), scope["state"]
+        extra = {
+            "request_id": state["request_id"], "method": scope["method"], "path": scope["path"],
+            "status": status, "milliseconds": milliseconds, "client": client,
+        }  # fmt: skip
+        if state["key"]:
+            extra["key"] = state["key"]
+        drawn = ""
+        if (generation := state.get("generation")) is not None:
+            facts = {"generation": generation.id, "model": generation.model, "n": generation.spec.n}
+            extra |= facts
+            drawn = " {generation} {model} n={n}".format_map(facts)
+        quiet = scope["path"] in ("/livez", "/readyz", "/metrics")
+        log.log(
+            logging.DEBUG if quiet else logging.INFO,
+            "%s %s %s %.1f ms %s %s%s", scope["method"], quote(scope["path"]), status, milliseconds,
+            client, state["request_id"], drawn, extra=extra,
+        )  # fmt: skip
+
+
+def _code(body: bytes) -> str | None:
+    """Read the code of an error from its reply, if there is one."""
+    try:
+        code = json.loads(body)["error"]["code"]
+    except (ValueError, LookupError, TypeError):
+        return None
+    return code if isinstance(code, str) else None
