@@ -1,4 +1,4 @@
-"""Pictures in and out: uploads as a model's canvas, and drawings as PNG, grids and archives."""
+"""Pictures in and out: uploads as a model's canvas, and drawings as PNG, grids, archives and arrays."""
 
 from __future__ import annotations
 
@@ -146,6 +146,14 @@ def to_zip(pngs: Sequence[tuple[str, bytes]]) -> bytes:
         for name, png in pngs:
             # A fixed date, so that the same seed gives the same bytes.
             archive.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), png)
+    return buffer.getvalue()
+
+
+def to_npy(images: Sequence[NDArray[np.uint8]], config: ModelConfig) -> bytes:
+    """Write images as a NumPy file: uint8 ``[n, H, W, C]``."""
+    buffer = io.BytesIO()
+    stacked = np.stack(images).reshape(-1, config.height, config.width, config.channels)
+    np.save(buffer, stacked, allow_pickle=False)
     return buffer.getvalue()
 
 

@@ -264,6 +264,11 @@ def test_one_png_a_grid_and_an_archive(here: Here) -> None:
                 np.testing.assert_array_equal(decode_png(archive.read(name), config), image)
         again = here.client.post("/v1/samples", json=body, headers={"Accept": "application/zip"})
         assert again.content == packed.content
+        bulk = here.client.post("/v1/samples", json=body, headers={"Accept": "application/x-npy"})
+        assert (bulk.headers["content-type"], bulk.headers["x-seed"]) == ("application/x-npy", "8")
+        array = np.load(io.BytesIO(bulk.content), allow_pickle=False)
+        assert (array.dtype, array.shape[1:]) == (np.uint8, (config.height, config.width, config.channels))
+        np.testing.assert_array_equal(array.reshape(5, *images[0].shape), images)
 
 
 @pytest.mark.parametrize(
@@ -654,6 +659,23 @@ def test_looking_at_and_cancelling_a_generation(holding: tuple[Here, Held]) -> N
             here.client.request(method, "/v1/generations/gen_no"), 404, "generation_not_found"
         )
     check_error(here.client.get("/v1/generations/gen_no/events"), 404, "generation_not_found")
+
+
+def test_an_array_of_a_cancelled_drawing_is_refused(holding: tuple[Here, Held]) -> None:
+    """A picture cut off would look like any other there."""
+    here, decoder = holding
+    body, key = {"n": 2, "seed": 3}, {"Idempotency-Key": "bulk"}
+    begun = here.client.post("/v1/samples", json=body, headers=key | {"Prefer": "respond-async"})
+    url = begun.headers["location"]
+    generation = here.scanline.models["fake"].engine.queue.find(begun.json()["id"])
+    assert generation is not None
+    accept = {"Accept": "application/x-npy"}
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(here.client.post, "/v1/samples", json=body, headers=key | accept)
+        decoder.let(2)
+        until(lambda: generation.readers == 1)
+        here.client.delete(url)
+        check_error(asking.result(), 503, "cancelled")
 
 
 def test_a_json_client_that_leaves_frees_its_slots_whatever_the_grace() -> None:
@@ -1206,7 +1228,9 @@ def test_the_documentation_describes_what_there_is(here: Here) -> None:
     form = schema["paths"]["/v1/completions"]["post"]["requestBody"]["content"]
     assert list(form) == ["multipart/form-data"]
     media = schema["paths"]["/v1/samples"]["post"]["responses"]["200"]["content"]
-    assert set(media) == {"application/json", "image/png", "application/zip", "text/event-stream"}
+    assert set(media) == {
+        "application/json", "image/png", "application/zip", "application/x-npy", "text/event-stream",
+    }  # fmt: skip
     example = schema["components"]["schemas"]["SampleRequest"]["examples"][0]
     assert set(example) <= set(schema["components"]["schemas"]["SampleRequest"]["properties"])
 

@@ -28,6 +28,7 @@ def client() -> Iterator[httpx.Client]:
         ("application/json;q=0.5, image/png;q=0.2", "application/json"),
         ("application/json;q=0, */*;q=0.1", "application/json"),
         ("image/png;q=wrong, application/zip", "application/zip"),
+        ("application/x-npy", "application/x-npy"),
         ("text/event-stream", "text/event-stream"),
     ],
 )
@@ -49,6 +50,7 @@ def test_nothing_acceptable(client: httpx.Client) -> None:
         ({"granularity": "pixel"}, "image/png"),
         ({"output": "values"}, "image/png"),
         ({"output": "values"}, "application/zip"),
+        ({"output": "values"}, "application/x-npy"),
     ],
 )
 def test_a_field_without_effect_is_refused(

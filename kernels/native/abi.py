@@ -26,7 +26,7 @@ class Config(ctypes.Structure):
     _fields_ = _fields(
         "height width channels step_channels neighbourhood sinusoidal categorical pre_norm gelu "
         "start_given first_value classes short_conv n_layers n_heads d_model d_ff head_outputs "
-        "draws step_draws max_slots bf16 threads",
+        "draws step_draws max_slots bf16 threads guess",
         ctypes.c_int32,
     )
 
@@ -86,6 +86,7 @@ def load_library(isa: str | None = None) -> ctypes.CDLL:
         "head_padded": (integer, [handle]),
         "slot_state": (integer, [handle]),
         "trace": (None, [handle, array]),
+        "effort": (None, [handle, ctypes.POINTER(ctypes.c_int64)]),
         "measure": (None, [integer, ctypes.POINTER(ctypes.c_double)]),
         "bandwidth": (ctypes.c_double, [integer, ctypes.c_int64]),
         "isa": (ctypes.c_char_p, []),
@@ -204,6 +205,13 @@ class NativeNetwork:
                 self._handle, slots.ctypes.data, lengths.ctypes.data, slots.size
             )
         )
+
+    @property
+    def effort(self) -> tuple[int, int]:
+        """Passes through the network so far, and the rows that they had."""
+        counts = (ctypes.c_int64 * 2)()
+        self._library.scanline_effort(self._handle, counts)
+        return counts[0], counts[1]
 
     def trace(self, parameters: NDArray[np.float32] | None) -> None:
         """From now on write each row's head parameters to ``[N, steps, head_outputs]`` too."""

@@ -1,10 +1,10 @@
 // The network on a few rows: from what the canvas holds to the head's parameters.
 //
 // A row is one step of one slot, and rows are not slots: several successive steps of a slot may be
-// rows of one call, in order, as long as the values before each are known. That is prefill, with
-// the arithmetic of stepping.
+// rows of one pass, in order, as long as the values before each are known, or guessed. That is
+// prefill, with the arithmetic of stepping.
 //
-// A team runs a call together: each member computes some of the columns of every product and some
+// A team runs a pass together: each member computes some of the columns of every product and some
 // of the heads, and meets the others where it needs what they have computed. A team of one needs
 // no meetings. No sum is ever split between members, so the result does not depend on the team.
 #pragma once
@@ -12,88 +12,10 @@
 #include <algorithm>
 #include <vector>
 
-#include "head.h"
-#include "matrix.h"
-#include "threads.h"
-#include "weights.h"
+#include "attention.h"
+#include "team.h"
 
 namespace scanline {
-
-// Rows of one call: whole blocks of the widest kernel. More would read the weights less often, but
-// that hides behind the arithmetic of 12 rows or more, and the states in work would crowd the
-// third-level cache.
-constexpr int MAX_ROWS = BLOCK < 12 ? 3 * BLOCK : BLOCK;
-constexpr int INPUT_ROWS = MAX_ROWS + 1;  // a product may read one row too many
-constexpr float ATTENTION_EPS = 1e-6f;
-
-struct Row {
-    int slot, step;
-};
-
-// Sizes as they lie in memory.
-struct Sizes {
-    int model, embedded;     // d_model and the embedding's part of it, in whole vectors
-    int wide;                // d_model in whole panels
-    int head, head_padded;   // K = V, and that in whole vectors
-    int unit, units;         // outputs of q (k, v) that whole panels and whole heads share
-    int hidden, parameters;  // in whole panels
-    size_t head_state;       // floats of a head's state: kv [K, V padded], then z [K padded]
-    int ring;                // steps that a short convolution's ring holds, 0 without one
-    size_t rings;            // where the rings begin in a slot's state: after [L, H] of those
-    size_t slot_state;       // floats of a slot's state: [L, 2] rings [ring, wide] at its end
-
-    explicit Sizes(const Config& c)
-        : model(round_up(c.d_model, LANES)),
-          embedded(round_up(c.sinusoidal ? c.d_model / 2 : c.d_model, LANES)),
-          wide(round_up(c.d_model, PANEL)), head(c.d_model / c.n_heads),
-          head_padded(round_up(head, LANES)), unit(PANEL),
-          hidden(round_up(c.d_ff, PANEL)), parameters(round_up(c.head_outputs, PANEL)),
-          head_state(static_cast<size_t>(head + 1) * static_cast<size_t>(head_padded)),
-          ring(c.short_conv ? (c.width + 1) * (c.channels / c.step_channels) + MAX_ROWS : 0),
-          rings(head_state * static_cast<size_t>(c.n_heads * c.n_layers)),
-          slot_state(rings + static_cast<size_t>(2 * c.n_layers * ring * wide)) {
-        while (unit % head_padded) unit += PANEL;
-        units = (c.n_heads * head_padded + unit - 1) / unit;
-    }
-    int qkv() const { return units * unit; }  // width of q, of k and of v
-    int qkv_stride() const { return 3 * qkv() + 16; }  // an odd number of cache lines, as all rows
-};
-
-// What the members of a team share, and what each has for itself.
-struct Team {
-    Team(const Sizes& s, const InputFormat& format, int members)
-        : members(members), barrier(members), qkv(size_t{MAX_ROWS} * s.qkv_stride()),
-          attended(INPUT_ROWS * format.stride(s.qkv())), hidden(INPUT_ROWS * format.stride(s.hidden)),
-          added(size_t{MAX_ROWS} * s.wide), parameters(size_t{MAX_ROWS} * s.parameters) {}
-
-    const int members;
-    Barrier barrier;
-    bool held_up = false;  // by other processes: written before a meeting, read after
-    Buffer<float> qkv;
-    Buffer<std::byte> attended, hidden;
-    Buffer<float> added, parameters;
-};
-
-struct Member {
-    explicit Member(const Sizes& s)
-        : x(size_t{MAX_ROWS} * s.wide), normalised(s.ring ? size_t{MAX_ROWS} * s.wide : 0),
-          input(INPUT_ROWS * InputFormat(false).stride(s.wide)) {}
-
-    Buffer<float> x;  // the residual stream
-    Buffer<float> normalised;  // and that, where it is convolved
-    Buffer<std::byte> input;
-};
-
-// A member's place in its team.
-struct Seat {
-    Team& team;
-    int index;
-    Member& member;
-
-    Range share(int count) const { return Range::share(count, index, team.members); }
-    void meet() const { team.barrier.meet(); }
-    bool leads() const { return index == 0; }
-};
 
 class Network {
 public:
@@ -111,11 +33,12 @@ public:
     const Sizes& sizes() const { return sizes_; }
     const InputFormat& format() const { return format_; }
 
-    // Run the rows, leaving the head's parameters of row r at `parameters(team, r)`. All members
-    // call this with the same rows; `states` holds every slot's.
-    void run(const Row* rows, int count, const Arrays& arrays, float* states,
-             const Seat& seat) const {
+    // Run the team's pass, leaving the head's parameters of row r at `parameters(team, r)`. All
+    // members call this; `states` holds every slot's.
+    void run(const Arrays& arrays, float* states, const Seat& seat) const {
         Team& team = seat.team;
+        const Row* const rows = team.pass.rows;
+        const int count = team.pass.row_count;
         Member& member = seat.member;
         const size_t wide = static_cast<size_t>(sizes_.wide);
         const size_t hidden_stride = format_.stride(sizes_.hidden);
@@ -129,14 +52,13 @@ public:
         for (int r = 0; r < count; ++r)
             embedding_.embed(arrays, rows[r].slot, rows[r].step, member.x.get() + r * wide);
         if (!config_.pre_norm) store_rows(count, member);
-        float* heads = states;
         float* rings = states + sizes_.rings;
-        for (const Layer& layer : layers_) {
+        for (int l = 0; l < config_.n_layers; ++l) {
+            const Layer& layer = layers_[static_cast<size_t>(l)];
             if (config_.pre_norm) norm_rows(layer.norm1, count, member, false, format_);
             if (sizes_.ring) convolve_rows(layer.conv1, rows, count, rings, seat, format_);
             rings += sizes_.ring * sizes_.wide;
-            attend(layer, rows, count, heads, seat);
-            heads += static_cast<size_t>(config_.n_heads) * sizes_.head_state;
+            attend(l, team.pass, states, seat);
             seat.meet();
             layer.out.multiply(team.attended.get(), format_.stride(sizes_.qkv()), count,
                                seat.share(layer.out.panels()), keep);
@@ -164,6 +86,19 @@ public:
                                 store(parameters(team, row) + column, v);
                             });
         seat.meet();
+    }
+
+    // Add what the last pass's runs still owe to the states.
+    void settle(float* states, const Seat& seat) const {
+        const Pass& pass = seat.team.pass;
+        for (int l = 0; l < config_.n_layers; ++l)
+            for (int i = 0; i < pass.run_count; ++i) {
+                if (!pass.runs[i].late) continue;
+                for_heads(pass.runs[i], l, states, seat,
+                          [&](const HeadState& state, const Late& late, int) {
+                              state.add(late.steps(), pass.runs[i].late);
+                          });
+            }
     }
 
     float* parameters(Team& team, int row) const {
@@ -219,82 +154,75 @@ private:
     };
 
     // q, k, v of this member's heads, then their states and outputs.
-    void attend(const Layer& layer, const Row* rows, int count, float* states,
-                const Seat& seat) const {
+    void attend(int layer, const Pass& pass, float* states, const Seat& seat) const {
         const int width = sizes_.qkv(), panels = sizes_.unit / PANEL;
         const size_t stride = static_cast<size_t>(sizes_.qkv_stride());
         float* const qkv = seat.team.qkv.get();
         const Range units = seat.share(sizes_.units);
         for (int part = 0; part < 3; ++part) {
             const int first = part * sizes_.units * panels;
-            layer.qkv.multiply(seat.member.input.get(), format_.stride(sizes_.wide), count,
-                               {first + units.begin * panels, first + units.end * panels},
-                               [&](int row, int column, Vec v) {
-                                   float* const place = qkv + row * stride + column;
-                                   store(place, part < 2 ? feature_map(v) : v);
-                               });
+            layers_[static_cast<size_t>(layer)].qkv.multiply(
+                seat.member.input.get(), format_.stride(sizes_.wide), pass.row_count,
+                {first + units.begin * panels, first + units.end * panels},
+                [&](int row, int column, Vec v) {
+                    float* const place = qkv + row * stride + column;
+                    store(place, part < 2 ? feature_map(v) : v);
+                });
         }
-        const int heads = sizes_.unit / sizes_.head_padded;
+        const size_t out = format_.stride(width);
+        for (int i = 0; i < pass.run_count; ++i) {
+            const Run& run = pass.runs[i];
+            const float* const first = qkv + run.first * stride;
+            std::byte* const output = seat.team.attended.get() + run.first * out;
+            for_heads(run, layer, states, seat, [&](const HeadState& state, const Late& late,
+                                                    int column) {
+                if (run.late) state.add(late.steps(), run.late);
+                for (int done = 0; done < run.count; done += TOGETHER) {
+                    const int some = std::min(TOGETHER, run.count - done);
+                    const float* const q = first + done * stride + column;
+                    state.attend(q, {q + width, q + 2 * width, stride}, some, std::min(some, run.kept - done),
+                                 [&](int row, int j, Vec v) {
+                                     format_.put(output + (done + row) * out, column + j, v);
+                                 });
+                }
+                for (int row = run.kept; row < run.count; ++row)
+                    late.put(row - run.kept, first + row * stride + column, width);
+            });
+        }
+    }
+
+    // Where a head's keys and values of a run's guessed rows lie, until it is known who was right.
+    struct Late {
+        float* k;
+        int width, size;
+
+        KeysValues steps() const { return {k, k + width, static_cast<size_t>(2 * width)}; }
+        void put(int row, const float* q, int behind) const {
+            float* const place = k + static_cast<size_t>(row) * 2 * static_cast<size_t>(width);
+            std::copy_n(q + behind, size, place);
+            std::copy_n(q + 2 * behind, size, place + width);
+        }
+    };
+
+    // Call `work(state, late, column)` for each of this member's heads of a run's slot; `column` is
+    // where the head begins among all of them.
+    template <typename Work>
+    void for_heads(const Run& run, int layer, float* states, const Seat& seat,
+                   const Work& work) const {
+        const int width = sizes_.qkv(), heads = sizes_.unit / sizes_.head_padded;
+        const Range units = seat.share(sizes_.units);
         const int last = std::min(units.end * heads, config_.n_heads);
-        for (int row = 0; row < count; ++row) {
-            float* const slot = states + static_cast<size_t>(rows[row].slot) * sizes_.slot_state;
-            std::byte* const output = seat.team.attended.get() + row * format_.stride(width);
-            for (int head = units.begin * heads; head < last; ++head) {
-                const int column = head * sizes_.head_padded;
-                const float* q = qkv + row * stride + column;
-                float* const state = slot + static_cast<size_t>(head) * sizes_.head_state;
-                attend_head(q, q + width, q + 2 * width, state, output, column);
-            }
+        float* const slot = states + static_cast<size_t>(run.slot) * sizes_.slot_state +
+                            static_cast<size_t>(layer * config_.n_heads) * sizes_.head_state;
+        float* const late = seat.team.late.get() +
+                            (static_cast<size_t>(layer) * MAX_ROWS + static_cast<size_t>(run.place)) *
+                                2 * static_cast<size_t>(width);
+        for (int head = units.begin * heads; head < last; ++head) {
+            const int column = head * sizes_.head_padded;
+            work(HeadState(slot + static_cast<size_t>(head) * sizes_.head_state, sizes_.head,
+                           sizes_.head_padded),
+                 Late{late + column, width, sizes_.head_padded}, column);
         }
-    }
-
-    // Eq. 18-20 of one head in one pass over its state.
-    void attend_head(const float* q, const float* k, const float* v, float* kv, std::byte* output,
-                     int column) const {
-        const int K = sizes_.head, V = sizes_.head_padded;
-        float* const z = kv + K * V;
-        Vec products = {};
-        for (int i = 0; i < V; i += LANES) {
-            const Vec sums = load(z + i) + load(k + i);
-            store(z + i, sums);
-            products = fma(load(q + i), sums, products);
-        }
-        const float denominator = sum(products) + ATTENTION_EPS;
-        int j = 0;
-        for (; j + 4 * LANES <= V; j += 4 * LANES)
-            attend_columns<4>(q, k, v + j, kv + j, denominator, output, column + j);
-        for (; j + 2 * LANES <= V; j += 2 * LANES)
-            attend_columns<2>(q, k, v + j, kv + j, denominator, output, column + j);
-        for (; j < V; j += LANES)
-            attend_columns<1>(q, k, v + j, kv + j, denominator, output, column + j);
-    }
-
-    template <int COLUMNS>
-    void attend_columns(const float* q, const float* k, const float* v, float* kv,
-                        float denominator, std::byte* output, int column) const {
-        const int K = sizes_.head, V = sizes_.head_padded;
-        Vec values[COLUMNS], sums[2][COLUMNS] = {};  // even and odd rows apart: two short chains
-        for (int c = 0; c < COLUMNS; ++c) values[c] = load(v + c * LANES);
-        const auto update = [&](int i, Vec* total) {
-            const Vec key = broadcast(k[i]), query = broadcast(q[i]);
-            // The next head's place too: its state follows, and comes from a slower cache.
-            for (int c = 0; c < COLUMNS * LANES; c += 16)
-                __builtin_prefetch(kv + (K + 1 + i) * V + c, 1, 3);
-            for (int c = 0; c < COLUMNS; ++c) {
-                float* const place = kv + i * V + c * LANES;
-                const Vec state = fma(key, values[c], load(place));
-                store(place, state);
-                total[c] = fma(query, state, total[c]);
-            }
-        };
-        int i = 0;
-        for (; i + 2 <= K; i += 2) {
-            update(i, sums[0]);
-            update(i + 1, sums[1]);
-        }
-        if (i < K) update(i, sums[0]);
-        for (int c = 0; c < COLUMNS; ++c)
-            format_.put(output, column + c * LANES, (sums[0][c] + sums[1][c]) / denominator);
     }
 
     // The residual connection. Each member keeps the whole stream for itself.

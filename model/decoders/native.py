@@ -44,8 +44,9 @@ class NativeDecoder(Decoder):
     """C++ on the CPU: whole pixels of all slots in one call, with weights in bf16 or float32.
 
     ``threads`` is how many cores to use, all that this process may by default, and ``isa`` one of
-    ``native.ISAS``, the CPU's best by default. The same seed gives the same bytes for every
-    ``threads``. Raises ``BackendError`` where the code cannot be built or run.
+    ``native.ISAS``, the CPU's best by default. ``guess`` computes pixels ahead on guesses,
+    where images are few, and keeps what was guessed right. The same seed gives the same bytes for
+    every ``threads``, guessed or not. Raises ``BackendError`` where the code cannot be built or run.
     """
 
     backend = "native"
@@ -58,6 +59,7 @@ class NativeDecoder(Decoder):
         *,
         precision: Precision = "bf16",
         isa: str | None = None,
+        guess: bool = True,
     ) -> None:
         super().__init__(model.config, max_slots)
         if threads is not None and threads < 1:
@@ -78,7 +80,7 @@ class NativeDecoder(Decoder):
             "categorical": c.head == "categorical", "pre_norm": c.norm == "pre",
             "gelu": c.activation == "gelu", "start_given": c.start == "given",
             "classes": len(c.classes), "short_conv": c.short_conv != "none", "max_slots": max_slots,
-            "bf16": precision == "bf16", "threads": self.threads,
+            "bf16": precision == "bf16", "threads": self.threads, "guess": guess,
         }  # fmt: skip
         arrays: dict[str, NDArray[np.generic]] = {
             "bits": self.bits, "positions": self.positions,

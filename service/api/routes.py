@@ -1,4 +1,4 @@
-"""The API under ``/v1``: from a request's body to the engine, and back as JSON, PNG, ZIP or SSE."""
+"""The API under ``/v1``: from a request's body to the engine, and back as JSON, PNG, ZIP, NPY or SSE."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from scanline.service.api.lookup import (
 from scanline.service.api.replies import GenerationReply, ModelList, ModelReply
 from scanline.service.api.requests import CompletionForm, Granularity, Output, SampleRequest
 from scanline.service.engine import Engine
-from scanline.service.generation import Generation, Spec
+from scanline.service.generation import FinishReason, Generation, Spec
 from scanline.service.http.bodies import known_query, once_each
 from scanline.service.http.errors import ERROR, ERRORS, ApiError
 from scanline.service.http.media import MEDIA, Media, choose_media, json_reply
 from scanline.service.http.sse import stream_reply
 from scanline.service.http.waiting import client_of, draw_to_end, wait_finished
-from scanline.service.pictures import read_upload, to_grid, to_png, to_zip
+from scanline.service.pictures import read_upload, to_grid, to_npy, to_png, to_zip
 from scanline.service.repeats import fingerprint
 from scanline.service.server import Scanline
 
@@ -251,6 +251,11 @@ def _reply(generation: Generation, media: Media, output: Output) -> Response:
     if media == "application/json":
         return json_reply(GenerationReply.of(generation, output), headers)
     drawn = [image.read(0, config.pixels) for image in generation.images]
+    if media == "application/x-npy":
+        if any(i.finish_reason is not FinishReason.LENGTH for i in generation.images):
+            # A picture cut off would look like any other.
+            raise ApiError(503, "the drawing was cancelled; ask for it again", code="cancelled")
+        return Response(to_npy(drawn, config), media_type=media, headers=headers)
     if media == "image/png":
         png = to_png(drawn[0], config) if len(drawn) == 1 else to_grid(drawn, config)
         return Response(png, media_type=media, headers=headers)

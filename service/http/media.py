@@ -1,18 +1,18 @@
-"""Which form a reply takes: JSON, PNG, ZIP or server-sent events."""
+"""Which form a reply takes: JSON, PNG, ZIP, a NumPy array or server-sent events."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 from fastapi import Request, Response
 from pydantic import BaseModel
 
 from scanline.service.http.errors import ApiError
 
-Media = Literal["application/json", "image/png", "application/zip", "text/event-stream"]
-MEDIA: tuple[Media, ...] = (
-    "application/json", "image/png", "application/zip", "text/event-stream",
-)  # fmt: skip
+Media = Literal[
+    "application/json", "image/png", "application/zip", "application/x-npy", "text/event-stream"
+]
+MEDIA: tuple[Media, ...] = get_args(Media)
 
 
 def choose_media(request: Request, stream: bool, given: set[str]) -> Media:
@@ -23,7 +23,7 @@ def choose_media(request: Request, stream: bool, given: set[str]) -> Media:
             400, "granularity is about streams: leave it out, or set stream to true",
             param="granularity",
         )  # fmt: skip
-    if "output" in given and media in ("image/png", "application/zip"):
+    if "output" in given and media in ("image/png", "application/zip", "application/x-npy"):
         raise ApiError(
             400, f"output is about JSON and streams, and Accept asks for {media}: leave one out",
             param="output",

@@ -1,0 +1,248 @@
+// Many images in flight, whole pixels at a time: the loop over slots, threads and passes.
+#pragma once
+
+#include <climits>
+#include <memory>
+
+#include "drawing.h"
+#include "head.h"
+#include "network.h"
+
+namespace scanline {
+
+// Sharing each product's columns between all threads reads the weights once, and pays for some 40
+// meetings a step: measured to be worth it below so many rows a thread.
+constexpr int SHARED_ROWS = 2;
+// Rows that a pass is filled up to where images are too few to fill it: known values, and guesses.
+constexpr int AHEAD_ROWS = BLOCK;
+// Threads that meet this often lose whole time slices where other processes want the cores. So
+// many meetings that outlast their spin tell so, and the next pixels run without meetings.
+constexpr int TOO_MANY_SLEEPS = 3, ALONE_PIXELS = 512;
+
+class Decoder {
+public:
+    Decoder(const Config& config, const Weights& weights, const Arrays& arrays)
+        : config_(config), arrays_(arrays), pixels_(config.height * config.width),
+          network_(config, weights),
+          head_(config.categorical != 0, config.step_channels, weights.head_tables),
+          states_(network_.sizes().slot_state * static_cast<size_t>(config.max_slots)),
+          pool_(config.threads),
+          together_(config, network_.sizes(), network_.format(), pool_.threads()) {
+        for (int i = 0; i < pool_.threads(); ++i) {
+            members_.emplace_back(network_.sizes());
+            alone_.push_back(
+                std::make_unique<Team>(config, network_.sizes(), network_.format(), 1));
+        }
+        seen_.resize(static_cast<size_t>(config.max_slots));
+        slots_.reserve(seen_.size());
+    }
+
+    // The slots given, less -1, and `with_twins` each guided one's twin right after it. Returns
+    // false where one is out of range or comes twice.
+    bool collect(const int32_t* slots, int count, bool with_twins) {
+        slots_.clear();
+        guided_ = false;
+        bool valid = true;
+        const auto take = [&](int slot) {
+            valid = slot >= 0 && slot < config_.max_slots && !seen_[static_cast<size_t>(slot)];
+            if (!valid) return;
+            seen_[static_cast<size_t>(slot)] = true;
+            slots_.push_back(slot);
+        };
+        for (int i = 0; valid && i < count; ++i) {
+            const int slot = slots[i];
+            if (slot == -1) continue;
+            take(slot);
+            if (!valid || !with_twins || arrays_.twin[slot] == -1) continue;
+            take(arrays_.twin[slot]);
+            guided_ = true;
+        }
+        for (const int slot : slots_) seen_[static_cast<size_t>(slot)] = false;
+        return valid;
+    }
+
+    // Up to n more pixels of each collected slot.
+    void step(int n) {
+        const int count = static_cast<int>(slots_.size());
+        ends_.clear();
+        for (const int slot : slots_) {
+            const int position = std::clamp(arrays_.positions[slot], 0, pixels_);
+            ends_.push_back(position + std::clamp(n, 0, pixels_ - position));
+        }
+        const bool few = pool_.threads() > 1 && count < SHARED_ROWS * pool_.threads() &&
+                         count <= MAX_ROWS;
+        if (few && alone_pixels_ <= 0) {
+            together_.barrier.forget_sleeps();
+            spread_together(count, [&](Range slots, const Seat& seat) { draw(slots, seat); });
+            if (arrived()) return;
+            alone_pixels_ = ALONE_PIXELS;
+        }
+        if (alone_pixels_ > 0) alone_pixels_ -= n;
+        // A pair that would be torn makes its part a slot longer.
+        spread_parts(count, guided_ ? MAX_ROWS - 1 : MAX_ROWS,
+                     [&](Range slots, const Seat& seat) { draw(whole_pairs(slots), seat); });
+    }
+
+    // Each collected slot from nothing, with its first lengths[i] pixels. Returns false where a
+    // length is out of range.
+    bool begin(const int32_t* lengths) {
+        const int count = static_cast<int>(slots_.size());
+        for (int i = 0; i < count; ++i)
+            if (lengths[i] < 0 || lengths[i] > pixels_) return false;
+        ends_.assign(lengths, lengths + count);
+        const auto work = [&](Range slots, const Seat& seat) {
+            for (int i = slots.begin; i < slots.end; ++i) absorb(i, seat);
+        };
+        if (count > 0 && count < pool_.threads()) spread_together(count, work);
+        else spread_parts(count, 1, work);
+        return true;
+    }
+
+    void copy(const int32_t* sources, const int32_t* targets, int count) {
+        const size_t size = network_.sizes().slot_state;
+        for (int i = 0; i < count; ++i)
+            std::copy_n(states_.get() + static_cast<size_t>(sources[i]) * size, size,
+                        states_.get() + static_cast<size_t>(targets[i]) * size);
+    }
+
+    // Passes so far, and the rows that they had.
+    void effort(int64_t counts[2]) const {
+        counts[0] = passes_.load(std::memory_order_relaxed);
+        counts[1] = rows_.load(std::memory_order_relaxed);
+    }
+
+    float* states() { return states_.get(); }
+    const Sizes& sizes() const { return network_.sizes(); }
+    void trace(float* parameters) { trace_ = parameters; }
+
+private:
+    // Have `work(all slots, seat)` done by one team of all threads.
+    template <typename Work>
+    void spread_together(int count, const Work& work) {
+        pool_.run([&](int i) {
+            work(Range{0, count}, Seat{together_, i, members_[static_cast<size_t>(i)]});
+        });
+    }
+
+    // Have `work(range of slots, seat)` done by each thread alone, for parts of at most `most`.
+    template <typename Work>
+    void spread_parts(int count, int most, const Work& work) {
+        const int threads = pool_.threads();
+        const int rounds = (count + threads * most - 1) / (threads * most);
+        const int parts = std::min(count, rounds * threads);
+        std::atomic<int> next{0};
+        const auto job = [&](int i) {
+            const auto thread = static_cast<size_t>(i);
+            const Seat seat{*alone_[thread], 0, members_[thread]};
+            for (int part; (part = next.fetch_add(1, std::memory_order_relaxed)) < parts;)
+                work(Range::share(count, part, parts), seat);
+        };
+        if (parts == 1) job(0);
+        else pool_.run(job);
+    }
+
+    // An image and its twin stay together, with whoever has the image.
+    Range whole_pairs(Range slots) const {
+        const auto after_pair = [&](int i) {
+            const bool inside = guided_ && i > 0 && i < static_cast<int>(slots_.size());
+            const auto at = static_cast<size_t>(i);
+            return inside && arrays_.twin[slots_[at - 1]] == slots_[at] ? i + 1 : i;
+        };
+        return {after_pair(slots.begin), after_pair(slots.end)};
+    }
+
+    bool arrived() const {
+        for (size_t i = 0; i < slots_.size(); ++i)
+            if (arrays_.positions[slots_[i]] < ends_[i]) return false;
+        return true;
+    }
+
+    // Draw these slots up to their ends; a team that is held up by other processes stops before.
+    void draw(Range slots, const Seat& seat) {
+        const int count = slots.end - slots.begin;
+        if (count == 0) return;  // its only image went with the part before
+        const int ahead = config_.guess ? std::max(1, AHEAD_ROWS / count) : 1;
+        run({config_, arrays_, slots_.data() + slots.begin, ends_.data() + slots.begin, count, true,
+             ahead, ahead > 1 ? &seat.team.guesses : nullptr}, seat, TOO_MANY_SLEEPS);
+    }
+
+    // Begin one of the collected slots, and take its known pixels in: all of them in as few passes.
+    void absorb(int index, const Seat& seat) {
+        const int slot = slots_[static_cast<size_t>(index)];
+        if (seat.leads()) {
+            const size_t size = network_.sizes().slot_state;
+            std::fill_n(states_.get() + static_cast<size_t>(slot) * size, size, 0.0f);
+            std::fill_n(arrays_.bits + at(slot, 1), pixels_, 0.0f);
+            arrays_.positions[slot] = 0;
+        }
+        run({config_, arrays_, &slot, &ends_[static_cast<size_t>(index)], 1, false, MAX_ROWS, nullptr},
+            seat, INT_MAX);
+    }
+
+    // Pass after pass, until the images are at their ends or so many meetings were slept through. Each
+    // member has the drawing, its leader alone goes on with it.
+    void run(Drawing drawing, const Seat& seat, int most_sleeps) {
+        Pass& pass = seat.team.pass;
+        for (bool first = true;; first = false) {
+            if (seat.leads()) {
+                if (!first) drawing.settle(pass);
+                if (seat.team.barrier.sleeps() >= most_sleeps) drawing.stop();
+                drawing.plan(pass);
+            }
+            seat.meet();
+            if (pass.row_count == 0) break;
+            if (seat.leads()) {
+                passes_.fetch_add(1, std::memory_order_relaxed);
+                rows_.fetch_add(pass.row_count, std::memory_order_relaxed);
+            }
+            network_.run(arrays_, states_.get(), seat);
+            const Range mine = seat.share(pass.decision_count);
+            for (int i = mine.begin; i < mine.end; ++i) decide(pass.decisions[i], seat.team);
+            seat.meet();
+        }
+        network_.settle(states_.get(), seat);
+        seat.meet();  // before the leader plans another pass
+    }
+
+    void decide(Decision& decision, Team& team) {
+        const Row row = decision.row;
+        const int pixel = row.step / (config_.channels / config_.step_channels);
+        const Draw draw{arrays_.noise + at(row.slot, config_.draws) + row.step * config_.step_draws,
+                        arrays_.temperature[row.slot], arrays_.top_p[row.slot],
+                        arrays_.guidance[row.slot],
+                        arrays_.known[at(row.slot, 1) + static_cast<size_t>(pixel)] != 0};
+        const float* const parameters = network_.parameters(team, decision.parameters);
+        const float* const unlabelled =
+            decision.unlabelled < 0 ? nullptr : network_.parameters(team, decision.unlabelled);
+        decision.bits = head_.decide(parameters, unlabelled, draw, decision.values);
+        if (trace_)
+            std::copy_n(parameters, config_.head_outputs,
+                        trace_ + (at(row.slot, config_.channels / config_.step_channels) +
+                                  static_cast<size_t>(row.step)) *
+                                     static_cast<size_t>(config_.head_outputs));
+    }
+
+    // Where a slot begins in an array of `each` values a pixel.
+    size_t at(int slot, int each) const {
+        return static_cast<size_t>(slot) * static_cast<size_t>(pixels_ * each);
+    }
+
+    const Config config_;
+    const Arrays arrays_;
+    const int pixels_;
+    const Network network_;
+    const Head head_;
+    Buffer<float> states_;
+    Pool pool_;
+    Team together_;
+    std::vector<std::unique_ptr<Team>> alone_;
+    std::vector<Member> members_;
+    std::vector<int> slots_, ends_;  // of the call at hand: ends are pixels
+    std::vector<bool> seen_;
+    bool guided_ = false;  // whether a twin is among the slots
+    int alone_pixels_ = 0;
+    std::atomic<int64_t> passes_{0}, rows_{0};
+    float* trace_ = nullptr;
+};
+
+}  // namespace scanline
