@@ -4,8 +4,10 @@ import { explain, postPicture } from "./api.js";
 import { chooseFile } from "./arrivals.js";
 import { Easel } from "./easel.js";
 import { drawExamples, lightness, paperOf, thumbnail } from "./examples.js";
-import { echo, fillForm, listenToDice, randomSeed, readNumber, setRange } from "./fields.js";
+import { echo, listenToDice, randomSeed, readNumber, seedOf, setRange } from "./fields.js";
 import { area, blank, fromFile, fromText, toPng, toText } from "./pixels.js";
+import { LookAhead, rowsOf } from "./lookahead.js";
+import { Shaping } from "./shaping.js";
 import { Sheet } from "./sheet.js";
 
 const byId = (id) => document.getElementById(id);
@@ -19,8 +21,9 @@ export class CompleteView {
     this.form = byId("complete-form");
     this.sheet = new Sheet(byId("complete"), page.viewer);
     this.easel = new Easel(byId("easel"), byId("easel-place"), () => this.edited());
-    const { brush, temperature, rows } = this.form.elements;
-    echo(temperature);
+    this.shaping = new Shaping(byId("complete-shaping"), () => this.settled());
+    this.ahead = new LookAhead(byId("ahead"), () => this.complete({ reveal: true, by: "particles" }));
+    const { brush, rows } = this.form.elements;
     echo(brush, String);
     brush.addEventListener("input", () => { this.easel.size = Number(brush.value); });
     let sliding = false; // one slide is one change, and one undo
@@ -29,7 +32,10 @@ export class CompleteView {
       sliding = true;
     });
     rows.addEventListener("change", () => { sliding = false; });
-    this.form.addEventListener("change", () => this.takeTool());
+    this.form.addEventListener("change", () => {
+      this.takeTool();
+      this.settled();
+    });
     this.form.addEventListener("submit", (event) => {
       event.preventDefault();
       this.complete({ reveal: true });
@@ -53,6 +59,8 @@ export class CompleteView {
     const names = ["", ...model.classes];
     label.replaceChildren(...names.map((name) => new Option(name || "anything", name)));
     label.closest(".field").hidden = model.classes.length === 0;
+    this.shaping.use(model);
+    this.settled();
     colour.hidden = model.channels === 1;
     byId("paper-offer").hidden = true;
     byId("examples").replaceChildren();
@@ -64,15 +72,19 @@ export class CompleteView {
   async open(fields) {
     const examples = this.examples ?? this.askExamples();
     if (fields.has("image")) {
-      const seed = fillForm(this.form, fields);
-      this.form.elements.label.value = fields.get("label") ?? "";
+      const { n, label } = this.form.elements;
+      if (fields.has("n")) n.value = fields.get("n");
+      label.value = fields.get("label") ?? "";
+      this.shaping.take(fields);
+      this.settled();
       try {
         this.easel.load(await fromFile(fromText(fields.get("image")), this.model));
+        this.ahead.take(fields.get("particles"));
       } catch (error) {
-        this.sheet.complain(`The link's picture is damaged. ${explain(error)}`);
+        this.sheet.report.complain(`The link's picture is damaged. ${explain(error)}`);
         return;
       }
-      await this.complete({ seed });
+      await this.complete({ seed: seedOf(fields), by: fields.get("by") });
     } else {
       const { model } = this;
       const [first] = await examples;
@@ -87,7 +99,7 @@ export class CompleteView {
   async askExamples() {
     const { model } = this;
     this.examples = drawExamples(model).catch((error) => {
-      if (model === this.model) this.sheet.complain(`No examples came. ${explain(error)}`);
+      if (model === this.model) this.sheet.report.complain(`No examples came. ${explain(error)}`);
       return [];
     });
     const pictures = await this.examples;
@@ -120,11 +132,11 @@ export class CompleteView {
       const picture = await fromFile(file, this.model);
       this.load(picture);
       if (!picture.known.includes(0)) this.easel.keepRows(Math.round(this.model.height / 2));
-      this.sheet.say("Your picture is on the easel. Erase what you like, then complete it.");
+      this.sheet.report.say("Your picture is on the easel. Erase what you like, then complete it.");
       const drawnOn = paperOf(await this.examples);
       byId("paper-offer").hidden = lightness(paperOf([picture])) - lightness(drawnOn) < 128;
     } catch (error) {
-      this.sheet.complain(explain(error));
+      this.sheet.report.complain(explain(error));
     }
   }
 
@@ -150,7 +162,7 @@ export class CompleteView {
     setRange(brush, Math.max(1, Math.round(this.model.width / 12)), "");
     brush.dispatchEvent(new Event("input"));
     this.takeTool();
-    this.sheet.say("Draw the upper part, then let it be completed.");
+    this.sheet.report.say("Draw the upper part, then let it be completed.");
     byId("easel").focus();
   }
 
@@ -171,6 +183,15 @@ export class CompleteView {
     const rows = Math.floor((known.includes(0) ? known.indexOf(0) : known.length) / shape.width);
     setRange(this.form.elements.rows, rows, String(rows));
     byId("order-note").hidden = !this.easel.scattered;
+    this.ahead.offer(this.easel.scattered);
+  }
+
+  /** What is drawn with changed: whether there is guidance, and how many tries there are slots for. */
+  settled() {
+    const { label } = this.form.elements;
+    this.shaping.guided(Boolean(label.value));
+    const { guidance = 1 } = this.shaping.fields(label.value);
+    this.ahead.limit(this.model.slots / (guidance === 1 ? 1 : 2));
   }
 
   /** Whether something is left to draw; below a sketch, everything is. */
@@ -180,35 +201,38 @@ export class CompleteView {
     return easel.picture.known.includes(0);
   }
 
-  /** Send the picture, transparent where it is unknown; with a link's seed if there is one. */
-  async complete({ seed = null, reveal = false } = {}) {
+  /**
+   * Send the picture, transparent where it is unknown; with a link's seed if there is one, and both
+   * without and with looking ahead where that is to be compared.
+   */
+  async complete({ seed = null, reveal = false, by = null } = {}) {
     if (!this.hasGap()) {
-      this.sheet.complain("Nothing is erased yet. Rub something out, or lower the known rows.");
+      this.sheet.report.complain("Nothing is erased yet. Rub something out, or lower the known rows.");
       return;
     }
     const { model, easel: { picture } } = this;
-    const { n, seed: typed, temperature, label, pace } = this.form.elements;
+    const { n, seed: typed, label, pace } = this.form.elements;
     const given = { ...picture, values: picture.values.slice(), known: picture.known.slice() };
     const png = await toPng(given, (p) => given.known[p]);
     const fields = {
       model: model.id,
       n: readNumber(n, 8),
       seed: seed ?? readNumber(typed, randomSeed()),
-      temperature: Number(temperature.value),
-      ...(label.value ? { label: label.value } : {}),
+      ...this.shaping.fields(label.value),
+      ...this.ahead.fields,
     };
     n.value = fields.n;
-    const link = { view: "complete", fields: { ...fields, image: await toText(png) } };
+    const linkTo = (asked) => ({ view: "complete", fields: { ...asked, image } });
+    const image = await toText(png);
     if (model !== this.model) return; // another was chosen meanwhile
-    this.page.link("complete", link.fields);
-    await this.sheet.run({
+    const parts = rowsOf(by, fields).map((row) => ({
+      ...row,
       model,
-      fields,
-      pace: Number(pace.value),
-      given,
-      reveal,
-      link,
-      open: (signal) => postPicture("v1/completions", { ...fields, stream: true }, png, signal),
-    });
+      link: linkTo(row.fields),
+      open: (signal) => postPicture("v1/completions", { ...row.fields, stream: true }, png, signal),
+    }));
+    const link = linkTo({ ...fields, ...(parts.length > 1 ? { by } : {}) });
+    this.page.link("complete", link.fields);
+    await this.sheet.run({ parts, pace: Number(pace.value), given, reveal, link });
   }
 }

@@ -1,8 +1,15 @@
 /** The view "Draw": images from nothing, of a class or of anything. */
 
 import { post } from "./api.js";
-import { echo, fillForm, listenToDice, randomSeed, readNumber, shapeOf } from "./fields.js";
+import { axesOf, rowsOf } from "./compare.js";
+import { listenToDice, randomSeed, readNumber, seedOf } from "./fields.js";
+import { Shaping } from "./shaping.js";
 import { Sheet } from "./sheet.js";
+
+const MOST_COLUMNS = 8; // of a comparison
+const AXES = {
+  temperature: "temperature", guidance: "guidance", top_p: "top-p", label: "class", model: "model",
+};
 
 /** Choose a class, or what to draw with, and draw. */
 export class DrawView {
@@ -11,7 +18,7 @@ export class DrawView {
     this.page = page;
     this.form = document.getElementById("draw-form");
     this.sheet = new Sheet(document.getElementById("draw"), page.viewer);
-    echo(this.form.elements.temperature);
+    this.shaping = new Shaping(document.getElementById("draw-shaping"));
     // A phone shows pictures first; the settings are one tap away.
     if (matchMedia("(max-width: 52rem)").matches) {
       document.getElementById("draw-options").open = false;
@@ -20,8 +27,9 @@ export class DrawView {
       event.preventDefault();
       this.draw({ reveal: true });
     });
-    this.form.addEventListener("change", (event) => {
-      if (event.target.name === "label") this.draw({ reveal: true });
+    this.form.addEventListener("change", ({ target: { name } }) => {
+      if (name === "label") this.shaping.guided(Boolean(this.label));
+      if (name === "label" || name === "by") this.draw({ reveal: true });
     });
     listenToDice(this.form, () => this.draw({ reveal: true }));
   }
@@ -30,6 +38,7 @@ export class DrawView {
   use(model) {
     this.model = model;
     this.sheet.clear();
+    this.shaping.use(model);
     const box = document.getElementById("draw-classes");
     box.querySelectorAll("label").forEach((label) => label.remove());
     box.hidden = model.classes.length === 0;
@@ -45,43 +54,55 @@ export class DrawView {
       label.append(input, text);
       box.append(label);
     }
+    this.shaping.guided(Boolean(names[0]));
+    const axes = axesOf(model, this.page.models);
+    this.form.elements.by.replaceChildren(new Option("one way", ""),
+      ...axes.map((axis) => new Option(`by ${AXES[axis]}`, axis)));
+  }
+
+  get label() {
+    return this.form.querySelector('[name="label"]:checked')?.value ?? "";
   }
 
   /** Draw what a link says; where it says nothing, what the model draws by itself. */
   open(fields) {
-    const seed = fillForm(this.form, fields);
+    const seed = seedOf(fields);
+    const { n, by } = this.form.elements;
+    if (fields.has("n")) n.value = fields.get("n");
     if (seed !== null || fields.has("label")) {
       const wanted = fields.get("label") ?? "";
       for (const input of this.form.querySelectorAll('[name="label"]')) {
         input.checked = input.value === wanted;
       }
+      this.shaping.guided(Boolean(this.label));
+      this.shaping.take(fields);
+      by.value = "";
+      if (axesOf(this.model, this.page.models).includes(fields.get("by"))) by.value = fields.get("by");
     }
-    const shape = Object.fromEntries(["guidance", "top_p"]
-      .filter((name) => fields.has(name)).map((name) => [name, Number(fields.get(name))]));
-    return this.draw({ seed, shape });
+    return this.draw({ seed });
   }
 
-  /** Draw what the form says; of a link's seed, guidance and top_p where there is one. */
-  draw({ seed = null, shape = {}, reveal = false } = {}) {
-    const { n, seed: typed, temperature, pace } = this.form.elements;
-    const label = this.form.querySelector('[name="label"]:checked')?.value ?? "";
+  /** Draw what the form says; of a link's seed where there is one. */
+  draw({ seed = null, reveal = false } = {}) {
+    const { model, page } = this;
+    const { n, seed: typed, pace, by: { value: by } } = this.form.elements;
+    const count = readNumber(n, 12);
     const fields = {
-      model: this.model.id,
-      n: readNumber(n, 12),
+      model: model.id,
+      n: by ? Math.min(count, MOST_COLUMNS) : count,
       seed: seed ?? readNumber(typed, randomSeed()),
-      temperature: Number(temperature.value),
-      ...shapeOf(this.model, label),
-      ...shape,
+      ...this.shaping.fields(this.label),
     };
     n.value = fields.n;
-    this.page.link("draw", fields);
+    const shown = by ? { ...fields, by } : fields;
+    page.link("draw", shown);
+    const parts = rowsOf(by, fields, model, page.models).map((row) => ({
+      ...row,
+      link: { view: "draw", fields: row.fields },
+      open: (signal) => post("v1/samples", { ...row.fields, stream: true }, signal),
+    }));
     return this.sheet.run({
-      model: this.model,
-      fields,
-      pace: Number(pace.value),
-      reveal,
-      link: { view: "draw", fields },
-      open: (signal) => post("v1/samples", { ...fields, stream: true }, signal),
+      parts, reveal, pace: Number(pace.value), link: { view: "draw", fields: shown },
     });
   }
 }

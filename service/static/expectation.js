@@ -4,29 +4,17 @@ import { postJson } from "./api.js";
 import { Chart } from "./chart.js";
 import { colour } from "./pixels.js";
 import { Plate } from "./plate.js";
+import { reshape } from "./reshape.js";
 import { bitsOf, likeliest, nameOf, percent, verdict } from "./words.js";
 
 const REACH = 3; // pixels of the lens to each side
 const BEFORE = [["left", -1, 0], ["above left", -1, -1], ["above", 0, -1], ["above right", 1, -1]];
 const DIM = 70;
 
-/** Make a distribution sharper or flatter, as a temperature does. */
-export function reshape(probabilities, temperature) {
-  if (temperature === 1) return probabilities;
-  if (temperature === 0) {
-    const best = likeliest(probabilities);
-    return probabilities.map((_, value) => (value === best ? 1 : 0));
-  }
-  const most = Math.max(...probabilities);
-  const raised = probabilities.map((p) => (p / most) ** (1 / temperature));
-  const total = raised.reduce((sum, p) => sum + p, 0);
-  return raised.map((p) => p / total);
-}
-
 /** Asks for distributions, one question at a time and always about the latest place. */
 export class Expectation {
   /**
-   * @param {object} on temperature() gives the one to show, pick(channel, value) hears of a value
+   * @param {object} on values() gives the temperature, guidance and top_p to show, pick(channel, value) hears of a value
    *   chosen in a chart, chosen() gives those chosen, changed() hears of every answer, failed(error)
    */
   constructor(on) {
@@ -85,16 +73,17 @@ export class Expectation {
   async fetch(model, { picture, at, available, label }) {
     const { channels } = model;
     const there = at < available;
-    const replies = await Promise.all(Array.from({ length: there ? channels : 1 }, (_, c) =>
-      postJson("v1/distribution", {
-        model: model.id,
-        values: Array.from(picture.values.subarray(0, at * channels + c)),
-        ...(label ? { label } : {}),
-      })));
+    const askAll = (named) => Promise.all(Array.from({ length: there ? channels : 1 }, async (_, c) => {
+      const values = Array.from(picture.values.subarray(0, at * channels + c));
+      return (await postJson("v1/distribution", { model: model.id, values, ...named })).probabilities;
+    }));
+    const guided = label && this.on.values().guidance !== 1;
+    const [distributions, unlabelled] = await Promise.all(
+      [askAll(label ? { label } : {}), guided ? askAll({}) : null]);
     return {
-      picture, at, available,
+      picture, at, available, label,
       actual: there ? [...picture.values.subarray(at * channels, (at + 1) * channels)] : null,
-      distributions: replies.map(({ probabilities }) => probabilities),
+      distributions, unlabelled,
     };
   }
 
@@ -113,15 +102,24 @@ export class Expectation {
     this.draw();
   }
 
-  /** Draw the charts, as the temperature and the values chosen are now. */
+  /** The dials were turned: show what they make of it, asking for what that takes. */
+  turned() {
+    const { answer, on } = this;
+    if (answer?.label && on.values().guidance !== 1 && !answer.unlabelled) {
+      this.ask(answer.picture, answer.at, answer.available, answer.label);
+    }
+    this.draw();
+  }
+
+  /** Draw the charts, as the dials and the values chosen are now. */
   draw() {
     if (!this.answer) return;
-    const { actual, distributions } = this.answer;
+    const { actual, distributions, unlabelled } = this.answer;
     const chosen = this.on.chosen();
     this.charts.forEach((chart, c) => {
       chart.canvas.hidden = !distributions[c];
       if (!distributions[c]) return;
-      const shown = reshape(distributions[c], this.on.temperature());
+      const shown = reshape(distributions[c], unlabelled?.[c], this.on.values());
       chart.show(shown, actual?.[c] ?? null, chosen[c] ?? null);
     });
   }

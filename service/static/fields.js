@@ -34,12 +34,8 @@ export function listenToDice(form, draw) {
   });
 }
 
-/** Fill a form from a link's fields; its seed is given back, being for this drawing alone. */
-export function fillForm(form, fields) {
-  const { n, temperature } = form.elements;
-  if (fields.has("n")) n.value = fields.get("n");
-  if (fields.has("temperature")) temperature.value = fields.get("temperature");
-  temperature.dispatchEvent(new Event("input"));
+/** Read a link's seed; it is for this drawing alone, and fills no field. */
+export function seedOf(fields) {
   const seed = Number(fields.get("seed"));
   return fields.has("seed") && Number.isSafeInteger(seed) && seed >= 0 ? seed : null;
 }
@@ -48,13 +44,3 @@ export function fillForm(form, fields) {
 export const given = (fields) => Object.fromEntries(
   Object.entries(fields).filter(([, value]) => value !== undefined && value !== ""),
 );
-
-/**
- * Say how a model's values are chosen, for a label or none. What the model would do by itself is
- * named all the same, so that a link draws the same when another checkpoint takes its place.
- */
-export const shapeOf = ({ guidance, top_p: topP }, label) => given({
-  label,
-  guidance: label && guidance !== 1 ? guidance : undefined,
-  top_p: topP === 1 ? undefined : topP,
-});

@@ -24,9 +24,9 @@ export class InsideView {
     this.view = byId("inside");
     this.form = byId("inside-form");
     this.report = this.view.querySelector(".deeds [data-report]");
-    this.whatIf = new WhatIf(page.viewer, () => this.expectation.draw());
+    this.whatIf = new WhatIf(page.viewer, () => this.expectation.turned());
     this.expectation = new Expectation({
-      temperature: () => this.whatIf.temperature,
+      values: () => this.whatIf.shaping.values,
       chosen: () => this.whatIf.chosen,
       pick: (channel, value) => this.whatIf.pick(channel, value),
       changed: () => this.answered(),

@@ -67,11 +67,13 @@ export class Player {
     return area(this.picture.shape);
   }
 
-  /** Take values that arrived, from the pixel at `position` on. */
+  /** Take values that arrived, from the pixel at `position` on; what is shown already may change. */
   write(position, values) {
     const { channels } = this.picture.shape;
     this.picture.values.set(values, position * channels);
-    this.available = Math.max(this.available, position + values.length / channels);
+    const end = position + values.length / channels;
+    this.available = Math.max(this.available, end);
+    if (position < this.position) this.paint(position, Math.min(end, this.position));
     this.play();
   }
 

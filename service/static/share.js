@@ -117,9 +117,12 @@ export class ShareBar {
     this.offer(null);
   }
 
-  /** Offer a link: its view and fields; null for nothing. */
-  offer(link) {
+  /** Offer a link, its view and fields, or nothing for null; and as a command, if it is one. */
+  offer(link, single = true) {
     this.link = link;
+    for (const name of ["curl", "python"]) {
+      this.bar.querySelector(`[data-copy=${name}]`).hidden = !single;
+    }
     this.status.textContent = "";
     this.bar.hidden = link === null;
   }

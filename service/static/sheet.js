@@ -1,11 +1,12 @@
-/** A sheet of images being drawn, and the line that reports how it goes. */
+/** A sheet of images being drawn: one request, or several, a row each. */
 
-import { explain } from "./api.js";
-import { area } from "./pixels.js";
-import { Player, calm } from "./player.js";
+import { call, explain } from "./api.js";
+import { Report } from "./report.js";
 import { ShareBar } from "./share.js";
 import { follow } from "./stream.js";
+import { Tile, givenTile, heading } from "./tile.js";
 
+const AT_ONCE = 3; // requests; a browser has six connections to a server
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const rough = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 });
 
@@ -18,11 +19,11 @@ export class Sheet {
    */
   constructor(view, viewer, form = view) {
     this.list = view.querySelector(".sheet");
-    this.report = view.querySelector("[data-report]");
+    this.report = new Report(view.querySelector("[data-report]"));
     this.cancelButton = form.querySelector("[data-cancel]");
     this.viewer = viewer;
     this.share = new ShareBar(view.querySelector("[data-share]"));
-    this.items = [];
+    this.tiles = [];
     this.cancelButton.addEventListener("click", () => this.finish());
   }
 
@@ -32,7 +33,7 @@ export class Sheet {
       this.cancel();
       return;
     }
-    for (const { player } of this.items) {
+    for (const { player } of this.tiles) {
       player.rate = Infinity;
       player.play();
     }
@@ -47,10 +48,10 @@ export class Sheet {
   clear() {
     this.cancel();
     this.abort = null;
-    for (const { player } of this.items) player.stop();
-    this.items = [];
+    for (const { player } of this.tiles) player.stop();
+    this.tiles = [];
     this.list.replaceChildren();
-    this.report.replaceChildren();
+    this.report.clear();
     this.share.offer(null);
     this.busy(false);
   }
@@ -58,156 +59,141 @@ export class Sheet {
   /**
    * Draw, and show it.
    *
-   * @param {object} job model, fields (what was asked: n, seed, label …), pace, given (a picture),
-   *   reveal (scroll to it), link and open(signal), which sends the request
+   * @param {object} job parts (requests: title, model, fields, link, and open(signal), which sends
+   *   it), pace, given (a picture), reveal (scroll to it), link
    */
   async run(job) {
     this.cancel();
     const abort = new AbortController();
-    this.abort = abort;
-    this.job = job;
-    this.facts = null;
+    Object.assign(this, { abort, job, facts: null, done: [] });
     this.lay(job);
-    this.share.offer(job.link);
+    this.share.offer(job.link, job.parts.length === 1);
     this.busy(true);
-    this.say(`Drawing ${count(job.fields.n)} …`);
-    if (job.reveal) this.reveal();
+    this.report.say(`Drawing ${count(this.tiles.length)} …`);
+    if (job.reveal) this.report.reveal();
+    const began = performance.now();
     try {
-      await follow(
-        () => job.open(abort.signal),
-        (event) => this.abort === abort && this.hear(event),
-        (sentence) => this.abort === abort && this.say(sentence),
-        abort.signal,
-      );
+      await this.drawAll(abort);
+      if (this.abort === abort) this.drawn((performance.now() - began) / 1000);
     } catch (error) {
       if (this.abort !== abort) return; // another drawing has taken its place
+      const cancelled = abort.signal.aborted;
+      abort.abort(error); // the other rows'
       this.stop();
-      if (abort.signal.aborted) this.say("Cancelled. What was drawn stays.");
-      else this.complain(explain(error));
+      if (cancelled) this.report.say("Cancelled. What was drawn stays.");
+      else this.report.complain(explain(error));
     }
   }
 
-  /** Scroll to the images where they begin in the lower half of the screen, or beyond. */
-  reveal() {
-    if (this.report.getBoundingClientRect().top < innerHeight / 2) return;
-    this.report.scrollIntoView({ behavior: calm.matches ? "auto" : "smooth", block: "start" });
+  /** Send every part's request, a few at once. */
+  async drawAll(abort) {
+    const waiting = [...this.job.parts];
+    const work = async () => {
+      for (let part = waiting.shift(); part; part = waiting.shift()) {
+        const tiles = this.tiles.filter((tile) => tile.part === part);
+        await follow(
+          () => part.open(abort.signal),
+          (event) => this.abort === abort && this.hear(event, tiles),
+          (sentence) => this.abort === abort && this.report.say(sentence),
+          abort.signal,
+        );
+      }
+    };
+    await Promise.all(Array.from({ length: AT_ONCE }, work));
   }
 
   /** Make an empty tile for each image to come, larger where they are few. */
-  lay({ model, fields: { n }, pace, given }) {
-    for (const item of this.items) item.player.stop();
-    this.items = [];
-    const tiles = Array.from({ length: n }, (_, index) => this.tile(index, model, pace, given));
-    if (given) tiles.unshift(givenTile(given));
+  lay(job) {
+    for (const { player } of this.tiles) player.stop();
+    this.tiles = [];
+    const on = { moved: () => this.moved(), open: (tile) => this.viewer.open(tile, this.tiles) };
+    const items = job.parts.flatMap((part) => {
+      const tiles = Array.from({ length: part.fields.n }, (_, k) =>
+        new Tile(this.tiles.length + k, part, job, on));
+      this.tiles.push(...tiles);
+      return [...(part.title ? [heading(part.title)] : []), ...tiles.map(({ element }) => element)];
+    });
+    if (job.given) items.unshift(givenTile(job.given));
+    const n = this.tiles.length;
     this.list.dataset.size = n > 24 ? "small" : n > 6 ? "medium" : "large";
-    this.list.replaceChildren(...tiles);
+    const columns = job.parts.length > 1 ? job.parts[0].fields.n : null;
+    this.list.classList.toggle("grid", columns !== null);
+    this.list.style.setProperty("--columns", columns);
+    this.list.replaceChildren(...items);
   }
 
-  tile(index, model, pace, given) {
-    const tile = document.createElement("li");
-    const button = document.createElement("button");
-    const canvas = document.createElement("canvas");
-    const caption = document.createElement("small");
-    button.type = "button";
-    button.append(canvas);
-    tile.append(button, caption);
-    caption.textContent = "waiting";
-    const player = new Player(canvas, () => this.moved(item));
-    const item = { index, player, caption, button, result: null, job: this.job, sheet: this };
-    this.items.push(item);
-    player.rate = pace && !calm.matches ? area(model) / pace : Infinity;
-    player.begin(model, given);
-    button.addEventListener("click", () => item.result && this.viewer.open(item));
-    this.name(item);
-    return tile;
-  }
-
-  /** Take in one event of the stream. */
-  hear({ name, data }) {
+  /** Take in one event of a part's stream. */
+  hear({ name, data }, tiles) {
     if (name === "started") {
-      for (const { index, seed } of data.images) this.items[index].seed = seed;
       if (data.queue_position > 0) {
         const ahead = data.queue_position;
-        this.say(`Waiting: ${ahead} image${ahead === 1 ? " is" : "s are"} ahead of yours …`);
+        this.report.say(`Waiting: ${ahead} image${ahead === 1 ? " is" : "s are"} ahead of yours …`);
       }
-    } else if (name === "pixels" && !calm.matches) {
-      for (const { index, position, values } of data.updates) {
-        this.items[index].player.write(position, values);
-      }
-      this.progress();
     } else if (name === "pixels") {
-      this.keep(data.updates); // shown whole, once finished
-    } else if (name === "image" && data.finish_reason === "length") { // others ended halfway
-      const item = this.items[data.index];
-      item.result = data;
-      if (item.kept) item.kept.splice(0).forEach((u) => item.player.write(u.position, u.values));
-      this.moved(item);
-    } else if (name === "completed") {
-      this.facts = data.usage;
-      this.cancelButton.textContent = "Show all";
+      for (const { index, position, values } of data.updates) tiles[index].write(position, values);
       this.progress();
+    } else if (name === "image" && data.finish_reason === "length") { // others ended halfway
+      tiles[data.index].finish(data);
+    } else if (name === "completed") {
+      this.done.push(data);
     }
   }
 
-  keep(updates) {
-    for (const update of updates) (this.items[update.index].kept ??= []).push(update);
+  /** The server has drawn everything; not all of it need be shown yet. */
+  drawn(seconds) {
+    const { done, tiles } = this;
+    const pixels = done.reduce((sum, { usage }) => sum + usage.pixels, 0);
+    const took = done.length === 1 ? done[0].usage.seconds : seconds;
+    const rate = pixels / took;
+    const slow = tiles[0].player.rate < rate / tiles.length / 2;
+    this.facts = `${count(tiles.length)} in ${rough.format(took)} s: ${whole.format(pixels)} pixels, `
+      + `${rough.format(rate)} a second${slow ? " (shown slower, to be watched)" : ""}.`;
+    this.cancelButton.textContent = "Show all";
+    this.progress();
+    this.warn();
   }
 
-  /** A tile shows more than before. */
-  moved(item) {
-    const { player, caption, result } = item;
-    if (result && player.position === player.total) {
-      const { seed, bits_per_dim: bits } = result;
-      caption.textContent = `seed ${seed}`;
-      if (bits !== null) caption.append(document.createElement("br"), `${bits.toFixed(2)} bits/dim`);
-    } else if (!this.stopped && player.position > 0 && caption.textContent !== "drawing") {
-      caption.textContent = "drawing";
+  /** Add what the server warns of where tries were drawn side by side. */
+  async warn() {
+    const { done, job, facts } = this;
+    for (const [k, { id }] of done.entries()) {
+      if (!job.parts.some(({ fields }) => fields.particles > 1)) return;
+      const reply = await call(`v1/generations/${id}`).catch(() => null);
+      const [warning] = (await reply?.json())?.warnings ?? [];
+      if (this.facts !== facts || !warning) continue;
+      this.facts += ` Beware: ${warning}.`;
+      this.progress();
+      return;
     }
-    this.name(item);
+  }
+
+  moved() {
     this.frame ??= requestAnimationFrame(() => { // once for all that move in a frame
       this.frame = null;
       this.progress();
     });
   }
 
-  name(item) {
-    const done = item.result && item.player.position === item.player.total;
-    const state = done ? `seed ${item.result.seed}: enlarge` : item.caption.textContent;
-    const name = `Image ${item.index + 1}, ${state}`;
-    if (item.button.ariaLabel !== name) item.button.ariaLabel = name;
-  }
-
   /** Report how far all images are, and at the end what they took. */
   progress() {
-    if (!this.items.length || this.stopped) return;
+    if (!this.tiles.length || this.stopped) return;
     let shown = 0;
-    for (const { player } of this.items) shown += player.position / player.total;
-    const done = shown / this.items.length;
+    for (const { player } of this.tiles) shown += player.position / player.total;
+    const done = shown / this.tiles.length;
     if (this.facts && done === 1) {
+      if (!this.cancelButton.hidden) this.job.finished?.(this.tiles);
       this.busy(false);
-      this.say(this.summary());
+      this.report.say(this.facts);
     } else if (done > 0) {
-      this.say(`Drawing ${count(this.items.length)} …`, done);
+      this.report.say(`Drawing ${count(this.tiles.length)} …`, done);
     }
-  }
-
-  summary() {
-    const { seconds, pixels, pixels_per_second: rate } = this.facts;
-    const slow = this.items[0].player.rate < rate / this.items.length / 2;
-    return `${count(this.items.length)} in ${rough.format(seconds)} s: `
-      + `${whole.format(pixels)} pixels, ${rough.format(rate)} a second`
-      + (slow ? " (shown slower, to be watched)." : ".");
   }
 
   /** Let every tile show at once what arrived, and say which are not whole. */
   stop() {
     this.busy(false);
     this.stopped = true;
-    for (const item of this.items) {
-      item.player.rate = Infinity;
-      if (!item.result) item.caption.textContent = item.player.available ? "unfinished" : "not drawn";
-      this.name(item);
-    }
+    for (const tile of this.tiles) tile.stop();
   }
 
   busy(yes) {
@@ -216,51 +202,6 @@ export class Sheet {
     this.cancelButton.textContent = "Cancel";
     this.list.ariaBusy = String(yes);
   }
-
-  /** Say one sentence, with a bar where something is under way. */
-  say(sentence, done = null) {
-    this.report.classList.remove("problem");
-    let line = this.report.querySelector("[role=status]");
-    if (!line) {
-      line = document.createElement("p");
-      line.setAttribute("role", "status");
-      const bar = document.createElement("div");
-      bar.className = "progress";
-      bar.append(document.createElement("span"));
-      this.report.replaceChildren(line, bar);
-    }
-    if (line.textContent !== sentence) line.textContent = sentence;
-    const bar = this.report.querySelector(".progress");
-    bar.hidden = done === null;
-    if (done !== null) bar.style.setProperty("--done", String(done));
-  }
-
-  /** Say what went wrong. */
-  complain(sentence) {
-    const line = document.createElement("p");
-    line.setAttribute("role", "alert");
-    line.textContent = sentence;
-    this.report.classList.add("problem");
-    this.report.replaceChildren(line);
-  }
 }
 
 const count = (n) => (n === 1 ? "1 image" : `${n} images`);
-
-/** Show beside the completions what they were given. */
-function givenTile(given) {
-  const tile = document.createElement("li");
-  const frame = document.createElement("div");
-  const canvas = document.createElement("canvas");
-  const caption = document.createElement("small");
-  tile.className = "given";
-  canvas.setAttribute("role", "img");
-  canvas.ariaLabel = "What was given";
-  frame.append(canvas);
-  caption.textContent = "what was given";
-  tile.append(frame, caption);
-  const player = new Player(canvas);
-  player.cursor = false;
-  player.begin(given.shape, given);
-  return tile;
-}

@@ -33,16 +33,16 @@ export class Viewer {
     this.dialog.addEventListener("keydown", (event) => this.key(event));
   }
 
-  /** Show a tile's finished image. */
-  open(item) {
-    this.item = item;
-    this.picture = item.player.picture;
-    const { seed, bits_per_dim: bits, label } = item.result;
-    const { model, link } = item.job;
+  /** Show a tile's finished image, one of several. */
+  open(tile, tiles) {
+    Object.assign(this, { tile, tiles });
+    this.picture = tile.player.picture;
+    const { seed, bits_per_dim: bits, label } = tile.result;
+    const { model, link } = tile.part;
     const chosen = label ? { label } : {}; // of its own, where the seeds chose the classes
     this.link = { view: link.view, fields: { ...link.fields, n: 1, seed, ...chosen } };
     this.name = `scanline-${model.id}-${seed}`;
-    document.getElementById("viewer-title").textContent = `Image ${item.index + 1}`;
+    document.getElementById("viewer-title").textContent = `Image ${tile.index + 1}`;
     document.getElementById("viewer-facts").textContent = [
       `Seed ${seed}`,
       label ? `asked for ${label}` : null,
@@ -75,8 +75,7 @@ export class Viewer {
   key(event) {
     const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
     if (!step || event.target.tagName === "INPUT") return;
-    const { items } = this.item.sheet;
-    const next = items[this.item.index + step];
-    if (next?.result) this.open(next);
+    const next = this.tiles[this.tile.index + step];
+    if (next?.result) this.open(next, this.tiles);
   }
 }

@@ -1,8 +1,9 @@
 /** What if another value had come? The model goes on from there, in many ways. */
 
 import { postPicture } from "./api.js";
-import { echo, randomSeed, readNumber } from "./fields.js";
+import { randomSeed, readNumber } from "./fields.js";
 import { area, toPng, toText } from "./pixels.js";
+import { Shaping } from "./shaping.js";
 import { Sheet } from "./sheet.js";
 
 const WAYS = 8;
@@ -16,8 +17,7 @@ export class WhatIf {
     this.values = document.getElementById("whatif-values");
     this.sheet = new Sheet(document.getElementById("whatif-stage"), viewer, this.form);
     this.onChange = onChange;
-    const { temperature } = this.form.elements;
-    echo(temperature);
+    this.shaping = new Shaping(document.getElementById("whatif-shaping"));
     this.values.addEventListener("input", () => { this.place.chosen = true; });
     this.form.addEventListener("input", () => onChange());
     this.form.addEventListener("submit", (event) => {
@@ -30,6 +30,8 @@ export class WhatIf {
   use(model) {
     this.model = model;
     this.sheet.clear();
+    this.shaping.use(model);
+    this.shaping.take(new Map([["guidance", 1], ["top_p", 1]])); // first, the model as it is
     const names = model.channels === 3 ? ["Red", "Green", "Blue"] : ["Brightness"];
     this.values.replaceChildren(...names.map((name, c) => {
       const field = document.createElement("div");
@@ -44,10 +46,6 @@ export class WhatIf {
       field.append(label, input);
       return field;
     }));
-  }
-
-  get temperature() {
-    return Number(this.form.elements.temperature.value);
   }
 
   get chosen() {
@@ -65,6 +63,7 @@ export class WhatIf {
   stand(picture, at, label) {
     if (this.place?.picture === picture && this.place.at === at) return;
     this.place = { picture, at, label, chosen: false };
+    this.shaping.guided(Boolean(label));
   }
 
   /** Offer what is expected at a pixel, unless the person has chosen already, or is about to. */
@@ -87,14 +86,16 @@ export class WhatIf {
       model: model.id,
       n: WAYS,
       seed: randomSeed(),
-      temperature: this.temperature,
-      ...(label ? { label } : {}),
+      ...this.shaping.fields(label),
     };
     const link = { view: "complete", fields: { ...fields, image: await toText(png) } };
     if (model !== this.model) return;
     await this.sheet.run({
-      model, fields, given, link, pace: SECONDS, reveal: true,
-      open: (signal) => postPicture("v1/completions", { ...fields, stream: true }, png, signal),
+      given, link, pace: SECONDS, reveal: true,
+      parts: [{
+        model, fields, link,
+        open: (signal) => postPicture("v1/completions", { ...fields, stream: true }, png, signal),
+      }],
     });
   }
 }

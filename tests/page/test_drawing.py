@@ -50,17 +50,6 @@ def test_a_links_seed_is_for_its_drawing_alone(visit: Open) -> None:
     assert pixels(page, "#draw .sheet canvas") != first
 
 
-def test_a_link_says_how_values_are_chosen(visit: Open) -> None:
-    page = visit("#draw?n=2&seed=5&label=one&guidance=3&top_p=0.5")
-    finished(page)
-    assert {"label=one", "guidance=3", "top_p=0.5"} <= set(hash_of(page).split("&"))
-    with page.expect_request("**/v1/samples") as plain:
-        page.click("#draw-form button[type=submit]")
-    asked = plain.value.post_data_json
-    assert asked["label"] == "one"
-    assert "guidance" not in asked, "a link's way is for its drawing alone"
-
-
 def test_the_dice_take_a_new_and_short_seed(visit: Open) -> None:
     page = visit("#draw?n=1&seed=5")
     finished(page)

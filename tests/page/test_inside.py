@@ -141,10 +141,10 @@ def test_temperature_reshapes_what_is_shown(visit: Open) -> None:
     look_at(page, encode(random_picture()))
     expect(page.locator("#verdict")).to_have_text(VERDICT)
     warm = pixels(page, "#charts canvas")
-    slide(page, "#whatif-temperature", 0.4)
+    slide(page, "#whatif-shaping-temperature", 0.4)
     cold = pixels(page, "#charts canvas")
     assert cold != warm
-    slide(page, "#whatif-temperature", 1)
+    slide(page, "#whatif-shaping-temperature", 1)
     assert pixels(page, "#charts canvas") == warm
 
 

@@ -1,0 +1,37 @@
+/** What drawings can be compared by: the same seeds, row by row with another value of one thing. */
+
+const number = (name, title, values) => (fields) =>
+  values.map((value) => ({ title: `${title} ${value}`, fields: { ...fields, [name]: value } }));
+
+/** Leave a class's own fields out. */
+function unlabelled({ label, guidance, ...fields }) {
+  return fields;
+}
+
+const AXES = {
+  temperature: number("temperature", "Temperature", [0.5, 0.7, 0.85, 1, 1.2]),
+  guidance: (fields) => number("guidance", "Guidance", [1, 1.5, 2, 3, 5])(
+    { ...fields, label: fields.label || "random" }),
+  top_p: number("top_p", "Top-p", [0.8, 0.9, 0.95, 0.98, 1]),
+  label: (fields, model) => model.classes.map((label) =>
+    ({ title: label, fields: { guidance: model.guidance, ...fields, label } })),
+  model: (fields, _, models) => models.map((model) => {
+    const { top_p: _own, ...rest } = unlabelled(fields);
+    return { title: model.id, model, fields: { ...rest, model: model.id, top_p: model.top_p } };
+  }),
+};
+
+/** Say what a model can be compared by, beside others. */
+export const axesOf = (model, models) => Object.keys(AXES).filter((name) =>
+  (name === "model" ? models.length > 1 : model.classes.length || !["label", "guidance"].includes(name)));
+
+/**
+ * Give the requests of a comparison, one a row.
+ *
+ * @param {string} by an axis, or nothing for one row
+ * @returns {{title: string | null, model: object, fields: object}[]}
+ */
+export function rowsOf(by, fields, model, models) {
+  if (!axesOf(model, models).includes(by)) return [{ title: null, model, fields }];
+  return AXES[by](fields, model, models).map((row) => ({ model, ...row }));
+}

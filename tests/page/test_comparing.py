@@ -1,0 +1,116 @@
+"""Comparing: the same seeds with another value a row, sorted, with heat maps; and what was kept."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.page.fixtures import Open, expect, finished, hash_of, pixels
+from tests.service_fixtures import GREY
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+
+def drawn(page: Page) -> list[list[int]]:
+    return pixels(page, "#draw .sheet li:not(.heading) canvas:not(.heat)")
+
+
+@pytest.mark.parametrize(
+    ("axis", "rows"),
+    [
+        ("temperature", ["Temperature 0.5", "Temperature 0.7", "Temperature 0.85",
+                         "Temperature 1", "Temperature 1.2"]),
+        ("guidance", [f"Guidance {g}" for g in (1, 1.5, 2, 3, 5)]),
+        ("label", ["zero", "one", "a frog"]),
+        ("model", ["grey", "colour"]),
+    ],
+)  # fmt: skip
+def test_the_same_seeds_are_drawn_in_rows(visit: Open, axis: str, rows: list[str]) -> None:
+    page = visit(f"#draw?n=3&seed=5&by={axis}")
+    expect(page.locator("#draw .heading")).to_have_text(rows)
+    finished(page)
+    captions = page.locator("#draw .sheet small").all_text_contents()
+    seeds = [text[: len("seed 5")] for text in captions]
+    assert seeds == ["seed 5", "seed 6", "seed 7"] * len(rows)
+    tops = page.eval_on_selector_all(
+        "#draw .sheet li:not(.heading)", "all => all.map(e => e.offsetTop)"
+    )
+    assert all(len(set(row)) == 1 for row in itertools.batched(tops, 3)), "a row each"
+    shown = drawn(page)
+    again = visit(hash_of(page))
+    finished(again)
+    assert drawn(again) == shown
+    if axis != "label":
+        return
+    page.locator("#draw .sheet button").nth(4).click()  # seed 6, a one
+    page.click("#viewer .close")
+    alone = visit("#draw?n=1&seed=6&label=one")
+    finished(alone)
+    assert drawn(alone) == [shown[4]]
+
+
+def test_a_comparison_is_chosen(visit: Open) -> None:
+    page = visit("#draw?n=12&seed=5")
+    finished(page)
+    page.select_option("#draw-by", "temperature")
+    expect(page.locator("#draw .heading")).to_have_count(5)
+    expect(page.locator("#draw-n")).to_have_value("8")
+    finished(page)
+    assert "by=temperature" in hash_of(page)
+    expect(page.locator("#draw [data-copy=curl]")).to_be_hidden()
+    page.select_option("#draw-by", "")
+    expect(page.locator("#draw .heading")).to_have_count(0)
+    expect(page.locator("#draw [data-copy=curl]")).to_be_visible()
+
+
+def test_a_model_is_compared_by_what_it_has(visit: Open) -> None:
+    page = visit("#draw?model=colour&n=2&seed=5")
+    finished(page)
+    values = page.eval_on_selector_all("#draw-by option", "all => all.map(o => o.value)")
+    assert values == ["", "temperature", "top_p", "model"]
+
+
+def bits(page: Page) -> list[float]:
+    return [
+        float(re.search(r"([\d.]+) bits/dim", text)[1])  # type: ignore[index]
+        for text in page.locator("#draw .sheet small").all_text_contents()
+    ]
+
+
+def test_images_are_sorted_by_what_they_cost(visit: Open) -> None:
+    page = visit("#draw?n=6&seed=5")
+    finished(page)
+    page.evaluate(  # the fake model finds every image as likely as another
+        """async () => {
+            const { Tile } = await import("./static/tile.js");
+            const tell = Tile.prototype.finish;
+            Tile.prototype.finish = function (result) {
+                tell.call(this, { ...result, bits_per_dim: 9 - (result.seed * 7) % 5 });
+            };
+        }"""
+    )
+    page.click("#draw-form [data-dice]")
+    finished(page)
+    before = bits(page)
+    page.click("#draw [data-do=sort]")
+    expect(page.locator("#draw [data-do=sort]")).to_have_attribute("aria-pressed", "true")
+    assert bits(page) == sorted(before)
+    assert before != sorted(before)
+    page.click("#draw [data-do=sort]")
+    assert bits(page) == before
+
+
+def test_every_tile_shows_its_heat_map(visit: Open) -> None:
+    page = visit("#draw?n=3&seed=5&label=one")
+    finished(page)
+    page.click("#draw [data-do=heat]")
+    expect(page.locator("#draw canvas.heat")).to_have_count(3)
+    for heat in pixels(page, "#draw canvas.heat"):
+        assert len(heat) == 4 * GREY.pixels
+        assert len(set(zip(*[iter(heat)] * 4, strict=True))) > 3
+    page.click("#draw [data-do=heat]")
+    expect(page.locator("#draw canvas.heat")).to_have_count(0)

@@ -1,0 +1,122 @@
+"""Holes with sight: several tries for each picture, and what comes of them in plain words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tests.page.fixtures import Open, expect, finished, hash_of, pixels, slide, touch, upload
+from tests.service_fixtures import GREY, encode, random_picture
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page, Route
+
+
+def with_a_hole(visit: Open, **options: Any) -> Page:
+    """Open the easel with a picture of which one pixel in the middle is erased."""
+    page: Page = visit("#complete", **options)
+    finished(page, "complete")
+    upload(page, encode(random_picture()))
+    expect(page.locator("#complete [data-report]")).to_contain_text("on the easel")
+    slide(page, "#complete-rows", GREY.height - 1)
+    slide(page, "#complete-brush", 1)
+    touch(page, "#easel", 2, 2, GREY.width, GREY.height)
+    return page
+
+
+def test_nothing_is_looked_ahead_to_where_nothing_follows(visit: Open) -> None:
+    page = visit("#complete")
+    finished(page, "complete")
+    expect(page.locator("#complete-particles")).to_be_disabled()
+    expect(page.locator("#ahead button")).to_be_disabled()
+    expect(page.locator("#ahead-words")).to_contain_text("nothing to look ahead to")
+    assert "particles" not in hash_of(page)
+
+
+def test_a_hole_is_looked_over_by_default(visit: Open) -> None:
+    page = with_a_hole(visit)
+    expect(page.locator("#complete-particles")).to_have_value("8")
+    options = page.locator("#complete-particles option").all_text_contents()
+    assert options == ["off", "2 tries", "4 tries", "8 tries"], "as many as there are slots"
+    page.click("#complete-form button[type=submit]")
+    expect(page.locator("#complete .sheet li")).to_have_count(9)
+    finished(page, "complete")
+    assert "particles=8" in hash_of(page)
+    expect(page.locator("#complete .sheet small").nth(1)).to_contain_text("of 8 tries counted")
+    again = visit(hash_of(page))
+    finished(again, "complete")
+    assert pixels(again, "#complete .sheet canvas") == pixels(page, "#complete .sheet canvas")
+
+
+def test_guided_tries_take_twice_the_slots(visit: Open) -> None:
+    page = with_a_hole(visit)
+    page.locator("#complete-form summary").click()
+    page.select_option("#complete-label", "one")
+    slide(page, "#complete-shaping-guidance", 2)
+    expect(page.locator("#complete-particles")).to_have_value("4")
+    page.click("#complete-form button[type=submit]")
+    expect(page.locator("#complete .sheet small").nth(1)).to_contain_text("of 4 tries counted")
+    finished(page, "complete")
+
+
+def test_both_ways_are_shown_side_by_side(visit: Open) -> None:
+    page = with_a_hole(visit)
+    page.locator("#complete-form summary").click()
+    page.fill("#complete-n", "3")
+    page.click("#ahead button")
+    expect(page.locator("#complete .heading")).to_have_text(
+        ["Without looking ahead", "Looking ahead, 8 tries each"]
+    )
+    finished(page, "complete")
+    captions = page.locator("#complete .sheet small").all_text_contents()[1:]
+    assert ["tries" in text for text in captions] == [False] * 3 + [True] * 3
+    seeds = [text.split()[1][:5] for text in captions]
+    assert seeds[:3] == seeds[3:]
+    again = visit(hash_of(page))
+    finished(again, "complete")
+    assert pixels(again, "#complete .sheet canvas") == pixels(page, "#complete .sheet canvas")
+
+
+def test_a_pixel_that_is_sent_again_changes(visit: Open) -> None:
+    page = visit("#draw?n=1&seed=5", reduced_motion="no-preference")
+    page.select_option("#draw-pace", "0")
+    finished(page)
+    values = list(range(10, 10 + GREY.pixels))
+
+    def answer(route: Route) -> None:
+        reply = route.fetch()
+        head, _, _ = reply.body().partition(b"event: pixels")
+        image, completed = reply.body().split(b"event: image")[1].split(b"event: completed")
+        first = {"index": 0, "position": 0, "values": [0] * GREY.pixels}
+        then = {"index": 0, "position": 3, "values": values[3:9]}
+        told = "".join(
+            f'id: {k + 1}\nevent: pixels\ndata: {{"updates": [{update}]}}\n\n'.replace("'", '"')
+            for k, update in enumerate((first, then))
+        )
+        body = head + told.encode() + b"event: image" + image + b"event: completed" + completed
+        route.fulfill(response=reply, body=body)
+
+    page.route("**/v1/samples", answer)
+    page.click("#draw-form button[type=submit]")
+    page.wait_for_function(
+        """() => {
+            const c = document.querySelector("#draw .sheet canvas");
+            return c.getContext("2d").getImageData(3, 0, 1, 1).data[0] === 13;
+        }"""
+    )
+    shown = np.array(pixels(page, "#draw .sheet canvas")[0]).reshape(-1, 4)[:, 0].tolist()
+    assert shown == [0] * 3 + values[3:9] + [0] * (GREY.pixels - 9)
+
+
+def test_tries_that_were_lost_are_told(visit: Open) -> None:
+    page = with_a_hole(visit)
+    told = "in 8 of 8 images one particle had all the weight"
+
+    def warn(route: Route) -> None:
+        reply = route.fetch()
+        route.fulfill(response=reply, json=reply.json() | {"warnings": [told]})
+
+    page.route("**/v1/generations/*", warn)
+    page.click("#complete-form button[type=submit]")
+    expect(page.locator("#complete [data-report]")).to_contain_text(told)
