@@ -1,7 +1,7 @@
 """Figure 2: learning to say a sequence of symbols once more, by each kind of attention.
 
 A separator, n random symbols, the separator again, and the same n symbols, with n up to half the
-length, drawn anew for every sequence. The loss counts the second time alone, which can be known.
+length and drawn anew for every sequence. The loss counts the second time alone, which can be known.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class CopyNetwork(nn.Module):
 
 def sequences(count: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Draw sequences of ``length`` + 1 symbols, and which are the second time: ``[count, …]``."""
-    n = torch.randint(1, length // 2 + 1, (count, 1), generator=generator)
+    n = torch.randint(1, (length - 1) // 2 + 1, (count, 1), generator=generator)
     symbols = torch.randint(SYMBOLS, (count, length + 1), generator=generator)
     place = torch.arange(length + 1).expand(count, -1)
     again = (place > n + 1) & (place <= 2 * n + 1)

@@ -97,7 +97,7 @@ def caption(name: str, s: Row) -> str:
             else ""
         )
         return how + (
-            f"Up to {s['length'] // 2} of ten symbols, said twice: length {s['length']}; "
+            f"Up to {(s['length'] - 1) // 2} of ten symbols, said twice: length {s['length']}; "
             f"{network}, batches of {s['batch']}, {s['steps']:,} steps of RAdam, {s['seeds']} "
             f"seeds. The loss counts the second time alone; chance is 2.30 nats.{sees}"
         )
