@@ -34,7 +34,7 @@ class Lengths:
 
 
 FULL = Lengths()
-QUICK = Lengths(longest=2**13, most_seconds=2.0, repeats=2)
+QUICK = Lengths(longest=2**13, most_seconds=3.0, repeats=2)
 
 KINDS = ("linear", "softmax", "softmax, whole matrix", "lsh-1", "lsh-4")
 
