@@ -121,6 +121,8 @@ def commands() -> list[list[str]]:
 def test_options_exist(words: list[str]) -> None:
     group = get_command(app)
     command = group.commands[words[0]]  # type: ignore[attr-defined]
+    if hasattr(command, "commands"):
+        command, words = command.commands[words[1]], words[1:]
     known = {name for parameter in command.params for name in parameter.opts}
     assert {word for word in words[1:] if word.startswith("-")} <= known
 

@@ -14,6 +14,7 @@ from scanline.service.commands.bench import bench
 from scanline.service.commands.draw import complete, sample
 from scanline.service.commands.evaluate import evaluate
 from scanline.service.commands.importing import import_
+from scanline.service.commands.paper import paper
 from scanline.service.commands.serve import serve
 from scanline.service.commands.train import train
 
@@ -27,6 +28,7 @@ app = typer.Typer(
 for command in (serve, sample, complete, train, evaluate, bench):
     app.command()(command)
 app.command("import")(import_)
+app.add_typer(paper, name="paper")
 
 
 def _show_version(wanted: bool) -> None:

@@ -1,0 +1,49 @@
+"""What the paper says (Katharopoulos et al. 2020): the figures that ours stand beside."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Claim(NamedTuple):
+    """A kind's row in the paper: bits/dim, and images a second on the authors' GPU."""
+
+    bits_per_dim: float
+    images_per_second: float
+
+
+# Tables 1 and 2, and the supplement's rows of the stateful softmax.
+IMAGES: dict[str, dict[str, Claim]] = {
+    "table1": {
+        "softmax": Claim(0.621, 0.45),
+        "stateful-softmax": Claim(0.621, 7.56),
+        "lsh-1": Claim(0.745, 0.68),
+        "lsh-4": Claim(0.676, 0.27),
+        "linear": Claim(0.644, 142.8),
+    },
+    "table2": {
+        "softmax": Claim(3.47, 0.004),
+        "stateful-softmax": Claim(3.47, 0.32),
+        "lsh-1": Claim(3.39, 0.015),
+        "lsh-4": Claim(3.51, 0.005),
+        "linear": Claim(3.40, 17.85),
+    },
+}
+
+# The supplement: seconds for one image, on CPU and on GPU.
+LATENCY: dict[str, dict[str, tuple[float, float]]] = {
+    "mnist": {
+        "softmax": (72.6, 10.2),
+        "stateful-softmax": (7.4, 10.4),
+        "lsh-1": (46.0, 19.2),
+        "lsh-4": (112.0, 55.8),
+        "linear": (5.5, 7.3),
+    },
+    "cifar10": {
+        "softmax": (8651.4, 300.1),
+        "stateful-softmax": (71.9, 70.4),
+        "lsh-1": (2318.9, 221.6),
+        "lsh-4": (5263.7, 683.9),
+        "linear": (45.1, 61.3),
+    },
+}

@@ -1,0 +1,94 @@
+"""What an experiment found: rows in a JSON file, each written as it is known, so a run goes on."""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from scanline.kernels.native.build import cpu, cpu_isas, usable_cores
+from scanline.model.checkpoint import write_atomically
+
+Row = dict[str, Any]
+
+
+class Report:
+    """The rows of one experiment by their keys, kept in ``folder``.
+
+    An experiment that was broken off goes on behind its last row. Raises ``ValueError`` where the
+    folder holds rows of other settings, or from another machine: they cannot be compared.
+    """
+
+    def __init__(self, folder: Path, name: str, settings: Row) -> None:
+        self.path, self.name = folder / f"{name}.json", name
+        self.facts: Row = {
+            "experiment": name,
+            "settings": json.loads(json.dumps(settings)),
+            "hardware": hardware(),
+        }
+        self.rows: dict[str, Row] = {}
+        if self.path.exists():
+            saved = read(self.path)
+            for fact, value in self.facts.items():
+                if saved[fact] != value:
+                    raise ValueError(
+                        f"{self.path} holds rows of other {fact}: give another --out, or delete it"
+                    )
+            self.rows = saved["rows"]
+
+    def row(self, key: str, make: Callable[[], Row]) -> Row:
+        """Give the row of this key, made and written down if it is not there yet."""
+        if key not in self.rows:
+            self.rows[key] = make()
+            text = json.dumps(self.facts | {"rows": self.rows}, indent=1)
+            write_atomically(self.path, f"{text}\n".encode())
+        return self.rows[key]
+
+
+def read(path: Path) -> Row:
+    """Read a report's file; raises ``ValueError`` on one that is damaged or of something else."""
+    try:
+        saved: Row = json.loads(path.read_text())
+        if not all(isinstance(saved[part], dict) for part in ("settings", "hardware", "rows")):
+            raise ValueError("a part is missing")
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is no report of `scanline paper`: {error!r}") from None
+    return saved
+
+
+def hardware() -> Row:
+    """Name this machine, and what of it is used."""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {
+        "cpu": cpu()[0], "isa": cpu_isas()[-1], "cores": usable_cores(),
+        "threads": torch.get_num_threads(), "gpu": device, "system": platform.system(),
+        "torch": torch.__version__,
+    }  # fmt: skip
+
+
+def clock(device: torch.device) -> float:
+    """Give the seconds so far.
+
+    On one CPU thread these are the seconds that this process computed, which other programs do not
+    lengthen; else those on the wall, once the device is done.
+    """
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif torch.get_num_threads() == 1:
+        return time.process_time()
+    return time.perf_counter()
+
+
+def timed(run: Callable[[], object], device: torch.device, repeats: int = 1) -> float:
+    """Give the seconds that a call takes, the least of several: what disturbs it only adds."""
+    seconds = []
+    for _ in range(repeats):
+        began = clock(device)
+        run()
+        seconds.append(clock(device) - began)
+    return min(seconds)

@@ -1,0 +1,68 @@
+"""``scanline paper``: the paper's figures and tables, run again on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from scanline.service.commands.options import DataDir
+
+Quick = Annotated[
+    bool, typer.Option("--quick", help="Minutes: smaller networks, shorter lengths, less time.")
+]
+Folder = Annotated[Path, typer.Option("--out", help="Where the results are kept, and gone on.")]
+Threads = Annotated[
+    int, typer.Option(min=1, help="CPU threads; on one, other programs do not lengthen the times.")
+]
+FOLDER = Path("runs/paper")
+
+paper = typer.Typer(no_args_is_help=True, help="Run the paper's figures and tables again.")
+
+
+def _run(name: str, quick: bool, out: Path, threads: int, data_dir: Path | None) -> None:
+    import torch
+
+    from scanline.model.paper.experiments import run
+    from scanline.model.paper.plots import plot
+    from scanline.model.paper.tables import markdown
+
+    torch.set_num_threads(threads)
+    report = run(name, out, quick=quick, data_dir=data_dir)
+    typer.echo(markdown(name, report.rows))
+    plot(name, report.rows, out / f"{name}.png")
+    typer.echo(f"\n{report.path} and {name}.png beside it")
+
+
+def _experiment(name: str, what: str) -> Callable[..., None]:
+    def command(
+        quick: Quick = False, out: Folder = FOLDER, threads: Threads = 1, data_dir: DataDir = None
+    ) -> None:
+        _run(name, quick, out, threads, data_dir)
+
+    command.__doc__ = f"{what}; a table, a plot and a JSON file. Run again, it goes on."
+    return command
+
+
+for name, what in {
+    "figure1": "Time and memory of attention by the length",
+    "figure2": "Learning to copy, by each kind of attention",
+    "table1": "MNIST: bits/dim and images/s of each kind",
+    "table2": "CIFAR-10: bits/dim and images/s of each kind",
+    "supplement": "Seconds for one image, and images/s by the batch's size",
+}.items():
+    paper.command(name)(_experiment(name, what))
+
+
+@paper.command()
+def page(
+    results: Annotated[Path, typer.Option("--results", help="A folder of results.")] = FOLDER,
+    to: Annotated[Path, typer.Option("--to", help="The page to write.")] = Path("PAPER.md"),
+) -> None:
+    """Write the page that sets the paper's claims and figures beside the results."""
+    from scanline.model.paper.page import write_page
+
+    write_page(results, to)
+    typer.echo(str(to))

@@ -1,0 +1,249 @@
+"""The paper's experiments: what each measures, and that a run goes on where it was broken off."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from scanline.model.config import ModelConfig
+from scanline.model.paper import copying, drawing, experiments, images, latency, lengths, peers
+from scanline.model.paper.lengths import Lengths, peak_bytes, slope
+from scanline.model.paper.report import Report, read
+from tests.conftest import assert_close, tiny_config
+from tests.published import write_mnist
+
+CPU = torch.device("cpu")
+SMALL = Lengths(shortest=2**4, longest=2**6, n_heads=2, head_size=8, repeats=1)
+TASK = replace(copying.QUICK, length=8, d_model=32, d_ff=32, steps=40, seeds=2, batch=16)
+NETWORK = tiny_config(
+    input="previous", order="subpixel", channels=3, norm="post", positions="sinusoidal"
+)
+
+
+# --- reports --------------------------------------------------------------------------------------
+
+
+def test_a_report_makes_each_row_once_and_goes_on(tmp_path: Path) -> None:
+    made: list[str] = []
+
+    def make(name: str) -> dict[str, Any]:
+        made.append(name)
+        return {"kind": name}
+
+    report = Report(tmp_path, "figure1", {"quick": True, "sizes": (1, 2)})
+    assert report.row("a", lambda: make("a")) == {"kind": "a"}
+    with pytest.raises(KeyboardInterrupt):
+        report.row("b", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+    again = Report(tmp_path, "figure1", {"quick": True, "sizes": (1, 2)})
+    again.row("a", lambda: make("a"))
+    again.row("b", lambda: make("b"))
+    assert made == ["a", "b"]
+    saved = read(tmp_path / "figure1.json")
+    assert saved["rows"] == {"a": {"kind": "a"}, "b": {"kind": "b"}}
+    assert saved["hardware"]["threads"] == torch.get_num_threads()
+
+
+def test_rows_that_cannot_be_compared_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Report(tmp_path, "figure1", {"quick": True}).row("a", dict)
+    with pytest.raises(ValueError, match=r"figure1.json holds rows of other settings: give an"):
+        Report(tmp_path, "figure1", {"quick": False})
+    monkeypatch.setattr("scanline.model.paper.report.hardware", lambda: {"cpu": "another"})
+    with pytest.raises(ValueError, match="rows of other hardware"):
+        Report(tmp_path, "figure1", {"quick": True})
+    for text in ("{", "[]", '{"rows": {}}', '{"rows": 1, "settings": {}, "hardware": {}}'):
+        (tmp_path / "table1.json").write_text(text)
+        with pytest.raises(ValueError, match=r"table1.json is no report of"):
+            Report(tmp_path, "table1", {})
+
+
+# --- figure 1 -------------------------------------------------------------------------------------
+
+
+def test_memory_is_what_was_held_at_most() -> None:
+    def run() -> None:
+        for _ in range(3):
+            first = torch.zeros(250_000)
+            second = first + 1
+            del first, second
+
+    assert peak_bytes(run, CPU) == pytest.approx(2_000_000, rel=0.01)
+
+
+@pytest.mark.parametrize("kind", lengths.KINDS)
+def test_each_kind_is_causal_and_measured(kind: str) -> None:
+    attend = lengths.attention(kind, 64, SMALL)
+    assert attend is not None
+    q, k, v = torch.randn(3, 1, 64, 2, 8)
+    changed = v.clone()
+    changed[:, 40] += 1
+    difference = (attend(q, k, changed) - attend(q, k, v)).abs().amax((0, 2, 3))
+    assert (difference[:40] == 0).all()
+    assert difference[40:].max() > 0
+    row = lengths.measure(kind, 64, SMALL, None, CPU)
+    assert row["seconds"] > 0
+    assert row["bytes"] > 4 * 64 * 2 * 8
+
+
+def test_a_kind_ends_where_time_or_memory_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    quick = {"seconds": 1e-3, "bytes": 10}
+    limit = replace(SMALL, most_seconds=2.0)
+    assert "seconds" in lengths.measure("linear", 32, limit, quick, CPU)
+    slow = lengths.measure("linear", 32, limit, quick | {"seconds": 1.5}, CPU)
+    assert slow == {"kind": "linear", "length": 32, "stopped": "2 s a pass"}
+    assert lengths.measure("linear", 64, limit, slow, CPU)["stopped"] == "2 s a pass"
+    monkeypatch.setattr(lengths, "free_memory", lambda: 1000)
+    large = lengths.measure("linear", 32, limit, quick | {"bytes": 200}, CPU)
+    assert large["stopped"] == "memory"
+
+
+def test_the_slope_is_the_power_of_the_four_longest() -> None:
+    rows = [{"length": n, "seconds": 1 + 3 * n**1.7 * (n > 100)} for n in (64, 128, 256, 512)]
+    rows = [{"length": n, "seconds": 3 * n**1.7} for n in (128, 256, 512, 1024)]
+    first = {"length": 64, "seconds": 1e9}
+    last = {"length": 2048, "stopped": "memory"}
+    power = slope([first, *rows, last], "seconds")
+    assert power == pytest.approx(1.7)
+    assert slope(rows[:2], "seconds") is None
+
+
+def test_the_peers_attention_is_ours() -> None:
+    pytest.importorskip("fast_transformers")
+    theirs = peers.attentions(48)
+    q, k, v = torch.randn(3, 1, 48, 2, 8)
+    for kind in ("linear", "softmax"):
+        mine = lengths.attention(kind, 48, SMALL)
+        assert mine is not None
+        assert_close(mine(q, k, v), theirs[kind](q, k, v))
+
+
+# --- figure 2 -------------------------------------------------------------------------------------
+
+
+def test_sequences_say_their_symbols_twice() -> None:
+    symbols, again = copying.sequences(200, 16, torch.Generator().manual_seed(1))
+    seen = set()
+    for row, second in zip(symbols.tolist(), again.tolist(), strict=True):
+        n = sum(second)
+        seen.add(n)
+        assert row[0] == row[n + 1] == copying.SEPARATOR
+        assert row[1 : n + 1] == row[n + 2 : 2 * n + 2]
+        assert all(symbol < copying.SYMBOLS for symbol in row[1 : n + 1])
+        assert row[2 * n + 2 :] == [copying.SEPARATOR] * (17 - 2 * n - 2)
+        assert second == [n + 2 <= place < 2 * n + 2 for place in range(17)]
+    assert seen == set(range(1, 8))
+
+
+@pytest.mark.parametrize("kind", ["softmax", "lsh-1", "linear"])
+def test_a_copying_network_learns_and_the_seed_says_how(kind: str) -> None:
+    task = replace(TASK, length=4, steps=200, lower_after=150)
+    row = copying.learn(kind, 0, task, CPU)
+    assert len(row["losses"]) == 10
+    assert row["losses"][0] > 2 > row["losses"][-1]  # ln 10 is 2.3
+    assert row["accuracy"] > 0.3
+    again = copying.learn(kind, 0, replace(task, steps=40), CPU)
+    assert again["losses"] == row["losses"][:2]
+    assert copying.learn(kind, 1, replace(task, steps=40), CPU)["losses"] != again["losses"]
+
+
+# --- tables and supplement ------------------------------------------------------------------------
+
+
+def test_every_way_draws_what_its_network_says() -> None:
+    found = drawing.ways(CPU)
+    assert {*drawing.STATEFUL, *drawing.ANEW, drawing.NATIVE} <= set(found)
+    for way in found:
+        drawing.check(way, NETWORK, CPU)
+
+
+@pytest.mark.parametrize("way", ["stateful-softmax", "softmax", "linear", "lsh-1"])
+def test_a_way_that_draws_otherwise_is_not_timed(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    cls = drawing.Anew if way in drawing.ANEW else drawing.WithState
+    right = cls.step
+    monkeypatch.setattr(cls, "step", lambda self, position: 1.01 * right(self, position))
+    with pytest.raises(RuntimeError, match=f"{way} gives other parameters .* not timed"):
+        drawing.time_drawing(way, NETWORK, 2, 3, CPU)
+
+
+def test_an_images_time_is_its_steps_summed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step at position p takes 2 + p seconds by a clock of the test's."""
+    now = 0.0
+
+    def step(self: drawing.WithState, position: int) -> torch.Tensor:
+        nonlocal now
+        now += 2 + position
+        return torch.empty(0)
+
+    monkeypatch.setattr(drawing, "check", lambda *_: None)
+    monkeypatch.setattr(drawing, "clock", lambda _: now)
+    monkeypatch.setattr(drawing.WithState, "step", step)
+    steps = NETWORK.steps
+    row = drawing.time_drawing("linear", NETWORK, 5, 4, CPU)
+    places = np.arange(steps)
+    assert row["seconds"] == pytest.approx(float(np.sum(2 + places)), rel=0.02)
+    assert row["images_per_second"] == pytest.approx(5 / row["seconds"])
+
+
+def test_native_code_and_the_supplements_rows() -> None:
+    row = drawing.time_drawing(drawing.NATIVE, NETWORK, 2, 3, CPU)
+    assert math.isfinite(row["images_per_second"])
+    sweep = latency.Sweep(positions=2, stateful_batches=(1, 2), anew_batches=(1,))
+    keys = [key for key, _ in latency.rows(sweep)]
+    assert len(set(keys)) == len(keys)
+    assert {"cpu mnist linear 1", "cpu mnist linear 2", "cpu cifar10 softmax 1"} <= set(keys)
+    assert "cpu cifar10 linear 2" not in keys
+
+
+TABLE = images.Table(
+    data="mnist", n_layers=1, n_heads=2, d_model=16, crop=8, training_seconds=0.05,
+    test_images=3, batch=2, positions=2, stateful_batches=(1, 2), anew_batches=(1,),
+)  # fmt: skip
+
+
+def test_a_table_trains_every_kind_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_mnist(tmp_path / "data" / "mnist")
+    report = Report(tmp_path / "out", "table1", {})
+    monkeypatch.setattr(images.Table, "drawn", property(lambda self: small_paper()))
+    made = dict(images.rows(TABLE, report, tmp_path / "data", CPU))
+    assert [key for key in made if key.startswith("train")] == [
+        "train softmax", "train lsh-1", "train lsh-4", "train linear",
+    ]  # fmt: skip
+    row = report.row("train lsh-1", made["train lsh-1"])
+    assert row["images"] == 3
+    assert row["images_seen"] == 2 * row["steps"]
+    assert 1 < row["bits_per_dim"] < 20
+    pace = report.rows["pace lsh-1"]["seconds"]
+    assert row["steps"] == max(1, round(0.05 / pace))
+    weights = tmp_path / "out" / "table1" / "lsh-1" / "lsh-1.safetensors"
+    before = weights.stat().st_mtime_ns
+    again = made["train lsh-1"]()  # its run is done: nothing is trained anew
+    assert again == row
+    assert weights.stat().st_mtime_ns == before
+    drawn = report.row("draw linear 2", made["draw linear 2"])
+    assert drawn["batch"] == 2
+
+
+def small_paper() -> ModelConfig:
+    return replace(NETWORK, channels=1, height=8, width=8, d_model=32)
+
+
+@pytest.mark.parametrize("name", experiments.EXPERIMENTS)
+def test_each_experiment_has_rows_quick_and_full(name: str, tmp_path: Path) -> None:
+    for quick in (True, False):
+        settings, plan = experiments._planned(name, quick)
+        report = Report(tmp_path / str(quick), name, {})
+        keys = [key for key, _ in plan(report, None, CPU)]
+        assert len(keys) == len(set(keys)) > 8
+        assert json.dumps(settings.__dict__)
+    with pytest.raises(ValueError, match="there is no 'table9'; there are figure1, figure2"):
+        experiments.run("table9", tmp_path, quick=True)

@@ -1,0 +1,116 @@
+"""``scanline paper``: tables, plots and the page, and that the page shown is the one they make."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from scanline.model.paper import copying, lengths
+from scanline.model.paper.page import judge, make_page, write_page
+from scanline.model.paper.tables import best_drawing, markdown
+from scanline.service.commands.cli import main
+from tests.conftest import ROOT
+from tests.paper.test_experiments import SMALL, TASK
+
+RESULTS = ROOT / "model" / "paper" / "results"
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def run(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main([str(argument) for argument in arguments])
+    code = stop.value.code
+    assert isinstance(code, int)
+    return code
+
+
+def test_commands_leave_a_table_a_plot_and_rows_and_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(lengths, "QUICK", SMALL)
+    monkeypatch.setattr(copying, "QUICK", replace(TASK, seeds=1))
+    for name in ("figure1", "figure2"):
+        assert run("paper", name, "--quick", "--out", tmp_path) == 0
+        rows = json.loads((tmp_path / f"{name}.json").read_text())["rows"]
+        assert markdown(name, rows) in capsys.readouterr().out
+        with Image.open(tmp_path / f"{name}.png") as plot:
+            assert min(plot.size) > 300
+        before = (tmp_path / f"{name}.json").read_bytes()
+        assert run("paper", name, "--quick", "--out", tmp_path) == 0
+        assert (tmp_path / f"{name}.json").read_bytes() == before
+    assert run("paper", "figure1", "--out", tmp_path) == 1
+    assert "holds rows of other settings" in capsys.readouterr().err
+    assert run("paper", "page", "--results", tmp_path, "--to", tmp_path / "PAPER.md") == 0
+    page = (tmp_path / "PAPER.md").read_text()
+    assert "![Figure 2: copying](figure2.png)" in page
+    assert "Table 1" not in page
+    assert run("paper", "page", "--results", tmp_path / "none") == 1
+    assert "no reports in" in capsys.readouterr().err
+
+
+def timings(linear: float, softmax: float) -> dict[str, dict[str, Any]]:
+    rows = {}
+    for kind, power in (("linear", linear), ("softmax", softmax)):
+        for length in (512, 1024, 2048, 4096):
+            row = {"kind": kind, "length": length, "seconds": 1e-6 * length**power}
+            rows[f"{kind} {length}"] = row | {"bytes": 64 * length}
+    return rows
+
+
+def test_a_claim_holds_only_where_the_rows_say_so() -> None:
+    verdicts = {v.claim.split(" (")[0]: v for v in judge("figure1", timings(1.02, 1.9))}
+    assert verdicts["the time of linear attention grows linearly"].holds
+    assert verdicts["the time of softmax attention grows with the length's square"].found == "1.90"
+    for linear, softmax in ((1.2, 1.9), (1.0, 1.5)):
+        assert not all(v.holds for v in judge("figure1", timings(linear, softmax)))
+    learned = {f"linear {s}": {"kind": "linear", "loss": 0.01 + s} for s in (0, 1)}
+    assert [v.holds for v in judge("figure2", {"linear 0": learned["linear 0"]})] == [True]
+    assert [v.holds for v in judge("figure2", learned)] == [False]
+
+
+def drawn(**speeds: float) -> dict[str, dict[str, Any]]:
+    return {
+        f"draw {way} {batch}": {"way": way, "batch": batch, "images_per_second": speed / batch}
+        for way, speed in speeds.items()
+        for batch in (1, 2)
+    }
+
+
+def test_the_fastest_batch_counts_and_the_order_is_judged() -> None:
+    rest = {"softmax": 1.0, "lsh-1": 2.0, "lsh-4": 0.5}
+    rows = drawn(**{"linear": 100.0, "stateful-softmax": 20.0}, **rest)
+    assert best_drawing(rows)["linear"]["batch"] == 1
+    (verdict,) = judge("table1", rows)
+    assert verdict.holds
+    assert verdict.found == "100 : 20 : 1 : 2 : 0.5"
+    assert verdict.claim.endswith("317 : 16.8 : 1 : 1.51 : 0.6)")
+    (verdict,) = judge("table1", drawn(**{"linear": 19.0, "stateful-softmax": 20.0}, **rest))
+    assert not verdict.holds
+    assert "| linear | 0.644 | – | – | 143 (317 ×) | 100 (100 ×) | 1 |" in markdown("table1", rows)
+
+
+def test_reports_of_two_machines_make_no_page(tmp_path: Path) -> None:
+    for name, cores in (("figure1", 1), ("figure2", 2)):
+        report = {"settings": {"quick": True}, "hardware": {"cores": cores}, "rows": {}}
+        (tmp_path / f"{name}.json").write_text(json.dumps(report))
+    with pytest.raises(ValueError, match="are of different machines"):
+        write_page(tmp_path, tmp_path / "PAPER.md")
+
+
+def test_the_page_shown_is_made_from_the_results_beside_it() -> None:
+    """So none of its figures is typed in."""
+    assert (ROOT / "PAPER.md").read_text() == make_page(RESULTS, ROOT)
