@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib.metadata import version
@@ -311,3 +314,19 @@ def test_a_wrong_option_is_a_usage_error(
     error = capsys.readouterr().err
     assert "Usage" in error
     assert "Traceback" not in error
+
+
+def test_training_needs_none_of_the_services_packages(photographs: Path, tmp_path: Path) -> None:
+    """A machine with a GPU may have torch and little else."""
+    for name in ("fastapi", "pydantic", "pydantic_settings", "starlette", "uvicorn"):
+        (tmp_path / f"{name}.py").write_text(f"raise ModuleNotFoundError({name!r})\n")
+    command = [sys.executable, "-m", "scanline.service", "train", "--images", photographs,
+               "--size", 8, "--grey", "--layers", 1, "--width", 8, "--heads", 2, "--batch", 2,
+               "--steps", 1, "--out", tmp_path / "run"]  # fmt: skip
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [str(part) for part in command], capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "done: 1 of 1 steps" in done.stdout

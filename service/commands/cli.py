@@ -7,7 +7,6 @@ import sys
 from typing import Annotated
 
 import typer
-from pydantic import ValidationError
 
 from scanline.service import __version__
 from scanline.service.commands.bench import bench
@@ -51,17 +50,8 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command line; whatever a user can mend ends it with a sentence and status 1."""
     try:
         app(args=arguments)
-    except ValidationError as error:
-        for problem in error.errors():
-            name = ".".join(str(part) for part in problem["loc"])
-            message = problem["msg"].removeprefix("Value error, ")
-            _complain(f"SCANLINE_{name.upper()}: {message}" if name else message)
-        sys.exit(1)
     except (ValueError, RuntimeError, FloatingPointError, OSError) as error:
         logging.getLogger("scanline").debug("failed", exc_info=True)
-        _complain(str(error))
+        for line in str(error).splitlines() or [type(error).__name__]:
+            typer.echo(f"scanline: {line}", err=True)
         sys.exit(1)
-
-
-def _complain(message: str) -> None:
-    typer.echo(f"scanline: {message}", err=True)

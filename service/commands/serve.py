@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
 
@@ -25,8 +26,21 @@ def serve(
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
 ) -> None:
     """Serve models over HTTP; every setting is a SCANLINE_* variable too (see README)."""
+    given = {name: value for name, value in locals().items() if value is not None}
+    # What other commands do without: training runs where the service's packages are not installed.
+    from pydantic import ValidationError
+
     from scanline.service.serving import serve as run
     from scanline.service.settings import Settings
 
-    given = {name: value for name, value in locals().items() if name in Settings.model_fields}
-    run(Settings(**{name: value for name, value in given.items() if value is not None}))
+    try:
+        settings = Settings(**given)
+    except ValidationError as error:
+        raise ValueError("\n".join(map(_sentence, error.errors()))) from error
+    run(settings)
+
+
+def _sentence(problem: Mapping[str, Any]) -> str:
+    name = ".".join(str(part) for part in problem["loc"])
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    return f"SCANLINE_{name.upper()}: {message}" if name else message
