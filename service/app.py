@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
-from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -21,6 +20,7 @@ from scanline.service import __version__
 from scanline.service.api.files import router as file_router
 from scanline.service.api.routes import router
 from scanline.service.api.score import router as score_router
+from scanline.service.description import describe_as_it_is
 from scanline.service.http.bodies import unreadable
 from scanline.service.http.errors import (
     REFUSALS,
@@ -66,6 +66,7 @@ def create_app(scanline: Scanline, open_models: Callable[[], None]) -> FastAPI:
     app = FastAPIOffline(  # whose /docs needs no CDN
         title="Scanline", version=__version__, description=DESCRIPTION, lifespan=lifespan,
         docs_url=None, redoc_url=None, static_url=DOCS_STATIC,
+        generate_unique_id_function=lambda route: route.name,
         redirect_slashes=False,  # it would redirect to whatever Host was sent
     )  # fmt: skip
     app.state.scanline = scanline
@@ -100,7 +101,7 @@ def create_app(scanline: Scanline, open_models: Callable[[], None]) -> FastAPI:
         )
     app.add_middleware(SafeHeadersMiddleware)
     app.add_middleware(AccessMiddleware, metrics=scanline.metrics)
-    _describe_as_it_is(app, has_key=bool(settings.api_keys))
+    describe_as_it_is(app, has_key=bool(settings.api_keys))
     return app
 
 
@@ -173,26 +174,3 @@ def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def on_invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         return JSONResponse(error_body(400, *describe(error.errors())), 400)
-
-
-def _describe_as_it_is(app: FastAPI, has_key: bool) -> None:
-    """Take out of the schema what this server never does: FastAPI's own 422, a key it lacks."""
-    generate = app.openapi
-
-    def openapi() -> dict[str, Any]:
-        schema = generate()
-        for path in schema["paths"].values():
-            for operation in path.values():
-                if "HTTPValidationError" in str(operation["responses"].get("422")):
-                    del operation["responses"]["422"]
-                if not has_key:
-                    operation.pop("security", None)
-                    operation["responses"].pop("401", None)
-        components = schema.get("components", {})
-        for name in ("HTTPValidationError", "ValidationError"):
-            components.get("schemas", {}).pop(name, None)
-        if not has_key:
-            components.pop("securitySchemes", None)
-        return schema
-
-    app.openapi = openapi  # type: ignore[method-assign]

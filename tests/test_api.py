@@ -1223,7 +1223,7 @@ def test_the_documentation_describes_what_there_is(here: Here) -> None:
             assert "HTTPValidationError" not in json.dumps(operation["responses"])
             assert operation.get("summary"), path
             declared = {p["name"] for p in operation.get("parameters", []) if p["in"] == "path"}
-            assert declared == {p[1:-1] for p in path.split("/") if p.startswith("{")}
+            assert declared == set(re.findall(r"{(\w+)}", path))
     assert len(identifiers) == len(set(identifiers))
     form = schema["paths"]["/v1/completions"]["post"]["requestBody"]["content"]
     assert list(form) == ["multipart/form-data"]

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.service_fixtures import build, listening
+from tests.service_fixtures import (
+    GREY,
+    FakeDecoder,
+    build,
+    encode,
+    listening,
+    random_picture,
+)
 
 TOOL = Path(sys.executable).parent / "schemathesis"
 
@@ -49,6 +60,77 @@ def test_every_operation_has_a_name_of_its_own_and_says_what_it_does(schema: Any
 def test_every_shape_has_an_example(schema: Any) -> None:
     without = {name for name, s in schema["components"]["schemas"].items() if "examples" not in s}
     assert not without
+
+
+def test_operations_are_named_as_what_they_do_and_give_only_what_they_can(schema: Any) -> None:
+    named = {
+        operation["operationId"]: set(operation["responses"])
+        for path in schema["paths"].values() for operation in path.values()
+    }  # fmt: skip
+    drawing = {"200", "400", "401", "404", "413", "415", "429", "500", "503"}
+    assert named["create_samples"] == drawing | {"202", "406", "422"}
+    assert named["create_image"] == named["edit_image"] == drawing
+    assert named["list_models"] == {"200", "400", "401"}
+    assert named["cancel_generation"] == named["get_generation"] == {"200", "400", "401", "404"}
+    assert named["livez"] == {"200"}
+
+
+def test_replies_name_their_headers(schema: Any) -> None:
+    replies = schema["paths"]["/v1/samples"]["post"]["responses"]
+    assert {"X-Request-ID", "X-Generation-ID", "X-Seed"} == set(replies["200"]["headers"])
+    assert "Location" in replies["202"]["headers"]
+    assert "Retry-After" in replies["429"]["headers"]
+    sample = schema["paths"]["/v1/samples/{model}/{seed}.png"]["get"]["responses"]["200"]
+    assert {"ETag", "Cache-Control"} <= set(sample["headers"])
+
+
+def test_streams_name_the_shapes_of_their_events(schema: Any) -> None:
+    seen = set()
+    for path in ("/v1/samples", "/v1/images/generations"):
+        content = schema["paths"][path]["post"]["responses"]["200"]["content"]
+        for event, shape in content["text/event-stream"]["schema"]["x-events"].items():
+            name = shape["$ref"].removeprefix("#/components/schemas/")
+            assert schema["components"]["schemas"][name]["type"] == "object"
+            seen.add(event)
+    assert seen >= {"started", "waiting", "pixels", "image", "completed", "error"}
+    assert "image_generation.partial_image" in seen
+
+
+DIGITS = replace(GREY, height=28, width=28, classes=tuple("0123456789"))
+
+
+def test_every_example_runs(schema: Any) -> None:
+    """In place of an uploaded picture, and of a data URL cut short, there is a whole one."""
+    picture = random_picture(DIGITS).convert("LA")
+    picture.putpixel((5, 5), (0, 0))
+    png = encode(picture)
+    url = f"data:image/png;base64,{base64.b64encode(png).decode()}"
+    scanline, app = build(decoders={"mnist": FakeDecoder(DIGITS, 8)})
+    ran = []
+    with (
+        listening(app, lambda: scanline.ready) as where,
+        httpx.Client(base_url=where, timeout=60) as client,
+    ):
+        for path, operations in schema["paths"].items():
+            for method, operation in operations.items():
+                for kind, media in operation.get("requestBody", {}).get("content", {}).items():
+                    shape = media["schema"]
+                    if "$ref" in shape:
+                        shape = schema["components"]["schemas"][shape["$ref"].split("/")[-1]]
+                    for example in shape["examples"]:
+                        if kind == "application/json":
+                            text = re.sub(r"data:image/png;base64,[^\"]*", url, json.dumps(example))
+                            sent: dict[str, Any] = {"json": json.loads(text)}
+                        else:
+                            count = (
+                                len(example["image"]) if isinstance(example["image"], list) else 1
+                            )
+                            fields = {k: v for k, v in example.items() if k != "image"}
+                            sent = {"files": [("image", png)] * count, "data": fields}
+                        reply = client.request(method, path, **sent)
+                        assert reply.status_code == 200, (path, kind, reply.text)
+                        ran.append((path, kind))
+    assert len(ran) == len(set(ran)) == 7
 
 
 def test_a_server_without_a_key_asks_for_none() -> None:

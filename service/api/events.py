@@ -6,15 +6,15 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, with_config
 from typing_extensions import TypedDict
 
 from scanline.service.api.cursors import END, Cursor, write_cursors
-from scanline.service.api.replies import Usage, image_reply
+from scanline.service.api.replies import USAGE, PngImage, Usage, example, image_reply
 from scanline.service.api.requests import Granularity, Output
 from scanline.service.generation import FinishReason, Generation, Status
-from scanline.service.http.errors import error_reply
-from scanline.service.http.sse import COMMENT, KEEP_ALIVE_SECONDS, sse_event
+from scanline.service.http.errors import ErrorReply, error_reply
+from scanline.service.http.sse import COMMENT, KEEP_ALIVE_SECONDS, describe_stream, sse_event
 from scanline.service.http.waiting import news
 
 EVENTS_PER_SECOND = 60
@@ -22,8 +22,14 @@ WAITING_SECONDS = 2.0  # between two events that say so
 PIXELS_PER_EVENT = 4096  # of many images; one image is never split
 
 
+_SEEDED: dict[str, Any] = {"index": 0, "seed": 1}
+_UPDATE: dict[str, Any] = {"index": 0, "position": 56, "values": [0, 0, 12]}
+
+
 class SeededImage(BaseModel):
     """An image to come, and the seed that draws it again."""
+
+    model_config = example(**_SEEDED)
 
     index: int
     seed: int
@@ -31,6 +37,11 @@ class SeededImage(BaseModel):
 
 class Started(BaseModel):
     """Event ``started``: what is to be drawn, and how many images wait before its first one."""
+
+    model_config = example(
+        id="gen_5f2c", model="mnist", width=28, height=28, channels=1, images=[_SEEDED],
+        queue_position=0,
+    )  # fmt: skip
 
     id: str
     model: str
@@ -58,10 +69,13 @@ class Started(BaseModel):
 class Waiting(BaseModel):
     """Event ``waiting``, now and then: how many images come first, and for how long about."""
 
+    model_config = example(queue_position=12, estimated_seconds=3.5)
+
     queue_position: int
     estimated_seconds: float
 
 
+@with_config(example(**_UPDATE))
 class Update(TypedDict):
     """What is new of an image: values from a position on, raster order, channels innermost.
 
@@ -73,6 +87,7 @@ class Update(TypedDict):
     values: list[int]
 
 
+@with_config(example(updates=[_UPDATE]))
 class Pixels(TypedDict):
     """Event ``pixels``: what is new of some images."""
 
@@ -82,8 +97,17 @@ class Pixels(TypedDict):
 class Completed(BaseModel):
     """Event ``completed``: everything is drawn, or cancelled."""
 
+    model_config = example(id="gen_5f2c", usage=USAGE)
+
     id: str
     usage: Usage
+
+
+EVENTS = {
+    "started": Started, "waiting": Waiting, "pixels": Pixels, "image": PngImage,
+    "completed": Completed, "error": ErrorReply,
+}  # fmt: skip
+EVENT_STREAM = describe_stream(EVENTS)
 
 
 async def stream_events(

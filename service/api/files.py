@@ -13,18 +13,17 @@ from scanline.service.api.lookup import Server, bearer, find_engine, find_served
 from scanline.service.api.requests import LABEL_HELP, Guidance, Temperature, TopP
 from scanline.service.generation import FinishReason, Spec
 from scanline.service.http.bodies import known_query
-from scanline.service.http.errors import ERRORS, ApiError
+from scanline.service.http.errors import ApiError, errors
 from scanline.service.http.waiting import client_of, draw_to_end
 from scanline.service.pictures import to_png
 from scanline.service.repeats import fingerprint
 
 YEAR = 31_536_000  # seconds
 
-router = APIRouter(
-    prefix="/v1", dependencies=[Depends(bearer), Depends(known_query)], responses=ERRORS
-)
-_REPLIES: dict[int | str, dict[str, Any]] = {
-    200: {"description": "The sample.", "content": {"image/png": {}}},
+router = APIRouter(prefix="/v1", dependencies=[Depends(bearer), Depends(known_query)])
+_CACHED = {name: {"schema": {"type": "string"}} for name in ("ETag", "Cache-Control")}
+_REPLIES: dict[int | str, dict[str, Any]] = errors(404, 429, 500, 503) | {
+    200: {"description": "The sample.", "content": {"image/png": {}}, "headers": _CACHED},
     304: {"description": "It is the one of `If-None-Match`, which it cannot but be."},
 }
 

@@ -28,7 +28,7 @@ _IMAGE: dict[str, Any] = {
     "bits_per_dim": 0.61, "label": "7", "effective_particles": None, "log_evidence": None,
 }  # fmt: skip
 _PNG = _IMAGE | {"png": "iVBORw0KGgo…"}
-_USAGE = {"pixels": 784, "seconds": 0.1, "queue_seconds": 0.001, "pixels_per_second": 7840.0}
+USAGE = {"pixels": 784, "seconds": 0.1, "queue_seconds": 0.001, "pixels_per_second": 7840.0}
 _MODEL = {
     "id": "mnist", "object": "model", "created": 1700000000, "owned_by": "scanline", "width": 28,
     "height": 28, "channels": 1, "classes": ["0", "1"], "bits_per_dim": 0.61, "steps": 784,
@@ -106,7 +106,7 @@ def image_reply(generation: Generation, image: Image, output: Output) -> ImageRe
 class Usage(BaseModel):
     """What a generation took: pixels drawn, seconds in all and in the queue."""
 
-    model_config = example(**_USAGE)
+    model_config = example(**USAGE)
 
     pixels: int
     seconds: float
@@ -132,7 +132,7 @@ class GenerationReply(BaseModel):
 
     model_config = example(
         id="gen_5f2c", object="generation", model="mnist", status="finished", width=28, height=28,
-        channels=1, images=[_PNG], usage=_USAGE, error=None, warnings=[],
+        channels=1, images=[_PNG], usage=USAGE, error=None, warnings=[],
     )  # fmt: skip
 
     id: str

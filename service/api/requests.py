@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from fastapi import UploadFile
-from pydantic import ConfigDict, FailFast, Field
+from pydantic import ConfigDict, FailFast, Field, WithJsonSchema
 
 from scanline.model.config import MAX_GUIDANCE
 from scanline.model.noise import MAX_SEED
@@ -69,6 +69,8 @@ OutputField = Annotated[
     Output,
     Field(description="How JSON holds an image: base64 PNG, or a flat list of pixel values."),
 ]
+# As OpenAPI 3.0 had it, which is what most generators of clients know.
+Upload = Annotated[UploadFile, WithJsonSchema({"type": "string", "format": "binary"})]
 LABEL_HELP = (
     "A class by name or number (see `/v1/models`), or `random` for one chosen by each image's "
     "seed; left out, anything may come."
@@ -107,9 +109,9 @@ class CompletionForm(Body):
         json_schema_extra={"examples": [{"image": "(a PNG's bytes)", "known_rows": 14, "n": 4}]},
     )
 
-    image: Annotated[UploadFile, Field(description="PNG, JPEG, WebP, GIF, BMP, TIFF or PPM.")]
+    image: Annotated[Upload, Field(description="PNG, JPEG, WebP, GIF, BMP, TIFF or PPM.")]
     mask: Annotated[
-        UploadFile | None,
+        Upload | None,
         Field(description="A picture of the same size: draw where it is transparent (alpha 0)."),
     ] = None
     known_rows: Annotated[
@@ -142,7 +144,7 @@ class ScoreForm(Body):
     )
 
     image: Annotated[
-        list[UploadFile],
+        list[Upload],
         Field(min_length=1, description="One picture, or several under the same name."),
     ]
     fit: Annotated[Fit, Field(description="For a picture of another size.")] = "exact"

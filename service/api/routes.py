@@ -17,7 +17,7 @@ from scanline.service.api.beginning import (
     wants_background,
 )
 from scanline.service.api.cursors import END, Cursor, read_cursors
-from scanline.service.api.events import stream_events
+from scanline.service.api.events import EVENT_STREAM, stream_events
 from scanline.service.api.lookup import (
     Server,
     bearer,
@@ -31,7 +31,7 @@ from scanline.service.api.requests import CompletionForm, Granularity, Output, S
 from scanline.service.engine import Engine
 from scanline.service.generation import FinishReason, Generation, Spec
 from scanline.service.http.bodies import known_query, once_each
-from scanline.service.http.errors import ERROR, ERRORS, ApiError
+from scanline.service.http.errors import ApiError, errors
 from scanline.service.http.media import MEDIA, Media, choose_media, json_reply
 from scanline.service.http.sse import stream_reply
 from scanline.service.http.waiting import client_of, draw_to_end, wait_finished
@@ -39,16 +39,23 @@ from scanline.service.pictures import read_upload, to_grid, to_npy, to_png, to_z
 from scanline.service.repeats import fingerprint
 from scanline.service.server import Scanline
 
-router = APIRouter(
-    prefix="/v1", dependencies=[Depends(bearer), Depends(known_query)], responses=ERRORS
-)
-_REPLIES: dict[int | str, dict[str, Any]] = {
+router = APIRouter(prefix="/v1", dependencies=[Depends(bearer), Depends(known_query)])
+_DRAWN = {
+    "X-Generation-ID": {"description": "The generation.", "schema": {"type": "string"}},
+    "X-Seed": {"description": "Of the first image.", "schema": {"type": "integer"}},
+}
+_LOCATION = {"description": "The generation's address.", "schema": {"type": "string"}}
+_REPLIES: dict[int | str, dict[str, Any]] = errors(404, 406, 413, 415, 422, 429, 500, 503) | {
     200: {
         "description": "The images, in the form that `Accept` (or `stream`) asks for.",
-        "content": {kind: {} for kind in MEDIA[1:]},
+        "content": {kind: {} for kind in MEDIA[1:3]} | EVENT_STREAM,
+        "headers": _DRAWN,
     },
-    202: {"description": "With `Prefer: respond-async`: begun.", "model": GenerationReply},
-    422: ERROR | {"description": "The `Idempotency-Key` came before with another request."},
+    202: {
+        "description": "With `Prefer: respond-async`: begun.",
+        "model": GenerationReply,
+        "headers": _DRAWN | {"Location": _LOCATION},
+    },
 }
 
 
@@ -119,7 +126,10 @@ async def create_completions(
     return await _draw(request, server, engine, spec, shown, prefer, key)
 
 
-@router.get("/generations/{identifier}", tags=["draw"], response_model=GenerationReply)
+@router.get(
+    "/generations/{identifier}", tags=["draw"], response_model=GenerationReply,
+    responses=errors(404),
+)  # fmt: skip
 async def get_generation(
     request: Request, server: Server, identifier: str, output: Output = "png"
 ) -> Response:
@@ -133,7 +143,12 @@ async def get_generation(
 @router.get(
     "/generations/{identifier}/events",
     tags=["draw"],
-    responses={200: {"description": "Events.", "content": {"text/event-stream": {}}}},
+    responses=errors(404)
+    | {
+        200: {"description": "Events.", "content": EVENT_STREAM},
+        204: {"description": "None are left after that one."},
+    },
+    response_class=StreamingResponse,
 )
 async def get_events(
     request: Request,
@@ -154,7 +169,10 @@ async def get_events(
     return _stream(request, server, engine, generation, granularity, cursors, output)
 
 
-@router.delete("/generations/{identifier}", tags=["draw"], response_model=GenerationReply)
+@router.delete(
+    "/generations/{identifier}", tags=["draw"], response_model=GenerationReply,
+    responses=errors(404),
+)  # fmt: skip
 async def cancel_generation(request: Request, server: Server, identifier: str) -> Response:
     """Cancel a generation; what is drawn already stays readable. Cancelling twice is no error."""
     engine, generation = _find(server, identifier)
@@ -165,13 +183,13 @@ async def cancel_generation(request: Request, server: Server, identifier: str) -
     return json_reply(reply)
 
 
-@router.get("/models", tags=["models"])
+@router.get("/models", tags=["models"], responses=errors())
 async def list_models(server: Server) -> ModelList:
     """List the models, the default first."""
     return ModelList(data=[ModelReply.of(name, model) for name, model in server.models.items()])
 
 
-@router.get("/models/{name}", tags=["models"])
+@router.get("/models/{name}", tags=["models"], responses=errors(404, 503))
 async def get_model(server: Server, name: str) -> ModelReply:
     """Describe one model."""
     return ModelReply.of(name, find_served(server, name))

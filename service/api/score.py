@@ -14,18 +14,21 @@ from scanline.service.api.lookup import Server, bearer, find_label, find_served
 from scanline.service.api.replies import DistributionReply, Score, ScoreReply
 from scanline.service.api.requests import DistributionRequest, ScoreForm
 from scanline.service.http.bodies import known_query, once_each
-from scanline.service.http.errors import ERRORS, ApiError
+from scanline.service.http.errors import ApiError, errors
 from scanline.service.http.waiting import client_of
 from scanline.service.pictures import read_picture
 
 STEPS_AT_ONCE = 4096  # of the network: others get their turn some hundred milliseconds later
 
-router = APIRouter(
-    prefix="/v1", dependencies=[Depends(bearer), Depends(known_query)], responses=ERRORS
-)
+router = APIRouter(prefix="/v1", dependencies=[Depends(bearer), Depends(known_query)])
+
+_ERRORS = errors(404, 413, 415, 429, 503)
 
 
-@router.post("/score", tags=["look inside"], dependencies=[Depends(once_each("image"))])
+@router.post(
+    "/score", tags=["look inside"], dependencies=[Depends(once_each("image"))],
+    responses=_ERRORS,
+)  # fmt: skip
 async def score(
     request: Request,
     server: Server,
@@ -76,7 +79,7 @@ async def score(
     )
 
 
-@router.post("/distribution", tags=["look inside"])
+@router.post("/distribution", tags=["look inside"], responses=_ERRORS)
 async def distribution(
     request: Request, server: Server, body: DistributionRequest
 ) -> DistributionReply:

@@ -44,16 +44,24 @@ class ErrorReply(BaseModel):
 
 
 ERROR: dict[str, Any] = {"model": ErrorReply}
-ERRORS: dict[int | str, dict[str, Any]] = {
-    400: ERROR | {"description": "Something in the request is wrong."},
-    401: ERROR | {"description": "The API key is missing or wrong."},
-    404: ERROR | {"description": "There is no such model or generation."},
-    406: ERROR | {"description": "No media type asked for can be given."},
-    413: ERROR | {"description": "The upload is too large."},
-    429: ERROR | {"description": "The queue is full, or your share of it; see `Retry-After`."},
-    500: ERROR | {"description": "Drawing failed."},
-    503: ERROR | {"description": "The server is loading or shutting down."},
+_RETRY = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer"}}}
+_ERRORS: dict[int, dict[str, Any]] = {
+    400: {"description": "Something in the request is wrong."},
+    401: {"description": "The API key is missing or wrong."},
+    404: {"description": "There is no such model or generation."},
+    406: {"description": "No media type asked for can be given."},
+    413: {"description": "The body is too large."},
+    415: {"description": "The body is compressed."},
+    422: {"description": "The `Idempotency-Key` came before with another request."},
+    429: {"description": "The queue is full, or your share of it.", "headers": _RETRY},
+    500: {"description": "Drawing failed."},
+    503: {"description": "The server is loading or shutting down.", "headers": _RETRY},
 }
+
+
+def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Document the errors that a route may give, beside those of every route under ``/v1``."""
+    return {status: ERROR | _ERRORS[status] for status in sorted({400, 401, *statuses})}
 
 
 class ApiError(HTTPException):
@@ -137,6 +145,8 @@ def describe(errors: Sequence[Mapping[str, Any]]) -> tuple[str, str | None, str 
             message, field = f"the body is not valid JSON: {reason}", None
         elif code == "missing":
             message = "this field is required" if field else "the body is empty; send JSON"
+        elif "Expected UploadFile" in message:
+            message = "must be a file"
         elif code == "model_attributes_type":
             message = "send a JSON object, with Content-Type: application/json"
         sentences.append(f"{field}: {message}" if field else message)

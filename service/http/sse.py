@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from fastapi import Request
@@ -19,6 +19,18 @@ from scanline.service.http.waiting import ClientGoneError, client_of
 KEEP_ALIVE_SECONDS = 15.0
 COMMENT = b": keep-alive\n"  # an empty line behind it, and some clients would see an event
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+
+def describe_stream(shapes: Mapping[str, Any]) -> dict[str, Any]:
+    """Document a stream: the shape of each event's data, by the event's name."""
+    named = {event: {"$ref": reference(shape.__name__)} for event, shape in shapes.items()}
+    text = {"type": "string", "description": "Server-sent events, one line of JSON each."}
+    return {"text/event-stream": {"schema": text | {"x-events": named}}}
+
+
+def reference(name: str) -> str:
+    """Say where in the schema a shape is."""
+    return f"#/components/schemas/{name}"
 
 
 def sse_event(name: str, data: Any, identifier: str | None = None) -> bytes:

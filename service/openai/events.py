@@ -6,22 +6,29 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
+from scanline.service.api.replies import example
 from scanline.service.generation import FinishReason, Generation, Image
-from scanline.service.http.errors import error_reply
+from scanline.service.http.errors import ErrorReply, error_reply
 from scanline.service.http.pools import Pool
-from scanline.service.http.sse import COMMENT, KEEP_ALIVE_SECONDS, sse_event
+from scanline.service.http.sse import COMMENT, KEEP_ALIVE_SECONDS, describe_stream, sse_event
 from scanline.service.http.waiting import news
 from scanline.service.openai.rendering import Rendering
-from scanline.service.openai.replies import TokenUsage
+from scanline.service.openai.replies import USAGE, TokenUsage
 from scanline.service.openai.requests import FileFormat
 
 Kind = Literal["image_generation", "image_edit"]
+
+
+_EVENT: dict[str, Any] = {
+    "b64_json": "iVBORw0KGgo…", "created_at": 1700000000, "background": "opaque",
+    "output_format": "png", "size": "28x28", "quality": "auto", "index": 0, "seed": 1,
+}  # fmt: skip
 
 
 class ImageEvent(BaseModel):
@@ -41,15 +48,29 @@ class ImageEvent(BaseModel):
 class PartialImage(ImageEvent):
     """Event ``….partial_image``: an image on its way."""
 
+    model_config = example(type="image_generation.partial_image", **_EVENT, partial_image_index=0)
+
     partial_image_index: int
 
 
 class CompletedImage(ImageEvent):
     """Event ``….completed``: an image drawn to its end."""
 
+    model_config = example(
+        type="image_generation.completed", **_EVENT, bits_per_dim=0.61, usage=USAGE, warnings=[]
+    )
+
     bits_per_dim: float | None
     usage: TokenUsage
     warnings: list[str]
+
+
+EVENTS = {
+    f"{kind}.{name}": shape
+    for kind in get_args(Kind)
+    for name, shape in (("partial_image", PartialImage), ("completed", CompletedImage))
+} | {"error": ErrorReply}
+EVENT_STREAM = describe_stream(EVENTS)
 
 
 async def stream_images(

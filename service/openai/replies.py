@@ -14,7 +14,7 @@ from scanline.service.openai.requests import FileFormat
 
 _IMAGE: dict[str, Any] = {"b64_json": "iVBORw0KGgo…", "seed": 1, "bits_per_dim": 0.61}
 _NO_TOKENS: dict[str, Any] = {"image_tokens": 0, "text_tokens": 0}
-_USAGE: dict[str, Any] = {
+USAGE: dict[str, Any] = {
     "input_tokens": 0,
     "input_tokens_details": _NO_TOKENS,
     "output_tokens": 784,
@@ -22,7 +22,7 @@ _USAGE: dict[str, Any] = {
 }
 _REPLY: dict[str, Any] = {
     "created": 1700000000, "data": [_IMAGE], "background": "opaque", "output_format": "png",
-    "size": "28x28", "usage": _USAGE, "warnings": [],
+    "size": "28x28", "usage": USAGE, "warnings": [],
 }  # fmt: skip
 
 
@@ -48,7 +48,7 @@ class TokenDetails(BaseModel):
 class TokenUsage(BaseModel):
     """What was read and drawn; a token is one pixel."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [_USAGE]})
+    model_config = ConfigDict(json_schema_extra={"examples": [USAGE]})
 
     input_tokens: int
     input_tokens_details: TokenDetails

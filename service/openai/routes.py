@@ -21,25 +21,24 @@ from scanline.service.api.lookup import (
 from scanline.service.engine import Engine
 from scanline.service.generation import Spec
 from scanline.service.http.bodies import known_query
-from scanline.service.http.errors import ERRORS
+from scanline.service.http.errors import errors
 from scanline.service.http.media import json_reply
 from scanline.service.http.sse import stream_reply
 from scanline.service.http.waiting import client_of, draw_to_end
 from scanline.service.openai.edits import Edit, read_canvas, read_edit
-from scanline.service.openai.events import Kind, stream_images
+from scanline.service.openai.events import EVENT_STREAM, Kind, stream_images
 from scanline.service.openai.prompts import understand
 from scanline.service.openai.rendering import Rendering, choose_rendering
 from scanline.service.openai.replies import ImagesReply
 from scanline.service.openai.requests import GenerationsRequest, ImageOptions, edits_body
 from scanline.service.server import Scanline
 
-router = APIRouter(
-    prefix="/v1/images", dependencies=[Depends(bearer), Depends(known_query)], responses=ERRORS
-)
-_REPLIES: dict[int | str, dict[str, Any]] = {
+router = APIRouter(prefix="/v1/images", dependencies=[Depends(bearer), Depends(known_query)])
+_REPLIES: dict[int | str, dict[str, Any]] = errors(404, 413, 415, 429, 500, 503) | {
     200: {
         "description": "The images; with `stream`, events `….partial_image` and `….completed`.",
-        "content": {"text/event-stream": {}},
+        "content": EVENT_STREAM,
+        "headers": {"X-Generation-ID": {"schema": {"type": "string"}}},
     }
 }
 

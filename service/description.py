@@ -1,0 +1,53 @@
+"""The schema at ``/openapi.json``: what this server does, and nothing that it never does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic import TypeAdapter
+
+from scanline.service.api.events import EVENTS
+from scanline.service.http.sse import reference
+from scanline.service.openai.events import EVENTS as OPENAI_EVENTS
+
+_REQUEST_ID = {"description": "Yours, if you sent one.", "schema": {"type": "string"}}
+
+
+def describe_as_it_is(app: FastAPI, has_key: bool) -> None:
+    """Add events and the headers of every reply; take out FastAPI's own 422, and a key it lacks."""
+    generate = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is not None:
+            return app.openapi_schema
+        schema = generate()
+        components = schema.setdefault("components", {})
+        shapes = components.setdefault("schemas", {})
+        for name in ("HTTPValidationError", "ValidationError"):
+            shapes.pop(name, None)
+        for name, shape in _events().items():
+            shapes.setdefault(name, shape)
+        if not has_key:
+            components.pop("securitySchemes", None)
+        for path in schema["paths"].values():
+            for operation in path.values():
+                replies = operation["responses"]
+                if "HTTPValidationError" in str(replies.get("422")):
+                    del replies["422"]
+                if not has_key:
+                    operation.pop("security", None)
+                    replies.pop("401", None)
+                for reply in replies.values():
+                    reply["headers"] = reply.get("headers", {}) | {"X-Request-ID": _REQUEST_ID}
+        return schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _events() -> dict[str, Any]:
+    adapters = {s: TypeAdapter[Any](s) for s in (*EVENTS.values(), *OPENAI_EVENTS.values())}
+    inputs = [(shape, "serialization", adapter) for shape, adapter in adapters.items()]
+    _, schema = TypeAdapter.json_schemas(inputs, ref_template=reference("{model}"))  # type: ignore[arg-type]
+    shapes: dict[str, Any] = schema["$defs"]
+    return shapes
