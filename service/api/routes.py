@@ -48,7 +48,7 @@ _LOCATION = {"description": "The generation's address.", "schema": {"type": "str
 _REPLIES: dict[int | str, dict[str, Any]] = errors(404, 406, 413, 415, 422, 429, 500, 503) | {
     200: {
         "description": "The images, in the form that `Accept` (or `stream`) asks for.",
-        "content": {kind: {} for kind in MEDIA[1:3]} | EVENT_STREAM,
+        "content": dict.fromkeys(MEDIA, {}) | EVENT_STREAM,
         "headers": _DRAWN,
     },
     202: {
