@@ -37,13 +37,16 @@ FIELDS = (
     "granularity", "output", "known_rows", "fit", "prompt", "size", "output_format", "background",
     "quality", "partial_images", "response_format", "values", "per_pixel", "images", "nonsense",
 )  # fmt: skip
-PATHS = (
+POSTS = (
     "/v1/samples", "/v1/completions", "/v1/score", "/v1/distribution", "/v1/images/generations",
-    "/v1/images/edits", "/v1/models", "/v1/models/mnist", "/v1/generations/x",
-    "/v1/generations/x/events", "/v1/samples/mnist/7.png", "/v1/samples/mnist/x.png", "/readyz",
-    "/metrics", "/openapi.json", "/", "/static/app.js", "/nothing", "/v1/samples/", "//",
-    "/%2e%2e/",
+    "/v1/images/edits",
 )  # fmt: skip
+GETS = (
+    "/v1/models", "/v1/models/mnist", "/v1/generations/x", "/v1/generations/x/events",
+    "/v1/samples/mnist/7.png", "/v1/samples/mnist/x.png", "/readyz", "/metrics", "/openapi.json",
+    "/", "/static/app.js", "/nothing", "/v1/samples/", "//", "/%2e%2e/",
+)  # fmt: skip
+OTHERS = ("POST", "GET", "DELETE", "PUT", "HEAD", "OPTIONS", "PATCH", "PURGE")
 HEADERS = (
     "Accept", "Last-Event-ID", "Prefer", "Idempotency-Key", "Content-Type", "If-None-Match",
     "Authorization", "Content-Encoding", "Range",
@@ -52,7 +55,6 @@ HEADER_VALUES = (
     "image/png", "application/zip", "respond-async", "3", "*", "text/event-stream", "bytes=0-1",
     "é", "gzip", "a/b;q=x",
 )  # fmt: skip
-METHODS = ("POST",) * 6 + ("GET",) * 3 + ("DELETE", "PUT", "HEAD", "OPTIONS", "PATCH")
 
 
 class Fuzz:
@@ -108,7 +110,10 @@ class Fuzz:
     def request(self, client: httpx.Client) -> httpx.Request:
         """Make one."""
         pick = self.pick
-        path, method = pick.choice(PATHS), pick.choice(METHODS)
+        method = "POST" if pick.random() < 0.7 else "GET"
+        path = pick.choice(POSTS if method == "POST" else GETS)
+        if pick.random() < 0.1:
+            method = pick.choice(OTHERS)
         if pick.random() < 0.2:
             path += "?" + "&".join(
                 f"{pick.choice(FIELDS)}={pick.choice(('1', '7', 'x', '%00', ''))}"

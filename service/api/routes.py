@@ -1,4 +1,4 @@
-"""The API under ``/v1``: from a request's body to the engine, and back as JSON, PNG, ZIP, NPY or SSE."""
+"""The API under ``/v1``: from a request's body to the engine, back as JSON, PNG, ZIP, NPY, SSE."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _LOCATION = {"description": "The generation's address.", "schema": {"type": "str
 _REPLIES: dict[int | str, dict[str, Any]] = errors(404, 406, 413, 415, 422, 429, 500, 503) | {
     200: {
         "description": "The images, in the form that `Accept` (or `stream`) asks for.",
-        "content": dict.fromkeys(MEDIA, {}) | EVENT_STREAM,
+        "content": {kind: {} for kind in MEDIA[1:]} | EVENT_STREAM,
         "headers": _DRAWN,
     },
     202: {
