@@ -16,6 +16,8 @@ from fastapi.staticfiles import StaticFiles
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
+from scanline.service.card import card_tags
+
 STATIC = Path(__file__).parent / "static"
 DOCS_STATIC = "/docs/static"  # where FastAPIOffline keeps Swagger's own files
 
@@ -65,9 +67,13 @@ def add_pages(app: FastAPI, frame_ancestors: tuple[str, ...]) -> None:
     policy = page_policy("", "", frame_ancestors)
 
     @app.get("/", include_in_schema=False)
-    async def page() -> FileResponse:
+    async def page(request: Request) -> Response:
         headers = {"Content-Security-Policy": policy, "Cache-Control": "no-cache"}
-        return FileResponse(STATIC / "index.html", headers=headers)
+        tags = card_tags(request)
+        if not tags:
+            return FileResponse(STATIC / "index.html", headers=headers)
+        text = await to_thread.run_sync((STATIC / "index.html").read_text, "utf-8")
+        return HTMLResponse(text.replace("</head>", f"{tags}</head>", 1), headers=headers)
 
     @app.get("/docs", include_in_schema=False)
     async def docs(request: Request) -> HTMLResponse:
