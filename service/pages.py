@@ -65,15 +65,18 @@ def page_policy(scripts: str, styles: str, frame_ancestors: tuple[str, ...]) -> 
 def add_pages(app: FastAPI, frame_ancestors: tuple[str, ...]) -> None:
     """Add the page, its files, and the documentation."""
     policy = page_policy("", "", frame_ancestors)
+    files = PageFiles(STATIC)
 
     @app.get("/", include_in_schema=False)
     async def page(request: Request) -> Response:
-        headers = {"Content-Security-Policy": policy, "Cache-Control": "no-cache"}
-        tags = card_tags(request)
-        if not tags:
-            return FileResponse(STATIC / "index.html", headers=headers)
-        text = await to_thread.run_sync((STATIC / "index.html").read_text, "utf-8")
-        return HTMLResponse(text.replace("</head>", f"{tags}</head>", 1), headers=headers)
+        if tags := card_tags(request):
+            text = await to_thread.run_sync((STATIC / "index.html").read_text, "utf-8")
+            tagged = text.replace("</head>", f"{tags}</head>", 1)
+            response: Response = HTMLResponse(tagged, headers={"Cache-Control": "no-cache"})
+        else:
+            response = await files.get_response("index.html", request.scope)
+        response.headers["Content-Security-Policy"] = policy
+        return response
 
     @app.get("/docs", include_in_schema=False)
     async def docs(request: Request) -> HTMLResponse:
@@ -93,4 +96,4 @@ def add_pages(app: FastAPI, frame_ancestors: tuple[str, ...]) -> None:
         reply.headers["Content-Security-Policy"] = policy
         return reply
 
-    app.mount("/static", PageFiles(STATIC), name="static")
+    app.mount("/static", files, name="static")
