@@ -20,6 +20,7 @@ from scanline.service import __version__
 from scanline.service.api.files import router as file_router
 from scanline.service.api.routes import router
 from scanline.service.api.score import router as score_router
+from scanline.service.card import router as card_router
 from scanline.service.description import describe_as_it_is
 from scanline.service.http.bodies import unreadable
 from scanline.service.http.errors import (
@@ -74,6 +75,7 @@ def create_app(scanline: Scanline, open_models: Callable[[], None]) -> FastAPI:
     app.include_router(file_router)
     app.include_router(score_router)
     app.include_router(openai_router)
+    app.include_router(card_router)
     _add_operations(app, scanline)
     add_pages(app, scanline.settings.frame_ancestors)
     _add_errors(app)

@@ -16,6 +16,8 @@ from fastapi.staticfiles import StaticFiles
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
+from scanline.service.card import card_tags
+
 STATIC = Path(__file__).parent / "static"
 DOCS_STATIC = "/docs/static"  # where FastAPIOffline keeps Swagger's own files
 
@@ -63,11 +65,18 @@ def page_policy(scripts: str, styles: str, frame_ancestors: tuple[str, ...]) -> 
 def add_pages(app: FastAPI, frame_ancestors: tuple[str, ...]) -> None:
     """Add the page, its files, and the documentation."""
     policy = page_policy("", "", frame_ancestors)
+    files = PageFiles(STATIC)
 
     @app.get("/", include_in_schema=False)
-    async def page() -> FileResponse:
-        headers = {"Content-Security-Policy": policy, "Cache-Control": "no-cache"}
-        return FileResponse(STATIC / "index.html", headers=headers)
+    async def page(request: Request) -> Response:
+        if tags := card_tags(request):
+            text = await to_thread.run_sync((STATIC / "index.html").read_text, "utf-8")
+            tagged = text.replace("</head>", f"{tags}</head>", 1)
+            response: Response = HTMLResponse(tagged, headers={"Cache-Control": "no-cache"})
+        else:
+            response = await files.get_response("index.html", request.scope)
+        response.headers["Content-Security-Policy"] = policy
+        return response
 
     @app.get("/docs", include_in_schema=False)
     async def docs(request: Request) -> HTMLResponse:
@@ -87,4 +96,4 @@ def add_pages(app: FastAPI, frame_ancestors: tuple[str, ...]) -> None:
         reply.headers["Content-Security-Policy"] = policy
         return reply
 
-    app.mount("/static", PageFiles(STATIC), name="static")
+    app.mount("/static", files, name="static")

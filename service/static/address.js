@@ -1,6 +1,6 @@
 /** The address: which view is shown, and what brings its pictures back. */
 
-export const VIEWS = ["draw", "complete", "inside", "learn"];
+export const VIEWS = ["draw", "complete", "inside", "play", "learn"];
 
 /** Read the address: the view and its query; null where it names no view, as `#main` does. */
 export function readAddress() {

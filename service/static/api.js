@@ -45,11 +45,11 @@ export async function postJson(path, body, signal) {
   return (await post(path, body, signal)).json();
 }
 
-/** POST a form of fields and one picture; gives the reply. */
-export function postPicture(path, fields, png, signal) {
+/** POST a form of fields and a picture, or several; gives the reply. */
+export function postPicture(path, fields, pngs, signal) {
   const body = new FormData();
   for (const [name, value] of Object.entries(fields)) body.set(name, value);
-  body.set("image", png, "picture.png");
+  for (const png of [pngs].flat()) body.append("image", png, "picture.png");
   return call(path, { method: "POST", body, signal });
 }
 

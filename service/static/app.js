@@ -3,13 +3,17 @@
 import { VIEWS, readAddress, toHash, writeAddress } from "./address.js";
 import { call, explain, key } from "./api.js";
 import { receiveFiles } from "./arrivals.js";
-import { CompleteView } from "./complete.js";
-import { DrawView } from "./draw.js";
-import { InsideView } from "./inside.js";
-import { LearnView } from "./learn.js";
+import { readStamp } from "./chunks.js";
 import { Viewer } from "./viewer.js";
 
 const LOADING_MS = 500;
+const MODULES = {
+  draw: async () => (await import("./draw.js")).DrawView,
+  complete: async () => (await import("./complete.js")).CompleteView,
+  inside: async () => (await import("./inside.js")).InsideView,
+  play: async () => (await import("./play.js")).PlayView,
+  learn: async () => (await import("./learn.js")).LearnView,
+};
 
 /** Give the models, once the server has loaded them. */
 async function loadModels(notice) {
@@ -44,30 +48,50 @@ class Page {
     this.models = models;
     this.shown = {}; // the address of what each view shows
     this.viewer = new Viewer(this);
-    this.views = {
-      draw: new DrawView(this),
-      complete: new CompleteView(this),
-      inside: new InsideView(this),
-      learn: new LearnView(this),
-    };
+    this.views = {}; // a view is loaded when it is first shown
+    this.loading = {};
     this.select = document.getElementById("model");
     this.select.replaceChildren(...models.map(({ id }) => new Option(id, id)));
     document.getElementById("model-field").hidden = models.length < 2;
-    this.select.addEventListener("change", () => {
+    this.select.addEventListener("change", async () => {
       this.use(this.select.value);
       this.link(this.current, { model: this.model.id });
-      this.views[this.current].open(new URLSearchParams());
+      (await this.view(this.current)).open(new URLSearchParams());
     });
     addEventListener("hashchange", () => this.go());
     document.querySelector(".skip").addEventListener("click", (event) => {
       event.preventDefault(); // the address says what is shown, not where the focus is
       document.getElementById("main").focus();
     });
-    receiveFiles((file) => {
+    receiveFiles(async (file) => {
+      if (this.restore(await readStamp(file))) return;
       const view = this.current === "inside" ? "inside" : "complete";
-      this.show(view);
-      this.views[view].bring(file);
+      (await this.view(view)).bring(file);
     });
+  }
+
+  /** Give a view, loaded when it is first asked for. */
+  view(name) {
+    this.loading[name] ??= MODULES[name]().then((View) => {
+      const view = new View(this);
+      view.use(this.model);
+      this.views[name] = view;
+      return view;
+    }).catch((error) => {
+      delete this.loading[name]; // to be tried again
+      throw error;
+    });
+    return this.loading[name];
+  }
+
+  /** Draw again what a picture that was saved here says it was; false where it says nothing. */
+  restore(hash) {
+    if (!hash || !/^#(draw|complete)\?/.test(hash)) return false;
+    const wanted = new URLSearchParams(hash.split("?")[1]).get("model");
+    if (!this.models.some(({ id }) => id === wanted)) return false;
+    writeAddress(hash);
+    this.go();
+    return true;
   }
 
   /** Give every view another model. */
@@ -76,7 +100,7 @@ class Page {
     this.select.value = this.model.id;
     this.shown = {};
     for (const name of VIEWS) {
-      this.views[name].use(this.model);
+      this.views[name]?.use(this.model);
       this.tab(name).hash = toHash(name, { model: this.model.id });
     }
   }
@@ -86,7 +110,7 @@ class Page {
   }
 
   /** Do what the address says. */
-  go() {
+  async go() {
     const wanted = readAddress();
     if (!wanted) return;
     const { view, query } = wanted;
@@ -97,9 +121,10 @@ class Page {
     const asked = [...fields.keys()].some((name) => name !== "model");
     if (this.shown[view] && (!asked || this.shown[view] === location.hash)) {
       writeAddress(this.shown[view]);
-      this.views[view].again?.();
+      this.views[view]?.again?.();
     } else {
-      this.views[view].open(fields);
+      const loaded = await this.view(view);
+      if (view === this.current) loaded.open(fields);
     }
   }
 
@@ -127,6 +152,9 @@ class Page {
   }
 }
 
+if (!location.hash && location.search) { // a shared link, as the server reads it
+  history.replaceState(null, "", `${location.pathname}#draw${location.search}`);
+}
 const loading = document.getElementById("loading");
 const models = await loadModels(loading);
 loading.hidden = true;

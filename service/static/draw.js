@@ -19,12 +19,9 @@ export class DrawView {
     this.form = document.getElementById("draw-form");
     this.sheet = new Sheet(document.getElementById("draw"), page.viewer);
     this.shaping = new Shaping(document.getElementById("draw-shaping"));
-    // A phone shows pictures first; the settings are one tap away.
-    if (matchMedia("(max-width: 52rem)").matches) {
-      document.getElementById("draw-options").open = false;
-    }
     this.form.addEventListener("submit", (event) => {
       event.preventDefault();
+      document.getElementById("draw-options").togglePopover(false);
       this.draw({ reveal: true });
     });
     this.form.addEventListener("change", ({ target: { name } }) => {

@@ -17,8 +17,7 @@ export function mostBits(bits) {
 }
 
 /** Paint the pixels up to `position`; the rest dim, or `hidden` while it is still to come. */
-export function paintHeat(canvas, bits, position, hidden) {
-  const most = mostBits(bits);
+export function paintHeat(canvas, bits, position, hidden, most = mostBits(bits)) {
   const image = new ImageData(canvas.width, canvas.height);
   bits.forEach((cost, p) => {
     image.data.set([...heat(cost / most), p < position ? 255 : hidden ? 0 : DIM], 4 * p);

@@ -33,11 +33,17 @@ export function toImageData(picture, visible = () => true) {
   return image;
 }
 
-/** Encode a picture as PNG at its own size, transparent where `visible(p)` is false. */
-export async function toPng(picture, visible) {
-  const canvas = new OffscreenCanvas(picture.shape.width, picture.shape.height);
+/** Encode a picture as PNG, transparent where `visible(p)` is false; each pixel `scale` wide. */
+export async function toPng(picture, visible, scale = 1) {
+  const { width, height } = picture.shape;
+  const canvas = new OffscreenCanvas(width, height);
   canvas.getContext("2d").putImageData(toImageData(picture, visible), 0, 0);
-  return canvas.convertToBlob({ type: "image/png" });
+  if (scale === 1) return canvas.convertToBlob({ type: "image/png" });
+  const large = new OffscreenCanvas(scale * width, scale * height);
+  const context = large.getContext("2d");
+  context.imageSmoothingEnabled = false;
+  context.drawImage(canvas, 0, 0, large.width, large.height);
+  return large.convertToBlob({ type: "image/png" });
 }
 
 /** Read a file as a picture of the given shape, its middle cropped; transparent is unknown. */

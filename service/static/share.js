@@ -6,8 +6,14 @@ import { fromText } from "./pixels.js";
 
 const TOKEN = "SCANLINE_API_KEY"; // the key itself is never copied
 
-/** Give the whole address of a link. */
-export const addressOf = ({ view, fields }) => new URL(toHash(view, fields), location.href).href;
+/**
+ * Give the whole address of a link. What the server can draw by itself is in its query, so that it
+ * can show a picture where the link is posted; the page turns that into its own kind of address.
+ */
+export function addressOf({ view, fields }) {
+  const hash = toHash(view, fields);
+  return new URL(view === "draw" ? hash.replace("#draw", "") : hash, document.baseURI.split("#")[0]).href;
+}
 
 /** Quote a word for a shell. */
 const quote = (word) => `'${String(word).replaceAll("'", "'\\''")}'`;

@@ -1,6 +1,9 @@
 /** A sheet of images being drawn: one request, or several, a row each. */
 
+import { toHash } from "./address.js";
 import { call, explain } from "./api.js";
+import { Arrange } from "./arrange.js";
+import { titleOf } from "./gallery.js";
 import { Report } from "./report.js";
 import { ShareBar } from "./share.js";
 import { follow } from "./stream.js";
@@ -22,6 +25,7 @@ export class Sheet {
     this.report = new Report(view.querySelector("[data-report]"));
     this.cancelButton = form.querySelector("[data-cancel]");
     this.viewer = viewer;
+    this.arrange = new Arrange(this.list, (sentence) => this.report.complain(sentence));
     this.share = new ShareBar(view.querySelector("[data-share]"));
     this.tiles = [];
     this.cancelButton.addEventListener("click", () => this.finish());
@@ -51,6 +55,7 @@ export class Sheet {
     for (const { player } of this.tiles) player.stop();
     this.tiles = [];
     this.list.replaceChildren();
+    this.arrange.offer(null);
     this.report.clear();
     this.share.offer(null);
     this.busy(false);
@@ -115,11 +120,12 @@ export class Sheet {
     });
     if (job.given) items.unshift(givenTile(job.given));
     const n = this.tiles.length;
-    this.list.dataset.size = n > 24 ? "small" : n > 6 ? "medium" : "large";
+    this.list.dataset.size = n > 24 ? "small" : n > 6 ? "medium" : n > 2 ? "large" : "huge";
     const columns = job.parts.length > 1 ? job.parts[0].fields.n : null;
     this.list.classList.toggle("grid", columns !== null);
     this.list.style.setProperty("--columns", columns);
     this.list.replaceChildren(...items);
+    this.arrange.offer(null);
   }
 
   /** Take in one event of a part's stream. */
@@ -181,12 +187,19 @@ export class Sheet {
     for (const { player } of this.tiles) shown += player.position / player.total;
     const done = shown / this.tiles.length;
     if (this.facts && done === 1) {
-      if (!this.cancelButton.hidden) this.job.finished?.(this.tiles);
+      if (!this.cancelButton.hidden) this.finished();
       this.busy(false);
       this.report.say(this.facts);
     } else if (done > 0) {
       this.report.say(`Drawing ${count(this.tiles.length)} …`, done);
     }
+  }
+
+  finished() {
+    const { tiles, job: { link } } = this;
+    const [{ player: { canvas }, part: { fields } }] = tiles;
+    this.arrange.offer(tiles);
+    this.viewer.gallery.add(toHash(link.view, link.fields), canvas, titleOf(fields));
   }
 
   /** Let every tile show at once what arrived, and say which are not whole. */

@@ -1,10 +1,14 @@
 /** One image, enlarged: replayed at any speed, saved, shared, or taken further. */
 
-import { encodeDrawing } from "./apng.js";
+import { toHash } from "./address.js";
+import { stamp } from "./chunks.js";
 import { setRange } from "./fields.js";
+import { Gallery, titleOf } from "./gallery.js";
 import { area, save, toPng } from "./pixels.js";
 import { Player } from "./player.js";
 import { ShareBar } from "./share.js";
+
+const ENLARGED = 20;
 
 /** The dialog that opens when an image is clicked. */
 export class Viewer {
@@ -12,22 +16,33 @@ export class Viewer {
   constructor(page) {
     this.dialog = document.getElementById("viewer");
     this.player = new Player(document.getElementById("viewer-canvas"));
+    this.gallery = new Gallery(document.getElementById("gallery"));
     this.share = new ShareBar(this.dialog.querySelector("[data-share]"));
     this.speed = document.getElementById("viewer-speed");
     const on = (id, act) => document.getElementById(id).addEventListener("click", act);
     this.speed.addEventListener("input", () => this.setSpeed());
     on("viewer-replay", () => this.replay());
-    on("viewer-png", async () => save(await toPng(this.picture), `${this.name}.png`));
+    on("viewer-png", () => this.savePng(1, ""));
+    on("viewer-large", () => this.savePng(ENLARGED, "-large"));
     on("viewer-apng", async () => {
-      save(await encodeDrawing(this.picture, this.seconds), `${this.name}-drawing.png`);
+      const { encodeDrawing } = await import("./apng.js");
+      save(await encodeDrawing(this.picture, this.seconds, this.hash), `${this.name}-drawing.png`);
     });
-    on("viewer-inside", () => {
-      this.dialog.close();
-      page.views.inside.take(this.picture, this.link);
+    on("viewer-gif", async () => {
+      const { encodeGif } = await import("./gif.js");
+      save(encodeGif(this.picture, this.seconds), `${this.name}.gif`);
     });
-    on("viewer-complete", () => {
+    on("viewer-keep", () => {
+      this.gallery.keep(this.hash, this.tile.player.canvas, titleOf(this.link.fields));
+      this.tellKept();
+    });
+    on("viewer-inside", async () => {
       this.dialog.close();
-      page.views.complete.take(this.picture);
+      (await page.view("inside")).take(this.picture, this.link);
+    });
+    on("viewer-complete", async () => {
+      this.dialog.close();
+      (await page.view("complete")).take(this.picture);
     });
     this.dialog.addEventListener("close", () => this.player.stop());
     this.dialog.addEventListener("keydown", (event) => this.key(event));
@@ -41,6 +56,8 @@ export class Viewer {
     const { model, link } = tile.part;
     const chosen = label ? { label } : {}; // of its own, where the seeds chose the classes
     this.link = { view: link.view, fields: { ...link.fields, n: 1, seed, ...chosen } };
+    this.hash = toHash(this.link.view, this.link.fields);
+    this.tellKept();
     this.name = `scanline-${model.id}-${seed}`;
     document.getElementById("viewer-title").textContent = `Image ${tile.index + 1}`;
     document.getElementById("viewer-facts").textContent = [
@@ -53,6 +70,16 @@ export class Viewer {
     this.player.load(this.picture);
     this.setSpeed();
     if (!this.dialog.open) this.dialog.showModal();
+  }
+
+  tellKept() {
+    document.getElementById("viewer-keep").ariaPressed = String(this.gallery.keeps(this.hash));
+  }
+
+  /** Save the image with what made it, each pixel so many wide. */
+  async savePng(scale, suffix) {
+    const { hash, name, picture } = this;
+    save(await stamp(await toPng(picture, undefined, scale), hash), `${name}${suffix}.png`);
   }
 
   get seconds() {

@@ -14,8 +14,9 @@ from tests.page.fixtures import LAPTOP, PHONE, Open, expect, finished, measured,
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-VIEWS = ["draw", "complete", "inside", "learn"]
-PAGE_BYTES = 60_000
+VIEWS = ["draw", "complete", "inside", "play", "learn"]
+PAGE_BYTES = 60_000  # of a view that is opened, compressed
+ALL_BYTES = 76_000
 SHAPING = {"Temperature", "Guidance", "Top-p"}
 INTERACTIVE = {
     "button", "checkbox", "combobox", "link", "radio", "searchbox", "slider", "spinbutton",
@@ -27,6 +28,8 @@ def shown(page: Page, view: str) -> None:
     """Wait until a view shows what it shows by itself."""
     if view == "inside":
         measured(page)
+    elif view == "play":
+        expect(page.locator("#play-said")).to_contain_text("Picture 1 of 5")
     elif view == "learn":
         expect(page.locator("#scene-dice button").first).to_be_enabled()
         expect(page.locator("#scene-bits [data-said]")).to_contain_text("bits")
@@ -107,7 +110,12 @@ def test_axe_finds_nothing(visit: Open, scheme: str) -> None:
     page.locator("#draw .sheet button").first.click()
     check("viewer")
     page.keyboard.press("Escape")
-    for view, name in (("complete", "Complete"), ("inside", "Look inside"), ("learn", "Learn")):
+    for view, name in (
+        ("complete", "Complete"),
+        ("inside", "Look inside"),
+        ("play", "Play"),
+        ("learn", "Learn"),
+    ):
         page.click(f"nav >> text={name}")
         shown(page, view)
         check(view)
@@ -133,6 +141,7 @@ def test_the_accessibility_tree_names_everything(visit: Open, view: str) -> None
         "draw": SHAPING,
         "complete": {"Known rows", "Brush size"} | SHAPING,
         "inside": {"Pixel"} | SHAPING,
+        "play": set(),
         "learn": set(),
     }
     assert names == expected[view]
@@ -197,7 +206,22 @@ def test_the_page_may_load_nothing_from_elsewhere(visit: Open) -> None:
     assert "unsafe" not in policy
 
 
-def test_the_page_is_small() -> None:
+@pytest.mark.parametrize("view", VIEWS)
+def test_the_page_is_small(visit: Open, view: str) -> None:
+    page = visit(f"#{view}")
+    shown(page, view)
+    sizes: dict[str, int] = page.evaluate(
+        """() => Object.fromEntries(
+            ["navigation", "resource"].flatMap((kind) => performance.getEntriesByType(kind))
+                .filter((entry) => !entry.name.includes("/v1/"))
+                .map((entry) => [entry.name, entry.encodedBodySize]))"""
+    )
+    assert len(sizes) > 10
+    assert all(sizes.values())
+    assert sum(sizes.values()) <= PAGE_BYTES, sizes
+
+
+def test_all_views_together_are_not_much_larger() -> None:
     files = [path for path in Path(STATIC).rglob("*") if path.is_file()]
     assert {path.suffix for path in files} <= {".html", ".css", ".js", ".svg"}
-    assert sum(len(gzip.compress(path.read_bytes())) for path in files) <= PAGE_BYTES
+    assert sum(len(gzip.compress(path.read_bytes())) for path in files) <= ALL_BYTES

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from typing import TYPE_CHECKING
 
@@ -39,7 +38,7 @@ def test_the_same_seeds_are_drawn_in_rows(visit: Open, axis: str, rows: list[str
     tops = page.eval_on_selector_all(
         "#draw .sheet li:not(.heading)", "all => all.map(e => e.offsetTop)"
     )
-    assert all(len(set(row)) == 1 for row in itertools.batched(tops, 3)), "a row each"
+    assert all(len(set(row)) == 1 for row in zip(*[iter(tops)] * 3, strict=True)), "a row each"
     shown = drawn(page)
     again = visit(hash_of(page))
     finished(again)
@@ -76,7 +75,7 @@ def test_a_model_is_compared_by_what_it_has(visit: Open) -> None:
 
 def bits(page: Page) -> list[float]:
     return [
-        float(re.search(r"([\d.]+) bits/dim", text)[1])  # type: ignore[index]
+        float(re.search(r"(\d\.\d\d) bits/dim", text)[1])  # type: ignore[index]
         for text in page.locator("#draw .sheet small").all_text_contents()
     ]
 
@@ -114,3 +113,56 @@ def test_every_tile_shows_its_heat_map(visit: Open) -> None:
         assert len(set(zip(*[iter(heat)] * 4, strict=True))) > 3
     page.click("#draw [data-do=heat]")
     expect(page.locator("#draw canvas.heat")).to_have_count(0)
+
+
+def test_what_was_drawn_before_comes_back(visit: Open) -> None:
+    page = visit("#draw?n=2&seed=5")
+    finished(page)
+    first = drawn(page)
+    page.fill("#draw-seed", "77")
+    page.click("#draw-form button[type=submit]")
+    expect(page.locator("#draw .sheet small").first).to_contain_text("seed 77")
+    finished(page)
+    strip = page.locator("[data-strip=drawn] img")
+    expect(strip).to_have_count(2)
+    expect(strip.nth(1)).to_have_attribute("alt", "Draw again: grey, seed 5")
+    page.reload()
+    expect(strip).to_have_count(2)
+    strip.nth(1).click()
+    expect(page.locator("#draw .sheet small").first).to_contain_text("seed 5")
+    finished(page)
+    assert drawn(page) == first
+
+
+def test_favourites_are_kept_in_the_browser(visit: Open) -> None:
+    page = visit("#draw?n=2&seed=5")
+    finished(page)
+    expect(page.locator("[data-strip=kept]")).to_be_hidden()
+    page.locator("#draw .sheet button").nth(1).click()
+    page.click("#viewer-keep")
+    expect(page.locator("#viewer-keep")).to_have_attribute("aria-pressed", "true")
+    page.keyboard.press("Escape")
+    page.reload()
+    kept = page.locator("[data-strip=kept] img")
+    expect(kept).to_have_count(1)
+    finished(page)
+    second = drawn(page)[1]
+    kept.click()
+    expect(page.locator("#draw .sheet li")).to_have_count(1)
+    finished(page)
+    assert drawn(page) == [second]
+    page.locator("#draw .sheet button").click()
+    page.click("#viewer-keep")
+    page.keyboard.press("Escape")
+    expect(kept).to_have_count(0)
+    page.click("#gallery .minor")
+    expect(page.locator("#gallery")).to_be_hidden()
+
+
+def test_a_damaged_store_is_left_aside(visit: Open) -> None:
+    page = visit(
+        "#draw?n=1&seed=5",
+        script="localStorage.length || localStorage.setItem('scanline-drawn', '{\"drawn\": 3}');",
+    )
+    finished(page)
+    expect(page.locator("[data-strip=drawn] img")).to_have_count(1)

@@ -1,0 +1,71 @@
+"""The picture that chat programs show beside a shared link, drawn from what the link says."""
+
+from __future__ import annotations
+
+import html
+from typing import Annotated
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import BaseModel, Field
+
+from scanline.model.noise import MAX_SEED
+from scanline.service.api.lookup import Server, find_engine, find_served, settle_shape
+from scanline.service.api.requests import MAX_TEMPERATURE
+from scanline.service.generation import Spec
+from scanline.service.http.errors import ApiError
+from scanline.service.http.waiting import client_of, draw_to_end
+from scanline.service.pictures import to_grid
+
+MOST = 4  # images: a link may be of many more, which a chat would show too small
+SIDE = 600  # pixels, or a little less
+
+router = APIRouter()
+
+
+class Card(BaseModel):
+    """A link's fields, as far as they matter here."""
+
+    seed: Annotated[int, Field(ge=0, le=MAX_SEED)]
+    n: Annotated[int, Field(ge=1)] = 1
+    model: str | None = None
+    label: str | None = None
+    temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE, allow_inf_nan=False)] = 1.0
+    top_p: float | None = None
+    guidance: float | None = None
+
+
+def card_tags(request: Request) -> str:
+    """Give the tags that name a link's picture; none where the link is of no drawing.
+
+    Nor where the API wants a key, which those who fetch such pictures do not have.
+    """
+    query = request.query_params
+    if "seed" not in query or request.app.state.scanline.settings.api_key is not None:
+        return ""
+    known = {name: query[name] for name in Card.model_fields if name in query}
+    address = html.escape(f"{request.base_url}card.png?{urlencode(known)}")
+    return (
+        f'<meta property="og:image" content="{address}">'
+        '<meta name="twitter:card" content="summary_large_image">'
+    )
+
+
+@router.get("/card.png", include_in_schema=False)
+async def card(request: Request, server: Server, link: Annotated[Card, Query()]) -> Response:
+    """Draw the first images of a link, enlarged; 404 where the API wants a key."""
+    if server.settings.api_key is not None:
+        raise ApiError(404, "this server draws for those who have its key", code="not_found")
+    n = min(link.n, MOST)
+    engine = find_engine(server, link.model, n)
+    served = find_served(server, link.model)
+    shape = settle_shape(served, link.label, link.top_p, link.guidance)
+    spec = Spec(n=n, seed=link.seed, temperature=link.temperature, **shape._asdict())
+    generation = await draw_to_end(request, engine, spec)
+    config = engine.decoder.config
+    images = [image.read(0, config.pixels) for image in generation.images]
+    scale = max(1, SIDE // (config.width * (1 if n == 1 else 2)))
+    async with client_of(request) as gone:
+        png = await server.writing.run(gone, to_grid, images, config, scale)
+    headers = {"Cache-Control": "public, max-age=86400"}
+    return Response(png, media_type="image/png", headers=headers)

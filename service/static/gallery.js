@@ -1,0 +1,88 @@
+/** What was drawn before, and what is kept: links and small pictures, in this browser alone. */
+
+const NAME = "scanline-drawn";
+const MOST = { drawn: 24, kept: 96 };
+
+/** Read what is stored; nothing where it is damaged, or nothing may be stored. */
+function load() {
+  try {
+    const { drawn, kept } = JSON.parse(localStorage.getItem(NAME));
+    const sound = ({ hash, picture }) => /^#(draw|complete)\?/.test(hash)
+      && picture.startsWith("data:image/png;base64,");
+    return { drawn: drawn.filter(sound), kept: kept.filter(sound) };
+  } catch {
+    return { drawn: [], kept: [] };
+  }
+}
+
+/** Name an image by what was asked for. */
+export const titleOf = ({ model, label, seed }) =>
+  [model, label === "random" ? null : label, `seed ${seed}`].filter(Boolean).join(", ");
+
+/** The two strips. */
+export class Gallery {
+  /** @param {HTMLElement} place holds a strip of each kind, and a button that empties both */
+  constructor(place) {
+    this.place = place;
+    this.strips = load();
+    place.querySelector("button").addEventListener("click", () => {
+      this.strips = { drawn: [], kept: [] };
+      this.store();
+    });
+    addEventListener("storage", ({ key }) => {
+      if (key !== NAME) return; // another tab's drawing
+      this.strips = load();
+      this.show();
+    });
+    this.show();
+  }
+
+  /** Remember a drawing by its link and its first image. */
+  add(hash, canvas, title) {
+    this.put("drawn", { hash, picture: canvas.toDataURL(), title });
+  }
+
+  /** Whether an image is kept. */
+  keeps(hash) {
+    return this.strips.kept.some((one) => one.hash === hash);
+  }
+
+  /** Keep an image, or keep it no longer. */
+  keep(hash, canvas, title) {
+    if (!this.keeps(hash)) {
+      this.put("kept", { hash, picture: canvas.toDataURL(), title });
+      return;
+    }
+    this.strips.kept = this.strips.kept.filter((one) => one.hash !== hash);
+    this.store();
+  }
+
+  put(kind, entry) {
+    const others = load()[kind].filter(({ hash }) => hash !== entry.hash);
+    this.strips[kind] = [entry, ...others].slice(0, MOST[kind]);
+    this.store();
+  }
+
+  store() {
+    try {
+      localStorage.setItem(NAME, JSON.stringify(this.strips));
+    } catch { /* it is full, or forbidden: then only this tab remembers */ }
+    this.show();
+  }
+
+  show() {
+    for (const [kind, entries] of Object.entries(this.strips)) {
+      const strip = this.place.querySelector(`[data-strip=${kind}]`);
+      strip.hidden = entries.length === 0;
+      strip.querySelector("ul").replaceChildren(...entries.map(({ hash, picture, title }) => {
+        const [item, link, image] = ["li", "a", "img"].map((tag) => document.createElement(tag));
+        link.href = hash;
+        Object.assign(image, { src: picture, alt: `Draw again: ${title}` });
+        link.append(image);
+        item.append(link);
+        return item;
+      }));
+    }
+    this.place.hidden = !Object.values(this.strips).some((entries) => entries.length);
+  }
+}

@@ -1,0 +1,159 @@
+/** The view "Play": told by its upper half, what will it be? You against the model. */
+
+import { explain, postJson, postPicture } from "./api.js";
+import { addressOf, copy, systemShares } from "./share.js";
+import { randomSeed, seedOf } from "./fields.js";
+import { area, toPng } from "./pixels.js";
+import { Player, calm } from "./player.js";
+import { percent } from "./words.js";
+
+const ROUNDS = 5;
+const SECONDS = 6; // for a whole picture
+const byId = (id) => document.getElementById(id);
+
+/** Five pictures, each shown down to its middle. */
+export class PlayView {
+  /** @param {object} page the `Page` of app.js */
+  constructor(page) {
+    this.page = page;
+    this.player = new Player(byId("play-canvas"));
+    this.choices = byId("play-choices");
+    byId("play-next").addEventListener("click", () => this.next());
+    byId("play-again").addEventListener("click", () => this.begin(randomSeed()));
+    byId("play-share").addEventListener("click", () => this.share());
+  }
+
+  /** Take a model: its classes are what may be guessed. */
+  use(model) {
+    this.model = model;
+    this.abort?.abort(new DOMException("replaced", "AbortError"));
+    this.choices.replaceChildren(...model.classes.map((label) => {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.textContent = label;
+      button.addEventListener("click", () => this.guess(label));
+      return button;
+    }));
+    this.player.stop();
+    this.player.begin(model);
+  }
+
+  /** Play the round of a link, or a new one. */
+  open(fields) {
+    return this.begin(seedOf(fields) ?? randomSeed());
+  }
+
+  /** Have five pictures drawn, of classes that their seeds choose. */
+  async begin(seed) {
+    const { model } = this;
+    this.abort?.abort(new DOMException("replaced", "AbortError"));
+    this.abort = new AbortController();
+    const { signal } = this.abort;
+    Object.assign(this, { seed, rounds: [], at: -1, right: 0, theirs: 0 });
+    this.page.link("play", { model: model.id, seed });
+    this.offer({});
+    this.say("");
+    if (!model.classes.length) {
+      this.say("This model draws without classes, so there is nothing to guess. Choose another model.");
+      return;
+    }
+    this.say("Drawing five pictures …");
+    try {
+      const asked = { model: model.id, seed, n: ROUNDS, label: "random", output: "values" };
+      const { images } = await postJson("v1/samples", asked, signal);
+      if (signal.aborted) return;
+      this.rounds = images.map(({ label, values }) =>
+        ({ label, picture: { shape: model, values: Uint8Array.from(values), known: null } }));
+      this.next();
+    } catch (error) {
+      if (!signal.aborted) this.fail(error);
+    }
+  }
+
+  fail(error) {
+    this.say(explain(error));
+    this.offer({ over: true });
+  }
+
+  /** Show the upper half of the next picture. */
+  next() {
+    const { model, player } = this;
+    this.at += 1;
+    const round = this.rounds[this.at];
+    const half = model.width * Math.floor(model.height / 2);
+    player.stop();
+    player.begin(model);
+    player.rate = calm.matches ? Infinity : area(model) / SECONDS;
+    player.write(0, round.picture.values.subarray(0, half * model.channels));
+    player.canvas.ariaLabel = `The upper half of picture ${this.at + 1}`;
+    round.model = this.ask(round, half);
+    round.model.catch(() => {}); // told when it is looked at
+    this.say(`Picture ${this.at + 1} of ${ROUNDS}. What will it be?`);
+    this.offer({ guess: true });
+  }
+
+  /** Have the model guess: the class under which the upper half costs it the fewest bits. */
+  async ask({ picture }, half) {
+    const { model, abort: { signal } } = this;
+    const png = await toPng(picture);
+    const costs = await Promise.all(model.classes.map(async (label) => {
+      const fields = { model: model.id, per_pixel: "true", label };
+      const [score] = (await (await postPicture("v1/score", fields, png, signal)).json()).data;
+      return score.pixel_bits.slice(0, half).reduce((sum, bits) => sum + bits, 0);
+    }));
+    const least = Math.min(...costs);
+    const weights = costs.map((bits) => 2 ** (least - bits));
+    return {
+      label: model.classes[costs.indexOf(least)],
+      share: 1 / weights.reduce((sum, weight) => sum + weight, 0),
+    };
+  }
+
+  /** Take a person's guess, show the rest, and tell the model's. */
+  async guess(label) {
+    const { at, player, abort } = this;
+    const round = this.rounds[at];
+    this.offer({});
+    player.write(0, round.picture.values);
+    player.canvas.ariaLabel = `Picture ${at + 1}, which was to be ${round.label}`;
+    if (label === round.label) this.right += 1;
+    const yours = label === round.label
+      ? `Right, it was to be ${round.label}.` : `You said ${label}; it was to be ${round.label}.`;
+    this.say(`${yours} The model is thinking …`);
+    try {
+      const { label: told, share } = await round.model;
+      if (abort.signal.aborted) return;
+      if (told === round.label) this.theirs += 1;
+      this.say(`${yours} From the same half, the model says ${told} (${percent(share)} sure).`);
+    } catch (error) {
+      if (!abort.signal.aborted) this.fail(error);
+      return;
+    }
+    const over = at === ROUNDS - 1;
+    this.offer({ next: !over, over, share: over });
+    byId("play-score").textContent = `You ${this.right}, the model ${this.theirs}, of ${at + 1}.`;
+    byId(over ? "play-share" : "play-next").focus();
+  }
+
+  /** Offer what can be done now. */
+  offer({ guess = false, next = false, over = false, share = false }) {
+    for (const button of this.choices.children) button.disabled = !guess;
+    byId("play-next").hidden = !next;
+    byId("play-again").hidden = !over;
+    byId("play-share").hidden = !share;
+    if (this.at < 0) byId("play-score").textContent = "";
+  }
+
+  say(sentence) {
+    byId("play-said").textContent = sentence;
+  }
+
+  /** Hand the score on, with the same five pictures. */
+  async share() {
+    const url = addressOf({ view: "play", fields: { model: this.model.id, seed: this.seed } });
+    const text = `From the upper half, I told ${this.right} of ${ROUNDS} pictures; the model that drew `
+      + `them told ${this.theirs}. Your turn:`;
+    if (systemShares()) await navigator.share({ title: "Scanline", text, url }).catch(() => {});
+    else if (await copy(`${text} ${url}`)) this.say("Score copied, with a link to the same pictures.");
+  }
+}

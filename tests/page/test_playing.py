@@ -1,0 +1,96 @@
+"""The game: five pictures told by their upper halves, against the model."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import httpx
+import numpy as np
+from PIL import Image
+
+from tests.page.fixtures import Open, expect, pixels
+from tests.page.test_links import CLIPBOARD, copied
+from tests.service_fixtures import GREY, encode
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+HALF = GREY.width * (GREY.height // 2)
+
+
+def play(page: Page, label: str) -> str:
+    """Guess the picture that is shown, and give what is said of it."""
+    page.click(f"#play-choices >> text='{label}'")
+    said = page.locator("#play-said")
+    expect(said).to_contain_text("the model says")
+    return said.text_content() or ""
+
+
+def test_a_picture_is_shown_down_to_its_middle(visit: Open) -> None:
+    page = visit("#play?seed=3")
+    expect(page.locator("#play-said")).to_contain_text("Picture 1 of 5")
+    shown = np.array(pixels(page, "#play-canvas")[0]).reshape(-1, 4)
+    drawn = shown[:, 3] > 0
+    assert drawn[:HALF].all()
+    assert not drawn[HALF + 1 :].any()  # but for the pixel to come
+    play(page, "zero")
+    whole = np.array(pixels(page, "#play-canvas")[0]).reshape(-1, 4)
+    assert (whole[:, 3] == 255).all()
+    assert np.array_equal(whole[:HALF], shown[:HALF])
+
+
+def test_guesses_are_counted_beside_the_models(visit: Open) -> None:
+    page = visit("#play?seed=3", permissions=CLIPBOARD)
+    base = page.url.split("#")[0]
+    asked = {"n": 5, "seed": 3, "label": "random", "output": "values", "model": "grey"}
+    images = httpx.post(f"{base}v1/samples", json=asked).json()["images"]
+    theirs = 0
+    for k, image in enumerate(images):
+        expect(page.locator("#play-said")).to_contain_text(f"Picture {k + 1} of 5")
+        wrong = next(label for label in GREY.classes if label != image["label"])
+        said = play(page, wrong if k == 2 else image["label"])
+        assert f"it was to be {image['label']}." in said
+        picture = encode(_picture(image["values"]))
+        costs = {
+            label: sum(_bits(base, picture, label)[:HALF]) for label in GREY.classes
+        }  # fmt: skip
+        best = min(costs, key=lambda label: costs[label])
+        assert f"the model says {best} (" in said
+        theirs += best == image["label"]
+        mine = k + 1 - (k >= 2)
+        expect(page.locator("#play-score")).to_have_text(
+            f"You {mine}, the model {theirs}, of {k + 1}."
+        )
+        if k < 4:
+            page.click("#play-next")
+    page.click("#play-share")
+    expect(page.locator("#play-said")).to_contain_text("Score copied")
+    text = copied(page)
+    assert f"I told 4 of 5 pictures; the model that drew them told {theirs}." in text
+    again = visit("#" + text.partition("#")[2])
+    expect(again.locator("#play-said")).to_contain_text("Picture 1 of 5")
+    first = np.array(pixels(again, "#play-canvas")[0]).reshape(-1, 4)[:HALF, 0].tolist()
+    assert first == images[0]["values"][:HALF]
+    page.click("#play-again")
+    expect(page).to_have_url(re.compile(r"#play\?model=grey&seed=(?!3$)"))
+
+
+def _picture(values: list[int]) -> Image.Image:
+    return Image.fromarray(np.array(values, np.uint8).reshape(GREY.height, GREY.width))
+
+
+def _bits(base: str, picture: bytes, label: str) -> list[float]:
+    reply = httpx.post(
+        f"{base}v1/score",
+        files={"image": picture},
+        data={"label": label, "per_pixel": "true", "model": "grey"},
+    )
+    bits: list[float] = reply.json()["data"][0]["pixel_bits"]
+    return bits
+
+
+def test_a_model_without_classes_says_why_there_is_nothing_to_guess(visit: Open) -> None:
+    page = visit("#play?model=colour")
+    expect(page.locator("#play-said")).to_contain_text("without classes")
+    expect(page.locator("#play-choices button")).to_have_count(0)

@@ -1,0 +1,129 @@
+"""What is saved: pictures that know how they were made, animations, and whole sheets."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.page.fixtures import Open, expect, finished, hash_of, pixels, slide, upload
+from tests.service_fixtures import COLOUR, GREY, encode, random_picture
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+DROP = """([text]) => {
+    const bytes = Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
+    const dataTransfer = new DataTransfer();
+    dataTransfer.items.add(new File([bytes], "dropped.png", {type: "image/png"}));
+    document.body.dispatchEvent(
+        new DragEvent("drop", {dataTransfer, bubbles: true, cancelable: true}));
+}"""
+
+
+def saved(page: Page, button: str) -> bytes:
+    """Press a button, and give the file that it saves."""
+    with page.expect_download() as download:
+        page.click(button)
+    return Path(download.value.path()).read_bytes()
+
+
+def drop(page: Page, data: bytes) -> None:
+    page.evaluate(DROP, [base64.b64encode(data).decode()])
+
+
+@pytest.mark.parametrize(("button", "scale"), [("#viewer-png", 1), ("#viewer-large", 20)])
+def test_a_saved_picture_brings_its_drawing_back(visit: Open, button: str, scale: int) -> None:
+    page = visit("#draw?n=3&seed=8&label=one&temperature=0.9&top_p=0.7")
+    finished(page)
+    shown = pixels(page, "#draw .sheet canvas")[1]
+    page.locator("#draw .sheet button").nth(1).click()
+    data = saved(page, button)
+    with Image.open(io.BytesIO(data)) as picture:
+        assert picture.size == (scale * GREY.width, scale * GREY.height)
+        made = picture.text["Scanline"]  # type: ignore[attr-defined]
+        seen = np.asarray(picture.convert("RGBA"))[::scale, ::scale]
+    assert seen.ravel().tolist() == shown
+    assert {"label=one", "seed=9", "temperature=0.9", "top_p=0.7", "n=1"} <= set(
+        made.partition("?")[2].split("&")
+    )
+    other = visit("#learn")
+    expect(other.locator("#scene-bits [data-said]")).to_contain_text("bits")
+    drop(other, data)
+    finished(other)
+    assert hash_of(other) == made
+    assert pixels(other, "#draw .sheet canvas") == [shown]
+
+
+def test_a_completion_is_brought_back_too(visit: Open) -> None:
+    page = visit("#complete")
+    finished(page, "complete")
+    upload(page, encode(random_picture()))
+    expect(page.locator("#complete [data-report]")).to_contain_text("on the easel")
+    slide(page, "#complete-rows", 4)
+    page.click("#complete-form button[type=submit]")
+    finished(page, "complete")
+    shown = pixels(page, "#complete .sheet canvas")
+    page.locator("#complete .sheet button").nth(2).click()
+    data = saved(page, "#viewer-png")
+    other = visit("#learn")
+    expect(other.locator("#scene-bits [data-said]")).to_contain_text("bits")
+    drop(other, data)
+    finished(other, "complete")
+    assert pixels(other, "#complete .sheet canvas") == [shown[0], shown[3]]
+
+
+def test_a_picture_of_another_server_is_a_picture(visit: Open) -> None:
+    page = visit("#learn")
+    expect(page.locator("#scene-bits [data-said]")).to_contain_text("bits")
+    from PIL.PngImagePlugin import PngInfo
+
+    for made in ("#draw?model=elsewhere&seed=1", "https://example.com/", "#draw"):
+        info = PngInfo()
+        info.add_text("Scanline", made)
+        drop(page, encode(random_picture(), pnginfo=info))
+        expect(page.locator("#complete [data-report]")).to_contain_text("on the easel")
+        page.click("nav [data-view=learn]")
+
+
+@pytest.mark.parametrize("model", ["grey", "colour"])
+def test_a_gif_shows_the_drawing(visit: Open, model: str) -> None:
+    config = {"grey": GREY, "colour": COLOUR}[model]
+    page = visit(f"#draw?model={model}&n=1&seed=8")
+    finished(page)
+    shown = np.array(pixels(page, "#draw .sheet canvas")[0]).reshape(config.height, config.width, 4)
+    page.locator("#draw .sheet button").first.click()
+    scale = 280 // config.width
+    with Image.open(io.BytesIO(saved(page, "#viewer-gif"))) as gif:
+        assert gif.info["loop"] == 0
+        frames = getattr(gif, "n_frames", 1)
+        assert frames == config.pixels + 1
+        for frame in (1, config.pixels // 2, config.pixels):
+            gif.seek(frame)
+            seen = np.asarray(gif.convert("RGBA"))[::scale, ::scale].reshape(-1, 4)
+            assert np.array_equal(seen[:frame], shown.reshape(-1, 4)[:frame])
+            assert not seen[frame:, 3].any()
+
+
+def test_a_sheet_is_saved_with_a_table(visit: Open) -> None:
+    page = visit("#draw?n=3&seed=8&label=a+frog")
+    finished(page)
+    shown = pixels(page, "#draw .sheet canvas")
+    with zipfile.ZipFile(io.BytesIO(saved(page, "#draw [data-do=zip]"))) as archive:
+        assert archive.testzip() is None
+        table = list(csv.DictReader(io.TextIOWrapper(archive.open("images.csv"), "utf-8")))
+        assert [row["seed"] for row in table] == ["8", "9", "10"]
+        assert {row["label"] for row in table} == {"a frog"}
+        assert {row["model"] for row in table} == {"grey"}
+        assert all(float(row["bits_per_dim"]) > 0 for row in table)
+        for row, image in zip(table, shown, strict=True):
+            with Image.open(archive.open(row["file"])) as picture:
+                assert np.asarray(picture.convert("RGBA")).ravel().tolist() == image
+                assert f"seed={row['seed']}" in picture.text["Scanline"]  # type: ignore[attr-defined]
