@@ -1,4 +1,4 @@
-"""Pictures in and out: uploads as a model's canvas, and drawings as PNG, grids, archives and arrays."""
+"""Pictures in and out: uploads as a model's canvas, drawings as PNG, grids, archives and arrays."""
 
 from __future__ import annotations
 
