@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: serve test lint gate bench e2e docker clean
+.PHONY: serve test lint gate arm bench e2e docker clean
 
 serve: $(READY)  ## serve the shipped models on http://127.0.0.1:8000
 	$(BIN)/scanline serve
@@ -19,6 +19,9 @@ lint: $(READY)  ## the gates: ruff and mypy, both strict
 
 gate: $(READY)  ## compile every Triton kernel for sm_80, sm_90 and sm_100: minutes, and no GPU
 	$(BIN)/python -m scanline.kernels.cuda.compile_gate
+
+arm: $(READY)  ## test the native decoder's NEON code in qemu, where it and a cross-compiler are
+	$(BIN)/python -m pytest -rs tests/arm
 
 bench: $(READY)  ## time every decoder that runs here
 	$(BIN)/scanline bench

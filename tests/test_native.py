@@ -445,6 +445,7 @@ def test_compilers_have_nothing_to_warn_of(compiler: str, isa: str, tmp_path: Pa
 SANITIZED = """
 import numpy as np
 from tests.test_decoder import KINDS, masked, network_of
+from tests.test_guesses import repetitive
 from tests.test_native import ODD_SIZES
 from scanline.model.decoders.native import NativeDecoder
 for config in [*KINDS.values(), *list(ODD_SIZES.values())[::2]]:
@@ -455,6 +456,12 @@ for config in [*KINDS.values(), *list(ODD_SIZES.values())[::2]]:
         decoder.step([0], 2)
         decoder.step([6, 0, -1, 3, 2, 1], config.pixels)
         assert (decoder.positions[[6, 0, 3, 2, 1]] == config.pixels).all()
+for config in KINDS.values():
+    network, inputs = repetitive(config)
+    decoder = NativeDecoder(network, 2, 2)
+    decoder.begin([0, 1], inputs.rows([0, 1]))
+    decoder.step([0, 1], 9)
+    decoder.step([1], network.config.pixels)
 print("clean")
 """
 

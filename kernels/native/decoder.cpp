@@ -100,6 +100,8 @@ const char* scanline_isa() {
     return "avx512";
 #elif defined(__AVX2__) && defined(__FMA__)
     return "avx2";
+#elif defined(__aarch64__)
+    return "neon";
 #else
     return "portable";
 #endif

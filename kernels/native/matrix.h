@@ -18,7 +18,11 @@ constexpr bool BF16_DOT = false;
 
 // Vectors in a panel, and the most rows that a kernel takes: their sums, the panel's weights and an
 // activation have to fit the registers, 32 or 16.
+#if defined(__aarch64__)
+constexpr int PANEL_VECS = 4;  // of NEON's 32 registers of 4 floats
+#else
 constexpr int PANEL_VECS = 2;
+#endif
 #if defined(__AVX512F__)
 constexpr int BLOCK = 12;
 #else

@@ -15,6 +15,8 @@
 
 #if defined(__AVX2__) || defined(__SSE2__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 #if defined(__linux__)
 #include <sys/mman.h>
@@ -32,7 +34,13 @@ inline Vec fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
 inline Vec broadcast(float x) { return _mm256_set1_ps(x); }
 #else
 typedef float Vec __attribute__((vector_size(16), may_alias));
+#if defined(__aarch64__)
+inline Vec fma(Vec a, Vec b, Vec c) {
+    return (Vec)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+}
+#else
 inline Vec fma(Vec a, Vec b, Vec c) { return a * b + c; }
+#endif
 inline Vec broadcast(float x) { return Vec{x, x, x, x}; }
 #endif
 typedef int32_t VecInt __attribute__((vector_size(sizeof(Vec)), may_alias));

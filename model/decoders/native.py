@@ -46,7 +46,8 @@ class NativeDecoder(Decoder):
     ``threads`` is how many cores to use, all that this process may by default, and ``isa`` one of
     ``native.ISAS``, the CPU's best by default. ``guess`` computes pixels ahead on guesses,
     where images are few, and keeps what was guessed right. The same seed gives the same bytes for
-    every ``threads``, guessed or not. Raises ``BackendError`` where the code cannot be built or run.
+    every ``threads``, guessed or not. Raises ``BackendError`` where the code cannot be built or
+    run.
     """
 
     backend = "native"

@@ -1,4 +1,4 @@
-"""The API under ``/v1``: from a request's body to the engine, back as JSON, PNG, ZIP, NPY, SSE."""
+"""The API under ``/v1``: a request's body to the engine, and back as JSON, PNG, ZIP, NPY or SSE."""
 
 from __future__ import annotations
 
