@@ -267,7 +267,10 @@ def test_one_png_a_grid_and_an_archive(here: Here) -> None:
         bulk = here.client.post("/v1/samples", json=body, headers={"Accept": "application/x-npy"})
         assert (bulk.headers["content-type"], bulk.headers["x-seed"]) == ("application/x-npy", "8")
         array = np.load(io.BytesIO(bulk.content), allow_pickle=False)
-        assert (array.dtype, array.shape[1:]) == (np.uint8, (config.height, config.width, config.channels))
+        assert (array.dtype, array.shape[1:]) == (
+            np.uint8,
+            (config.height, config.width, config.channels),
+        )
         np.testing.assert_array_equal(array.reshape(5, *images[0].shape), images)
 
 
