@@ -21,7 +21,7 @@ from scanline.model.network import LinearTransformer
 from scanline.model.paper import peers
 from scanline.model.paper.report import Row, clock
 
-# Every way to draw, by the paper's name of it, and two more ways for linear attention.
+# Every way to draw, by the paper's name of it, and two more of linear attention.
 STATEFUL = {"linear": "linear", "stateful-softmax": "softmax"}
 ANEW = {"softmax": "softmax", "lsh-1": "lsh-1", "lsh-4": "lsh-4"}
 NATIVE, PEER = "linear, Scanline's C++", f"linear, {peers.NAME}"
@@ -37,8 +37,6 @@ def ways(device: torch.device) -> list[str]:
 
 class Drawer(ABC):
     """Draws images side by side, one step of each after another."""
-
-    seconds_at_once = 0.0  # a measurement takes at least this long, in as many steps as it needs
 
     @abstractmethod
     def step(self, position: int) -> Tensor:
@@ -151,7 +149,7 @@ def time_drawing(
         drawer.step(0)
         places = np.unique(np.linspace(0, config.steps - 1, positions).round().astype(int))
         times = [_time_step(drawer, place, device) for place in places.tolist()]
-        seconds = float(np.trapezoid(times, places)) + times[-1]
+        seconds = float(np.trapezoid(times, places)) + (times[0] + times[-1]) / 2
     return {
         "way": way, "batch": batch, "seconds": seconds, "images_per_second": batch / seconds,
         "device": device.type,

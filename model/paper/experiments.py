@@ -34,6 +34,7 @@ def run(name: str, folder: Path, *, quick: bool, data_dir: Path | None = None) -
         for key, make in bar:
             bar.set_postfix_str(key)
             report.row(key, make)
+    report.finish()
     return report
 
 

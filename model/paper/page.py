@@ -44,6 +44,8 @@ def make_page(folder: Path, beside: Path) -> str:
     """Give the page's text from a folder's reports; plots are named as seen from ``beside``."""
     there = {name: folder / f"{name}.json" for name in EXPERIMENTS}
     reports = {name: read(path) for name, path in there.items() if path.exists()}
+    if unfinished := [name for name, report in reports.items() if not report["complete"]]:
+        raise ValueError(f"{', '.join(unfinished)} was broken off: run it again, and it goes on")
     if not reports:
         raise ValueError(f"no reports in {folder}: `scanline paper figure1 --quick` makes one")
     machines = [report["hardware"] for report in reports.values()]

@@ -32,8 +32,10 @@ class Report:
             "hardware": hardware(),
         }
         self.rows: dict[str, Row] = {}
+        self.complete = False
         if self.path.exists():
             saved = read(self.path)
+            self.complete = saved["complete"]
             for fact, value in self.facts.items():
                 if saved[fact] != value:
                     raise ValueError(
@@ -45,17 +47,27 @@ class Report:
         """Give the row of this key, made and written down if it is not there yet."""
         if key not in self.rows:
             self.rows[key] = make()
-            text = json.dumps(self.facts | {"rows": self.rows}, indent=1)
-            write_atomically(self.path, f"{text}\n".encode())
+            self._write()
         return self.rows[key]
+
+    def finish(self) -> None:
+        """Write down that no row is missing."""
+        if not self.complete:
+            self.complete = True
+            self._write()
+
+    def _write(self) -> None:
+        everything = self.facts | {"complete": self.complete, "rows": self.rows}
+        write_atomically(self.path, f"{json.dumps(everything, indent=1)}\n".encode())
 
 
 def read(path: Path) -> Row:
     """Read a report's file; raises ``ValueError`` on one that is damaged or of something else."""
     try:
         saved: Row = json.loads(path.read_text())
-        if not all(isinstance(saved[part], dict) for part in ("settings", "hardware", "rows")):
-            raise ValueError("a part is missing")
+        parts = {"settings": dict, "hardware": dict, "rows": dict, "complete": bool}
+        if not all(isinstance(saved[part], kind) for part, kind in parts.items()):
+            raise ValueError("a part is of another kind")
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is no report of `scanline paper`: {error!r}") from None
     return saved

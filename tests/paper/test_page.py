@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from PIL import Image
 
 from scanline.model.paper import copying, lengths
 from scanline.model.paper.page import judge, make_page, write_page
+from scanline.model.paper.report import Report
 from scanline.model.paper.tables import best_drawing, markdown
 from scanline.service.commands.cli import main
 from tests.conftest import ROOT
@@ -106,9 +107,17 @@ def test_the_fastest_batch_counts_and_the_order_is_judged() -> None:
 def test_reports_of_two_machines_make_no_page(tmp_path: Path) -> None:
     for name, cores in (("figure1", 1), ("figure2", 2)):
         report = {"settings": {"quick": True}, "hardware": {"cores": cores}, "rows": {}}
-        (tmp_path / f"{name}.json").write_text(json.dumps(report))
+        (tmp_path / f"{name}.json").write_text(json.dumps(report | {"complete": True}))
     with pytest.raises(ValueError, match="are of different machines"):
         write_page(tmp_path, tmp_path / "PAPER.md")
+
+
+def test_a_report_broken_off_makes_no_page(tmp_path: Path) -> None:
+    report = Report(tmp_path, "figure2", asdict(copying.QUICK) | {"quick": True})
+    report.row("linear 0", lambda: {"kind": "linear", "loss": 0.1, "losses": [1.0], "every": 20})
+    with pytest.raises(ValueError, match="figure2 was broken off: run it again"):
+        make_page(tmp_path, tmp_path)
+    assert not (tmp_path / "PAPER.md").exists()
 
 
 def test_the_page_shown_is_made_from_the_results_beside_it() -> None:
