@@ -10,6 +10,7 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, Field
 
 from scanline.model.noise import MAX_SEED
+from scanline.service.api.beginning import begin
 from scanline.service.api.lookup import Server, find_engine, find_served, settle_shape
 from scanline.service.api.requests import MAX_TEMPERATURE
 from scanline.service.generation import Spec
@@ -61,7 +62,8 @@ async def card(request: Request, server: Server, link: Annotated[Card, Query()])
     served = find_served(server, link.model)
     shape = settle_shape(served, link.label, link.top_p, link.guidance)
     spec = Spec(n=n, seed=link.seed, temperature=link.temperature, **shape._asdict())
-    generation = await draw_to_end(request, engine, spec)
+    generation = begin(request, server, engine, spec)
+    await draw_to_end(request, engine, generation)
     config = engine.decoder.config
     images = [image.read(0, config.pixels) for image in generation.images]
     scale = max(1, SIDE // (config.width * (1 if n == 1 else 2)))
