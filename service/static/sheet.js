@@ -167,7 +167,8 @@ export class Sheet {
       const reply = await call(`v1/generations/${id}`).catch(() => null);
       const [warning] = (await reply?.json())?.warnings ?? [];
       if (this.facts !== facts || !warning) continue;
-      this.facts += ` Beware: ${warning}.`;
+      const plain = warning.replaceAll("particles", "tries").replaceAll("particle", "try");
+      this.facts += ` Beware: ${plain}.`;
       this.progress();
       return;
     }

@@ -178,6 +178,11 @@ def test_what_is_chosen_is_seen_in_forced_colours(visit: Open) -> None:
     assert tabs[0] not in tabs[1:]
     chips = page.eval_on_selector_all("#draw-classes span", f"all => all.map({colour})")
     assert chips[0] not in chips[1:]
+    tab = page.locator("nav a[aria-current]")
+    assert tab.evaluate("e => getComputedStyle(e).color") != tab.evaluate(colour)
+    page.click("#draw [data-do=heat]")
+    pressed = page.eval_on_selector_all("#draw .arrange button", f"all => all.map({colour})")
+    assert pressed[1] != pressed[0]
 
 
 def test_errors_have_a_colour_of_their_own(visit: Open) -> None:
