@@ -86,9 +86,6 @@ int main(int, char** arguments) {
     if (scanline_begin(decoder, slots.data(), lengths.data(), count) != 0) return 6;
     for (size_t done = 0; done < T; done += 5)
         if (scanline_step(decoder, slots.data(), count, 5) != 0) return 7;
-    const float* const states = scanline_states(decoder);
-    const size_t each = static_cast<size_t>(scanline_slot_state(decoder));
-    const std::vector<float> kept(states, states + N * each);
     scanline_close(decoder);
 
     file = std::fopen(arguments[2], "wb");
@@ -98,5 +95,5 @@ int main(int, char** arguments) {
     write(trace);
     std::fclose(file);
     std::puts(scanline_isa());
-    return kept.empty();
+    return 0;
 }
