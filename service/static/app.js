@@ -117,19 +117,22 @@ class Page {
     const fields = new URLSearchParams(query);
     const model = fields.get("model");
     if (!this.model || (model && model !== this.model.id)) this.use(model);
+    this.wanted = wanted;
+    const loaded = await this.view(view); // before it is shown: what is seen can be pressed
+    if (this.wanted !== wanted) return; // another was asked for meanwhile
     this.bringForward(view);
     const asked = [...fields.keys()].some((name) => name !== "model");
     if (this.shown[view] && (!asked || this.shown[view] === location.hash)) {
       writeAddress(this.shown[view]);
-      this.views[view]?.again?.();
+      loaded.again?.();
     } else {
-      const loaded = await this.view(view);
-      if (view === this.current) loaded.open(fields);
+      loaded.open(fields);
     }
   }
 
   /** Bring a view to the front because something is about to be shown in it. */
   show(view) {
+    this.wanted = null;
     this.bringForward(view);
     writeAddress(this.shown[view] ?? toHash(view, { model: this.model.id }));
   }
