@@ -95,7 +95,7 @@ def caption(name: str, s: Row) -> str:
         sees = (
             " At this length the chunks of `lsh` hold every earlier position, so that it is "
             "softmax attention whose queries are its keys."
-            if s["length"] <= 64
+            if s["length"] <= 64 and any(kind.startswith("lsh") for kind in s["kinds"])
             else ""
         )
         return how + (
@@ -148,7 +148,7 @@ def _judge_lengths(rows: dict[str, Row]) -> Iterable[Verdict]:
             bound = f"power ≥ {least:g}" if least else f"power ≤ {most:g}"
             shape = "with the length's square" if least else "linearly"
             yield Verdict(
-                f"the {grows} of {kind} attention grows {shape} ({bound})", f"{power:.2f}",
+                f"the {grows} of {kind} attention grows {shape} ({bound})", f"{power:.3f}",
                 least <= power <= most,
             )  # fmt: skip
 

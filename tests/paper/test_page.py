@@ -75,7 +75,7 @@ def timings(linear: float, softmax: float) -> dict[str, dict[str, Any]]:
 def test_a_claim_holds_only_where_the_rows_say_so() -> None:
     verdicts = {v.claim.split(" (")[0]: v for v in judge("figure1", timings(1.02, 1.9))}
     assert verdicts["the time of linear attention grows linearly"].holds
-    assert verdicts["the time of softmax attention grows with the length's square"].found == "1.90"
+    assert verdicts["the time of softmax attention grows with the length's square"].found == "1.900"
     for linear, softmax in ((1.2, 1.9), (1.0, 1.5)):
         assert not all(v.holds for v in judge("figure1", timings(linear, softmax)))
     learned = {f"linear {s}": {"kind": "linear", "loss": 0.01 + s} for s in (0, 1)}
