@@ -147,9 +147,9 @@ def test_sequences_say_their_symbols_twice() -> None:
 
 @pytest.mark.parametrize("kind", ["softmax", "lsh-1", "linear"])
 def test_a_copying_network_learns_and_the_seed_says_how(kind: str) -> None:
-    task = replace(TASK, length=4, steps=200, lower_after=150)
+    task = replace(TASK, length=4, n_layers=1, steps=100, lower_after=80)
     row = copying.learn(kind, 0, task, CPU)
-    assert len(row["losses"]) == 10
+    assert len(row["losses"]) == 5
     assert row["losses"][0] > 2 > row["losses"][-1]  # ln 10 is 2.3
     assert row["accuracy"] > 0.3
     again = copying.learn(kind, 0, replace(task, steps=40), CPU)
@@ -246,7 +246,7 @@ def test_each_experiment_has_rows_quick_and_full(name: str, tmp_path: Path) -> N
         settings, plan = experiments._planned(name, quick)
         report = Report(tmp_path / str(quick), name, {})
         keys = [key for key, _ in plan(report, None, CPU)]
-        assert len(keys) == len(set(keys)) > 8
+        assert len(keys) == len(set(keys)) > 5
         assert json.dumps(settings.__dict__)
     with pytest.raises(ValueError, match="there is no 'table9'; there are figure1, figure2"):
         experiments.run("table9", tmp_path, quick=True)
