@@ -130,7 +130,7 @@ export class Sheet {
 
   /** Take in one event of a part's stream. */
   hear({ name, data }, tiles) {
-    if (name === "started") {
+    if (name === "started" || name === "waiting") {
       if (data.queue_position > 0) {
         const ahead = data.queue_position;
         this.report.say(`Waiting: ${ahead} image${ahead === 1 ? " is" : "s are"} ahead of yours …`);

@@ -146,12 +146,12 @@ def test_the_queue_is_told(
         kwargs={"json": {"n": 10}, "timeout": 60},
     )
     other.start()
+    until(lambda: served[0].models["grey"].engine.queue.waiting == 2)
     try:
-        until(lambda: served[0].models["grey"].engine.queue.waiting == 2)
         page.click("#draw-form button[type=submit]")
         expect(page.locator("#draw [data-report]")).to_contain_text("1 image is ahead")
     finally:
-        hold.set()
+        hold.set()  # or nothing would ever end
     finished(page)
     other.join()
 
