@@ -24,8 +24,18 @@ _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 def describe_stream(shapes: Mapping[str, Any]) -> dict[str, Any]:
     """Document a stream: the shape of each event's data, by the event's name."""
     named = {event: {"$ref": reference(shape.__name__)} for event, shape in shapes.items()}
-    text = {"type": "string", "description": "Server-sent events, one line of JSON each."}
-    return {"text/event-stream": {"schema": text | {"x-events": named}}}
+    event = {
+        "type": "object",
+        "description": "One of the server-sent events; its data is one line of JSON.",
+        "properties": {
+            "event": {"type": "string", "enum": [*named]},
+            "data": {"type": "string"},
+            "id": {"type": "string"},
+        },
+        "required": ["event", "data"],
+        "x-events": named,
+    }
+    return {"text/event-stream": {"schema": event}}
 
 
 def reference(name: str) -> str:
