@@ -126,7 +126,9 @@ def test_a_refusal_is_counted_and_logged(
     patient: httpx.Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     def counted() -> float:
-        found = re.search(r'{method="other",route="other",status="414"} (\S+)', patient.get("/metrics").text)
+        found = re.search(
+            r'{method="other",route="other",status="414"} (\S+)', patient.get("/metrics").text
+        )
         return float(found[1]) if found else 0.0
 
     before = counted()
