@@ -54,9 +54,10 @@ class Page {
     this.select.replaceChildren(...models.map(({ id }) => new Option(id, id)));
     document.getElementById("model-field").hidden = models.length < 2;
     this.select.addEventListener("change", async () => {
+      const view = this.wanted?.view ?? this.current; // the one being loaded, or the one shown
       this.use(this.select.value);
-      this.link(this.current, { model: this.model.id });
-      (await this.view(this.current)).open(new URLSearchParams());
+      this.link(view, { model: this.model.id });
+      (await this.view(view)).open(new URLSearchParams());
     });
     addEventListener("hashchange", () => this.go());
     document.querySelector(".skip").addEventListener("click", (event) => {

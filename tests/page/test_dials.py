@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.page.fixtures import Open, expect, finished, hash_of, slide
+from tests.page.fixtures import Open, expect, finished, hash_of, measured, slide
 from tests.page.test_links import CLIPBOARD, copied
 
 if TYPE_CHECKING:
@@ -116,18 +116,10 @@ def test_a_command_names_the_dials(visit: Open) -> None:
 
 
 def test_the_dials_reshape_what_is_expected(visit: Open) -> None:
-    from tests.page.fixtures import measured, pixels
-
     page = visit("#inside?seed=12&at=14&label=one")
     measured(page)
+    chart = "() => document.querySelector('#charts canvas').toDataURL()"
     for name, value in (("top_p", 0.6), ("guidance", 4)):
-        before = pixels(page, "#charts canvas")
+        before = page.evaluate(chart)
         slide(page, f"#whatif-shaping-{name}", value)
-        page.wait_for_function(
-            """before => {
-                const c = document.querySelector("#charts canvas");
-                const d = c.getContext("2d").getImageData(0, 0, c.width, c.height).data;
-                return d.some((v, k) => v !== before[k]);
-            }""",
-            arg=before[0],
-        )
+        page.wait_for_function(f"before => ({chart})() !== before", arg=before)

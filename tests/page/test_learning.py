@@ -27,6 +27,7 @@ def test_the_dice_are_rolled_once_and_then_to_the_end(visit: Open, name: str) ->
         page.locator("#scene-dice [data-count]"),
         page.locator("#scene-dice [data-said]"),
     )
+    expect(page.locator("#learn")).to_be_visible()
     roll, rest = page.locator("#scene-dice button").all()
     expect(roll).to_be_enabled()
     start = count(counter.text_content())

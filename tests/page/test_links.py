@@ -185,3 +185,16 @@ def test_phones_share_as_their_system_does(visit: Open) -> None:
     expect(page.locator("#draw [data-copy=link]")).to_have_text("Share …")
     page.click("#draw [data-copy=link]")
     assert page.evaluate("() => window.shared.url") == page.url.replace("#draw", "")
+
+
+def test_another_model_may_be_chosen_before_anything_is_shown(visit: Open) -> None:
+    held: list[Any] = []
+    page = visit()
+    finished(page)
+    page.route("**/static/draw.js", lambda route: held.append(route))
+    page.reload()
+    expect(page.locator("#model-field")).to_be_visible()
+    page.select_option("#model", "colour")
+    held[0].continue_()
+    finished(page)
+    assert "model=colour" in hash_of(page)
