@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 def browser() -> Iterator[Browser]:
     from tests.page.fixtures import ARGUMENTS, CHROMIUM, playwright  # not where they are missing
 
+    playwright.expect.set_options(timeout=15_000)  # a bound, for machines that are busy
     with playwright.sync_playwright() as running:
         opened = running.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
         yield opened
