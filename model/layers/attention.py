@@ -27,11 +27,14 @@ class Attention(Layer):
 
     def qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Give queries, keys and values: ``[..., D]`` → three of ``[..., H, K]``."""
-        parts = (self.query, self.key, self.value)
-        weight = torch.cat([part.weight for part in parts])  # one wide product is faster than three
-        bias = torch.cat([part.bias for part in parts])
-        q, k, v = F.linear(x, weight, bias).chunk(3, -1)
         heads = (*x.shape[:-1], self.n_heads, self.head_size)
+        parts = (self.query, self.key, self.value)
+        if x.ndim == 2:  # a step: putting the weights together would cost more than it saves
+            q, k, v = (part(x) for part in parts)
+        else:  # one wide product is faster than three
+            weight = torch.cat([part.weight for part in parts])
+            bias = torch.cat([part.bias for part in parts])
+            q, k, v = F.linear(x, weight, bias).chunk(3, -1)
         return q.view(heads), k.view(heads), v.view(heads)
 
     def joined(self, attended: Tensor) -> Tensor:

@@ -117,8 +117,9 @@ private:
         explicit Features(const T* from) {
             for (int n = 0; n < N; ++n) {
                 const Vec x = load_row(from + n * LANES);
-                this->vec[n] = select((VecInt)(x == x), feature_map(x), x);  // what is no number
-            }                                                                // stays none
+                // `max` and `min` would turn what is no number into one.
+                this->vec[n] = select((VecInt)(x == x), feature_map(x), x);
+            }
             this->keep();
         }
         // φ'(x) is 1 for x > 0 and e^x = φ(x) elsewhere.
