@@ -326,3 +326,22 @@ def random_picture(config: ModelConfig = GREY, seed: int = 0) -> Picture.Image:
     """Give a picture of the model's size, of random values."""
     shape = (config.height, config.width) + ((3,) if config.channels == 3 else ())
     return Picture.fromarray(np.random.default_rng(seed).integers(0, 256, shape, np.uint8))
+
+
+@contextlib.contextmanager
+def held_server(
+    slots: int, fields: dict[str, Any]
+) -> Iterator[tuple[Scanline, httpx.Client, threading.Event]]:
+    """Serve a decoder that draws nothing until the event lets it go, as it does in the end."""
+    decoder, go_on = FakeDecoder(GREY, slots), threading.Event()
+    decoder.before_step = lambda slots: (go_on.wait(), None)[1]
+    scanline, app = build(fields, {"grey": decoder})
+    with (
+        listening(app, lambda: scanline.ready) as url,
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
+        try:
+            yield scanline, client, go_on
+        finally:
+            go_on.set()
+        until(lambda: idle(scanline), "an idle server")

@@ -24,7 +24,7 @@ from tests.service_fixtures import (
     build,
     check_error,
     encode,
-    idle,
+    held_server,
     listening,
     parse_sse,
     random_picture,
@@ -35,18 +35,8 @@ from tests.service_fixtures import (
 @pytest.fixture
 def held() -> Iterator[tuple[Scanline, httpx.Client, threading.Event]]:
     """Give a server whose decoder has one slot, and draws nothing until it is let go."""
-    decoder, go_on = FakeDecoder(GREY, 1), threading.Event()
-    decoder.before_step = lambda slots: (go_on.wait(), None)[1]
-    scanline, app = build({"max_waiting": 8, "max_images": 4}, {"grey": decoder})
-    with (
-        listening(app, lambda: scanline.ready) as url,
-        httpx.Client(base_url=url, timeout=60) as client,
-    ):
-        try:
-            yield scanline, client, go_on
-        finally:
-            go_on.set()
-        until(lambda: idle(scanline), "an idle server")
+    with held_server(1, {"max_waiting": 8, "max_images": 4}) as held:
+        yield held
 
 
 def value(client: httpx.Client, metric: str) -> float:

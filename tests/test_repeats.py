@@ -25,7 +25,7 @@ from tests.service_fixtures import (
     decode_png,
     encode,
     fake_image,
-    idle,
+    held_server,
     listening,
     parse_sse,
     random_picture,
@@ -38,19 +38,8 @@ ASYNC = {"Prefer": "respond-async"}
 @pytest.fixture
 def held() -> Iterator[tuple[Scanline, httpx.Client, threading.Event]]:
     """Give a server whose decoder draws nothing until it is let go, with no grace at all."""
-    decoder, go_on = FakeDecoder(GREY, 2), threading.Event()
-    decoder.before_step = lambda slots: (go_on.wait(), None)[1]
-    fields = {"grace_seconds": 0.0, "max_waiting": 8, "max_images": 8}
-    scanline, app = build(fields, {"grey": decoder})
-    with (
-        listening(app, lambda: scanline.ready) as url,
-        httpx.Client(base_url=url, timeout=60) as client,
-    ):
-        try:
-            yield scanline, client, go_on
-        finally:
-            go_on.set()
-        until(lambda: idle(scanline), "an idle server")
+    with held_server(2, {"grace_seconds": 0.0, "max_waiting": 8, "max_images": 8}) as held:
+        yield held
 
 
 @pytest.fixture(scope="module")
