@@ -71,10 +71,10 @@ class Metrics:
         )
         self.turned_away = Counter(
             "scanline_connections_turned_away",
-            "Connections ended by the server: full, crowded (made room), late, unread.",
+            "Connections ended by the server: full, crowded (made room), late, unread, left.",
             ["reason"], registry=own,
         )  # fmt: skip
-        for why in ("full", "crowded", "late", "unread"):
+        for why in ("full", "crowded", "late", "unread", "left"):
             self.turned_away.labels(why)
         self._registry.register(_Gauges(engines))
         Info("scanline_build", "What runs.", registry=own).info(

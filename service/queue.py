@@ -13,6 +13,8 @@ from typing import NamedTuple
 from scanline.model.config import ModelConfig
 from scanline.service.generation import Clock, Generation, Image, Spec
 
+RESERVED = 16  # one place in so many is for small requests alone,
+SMALL = 256  # which ask for at most one image for so many places
 FIRST_READER_SECONDS = 5.0  # a generation that nobody has come to read by then is cancelled
 
 
@@ -166,8 +168,11 @@ class Queue:
     def _check_room(self, n: int) -> None:
         if self.closed:
             raise ClosedError("the server is shutting down; send the request to another one")
-        if self.waiting + n > self.limits.max_waiting:
-            seconds = self._seconds_until_taken(self.waiting + n - self.limits.max_waiting)
+        most = self.limits.max_waiting
+        if self.waiting and n > max(1, most // SMALL):  # or large ones alone would shut others out
+            most -= most // RESERVED
+        if self.waiting + n > most:
+            seconds = self._seconds_until_taken(self.waiting + n - most)
             raise QueueFullError(retry_after=math.ceil(min(max(seconds, 1.0), 120.0)))
 
     def _seconds_until_taken(self, images: int) -> float:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import re
+import select
 import socket
 import threading
 from collections.abc import Iterator
@@ -242,6 +243,33 @@ def test_a_client_that_does_not_read_is_cut_off(quick: httpx.Client) -> None:
             b"GET /docs/static/swagger-ui-bundle.js HTTP/1.1\r\nHost: x\r\n\r\n" * 12
         )
         until(lambda: turned_away(quick, "unread") == before + 1, "an end of the wait")
+
+
+@pytest.mark.skipif(not hasattr(select, "POLLRDHUP"), reason="the system cannot tell")
+def test_nothing_is_drawn_for_those_who_ask_and_go() -> None:
+    scanline, app = build({}, {"fake": FakeDecoder(GREY, 8)})
+    held, go_on = threading.Event(), threading.Event()
+
+    async def busy() -> None:
+        held.set()
+        go_on.wait(DEADLINE)
+
+    app.add_api_route("/busy", busy)
+    with listening(app, lambda: scanline.ready) as url, httpx.Client(base_url=url) as client:
+        with dial(client) as first:
+            first.sendall(b"GET /busy HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert held.wait(DEADLINE)
+            for _ in range(20):  # the server sees none of them before they have gone
+                with dial(client) as connection:
+                    connection.sendall(WHOLE)
+            go_on.set()
+            assert first.recv(65536).startswith(b"HTTP/1.1 200 ")
+        until(lambda: turned_away(client, "left") == 20, "an end of them")
+        assert client.post("/v1/samples", json={}).status_code == 200
+        engine = scanline.models["fake"].engine
+        assert engine.queue.waiting == 0
+        kept = re.findall(r"^scanline_images_total.* (\S+)$", client.get("/metrics").text, re.M)
+        assert sum(map(float, kept)) == 1  # nothing was drawn, nor cancelled, for the others
 
 
 def test_silent_connections_make_room(caplog: pytest.LogCaptureFixture) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import secrets
+import select
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -131,6 +132,12 @@ class Connection(HttpToolsProtocol):
         """Parse what came, in pieces no larger than the parser may still take."""
         if self._ended:
             return
+        if self._whole and not self._busy and data.startswith(b"POST ") and self._left():
+            # It asked and went: nothing is drawn for nobody, and no flood of such costs others.
+            self._ended = True
+            self._door.turn_away("left")
+            self.transport.abort()
+            return
         if self._reading is None and self._whole and not self._busy:
             self._expect(self._bounds.header_seconds)
         self._unset_keepalive_if_required()
@@ -236,6 +243,14 @@ class Connection(HttpToolsProtocol):
         if self._writing is not None:
             self._writing.cancel()
             self._writing = None
+
+    def _left(self) -> bool:
+        """Say whether the client has closed its side already, where the system can tell."""
+        if not hasattr(select, "POLLRDHUP"):
+            return False
+        poll = select.poll()
+        poll.register(self.transport.get_extra_info("socket").fileno(), select.POLLRDHUP)
+        return bool(poll.poll(0))
 
     # --- bounds -------------------------------------------------------------------------------
 

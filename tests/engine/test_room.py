@@ -43,6 +43,31 @@ def test_the_waiting_bound_refuses_with_a_sane_wait() -> None:
         engine.queue.check_room(10)
 
 
+def test_large_requests_leave_room_for_small_ones() -> None:
+    decoder = FakeDecoder(GREY, 1)
+    gate = Gate(decoder)
+    with running(decoder, max_waiting=512) as engine:
+        running_ = engine.queue.submit(Spec(n=1, seed=0))
+        gate.wait()
+        engine.queue.submit(Spec(n=512, seed=0))  # nobody else waits: it may have it all
+        with pytest.raises(QueueFullError):
+            engine.queue.check_room(1)
+        engine.queue.cancel(next(iter(engine.queue._order)))
+        gate.turn()
+        until(lambda: engine.queue.waiting == 0)
+        for _ in range(8):
+            engine.queue.submit(Spec(n=60, seed=0))
+        assert engine.queue.waiting == 480
+        with pytest.raises(QueueFullError):
+            engine.queue.check_room(3)
+        for _ in range(16):  # of 512 places, a sixteenth is theirs
+            engine.queue.submit(Spec(n=2, seed=0))
+        with pytest.raises(QueueFullError):
+            engine.queue.check_room(1)
+        engine.queue.cancel(running_)
+        gate.open()
+
+
 @pytest.mark.parametrize(
     ("fields", "seconds"),
     [
