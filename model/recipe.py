@@ -17,9 +17,10 @@ import numpy as np
 class TrainingConfig:
     """How a run goes; raises ``ValueError`` on settings that make no sense.
 
-    ``batch`` counts images over all processes. ``drop_label`` is the share of images trained
-    without their label, ``average`` the moving average's decay, ``decay`` the share of
-    the steps at the end over which the learning rate falls to zero.
+    ``learning_rate`` is AdamW's, but ``edge_rate``, unless None, that of the linear maps before and
+    behind the blocks. ``batch`` counts images over all processes. ``drop_label`` is the share of
+    images trained without their label, ``average`` the moving average's decay, ``decay`` the share
+    of the steps at the end over which the learning rate falls to zero.
     """
 
     steps: int
@@ -27,6 +28,7 @@ class TrainingConfig:
     seed: int = 0
     learning_rate: float = 2e-3
     muon_rate: float = 0.02
+    edge_rate: float | None = None
     weight_decay: float = 0.01
     warmup: int = 100
     decay: float = 0.4
@@ -41,8 +43,9 @@ class TrainingConfig:
         for name in ("steps", "batch", "checkpoint_every", "evaluate_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("learning_rate", "muon_rate", "weight_decay", "warmup", "seed"):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
+        for name in ("learning_rate", "muon_rate", "edge_rate", "weight_decay", "warmup", "seed"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
         for name in ("decay", "average", "drop_label"):
             if not 0 <= getattr(self, name) <= 1:

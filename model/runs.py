@@ -12,7 +12,8 @@ from scanline.model.data.folder import load_images
 from scanline.model.data.published import Dataset, load_dataset, split_validation
 from scanline.model.network import LinearTransformer
 from scanline.model.recipe import TrainingConfig
-from scanline.model.training import Stop, Trainer, processes
+from scanline.model.stop import Stop
+from scanline.model.training import Trainer, processes
 
 
 def training_data(

@@ -12,12 +12,10 @@ import io
 import json
 import math
 import os
-import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -37,9 +35,10 @@ from scanline.model.checkpoint import (
 from scanline.model.config import NO_LABEL, ModelConfig
 from scanline.model.data.published import Dataset
 from scanline.model.evaluation import evaluate
-from scanline.model.muon import Muon
 from scanline.model.network import LinearTransformer
+from scanline.model.optimizers import make_optimizers, take_steps
 from scanline.model.recipe import TrainingConfig, batch_indices, learning_rate_factor
+from scanline.model.stop import Stop
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc malloc.h
 
@@ -62,27 +61,6 @@ def _keep_memory() -> None:
         libc = ctypes.CDLL("libc.so.6")
         libc.mallopt(_M_MMAP_THRESHOLD, 2**30)
         libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
-
-
-class Stop:
-    """Turns the first Ctrl-C or SIGTERM into a wish to stop after the step; a second kills."""
-
-    def __init__(self) -> None:
-        self.asked = False
-
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        self.asked = True
-        signal.signal(number, signal.SIG_DFL)
-
-    @contextlib.contextmanager
-    def listening(self) -> Iterator[Stop]:
-        """Listen for the signals inside the block, and put the old handlers back after it."""
-        before = {s: signal.signal(s, self._ask) for s in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield self
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 class Trainer:
@@ -110,20 +88,7 @@ class Trainer:
         self.seconds = 0.0  # spent training, over all sessions of the run
         self.validation: list[dict[str, float]] = []
         self.origin: dict[str, Any] | None = None
-        matrices: list[Tensor] = []
-        others: list[Tensor] = []
-        for name, parameter in self.model.named_parameters():
-            is_matrix = name.startswith("blocks.") and parameter.ndim == 2 and "conv" not in name
-            (matrices if is_matrix else others).append(parameter)
-        self.optimizers: list[torch.optim.Optimizer] = [
-            Muon(
-                matrices,
-                lr=config.muon_rate,
-                weight_decay=config.weight_decay,
-                dtype=torch.bfloat16 if _bf16_pays(device) else torch.float32,
-            ),
-            torch.optim.AdamW(others, lr=config.learning_rate, betas=(0.9, 0.99), weight_decay=0.0),
-        ]
+        self.optimizers = make_optimizers(self.model, config, bf16=_bf16_pays(device))
         self.bf16 = config.precision == "bf16" or (
             config.precision == "auto" and _bf16_pays(device)
         )
@@ -223,11 +188,7 @@ class Trainer:
                 "lower the learning rate and resume"
             )
         factor = learning_rate_factor(self.step, config)
-        rates = (config.muon_rate, config.learning_rate)
-        for optimizer, rate in zip(self.optimizers, rates, strict=True):
-            optimizer.param_groups[0]["lr"] = rate * factor
-            optimizer.step()
-            optimizer.zero_grad()
+        take_steps(self.optimizers, factor)
         self.step += 1
         self._move_average()
         return value
@@ -312,7 +273,8 @@ class Trainer:
         if saved["config"] != self.model.config.to_dict():
             raise CheckpointError(f"{path} is of another model; give the run another folder")
         now = asdict(self.config)
-        changed = [k for k, v in saved["training"].items() if k not in _FREE and now.get(k) != v]
+        then = saved["training"]
+        changed = [k for k in now | then if k not in _FREE and now.get(k) != then.get(k)]
         if changed:
             raise CheckpointError(
                 f"{path} was trained with other settings ({', '.join(changed)}); "
@@ -321,7 +283,10 @@ class Trainer:
         self.model.load_state_dict(saved["model"])
         self.average.load_state_dict(saved["average"])
         for optimizer, state in zip(self.optimizers, saved["optimizers"], strict=True):
+            rates = [group["rate"] for group in optimizer.param_groups]
             optimizer.load_state_dict(state)
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["rate"] = rate
         self.step, self.seconds = saved["step"], saved["seconds"]
         self.validation, self.origin = saved["validation"], saved.get("origin")
 

@@ -21,7 +21,8 @@ from scanline.model.config import NO_LABEL, ModelConfig
 from scanline.model.data.published import Dataset
 from scanline.model.evaluation import evaluate
 from scanline.model.recipe import TrainingConfig, batch_indices, learning_rate_factor
-from scanline.model.training import Stop, Trainer
+from scanline.model.stop import Stop
+from scanline.model.training import Trainer
 from tests.conftest import ROOT, random_network, tiny_config
 
 CPU = torch.device("cpu")
@@ -192,6 +193,7 @@ def test_a_finished_run_resumes_to_nothing(tmp_path: Path) -> None:
     "change",
     [
         {"batch": 2}, {"seed": 9}, {"learning_rate": 1e-3}, {"muon_rate": 0.1}, {"warmup": 3},
+        {"edge_rate": 1e-5},
         {"average": 0.9}, {"drop_label": 0.5}, {"weight_decay": 0.0}, {"precision": "bf16"},
     ],
     ids=str,
@@ -247,7 +249,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 import torch
-from scanline.model.training import Stop, Trainer, processes
+from scanline.model.stop import Stop
+from scanline.model.training import Trainer, processes
 from tests.test_training import CONFIG, MODEL, dataset
 torch.set_num_threads(1)
 folder, steps = Path(sys.argv[1]), int(sys.argv[2])
@@ -412,6 +415,27 @@ def test_every_epoch_has_each_image_once(count: int, batch: int) -> None:
 def test_another_seed_is_another_order() -> None:
     orders = {batch_indices(0, 100, replace(CONFIG, seed=s, batch=100)).tobytes() for s in range(5)}
     assert len(orders) == 5
+
+
+def test_the_maps_at_the_edges_may_step_less(tmp_path: Path) -> None:
+    edges = {"input.linear.weight", "head.predictor.weight"}
+    moved: dict[float, dict[str, float]] = {}
+    for rate in (0.0, 1e-2):
+        config = replace(CONFIG, steps=3, edge_rate=rate)
+        trainer = Trainer(replace(MODEL, encoding="linear"), config, tmp_path / str(rate), CPU)
+        before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+        trainer.train(dataset(), None, Stop(), quiet=True)
+        moved[rate] = {
+            name: float((p.detach() - before[name]).abs().max())
+            for name, p in trainer.model.named_parameters()
+        }
+        again = Trainer(replace(MODEL, encoding="linear"), config, tmp_path / str(rate), CPU)
+        again.resume()
+        groups = [group["rate"] for o in again.optimizers for group in o.param_groups]
+        assert sorted(groups) == sorted([config.muon_rate, config.learning_rate, rate])
+    assert edges < moved[0.0].keys()
+    assert {name for name, far in moved[0.0].items() if far == 0} == edges
+    assert all(moved[1e-2][name] > 0 for name in edges)
 
 
 def test_the_learning_rate_rises_stays_and_falls_to_nothing() -> None:

@@ -19,7 +19,8 @@ from scanline.model.evaluation import evaluate
 from scanline.model.paper.drawing import ANEW, random_network, time_drawing, ways
 from scanline.model.paper.report import Report, Row, timed
 from scanline.model.recipe import TrainingConfig
-from scanline.model.training import Stop, Trainer
+from scanline.model.stop import Stop
+from scanline.model.training import Trainer
 
 TRAINED = ("softmax", "lsh-1", "lsh-4", "linear")
 

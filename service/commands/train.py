@@ -26,6 +26,9 @@ def train(
     batch: Annotated[int, typer.Option(min=1, help="Images a step, over all processes.")] = 16,
     learning_rate: Annotated[float, typer.Option()] = 2e-3,
     muon_rate: Annotated[float, typer.Option(help="Step size of the blocks' matrices.")] = 0.02,
+    edge_rate: Annotated[
+        float | None, typer.Option(help="AdamW's for the maps in front of and behind the blocks.")
+    ] = None,
     decay: Annotated[float, typer.Option(help="Share of the steps that cool down.")] = 0.4,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     layers: Annotated[int | None, typer.Option(help="Change the preset's n_layers.")] = None,
@@ -59,6 +62,7 @@ def train(
             seed=seed,
             learning_rate=learning_rate,
             muon_rate=muon_rate,
+            edge_rate=edge_rate,
             decay=decay,
             checkpoint_every=checkpoint_every,
             evaluate_every=evaluate_every,
