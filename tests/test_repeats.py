@@ -156,6 +156,29 @@ def test_an_upload_that_comes_again_is_drawn_once(client: httpx.Client) -> None:
     check_error(send(encode(random_picture(seed=1))), 422, "idempotency_key_reused")
 
 
+def test_a_request_in_openais_words_that_comes_again_is_drawn_once(client: httpx.Client) -> None:
+    key = {"Idempotency-Key": "openai"}
+    first, second = (
+        client.post("/v1/images/generations", json={"prompt": "", "n": 2}, headers=key)
+        for _ in range(2)
+    )
+    assert first.status_code == 200
+    assert first.headers["x-generation-id"] == second.headers["x-generation-id"]
+    assert first.json()["data"] == second.json()["data"]  # of a seed chosen at random
+    other = client.post("/v1/images/generations", json={"prompt": "", "n": 1}, headers=key)
+    check_error(other, 422, "idempotency_key_reused")
+
+    def edit(picture: bytes) -> httpx.Response:
+        files = {"image": ("a.png", picture, "image/png")}
+        key = {"Idempotency-Key": "edit"}
+        return client.post("/v1/images/edits", data={"prompt": ""}, files=files, headers=key)
+
+    erased = random_picture().convert("RGBA")
+    erased.putalpha(0)
+    ids = {edit(encode(erased)).headers["x-generation-id"] for _ in range(2)}
+    assert len(ids) == 1
+
+
 def test_a_client_that_was_cut_off_finds_its_request_again() -> None:
     decoder, go_on = FakeDecoder(GREY, 2), threading.Event()
     decoder.before_step = lambda slots: (go_on.wait(), None)[1]

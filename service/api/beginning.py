@@ -9,6 +9,7 @@ from fastapi import Header, Request
 from scanline.service.engine import Engine
 from scanline.service.generation import Generation, Spec
 from scanline.service.queue import Queue
+from scanline.service.repeats import fingerprint
 from scanline.service.server import Scanline
 
 IdempotencyKey = Annotated[
@@ -41,6 +42,15 @@ class Key(NamedTuple):
     whose: str
     name: str
     mark: bytes
+
+
+def name_request(
+    request: Request, name: str | None, engine: Engine, spec: Spec, seed: int | None
+) -> Key | None:
+    """Name a request as its caller does; ``seed`` is the one that its body asks for."""
+    if name is None:
+        return None
+    return Key(request.state.key, name, fingerprint(engine.name, spec, seed))
 
 
 def begin(

@@ -14,6 +14,7 @@ from scanline.service.api.beginning import (
     Key,
     Prefer,
     begin,
+    name_request,
     wants_background,
 )
 from scanline.service.api.cursors import END, Cursor, read_cursors
@@ -36,7 +37,6 @@ from scanline.service.http.media import MEDIA, Media, choose_media, json_reply
 from scanline.service.http.sse import stream_reply
 from scanline.service.http.waiting import client_of, draw_to_end, wait_finished
 from scanline.service.pictures import read_upload, to_grid, to_npy, to_png, to_zip
-from scanline.service.repeats import fingerprint
 from scanline.service.server import Scanline
 
 router = APIRouter(prefix="/v1", dependencies=[Depends(bearer), Depends(known_query)])
@@ -78,7 +78,7 @@ async def create_samples(
         temperature=body.temperature,
         **shape._asdict(),
     )
-    key = _key(request, idempotency_key, engine, spec, body.seed)
+    key = name_request(request, idempotency_key, engine, spec, body.seed)
     shown = _Shown(media, body.granularity, body.output)
     return await _draw(request, server, engine, spec, shown, prefer, key)
 
@@ -121,7 +121,7 @@ async def create_completions(
         canvas=canvas,
         known=known,
     )
-    key = _key(request, idempotency_key, engine, spec, form.seed)
+    key = name_request(request, idempotency_key, engine, spec, form.seed)
     shown = _Shown(media, form.granularity, form.output)
     return await _draw(request, server, engine, spec, shown, prefer, key)
 
@@ -196,15 +196,6 @@ async def get_model(server: Server, name: str) -> ModelReply:
 
 
 # --- from the request ---------------------------------------------------------------------------
-
-
-def _key(
-    request: Request, name: str | None, engine: Engine, spec: Spec, seed: int | None
-) -> Key | None:
-    """Name a request as its caller does; ``seed`` is the one that its body asks for."""
-    if name is None:
-        return None
-    return Key(request.state.key, name, fingerprint(engine.name, spec, seed))
 
 
 def _find(server: Scanline, identifier: str) -> tuple[Engine, Generation]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from fastapi import APIRouter, Depends, Request, Response
 
-from scanline.service.api.beginning import begin
+from scanline.service.api.beginning import IdempotencyKey, Key, begin, name_request
 from scanline.service.api.lookup import (
     Server,
     bearer,
@@ -34,7 +34,7 @@ from scanline.service.openai.requests import GenerationsRequest, ImageOptions, e
 from scanline.service.server import Scanline
 
 router = APIRouter(prefix="/v1/images", dependencies=[Depends(bearer), Depends(known_query)])
-_REPLIES: dict[int | str, dict[str, Any]] = errors(404, 413, 415, 429, 500, 503) | {
+_REPLIES: dict[int | str, dict[str, Any]] = errors(404, 413, 415, 422, 429, 500, 503) | {
     200: {
         "description": "The images; with `stream`, events `….partial_image` and `….completed`.",
         "content": EVENT_STREAM,
@@ -47,17 +47,25 @@ _REPLIES: dict[int | str, dict[str, Any]] = errors(404, 413, 415, 429, 500, 503)
     "/generations", tags=["openai"], response_model=ImagesReply, responses=_REPLIES,
     operation_id="create_image",
 )  # fmt: skip
-async def create_generation(request: Request, server: Server, body: GenerationsRequest) -> Response:
+async def create_generation(
+    request: Request,
+    server: Server,
+    body: GenerationsRequest,
+    idempotency_key: IdempotencyKey = None,
+) -> Response:
     """Draw images as OpenAI's API does; the prompt names a class, or is empty for anything."""
     engine, rendering, spec = _settle(server, body)
-    return await _draw(request, server, engine, spec, body, "image_generation", rendering)
+    key = name_request(request, idempotency_key, engine, spec, body.seed)
+    return await _draw(request, server, engine, spec, body, "image_generation", rendering, key)
 
 
 @router.post(
     "/edits", tags=["openai"], response_model=ImagesReply, responses=_REPLIES,
     openapi_extra=edits_body(), operation_id="edit_image",
 )  # fmt: skip
-async def create_edit(request: Request, server: Server) -> Response:
+async def create_edit(
+    request: Request, server: Server, idempotency_key: IdempotencyKey = None
+) -> Response:
     """Complete a picture as OpenAI's API does: paint where the mask is transparent (alpha 0).
 
     Without a mask, where the picture itself is. The model draws in raster order: what is known
@@ -70,7 +78,8 @@ async def create_edit(request: Request, server: Server) -> Response:
         read = (read_canvas, edit, engine.decoder.config)
         canvas, known = await server.reading.run(gone, *read)
     spec = replace(spec, canvas=canvas, known=known)
-    return await _draw(request, server, engine, spec, body, "image_edit", rendering)
+    key = name_request(request, idempotency_key, engine, spec, body.seed)
+    return await _draw(request, server, engine, spec, body, "image_edit", rendering, key)
 
 
 # --- from the request ---------------------------------------------------------------------------
@@ -105,9 +114,12 @@ async def _draw(
     body: ImageOptions,
     kind: Kind,
     rendering: Rendering,
+    key: Key | None,
 ) -> Response:
+    generation = begin(request, server, engine, spec, key)
+    # Nobody can come back for the reply, unless the request has a name.
+    grace = 0 if key is None else None
     if body.stream:
-        generation = begin(request, server, engine, spec)
 
         def events(gone: asyncio.Task[None]) -> AsyncIterator[bytes]:
             pool = server.pool_for(rendering.pixels)
@@ -115,9 +127,8 @@ async def _draw(
             return stream_images(generation, gone, kind, rendering, looks, pool)
 
         streams = server.metrics.open_streams
-        return stream_reply(request, engine, generation, events, streams, grace=0)
-    generation = begin(request, server, engine, spec)
-    await draw_to_end(request, engine, generation)  # nobody can come back for the reply
+        return stream_reply(request, engine, generation, events, streams, grace=grace)
+    await draw_to_end(request, engine, generation, grace=grace)
     config = generation.config
     pool = server.pool_for(rendering.pixels)
     files: list[str] = []
