@@ -19,7 +19,7 @@ from PIL import Image as Picture
 from scanline.model.checkpoint import Defaults, load_checkpoint
 from scanline.model.config import DIGITS
 from scanline.model.curve import LINE, MARK
-from scanline.service.commands.cli import main
+from tests.command_line import run_command
 from tests.published import hide_other_data, write_mnist
 from tests.service_fixtures import COLOUR, GREY, logs_kept, random_picture, save_tiny
 
@@ -54,14 +54,6 @@ def photographs(tmp_path: Path) -> Path:
     return folder
 
 
-def run(*arguments: object) -> int:
-    with pytest.raises(SystemExit) as stop:
-        main([str(argument) for argument in arguments])
-    code = stop.value.code
-    assert isinstance(code, int)
-    return code
-
-
 def cells(
     path: Path, count: int, scale: int = 1
 ) -> list[np.ndarray[tuple[int, ...], np.dtype[np.uint8]]]:
@@ -76,7 +68,7 @@ def cells(
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])
 def test_help_says_what_a_command_does(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(*[command][: len(command)], "--help") == 0
+    assert run_command(*[command][: len(command)], "--help") == 0
     said = capsys.readouterr().out
     assert "Usage" in said
     for name in COMMANDS if not command else []:
@@ -84,7 +76,7 @@ def test_help_says_what_a_command_does(command: str, capsys: pytest.CaptureFixtu
 
 
 def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("--version") == 0
+    assert run_command("--version") == 0
     assert capsys.readouterr().out == f"scanline {version('scanline')}\n"
 
 
@@ -94,7 +86,7 @@ def test_sample_writes_a_grid_and_the_same_one_again(
     def sample(name: str, *options: object) -> bytes:
         out = tmp_path / name
         given = ["--weights", weights, "--model", "tiny", "--backend", "reference", *options]
-        assert run("sample", out, *given) == 0
+        assert run_command("sample", out, *given) == 0
         assert f"wrote {out}" in capsys.readouterr().out
         return out.read_bytes()
 
@@ -117,7 +109,7 @@ def test_complete_keeps_the_rows_that_are_known(weights: Path, tmp_path: Path) -
     picture.save("given.png")
     out = tmp_path / "ways.png"
     given = ["--weights", weights, "--model", "tiny", "--backend", "reference", "--scale", 1]
-    assert run("complete", "given.png", out, "--rows", 3, "-n", 4, *given) == 0
+    assert run_command("complete", "given.png", out, "--rows", 3, "-n", 4, *given) == 0
     ways = cells(out, 4)
     for way in ways:
         np.testing.assert_array_equal(way[:3], np.asarray(picture)[:3])
@@ -130,22 +122,22 @@ def test_train_goes_on_where_it_stopped_and_the_result_draws_and_is_measured(
     small = ["--images", photographs, "--size", 8, "--grey", "--layers", 1, "--width", 8,
              "--heads", 2, "--batch", 4, "--precision", "fp32"]  # fmt: skip
     often = ["--checkpoint-every", 2, "--evaluate-every", 2]
-    assert run("train", *small, *often, "--steps", 3, "--out", "first") == 0
+    assert run_command("train", *small, *often, "--steps", 3, "--out", "first") == 0
     assert "done: 3 of 3 steps" in capsys.readouterr().out
     with Picture.open("first/samples.png") as samples:
         assert samples.mode == "L"
     with Picture.open("first/curve.png") as curve:
         colours = {colour for _, colour in curve.getcolors(1 << 16) or []}
         assert {LINE, MARK} <= colours
-    assert run("train", *small, *often, "--steps", 3, "--out", "first") == 1
+    assert run_command("train", *small, *often, "--steps", 3, "--out", "first") == 1
     assert "add --resume" in capsys.readouterr().err
-    assert run("train", *small, *often, "--steps", 3, "--out", "none", "--resume") == 1
+    assert run_command("train", *small, *often, "--steps", 3, "--out", "none", "--resume") == 1
     assert "no run to resume in none" in capsys.readouterr().err
     given = ["--from", "first/first.safetensors"]
-    assert run("train", *small, *given, "--steps", 1, "--out", "second") == 0
-    assert run("train", *small, *given, "--steps", 2, "--out", "second", "--resume") == 1
+    assert run_command("train", *small, *given, "--steps", 1, "--out", "second") == 0
+    assert run_command("train", *small, *given, "--steps", 2, "--out", "second", "--resume") == 1
     assert "leave one of them out" in capsys.readouterr().err
-    assert run("train", *small, *often, "--steps", 5, "--out", "first", "--resume") == 0
+    assert run_command("train", *small, *often, "--steps", 5, "--out", "first", "--resume") == 0
     assert "done: 5 of 5 steps" in capsys.readouterr().out
     lines = [json.loads(line) for line in Path("first/log.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "images_per_second" in line] == [1, 2, 3, 4, 5]
@@ -155,12 +147,12 @@ def test_train_goes_on_where_it_stopped_and_the_result_draws_and_is_measured(
 
     for label in ([], ["--label"]):
         known = ["--weights", "first", "--model", "first", *label]
-        assert run("evaluate", "--images", photographs, *known) == 0
+        assert run_command("evaluate", "--images", photographs, *known) == 0
         said = capsys.readouterr().out
         assert "bits/dim" in said
         assert ("with the true label" in said) is bool(label)
     drawn = ["--weights", "first", "--model", "first", "--label", "cats", "-n", 2]
-    assert run("sample", "drawn.png", *drawn, "--backend", "reference") == 0
+    assert run_command("sample", "drawn.png", *drawn, "--backend", "reference") == 0
 
 
 def test_evaluate_reads_the_published_formats(
@@ -170,16 +162,16 @@ def test_evaluate_reads_the_published_formats(
     write_mnist(tmp_path / "data" / "mnist")
     save_tiny(tmp_path / "weights", "mnist", replace(GREY, height=28, width=28, classes=DIGITS))
     given = ["evaluate", "--weights", "weights", "--data-dir", "data"]
-    assert run(*given, "--limit", 3) == 0
+    assert run_command(*given, "--limit", 3) == 0
     said = capsys.readouterr().out
     assert said.startswith("mnist: ")
     assert "bits/dim" in said
-    assert run(*given, "--record", "--limit", 3) == 1
+    assert run_command(*given, "--record", "--limit", 3) == 1
     assert "leave --limit out" in capsys.readouterr().err
-    assert run(*given, "--record") == 0
+    assert run_command(*given, "--record") == 0
     facts = load_checkpoint(tmp_path / "weights" / "mnist.safetensors").facts
     assert facts["test"]["bits_per_dim"] > 0
-    assert run(*given[:3], "--data-dir", "nowhere") == 1
+    assert run_command(*given[:3], "--data-dir", "nowhere") == 1
     assert "Traceback" not in capsys.readouterr().err
 
 
@@ -204,25 +196,25 @@ def test_evaluate_judges_samples_and_keeps_how_to_draw(
         "--epochs",
         1,
     ]
-    assert run(*given, "--label", "--guidance", 2, "--top-p", 0.9, "--seed", 3) == 0
+    assert run_command(*given, "--label", "--guidance", 2, "--top-p", 0.9, "--seed", 3) == 0
     said = capsys.readouterr().out
     assert said.startswith("mnist, 4 samples, each class in turn, guidance 2, top_p 0.9,")
     for figure in ("seeds from 3", "% are taken for their class", "Fréchet distance", "% astray"):
         assert figure in said
     assert load_checkpoint(path).defaults == before.defaults == Defaults()
-    assert run(*given, "--label", "--guidance", 2, "--top-p", 0.9, "--set-defaults") == 0
+    assert run_command(*given, "--label", "--guidance", 2, "--top-p", 0.9, "--set-defaults") == 0
     assert load_checkpoint(path).defaults == Defaults(guidance=2.0, top_p=0.9)
     capsys.readouterr()
-    assert run(*given, "--label") == 0  # at its own
+    assert run_command(*given, "--label") == 0  # at its own
     assert "guidance 2, top_p 0.9," in capsys.readouterr().out
-    assert run(*given, "--top-p", 0.8, "--set-defaults") == 0
+    assert run_command(*given, "--top-p", 0.8, "--set-defaults") == 0
     assert "4 samples, no label, top_p 0.8," in capsys.readouterr().out
     after = load_checkpoint(path)
     assert after.defaults == Defaults(guidance=2.0, top_p=0.8)
     assert after.facts == before.facts | {"defaults": {"guidance": 2.0, "top_p": 0.8}}
     for name, tensor in before.model.state_dict().items():
         assert torch.equal(after.model.state_dict()[name], tensor)
-    assert run(*given[:-4], "--samples", 7) == 1
+    assert run_command(*given[:-4], "--samples", 7) == 1
     assert "samples must be 2 to 6" in capsys.readouterr().err
 
 
@@ -237,18 +229,18 @@ def test_import_refuses_what_it_cannot_read(
         ("none.pt", "model.safetensors", "there is no file"),
         ("part.pt", "model.pt", "must end in .safetensors"),
     ):
-        assert run("import", file, out) == 1
+        assert run_command("import", file, out) == 1
         error = capsys.readouterr().err
         assert error.startswith("scanline: ")
         assert says in error
-    assert run("import", "part.pt", "model.safetensors", "--preset", "mnist") == 1
+    assert run_command("import", "part.pt", "model.safetensors", "--preset", "mnist") == 1
     assert "mnist-paper or cifar10-paper" in capsys.readouterr().err
     assert not Path("model.safetensors").exists()
 
 
 def test_a_model_need_not_be_named(weights: Path, tmp_path: Path) -> None:
     for name, options in (("a.png", []), ("b.png", ["--model", "colour"])):  # of fewer steps
-        assert run("sample", tmp_path / name, "--weights", weights, "-n", 1, *options) == 0
+        assert run_command("sample", tmp_path / name, "--weights", weights, "-n", 1, *options) == 0
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
 
 
@@ -291,7 +283,7 @@ def test_what_a_user_can_mend_ends_with_a_sentence(
     random_picture(GREY).save("good.png")
     if arguments[0] != "train" and "--weights" not in arguments:
         arguments = [*arguments, "--weights", weights]
-    assert run(*arguments) == 1
+    assert run_command(*arguments) == 1
     error = capsys.readouterr().err
     assert "scanline: " in error
     assert says in error
@@ -310,7 +302,7 @@ def test_what_a_user_can_mend_ends_with_a_sentence(
 def test_a_wrong_option_is_a_usage_error(
     arguments: list[object], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(*arguments) == 2
+    assert run_command(*arguments) == 2
     error = capsys.readouterr().err
     assert "Usage" in error
     assert "Traceback" not in error

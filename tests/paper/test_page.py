@@ -16,7 +16,7 @@ from scanline.model.paper import copying, lengths
 from scanline.model.paper.page import judge, make_page, write_page
 from scanline.model.paper.report import Report
 from scanline.model.paper.tables import best_drawing, markdown
-from scanline.service.commands.cli import main
+from tests.command_line import run_command
 from tests.conftest import ROOT
 from tests.paper.test_experiments import SMALL, TASK
 
@@ -30,14 +30,6 @@ def _threads() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def run(*arguments: object) -> int:
-    with pytest.raises(SystemExit) as stop:
-        main([str(argument) for argument in arguments])
-    code = stop.value.code
-    assert isinstance(code, int)
-    return code
-
-
 def test_commands_leave_a_table_a_plot_and_rows_and_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -45,21 +37,21 @@ def test_commands_leave_a_table_a_plot_and_rows_and_go_on(
     monkeypatch.setattr(lengths, "QUICK", SMALL)
     monkeypatch.setattr(copying, "QUICK", replace(TASK, seeds=1))
     for name in ("figure1", "figure2"):
-        assert run("paper", name, "--quick", "--out", tmp_path) == 0
+        assert run_command("paper", name, "--quick", "--out", tmp_path) == 0
         rows = json.loads((tmp_path / f"{name}.json").read_text())["rows"]
         assert markdown(name, rows) in capsys.readouterr().out
         with Image.open(tmp_path / f"{name}.png") as plot:
             assert min(plot.size) > 300
         before = (tmp_path / f"{name}.json").read_bytes()
-        assert run("paper", name, "--quick", "--out", tmp_path) == 0
+        assert run_command("paper", name, "--quick", "--out", tmp_path) == 0
         assert (tmp_path / f"{name}.json").read_bytes() == before
-    assert run("paper", "figure1", "--out", tmp_path) == 1
+    assert run_command("paper", "figure1", "--out", tmp_path) == 1
     assert "holds rows of other settings" in capsys.readouterr().err
-    assert run("paper", "page", "--results", tmp_path, "--to", tmp_path / "PAPER.md") == 0
+    assert run_command("paper", "page", "--results", tmp_path, "--to", tmp_path / "PAPER.md") == 0
     page = (tmp_path / "PAPER.md").read_text()
     assert "![Figure 2: copying](figure2.png)" in page
     assert "Table 1" not in page
-    assert run("paper", "page", "--results", tmp_path / "none") == 1
+    assert run_command("paper", "page", "--results", tmp_path / "none") == 1
     assert "no reports in" in capsys.readouterr().err
 
 
