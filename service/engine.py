@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from scanline.model.decoders.contract import Decoder, Inputs
-from scanline.model.noise import image_noise
+from scanline.model.noise import image_noises
 from scanline.model.particles import Particles
 from scanline.service.generation import Clock, FinishReason, Generation, Image, Place, Status
 from scanline.service.queue import Limits, Queue, Taken
@@ -191,11 +191,11 @@ class Engine:
     def _load(self, runs: list[_Run]) -> None:
         config = self.decoder.config
         inputs = Inputs.blank(config, len(runs))
+        inputs.noise[:] = image_noises([r.image.seed for r in runs], config.pixels, config.draws)
         for row, run in enumerate(runs):
             spec, image = run.generation.spec, run.image
             if spec.canvas is not None and spec.known is not None:
                 inputs.canvas[row], inputs.known[row] = spec.canvas, spec.known
-            inputs.noise[row] = image_noise(image.seed, config.pixels, config.draws)
             inputs.temperature[row], inputs.top_p[row] = spec.temperature, spec.top_p
             inputs.label[row], inputs.guidance[row] = image.label, spec.guidance
             if run.twins:
