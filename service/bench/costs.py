@@ -87,7 +87,8 @@ class PretendedDecoder(Decoder):
 
     def land(self) -> None:
         """Wait until what was launched is drawn."""
-        time.sleep(max(0.0, self._due - time.perf_counter()))
+        if (seconds := self._due - time.perf_counter()) > 0:
+            time.sleep(seconds)
         flights, self._flights = self._flights, []
         for rows, n in flights:
             self.positions[rows] = np.minimum(self.positions[rows] + n, self.config.pixels)
