@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from scanline.model.decoders.contract import Decoder, Inputs
-from scanline.model.noise import image_noise
+from scanline.model.noise import image_noises
 from scanline.model.particles import Particles
 from scanline.service.generation import Clock, FinishReason, Generation, Image, Place, Status
 from scanline.service.queue import Limits, Queue, Taken
@@ -82,6 +82,8 @@ class Engine:
         self._free = list(range(decoder.max_slots - 1, -1, -1))
         self._spare = spare  # of them, how many are for the light alone
         self._running: dict[int, _Run] = {}
+        self._owners = np.empty(decoder.max_slots, object)  # whose image has that name, if it runs
+        self._crowds = 0  # images that run with several particles
         self._drawing: dict[Generation, int] = {}  # how many of its images run
         self._published = np.zeros(decoder.max_slots, np.int32)  # positions, for readers
         self._turns = Turns()
@@ -180,6 +182,8 @@ class Engine:
         run = _Run(generation, image, slots, twins, particles, spare)
         self._spare -= spec.slots if spare else 0
         self._running[slots[0]] = run
+        self._owners[slots[0]] = generation
+        self._crowds += particles is not None
         self._drawing[generation] = self._drawing.get(generation, 0) + 1
         self._published[slots] = 0
         image.run(slots[0], self._place(slots[0]))
@@ -191,11 +195,11 @@ class Engine:
     def _load(self, runs: list[_Run]) -> None:
         config = self.decoder.config
         inputs = Inputs.blank(config, len(runs))
+        inputs.noise[:] = image_noises([r.image.seed for r in runs], config.pixels, config.draws)
         for row, run in enumerate(runs):
             spec, image = run.generation.spec, run.image
             if spec.canvas is not None and spec.known is not None:
                 inputs.canvas[row], inputs.known[row] = spec.canvas, spec.known
-            inputs.noise[row] = image_noise(image.seed, config.pixels, config.draws)
             inputs.temperature[row], inputs.top_p[row] = spec.temperature, spec.top_p
             inputs.label[row], inputs.guidance[row] = image.label, spec.guidance
             if run.twins:
@@ -216,16 +220,20 @@ class Engine:
         some = {generation for generation in self._drawing if generation.demand * LIGHT <= heaviest}
         light = self._turns.light_next(len(some), len(self._drawing) - len(some))
         config, positions = self.decoder.config, self.decoder.positions
-        alone, crowd, room = [], [], config.pixels
-        for run in self._running.values():
-            if (run.generation in some) is not light:
-                continue
-            if run.particles is None:
-                alone += run.slots
-            else:
-                crowd += run.slots
-                room = min(room, max(1, run.particles.room(int(positions[run.slots[0]]))))
-        slots = np.array(alone + crowd, np.int32)
+        # Thousands of images may run, and a device waits for this: no work on each of them.
+        alone, crowd = np.fromiter(self._running, np.int32, len(self._running)), []
+        if 0 < len(some) < len(self._drawing):
+            alone = alone[[(owner in some) is light for owner in self._owners[alone].tolist()]]
+        room = config.pixels
+        if self._crowds:
+            runs = [self._running[name] for name in alone.tolist()]
+            alone = np.array([run.slots[0] for run in runs if run.particles is None], np.int32)
+            for run in runs:
+                if run.particles is not None:
+                    crowd += run.slots
+                    room = min(room, max(1, run.particles.room(int(positions[run.slots[0]]))))
+        particles = np.array(crowd, np.int32)
+        slots = np.concatenate([alone, particles])
         left = config.pixels - positions[slots]
         n = min(self._turns.paces[light].room(len(slots)), config.width)
         if self.queue.waiting:  # stop where the first slot comes free, unless that is soon
@@ -233,11 +241,10 @@ class Engine:
         began = self._clock()
         drawn = 0
         # Particles stop where they are weighed; the others need not wait for that.
-        for rows, pixels in ((alone, n), (crowd, min(n, room))):
-            if rows:
-                mine = np.array(rows, np.int32)
-                drawn += int(np.minimum(config.pixels - positions[mine], pixels).sum())
-                self.decoder.launch(mine, pixels)
+        for rows, pixels in ((alone, n), (particles, min(n, room))):
+            if len(rows):
+                drawn += int(np.minimum(config.pixels - positions[rows], pixels).sum())
+                self.decoder.launch(rows, pixels)
         took = self._clock() - began
         return _Step(light, len(slots), n, drawn, began, took)
 
@@ -262,7 +269,7 @@ class Engine:
 
     def _weigh(self) -> None:
         """Weigh the particles of every image that has come to a place for it."""
-        for run in self._running.values():
+        for run in self._running.values() if self._crowds else ():
             if run.particles is not None:
                 run.particles.weigh(self.decoder, self._shower(run.image))
 
@@ -273,10 +280,10 @@ class Engine:
     def _publish(self) -> None:
         """Move positions forward, finish what is complete, and wake the readers of what moved."""
         slots = np.fromiter(self._running, np.int32, len(self._running))
-        moved = slots[self._published[slots] != self.decoder.positions[slots]].tolist()
+        moved = slots[self._published[slots] != self.decoder.positions[slots]]
         np.copyto(self._published, self.decoder.positions)
         now = self._clock()
-        news = dict.fromkeys(self._running[slot].generation for slot in moved)
+        news: dict[Generation, None] = dict.fromkeys(self._owners[moved].tolist())
         for slot in slots[self._published[slots] == self.decoder.config.pixels].tolist():
             self._release(slot, FinishReason.LENGTH)
         for generation in news:
@@ -294,6 +301,8 @@ class Engine:
     def _release(self, name: int, reason: FinishReason) -> None:
         """Finish an image that runs, and take its slots back."""
         run = self._running.pop(name)
+        self._owners[name] = None
+        self._crowds -= run.particles is not None
         slot, bits = name, None
         if reason is FinishReason.LENGTH:
             if run.particles is not None:

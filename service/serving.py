@@ -23,6 +23,9 @@ from scanline.service.settings import Settings
 log = logging.getLogger("scanline.server")
 
 OTHER_FILES = 128  # open beside connections: libraries, checkpoints, uploads on disk
+# The engine's thread wants the interpreter back for microseconds between two native steps; by
+# default a busy event loop would keep it waiting 5 ms, longer than many steps take.
+SWITCH_SECONDS = 0.0005
 FLUSH_SECONDS = 5  # for the last bytes of open streams, once everything is drawn
 
 
@@ -102,9 +105,7 @@ def room_for_connections(wanted: int) -> int:
 def serve(settings: Settings) -> None:
     """Serve until SIGTERM; raises ``ValueError`` on whatever keeps a server from working."""
     set_up_logs(settings.log_format, settings.log_level)
-    # The engine's thread wants the interpreter back for microseconds between two native steps;
-    # by default a busy event loop would keep it waiting 5 ms, longer than many steps take.
-    sys.setswitchinterval(0.0005)
+    sys.setswitchinterval(SWITCH_SECONDS)
     if settings.api_key is None and "SCANLINE_API_KEY" in os.environ:
         log.warning("SCANLINE_API_KEY is empty: anyone may call /v1")
     checkpoints = load_checkpoints(settings.weights, settings.models)

@@ -336,6 +336,24 @@ def test_a_completion_keeps_every_known_pixel(here: Here, model: str, how: str) 
     assert len({image[~known].tobytes() for image in images}) > 1
 
 
+@pytest.mark.parametrize("model", CONFIGS)
+def test_completions_come_as_an_array_too(here: Here, model: str) -> None:
+    config = CONFIGS[model]
+    body: dict[str, Any] = {"model": model, "n": 3, "seed": 6, "known_rows": 2}
+    picture = encode(random_picture(config, 4))
+    images = here.complete(picture, **body).json()["images"]
+    bulk = here.complete(picture, accept="application/x-npy", **body)
+    assert (bulk.headers["content-type"], bulk.headers["x-seed"]) == ("application/x-npy", "6")
+    array = np.load(io.BytesIO(bulk.content), allow_pickle=False)
+    assert (array.dtype, array.shape) == (
+        np.uint8,
+        (3, config.height, config.width, config.channels),
+    )
+    np.testing.assert_array_equal(
+        array.reshape(3, config.pixels, config.channels), [png(image, config) for image in images]
+    )
+
+
 def test_known_rows_0_is_a_sample(here: Here) -> None:
     completed = here.complete(encode(random_picture()), known_rows=0, seed=3, label="one").json()
     sampled = here.samples(seed=3, label=1).json()

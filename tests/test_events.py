@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from pydantic import BaseModel, TypeAdapter
 
-from scanline.service.api.events import Completed, Pixels, Started
+from scanline.service.api.events import Completed, Pixels, Started, stream_events
 from scanline.service.api.replies import PngImage, ValuesImage
+from scanline.service.api.requests import Granularity
+from scanline.service.generation import FinishReason, Generation, Place, Spec
 from scanline.service.http.sse import sse_event
 from scanline.service.openai.events import CompletedImage, PartialImage
-from tests.service_fixtures import build, listening, parse_sse
+from tests.service_fixtures import GREY, build, listening, parse_sse, rebuild
 
 
 @pytest.fixture(scope="module")
@@ -55,3 +60,42 @@ def test_an_event_is_one_line_of_data_whatever_it_holds() -> None:
     assert len(raw.decode().splitlines()) == 4  # which splits at more than SSE does
     (event,) = parse_sse(raw)
     assert (event.name, event.data, event.id) == ("said", {"text": text}, "7")
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(("granularity", "size"), [("pixel", 1), ("row", 20), ("auto", 13 * 20)])
+def test_every_value_is_written_where_it_is(
+    channels: int, granularity: Granularity, size: int
+) -> None:
+    """All 256 values, in images drawn whole and one that was cancelled within a row."""
+    config = dataclasses.replace(GREY, height=13, width=20, channels=channels)
+    canvas = np.arange(config.pixels * channels).astype(np.uint8).reshape(-1, channels)
+    generation = Generation("fake", config, Spec(n=3, seed=0))
+    for image in generation.images:
+        cut = image.index == 1
+        position = np.full(1, 47 if cut else config.pixels, np.int32)
+        image.run(image.index, Place(canvas, position))
+        image.finish(FinishReason.CANCELLED if cut else FinishReason.LENGTH, 0.0)
+    generation.finish(generation.clock())
+
+    async def read() -> bytes:
+        gone = asyncio.get_running_loop().create_task(asyncio.sleep(3600))
+        parts = [part async for part in stream_events(generation, gone, granularity=granularity)]
+        gone.cancel()
+        return b"".join(parts)
+
+    events = parse_sse(asyncio.run(read()))
+    drawn = rebuild(events, config)
+    assert sorted(drawn) == [0, 1, 2]
+    for index, pixels in drawn.items():
+        np.testing.assert_array_equal(pixels, canvas[: 47 if index == 1 else None])
+    updates = [
+        update for event in events if event.name == "pixels" for update in event.data["updates"]
+    ]
+    lengths: dict[int, list[int]] = {index: [] for index in drawn}
+    for update in updates:
+        lengths[update["index"]].append(len(update["values"]) // channels)
+    whole = [size] * (config.pixels // size)
+    assert lengths[0] == lengths[2] == whole
+    cut_off = [size] * (47 // size) + ([47 % size] if 47 % size else [])
+    assert lengths[1] == cut_off

@@ -7,7 +7,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from scanline.model.noise import MAX_SEED, image_noise, image_seed
+from scanline.model.noise import MAX_SEED, image_noise, image_noises, image_seed
 
 # The numerators k of (k + 1/2) / 2²³. If these change, every image ever drawn changes.
 GOLDEN = {
@@ -42,7 +42,7 @@ def test_inside_zero_and_one_whatever_the_generator_gives(
 ) -> None:
     class Constant:
         def __init__(self, key: int) -> None:
-            pass
+            self.state = {"state": {"key": np.zeros(2, np.uint64)}}
 
         def random_raw(self, count: int) -> np.ndarray:
             return np.full(count, words, np.uint64)
@@ -52,6 +52,17 @@ def test_inside_zero_and_one_whatever_the_generator_gives(
     assert uniforms.min() > 0
     assert uniforms.max() < 1
     assert abs(float(uniforms[0, 0]) - words / 2**64) <= 2**-24
+
+
+def test_many_images_have_the_uniforms_that_each_has_alone() -> None:
+    seeds = [7, 0, MAX_SEED, 8]
+    noises = image_noises(seeds, 50, 2)
+    assert noises.shape == (4, 50, 2)
+    for noise, seed in zip(noises, seeds, strict=True):
+        np.testing.assert_array_equal(noise, image_noise(seed, 50, 2))
+    with pytest.raises(ValueError, match="a seed must be"):
+        image_noises([1, MAX_SEED + 1], 50, 2)
+    assert image_noises([], 50, 2).shape == (0, 50, 2)
 
 
 def test_uniform() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from typing import NamedTuple
 
 from scanline.service.generation import Generation
 from scanline.service.http.errors import ApiError
@@ -14,8 +14,7 @@ END = "end"  # the id of a stream's last event: whoever names it has seen all
 _RUN = re.compile(r"(?:(\d{1,7})\*)?(\d{1,7})(?:\.(\d{1,7}))?(!?)", re.ASCII)
 
 
-@dataclass
-class Cursor:
+class Cursor(NamedTuple):
     """How far a reader is in an image.
 
     ``position`` counts its pixels, ``changes`` those of what it had been told before, and ``told``
@@ -33,8 +32,8 @@ class Cursor:
 
 def write_cursors(cursors: Sequence[Cursor]) -> str:
     """Write cursors as an event's id: equal ones that follow each other, as most do, once."""
-    runs = [(len(list(run)), values) for values, run in itertools.groupby(cursors, astuple)]
-    return ",".join(f"{n}*{Cursor(*c)}" if n > 1 else str(Cursor(*c)) for n, c in runs)
+    runs = [(len(list(run)), cursor) for cursor, run in itertools.groupby(cursors)]
+    return ",".join(f"{n}*{cursor}" if n > 1 else str(cursor) for n, cursor in runs)
 
 
 def read_cursors(identifier: str, generation: Generation) -> list[Cursor]:

@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, with_config
 from typing_extensions import TypedDict
 
 from scanline.service.api.cursors import END, Cursor, write_cursors
 from scanline.service.api.replies import USAGE, PngImage, Usage, example, image_reply
 from scanline.service.api.requests import Granularity, Output
-from scanline.service.generation import FinishReason, Generation, Status
+from scanline.service.generation import FinishReason, Generation, Image, Status
 from scanline.service.http.errors import ErrorReply, error_reply
-from scanline.service.http.sse import COMMENT, KEEP_ALIVE_SECONDS, describe_stream, sse_event
+from scanline.service.http.sse import (
+    COMMENT,
+    KEEP_ALIVE_SECONDS,
+    describe_stream,
+    sse_event,
+    sse_line,
+)
 from scanline.service.http.waiting import news
 
 EVENTS_PER_SECOND = 60
 WAITING_SECONDS = 2.0  # between two events that say so
 PIXELS_PER_EVENT = 4096  # of many images; one image is never split
+PART_BYTES = 32_768  # events that come together are sent together, up to so many bytes
 
 
 _SEEDED: dict[str, Any] = {"index": 0, "seed": 1}
@@ -77,10 +87,7 @@ class Waiting(BaseModel):
 
 @with_config(example(**_UPDATE))
 class Update(TypedDict):
-    """What is new of an image: values from a position on, raster order, channels innermost.
-
-    Sixty times a second and for every image: a dictionary, which takes a third of a model's time.
-    """
+    """What is new of an image: values from a position on, raster order, channels innermost."""
 
     index: int
     position: int
@@ -89,7 +96,10 @@ class Update(TypedDict):
 
 @with_config(example(updates=[_UPDATE]))
 class Pixels(TypedDict):
-    """Event ``pixels``: what is new of some images."""
+    """Event ``pixels``: what is new of some images.
+
+    Sixty times a second and for every image, and so ``_Reader`` writes it by itself.
+    """
 
     updates: list[Update]
 
@@ -108,6 +118,8 @@ EVENTS = {
     "completed": Completed, "error": ErrorReply,
 }  # fmt: skip
 EVENT_STREAM = describe_stream(EVENTS)
+# Each value as text, before a comma, and those 256 further before the end of an update.
+_TEXTS = np.array([f"{i % 256}{',' if i < 256 else chr(10)}" for i in range(512)], "S4").view("u4")
 
 
 async def stream_events(
@@ -130,21 +142,20 @@ async def stream_events(
     loop = asyncio.get_running_loop()
     if resumed is None:
         yield sse_event("started", Started.of(generation))
-    cursors = [Cursor() for _ in generation.images] if resumed is None else resumed
+    reader = _Reader(generation, granularity, output, resumed)
     while True:
         # Read before the pixels: what is finished now has all of its pixels below.
         seen, finished = generation.changes, generation.finished
-        complete = [i for i in generation.images if i.status is Status.FINISHED]
-        drawn = False
-        for updates in _updates(generation, cursors, granularity):
+        drawn, part = False, bytearray()
+        for event in reader.news():
             drawn = True
-            yield sse_event("pixels", Pixels(updates=updates), write_cursors(cursors))
-            await asyncio.sleep(0)  # a long replay leaves room for others
-        for image in complete:
-            if not cursors[image.index].told:
-                cursors[image.index].told = True
-                reply = image_reply(generation, image, output)
-                yield sse_event("image", reply, write_cursors(cursors))
+            part += event
+            if len(part) >= PART_BYTES:
+                yield bytes(part)
+                part.clear()
+                await asyncio.sleep(0)  # a long replay leaves room for others
+        if part:
+            yield bytes(part)
         if finished:
             break
         sent = loop.time()
@@ -168,37 +179,84 @@ async def stream_events(
         yield sse_event("completed", Completed(id=generation.id, usage=Usage.of(generation)), END)
 
 
-def _updates(
-    generation: Generation, cursors: list[Cursor], granularity: Granularity
-) -> Iterator[list[Update]]:
-    """Take what each image has beyond its cursor, an event's worth at a time; move cursors on."""
-    width = generation.config.width
-    updates: list[Update] = []
-    pixels_held = 0
-    for image in generation.images:
-        cursor = cursors[image.index]
-        changed = image.changed[cursor.changes :]
-        cursor.changes += len(changed)
-        start, stop = min([cursor.position, *changed]), image.position
-        if granularity == "row" and image.finish_reason in (None, FinishReason.LENGTH):
-            stop -= stop % width
-            start -= start % width
-        if stop <= start:
-            continue
-        pixels = image.read(start, stop)
-        size = {"pixel": 1, "row": width, "auto": stop - start}[granularity]
-        updates += [
-            Update(
-                index=image.index,
-                position=start + first,
-                values=pixels[first : first + size].ravel().tolist(),
-            )
-            for first in range(0, stop - start, size)
+class _Reader:
+    """How far a reader is, and what is new to it."""
+
+    def __init__(
+        self,
+        generation: Generation,
+        granularity: Granularity,
+        output: Output,
+        resumed: list[Cursor] | None,
+    ) -> None:
+        self._generation, self._granularity, self._output = generation, granularity, output
+        self._cursors = [Cursor()] * len(generation.images) if resumed is None else resumed
+        self._untold = [image for image in generation.images if not self._cursors[image.index].told]
+
+    def news(self) -> Iterator[bytes]:
+        """Write an event of each piece of news, and move on."""
+        # An image still waiting has none, nor have those behind it: they are taken in their order.
+        begun = list(itertools.takewhile(lambda i: i.status is not Status.WAITING, self._untold))
+        complete = [image for image in begun if image.status is Status.FINISHED]
+        for line in self._updates(begun):
+            yield sse_line("pixels", line, write_cursors(self._cursors))
+        for image in complete:
+            self._cursors[image.index] = self._cursors[image.index]._replace(told=True)
+            reply = image_reply(self._generation, image, self._output)
+            yield sse_event("image", reply, write_cursors(self._cursors))
+        if complete:
+            self._untold = [i for i in self._untold if not self._cursors[i.index].told]
+
+    def _updates(self, images: list[Image]) -> Iterator[bytes]:
+        """Take what each image has beyond its cursor: ``Pixels`` as JSON, an event's worth each."""
+        width = self._generation.config.width
+        event = _Pixels()
+        for image in images:
+            cursor = self._cursors[image.index]
+            changed = image.changed[cursor.changes :]
+            start, stop = min([cursor.position, *changed]), image.position
+            if self._granularity == "row" and image.finish_reason in (None, FinishReason.LENGTH):
+                stop -= stop % width
+                start -= start % width
+            # What changed is told, even where nothing of it is shown as yet.
+            position = cursor.position if stop <= start else stop
+            self._cursors[image.index] = Cursor(position, cursor.changes + len(changed))
+            if stop <= start:
+                continue
+            size = {"pixel": 1, "row": width, "auto": stop - start}[self._granularity]
+            event.add(image, start, stop, size)
+            if event.pixels >= PIXELS_PER_EVENT:
+                yield event.write()
+                event = _Pixels()
+        if event.pixels:
+            yield event.write()
+
+
+class _Pixels:
+    """An event ``pixels``, written all at once: value by value would take far longer."""
+
+    def __init__(self) -> None:
+        self.pixels = 0
+        self._read: list[NDArray[np.uint8]] = []
+        self._updates: list[tuple[int, int]] = []  # image and position
+        self._ends: list[int] = []  # how many pixels there are until then
+
+    def add(self, image: Image, start: int, stop: int, size: int) -> None:
+        """Add pixels ``start … stop`` of an image, an ``Update`` of each ``size`` of them."""
+        self._read.append(image.read(start, stop))
+        self._updates += [(image.index, position) for position in range(start, stop, size)]
+        before = self.pixels - start
+        self._ends += [before + end for end in range(start + size, stop, size)]
+        self.pixels += stop - start
+        self._ends.append(self.pixels)
+
+    def write(self) -> bytes:
+        """Give it as JSON."""
+        values = np.concatenate(self._read).astype(np.uint16)
+        values[np.array(self._ends) - 1, -1] += 256
+        each = _TEXTS[values].tobytes().translate(None, b"\0").decode().split("\n")
+        updates = [
+            f'{{"index":{index},"position":{position},"values":[{text}]}}'
+            for (index, position), text in zip(self._updates, each, strict=False)
         ]
-        cursor.position = stop
-        pixels_held += stop - start
-        if pixels_held >= PIXELS_PER_EVENT:
-            yield updates
-            updates, pixels_held = [], 0
-    if updates:
-        yield updates
+        return f'{{"updates":[{",".join(updates)}]}}'.encode()

@@ -29,6 +29,10 @@ def bench(
     http: Annotated[
         bool, typer.Option("--http", help="Time the service beside its decoder instead.")
     ] = False,
+    pretend: Annotated[
+        float | None,
+        typer.Option(min=1, help="With --http: of a decoder that draws so many images a second."),
+    ] = None,
     training: Annotated[
         bool, typer.Option("--training", help="Time training steps of presets instead.")
     ] = False,
@@ -56,8 +60,18 @@ def bench(
         )
         typer.echo(json.dumps(dataclasses.asdict(on_device)))
         return
+    if pretend is not None:
+        from scanline.service.bench import costs
+
+        if not http or peer or threads is not None or backend != "all" or len(slots or []) > 1:
+            raise ValueError("--pretend goes with --http, --seconds and one --slots")
+        for name in models or ["mnist"]:
+            cost = costs.bench_costs(name, pretend, (slots or [costs.SLOTS])[0], seconds)
+            typer.echo(costs.table(cost))
+            typer.echo(json.dumps(cost))
+        return
     if http:
-        from scanline.service.bench import bench_service, table
+        from scanline.service.bench.shares import bench_service, table
 
         for name in models or ["mnist-paper"]:
             result = bench_service(name, "auto" if backend == "all" else backend, repeats=repeats)

@@ -47,7 +47,11 @@ def sse_event(name: str, data: Any, identifier: str | None = None) -> bytes:
     """Write an event whose data is a model, or plain values, as one line of JSON."""
     # JSON escapes every line break, those outside ASCII too, at which some clients split: no need
     # to search for them as FastAPI does, which takes longer than all of this.
-    line = to_json(data, ensure_ascii=True)
+    return sse_line(name, to_json(data, ensure_ascii=True), identifier)
+
+
+def sse_line(name: str, line: bytes, identifier: str | None = None) -> bytes:
+    """Write an event whose data is written already, as one line of ASCII."""
     ending = "" if identifier is None else f"\nid: {identifier}"
     return f"event: {name}\ndata: ".encode() + line + f"{ending}\n\n".encode()
 

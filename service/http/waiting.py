@@ -41,22 +41,33 @@ async def _called_back(
     Raises ``ClientGoneError`` as soon as ``gone`` is done.
     """
     loop = asyncio.get_running_loop()
-    called: asyncio.Future[None] = loop.create_future()
+    called: asyncio.Future[bool] = loop.create_future()
 
-    def resolve() -> None:
+    def resolve(in_time: bool) -> None:
         if not called.done():
-            called.set_result(None)
+            called.set_result(in_time)
 
     def wake() -> None:
         # The loop may be closed by the time the engine calls.
         with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(resolve)
+            loop.call_soon_threadsafe(resolve, True)
 
+    def leave(gone: asyncio.Task[Any]) -> None:
+        resolve(False)
+
+    # Lighter than asyncio.wait, and every event of every stream waits here.
+    gone.add_done_callback(leave)
+    timer = None if seconds is None else loop.call_later(seconds, resolve, False)
     register(wake)
-    await asyncio.wait({called, gone}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    try:
+        in_time = await called
+    finally:
+        gone.remove_done_callback(leave)
+        if timer is not None:
+            timer.cancel()
     if gone.done():
         raise ClientGoneError
-    return called.done()
+    return in_time
 
 
 async def news(

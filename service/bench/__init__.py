@@ -1,0 +1,1 @@
+"""What the service costs beside what it serves (`scanline bench --http`)."""

@@ -1,0 +1,209 @@
+"""What a reply costs the server, an image, in each of its forms, whatever draws the image.
+
+A pretended decoder draws at a given pace and takes next to no processor time, and clients are a
+process of their own: what is measured is the engine and the web server around it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import uvicorn
+from numpy.typing import NDArray
+
+from scanline.kernels.native.build import cpu, usable_cores
+from scanline.model.bench.cpu import find_model
+from scanline.model.checkpoint import Defaults
+from scanline.model.config import ModelConfig
+from scanline.model.decoders.contract import Decoder, Slots
+from scanline.model.network import LinearTransformer
+from scanline.service.app import create_app
+from scanline.service.bench.clients import Asking, ask, other_process
+from scanline.service.engine import Engine
+from scanline.service.pictures import to_png
+from scanline.service.server import Scanline, Served
+from scanline.service.serving import SWITCH_SECONDS, configure, listen
+from scanline.service.settings import Settings
+
+CLIENTS, SLOTS = 16, 256
+IN_FLIGHT = 4  # images for each slot
+FORMS: dict[str, tuple[str, dict[str, Any]]] = {
+    "stream, pixel": ("text/event-stream", {"granularity": "pixel"}),
+    "stream, row": ("text/event-stream", {"granularity": "row"}),
+    "stream, auto": ("text/event-stream", {"granularity": "auto"}),
+    "json, png": ("application/json", {}),
+    "json, values": ("application/json", {"output": "values"}),
+    "npy": ("application/x-npy", {}),
+}
+
+
+class PretendedDecoder(Decoder):
+    """Draws one picture again and again, ``rate`` images a second, as a device does: by itself."""
+
+    backend = "pretended"
+
+    def __init__(self, config: ModelConfig, max_slots: int, rate: float) -> None:
+        super().__init__(config, max_slots)
+        self.picture = _picture(config)
+        self._seconds = 1 / (rate * config.pixels)  # a pixel
+        self._flights: list[tuple[NDArray[np.int32], int]] = []
+        self._due = 0.0
+
+    @classmethod
+    def unsupported(cls, config: ModelConfig) -> str | None:
+        """Pretend any model."""
+        return None
+
+    def _start(self, slots: NDArray[np.int32], lengths: NDArray[np.int32]) -> None:
+        began = np.zeros(self.max_slots, np.bool_)
+        began[slots] = True
+        self._flights = [(flight[~began[flight]], n) for flight, n in self._flights]
+        self.canvas[slots] = self.picture  # of which the positions say how much is there
+        self.positions[slots] = lengths
+
+    def _copy(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
+        pass
+
+    def step(self, slots: Slots, n: int) -> None:
+        """Draw, and wait until it is done."""
+        self.launch(slots, n)
+        self.land()
+
+    def launch(self, slots: Slots, n: int) -> None:
+        """Begin to draw."""
+        rows = self._chosen(slots)
+        drawn = int(np.minimum(self.config.pixels - self.positions[rows], n).sum())
+        self._due = max(self._due, time.perf_counter()) + drawn * self._seconds
+        self._flights.append((rows, n))
+
+    def land(self) -> None:
+        """Wait until what was launched is drawn."""
+        if (seconds := self._due - time.perf_counter()) > 0:
+            time.sleep(seconds)
+        flights, self._flights = self._flights, []
+        for rows, n in flights:
+            self.positions[rows] = np.minimum(self.positions[rows] + n, self.config.pixels)
+
+
+def _picture(config: ModelConfig) -> NDArray[np.uint8]:
+    """Draw noise in a disc, and black around it, about as much as around a digit: ``[T, C]``."""
+    H, W, C = config.height, config.width, config.channels
+    y, x = np.linspace(-1, 1, H)[:, None], np.linspace(-1, 1, W)
+    noise = np.random.default_rng(0).integers(0, 256, (H, W, C), np.uint8)
+    noise[x**2 + y**2 > 0.3] = 0
+    return noise.reshape(-1, C)
+
+
+@dataclass(frozen=True)
+class _Server:
+    """A server in a thread of this process; ``seconds`` are its event loop's, of processor."""
+
+    port: int
+    seconds: Callable[[], float]
+
+
+@contextmanager
+def _serving(network: LinearTransformer, decoder: Decoder, spare: int) -> Iterator[_Server]:
+    settings = Settings(port=0, slots=decoder.max_slots - spare, drain_seconds=0.0)
+    scanline = Scanline(settings)
+    engine = Engine(
+        "pretended", decoder, settings.limits, scanline.metrics.observer("pretended"), spare=spare
+    )
+
+    def open_models() -> None:
+        engine.start()
+        scanline.models = {"pretended": Served(engine, {}, network, 0, Defaults())}
+        scanline.ready = True
+
+    config = configure(create_app(scanline, open_models), scanline)
+    sockets = listen("127.0.0.1", 0)
+    server = uvicorn.Server(config)
+    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+        loop = runner.get_loop()
+
+        async def read() -> float:
+            return time.thread_time()
+
+        thread = threading.Thread(target=lambda: runner.run(server.serve(sockets)))
+        thread.start()
+        try:
+            while not (server.started and scanline.ready):
+                time.sleep(0.01)
+            yield _Server(
+                sockets[0].getsockname()[1],
+                lambda: asyncio.run_coroutine_threadsafe(read(), loop).result(),
+            )
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+def _check(server: _Server, decoder: PretendedDecoder) -> None:
+    """Raise ``RuntimeError`` unless every form brings the picture."""
+    picture = decoder.picture
+    shown = {
+        "png": b'"png":"' + base64.b64encode(to_png(picture, decoder.config)),
+        "values": b'"values":[' + ",".join(map(str, picture.ravel().tolist())).encode() + b"]",
+        "npy": picture.tobytes(),
+    }
+    for form, (accept, fields) in FORMS.items():
+        kind = "npy" if accept == "application/x-npy" else fields.get("output", "png")
+        if shown[kind] not in ask(server.port, accept, {"n": 1} | fields):
+            raise RuntimeError(f"{form}: the picture did not come back")
+
+
+def bench_costs(name: str, rate: float, slots: int = SLOTS, seconds: float = 2.0) -> dict[str, Any]:
+    """Measure each form of reply of a model's images, drawn at ``rate`` a second."""
+    network = find_model(name)
+    spare = min(slots, 64)
+    decoder = PretendedDecoder(network.config, slots + spare, rate)
+    images = max(1, slots * IN_FLIGHT // CLIENTS)  # a request
+    rounds = max(1, round(rate * seconds / (CLIENTS * images)))
+    rows = []
+    sys.setswitchinterval(SWITCH_SECONDS)
+    with _serving(network, decoder, spare) as server, other_process() as run:
+        _check(server, decoder)
+        for form, (accept, fields) in FORMS.items():
+            asking = Asking(server.port, accept, fields, images, CLIENTS, rounds)
+            run(replace(asking, rounds=0))  # warm
+            loop, process = server.seconds(), time.process_time()
+            drawn, took = run(asking)
+            loop, process = server.seconds() - loop, time.process_time() - process
+            rows.append(
+                {
+                    "form": form,
+                    "images_per_second": round(drawn / took, 1),
+                    "share": round(drawn / took / rate, 3),
+                    "loop_milliseconds_an_image": round(loop / drawn * 1e3, 4),
+                    "process_milliseconds_an_image": round(process / drawn * 1e3, 4),
+                }
+            )
+    return {
+        "model": name,
+        "hardware": f"{cpu()[0]}, {usable_cores()} cores",
+        "pretended_images_per_second": rate,
+        "clients": CLIENTS,
+        "images_a_request": images,
+        "slots": slots,
+        "forms": rows,
+    }
+
+
+def table(result: dict[str, Any]) -> str:
+    """Lay a result out for reading, a form a line."""
+    lines = ["form            images/s  share  loop ms/image  process ms/image"]
+    lines += [
+        f"{row['form']:14} {row['images_per_second']:9,.0f} {row['share']:6.1%} "
+        f"{row['loop_milliseconds_an_image']:14.4f} {row['process_milliseconds_an_image']:17.4f}"
+        for row in result["forms"]
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,30 @@
+"""``scanline bench --http --pretend``: what replies cost, measured only where they are right."""
+
+from __future__ import annotations
+
+import pytest
+
+from scanline.service.bench import costs
+from tests.service_fixtures import COLOUR, GREY, tiny_model
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    models = {"grey": GREY, "colour": COLOUR}
+    monkeypatch.setattr(costs, "find_model", lambda name: tiny_model(models[name]))
+
+
+@pytest.mark.parametrize("name", ["grey", "colour"])
+def test_every_form_is_measured(name: str) -> None:
+    result = costs.bench_costs(name, 20_000, slots=8, seconds=0.01)
+    assert [row["form"] for row in result["forms"]] == list(costs.FORMS)
+    for row in result["forms"]:
+        assert 0 < row["share"] < 1
+        assert 0 < row["loop_milliseconds_an_image"] < row["process_milliseconds_an_image"]
+    assert len(costs.table(result).splitlines()) == 1 + len(costs.FORMS)
+
+
+def test_nothing_is_measured_of_replies_that_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(costs, "to_png", lambda pixels, config: b"another picture")
+    with pytest.raises(RuntimeError, match="stream, pixel: the picture did not come back"):
+        costs.bench_costs("grey", 20_000, slots=8, seconds=0.01)
