@@ -6,11 +6,11 @@ from typing import Annotated, NamedTuple
 
 from fastapi import Header, Request
 
-from scanline.service.engine import Engine
 from scanline.service.generation import Generation, Spec
 from scanline.service.queue import Queue
 from scanline.service.repeats import fingerprint
 from scanline.service.server import Scanline
+from scanline.service.workshop import Workshop
 
 IdempotencyKey = Annotated[
     str | None,
@@ -56,7 +56,7 @@ def name_request(
 def begin(
     request: Request,
     server: Scanline,
-    engine: Engine,
+    engine: Workshop,
     spec: Spec,
     key: Key | None = None,
     *,
