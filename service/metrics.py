@@ -31,12 +31,15 @@ _WAITS = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _STEPS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1)
 
 
+Replicas = Callable[[], Mapping[str, Sequence[Metric]]]  # what each counts, by its name
+
+
 class Metrics:
     """All metrics of one server, in a registry of their own."""
 
     def __init__(self, engines: Callable[[], Mapping[str, Workshop]]) -> None:
         self._registry = CollectorRegistry()
-        self.replicas: Callable[[], Mapping[str, Sequence[Metric]]] = dict  # of a cluster, by name
+        self.replicas: list[Replicas] = []  # of a cluster, a model each
         one, reason = ["model"], ["model", "finish_reason"]
         own = self._registry
         self.queue_seconds = Histogram(
@@ -97,13 +100,14 @@ class Metrics:
 
     def render(self) -> bytes:
         """Give everything in Prometheus's text format, what is a replica's under its name."""
-        return generate_latest(_Labelled(_Plain(self._registry), self.replicas()))
+        return generate_latest(_Labelled(_Plain(self._registry), self.replicas))
 
 
 class ModelMetrics:
     """Hears one engine (``scanline.service.engine.Observer``)."""
 
     def __init__(self, metrics: Metrics, model: str) -> None:
+        self._metrics = metrics
         self._queue = metrics.queue_seconds.labels(model)
         self._first = metrics.first_pixel_seconds.labels(model)
         self._whole = metrics.generation_seconds.labels(model)
@@ -111,6 +115,10 @@ class ModelMetrics:
         self._pixels = metrics.pixels.labels(model)
         # Made now, so that a scrape shows zeros rather than nothing.
         self._images = {reason: metrics.images.labels(model, reason) for reason in FinishReason}
+
+    def show(self, replicas: Replicas) -> None:
+        """Give what is drawn as these replicas count it, under their names."""
+        self._metrics.replicas.append(replicas)
 
     def admitted(self, waited: float) -> None:
         """Count a generation's time in the queue."""
@@ -149,7 +157,7 @@ class _Plain(Collector):
 class _Labelled(Collector):
     """Another collector's metrics, those of replicas in the place of its own."""
 
-    def __init__(self, whole: Collector, replicas: Mapping[str, Sequence[Metric]]) -> None:
+    def __init__(self, whole: Collector, replicas: Sequence[Replicas]) -> None:
         self._whole, self._replicas = whole, replicas
 
     def collect(self) -> Iterator[Metric]:
@@ -157,7 +165,8 @@ class _Labelled(Collector):
             if self._replicas and metric.name in _DRAWING:
                 metric.samples = [
                     sample._replace(labels={**sample.labels, "replica": replica})
-                    for replica, metrics in self._replicas.items()
+                    for of_model in self._replicas
+                    for replica, metrics in of_model().items()
                     for one in metrics
                     if one.name == metric.name
                     for sample in one.samples

@@ -23,7 +23,7 @@ from scanline.service import __version__
 from scanline.service.callers import Callers
 from scanline.service.engine import Engine, Observer
 from scanline.service.http.pools import Pool
-from scanline.service.metrics import Metrics
+from scanline.service.metrics import Metrics, ModelMetrics
 from scanline.service.repeats import Repeats
 from scanline.service.settings import Settings
 from scanline.service.workshop import Workshop
@@ -53,10 +53,12 @@ class Served:
         return digest.hexdigest()
 
 
-Opening = Callable[[Checkpoint, Settings, Observer], Workshop]
+Opening = Callable[[Checkpoint, Settings, ModelMetrics], Workshop]
 
 
-def open_engine(checkpoint: Checkpoint, settings: Settings, observer: Observer) -> Engine:
+def open_engine(
+    checkpoint: Checkpoint, settings: Settings, observer: Observer | None = None
+) -> Engine:
     """Open a checkpoint's decoder and start its engine; raises ``BackendError``."""
     spare = min(settings.slots, SPARE_SLOTS)
     decoder = open_decoder(

@@ -32,10 +32,10 @@ from scanline.service.api.cursors import END, Cursor, read_cursors, write_cursor
 from scanline.service.api.events import stream_events
 from scanline.service.api.requests import Granularity
 from scanline.service.app import create_app
-from scanline.service.engine import Engine
 from scanline.service.generation import FinishReason, Generation, Place, Spec
 from scanline.service.server import Scanline
 from scanline.service.uploads import MAX_PIXELS
+from scanline.service.workshop import Workshop
 from tests.service_fixtures import (
     COLOUR,
     GREY,

@@ -15,7 +15,7 @@ from scanline.model.checkpoint import Checkpoint
 from scanline.service.cluster.fleet import Drawing, Fleet
 from scanline.service.cluster.parts import Part, Report
 from scanline.service.cluster.replica import Replica
-from scanline.service.engine import Observer
+from scanline.service.metrics import ModelMetrics
 from scanline.service.settings import Settings
 
 log = logging.getLogger("scanline.cluster")
@@ -24,6 +24,14 @@ ADDRESS = "RAY_ADDRESS"
 FIRST_REPORT_SECONDS = 30.0
 PARTS_AT_ONCE = 100_000  # of a replica: how many it has is the entrance's to say
 OBJECTS = 128 * 2**20  # bytes of shared memory: parts and news are small and go by message
+
+
+def own_settings(settings: Settings, keep_key: bool = False) -> dict[str, Any]:
+    """Give those that were set: the others are each machine's own, as where the weights are."""
+    own = settings.model_dump(exclude_unset=True, exclude={"api_key"})
+    if keep_key and settings.api_key is not None:
+        own["api_key"] = settings.api_key.get_secret_value()
+    return own
 
 
 def deployment(name: str, settings: Settings) -> Any:
@@ -41,8 +49,6 @@ def deployment(name: str, settings: Settings) -> Any:
     routing = RequestRouterConfig(
         request_router_class="scanline.service.cluster.routing:FewestImages"
     )
-    # What is not set is each machine's own, such as where the shipped weights are.
-    own = settings.model_dump(exclude={"api_key"}, exclude_unset=True)
     return serve.deployment(
         Replica,
         name=name,
@@ -52,7 +58,7 @@ def deployment(name: str, settings: Settings) -> Any:
         ray_actor_options={"num_cpus": settings.replica_cpus, "num_gpus": settings.replica_gpus},
         graceful_shutdown_timeout_s=settings.drain_seconds,
         health_check_period_s=5.0,
-    ).bind(name, own)
+    ).bind(name, own_settings(settings))
 
 
 class RayReplicas:
@@ -74,22 +80,31 @@ class RayReplicas:
         return reports
 
 
+def open_fleet(
+    checkpoint: Checkpoint, handle: DeploymentHandle, settings: Settings, metrics: ModelMetrics
+) -> Fleet:
+    """Reach the replicas of a model's deployment, and wait a while for the first of them."""
+    replicas, config = RayReplicas(handle), checkpoint.model.config
+    fleet = Fleet(checkpoint.name, config, replicas, settings.slots, settings.limits, metrics)
+    metrics.show(fleet.metrics)
+    fleet.start()
+    fleet.met.wait(FIRST_REPORT_SECONDS)
+    return fleet
+
+
 class Cluster:
     """A Ray cluster, that of RAY_ADDRESS or one begun here, and the models deployed in it."""
 
     def __init__(self) -> None:
         self._joined = self._own = False
 
-    def open(self, checkpoint: Checkpoint, settings: Settings, observer: Observer) -> Fleet:
+    def open(self, checkpoint: Checkpoint, settings: Settings, metrics: ModelMetrics) -> Fleet:
         """Run a model's deployment, or the one that is there anew, and reach its replicas."""
         if not self._joined:
             self._join()
-        name, config = checkpoint.name, checkpoint.model.config
+        name = checkpoint.name
         handle = serve.run(deployment(name, settings), name=f"scanline-{name}", route_prefix=None)
-        fleet = Fleet(name, config, RayReplicas(handle), settings.slots, settings.limits, observer)
-        fleet.start()
-        fleet.met.wait(FIRST_REPORT_SECONDS)
-        return fleet
+        return open_fleet(checkpoint, handle, settings, metrics)
 
     def _join(self) -> None:
         self._own = ADDRESS not in os.environ
@@ -99,6 +114,8 @@ class Cluster:
             "include_dashboard": False,
             "object_store_memory": OBJECTS,
         }
+        if self._own:  # by default workers are nicer than all else on the machine
+            os.environ.setdefault("RAY_worker_niceness", "0")
         ray.init(log_to_driver=False, **(here if self._own else {}))
         serve.start(proxy_location="Disabled")  # this process listens itself
         self._joined = True

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+from prometheus_client import Metric
 
 from scanline.model.config import ModelConfig
 from scanline.service.cluster.parts import Look, News, Part, Report
@@ -91,7 +92,8 @@ class Fleet:
         self._loop = asyncio.new_event_loop()
         self._wake = asyncio.Event()
         self._tasks: dict[_Assignment, asyncio.Task[None]] = {}
-        self._held: dict[Image, tuple[int, bool]] = {}  # slots of those at replicas; spare or not
+        self._held: dict[Image, bool] = {}  # those at replicas; whether in spare slots
+        self._in_use = {False: 0, True: 0}  # slots, spare ones and the others
         self._at_replicas: dict[Generation, int] = {}
         self._drawn = 0  # pixels since the last report
         self._reported = clock()
@@ -117,7 +119,7 @@ class Fleet:
     @property
     def slots_in_use(self) -> int:
         """Count the slots that images hold."""
-        return sum(slots for slots, _ in self._held.values())
+        return sum(self._in_use.values())
 
     @property
     def running(self) -> int:
@@ -138,6 +140,10 @@ class Fleet:
     def alive(self) -> bool:
         """Whether there is a replica, and work is taken."""
         return self._thread.is_alive() and not self.queue.closed and bool(self.reports)
+
+    def metrics(self) -> dict[str, list[Metric]]:
+        """Give the replicas' own metrics, as they last reported them."""
+        return {name: report.metrics for name, report in self.reports.items()}
 
     def _any(self, fact: str) -> str:
         return next((str(getattr(one, fact)) for one in self.reports.values()), "none")
@@ -217,10 +223,8 @@ class Fleet:
         """Give what room the replicas have to waiting images, one of each generation in turn."""
         if not self.reports:
             return
-        spare = sum(report.spare for report in self.reports.values())
-        free = self.slots + self.slots // AHEAD
-        for slots, is_spare in self._held.values():
-            spare, free = (spare - slots, free) if is_spare else (spare, free - slots)
+        spare = sum(report.spare for report in self.reports.values()) - self._in_use[True]
+        free = self.slots + self.slots // AHEAD - self._in_use[False]
         free, spare = max(free, 0), max(spare, 0)
         heaviest = max((one.demand for one in self._at_replicas), default=0)
         now = self._clock()
@@ -229,7 +233,8 @@ class Fleet:
             free, free + spare, spare, heaviest // LIGHT
         ):
             new.setdefault(generation, []).append(image)
-            self._held[image] = (generation.spec.slots, is_spare)
+            self._held[image] = is_spare
+            self._in_use[is_spare] += generation.spec.slots
             self._at_replicas[generation] = self._at_replicas.get(generation, 0) + 1
             canvas = np.zeros((self.config.pixels, self.config.channels), np.uint8)
             image.run(len(self._held), Place(canvas, np.zeros(1, np.int32)))
@@ -302,7 +307,8 @@ class Fleet:
     ) -> None:
         image.finish(reason, bits)
         generation.unfinished -= 1
-        if self._held.pop(image, None) is not None:
+        if image in self._held:
+            self._in_use[self._held.pop(image)] -= generation.spec.slots
             self._at_replicas[generation] -= 1
             if not self._at_replicas[generation]:
                 del self._at_replicas[generation]

@@ -1,0 +1,246 @@
+"""The service over a Ray cluster: replicas in processes of their own, killed, counted, drained."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from scanline.model.checkpoint import load_checkpoint
+from scanline.model.config import ModelConfig
+from scanline.service.engine import Engine
+from scanline.service.generation import Spec
+from scanline.service.server import open_engine
+from tests.cluster.fixtures import drawn
+from tests.service_fixtures import (
+    check_error,
+    decode_png,
+    encode,
+    parse_sse,
+    random_picture,
+    rebuild,
+    save_tiny,
+    settings,
+)
+
+pytest.importorskip("ray.serve", reason="Ray is not installed: pip install 'scanline[cluster]'")
+pytestmark = pytest.mark.cluster
+
+CONFIG = ModelConfig(height=24, width=24, n_layers=1, n_heads=2, d_model=8, d_ff=16)
+SLOTS, STREAMS = 8, 30
+START_SECONDS = 240.0
+
+
+class Served:
+    """A server as a process, its address, and what it says."""
+
+    def __init__(self, folder: Path) -> None:
+        self.weights = folder
+        save_tiny(folder, config=CONFIG)
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        self.log = folder / "log"
+        # A path of Ray's own must be short: its sockets are in it.
+        own = {
+            "RAY_TMPDIR": tempfile.mkdtemp(prefix="r", dir="/tmp"), "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_raylet_start_wait_time_s": "120", "SCANLINE_CLUSTER": "1",
+            "SCANLINE_WEIGHTS": str(folder), "SCANLINE_BACKEND": "reference",
+            "SCANLINE_SLOTS": str(SLOTS), "SCANLINE_MAX_WAITING": "400",
+            "SCANLINE_MIN_REPLICAS": "2", "SCANLINE_MAX_REPLICAS": "2",
+            "SCANLINE_REPLICA_CPUS": "0.25",
+            "SCANLINE_DRAIN_SECONDS": "20", "SCANLINE_PORT": str(port),
+        }  # fmt: skip
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "scanline.service", "serve"],
+                env={k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"} | own,
+                stdout=log, stderr=log,
+            )  # fmt: skip
+        self.wait_ready()
+
+    def wait_ready(self, replicas: int = 2) -> None:
+        """Wait until so many replicas report."""
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            assert self.process.poll() is None, self.log.read_text()
+            try:
+                if len(self.by_replica("scanline_slots")) == replicas:
+                    break
+            except httpx.TransportError:
+                pass
+            time.sleep(0.2)
+        else:
+            raise AssertionError(f"not ready: {self.log.read_text()}")
+        assert httpx.get(f"{self.url}/readyz").text == "ready\n"
+
+    def by_replica(self, metric: str) -> dict[str, float]:
+        """Read a metric of one model off a scrape, by replica."""
+        scraped = httpx.get(f"{self.url}/metrics").text
+        found = re.findall(rf'^{metric}{{.*replica="([^"]+)".*}} (\S+)$', scraped, re.M)
+        return {replica: float(value) for replica, value in found}
+
+    def pids(self) -> list[int]:
+        """Give the processes of the replicas, all of this server's own."""
+        listed = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True).stdout
+        replicas = [line.split(None, 1) for line in listed.splitlines() if ":tiny" in line]
+        return [int(pid) for pid, name in replicas if name.startswith("ray::ServeReplica")]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    here = Served(tmp_path_factory.mktemp("cluster"))
+    yield here
+    if here.process.poll() is None:
+        here.process.terminate()
+        here.process.wait(60)
+
+
+@pytest.fixture(scope="module")
+def alone(served: Served) -> Iterator[Engine]:
+    """Give an engine in this process, to compare with."""
+    checkpoint = load_checkpoint(served.weights / "tiny.safetensors")
+    engine = open_engine(checkpoint, settings(slots=64))
+    yield engine
+    engine.close(0.0)
+
+
+def expected(alone: Engine, spec: Spec) -> dict[int, np.ndarray[Any, Any]]:
+    generation = drawn(alone, spec)
+    return {image.index: image.read(0, CONFIG.pixels) for image in generation.images}
+
+
+def check_stream(raw: bytes, alone: Engine, spec: Spec) -> None:
+    """Check that a stream is whole, each pixel sent once, and every byte as drawn alone."""
+    events = parse_sse(raw)
+    assert (events[0].name, events[-1].name) == ("started", "completed")
+    pixels = rebuild(events, CONFIG)
+    pngs = {e.data["index"]: base64.b64decode(e.data["png"]) for e in events if e.name == "image"}
+    right = expected(alone, spec)
+    assert pixels.keys() == pngs.keys() == right.keys()
+    for index, picture in right.items():
+        np.testing.assert_array_equal(pixels[index], picture)
+        np.testing.assert_array_equal(decode_png(pngs[index], CONFIG), picture)
+
+
+def test_it_is_the_same_service(served: Served, alone: Engine) -> None:
+    with httpx.Client(base_url=served.url, timeout=120) as client:
+        (model,) = client.get("/v1/models").json()["data"]
+        assert (model["backend"], model["slots"]) == ("reference", 2 * SLOTS)
+        reply = client.post(
+            "/v1/samples", json={"n": 5, "seed": 7}, headers={"X-Request-ID": "mine"}
+        ).json()
+        right = expected(alone, Spec(n=5, seed=7))
+        for image in reply["images"]:
+            png = decode_png(base64.b64decode(image["png"]), CONFIG)
+            np.testing.assert_array_equal(png, right[image["index"]])
+        found = client.get(f"/v1/generations/{reply['id']}").json()
+        assert found["images"] == reply["images"]
+        picture = encode(random_picture(CONFIG))
+        form = {"known_rows": "9", "n": "2", "seed": "3", "output": "values"}
+        sent = client.post("/v1/completions", data=form, files={"image": picture}).json()
+        values = np.asarray(random_picture(CONFIG)).reshape(-1, 1)
+        known = np.arange(CONFIG.pixels) < 9 * CONFIG.width
+        right = expected(alone, Spec(n=2, seed=3, canvas=values, known=known))
+        for image in sent["images"]:
+            assert image["values"] == right[image["index"]].ravel().tolist()
+        (score,) = client.post("/v1/score", files={"image": picture}).json()["data"]
+        assert score["bits_per_dim"] > 0
+        reply = client.post("/v1/samples", json={"n": 401})
+        check_error(reply, 400, "too_many")
+
+
+def test_a_full_queue_is_told_in_the_services_own_words(served: Served) -> None:
+    with httpx.Client(base_url=served.url, timeout=120) as client:
+        begun = [
+            client.post("/v1/samples", json={"n": 200}, headers={"Prefer": "respond-async"})
+            for _ in range(4)
+        ]
+        refused = [reply for reply in begun if reply.status_code != 202]
+        assert refused
+        for reply in refused:
+            check_error(reply, 429, "queue_full")
+            assert int(reply.headers["retry-after"]) > 0
+        for reply in begun:
+            if reply.status_code == 202:
+                cancelled = client.delete(reply.headers["location"]).json()
+                assert cancelled["status"] == "finished"
+        wait_idle(served)
+
+
+def wait_idle(served: Served) -> None:
+    """Wait until no replica draws anything: nothing that was cancelled is left to one."""
+    deadline = time.monotonic() + 60
+    while any(served.by_replica("scanline_slots_in_use").values()):
+        assert time.monotonic() < deadline, "replicas still draw what nobody wants"
+        time.sleep(0.2)
+
+
+async def stream(client: httpx.AsyncClient, number: int) -> bytes:
+    body = {"n": 2, "seed": 1000 * number, "stream": True}
+    return (await client.post("/v1/samples", json=body)).content
+
+
+async def streams_with_a_death(served: Served) -> list[bytes]:
+    """Ask for many streams, and kill a replica as soon as both have drawn something of them."""
+    before = served.by_replica("scanline_pixels")
+    async with httpx.AsyncClient(base_url=served.url, timeout=300) as client:
+        asking = [asyncio.create_task(stream(client, number)) for number in range(STREAMS)]
+        while True:
+            now = await asyncio.to_thread(served.by_replica, "scanline_pixels")
+            if all(now.get(replica, 0) > pixels for replica, pixels in before.items()):
+                break
+            await asyncio.sleep(0.02)
+        assert not all(task.done() for task in asking)
+        os.kill(served.pids()[0], signal.SIGKILL)
+        return await asyncio.gather(*asking)
+
+
+def test_a_killed_replica_is_missed_by_no_stream(served: Served, alone: Engine) -> None:
+    received = asyncio.run(streams_with_a_death(served))
+    assert "drawn again" in served.log.read_text()
+    for number, raw in enumerate(received):
+        check_stream(raw, alone, Spec(n=2, seed=1000 * number))
+    served.wait_ready()  # Ray has begun another
+
+
+def test_a_large_request_is_spread_evenly(served: Served, alone: Engine) -> None:
+    before = served.by_replica("scanline_pixels")
+    with httpx.Client(base_url=served.url, timeout=300) as client:
+        headers = {"Accept": "application/x-npy"}
+        reply = client.post("/v1/samples", json={"n": 200, "seed": 0}, headers=headers)
+    assert reply.status_code == 200
+    wait_idle(served)
+    time.sleep(1.5)  # until the next reports
+    after = served.by_replica("scanline_pixels")
+    shares = [pixels - before.get(replica, 0) for replica, pixels in after.items()]
+    assert sum(shares) == 200 * CONFIG.pixels
+    assert len(shares) == 2
+    assert min(shares) > 0.8 * max(shares)
+    first = expected(alone, Spec(n=1, seed=0))[0]
+    assert reply.content.index(first.tobytes()) > 0
+
+
+def test_sigterm_lets_a_stream_finish(served: Served, alone: Engine) -> None:
+    body = {"n": 4, "seed": 5, "stream": True}
+    with httpx.stream("POST", f"{served.url}/v1/samples", json=body, timeout=120) as reply:
+        chunks = reply.iter_raw()
+        raw = next(chunks)
+        served.process.send_signal(signal.SIGTERM)
+        raw += b"".join(chunks)
+    check_stream(raw, alone, Spec(n=4, seed=5))
+    assert served.process.wait(60) == 0
