@@ -45,7 +45,7 @@ class Key(NamedTuple):
 
 
 def name_request(
-    request: Request, name: str | None, engine: Engine, spec: Spec, seed: int | None
+    request: Request, name: str | None, engine: Workshop, spec: Spec, seed: int | None
 ) -> Key | None:
     """Name a request as its caller does; ``seed`` is the one that its body asks for."""
     if name is None:

@@ -258,12 +258,12 @@ class Fleet:
         try:
             async for news in drawing:
                 self._take_over(part, news)
-            failure: object = "it ended early"
+            failure = "it ended early"
         except asyncio.CancelledError:
             drawing.cancel()
             raise
         except Exception as error:  # whatever a dying process brings
-            failure = error
+            failure = next(iter(str(error).splitlines()), type(error).__name__)
         left = [image for image in part.images if image.status is not Status.FINISHED]
         if not left:
             return
