@@ -68,10 +68,23 @@ class Served:
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "scanline.service", "serve"],
-                env={k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"} | own,
+                env=os.environ | own,  # RAY_ADDRESS too: a cluster that is there saves time
                 stdout=log, stderr=log,
             )  # fmt: skip
-        self.wait_ready()
+        try:
+            self.wait_ready()
+        except BaseException:
+            self.end()
+            raise
+
+    def end(self) -> None:
+        """End the process, in whatever state it is."""
+        self.process.terminate()
+        try:
+            self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
 
     def wait_ready(self, replicas: int = 2) -> None:
         """Wait until so many replicas report."""
@@ -105,9 +118,7 @@ class Served:
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     here = Served(tmp_path_factory.mktemp("cluster"))
     yield here
-    if here.process.poll() is None:
-        here.process.terminate()
-        here.process.wait(60)
+    here.end()
 
 
 @pytest.fixture(scope="module")
