@@ -64,7 +64,7 @@ async def card(request: Request, server: Server, link: Annotated[Card, Query()])
     spec = Spec(n=n, seed=link.seed, temperature=link.temperature, **shape._asdict())
     generation = begin(request, server, engine, spec)
     await draw_to_end(request, engine, generation)
-    config = engine.decoder.config
+    config = engine.config
     images = [image.read(0, config.pixels) for image in generation.images]
     scale = max(1, SIDE // (config.width * (1 if n == 1 else 2)))
     async with client_of(request) as gone:

@@ -13,7 +13,15 @@ import numpy as np
 from scanline.model.decoders.contract import Decoder, Inputs
 from scanline.model.noise import image_noises
 from scanline.model.particles import Particles
-from scanline.service.generation import Clock, FinishReason, Generation, Image, Place, Status
+from scanline.service.generation import (
+    Clock,
+    FinishReason,
+    Generation,
+    Image,
+    Place,
+    Status,
+    Weighed,
+)
 from scanline.service.queue import Limits, Queue, Taken
 from scanline.service.turns import LIGHT, Turns
 
@@ -75,7 +83,7 @@ class Engine:
         clock: Clock = time.perf_counter,
         spare: int = 0,
     ) -> None:
-        self.name, self.decoder = name, decoder
+        self.name, self.decoder, self.config = name, decoder, decoder.config
         self.slots = decoder.max_slots - spare  # that anyone may have
         self.queue = Queue(name, decoder.config, limits, clock)
         self._observer, self._clock = observer, clock
@@ -98,6 +106,21 @@ class Engine:
         self.queue.close(drain)
         if self._thread.ident is not None:
             self._thread.join()
+
+    @property
+    def backend(self) -> str:
+        """The kind of its decoder."""
+        return self.decoder.backend
+
+    @property
+    def variant(self) -> str:
+        """All that its decoder's results depend on beside the model."""
+        return self.decoder.variant
+
+    @property
+    def largest(self) -> int:
+        """Count the slots that one image may take at most."""
+        return self.slots
 
     @property
     def slots_in_use(self) -> int:
@@ -307,7 +330,7 @@ class Engine:
         if reason is FinishReason.LENGTH:
             if run.particles is not None:
                 run.particles.finish(self.decoder, self._shower(run.image))
-                run.image.particles = run.particles
+                run.image.particles = Weighed.of(run.particles)
                 slot = int(run.particles.slots[run.particles.shown])
             bits = float(self.decoder.bits[slot].sum(dtype=np.float64))
         self._finish_image(run.generation, run.image, reason, bits)

@@ -88,6 +88,19 @@ class Place(NamedTuple):
     position: NDArray[np.int32]
 
 
+class Weighed(NamedTuple):
+    """How the particles of an image fared: as ``Particles`` says."""
+
+    effective: float
+    least: float
+    log_evidence: float
+
+    @classmethod
+    def of(cls, particles: Particles) -> Weighed:
+        """Take down what they came to."""
+        return cls(particles.effective, particles.least, particles.log_evidence)
+
+
 class Image:
     """One picture of a generation; the engine's thread writes it, anyone may read it."""
 
@@ -97,7 +110,7 @@ class Image:
         self.finish_reason: FinishReason | None = None
         self.bits: float | None = None  # of all its pixels, once drawn to the end
         self.slot = -1
-        self.particles: Particles | None = None  # that drew it, once they have
+        self.particles: Weighed | None = None  # that drew it, once they have
         self.changed: list[int] = []  # first pixels from which another particle was shown
         self._place = nowhere
 
@@ -109,6 +122,14 @@ class Image:
         """Show another place, whose pixels are others from ``changed`` on."""
         self._place = place
         self.changed.append(changed)
+
+    def paint(self, start: int, pixels: NDArray[np.uint8], changed: list[int]) -> None:
+        """Take over pixels drawn elsewhere: from ``start`` on, after those changes."""
+        place = self._place
+        stop = start + len(pixels)
+        place.pixels[start:stop] = pixels
+        self.changed += changed
+        place.position[0] = stop
 
     def finish(self, reason: FinishReason, bits: float | None) -> None:
         """Give the slot up, keeping a copy of what was drawn in it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 
 from prometheus_client import (
@@ -19,19 +19,27 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from scanline.service import __version__
-from scanline.service.engine import Engine
 from scanline.service.generation import FinishReason
+from scanline.service.workshop import Workshop
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_DRAWING = (
+    "scanline_pixels", "scanline_step_seconds", "scanline_running_images", "scanline_slots",
+    "scanline_slots_in_use",
+)  # fmt: skip
 _WAITS = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _STEPS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1)
+
+
+Replicas = Callable[[], Mapping[str, Sequence[Metric]]]  # what each counts, by its name
 
 
 class Metrics:
     """All metrics of one server, in a registry of their own."""
 
-    def __init__(self, engines: Callable[[], Mapping[str, Engine]]) -> None:
+    def __init__(self, engines: Callable[[], Mapping[str, Workshop]]) -> None:
         self._registry = CollectorRegistry()
+        self.replicas: list[Replicas] = []  # of a cluster, a model each
         one, reason = ["model"], ["model", "finish_reason"]
         own = self._registry
         self.queue_seconds = Histogram(
@@ -86,15 +94,20 @@ class Metrics:
         """Give the engine of one model somebody to tell."""
         return ModelMetrics(self, model)
 
+    def drawing(self) -> list[Metric]:
+        """Give what is a replica's own, where models are drawn by several."""
+        return [metric for metric in _Plain(self._registry).collect() if metric.name in _DRAWING]
+
     def render(self) -> bytes:
-        """Give everything in Prometheus's text format."""
-        return generate_latest(_Plain(self._registry))
+        """Give everything in Prometheus's text format, what is a replica's under its name."""
+        return generate_latest(_Labelled(_Plain(self._registry), self.replicas))
 
 
 class ModelMetrics:
     """Hears one engine (``scanline.service.engine.Observer``)."""
 
     def __init__(self, metrics: Metrics, model: str) -> None:
+        self._metrics = metrics
         self._queue = metrics.queue_seconds.labels(model)
         self._first = metrics.first_pixel_seconds.labels(model)
         self._whole = metrics.generation_seconds.labels(model)
@@ -102,6 +115,10 @@ class ModelMetrics:
         self._pixels = metrics.pixels.labels(model)
         # Made now, so that a scrape shows zeros rather than nothing.
         self._images = {reason: metrics.images.labels(model, reason) for reason in FinishReason}
+
+    def show(self, replicas: Replicas) -> None:
+        """Give what is drawn as these replicas count it, under their names."""
+        self._metrics.replicas.append(replicas)
 
     def admitted(self, waited: float) -> None:
         """Count a generation's time in the queue."""
@@ -137,10 +154,30 @@ class _Plain(Collector):
             yield metric
 
 
+class _Labelled(Collector):
+    """Another collector's metrics, those of replicas in the place of its own."""
+
+    def __init__(self, whole: Collector, replicas: Sequence[Replicas]) -> None:
+        self._whole, self._replicas = whole, replicas
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in self._whole.collect():
+            if self._replicas and metric.name in _DRAWING:
+                metric.samples = [
+                    sample._replace(labels={**sample.labels, "replica": replica})
+                    for of_model in self._replicas
+                    for replica, metrics in of_model().items()
+                    for one in metrics
+                    if one.name == metric.name
+                    for sample in one.samples
+                ]
+            yield metric
+
+
 class _Gauges(Collector):
     """What engines hold at the moment of a scrape."""
 
-    def __init__(self, engines: Callable[[], Mapping[str, Engine]]) -> None:
+    def __init__(self, engines: Callable[[], Mapping[str, Workshop]]) -> None:
         self._engines = engines
 
     def collect(self) -> Iterator[GaugeMetricFamily]:

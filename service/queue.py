@@ -6,7 +6,7 @@ import contextlib
 import math
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -55,11 +55,20 @@ class Queue:
     """Generations from ``submit`` to the end of their time for replay, fair between them.
 
     Any thread may call what comes first here, the engine's thread alone what comes after.
-    ``rate``, pixels that its slots draw a second, is the engine's to say.
+    ``rate``, pixels that its slots draw a second, is the engine's to say. Whenever there is
+    something to do, ``told`` is called, from any thread and quickly.
     """
 
-    def __init__(self, name: str, config: ModelConfig, limits: Limits, clock: Clock) -> None:
+    def __init__(
+        self,
+        name: str,
+        config: ModelConfig,
+        limits: Limits,
+        clock: Clock,
+        told: Callable[[], None] = lambda: None,
+    ) -> None:
         self.limits = limits
+        self._told = told
         self.waiting = 0  # images
         self.rate = 0.0
         self._name, self._config, self._clock = name, config, clock
@@ -87,7 +96,7 @@ class Queue:
             self._live[generation.id] = generation
             self._await_reader(generation)
             self.waiting += spec.n
-            self._changed.notify()
+            self._tell()
         return generation
 
     def expect(self, generation: Generation) -> bool:
@@ -158,7 +167,7 @@ class Queue:
         with self._changed:
             end = self._clock() + drain
             self._closing = end if self._closing is None else min(end, self._closing)
-            self._changed.notify()
+            self._tell()
 
     @property
     def closed(self) -> bool:
@@ -188,7 +197,11 @@ class Queue:
     def _let_go(self, generation: Generation) -> None:
         if not generation.finished:
             self._leaving.add(generation)
-            self._changed.notify()
+            self._tell()
+
+    def _tell(self) -> None:
+        self._changed.notify()
+        self._told()
 
     def _forget_old(self) -> None:
         oldest_kept = self._clock() - self.limits.keep_seconds
@@ -205,16 +218,19 @@ class Queue:
     def wait(self) -> bool:
         """Sleep until there is something to do; False once closed and nothing is left."""
         with self._changed:
-            while not self._live:
-                if self.closed:
-                    return False
+            while not self._live and not self.closed:
                 self._changed.wait()
+            return self.goes_on()
+
+    def goes_on(self) -> bool:
+        """Tell what is past its time to end; False once closed and nothing is left."""
+        with self._changed:
             if self._closing is not None and self._clock() >= self._closing:
                 for generation in self._live.values():
                     generation.error = "the server is shutting down; send the request again"
                     generation.cancelled = True
                     self._leaving.add(generation)
-        return True
+            return bool(self._live) or not self.closed
 
     def leavers(self) -> list[Generation]:
         """Give those to end now, cancelled or left by their readers for too long; each once."""

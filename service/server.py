@@ -7,7 +7,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import FrameType
@@ -21,11 +21,12 @@ from scanline.model.decoders.opening import open_decoder
 from scanline.model.network import LinearTransformer
 from scanline.service import __version__
 from scanline.service.callers import Callers
-from scanline.service.engine import Engine
+from scanline.service.engine import Engine, Observer
 from scanline.service.http.pools import Pool
-from scanline.service.metrics import Metrics
+from scanline.service.metrics import Metrics, ModelMetrics
 from scanline.service.repeats import Repeats
 from scanline.service.settings import Settings
+from scanline.service.workshop import Workshop
 
 log = logging.getLogger("scanline.server")
 
@@ -37,7 +38,7 @@ LARGE = 2**18  # pixels of an image that takes tens of milliseconds to encode
 class Served:
     """A model, the engine that draws with it, and the network itself, for likelihoods."""
 
-    engine: Engine
+    engine: Workshop
     facts: dict[str, Any]
     network: LinearTransformer
     created: int
@@ -46,10 +47,26 @@ class Served:
     @cached_property
     def mark(self) -> str:
         """What a drawing of it depends on beside the request: weights, program and machine."""
-        digest = hashlib.sha256(f"{__version__} {self.engine.decoder.variant}".encode())
+        digest = hashlib.sha256(f"{__version__} {self.engine.variant}".encode())
         for name, tensor in sorted(self.network.state_dict().items()):
             digest.update(name.encode() + tensor.cpu().float().numpy().tobytes())
         return digest.hexdigest()
+
+
+Opening = Callable[[Checkpoint, Settings, ModelMetrics], Workshop]
+
+
+def open_engine(
+    checkpoint: Checkpoint, settings: Settings, observer: Observer | None = None
+) -> Engine:
+    """Open a checkpoint's decoder and start its engine; raises ``BackendError``."""
+    spare = min(settings.slots, SPARE_SLOTS)
+    decoder = open_decoder(
+        checkpoint.model, settings.slots + spare, settings.backend, settings.threads
+    )
+    engine = Engine(checkpoint.name, decoder, settings.limits, observer, spare=spare)
+    engine.start()
+    return engine
 
 
 @dataclass
@@ -77,21 +94,13 @@ class Scanline:
         """Give the threads that write an image of so many pixels."""
         return self.enlarging if pixels > LARGE else self.writing
 
-    def open(self, checkpoints: Sequence[Checkpoint]) -> None:
-        """Open a decoder and start an engine for each checkpoint; slow where code is compiled."""
-        settings = self.settings
-        spare = min(settings.slots, SPARE_SLOTS)
+    def open(self, checkpoints: Sequence[Checkpoint], workshop: Opening = open_engine) -> None:
+        """Open the workshop of each checkpoint, by default an engine; slow where it compiles."""
         try:
             for checkpoint in checkpoints:
-                decoder = open_decoder(
-                    checkpoint.model, settings.slots + spare, settings.backend, settings.threads
-                )
                 name = checkpoint.name
-                observer = self.metrics.observer(name)
-                engine = Engine(name, decoder, settings.limits, observer, spare=spare)
-                engine.start()
                 served = Served(
-                    engine,
+                    workshop(checkpoint, self.settings, self.metrics.observer(name)),
                     checkpoint.facts,
                     checkpoint.model,
                     int(time.time()),

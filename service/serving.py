@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
 import resource
 import socket
 import sys
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import uvicorn
@@ -17,7 +19,7 @@ from scanline.model.checkpoint import load_checkpoints
 from scanline.service.app import create_app
 from scanline.service.http.connections import Connection, Door
 from scanline.service.logs import set_up_logs
-from scanline.service.server import Process, Scanline
+from scanline.service.server import Opening, Process, Scanline, open_engine
 from scanline.service.settings import Settings
 
 log = logging.getLogger("scanline.server")
@@ -109,9 +111,31 @@ def serve(settings: Settings) -> None:
     if settings.api_key is None and "SCANLINE_API_KEY" in os.environ:
         log.warning("SCANLINE_API_KEY is empty: anyone may call /v1")
     checkpoints = load_checkpoints(settings.weights, settings.models)
+    with _workshops(settings) as opening:
+        _serve(settings, lambda scanline: scanline.open(checkpoints, opening))
+
+
+@contextlib.contextmanager
+def _workshops(settings: Settings) -> Iterator[Opening]:
+    """Say how models are opened: as engines of this process, or as replicas of a cluster."""
+    if not settings.cluster:
+        yield open_engine
+        return
+    try:
+        from scanline.service.cluster.deploying import Cluster
+    except ModuleNotFoundError as error:
+        raise ValueError(f"a cluster needs {error.name}: pip install 'scanline[cluster]'") from None
+    cluster = Cluster()
+    try:
+        yield cluster.open
+    finally:
+        cluster.leave()
+
+
+def _serve(settings: Settings, open_models: Callable[[Scanline], None]) -> None:
     scanline = Scanline(settings)
     settings.max_connections = room_for_connections(settings.max_connections)
-    config = configure(create_app(scanline, lambda: scanline.open(checkpoints)), scanline)
+    config = configure(create_app(scanline, lambda: open_models(scanline)), scanline)
     sockets = listen(settings.host, settings.port)  # before anything is opened, or said to be
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     log.info("listening on http://%s:%d", host, sockets[0].getsockname()[1])

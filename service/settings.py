@@ -109,6 +109,30 @@ class Settings(BaseSettings):
         NoDecode,
         Field(description="Origins whose pages may show this one in a frame (comma-separated)."),
     ] = ()
+    cluster: Annotated[
+        bool,
+        Field(description="Draw on replicas in the Ray cluster of RAY_ADDRESS, or one begun here."),
+    ] = False
+    min_replicas: Annotated[int, Field(ge=1, description="Of each model, in a cluster.")] = 1
+    max_replicas: Annotated[int, Field(ge=1, description="Of each model, in a cluster.")] = 1
+    replica_images: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            description="Images, waiting and running, for which another replica is begun; its "
+            "slots if left out.",
+        ),
+    ] = None
+    replica_cpus: Annotated[
+        float, Field(gt=0, description="CPU cores of a replica; its threads, if it has no GPU.")
+    ] = 1.0
+    replica_gpus: Annotated[float, Field(ge=0, description="GPUs of a replica, or a share.")] = 0.0
+    scale_up_seconds: Annotated[
+        float, Field(ge=0, description="So long more replicas are wanted before they are begun.")
+    ] = 5.0
+    scale_down_seconds: Annotated[
+        float, Field(ge=0, description="So long fewer are wanted before some are ended.")
+    ] = 60.0
     log_format: Literal["text", "json"] = "text"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
@@ -171,6 +195,15 @@ class Settings(BaseSettings):
             raise ValueError(
                 f"max_images_per_caller {self.max_images_per_caller} must be at least max_images "
                 f"{self.max_images}, or the largest request allowed would always be refused"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _replicas_in_order(self) -> Settings:
+        if self.max_replicas < self.min_replicas:
+            raise ValueError(
+                f"max_replicas {self.max_replicas} must be at least min_replicas "
+                f"{self.min_replicas}"
             )
         return self
 

@@ -32,10 +32,10 @@ from scanline.service.api.cursors import END, Cursor, read_cursors, write_cursor
 from scanline.service.api.events import stream_events
 from scanline.service.api.requests import Granularity
 from scanline.service.app import create_app
-from scanline.service.engine import Engine
 from scanline.service.generation import FinishReason, Generation, Place, Spec
 from scanline.service.server import Scanline
 from scanline.service.uploads import MAX_PIXELS
+from scanline.service.workshop import Workshop
 from tests.service_fixtures import (
     COLOUR,
     GREY,
@@ -701,7 +701,7 @@ def test_a_json_client_that_leaves_frees_its_slots_whatever_the_grace() -> None:
     for here, _ in held(grace_seconds=3600):
         engine = here.scanline.models["fake"].engine
 
-        async def leave(url: str = here.url, engine: Engine = engine) -> None:
+        async def leave(url: str = here.url, engine: Workshop = engine) -> None:
             async with httpx.AsyncClient(base_url=url, timeout=60) as client:
                 asking = asyncio.create_task(client.post("/v1/samples", json={"n": 9}))
                 await asyncio.to_thread(until, lambda: engine.slots_in_use)

@@ -35,6 +35,9 @@ def test_every_field_is_a_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         "max_json": "1024", "max_headers": "4096", "max_connections": "12", "header_seconds": "1",
         "body_seconds": "2", "send_seconds": "3", "keep_alive_seconds": "4",
         "max_images_per_caller": "9", "trusted_proxies": "10.0.0.0/8, ::1",
+        "cluster": "true", "min_replicas": "2", "max_replicas": "3", "replica_images": "40",
+        "replica_cpus": "0.5", "replica_gpus": "0.25", "scale_up_seconds": "1",
+        "scale_down_seconds": "2",
     }  # fmt: skip
     assert set(given) == set(Settings.model_fields)
     for name, value in given.items():
@@ -51,6 +54,7 @@ def test_every_field_is_a_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert settings.bounds == Bounds(
         header_bytes=4096, header_seconds=1, body_seconds=2, send_seconds=3, connections=12
     )
+    assert (settings.cluster, settings.min_replicas, settings.max_replicas) == (True, 2, 3)
     assert "secret" not in repr(settings)
     assert Settings(slots=9).slots == 9  # the command line goes before the environment
 
@@ -115,6 +119,11 @@ def test_an_empty_api_key_is_none() -> None:
 def test_the_largest_request_must_fit_the_queue() -> None:
     with pytest.raises(ValidationError, match="max_waiting 10 must be at least max_images 20"):
         Settings(max_waiting=10, max_images=20)
+
+
+def test_there_cannot_be_fewer_replicas_at_most_than_at_least() -> None:
+    with pytest.raises(ValidationError, match="max_replicas 1 must be at least min_replicas 2"):
+        Settings(min_replicas=2)
 
 
 def test_weights_that_cannot_be_served_stop_the_server_with_a_sentence(

@@ -6,11 +6,11 @@ from typing import Annotated, NamedTuple
 
 from fastapi import Header, Request
 
-from scanline.service.engine import Engine
 from scanline.service.generation import Generation, Spec
 from scanline.service.queue import Queue
 from scanline.service.repeats import fingerprint
 from scanline.service.server import Scanline
+from scanline.service.workshop import Workshop
 
 IdempotencyKey = Annotated[
     str | None,
@@ -45,7 +45,7 @@ class Key(NamedTuple):
 
 
 def name_request(
-    request: Request, name: str | None, engine: Engine, spec: Spec, seed: int | None
+    request: Request, name: str | None, engine: Workshop, spec: Spec, seed: int | None
 ) -> Key | None:
     """Name a request as its caller does; ``seed`` is the one that its body asks for."""
     if name is None:
@@ -56,7 +56,7 @@ def name_request(
 def begin(
     request: Request,
     server: Scanline,
-    engine: Engine,
+    engine: Workshop,
     spec: Spec,
     key: Key | None = None,
     *,

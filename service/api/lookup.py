@@ -9,10 +9,10 @@ from fastapi import Depends, Request
 from fastapi.security import HTTPBearer
 
 from scanline.model.config import ModelConfig
-from scanline.service.engine import Engine
 from scanline.service.http.errors import ApiError
 from scanline.service.server import Scanline, Served
 from scanline.service.shape import Shape, ShapeError, settle
+from scanline.service.workshop import Workshop
 
 # For the documentation alone: KeyMiddleware has checked the key before any body was read.
 bearer = HTTPBearer(auto_error=False, description="Only where the server has an API key set.")
@@ -41,7 +41,7 @@ def find_served(server: Scanline, name: str | None) -> Served:
     return server.models[name]
 
 
-def find_engine(server: Scanline, name: str | None, n: int) -> Engine:
+def find_engine(server: Scanline, name: str | None, n: int) -> Workshop:
     """Find the model's engine, and refuse early what it has no room for."""
     engine = find_served(server, name).engine
     if n > (most := server.settings.max_images):
@@ -64,16 +64,15 @@ def settle_shape(
     particles: int = 1,
 ) -> Shape:
     """Settle what a request leaves to the model: 400 where it asks for what cannot be."""
-    decoder = served.engine.decoder
     try:
-        shape = settle(decoder.config, served.defaults, label, top_p, guidance, particles)
+        shape = settle(served.engine.config, served.defaults, label, top_p, guidance, particles)
     except ShapeError as error:
         raise ApiError(400, str(error), param=error.param, code=error.code) from None
-    if shape.slots > served.engine.slots:
+    if shape.slots > served.engine.largest:
         raise ApiError(
             400,
             f"an image would take {shape.slots} slots (one a particle, twice that with guidance) "
-            f"and this server has {served.engine.slots}: ask for fewer particles",
+            f"and this server has {served.engine.largest}: ask for fewer particles",
             param="particles", code="too_many",
         )  # fmt: skip
     return shape

@@ -194,8 +194,8 @@ class ModelReply(BaseModel):
     @classmethod
     def of(cls, name: str, served: Served) -> ModelReply:
         """Describe a model."""
-        decoder = served.engine.decoder
-        config = decoder.config
+        engine = served.engine
+        config = engine.config
         return cls(
             id=name,
             created=served.created,
@@ -207,8 +207,8 @@ class ModelReply(BaseModel):
             steps=config.steps,
             order=config.order,
             parameters=sum(p.numel() for p in served.network.parameters()),
-            backend=decoder.backend,
-            slots=served.engine.slots,
+            backend=engine.backend,
+            slots=engine.slots,
             guidance=served.defaults.guidance,
             top_p=served.defaults.top_p,
         )

@@ -29,7 +29,6 @@ from scanline.service.api.lookup import (
 )
 from scanline.service.api.replies import GenerationReply, ModelList, ModelReply
 from scanline.service.api.requests import CompletionForm, Granularity, Output, SampleRequest
-from scanline.service.engine import Engine
 from scanline.service.generation import FinishReason, Generation, Spec
 from scanline.service.http.bodies import known_query, once_each
 from scanline.service.http.errors import ApiError, errors
@@ -38,6 +37,7 @@ from scanline.service.http.sse import stream_reply
 from scanline.service.http.waiting import client_of, draw_to_end, wait_finished
 from scanline.service.pictures import read_upload, to_grid, to_npy, to_png, to_zip
 from scanline.service.server import Scanline
+from scanline.service.workshop import Workshop
 
 router = APIRouter(prefix="/v1", dependencies=[Depends(bearer), Depends(known_query)])
 _DRAWN = {
@@ -100,7 +100,7 @@ async def create_completions(
     """
     media = choose_media(request, form.stream, form.chosen)
     engine = find_engine(server, form.model, form.n)
-    config = engine.decoder.config
+    config = engine.config
     served = find_served(server, form.model)
     shape = settle_shape(served, form.label, form.top_p, form.guidance, form.particles)
     async with client_of(request) as gone:
@@ -198,7 +198,7 @@ async def get_model(server: Server, name: str) -> ModelReply:
 # --- from the request ---------------------------------------------------------------------------
 
 
-def _find(server: Scanline, identifier: str) -> tuple[Engine, Generation]:
+def _find(server: Scanline, identifier: str) -> tuple[Workshop, Generation]:
     for served in server.models.values():
         if generation := served.engine.queue.find(identifier):
             return served.engine, generation
@@ -225,7 +225,7 @@ class _Shown(NamedTuple):
 async def _draw(
     request: Request,
     server: Scanline,
-    engine: Engine,
+    engine: Workshop,
     spec: Spec,
     shown: _Shown,
     prefer: str | None,
@@ -276,7 +276,7 @@ def _reply(generation: Generation, media: Media, output: Output) -> Response:
 def _stream(
     request: Request,
     server: Scanline,
-    engine: Engine,
+    engine: Workshop,
     generation: Generation,
     granularity: Granularity,
     resumed: list[Cursor] | None,

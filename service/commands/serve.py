@@ -21,6 +21,12 @@ def serve(
     slots: Annotated[int | None, typer.Option(help="Images drawn at once, a model.")] = None,
     threads: Threads = None,
     max_waiting: Annotated[int | None, typer.Option(help="Images that may wait.")] = None,
+    cluster: Annotated[
+        bool | None,
+        typer.Option("--cluster", help="Draw in the Ray cluster of RAY_ADDRESS, or a new one."),
+    ] = None,
+    min_replicas: Annotated[int | None, typer.Option(help="Of each model, in a cluster.")] = None,
+    max_replicas: Annotated[int | None, typer.Option(help="Of each model, in a cluster.")] = None,
     drain_seconds: Annotated[float | None, typer.Option(help="Grace after SIGTERM.")] = None,
     log_format: Annotated[str | None, typer.Option(help="text or json.")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,

@@ -12,9 +12,9 @@ from fastapi.responses import StreamingResponse
 from prometheus_client import Gauge
 from pydantic_core import to_json
 
-from scanline.service.engine import Engine
 from scanline.service.generation import Generation
 from scanline.service.http.waiting import ClientGoneError, client_of
+from scanline.service.workshop import Workshop
 
 KEEP_ALIVE_SECONDS = 15.0
 COMMENT = b": keep-alive\n"  # an empty line behind it, and some clients would see an event
@@ -58,7 +58,7 @@ def sse_line(name: str, line: bytes, identifier: str | None = None) -> bytes:
 
 def stream_reply(
     request: Request,
-    engine: Engine,
+    engine: Workshop,
     generation: Generation,
     events: Callable[[asyncio.Task[None]], AsyncIterator[bytes]],
     streams: Gauge,

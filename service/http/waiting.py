@@ -9,9 +9,9 @@ from typing import Any
 
 from fastapi import Request
 
-from scanline.service.engine import Engine
 from scanline.service.generation import Generation
 from scanline.service.http.errors import ApiError
+from scanline.service.workshop import Workshop
 
 
 class ClientGoneError(Exception):
@@ -90,7 +90,7 @@ async def wait_finished(generation: Generation, gone: asyncio.Task[Any]) -> None
 
 
 async def draw_to_end(
-    request: Request, engine: Engine, generation: Generation, grace: float | None = 0
+    request: Request, engine: Workshop, generation: Generation, grace: float | None = 0
 ) -> None:
     """Wait for all of a generation; if its client leaves, it is cancelled after ``grace`` seconds.
 

@@ -18,7 +18,6 @@ from scanline.service.api.lookup import (
     find_served,
     settle_shape,
 )
-from scanline.service.engine import Engine
 from scanline.service.generation import Spec
 from scanline.service.http.bodies import known_query
 from scanline.service.http.errors import errors
@@ -32,6 +31,7 @@ from scanline.service.openai.rendering import Rendering, choose_rendering
 from scanline.service.openai.replies import ImagesReply
 from scanline.service.openai.requests import GenerationsRequest, ImageOptions, edits_body
 from scanline.service.server import Scanline
+from scanline.service.workshop import Workshop
 
 router = APIRouter(prefix="/v1/images", dependencies=[Depends(bearer), Depends(known_query)])
 _REPLIES: dict[int | str, dict[str, Any]] = errors(404, 413, 415, 422, 429, 500, 503) | {
@@ -75,7 +75,7 @@ async def create_edit(
     body = edit.options
     engine, rendering, spec = _settle(server, body)
     async with client_of(request) as gone:
-        read = (read_canvas, edit, engine.decoder.config)
+        read = (read_canvas, edit, engine.config)
         canvas, known = await server.reading.run(gone, *read)
     spec = replace(spec, canvas=canvas, known=known)
     key = name_request(request, idempotency_key, engine, spec, body.seed)
@@ -85,12 +85,12 @@ async def create_edit(
 # --- from the request ---------------------------------------------------------------------------
 
 
-def _settle(server: Scanline, body: ImageOptions) -> tuple[Engine, Rendering, Spec]:
+def _settle(server: Scanline, body: ImageOptions) -> tuple[Workshop, Rendering, Spec]:
     """Find the model that the prompt is for, and settle what it is to draw and how it is shown."""
     if body.model is not None or not server.models:
         find_served(server, body.model)  # or say that there is none
     named = [body.model] if body.model is not None else list(server.models)
-    configs = {name: server.models[name].engine.decoder.config for name in named}
+    configs = {name: server.models[name].engine.config for name in named}
     model, label = understand(body.prompt, configs, named=body.model is not None)
     engine = find_engine(server, model, body.n or 1)
     shape = settle_shape(server.models[model], label, body.top_p, body.guidance)
@@ -100,7 +100,7 @@ def _settle(server: Scanline, body: ImageOptions) -> tuple[Engine, Rendering, Sp
         temperature=1.0 if body.temperature is None else body.temperature,
         **shape._asdict(),
     )
-    return engine, choose_rendering(body, engine.decoder.config), spec
+    return engine, choose_rendering(body, engine.config), spec
 
 
 # --- to the reply -------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ def _settle(server: Scanline, body: ImageOptions) -> tuple[Engine, Rendering, Sp
 async def _draw(
     request: Request,
     server: Scanline,
-    engine: Engine,
+    engine: Workshop,
     spec: Spec,
     body: ImageOptions,
     kind: Kind,

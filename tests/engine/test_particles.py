@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from scanline.model.config import ModelConfig
 from scanline.model.decoders.opening import open_decoder
 from scanline.model.network import LinearTransformer
-from scanline.model.particles import Particles
 from scanline.service.engine import Engine
-from scanline.service.generation import FinishReason, Generation, Spec, Status
+from scanline.service.generation import FinishReason, Generation, Spec, Status, Weighed
 from scanline.service.queue import Limits
 from tests.conftest import random_network, tiny_config
 
@@ -112,7 +111,7 @@ def test_the_evidence_is_the_probability_of_what_is_known() -> None:
     true = sum(p for image, p in every.items() if image[5] == 2)
     spec = Spec(n=64, seed=0, label=0, particles=16, canvas=canvas, known=mask)
     (generation,) = drawn(engine_of(network, 64), [spec])
-    ran: list[Particles] = [image.particles for image in generation.images if image.particles]
+    ran: list[Weighed] = [image.particles for image in generation.images if image.particles]
     assert len(ran) == 64
     assert np.exp([one.log_evidence for one in ran]).mean() == pytest.approx(true, rel=0.15)
     assert all(1 <= one.least <= one.effective <= 16 for one in ran)

@@ -1,0 +1,121 @@
+"""The models as deployments of Ray Serve, and how an entrance reaches their replicas."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+import ray
+from ray import serve
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
+from ray.serve.handle import DeploymentHandle
+
+from scanline.model.checkpoint import Checkpoint
+from scanline.service.cluster.fleet import Drawing, Fleet
+from scanline.service.cluster.parts import Part, Report
+from scanline.service.cluster.replica import Replica
+from scanline.service.metrics import ModelMetrics
+from scanline.service.settings import Settings
+
+log = logging.getLogger("scanline.cluster")
+
+ADDRESS = "RAY_ADDRESS"
+FIRST_REPORT_SECONDS = 30.0
+PARTS_AT_ONCE = 100_000  # of a replica: how many it has is the entrance's to say
+OBJECTS = 128 * 2**20  # bytes of shared memory: parts and news are small and go by message
+
+
+def deployment(name: str, settings: Settings) -> Any:
+    """Give a model's deployment, scaled by its images, not yet run."""
+    scaling = AutoscalingConfig(
+        min_replicas=settings.min_replicas,
+        max_replicas=settings.max_replicas,
+        target_ongoing_requests=settings.replica_images or settings.slots,
+        upscale_delay_s=settings.scale_up_seconds,
+        downscale_delay_s=settings.scale_down_seconds,
+        metrics_interval_s=1.0,
+        look_back_period_s=2.0,
+        policy=AutoscalingPolicy(policy_function="scanline.service.cluster.scaling:by_images"),
+    )
+    routing = RequestRouterConfig(
+        request_router_class="scanline.service.cluster.routing:FewestImages"
+    )
+    # What is not set is each machine's own, such as where the shipped weights are.
+    own = settings.model_dump(exclude={"api_key"}, exclude_unset=True)
+    return serve.deployment(
+        Replica,
+        name=name,
+        max_ongoing_requests=PARTS_AT_ONCE,
+        autoscaling_config=scaling,
+        request_router_config=routing,
+        ray_actor_options={"num_cpus": settings.replica_cpus, "num_gpus": settings.replica_gpus},
+        graceful_shutdown_timeout_s=settings.drain_seconds,
+        health_check_period_s=5.0,
+    ).bind(name, own)
+
+
+class RayReplicas:
+    """The replicas of one deployment (``Replicas``)."""
+
+    def __init__(self, handle: DeploymentHandle) -> None:
+        self._handle = handle
+        self._drawing = handle.options(method_name="draw", stream=True)
+
+    def draw(self, part: Part) -> Drawing:
+        """Have the one with the fewest images draw a part."""
+        drawing: Drawing = self._drawing.remote(part)
+        return drawing
+
+    async def meet(self, entrance: str, share: float) -> list[Report]:
+        """Have all of them report; raises where one cannot."""
+        answers = self._handle.broadcast("meet", entrance, share)
+        reports: list[Report] = await answers.results_async()
+        return reports
+
+
+def open_fleet(
+    checkpoint: Checkpoint, handle: DeploymentHandle, settings: Settings, metrics: ModelMetrics
+) -> Fleet:
+    """Reach the replicas of a model's deployment, and wait a while for the first of them."""
+    replicas, config = RayReplicas(handle), checkpoint.model.config
+    fleet = Fleet(checkpoint.name, config, replicas, settings.slots, settings.limits, metrics)
+    metrics.show(fleet.metrics)
+    fleet.start()
+    fleet.met.wait(FIRST_REPORT_SECONDS)
+    return fleet
+
+
+class Cluster:
+    """A Ray cluster, that of RAY_ADDRESS or one begun here, and the models deployed in it."""
+
+    def __init__(self) -> None:
+        self._joined = self._own = False
+
+    def open(self, checkpoint: Checkpoint, settings: Settings, metrics: ModelMetrics) -> Fleet:
+        """Run a model's deployment, or the one that is there anew, and reach its replicas."""
+        if not self._joined:
+            self._join()
+        name = checkpoint.name
+        handle = serve.run(deployment(name, settings), name=f"scanline-{name}", route_prefix=None)
+        return open_fleet(checkpoint, handle, settings, metrics)
+
+    def _join(self) -> None:
+        self._own = ADDRESS not in os.environ
+        here: dict[str, Any] = {
+            "address": "local",
+            "_node_ip_address": "127.0.0.1",
+            "include_dashboard": False,
+            "object_store_memory": OBJECTS,
+        }
+        if self._own:  # by default workers are nicer than all else on the machine
+            os.environ.setdefault("RAY_worker_niceness", "0")
+        ray.init(log_to_driver=False, **(here if self._own else {}))
+        serve.start(proxy_location="Disabled")  # this process listens itself
+        self._joined = True
+
+    def leave(self) -> None:
+        """End the cluster if it was begun here; another's goes on with its models."""
+        if self._joined and self._own:
+            serve.shutdown()
+        ray.shutdown()

@@ -1,0 +1,328 @@
+"""A model drawn by replicas: its queue is here, its images are drawn wherever there is room.
+
+An image here is a canvas and a position, as in an engine, but a replica draws it and tells what is
+new. One that dies takes nothing with it: what it had not finished is drawn again by another, from
+the same seed, and goes on to the byte where it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import threading
+import time
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from prometheus_client import Metric
+
+from scanline.model.config import ModelConfig
+from scanline.service.cluster.parts import Look, News, Part, Report
+from scanline.service.engine import RATE_SECONDS, Observer
+from scanline.service.generation import Clock, FinishReason, Generation, Image, Place, Status
+from scanline.service.queue import Limits, Queue
+from scanline.service.turns import LIGHT
+
+log = logging.getLogger("scanline.cluster")
+
+PART_IMAGES = 16  # at most: small enough to spread, large enough to be told of together
+AHEAD = 8  # of so many slots one more image is at its replica, so that none waits for a message
+MEETING_SECONDS = 1.0  # between two reports
+LOST_SECONDS = 5.0  # a replica that has reported nothing for so long counts no more
+TICK_SECONDS = 0.05  # between two looks at what time alone brings
+TRIES = 4  # of an image, without a pixel more
+
+
+class Replicas(Protocol):
+    """How the replicas of a model are reached."""
+
+    def draw(self, part: Part) -> Drawing:
+        """Have one draw a part."""
+        ...
+
+    async def meet(self, entrance: str, share: float) -> list[Report]:
+        """Have all of them report; raises where one cannot."""
+        ...
+
+
+class Drawing(Protocol):
+    """The news of a part, as they come; raises where its replica dies."""
+
+    def __aiter__(self) -> Drawing: ...
+    async def __anext__(self) -> News: ...
+    def cancel(self) -> None:
+        """End it, drawn or not."""
+        ...
+
+
+@dataclass(eq=False)
+class _Assignment:
+    """A part being drawn: its images, and how often that was tried without a pixel more."""
+
+    generation: Generation
+    images: list[Image]
+    tries: int = 1
+
+
+class Fleet:
+    """Draws the generations of its ``queue`` on replicas, until closed: a ``Workshop``.
+
+    ``largest`` is how many slots each replica has.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        config: ModelConfig,
+        replicas: Replicas,
+        largest: int,
+        limits: Limits,
+        observer: Observer | None = None,
+        clock: Clock = time.perf_counter,
+    ) -> None:
+        self.name, self.config, self.largest = name, config, largest
+        self.met = threading.Event()  # set once there is a replica
+        self.queue = Queue(name, config, limits, clock, self._tell)
+        self.reports: dict[str, Report] = {}
+        self._entrance = secrets.token_hex(8)
+        self._replicas, self._observer, self._clock = replicas, observer, clock
+        self._loop = asyncio.new_event_loop()
+        self._wake = asyncio.Event()
+        self._tasks: dict[_Assignment, asyncio.Task[None]] = {}
+        self._held: dict[Image, bool] = {}  # those at replicas; whether in spare slots
+        self._in_use = {False: 0, True: 0}  # slots, spare ones and the others
+        self._at_replicas: dict[Generation, int] = {}
+        self._drawn = 0  # pixels since the last report
+        self._reported = clock()
+        self._thread = threading.Thread(target=self._run, name=f"fleet-{name}", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def close(self, drain: float) -> None:
+        """Close the queue, which says how, and wait for the thread to end; from another thread."""
+        self.queue.close(drain)
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    # --- what the routes ask ------------------------------------------------------------------
+
+    @property
+    def slots(self) -> int:
+        """Count the slots that anyone may have, of all replicas."""
+        return sum(report.slots for report in self.reports.values())
+
+    @property
+    def slots_in_use(self) -> int:
+        """Count the slots that images hold."""
+        return sum(self._in_use.values())
+
+    @property
+    def running(self) -> int:
+        """Count the images at replicas."""
+        return len(self._held)
+
+    @property
+    def backend(self) -> str:
+        """The kind of the replicas' decoders."""
+        return self._any("backend")
+
+    @property
+    def variant(self) -> str:
+        """All that the replicas' results depend on beside the model."""
+        return self._any("variant")
+
+    @property
+    def alive(self) -> bool:
+        """Whether there is a replica, and work is taken."""
+        return self._thread.is_alive() and not self.queue.closed and bool(self.reports)
+
+    def metrics(self) -> dict[str, list[Metric]]:
+        """Give the replicas' own metrics, as they last reported them."""
+        return {name: report.metrics for name, report in self.reports.items()}
+
+    def _any(self, fact: str) -> str:
+        return next((str(getattr(one, fact)) for one in self.reports.values()), "none")
+
+    # --- the thread ---------------------------------------------------------------------------
+
+    def _tell(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed once all is over
+            self._loop.call_soon_threadsafe(self._wake.set)
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._work())
+
+    async def _work(self) -> None:
+        meeting = asyncio.create_task(self._meet())
+        while self.queue.goes_on():
+            self._wake.clear()
+            self._drop_leavers()
+            self._admit()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), TICK_SECONDS)
+        meeting.cancel()
+
+    async def _meet(self) -> None:
+        """Learn from time to time which replicas there are, and how they are."""
+        while True:
+            try:
+                share = self.queue.waiting / max(1, len(self.reports))
+                meeting = self._replicas.meet(self._entrance, share)
+                reports = await asyncio.wait_for(meeting, LOST_SECONDS)
+            except Exception as error:  # one is dying, or there is none
+                log.debug("%s: no reports: %r", self.name, error)
+                if self._clock() - self._reported > LOST_SECONDS:
+                    self.reports = {}
+            else:
+                self._check_variants(reports)
+                self.reports = {report.replica: report for report in reports}
+                self._measure(self._clock())
+                self.met.set()
+                self._wake.set()
+            await asyncio.sleep(MEETING_SECONDS)
+
+    def _check_variants(self, reports: list[Report]) -> None:
+        variants = {report.variant for report in reports}
+        if len(variants) > 1 and variants != {one.variant for one in self.reports.values()}:
+            log.warning(
+                "%s: replicas are of several kinds, on which the same seed gives other bytes: %s",
+                self.name, "; ".join(sorted(variants)),
+            )  # fmt: skip
+
+    def _measure(self, now: float) -> None:
+        seconds, self._reported = now - self._reported, now
+        if self._drawn:
+            known, rate = self.queue.rate, self._drawn / seconds
+            share = seconds / (seconds + RATE_SECONDS)
+            self.queue.rate = known + share * (rate - known) if known else rate
+        self._drawn = 0
+
+    def _drop_leavers(self) -> None:
+        for generation in self.queue.leavers():
+            reason = FinishReason.ERROR if generation.error else FinishReason.CANCELLED
+            self._end(generation, reason)
+
+    def _end(self, generation: Generation, reason: FinishReason) -> None:
+        """Finish every image of a generation that is not finished yet."""
+        self.queue.withdraw(generation)
+        for part, task in list(self._tasks.items()):
+            if part.generation is generation:
+                task.cancel()
+        for image in generation.images:
+            if image.status is not Status.FINISHED:
+                self._finish_image(generation, image, reason, None)
+        self.queue.finish(generation)
+
+    def _admit(self) -> None:
+        """Give what room the replicas have to waiting images, one of each generation in turn."""
+        if not self.reports:
+            return
+        spare = sum(report.spare for report in self.reports.values()) - self._in_use[True]
+        free = self.slots + self.slots // AHEAD - self._in_use[False]
+        free, spare = max(free, 0), max(spare, 0)
+        heaviest = max((one.demand for one in self._at_replicas), default=0)
+        now = self._clock()
+        new: dict[Generation, list[Image]] = {}
+        for generation, image, is_spare in self.queue.take(
+            free, free + spare, spare, heaviest // LIGHT
+        ):
+            new.setdefault(generation, []).append(image)
+            self._held[image] = is_spare
+            self._in_use[is_spare] += generation.spec.slots
+            self._at_replicas[generation] = self._at_replicas.get(generation, 0) + 1
+            canvas = np.zeros((self.config.pixels, self.config.channels), np.uint8)
+            image.run(len(self._held), Place(canvas, np.zeros(1, np.int32)))
+        for generation, images in new.items():
+            if generation.started is None:
+                generation.started = now
+                if self._observer:
+                    self._observer.admitted(now - generation.created)
+            size = min(PART_IMAGES, -(-len(images) // len(self.reports)))
+            for first in range(0, len(images), size):
+                self._assign(_Assignment(generation, images[first : first + size]))
+
+    def _assign(self, part: _Assignment) -> None:
+        task = asyncio.get_running_loop().create_task(self._draw(part))
+        self._tasks[part] = task
+        task.add_done_callback(lambda _: self._tasks.pop(part))
+
+    async def _draw(self, part: _Assignment) -> None:
+        """Have a part drawn; what its replica does not finish is given to another."""
+        drawing = self._replicas.draw(Part.of(part.generation, part.images))
+        try:
+            async for news in drawing:
+                self._take_over(part, news)
+            failure = "it ended early"
+        except asyncio.CancelledError:
+            drawing.cancel()
+            raise
+        except Exception as error:  # whatever a dying process brings
+            failure = next(iter(str(error).splitlines()), type(error).__name__)
+        left = [image for image in part.images if image.status is not Status.FINISHED]
+        if not left:
+            return
+        log.warning("%s: %d images are drawn again: %s", self.name, len(left), failure)
+        if part.tries == TRIES:
+            part.generation.error = "drawing failed inside the server; send the request again"
+            self._end(part.generation, FinishReason.ERROR)
+            return
+        for run in _runs(left):
+            self._assign(_Assignment(part.generation, run, part.tries + 1))
+
+    def _take_over(self, part: _Assignment, news: News) -> None:
+        generation, now = part.generation, self._clock()
+        for look in news:
+            image = part.images[look.image]
+            if image.status is Status.FINISHED:
+                continue
+            if (new := look.start + len(look.pixels) - image.position) > 0:
+                self._drawn += new
+                part.tries = 1
+            self._look(generation, image, look)
+        if generation.first_pixel is None and generation.drawn:
+            generation.first_pixel = now
+            if self._observer:
+                self._observer.first_pixel(now - generation.created)
+        if generation.unfinished:
+            generation.wake()
+        elif not generation.finished:
+            self.queue.finish(generation)
+            if self._observer:
+                self._observer.ended(now - generation.created)
+
+    def _look(self, generation: Generation, image: Image, look: Look) -> None:
+        image.paint(look.start, look.pixels, look.changed)
+        if look.end is not None and look.end.reason is FinishReason.LENGTH:
+            image.particles = look.end.weighed
+            self._finish_image(generation, image, look.end.reason, look.end.bits)
+
+    def _finish_image(
+        self, generation: Generation, image: Image, reason: FinishReason, bits: float | None
+    ) -> None:
+        image.finish(reason, bits)
+        generation.unfinished -= 1
+        if image in self._held:
+            self._in_use[self._held.pop(image)] -= generation.spec.slots
+            self._at_replicas[generation] -= 1
+            if not self._at_replicas[generation]:
+                del self._at_replicas[generation]
+            self._wake.set()
+        if self._observer:
+            self._observer.finished(reason)
+
+
+def _runs(images: list[Image]) -> list[list[Image]]:
+    """Split images where their indices do not follow each other."""
+    runs: list[list[Image]] = []
+    for image in images:
+        if runs and runs[-1][-1].index == image.index - 1:
+            runs[-1].append(image)
+        else:
+            runs.append([image])
+    return runs

@@ -1,0 +1,92 @@
+"""What goes to a replica and what comes back: some images of a generation, and news of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from prometheus_client import Metric
+
+from scanline.model.noise import image_seed
+from scanline.service.generation import FinishReason, Generation, Image, Spec, Status, Weighed
+
+
+class Known(NamedTuple):
+    """How far an image is known: its pixels, and how many changes of those before."""
+
+    position: int
+    changes: int
+
+
+class Part(NamedTuple):
+    """Images of one generation that follow each other, as a drawing of their own.
+
+    A replica tells nothing of what is ``known`` already, by whomever it was drawn.
+    """
+
+    spec: Spec
+    known: list[Known]
+
+    @classmethod
+    def of(cls, generation: Generation, images: list[Image]) -> Part:
+        """Take some images, whose indices follow each other, as they are now."""
+        spec = generation.spec
+        own = replace(spec, n=len(images), seed=image_seed(spec.seed, images[0].index))
+        return cls(own, [Known(image.position, len(image.changed)) for image in images])
+
+
+class End(NamedTuple):
+    """How an image was finished."""
+
+    reason: FinishReason
+    bits: float | None
+    weighed: Weighed | None
+
+
+class Look(NamedTuple):
+    """What is new of one image of a part: its pixels from ``start`` on, uint8 ``[…, C]``.
+
+    ``image`` is its place in the part, and ``changed`` are the first pixels from which another
+    particle was shown since.
+    """
+
+    image: int
+    start: int
+    pixels: NDArray[np.uint8]
+    changed: list[int]
+    end: End | None
+
+
+News = list[Look]  # of a part, by its replica
+
+
+class Report(NamedTuple):
+    """How a replica is: its slots, what they hold, with what it draws, and its metrics."""
+
+    replica: str
+    slots: int
+    spare: int
+    slots_in_use: int
+    running: int
+    backend: str
+    variant: str
+    metrics: list[Metric]
+
+
+def look_at(image: Image, known: Known) -> tuple[Look | None, Known]:
+    """Give what is new of an image, None if nothing is, and how far it is known then."""
+    finished = image.status is Status.FINISHED  # read first: then all of its pixels are there
+    changed = image.changed[known.changes :]
+    stop = image.position
+    if stop < known.position or len(image.changed) < known.changes:
+        return None, known  # drawn again, and not yet where another replica left it
+    start = min([known.position, *changed])
+    if start == stop and not finished:
+        return None, known
+    end = None
+    if finished and image.finish_reason is not None:
+        end = End(image.finish_reason, image.bits, image.particles)
+    look = Look(image.index, start, image.read(start, stop), changed, end)
+    return look, Known(stop, known.changes + len(changed))

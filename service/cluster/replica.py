@@ -1,0 +1,107 @@
+"""A replica: one engine in a process of its own, that draws parts and tells what is new of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from typing import Any
+
+from scanline.model.checkpoint import load_checkpoints
+from scanline.service.cluster.parts import Known, News, Part, Report, look_at
+from scanline.service.generation import Image
+from scanline.service.metrics import Metrics
+from scanline.service.server import open_engine
+from scanline.service.settings import Settings
+
+NEWS_A_SECOND = 120  # of all parts together: each costs as much as thousands of pixels
+PART_NEWS_A_SECOND = 60  # of one part at most
+SHARE_SECONDS = 5.0  # an entrance that has said nothing for so long has nothing waiting
+
+
+class Replica:
+    """Draws with one model; Ray Serve makes as many as are needed.
+
+    ``settings`` are those set by whoever deploys it, as for a server.
+    """
+
+    def __init__(self, name: str, settings: dict[str, Any]) -> None:
+        own = Settings(**settings)
+        if own.threads is None:
+            own.threads = max(1, int(own.replica_cpus))
+        (checkpoint,) = load_checkpoints(own.weights, [name])
+        self._name = f"{name}-{secrets.token_hex(4)}"
+        self._metrics = Metrics(lambda: {name: self._engine})
+        self._engine = open_engine(checkpoint, own, self._metrics.observer(name))
+        self._shares: dict[str, tuple[float, float]] = {}
+        self._parts = 0
+
+    async def draw(self, part: Part) -> AsyncIterator[News]:
+        """Draw a part, and yield what is new of it until its end; whoever leaves ends it."""
+        generation = self._engine.queue.submit(part.spec)
+        known = list(part.known)
+        left = list(generation.images)  # whose end is yet to be told
+        ended = _called(generation.when_finished)
+        self._parts += 1
+        try:
+            with self._engine.queue.reading(generation, grace=0):
+                while left:
+                    seen = generation.changes
+                    looks = _looks(left, known)
+                    if looks:
+                        yield looks
+                    over = {look.image for look in looks if look.end}
+                    left = [image for image in left if image.index not in over]
+                    if looks and left:  # leave time for the news of other parts
+                        pause = max(1 / PART_NEWS_A_SECOND, self._parts / NEWS_A_SECOND)
+                        with contextlib.suppress(TimeoutError):
+                            await asyncio.wait_for(ended.wait(), pause)
+                    if left:
+                        await _called(partial(generation.when_news, seen=seen)).wait()
+        finally:
+            self._parts -= 1
+
+    def meet(self, entrance: str, share: float) -> Report:
+        """Say how it is, to an entrance where that ``share`` of images waits for it."""
+        self._shares[entrance] = (time.monotonic(), share)
+        engine = self._engine
+        return Report(
+            self._name, engine.slots, engine.decoder.max_slots - engine.slots, engine.slots_in_use,
+            engine.running, engine.backend, engine.variant, self._metrics.drawing(),
+        )  # fmt: skip
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Count the images that it draws, and its share of those that wait (Ray Serve's hook)."""
+        oldest = time.monotonic() - SHARE_SECONDS
+        self._shares = {name: told for name, told in self._shares.items() if told[0] >= oldest}
+        shares = sum(share for _, share in self._shares.values())
+        return {"images": self._engine.running + self._engine.queue.waiting + shares}
+
+    def check_health(self) -> None:
+        """Raise ``RuntimeError`` where nothing is drawn any more (Ray Serve's hook)."""
+        if not self._engine.alive:
+            raise RuntimeError(f"the engine of {self._name} has ended")
+
+
+def _looks(images: list[Image], known: list[Known]) -> News:
+    looks: News = []
+    for image in images:
+        look, known[image.index] = look_at(image, known[image.index])
+        if look is not None:
+            looks.append(look)
+    return looks
+
+
+def _called(register: Callable[[Callable[[], None]], None]) -> asyncio.Event:
+    """Give an event that is set when another thread calls what is registered."""
+    called, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def wake() -> None:
+        with contextlib.suppress(RuntimeError):  # the loop may be closed by then
+            loop.call_soon_threadsafe(called.set)
+
+    register(wake)
+    return called

@@ -1,0 +1,46 @@
+"""Where a model's images are drawn, whoever draws them: all that the routes know of it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from scanline.model.config import ModelConfig
+from scanline.service.queue import Queue
+
+
+class Workshop(Protocol):
+    """Draws what is submitted to its ``queue``: in this process, or on the replicas of a cluster.
+
+    ``slots`` are those that anyone may have, ``slots_in_use`` and ``running`` count what is drawn
+    now. ``backend`` and ``variant`` say with what: one variant gives one seed the same bytes.
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def config(self) -> ModelConfig: ...
+    @property
+    def queue(self) -> Queue: ...
+    @property
+    def backend(self) -> str: ...
+    @property
+    def variant(self) -> str: ...
+    @property
+    def slots(self) -> int: ...
+    @property
+    def largest(self) -> int:
+        """Count the slots that one image may take at most."""
+        ...
+
+    @property
+    def slots_in_use(self) -> int: ...
+    @property
+    def running(self) -> int: ...
+    @property
+    def alive(self) -> bool:
+        """Whether it draws and takes work."""
+        ...
+
+    def close(self, drain: float) -> None:
+        """Take no more work, and end what is not finished within ``drain`` seconds."""
+        ...

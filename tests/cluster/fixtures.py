@@ -1,0 +1,119 @@
+"""Replicas in this process, real ones but for Ray, that can die in the middle of a part."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scanline.model.checkpoint import load_checkpoint
+from scanline.service.cluster.fleet import Fleet
+from scanline.service.cluster.parts import News, Part, Report
+from scanline.service.cluster.replica import Replica
+from scanline.service.engine import Engine, Observer
+from scanline.service.generation import FinishReason, Generation, Spec
+from scanline.service.queue import Limits
+from scanline.service.server import open_engine
+from tests.service_fixtures import save_tiny, settings, until
+
+SLOTS = 8
+
+
+class Here:
+    """Replicas in this process; ``lives`` says after how much news the next ones to draw die."""
+
+    def __init__(self, weights: Path, count: int) -> None:
+        fields: dict[str, Any] = {"weights": weights, "backend": "reference", "slots": SLOTS}
+        self._fields = fields
+        self.replicas = [Replica("tiny", fields) for _ in range(count)]
+        self.lives: list[int] = []
+        self.parts: list[tuple[Replica, Part]] = []
+
+    def draw(self, part: Part) -> Call:
+        replica = min(self.replicas, key=lambda one: sum(one is other for other, _ in self.parts))
+        self.parts.append((replica, part))
+        return Call(replica.draw(part), self.lives.pop(0) if self.lives else None)
+
+    async def meet(self, entrance: str, share: float) -> list[Report]:
+        return [replica.meet(entrance, share) for replica in self.replicas]
+
+    def join(self) -> None:
+        self.replicas = [*self.replicas, Replica("tiny", self._fields)]
+
+
+class Call:
+    """A part being drawn (``Drawing``), whose replica dies after so much news."""
+
+    def __init__(self, news: AsyncIterator[News], life: int | None) -> None:
+        self._news, self._life = news, life
+
+    def __aiter__(self) -> Call:
+        return self
+
+    async def __anext__(self) -> News:
+        if self._life == 0:
+            self.cancel()
+            raise ConnectionError("the replica died")
+        if self._life is not None:
+            self._life -= 1
+        return await anext(self._news)
+
+    def cancel(self) -> None:
+        self._closing = asyncio.ensure_future(self._news.aclose())  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
+def fleet_of(
+    folder: Path, count: int = 2, observer: Observer | None = None, **limits: float
+) -> Iterator[tuple[Fleet, Here]]:
+    """Run a fleet of replicas with one tiny model, and check at the end that it holds nothing."""
+    save_tiny(folder)
+    here = Here(folder, count)
+    config = load_checkpoint(folder / "tiny.safetensors").model.config
+    bounds = Limits(**limits)  # type: ignore[arg-type]
+    fleet = Fleet("tiny", config, here, SLOTS, bounds, observer)
+    fleet.start()
+    try:
+        assert fleet.met.wait(60)
+        yield fleet, here
+    finally:
+        fleet.close(30.0)
+    assert not fleet.alive
+    assert fleet.slots_in_use == fleet.running == fleet.queue.waiting == 0
+    until(lambda: all(idle(replica) for replica in here.replicas), "idle replicas")
+
+
+def idle(replica: Replica) -> bool:
+    return replica.record_autoscaling_stats()["images"] == 0
+
+
+def drawn(workshop: Fleet | Engine, spec: Spec) -> Generation:
+    """Have a generation drawn to its end."""
+    generation = workshop.queue.submit(spec)
+    with workshop.queue.reading(generation):
+        until(lambda: generation.finished, "the generation's end")
+    return generation
+
+
+def pictures(generation: Generation) -> list[NDArray[np.uint8]]:
+    return [image.read(0, generation.config.pixels) for image in generation.images]
+
+
+def assert_as_by_one_engine(folder: Path, generation: Generation) -> None:
+    """Check every byte, and all that is said of it, against an engine in this process."""
+    checkpoint = load_checkpoint(folder / "tiny.safetensors")
+    engine = open_engine(checkpoint, settings(slots=SLOTS))
+    try:
+        alone = drawn(engine, generation.spec)
+    finally:
+        engine.close(0.0)
+    np.testing.assert_array_equal(pictures(generation), pictures(alone))
+    for image, other in zip(generation.images, alone.images, strict=True):
+        assert image.finish_reason is FinishReason.LENGTH
+        assert (image.seed, image.label, image.bits) == (other.seed, other.label, other.bits)
+        assert (image.changed, image.particles) == (other.changed, other.particles)

@@ -1,0 +1,171 @@
+"""A model drawn by several replicas: the same bytes, whoever dies, and nobody left holding any."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from scanline.service.cluster.fleet import TRIES
+from scanline.service.cluster.parts import Known, look_at
+from scanline.service.generation import FinishReason, Image, Place, Spec, Status
+from scanline.service.queue import ClosedError
+from tests.cluster.fixtures import SLOTS, assert_as_by_one_engine, drawn, fleet_of, idle
+from tests.engine.fixtures import Heard
+from tests.service_fixtures import GREY, until
+
+HOLE = np.ones(GREY.pixels, np.bool_)
+HOLE[7:19] = False
+VALUES = np.random.default_rng(0).integers(0, 256, (GREY.pixels, 1), np.uint8)
+SPECS = {
+    "one": Spec(n=1, seed=3),
+    "many": Spec(n=21, seed=2**64 - 4, any_label=True, temperature=0.8, top_p=0.9),
+    "guided": Spec(n=5, seed=1, label=1, guidance=2.0),
+    "completion": Spec(n=3, seed=5, canvas=VALUES, known=np.arange(GREY.pixels) < 13),
+    "particles": Spec(n=4, seed=5, particles=3, canvas=VALUES, known=HOLE),
+}
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_replicas_draw_the_bytes_of_one_engine(name: str, tmp_path: Path) -> None:
+    with fleet_of(tmp_path) as (fleet, _):
+        assert_as_by_one_engine(tmp_path, drawn(fleet, SPECS[name]))
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("life", [0, 1])
+def test_what_a_dying_replica_leaves_is_drawn_by_others_to_the_byte(
+    name: str, life: int, tmp_path: Path
+) -> None:
+    with fleet_of(tmp_path) as (fleet, here):
+        here.lives = [life, life]
+        generation = drawn(fleet, SPECS[name])
+        assert not here.lives
+        assert_as_by_one_engine(tmp_path, generation)
+
+
+def test_it_goes_on_where_the_dead_one_was(tmp_path: Path) -> None:
+    with fleet_of(tmp_path, count=1) as (fleet, here):
+        here.lives = [1]
+        generation = drawn(fleet, Spec(n=1, seed=3))
+        (_, first), (_, second) = here.parts
+        assert first.known == [Known(0, 0)]
+        assert 0 < second.known[0].position <= GREY.pixels
+        assert_as_by_one_engine(tmp_path, generation)
+
+
+def test_nothing_is_told_of_an_image_until_it_is_past_what_is_known() -> None:
+    image = Image(0, 1, Place(VALUES.copy(), np.array([9], np.int32)))
+    assert look_at(image, Known(12, 0)) == (None, Known(12, 0))
+    assert look_at(image, Known(9, 1)) == (None, Known(9, 1))
+    look, known = look_at(image, Known(4, 0))
+    assert known == Known(9, 0)
+    assert look is not None
+    assert (look.start, len(look.pixels), look.end) == (4, 5, None)
+    image.changed.append(2)
+    look, known = look_at(image, known)
+    assert look is not None
+    assert (look.start, look.changed, known) == (2, [2], Known(9, 1))
+
+
+def test_what_fails_everywhere_ends_in_an_error(tmp_path: Path) -> None:
+    with fleet_of(tmp_path) as (fleet, here):
+        here.lives = [0] * TRIES
+        failed = drawn(fleet, Spec(n=1, seed=0))
+        assert failed.error
+        assert failed.images[0].finish_reason is FinishReason.ERROR
+        assert len(here.parts) == TRIES
+        assert_as_by_one_engine(tmp_path, drawn(fleet, Spec(n=1, seed=0)))
+
+
+def test_a_cancelled_generation_is_let_go_by_every_replica(tmp_path: Path) -> None:
+    with fleet_of(tmp_path) as (fleet, here):
+        generation = fleet.queue.submit(Spec(n=400, seed=0))
+        with fleet.queue.reading(generation):
+            until(lambda: generation.drawn, "the first pixel")
+            fleet.queue.cancel(generation)
+            until(lambda: generation.finished, "its end")
+        reasons = {image.finish_reason for image in generation.images}
+        assert reasons <= {FinishReason.CANCELLED, FinishReason.LENGTH}
+        assert FinishReason.CANCELLED in reasons
+        assert fleet.running == 0
+        until(lambda: all(map(idle, here.replicas)), "idle replicas")
+
+
+def test_a_reader_that_leaves_lets_it_go(tmp_path: Path) -> None:
+    with fleet_of(tmp_path, grace=0.0) as (fleet, _):
+        generation = fleet.queue.submit(Spec(n=400, seed=0))
+        with fleet.queue.reading(generation):
+            until(lambda: generation.drawn, "the first pixel")
+        until(lambda: generation.finished, "its end")
+        assert generation.cancelled
+
+
+def test_many_images_are_spread_over_all(tmp_path: Path) -> None:
+    with fleet_of(tmp_path, count=3) as (fleet, here):
+        drawn(fleet, Spec(n=60, seed=0))
+        given = Counter[str]()
+        for replica, part in here.parts:
+            given[replica.meet("", 0).replica] += part.spec.n
+        assert sum(given.values()) == 60
+        assert len(given) == 3
+
+
+def test_no_replica_is_given_much_more_than_it_has_slots_for(tmp_path: Path) -> None:
+    with fleet_of(tmp_path) as (fleet, _):
+        generation = fleet.queue.submit(Spec(n=60, seed=0))
+        most = 0
+        with fleet.queue.reading(generation):
+            while not generation.finished:
+                most = max(most, fleet.slots_in_use)
+        assert 0 < most <= 2 * (SLOTS + 1)
+
+
+def test_one_that_joins_is_given_work(tmp_path: Path) -> None:
+    with fleet_of(tmp_path, count=1) as (fleet, here):
+        here.join()
+        until(lambda: len(fleet.reports) == 2, "its report")
+        assert fleet.slots == 2 * SLOTS
+        drawn(fleet, Spec(n=32, seed=0))
+        assert len({id(replica) for replica, _ in here.parts}) == 2
+
+
+def test_without_replicas_images_wait_and_it_is_not_ready(tmp_path: Path) -> None:
+    with fleet_of(tmp_path) as (fleet, here):
+        gone, here.replicas = here.replicas, []
+        until(lambda: not fleet.alive, "not being ready")
+        generation = fleet.queue.submit(Spec(n=2, seed=0))
+        with fleet.queue.reading(generation):
+            assert generation.status is Status.WAITING
+            here.replicas = gone
+            until(lambda: generation.finished, "its end")
+        assert_as_by_one_engine(tmp_path, generation)
+
+
+def test_closing_finishes_what_there_is_and_takes_no_more(tmp_path: Path) -> None:
+    with fleet_of(tmp_path) as (fleet, _):
+        generation = fleet.queue.submit(Spec(n=20, seed=0), detached=True)
+        fleet.close(30.0)
+        assert all(image.finish_reason is FinishReason.LENGTH for image in generation.images)
+        with pytest.raises(ClosedError):
+            fleet.queue.submit(Spec(n=1, seed=0))
+
+
+def test_the_observer_hears_what_clients_get(tmp_path: Path) -> None:
+    heard = Heard()
+    with fleet_of(tmp_path, observer=heard) as (fleet, here):
+        here.lives = [1]
+        drawn(fleet, Spec(n=6, seed=0))
+    assert heard.reasons == {FinishReason.LENGTH: 6}
+    assert (len(heard.waits), len(heard.first_pixels), len(heard.ends)) == (1, 1, 1)
+
+
+def test_an_image_that_waits_elsewhere_counts_for_the_scaling(tmp_path: Path) -> None:
+    with fleet_of(tmp_path) as (_, here):
+        replica = here.replicas[0]
+        replica.meet("another entrance", 7.5)
+        assert replica.record_autoscaling_stats() == {"images": 7.5}
+        replica.meet("another entrance", 0.0)
+        assert idle(replica)
