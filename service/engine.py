@@ -29,7 +29,6 @@ log = logging.getLogger("scanline.engine")
 
 ADMIT_AT_ONCE = 64  # images taken in between two steps, so that a crowd does not stall the rest,
 ADMIT_SHARE = 32  # or one slot in so many, where that is more
-RATE_SECONDS = 0.3  # of drawing, by which the rate follows
 
 
 class _Run(NamedTuple):
@@ -283,10 +282,7 @@ class Engine:
         self._turns.took(step.light, took)
         if step.drawn:
             self._turns.paces[step.light].measure(took, step.pixels, step.slots)
-            seconds = max(now - step.began, 1e-7)
-            known, rate = self.queue.rate, step.drawn / seconds
-            share = seconds / (seconds + RATE_SECONDS)
-            self.queue.rate = known + share * (rate - known) if known else rate
+            self.queue.measure(step.drawn, now - step.began)
         if self._observer:
             self._observer.stepped(took, step.drawn, step.slots)
 

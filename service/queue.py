@@ -15,6 +15,7 @@ from scanline.service.generation import Clock, Generation, Image, Spec
 
 RESERVED = 16  # one place in so many is for small requests alone,
 SMALL = 256  # which ask for at most one image for so many places
+RATE_SECONDS = 0.3  # of drawing, by which the rate follows
 FIRST_READER_SECONDS = 5.0  # a generation that nobody has come to read by then is cancelled
 
 
@@ -55,7 +56,7 @@ class Queue:
     """Generations from ``submit`` to the end of their time for replay, fair between them.
 
     Any thread may call what comes first here, the engine's thread alone what comes after.
-    ``rate``, pixels that its slots draw a second, is the engine's to say. Whenever there is
+    ``rate`` is how many pixels its slots draw a second. Whenever there is
     something to do, ``told`` is called, from any thread and quickly.
     """
 
@@ -231,6 +232,12 @@ class Queue:
                     generation.cancelled = True
                     self._leaving.add(generation)
             return bool(self._live) or not self.closed
+
+    def measure(self, pixels: int, seconds: float) -> None:
+        """Learn the rate from pixels that were drawn in so many seconds."""
+        known, rate = self.rate, pixels / max(seconds, 1e-7)
+        share = seconds / (seconds + RATE_SECONDS)
+        self.rate = known + share * (rate - known) if known else rate
 
     def leavers(self) -> list[Generation]:
         """Give those to end now, cancelled or left by their readers for too long; each once."""

@@ -24,6 +24,12 @@ _SERVICE_LINK = re.compile(
 )
 
 
+_OF_A_CLUSTER = {
+    "min_replicas", "max_replicas", "replica_images", "replica_cpus", "replica_gpus",
+    "scale_up_seconds", "scale_down_seconds",
+}  # fmt: skip
+
+
 class Settings(BaseSettings):
     """How a server runs; every field is an environment variable ``SCANLINE_<FIELD>`` too."""
 
@@ -199,7 +205,10 @@ class Settings(BaseSettings):
         return self
 
     @model_validator(mode="after")
-    def _replicas_in_order(self) -> Settings:
+    def _replicas_of_a_cluster(self) -> Settings:
+        alone = sorted(_OF_A_CLUSTER & self.model_fields_set)
+        if alone and not self.cluster:
+            raise ValueError(f"{', '.join(alone)}: only with cluster, which draws on replicas")
         if self.max_replicas < self.min_replicas:
             raise ValueError(
                 f"max_replicas {self.max_replicas} must be at least min_replicas "

@@ -123,7 +123,12 @@ def test_the_largest_request_must_fit_the_queue() -> None:
 
 def test_there_cannot_be_fewer_replicas_at_most_than_at_least() -> None:
     with pytest.raises(ValidationError, match="max_replicas 1 must be at least min_replicas 2"):
-        Settings(min_replicas=2)
+        Settings(cluster=True, min_replicas=2)
+
+
+def test_what_is_for_a_cluster_is_refused_without_one() -> None:
+    with pytest.raises(ValidationError, match="max_replicas, replica_gpus: only with cluster"):
+        Settings(max_replicas=3, replica_gpus=1)
 
 
 def test_weights_that_cannot_be_served_stop_the_server_with_a_sentence(

@@ -21,7 +21,7 @@ from prometheus_client import Metric
 
 from scanline.model.config import ModelConfig
 from scanline.service.cluster.parts import Look, News, Part, Report
-from scanline.service.engine import RATE_SECONDS, Observer
+from scanline.service.engine import Observer
 from scanline.service.generation import Clock, FinishReason, Generation, Image, Place, Status
 from scanline.service.queue import Limits, Queue
 from scanline.service.turns import LIGHT
@@ -198,9 +198,7 @@ class Fleet:
     def _measure(self, now: float) -> None:
         seconds, self._reported = now - self._reported, now
         if self._drawn:
-            known, rate = self.queue.rate, self._drawn / seconds
-            share = seconds / (seconds + RATE_SECONDS)
-            self.queue.rate = known + share * (rate - known) if known else rate
+            self.queue.measure(self._drawn, seconds)
         self._drawn = 0
 
     def _drop_leavers(self) -> None:

@@ -47,12 +47,12 @@ def test_large_requests_leave_room_for_small_ones() -> None:
     decoder = FakeDecoder(GREY, 1)
     gate = Gate(decoder)
     with running(decoder, max_waiting=512) as engine:
-        running_ = engine.queue.submit(Spec(n=1, seed=0))
+        first = engine.queue.submit(Spec(n=1, seed=0))
         gate.wait()
-        engine.queue.submit(Spec(n=512, seed=0))  # nobody else waits: it may have it all
+        large = engine.queue.submit(Spec(n=512, seed=0))  # nobody else waits: it may have it all
         with pytest.raises(QueueFullError):
             engine.queue.check_room(1)
-        engine.queue.cancel(next(iter(engine.queue._order)))
+        engine.queue.cancel(large)
         gate.turn()
         until(lambda: engine.queue.waiting == 0)
         for _ in range(8):
@@ -64,7 +64,7 @@ def test_large_requests_leave_room_for_small_ones() -> None:
             engine.queue.submit(Spec(n=2, seed=0))
         with pytest.raises(QueueFullError):
             engine.queue.check_room(1)
-        engine.queue.cancel(running_)
+        engine.queue.cancel(first)
         gate.open()
 
 

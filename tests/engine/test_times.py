@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from scanline.service.api.replies import Usage
-from scanline.service.engine import RATE_SECONDS
 from scanline.service.generation import Spec
+from scanline.service.queue import RATE_SECONDS
 from tests.clocks import Clock
 from tests.engine.fixtures import BOTH, Heard, assert_right, completion, opened
 from tests.service_fixtures import GREY, FakeDecoder
