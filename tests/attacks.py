@@ -32,6 +32,7 @@ import httpx
 from PIL import Image
 
 CONNECTIONS = 8
+SHIPPED = ("--models", "mnist")
 PATIENCE = 2.0  # seconds that an attacker waits for a reply before it leaves
 
 
@@ -232,13 +233,13 @@ def memory(pid: int) -> float:
 
 
 @contextlib.contextmanager
-def own_server() -> Iterator[tuple[str, int]]:
-    """Serve the shipped mnist in a process of its own: its address and process number."""
+def own_server(*options: str) -> Iterator[tuple[str, int]]:
+    """Serve the shipped mnist, or as told, in a process of its own: its address and number."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "scanline.service", "serve", "--port", str(port)]
     environment = os.environ | {"SCANLINE_LOG_LEVEL": "error"}
-    with subprocess.Popen([*command, "--models", "mnist"], env=environment) as process:
+    with subprocess.Popen([*command, *(options or SHIPPED)], env=environment) as process:
         url = f"http://127.0.0.1:{port}"
         try:
             for _ in range(1200):
