@@ -74,11 +74,11 @@ FULL = {
 }  # fmt: skip
 QUICK = {
     "table1": Table(
-        data="mnist", crop=28, training_seconds=20, positions=3, test_images=50,
+        data="mnist", crop=28, training_seconds=60, positions=3, test_images=100,
         stateful_batches=(1, 64), anew_batches=(1,), **_SMALL,
     ),
     "table2": Table(
-        data="cifar10", crop=16, training_seconds=20, positions=3, test_images=50,
+        data="cifar10", crop=16, training_seconds=180, positions=3, test_images=100,
         stateful_batches=(1, 16), anew_batches=(1,), **_SMALL,
     ),
 }  # fmt: skip
