@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from scanline.service.generation import (
     Status,
     Weighed,
 )
+from scanline.service.progress import Observer, Progress
 from scanline.service.queue import Limits, Queue, Taken
 from scanline.service.turns import LIGHT, Turns
 
@@ -57,16 +58,6 @@ class _Step(NamedTuple):
     took: float
 
 
-class Observer(Protocol):
-    """Hears what happens, for metrics; called on the engine's thread, so it must be quick."""
-
-    def admitted(self, waited: float) -> None: ...
-    def first_pixel(self, after: float) -> None: ...
-    def ended(self, after: float) -> None: ...
-    def stepped(self, seconds: float, pixels: int, slots: int) -> None: ...
-    def finished(self, reason: FinishReason) -> None: ...
-
-
 class Engine:
     """Draws the generations of its ``queue``, thousands of images at once, until closed.
 
@@ -86,6 +77,7 @@ class Engine:
         self.slots = decoder.max_slots - spare  # that anyone may have
         self.queue = Queue(name, decoder.config, limits, clock)
         self._observer, self._clock = observer, clock
+        self._progress = Progress(self.queue, observer, clock)
         self._free = list(range(decoder.max_slots - 1, -1, -1))
         self._spare = spare  # of them, how many are for the light alone
         self._running: dict[int, _Run] = {}
@@ -167,7 +159,7 @@ class Engine:
             self._release(name, reason)
         for image in generation.images:
             if image.status is Status.WAITING:
-                self._finish_image(generation, image, reason, None)
+                self._progress.finish_image(generation, image, reason, None)
         self.queue.finish(generation)
 
     def _admit(self) -> None:
@@ -178,13 +170,9 @@ class Engine:
         taken = self.queue.take(free, most, self._spare, heaviest // LIGHT)
         if not taken:
             return
-        now = self._clock()
         runs = [self._run_image(one) for one in taken]
         for generation in dict.fromkeys(one.generation for one in taken):
-            if generation.started is None:
-                generation.started = now
-                if self._observer:
-                    self._observer.admitted(now - generation.created)
+            self._progress.begin(generation)
         try:
             self._load(runs)
         except Exception:
@@ -301,21 +289,11 @@ class Engine:
         slots = np.fromiter(self._running, np.int32, len(self._running))
         moved = slots[self._published[slots] != self.decoder.positions[slots]]
         np.copyto(self._published, self.decoder.positions)
-        now = self._clock()
         news: dict[Generation, None] = dict.fromkeys(self._owners[moved].tolist())
         for slot in slots[self._published[slots] == self.decoder.config.pixels].tolist():
             self._release(slot, FinishReason.LENGTH)
         for generation in news:
-            if generation.first_pixel is None and generation.drawn:
-                generation.first_pixel = now
-                if self._observer:
-                    self._observer.first_pixel(now - generation.created)
-            if generation.unfinished:
-                generation.wake()
-            else:
-                self.queue.finish(generation)
-                if self._observer:
-                    self._observer.ended(now - generation.created)
+            self._progress.advance(generation)
 
     def _release(self, name: int, reason: FinishReason) -> None:
         """Finish an image that runs, and take its slots back."""
@@ -329,17 +307,9 @@ class Engine:
                 run.image.particles = Weighed.of(run.particles)
                 slot = int(run.particles.slots[run.particles.shown])
             bits = float(self.decoder.bits[slot].sum(dtype=np.float64))
-        self._finish_image(run.generation, run.image, reason, bits)
+        self._progress.finish_image(run.generation, run.image, reason, bits)
         self._free += reversed(run.slots + run.twins)
         self._spare += run.generation.spec.slots if run.spare else 0
         self._drawing[run.generation] -= 1
         if not self._drawing[run.generation]:
             del self._drawing[run.generation]
-
-    def _finish_image(
-        self, generation: Generation, image: Image, reason: FinishReason, bits: float | None
-    ) -> None:
-        image.finish(reason, bits)
-        generation.unfinished -= 1
-        if self._observer:
-            self._observer.finished(reason)

@@ -104,7 +104,7 @@ class Metrics:
 
 
 class ModelMetrics:
-    """Hears one engine (``scanline.service.engine.Observer``)."""
+    """Hears one engine (``scanline.service.progress.Observer``)."""
 
     def __init__(self, metrics: Metrics, model: str) -> None:
         self._metrics = metrics

@@ -21,9 +21,10 @@ from scanline.model.decoders.opening import open_decoder
 from scanline.model.network import LinearTransformer
 from scanline.service import __version__
 from scanline.service.callers import Callers
-from scanline.service.engine import Engine, Observer
+from scanline.service.engine import Engine
 from scanline.service.http.pools import Pool
 from scanline.service.metrics import Metrics, ModelMetrics
+from scanline.service.progress import Observer
 from scanline.service.repeats import Repeats
 from scanline.service.settings import Settings
 from scanline.service.workshop import Workshop

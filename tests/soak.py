@@ -46,7 +46,7 @@ def ask(client: httpx.Client, turn: int, picture: bytes) -> tuple[int, httpx.Res
     path = "/v1/samples"
     match turn % 5:
         case 0:
-            body = {"n": 64, "seed": turn}
+            body: dict[str, object] = {"n": 64, "seed": turn}
             return 64, client.post(path, json=body, headers={"Accept": "application/x-npy"})
         case 1:
             return 1, client.post(path, json={"output": "png", "label": "random"})

@@ -21,8 +21,8 @@ from prometheus_client import Metric
 
 from scanline.model.config import ModelConfig
 from scanline.service.cluster.parts import Look, News, Part, Report
-from scanline.service.engine import Observer
 from scanline.service.generation import Clock, FinishReason, Generation, Image, Place, Status
+from scanline.service.progress import Observer, Progress
 from scanline.service.queue import Limits, Queue
 from scanline.service.turns import LIGHT
 
@@ -88,7 +88,8 @@ class Fleet:
         self.queue = Queue(name, config, limits, clock, self._tell)
         self.reports: dict[str, Report] = {}
         self._entrance = secrets.token_hex(8)
-        self._replicas, self._observer, self._clock = replicas, observer, clock
+        self._replicas, self._clock = replicas, clock
+        self._progress = Progress(self.queue, observer, clock)
         self._loop = asyncio.new_event_loop()
         self._wake = asyncio.Event()
         self._tasks: dict[_Assignment, asyncio.Task[None]] = {}
@@ -225,7 +226,6 @@ class Fleet:
         free = self.slots + self.slots // AHEAD - self._in_use[False]
         free, spare = max(free, 0), max(spare, 0)
         heaviest = max((one.demand for one in self._at_replicas), default=0)
-        now = self._clock()
         new: dict[Generation, list[Image]] = {}
         for generation, image, is_spare in self.queue.take(
             free, free + spare, spare, heaviest // LIGHT
@@ -237,10 +237,7 @@ class Fleet:
             canvas = np.zeros((self.config.pixels, self.config.channels), np.uint8)
             image.run(len(self._held), Place(canvas, np.zeros(1, np.int32)))
         for generation, images in new.items():
-            if generation.started is None:
-                generation.started = now
-                if self._observer:
-                    self._observer.admitted(now - generation.created)
+            self._progress.begin(generation)
             size = min(PART_IMAGES, -(-len(images) // len(self.reports)))
             for first in range(0, len(images), size):
                 self._assign(_Assignment(generation, images[first : first + size]))
@@ -274,7 +271,6 @@ class Fleet:
             self._assign(_Assignment(part.generation, run, part.tries + 1))
 
     def _take_over(self, part: _Assignment, news: News) -> None:
-        generation, now = part.generation, self._clock()
         for look in news:
             image = part.images[look.image]
             if image.status is Status.FINISHED:
@@ -282,17 +278,8 @@ class Fleet:
             if (new := look.start + len(look.pixels) - image.position) > 0:
                 self._drawn += new
                 part.tries = 1
-            self._look(generation, image, look)
-        if generation.first_pixel is None and generation.drawn:
-            generation.first_pixel = now
-            if self._observer:
-                self._observer.first_pixel(now - generation.created)
-        if generation.unfinished:
-            generation.wake()
-        elif not generation.finished:
-            self.queue.finish(generation)
-            if self._observer:
-                self._observer.ended(now - generation.created)
+            self._look(part.generation, image, look)
+        self._progress.advance(part.generation)
 
     def _look(self, generation: Generation, image: Image, look: Look) -> None:
         image.paint(look.start, look.pixels, look.changed)
@@ -303,16 +290,13 @@ class Fleet:
     def _finish_image(
         self, generation: Generation, image: Image, reason: FinishReason, bits: float | None
     ) -> None:
-        image.finish(reason, bits)
-        generation.unfinished -= 1
+        self._progress.finish_image(generation, image, reason, bits)
         if image in self._held:
             self._in_use[self._held.pop(image)] -= generation.spec.slots
             self._at_replicas[generation] -= 1
             if not self._at_replicas[generation]:
                 del self._at_replicas[generation]
             self._wake.set()
-        if self._observer:
-            self._observer.finished(reason)
 
 
 def _runs(images: list[Image]) -> list[list[Image]]:

@@ -15,8 +15,9 @@ from scanline.model.checkpoint import load_checkpoint
 from scanline.service.cluster.fleet import Fleet
 from scanline.service.cluster.parts import News, Part, Report
 from scanline.service.cluster.replica import Replica
-from scanline.service.engine import Engine, Observer
+from scanline.service.engine import Engine
 from scanline.service.generation import FinishReason, Generation, Spec
+from scanline.service.progress import Observer
 from scanline.service.queue import Limits
 from scanline.service.server import open_engine
 from tests.service_fixtures import save_tiny, settings, until
