@@ -208,6 +208,11 @@ def run(url: str, pid: int, requests: int, connections: int, clients: int) -> in
     began = time.monotonic()
     for thread in threads:
         thread.start()
+    print("| requests | memory, MB |\n|---|---|", flush=True)
+    for tenth in range(1, 11):
+        while seen.total() < requests * tenth / 10 and any(one.is_alive() for one in threads):
+            time.sleep(0.1)
+        print(f"| {seen.total():,} | {memory(pid):.0f} |", flush=True)
     for thread in threads:
         thread.join()
     seconds = time.monotonic() - began
