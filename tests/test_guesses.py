@@ -51,8 +51,8 @@ def test_the_bytes_are_those_of_no_guesses(config: ModelConfig, threads: int, is
     c = network.config
     for count in (1, 2, 3):
         slots = np.arange(count, dtype=np.int32)
-        plain = NativeDecoder(network, 3, threads, isa=isa, guess=False)
-        guessing = NativeDecoder(network, 3, threads, isa=isa)
+        plain = NativeDecoder(network, 3, threads, isa=isa, guess=False, team=threads)
+        guessing = NativeDecoder(network, 3, threads, isa=isa, team=threads)
         for turn in range(2):  # the second time with what was learned the first
             for decoder in (plain, guessing):
                 decoder.begin(slots, inputs.rows(slots))
@@ -89,7 +89,7 @@ def test_guided_images_and_copies_of_them(config: ModelConfig) -> None:
     shaped(inputs, np.array([3, 4, 5], np.int32))
     finished = []
     for guess in (False, True):
-        decoder = NativeDecoder(network, 8, 2, guess=guess)
+        decoder = NativeDecoder(network, 8, 2, guess=guess, team=2)
         decoder.begin([0, 1], inputs.rows([0, 1]))
         decoder.step([0, 1], 41)
         decoder.fork([1], [6], [7])

@@ -199,11 +199,28 @@ def test_prefill_is_stepping_to_the_last_bit(config: ModelConfig, threads: int, 
     inputs.canvas[:] = stepped.canvas
     inputs.known[:] = np.arange(wide.pixels) < lengths[:, None]
     for some in ([slots], np.split(slots, 4)):
-        filled = NativeDecoder(network, 4, threads, isa=isa)
+        filled = NativeDecoder(network, 4, threads, isa=isa, team=threads)
         for part in some:
             filled.begin(part, inputs.rows(part))
         assert filled.states.tobytes() == stepped.states.tobytes()
         assert filled.bits.tobytes() == stepped.bits.tobytes()
+
+
+def test_a_team_is_no_larger_than_its_work() -> None:
+    """Many cores do not crowd around one image: whole teams take images, as many as there are."""
+    threads = 64
+    network = LinearTransformer(replace(PRESETS["mnist"], n_layers=1))
+    crews = NativeDecoder(network, 1, threads)._native.crews
+    assert crews(1)[0] == 1
+    most = crews(1)[1]
+    assert 2 <= most <= 16
+    for count in range(1, 2 * threads):
+        teams, used = crews(count)
+        assert 1 <= teams <= count
+        assert min(count, threads) <= used <= min(threads, most * teams)
+    assert crews(2 * threads) == (threads, threads)
+    small = NativeDecoder(TINY, 1, threads)._native.crews
+    assert small(1) == (1, 1)  # meeting would take longer than its products
 
 
 @every_kind
@@ -211,7 +228,7 @@ def test_prefill_is_stepping_to_the_last_bit(config: ModelConfig, threads: int, 
 def test_the_same_bytes_for_any_threads_and_company(
     config: ModelConfig, precision: Precision, isa: str
 ) -> None:
-    """Images arrive at random, in any slot, and leave; thread counts 1, 2, 3 and 5."""
+    """Images arrive at random, in any slot, and leave; alone and in teams of threads."""
     count = 40
     wide = replace(config, d_model=48, n_heads=3)
     network, inputs = network_of(wide), masked(wide, count, seed=3)
@@ -221,9 +238,9 @@ def test_the_same_bytes_for_any_threads_and_company(
         alone.begin([0], inputs.rows([image]))
         alone.step([0], wide.pixels)
         expected.append((alone.canvas.tobytes(), alone.bits.tobytes(), alone.kv.tobytes()))
-    for threads in (1, 2, 3, 5):
+    for threads, team in ((1, 1), (2, 2), (3, 3), (5, 2), (9, 4)):
         generator = np.random.default_rng(threads)
-        decoder = NativeDecoder(network, 37, threads, precision=precision, isa=isa)
+        decoder = NativeDecoder(network, 37, threads, precision=precision, isa=isa, team=team)
         decoder.kv[:] = np.nan
         waiting, running = list(range(count)), dict[int, int]()
         while waiting or running:
@@ -319,6 +336,8 @@ def test_extreme_numbers_stay_in_range(config: ModelConfig, isa: str) -> None:
 def test_wrong_settings_are_refused() -> None:
     with pytest.raises(ValueError, match="threads must be at least 1, not 0"):
         NativeDecoder(TINY, 1, 0)
+    with pytest.raises(ValueError, match="team must be at least 1, not 0"):
+        NativeDecoder(TINY, 1, 1, team=0)
     with pytest.raises(ValueError, match=r"isa must be one of avx512bf16, .*, not 'mmx'"):
         NativeDecoder(TINY, 1, isa="mmx")
     with pytest.raises(ValueError, match="precision must be bf16 or float32"):

@@ -26,7 +26,7 @@ class Config(ctypes.Structure):
     _fields_ = _fields(
         "height width channels step_channels neighbourhood sinusoidal categorical pre_norm gelu "
         "start_given first_value classes short_conv n_layers n_heads d_model d_ff head_outputs "
-        "draws step_draws max_slots bf16 threads guess",
+        "draws step_draws max_slots bf16 threads team guess",
         ctypes.c_int32,
     )
 
@@ -86,6 +86,7 @@ def load_library(isa: str | None = None) -> ctypes.CDLL:
         "head_padded": (integer, [handle]),
         "slot_state": (integer, [handle]),
         "trace": (None, [handle, array]),
+        "crews": (None, [handle, integer, ctypes.POINTER(ctypes.c_int)]),
         "effort": (None, [handle, ctypes.POINTER(ctypes.c_int64)]),
         "measure": (None, [integer, ctypes.POINTER(ctypes.c_double)]),
         "bandwidth": (ctypes.c_double, [integer, ctypes.c_int64]),
@@ -212,6 +213,12 @@ class NativeNetwork:
         counts = (ctypes.c_int64 * 2)()
         self._library.scanline_effort(self._handle, counts)
         return counts[0], counts[1]
+
+    def crews(self, count: int) -> tuple[int, int]:
+        """Give how many teams would step so many slots, and of how many threads in all."""
+        crews = (ctypes.c_int * 2)()
+        self._library.scanline_crews(self._handle, count, crews)
+        return crews[0], crews[1]
 
     def trace(self, parameters: NDArray[np.float32] | None) -> None:
         """From now on write each row's head parameters to ``[N, steps, head_outputs]`` too."""

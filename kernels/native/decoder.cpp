@@ -66,6 +66,13 @@ void scanline_effort(const scanline::Decoder* decoder, int64_t counts[2]) {
     decoder->effort(counts);
 }
 
+// How so many slots would be stepped: by how many teams, and of how many threads in all.
+void scanline_crews(const scanline::Decoder* decoder, int count, int crews[2]) {
+    const auto [teams, threads] = decoder->crews_for(count);
+    crews[0] = teams;
+    crews[1] = threads;
+}
+
 // The machine's peaks with so many threads: operations a second in bf16 and float32, and bytes read
 // a second from 12 MB (a network's weights) and from 512 MB. Takes some seconds; 0 where it fails.
 void scanline_measure(int threads, double peaks[4]) {

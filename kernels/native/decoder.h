@@ -10,7 +10,7 @@
 
 namespace scanline {
 
-// Sharing each product's columns between all threads reads the weights once, and pays for some 40
+// Sharing each product's columns between threads reads the weights once, and pays for some 40
 // meetings a step: measured to be worth it below so many rows a thread.
 constexpr int SHARED_ROWS = 2;
 // Rows that a pass is filled up to where images are too few to fill it: known values, and guesses.
@@ -26,12 +26,10 @@ public:
           network_(config, weights),
           head_(config.categorical != 0, config.step_channels, weights.head_tables),
           states_(network_.sizes().slot_state * static_cast<size_t>(config.max_slots)),
-          pool_(config.threads),
-          together_(config, network_.sizes(), network_.format(), pool_.threads()) {
+          pool_(config.threads), drawing_team_(team_for(1)), absorbing_team_(team_for(MAX_ROWS)) {
         for (int i = 0; i < pool_.threads(); ++i) {
             members_.emplace_back(network_.sizes());
-            alone_.push_back(
-                std::make_unique<Team>(config, network_.sizes(), network_.format(), 1));
+            teams_.push_back(std::make_unique<Team>(config, network_.sizes(), network_.format()));
         }
         seen_.resize(static_cast<size_t>(config.max_slots));
         slots_.reserve(seen_.size());
@@ -69,18 +67,27 @@ public:
             const int position = std::clamp(arrays_.positions[slot], 0, pixels_);
             ends_.push_back(position + std::clamp(n, 0, pixels_ - position));
         }
-        const bool few = pool_.threads() > 1 && count < SHARED_ROWS * pool_.threads() &&
-                         count <= MAX_ROWS;
-        if (few && alone_pixels_ <= 0) {
-            together_.barrier.forget_sleeps();
-            spread_together(count, [&](Range slots, const Seat& seat) { draw(slots, seat); });
+        const auto work = [&](Range slots, const Seat& seat) { draw(whole_pairs(slots), seat); };
+        // A pair that would be torn makes its part a slot longer.
+        const int most = guided_ ? MAX_ROWS - 1 : MAX_ROWS;
+        const Crews crews = crews_for(count);
+        if (crews.teams < crews.threads && alone_pixels_ <= 0) {
+            spread(crews, count, most, work);
             if (arrived()) return;
             alone_pixels_ = ALONE_PIXELS;
         }
         if (alone_pixels_ > 0) alone_pixels_ -= n;
-        // A pair that would be torn makes its part a slot longer.
-        spread_parts(count, guided_ ? MAX_ROWS - 1 : MAX_ROWS,
-                     [&](Range slots, const Seat& seat) { draw(whole_pairs(slots), seat); });
+        spread(each_alone(count), count, most, work);
+    }
+
+    // How many teams draw so many slots, and of how many threads they are in all.
+    struct Crews {
+        int teams, threads;
+    };
+    Crews crews_for(int count) const {
+        const int threads = pool_.threads();
+        if (count == 0 || count >= SHARED_ROWS * threads) return each_alone(count);
+        return crews_of(count, (SHARED_ROWS * threads + count - 1) / count, drawing_team_);
     }
 
     // Each collected slot from nothing, with its first lengths[i] pixels. Returns false where a
@@ -93,8 +100,10 @@ public:
         const auto work = [&](Range slots, const Seat& seat) {
             for (int i = slots.begin; i < slots.end; ++i) absorb(i, seat);
         };
-        if (count > 0 && count < pool_.threads()) spread_together(count, work);
-        else spread_parts(count, 1, work);
+        const int threads = pool_.threads();
+        const bool few = count > 0 && count < threads;
+        spread(few ? crews_of(count, (threads + count - 1) / count, absorbing_team_) : each_alone(count),
+               count, 1, work);
         return true;
     }
 
@@ -116,29 +125,47 @@ public:
     void trace(float* parameters) { trace_ = parameters; }
 
 private:
-    // Have `work(all slots, seat)` done by one team of all threads.
-    template <typename Work>
-    void spread_together(int count, const Work& work) {
-        pool_.run([&](int i) {
-            work(Range{0, count}, Seat{together_, i, members_[static_cast<size_t>(i)]});
-        });
+    int team_for(int rows) const {
+        const int most = std::min(pool_.threads(), Barrier::MAX_MEMBERS);
+        return config_.team ? std::min(config_.team, most) : network_.best_team(most, rows);
     }
 
-    // Have `work(range of slots, seat)` done by each thread alone, for parts of at most `most`.
-    template <typename Work>
-    void spread_parts(int count, int most, const Work& work) {
+    Crews each_alone(int count) const {
+        const int threads = std::clamp(count, 1, pool_.threads());
+        return {threads, threads};
+    }
+
+    // Teams of so many members, up to `most` where threads are left over, for so many parts.
+    Crews crews_of(int parts, int members, int most) const {
         const int threads = pool_.threads();
-        const int rounds = (count + threads * most - 1) / (threads * most);
-        const int parts = std::min(count, rounds * threads);
+        members = std::min(members, most);
+        if (members == 1) return each_alone(parts);
+        const int teams = std::min(parts, std::max(1, threads / members));
+        return {teams, std::min(threads, teams * most)};
+    }
+
+    // Have `work(range of slots, seat)` done by these teams, for parts of at most `most` slots.
+    template <typename Work>
+    void spread(const Crews& crews, int count, int most, const Work& work) {
+        const auto [teams, threads] = crews;
+        const int rounds = (count + teams * most - 1) / (teams * most);
+        const int parts = std::min(count, rounds * teams);
+        const auto members = [&](int team) { return Range::share(crews.threads, team, crews.teams); };
+        for (int team = 0; team < teams; ++team)
+            teams_[static_cast<size_t>(team)]->gather(members(team).end - members(team).begin);
         std::atomic<int> next{0};
-        const auto job = [&](int i) {
-            const auto thread = static_cast<size_t>(i);
-            const Seat seat{*alone_[thread], 0, members_[thread]};
-            for (int part; (part = next.fetch_add(1, std::memory_order_relaxed)) < parts;)
+        pool_.run(threads, [&](int i) {
+            const int mine = ((i + 1) * crews.teams - 1) / crews.threads;
+            const Seat seat{*teams_[static_cast<size_t>(mine)], i - members(mine).begin,
+                            members_[static_cast<size_t>(i)]};
+            // Who is alone takes whatever is next; the members of a team have to agree on it.
+            const bool alone = seat.team.members == 1;
+            const auto take = [&](int last) {
+                return alone ? next.fetch_add(1, std::memory_order_relaxed) : last + crews.teams;
+            };
+            for (int part = alone ? take(0) : mine; part < parts; part = take(part))
                 work(Range::share(count, part, parts), seat);
-        };
-        if (parts == 1) job(0);
-        else pool_.run(job);
+        });
     }
 
     // An image and its twin stay together, with whoever has the image.
@@ -234,9 +261,9 @@ private:
     const Head head_;
     Buffer<float> states_;
     Pool pool_;
-    Team together_;
-    std::vector<std::unique_ptr<Team>> alone_;
-    std::vector<Member> members_;
+    const int drawing_team_, absorbing_team_;  // how many threads pay off, for few rows and for many
+    std::vector<std::unique_ptr<Team>> teams_;
+    std::vector<Member> members_;  // by thread
     std::vector<int> slots_, ends_;  // of the call at hand: ends are pixels
     std::vector<bool> seen_;
     bool guided_ = false;  // whether a twin is among the slots

@@ -13,7 +13,7 @@ template <typename Work>
 double calls_per_second(Pool& pool, const Work& work) {
     constexpr std::chrono::milliseconds WARM{50}, MEASURED{200};
     std::atomic<int64_t> calls{0};
-    pool.run([&](int thread) {
+    pool.run(pool.threads(), [&](int thread) {
         using Clock = std::chrono::steady_clock;
         const auto begin = Clock::now() + WARM, end = begin + MEASURED;
         int64_t mine = 0;
@@ -50,7 +50,7 @@ inline double read_bandwidth(Pool& pool, size_t bytes) {
     const size_t part = bytes / sizeof(float) / static_cast<size_t>(pool.threads()) / 64 * 64;
     Buffer<float> memory(part * static_cast<size_t>(pool.threads()));
     Buffer<float> sums(static_cast<size_t>(pool.threads()) * 64);
-    pool.run([&](int thread) {
+    pool.run(pool.threads(), [&](int thread) {
         std::fill_n(memory.get() + static_cast<size_t>(thread) * part, part, 1.0f);
     });
     const double calls = calls_per_second(pool, [&](int thread) {

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <algorithm>
+#include <limits>
 #include <vector>
 
 #include "attention.h"
@@ -99,6 +100,31 @@ public:
                               state.add(late.steps(), pass.runs[i].late);
                           });
             }
+    }
+
+    // How many threads, of at most `most`, take a pass of so many rows in the least time: what the
+    // busiest computes, of each product whole panels, and the meetings between. All in bytes of
+    // weights; those of `FREE_ROWS` rows are computed with as fast as they are read.
+    int best_team(int most, int rows) const {
+        constexpr double MEETING = 2048;  // bytes read in the 50 ns that one more arrival may take
+        constexpr int FREE_ROWS = 2;
+        const double each = std::max(1.0, static_cast<double>(rows) / FREE_ROWS);
+        int best = 1;
+        double least = std::numeric_limits<double>::infinity();
+        for (int members = 1; members <= most; ++members) {
+            const auto share = [&](const Packed& product, int parts) {
+                return static_cast<double>(product.bytes()) / parts * ((parts + members - 1) / members);
+            };
+            double busiest = share(predictor_, predictor_.panels());
+            for (const Layer& layer : layers_)
+                busiest += share(layer.qkv, sizes_.units) + share(layer.out, layer.out.panels()) +
+                           share(layer.linear1, layer.linear1.panels()) +
+                           share(layer.linear2, layer.linear2.panels());
+            const double meetings = members == 1 ? 0 : 4.0 * sizes_.layers + 3;
+            const double cost = busiest * each + meetings * MEETING * members;
+            if (cost < least) least = cost, best = members;
+        }
+        return best;
     }
 
     float* parameters(Team& team, int row) const {

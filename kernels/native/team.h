@@ -75,13 +75,18 @@ struct Sizes {
 
 // What the members of a team share, and what each has for itself.
 struct Team {
-    Team(const Config& c, const Sizes& s, const InputFormat& format, int members)
-        : members(members), barrier(members), qkv(size_t{MAX_ROWS} * s.qkv_stride()),
+    Team(const Config& c, const Sizes& s, const InputFormat& format)
+        : qkv(size_t{MAX_ROWS} * s.qkv_stride()),
           attended(INPUT_ROWS * format.stride(s.qkv())), hidden(INPUT_ROWS * format.stride(s.hidden)),
           added(size_t{MAX_ROWS} * s.wide), parameters(size_t{MAX_ROWS} * s.parameters),
           late(static_cast<size_t>(s.layers) * MAX_ROWS * 2 * s.qkv()), guesses(c) {}
 
-    const int members;
+    void gather(int count) {
+        members = count;
+        barrier.gather(count);
+    }
+
+    int members = 1;
     Barrier barrier;
     Pass pass;  // written by the leader before a meeting, read after
     Buffer<float> qkv;
@@ -108,7 +113,7 @@ struct Seat {
     Member& member;
 
     Range share(int count) const { return Range::share(count, index, team.members); }
-    void meet() const { team.barrier.meet(); }
+    void meet() const { team.barrier.meet(index); }
     bool leads() const { return index == 0; }
 };
 

@@ -45,9 +45,10 @@ class NativeDecoder(Decoder):
 
     ``threads`` is how many cores to use, all that this process may by default, and ``isa`` one of
     ``native.ISAS``, the CPU's best by default. ``guess`` computes pixels ahead on guesses,
-    where images are few, and keeps what was guessed right. The same seed gives the same bytes for
-    every ``threads``, guessed or not. Raises ``BackendError`` where the code cannot be built or
-    run.
+    where images are few, and keeps what was guessed right. ``team`` is how many threads share the
+    work on few images, by default what the network's size is worth. The same seed gives the same
+    bytes for every ``threads`` and ``team``, guessed or not. Raises ``BackendError`` where the code
+    cannot be built or run.
     """
 
     backend = "native"
@@ -61,10 +62,13 @@ class NativeDecoder(Decoder):
         precision: Precision = "bf16",
         isa: str | None = None,
         guess: bool = True,
+        team: int | None = None,
     ) -> None:
         super().__init__(model.config, max_slots)
         if threads is not None and threads < 1:
             raise ValueError(f"threads must be at least 1, not {threads}")
+        if team is not None and team < 1:
+            raise ValueError(f"team must be at least 1, not {team}")
         if precision not in ("bf16", "float32"):
             raise ValueError(f"precision must be bf16 or float32, not {precision!r}")
         self.threads = threads or usable_cores()
@@ -81,7 +85,7 @@ class NativeDecoder(Decoder):
             "categorical": c.head == "categorical", "pre_norm": c.norm == "pre",
             "gelu": c.activation == "gelu", "start_given": c.start == "given",
             "classes": len(c.classes), "short_conv": c.short_conv != "none", "max_slots": max_slots,
-            "bf16": precision == "bf16", "threads": self.threads, "guess": guess,
+            "bf16": precision == "bf16", "threads": self.threads, "team": team or 0, "guess": guess,
         }  # fmt: skip
         arrays: dict[str, NDArray[np.generic]] = {
             "bits": self.bits, "positions": self.positions,

@@ -18,7 +18,8 @@ using namespace scanline;
 template <typename Work>
 void share_out(Pool& pool, int64_t count, const Work& work) {
     std::atomic<int64_t> next{0};
-    pool.run([&](int) {
+    const auto threads = std::clamp(count, int64_t{1}, static_cast<int64_t>(pool.threads()));
+    pool.run(static_cast<int>(threads), [&](int) {
         for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) work(i);
     });
 }
