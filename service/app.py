@@ -82,7 +82,9 @@ def create_app(scanline: Scanline, open_models: Callable[[], None]) -> FastAPI:
     settings = scanline.settings
     app.add_middleware(HeadMiddleware)  # the first one added is the innermost
     app.add_middleware(FailureMiddleware)
-    app.add_middleware(BodyLimitMiddleware, upload=settings.max_upload, other=settings.max_json)
+    app.add_middleware(
+        BodyLimitMiddleware, upload=settings.max_upload, other=lambda: scanline.max_json
+    )
     if settings.api_keys:
         app.add_middleware(KeyMiddleware, keys=settings.api_keys)
     if settings.cors_origins:

@@ -32,6 +32,8 @@ from scanline.service.workshop import Workshop
 log = logging.getLogger("scanline.server")
 
 SPARE_SLOTS = 64  # at most, for small requests while large ones have all the others
+JSON_BYTES = 65_536  # of a body that is no form, beside a picture's values,
+VALUE_BYTES = 6  # each with a comma and a blank or two
 LARGE = 2**18  # pixels of an image that takes tens of milliseconds to encode
 
 
@@ -90,6 +92,15 @@ class Scanline:
         self.repeats = Repeats()
         self.callers = Callers(self.settings.max_images_per_caller)
         self.metrics = Metrics(lambda: {name: m.engine for name, m in self.models.items()})
+
+    @property
+    def max_json(self) -> int:
+        """Give how many bytes a body may have that is no form."""
+        if self.settings.max_json is not None:
+            return self.settings.max_json
+        configs = [served.engine.config for served in self.models.values()]
+        values = max((config.pixels * config.channels for config in configs), default=0)
+        return JSON_BYTES + VALUE_BYTES * values
 
     def pool_for(self, pixels: int) -> Pool:
         """Give the threads that write an image of so many pixels."""

@@ -55,9 +55,14 @@ class Settings(BaseSettings):
     max_upload: Annotated[int, Field(ge=1024, description="Bytes of a form, pictures and all.")] = (
         10_000_000
     )
-    max_json: Annotated[int, Field(ge=1024, description="Bytes of a body that is no form.")] = (
-        1_000_000
-    )
+    max_json: Annotated[
+        int | None,
+        Field(
+            ge=1024,
+            description="Bytes of a body that is no form; if left out, 64 KiB and what the values "
+            "of the largest model take.",
+        ),
+    ] = None
     max_headers: Annotated[
         int, Field(ge=1024, description="Bytes of a request's first line and headers.")
     ] = 32_768

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
 from collections.abc import Iterator
@@ -9,7 +10,16 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.service_fixtures import DEADLINE, build, check_error, encode, listening, random_picture
+from tests.service_fixtures import (
+    COLOUR,
+    DEADLINE,
+    FakeDecoder,
+    build,
+    check_error,
+    encode,
+    listening,
+    random_picture,
+)
 
 JSON = {"Content-Type": "application/json"}
 LIMIT = 100_000  # bytes of JSON
@@ -69,6 +79,22 @@ def test_json_has_a_smaller_limit_than_forms(client: httpx.Client) -> None:
     files = {"image": encode(random_picture()) + large.encode()}
     reply = client.post("/v1/completions", files=files, data={"known_rows": "1"})
     assert reply.status_code == 200, reply.text
+
+
+def test_json_is_as_large_as_the_largest_models_values() -> None:
+    config = dataclasses.replace(COLOUR, height=80, width=80)
+    values = config.pixels * config.channels
+    scanline, app = build({}, {"large": FakeDecoder(config, 1)})
+    with (
+        listening(app, lambda: scanline.ready) as url,
+        httpx.Client(base_url=url, timeout=DEADLINE) as client,
+    ):
+        body = json.dumps({"values": [255] * (values - 3)}).encode()
+        reply = client.post("/v1/distribution", content=body, headers=JSON)
+        assert reply.status_code == 200, reply.text
+        body += b" " * (65_536 + 6 * values + 1 - len(body))
+        reply = client.post("/v1/distribution", content=body, headers=JSON)
+        check_error(reply, 413, "too_large")
 
 
 def test_a_compressed_body_is_415(client: httpx.Client) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -14,12 +16,12 @@ MAX_PARTS = 1000
 class BodyLimitMiddleware:
     """Refuse a body that is too large with 413, at once where its length is announced.
 
-    A form, which may hold pictures, has at most ``upload`` bytes, any other body ``other``. That is
-    JSON, parsed where it keeps everyone waiting, and what takes long is not its bytes but what they
-    hold: it has at most ``MAX_PARTS``. A compressed body is refused with 415.
+    A form, which may hold pictures, has at most ``upload`` bytes, any other body ``other()``. That
+    is JSON, parsed where it keeps everyone waiting, and what takes long is less its bytes than what
+    they hold: it has at most ``MAX_PARTS``. A compressed body is refused with 415.
     """
 
-    def __init__(self, app: ASGIApp, upload: int, other: int) -> None:
+    def __init__(self, app: ASGIApp, upload: int, other: Callable[[], int]) -> None:
         self.app, self.upload, self.other = app, upload, other
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -35,7 +37,7 @@ class BodyLimitMiddleware:
             await refusal(scope, receive, send)
             return
         form = headers.get("content-type", "").strip().lower().startswith("multipart/form-data")
-        limit = self.upload if form else self.other
+        limit = self.upload if form else self.other()
         too_large = f"the body is over {limit:,} bytes; send " + (
             "a smaller picture" if form else "less, and pictures as multipart/form-data"
         )
