@@ -15,6 +15,7 @@ from typing import Any
 
 import uvicorn
 
+from scanline.kernels.native.build import usable_cores
 from scanline.model.checkpoint import Checkpoint, Defaults
 from scanline.model.decoders.contract import BackendError
 from scanline.model.decoders.opening import open_decoder
@@ -86,7 +87,8 @@ class Scanline:
 
     def __post_init__(self) -> None:
         self.measuring = Pool(1, 32)  # likelihoods, beside the engines
-        self.reading = Pool(2, 128)  # uploads, each some 50 MB while it is decoded
+        # Uploads, each some 50 MB while it is decoded; half the cores at most, for others draw.
+        self.reading = Pool(max(1, min(4, usable_cores() // 2)), 128)
         self.writing = Pool(2)  # replies
         self.enlarging = Pool(1)  # images of replies, pixels made larger
         self.repeats = Repeats()
