@@ -65,12 +65,13 @@ for name, what in {
     paper.command(name)(_experiment(name, what))
 
 
-@paper.command()
+@paper.command(
+    help="Speech, by default digits that espeak-ng speaks: phonemes wrong and time an epoch; a "
+    "table, a plot and a JSON file. Run again, it goes on."
+)
 def table3(
     quick: Quick = False, out: Folder = FOLDER, threads: Threads = 1, speech: Speech = None
 ) -> None:
-    """Speech: phonemes wrong and time an epoch of each encoder with CTC; a table, a plot and a JSON
-    file. Run again, it goes on."""
     _run("table3", quick, out, threads, speech)
 
 

@@ -27,7 +27,7 @@ STRESS = str.maketrans("", "", "ˈˌ")
 def synthesise(folder: Path, train: int, test: int) -> None:
     """Write so many utterances as a folder of speech; what is there already is not made anew.
 
-    Each says 3 to 5 digits in a voice, speed and pitch of its own, all drawn from its number.
+    Each says 8 to 12 digits in a voice, speed and pitch of its own, all drawn from its number.
     Raises ``DataError`` where espeak-ng is missing or fails.
     """
     wanted = [("train", n) for n in range(train)] + [("test", n) for n in range(test)]
@@ -35,7 +35,7 @@ def synthesise(folder: Path, train: int, test: int) -> None:
         path = folder / split / f"{number:06}"
         if not path.with_suffix(".txt").exists():
             draw = random.Random(f"{split} {number}")
-            said = " ".join(draw.choices(DIGITS, k=draw.randint(3, 5)))
+            said = " ".join(draw.choices(DIGITS, k=draw.randint(8, 12)))
             words, pitch = draw.randint(130, 210), draw.randint(20, 80)
             sound, rate, phonemes = speak(said, draw.choice(VOICES), words, pitch)
             file = io.BytesIO()

@@ -46,8 +46,8 @@ class Encoder(nn.Module):
         if kind not in KINDS:
             raise ValueError(f"there is no encoder {kind!r}; there are {', '.join(KINDS)}")
         self.stack = sizes.stack
-        body = Recurrent if kind == LSTM else Transformer
-        self.body = body(kind, sizes, sizes.stack * features)
+        taken = sizes.stack * features
+        self.body = Recurrent(sizes, taken) if kind == LSTM else Transformer(kind, sizes, taken)
         self.predictor = nn.Linear(self.body.size, 1 + phonemes)
 
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -64,7 +64,7 @@ class Encoder(nn.Module):
 class Recurrent(nn.Module):
     """The paper's baseline: LSTMs that read from both ends."""
 
-    def __init__(self, _: str, sizes: Sizes, features: int) -> None:
+    def __init__(self, sizes: Sizes, features: int) -> None:
         super().__init__()
         self.size = 2 * sizes.lstm_size
         self.lstm = nn.LSTM(

@@ -50,9 +50,9 @@ FULL = Speech(
     digits=(20_000, 1_000),
 )  # fmt: skip
 QUICK = Speech(
-    sizes=Sizes(stack=3, n_layers=2, n_heads=4, d_model=64, lstm_layers=2, lstm_size=64),
-    training_seconds=40, batch=8, learning_rate=2e-3, lstm_learning_rate=3e-3,
-    digits=(600, 100),
+    sizes=Sizes(stack=3, n_layers=2, n_heads=4, d_model=64, lstm_layers=1, lstm_size=96),
+    training_seconds=45, batch=4, learning_rate=2e-3, lstm_learning_rate=5e-3,
+    digits=(240, 60),
 )  # fmt: skip
 
 
