@@ -61,9 +61,9 @@ def rows(
 ) -> Iterator[tuple[str, Callable[[], Row]]]:
     """Give each row's key and what makes it: ``data``, then ``epoch``, ``pass``, ``train KIND``.
 
-    Digits are kept beside the report, in the folder ``table3``.
+    Digits are kept beside the report, in a folder of ``table3`` that is named by how many.
     """
-    spoken = report.path.parent / report.name / "digits"
+    spoken = report.path.parent / report.name / "{}-digits-{}".format(*task.digits)
 
     @cache
     def corpus() -> Corpus:
@@ -100,7 +100,7 @@ class Training:
 
     def __init__(self, kind: str, task: Speech, corpus: Corpus, device: torch.device) -> None:
         torch.manual_seed(0)
-        self.device, self.size = device, task.batch
+        self.device = device
         self.encoder = Encoder(kind, task.sizes, corpus.features, len(corpus.phonemes)).to(device)
         rate = task.lstm_learning_rate if kind == LSTM else task.learning_rate
         self.optimizer = torch.optim.RAdam(self.encoder.parameters(), lr=rate)
