@@ -93,13 +93,16 @@ def caption(name: str, s: Row) -> str:
         )
     if name == "table3":
         sizes = s["sizes"]
-        data = f"The folder `{s['data']}`" if s["data"] else "Digits that espeak-ng spoke"
-        stacked = f", {sizes['stack']} frames at a time" if sizes["stack"] > 1 else ""
+        digits = (
+            "Digits that espeak-ng spoke, for the Wall Street Journal is licensed: compare the "
+            "order, not the numbers."
+        )
+        data = f"Speech of the folder `{s['data']}`." if s["data"] else digits
+        stacked = f"; {sizes['stack']} frames at a time" if sizes["stack"] > 1 else ""
         return how + (
-            f"{data}, not the Wall Street Journal, which is licensed: compare the order, not the "
-            f"numbers. Each encoder sees all of an utterance ({sizes['n_layers']} layers × "
-            f"{sizes['d_model']}, {sizes['n_heads']} heads; or {sizes['lstm_layers']} LSTM layers "
-            f"× 2 × {sizes['lstm_size']}{stacked}) and is trained with CTC for "
+            f"{data} Each encoder sees all of an utterance ({sizes['n_layers']} layers × "
+            f"{sizes['d_model']}, {sizes['n_heads']} heads; bi-lstm {sizes['lstm_layers']} × 2 × "
+            f"{sizes['lstm_size']}{stacked}) and is trained with CTC for "
             f"{s['training_seconds']:g} seconds, batches of {s['batch']}; phonemes are the "
             "likeliest of each step (± standard error). The last column is a forward and backward "
             "pass over one utterance as long as the paper's are on average, frame by frame."
@@ -215,7 +218,7 @@ def _judge_speech(rows: dict[str, Row]) -> Iterable[Verdict]:
     for other in ("lsh-4", "bi-lstm"):
         theirs = f"{SPEECH['linear'].error_percent:.2f} % : {SPEECH[other].error_percent:.2f} %"
         yield Verdict(
-            f"speech: linear has fewer phonemes wrong than {other} ({theirs})",
+            f"speech: linear gets fewer phonemes wrong than {other} ({theirs})",
             f"{wrong['linear']:.2f} % : {wrong[other]:.2f} %", wrong["linear"] < wrong[other],
         )  # fmt: skip
     seconds = {kind: rows[f"epoch {kind}"]["seconds"] for kind in SPEECH}

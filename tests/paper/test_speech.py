@@ -248,7 +248,7 @@ def test_the_table_of_a_folder_is_learnt_and_goes_on(
     for kind in KINDS:
         assert rows[f"train {kind}"]["error_rate"] < 0.2, kind  # of four phonemes
     assert markdown("table3", rows) in capsys.readouterr().out
-    assert "The folder `speech`" in caption("table3", report["settings"])
+    assert "Speech of the folder `speech`." in caption("table3", report["settings"])
     with Image.open(tmp_path / "table3.png") as plot:
         assert min(plot.size) > 300
     before = (tmp_path / "table3.json").read_bytes()
