@@ -33,12 +33,17 @@ def inputs(
 
 
 @pytest.mark.parametrize(("T", "chunk"), [(1, 4), (3, 4), (32, 8), (37, 8), (64, 32), (40, 64)])
+@pytest.mark.parametrize("causal", [True, False])
 @every_rounds
-def test_it_is_its_formula_and_so_are_its_gradients(rounds: int, T: int, chunk: int) -> None:
+def test_it_is_its_formula_and_so_are_its_gradients(
+    rounds: int, causal: bool, T: int, chunk: int
+) -> None:
     qk, v, turns = inputs(rounds, T)
     leaves = [qk.requires_grad_(), v.requires_grad_()]
-    o, expected = lsh_attention(qk, v, turns, chunk), naive_lsh_attention(qk, v, turns, chunk)
-    assert_close(o, expected)
+    for lengths in (None, torch.tensor([T, T // 2 + 1])):
+        forms = lsh_attention, naive_lsh_attention
+        o, expected = (form(qk, v, turns, chunk, lengths, causal) for form in forms)
+        assert_close(o, expected)
     grad = torch.randn_like(o)
     mine = torch.autograd.grad(o, leaves, grad)
     for one, other in zip(mine, torch.autograd.grad(expected, leaves, grad), strict=True):
@@ -71,6 +76,30 @@ def test_in_one_chunk_it_is_softmax_attention_to_all_earlier_positions(rounds: i
     later[0, 0] = False  # the first sees itself
     expected = torch.einsum("bhts,bshv->bthv", scores.masked_fill(later, -torch.inf).softmax(-1), v)
     assert_close(lsh_attention(qk, v, turns, 16), expected)
+
+
+@every_rounds
+def test_in_one_chunk_not_causal_it_sees_all_but_itself(rounds: int) -> None:
+    qk, v, turns = inputs(rounds, 9)
+    scores = torch.einsum("bthk,bshk->bhts", qk, qk / qk.norm(dim=-1, keepdim=True)) / 6**0.5
+    scores = scores.masked_fill(torch.eye(9, dtype=torch.bool), -torch.inf)
+    expected = torch.einsum("bhts,bshv->bthv", scores.softmax(-1), v)
+    assert_close(lsh_attention(qk, v, turns, 16, causal=False), expected)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@every_rounds
+def test_what_lies_after_a_rows_end_changes_nothing(rounds: int, causal: bool) -> None:
+    qk, v, turns = inputs(rounds, 40)
+    lengths = torch.tensor([40, 21])
+    o = lsh_attention(qk, v, turns, 8, lengths, causal)
+    alone = lsh_attention(qk[1:, :21], v[1:, :21], turns, 8, causal=causal)
+    assert_close(o[1:, :21], alone)
+    after = torch.arange(40) >= lengths.unsqueeze(1)
+    other = after[..., None, None].double()
+    again = lsh_attention(qk + other, v + other, turns, 8, lengths, causal)
+    assert torch.equal(again[0], o[0])
+    assert torch.equal(again[1, :21], o[1, :21])
 
 
 @every_rounds
@@ -119,6 +148,8 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
             form(qk, v[:, 1:], turns)
         with pytest.raises(ValueError, match=r"turns must be \[R, 2, 6, N / 2\]"):
             form(qk, v, turns[:, :1])
+        with pytest.raises(ValueError, match=r"lengths must be \[2\], not \[1\]"):
+            form(qk, v, turns, lengths=torch.tensor([5]))
 
 
 @every_rounds

@@ -1,15 +1,18 @@
-"""Causal attention among positions that hash alike (Kitaev et al. 2020, *Reformer*).
+"""Attention among positions that hash alike (Kitaev et al. 2020, *Reformer*).
 
 Queries are keys (``qk``), a key of unit length. A round hashes every position into a bucket (the
 nearest of directions that a random turn made), sorts positions by bucket, cuts that order into
-chunks, and lets a position i see P_i: those of its own chunk and of the one before that are not
-after it. With s_ij = q_iᵀ k_j / √K, over rounds r,
+chunks, and lets a position i see P_i: those of its own chunk and of the one before; where it is
+causal, only those that are not after it. With s_ij = q_iᵀ k_j / √K, over rounds r,
 
     o_i = Σ_r Σ_{j ∈ P_i^r} exp(s_ij) v_j / Σ_r Σ_{j ∈ P_i^r} exp(s_ij)
 
-where a position sees itself only if it sees no other (s_ii = -10⁵). So no value has weight before
-its time; but *which* earlier ones a position sees depends on where later ones fall: these outputs
-are not those of an RNN, and their likelihoods are not quite likelihoods.
+where a position sees itself only if it sees no other (s_ii = -10⁵). So, causal, no value has
+weight before its time; but *which* earlier ones a position sees depends on where later ones fall:
+these outputs are not those of an RNN, and their likelihoods are not quite likelihoods.
+
+Rows may end before T, at ``lengths: int64 [B]``. What lies after a row's end is sorted behind all
+of it and seen by nobody else, so that it changes nothing before the end.
 
 Shapes: ``qk: [B, T, H, K]``, ``v, o: [B, T, H, V]``, ``turns: [R, H, K, N / 2]`` for R rounds of N
 buckets.
@@ -35,24 +38,34 @@ def random_turns(rounds: int, heads: int, K: int, buckets: int) -> Tensor:
 
 
 @torch.no_grad()
-def lsh_order(qk: Tensor, turns: Tensor) -> Tensor:
+def lsh_order(qk: Tensor, turns: Tensor, lengths: Tensor | None = None) -> Tensor:
     """Sort the positions by bucket, those of one bucket by time: int64 ``[B, R, H, T]``."""
     turned = torch.einsum("bthk,rhkn->brhtn", qk, turns.to(qk.dtype))
     buckets = torch.cat([turned, -turned], -1).argmax(-1)
+    if lengths is not None:
+        after = torch.arange(qk.shape[1], device=qk.device) >= lengths.unsqueeze(1)
+        buckets = buckets.masked_fill(after[:, None, None], 2 * turns.shape[3])
     return buckets.sort(dim=-1, stable=True).indices
 
 
-def lsh_attention(qk: Tensor, v: Tensor, turns: Tensor, chunk: int = CHUNK) -> Tensor:
+def lsh_attention(
+    qk: Tensor,
+    v: Tensor,
+    turns: Tensor,
+    chunk: int = CHUNK,
+    lengths: Tensor | None = None,
+    causal: bool = True,
+) -> Tensor:
     """Compute it chunk against chunk: time and memory linear in T.
 
-    ``qk: [B, T, H, K]``, ``v: [B, T, H, V]``, ``turns`` as ``random_turns`` gives them; returns
-    ``o`` like ``v``. Gradients flow to qk and v, not through the hashes. Raises ``ValueError`` on
-    wrong shapes.
+    ``qk: [B, T, H, K]``, ``v: [B, T, H, V]``, ``turns`` as ``random_turns`` gives them, rows as
+    long as T unless ``lengths`` says otherwise; returns ``o`` like ``v``. Gradients flow to qk and
+    v, not through the hashes. Raises ``ValueError`` on wrong shapes.
     """
-    _check(qk, v, turns)
+    _check(qk, v, turns, lengths)
     B, T, H, K = qk.shape
     V, R, padding = v.shape[3], len(turns), -T % chunk
-    order = lsh_order(qk, turns)
+    order = lsh_order(qk, turns, lengths)
     # Positions after the last fill the last chunk; being later than all, nobody sees them.
     after = torch.arange(T, T + padding, device=qk.device).expand(B, R, H, -1)
     order = torch.cat([order, after], -1)
@@ -70,7 +83,8 @@ def lsh_attention(qk: Tensor, v: Tensor, turns: Tensor, chunk: int = CHUNK) -> T
     q, places = in_order(qk), order.view(B, R, H, -1, chunk, 1)
     k = with_chunk_before(F.normalize(q, dim=-1))
     seen = with_chunk_before(places, T + padding).transpose(-1, -2)
-    scores = (q @ k.transpose(-1, -2) / math.sqrt(K)).masked_fill(seen > places, -math.inf)
+    last = places if causal else _ends(qk, lengths) - 1
+    scores = (q @ k.transpose(-1, -2) / math.sqrt(K)).masked_fill(seen > last, -math.inf)
     scores = scores.masked_fill(seen == places, ITSELF)
     total = scores.logsumexp(-1, keepdim=True)
     rounds = (scores - total).exp() @ with_chunk_before(in_order(v))
@@ -81,19 +95,26 @@ def lsh_attention(qk: Tensor, v: Tensor, turns: Tensor, chunk: int = CHUNK) -> T
     return (rounds * total.softmax(1)).sum(1).transpose(1, 2)
 
 
-def naive_lsh_attention(qk: Tensor, v: Tensor, turns: Tensor, chunk: int = CHUNK) -> Tensor:
+def naive_lsh_attention(
+    qk: Tensor,
+    v: Tensor,
+    turns: Tensor,
+    chunk: int = CHUNK,
+    lengths: Tensor | None = None,
+    causal: bool = True,
+) -> Tensor:
     """Compute the formula as written, with every position's own set of every round: the oracle.
 
     Takes, returns and raises what ``lsh_attention`` does.
     """
-    _check(qk, v, turns)
+    _check(qk, v, turns, lengths)
     B, T, H, K = qk.shape
     times = torch.zeros(B, H, T, T, dtype=qk.dtype)  # in how many rounds i sees j
-    orders = lsh_order(qk, turns).tolist()
+    orders, ends = lsh_order(qk, turns, lengths).tolist(), _ends(qk, lengths).flatten().tolist()
     for b, r, h in itertools.product(range(B), range(len(turns)), range(H)):
         chunk_of = {position: place // chunk for place, position in enumerate(orders[b][r][h])}
         for i in range(T):
-            for j in range(i + 1):
+            for j in {*range(i + 1 if causal else ends[b]), i}:
                 times[b, h, i, j] += chunk_of[i] - 1 <= chunk_of[j] <= chunk_of[i]
     keys = qk / qk.norm(dim=-1, keepdim=True)
     scores = torch.einsum("bthk,bshk->bhts", qk, keys) / math.sqrt(K)
@@ -102,8 +123,17 @@ def naive_lsh_attention(qk: Tensor, v: Tensor, turns: Tensor, chunk: int = CHUNK
     return torch.einsum("bhts,bshv->bthv", weights, v)
 
 
-def _check(qk: Tensor, v: Tensor, turns: Tensor) -> None:
+def _ends(qk: Tensor, lengths: Tensor | None) -> Tensor:
+    """Give every row's length, T by default: ``[B, 1, 1, 1, 1, 1]``."""
+    B, T = qk.shape[:2]
+    ends = lengths if lengths is not None else torch.full((B,), T, device=qk.device)
+    return ends.view(B, 1, 1, 1, 1, 1)
+
+
+def _check(qk: Tensor, v: Tensor, turns: Tensor, lengths: Tensor | None) -> None:
     check_shapes(qk, qk, v)
+    if lengths is not None and lengths.shape != qk.shape[:1]:
+        raise ValueError(f"lengths must be [{len(qk)}], not {[*lengths.shape]}")
     _, _, H, K = qk.shape
     if turns.ndim != 4 or turns.shape[1:3] != (H, K):
         raise ValueError(f"turns must be [R, {H}, {K}, N / 2], not {[*turns.shape]}")

@@ -5,6 +5,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
+class SpeechClaim(NamedTuple):
+    """An encoder's row in the paper: phoneme errors in percent, and seconds an epoch."""
+
+    error_percent: float
+    seconds: float
+
+
 class Claim(NamedTuple):
     """A kind's row in the paper: bits/dim, and images a second on the authors' GPU."""
 
@@ -28,6 +35,14 @@ IMAGES: dict[str, dict[str, Claim]] = {
         "lsh-4": Claim(3.51, 0.005),
         "linear": Claim(3.40, 17.85),
     },
+}
+
+# Table 3: speech of the Wall Street Journal.
+SPEECH: dict[str, SpeechClaim] = {
+    "bi-lstm": SpeechClaim(10.94, 1047),
+    "softmax": SpeechClaim(5.12, 2711),
+    "lsh-4": SpeechClaim(9.33, 2250),
+    "linear": SpeechClaim(8.08, 824),
 }
 
 # The supplement: seconds for one image, on CPU and on GPU.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,9 @@ from tqdm import tqdm
 
 from scanline.model.paper import copying, images, latency, lengths
 from scanline.model.paper.report import Report, Row
+from scanline.model.paper.speech import table as speech
 
-EXPERIMENTS = ("figure1", "figure2", "table1", "table2", "supplement")
+EXPERIMENTS = ("figure1", "figure2", "table1", "table2", "table3", "supplement")
 
 Rows = list[tuple[str, Callable[[], Row]]]
 
@@ -21,13 +22,14 @@ Rows = list[tuple[str, Callable[[], Row]]]
 def run(name: str, folder: Path, *, quick: bool, data_dir: Path | None = None) -> Report:
     """Run an experiment, or what is left of it, and give its report.
 
-    It is kept in ``folder`` as ``NAME.json``. Runs on a CUDA device if there is one. Raises
-    ``ValueError`` on an unknown name, or where the folder holds rows of other settings.
+    It is kept in ``folder`` as ``NAME.json``. ``data_dir`` holds the data sets, and for table 3 it
+    is a folder of speech. Runs on a CUDA device if there is one. Raises ``ValueError`` on an
+    unknown name, or where the folder holds rows of other settings.
     """
     if name not in EXPERIMENTS:
         raise ValueError(f"there is no {name!r}; there are {', '.join(EXPERIMENTS)}")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    settings, plan = _planned(name, quick)
+    settings, plan = _planned(name, quick, data_dir)
     report = Report(folder, name, {"quick": quick, **asdict(settings)})
     todo = plan(report, data_dir, device)
     with tqdm(todo, unit="row", desc=name) as bar:
@@ -38,7 +40,9 @@ def run(name: str, folder: Path, *, quick: bool, data_dir: Path | None = None) -
     return report
 
 
-def _planned(name: str, quick: bool) -> tuple[Any, Callable[[Report, Path | None, Any], Rows]]:
+def _planned(
+    name: str, quick: bool, data_dir: Path | None = None
+) -> tuple[Any, Callable[[Report, Path | None, Any], Rows]]:
     """Give an experiment's settings, and what lists its rows."""
     if name == "figure1":
         size = lengths.QUICK if quick else lengths.FULL
@@ -49,6 +53,13 @@ def _planned(name: str, quick: bool) -> tuple[Any, Callable[[Report, Path | None
     if name == "supplement":
         sweep = latency.QUICK if quick else latency.FULL
         return sweep, lambda report, _, device: list(latency.rows(sweep))
+    if name == "table3":
+        spoken = speech.QUICK if quick else speech.FULL
+        if data_dir:
+            spoken = replace(spoken, data=data_dir.resolve().name)
+        return spoken, lambda report, data_dir, device: list(
+            speech.rows(spoken, report, data_dir, device)
+        )
     table = (images.QUICK if quick else images.FULL)[name]
     return table, lambda report, data_dir, device: list(
         images.rows(table, report, data_dir, device)

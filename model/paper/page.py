@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from scanline.model.paper.claims import IMAGES
+from scanline.model.paper.claims import IMAGES, SPEECH
 from scanline.model.paper.experiments import EXPERIMENTS
 from scanline.model.paper.lengths import slope
 from scanline.model.paper.report import Row, read
@@ -20,6 +20,7 @@ TITLES = {
     "figure2": "Figure 2: copying",
     "table1": "Table 1: MNIST",
     "table2": "Table 2: CIFAR-10",
+    "table3": "Table 3: speech",
     "supplement": "Supplement: one image, and more at once",
 }
 
@@ -90,6 +91,22 @@ def caption(name: str, s: Row) -> str:
             "the power of the length, fitted to the four longest. Memory is what PyTorch's "
             "allocator held at most."
         )
+    if name == "table3":
+        sizes = s["sizes"]
+        digits = (
+            "Digits that espeak-ng spoke, for the Wall Street Journal is licensed: compare the "
+            "order, not the numbers."
+        )
+        data = f"Speech of the folder `{s['data']}`." if s["data"] else digits
+        stacked = f"; {sizes['stack']} frames at a time" if sizes["stack"] > 1 else ""
+        return how + (
+            f"{data} Each encoder sees all of an utterance ({sizes['n_layers']} layers × "
+            f"{sizes['d_model']}, {sizes['n_heads']} heads; bi-lstm {sizes['lstm_layers']} × 2 × "
+            f"{sizes['lstm_size']}{stacked}) and is trained with CTC for "
+            f"{s['training_seconds']:g} seconds, batches of {s['batch']}; phonemes are the "
+            "likeliest of each step (± standard error). The last column is a forward and backward "
+            "pass over one utterance as long as the paper's are on average, frame by frame."
+        )
     network = f"{s.get('n_layers')} layers × {s.get('d_model')}, {s.get('n_heads')} heads"
     if name == "figure2":
         sees = (
@@ -129,6 +146,7 @@ def judge(name: str, rows: dict[str, Row]) -> Iterable[Verdict]:
     """Give the claims that an experiment's rows decide."""
     deciders: dict[str, Callable[[dict[str, Row]], Iterable[Verdict]]] = {
         "figure1": _judge_lengths, "figure2": _judge_copying, "supplement": _judge_latency,
+        "table3": _judge_speech,
     }  # fmt: skip
     return deciders[name](rows) if name in deciders else _judge_images(name, rows)
 
@@ -193,6 +211,23 @@ def _judge_images(name: str, rows: dict[str, Row]) -> Iterable[Verdict]:
             ", ".join(f"{kind} {value:.3f}" for kind, value in bits.items()),
             bits["linear"] < bits["softmax"],
         )
+
+
+def _judge_speech(rows: dict[str, Row]) -> Iterable[Verdict]:
+    wrong = {kind: 100 * rows[f"train {kind}"]["error_rate"] for kind in SPEECH}
+    for other in ("lsh-4", "bi-lstm"):
+        theirs = f"{SPEECH['linear'].error_percent:.2f} % : {SPEECH[other].error_percent:.2f} %"
+        yield Verdict(
+            f"speech: linear gets fewer phonemes wrong than {other} ({theirs})",
+            f"{wrong['linear']:.2f} % : {wrong[other]:.2f} %", wrong["linear"] < wrong[other],
+        )  # fmt: skip
+    seconds = {kind: rows[f"epoch {kind}"]["seconds"] for kind in SPEECH}
+    theirs = ", ".join(f"{kind} {number(claim.seconds)} s" for kind, claim in SPEECH.items())
+    yield Verdict(
+        f"speech: an epoch takes linear the least time ({theirs})",
+        ", ".join(f"{kind} {number(value)} s" for kind, value in seconds.items()),
+        seconds["linear"] == min(seconds.values()),
+    )
 
 
 def _judge_latency(rows: dict[str, Row]) -> Iterable[Verdict]:

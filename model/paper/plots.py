@@ -23,7 +23,7 @@ def plot(name: str, rows: dict[str, Row], path: Path) -> None:
         raise ValueError(
             "plots need matplotlib: pip install 'scanline[paper]', then run this again"
         ) from None
-    wide = name in ("figure1", "table1", "table2")
+    wide = name in ("figure1", "table1", "table2", "table3")
     figure = Figure(figsize=(10, 4.2) if wide else (7, 4.2), layout="constrained")
     FigureCanvasAgg(figure)
     if name == "figure1":
@@ -35,6 +35,9 @@ def plot(name: str, rows: dict[str, Row], path: Path) -> None:
         _curves(figure.subplots(), rows)
     elif name == "supplement":
         _sweep(figure.subplots(), rows)
+    elif name == "table3":
+        left, right = figure.subplots(1, 2)
+        _speech(left, right, rows)
     else:
         left, right = figure.subplots(1, 2)
         _speeds(left, rows)
@@ -83,6 +86,20 @@ def _bits(axes: Axes, rows: dict[str, Row]) -> None:
     )  # fmt: skip
     axes.set_xlabel("bits/dim, less is better")
     axes.grid(alpha=0.3, axis="x")
+
+
+def _speech(left: Axes, right: Axes, rows: dict[str, Row]) -> None:
+    trained = [row for key, row in rows.items() if key.startswith("train ")]
+    kinds = [row["kind"] for row in trained]
+    left.barh(
+        kinds, [100 * row["error_rate"] for row in trained],
+        xerr=[100 * row["standard_error"] for row in trained],
+    )  # fmt: skip
+    left.set_xlabel("phonemes wrong, %, after the same time")
+    right.barh(kinds, [rows[f"epoch {kind}"]["seconds"] for kind in kinds])
+    right.set_xlabel("seconds an epoch")
+    for axes in (left, right):
+        axes.grid(alpha=0.3, axis="x")
 
 
 def _sweep(axes: Axes, rows: dict[str, Row]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from statistics import fmean
 
-from scanline.model.paper.claims import IMAGES, LATENCY
+from scanline.model.paper.claims import IMAGES, LATENCY, SPEECH
 from scanline.model.paper.lengths import slope
 from scanline.model.paper.report import Row
 
@@ -32,7 +32,9 @@ def best_drawing(rows: dict[str, Row]) -> dict[str, Row]:
 
 def markdown(name: str, rows: dict[str, Row]) -> str:
     """Give an experiment's rows as one or more tables."""
-    make = {"figure1": _lengths, "figure2": _copying, "supplement": _latency}.get(name)
+    make = {
+        "figure1": _lengths, "figure2": _copying, "table3": _speech, "supplement": _latency,
+    }.get(name)  # fmt: skip
     return make(rows) if make else _images(name, rows)
 
 
@@ -99,6 +101,31 @@ def _images(name: str, rows: dict[str, Row]) -> str:
         "at once",
     ]  # fmt: skip
     return _table(head, lines)
+
+
+def _speech(rows: dict[str, Row]) -> str:
+    lines = []
+    for key, row in rows.items():
+        if key.startswith("train "):
+            kind = row["kind"]
+            rate, error = 100 * row["error_rate"], 100 * row["standard_error"]
+            lines.append([
+                kind,
+                f"{SPEECH[kind].error_percent:.2f} %", f"{rate:.2f} ± {error:.2f} %",
+                str(row["epochs"]),
+                number(SPEECH[kind].seconds), number(rows[f"epoch {kind}"]["seconds"]),
+                number(1e3 * rows[f"pass {kind}"]["seconds"]),
+            ])  # fmt: skip
+    data, long = rows["data"], next(row for key, row in rows.items() if key[:5] == "pass ")
+    head = [
+        "encoder", "phonemes wrong, paper", "ours", "epochs", "s an epoch, paper", "ours",
+        f"ms for {long['frames']} frames",
+    ]  # fmt: skip
+    return (
+        f"{_table(head, lines)}\n\n{data['train']:,} utterances to train on, of "
+        f"{data['mean_frames']:.0f} frames on average and {data['most_frames']} at most; "
+        f"{data['test']:,} held out; {data['phonemes']} phonemes."
+    )
 
 
 def _speed(speed: float, softmax: float) -> str:

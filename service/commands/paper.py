@@ -17,6 +17,15 @@ Folder = Annotated[Path, typer.Option("--out", help="Where the results are kept,
 Threads = Annotated[
     int, typer.Option(min=1, help="CPU threads; on one, other programs do not lengthen the times.")
 ]
+Speech = Annotated[
+    Path | None,
+    typer.Option(
+        "--speech",
+        help="A folder of speech: train and test, and in them NAME.npy (float features, frames × "
+        "features) and NAME.txt (phonemes, spaces between) of each utterance. Without one, digits "
+        "that espeak-ng speaks, which must be installed.",
+    ),
+]
 FOLDER = Path("runs/paper")
 
 paper = typer.Typer(no_args_is_help=True, help="Run the paper's figures and tables again.")
@@ -54,6 +63,16 @@ for name, what in {
     "supplement": "Seconds for one image, and images/s by the batch's size",
 }.items():
     paper.command(name)(_experiment(name, what))
+
+
+@paper.command(
+    help="Speech, by default digits that espeak-ng speaks: phonemes wrong and time an epoch; a "
+    "table, a plot and a JSON file. Run again, it goes on."
+)
+def table3(
+    quick: Quick = False, out: Folder = FOLDER, threads: Threads = 1, speech: Speech = None
+) -> None:
+    _run("table3", quick, out, threads, speech)
 
 
 @paper.command()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -247,6 +247,6 @@ def test_each_experiment_has_rows_quick_and_full(name: str, tmp_path: Path) -> N
         report = Report(tmp_path / str(quick), name, {})
         keys = [key for key, _ in plan(report, None, CPU)]
         assert len(keys) == len(set(keys)) > 5
-        assert json.dumps(settings.__dict__)
+        assert json.dumps(asdict(settings))
     with pytest.raises(ValueError, match="there is no 'table9'; there are figure1, figure2"):
         experiments.run("table9", tmp_path, quick=True)

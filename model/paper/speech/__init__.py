@@ -1,0 +1,1 @@
+"""Table 3: speech, features to phonemes by a bidirectional encoder and CTC."""

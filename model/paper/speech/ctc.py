@@ -1,0 +1,63 @@
+"""Connectionist temporal classification (Graves et al. 2006): its loss, its reading, its errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
+
+from scanline.model.paper.speech.corpus import Utterance
+
+BLANK = 0
+
+
+def batches(utterances: list[Utterance], size: int) -> list[list[Utterance]]:
+    """Cut utterances into batches, sorted by their lengths so that little is padding."""
+    ordered = sorted(utterances, key=lambda utterance: len(utterance.features))
+    return [ordered[i : i + size] for i in range(0, len(ordered), size)]
+
+
+def _encode(
+    encoder: nn.Module, batch: list[Utterance], device: torch.device
+) -> tuple[Tensor, Tensor]:
+    x = pad_sequence([utterance.features for utterance in batch], batch_first=True)
+    lengths = torch.tensor([len(utterance.features) for utterance in batch])
+    log_p, lengths = encoder(x.to(device), lengths.to(device))
+    return log_p, lengths
+
+
+def ctc_loss(encoder: nn.Module, batch: list[Utterance], device: torch.device) -> Tensor:
+    """Give the mean loss in nats a phoneme: any way to lay an utterance's on its frames is good."""
+    log_p, lengths = _encode(encoder, batch, device)
+    phonemes = torch.tensor([p for utterance in batch for p in utterance.phonemes], device=device)
+    counts = torch.tensor([len(utterance.phonemes) for utterance in batch], device=device)
+    return F.ctc_loss(log_p.transpose(0, 1), phonemes, lengths, counts, BLANK)
+
+
+@torch.no_grad()
+def recognise(
+    encoder: nn.Module, batch: list[Utterance], device: torch.device
+) -> Iterator[list[int]]:
+    """Give each utterance's phonemes, by the likeliest of each frame."""
+    for log_p, length in zip(*_encode(encoder, batch, device), strict=True):
+        yield collapse(log_p[:length].argmax(-1).tolist())
+
+
+def collapse(frames: Sequence[int]) -> list[int]:
+    """Read phonemes off frames as CTC means them: runs are one, blanks between are left out."""
+    return [phoneme for phoneme, _ in groupby(frames) if phoneme != BLANK]
+
+
+def edit_distance(said: Sequence[int], wanted: Sequence[int]) -> int:
+    """Count the fewest phonemes to change, leave out or put in, to make one of the other."""
+    row = list(range(len(wanted) + 1))
+    for i, one in enumerate(said, 1):
+        changed = [c + (one != other) for c, other in zip(row, wanted, strict=False)]
+        row = [i, *(1 + least for least in row[1:])]
+        for j, cost in enumerate(changed, 1):
+            row[j] = min(row[j], cost, 1 + row[j - 1])
+    return row[-1]

@@ -1,0 +1,135 @@
+"""Bidirectional encoders for CTC: transformers of each kind of attention, and a Bi-LSTM.
+
+Rows of a batch have ``lengths`` of their own and are padded at the end; what is there changes no
+output before the end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from scanline.kernels.attention.features import elu_feature_map
+from scanline.kernels.attention.linear import linear_attention
+from scanline.kernels.attention.lsh import lsh_attention, random_turns
+from scanline.model.inputs import sinusoidal_code
+from scanline.model.layers.lsh import BUCKETS
+
+LSTM = "bi-lstm"
+KINDS = (LSTM, "softmax", "lsh-4", "linear")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """Frames taken at a time, a transformer's sizes, and those of the LSTM in each direction."""
+
+    stack: int
+    n_layers: int
+    n_heads: int
+    d_model: int
+    lstm_layers: int
+    lstm_size: int
+
+
+class Encoder(nn.Module):
+    """Features ``[B, T, features]`` → log-probabilities of a blank and phonemes, ``[B, S, 1 + P]``.
+
+    S is T / ``stack``, rounded up. Raises ``ValueError`` on an unknown kind.
+    """
+
+    def __init__(self, kind: str, sizes: Sizes, features: int, phonemes: int) -> None:
+        super().__init__()
+        if kind not in KINDS:
+            raise ValueError(f"there is no encoder {kind!r}; there are {', '.join(KINDS)}")
+        self.stack = sizes.stack
+        taken = sizes.stack * features
+        self.body = Recurrent(sizes, taken) if kind == LSTM else Transformer(kind, sizes, taken)
+        self.predictor = nn.Linear(self.body.size, 1 + phonemes)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Give log-probabilities and their lengths, from ``lengths: int64 [B]`` in frames."""
+        inside = torch.arange(x.shape[1], device=x.device) < lengths.unsqueeze(1)
+        x = x.masked_fill(~inside.unsqueeze(-1), 0)
+        x = F.pad(x, (0, 0, 0, -x.shape[1] % self.stack))
+        lengths = -(-lengths // self.stack)
+        x = x.reshape(len(x), x.shape[1] // self.stack, -1)
+        log_odds: Tensor = self.predictor(self.body(x, lengths))
+        return log_odds.log_softmax(-1), lengths
+
+
+class Recurrent(nn.Module):
+    """The paper's baseline: LSTMs that read from both ends."""
+
+    def __init__(self, sizes: Sizes, features: int) -> None:
+        super().__init__()
+        self.size = 2 * sizes.lstm_size
+        self.lstm = nn.LSTM(
+            features, sizes.lstm_size, sizes.lstm_layers, batch_first=True, bidirectional=True
+        )
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        packed = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
+        y: Tensor = pad_packed_sequence(self.lstm(packed)[0], True, total_length=x.shape[1])[0]
+        return y
+
+
+class Transformer(nn.Module):
+    """Layers of attention to all positions over embedded frames and a code of their places."""
+
+    def __init__(self, kind: str, sizes: Sizes, features: int) -> None:
+        super().__init__()
+        self.size = sizes.d_model
+        self.embedding = nn.Linear(features, self.size)
+        layers = (TransformerLayer(kind, self.size, sizes.n_heads) for _ in range(sizes.n_layers))
+        self.layers = nn.ModuleList(layers)
+        self.norm = nn.LayerNorm(self.size)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        code = sinusoidal_code(torch.arange(x.shape[1]), self.size).to(x)
+        x = self.embedding(x) + code
+        for layer in self.layers:
+            x = layer(x, lengths)
+        y: Tensor = self.norm(x)
+        return y
+
+
+class TransformerLayer(nn.Module):
+    """Attention of one kind and a feed-forward network, each normalised first and added."""
+
+    turns: Tensor
+
+    def __init__(self, kind: str, D: int, n_heads: int) -> None:
+        super().__init__()
+        self.kind, self.n_heads = kind, n_heads
+        self.norm1, self.norm2 = nn.LayerNorm(D), nn.LayerNorm(D)
+        self.query, self.value, self.out = (nn.Linear(D, D) for _ in range(3))
+        if kind.startswith("lsh-"):  # its queries are its keys
+            turns = random_turns(int(kind[4:]), n_heads, D // n_heads, BUCKETS)
+            self.register_buffer("turns", turns)
+        else:
+            self.key = nn.Linear(D, D)
+        self.linear1, self.linear2 = nn.Linear(D, 4 * D), nn.Linear(4 * D, D)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        x = x + self.out(self._attend(self.norm1(x), lengths).flatten(2))
+        y: Tensor = x + self.linear2(F.gelu(self.linear1(self.norm2(x))))
+        return y
+
+    def _attend(self, x: Tensor, lengths: Tensor) -> Tensor:
+        """Let every position of a row see all of it: ``[B, S, D]`` → ``[B, S, H, K]``."""
+        heads = (*x.shape[:2], self.n_heads, -1)
+        q, v = self.query(x).view(heads), self.value(x).view(heads)
+        if self.kind.startswith("lsh-"):
+            return lsh_attention(q, v, self.turns, lengths=lengths, causal=False)
+        k = self.key(x).view(heads)
+        inside = torch.arange(x.shape[1], device=x.device) < lengths.unsqueeze(1)
+        if self.kind == "linear":  # eq. 6; a key of zeros adds nothing to the sums
+            k = elu_feature_map(k).masked_fill(~inside[..., None, None], 0)
+            return linear_attention(elu_feature_map(q), k, v, causal=False)[0]
+        q, k, v = (part.transpose(1, 2) for part in (q, k, v))
+        mask = inside[:, None, None]
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2)
