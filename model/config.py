@@ -88,6 +88,10 @@ class ModelConfig:
             raise ValueError("short_conv needs images at least 2 pixels wide")
         if not 0 <= self.first_value < VALUES:
             raise ValueError(f"first_value must be 0 to 255, not {self.first_value}")
+        if self.attention != "linear" and self.feature_map != "elu":
+            raise ValueError(
+                f"feature_map is of linear attention alone; leave it out with {self.attention!r}"
+            )
         if len(set(self.classes)) != len(self.classes) or "" in self.classes:
             raise ValueError(
                 f"the names of the classes must differ and not be empty: {self.classes}"

@@ -80,10 +80,13 @@ def choose_network(
     layers: int | None = None,
     width: int | None = None,
     heads: int | None = None,
+    attention: str | None = None,
+    feature_map: str | None = None,
 ) -> ModelConfig:
     """Choose the network: a preset, else the one nearest to the data; changed where asked.
 
-    A ``width`` changes the feed-forward network's with it, to four times as much.
+    A ``width`` changes the feed-forward network's with it, to four times as much. Raises
+    ``ValueError`` on what no network can be.
     """
     if preset is not None:
         network = PRESETS[preset]
@@ -92,7 +95,10 @@ def choose_network(
         nearest = PRESETS["mnist" if channels == 1 else "cifar10"]
         network = replace(nearest, height=height, width=side, classes=data.classes)
     d_ff = None if width is None else 4 * width
-    changes: dict[str, Any] = {"n_layers": layers, "d_model": width, "d_ff": d_ff, "n_heads": heads}
+    changes: dict[str, Any] = {
+        "n_layers": layers, "d_model": width, "d_ff": d_ff, "n_heads": heads,
+        "attention": attention, "feature_map": feature_map,
+    }  # fmt: skip
     return replace(network, **{name: value for name, value in changes.items() if value is not None})
 
 

@@ -50,7 +50,12 @@ def draw_grid(
 
 
 def show_progress(model: LinearTransformer, folder: Path) -> None:
-    """Draw how a run stands into its folder: ``curve.png``, and ``samples.png`` of equal seeds."""
+    """Draw how a run stands into its folder: ``curve.png``, and ``samples.png`` of equal seeds.
+
+    There are no samples of a network that does not draw step by step.
+    """
     draw_curve(folder / "log.jsonl", folder / "curve.png")
+    if not model.config.draws_by_steps:
+        return
     checkpoint = Checkpoint("training", model)
     draw_grid(checkpoint, Spec(n=16, seed=0), folder / "samples.png", 4, "auto", quiet=True)

@@ -155,6 +155,26 @@ def test_train_goes_on_where_it_stopped_and_the_result_draws_and_is_measured(
     assert run_command("sample", "drawn.png", *drawn, "--backend", "reference") == 0
 
 
+@pytest.mark.parametrize(
+    ("options", "kind", "draws"),
+    [
+        (["--attention", "softmax"], ("softmax", "elu"), True),
+        (["--feature-map", "polynomial"], ("linear", "polynomial"), True),
+        (["--attention", "lsh-1"], ("lsh-1", "elu"), False),
+    ],
+)
+def test_train_takes_a_kind_of_attention(
+    photographs: Path, options: list[str], kind: tuple[str, str], draws: bool
+) -> None:
+    small = ["--images", photographs, "--size", 8, "--grey", "--layers", 1, "--width", 8,
+             "--heads", 2, "--batch", 4, "--precision", "fp32", "--steps", 1]  # fmt: skip
+    assert run_command("train", *small, *options, "--out", "run") == 0
+    config = load_checkpoint(Path("run/run.safetensors")).model.config
+    assert (config.attention, config.feature_map) == kind
+    assert Path("run/curve.png").exists()
+    assert Path("run/samples.png").exists() is draws
+
+
 def test_evaluate_reads_the_published_formats(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -53,6 +53,10 @@ def test_is_frozen_and_hashable() -> None:
         ({"d_model": 18, "positions": "sinusoidal"}, "sinusoidal positions need .* 4: 18"),
         ({"input": "previous", "channels": 3}, "'previous' sees one value a step: use order"),
         ({"start": "given"}, "start 'given' belongs to input 'previous'"),
+        (
+            {"attention": "softmax", "feature_map": "relu"},
+            "feature_map is of linear attention alone; leave it out with 'softmax'",
+        ),
         ({"first_value": 256}, "first_value must be 0 to 255, not 256"),
         ({"first_value": -1}, "first_value must be 0 to 255, not -1"),
         ({"classes": ("cat", "cat")}, "names of the classes must differ and not be empty"),

@@ -36,6 +36,12 @@ def train(
         int | None, typer.Option(help="Change d_model; d_ff is four times it.")
     ] = None,
     heads: Annotated[int | None, typer.Option(help="Change n_heads.")] = None,
+    attention: Annotated[
+        str | None, typer.Option(help="linear, softmax, lsh-1 or lsh-4; the preset's if none.")
+    ] = None,
+    feature_map: Annotated[
+        str | None, typer.Option(help="Of linear attention: elu, relu, polynomial or random.")
+    ] = None,
     hold_out: Annotated[
         int, typer.Option(min=0, help="Training images kept for validation; 0 trains on all.")
     ] = 1000,
@@ -55,7 +61,7 @@ def train(
 
     data, validation = training_data(dataset, images, size, grey, hold_out, data_dir, download)
     run = Run(
-        network=choose_network(dataset, data, layers, width, heads),
+        network=choose_network(dataset, data, layers, width, heads, attention, feature_map),
         recipe=TrainingConfig(
             steps=steps,
             batch=batch,
