@@ -2,28 +2,36 @@
 #pragma once
 
 #include <chrono>
+#include <numeric>
+#include <vector>
 
 #include "matrix.h"
 #include "threads.h"
 
 namespace scanline {
 
-// How often a second all threads together can do `work(thread)`, called again and again.
+// How often a second all threads together can do `work(thread)`, called again and again; at least once
+// by each, however busy the machine.
 template <typename Work>
 double calls_per_second(Pool& pool, const Work& work) {
-    constexpr std::chrono::milliseconds WARM{50}, MEASURED{200};
-    std::atomic<int64_t> calls{0};
+    using Clock = std::chrono::steady_clock;
+    using Seconds = std::chrono::duration<double>;
+    constexpr Seconds WARM{0.05}, MEASURED{0.2};
+    std::vector<double> rates(static_cast<size_t>(pool.threads()));
     pool.run(pool.threads(), [&](int thread) {
-        using Clock = std::chrono::steady_clock;
-        const auto begin = Clock::now() + WARM, end = begin + MEASURED;
-        int64_t mine = 0;
-        for (auto now = Clock::now(); now < end; now = Clock::now()) {
-            work(thread);
-            if (now >= begin) ++mine;
-        }
-        calls.fetch_add(mine);
+        // Calls a second in so long a time, or in that of the first call.
+        const auto rate = [&](Seconds least) {
+            const auto begin = Clock::now();
+            for (double calls = 1;; ++calls) {
+                work(thread);
+                const Seconds taken = Clock::now() - begin;
+                if (taken >= least) return calls / taken.count();
+            }
+        };
+        rate(WARM);
+        rates[static_cast<size_t>(thread)] = rate(MEASURED);
     });
-    return static_cast<double>(calls.load()) / std::chrono::duration<double>(MEASURED).count();
+    return std::accumulate(rates.begin(), rates.end(), 0.0);
 }
 
 // Floating-point operations a second of multiply-adds alone, their operands in registers.
