@@ -100,9 +100,8 @@ class Scanline:
         """Give how many bytes a body may have that is no form."""
         if self.settings.max_json is not None:
             return self.settings.max_json
-        configs = [served.engine.config for served in self.models.values()]
-        values = max((config.pixels * config.channels for config in configs), default=0)
-        return JSON_BYTES + VALUE_BYTES * values
+        values = (served.engine.config.values for served in self.models.values())
+        return JSON_BYTES + VALUE_BYTES * max(values, default=0)
 
     def pool_for(self, pixels: int) -> Pool:
         """Give the threads that write an image of so many pixels."""

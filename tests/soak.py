@@ -3,7 +3,7 @@
 Starts a server of a small random network on the loopback and asks it, a few clients at a time, for
 so many images spread evenly over so many seconds: arrays, PNGs, ZIPs, streams and completions in
 turn. Prints the server's memory and open files ten times on the way. Ends with 1 if a reply was not
-200, or memory after the first tenth grew by more than a twentieth.
+200 or did not come, or memory after the first tenth grew by more than a twentieth.
 """
 
 from __future__ import annotations
@@ -104,6 +104,8 @@ def run(url: str, pid: int, images: int, seconds: float, connections: int) -> in
         thread.join()
     time.sleep(1)
     bad = soak.bad
+    if soak.drawn < images:  # a client broke
+        bad.append(f"only {soak.drawn:,} of {images:,} images came")
     if left := held(url):
         bad.append(f"{left:.0f} slots, waiting images and streams are left")
     if memory(pid) > settled * GROWTH:

@@ -83,7 +83,7 @@ def test_json_has_a_smaller_limit_than_forms(client: httpx.Client) -> None:
 
 def test_json_is_as_large_as_the_largest_models_values() -> None:
     config = dataclasses.replace(COLOUR, height=80, width=80)
-    values = config.pixels * config.channels
+    values = config.values
     scanline, app = build({}, {"large": FakeDecoder(config, 1)})
     with (
         listening(app, lambda: scanline.ready) as url,

@@ -10,9 +10,6 @@
 
 namespace scanline {
 
-// Sharing each product's columns between threads reads the weights once, and pays for some 40
-// meetings a step: measured to be worth it below so many rows a thread.
-constexpr int SHARED_ROWS = 2;
 // Rows that a pass is filled up to where images are too few to fill it: known values, and guesses.
 constexpr int AHEAD_ROWS = BLOCK;
 // Threads that meet this often lose whole time slices where other processes want the cores. So

@@ -104,11 +104,10 @@ public:
 
     // How many threads, of at most `most`, take a pass of so many rows in the least time: what the
     // busiest computes, of each product whole panels, and the meetings between. All in bytes of
-    // weights; those of `FREE_ROWS` rows are computed with as fast as they are read.
+    // weights, with which up to `SHARED_ROWS` rows are computed as fast as they are read.
     int best_team(int most, int rows) const {
-        constexpr double MEETING = 2048;  // bytes read in the 50 ns that one more arrival may take
-        constexpr int FREE_ROWS = 2;
-        const double each = std::max(1.0, static_cast<double>(rows) / FREE_ROWS);
+        constexpr double MEETING = 2048;  // for each arrival; on many cores not measured yet
+        const double each = std::max(1.0, static_cast<double>(rows) / SHARED_ROWS);
         int best = 1;
         double least = std::numeric_limits<double>::infinity();
         for (int members = 1; members <= most; ++members) {

@@ -1,6 +1,7 @@
 // What training runs over whole batches beside matrix products, behind a plain C ABI: see
 // kernels/native/training/passes.py. Work is shared out by image and head, and sums are made in one
 // order, so results do not depend on the number of threads.
+#include <algorithm>
 #include <new>
 
 #include "../threads.h"

@@ -52,8 +52,7 @@ class Encoder(nn.Module):
 
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Give log-probabilities and their lengths, from ``lengths: int64 [B]`` in frames."""
-        inside = torch.arange(x.shape[1], device=x.device) < lengths.unsqueeze(1)
-        x = x.masked_fill(~inside.unsqueeze(-1), 0)
+        x = x.masked_fill(~_inside(x, lengths).unsqueeze(-1), 0)
         x = F.pad(x, (0, 0, 0, -x.shape[1] % self.stack))
         lengths = -(-lengths // self.stack)
         x = x.reshape(len(x), x.shape[1] // self.stack, -1)
@@ -126,10 +125,15 @@ class TransformerLayer(nn.Module):
         if self.kind.startswith("lsh-"):
             return lsh_attention(q, v, self.turns, lengths=lengths, causal=False)
         k = self.key(x).view(heads)
-        inside = torch.arange(x.shape[1], device=x.device) < lengths.unsqueeze(1)
+        inside = _inside(x, lengths)
         if self.kind == "linear":  # eq. 6; a key of zeros adds nothing to the sums
             k = elu_feature_map(k).masked_fill(~inside[..., None, None], 0)
             return linear_attention(elu_feature_map(q), k, v, causal=False)[0]
         q, k, v = (part.transpose(1, 2) for part in (q, k, v))
         mask = inside[:, None, None]
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2)
+
+
+def _inside(x: Tensor, lengths: Tensor) -> Tensor:
+    """Say which places of ``x: [B, S, …]`` are before their row's end: bool ``[B, S]``."""
+    return torch.arange(x.shape[1], device=x.device) < lengths.unsqueeze(1)
