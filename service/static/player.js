@@ -39,6 +39,7 @@ export class Player {
     this.rate = Infinity; // pixels a second
     this.cursor = true; // mark the pixel to come
     this.ghost = false; // at rest, show what is there beyond it too, faintly
+    this.waiting = []; // who waits until it rests
   }
 
   /** Begin a picture of which nothing but its known pixels is there. */
@@ -95,6 +96,12 @@ export class Player {
   /** Stay where it is. */
   stop() {
     clock.moving.delete(this);
+    for (const resolve of this.waiting.splice(0)) resolve();
+  }
+
+  /** Wait until all that has arrived is shown, or it was stopped. */
+  async rested() {
+    if (this.moving) await new Promise((resolve) => this.waiting.push(resolve));
   }
 
   /** Show what these seconds allow; stop when all that arrived is shown. */

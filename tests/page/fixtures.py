@@ -39,11 +39,14 @@ def measured(page: Page) -> None:
 
 
 def pixels(page: Page, selector: str) -> list[list[int]]:
-    """Read what every canvas under the selector shows."""
+    """Read what every canvas under the selector shows, after the frame that is due."""
     result: list[list[int]] = page.eval_on_selector_all(
         selector,
-        "all => all.map(c => Array.from(c.getContext('2d')"
-        ".getImageData(0, 0, c.width, c.height).data))",
+        "async all => {"
+        "  for (let i = 0; i < 2; i += 1) await new Promise(requestAnimationFrame);"
+        "  return all.map(c => Array.from(c.getContext('2d')"
+        ".getImageData(0, 0, c.width, c.height).data));"
+        "}",
     )
     return result
 

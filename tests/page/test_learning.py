@@ -47,6 +47,17 @@ def test_the_dice_are_rolled_once_and_then_to_the_end(visit: Open, name: str) ->
     assert count(counter.text_content()) == start
 
 
+def test_the_last_roll_is_told_when_it_is_seen(visit: Open) -> None:
+    page = visit("#learn?model=colour", reduced_motion="no-preference")
+    _, rest = page.locator("#scene-dice button").all()
+    expect(rest).to_be_enabled()
+    rest.click()
+    expect(page.locator("#scene-dice [data-said]")).to_contain_text("each a roll")
+    assert np.array(pixels(page, "#scene-dice canvas.drawing")[0]).reshape(-1, 4)[:, 3].all()
+    counted = page.locator("#scene-dice [data-count]").text_content()
+    assert count(counted) == COLOUR.pixels
+
+
 def test_what_each_transformer_reads_is_counted(visit: Open) -> None:
     page = visit("#learn?model=grey")
     page.click("#scene-memory button")

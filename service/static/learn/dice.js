@@ -18,7 +18,7 @@ export class DiceScene {
     this.say = say;
     this.failed = (error) => {
       fail(error);
-      this.offerAgain();
+      if (error.name !== "AbortError") this.offerAgain(); // another model begins by itself
     };
     const [picture, chart] = place.querySelectorAll("canvas");
     this.player = new Player(picture, () => this.count());
@@ -127,6 +127,8 @@ export class DiceScene {
       this.say,
       signal,
     );
+    await player.rested();
+    signal.throwIfAborted();
     this.values = [...player.picture.values];
     await this.guess();
     this.say(`${area(model)} pixels, each a roll of the dice: a picture nobody has seen before.`);
