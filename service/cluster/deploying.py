@@ -26,6 +26,14 @@ PARTS_AT_ONCE = 100_000  # of a replica: how many it has is the entrance's to sa
 OBJECTS = 128 * 2**20  # bytes of shared memory: parts and news are small and go by message
 
 
+def own_settings(settings: Settings, keep_key: bool = False) -> dict[str, Any]:
+    """Give those that were set: the others are each machine's own, as where the weights are."""
+    own = settings.model_dump(exclude_unset=True, exclude={"api_key"})
+    if keep_key and settings.api_key is not None:
+        own["api_key"] = settings.api_key.get_secret_value()
+    return own
+
+
 def deployment(name: str, settings: Settings) -> Any:
     """Give a model's deployment, scaled by its images, not yet run."""
     scaling = AutoscalingConfig(
@@ -41,8 +49,6 @@ def deployment(name: str, settings: Settings) -> Any:
     routing = RequestRouterConfig(
         request_router_class="scanline.service.cluster.routing:FewestImages"
     )
-    # What is not set is each machine's own, such as where the shipped weights are.
-    own = settings.model_dump(exclude={"api_key"}, exclude_unset=True)
     return serve.deployment(
         Replica,
         name=name,
@@ -52,7 +58,7 @@ def deployment(name: str, settings: Settings) -> Any:
         ray_actor_options={"num_cpus": settings.replica_cpus, "num_gpus": settings.replica_gpus},
         graceful_shutdown_timeout_s=settings.drain_seconds,
         health_check_period_s=5.0,
-    ).bind(name, own)
+    ).bind(name, own_settings(settings))
 
 
 class RayReplicas:

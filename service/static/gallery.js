@@ -70,19 +70,30 @@ export class Gallery {
     this.show();
   }
 
+  /** Show what there is; what stays where it was is not touched, for it may be being pressed. */
   show() {
     for (const [kind, entries] of Object.entries(this.strips)) {
       const strip = this.place.querySelector(`[data-strip=${kind}]`);
       strip.hidden = entries.length === 0;
-      strip.querySelector("ul").replaceChildren(...entries.map(({ hash, picture, title }) => {
-        const [item, link, image] = ["li", "a", "img"].map((tag) => document.createElement(tag));
-        link.href = hash;
-        Object.assign(image, { src: picture, alt: `Draw again: ${title}` });
-        link.append(image);
-        item.append(link);
-        return item;
-      }));
+      const list = strip.querySelector("ul");
+      const there = new Map([...list.children].map((item) => [item.dataset.hash, item]));
+      const wanted = new Set(entries.map(({ hash }) => hash));
+      for (const [hash, item] of there) if (!wanted.has(hash)) item.remove();
+      for (const [k, { hash, picture, title }] of entries.entries()) {
+        const item = there.get(hash) ?? itemOf(hash);
+        Object.assign(item.querySelector("img"), { src: picture, alt: `Draw again: ${title}` });
+        if (list.children[k] !== item) list.insertBefore(item, list.children[k] ?? null);
+      }
     }
     this.place.hidden = !Object.values(this.strips).some((entries) => entries.length);
   }
+}
+
+/** Make a place for a picture, which leads to its drawing. */
+function itemOf(hash) {
+  const [item, link] = ["li", "a"].map((tag) => document.createElement(tag));
+  link.href = item.dataset.hash = hash;
+  link.append(document.createElement("img"));
+  item.append(link);
+  return item;
 }

@@ -134,6 +134,19 @@ def test_what_was_drawn_before_comes_back(visit: Open) -> None:
     assert drawn(page) == first
 
 
+def test_what_was_drawn_can_be_pressed_while_more_is_remembered(visit: Open) -> None:
+    page = visit("#draw?n=1&seed=5")
+    finished(page)
+    page.goto(page.url.replace("seed=5", "seed=77"))
+    expect(page.locator("#draw .sheet small").first).to_contain_text("seed 77")
+    finished(page)
+    page.get_by_alt_text("Draw again: grey, seed 5").hover()
+    page.mouse.down()
+    page.evaluate("dispatchEvent(new StorageEvent('storage', { key: 'scanline-drawn' }))")
+    page.mouse.up()
+    expect(page.locator("#draw .sheet small").first).to_contain_text("seed 5")
+
+
 def test_favourites_are_kept_in_the_browser(visit: Open) -> None:
     page = visit("#draw?n=2&seed=5")
     finished(page)

@@ -1,0 +1,57 @@
+"""The whole service as an application of Ray Serve, whose proxies listen: for its config files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+
+from scanline.model.checkpoint import Checkpoint, load_checkpoints
+from scanline.service.app import create_app
+from scanline.service.cluster.deploying import deployment, open_fleet, own_settings
+from scanline.service.logs import set_up_logs
+from scanline.service.metrics import ModelMetrics
+from scanline.service.server import Scanline
+from scanline.service.settings import Settings
+from scanline.service.workshop import Workshop
+
+REQUESTS_AT_ONCE = 100_000  # it refuses itself what is too much, in its own words
+
+
+class Entrance:
+    """The FastAPI application in a replica of Ray Serve, with the handle of each model."""
+
+    def __init__(self, settings: dict[str, Any], models: dict[str, DeploymentHandle]) -> None:
+        self._settings, self._models = Settings(**settings), models
+
+    def __serve_build_asgi_app__(self) -> FastAPI:  # Ray Serve's name
+        """Make the application, as for one process but for where images are drawn."""
+        settings = self._settings
+        set_up_logs(settings.log_format, settings.log_level)
+        checkpoints = load_checkpoints(settings.weights, list(self._models))
+        scanline = Scanline(settings)
+        return create_app(scanline, lambda: scanline.open(checkpoints, self._open))
+
+    def _open(self, checkpoint: Checkpoint, settings: Settings, metrics: ModelMetrics) -> Workshop:
+        return open_fleet(checkpoint, self._models[checkpoint.name], settings, metrics)
+
+
+def build(arguments: dict[str, Any]) -> Any:
+    """Build the application from settings, named as fields of ``Settings`` (a config's ``args``).
+
+    One entrance: it holds the generations, so a second would not find those of the first.
+    """
+    settings = Settings(**arguments)
+    checkpoints = load_checkpoints(settings.weights, settings.models)
+    models = {one.name: deployment(one.name, settings) for one in checkpoints}
+    entrance = serve.deployment(
+        serve.ingress()(Entrance),
+        name="entrance",
+        num_replicas=1,
+        max_ongoing_requests=REQUESTS_AT_ONCE,
+        ray_actor_options={"num_cpus": 0},
+        graceful_shutdown_timeout_s=settings.drain_seconds + 5,
+    )
+    return entrance.bind(own_settings(settings, keep_key=True), models)

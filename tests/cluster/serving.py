@@ -1,0 +1,129 @@
+"""The whole service over a Ray cluster of its own, as processes, in both ways that there are."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+
+from scanline.model.config import ModelConfig
+from tests.service_fixtures import save_tiny
+
+CONFIG = ModelConfig(height=16, width=16, n_layers=1, n_heads=2, d_model=8, d_ff=16)
+SLOTS = 8
+START_SECONDS = 280.0
+SETTINGS: dict[str, Any] = {
+    "backend": "reference", "slots": SLOTS, "max_waiting": 400, "min_replicas": 2,
+    "max_replicas": 2, "replica_cpus": 0.25, "drain_seconds": 20,
+}  # fmt: skip
+
+
+class Served:
+    """A server as a process, its address, and what it says; ``way`` is ``serve`` or ``proxy``.
+
+    ``serve`` is ``scanline serve --cluster``, and ``proxy`` the application in a config file of
+    Ray Serve, whose own proxy listens.
+    """
+
+    def __init__(self, folder: Path, way: str, **changes: Any) -> None:
+        self.weights = folder
+        save_tiny(folder, config=CONFIG)
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        self._log = folder / "log"
+        # A path of Ray's own must be short: its sockets are in it.
+        self._ray = Path(tempfile.mkdtemp(prefix="r", dir="/tmp"))
+        settings = SETTINGS | {"weights": str(folder)} | changes
+        own = {
+            "RAY_TMPDIR": str(self._ray), "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_raylet_start_wait_time_s": "120", "RAY_worker_niceness": "0",
+        }  # fmt: skip
+        if way == "serve":
+            command = ["-m", "scanline.service", "serve", "--cluster", "--port", str(port)]
+            own |= {f"SCANLINE_{name.upper()}": str(value) for name, value in settings.items()}
+        else:
+            command = ["-m", "ray.serve.scripts", "run", str(write_config(folder, port, settings))]
+        clean = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, *command], env=clean | own, stdout=log, stderr=log
+            )
+        try:
+            self.wait_ready(settings["min_replicas"])
+        except BaseException:
+            self.end()
+            raise
+
+    def end(self) -> None:
+        """End the process, in whatever state it is, and all that it began."""
+        self.process.send_signal(signal.SIGINT)  # at which Ray's own command ends in order
+        try:
+            self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        shutil.rmtree(self._ray, ignore_errors=True)
+
+    def wait_ready(self, replicas: int) -> None:
+        """Wait until so many replicas report."""
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            assert self.process.poll() is None, self.log()
+            assert time.monotonic() < deadline, f"not ready: {self.log()}"
+            try:
+                if len(self.by_replica("scanline_slots")) == replicas:
+                    break
+            except httpx.TransportError:
+                pass
+            time.sleep(0.2)
+        assert httpx.get(f"{self.url}/readyz").text == "ready\n"
+
+    def wait_idle(self) -> None:
+        """Wait until no replica draws anything, and all of them have told so."""
+        deadline = time.monotonic() + 120
+        while any(self.by_replica("scanline_slots_in_use").values()):
+            assert time.monotonic() < deadline, "replicas still draw what nobody wants"
+            time.sleep(0.2)
+
+    def by_replica(self, metric: str) -> dict[str, float]:
+        """Read a metric of one model off a scrape, by replica."""
+        scraped = httpx.get(f"{self.url}/metrics", timeout=60).text
+        found = re.findall(rf'^{metric}{{.*replica="([^"]+)".*}} (\S+)$', scraped, re.M)
+        return {replica: float(value) for replica, value in found}
+
+    def pids(self) -> list[int]:
+        """Give the processes of the replicas, all of this server's own."""
+        listed = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True).stdout
+        replicas = [line.split(None, 1) for line in listed.splitlines() if ":tiny" in line]
+        return [int(pid) for pid, name in replicas if name.startswith("ray::ServeReplica")]
+
+    def log(self) -> str:
+        """Give all that the server wrote, wherever Ray keeps it."""
+        kept = self._ray.glob("**/logs/**/*")
+        texts = [one.read_text(errors="replace") for one in kept if one.is_file()]
+        return "\n".join([self._log.read_text(), *texts])
+
+
+def write_config(folder: Path, port: int, settings: dict[str, Any]) -> Path:
+    """Write the project's config file of Ray Serve, with a port and settings of a test."""
+    from scanline.service import cluster
+
+    config = yaml.safe_load((Path(cluster.__file__).parent / "serve.yaml").read_text())
+    config["http_options"]["port"] = port
+    (application,) = config["applications"]
+    application["args"] = settings
+    path = folder / "serve.yaml"
+    path.write_text(yaml.safe_dump(config))
+    return path

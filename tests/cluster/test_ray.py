@@ -1,0 +1,178 @@
+"""The service over a Ray cluster: replicas in processes of their own, killed, counted, drained."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from scanline.model.checkpoint import load_checkpoint
+from scanline.service.engine import Engine
+from scanline.service.generation import Spec
+from scanline.service.server import open_engine
+from tests.cluster.fixtures import drawn
+from tests.cluster.serving import CONFIG, SLOTS, Served
+from tests.service_fixtures import (
+    check_error,
+    decode_png,
+    encode,
+    parse_sse,
+    random_picture,
+    rebuild,
+    settings,
+)
+
+pytest.importorskip("ray.serve", reason="Ray is not installed: pip install 'scanline[cluster]'")
+pytestmark = pytest.mark.cluster
+
+STREAMS = 30
+WAYS = ("serve", "proxy")  # the service as a process of its own, and as an application of Ray Serve
+
+
+@pytest.fixture(scope="module", params=WAYS)
+def served(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
+    here = Served(tmp_path_factory.mktemp("cluster"), request.param)
+    yield here
+    here.end()
+
+
+@pytest.fixture(scope="module")
+def alone(served: Served) -> Iterator[Engine]:
+    """Give an engine in this process, to compare with."""
+    checkpoint = load_checkpoint(served.weights / "tiny.safetensors")
+    engine = open_engine(checkpoint, settings(slots=64))
+    yield engine
+    engine.close(0.0)
+
+
+def expected(alone: Engine, spec: Spec) -> dict[int, np.ndarray[Any, Any]]:
+    generation = drawn(alone, spec)
+    return {image.index: image.read(0, CONFIG.pixels) for image in generation.images}
+
+
+def check_stream(raw: bytes, alone: Engine, spec: Spec) -> None:
+    """Check that a stream is whole, each pixel sent once, and every byte as drawn alone."""
+    events = parse_sse(raw)
+    assert (events[0].name, events[-1].name) == ("started", "completed")
+    pixels = rebuild(events, CONFIG)
+    pngs = {e.data["index"]: base64.b64decode(e.data["png"]) for e in events if e.name == "image"}
+    right = expected(alone, spec)
+    assert pixels.keys() == pngs.keys() == right.keys()
+    for index, picture in right.items():
+        np.testing.assert_array_equal(pixels[index], picture)
+        np.testing.assert_array_equal(decode_png(pngs[index], CONFIG), picture)
+
+
+def test_it_is_the_same_service(served: Served, alone: Engine) -> None:
+    with httpx.Client(base_url=served.url, timeout=120) as client:
+        (model,) = client.get("/v1/models").json()["data"]
+        assert (model["backend"], model["slots"]) == ("reference", 2 * SLOTS)
+        reply = client.post(
+            "/v1/samples", json={"n": 5, "seed": 7}, headers={"X-Request-ID": "mine"}
+        ).json()
+        right = expected(alone, Spec(n=5, seed=7))
+        for image in reply["images"]:
+            png = decode_png(base64.b64decode(image["png"]), CONFIG)
+            np.testing.assert_array_equal(png, right[image["index"]])
+        found = client.get(f"/v1/generations/{reply['id']}").json()
+        assert found["images"] == reply["images"]
+        picture = encode(random_picture(CONFIG))
+        form = {"known_rows": "7", "n": "2", "seed": "3", "output": "values"}
+        sent = client.post("/v1/completions", data=form, files={"image": picture}).json()
+        values = np.asarray(random_picture(CONFIG)).reshape(-1, 1)
+        known = np.arange(CONFIG.pixels) < 7 * CONFIG.width
+        right = expected(alone, Spec(n=2, seed=3, canvas=values, known=known))
+        for image in sent["images"]:
+            assert image["values"] == right[image["index"]].ravel().tolist()
+        (score,) = client.post("/v1/score", files={"image": picture}).json()["data"]
+        assert score["bits_per_dim"] > 0
+        reply = client.post("/v1/samples", json={"n": 401})
+        check_error(reply, 400, "too_many")
+
+
+def test_a_full_queue_is_told_in_the_services_own_words(served: Served) -> None:
+    with httpx.Client(base_url=served.url, timeout=120) as client:
+        begun = [
+            client.post("/v1/samples", json={"n": 200}, headers={"Prefer": "respond-async"})
+            for _ in range(4)
+        ]
+        refused = [reply for reply in begun if reply.status_code != 202]
+        assert refused
+        for reply in refused:
+            check_error(reply, 429, "queue_full")
+            assert int(reply.headers["retry-after"]) > 0
+        for reply in begun:
+            if reply.status_code == 202:
+                cancelled = client.delete(reply.headers["location"]).json()
+                assert cancelled["status"] == "finished"
+        served.wait_idle()
+
+
+async def stream(client: httpx.AsyncClient, number: int, drawing: asyncio.Event) -> bytes:
+    """Read one stream to its end, and say when there are pixels."""
+    body = {"n": 2, "seed": 1000 * number, "stream": True}
+    raw = b""
+    async with client.stream("POST", "/v1/samples", json=body) as reply:
+        async for chunk in reply.aiter_raw():
+            raw += chunk
+            if b"event: pixels" in raw:
+                drawing.set()
+    return raw
+
+
+async def streams_with_a_death(served: Served) -> list[bytes]:
+    """Ask for many streams, and kill a replica as soon as there are pixels of one."""
+    drawing = asyncio.Event()
+    async with httpx.AsyncClient(base_url=served.url, timeout=300) as client:
+        asking = [asyncio.create_task(stream(client, j, drawing)) for j in range(STREAMS)]
+        victim = served.pids()[0]
+        await drawing.wait()
+        os.kill(victim, signal.SIGKILL)
+        assert not all(task.done() for task in asking)
+        return await asyncio.gather(*asking)
+
+
+def test_a_killed_replica_is_missed_by_no_stream(served: Served, alone: Engine) -> None:
+    received = asyncio.run(streams_with_a_death(served))
+    assert "drawn again" in served.log()
+    for number, raw in enumerate(received):
+        check_stream(raw, alone, Spec(n=2, seed=1000 * number))
+    served.wait_ready(2)  # Ray has begun another
+
+
+def test_a_large_request_is_spread_evenly(served: Served, alone: Engine) -> None:
+    before = served.by_replica("scanline_pixels_total")
+    with httpx.Client(base_url=served.url, timeout=300) as client:
+        headers = {"Accept": "application/x-npy"}
+        reply = client.post("/v1/samples", json={"n": 120, "seed": 0}, headers=headers)
+    assert reply.status_code == 200
+    served.wait_idle()
+    time.sleep(1.5)  # until the next reports
+    after = served.by_replica("scanline_pixels_total")
+    shares = [pixels - before.get(replica, 0) for replica, pixels in after.items()]
+    assert sum(shares) == 120 * CONFIG.pixels
+    assert len(shares) == 2
+    assert min(shares) > 0.8 * max(shares)
+    first = expected(alone, Spec(n=1, seed=0))[0]
+    assert reply.content.index(first.tobytes()) > 0
+
+
+def test_sigterm_lets_a_stream_finish(served: Served, alone: Engine) -> None:
+    body = {"n": 4, "seed": 5, "stream": True}
+    with httpx.stream("POST", f"{served.url}/v1/samples", json=body, timeout=120) as reply:
+        chunks = reply.iter_raw()
+        raw = next(chunks)
+        served.process.send_signal(signal.SIGTERM)
+        raw += b"".join(chunks)
+    check_stream(raw, alone, Spec(n=4, seed=5))
+    assert served.process.wait(60) == 0
