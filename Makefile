@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# Many tests wait, for a browser or a server: one process more than there are cores, up to four.
+WORKERS = $(shell $(PYTHON) -c "import os; print(min(4, os.cpu_count() + 1))")
 
 .PHONY: serve test lint gate arm bench e2e docker clean
 
@@ -10,15 +12,15 @@ serve: $(READY)  ## serve the shipped models on http://127.0.0.1:8000
 	$(BIN)/scanline serve
 
 test: $(READY)  ## run every test that this machine can
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
 lint: $(READY)  ## the gates: ruff and mypy, both strict
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-gate: $(READY)  ## compile every Triton kernel for sm_80, sm_90 and sm_100: minutes, and no GPU
-	$(BIN)/python -m scanline.kernels.cuda.compile_gate
+gate: $(READY)  ## compile every Triton kernel for sm_80, sm_90 and sm_100 (or ARCH): minutes, no GPU
+	$(BIN)/python -m scanline.kernels.cuda.compile_gate $(if $(ARCH),--arch $(ARCH))
 
 arm: $(READY)  ## test the native decoder's NEON code in qemu, where it and a cross-compiler are
 	$(BIN)/python -m pytest -rs tests/arm

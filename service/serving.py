@@ -9,7 +9,7 @@ import os
 import resource
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 import uvicorn
@@ -111,8 +111,16 @@ def serve(settings: Settings) -> None:
     if settings.api_key is None and "SCANLINE_API_KEY" in os.environ:
         log.warning("SCANLINE_API_KEY is empty: anyone may call /v1")
     checkpoints = load_checkpoints(settings.weights, settings.models)
+    scanline = Scanline(settings)
+    settings.max_connections = room_for_connections(settings.max_connections)
+    sockets = listen(settings.host, settings.port)  # before anything is opened, or said to be
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    log.info("listening on http://%s:%d", host, sockets[0].getsockname()[1])
     with _workshops(settings) as opening:
-        _serve(settings, lambda scanline: scanline.open(checkpoints, opening))
+        app = create_app(scanline, lambda: scanline.open(checkpoints, opening))
+        Process(configure(app, scanline), scanline).run(sockets)
+    if scanline.failure is not None:
+        raise ValueError(scanline.failure)
 
 
 @contextlib.contextmanager
@@ -125,20 +133,11 @@ def _workshops(settings: Settings) -> Iterator[Opening]:
         from scanline.service.cluster.deploying import Cluster
     except ModuleNotFoundError as error:
         raise ValueError(f"a cluster needs {error.name}: pip install 'scanline[cluster]'") from None
-    cluster = Cluster()
+    try:
+        cluster = Cluster()
+    except (ConnectionError, RuntimeError, TimeoutError) as error:
+        raise ValueError(f"there is no Ray cluster to draw in: {error}") from error
     try:
         yield cluster.open
     finally:
         cluster.leave()
-
-
-def _serve(settings: Settings, open_models: Callable[[Scanline], None]) -> None:
-    scanline = Scanline(settings)
-    settings.max_connections = room_for_connections(settings.max_connections)
-    config = configure(create_app(scanline, lambda: open_models(scanline)), scanline)
-    sockets = listen(settings.host, settings.port)  # before anything is opened, or said to be
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    log.info("listening on http://%s:%d", host, sockets[0].getsockname()[1])
-    Process(config, scanline).run(sockets)
-    if scanline.failure is not None:
-        raise ValueError(scanline.failure)

@@ -43,7 +43,7 @@ def build(arguments: dict[str, Any]) -> Any:
 
     One entrance: it holds the generations, so a second would not find those of the first.
     """
-    settings = Settings(**arguments)
+    settings = Settings(**arguments | {"cluster": True})
     checkpoints = load_checkpoints(settings.weights, settings.models)
     models = {one.name: deployment(one.name, settings) for one in checkpoints}
     entrance = serve.deployment(

@@ -96,17 +96,11 @@ class Cluster:
     """A Ray cluster, that of RAY_ADDRESS or one begun here, and the models deployed in it."""
 
     def __init__(self) -> None:
-        self._joined = self._own = False
+        """Join it; raises what Ray does where it cannot.
 
-    def open(self, checkpoint: Checkpoint, settings: Settings, metrics: ModelMetrics) -> Fleet:
-        """Run a model's deployment, or the one that is there anew, and reach its replicas."""
-        if not self._joined:
-            self._join()
-        name = checkpoint.name
-        handle = serve.run(deployment(name, settings), name=f"scanline-{name}", route_prefix=None)
-        return open_fleet(checkpoint, handle, settings, metrics)
-
-    def _join(self) -> None:
+        Ray takes the process's signals, and aborts 3 s after a SIGTERM: whoever has their own
+        handlers sets them after this.
+        """
         self._own = ADDRESS not in os.environ
         here: dict[str, Any] = {
             "address": "local",
@@ -118,10 +112,15 @@ class Cluster:
             os.environ.setdefault("RAY_worker_niceness", "0")
         ray.init(log_to_driver=False, **(here if self._own else {}))
         serve.start(proxy_location="Disabled")  # this process listens itself
-        self._joined = True
+
+    def open(self, checkpoint: Checkpoint, settings: Settings, metrics: ModelMetrics) -> Fleet:
+        """Run a model's deployment, or the one that is there anew, and reach its replicas."""
+        name = checkpoint.name
+        handle = serve.run(deployment(name, settings), name=f"scanline-{name}", route_prefix=None)
+        return open_fleet(checkpoint, handle, settings, metrics)
 
     def leave(self) -> None:
         """End the cluster if it was begun here; another's goes on with its models."""
-        if self._joined and self._own:
+        if self._own:
             serve.shutdown()
         ray.shutdown()

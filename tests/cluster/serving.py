@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -15,9 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import yaml
+from numpy.typing import NDArray
 
 from scanline.model.config import ModelConfig
+from scanline.service.engine import Engine
+from scanline.service.generation import Spec
+from tests.cluster.fixtures import drawn
 from tests.service_fixtures import save_tiny
 
 CONFIG = ModelConfig(height=16, width=16, n_layers=1, n_heads=2, d_model=8, d_ff=16)
@@ -37,7 +42,7 @@ class Served:
     """
 
     def __init__(self, folder: Path, way: str, **changes: Any) -> None:
-        self.weights = folder
+        self.way = way
         save_tiny(folder, config=CONFIG)
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
@@ -68,7 +73,7 @@ class Served:
 
     def end(self) -> None:
         """End the process, in whatever state it is, and all that it began."""
-        self.process.send_signal(signal.SIGINT)  # at which Ray's own command ends in order
+        self.process.terminate()
         try:
             self.process.wait(60)
         except subprocess.TimeoutExpired:
@@ -105,9 +110,14 @@ class Served:
 
     def pids(self) -> list[int]:
         """Give the processes of the replicas, all of this server's own."""
-        listed = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True).stdout
-        replicas = [line.split(None, 1) for line in listed.splitlines() if ":tiny" in line]
-        return [int(pid) for pid, name in replicas if name.startswith("ray::ServeReplica")]
+        own, found = f"RAY_TMPDIR={self._ray}".encode(), []
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                name = (process / "cmdline").read_bytes()
+                ours = own in (process / "environ").read_bytes().split(b"\0")
+                if ours and name.startswith(b"ray::ServeReplica") and b":tiny" in name:
+                    found.append(int(process.name))
+        return found
 
     def log(self) -> str:
         """Give all that the server wrote, wherever Ray keeps it."""
@@ -127,3 +137,9 @@ def write_config(folder: Path, port: int, settings: dict[str, Any]) -> Path:
     path = folder / "serve.yaml"
     path.write_text(yaml.safe_dump(config))
     return path
+
+
+def expected(alone: Engine, spec: Spec) -> dict[int, NDArray[np.uint8]]:
+    """Give the images of a generation as one engine draws them, by index."""
+    generation = drawn(alone, spec)
+    return {image.index: image.read(0, CONFIG.pixels) for image in generation.images}

@@ -8,18 +8,14 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 
-from scanline.model.checkpoint import load_checkpoint
 from scanline.service.engine import Engine
 from scanline.service.generation import Spec
-from scanline.service.server import open_engine
-from tests.cluster.fixtures import drawn
-from tests.cluster.serving import CONFIG, SLOTS, Served
+from tests.cluster.serving import CONFIG, SLOTS, Served, expected
 from tests.service_fixtures import (
     check_error,
     decode_png,
@@ -27,7 +23,6 @@ from tests.service_fixtures import (
     parse_sse,
     random_picture,
     rebuild,
-    settings,
 )
 
 pytest.importorskip("ray.serve", reason="Ray is not installed: pip install 'scanline[cluster]'")
@@ -44,20 +39,6 @@ def served(
     here = Served(tmp_path_factory.mktemp("cluster"), request.param)
     yield here
     here.end()
-
-
-@pytest.fixture(scope="module")
-def alone(served: Served) -> Iterator[Engine]:
-    """Give an engine in this process, to compare with."""
-    checkpoint = load_checkpoint(served.weights / "tiny.safetensors")
-    engine = open_engine(checkpoint, settings(slots=64))
-    yield engine
-    engine.close(0.0)
-
-
-def expected(alone: Engine, spec: Spec) -> dict[int, np.ndarray[Any, Any]]:
-    generation = drawn(alone, spec)
-    return {image.index: image.read(0, CONFIG.pixels) for image in generation.images}
 
 
 def check_stream(raw: bytes, alone: Engine, spec: Spec) -> None:
@@ -154,13 +135,13 @@ def test_a_large_request_is_spread_evenly(served: Served, alone: Engine) -> None
     before = served.by_replica("scanline_pixels_total")
     with httpx.Client(base_url=served.url, timeout=300) as client:
         headers = {"Accept": "application/x-npy"}
-        reply = client.post("/v1/samples", json={"n": 120, "seed": 0}, headers=headers)
+        reply = client.post("/v1/samples", json={"n": 64, "seed": 0}, headers=headers)
     assert reply.status_code == 200
     served.wait_idle()
     time.sleep(1.5)  # until the next reports
     after = served.by_replica("scanline_pixels_total")
     shares = [pixels - before.get(replica, 0) for replica, pixels in after.items()]
-    assert sum(shares) == 120 * CONFIG.pixels
+    assert sum(shares) == 64 * CONFIG.pixels
     assert len(shares) == 2
     assert min(shares) > 0.8 * max(shares)
     first = expected(alone, Spec(n=1, seed=0))[0]
@@ -168,6 +149,8 @@ def test_a_large_request_is_spread_evenly(served: Served, alone: Engine) -> None
 
 
 def test_sigterm_lets_a_stream_finish(served: Served, alone: Engine) -> None:
+    if served.way == "proxy":
+        pytest.skip("Ray's own command ends, and with it the cluster that it began")
     body = {"n": 4, "seed": 5, "stream": True}
     with httpx.stream("POST", f"{served.url}/v1/samples", json=body, timeout=120) as reply:
         chunks = reply.iter_raw()

@@ -1,0 +1,85 @@
+"""What is written for Kubernetes, Ray Serve and Compose: right by their own schemas."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from scanline.service import cluster
+from scanline.service.settings import Settings
+from tests.conftest import ROOT
+
+FOLDER = Path(cluster.__file__).parent
+SERVICE = yaml.safe_load((FOLDER / "kubernetes" / "rayservice.yaml").read_text())
+COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+CONFIGS = {
+    "serve.yaml": yaml.safe_load((FOLDER / "serve.yaml").read_text()),
+    "rayservice.yaml": yaml.safe_load(SERVICE["spec"]["serveConfigV2"]),
+}
+
+
+def pods_of_the_service() -> list[Any]:
+    config = SERVICE["spec"]["rayClusterConfig"]
+    groups = [config["headGroupSpec"], *config["workerGroupSpecs"]]
+    named = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "one"}}
+    return [named | {"template": group["template"]} for group in groups]
+
+
+def test_kubernetes_takes_every_object() -> None:
+    validation = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is missing")
+    plain = list(yaml.safe_load_all((FOLDER / "kubernetes" / "pods.yaml").read_text()))
+    assert [one["kind"] for one in plain] == ["Deployment", "Service", "HorizontalPodAutoscaler"]
+    for one in [*plain, *pods_of_the_service()]:
+        validation.validate(one, validation.latest_version(), strict=True)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_ray_serve_takes_its_config(name: str) -> None:
+    schema = pytest.importorskip("ray.serve.schema", reason="Ray is not installed")
+    (application,) = schema.ServeDeploySchema.model_validate(CONFIGS[name]).applications
+    assert callable(application_builder(application.import_path))
+    assert Settings(**application.args, cluster=True).max_replicas >= 2
+
+
+def application_builder(path: str) -> Any:
+    from importlib import import_module
+
+    module, name = path.split(":")
+    return getattr(import_module(module), name)
+
+
+def test_a_model_server_lives_longer_than_it_may_drain() -> None:
+    (deployment, *_) = yaml.safe_load_all((FOLDER / "kubernetes" / "pods.yaml").read_text())
+    pod = deployment["spec"]["template"]["spec"]
+    drain = {one["name"]: one["value"] for one in pod["containers"][0]["env"]}
+    assert pod["terminationGracePeriodSeconds"] > float(drain["SCANLINE_DRAIN_SECONDS"])
+    drain_of_all = CONFIGS["rayservice.yaml"]["applications"][0]["args"]["drain_seconds"]
+    for one in pods_of_the_service()[1:]:
+        assert one["template"]["spec"]["terminationGracePeriodSeconds"] > drain_of_all
+
+
+def test_ray_knows_the_commands_of_compose() -> None:
+    click = pytest.importorskip("click")
+    scripts = pytest.importorskip("ray.scripts.scripts", reason="Ray is not installed")
+    services = COMPOSE["services"]
+    told = [services[name]["command"] for name in ("scanline-head", "worker-1", "worker-2")]
+    assert len(set(told)) == 2
+    for command in told:
+        words = shlex.split(command)
+        if words[0] == "sh":  # the head, and then the server beside it
+            words = shlex.split(words[2].partition("&&")[0])[3:]
+        assert words[:2] == ["ray", "start"]
+        with click.Context(scripts.start) as context:
+            scripts.start.parse_args(context, words[2:])
+
+
+def test_what_compose_sets_are_settings() -> None:
+    fields = {f"SCANLINE_{name.upper()}" for name in Settings.model_fields}
+    for service in COMPOSE["services"].values():
+        set_here = {name for name in service["environment"] if name.startswith("SCANLINE_")}
+        assert set_here
+        assert set_here <= fields
