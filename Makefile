@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # Many tests wait, for a browser or a server: one process more than there are cores, up to four.
 WORKERS = $(shell $(PYTHON) -c "import os; print(min(4, os.cpu_count() + 1))")
 
-.PHONY: serve test lint gate arm bench e2e docker clean
+.PHONY: serve test lint gate arm bench e2e cluster docker clean
 
 serve: $(READY)  ## serve the shipped models on http://127.0.0.1:8000
 	$(BIN)/scanline serve
@@ -30,6 +30,9 @@ bench: $(READY)  ## time every decoder that runs here
 
 e2e: $(READY)  ## install what the page's tests and schemathesis need; a browser must be there
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,e2e]'
+
+cluster: $(READY)  ## install Ray, with which a cluster's tests run
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,cluster]'
 
 docker:
 	docker compose up --build

@@ -225,11 +225,17 @@ def waits_of_innocent(url: str, seconds: float, body: dict[str, object]) -> list
 
 
 def memory(pid: int) -> float:
-    """Give a process's memory now, in MB."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) / 1000
-    return math.nan
+    """Give the memory now, in MB, of a process and of all that it began."""
+    used, parents = dict[int, float](), dict[int, int]()
+    for status in Path("/proc").glob("[0-9]*/status"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            said = dict(line.split(":", 1) for line in status.read_text().splitlines())
+            used[int(said["Pid"])] = float(said.get("VmRSS", "0").split()[0]) / 1000
+            parents[int(said["Pid"])] = int(said["PPid"])
+    family = {pid}
+    while more := {one for one, parent in parents.items() if parent in family} - family:
+        family |= more
+    return sum(used[one] for one in family)
 
 
 @contextlib.contextmanager

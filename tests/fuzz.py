@@ -3,7 +3,9 @@
 Starts a server of the shipped ``mnist`` on the loopback, sends so many requests to every route over
 some connections, each made of its seed alone, and prints what came back. Then it drops a thousand
 clients in the middle of their requests, and looks whether any slot is still held. Ends with 1 if a
-reply was a 5xx, a connection broke without one, or something did not come back.
+reply was a 5xx, a connection broke without one, or something did not come back. What else is on
+the command line goes to the server, ``--cluster --max-replicas 2`` for one; memory is that of all
+its processes.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from typing import Any
 import httpx
 from PIL import Image
 
-from tests.attacks import memory, own_server
+from tests.attacks import SHIPPED, memory, own_server
 
 WORDS = (
     "", "7", "seven", "random", "draw a 7", "mnist", "none", "true", "null", "-1", "0", "1", "1.5",
@@ -238,8 +240,8 @@ def main() -> None:
     parser.add_argument("requests", type=int, nargs="?", default=2000)
     parser.add_argument("--connections", type=int, default=4)
     parser.add_argument("--clients", type=int, default=1000, help="to be dropped")
-    given = parser.parse_args()
-    with own_server() as (url, pid):
+    given, options = parser.parse_known_args()
+    with own_server(*SHIPPED, *options) as (url, pid):
         wrong = run(url, pid, given.requests, given.connections, given.clients)
     sys.exit(1 if wrong else 0)
 

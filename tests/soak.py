@@ -3,7 +3,8 @@
 Starts a server of a small random network on the loopback and asks it, a few clients at a time, for
 so many images spread evenly over so many seconds: arrays, PNGs, ZIPs, streams and completions in
 turn. Prints the server's memory and open files ten times on the way. Ends with 1 if a reply was not
-200 or did not come, or memory after the first tenth grew by more than a twentieth.
+200 or did not come, or memory after the first tenth grew by more than a twentieth. What else is on
+the command line goes to the server, ``--cluster`` for one.
 """
 
 from __future__ import annotations
@@ -120,11 +121,11 @@ def main() -> None:
     parser.add_argument("images", type=int, nargs="?", default=5000)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--connections", type=int, default=4)
-    given = parser.parse_args()
+    given, options = parser.parse_known_args()
     with tempfile.TemporaryDirectory() as folder:
         network = random_network(CONFIG, dtype=torch.float32)
         save_checkpoint(Path(folder) / "small.safetensors", network, {})
-        with own_server("--weights", folder) as (url, pid):
+        with own_server("--weights", folder, *options) as (url, pid):
             wrong = run(url, pid, given.images, given.seconds, given.connections)
     sys.exit(1 if wrong else 0)
 

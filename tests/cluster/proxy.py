@@ -1,0 +1,70 @@
+"""What a cluster's ways in cost: ``python -m tests.cluster.proxy``.
+
+Serves the shipped ``mnist`` three times: by one process without a cluster, by a process before one
+replica (``scanline serve --cluster``), and by Ray Serve's own proxy before the application and one
+replica. Asks each for images in every form of a reply, several times in turn, and prints the median
+images/s of each, and its share of the first's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+
+from scanline.kernels.native.build import cpu, usable_cores
+from scanline.model.checkpoint import SHIPPED
+from scanline.service.bench.clients import Asking, other_process
+from scanline.service.bench.costs import FORMS
+from tests.attacks import own_server
+from tests.cluster.serving import Served
+
+CLIENTS, IMAGES, ROUNDS, REPEATS = 4, 16, 2, 3
+WAYS = {"one process": None, "serve --cluster": "serve", "Ray Serve's proxy": "proxy"}
+
+
+@contextlib.contextmanager
+def serving(way: str | None) -> Iterator[int]:
+    """Serve in one of the ways, and give the port."""
+    if way is None:
+        with own_server() as (url, _):
+            yield httpx.URL(url).port or 80
+        return
+    settings = {"weights": str(SHIPPED), "models": "mnist", "backend": "native", "slots": 64}
+    with tempfile.TemporaryDirectory() as folder:
+        served = Served(
+            Path(folder), way, **settings, max_waiting=1024, min_replicas=1, max_replicas=1,
+            replica_cpus=2,
+        )  # fmt: skip
+        try:
+            yield httpx.URL(served.url).port or 80
+        finally:
+            served.end()
+
+
+def main() -> None:
+    """Measure every form in every way."""
+    rates: dict[str, dict[str, float]] = {}
+    with other_process() as run:
+        for name, way in WAYS.items():
+            with serving(way) as port:
+                seen: dict[str, list[float]] = {form: [] for form in FORMS}
+                for _ in range(REPEATS + 1):  # the first is to warm it
+                    for form, (accept, body) in FORMS.items():
+                        drawn, took = run(Asking(port, accept, body, IMAGES, CLIENTS, ROUNDS))
+                        seen[form].append(drawn / took)
+                rates[name] = {form: statistics.median(each[1:]) for form, each in seen.items()}
+    print(f"mnist, {cpu()[0]}, {usable_cores()} cores; images/s, and the share of one process")
+    print(f"| form | {' | '.join(WAYS)} |\n|---|{'---|' * len(WAYS)}")
+    for form in FORMS:
+        first, *others = (rates[name][form] for name in WAYS)
+        cells = [f"{first:.1f}", *(f"{one:.1f} ({one / first:.0%})" for one in others)]
+        print(f"| {form} | {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    main()
