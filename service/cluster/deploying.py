@@ -112,6 +112,7 @@ class Cluster:
             os.environ.setdefault("RAY_worker_niceness", "0")
         ray.init(log_to_driver=False, **(here if self._own else {}))
         serve.start(proxy_location="Disabled")  # this process listens itself
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)  # it tells of every cancelled part
 
     def open(self, checkpoint: Checkpoint, settings: Settings, metrics: ModelMetrics) -> Fleet:
         """Run a model's deployment, or the one that is there anew, and reach its replicas."""
