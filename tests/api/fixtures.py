@@ -1,0 +1,116 @@
+"""A server in this process and its client, and what they should have drawn."""
+
+from __future__ import annotations
+
+import base64
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import numpy as np
+from numpy.typing import NDArray
+
+from scanline.model.config import ModelConfig
+from scanline.model.decoders.contract import Inputs
+from scanline.model.decoders.reference import ReferenceDecoder
+from scanline.model.noise import image_noise, image_seed
+from scanline.service.generation import Spec
+from scanline.service.server import Scanline
+from tests.service_fixtures import (
+    COLOUR,
+    GREY,
+    FakeDecoder,
+    build,
+    decode_png,
+    idle,
+    listening,
+    tiny_model,
+    until,
+)
+
+CONFIGS = {"grey": GREY, "colour": COLOUR}
+
+
+@dataclass(frozen=True)
+class Here:
+    """A server in this process, and a client of it."""
+
+    scanline: Scanline
+    client: httpx.Client
+    url: str
+
+    def samples(self, **body: Any) -> httpx.Response:
+        return self.client.post("/v1/samples", json=body)
+
+    def complete(
+        self, picture: bytes, mask: bytes | None = None, accept: str = "*/*", **fields: Any
+    ) -> httpx.Response:
+        files = {"image": ("picture.png", picture)}
+        if mask is not None:
+            files["mask"] = ("mask.png", mask)
+        data = {name: str(value) for name, value in fields.items()}
+        return self.client.post(
+            "/v1/completions", files=files, data=data, headers={"Accept": accept}
+        )
+
+
+def serve(fields: dict[str, Any] | None = None, **decoders: Any) -> Iterator[Here]:
+    scanline, app = build(fields, decoders or None)
+    with (
+        listening(app, lambda: scanline.ready) as url,
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
+        yield Here(scanline, client, url)
+
+
+class Held(FakeDecoder):
+    """Draws one pixel of each image for every permit, all of them once it is open."""
+
+    def __init__(self, config: ModelConfig = GREY, max_slots: int = 4) -> None:
+        super().__init__(config, max_slots)
+        self.permits, self.opened = threading.Semaphore(0), threading.Event()
+
+    def step(self, slots: Any, n: int) -> None:
+        if self.opened.is_set():
+            super().step(slots, n)
+        elif self.permits.acquire(timeout=0.001):
+            super().step(slots, 1)
+
+    def let(self, pixels: int) -> None:
+        for _ in range(pixels):
+            self.permits.release()
+
+
+def held(**fields: Any) -> Iterator[tuple[Here, Held]]:
+    decoder = Held()
+    server = serve(fields, fake=decoder)
+    here = next(server)
+    try:
+        yield here, decoder
+    finally:
+        decoder.opened.set()
+        until(lambda: idle(here.scanline), "an idle server")
+        next(server, None)
+
+
+def png(image: dict[str, Any], config: ModelConfig) -> NDArray[np.uint8]:
+    return decode_png(base64.b64decode(image["png"], validate=True), config)
+
+
+def values(image: dict[str, Any], config: ModelConfig) -> NDArray[np.uint8]:
+    return np.array(image["values"], np.uint8).reshape(config.pixels, config.channels)
+
+
+def drawn_directly(config: ModelConfig, spec: Spec, index: int) -> NDArray[np.uint8]:
+    """Draw one image with a decoder and no engine."""
+    decoder = ReferenceDecoder(tiny_model(config), 1)
+    inputs = Inputs.blank(config, 1)
+    seed = image_seed(spec.seed, index)
+    inputs.noise[0] = image_noise(seed, config.pixels, config.draws)
+    inputs.temperature[0], inputs.label[0] = spec.temperature, spec.label
+    decoder.begin([0], inputs)
+    decoder.step([0], config.pixels)
+    pixels: NDArray[np.uint8] = decoder.canvas[0].copy()
+    return pixels

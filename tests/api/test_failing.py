@@ -1,0 +1,133 @@
+"""What goes wrong inside, a full queue among it, and how it is told."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from scanline.model.checkpoint import Checkpoint
+from scanline.service.app import create_app
+from tests.api.fixtures import held, serve
+from tests.service_fixtures import (
+    GREY,
+    FakeDecoder,
+    build,
+    check_error,
+    idle,
+    listening,
+    parse_sse,
+    tiny_model,
+    until,
+)
+
+
+def test_a_full_queue_is_429_before_the_picture_is_decoded() -> None:
+    for here, _ in held(max_images=4, max_waiting=4):
+        with ThreadPoolExecutor(2) as pool:
+            engine = here.scanline.models["fake"].engine
+            waiting = [pool.submit(here.samples, n=4)]
+            until(lambda e=engine: e.slots_in_use == 4)  # type: ignore[misc]
+            waiting.append(pool.submit(here.samples, n=4))
+            until(lambda e=engine: e.queue.waiting == 4)  # type: ignore[misc]
+            for refused in (here.samples(n=1), here.complete(b"no picture", known_rows=1)):
+                check_error(refused, 429, "queue_full")
+                assert refused.json()["error"]["type"] == "rate_limit_error"
+                assert 1 <= int(refused.headers["retry-after"]) <= 120
+            here.scanline.models["fake"].engine.decoder.opened.set()  # type: ignore[attr-defined]
+            assert [w.result().status_code for w in waiting] == [200, 200]
+        assert here.samples(n=1).status_code == 200
+
+
+def test_a_decoder_that_raises_is_500_and_an_error_event() -> None:
+    decoder = FakeDecoder(GREY, 2)
+
+    def fail(slots: list[int]) -> None:
+        raise RuntimeError("a secret about the inside")
+
+    for here in serve(None, fake=decoder):
+        decoder.before_step = fail
+        reply = here.samples(n=3)
+        assert "secret" not in check_error(reply, 500, "generation_failed")
+        assert reply.json()["error"]["type"] == "server_error"
+        events = parse_sse(here.samples(n=2, stream=True).content)
+        assert [e.name for e in events] == ["started", "image", "image", "error"]
+        assert events[-1].data["error"]["code"] == "generation_failed"
+        assert set(events[-1].data["error"]) == {"message", "type", "param", "code"}
+        identifier = events[0].data["id"]
+        assert here.client.get(f"/v1/generations/{identifier}").json()["error"]
+        decoder.before_step = lambda slots: None
+        assert here.samples(n=3).status_code == 200
+        assert idle(here.scanline)
+        assert 'finish_reason="error",model="fake"} 5.0' in here.client.get("/metrics").text
+
+
+def test_a_bug_is_500_with_an_id_a_log_line_and_a_count(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def bug(*_: object) -> None:
+        raise KeyError("inside")
+
+    for here in serve({"cors_origins": "https://page.example"}):
+        monkeypatch.setattr("scanline.service.api.routes._reply", bug)
+        reply = here.client.post(
+            "/v1/samples",
+            json={},
+            headers={"X-Request-ID": "mine", "Origin": "https://page.example"},
+        )
+        assert "inside" in check_error(reply, 500, "internal_error")  # "… inside the server"
+        assert "KeyError" not in reply.text
+        assert reply.headers["x-request-id"] == "mine"
+        assert reply.headers["access-control-allow-origin"] == "https://page.example"
+        monkeypatch.undo()
+        assert any("mine" in r.getMessage() and r.exc_info for r in caplog.records)
+        count = 'scanline_requests_total{method="POST",route="/v1/samples",status="500"} 1.0'
+        assert count in here.client.get("/metrics").text
+        assert here.samples().status_code == 200
+
+
+def test_loading_ready_draining() -> None:
+    loaded = threading.Event()
+    scanline, _ = build()
+    opening = scanline.open
+
+    def open_models() -> None:
+        assert loaded.wait(60)
+        opening([Checkpoint("grey", tiny_model())])
+
+    with (
+        listening(create_app(scanline, open_models), lambda: True) as url,
+        httpx.Client(base_url=url) as client,
+    ):
+        try:
+            assert client.get("/livez").text == "ok\n"
+            check_error(client.get("/readyz"), 503, "not_ready")
+            check_error(client.post("/v1/samples", json={}), 503, "not_ready")
+            assert client.get("/v1/models").json() == {"object": "list", "data": []}
+            assert client.get("/metrics").status_code == 200
+        finally:
+            loaded.set()
+        until(lambda: client.get("/readyz").status_code == 200)
+        assert client.post("/v1/samples", json={}).status_code == 200
+        scanline.drain()
+        assert client.get("/livez").status_code == 200
+        check_error(client.get("/readyz"), 503, "not_ready")
+        reply = client.post("/v1/samples", json={})
+        check_error(reply, 503, "closing")
+        assert int(reply.headers["retry-after"]) >= 1
+
+
+def test_models_that_cannot_be_opened_are_a_failure_in_words(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(*_: object) -> None:
+        raise MemoryError("no room")
+
+    scanline, _ = build()
+    monkeypatch.setattr("scanline.service.server.open_decoder", broken)
+    scanline.open([Checkpoint("grey", tiny_model())])
+    assert not scanline.ready
+    assert scanline.failure is not None
+    assert "no room" in scanline.failure

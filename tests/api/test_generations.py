@@ -1,0 +1,80 @@
+"""Generations: looked at, cancelled, left alone."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+
+from scanline.service.workshop import Workshop
+from tests.api.fixtures import Held, Here, held, values
+from tests.service_fixtures import (
+    GREY,
+    check_error,
+    idle,
+    parse_sse,
+    until,
+)
+
+
+def test_looking_at_and_cancelling_a_generation(holding: tuple[Here, Held]) -> None:
+    here, decoder = holding
+    with here.client.stream("POST", "/v1/samples", json={"n": 6, "stream": True}) as stream:
+        url = f"/v1/generations/{stream.headers['x-generation-id']}"
+        decoder.let(2)
+        until(lambda: here.client.get(url).json()["images"][0]["position"] == 2)
+        body = here.client.get(url).json()
+        assert body["status"] == "running"
+        assert [i["status"] for i in body["images"]] == ["running"] * 4 + ["waiting"] * 2
+        assert {i["png"] for i in body["images"]} == {None}
+        cancelled = here.client.delete(url)
+        assert cancelled.status_code == 200
+        assert {i["finish_reason"] for i in cancelled.json()["images"]} == {"cancelled"}
+        events = parse_sse(stream.read())
+        assert [e.data["finish_reason"] for e in events if e.name == "image"] == ["cancelled"] * 6
+        assert events[-1].name == "completed"
+    assert here.client.delete(url).json() == cancelled.json() == here.client.get(url).json()
+    half = values(here.client.get(url, params={"output": "values"}).json()["images"][0], GREY)
+    assert half[:2].any()
+    assert not half[2:].any()
+    for method in ("GET", "DELETE"):
+        check_error(
+            here.client.request(method, "/v1/generations/gen_no"), 404, "generation_not_found"
+        )
+    check_error(here.client.get("/v1/generations/gen_no/events"), 404, "generation_not_found")
+
+
+def test_an_array_of_a_cancelled_drawing_is_refused(holding: tuple[Here, Held]) -> None:
+    """A picture cut off would look like any other there."""
+    here, decoder = holding
+    body, key = {"n": 2, "seed": 3}, {"Idempotency-Key": "bulk"}
+    begun = here.client.post("/v1/samples", json=body, headers=key | {"Prefer": "respond-async"})
+    url = begun.headers["location"]
+    generation = here.scanline.models["fake"].engine.queue.find(begun.json()["id"])
+    assert generation is not None
+    accept = {"Accept": "application/x-npy"}
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(here.client.post, "/v1/samples", json=body, headers=key | accept)
+        decoder.let(2)
+        until(lambda: generation.readers == 1)
+        here.client.delete(url)
+        check_error(asking.result(), 503, "cancelled")
+
+
+def test_a_json_client_that_leaves_frees_its_slots_whatever_the_grace() -> None:
+    for here, _ in held(grace_seconds=3600):
+        engine = here.scanline.models["fake"].engine
+
+        async def leave(url: str = here.url, engine: Workshop = engine) -> None:
+            async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+                asking = asyncio.create_task(client.post("/v1/samples", json={"n": 9}))
+                await asyncio.to_thread(until, lambda: engine.slots_in_use)
+                asking.cancel()
+                await asyncio.gather(asking, return_exceptions=True)
+
+        asyncio.run(leave())
+        until(lambda s=here.scanline: idle(s), "free slots")  # type: ignore[misc]
+        # None was drawn to its end: the decoder is still held.
+        cancelled = 'scanline_images_total{finish_reason="cancelled",model="fake"} 9.0'
+        assert cancelled in here.client.get("/metrics").text

@@ -1,0 +1,240 @@
+"""Around the routes: keys, origins, ids, metrics, models, documentation."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from typing import Any
+
+import httpx
+import pytest
+
+from scanline.model.checkpoint import Checkpoint
+from scanline.service.app import create_app
+from scanline.service.server import Scanline
+from tests.api.fixtures import Here, serve
+from tests.service_fixtures import (
+    GREY,
+    check_error,
+    listening,
+    parse_sse,
+    settings,
+    tiny_model,
+    until,
+)
+
+
+def test_an_api_key_guards_v1_and_nothing_else() -> None:
+    for here in serve({"api_key": "clé-secrète"}):
+        paths = [("POST", "/v1/samples"), ("GET", "/v1/models"), ("GET", "/v1/generations/x")]
+        wrong: list[dict[str, str | bytes]] = [
+            {}, {"Authorization": "Bearer wrong"}, {"Authorization": "Bearer"},
+            {"Authorization": "Basic abc"}, {"Authorization": b"Bearer \xff\xfe"},
+            {"Authorization": "Bearer cle-secrete"},
+        ]  # fmt: skip
+        for method, path in paths:
+            for headers in wrong:
+                encoded = {k: v if isinstance(v, bytes) else v.encode() for k, v in headers.items()}
+                raw = [(k.encode(), v) for k, v in encoded.items()]
+                reply = here.client.request(
+                    method, path, json={} if method == "POST" else None, headers=raw
+                )
+                check_error(reply, 401, "invalid_api_key")
+                assert reply.json()["error"]["type"] == "authentication_error"
+                assert reply.headers["www-authenticate"] == "Bearer"
+        right = [(b"Authorization", "Bearer clé-secrète".encode())]
+        assert here.client.post("/v1/samples", json={}, headers=right).status_code == 200
+        for path in ("/livez", "/readyz", "/metrics", "/docs", "/openapi.json", "/"):
+            assert here.client.get(path).status_code == 200
+
+
+def test_cross_origin_calls_are_for_the_origins_named() -> None:
+    for here in serve({"cors_origins": "https://a.example, https://b.example"}):
+        ask = {"Origin": "https://b.example", "Access-Control-Request-Method": "POST",
+               "Access-Control-Request-Headers": "authorization,content-type"}  # fmt: skip
+        allowed = here.client.options("/v1/samples", headers=ask)
+        assert allowed.status_code == 200
+        assert allowed.headers["access-control-allow-origin"] == "https://b.example"
+        assert "authorization" in allowed.headers["access-control-allow-headers"].lower()
+        refused = here.client.options("/v1/samples", headers=ask | {"Origin": "https://c.example"})
+        assert "access-control-allow-origin" not in refused.headers
+        for origin, there in (("https://a.example", True), ("https://c.example", False)):
+            reply = here.client.post("/v1/samples", json={}, headers={"Origin": origin})
+            assert ("access-control-allow-origin" in reply.headers) is there
+        wrong = here.client.post("/v1/x", headers={"Origin": "https://a.example"})
+        assert wrong.headers["access-control-allow-origin"] == "https://a.example"
+        exposed = reply.headers.get("access-control-expose-headers", "") + wrong.headers.get(
+            "access-control-expose-headers", "")  # fmt: skip
+        for name in ("X-Request-ID", "X-Generation-ID", "X-Seed", "Retry-After"):
+            assert name in exposed
+
+
+def test_without_the_setting_no_origin_is_allowed(here: Here) -> None:
+    reply = here.client.get("/v1/models", headers={"Origin": "https://a.example"})
+    assert "access-control-allow-origin" not in reply.headers
+
+
+def test_every_reply_has_an_id_the_callers_if_it_is_a_plain_one(here: Here) -> None:
+    for path in ("/livez", "/v1/models", "/v1/nothing", "/", "/metrics"):
+        one, other = (here.client.get(path).headers["x-request-id"] for _ in range(2))
+        assert one != other
+    good = "trace-1234/abc=~" + "x" * 100
+    assert here.client.get("/livez", headers={"X-Request-ID": good}).headers["x-request-id"] == good
+    junk: list[bytes] = [b"", b"two words", b"x" * 129, "é".encode(), b"tab\tin", b"\xff"]
+    for value in junk:
+        reply = here.client.get("/livez", headers=[(b"X-Request-ID", value)])
+        assert reply.headers["x-request-id"].startswith("req_")
+
+
+def test_a_path_cannot_forge_a_log_line(here: Here, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "scanline.access"):
+        here.client.get("/x%0a12:00:00 INFO forged%1b[31m")
+        until(lambda: any("forged" in r.getMessage() for r in caplog.records))
+    (line,) = [r.getMessage() for r in caplog.records if "forged" in r.getMessage()]
+    assert "\n" not in line
+    assert "\x1b" not in line
+
+
+def test_metrics_say_what_happened_with_bounded_labels() -> None:
+    for here in serve():
+        here.samples(n=3, model="grey")
+        parse_sse(here.samples(n=1, model="grey", stream=True).content)
+        here.samples(model="colour", n=0)
+
+        def labels(client: httpx.Client = here.client) -> set[str]:
+            lines = client.get("/metrics").text.splitlines()
+            return {line.rpartition(" ")[0] for line in lines if not line.startswith("#")}
+
+        text = here.client.get("/metrics").text
+        assert here.client.get("/metrics").headers["content-type"].startswith("text/plain")
+        for line in (
+            'scanline_images_total{finish_reason="length",model="grey"} 4.0',
+            'scanline_images_total{finish_reason="error",model="colour"} 0.0',
+            f'scanline_pixels_total{{model="grey"}} {4.0 * GREY.pixels}',
+            'scanline_queue_seconds_count{model="grey"} 2.0',
+            'scanline_first_pixel_seconds_count{model="grey"} 2.0',
+            'scanline_running_images{model="grey"} 0.0',
+            'scanline_waiting_images{model="colour"} 0.0',
+            'scanline_slots{model="grey"} 8.0',
+            'scanline_requests_total{method="POST",route="/v1/samples",status="400"} 1.0',
+        ):
+            assert line in text, f"{line}\n\n{text}"
+        assert 'scanline_step_seconds_count{model="grey"}' in text
+        for path in ("/v1/generations/x", "/v1/generations/x/events", "/v1/models/x", "/nothing",
+                     "/static/x"):  # fmt: skip
+            here.client.get(path)
+        before = labels()
+        for j in range(30):
+            here.client.get(f"/v1/generations/{j}")
+            here.client.get(f"/v1/generations/{j}/events")
+            here.client.get(f"/v1/models/{j}")
+            here.client.get(f"/{j}")
+            here.client.get(f"/static/{j}")
+            here.samples(seed=j)
+        assert labels() == before
+
+
+def test_the_list_of_models(here: Here) -> None:
+    body = here.client.get("/v1/models").json()
+    assert body["object"] == "list"
+    assert [m["id"] for m in body["data"]] == ["grey", "colour"]
+    grey, colour = body["data"]
+    assert grey["object"] == "model"
+    assert grey["owned_by"] == "scanline"
+    assert (grey["width"], grey["height"], grey["channels"]) == (5, 6, 1)
+    assert grey["classes"] == ["zero", "one", "a frog"]
+    assert grey["bits_per_dim"] == 5.5
+    assert grey["steps"] == 30
+    assert grey["backend"] == "reference"
+    assert grey["slots"] == 8
+    assert grey["parameters"] == sum(p.numel() for p in tiny_model().parameters())
+    assert abs(grey["created"] - time.time()) < 3600
+    assert colour["classes"] == []
+    assert colour["bits_per_dim"] is None
+    assert here.client.get("/v1/models/colour").json() == colour
+    assert here.samples(seed=1).json()["model"] == "grey"  # the default is the first
+
+
+@pytest.mark.parametrize(
+    ("facts", "figure"),
+    [
+        ({}, None),
+        ({"validation": []}, None),
+        ({"validation": [{"bits_per_dim": 5.0}, {"bits_per_dim": 4.0}]}, 4.0),
+        ({"validation": [{"bits_per_dim": 4.0}], "test": {"bits_per_dim": 4.5}}, 4.5),
+        ({"test": {"bits_per_dim": 4.5}, "test_with_label": {"bits_per_dim": 4.4}}, 4.5),
+    ],
+    ids=["nothing", "none yet", "the last validation", "the test above it", "without a label"],
+)
+def test_the_figure_of_a_model(facts: dict[str, Any], figure: float | None) -> None:
+    scanline = Scanline(settings())
+    app = create_app(scanline, lambda: scanline.open([Checkpoint("grey", tiny_model(), facts)]))
+    with listening(app, lambda: scanline.ready) as url:
+        assert httpx.get(f"{url}/v1/models/grey").json()["bits_per_dim"] == figure
+
+
+def test_the_documentation_describes_what_there_is(here: Here) -> None:
+    page = here.client.get("/docs")
+    assert page.status_code == 200
+    assert "swagger" in page.text.lower()
+    parts = re.findall(r'(?:href|src)="([^"]+)"', page.text)
+    assert len(parts) == 3
+    for part in parts:  # nothing from elsewhere: it works without a network
+        assert here.client.get(part).status_code == 200, part
+    schema = here.client.get("/openapi.json").json()
+    assert schema["openapi"].startswith("3.")
+    assert schema["info"]["title"] == "Scanline"
+    operations = {(m.upper(), p) for p, ms in schema["paths"].items() for m in ms}
+    assert operations >= {
+        ("POST", "/v1/samples"), ("POST", "/v1/completions"), ("GET", "/v1/models"),
+        ("GET", "/v1/generations/{identifier}"), ("DELETE", "/v1/generations/{identifier}"),
+        ("GET", "/v1/generations/{identifier}/events"), ("GET", "/livez"), ("GET", "/readyz"),
+        ("GET", "/metrics"),
+    }  # fmt: skip
+    for name, part in schema["components"]["schemas"].items():
+        assert part.get("examples"), name
+    seen: set[str] = set()
+
+    def follow(part: object) -> None:
+        """Check that every reference leads somewhere."""
+        if isinstance(part, dict):
+            if isinstance(reference := part.get("$ref"), str):
+                seen.add(reference)
+                found: Any = schema
+                for key in reference.removeprefix("#/").split("/"):
+                    found = found[key]
+            for value in part.values():
+                follow(value)
+        elif isinstance(part, list):
+            for value in part:
+                follow(value)
+
+    follow(schema)
+    assert "#/components/schemas/ErrorReply" in seen
+    identifiers = []
+    for path, methods in schema["paths"].items():
+        for operation in methods.values():
+            identifiers.append(operation["operationId"])
+            assert operation["responses"]
+            assert "HTTPValidationError" not in json.dumps(operation["responses"])
+            assert operation.get("summary"), path
+            declared = {p["name"] for p in operation.get("parameters", []) if p["in"] == "path"}
+            assert declared == set(re.findall(r"{(\w+)}", path))
+    assert len(identifiers) == len(set(identifiers))
+    form = schema["paths"]["/v1/completions"]["post"]["requestBody"]["content"]
+    assert list(form) == ["multipart/form-data"]
+    media = schema["paths"]["/v1/samples"]["post"]["responses"]["200"]["content"]
+    assert set(media) == {
+        "application/json", "image/png", "application/zip", "application/x-npy",
+        "text/event-stream",
+    }  # fmt: skip
+    example = schema["components"]["schemas"]["SampleRequest"]["examples"][0]
+    assert set(example) <= set(schema["components"]["schemas"]["SampleRequest"]["properties"])
+
+
+def test_the_page_is_served(here: Here) -> None:
+    page = here.client.get("/")
+    assert page.status_code == 200
+    assert page.headers["content-type"].startswith("text/html")
+    assert "<" in page.text
