@@ -26,7 +26,7 @@ from tests.service_fixtures import (
 )
 
 pytest.importorskip("ray.serve", reason="Ray is not installed: pip install 'scanline[cluster]'")
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]  # processes by the dozen begin
 
 STREAMS = 30
 WAYS = ("serve", "proxy")  # the service as a process of its own, and as an application of Ray Serve

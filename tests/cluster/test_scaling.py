@@ -14,7 +14,7 @@ from scanline.service.generation import Spec
 from tests.cluster.serving import SLOTS, Served, expected
 
 pytest.importorskip("ray.serve", reason="Ray is not installed: pip install 'scanline[cluster]'")
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]  # processes by the dozen begin
 
 
 async def ask(client: httpx.AsyncClient, seed: int) -> httpx.Response:
