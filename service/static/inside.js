@@ -53,7 +53,7 @@ export class InsideView {
       this.keepLink();
     });
     byId("inside-speed").addEventListener("change", () => this.setSpeed());
-    click("inside-new", () => this.drawNew({ seed: randomSeed() }));
+    click("inside-new", () => this.drawNew(this.anything()));
     click("inside-play", () => this.replay());
     click("inside-surprise", () => this.nextSurprise());
     click("inside-link", async () => {
@@ -113,7 +113,7 @@ export class InsideView {
         const picture = { shape: model, values: Uint8Array.from(values) };
         await this.show(picture, `Seed ${seed}`, { seed, ...made }, at);
       } else {
-        await this.drawNew({ seed: seed ?? randomSeed(), ...made });
+        await this.drawNew(seed === null ? { ...this.anything(), ...made } : { seed, ...made });
       }
     } catch (error) {
       if (error.name !== "AbortError") this.say(explain(error));
@@ -159,6 +159,15 @@ export class InsideView {
     this.keepLink();
   }
 
+  /** Give what makes a new picture: one of some class, where the model is better guided to one. */
+  anything() {
+    const { classes, guidance, top_p: topP } = this.model;
+    const seed = randomSeed();
+    if (guidance === 1 || !classes.length) return { seed };
+    const label = classes[Math.floor(Math.random() * classes.length)];
+    return { seed, label, guidance, top_p: topP };
+  }
+
   /** Draw a new one here, slowly, with what is expected shown on the way. */
   async drawNew(source) {
     this.clear(source);
@@ -179,7 +188,7 @@ export class InsideView {
         abort.signal,
       );
       if (abort.signal.aborted) return;
-      this.title = `Seed ${source.seed}`;
+      this.title = `Seed ${source.seed}${source.label ? `, drawn as ${source.label}` : ""}`;
       await this.measure();
     } catch (error) {
       if (!abort.signal.aborted) this.say(explain(error));

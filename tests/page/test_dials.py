@@ -10,6 +10,7 @@ import pytest
 
 from tests.page.fixtures import Open, expect, finished, hash_of, measured, slide
 from tests.page.test_links import CLIPBOARD, copied
+from tests.service_fixtures import GREY
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page, Route
@@ -44,6 +45,19 @@ def test_the_dials_begin_where_the_model_likes_them(visit: Open, view: str) -> N
         expect(dial).to_have_value(f"{value:g}")
         words = dial.get_attribute("aria-describedby")
         expect(page.locator(f"#{words}")).to_be_visible()
+
+
+def test_what_is_looked_into_is_of_a_class_where_the_model_is_guided(visit: Open) -> None:
+    page = visit()
+    finished(page)
+    tuned(page)
+    with page.expect_request("**/v1/samples") as drawn:
+        page.click("nav [data-view=inside]")
+    sent = drawn.value.post_data_json
+    assert sent["label"] in GREY.classes
+    assert {name: sent[name] for name in TUNED} == TUNED
+    expect(page.locator("#inside-caption")).to_contain_text(f"drawn as {sent['label']}:")
+    assert {f"label={sent['label']}", "guidance=2", "top_p=0.98"} <= set(hash_of(page).split("&"))
 
 
 def test_guidance_is_sent_with_a_class_and_says_why_not_without(visit: Open) -> None:

@@ -27,12 +27,13 @@ export class MemoryScene {
 
   async draw() {
     const { model, signal, player } = this;
+    const label = model.guidance === 1 || !model.classes.length ? {} : { label: "random" }; // guided, it is of some class
     this.button.disabled = true;
     player.begin(model);
     player.rate = calm.matches ? Infinity : area(model) / SECONDS;
     try {
       await follow(
-        () => post("v1/samples", { model: model.id, stream: true }, signal),
+        () => post("v1/samples", { model: model.id, stream: true, ...label }, signal),
         ({ name, data }) => {
           if (name !== "pixels") return;
           for (const { position, values } of data.updates) player.write(position, values);
