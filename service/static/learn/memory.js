@@ -27,7 +27,8 @@ export class MemoryScene {
 
   async draw() {
     const { model, signal, player } = this;
-    const label = model.guidance === 1 || !model.classes.length ? {} : { label: "random" }; // guided, it is of some class
+    const guided = model.guidance !== 1 && model.classes.length > 0;
+    const label = guided ? { label: "random" } : {};
     this.button.disabled = true;
     player.begin(model);
     player.rate = calm.matches ? Infinity : area(model) / SECONDS;
