@@ -262,7 +262,9 @@ class Trainer:
             )
         for network in (self.model, self.average):
             network.load_state_dict(network.state_dict() | start.model.state_dict())
-        self.origin = {"name": start.name, "images_seen": start.facts.get("images_seen")}
+        runs = (start.facts, start.facts.get("started_from") or {})  # its own, and all before it
+        seen = sum(facts.get("images_seen") or 0 for facts in runs)
+        self.origin = {"name": start.name, "images_seen": seen}
 
     def resume(self) -> None:
         """Go on from the folder's checkpoint, to the bit, or raise ``CheckpointError``."""

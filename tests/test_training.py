@@ -177,6 +177,9 @@ def test_a_run_can_start_from_a_checkpoint(tmp_path: Path) -> None:
     origin = {"name": "before", "images_seen": 160}
     assert load_checkpoint(weights_of(tmp_path / "after")).facts["started_from"] == origin
     assert run(tmp_path / "after", resume=True).origin == origin
+    third = Trainer(MODEL, CONFIG, tmp_path / "third", CPU)
+    third.start_from(weights_of(tmp_path / "after"))
+    assert third.origin == {"name": "after", "images_seen": 160 + CONFIG.steps * CONFIG.batch}
     with pytest.raises(CheckpointError, match=r"of another network \(d_ff\); start from one"):
         Trainer(replace(MODEL, d_ff=32), CONFIG, tmp_path / "other", CPU).start_from(path)
 
