@@ -25,7 +25,7 @@ async def load_until(served: Served, clients: int, replicas: int) -> dict[int, h
     """Ask again and again until there are so many replicas, and give every reply by its seed."""
     replies: dict[int, httpx.Response] = {}
     seeds = iter(range(0, 10**9, 8))
-    deadline = time.monotonic() + 240
+    deadline = time.monotonic() + 400
 
     async def go_on() -> None:
         while len(await asyncio.to_thread(served.by_replica, "scanline_slots")) != replicas:
@@ -33,7 +33,7 @@ async def load_until(served: Served, clients: int, replicas: int) -> dict[int, h
             seed = next(seeds)
             replies[seed] = await ask(client, seed)
 
-    async with httpx.AsyncClient(base_url=served.url, timeout=120) as client:
+    async with httpx.AsyncClient(base_url=served.url, timeout=300) as client:
         await asyncio.gather(*(go_on() for _ in range(clients)))
     return replies
 
@@ -51,7 +51,7 @@ def test_replicas_follow_the_load_and_nothing_is_lost(tmp_path: Path, alone: Eng
     replies = [*rising.items(), *falling.items()]
     assert {reply.status_code for _, reply in replies} <= {200, 429}
     drawn_ones = {seed: reply.json()["images"] for seed, reply in replies if reply.is_success}
-    assert len(drawn_ones) > 8
+    assert len(drawn_ones) >= 8  # one of each client at least
     for seed in [*drawn_ones][:3] + [*drawn_ones][-3:]:
         right = expected(alone, Spec(n=8, seed=seed))
         for image in drawn_ones[seed]:
