@@ -31,6 +31,8 @@ from pathlib import Path
 import httpx
 from PIL import Image
 
+from tests.processes import free_port, wait_ready
+
 CONNECTIONS = 8
 SHIPPED = ("--models", "mnist")
 PATIENCE = 2.0  # seconds that an attacker waits for a reply before it leaves
@@ -241,18 +243,13 @@ def memory(pid: int) -> float:
 @contextlib.contextmanager
 def own_server(*options: str) -> Iterator[tuple[str, int]]:
     """Serve the shipped mnist, or as told, in a process of its own: its address and number."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "scanline.service", "serve", "--port", str(port)]
     environment = os.environ | {"SCANLINE_LOG_LEVEL": "error"}
     with subprocess.Popen([*command, *(options or SHIPPED)], env=environment) as process:
         url = f"http://127.0.0.1:{port}"
         try:
-            for _ in range(1200):
-                with contextlib.suppress(httpx.TransportError):
-                    if httpx.get(f"{url}/readyz").status_code == 200:
-                        break
-                time.sleep(0.1)
+            wait_ready(url, process)
             yield url, process.pid
         finally:
             process.send_signal(signal.SIGTERM)

@@ -5,20 +5,18 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import socket
 import subprocess
 import sys
-import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 from PIL import Image
 from typer.main import get_command
 
 from scanline.service.commands.cli import app
+from tests.processes import free_port, wait_ready
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -34,21 +32,12 @@ def blocks(language: str, heading: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "scanline.service", "serve", "--port", str(port)]
     with subprocess.Popen([*command, "--log-level", "warning"]) as process:
         try:
             address = f"http://127.0.0.1:{port}"
-            deadline = time.monotonic() + 120
-            while time.monotonic() < deadline:
-                assert process.poll() is None, "the server ended"
-                try:
-                    if httpx.get(f"{address}/readyz").status_code == 200:
-                        break
-                except httpx.TransportError:
-                    pass
-                time.sleep(0.1)
+            wait_ready(address, process)
             yield address
         finally:
             process.terminate()

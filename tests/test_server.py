@@ -21,6 +21,7 @@ import httpx
 import numpy as np
 import pytest
 
+from tests.processes import free_port, wait_ready
 from tests.service_fixtures import (
     GREY,
     check_error,
@@ -84,8 +85,7 @@ COMMAND = [sys.executable, "-m", "scanline.service", "serve"]
 
 @contextlib.contextmanager
 def serving(folder: Path, log: Path, **settings: object) -> Iterator[Running]:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     given: dict[str, object] = {
         "backend": "reference",
         "slots": 8,
@@ -99,15 +99,8 @@ def serving(folder: Path, log: Path, **settings: object) -> Iterator[Running]:
             stderr=file,
         )
     url = f"http://127.0.0.1:{port}"
-
-    def ready() -> bool:
-        assert process.poll() is None, log.read_text()
-        with contextlib.suppress(httpx.TransportError):
-            return httpx.get(f"{url}/readyz").status_code == 200
-        return False
-
     try:
-        until(ready, "the server's start")
+        wait_ready(url, process, said=log.read_text)
         with httpx.Client(base_url=url, timeout=60) as client:
             yield Running(process, client, url, log)
     finally:

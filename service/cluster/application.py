@@ -18,6 +18,10 @@ from scanline.service.settings import Settings
 from scanline.service.workshop import Workshop
 
 REQUESTS_AT_ONCE = 100_000  # it refuses itself what is too much, in its own words
+OF_A_LISTENER = {
+    "host", "port", "max_connections", "max_headers", "header_seconds", "body_seconds",
+    "send_seconds", "keep_alive_seconds", "trusted_proxies",
+}  # fmt: skip
 
 
 class Entrance:
@@ -42,8 +46,11 @@ def build(arguments: dict[str, Any]) -> Any:
     """Build the application from settings, named as fields of ``Settings`` (a config's ``args``).
 
     One entrance: it holds the generations, so a second would not find those of the first.
+
+    Raises:
+        ValueError: an argument is no setting, or one that would do nothing here.
     """
-    settings = Settings(**arguments | {"cluster": True})
+    settings = _settings(arguments)
     checkpoints = load_checkpoints(settings.weights, settings.models)
     models = {one.name: deployment(one.name, settings) for one in checkpoints}
     entrance = serve.deployment(
@@ -55,3 +62,20 @@ def build(arguments: dict[str, Any]) -> Any:
         graceful_shutdown_timeout_s=settings.drain_seconds + 5,
     )
     return entrance.bind(own_settings(settings, keep_key=True), models)
+
+
+def _settings(arguments: dict[str, Any]) -> Settings:
+    unknown = sorted(set(arguments) - set(Settings.model_fields))
+    if unknown:
+        raise ValueError(
+            f"args: {', '.join(unknown)}: no such setting (README lists them)"
+        )
+    elsewhere = sorted(set(arguments) & OF_A_LISTENER)
+    if elsewhere:
+        raise ValueError(
+            f"args: {', '.join(elsewhere)}: Ray Serve's proxy listens here, not Scanline; leave it "
+            "out, and see the config's http_options for the proxy's own"
+        )
+    if not arguments.get("cluster", True):
+        raise ValueError("args: cluster: an application of Ray Serve always draws on its replicas")
+    return Settings(**arguments | {"cluster": True})

@@ -2,7 +2,7 @@
 
 import { post } from "./api.js";
 import { axesOf, rowsOf } from "./compare.js";
-import { listenToDice, randomSeed, readNumber, seedOf } from "./fields.js";
+import { guides, listenToDice, randomSeed, readNumber, seedOf } from "./fields.js";
 import { Shaping } from "./shaping.js";
 import { Sheet } from "./sheet.js";
 
@@ -40,7 +40,7 @@ export class DrawView {
     box.querySelectorAll("label").forEach((label) => label.remove());
     box.hidden = model.classes.length === 0;
     // Guided, an image of anything is of some class; without a label nothing can be guided.
-    const guided = model.guidance !== 1;
+    const guided = guides(model);
     const names = guided ? ["random", ...model.classes, ""] : ["", ...model.classes];
     for (const name of names) {
       const label = document.createElement("label");

@@ -44,3 +44,6 @@ export function seedOf(fields) {
 export const given = (fields) => Object.fromEntries(
   Object.entries(fields).filter(([, value]) => value !== undefined && value !== ""),
 );
+
+/** Whether a model draws better of a class: unlabelled, nothing can be guided. */
+export const guides = ({ classes, guidance }) => classes.length > 0 && guidance !== 1;

@@ -70,13 +70,13 @@ export class Gallery {
     this.show();
   }
 
-  /** Show what there is; what stays where it was is not touched, for it may be being pressed. */
+  /** Show what there is; what stays where it was is not moved, for it may be being pressed. */
   show() {
     for (const [kind, entries] of Object.entries(this.strips)) {
       const strip = this.place.querySelector(`[data-strip=${kind}]`);
       strip.hidden = entries.length === 0;
       const list = strip.querySelector("ul");
-      const there = new Map([...list.children].map((item) => [item.dataset.hash, item]));
+      const there = new Map([...list.children].map((item) => [hashOf(item), item]));
       const wanted = new Set(entries.map(({ hash }) => hash));
       for (const [hash, item] of there) if (!wanted.has(hash)) item.remove();
       for (const [k, { hash, picture, title }] of entries.entries()) {
@@ -89,10 +89,13 @@ export class Gallery {
   }
 }
 
+/** What a place leads to, as it was given: `href` itself would be the whole address. */
+const hashOf = (item) => item.querySelector("a").getAttribute("href");
+
 /** Make a place for a picture, which leads to its drawing. */
 function itemOf(hash) {
   const [item, link] = ["li", "a"].map((tag) => document.createElement(tag));
-  link.href = item.dataset.hash = hash;
+  link.href = hash;
   link.append(document.createElement("img"));
   item.append(link);
   return item;

@@ -3,7 +3,7 @@
 import { explain, post, postJson, postPicture } from "./api.js";
 import { chooseFile } from "./arrivals.js";
 import { Expectation } from "./expectation.js";
-import { given, randomSeed, setRange } from "./fields.js";
+import { given, guides, randomSeed, setRange } from "./fields.js";
 import { mostBits, paintHeat, surprises } from "./heat.js";
 import { area, fromFile, fromText, toPng, toText } from "./pixels.js";
 import { Plate } from "./plate.js";
@@ -111,7 +111,7 @@ export class InsideView {
           model: model.id, seed, output: "values", ...made,
         }, this.abort.signal);
         const picture = { shape: model, values: Uint8Array.from(values) };
-        await this.show(picture, `Seed ${seed}`, { seed, ...made }, at);
+        await this.show(picture, titleOf({ seed, ...made }), { seed, ...made }, at);
       } else {
         await this.drawNew(seed === null ? { ...this.anything(), ...made } : { seed, ...made });
       }
@@ -131,7 +131,7 @@ export class InsideView {
     const source = view === "draw"
       ? { seed, temperature, ...given({ label, guidance, top_p: topP }) }
       : { image: await toText(await toPng(picture)), ...(label ? { label } : {}) };
-    await this.show(picture, `Seed ${seed}`, source);
+    await this.show(picture, titleOf({ seed, label }), source);
   }
 
   /** Look at a person's picture. */
@@ -163,7 +163,7 @@ export class InsideView {
   anything() {
     const { classes, guidance, top_p: topP } = this.model;
     const seed = randomSeed();
-    if (guidance === 1 || !classes.length) return { seed };
+    if (!guides(this.model)) return { seed };
     const label = classes[Math.floor(Math.random() * classes.length)];
     return { seed, label, guidance, top_p: topP };
   }
@@ -188,7 +188,7 @@ export class InsideView {
         abort.signal,
       );
       if (abort.signal.aborted) return;
-      this.title = `Seed ${source.seed}${source.label ? `, drawn as ${source.label}` : ""}`;
+      this.title = titleOf(source);
       await this.measure();
     } catch (error) {
       if (!abort.signal.aborted) this.say(explain(error));
@@ -296,3 +296,5 @@ export class InsideView {
     line.textContent = sentence;
   }
 }
+
+const titleOf = ({ seed, label }) => `Seed ${seed}${label ? `, drawn as ${label}` : ""}`;

@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,7 @@ from scanline.model.config import ModelConfig
 from scanline.service.engine import Engine
 from scanline.service.generation import Spec
 from tests.cluster.fixtures import drawn
+from tests.processes import free_port
 from tests.service_fixtures import save_tiny
 
 CONFIG = ModelConfig(height=16, width=16, n_layers=1, n_heads=2, d_model=8, d_ff=16)
@@ -44,8 +44,7 @@ class Served:
     def __init__(self, folder: Path, way: str, **changes: Any) -> None:
         self.way = way
         save_tiny(folder, config=CONFIG)
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         self._log = folder / "log"
         # A path of Ray's own must be short: its sockets are in it.

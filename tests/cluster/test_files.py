@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,21 @@ def test_ray_serve_takes_its_config(name: str) -> None:
     (application,) = schema.ServeDeploySchema.model_validate(CONFIGS[name]).applications
     assert callable(application_builder(application.import_path))
     assert Settings(**application.args, cluster=True).max_replicas >= 2
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"port": 9000}, "port: Ray Serve's proxy listens"),
+        ({"max_connections": 9, "trusted_proxies": "*"}, "max_connections, trusted_proxies: "),
+        ({"cluster": False}, "always draws on its replicas"),
+        ({"min_replica": 2}, "min_replica: no such setting"),
+    ],
+)
+def test_an_argument_that_would_do_nothing_is_refused(given: dict[str, Any], said: str) -> None:
+    pytest.importorskip("ray.serve", reason="Ray is not installed")
+    with pytest.raises(ValueError, match=re.escape(said)):
+        application_builder(CONFIGS["serve.yaml"]["applications"][0]["import_path"])(given)
 
 
 def application_builder(path: str) -> Any:

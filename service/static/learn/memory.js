@@ -1,6 +1,7 @@
 /** Scene two: a state of fixed size beside a memory that grows with every pixel. */
 
 import { post } from "../api.js";
+import { guides } from "../fields.js";
 import { area } from "../pixels.js";
 import { Player, calm } from "../player.js";
 import { follow } from "../stream.js";
@@ -27,8 +28,7 @@ export class MemoryScene {
 
   async draw() {
     const { model, signal, player } = this;
-    const guided = model.guidance !== 1 && model.classes.length > 0;
-    const label = guided ? { label: "random" } : {};
+    const label = guides(model) ? { label: "random" } : {};
     this.button.disabled = true;
     player.begin(model);
     player.rate = calm.matches ? Infinity : area(model) / SECONDS;
