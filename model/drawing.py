@@ -15,7 +15,7 @@ from scanline.model.decoders.contract import NO_SLOT, Inputs
 from scanline.model.decoders.opening import open_decoder
 from scanline.model.likelihood import pixel_bits
 from scanline.model.network import LinearTransformer
-from scanline.model.noise import MAX_SEED, RANDOM, image_noise, image_seed, random_label
+from scanline.model.noise import MAX_SEED, RANDOM, image_seed, random_label
 from scanline.model.particles import MAX_PARTICLES, finish_by_particles
 
 Source = LinearTransformer | Checkpoint | Path | str
@@ -162,7 +162,7 @@ def paint(
         leads = particles * (rows - first)
         inputs.twin[:] = np.where(scale[rows] == 1, NO_SLOT, particles * at_once + leads)
         for row, image in enumerate(rows.tolist()):
-            inputs.noise[row] = image_noise(seeds[image], config.pixels, config.draws)
+            inputs.seed[row] = seeds[image]
         if given is not None and known is not None:
             inputs.canvas[:], inputs.known[:] = _flat(given[rows]), known.reshape(-1)
         decoder.begin(leads, inputs)

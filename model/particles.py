@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from scanline.model.config import ModelConfig
 from scanline.model.decoders.contract import NO_SLOT, Decoder, Inputs
-from scanline.model.noise import image_noise, resampling_noise
+from scanline.model.noise import resampling_noise
 
 MAX_PARTICLES = 64
 COLLAPSED = 1.5  # an effective sample size below which one particle has all the weight
@@ -55,7 +55,7 @@ class Particles:
         self._log_weights = np.zeros(len(slots))
 
     def begin(self, decoder: Decoder) -> None:
-        """Make copies of the first particle, which has begun, each with noise of its own."""
+        """Make copies of the first particle, which has begun, each with uniforms of its own."""
         others = self.slots[1:]
         decoder.fork(
             np.repeat(self.slots[:1], len(others)), others,
@@ -133,10 +133,8 @@ class Particles:
         show(int(self.slots[chosen]), int(changed[0]) if changed.size else position)
 
     def _renew(self, decoder: Decoder, which: NDArray[np.intp]) -> None:
-        T, draws = self._config.pixels, self._config.draws
         if which.size:
-            noise = np.stack([image_noise(self._seed, T, draws, int(i)) for i in which])
-            decoder.renew(self.slots[which], noise)
+            decoder.renew(self.slots[which], which)
 
 
 def finish_by_particles(

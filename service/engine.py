@@ -11,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 
 from scanline.model.decoders.contract import Decoder, Inputs
-from scanline.model.noise import image_noises
 from scanline.model.particles import Particles
 from scanline.service.generation import (
     Clock,
@@ -85,6 +84,10 @@ class Engine:
         self._crowds = 0  # images that run with several particles
         self._drawing: dict[Generation, int] = {}  # how many of its images run
         self._published = np.zeros(decoder.max_slots, np.int32)  # positions, for readers
+        self._places = [
+            Place(canvas, self._published[slot : slot + 1])
+            for slot, canvas in enumerate(decoder.canvas)
+        ]
         self._turns = Turns()
         self._thread = threading.Thread(target=self._run, name=f"engine-{name}", daemon=True)
 
@@ -170,6 +173,8 @@ class Engine:
         taken = self.queue.take(free, most, self._spare, heaviest // LIGHT)
         if not taken:
             return
+        needed = sum(one.generation.spec.slots for one in taken)
+        self._published[self._free[-needed:]] = 0  # before a reader is shown them
         runs = [self._run_image(one) for one in taken]
         for generation in dict.fromkeys(one.generation for one in taken):
             self._progress.begin(generation)
@@ -195,17 +200,13 @@ class Engine:
         self._owners[slots[0]] = generation
         self._crowds += particles is not None
         self._drawing[generation] = self._drawing.get(generation, 0) + 1
-        self._published[slots] = 0
-        image.run(slots[0], self._place(slots[0]))
+        image.run(slots[0], self._places[slots[0]])
         return run
-
-    def _place(self, slot: int) -> Place:
-        return Place(self.decoder.canvas[slot], self._published[slot : slot + 1])
 
     def _load(self, runs: list[_Run]) -> None:
         config = self.decoder.config
         inputs = Inputs.blank(config, len(runs))
-        inputs.noise[:] = image_noises([r.image.seed for r in runs], config.pixels, config.draws)
+        inputs.seed[:] = [run.image.seed for run in runs]
         for row, run in enumerate(runs):
             spec, image = run.generation.spec, run.image
             if spec.canvas is not None and spec.known is not None:
@@ -282,7 +283,7 @@ class Engine:
 
     def _shower(self, image: Image) -> Callable[[int, int], None]:
         """Give what shows an image in another of its slots, whose position is published too."""
-        return lambda slot, changed: image.move(self._place(slot), changed)
+        return lambda slot, changed: image.move(self._places[slot], changed)
 
     def _publish(self) -> None:
         """Move positions forward, finish what is complete, and wake the readers of what moved."""

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -60,17 +61,17 @@ class Spec:
     canvas: NDArray[np.uint8] | None = None
     known: NDArray[np.bool_] | None = None
 
-    @property
+    @cached_property
     def guided(self) -> bool:
         """Whether each of its slots needs a twin."""
         return self.guidance != 1
 
-    @property
+    @cached_property
     def slots(self) -> int:
         """Count the slots that one of its images takes."""
         return self.particles * (2 if self.guided else 1)
 
-    @property
+    @cached_property
     def prefix(self) -> int:
         """Count the known pixels before the first unknown one: what prefill absorbs."""
         if self.known is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import math
 import struct
@@ -129,12 +130,20 @@ def to_png(pixels: NDArray[np.uint8], config: ModelConfig) -> bytes:
     H, W, C = config.height, config.width, config.channels
     rows = np.zeros((H, 1 + W * C), np.uint8)  # each behind its filter, 0 for none
     rows[:, 1:] = pixels.reshape(H, W * C)
-    header = struct.pack(">IIBBBBB", W, H, 8, 2 if C == 3 else 0, 0, 0, 0)
-    chunks = (b"IHDR", header), (b"IDAT", zlib.compress(rows.tobytes())), (b"IEND", b"")
-    return _PNG + b"".join(
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-        for kind, data in chunks
-    )
+    return _png_head(H, W, C) + _png_chunk(b"IDAT", zlib.compress(rows.tobytes())) + _PNG_END
+
+
+def _png_chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(f">I4s{len(data)}sI", len(data), kind, data, zlib.crc32(kind + data))
+
+
+_PNG_END = _png_chunk(b"IEND", b"")
+
+
+@functools.lru_cache
+def _png_head(height: int, width: int, channels: int) -> bytes:
+    header = struct.pack(">IIBBBBB", width, height, 8, 2 if channels == 3 else 0, 0, 0, 0)
+    return _PNG + _png_chunk(b"IHDR", header)
 
 
 def to_grid(images: Sequence[NDArray[np.uint8]], config: ModelConfig, scale: int = 1) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import io
 import json
 import logging
@@ -48,8 +49,11 @@ def until(condition: Callable[[], object], what: str = "the condition") -> None:
         time.sleep(0.002)
 
 
+cached_noise = functools.lru_cache(4096)(image_noise)
+
+
 class FakeDecoder(Decoder):
-    """Every pixel is a plain function of its noise, its label and all the pixels before it.
+    """Every pixel is a plain function of its uniforms, its label and all the pixels before it.
 
     ``before_step`` is called with the slots of each step, ``before_load`` with those loaded,
     and may raise or block.
@@ -89,10 +93,14 @@ class FakeDecoder(Decoder):
             for _ in range(min(n, self.config.pixels - int(self.positions[slot]))):
                 self._pixel(slot)
 
+    def _noise(self, slot: int) -> NDArray[np.float32]:
+        seed, particle = int(self.inputs.seed[slot]), int(self.inputs.particle[slot])
+        return cached_noise(seed, self.config.pixels, self.config.draws, particle)
+
     def _pixel(self, slot: int) -> None:
         p, given = int(self.positions[slot]), self.inputs
         state, values = fake_pixel(
-            int(self.state[slot]), given.noise[slot, p], int(given.label[slot]),
+            int(self.state[slot]), self._noise(slot)[p], int(given.label[slot]),
             float(given.temperature[slot]), self.config.channels,
         )  # fmt: skip
         if given.known[slot, p]:

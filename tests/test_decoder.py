@@ -64,10 +64,22 @@ def blank(config: ModelConfig, count: int, seed: int = 0) -> Inputs:
     T, C = config.pixels, config.channels
     inputs = Inputs.blank(config, count)
     inputs.canvas[:] = np.random.default_rng(seed).integers(0, 256, (count, T, C), np.uint8)
-    for i in range(count):
-        inputs.noise[i] = image_noise(seed + i, T, config.draws)
+    inputs.seed[:] = np.arange(seed, seed + count)
     inputs.label[:] = np.arange(count) % (len(config.classes) + 1) - 1
     return inputs
+
+
+def noises(inputs: Inputs, config: ModelConfig) -> NDArray[np.float32]:
+    """Give the uniforms of each image: ``[S, T, draws]``."""
+    names = zip(inputs.seed.tolist(), inputs.particle.tolist(), strict=True)
+    return np.stack([image_noise(seed, config.pixels, config.draws, i) for seed, i in names])
+
+
+def scatter_seeds(inputs: Inputs) -> None:
+    """Give images seeds and particles whose words are full of bits."""
+    count = np.arange(1, len(inputs.seed) + 1, dtype=np.uint64)
+    inputs.seed[:] = count * np.uint64(0x9E3779B97F4A7C15)
+    inputs.particle[:] = count << np.uint64(31)
 
 
 def masked(config: ModelConfig, count: int, seed: int = 0) -> Inputs:
@@ -123,7 +135,9 @@ def test_the_reference_is_the_network_and_its_head(config: ModelConfig) -> None:
     """One image drawn by hand with ``network.step`` and ``head.sample``; known pixels stay."""
     network = network_of(config)
     inputs = masked(config, 3, seed=4)
+    scatter_seeds(inputs)
     drawn, _ = draw(network, "reference", inputs)
+    noise = noises(inputs, config)
     for row in range(3):
         canvas = np.where(inputs.known[row][:, None], inputs.canvas[row], 0)
         label = torch.from_numpy(inputs.label[row : row + 1]).long()
@@ -140,7 +154,7 @@ def test_the_reference_is_the_network_and_its_head(config: ModelConfig) -> None:
                 torch.from_numpy(canvas[None]), torch.tensor([step]), state, label
             )
             if not known:
-                uniforms = inputs.noise[row, pixel].reshape(config.steps_per_pixel, -1)[part]
+                uniforms = noise[row, pixel].reshape(config.steps_per_pixel, -1)[part]
                 canvas[pixel, mine] = network.head.sample(
                     parameters,
                     torch.from_numpy(uniforms[None].copy()),
@@ -240,14 +254,6 @@ def test_slot_minus_one_begins_nothing(config: ModelConfig, backend: str) -> Non
     assert decoder.positions.tolist() == [0, 0, 4]
 
 
-@pytest.mark.parametrize("noise", [0.0, 1.0, np.nan])
-def test_noise_out_of_its_range_is_refused(noise: float, backend: str) -> None:
-    decoder, inputs = open_decoder(network_of(GREY), 1, backend), blank(GREY, 1)
-    inputs.noise[0, 3] = noise
-    with pytest.raises(ValueError, match="the noise must lie between 0 and 1"):
-        decoder.begin([0], inputs)
-
-
 @pytest.mark.parametrize("temperature", [-0.5, np.inf, np.nan])
 def test_temperatures_out_of_their_range_are_refused(temperature: float, backend: str) -> None:
     decoder, inputs = open_decoder(network_of(GREY), 1, backend), blank(GREY, 1)
@@ -277,7 +283,7 @@ def test_a_network_without_classes_takes_no_label(backend: str) -> None:
 def test_each_label_draws_another_image(backend: str) -> None:
     """One seed, four rows: the same without a label twice, another one for each class."""
     network, inputs = network_of(GREY), blank(GREY, 4)
-    inputs.noise[:] = inputs.noise[0]
+    inputs.seed[:] = inputs.seed[0]
     inputs.label[:] = [-1, 0, 1, -1]
     canvas, _ = draw(network, backend, inputs)
     assert np.array_equal(canvas[0], canvas[3])
@@ -339,11 +345,11 @@ def test_other_slots_are_not_read_and_not_written(config: ModelConfig, backend: 
     decoder = open_decoder(network, 5, backend)
     others = [0, 2, 4]
     given = decoder.inputs
-    for part in (decoder.bits, given.noise, given.temperature, *state_of(decoder)):
+    for part in (decoder.bits, given.temperature, *state_of(decoder)):
         part[others] = np.nan
     decoder.canvas[others], decoder.positions[others], given.known[others] = 77, 3, True
     parts: list[NDArray[Any]] = [
-        decoder.bits, given.noise, given.temperature, decoder.canvas, decoder.positions,
+        decoder.bits, given.seed, given.temperature, decoder.canvas, decoder.positions,
         given.known, given.label, given.top_p, given.guidance, *state_of(decoder),
     ]  # fmt: skip
     before = [part[others].copy() for part in parts]
@@ -371,7 +377,7 @@ def test_slots_that_are_not_there_or_named_twice_are_refused(backend: str) -> No
         with pytest.raises(ValueError, match="slots must be -1 or different numbers"):
             decoder.begin(slots, inputs)
         with pytest.raises(ValueError, match="slots must be -1 or different numbers"):
-            decoder.renew(slots, inputs.noise)
+            decoder.renew(slots, inputs.particle)
     assert decoder.positions.tolist() == [0, 0, 0]
 
 
@@ -478,7 +484,7 @@ def test_the_arrays_are_as_documented(backend: str) -> None:
     assert decoder.bits.dtype == np.float32
     assert decoder.positions.shape == (3,)
     assert decoder.positions.dtype == np.int32
-    assert decoder.inputs.noise.shape == (3, T, RGB.draws)
+    assert decoder.inputs.seed.shape == decoder.inputs.particle.shape == (3,)
     assert decoder.backend == backend
     assert decoder.max_slots == 3
 

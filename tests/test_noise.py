@@ -7,7 +7,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from scanline.model.noise import MAX_SEED, image_noise, image_noises, image_seed
+from scanline.model.noise import MAX_SEED, image_noise, image_seed, pixel_noise
 
 # The numerators k of (k + 1/2) / 2²³. If these change, every image ever drawn changes.
 GOLDEN = {
@@ -41,8 +41,8 @@ def test_inside_zero_and_one_whatever_the_generator_gives(
     words: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Constant:
-        def __init__(self, key: int) -> None:
-            self.state = {"state": {"key": np.zeros(2, np.uint64)}}
+        def __init__(self, key: int, counter: int) -> None:
+            pass
 
         def random_raw(self, count: int) -> np.ndarray:
             return np.full(count, words, np.uint64)
@@ -54,15 +54,20 @@ def test_inside_zero_and_one_whatever_the_generator_gives(
     assert abs(float(uniforms[0, 0]) - words / 2**64) <= 2**-24
 
 
-def test_many_images_have_the_uniforms_that_each_has_alone() -> None:
-    seeds = [7, 0, MAX_SEED, 8]
-    noises = image_noises(seeds, 50, 2)
-    assert noises.shape == (4, 50, 2)
-    for noise, seed in zip(noises, seeds, strict=True):
-        np.testing.assert_array_equal(noise, image_noise(seed, 50, 2))
-    with pytest.raises(ValueError, match="a seed must be"):
-        image_noises([1, MAX_SEED + 1], 50, 2)
-    assert image_noises([], 50, 2).shape == (0, 50, 2)
+@pytest.mark.parametrize("draws", [1, 3, 4])
+@pytest.mark.parametrize(("seed", "particle"), [(7, 0), (MAX_SEED, 5), (0, MAX_SEED)])
+def test_a_pixel_has_the_uniforms_that_it_has_in_its_image(
+    seed: int, particle: int, draws: int
+) -> None:
+    whole = image_noise(seed, 30, draws, particle)
+    for pixel in range(30):
+        assert np.array_equal(pixel_noise(seed, pixel, draws, particle), whole[pixel])
+
+
+def test_particles_share_nothing() -> None:
+    rows = np.stack([image_noise(3, 10_000, 2, particle).ravel() for particle in range(4)])
+    correlations = np.corrcoef(rows) - np.eye(4)
+    assert np.abs(correlations).max() < 4.5 / np.sqrt(20_000)
 
 
 def test_uniform() -> None:

@@ -197,7 +197,7 @@ def test_a_fork_with_other_noise_draws_something_else(backend: str) -> None:
     decoder.begin([0], inputs)
     decoder.step([0], 5)
     decoder.fork([0], [1])
-    decoder.renew([1], blank(config, 1, seed=9).noise)
+    decoder.renew([1], [1])
     decoder.step([0, 1], config.pixels)
     assert np.array_equal(decoder.canvas[0, :5], decoder.canvas[1, :5])
     assert not np.array_equal(decoder.canvas[0, 5:], decoder.canvas[1, 5:])

@@ -26,7 +26,7 @@ from scanline.model.decoders.native import NativeDecoder
 from scanline.model.decoders.opening import open_decoder
 from scanline.model.decoders.reference import ReferenceDecoder
 from scanline.model.network import LinearTransformer
-from scanline.model.noise import image_noise, image_seed
+from scanline.model.noise import image_seed
 from scanline.service.app import create_app
 from scanline.service.server import Scanline
 from tests.conftest import assert_close, random_canvas, random_network, tiny_config
@@ -224,7 +224,7 @@ def test_a_served_model_draws_its_images(tmp_path: Path) -> None:
     assert checkpoint.model.config == SERVED
     inputs = Inputs.blank(SERVED, 2)
     inputs.label[:] = 1
-    inputs.noise[:] = [image_noise(image_seed(7, j), SERVED.pixels, SERVED.draws) for j in range(2)]
+    inputs.seed[:] = [image_seed(7, j) for j in range(2)]
     expected = {}
     for guidance in (1.0, 2.0):
         inputs.guidance[:] = guidance

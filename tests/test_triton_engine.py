@@ -12,7 +12,6 @@ triton = pytest.importorskip("triton")
 
 from scanline.model.decoders.contract import Inputs  # noqa: E402
 from scanline.model.decoders.triton import TritonDecoder  # noqa: E402
-from scanline.model.noise import image_noise  # noqa: E402
 from scanline.service.engine import Engine  # noqa: E402
 from scanline.service.generation import Spec  # noqa: E402
 from scanline.service.queue import Limits  # noqa: E402
@@ -45,10 +44,9 @@ def test_the_engine_draws_with_it() -> None:
     for generation, spec in zip(generations, specs, strict=True):
         assert generation.error is None
         for image in generation.images:
-            noise = image_noise(image.seed, SMALL.pixels, SMALL.draws)
             none = np.zeros(SMALL.pixels, np.bool_)
             given = Inputs.blank(SMALL, 1)
-            given.canvas[:], given.noise[:], given.label[:] = canvas, noise, spec.label
+            given.canvas[:], given.seed[:], given.label[:] = canvas, image.seed, spec.label
             given.known[:] = none if spec.known is None else known
             alone.begin([0], given)
             alone.step([0], SMALL.pixels)

@@ -25,7 +25,7 @@ from scanline.model.decoders.reference import ReferenceDecoder  # noqa: E402
 from scanline.model.decoders.triton import TritonDecoder, find_device  # noqa: E402
 from scanline.model.network import LinearTransformer  # noqa: E402
 from tests.conftest import assert_close, tiny_config  # noqa: E402
-from tests.test_decoder import blank, masked, network_of  # noqa: E402
+from tests.test_decoder import blank, masked, network_of, noises, scatter_seeds  # noqa: E402
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 if not (INTERPRETED or torch.cuda.is_available()):
@@ -56,8 +56,11 @@ def sampled(
     buffers = allocate(s, 2 * count, device)
     slots = torch.arange(2 * count).view(2, count).t().flatten()  # an image, its twin
     guided = inputs.guidance != 1
-    for name in ("temperature", "top_p", "guidance", "noise", "canvas"):
+    for name in ("temperature", "top_p", "guidance", "canvas"):
         buffers[name][:count] = torch.from_numpy(getattr(inputs, name)).to(device)
+    for name in ("seed", "particle"):
+        words = getattr(inputs, name).view(np.int64)
+        buffers[name][:count] = torch.from_numpy(words).to(device)
     for name in ("positions", "bits", "known"):
         buffers[name].zero_()
     buffers["twin"].fill_(-1)
@@ -96,6 +99,7 @@ def test_the_kernel_draws_what_the_head_draws(config: ModelConfig) -> None:
     network = network_of(config)
     count = 10
     inputs = blank(config, count)
+    scatter_seeds(inputs)
     inputs.temperature[:] = np.resize(np.array([1, 0.7, 0, 1.3], np.float32), count)
     inputs.top_p[:] = np.resize(np.array([1, 0.5, 0.02], np.float32), count)
     inputs.guidance[:] = np.resize(np.array([1, 2.5, 0, 1, 10], np.float32), count)
@@ -104,8 +108,9 @@ def test_the_kernel_draws_what_the_head_draws(config: ModelConfig) -> None:
     unlabelled[4:6] = unlabelled[4:6].round()
     parameters[8] = 0
     expected = network.head.sample(
-        parameters, torch.from_numpy(inputs.noise[:, 0]), torch.from_numpy(inputs.temperature),
-        torch.from_numpy(inputs.top_p), torch.from_numpy(inputs.guidance), unlabelled,
+        parameters, torch.from_numpy(noises(inputs, config)[:, 0]),
+        torch.from_numpy(inputs.temperature), torch.from_numpy(inputs.top_p),
+        torch.from_numpy(inputs.guidance), unlabelled,
     )  # fmt: skip
     drawn = sampled(network, parameters, unlabelled, inputs)
     assert np.array_equal(drawn, expected.numpy())
@@ -251,7 +256,7 @@ def test_a_fork_with_other_noise_draws_something_else() -> None:
     decoder.begin([0], inputs)
     decoder.step([0], 1)
     decoder.fork([0], [1])
-    decoder.renew([1], blank(GREY, 1, seed=9).noise)
+    decoder.renew([1], [1])
     decoder.step([0, 1], GREY.pixels)
     assert np.array_equal(decoder.canvas[0, 0], decoder.canvas[1, 0])
     assert not np.array_equal(decoder.canvas[0], decoder.canvas[1])

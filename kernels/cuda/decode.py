@@ -47,6 +47,7 @@ MAX_REGISTERS = 255  # a thread: else the compiler may spill a few to fit one mo
 
 _TYPES = {
     torch.float32: "fp32", torch.bfloat16: "bf16", torch.uint8: "u8", torch.int32: "i32",
+    torch.int64: "i64",
 }  # fmt: skip
 
 
@@ -195,7 +196,8 @@ class _Step:
                 **self.rows, "p_parameters": self.buffers["parameters"],
                 "p_tables": self.weights["tables"],
                 **{f"p_{name}": self.buffers[name] for name in (
-                    "canvas", "bits", "known", "noise", "temperature", "top_p", "guidance", "twin",
+                    "canvas", "bits", "known", "seed", "particle", "temperature", "top_p",
+                    "guidance", "twin",
                 )},
             },
             self.place | {

@@ -24,6 +24,7 @@ from scanline.kernels.cuda.distribution import (
     mixture_log_probs,
     tanh,
 )
+from scanline.kernels.cuda.noise import uniform
 from scanline.kernels.cuda.state import row_of
 
 
@@ -42,7 +43,8 @@ def logits(p_parameters, p_tables, first, second, c: tl.constexpr, LEVELS: tl.co
 
 @triton.jit
 def shape_categorical(
-    p_parameters, p_tables, p_values, p_noise, temperature, top_p, guidance, rows,
+    p_parameters, p_tables, p_values, seed, particle, first_draw, temperature, top_p, guidance,
+    rows,
     C: tl.constexpr, OUTPUTS: tl.constexpr, LEVELS: tl.constexpr,
 ):  # fmt: skip
     """Draw C values, tempered, guided by the second of two rows, and cut to the likeliest."""
@@ -53,7 +55,8 @@ def shape_categorical(
         for row in range(rows):
             b_mine = logits(p_parameters + row * OUTPUTS, p_tables, first, second, c, LEVELS) / heat
             b_log += tl.where(row == 0, guidance, 1.0 - guidance) * b_mine
-        value = draw(b_log, tl.load(p_noise + c), temperature == 0, top_p, LEVELS)
+        u = uniform(seed, particle, first_draw + c)
+        value = draw(b_log, u, temperature == 0, top_p, LEVELS)
         tl.store(p_values + c, value.to(tl.uint8))
         if c == 0:
             first = value
@@ -63,7 +66,7 @@ def shape_categorical(
 
 @triton.jit
 def shape_mixture(
-    p_parameters, p_values, p_noise, temperature, top_p, guidance, rows,
+    p_parameters, p_values, seed, particle, first_draw, temperature, top_p, guidance, rows,
     C: tl.constexpr, OUTPUTS: tl.constexpr, LEVELS: tl.constexpr, M: tl.constexpr,
     MIN_LOG_SCALE: tl.constexpr, MIN_WARM_LOG_SCALE: tl.constexpr,
 ):  # fmt: skip
@@ -78,7 +81,8 @@ def shape_mixture(
                 MIN_WARM_LOG_SCALE,
             )  # fmt: skip
             b_log += tl.where(row == 0, guidance, 1.0 - guidance) * b_mine
-        value = draw(b_log, tl.load(p_noise + 1 + c), temperature == 0, top_p, LEVELS)
+        u = uniform(seed, particle, first_draw + 1 + c)
+        value = draw(b_log, u, temperature == 0, top_p, LEVELS)
         tl.store(p_values + c, value.to(tl.uint8))
         scaled = value.to(tl.float32) / 127.5 - 1.0
         if c == 0:
@@ -89,7 +93,7 @@ def shape_mixture(
 
 @triton.jit
 def decide_categorical(
-    p_parameters, p_tables, p_values, p_noise, known, temperature,
+    p_parameters, p_tables, p_values, seed, particle, first_draw, known, temperature,
     C: tl.constexpr, LEVELS: tl.constexpr,
 ):  # fmt: skip
     """Decide C values, each from its own logits; gives their nats."""
@@ -102,7 +106,7 @@ def decide_categorical(
         if known:
             value = tl.load(p_values + c).to(tl.int32)
         else:
-            u = tl.load(p_noise + c)
+            u = uniform(seed, particle, first_draw + c)
             value = inverse_cdf(tl.exp(b_away / temperature), o_level >= 0, u, LEVELS - 1)
         tl.store(p_values + c, value.to(tl.uint8))
         nats += tl.log(tl.sum(tl.exp(b_away), 0))
@@ -116,7 +120,7 @@ def decide_categorical(
 
 @triton.jit
 def decide_mixture(
-    p_parameters, p_values, p_noise, known, temperature,
+    p_parameters, p_values, seed, particle, first_draw, known, temperature,
     C: tl.constexpr, LEVELS: tl.constexpr, M: tl.constexpr, MIN_LOG_SCALE: tl.constexpr,
     BM: tl.constexpr,
 ):  # fmt: skip
@@ -126,7 +130,8 @@ def decide_mixture(
     heat = tl.where(temperature == 0, 1.0, temperature)
     b_weight = tl.load(p_parameters + o_m, mask=m_m, other=float("-inf"))
     b_away = b_weight - tl.max(b_weight, 0)
-    component = inverse_cdf(tl.exp(b_away / heat), m_m, tl.load(p_noise), M - 1)
+    u_component = uniform(seed, particle, first_draw)
+    component = inverse_cdf(tl.exp(b_away / heat), m_m, u_component, M - 1)
     # log P of each component and of all values so far
     b_total = b_away - tl.log(tl.sum(tl.exp(b_away), 0))
     first, second = tl.zeros([], tl.float32), tl.zeros([], tl.float32)
@@ -144,7 +149,7 @@ def decide_mixture(
         if known:
             value = tl.load(p_values + c).to(tl.int32)
         else:
-            u = tl.load(p_noise + 1 + c)
+            u = uniform(seed, particle, first_draw + 1 + c)
             m_mine = o_m == component
             mean = tl.sum(tl.where(m_mine, b_mean, 0.0), 0)
             scale = tl.exp(tl.sum(tl.where(m_mine, b_log_scale, 0.0), 0))
@@ -165,8 +170,8 @@ def decide_mixture(
 
 @triton.jit(do_not_specialize=["part"])
 def sample_kernel(
-    p_slots, p_positions, p_parameters, p_tables, p_canvas, p_bits, p_known, p_noise,
-    p_temperature, p_top_p, p_guidance, p_twin, part,
+    p_slots, p_positions, p_parameters, p_tables, p_canvas, p_bits, p_known, p_seed,
+    p_particle, p_temperature, p_top_p, p_guidance, p_twin, part,
     T: tl.constexpr, PARTS: tl.constexpr, FIRST: tl.constexpr, FIRST_VALUE: tl.constexpr,
     C: tl.constexpr, DRAWS: tl.constexpr, OUTPUTS: tl.constexpr, CATEGORICAL: tl.constexpr,
     LEVELS: tl.constexpr, M: tl.constexpr, MIN_LOG_SCALE: tl.constexpr,
@@ -188,7 +193,9 @@ def sample_kernel(
     nats = tl.zeros([], tl.float32)
     if step >= FIRST:
         p_mine = p_parameters + i_b * OUTPUTS
-        p_uniform = p_noise + (slot * (T * PARTS) + step) * DRAWS
+        seed = tl.load(p_seed + slot).to(tl.uint64, bitcast=True)
+        particle = tl.load(p_particle + slot).to(tl.uint64, bitcast=True)
+        first_draw = (step * DRAWS).to(tl.uint64)
         temperature = tl.load(p_temperature + slot)
         top_p = tl.load(p_top_p + slot)
         if (known == 0) & ((twin >= 0) | (top_p < 1.0) | (temperature == 0)):
@@ -196,23 +203,24 @@ def sample_kernel(
             rows = 1 + (twin >= 0).to(tl.int32)
             if CATEGORICAL:
                 shape_categorical(
-                    p_mine, p_tables, p_values, p_uniform, temperature, top_p, guidance, rows,
-                    C, OUTPUTS, LEVELS,
+                    p_mine, p_tables, p_values, seed, particle, first_draw, temperature, top_p,
+                    guidance, rows, C, OUTPUTS, LEVELS,
                 )  # fmt: skip
             else:
                 shape_mixture(
-                    p_mine, p_values, p_uniform, temperature, top_p, guidance, rows,
-                    C, OUTPUTS, LEVELS, M, MIN_LOG_SCALE, MIN_WARM_LOG_SCALE,
+                    p_mine, p_values, seed, particle, first_draw, temperature, top_p, guidance,
+                    rows, C, OUTPUTS, LEVELS, M, MIN_LOG_SCALE, MIN_WARM_LOG_SCALE,
                 )  # fmt: skip
             tl.debug_barrier()  # one thread has written what all read
             known = known | True
         if CATEGORICAL:
             nats = decide_categorical(
-                p_mine, p_tables, p_values, p_uniform, known, temperature, C, LEVELS
-            )
+                p_mine, p_tables, p_values, seed, particle, first_draw, known, temperature,
+                C, LEVELS,
+            )  # fmt: skip
         else:
             nats = decide_mixture(
-                p_mine, p_values, p_uniform, known, temperature,
+                p_mine, p_values, seed, particle, first_draw, known, temperature,
                 C, LEVELS, M, MIN_LOG_SCALE, BM,
             )  # fmt: skip
     elif not known:  # the network does not model this value

@@ -26,7 +26,7 @@ class Config(ctypes.Structure):
     _fields_ = _fields(
         "height width channels step_channels neighbourhood sinusoidal categorical pre_norm gelu "
         "start_given first_value classes short_conv n_layers n_heads d_model d_ff head_outputs "
-        "draws step_draws max_slots bf16 threads team guess",
+        "step_draws max_slots bf16 threads team guess",
         ctypes.c_int32,
     )
 
@@ -59,7 +59,8 @@ class Arrays(ctypes.Structure):
     """The decoder's arrays, as in weights.h."""
 
     _fields_ = _fields(
-        "canvas bits positions known noise temperature label top_p guidance twin", ctypes.c_void_p
+        "canvas bits positions known seed particle temperature label top_p guidance twin",
+        ctypes.c_void_p,
     )
 
 

@@ -7,6 +7,7 @@
 #include "drawing.h"
 #include "head.h"
 #include "network.h"
+#include "noise.h"
 
 namespace scanline {
 
@@ -231,10 +232,14 @@ private:
     void decide(Decision& decision, Team& team) {
         const Row row = decision.row;
         const int pixel = row.step / (config_.channels / config_.step_channels);
-        const Draw draw{arrays_.noise + at(row.slot, config_.draws) + row.step * config_.step_draws,
-                        arrays_.temperature[row.slot], arrays_.top_p[row.slot],
-                        arrays_.guidance[row.slot],
-                        arrays_.known[at(row.slot, 1) + static_cast<size_t>(pixel)] != 0};
+        Draw draw{{},
+                  arrays_.temperature[row.slot],
+                  arrays_.top_p[row.slot],
+                  arrays_.guidance[row.slot],
+                  arrays_.known[at(row.slot, 1) + static_cast<size_t>(pixel)] != 0};
+        if (!draw.known)
+            uniforms(arrays_.seed[row.slot], arrays_.particle[row.slot],
+                     row.step * config_.step_draws, config_.step_draws, draw.uniforms);
         const float* const parameters = network_.parameters(team, decision.parameters);
         const float* const unlabelled =
             decision.unlabelled < 0 ? nullptr : network_.parameters(team, decision.unlabelled);

@@ -8,7 +8,7 @@ namespace scanline {
 
 // What one step decides: `values` are read where known, else drawn and written; gives their bits.
 struct Draw {
-    const float* uniforms;
+    float uniforms[MAX_CHANNELS + 1];  // none where known
     float temperature, top_p, guidance;
     bool known;
 };

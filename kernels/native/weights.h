@@ -12,7 +12,7 @@ struct Config {
     int32_t height, width, channels, step_channels;
     int32_t neighbourhood, sinusoidal, categorical, pre_norm, gelu;
     int32_t start_given, first_value, classes, short_conv;
-    int32_t n_layers, n_heads, d_model, d_ff, head_outputs, draws, step_draws;
+    int32_t n_layers, n_heads, d_model, d_ff, head_outputs, step_draws;
     int32_t max_slots, bf16, threads, team, guess;
 };
 
@@ -37,7 +37,8 @@ struct Arrays {
     float* bits;
     int32_t* positions;
     const uint8_t* known;
-    const float *noise, *temperature;
+    const uint64_t *seed, *particle;
+    const float* temperature;
     const int32_t* label;
     const float *top_p, *guidance;
     const int32_t* twin;

@@ -30,7 +30,6 @@ from scanline.model.config import PRESETS, ModelConfig
 from scanline.model.decoders.contract import BackendError, Decoder, Inputs
 from scanline.model.decoders.opening import open_decoder
 from scanline.model.network import LinearTransformer
-from scanline.model.noise import image_noise
 
 SLOTS = (1, 8, 64, 256)
 PAPER = ("mnist-paper", "cifar10-paper")
@@ -102,7 +101,7 @@ def begin(decoder: Decoder) -> NDArray[np.int32]:
     c, N = decoder.config, decoder.max_slots
     slots = np.arange(N, dtype=np.int32)
     inputs = Inputs.blank(c, N)
-    inputs.noise[:] = [image_noise(seed, c.pixels, c.draws) for seed in range(N)]
+    inputs.seed[:] = range(N)
     decoder.begin(slots, inputs)
     return slots
 

@@ -29,8 +29,9 @@ class Inputs:
     """What images are given, one row each.
 
     ``canvas: uint8 [S, T, C]`` holds the given pixels and ``known: bool [S, T]`` says which they
-    are: a known pixel is never redrawn, wherever it is. ``noise: float32 [S, T, draws]`` are
-    uniforms in (0, 1), ``temperature: float32 [S]`` ≥ 0, ``label: int32 [S]`` a class or -1.
+    are: a known pixel is never redrawn, wherever it is. ``seed: uint64 [S]`` and ``particle: uint64
+    [S]`` name its uniforms (``pixel_noise`` of ``model/noise.py``), which a backend makes where it
+    draws. ``temperature: float32 [S]`` ≥ 0, ``label: int32 [S]`` a class or -1.
 
     ``top_p: float32 [S]`` in (0, 1] keeps the likeliest values of a channel that hold this share.
     ``guidance: float32 [S]`` is g of p(x|label)^g · p(x)^(1-g), 1 for the plain model; a row of
@@ -39,7 +40,8 @@ class Inputs:
 
     canvas: NDArray[np.uint8]
     known: NDArray[np.bool_]
-    noise: NDArray[np.float32]
+    seed: NDArray[np.uint64]
+    particle: NDArray[np.uint64]
     temperature: NDArray[np.float32]
     label: NDArray[np.int32]
     top_p: NDArray[np.float32]
@@ -53,7 +55,8 @@ class Inputs:
         return cls(
             canvas=np.zeros((rows, T, C), np.uint8),
             known=np.zeros((rows, T), np.bool_),
-            noise=np.full((rows, T, config.draws), 0.5, np.float32),
+            seed=np.zeros(rows, np.uint64),
+            particle=np.zeros(rows, np.uint64),
             temperature=np.ones(rows, np.float32),
             label=np.full(rows, NO_LABEL, np.int32),
             top_p=np.ones(rows, np.float32),
@@ -80,8 +83,6 @@ class Inputs:
         classes, label = len(config.classes), self.label
         if label.size and not (label.min() >= NO_LABEL and label.max() < classes):
             raise ValueError(f"labels must be -1 … {classes - 1}")
-        if not ((self.noise > 0) & (self.noise < 1)).all():
-            raise ValueError("the noise must lie between 0 and 1, both excluded")
         if not (np.isfinite(self.temperature) & (self.temperature >= 0)).all():
             raise ValueError("temperatures must be 0 or more, and finite")
         if not ((self.top_p > 0) & (self.top_p <= 1)).all():
@@ -191,12 +192,9 @@ class Decoder(ABC):
     def _copy(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
         """Copy the state of slots, whose arrays are copied."""
 
-    def renew(self, slots: Slots, noise: NDArray[np.float32]) -> None:
-        """Give slots other uniforms, for the pixels to come: ``noise: [S, T, draws]``."""
-        rows = self._chosen(slots)
-        if not ((noise > 0) & (noise < 1)).all():
-            raise ValueError("the noise must lie between 0 and 1, both excluded")
-        self.inputs.noise[rows] = noise
+    def renew(self, slots: Slots, particles: Sequence[int] | NDArray[np.integer[Any]]) -> None:
+        """Give slots the uniforms of other particles of their images, for the pixels to come."""
+        self.inputs.particle[self._chosen(slots)] = np.asarray(particles, np.uint64)
 
     @abstractmethod
     def step(self, slots: Slots, n: int) -> None:

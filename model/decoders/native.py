@@ -78,7 +78,7 @@ class NativeDecoder(Decoder):
             name: getattr(c, name)
             for name in (
                 "height", "width", "channels", "step_channels", "first_value", "n_layers",
-                "n_heads", "d_model", "d_ff", "head_outputs", "draws", "step_draws",
+                "n_heads", "d_model", "d_ff", "head_outputs", "step_draws",
             )
         } | {
             "neighbourhood": c.input == "neighbourhood", "sinusoidal": c.positions == "sinusoidal",

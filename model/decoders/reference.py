@@ -12,6 +12,7 @@ from scanline.model.decoders.contract import NO_SLOT, Decoder, Slots
 from scanline.model.decoders.room import check_room
 from scanline.model.layers.layer import State
 from scanline.model.network import LinearTransformer
+from scanline.model.noise import pixel_noise
 
 
 class ReferenceDecoder(Decoder):
@@ -85,7 +86,9 @@ class ReferenceDecoder(Decoder):
     def _step_pixel(self, slot: int) -> None:
         config, pixel, inputs = self.config, int(self.positions[slot]), self.inputs
         values = torch.from_numpy(self.canvas[slot, pixel])
-        noise = torch.from_numpy(inputs.noise[slot, pixel]).view(config.steps_per_pixel, -1)
+        seed, particle = int(inputs.seed[slot]), int(inputs.particle[slot])
+        uniforms = pixel_noise(seed, pixel, config.draws, particle)
+        noise = torch.from_numpy(uniforms).view(config.steps_per_pixel, -1)
         known, twin = bool(inputs.known[slot, pixel]), int(inputs.twin[slot])
         temperature, top_p, guidance = (
             torch.from_numpy(array[slot : slot + 1])

@@ -43,6 +43,7 @@ SPARE_BYTES = 512 << 20  # what is left free of the device's memory, for graphs 
 
 
 _INPUTS = tuple(field.name for field in fields(Inputs))
+_SENT_AS = {np.dtype(np.bool_): np.uint8, np.dtype(np.uint64): np.int64}  # torch has few uint64 ops
 _STATE = ("kv", "z", "waiting", "ring")  # buffers with the slots second
 _KNOWN = {
     "input": ("previous", "neighbourhood"),
@@ -186,10 +187,10 @@ class TritonDecoder(Decoder):
             positions.index_copy_(0, copies, positions.index_select(0, origins))
             self._upload(targets)
 
-    def renew(self, slots: Slots, noise: NDArray[np.float32]) -> None:
-        super().renew(slots, noise)
+    def renew(self, slots: Slots, particles: Sequence[int] | NDArray[np.integer[Any]]) -> None:
+        super().renew(slots, particles)
         with self._on_device():
-            self._upload(self._chosen(slots), ["noise"])
+            self._upload(self._chosen(slots), ["particle"])
 
     def step(self, slots: Slots, n: int) -> None:
         self.launch(slots, n)
@@ -300,7 +301,7 @@ class TritonDecoder(Decoder):
             index = self._send(some.astype(np.int64))
             for name in names:
                 array = self._arrays[name][some]
-                sent = self._send(array.view(np.uint8) if array.dtype == np.bool_ else array)
+                sent = self._send(array.view(_SENT_AS.get(array.dtype, array.dtype)))
                 self.buffers[name].index_copy_(0, index, sent)
 
     def _send(self, array: NDArray[Any]) -> Tensor:

@@ -67,9 +67,7 @@ def build(arguments: dict[str, Any]) -> Any:
 def _settings(arguments: dict[str, Any]) -> Settings:
     unknown = sorted(set(arguments) - set(Settings.model_fields))
     if unknown:
-        raise ValueError(
-            f"args: {', '.join(unknown)}: no such setting (README lists them)"
-        )
+        raise ValueError(f"args: {', '.join(unknown)}: no such setting (README lists them)")
     elsewhere = sorted(set(arguments) & OF_A_LISTENER)
     if elsewhere:
         raise ValueError(

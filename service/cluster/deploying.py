@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
+import time
 from typing import Any
 
 import ray
@@ -21,6 +23,7 @@ from scanline.service.settings import Settings
 log = logging.getLogger("scanline.cluster")
 
 ADDRESS = "RAY_ADDRESS"
+JOIN_SECONDS = 60.0  # that a cluster may begin to listen after us
 FIRST_REPORT_SECONDS = 30.0
 PARTS_AT_ONCE = 100_000  # of a replica: how many it has is the entrance's to say
 OBJECTS = 128 * 2**20  # bytes of shared memory: parts and news are small and go by message
@@ -92,11 +95,33 @@ def open_fleet(
     return fleet
 
 
+def wait_listening(address: str, seconds: float) -> None:
+    """Wait until something listens at an address: Ray's own tries take a quarter of an hour.
+
+    One that names no host and port, as ``auto``, is Ray's to find. Raises ``ConnectionError``.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isdigit():
+        return
+    deadline, told = time.monotonic() + seconds, False
+    while True:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+            return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise ConnectionError(f"nothing answers at {address} ({error})") from error
+            if not told:
+                log.info("waiting for the Ray cluster at %s (%s)", address, error)
+            told = True
+            time.sleep(0.5)
+
+
 class Cluster:
     """A Ray cluster, that of RAY_ADDRESS or one begun here, and the models deployed in it."""
 
     def __init__(self) -> None:
-        """Join it; raises what Ray does where it cannot.
+        """Join it; raises ``ConnectionError``, or what Ray does, where it cannot.
 
         Ray takes the process's signals, and aborts 3 s after a SIGTERM: whoever has their own
         handlers sets them after this.
@@ -108,6 +133,8 @@ class Cluster:
             "include_dashboard": False,
             "object_store_memory": OBJECTS,
         }
+        if not self._own:
+            wait_listening(os.environ[ADDRESS], JOIN_SECONDS)
         if self._own:  # by default workers are nicer than all else on the machine
             os.environ.setdefault("RAY_worker_niceness", "0")
         ray.init(log_to_driver=False, **(here if self._own else {}))

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scanline.model.config import ModelConfig
 from scanline.model.decoders.contract import Inputs
 from scanline.model.decoders.reference import ReferenceDecoder
-from scanline.model.noise import image_noise, image_seed
+from scanline.model.noise import image_seed
 from scanline.service.generation import Spec
 from scanline.service.server import Scanline
 from tests.service_fixtures import (
@@ -107,8 +107,7 @@ def drawn_directly(config: ModelConfig, spec: Spec, index: int) -> NDArray[np.ui
     """Draw one image with a decoder and no engine."""
     decoder = ReferenceDecoder(tiny_model(config), 1)
     inputs = Inputs.blank(config, 1)
-    seed = image_seed(spec.seed, index)
-    inputs.noise[0] = image_noise(seed, config.pixels, config.draws)
+    inputs.seed[0] = image_seed(spec.seed, index)
     inputs.temperature[0], inputs.label[0] = spec.temperature, spec.label
     decoder.begin([0], inputs)
     decoder.step([0], config.pixels)
