@@ -117,34 +117,33 @@ def state_kernel(
     """Advance one head of one row (eq. 18-20): S += k vᵀ, z += k, o = qᵀS / (qᵀz + ε)."""
     i_b, i_h = (tl.program_id(0) // H).to(tl.int64), tl.program_id(0) % H
     slot, step, live = row_of(p_slots, p_positions, i_b, part, T, PARTS)
+    o_k, o_v = tl.arange(0, BK), tl.arange(0, BV)
+    i_sh = slot * H + i_h
+    p_s = p_kv + i_sh * (K * K) + o_k[:, None] * K + o_v[None, :]
+    # The slot alone says where the state is: it is on its way before the position has come.
+    m_k = (o_k < K) & (slot >= 0)
+    b_z = tl.load(p_z + i_sh * K + o_k, mask=m_k, other=0.0)
+    b_first = tl.load(p_s, mask=m_k[:, None] & (o_v < K)[None, :], other=0.0)
     if not live or step < FIRST:
         return
     turn = (step - FIRST) % DELAY  # how many keys wait
-    o_k, o_v = tl.arange(0, BK), tl.arange(0, BV)
-    m_k = o_k < K
-    i_sh = slot * H + i_h
     p_q = p_qkv + (i_b * 3 * H + i_h) * K
     p_k, p_v = p_q + H * K, p_q + 2 * H * K
     p_wait = p_waiting + i_sh * (2 * (DELAY - 1) * K)  # a key, a value, a key, …
     b_q = tl.load(p_q + o_k, mask=m_k, other=0.0)
     b_k = tl.load(p_k + o_k, mask=m_k, other=0.0)
-    b_z = tl.load(p_z + i_sh * K + o_k, mask=m_k, other=0.0)
     for i_w in tl.static_range(DELAY - 1):
         b_z += tl.load(p_wait + 2 * i_w * K + o_k, mask=m_k & (i_w < turn), other=0.0)
     b_z += b_k
     denominator = tl.sum(b_q * b_z, 0) + EPS
-    if turn == DELAY - 1:
-        # Threads may share an element: all have read it before one of them writes it.
-        tl.debug_barrier()
-        tl.store(p_z + i_sh * K + o_k, b_z, mask=m_k)
-    else:
-        tl.store(p_wait + 2 * turn * K + o_k, b_k, mask=m_k)
-    for i_v in range(0, K, BV):
+    for i_v in tl.static_range(0, K, BV):
         m_v = i_v + o_v < K
-        o_s = i_sh * (K * K) + o_k[:, None] * K + (i_v + o_v)[None, :]
         m_s = m_k[:, None] & m_v[None, :]
+        if i_v == 0:
+            b_s = b_first
+        else:
+            b_s = tl.load(p_s + i_v, mask=m_s, other=0.0)
         b_v = tl.load(p_v + i_v + o_v, mask=m_v, other=0.0)
-        b_s = tl.load(p_kv + o_s, mask=m_s, other=0.0)
         for i_w in tl.static_range(DELAY - 1):
             p_then = p_wait + 2 * i_w * K
             b_key = tl.load(p_then + o_k, mask=m_k & (i_w < turn), other=0.0)
@@ -154,7 +153,13 @@ def state_kernel(
         b_o = tl.sum(b_q[:, None] * b_s, 0) / denominator
         tl.store(p_o + (i_b * H + i_h) * K + i_v + o_v, b_o.to(p_o.dtype.element_ty), mask=m_v)
         if turn == DELAY - 1:
+            # Threads may share an element: all have read it before one of them writes it.
             tl.debug_barrier()
-            tl.store(p_kv + o_s, b_s, mask=m_s)
+            tl.store(p_s + i_v, b_s, mask=m_s)
         else:
             tl.store(p_wait + (2 * turn + 1) * K + i_v + o_v, b_v, mask=m_v)
+    if turn == DELAY - 1:
+        tl.debug_barrier()
+        tl.store(p_z + i_sh * K + o_k, b_z, mask=m_k)
+    else:
+        tl.store(p_wait + 2 * turn * K + o_k, b_k, mask=m_k)
