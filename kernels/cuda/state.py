@@ -130,8 +130,8 @@ def state_kernel(
     p_q = p_qkv + (i_b * 3 * H + i_h) * K
     p_k, p_v = p_q + H * K, p_q + 2 * H * K
     p_wait = p_waiting + i_sh * (2 * (DELAY - 1) * K)  # a key, a value, a key, …
-    b_q = tl.load(p_q + o_k, mask=m_k, other=0.0)
-    b_k = tl.load(p_k + o_k, mask=m_k, other=0.0)
+    b_q = tl.load(p_q + o_k, mask=m_k, other=0.0).to(tl.float32)
+    b_k = tl.load(p_k + o_k, mask=m_k, other=0.0).to(tl.float32)
     for i_w in tl.static_range(DELAY - 1):
         b_z += tl.load(p_wait + 2 * i_w * K + o_k, mask=m_k & (i_w < turn), other=0.0)
     b_z += b_k
@@ -143,7 +143,7 @@ def state_kernel(
             b_s = b_first
         else:
             b_s = tl.load(p_s + i_v, mask=m_s, other=0.0)
-        b_v = tl.load(p_v + i_v + o_v, mask=m_v, other=0.0)
+        b_v = tl.load(p_v + i_v + o_v, mask=m_v, other=0.0).to(tl.float32)
         for i_w in tl.static_range(DELAY - 1):
             p_then = p_wait + 2 * i_w * K
             b_key = tl.load(p_then + o_k, mask=m_k & (i_w < turn), other=0.0)
