@@ -139,10 +139,7 @@ def state_kernel(
     for i_v in tl.static_range(0, K, BV):
         m_v = i_v + o_v < K
         m_s = m_k[:, None] & m_v[None, :]
-        if i_v == 0:
-            b_s = b_first
-        else:
-            b_s = tl.load(p_s + i_v, mask=m_s, other=0.0)
+        b_s = b_first if i_v == 0 else tl.load(p_s + i_v, mask=m_s, other=0.0)
         b_v = tl.load(p_v + i_v + o_v, mask=m_v, other=0.0).to(tl.float32)
         for i_w in tl.static_range(DELAY - 1):
             p_then = p_wait + 2 * i_w * K
