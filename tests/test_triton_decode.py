@@ -189,6 +189,15 @@ def test_float32_agrees_with_float64(config: ModelConfig) -> None:
     check(config, "float32")
 
 
+@every_small
+def test_a_state_in_several_tiles_agrees_too(
+    config: ModelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Heads too large for one tile of a program: here tiles of a column or two."""
+    monkeypatch.setattr(triton_decode, "STATE_TILE", 16)
+    check(config, "float32")
+
+
 def test_the_grid_has_every_option() -> None:
     for option in (
         "input", "encoding", "order", "channels", "head", "norm", "activation", "positions",

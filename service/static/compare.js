@@ -10,7 +10,7 @@ function unlabelled({ label, guidance, ...fields }) {
 
 const AXES = {
   temperature: number("temperature", "Temperature", [0.5, 0.7, 0.85, 1, 1.2]),
-  guidance: (fields) => number("guidance", "Guidance", [1, 1.5, 2, 3, 5])(
+  guidance: (fields) => number("guidance", "Guidance", [1, 2, 3, 5, 8])(
     { ...fields, label: fields.label || "random" }),
   top_p: number("top_p", "Top-p", [0.8, 0.9, 0.95, 0.98, 1]),
   label: (fields, model) => model.classes.map((label) =>

@@ -8,7 +8,7 @@ const DIALS = {
     words: "1 draws as it learned; less is safer, 0 always the likeliest",
   },
   guidance: {
-    name: "Guidance", min: 0, max: 5, step: 0.25,
+    name: "Guidance", min: 0, max: 10, step: 0.25,
     words: "pulls towards the class: 1 as it learned, more is plainer and less varied",
   },
   top_p: {

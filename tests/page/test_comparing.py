@@ -23,7 +23,7 @@ def drawn(page: Page) -> list[list[int]]:
     [
         ("temperature", ["Temperature 0.5", "Temperature 0.7", "Temperature 0.85",
                          "Temperature 1", "Temperature 1.2"]),
-        ("guidance", [f"Guidance {g}" for g in (1, 1.5, 2, 3, 5)]),
+        ("guidance", [f"Guidance {g}" for g in (1, 2, 3, 5, 8)]),
         ("label", ["zero", "one", "a frog"]),
         ("model", ["grey", "colour"]),
     ],
