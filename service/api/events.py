@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, with_config
 from typing_extensions import TypedDict
 
-from scanline.service.api.cursors import END, Cursors
+from scanline.service.api.cursors import END, Cursor, write_cursors
 from scanline.service.api.replies import USAGE, PngImage, Usage, example, image_reply
 from scanline.service.api.requests import Granularity, Output
 from scanline.service.generation import FinishReason, Generation, Image, Status
@@ -127,7 +127,7 @@ async def stream_events(
     gone: asyncio.Task[Any],
     *,
     granularity: Granularity = "auto",
-    resumed: Cursors | None = None,
+    resumed: list[Cursor] | None = None,
     output: Output = "png",
     place: Callable[[], tuple[int, float]] | None = None,
 ) -> AsyncIterator[bytes]:
@@ -187,12 +187,11 @@ class _Reader:
         generation: Generation,
         granularity: Granularity,
         output: Output,
-        resumed: Cursors | None,
+        resumed: list[Cursor] | None,
     ) -> None:
         self._generation, self._granularity, self._output = generation, granularity, output
-        self._cursors = Cursors(len(generation.images)) if resumed is None else resumed
-        told = self._cursors.told.tolist()
-        self._untold = [image for image in generation.images if not told[image.index]]
+        self._cursors = [Cursor()] * len(generation.images) if resumed is None else resumed
+        self._untold = [image for image in generation.images if not self._cursors[image.index].told]
 
     def news(self) -> Iterator[bytes]:
         """Write an event of each piece of news, and move on."""
@@ -200,32 +199,28 @@ class _Reader:
         begun = list(itertools.takewhile(lambda i: i.status is not Status.WAITING, self._untold))
         complete = [image for image in begun if image.status is Status.FINISHED]
         for line in self._updates(begun):
-            yield sse_line("pixels", line, str(self._cursors))
+            yield sse_line("pixels", line, write_cursors(self._cursors))
         for image in complete:
-            self._cursors.told[image.index] = True
+            self._cursors[image.index] = self._cursors[image.index]._replace(told=True)
             reply = image_reply(self._generation, image, self._output)
-            yield sse_event("image", reply, str(self._cursors))
+            yield sse_event("image", reply, write_cursors(self._cursors))
         if complete:
-            gone = set(complete)
-            self._untold = [image for image in self._untold if image not in gone]
+            self._untold = [i for i in self._untold if not self._cursors[i.index].told]
 
     def _updates(self, images: list[Image]) -> Iterator[bytes]:
         """Take what each image has beyond its cursor: ``Pixels`` as JSON, an event's worth each."""
         width = self._generation.config.width
         event = _Pixels()
-        cursors = self._cursors
-        positions, changes = cursors.positions.tolist(), cursors.changes.tolist()
         for image in images:
-            seen = positions[image.index]
-            changed = image.changed[changes[image.index] :]
-            start, stop = min([seen, *changed]), image.position
+            cursor = self._cursors[image.index]
+            changed = image.changed[cursor.changes :]
+            start, stop = min([cursor.position, *changed]), image.position
             if self._granularity == "row" and image.finish_reason in (None, FinishReason.LENGTH):
                 stop -= stop % width
                 start -= start % width
             # What changed is told, even where nothing of it is shown as yet.
-            cursors.positions[image.index] = seen if stop <= start else stop
-            if changed:
-                cursors.changes[image.index] += len(changed)
+            position = cursor.position if stop <= start else stop
+            self._cursors[image.index] = Cursor(position, cursor.changes + len(changed))
             if stop <= start:
                 continue
             size = {"pixel": 1, "row": width, "auto": stop - start}[self._granularity]

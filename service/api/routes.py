@@ -17,7 +17,7 @@ from scanline.service.api.beginning import (
     name_request,
     wants_background,
 )
-from scanline.service.api.cursors import END, Cursors
+from scanline.service.api.cursors import END, Cursor, read_cursors
 from scanline.service.api.events import EVENT_STREAM, stream_events
 from scanline.service.api.lookup import (
     Server,
@@ -165,7 +165,7 @@ async def get_events(
     engine, generation = _find(server, identifier)
     if last_event_id == END:
         return Response(status_code=204)
-    cursors = Cursors.read(last_event_id, generation) if last_event_id else None
+    cursors = read_cursors(last_event_id, generation) if last_event_id else None
     return _stream(request, server, engine, generation, granularity, cursors, output)
 
 
@@ -279,7 +279,7 @@ def _stream(
     engine: Workshop,
     generation: Generation,
     granularity: Granularity,
-    resumed: Cursors | None,
+    resumed: list[Cursor] | None,
     output: Output,
 ) -> StreamingResponse:
     def events(gone: asyncio.Task[None]) -> AsyncIterator[bytes]:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from scanline.model.config import ModelConfig
-from scanline.service.api.cursors import END, Cursors
+from scanline.service.api.cursors import END, Cursor, read_cursors, write_cursors
 from scanline.service.api.events import stream_events
 from scanline.service.api.requests import Granularity
 from scanline.service.generation import FinishReason, Generation, Place, Spec
@@ -229,13 +229,11 @@ def test_rows_come_whole_but_for_the_last_of_a_cancelled_image_and_each_image_on
 
 def test_an_events_id_says_how_far_its_reader_is() -> None:
     generation = Generation("fake", GREY, Spec(n=5, seed=0))
-    cursors = Cursors.read("2*30!,12.3,7.1!,0", generation)
-    assert cursors.positions.tolist() == [30, 30, 12, 7, 0]
-    assert cursors.changes.tolist() == [0, 0, 3, 1, 0]
-    assert cursors.told.tolist() == [True, True, False, True, False]
-    assert str(cursors) == "2*30!,12.3,7.1!,0"
-    assert str(Cursors(5)) == "5*0"
-    assert str(Cursors.read("5*31", generation)) == "5*30"  # there are no more pixels
+    whole = Cursor(30, told=True)
+    cursors = [whole, whole, Cursor(12, 3), Cursor(7, 1, True), Cursor()]
+    assert write_cursors(cursors) == "2*30!,12.3,7.1!,0"
+    assert read_cursors("2*30!,12.3,7.1!,0", generation) == cursors
+    assert read_cursors("5*31", generation) == [Cursor(30)] * 5  # there are no more pixels
 
 
 def test_a_long_replay_comes_in_several_events() -> None:
