@@ -69,15 +69,15 @@ int main(int, char** arguments) {
     auto bits = read_array<float>(N * T);
     auto positions = read_array<int32_t>(N);
     const auto known = read_array<uint8_t>(N * T);
-    const auto noise = read_array<float>(N * T * static_cast<size_t>(config.draws));
+    const auto seed = read_array<uint64_t>(N), particle = read_array<uint64_t>(N);
     const auto temperature = read_array<float>(N);
     const auto label = read_array<int32_t>(N);
     const auto top_p = read_array<float>(N), guidance = read_array<float>(N);
     const auto twin = read_array<int32_t>(N);
     std::fclose(file);
 
-    const Arrays arrays{canvas.data(), bits.data(), positions.data(), known.data(), noise.data(),
-                        temperature.data(), label.data(), top_p.data(), guidance.data(), twin.data()};
+    const Arrays arrays{canvas.data(), bits.data(), positions.data(), known.data(), seed.data(),
+                        particle.data(), temperature.data(), label.data(), top_p.data(), guidance.data(), twin.data()};
     char reason[200];
     scanline::Decoder* const decoder = scanline_open(&config, &weights, &arrays, reason, sizeof reason);
     if (!decoder) return 5;
