@@ -33,7 +33,7 @@ _OF_A_CLUSTER = {
 class Settings(BaseSettings):
     """How a server runs; every field is an environment variable ``SCANLINE_<FIELD>`` too."""
 
-    model_config = SettingsConfigDict(env_prefix="SCANLINE_", extra="ignore")
+    model_config = SettingsConfigDict(env_prefix="SCANLINE_", extra="forbid")
 
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8000

@@ -48,7 +48,7 @@ def build(arguments: dict[str, Any]) -> Any:
     One entrance: it holds the generations, so a second would not find those of the first.
 
     Raises:
-        ValueError: an argument is no setting, or one that would do nothing here.
+        ValueError: an argument is no setting, or one that would do nothing here, or wrong.
     """
     settings = _settings(arguments)
     checkpoints = load_checkpoints(settings.weights, settings.models)
@@ -65,9 +65,6 @@ def build(arguments: dict[str, Any]) -> Any:
 
 
 def _settings(arguments: dict[str, Any]) -> Settings:
-    unknown = sorted(set(arguments) - set(Settings.model_fields))
-    if unknown:
-        raise ValueError(f"args: {', '.join(unknown)}: no such setting (README lists them)")
     elsewhere = sorted(set(arguments) & OF_A_LISTENER)
     if elsewhere:
         raise ValueError(
