@@ -102,19 +102,24 @@ def load_checkpoint(path: Path) -> Checkpoint:
         facts = json.loads(metadata.get("facts", "{}"))
         if not isinstance(facts, dict):
             raise ValueError(f"its facts are no dictionary: {facts!r}")
-        _check_defaults(facts.get("defaults", {}))
-    except (KeyError, TypeError, ValueError) as error:
+        _check_facts(facts)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path} has a config that cannot be read: {error}") from None
-    model = LinearTransformer(config)
-    _fill(model, tensors, str(path))
-    return Checkpoint(path.stem, model.eval(), facts)
+    return Checkpoint(path.stem, _network(config, tensors, str(path)), facts)
 
 
-def _check_defaults(given: Any) -> None:
-    """Raise ``ValueError`` or ``TypeError`` unless these are the fields of ``Defaults``."""
-    defaults = Defaults(**given)
+def _check_facts(facts: dict[str, Any]) -> None:
+    """Raise ``KeyError``, ``TypeError`` or ``ValueError`` unless what is read of them fits."""
+    defaults = Defaults(**facts.get("defaults", {}))
     if not (0 <= defaults.guidance <= MAX_GUIDANCE and 0 < defaults.top_p <= 1):
-        raise ValueError(f"its defaults are out of range: {given!r}")
+        raise ValueError(f"its defaults are out of range: {defaults._asdict()!r}")
+    measured = [facts.get("test"), facts.get("test_with_label"), *(facts.get("validation") or ())]
+    for figure in measured:
+        if figure is not None and not isinstance(figure["bits_per_dim"], int | float):
+            raise TypeError(f"its figures are no numbers: {figure!r}")
+    for run in (facts, facts.get("started_from") or {}):
+        if not isinstance(run.get("images_seen") or 0, int):
+            raise TypeError(f"its images_seen is no number: {run['images_seen']!r}")
 
 
 def _now(name: str) -> str:
@@ -122,9 +127,10 @@ def _now(name: str) -> str:
     return re.sub(r"^(blocks\.\d+)\.(query|key|value|out)\.", r"\1.attention.\2.", name)
 
 
-def _fill(model: LinearTransformer, tensors: dict[str, Tensor], source: str) -> None:
-    """Load tensors of the right names, shapes and finite values into the model, or raise."""
-    wanted = {name: tensor.shape for name, tensor in model.state_dict().items()}
+def _network(config: ModelConfig, tensors: dict[str, Tensor], source: str) -> LinearTransformer:
+    """Make a network of tensors with the right names, shapes and finite values, or raise."""
+    with torch.device("meta"):  # a foreign config's sizes are not to fill the memory
+        wanted = {n: t.shape for n, t in LinearTransformer(config).state_dict().items()}
     missing, extra = wanted.keys() - tensors.keys(), tensors.keys() - wanted.keys()
     if missing or extra:
         raise CheckpointError(
@@ -138,7 +144,9 @@ def _fill(model: LinearTransformer, tensors: dict[str, Tensor], source: str) -> 
             )
         if not tensors[name].isfinite().all():
             raise CheckpointError(f"{source}: {name} holds NaN or infinity; train it again")
+    model = LinearTransformer(config)
     model.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
+    return model.eval()
 
 
 def find_checkpoints(folder: Path) -> dict[str, Path]:
@@ -230,6 +238,5 @@ def import_paper_checkpoint(path: Path, preset: str, first_value: int = 0) -> Ch
         if not name.endswith("pos_embedding.pe"):  # computed, never learned
             tensors[names.get(name, name)] = tensor
     fields = PRESETS[preset].to_dict() | {"start": "given", "first_value": first_value}
-    model = LinearTransformer(ModelConfig.from_dict(fields))
-    _fill(model, tensors, f"{path} as {preset}")
-    return Checkpoint(preset, model.eval(), {"imported_from": path.name})
+    model = _network(ModelConfig.from_dict(fields), tensors, f"{path} as {preset}")
+    return Checkpoint(preset, model, {"imported_from": path.name})

@@ -220,6 +220,6 @@ PRESETS: dict[str, ModelConfig] = {
     "mnist": ModelConfig(height=28, width=28, short_conv="2x3", classes=DIGITS),
     "cifar10": ModelConfig(
         height=32, width=32, channels=3, encoding="linear", head="logistic_mixture",
-        short_conv="2x3", classes=CIFAR10_CLASSES,
+        short_conv="2x3", classes=CIFAR10_CLASSES, n_layers=8,
     ),
 }  # fmt: skip

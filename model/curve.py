@@ -18,12 +18,16 @@ _WINDOW = 0.02  # share of the run over which the training curve is averaged
 def read_curve(log: Path) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Give training and validation as ``[points, 2]``, step and bits/dim, in the order of steps.
 
-    A run that was resumed from a checkpoint wrote some steps twice: the last time counts.
+    A run that was resumed from a checkpoint wrote some steps twice: the last time counts. A line
+    that was never written whole is left out.
     """
     training: dict[int, float] = {}
     validation: dict[int, float] = {}
     for line in log.read_text().splitlines():
-        entry = json.loads(line)
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
         kind, key = (
             (validation, "validation") if "validation" in entry else (training, "bits_per_dim")
         )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from scanline.model.checkpoint import load_checkpoint
 from scanline.model.config import PRESETS, ModelConfig
 from scanline.model.data.folder import load_images
 from scanline.model.data.published import Dataset, load_dataset, split_validation
@@ -15,11 +16,14 @@ from scanline.model.recipe import TrainingConfig
 from scanline.model.stop import Stop
 from scanline.model.training import Trainer, processes
 
+DEFAULT_SIZE = 28  # pixels a side of a person's own pictures
+_FEW_LAYERS = 4  # of a network for a person's own pictures: they are few, and so are the minutes
+
 
 def training_data(
     dataset: str | None,
     images: Path | None,
-    size: int,
+    size: int | None,
     grey: bool,
     hold_out: int,
     data_dir: Path | None,
@@ -27,15 +31,21 @@ def training_data(
 ) -> tuple[Dataset, Dataset | None]:
     """Read what to train on, and ``hold_out`` images of it to validate on.
 
-    The test set stays out of it. Of a folder, at most a tenth is held out. Raises ``ValueError`` on
-    an unclear wish.
+    The test set stays out of it. Pictures of a folder are fitted to ``size``, 28 pixels a side if
+    None, and at most a tenth of them is held out. Raises ``ValueError`` on an unclear wish.
     """
     if (dataset is None) == (images is None):
         raise ValueError("say what to train on: mnist, cifar10, or --images FOLDER")
     if images is not None:
-        data = load_images(images, size, grey)
+        if data_dir or download:
+            raise ValueError(
+                "--data-dir and --download are for mnist and cifar10, not for --images"
+            )
+        data = load_images(images, size or DEFAULT_SIZE, grey)
         hold_out = min(hold_out, len(data) // 10)
     else:
+        if size or grey:
+            raise ValueError(f"--size and --grey are for --images; {dataset} has its own")
         if dataset not in PRESETS:
             raise ValueError(f"there is no {dataset!r}; there are {', '.join(PRESETS)}")
         name = str(dataset).removesuffix("-paper")
@@ -52,6 +62,10 @@ def test_data(
 ) -> Dataset:
     """Read what to measure a model on: a folder, or the test set named, or that of its channels."""
     if images is not None:
+        if dataset or data_dir or download:
+            raise ValueError(
+                "--dataset, --data-dir and --download are for mnist and cifar10, not for --images"
+            )
         return load_images(images, (config.height, config.width), config.channels == 1)
     known = "cifar10" if config.channels == 3 else "mnist"
     return load_dataset(dataset or known, "test", data_dir, download=download)
@@ -82,18 +96,25 @@ def choose_network(
     heads: int | None = None,
     attention: str | None = None,
     feature_map: str | None = None,
+    start_from: Path | None = None,
 ) -> ModelConfig:
     """Choose the network: a preset, else the one nearest to the data; changed where asked.
 
-    A ``width`` changes the feed-forward network's with it, to four times as much. Raises
-    ``ValueError`` on what no network can be.
+    One that starts from a checkpoint has its sizes. A ``width`` changes the feed-forward network's
+    with it, to four times as much. Raises ``ValueError`` on what no network can be.
     """
     if preset is not None:
         network = PRESETS[preset]
     else:
         height, side, channels = data.images.shape[1:]
         nearest = PRESETS["mnist" if channels == 1 else "cifar10"]
-        network = replace(nearest, height=height, width=side, classes=data.classes)
+        network = replace(
+            nearest, height=height, width=side, classes=data.classes, n_layers=_FEW_LAYERS
+        )
+    if start_from is not None:
+        start = load_checkpoint(start_from).model.config
+        sizes = {name: getattr(start, name) for name in ("n_layers", "d_model", "d_ff", "n_heads")}
+        network = replace(network, **sizes)
     d_ff = None if width is None else 4 * width
     changes: dict[str, Any] = {
         "n_layers": layers, "d_model": width, "d_ff": d_ff, "n_heads": heads,
@@ -107,7 +128,7 @@ def run_folder(out: Path | None, dataset: str | None, images: Path | None, resum
 
     Raises ``ValueError`` where it holds a run that is not to be resumed, or none that is.
     """
-    folder = out or Path("runs") / (dataset or (images.name if images else ""))
+    folder = out or Path("runs") / (dataset or (images.resolve().name if images else ""))
     if (folder / "training.pt").exists() != resume:
         raise ValueError(
             f"there is no run to resume in {folder}" if resume else

@@ -25,10 +25,10 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
+from scanline.model import growth
 from scanline.model.checkpoint import (
     CheckpointError,
     load_checkpoint,
-    load_tensors,
     save_checkpoint,
     write_atomically,
 )
@@ -38,15 +38,10 @@ from scanline.model.evaluation import evaluate
 from scanline.model.network import LinearTransformer
 from scanline.model.optimizers import make_optimizers, take_steps
 from scanline.model.recipe import TrainingConfig, batch_indices, learning_rate_factor
+from scanline.model.resuming import fingerprint, read_state
 from scanline.model.stop import Stop
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc malloc.h
-
-
-# What a resumed run may change: nothing that decides a step already taken.
-_FREE = {"steps", "decay", "checkpoint_every", "evaluate_every", "compile"}
-
-_SAVED = {"config", "training", "step", "seconds", "validation", "model", "average", "optimizers"}
 
 
 def _bf16_pays(device: torch.device) -> bool:
@@ -88,6 +83,7 @@ class Trainer:
         self.seconds = 0.0  # spent training, over all sessions of the run
         self.validation: list[dict[str, float]] = []
         self.origin: dict[str, Any] | None = None
+        self.data: str | None = None  # what it is trained on, once it is
         self.optimizers = make_optimizers(self.model, config, bf16=_bf16_pays(device))
         self.bf16 = config.precision == "bf16" or (
             config.precision == "auto" and _bf16_pays(device)
@@ -112,10 +108,11 @@ class Trainer:
         ``after_validation`` is given the averaged network and the folder, to draw samples with.
         Raises ``ValueError`` where the images or labels do not fit the model, and
         ``FloatingPointError`` if the loss stops being a number (the checkpoint stays the last
-        good one).
+        good one). A resumed run raises ``CheckpointError`` where the data are others.
         """
         self._check(data)
         self.folder.mkdir(parents=True, exist_ok=True)
+        self._mend_log()
         images = torch.from_numpy(data.images.reshape(len(data), -1, data.images.shape[-1]))
         labels = None if data.labels is None else torch.from_numpy(data.labels)
         start = self.step
@@ -134,13 +131,14 @@ class Trainer:
                 bar.update()
                 self._log(step=self.step, bits_per_dim=bits, images_per_second=rate)
                 last = self.step == self.config.steps
-                if self.step % self.config.evaluate_every == 0 or last:
+                validated = self.step % self.config.evaluate_every == 0 or last
+                if validated:
                     self._validate(validation, bar)
-                    if after_validation and self.rank == 0:
-                        after_validation(self.average, self.folder)
                 if self.step % self.config.checkpoint_every == 0 or last:
                     self.save()
                     saved = self.step
+                if validated and after_validation and self.rank == 0:
+                    after_validation(self.average, self.folder)
         if saved != self.step:
             self.save()
 
@@ -159,6 +157,13 @@ class Trainer:
             raise ValueError(f"images are {data.images.shape[1:]}, the model draws {shape}")
         if config.classes and data.classes != config.classes:
             raise ValueError(f"the data's classes {data.classes} are not the model's")
+        mine = fingerprint(data)
+        if self.data not in (None, mine):
+            raise CheckpointError(
+                f"the run in {self.folder} was trained on other images: give it the same, held out "
+                "as before, or start again in another folder"
+            )
+        self.data = mine
 
     def take_step(self, images: Tensor, labels: Tensor | None) -> float:
         """Train on the next batch of ``images: [N, T, C]``, ``labels: [N]``; gives its bits/dim."""
@@ -215,6 +220,13 @@ class Trainer:
             with (self.folder / "log.jsonl").open("a") as file:
                 file.write(json.dumps(line | {"seconds": round(self.seconds, 2)}) + "\n")
 
+    def _mend_log(self) -> None:
+        """End a line that was never written whole, as on a full disk."""
+        log = self.folder / "log.jsonl"
+        if self.rank == 0 and log.exists() and not log.read_bytes().endswith(b"\n"):
+            with log.open("a") as file:
+                file.write("\n")
+
     def facts(self) -> dict[str, Any]:
         """Describe the run for the checkpoint's metadata."""
         return {
@@ -239,6 +251,7 @@ class Trainer:
             "seconds": self.seconds,
             "validation": self.validation,
             "origin": self.origin,
+            "data": self.data,
             "model": self.model.state_dict(),
             "average": self.average.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
@@ -249,19 +262,19 @@ class Trainer:
     def start_from(self, path: Path) -> None:
         """Begin with the weights of a checkpoint; raises ``CheckpointError`` on another network.
 
-        A network without the short convolution may be the start of one with it, which begins as the
-        identity.
+        A network without the short convolution may be the start of one with it, and one of fewer
+        layers that of a deeper one: it draws the same images at first (``model/growth.py``).
         """
         start = load_checkpoint(path)
-        mine, theirs = self.model.config.to_dict(), start.model.config.to_dict()
-        if theirs["short_conv"] == "none":
-            theirs["short_conv"] = mine["short_conv"]
-        if differ := [name for name, value in mine.items() if theirs[name] != value]:
+        mine = self.model.config
+        if differ := growth.differences(start.model.config, mine):
             raise CheckpointError(
-                f"{path} is of another network ({', '.join(differ)}); start from one of the same"
+                f"{path} is of another network ({', '.join(differ)}); "
+                "start from one of the same, or of fewer layers"
             )
+        tensors = growth.grown(start.model.state_dict(), start.model.config, mine)
         for network in (self.model, self.average):
-            network.load_state_dict(network.state_dict() | start.model.state_dict())
+            network.load_state_dict(network.state_dict() | tensors)
         runs = (start.facts, start.facts.get("started_from") or {})  # its own, and all before it
         seen = sum(facts.get("images_seen") or 0 for facts in runs)
         self.origin = {"name": start.name, "images_seen": seen}
@@ -269,19 +282,15 @@ class Trainer:
     def resume(self) -> None:
         """Go on from the folder's checkpoint, to the bit, or raise ``CheckpointError``."""
         path = self.folder / "training.pt"
-        saved = load_tensors(path, self.device)
-        if not isinstance(saved, dict) or not saved.keys() >= _SAVED:
-            raise CheckpointError(f"{path} is not the state of a training run; start another")
-        if saved["config"] != self.model.config.to_dict():
-            raise CheckpointError(f"{path} is of another model; give the run another folder")
-        now = asdict(self.config)
-        then = saved["training"]
-        changed = [k for k in now | then if k not in _FREE and now.get(k) != then.get(k)]
-        if changed:
+        saved = read_state(path, self.model.config, self.config, self.device)
+        try:
+            self._restore(saved)
+        except (KeyError, RuntimeError, TypeError, ValueError) as error:
             raise CheckpointError(
-                f"{path} was trained with other settings ({', '.join(changed)}); "
-                "give the same ones, or start again in another folder"
-            )
+                f"{path} is damaged ({error}); start again in another folder, --from its weights"
+            ) from None
+
+    def _restore(self, saved: dict[str, Any]) -> None:
         self.model.load_state_dict(saved["model"])
         self.average.load_state_dict(saved["average"])
         for optimizer, state in zip(self.optimizers, saved["optimizers"], strict=True):
@@ -291,6 +300,7 @@ class Trainer:
                 group["rate"] = rate
         self.step, self.seconds = saved["step"], saved["seconds"]
         self.validation, self.origin = saved["validation"], saved.get("origin")
+        self.data = saved.get("data")
 
 
 @contextlib.contextmanager

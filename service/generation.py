@@ -273,6 +273,13 @@ class Generation:
                 return
         callback()
 
+    def forget(self, callback: Callable[[], None]) -> None:
+        """Call this one back no more."""
+        with self._lock:
+            for waiting in (self._waiters, self._enders):
+                if callback in waiting:
+                    waiting.remove(callback)
+
     def wake(self) -> None:
         """Tell everyone who waits for news that there is some (the engine's thread)."""
         with self._lock:

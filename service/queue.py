@@ -109,6 +109,14 @@ class Queue:
                 self._await_reader(generation)
             return True
 
+    def detach(self, generation: Generation) -> None:
+        """Have a generation drawn though nobody reads it."""
+        with self._changed:
+            generation.detached = True
+            generation.abandoned = None
+            if not generation.cancelled:
+                self._leaving.discard(generation)
+
     def _await_reader(self, generation: Generation) -> None:
         if not generation.detached:
             # Until a reader comes it counts as abandoned: nothing runs for nobody.

@@ -38,6 +38,7 @@ def listen(host: str, port: int) -> list[socket.socket]:
     """
     sockets: list[socket.socket] = []
     reason = "no such address"
+    hint = "name an address of this machine with --host (SCANLINE_HOST)"
     try:
         found = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -56,13 +57,11 @@ def listen(host: str, port: int) -> list[socket.socket]:
         reason = str(error.strerror)
     except OSError as error:
         reason = os.strerror(error.errno or errno.EIO)
+        hint = "choose another port with --port (SCANLINE_PORT), or end what listens there"
         while sockets:
             sockets.pop().close()
     if not sockets:
-        raise ValueError(
-            f"cannot listen on {host}, port {port}: {reason}; choose another port with --port "
-            "(SCANLINE_PORT), or end what listens there"
-        )
+        raise ValueError(f"cannot listen on {host}, port {port}: {reason}; {hint}")
     return sockets
 
 
@@ -116,7 +115,10 @@ def serve(settings: Settings) -> None:
     sockets = listen(settings.host, settings.port)  # before anything is opened, or said to be
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     log.info("listening on http://%s:%d", host, sockets[0].getsockname()[1])
-    with _workshops(settings) as opening:
+    with contextlib.ExitStack() as open_:
+        for each in sockets:
+            open_.enter_context(each)
+        opening = open_.enter_context(_workshops(settings))
         app = create_app(scanline, lambda: scanline.open(checkpoints, opening))
         Process(configure(app, scanline), scanline).run(sockets)
     if scanline.failure is not None:
@@ -136,7 +138,8 @@ def _workshops(settings: Settings) -> Iterator[Opening]:
     try:
         cluster = Cluster()
     except (ConnectionError, RuntimeError, TimeoutError) as error:
-        raise ValueError(f"there is no Ray cluster to draw in: {error}") from error
+        hint = "RAY_ADDRESS says where it is, and RAY_AUTH_MODE=token sends Ray's token if it asks"
+        raise ValueError(f"there is no Ray cluster to draw in: {error}; {hint}") from error
     try:
         yield cluster.open
     finally:

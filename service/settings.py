@@ -20,7 +20,7 @@ from scanline.service.queue import Limits
 OTHER_VARIABLES = ("data_dir", "cache", "cxxflags")
 # Kubernetes tells every pod of a service named scanline, or scanline-…, where it is.
 _SERVICE_LINK = re.compile(
-    r"(\w+_)?(service_host|service_port(_\w+)?|port(_\d+_(tcp|udp)(_(proto|port|addr))?)?)"
+    r"(\w+_)?(service_host|service_port(_\w+)?|port_\d+_(tcp|udp)(_(proto|port|addr))?)"
 )
 
 
@@ -28,6 +28,10 @@ _OF_A_CLUSTER = {
     "min_replicas", "max_replicas", "replica_images", "replica_cpus", "replica_gpus",
     "scale_up_seconds", "scale_down_seconds",
 }  # fmt: skip
+
+
+def _is_link(value: object) -> bool:
+    return isinstance(value, str) and value.startswith(("tcp://", "udp://"))
 
 
 class Settings(BaseSettings):
@@ -151,9 +155,10 @@ class Settings(BaseSettings):
     @classmethod
     def _none_misspelt(cls, values: object) -> object:
         known = [*cls.model_fields, *OTHER_VARIABLES]
-        for variable in map(str.upper, os.environ):
-            name = variable.removeprefix("SCANLINE_").lower()
-            if variable.lower() == name or name in known or _SERVICE_LINK.fullmatch(name):
+        for variable, value in os.environ.items():
+            name = variable.upper().removeprefix("SCANLINE_").lower()
+            link = _SERVICE_LINK.fullmatch(name) or (name.endswith("_port") and _is_link(value))
+            if variable.lower() == name or name in known or link:
                 continue
             near = difflib.get_close_matches(name, known, 1)
             hint = (
@@ -161,14 +166,13 @@ class Settings(BaseSettings):
                 if near
                 else "the README lists those there are"
             )
-            raise ValueError(f"{variable} is no setting; {hint}")
+            raise ValueError(f"{variable.upper()} is no setting; {hint}")
         return values
 
     @field_validator("port", mode="before")
     @classmethod
     def _not_a_link(cls, value: object) -> object:
-        link = isinstance(value, str) and value.startswith(("tcp://", "udp://"))  # as above
-        return cls.model_fields["port"].default if link else value
+        return cls.model_fields["port"].default if _is_link(value) else value
 
     @field_validator("models", "cors_origins", "frame_ancestors", "trusted_proxies", mode="before")
     @classmethod

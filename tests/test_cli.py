@@ -291,6 +291,15 @@ WRONG: list[tuple[list[object], str]] = [
     (["evaluate", "--model", "tiny", "--samples", 9, "--guidance", 2], "guidance draws towards"),
     (["evaluate", "--model", "tiny", "--samples", 9, "--label", "--top-p", 0], "top_p must be"),
     (["evaluate", "--model", "colour", "--samples", 9, "--label"], "no classes"),
+    (["evaluate", "--model", "tiny", "--holes", 9, "--label"], "leave --label out"),
+    (["evaluate", "--model", "tiny", "--images", ".", "--dataset", "mnist"], "not for --images"),
+    (["train", "mnist", "--size", 64], "--size and --grey are for --images"),
+    (["train", "mnist", "--grey"], "--size and --grey are for --images"),
+    (["train", "--images", ".", "--data-dir", "."], "not for --images"),
+    (["bench", "mnist", "--http", "--slots", 2], "--http goes with --backend and --repeats"),
+    (["bench", "mnist", "--http", "--pretend", 9, "--repeats", 2], "--pretend goes with --http"),
+    (["bench", "mnist", "--training", "--seconds", 1], "--training goes with"),
+    (["bench", "mnist", "--device", "cuda", "--pretend", 9], "--device cuda goes with"),
 ]
 
 
@@ -301,7 +310,7 @@ def test_what_a_user_can_mend_ends_with_a_sentence(
     Path("text.png").write_text("hello")
     Path("empty").mkdir()
     random_picture(GREY).save("good.png")
-    if arguments[0] != "train" and "--weights" not in arguments:
+    if arguments[0] not in ("train", "bench") and "--weights" not in arguments:
         arguments = [*arguments, "--weights", weights]
     assert run_command(*arguments) == 1
     error = capsys.readouterr().err
@@ -316,6 +325,7 @@ def test_what_a_user_can_mend_ends_with_a_sentence(
     [["sample", "-n", 0], ["sample", "--seed", -1], ["sample", "--seed", 2**64],
      ["sample", "--temperature", "nan"], ["sample", "--temperature", 3],
      ["complete", "none.png"], ["complete", "none.png", "--temperature", "nan"],
+     ["evaluate", "--samples", 9, "--temperature", "nan"], ["train", "mnist", "--seed", 2**63],
      ["train", "mnist", "--steps", 0], ["train", "--size", 1], ["import", "one"],
      ["evaluate", "--limit", 0], ["sample", "--colour", 1], ["draw"]],
 )  # fmt: skip

@@ -15,14 +15,21 @@ triton = pytest.importorskip("triton")
 if triton.knobs.runtime.interpret:
     pytest.skip("TRITON_INTERPRET is set: nothing is compiled", allow_module_level=True)
 
-from triton.backends.compiler import BaseBackend  # noqa: E402
+from triton.backends.compiler import BaseBackend, GPUTarget  # noqa: E402
 from triton.runtime.jit import native_specialize_impl  # noqa: E402
 
 from scanline.kernels.attention.features import elu_feature_map  # noqa: E402
 from scanline.kernels.cuda import attention as triton_attention  # noqa: E402
 from scanline.kernels.cuda import compile_gate  # noqa: E402
 from scanline.kernels.cuda import decode as triton_decode  # noqa: E402
-from scanline.kernels.cuda.compile_gate import compile_all, compile_variant, main, source  # noqa: E402
+from scanline.kernels.cuda.compile_gate import (  # noqa: E402
+    compile_all,
+    compile_variant,
+    launched,
+    main,
+    source,
+    waits_first,
+)
 from scanline.kernels.cuda.variants import Variant  # noqa: E402
 from tests.conftest import ROOT  # noqa: E402
 
@@ -135,6 +142,18 @@ def test_too_much_shared_memory_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     assert compile_variant(SMALL, 80).error is None
     monkeypatch.setitem(compile_gate.SHARED_BYTES, 80, 1024)
     assert "shared memory" in str(compile_variant(SMALL, 80).error)
+
+
+def test_a_kernel_that_does_not_wait_first_fails() -> None:
+    (embed,) = (v for v in launched(90) if v.name == "embed_kernel/mnist-paper/bf16/embed")
+    assert embed.constants["OVERLAP"]
+    ptx = triton.compile(source(embed), target=GPUTarget("cuda", 90, 32)).asm["ptx"]
+    assert waits_first(ptx)
+    assert "griddepcontrol.launch_dependents" in ptx
+    assert not waits_first(ptx.replace("griddepcontrol.wait", "nop"))
+    load = "ld.global.b32 %r1, [%rd1];\n"
+    assert not waits_first(load + ptx)
+    assert not any(v.constants.get("OVERLAP") for v in launched(80))
 
 
 def test_a_variant_that_does_not_fit_its_kernel_fails() -> None:

@@ -15,7 +15,8 @@ import torch
 from tests.conftest import ROOT
 
 SCRIPT = ROOT / "kernels" / "cuda" / "device_check.sh"
-NAMED = re.findall(r"tests/(test_\w+)\.py", SCRIPT.read_text())
+FOLDERS = re.findall(r"tests/(\w+)", SCRIPT.read_text())
+RUN = [path for name in FOLDERS for path in sorted((ROOT / "tests" / name).glob("*.py"))]
 ABSENT = ("fastapi", "pydantic", "pydantic_settings", "typer", "uvicorn", "scanline.service")
 
 pytestmark = pytest.mark.skipif(
@@ -23,21 +24,22 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def test_it_names_every_file_with_tests_for_a_device() -> None:
-    """And no other: those marked, and those that try every backend, but not the engine's."""
-    sources = {path.stem: path.read_text() for path in (ROOT / "tests").rglob("test_*.py")}
+def test_it_runs_every_file_with_tests_for_a_device() -> None:
+    """Those marked, and those that try every backend, but not the engine's."""
+    sources = {path: path.read_text() for path in (ROOT / "tests").rglob("test_*.py")}
     marked = {
-        name
-        for name, source in sources.items()
-        if re.search(r"mark\.gpu|import backend as backend", source)
+        path
+        for path, source in sources.items()
+        if re.search(r"mark\.gpu|pytestmark = gpu|import backend as backend", source)
         and not re.search(r"from (scanline\.service|tests\.(service_fixtures|engine))", source)
     }
-    assert set(NAMED) == marked - {"test_device_check"}
+    assert marked - {Path(__file__)} <= set(RUN)
+    assert {path.name for path in RUN} >= {"test_slots.py", "test_device.py", "test_attention.py"}
 
 
 def test_nothing_that_it_runs_imports_the_service() -> None:
     modules = [
-        *(f"tests.{name}" for name in NAMED),
+        *(".".join(path.relative_to(ROOT).with_suffix("").parts) for path in RUN),
         "scanline.model.bench.cuda", "scanline.kernels.cuda.attention_bench",
     ]  # fmt: skip
     code = f"import sys; sys.modules |= dict.fromkeys({ABSENT}); import {', '.join(modules)}"

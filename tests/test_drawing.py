@@ -18,9 +18,9 @@ from scanline.model.decoders.opening import open_decoder
 from scanline.model.drawing import Source, paint
 from scanline.model.likelihood import pixel_bits
 from scanline.service.generation import Spec
+from tests.decoders.conftest import backend as backend  # the fixture
 from tests.engine.fixtures import drawn, running
 from tests.service_fixtures import COLOUR, GREY, save_tiny, tiny_model
-from tests.test_decoder import backend as backend  # the fixture
 
 SHAPE = (GREY.height, GREY.width, GREY.channels)
 

@@ -68,12 +68,13 @@ def steps_from(
     state: list[State],
     start: int,
     labels: Tensor | None,
+    end: int | None = None,
 ) -> tuple[Tensor, list[State]]:
-    """Run the recurrent view from step ``start`` to the end of the image."""
+    """Run the recurrent view from step ``start`` to before ``end``, or the end."""
     given = int(network.config.start == "given")
     rows = [
         network.step(canvas, torch.full((canvas.shape[0],), step), state, labels)
-        for step in range(max(start, given), network.config.steps)
+        for step in range(max(start, given), network.config.steps if end is None else end)
     ]
     if not rows:
         return torch.empty(canvas.shape[0], 0, network.config.head_outputs), state
@@ -95,23 +96,36 @@ def test_the_variants_are_many() -> None:
 @torch.no_grad()
 @every_variant
 def test_parallel_equals_recurrent_equals_prefilled(config: ModelConfig) -> None:
+    """A step is a function of the state: prefilled to the stepped one, it goes on as that does."""
     network = random_network(config)
     canvas, labels = random_canvas(config, 3), random_labels(config, 3)
     parallel = network(canvas, labels)
     given = int(config.start == "given")
     assert parallel.shape == (3, config.steps - given, config.head_outputs)
-    empty = network.initial_state(3)
-    recurrent, end = steps_from(network, canvas, empty, 0, labels)
-    assert_close(recurrent, parallel)
+    state, done, rows = network.initial_state(3), 0, []
     for length in (1, 7, config.pixels):
+        until = length * config.steps_per_pixel
+        part, state = steps_from(network, canvas, state, done, labels, until)
+        rows.append(part)
+        done = until
         known = canvas.clone()
         known[:, length:] = 255 - known[:, length:]  # prefill must not look there
-        state, _ = network.prefill(known, torch.full((3,), length), labels)
-        rest, resumed = steps_from(network, canvas, state, length * config.steps_per_pixel, labels)
-        done = length * config.steps_per_pixel - given
-        assert_close(rest, parallel[:, done:])
-        for mine, theirs in zip(tensors(resumed), tensors(end), strict=True):
+        prefilled, _ = network.prefill(known, torch.full((3,), length), labels)
+        for mine, theirs in zip(tensors(prefilled), tensors(state), strict=True):
             assert_close(mine, theirs)
+    assert_close(torch.cat(rows, 1), parallel)
+
+
+@torch.no_grad()
+@few_variants
+def test_a_prefilled_state_goes_on(config: ModelConfig) -> None:
+    network = random_network(config)
+    canvas, labels = random_canvas(config, 3), random_labels(config, 3)
+    parallel = network(canvas, labels)
+    done = 7 * config.steps_per_pixel
+    state, _ = network.prefill(canvas, torch.full((3,), 7), labels)
+    rest, _ = steps_from(network, canvas, state, done, labels)
+    assert_close(rest, parallel[:, done - int(config.start == "given") :])
 
 
 @torch.no_grad()

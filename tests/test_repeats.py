@@ -93,6 +93,41 @@ def test_work_goes_on_though_nobody_reads_it(
     assert [image["png"] for image in images] == [image["png"] for image in plain["images"]]
 
 
+def test_a_repeat_may_leave_it_to_the_background(
+    held: tuple[Scanline, httpx.Client, threading.Event],
+) -> None:
+    """What was begun by one who waited goes on without a reader, though there is no grace."""
+    scanline, client, go_on = held
+    body, key = {"n": 2, "seed": 4}, {"Idempotency-Key": "later"}
+    streamed = body | {"stream": True}
+    with client.stream("POST", "/v1/samples", json=streamed, headers=key) as events:
+        next(events.iter_raw())
+        reply = client.post("/v1/samples", json=body, headers=key | ASYNC)
+        assert reply.status_code == 202
+    generation = scanline.models["grey"].engine.queue.find(reply.json()["id"])
+    assert generation is not None
+    until(lambda: generation.readers == 0)
+    go_on.set()
+    images = drawn(client, reply.headers["location"])["images"]
+    assert [image["finish_reason"] for image in images] == ["length", "length"]
+
+
+def test_those_who_leave_are_called_back_no_more(
+    held: tuple[Scanline, httpx.Client, threading.Event],
+) -> None:
+    scanline, client, go_on = held
+    body, key = {"n": 1, "seed": 4}, {"Idempotency-Key": "again"}
+    begun = client.post("/v1/samples", json=body, headers=key | ASYNC)
+    generation = scanline.models["grey"].engine.queue.find(begun.json()["id"])
+    assert generation is not None
+    for _ in range(3):
+        with pytest.raises(httpx.ReadTimeout):
+            client.post("/v1/samples", json=body, headers=key, timeout=0.2)
+    until(lambda: not generation._enders, "nobody waits")
+    go_on.set()
+    assert drawn(client, begun.headers["location"])["images"][0]["finish_reason"] == "length"
+
+
 def test_work_in_the_background_is_bounded_and_can_be_cancelled(
     held: tuple[Scanline, httpx.Client, threading.Event],
 ) -> None:

@@ -350,6 +350,8 @@ def test_a_port_in_use_is_one_error_and_nothing_is_ever_ready(weights: Path) -> 
     (line,) = said.splitlines()
     assert line.startswith(f"scanline: cannot listen on 127.0.0.1, port {port}: Address already")
     assert "--port" in line
+    elsewhere = fails(weights, "--host", "203.0.113.7", "--port", "0", backend="reference")
+    assert "name an address of this machine with --host (SCANLINE_HOST)" in elsewhere
 
 
 def test_a_backend_that_cannot_run_ends_the_server_in_words(

@@ -172,10 +172,17 @@ def test_an_unknown_variable_stops_the_server_with_the_nearest_name(
 def test_variables_of_others_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (
         "SCANLINE_CACHE", "SCANLINE_CXXFLAGS", "SCANLINE_DATA_DIR", "SCANLINE_SERVICE_HOST",
-        "SCANLINE_SERVICE_PORT_HTTP", "SCANLINE_PORT_8000_TCP_ADDR", "SCANLINE_GPU_PORT",
-        "SCANLINE_GPU_SERVICE_PORT",
+        "SCANLINE_SERVICE_PORT_HTTP", "SCANLINE_PORT_8000_TCP_ADDR", "SCANLINE_GPU_SERVICE_PORT",
+        "SCANLINE_PORT_8000_TCP_PORT",
     ):  # fmt: skip
         monkeypatch.setenv(name, "x")
-    # Kubernetes sets it where a service is named scanline.
-    monkeypatch.setenv("SCANLINE_PORT", "tcp://10.0.0.1:8000")
+    # Kubernetes sets them where services are named scanline and scanline-gpu.
+    for name in ("SCANLINE_PORT", "SCANLINE_GPU_PORT"):
+        monkeypatch.setenv(name, "tcp://10.0.0.1:8000")
     assert Settings().port == 8000
+
+
+def test_a_port_of_another_name_is_no_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCANLINE_HTTP_PORT", "9000")
+    with pytest.raises(ValueError, match="SCANLINE_HTTP_PORT is no setting"):
+        Settings()

@@ -2,7 +2,8 @@
 
 ``python -m scanline.kernels.cuda.compile_gate [--arch 80,90,100] [--match TEXT]`` compiles each
 variant of the kernel modules to machine code, prints what it takes of a multiprocessor, and exits 1
-if one fails, spills registers, needs more shared memory than a block may have, or takes too long.
+if one fails, spills registers, needs more shared memory than a block may have, takes too long, or
+overlaps with the kernel before it and does not wait for that first.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from triton.compiler import ASTSource
 
 from scanline.kernels.cuda import attention as triton_attention
 from scanline.kernels.cuda import decode as triton_decode
+from scanline.kernels.cuda.overlap import CAPABILITY
 from scanline.kernels.cuda.variants import Variant
 
 SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}  # that a block may have
@@ -47,6 +49,12 @@ class Usage:
     error: str | None = None
 
 
+def launched(arch: int) -> list[Variant]:
+    """List every variant as it is launched on ``sm_<arch>``."""
+    overlap = divmod(arch, 10) >= CAPABILITY
+    return [*triton_attention.variants(), *triton_decode.variants(overlap=overlap)]
+
+
 def source(variant: Variant) -> ASTSource:
     """Give the variant as Triton's compiler takes it; ``ValueError`` on names that do not fit."""
     names: list[str] = variant.kernel.arg_names
@@ -62,6 +70,13 @@ def source(variant: Variant) -> ASTSource:
     }
     plain = {name: kind[0] for name, kind in types.items()}
     return ASTSource(variant.kernel, plain, variant.constants, aligned)
+
+
+def waits_first(ptx: str) -> bool:
+    """Say whether a kernel waits for the one before it ahead of all that it loads and stores."""
+    waits = ptx.find("griddepcontrol.wait")
+    first = re.search(r"\b(ld|st|red|atom|cp)\.[\w.:]*(global|bulk)", ptx)
+    return waits >= 0 and (first is None or waits < first.start())
 
 
 def compile_variant(variant: Variant, arch: int) -> Usage:
@@ -82,7 +97,9 @@ def compile_variant(variant: Variant, arch: int) -> Usage:
     registers, stack, local = (int(number) for number in found.groups())
     shared: int = compiled.metadata.shared
     error = None
-    if stack + local > 0:
+    if variant.constants.get("OVERLAP") and not waits_first(compiled.asm["ptx"]):
+        error = "touches memory before the kernel before it has ended"
+    elif stack + local > 0:
         error = "spills registers"
     elif shared > SHARED_BYTES.get(arch, max(SHARED_BYTES.values())):
         error = "needs more shared memory than a block may have"
@@ -149,13 +166,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if triton.knobs.runtime.interpret:
         parser.error("TRITON_INTERPRET is set: there is nothing to compile")
-    everything = [*triton_attention.variants(), *triton_decode.variants()]
-    variants = [variant for variant in everything if re.search(options.match, variant.name)]
-    if not variants:
-        parser.error(f"no variant's name matches {options.match!r}")
     arches = [int(arch) for arch in options.arch.split(",")]
-    jobs = [(variant, arch) for variant in variants for arch in arches]
-    width = max(len(variant.name) for variant in variants)
+    everything = [(variant, arch) for arch in arches for variant in launched(arch)]
+    jobs = [job for job in everything if re.search(options.match, job[0].name)]
+    if not jobs:
+        parser.error(f"no variant's name matches {options.match!r}")
+    width = max(len(variant.name) for variant, _ in jobs)
 
     print(f"{'variant':{width}}  arch  regs  shared  stack  seconds", flush=True)  # noqa: T201
     failures = 0
@@ -168,7 +184,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     took = time.monotonic() - began
     verdict = f"{failures} fail" if failures else "all compile, none spills"
     print(  # noqa: T201
-        f"{len(variants)} of {len(everything)} variants for sm_{', sm_'.join(map(str, arches))}, "
+        f"{len(jobs)} of {len(everything)} variants for sm_{', sm_'.join(map(str, arches))}, "
         f"Triton {triton.__version__}: {verdict} ({took:.0f} s)"
     )
     return 1 if failures else 0

@@ -13,9 +13,8 @@ writes nothing of any slot.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 import triton
@@ -23,6 +22,7 @@ from torch import Tensor
 
 from scanline.kernels.attention.definitions import EPS
 from scanline.kernels.cuda.head import sample_kernel
+from scanline.kernels.cuda.launch import TYPES, Launch
 from scanline.kernels.cuda.matrix import (
     BK,
     BM,
@@ -45,11 +45,6 @@ CONVOLVED = 256  # features that a program convolves
 EXACT_WARPS = 8  # of a product without tensor cores
 MAX_REGISTERS = 255  # a thread: else the compiler may spill a few to fit one more block
 
-_TYPES = {
-    torch.float32: "fp32", torch.bfloat16: "bf16", torch.uint8: "u8", torch.int32: "i32",
-    torch.int64: "i64",
-}  # fmt: skip
-
 
 def _warps(weight: Tensor) -> dict[str, int]:
     """Give how a product of these weights is launched."""
@@ -57,59 +52,20 @@ def _warps(weight: Tensor) -> dict[str, int]:
     return {"num_warps": EXACT_WARPS, "maxnreg": MAX_REGISTERS} if exact else {"num_warps": 4}
 
 
-@dataclass(frozen=True)
-class Launch:
-    """One kernel with all that it is given; ``run`` starts it for so many rows.
+def plan(
+    s: Sizes, weights: Mapping[str, Tensor], buffers: Mapping[str, Tensor], overlap: bool = False
+) -> list[Launch]:
+    """Lay out one step of the network; run it for each part of a pixel.
 
-    ``arguments`` are tensors, None, or ``"part"``, which stands for the step's place in the pixel.
-    ``rows`` rows and ``columns`` tiles (or heads, beside the rows) make the grid.
+    With ``overlap`` each kernel is set up while the one before it still runs (``overlap.py``).
     """
-
-    name: str
-    kernel: Any  # triton's JITFunction, which has no type stubs
-    arguments: Mapping[str, Tensor | str | None]
-    constants: Mapping[str, object]
-    rows: int = 1
-    beside: int = 1
-    columns: int = 1
-    num_warps: int = 4
-    num_stages: int = 3
-    maxnreg: int | None = None
-
-    def run(self, rows: int, part: int) -> None:
-        arguments = {n: part if isinstance(x, str) else x for n, x in self.arguments.items()}
-        grid = (triton.cdiv(rows, self.rows) * self.beside, self.columns)
-        self.kernel[grid](
-            **arguments, **self.constants,
-            num_warps=self.num_warps, num_stages=self.num_stages, maxnreg=self.maxnreg,
-        )  # fmt: skip
-
-    def variant(self, prefix: str) -> Variant:
-        """Give what this launch makes Triton compile."""
-        signature: dict[str, str] = {}
-        constants = dict(self.constants)
-        for name, value in self.arguments.items():
-            if value is None:
-                constants[name] = None
-            elif isinstance(value, str):
-                signature[name] = "i32"
-            else:
-                aligned = value.storage_offset() * value.element_size() % 16 == 0
-                signature[name] = f"*{_TYPES[value.dtype]}" + ":16" * aligned
-        name = f"{self.kernel.__name__}/{prefix}/{self.name}"
-        options = (self.num_warps, self.num_stages, self.maxnreg)
-        return Variant(name, self.kernel, signature, constants, *options)
-
-
-def plan(s: Sizes, weights: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> list[Launch]:
-    """Lay out one step of the network; run it for each part of a pixel."""
     step = _Step(s, weights, buffers)
     step.embed()
     for layer in range(s.layers):
         step.attend(layer)
         step.feed_forward(layer)
     step.finish()
-    return step.launches
+    return [replace(x, constants={**x.constants, "OVERLAP": overlap}) for x in step.launches]
 
 
 class _Step:
@@ -309,25 +265,18 @@ class _Step:
         ))  # fmt: skip
 
 
-def variants(networks: Mapping[str, Sizes] = COMPILED) -> list[Variant]:
+def variants(networks: Mapping[str, Sizes] = COMPILED, *, overlap: bool = False) -> list[Variant]:
     """Give every kernel that these networks launch, each once, in bf16, and in float32 too."""
     found: dict[tuple[object, ...], Variant] = {}
     for name, sizes in networks.items():
         for dtype in (torch.bfloat16, torch.float32):
             s = replace(sizes, dtype=dtype)
-            launches = plan(s, allocate_weights(s, "meta"), allocate(s, 2 * BM, "meta"))
-            for variant in (launch.variant(f"{name}/{_TYPES[dtype]}") for launch in launches):
+            memory = allocate_weights(s, "meta"), allocate(s, 2 * BM, "meta")
+            launches = plan(s, *memory, overlap)
+            for variant in (launch.variant(f"{name}/{TYPES[dtype]}") for launch in launches):
                 same = (
                     variant.kernel.__name__, *sorted(variant.signature.items()),
                     *sorted((k, repr(v)) for k, v in variant.constants.items()),
                 )  # fmt: skip
                 found.setdefault(same, variant)
     return list(found.values())
-
-
-def run(launches: Sequence[Launch], rows: int, pixels: int, parts: int) -> None:
-    """Start ``pixels`` pixels of the first ``rows`` rows."""
-    for _ in range(pixels):
-        for part in range(parts):
-            for launch in launches:
-                launch.run(rows, part)

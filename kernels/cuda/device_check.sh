@@ -68,8 +68,7 @@ tests() {
     stage "$name" "$seconds" \
         '^(FAILED|ERROR)|(FAILED|ERROR) +\[|[0-9]+ (passed|failed|errors?)|collected|Timeout' \
         "$python" -m pytest -c "$work/pytest.ini" --rootdir . -p share -p no:cacheprovider \
-        -m gpu -k "$which" -v --tb=short "$@" tests/test_decoder.py tests/test_shaping.py \
-        tests/test_triton_attention.py tests/test_triton_decode.py tests/test_triton_shaping.py
+        -m gpu -k "$which" -v --tb=short "$@" tests/decoders tests/triton
 }
 
 if ! stage versions 60 . "$python" -c '

@@ -137,6 +137,14 @@ def keep_likeliest(b_weight, top_p):
 
 
 @triton.jit
+def only_likely(b_log, b_labelled, top_p):
+    """Leave of ln P what is likely with the label, less a quarter of what ``top_p`` leaves out."""
+    b_weight = tl.exp(b_labelled - tl.max(b_labelled, 0))
+    b_weight = keep_likeliest(b_weight, 1.0 - 0.25 * (1.0 - top_p))
+    return tl.where(b_weight > 0.0, b_log, float("-inf"))
+
+
+@triton.jit
 def draw(b_log, u, greedy, top_p, LEVELS: tl.constexpr):
     """Draw from ln P, of the likeliest values alone, or give the likeliest."""
     b_weight = tl.exp(b_log - tl.max(b_log, 0))

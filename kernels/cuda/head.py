@@ -22,9 +22,11 @@ from scanline.kernels.cuda.distribution import (
     log_sum_exp,
     logistic_log_prob,
     mixture_log_probs,
+    only_likely,
     tanh,
 )
 from scanline.kernels.cuda.noise import uniform
+from scanline.kernels.cuda.overlap import follow
 from scanline.kernels.cuda.state import row_of
 
 
@@ -47,7 +49,10 @@ def shape_categorical(
     rows,
     C: tl.constexpr, OUTPUTS: tl.constexpr, LEVELS: tl.constexpr,
 ):  # fmt: skip
-    """Draw C values, tempered, guided by the second of two rows, and cut to the likeliest."""
+    """Draw C values, tempered, guided by the second of two rows, and cut to the likeliest.
+
+    Beyond guidance 1 they are cut to the likeliest with the label first: model/heads.py.
+    """
     heat = tl.where(temperature == 0, 1.0, temperature)
     first, second = tl.zeros([], tl.int32), tl.zeros([], tl.int32)
     for c in tl.static_range(C):
@@ -55,6 +60,8 @@ def shape_categorical(
         for row in range(rows):
             b_mine = logits(p_parameters + row * OUTPUTS, p_tables, first, second, c, LEVELS) / heat
             b_log += tl.where(row == 0, guidance, 1.0 - guidance) * b_mine
+            if (row == 0) & (rows > 1) & (guidance > 1.0) & (top_p < 1.0):
+                b_log = only_likely(b_log, b_mine, top_p)
         u = uniform(seed, particle, first_draw + c)
         value = draw(b_log, u, temperature == 0, top_p, LEVELS)
         tl.store(p_values + c, value.to(tl.uint8))
@@ -81,6 +88,8 @@ def shape_mixture(
                 MIN_WARM_LOG_SCALE,
             )  # fmt: skip
             b_log += tl.where(row == 0, guidance, 1.0 - guidance) * b_mine
+            if (row == 0) & (rows > 1) & (guidance > 1.0) & (top_p < 1.0):
+                b_log = only_likely(b_log, b_mine, top_p)
         u = uniform(seed, particle, first_draw + 1 + c)
         value = draw(b_log, u, temperature == 0, top_p, LEVELS)
         tl.store(p_values + c, value.to(tl.uint8))
@@ -176,8 +185,11 @@ def sample_kernel(
     C: tl.constexpr, DRAWS: tl.constexpr, OUTPUTS: tl.constexpr, CATEGORICAL: tl.constexpr,
     LEVELS: tl.constexpr, M: tl.constexpr, MIN_LOG_SCALE: tl.constexpr,
     MIN_WARM_LOG_SCALE: tl.constexpr, BM: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Decide what one step decides, add up the pixel's bits, and move on after its last step."""
+    if OVERLAP:
+        follow()
     i_b = tl.program_id(0).to(tl.int64)
     slot, step, live = row_of(p_slots, p_positions, i_b, part, T, PARTS)
     if not live:

@@ -16,6 +16,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from scanline.kernels.cuda.overlap import follow
+
 BM, BK = 64, 64  # rows and summands of every tile
 BN_PROJECT = 128  # columns a program of ``project_kernel``: wide, so that rows are read seldom
 BN_RESIDUAL = 64  # and of ``residual_kernel``: narrow, as these outputs are few and their sums long
@@ -101,8 +103,11 @@ def project_kernel(
     IN: tl.constexpr, OUT: tl.constexpr, NORM: tl.constexpr, ACTIVATION: tl.constexpr,
     FEATURES: tl.constexpr, EPS: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BN_STATISTICS: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Compute y = f(norm(x) Wᵀ + b), with φ = elu + 1 (eq. 7) on the first FEATURES columns."""
+    if OVERLAP:
+        follow()
     o_row = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
     o_col = tl.program_id(1) * BN + tl.arange(0, BN)
     b_slot = tl.load(p_slots + o_row)
@@ -134,11 +139,14 @@ def residual_kernel(
     p_y, p_y_statistics,
     IN: tl.constexpr, OUT: tl.constexpr, NORM: tl.constexpr, EPS: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Compute y = norm(x) + A Wᵀ + b and its statistics; x and y are different buffers.
 
     They have to be: another program of the row may still read the statistics of x.
     """
+    if OVERLAP:
+        follow()
     i_n = tl.program_id(1)
     o_row = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
     o_col = i_n * BN + tl.arange(0, BN)
@@ -166,8 +174,11 @@ def residual_kernel(
 def normalise_kernel(
     p_slots, p_x, p_x_statistics, p_norm_weight, p_norm_bias, p_y, p_y_statistics,
     D: tl.constexpr, EPS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Compute y = norm(x) and its statistics: where two norms follow each other (post-norm)."""
+    if OVERLAP:
+        follow()
     i_n = tl.program_id(1)
     o_row = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
     o_col = i_n * BN + tl.arange(0, BN)

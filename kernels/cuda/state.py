@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 
 from scanline.kernels.cuda.matrix import normalise, write_statistics
+from scanline.kernels.cuda.overlap import follow
 
 OUTSIDE = 256  # id of a value that is not there
 
@@ -39,8 +40,11 @@ def embed_kernel(
     T: tl.constexpr, PARTS: tl.constexpr, FIRST: tl.constexpr, VALUES: tl.constexpr,
     PLACES: tl.constexpr, SIZE: tl.constexpr, D: tl.constexpr, CLASSES: tl.constexpr,
     OUTSIDE: tl.constexpr, BP: tl.constexpr, BN: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Sum a row of ``p_table`` for what stands at each place, and the codes of step and label."""
+    if OVERLAP:
+        follow()
     i_b, i_n = tl.program_id(0), tl.program_id(1)
     slot, step, live = row_of(p_slots, p_positions, i_b, part, T, PARTS)
     if not live or step < FIRST:
@@ -72,8 +76,11 @@ def convolve_kernel(
     part, T: tl.constexpr, PARTS: tl.constexpr, COLUMNS: tl.constexpr, RING: tl.constexpr,
     D: tl.constexpr, NORM: tl.constexpr, EPS: tl.constexpr, BN: tl.constexpr,
     BN_STATISTICS: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Convolve norm(x) with what the steps before had there: left, and three in the row above."""
+    if OVERLAP:
+        follow()
     i_b = tl.program_id(0)
     slot, step, live = row_of(p_slots, p_positions, i_b, part, T, PARTS)
     if not live:
@@ -113,8 +120,11 @@ def state_kernel(
     p_slots, p_positions, p_qkv, p_kv, p_z, p_waiting, p_o, part,
     T: tl.constexpr, PARTS: tl.constexpr, FIRST: tl.constexpr, H: tl.constexpr, K: tl.constexpr,
     DELAY: tl.constexpr, EPS: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Advance one head of one row (eq. 18-20): S += k vᵀ, z += k, o = qᵀS / (qᵀz + ε)."""
+    if OVERLAP:
+        follow()
     i_b, i_h = (tl.program_id(0) // H).to(tl.int64), tl.program_id(0) % H
     slot, step, live = row_of(p_slots, p_positions, i_b, part, T, PARTS)
     o_k, o_v = tl.arange(0, BK), tl.arange(0, BV)

@@ -183,14 +183,21 @@ inline void value_probabilities(const float* weights, const float* means, const 
 
 // Zero all but the likeliest values that hold `top_p` of the weight; of equals the lower is first.
 inline void keep_likeliest(float* weights, int size, float top_p) {
-    int order[VALUES];
-    for (int i = 0; i < size; ++i) order[i] = i;
-    std::sort(order, order + size, [&](int a, int b) {
+    Vec sums = {};
+    for (int i = 0; i < size; i += LANES) sums = sums + load(weights + i);
+    const float total = sum(sums);
+    // Those below their share of what may be lost are lost, together less than it: not sorted.
+    const float least = (1.0f - top_p) * total / (2 * VALUES);
+    int order[VALUES], likely = 0;
+    for (int i = 0; i < size; ++i) {
+        if (weights[i] >= least) order[likely++] = i;
+        else weights[i] = 0.0f;
+    }
+    std::sort(order, order + likely, [&](int a, int b) {
         return weights[a] != weights[b] ? weights[a] > weights[b] : a < b;
     });
-    float total = 0.0f, before = 0.0f;
-    for (int i = 0; i < size; ++i) total += weights[order[i]];
-    for (int i = 0; i < size; ++i) {
+    float before = 0.0f;
+    for (int i = 0; i < likely; ++i) {
         const float weight = weights[order[i]];
         if (before >= top_p * total) weights[order[i]] = 0.0f;
         before += weight;

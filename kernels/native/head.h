@@ -79,10 +79,11 @@ private:
             store(result + i, max(load(result + i) - normaliser, broadcast(MIN_LOG_PROB)));
     }
 
-    // Draw from the 256 values of each channel in turn: tempered, guided, cut to the likeliest.
+    // Draw from the 256 values of each channel in turn: tempered, guided, cut to the likeliest;
+    // beyond guidance 1 to those likeliest with the label before, too, by a quarter as much.
     void shape(const float* parameters, const float* unlabelled, const Draw& draw,
                uint8_t* values) const {
-        alignas(64) float shaped[VALUES], without[VALUES];
+        alignas(64) float shaped[VALUES], without[VALUES], likely[VALUES];
         const bool greedy = draw.temperature == 0.0f;
         const float heat = greedy ? 1.0f : draw.temperature;
         const int first = categorical_ ? 0 : 1;  // a mixture's component is not drawn
@@ -90,10 +91,18 @@ private:
             log_probs(parameters, channel, values, heat, shaped);
             if (unlabelled) {
                 log_probs(unlabelled, channel, values, heat, without);
+                const bool cut = draw.guidance > 1.0f && draw.top_p < 1.0f;
+                if (cut) {
+                    softmax_weights(shaped, VALUES, 1.0f, likely);
+                    keep_likeliest(likely, VALUES, 1.0f - 0.25f * (1.0f - draw.top_p));
+                }
                 const Vec away = broadcast(1.0f - draw.guidance);
                 for (int i = 0; i < VALUES; i += LANES)
                     store(shaped + i, fma(load(without + i), away,
                                           load(shaped + i) * draw.guidance));
+                for (int i = 0; cut && i < VALUES; i += LANES)
+                    store(shaped + i, select((VecInt)(load(likely + i) > 0.0f), load(shaped + i),
+                                             broadcast(NOTHING)));
             }
             int value;
             if (greedy) {

@@ -145,14 +145,18 @@ def time_backend(
     repeats: int, slots: int,
 ) -> Timing:  # fmt: skip
     """Time a backend with all its slots busy; the median of ``repeats`` runs."""
-    decoder = open_decoder(model, slots, backend, threads)
+    return time_decoder(name, open_decoder(model, slots, backend, threads), seconds, repeats)
+
+
+def time_decoder(name: str, decoder: Decoder, seconds: float, repeats: int) -> Timing:
+    """Time a decoder with all its slots busy; the median of ``repeats`` runs."""
     numbers = begin(decoder)
     decoder.step(numbers, 1)  # pages are touched, threads are there
     runs = []
     for _ in range(repeats):
         begin(decoder)
         runs.append(measure(lambda n: decoder.step(numbers, n), decoder.config.pixels, seconds))
-    return _timing(name, decoder.backend, decoder.config, slots, runs)
+    return _timing(name, decoder.backend, decoder.config, decoder.max_slots, runs)
 
 
 def _timing(

@@ -108,6 +108,16 @@ def step_bytes(config: ModelConfig, slots: int) -> float:
     return least_bytes(config, 0) + slots * state_bytes(sizes_of(config))
 
 
+def time_one_after_another(
+    name: str, model: LinearTransformer, seconds: float, repeats: int
+) -> float:
+    """Give a step's milliseconds where no kernel is set up before the one before has ended."""
+    from scanline.model.decoders.triton import TritonDecoder
+
+    decoder = TritonDecoder(model, 1, overlap=False)
+    return bench.time_decoder(name, decoder, seconds, repeats).milliseconds_a_step
+
+
 def time_training(
     name: str, model: LinearTransformer, images: int, device: torch.device, repeats: int
 ) -> Training:
@@ -204,6 +214,9 @@ def run_bench(
             timed = replace(timed, gbytes_a_second=moved / step / 1e9)
             timings.append(timed.beside(Limit("bytes", moved / rate)))
             progress(bench.row(timings[-1]))
+            if count == 1:
+                after = time_one_after_another(name, model, seconds, repeats)
+                note(f"{name}, 1 slot, kernels one after another: {after:.3f} ms a step")
             note(
                 f"{name}, {count} slots: {moved / 1e6:.1f} MB a step; a copy of as many bytes "
                 f"takes {moved / rate / step:.0%} of its time"

@@ -23,6 +23,8 @@ from torch import Tensor
 from triton.errors import TritonError
 
 from scanline.kernels.cuda import decode as triton_decode
+from scanline.kernels.cuda.launch import Steps
+from scanline.kernels.cuda.overlap import overlaps
 from scanline.kernels.cuda.sizes import DELAY, allocate, allocate_weights
 from scanline.model.config import ModelConfig
 from scanline.model.decoders.contract import (
@@ -38,7 +40,6 @@ from scanline.model.network import LinearTransformer
 log = logging.getLogger("scanline.decoder")
 
 UPLOAD_SLOTS = 1024  # whose inputs are pinned at once: pinned memory is never given back
-GRAPH_PIXELS = (8, 1)  # pixels that one replay of a graph draws
 SPARE_BYTES = 512 << 20  # what is left free of the device's memory, for graphs and others
 
 
@@ -100,8 +101,9 @@ class TritonDecoder(Decoder):
 
     ``precision`` is bf16 by default, float32 under Triton's interpreter, whose bf16 arithmetic is
     wrong. ``delay`` is how many steps of an image share one write of its state: the bytes drawn do
-    not depend on it. ``graphs`` false starts every kernel from the host. Raises ``BackendError``
-    where there is no such device, or not enough of its memory for ``max_slots``.
+    not depend on it. ``graphs`` false starts every kernel from the host, ``overlap`` false none
+    before the one before it has ended; by default they overlap where the device can do it. Raises
+    ``BackendError`` where there is no such device, or not enough of its memory for ``max_slots``.
     """
 
     backend = "triton"
@@ -114,6 +116,7 @@ class TritonDecoder(Decoder):
         precision: Precision | None = None,
         delay: int = DELAY,
         graphs: bool = True,
+        overlap: bool | None = None,
     ) -> None:
         self.device = find_device()
         cuda = self.device.type == "cuda"
@@ -122,6 +125,12 @@ class TritonDecoder(Decoder):
             raise ValueError(f"precision must be bf16 or float32, not {precision!r}")
         if delay < 1:
             raise ValueError(f"delay must be at least 1, not {delay}")
+        able = cuda and overlaps(torch.cuda.get_device_capability(self.device))
+        if overlap and not able:
+            raise BackendError(
+                "kernels overlap on GPUs of compute capability 9.0 with a driver for CUDA 12.3, "
+                "or newer: leave overlap out"
+            )
         self._sizes = sizes_of(model.config, self.precision, delay)
         self._plan_memory(max_slots)  # before the host's arrays are made for nothing
         super().__init__(model.config, max_slots)
@@ -130,24 +139,26 @@ class TritonDecoder(Decoder):
         self._ahead = self.positions.copy()  # where images are on the device, in flight or not
         self._ages = np.zeros(max_slots, np.int64)  # how often each slot was reset
         self._arrays = {name: getattr(self.inputs, name) for name in _INPUTS} | {"bits": self.bits}
-        self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
         with self._on_device():
             self._weights = allocate_weights(self._sizes, self.device)
             fill(self._weights, model)
             self.buffers = allocate(self._sizes, max_slots, self.device)
             for name, buffer in self.buffers.items():
                 buffer.fill_(-1 if name == "slots" else 0)
-            self._launches = triton_decode.plan(self._sizes, self._weights, self.buffers)
+            launches = triton_decode.plan(
+                self._sizes, self._weights, self.buffers, able if overlap is None else overlap
+            )
+            self._steps = Steps(launches, self._sizes.parts, max_slots)
             self._upload(np.arange(max_slots, dtype=np.int32))
             try:  # a step of no slots: nothing is compiled while a graph is captured
-                triton_decode.run(self._launches, 1, 1, self._sizes.parts)
+                self._steps.run(1, 1)
             except (RuntimeError, OSError, SubprocessError, TritonError) as error:
                 raise BackendError(
                     f"the triton backend's kernels do not compile here ({error}); "
                     "Triton wants a C compiler too: apt-get install gcc"
                 ) from error
             if cuda and graphs:
-                self._capture()
+                self._steps.capture()
 
     @classmethod
     def unsupported(cls, config: ModelConfig) -> str | None:
@@ -210,11 +221,7 @@ class TritonDecoder(Decoder):
         listed[: len(some)] = some
         with self._on_device():
             self.buffers["slots"].copy_(self._send(listed))
-            left = n
-            for pixels in GRAPH_PIXELS:
-                for _ in range(left // pixels):
-                    self._run(len(some), pixels)
-                left %= pixels
+            self._steps.run(len(some), n)
             # The n pixels from each image's position on; of one that ends before, the last again.
             pixel = np.minimum(before[:, None] + np.arange(n), T - 1)
             new = some[:, None].astype(np.int64) * T + pixel
@@ -266,31 +273,6 @@ class TritonDecoder(Decoder):
             kv = kv + keys.unsqueeze(-1) * values.unsqueeze(-2)
             z = z + keys
         return kv.transpose(0, 1).numpy(), z.transpose(0, 1).numpy()
-
-    def _run(self, rows: int, pixels: int) -> None:
-        """Start some pixels of the first rows, in a graph for the next power of two of rows."""
-        graph = self._graphs.get((self._bucket(rows), pixels))
-        if graph is None:
-            triton_decode.run(self._launches, rows, pixels, self._sizes.parts)
-        else:
-            graph.replay()
-
-    def _bucket(self, rows: int) -> int:
-        return min(int(triton.next_power_of_2(rows)), len(self.buffers["slots"]))
-
-    def _capture(self) -> None:
-        """Make every graph now, so that none is made while somebody waits."""
-        buckets = {self._bucket(min(1 << i, self.max_slots)) for i in range(32)}
-        for rows in sorted(buckets):
-            for pixels in GRAPH_PIXELS:
-                graph = torch.cuda.CUDAGraph()
-                # Other engines' threads may go on using the device meanwhile.
-                graph.capture_begin(capture_error_mode="thread_local")
-                try:
-                    triton_decode.run(self._launches, rows, pixels, self._sizes.parts)
-                finally:
-                    graph.capture_end()
-                self._graphs[rows, pixels] = graph
 
     def _upload(self, slots: NDArray[np.int32], names: Sequence[str] = (*_INPUTS, "bits")) -> None:
         """Copy slots' arrays to the device, so many slots at a time that little is pinned."""

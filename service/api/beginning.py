@@ -78,5 +78,7 @@ def begin(
         _, generation = submit()
     else:
         generation = server.repeats.begin((key.whose, key.name), key.mark, submit)
+        if detached and not generation.detached:  # begun before, by one who wanted to wait
+            engine.queue.detach(generation)
     request.state.generation = generation  # for the log
     return generation

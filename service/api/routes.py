@@ -259,11 +259,11 @@ def _reply(generation: Generation, media: Media, output: Output) -> Response:
     headers = {"X-Generation-ID": generation.id, "X-Seed": str(generation.spec.seed)}
     if media == "application/json":
         return json_reply(GenerationReply.of(generation, output), headers)
+    if any(image.finish_reason is not FinishReason.LENGTH for image in generation.images):
+        # A picture cut off would look like any other.
+        raise ApiError(503, "the drawing was cancelled; ask for it again", code="cancelled")
     drawn = [image.read(0, config.pixels) for image in generation.images]
     if media == "application/x-npy":
-        if any(i.finish_reason is not FinishReason.LENGTH for i in generation.images):
-            # A picture cut off would look like any other.
-            raise ApiError(503, "the drawing was cancelled; ask for it again", code="cancelled")
         return Response(to_npy(drawn, config), media_type=media, headers=headers)
     if media == "image/png":
         png = to_png(drawn[0], config) if len(drawn) == 1 else to_grid(drawn, config)

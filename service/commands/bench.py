@@ -10,6 +10,8 @@ import typer
 
 from scanline.service.commands.options import Threads
 
+SECONDS, REPEATS = 1.0, 5
+
 
 def bench(
     models: Annotated[
@@ -23,8 +25,12 @@ def bench(
     device: Annotated[
         Literal["cpu", "cuda"], typer.Option(help="What to time; cuda is the triton backend.")
     ] = "cpu",
-    seconds: Annotated[float, typer.Option(min=0.01, help="Of one run.")] = 1.0,
-    repeats: Annotated[int, typer.Option(min=1, help="Runs, of which the median counts.")] = 5,
+    seconds: Annotated[
+        float | None, typer.Option(min=0.01, help=f"Of one run; {SECONDS:g} if none.")
+    ] = None,
+    repeats: Annotated[
+        int | None, typer.Option(min=1, help=f"Runs, whose median counts; {REPEATS} if none.")
+    ] = None,
     peer: Annotated[bool, typer.Option("--peer", help="Time fast-transformers too.")] = False,
     http: Annotated[
         bool, typer.Option("--http", help="Time the service beside its decoder instead.")
@@ -41,21 +47,21 @@ def bench(
     if training:
         from scanline.model.bench.training import run_training_bench
 
-        if http or peer or slots or backend != "all" or device != "cpu":
+        if http or pretend or peer or slots or seconds or backend != "all" or device != "cpu":
             raise ValueError("--training goes with --threads and --repeats only")
-        trained = run_training_bench(models or [], threads, repeats, progress=typer.echo)
+        trained = run_training_bench(models or [], threads, repeats or REPEATS, progress=typer.echo)
         typer.echo(json.dumps(dataclasses.asdict(trained)))
         return
     if device == "cuda":
         from scanline.model.bench import cuda as bench_cuda
 
-        if http or peer or threads is not None or backend != "all":
-            raise ValueError("--http, --peer, --threads and --backend are not for --device cuda")
+        if http or pretend or peer or threads is not None or backend != "all":
+            raise ValueError("--device cuda goes with --slots, --seconds and --repeats only")
         on_device = bench_cuda.run_bench(
             models or [],
             slots=slots or bench_cuda.SLOTS,
-            seconds=seconds,
-            repeats=repeats,
+            seconds=seconds or SECONDS,
+            repeats=repeats or REPEATS,
             progress=typer.echo,
         )
         typer.echo(json.dumps(dataclasses.asdict(on_device)))
@@ -63,18 +69,23 @@ def bench(
     if pretend is not None:
         from scanline.service.bench import costs
 
-        if not http or peer or threads is not None or backend != "all" or len(slots or []) > 1:
+        others = peer or threads is not None or repeats or backend != "all"
+        if not http or others or len(slots or []) > 1:
             raise ValueError("--pretend goes with --http, --seconds and one --slots")
         for name in models or ["mnist"]:
-            cost = costs.bench_costs(name, pretend, (slots or [costs.SLOTS])[0], seconds)
+            cost = costs.bench_costs(name, pretend, (slots or [costs.SLOTS])[0], seconds or SECONDS)
             typer.echo(costs.table(cost))
             typer.echo(json.dumps(cost))
         return
     if http:
         from scanline.service.bench.shares import bench_service, table
 
+        if peer or slots or seconds or threads is not None:
+            raise ValueError("--http goes with --backend and --repeats, or with --pretend")
         for name in models or ["mnist-paper"]:
-            result = bench_service(name, "auto" if backend == "all" else backend, repeats=repeats)
+            result = bench_service(
+                name, "auto" if backend == "all" else backend, repeats=repeats or REPEATS
+            )
             typer.echo(table(result))
             typer.echo(json.dumps(result))
         return
@@ -85,8 +96,8 @@ def bench(
         backends=BACKENDS if backend == "all" else [backend],
         slots=slots or SLOTS,
         threads=threads,
-        seconds=seconds,
-        repeats=repeats,
+        seconds=seconds or SECONDS,
+        repeats=repeats or REPEATS,
         peer=peer,
         progress=typer.echo,
     )

@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command line; whatever a user can mend ends it with a sentence and status 1."""
     try:
         app(args=arguments)
-    except (ValueError, RuntimeError, FloatingPointError, OSError) as error:
+    except (ValueError, RuntimeError, FloatingPointError, OSError, MemoryError) as error:
         logging.getLogger("scanline").debug("failed", exc_info=True)
         for line in str(error).splitlines() or [type(error).__name__]:
             typer.echo(f"scanline: {line}", err=True)

@@ -15,6 +15,7 @@ from scanline.service.commands.options import (
     ModelName,
     TopP,
     WeightsDir,
+    number,
 )
 
 if TYPE_CHECKING:
@@ -52,10 +53,12 @@ def evaluate(
     guidance: Guidance = None,
     top_p: TopP = None,
     temperature: Annotated[
-        float | None, typer.Option(min=0.0, max=2.0, help="Of samples; 1 if none.")
+        float | None,
+        typer.Option(min=0.0, max=2.0, callback=number, help="Of samples; 1 if none."),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(min=0, help="Sample j has seed + j; 0 if none.")
+        int | None,
+        typer.Option(min=0, max=2**64 - 1, help="Sample j has seed + j; 0 if none."),
     ] = None,
     epochs: Annotated[
         int | None, typer.Option(min=1, help="How often the classifier sees its training images.")
@@ -82,6 +85,8 @@ def evaluate(
     if samples and holes:
         raise ValueError("--samples or --holes, one at a time")
     if holes:
+        if label:
+            raise ValueError("--holes are completed without a label: leave --label out")
         del of_samples["--epochs"]
     if not samples and (alone := [name for name, value in of_samples.items() if value is not None]):
         raise ValueError(f"{', '.join(alone)}: only with --samples, which is how many to judge")

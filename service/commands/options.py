@@ -8,8 +8,9 @@ from typing import Annotated, Literal
 import typer
 
 
-def _number(value: float) -> float:
-    if value != value:  # NaN is below no bound and above none
+def number(value: float | None) -> float | None:
+    """Refuse NaN, which is below no bound and above none."""
+    if value != value:
         raise typer.BadParameter("NaN is no temperature")
     return value
 
@@ -25,7 +26,7 @@ Backend = Annotated[str, typer.Option(help="auto, reference, native or triton.")
 Seed = Annotated[int, typer.Option(min=0, max=2**64 - 1, help="Image j has seed + j.")]
 Temperature = Annotated[
     float,
-    typer.Option(min=0.0, max=2.0, callback=_number, help="1 is the model as it is, 0 likeliest."),
+    typer.Option(min=0.0, max=2.0, callback=number, help="1 is the model as it is, 0 likeliest."),
 ]
 TopP = Annotated[
     float | None,
@@ -42,7 +43,9 @@ DataDir = Annotated[
 ImagesDir = Annotated[
     Path | None, typer.Option("--images", help="A folder of pictures; its sub-folders are classes.")
 ]
-Size = Annotated[int, typer.Option(min=2, max=256, help="Pixels a side that --images get.")]
+Size = Annotated[
+    int | None, typer.Option(min=2, max=256, help="Pixels a side that --images get; 28 if none.")
+]
 Grey = Annotated[bool, typer.Option("--grey", help="Make --images grey.")]
 Download = Annotated[bool, typer.Option(help="Fetch the data set if it is not there.")]
 Label = Annotated[str | None, typer.Option(help="A class, by name or number.")]

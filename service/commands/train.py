@@ -15,12 +15,13 @@ def train(
         str | None, typer.Argument(help="mnist, cifar10, mnist-paper or cifar10-paper.")
     ] = None,
     images: ImagesDir = None,
-    size: Size = 28,
+    size: Size = None,
     grey: Grey = False,
     out: Annotated[Path | None, typer.Option(help="The run's folder; runs/NAME if none.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     start_from: Annotated[
-        Path | None, typer.Option("--from", help="Begin with the weights of this checkpoint.")
+        Path | None,
+        typer.Option("--from", help="Begin with this checkpoint, its layers or more."),
     ] = None,
     steps: Annotated[int, typer.Option(min=1)] = 20_000,
     batch: Annotated[int, typer.Option(min=1, help="Images a step, over all processes.")] = 16,
@@ -30,7 +31,7 @@ def train(
         float | None, typer.Option(help="AdamW's for the maps in front of and behind the blocks.")
     ] = None,
     decay: Annotated[float, typer.Option(help="Share of the steps that cool down.")] = 0.4,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1)] = 0,
     layers: Annotated[int | None, typer.Option(help="Change the preset's n_layers.")] = None,
     width: Annotated[
         int | None, typer.Option(help="Change d_model; d_ff is four times it.")
@@ -61,7 +62,9 @@ def train(
 
     data, validation = training_data(dataset, images, size, grey, hold_out, data_dir, download)
     run = Run(
-        network=choose_network(dataset, data, layers, width, heads, attention, feature_map),
+        network=choose_network(
+            dataset, data, layers, width, heads, attention, feature_map, start_from
+        ),
         recipe=TrainingConfig(
             steps=steps,
             batch=batch,

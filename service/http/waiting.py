@@ -34,7 +34,10 @@ async def client_of(request: Request) -> AsyncIterator[asyncio.Task[None]]:
 
 
 async def _called_back(
-    register: Callable[[Callable[[], None]], None], gone: asyncio.Task[Any], seconds: float | None
+    generation: Generation,
+    register: Callable[[Callable[[], None]], None],
+    gone: asyncio.Task[Any],
+    seconds: float | None,
 ) -> bool:
     """Wait until another thread calls what is registered; False if ``seconds`` pass first.
 
@@ -65,6 +68,8 @@ async def _called_back(
         gone.remove_done_callback(leave)
         if timer is not None:
             timer.cancel()
+        if called.cancelled() or not called.result():
+            generation.forget(wake)  # or those who come and go would pile up
     if gone.done():
         raise ClientGoneError
     return in_time
@@ -81,12 +86,14 @@ async def news(
     ``seen`` is its ``changes`` when it was last read, so that none in between is missed. Raises
     ``ClientGoneError`` as soon as ``gone`` is done.
     """
-    return await _called_back(lambda wake: generation.when_news(wake, seen), gone, seconds)
+    return await _called_back(
+        generation, lambda wake: generation.when_news(wake, seen), gone, seconds
+    )
 
 
 async def wait_finished(generation: Generation, gone: asyncio.Task[Any]) -> None:
     """Wait for a generation's end; raises ``ClientGoneError`` if the client leaves before it."""
-    await _called_back(generation.when_finished, gone, None)
+    await _called_back(generation, generation.when_finished, gone, None)
 
 
 async def draw_to_end(

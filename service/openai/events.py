@@ -109,6 +109,9 @@ async def stream_images(
             yield COMMENT
     if generation.error:
         yield sse_event("error", error_reply(500, generation.error, code="generation_failed"))
+    elif any(image.finish_reason is not FinishReason.LENGTH for image in generation.images):
+        cancelled = "the drawing was cancelled; ask for it again"
+        yield sse_event("error", error_reply(503, cancelled, code="cancelled"))
 
 
 def _due(generation: Generation, image: Image, partials: int, told: int) -> Iterator[int]:

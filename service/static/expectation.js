@@ -55,7 +55,7 @@ export class Expectation {
   async ask(picture, at, available, label) {
     this.wanted = { picture, at, available, label };
     if (this.asking) return;
-    this.asking = true;
+    this.setAsking(true);
     while (this.wanted) {
       const { model, wanted } = this;
       this.wanted = null;
@@ -67,7 +67,12 @@ export class Expectation {
         this.on.failed(error);
       }
     }
-    this.asking = false;
+    this.setAsking(false);
+  }
+
+  setAsking(yes) {
+    this.asking = yes;
+    document.getElementById("charts").ariaBusy = String(yes);
   }
 
   async fetch(model, { picture, at, available, label }) {

@@ -7,8 +7,8 @@ const normal = (weights) => {
   return weights.map((p) => p / total);
 };
 
-/** Keep the likeliest values that hold this share. */
-function keep(probabilities, share) {
+/** The likeliest values that hold this share. */
+function likely(probabilities, share) {
   let before = 0;
   const kept = new Set();
   const order = Array.from(probabilities, (_, value) => value)
@@ -18,7 +18,13 @@ function keep(probabilities, share) {
     kept.add(value);
     before += probabilities[value];
   }
-  return normal(probabilities.map((p, value) => (kept.has(value) ? p : 0)));
+  return kept;
+}
+
+/** A distribution from logarithms, at a temperature. */
+function heated(logs, temperature) {
+  const most = Math.max(...logs);
+  return normal(logs.map((log) => Math.exp((log - most) / temperature)));
 }
 
 /**
@@ -29,16 +35,20 @@ function keep(probabilities, share) {
  * @param {{temperature: number, guidance: number, top_p: number}} dials
  */
 export function reshape(probabilities, unlabelled, { temperature, guidance, top_p: topP }) {
+  const heat = temperature || 1;
   let logs = probabilities.map((p) => Math.log(Math.max(p, 1e-30)));
   if (unlabelled && guidance !== 1) {
-    logs = logs.map((log, value) =>
-      guidance * log + (1 - guidance) * Math.log(Math.max(unlabelled[value], 1e-30)));
+    // Beyond 1, only what is likely with the label is made likelier.
+    const cut = guidance > 1 && topP < 1 ? likely(heated(logs, heat), 1 - (1 - topP) / 4) : null;
+    logs = logs.map((log, value) => (cut && !cut.has(value) ? -Infinity :
+      guidance * log + (1 - guidance) * Math.log(Math.max(unlabelled[value], 1e-30))));
   }
   if (temperature === 0) {
     const best = likeliest(logs);
     return probabilities.map((_, value) => (value === best ? 1 : 0));
   }
-  const most = Math.max(...logs);
-  const heated = normal(logs.map((log) => Math.exp((log - most) / temperature)));
-  return topP === 1 ? heated : keep(heated, topP);
+  const result = heated(logs, heat);
+  if (topP === 1) return result;
+  const kept = likely(result, topP);
+  return normal(result.map((p, value) => (kept.has(value) ? p : 0)));
 }

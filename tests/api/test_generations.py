@@ -6,6 +6,7 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
+import pytest
 
 from scanline.service.workshop import Workshop
 from tests.api.fixtures import Held, Here, held, values
@@ -45,7 +46,8 @@ def test_looking_at_and_cancelling_a_generation(holding: tuple[Here, Held]) -> N
     check_error(here.client.get("/v1/generations/gen_no/events"), 404, "generation_not_found")
 
 
-def test_an_array_of_a_cancelled_drawing_is_refused(holding: tuple[Here, Held]) -> None:
+@pytest.mark.parametrize("media", ["application/x-npy", "image/png", "application/zip"])
+def test_files_of_a_cancelled_drawing_are_refused(holding: tuple[Here, Held], media: str) -> None:
     """A picture cut off would look like any other there."""
     here, decoder = holding
     body, key = {"n": 2, "seed": 3}, {"Idempotency-Key": "bulk"}
@@ -53,7 +55,7 @@ def test_an_array_of_a_cancelled_drawing_is_refused(holding: tuple[Here, Held]) 
     url = begun.headers["location"]
     generation = here.scanline.models["fake"].engine.queue.find(begun.json()["id"])
     assert generation is not None
-    accept = {"Accept": "application/x-npy"}
+    accept = {"Accept": media}
     with ThreadPoolExecutor(1) as pool:
         asking = pool.submit(here.client.post, "/v1/samples", json=body, headers=key | accept)
         decoder.let(2)

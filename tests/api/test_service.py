@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import time
@@ -9,9 +10,12 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
+from starlette.types import Receive, Scope, Send
 
 from scanline.model.checkpoint import Checkpoint
 from scanline.service.app import create_app
+from scanline.service.http.middleware.key import KeyMiddleware
 from scanline.service.server import Scanline
 from tests.api.fixtures import Here, serve
 from tests.service_fixtures import (
@@ -23,6 +27,29 @@ from tests.service_fixtures import (
     tiny_model,
     until,
 )
+
+
+@pytest.mark.parametrize("prefix", ["", "/pictures"])
+def test_an_api_key_guards_v1_below_a_prefix_too(prefix: str) -> None:
+    """As where the service is mounted in another application, or behind a proxy's path."""
+    app = FastAPI()
+    app.get("/v1/models")(lambda: "models")
+    app.get("/livez")(lambda: "alive")
+    guarded = KeyMiddleware(app, ["secret"])
+
+    async def stated(scope: Scope, receive: Receive, send: Send) -> None:
+        scope["state"] = {}
+        await guarded(scope, receive, send)
+
+    async def ask() -> None:
+        transport = httpx.ASGITransport(app=stated, root_path=prefix)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            assert (await client.get(f"{prefix}/v1/models")).status_code == 401
+            right = {"Authorization": "Bearer secret"}
+            assert (await client.get(f"{prefix}/v1/models", headers=right)).json() == "models"
+            assert (await client.get(f"{prefix}/livez")).json() == "alive"
+
+    asyncio.run(ask())
 
 
 def test_an_api_key_guards_v1_and_nothing_else() -> None:

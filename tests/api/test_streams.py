@@ -203,7 +203,6 @@ def test_rows_come_whole_but_for_the_last_of_a_cancelled_image_and_each_image_on
                 published[1] = 13
             generation.wake()
             raw += await anext(stream)
-        raw += await anext(stream)
         second.finish(FinishReason.CANCELLED, None)
         generation.finish(time.monotonic())
         raw += b"".join([part async for part in stream])

@@ -19,8 +19,8 @@ from scanline.model.config import ModelConfig
 from scanline.model.decoders.contract import Inputs
 from scanline.model.decoders.native import NativeDecoder, Precision
 from tests.conftest import TOLERANCES, assert_close
-from tests.test_decoder import KINDS, masked, network_of
-from tests.test_native import FLOAT32_ERROR, ODD_SIZES, STRICT, exact
+from tests.decoders.fixtures import KINDS, masked, network_of
+from tests.native.fixtures import FLOAT32_ERROR, ODD_SIZES, STRICT, exact
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64-static"
 

@@ -1,28 +1,40 @@
-"""Joining a Ray cluster: whoever listens nowhere is told of soon, and in words."""
+"""A cluster that cannot be joined: one sentence that says what to do."""
 
 from __future__ import annotations
 
-import socket
+import sys
+from types import ModuleType
 
 import pytest
 
-from tests.processes import free_port
+from scanline.service.serving import serve
+from scanline.service.settings import Settings
 
-pytest.importorskip("ray.serve", reason="Ray is not installed")
-
-from scanline.service.cluster.deploying import wait_listening
-
-
-def test_an_address_where_nothing_listens_is_told_of() -> None:
-    port = free_port()
-    with pytest.raises(ConnectionError, match=rf"nothing answers at 127\.0\.0\.1:{port} \(.*refus"):
-        wait_listening(f"127.0.0.1:{port}", 0)
-    with pytest.raises(ConnectionError, match=r"nothing answers at no\.such\.host\.invalid:1 "):
-        wait_listening("no.such.host.invalid:1", 0)
+DEPLOYING = "scanline.service.cluster.deploying"
 
 
-def test_one_that_listens_is_joined_and_ray_finds_its_own() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as head:
-        wait_listening(f"127.0.0.1:{head.getsockname()[1]}", 0)
-    for address in ("auto", "local", "ray://127.0.0.1:1"):
-        wait_listening(address, 0)
+@pytest.fixture
+def settings() -> Settings:
+    return Settings(port=0, cluster=True)
+
+
+def test_without_ray(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, DEPLOYING, raising=False)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ValueError, match=r"needs ray: pip install 'scanline\[cluster\]'"):
+        serve(settings)
+
+
+@pytest.mark.parametrize("kind", [ConnectionError, RuntimeError, TimeoutError])
+def test_without_a_cluster(
+    settings: Settings, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        raise kind("nobody listens")
+
+    deploying = ModuleType(DEPLOYING)
+    deploying.Cluster = refuse  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, DEPLOYING, deploying)
+    expected = r"no Ray cluster to draw in: nobody listens; RAY_ADDRESS .* RAY_AUTH_MODE=token"
+    with pytest.raises(ValueError, match=expected):
+        serve(settings)

@@ -33,8 +33,12 @@ def finished(page: Page, view: str = "draw") -> None:
 
 
 def measured(page: Page) -> None:
-    """Wait until the picture that is looked into has been measured, and its pixel explained."""
+    """Wait until the picture that is looked into has been measured, and its pixel explained.
+
+    Of a finished picture that is its greatest surprise, to which it goes on once it is measured.
+    """
     expect(page.locator("#inside-caption")).to_contain_text("bits/dim")
+    expect(page.locator("#charts")).to_have_attribute("aria-busy", "false")
     expect(page.locator("#expected-text")).to_contain_text("ost likely")
 
 
@@ -46,6 +50,18 @@ def pixels(page: Page, selector: str) -> list[list[int]]:
         "  for (let i = 0; i < 2; i += 1) await new Promise(requestAnimationFrame);"
         "  return all.map(c => Array.from(c.getContext('2d')"
         ".getImageData(0, 0, c.width, c.height).data));"
+        "}",
+    )
+    return result
+
+
+def looks(page: Page, selector: str) -> list[str]:
+    """Give PNGs of what canvases show, to compare: pixels of a large one take seconds."""
+    result: list[str] = page.eval_on_selector_all(
+        selector,
+        "async all => {"
+        "  for (let i = 0; i < 2; i += 1) await new Promise(requestAnimationFrame);"
+        "  return all.map(c => c.toDataURL());"
         "}",
     )
     return result

@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING
 
 import httpx
 import numpy as np
+import torch
 
+from scanline.model.heads import Head
 from scanline.service.server import Scanline
+from tests.conftest import tiny_config
 from tests.page.fixtures import (
     PHONE,
     Open,
@@ -17,6 +20,7 @@ from tests.page.fixtures import (
     expect,
     finished,
     hash_of,
+    looks,
     measured,
     pixels,
     slide,
@@ -38,6 +42,7 @@ def look_at(page: Page, picture: bytes) -> None:
         "#inside-file", {"name": "picture", "mimeType": "image/png", "buffer": picture}
     )
     expect(page.locator("#inside-caption")).to_contain_text(re.compile("Your picture.*bits/dim"))
+    measured(page)
 
 
 def test_a_finished_image_can_be_looked_into(visit: Open) -> None:
@@ -104,12 +109,12 @@ def test_the_heights_of_the_bars_can_be_linear(visit: Open) -> None:
     page = visit("#inside")
     look_at(page, encode(random_picture()))
     expect(page.locator("#verdict")).to_have_text(VERDICT)
-    logarithmic = pixels(page, "#charts canvas")
+    logarithmic = looks(page, "#charts canvas")
     page.check("#chart-scale [value=linear]")
-    linear = pixels(page, "#charts canvas")
+    linear = looks(page, "#charts canvas")
     assert linear != logarithmic
     page.check("#chart-scale [value=log]")
-    assert pixels(page, "#charts canvas") == logarithmic
+    assert looks(page, "#charts canvas") == logarithmic
 
 
 def test_the_model_goes_on_from_another_value(visit: Open) -> None:
@@ -140,12 +145,39 @@ def test_temperature_reshapes_what_is_shown(visit: Open) -> None:
     page = visit("#inside")
     look_at(page, encode(random_picture()))
     expect(page.locator("#verdict")).to_have_text(VERDICT)
-    warm = pixels(page, "#charts canvas")
+    warm = looks(page, "#charts canvas")
     slide(page, "#whatif-shaping-temperature", 0.4)
-    cold = pixels(page, "#charts canvas")
+    cold = looks(page, "#charts canvas")
     assert cold != warm
     slide(page, "#whatif-shaping-temperature", 1)
-    assert pixels(page, "#charts canvas") == warm
+    assert looks(page, "#charts canvas") == warm
+
+
+def test_the_chart_shows_what_the_head_draws(visit: Open) -> None:
+    """A pixel's distribution, reshaped in the browser, beside draws from a grid of uniforms."""
+    generator, count = torch.Generator().manual_seed(0), 20_000
+    logits = torch.randn(2, 256, generator=generator, dtype=torch.float64)
+    logits[:, 40:] -= 4
+    labelled, plain = logits.softmax(-1).tolist()
+    head, page = Head(tiny_config()), visit("#inside?n=1")
+    uniforms = ((torch.arange(count) + 0.5) / count).unsqueeze(1).double()
+    for temperature, g, top_p in (
+        (1, 1, 1),
+        (0.7, 2.5, 0.8),
+        (1, 8, 0.9),
+        (1.3, 0, 0.6),
+        (0, 3, 0.5),
+    ):
+        heat, share, pull = (torch.full((count,), float(dial)) for dial in (temperature, top_p, g))
+        each = (row.expand(count, -1) for row in logits)
+        drawn = head.sample(next(each), uniforms, heat, share, pull, next(each))
+        shown = page.evaluate(
+            "async ([labelled, plain, dials]) =>"
+            " (await import('/static/reshape.js')).reshape(labelled, plain, dials)",
+            [labelled, plain, {"temperature": temperature, "guidance": g, "top_p": top_p}],
+        )
+        seen = np.bincount(drawn[:, 0].numpy(), minlength=256) / count
+        np.testing.assert_allclose(shown, seen, atol=2 / count)
 
 
 def test_looking_inside_draws_by_itself_in_colour(visit: Open) -> None:

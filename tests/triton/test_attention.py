@@ -7,7 +7,6 @@ alone is tested; on a device both are.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -15,8 +14,6 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor
-
-pytest.importorskip("triton")
 
 from scanline.kernels.attention import linear as dispatch
 from scanline.kernels.attention.definitions import AttentionState, naive_linear_attention
@@ -28,10 +25,7 @@ from scanline.kernels.cuda.attention import triton_linear_attention
 from scanline.model.config import ModelConfig
 from scanline.model.network import LinearTransformer
 from tests.conftest import assert_close, random_canvas, tiny_config
-
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-if not INTERPRETED and not torch.cuda.is_available():
-    pytest.skip("needs TRITON_INTERPRET=1 or a CUDA device", allow_module_level=True)
+from tests.triton.fixtures import INTERPRETED
 
 
 class Place(NamedTuple):

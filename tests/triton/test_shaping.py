@@ -1,6 +1,6 @@
 """Guidance, ``top_p`` and forks in the Triton decoder, under the interpreter or on a device.
 
-``test_shaping.py`` has what every backend promises; here are its essential cases, small enough for
+``tests/decoders`` have what every backend promises; here are its essential cases, small enough for
 the interpreter, and the sampling kernel alone beside the head that defines it.
 """
 
@@ -11,25 +11,22 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import triton
 from numpy.typing import NDArray
 from torch import Tensor
 
-triton = pytest.importorskip("triton")
-
-from scanline.kernels.cuda.decode import plan  # noqa: E402
-from scanline.kernels.cuda.sizes import allocate, allocate_weights  # noqa: E402
-from scanline.model.config import ModelConfig  # noqa: E402
-from scanline.model.decoders.contract import Inputs  # noqa: E402
-from scanline.model.decoders.packing import fill, sizes_of  # noqa: E402
-from scanline.model.decoders.reference import ReferenceDecoder  # noqa: E402
-from scanline.model.decoders.triton import TritonDecoder, find_device  # noqa: E402
-from scanline.model.network import LinearTransformer  # noqa: E402
-from tests.conftest import assert_close, tiny_config  # noqa: E402
-from tests.test_decoder import blank, masked, network_of, noises, scatter_seeds  # noqa: E402
+from scanline.kernels.cuda.decode import plan
+from scanline.kernels.cuda.sizes import allocate, allocate_weights
+from scanline.model.config import ModelConfig
+from scanline.model.decoders.contract import Inputs
+from scanline.model.decoders.packing import fill, sizes_of
+from scanline.model.decoders.reference import ReferenceDecoder
+from scanline.model.decoders.triton import TritonDecoder, find_device
+from scanline.model.network import LinearTransformer
+from tests.conftest import assert_close, tiny_config
+from tests.decoders.fixtures import blank, masked, network_of, noises, scatter_seeds
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
-if not (INTERPRETED or torch.cuda.is_available()):
-    pytest.skip("needs TRITON_INTERPRET=1 or a CUDA device", allow_module_level=True)
 pytestmark = [] if INTERPRETED else [pytest.mark.gpu]
 
 GREY = tiny_config(height=2, width=2, n_layers=1, classes=("cat", "dog"), short_conv="2x3")

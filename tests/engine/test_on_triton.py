@@ -16,7 +16,7 @@ from scanline.service.engine import Engine  # noqa: E402
 from scanline.service.generation import Spec  # noqa: E402
 from scanline.service.queue import Limits  # noqa: E402
 from tests.conftest import tiny_config  # noqa: E402
-from tests.test_decoder import network_of  # noqa: E402
+from tests.decoders.fixtures import network_of  # noqa: E402
 
 if not (triton.knobs.runtime.interpret or torch.cuda.is_available()):
     pytest.skip("needs TRITON_INTERPRET=1 or a CUDA device", allow_module_level=True)

@@ -14,8 +14,7 @@ from scanline.model.decoders.contract import Inputs
 from scanline.model.decoders.opening import open_decoder
 from scanline.model.network import LinearTransformer
 from tests.conftest import random_network, tiny_config
-from tests.test_decoder import KINDS, blank, every_layer, masked, network_of, state_of
-from tests.test_decoder import backend as backend  # the fixture
+from tests.decoders.fixtures import KINDS, blank, every_layer, masked, network_of, state_of
 
 IMAGES = 400
 SMALL = {
@@ -55,14 +54,21 @@ def shaped(
             exact.head.log_probs(exact(pixels, torch.tensor([label]))[:, pixel], 0, nothing, heat)
             for label in (1, -1)
         ]
-    weights = np.exp(g * logs[0][0].numpy() + (1 - g) * logs[1][0].numpy())
-    weights /= weights.sum()
-    order = np.argsort(-weights, kind="stable")
-    kept = np.cumsum(weights[order]) - weights[order] < top_p
-    result: NDArray[np.float64] = np.zeros(256)
-    result[order[kept]] = weights[order[kept]]
-    result /= result.sum()
-    return result
+
+    def likeliest(weights: NDArray[np.float64], share: float) -> NDArray[np.float64]:
+        weights = weights / weights.sum()
+        order = np.argsort(-weights, kind="stable")
+        kept = np.cumsum(weights[order]) - weights[order] < share
+        result: NDArray[np.float64] = np.zeros(256)
+        result[order[kept]] = weights[order[kept]]
+        result /= result.sum()
+        return result
+
+    labelled, plain = (log[0].numpy() for log in logs)
+    weights = np.exp(g * labelled + (1 - g) * plain)
+    if g > 1:  # only what is likely with the label is made likelier
+        weights = weights * (likeliest(np.exp(labelled), 1 - (1 - top_p) / 4) > 0)
+    return likeliest(weights, top_p)
 
 
 def guided(config: ModelConfig, count: int, g: float, top_p: float = 1.0) -> Inputs:
@@ -78,7 +84,7 @@ def guided(config: ModelConfig, count: int, g: float, top_p: float = 1.0) -> Inp
 @pytest.mark.parametrize("config", SMALL.values(), ids=SMALL.keys())
 @pytest.mark.parametrize(
     ("g", "top_p", "temperature"),
-    [(1.0, 0.6, 1.0), (2.5, 1.0, 1.0), (0.0, 1.0, 0.8), (2.0, 0.8, 0.7)],
+    [(1.0, 0.6, 1.0), (2.5, 1.0, 1.0), (0.0, 0.8, 0.8), (2.0, 0.8, 0.7), (8.0, 0.9, 1.0)],
 )
 def test_frequencies_are_those_of_the_definition(
     config: ModelConfig, g: float, top_p: float, temperature: float, backend: str
@@ -124,12 +130,14 @@ def test_guidance_changes_what_is_drawn_and_not_its_bits(config: ModelConfig, ba
 @pytest.mark.parametrize("config", SMALL.values(), ids=SMALL.keys())
 def test_the_likeliest_value_of_a_guided_image(config: ModelConfig, backend: str) -> None:
     network, inputs = sharpened(config), guided(config, 2, 2.0)
-    inputs.temperature[:] = 0
+    inputs.temperature[:], inputs.top_p[:] = 0, [1, 0.5]
     decoder = open_decoder(network, 4, backend)
     decoder.begin([0, 1], inputs)
     decoder.step([0, 1], 1)
-    likeliest = int(shaped(network, inputs.canvas[0], 0, 2.0, 1.0, 1.0).argmax())
-    assert decoder.canvas[:2, 0, 0].tolist() == [likeliest] * 2
+    likeliest = [
+        int(shaped(network, inputs.canvas[0], 0, 2.0, p, 1.0).argmax()) for p in (1.0, 0.5)
+    ]
+    assert decoder.canvas[:2, 0, 0].tolist() == likeliest
 
 
 def test_guided_images_among_others_draw_the_same_bytes(backend: str) -> None:

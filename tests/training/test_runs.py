@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from scanline.model.recipe import TrainingConfig
 from scanline.model.runs import Run, choose_network, run_folder, test_data, training_data
 from tests.conftest import tiny_config
 from tests.published import hide_other_data, write_cifar, write_mnist
+from tests.service_fixtures import save_tiny
 
 test_data.__test__ = False  # type: ignore[attr-defined]  # pytest takes it for a test
 
@@ -49,14 +51,14 @@ def test_a_data_set_is_trained_on_without_its_test_images(
     hide_other_data(monkeypatch)
     write_mnist(tmp_path / "mnist")
     for name in ("mnist", "mnist-paper"):
-        data, validation = training_data(name, None, 28, False, 2, tmp_path, False)
+        data, validation = training_data(name, None, None, False, 2, tmp_path, False)
         assert validation is not None
         assert (len(data), len(validation)) == (4, 2)
     for dataset, images in ((None, None), ("mnist", tmp_path)):
         with pytest.raises(ValueError, match="say what to train on"):
-            training_data(dataset, images, 28, False, 0, tmp_path, False)
+            training_data(dataset, images, None, False, 0, tmp_path, False)
     with pytest.raises(ValueError, match="there is no 'digits'; there are mnist"):
-        training_data("digits", None, 28, False, 0, tmp_path, False)
+        training_data("digits", None, None, False, 0, tmp_path, False)
 
 
 def test_a_model_is_measured_on_a_folder_or_the_test_set_of_its_channels(
@@ -79,15 +81,29 @@ def test_a_network_is_a_preset_or_the_nearest_to_the_data() -> None:
     assert (grey.height, grey.width, grey.channels, grey.classes) == (9, 7, 1, ("a", "b"))
     assert (grey.d_model, grey.head) == (PRESETS["mnist"].d_model, PRESETS["mnist"].head)
     colour = choose_network(None, of_shape(9, 7, 3))
-    assert (colour.channels, colour.head) == (3, PRESETS["cifar10"].head)
+    assert (colour.channels, colour.head, colour.n_layers) == (3, PRESETS["cifar10"].head, 4)
     changed = choose_network("mnist", of_shape(28, 28, 1), layers=3, width=64, heads=2)
     assert (changed.n_layers, changed.d_model, changed.d_ff, changed.n_heads) == (3, 64, 256, 2)
+
+
+def test_a_network_that_starts_from_a_checkpoint_has_its_sizes(tmp_path: Path) -> None:
+    small, path = tiny_config(), save_tiny(tmp_path, config=tiny_config())
+    begun = choose_network("mnist", of_shape(28, 28, 1), start_from=path)
+    assert (begun.n_layers, begun.d_model, begun.d_ff) == (
+        small.n_layers,
+        small.d_model,
+        small.d_ff,
+    )
+    assert begun.classes == PRESETS["mnist"].classes
+    deeper = choose_network("mnist", of_shape(28, 28, 1), layers=5, start_from=path)
+    assert deeper == replace(begun, n_layers=5)
 
 
 def test_a_run_has_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert run_folder(None, "mnist", None, resume=False) == Path("runs/mnist")
     assert run_folder(None, None, Path("my/cats"), resume=False) == Path("runs/cats")
+    assert run_folder(None, None, Path(), resume=False) == Path("runs") / tmp_path.name
     assert run_folder(Path("here"), "mnist", None, resume=False) == Path("here")
     with pytest.raises(ValueError, match="no run to resume in here"):
         run_folder(Path("here"), "mnist", None, resume=True)

@@ -1,8 +1,7 @@
-"""Heads: exact likelihood after the paper's own formula, and samples that follow it."""
+"""The head's samples: by inverse CDF, of the likelihood's own probabilities."""
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import numpy as np
@@ -11,24 +10,17 @@ import torch
 from torch import Tensor
 
 from scanline.model.config import MIXTURES, ModelConfig
-from scanline.model.heads import Head, logistic_log_prob, split_mixture
-from tests.conftest import assert_close, tiny_config
+from scanline.model.heads import Head, split_mixture
+from tests.conftest import tiny_config
+from tests.heads.fixtures import (
+    bin_probability,
+    distribution,
+    make_head,
+    marginal,
+    random_parameters,
+)
 
 KINDS = [(head, channels) for head in ("logistic_mixture", "categorical") for channels in (1, 3)]
-EVERYTHING = torch.arange(256)
-
-
-def make_head(kind: str, channels: int) -> Head:
-    """Give a head whose tables (zero at the start of training) are random."""
-    head = Head(tiny_config(head=kind, channels=channels)).double()
-    if head.tables is not None:
-        torch.nn.init.normal_(head.tables)
-    return head
-
-
-def random_parameters(config_outputs: int, rows: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(rows, config_outputs, generator=generator, dtype=torch.float64)
 
 
 def mixture_parameters(
@@ -46,219 +38,6 @@ def mixture_parameters(
     for index, row in enumerate(rows):
         parameters[0, index, : len(row)] = torch.tensor(row, dtype=torch.float64)
     return parameters.flatten(1)
-
-
-# The likelihood of PixelCNN++ (Salimans et al. 2017, eq. 1-3), as the paper writes it.
-
-
-def sigmoid(x: float) -> float:
-    return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))
-
-
-def bin_probability(value: int, mean: float, scale: float) -> float:
-    """Eq. 2: σ((x + 0.5 - μ) / s) - σ((x - 0.5 - μ) / s), reaching to ±∞ at 0 and 255.
-
-    Here in [-1, 1], where half a bin is 1/255. The difference is taken on the side where both
-    terms are small, which keeps its digits.
-    """
-    x = value / 127.5 - 1
-    upper = (x + 1 / 255 - mean) / scale
-    lower = (x - 1 / 255 - mean) / scale
-    if value == 0:
-        return sigmoid(upper)
-    if value == 255:
-        return sigmoid(-lower)
-    if lower > 0:
-        return sigmoid(-lower) - sigmoid(-upper)
-    return sigmoid(upper) - sigmoid(lower)
-
-
-def paper_probability(parameters: list[float], values: list[int]) -> float:
-    """Eq. 1-3 with the channels' means moved as eq. 3 says, component after component."""
-    channels = len(values)
-
-    def parameter(row: int, component: int) -> float:
-        return parameters[row * MIXTURES + component]
-
-    highest = max(parameter(0, i) for i in range(MIXTURES))
-    weights = [math.exp(parameter(0, i) - highest) for i in range(MIXTURES)]
-    total = 0.0
-    for i in range(MIXTURES):
-        means = [parameter(1 + c, i) for c in range(channels)]
-        scales = [math.exp(max(parameter(1 + channels + c, i), -7.0)) for c in range(channels)]
-        x = [value / 127.5 - 1 for value in values]
-        if channels == 3:
-            alpha, beta, gamma = (math.tanh(parameter(7 + p, i)) for p in range(3))
-            means[1] += alpha * x[0]  # green moves with red
-            means[2] += beta * x[0] + gamma * x[1]  # blue with red and green
-        product = weights[i] / sum(weights)
-        for value, mean, scale in zip(values, means, scales, strict=True):
-            product *= bin_probability(value, mean, scale)
-        total += product
-    return total
-
-
-@pytest.mark.parametrize("channels", [1, 3])
-def test_mixture_likelihood_is_the_papers(channels: int) -> None:
-    head = make_head("logistic_mixture", channels)
-    parameters = random_parameters(
-        tiny_config(head="logistic_mixture", channels=channels).head_outputs, 60
-    )
-    parameters[20:40, MIXTURES * (1 + channels) : MIXTURES * (1 + 2 * channels)] -= 2  # narrow
-    parameters[40:] *= 2
-    generator = torch.Generator().manual_seed(5)
-    values = torch.randint(0, 256, (60, channels), generator=generator)
-    values[:3], values[20:23], values[3:6] = 0, 255, 255  # both edge bins
-    bits = head.bits(parameters, values)
-    expected = [
-        -math.log2(paper_probability(p, v))
-        for p, v in zip(parameters.tolist(), values.tolist(), strict=True)
-    ]
-    # The stable middle of a nearly empty bin (< 1e-5 of a component) is an approximation.
-    torch.testing.assert_close(
-        bits, torch.tensor(expected, dtype=torch.float64), rtol=1e-4, atol=1e-5
-    )
-
-
-@pytest.mark.parametrize("log_scale", [-7.0, -5.0, -3.0, -1.0, 2.0])
-@pytest.mark.parametrize("mean", [-1.5, -1.0, -0.3, 0.0, 0.9999, 1.3])
-def test_each_bin_of_one_logistic(mean: float, log_scale: float) -> None:
-    values = EVERYTHING.double() / 127.5 - 1
-    here = torch.tensor(mean, dtype=torch.float64)
-    got = logistic_log_prob(values, here, torch.full_like(here, log_scale)).exp()
-    scale = math.exp(log_scale)
-    expected = torch.tensor(
-        [bin_probability(x, mean, scale) for x in range(256)], dtype=torch.float64
-    )
-    exact = expected > 1e-5
-    torch.testing.assert_close(got[exact], expected[exact], rtol=1e-9, atol=0)
-    assert (got[~exact] < 1.2e-5).all()
-
-
-def distribution(head: Head, parameters: Tensor, earlier: list[int]) -> Tensor:
-    """Give the head's own P(earlier channels, last channel) for each of the last one's values."""
-    C = head.channels
-    assert len(earlier) == C - 1
-    values = torch.tensor(earlier, dtype=torch.long).repeat(256, 1)
-    joint = torch.cat([values, EVERYTHING.view(-1, 1)], 1)
-    return torch.exp2(-head.bits(parameters.expand(256, -1), joint))
-
-
-@pytest.mark.parametrize("log_scale", [-9.0, -7.0, -4.0, -1.0, 1.0, 4.0])
-def test_grey_probabilities_sum_to_one(log_scale: float) -> None:
-    head = make_head("logistic_mixture", 1)
-    for seed in range(4):
-        parameters = random_parameters(30, 1, seed)
-        parameters[:, 2 * MIXTURES :] = log_scale
-        total = distribution(head, parameters, []).sum()
-        assert abs(float(total) - 1) < 3e-5
-
-
-def marginal(parameters: Tensor, channels: int, earlier: list[int]) -> Tensor:
-    """Give P(earlier channels, this one) for each of this one's values, later ones summed out.
-
-    Plain eq. 1-3: in a component, a channel that nobody asks about contributes exactly 1.
-    """
-    c, row = len(earlier), parameters[0].tolist()
-    mixture = split_mixture(parameters, channels)
-    weights = torch.softmax(mixture.weights[0], 0).tolist()
-    result = []
-    for value in range(256):
-        values = [*earlier, value]
-        total = 0.0
-        for i in range(MIXTURES):
-            product = weights[i]
-            x = [v / 127.5 - 1 for v in values]
-            for k in range(c + 1):
-                mean = row[(1 + k) * MIXTURES + i]
-                for other in range(k):
-                    pair = k * (k - 1) // 2 + other
-                    coefficient = row[(1 + 2 * channels + pair) * MIXTURES + i]
-                    mean += math.tanh(coefficient) * x[other]
-                scale = math.exp(max(row[(1 + channels + k) * MIXTURES + i], -7.0))
-                product *= bin_probability(values[k], mean, scale)
-            total += product
-        result.append(total)
-    return torch.tensor(result, dtype=torch.float64)
-
-
-def test_rgb_probabilities_sum_to_the_marginal_step_by_step() -> None:
-    """Summed over blue they give P(red, green); those, over green, P(red); and those 1."""
-    head = make_head("logistic_mixture", 3)
-    parameters = random_parameters(100, 1, seed=2)
-    parameters[:, 40:70] -= 1.5
-    for red, green in [(0, 0), (130, 90), (255, 3), (140, 255)]:
-        over_blue = distribution(head, parameters, [red, green]).sum()
-        expected = marginal(parameters, 3, [red])[green]
-        torch.testing.assert_close(over_blue, expected, rtol=1e-3, atol=1e-9)
-    torch.testing.assert_close(
-        marginal(parameters, 3, [130]).sum(), marginal(parameters, 3, [])[130], rtol=1e-9, atol=0
-    )
-    assert abs(float(marginal(parameters, 3, []).sum()) - 1) < 1e-9
-
-
-@pytest.mark.parametrize("channels", [1, 3])
-def test_categorical_probabilities_sum_to_one(channels: int) -> None:
-    head = make_head("categorical", channels)
-    parameters = random_parameters(256 * channels, 1)
-    if channels == 1:
-        assert_close(distribution(head, parameters, []).sum(), torch.tensor(1.0).double())
-        return
-    for earlier in ([], [7], [7, 255]):
-        c = len(earlier)
-        logits = head.logits(parameters, c, torch.tensor([[*earlier, *[0] * (3 - c)]]))
-        by_hand = parameters[0, 256 * c : 256 * (c + 1)].clone()
-        assert head.tables is not None
-        for other, value in enumerate(earlier):
-            by_hand += head.tables[c * (c - 1) // 2 + other, value]
-        assert_close(logits[0], by_hand)
-    last = torch.softmax(head.logits(parameters, 2, torch.tensor([[7, 255, 0]]))[0], 0)
-    joint = distribution(head, parameters, [7, 255])
-    assert_close(joint / joint.sum(), last)
-    red = torch.softmax(parameters[0, :256], 0)[7]
-    green = torch.softmax(head.logits(parameters, 1, torch.tensor([[7, 0, 0]]))[0], 0)[255]
-    assert_close(joint.sum(), red * green)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("channels", [1, 3])
-def test_extreme_parameters_have_finite_bits_and_gradients(
-    channels: int, dtype: torch.dtype
-) -> None:
-    head = make_head("logistic_mixture", channels).to(dtype)
-    rows = 1 + channels
-    for log_scale, mean, value in itertools.product(
-        (-200.0, -7.0, 0.0, 20.0, 60.0), (-50.0, -1.0, 0.0, 1.0, 50.0), (0, 1, 128, 254, 255)
-    ):
-        size = MIXTURES * (1 + 2 * channels + channels * (channels - 1) // 2)
-        parameters = torch.zeros(1, size, dtype=dtype)
-        parameters[:, MIXTURES : rows * MIXTURES] = mean
-        parameters[:, rows * MIXTURES : (rows + channels) * MIXTURES] = log_scale
-        parameters.requires_grad_()
-        bits = head.bits(parameters, torch.full((1, channels), value))
-        assert bits.isfinite().all(), (log_scale, mean, value)
-        assert (bits >= -1e-4).all()
-        (gradient,) = torch.autograd.grad(bits.sum(), parameters)
-        assert gradient.isfinite().all(), (log_scale, mean, value)
-
-
-@pytest.mark.parametrize("value", [0, 3, 128, 255])
-def test_mixture_gradients_equal_finite_differences(value: int) -> None:
-    head = make_head("logistic_mixture", 3)
-    parameters = random_parameters(100, 2).requires_grad_()
-    values = torch.tensor([[value, 80, 200], [80, value, 30]])
-    assert torch.autograd.gradcheck(lambda p: head.bits(p, values), (parameters,))
-
-
-def test_bits_are_at_least_float32() -> None:
-    head = make_head("categorical", 1)
-    half = torch.randn(4, 256).bfloat16()
-    bits = head.bits(half, torch.zeros(4, 1, dtype=torch.uint8))
-    assert bits.dtype == torch.float32
-    assert torch.equal(bits, head.bits(half.float(), torch.zeros(4, 1, dtype=torch.uint8)))
-
-
-# Sampling.
 
 
 def draw(head: Head, parameters: Tensor, uniforms: Tensor, temperature: float = 1.0) -> Tensor:

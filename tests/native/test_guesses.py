@@ -14,8 +14,7 @@ from scanline.model.decoders.contract import Inputs
 from scanline.model.decoders.native import NativeDecoder
 from scanline.model.network import LinearTransformer
 from tests.conftest import tiny_config
-from tests.test_decoder import blank, every_kind, network_of
-from tests.test_native import isa as isa
+from tests.decoders.fixtures import blank, every_kind, network_of
 
 
 def repetitive(config: ModelConfig) -> tuple[LinearTransformer, Inputs]:

@@ -1,0 +1,62 @@
+"""What a training run keeps to go on to the bit, and who may go on with it."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from scanline.model.checkpoint import CheckpointError, load_tensors
+from scanline.model.config import ModelConfig
+from scanline.model.data.published import Dataset
+from scanline.model.recipe import TrainingConfig
+
+# What a resumed run may change: where it ends, and nothing else of a step.
+_FREE = {"steps", "decay", "checkpoint_every", "evaluate_every", "compile"}
+
+_KINDS: dict[str, type | tuple[type, ...]] = {
+    "config": dict, "training": dict, "step": int, "seconds": (int, float), "validation": list,
+    "model": dict, "average": dict, "optimizers": list,
+}  # fmt: skip
+
+
+def fingerprint(data: Dataset) -> str:
+    """Give a hash of a data set's images and labels, and of their order."""
+    digest = hashlib.sha256(np.ascontiguousarray(data.images).data)
+    if data.labels is not None:
+        digest.update(np.ascontiguousarray(data.labels).data)
+    return digest.hexdigest()
+
+
+def read_state(
+    path: Path, model: ModelConfig, recipe: TrainingConfig, device: torch.device
+) -> dict[str, Any]:
+    """Read what a run of this model and recipe goes on from, or raise ``CheckpointError``."""
+    saved = load_tensors(path, device)
+    if not isinstance(saved, dict) or not all(
+        isinstance(saved.get(name), kind) for name, kind in _KINDS.items()
+    ):
+        raise CheckpointError(f"{path} is not the state of a training run; start another")
+    mine = model.to_dict()
+    if other := [name for name in mine if saved["config"].get(name) != mine[name]]:
+        raise CheckpointError(
+            f"{path} is of another model ({', '.join(other)}); "
+            "name the same one, or give the run another folder"
+        )
+    now, then = asdict(recipe), saved["training"]
+    changed = [k for k in now | then if k not in _FREE and now.get(k) != then.get(k)]
+    if changed:
+        raise CheckpointError(
+            f"{path} was trained with other settings ({', '.join(changed)}); "
+            "give the same ones, or start again in another folder"
+        )
+    if saved["step"] > recipe.steps:
+        raise CheckpointError(
+            f"{path} has taken {saved['step']:,} steps, more than {recipe.steps:,}: "
+            "give as many or more"
+        )
+    return saved

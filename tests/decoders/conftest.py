@@ -1,0 +1,27 @@
+"""The backends, for tests of what all of them promise."""
+
+from __future__ import annotations
+
+import pytest
+
+from scanline.model.config import ModelConfig
+from scanline.model.decoders.contract import BackendError
+from scanline.model.decoders.opening import open_decoder
+from scanline.model.network import LinearTransformer
+from tests.conftest import tiny_config
+from tests.decoders.fixtures import BACKENDS
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> str:
+    """Give each backend's name; skips, visibly, one that cannot run here."""
+    name = str(request.param)
+    try:
+        open_decoder(LinearTransformer(tiny_config()), 1, name)
+    except BackendError as error:
+        pytest.skip(f"{name}: {error}")
+    callspec = getattr(request.node, "callspec", None)
+    config = callspec.params.get("config") if callspec else None
+    if name != "reference" and isinstance(config, ModelConfig) and config.attention != "linear":
+        pytest.skip(f"{name}: does not know attention {config.attention!r}")
+    return name

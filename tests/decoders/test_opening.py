@@ -1,0 +1,81 @@
+"""Choosing a backend."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from scanline.model.config import ModelConfig
+from scanline.model.decoders.contract import BackendError
+from scanline.model.decoders.native import NativeDecoder
+from scanline.model.decoders.opening import open_decoder
+from tests.decoders.fixtures import GREY, blank, draw, network_of
+from tests.test_network import FEW
+
+
+def test_unknown_backends_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"backend must be .*reference.*, not 'quantum'"):
+        open_decoder(network_of(GREY), 1, "quantum")
+
+
+def test_no_slots_are_refused(backend: str) -> None:
+    with pytest.raises(ValueError, match="max_slots must be at least 1, not 0"):
+        open_decoder(network_of(GREY), 0, backend)
+
+
+def test_auto_opens_something_that_draws() -> None:
+    network, inputs = network_of(GREY), blank(GREY, 1)
+    decoder = open_decoder(network, 1)
+    decoder.begin([0], inputs)
+    decoder.step([0], GREY.pixels)
+    assert decoder.positions.tolist() == [GREY.pixels]
+    assert np.array_equal(decoder.canvas, draw(network, decoder.backend, inputs)[0])
+
+
+def test_the_few_variants_have_every_start_and_order() -> None:
+    assert {c.start for c in FEW.values()} == {"learned", "given"}
+    assert {(c.order, c.channels) for c in FEW.values()} >= {
+        ("pixel", 1), ("pixel", 3), ("subpixel", 3),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["native", "triton"])
+def test_options_that_a_backend_has_not_heard_of_are_refused(
+    name: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every option of a config, set to a value of tomorrow, is named; ``auto`` takes the next."""
+    if name == "triton":
+        pytest.importorskip("triton")
+        from scanline.model.decoders.triton import TritonDecoder as Backend
+    else:
+        from scanline.model.decoders.native import NativeDecoder as Backend  # type: ignore[assignment]
+    options = [f.name for f in dataclasses.fields(ModelConfig) if isinstance(f.default, str)]
+    assert {"attention", "short_conv", "feature_map", "norm", "start"} <= set(options)
+    assert Backend.unsupported(GREY) is None
+    for option in options:
+        config = dataclasses.replace(GREY)
+        object.__setattr__(config, option, "of tomorrow")  # past the config's own check
+        reason = Backend.unsupported(config)
+        assert reason is not None
+        assert option in reason
+    network = network_of(GREY)
+    monkeypatch.setattr(Backend, "unsupported", classmethod(lambda cls, config: "norm 'rms'"))
+    with pytest.raises(BackendError, match=rf"{name}.*norm 'rms'|needs an NVIDIA GPU"):
+        open_decoder(network, 1, name)
+    if name == "native":
+        assert open_decoder(network, 1, "auto").backend == "reference"
+        assert "norm 'rms'" in caplog.text
+
+
+def test_a_new_option_is_refused_by_a_backend_that_was_never_told_of_it() -> None:
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Tomorrow(ModelConfig):
+        gate: bool = False
+
+    plain = Tomorrow(**dataclasses.asdict(GREY) | {"classes": GREY.classes})
+    assert NativeDecoder.unsupported(plain) is None
+    reason = NativeDecoder.unsupported(dataclasses.replace(plain, gate=True))
+    assert reason is not None
+    assert "gate True" in reason

@@ -1,0 +1,19 @@
+"""The ISAs, for tests of the native decoder."""
+
+from __future__ import annotations
+
+import pytest
+
+from scanline.kernels.native import abi as native
+from scanline.kernels.native import build as native_build
+
+
+@pytest.fixture(params=native_build.ISAS)
+def isa(request: pytest.FixtureRequest) -> str:
+    """Give each ISA's name; skips, visibly, those that this CPU or compiler lacks."""
+    name = str(request.param)
+    try:
+        native.load_library(name)
+    except native_build.NativeBuildError as error:
+        pytest.skip(str(error))
+    return name

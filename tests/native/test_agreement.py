@@ -1,0 +1,103 @@
+"""The native decoder's numbers: those of float64, on every ISA, in every precision."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from scanline.model.checkpoint import SHIPPED, CheckpointError, find_checkpoints, load_checkpoint
+from scanline.model.config import ModelConfig
+from scanline.model.data.published import load_dataset
+from scanline.model.decoders.contract import Inputs
+from scanline.model.decoders.native import NativeDecoder, Precision
+from tests.conftest import TOLERANCES, assert_close
+from tests.decoders.fixtures import blank, every_kind, masked, network_of, noises, scatter_seeds
+from tests.native.fixtures import FLOAT32_ERROR, ODD_SIZES, exact, trace
+from tests.test_network import FEW, every_variant
+
+# What bf16 weights may change of bits/dim on real images.
+BITS_PER_DIM_ERROR = 0.002
+
+
+def check_against_float64(config: ModelConfig, precision: Precision, isa: str | None) -> None:
+    inputs = masked(config, 3, seed=1)
+    decoder = NativeDecoder(network_of(config), 3, 2, precision=precision, isa=isa)
+    parameters, bits = trace(decoder, inputs)
+    expected, expected_bits = exact(config, decoder.canvas, inputs)
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    if expected.size:
+        error = np.abs(parameters - expected).max() / np.abs(expected).max()
+        assert error <= (FLOAT32_ERROR if precision == "float32" else TOLERANCES[dtype]["rtol"])
+    assert_close(torch.from_numpy(bits), torch.from_numpy(expected_bits), dtype)
+
+
+@every_variant
+def test_float32_agrees_with_float64(config: ModelConfig) -> None:
+    check_against_float64(config, "float32", None)
+
+
+@pytest.mark.parametrize("config", [*FEW.values(), *ODD_SIZES.values()])
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_every_isa_agrees_with_float64(config: ModelConfig, precision: Precision, isa: str) -> None:
+    check_against_float64(config, precision, isa)
+
+
+@every_kind
+def test_samples_are_the_heads(config: ModelConfig, isa: str) -> None:
+    """Each value drawn is what the head's definition draws from the same parameters."""
+    inputs = masked(config, 32, seed=2)
+    scatter_seeds(inputs)
+    inputs.known[:] = False
+    network = network_of(config)
+    decoder = NativeDecoder(network, 32, 2, isa=isa)
+    parameters, _ = trace(decoder, inputs)
+    uniforms = noises(inputs, config).reshape(32, config.steps, -1)
+    equal = []
+    for step in range(config.steps):
+        values = network.head.sample(
+            torch.from_numpy(parameters[:, step]),
+            torch.from_numpy(uniforms[:, step].copy()),
+            torch.from_numpy(inputs.temperature),
+        )
+        drawn = decoder.canvas.reshape(32, config.steps, -1)[:, step]
+        equal.append(values.numpy() == drawn)
+    # Where the uniform lies within rounding of the border of two values, either may be drawn.
+    assert np.mean(equal) > 0.998
+
+
+def test_bits_per_dim_of_the_shipped_weights(data_dir: Path) -> None:
+    """Within 0.002 of the float32 reference on real images."""
+    try:
+        found = find_checkpoints(SHIPPED)
+    except CheckpointError as error:
+        pytest.skip(str(error))
+    checked = 0
+    for name, path in found.items():
+        model = load_checkpoint(path).model
+        config = model.config
+        dataset = "cifar10" if config.channels == 3 else "mnist"
+        images = load_dataset(dataset, "test", data_dir).images[:40]
+        if images.shape[1:] != (config.height, config.width, config.channels):
+            continue
+        canvas = images.reshape(len(images), config.pixels, config.channels)
+        inputs = replace_known(blank(config, len(images)), canvas)
+        with torch.no_grad():
+            expected = model.bits(torch.from_numpy(canvas)).numpy()
+        decoder = NativeDecoder(model, len(images))
+        slots = np.arange(len(images), dtype=np.int32)
+        decoder.begin(slots.tolist(), inputs)
+        difference = (decoder.bits.sum() - expected.sum()) / len(images) / config.dims
+        assert abs(difference) <= BITS_PER_DIM_ERROR, name
+        checked += 1
+    if not checked:
+        pytest.skip("none of the shipped networks draws MNIST or CIFAR-10")
+
+
+def replace_known(inputs: Inputs, canvas: NDArray[np.uint8]) -> Inputs:
+    label = np.full(len(canvas), -1, np.int32)
+    return replace(inputs, canvas=canvas, known=np.ones_like(inputs.known), label=label)

@@ -1,0 +1,86 @@
+"""The decoder's benchmark."""
+
+from __future__ import annotations
+
+import pytest
+
+from scanline.kernels.native import abi as native
+from scanline.kernels.native import build as native_build
+from scanline.model.bench import cpu as bench
+from scanline.model.bench import limits
+from scanline.model.bench.peer import Peer
+from scanline.model.config import PRESETS
+from scanline.model.decoders.contract import Decoder
+from scanline.model.decoders.opening import open_decoder
+from scanline.model.network import LinearTransformer
+from tests.conftest import tiny_config
+from tests.decoders.fixtures import network_of
+
+
+def test_the_benchmark_reports_every_backend() -> None:
+    report = bench.run_bench(
+        ["mnist-paper"], backends=["native", "reference"], slots=[1, 3], threads=1,
+        seconds=0.01, repeats=1,
+        progress=(lines := list[str]()).append,
+    )  # fmt: skip
+    assert [(t.backend, t.slots) for t in report.timings] == [
+        ("native", 1), ("native", 3), ("reference", 1), ("reference", 3),
+    ]  # fmt: skip
+    assert all(t.milliseconds_a_step > 0 and t.images_a_second > 0 for t in report.timings)
+    for timing in report.timings:
+        assert timing.limit in ("compute", "bytes")
+        assert timing.times_limit is not None
+        assert any(f"{timing.times_limit:.2f} × {timing.limit}" in line for line in lines)
+    assert report.hardware["cpu"] in lines[0]
+    assert all(peak > 0 for peak in report.peaks.values())
+    with pytest.raises(ValueError, match=r"there is no 'imagenet'; there are .*mnist-paper"):
+        bench.run_bench(["imagenet"])
+
+
+@pytest.mark.parametrize(
+    ("operations", "rate", "limit"),
+    [
+        (1e9, 1e12, ("compute", 64 * 12.9e6 / 1e9)),
+        (1e15, 1e9, ("bytes", (12.6e6 + 64 * 540e3) / 1e9)),
+    ],
+)
+def test_a_limit_is_what_takes_the_machine_longer(
+    monkeypatch: pytest.MonkeyPatch, operations: float, rate: float, limit: tuple[str, float]
+) -> None:
+    peaks = native.Peaks(operations, operations, rate, rate)
+    monkeypatch.setattr(limits, "measure_peaks", lambda library, threads: peaks)
+    monkeypatch.setattr(limits, "measure_bandwidth", lambda library, threads, size: rate)
+    machine = limits.Machine(native.load_library("portable"), 1)
+    found = machine.limit(PRESETS["mnist-paper"], 64)
+    assert found.name == limit[0]
+    assert found.seconds == pytest.approx(limit[1], rel=0.02)
+
+
+def test_what_cannot_be_measured_is_told() -> None:
+    library = native.load_library("portable")
+    with pytest.raises(native_build.NativeBuildError, match="memory or threads are short"):
+        native.measure_bandwidth(library, 1, 1 << 60)
+
+
+def test_the_benchmark_times_nothing_that_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def open_another(
+        model: LinearTransformer, max_slots: int, backend: str, threads: int | None
+    ) -> Decoder:
+        other = LinearTransformer(model.config)
+        return open_decoder(other, max_slots, backend, threads)
+
+    monkeypatch.setattr(bench, "open_decoder", open_another)
+    with pytest.raises(RuntimeError, match="bits/dim from the reference: not timed"):
+        bench.check(network_of(tiny_config()), "native", 1)
+
+
+def test_the_peer_computes_the_same() -> None:
+    pytest.importorskip("fast_transformers")
+    Peer(bench.find_model("mnist-paper"), 2).check()
+
+
+def test_the_benchmark_counts_the_papers_network() -> None:
+    """The known figures: 12.6 MB of bf16 weights, 6,200 images' states at 3.35 TB/s."""
+    config = PRESETS["mnist-paper"]
+    assert limits.least_bytes(config, 0) == pytest.approx(12.6e6, rel=0.01)
+    assert limits.operations(config) == pytest.approx(12.9e6, rel=0.02)

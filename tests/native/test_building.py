@@ -1,0 +1,223 @@
+"""Building the native code: kept, made again, by any compiler, without warnings."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from scanline.kernels.native import abi as native
+from scanline.kernels.native import build as native_build
+from scanline.model.decoders.contract import BackendError
+from scanline.model.decoders.native import NativeDecoder
+from scanline.model.decoders.opening import open_decoder
+from scanline.model.decoders.reference import ReferenceDecoder
+from tests.conftest import ROOT
+from tests.native.fixtures import STRICT, TINY
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give an empty cache folder to build into."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("SCANLINE_CACHE", str(folder))
+    monkeypatch.setenv("SCANLINE_CXXFLAGS", "-O0")  # builds faster
+    return folder
+
+
+@pytest.fixture(scope="module")
+def built() -> Path:
+    """Give the portable build that every other test of it uses."""
+    name: str = native.load_library("portable")._name
+    return Path(name)
+
+
+@pytest.fixture
+def compiler(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Name a compiler whose every output is that build: for tests of what becomes of outputs."""
+    path = tmp_path / "ready-c++"
+    path.write_text(
+        f"""#!/bin/sh
+[ "$1" = --version ] && exec echo ready
+echo "$@" >>'{path}.log'
+while [ "$1" != -o ]; do shift; done
+exec cp '{built}' "$2"
+"""
+    )
+    path.chmod(0o755)
+    monkeypatch.setenv("CXX", str(path))
+    return path
+
+
+def runs(compiler: Path) -> int:
+    """Count what a ready compiler was asked to compile."""
+    log = compiler.with_name(f"{compiler.name}.log")
+    return len(log.read_text().splitlines())
+
+
+def test_a_build_is_kept_and_used_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    native.load_library("portable")
+    (built,) = cache.iterdir()
+    assert built.name.startswith("decoder-portable-")
+    monkeypatch.setattr(native_build, "_build", None)
+    native.load_library("portable")
+
+
+def test_two_processes_may_build_at_once(cache: Path, compiler: Path) -> None:
+    # Neither build ends before the other has begun.
+    log = f"{compiler}.log"
+    script = compiler.read_text()
+    wait = f"until [ $(wc -l <'{log}') = 2 ]; do sleep 0.01; done\n"
+    compiler.write_text(script.replace("exec cp", f"{wait}exec cp"))
+    program = (
+        "from scanline.kernels.native import abi; "
+        "print(abi.load_library('portable').scanline_isa())"
+    )
+    both = [
+        subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE)
+        for _ in range(2)
+    ]
+    for process in both:
+        assert process.communicate(timeout=120)[0].strip() == b"b'portable'"
+        assert process.returncode == 0
+    assert len(list(cache.iterdir())) == 1
+
+
+def test_a_damaged_build_is_made_again(
+    cache: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    native.load_library("portable")
+    (kept,) = cache.iterdir()
+    other = cache.with_name("other")
+    other.mkdir()
+    damaged = other / kept.name
+    damaged.write_bytes(b"half a build")
+    monkeypatch.setenv("SCANLINE_CACHE", str(other))
+    native.load_library("portable")
+    assert "does not load, building it again" in caplog.text
+    assert damaged.stat().st_size > 10_000
+    assert runs(compiler) == 2
+
+
+def test_a_cache_that_cannot_be_written(
+    cache: Path, compiler: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A file where the folder should be stands for read-only: root may write anywhere."""
+    cache.write_text("no folder")
+    decoder = NativeDecoder(TINY, 1, isa="portable")
+    decoder.step([0], 1)
+    assert "set SCANLINE_CACHE to a writable folder" in caplog.text
+    assert runs(compiler) == 1
+
+
+def test_no_compiler(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(cache))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # or auto takes the device
+    with pytest.raises(BackendError, match=r"no C\+\+ compiler: install g\+\+"):
+        open_decoder(TINY, 1, "native")
+    assert isinstance(open_decoder(TINY, 1), ReferenceDecoder)
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert "install g++" in caplog.text
+
+
+def test_builds_made_beforehand_need_no_compiler(
+    cache: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a Docker image does: built in one stage, run in another, on some other CPU."""
+    isas = dict.fromkeys([native_build.cpu_isas()[0], "portable"])
+    monkeypatch.setattr(native_build, "ISAS", {isa: native_build.ISAS[isa] for isa in isas})
+    assert isas.keys() == {path.name.split("-")[1] for path in native_build.build_all()}
+    assert runs(compiler) == 2 * len(isas)
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(cache))
+    with pytest.raises(native_build.NativeBuildError, match="there is no C"):
+        native_build.find_compiler()
+    assert open_decoder(TINY, 1, "native").backend == "native"
+
+
+def test_a_compiler_that_fails(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = tmp_path / "broken-c++"
+    broken.write_text("#!/bin/sh\n[ $1 = --version ] || { echo 'error: no' >&2; exit 1; }\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("CXX", str(broken))
+    with pytest.raises(BackendError, match=r"failed \(error: no\); name another one in CXX"):
+        open_decoder(TINY, 1, "native")
+    assert list(cache.iterdir()) == []
+    monkeypatch.setenv("CXX", "/nowhere/c++")
+    with pytest.raises(BackendError, match="CXX names '/nowhere/c\\+\\+', which is not there"):
+        open_decoder(TINY, 1, "native")
+
+
+@pytest.mark.parametrize("compiler", ["g++", "clang++"])
+@pytest.mark.parametrize("isa", native_build.ISAS)
+def test_compilers_have_nothing_to_warn_of(compiler: str, isa: str, tmp_path: Path) -> None:
+    # gcc looks for uninitialised values only where it optimises; all of clang's are the parser's.
+    level = ["-O1", "-S"] if compiler == "g++" else ["-fsyntax-only"]
+    flags = [*native_build.FLAGS, *native_build.ISAS[isa][0], *STRICT.split(), *level]
+    command = [compiler, *flags, str(native_build.DECODER), "-o", str(tmp_path / "native.so")]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        pytest.skip(f"no {compiler} here")
+    if "unrecognized" in done.stderr or "unsupported option" in done.stderr:
+        pytest.skip(f"{compiler} here is not for x86")
+    assert done.stderr == ""
+    assert done.returncode == 0
+
+
+SANITIZED = """
+import numpy as np
+from tests.decoders.fixtures import KINDS, masked, network_of
+from tests.native.test_guesses import repetitive
+from tests.native.fixtures import ODD_SIZES
+from scanline.model.decoders.native import NativeDecoder
+for config in [*KINDS.values(), *list(ODD_SIZES.values())[::2]]:
+    inputs = masked(config, 5)
+    for precision in ("bf16", "float32"):
+        decoder = NativeDecoder(network_of(config), 7, 2, precision=precision)
+        decoder.begin([6, 0, 3, 2, 1], inputs)
+        decoder.step([0], 2)
+        decoder.step([6, 0, -1, 3, 2, 1], config.pixels)
+        assert (decoder.positions[[6, 0, 3, 2, 1]] == config.pixels).all()
+for config in KINDS.values():
+    network, inputs = repetitive(config)
+    decoder = NativeDecoder(network, 2, 2)
+    decoder.begin([0, 1], inputs.rows([0, 1]))
+    decoder.step([0, 1], 9)
+    decoder.step([1], network.config.pixels)
+print("clean")
+"""
+
+
+def test_sanitizers_find_nothing(cache: Path) -> None:
+    runtimes = []
+    for name in ("libasan.so", "libubsan.so", "libstdc++.so.6"):
+        try:
+            command = ["g++", f"-print-file-name={name}"]
+            found = subprocess.run(command, capture_output=True, text=True, check=True)
+        except (OSError, subprocess.CalledProcessError):
+            pytest.skip("no g++ here")
+        runtimes.append(found.stdout.strip())
+    if not all(Path(runtime).is_file() for runtime in runtimes):
+        pytest.skip("g++ comes without its sanitizers here")
+    environment = os.environ | {
+        "CXX": "g++",
+        "SCANLINE_CXXFLAGS": "-fsanitize=address,undefined -fno-sanitize-recover=all -O1",
+        "LD_PRELOAD": " ".join(runtimes),
+        "ASAN_OPTIONS": "detect_leaks=0",  # Python's own
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", SANITIZED],
+        env=environment, cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout == "clean\n", done.stderr[-3000:]

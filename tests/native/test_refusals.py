@@ -1,0 +1,95 @@
+"""Input and settings that make no sense."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from scanline.kernels.native import build as native_build
+from scanline.model.config import ModelConfig
+from scanline.model.decoders.contract import BackendError
+from scanline.model.decoders.native import NativeDecoder
+from scanline.model.decoders.opening import open_decoder
+from tests.conftest import tiny_config
+from tests.decoders.fixtures import blank, every_kind, network_of
+from tests.native.fixtures import TINY
+
+
+@pytest.mark.parametrize("slots", [[0, 1, 0], [3], [-2], [2**31 - 1]], ids=str)
+def test_wrong_slots_are_refused(slots: list[int]) -> None:
+    decoder = NativeDecoder(TINY, 3)
+    rows = np.array(slots, np.int64).astype(np.int32)
+    with pytest.raises(ValueError, match="slots must be"):
+        decoder.step(rows, 1)
+    assert decoder.positions.tolist() == [0, 0, 0]
+    decoder.step([0, 1, 2], 1)  # and nothing is left of it
+    assert decoder.positions.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("length", [-1, tiny_config().pixels + 1])
+def test_wrong_lengths_are_refused(length: int) -> None:
+    decoder = NativeDecoder(TINY, 2)
+    slots, lengths = np.array([0, 1], np.int32), np.array([3, length], np.int32)
+    with pytest.raises(ValueError, match="no such number of pixels"):
+        decoder._native.begin(slots, lengths)
+    assert decoder.positions.tolist() == [0, 0]
+
+
+def test_an_image_that_overflows_leaves_no_trace(isa: str) -> None:
+    """A slot whose label's embedding is infinite is lost; the next image in its place is not."""
+    config = tiny_config(classes=("cat", "dog"))
+    network, inputs = network_of(config), blank(config, 2)
+    assert network.label_embedding is not None
+    with torch.no_grad():
+        network.label_embedding.weight[0] = torch.inf
+    inputs.label[:] = [0, 1]
+    clean = NativeDecoder(network, 1, 1, isa=isa)
+    clean.begin([0], inputs.rows([1]))
+    clean.step([0], config.pixels)
+    decoder = NativeDecoder(network, 1, 1, isa=isa)
+    for row in (0, 1):
+        decoder.begin([0], inputs.rows([row]))
+        decoder.step([0], config.pixels)
+        assert np.isfinite(decoder.bits).all() == (row == 1)
+    assert decoder.canvas.tobytes() == clean.canvas.tobytes()
+    assert decoder.bits.tobytes() == clean.bits.tobytes()
+
+
+@every_kind
+def test_extreme_numbers_stay_in_range(config: ModelConfig, isa: str) -> None:
+    """No temperature or weight, finite or not, leads outside the arrays."""
+    extremes = [0.0, 1e-45, 1e-38, 1e-9, 1e9, 3e38, np.inf, np.nan]
+    count = len(extremes)
+    for scale in (1.0, 1e4, 1e30):
+        network = network_of(config)
+        with torch.no_grad():
+            for parameter in network.head.parameters():
+                parameter.mul_(scale)
+        decoder = NativeDecoder(network, count, 2, isa=isa)
+        decoder.begin(list(range(count)), blank(config, count))
+        decoder.inputs.temperature[:] = extremes  # past the door, where `load` refuses most of them
+        decoder.step(np.arange(count, dtype=np.int32), config.pixels)
+        assert (decoder.positions == config.pixels).all()
+
+
+def test_wrong_settings_are_refused() -> None:
+    with pytest.raises(ValueError, match="threads must be at least 1, not 0"):
+        NativeDecoder(TINY, 1, 0)
+    with pytest.raises(ValueError, match="team must be at least 1, not 0"):
+        NativeDecoder(TINY, 1, 1, team=0)
+    with pytest.raises(ValueError, match=r"isa must be one of avx512bf16, .*, not 'mmx'"):
+        NativeDecoder(TINY, 1, isa="mmx")
+    with pytest.raises(ValueError, match="precision must be bf16 or float32"):
+        NativeDecoder(TINY, 1, precision="int8")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="max_slots"):
+        NativeDecoder(TINY, 0)
+    with pytest.raises(ValueError, match="backend must be one of auto, native, reference"):
+        open_decoder(TINY, 1, "cuda")
+
+
+def test_an_isa_that_the_cpu_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_build, "cpu", lambda: ("Old CPU", frozenset({"avx2", "fma"})))
+    assert native_build.cpu_isas() == ["avx2", "portable"]
+    with pytest.raises(BackendError, match=r"Old CPU\) has no avx512; it has avx2, portable"):
+        NativeDecoder(TINY, 1, isa="avx512")

@@ -1,0 +1,104 @@
+"""The same bytes for any threads, company and way of being computed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from scanline.model.config import PRESETS, ModelConfig
+from scanline.model.decoders.native import NativeDecoder, Precision
+from scanline.model.network import LinearTransformer
+from tests.conftest import tiny_config
+from tests.decoders.fixtures import blank, every_kind, masked, network_of
+from tests.native.fixtures import TINY, trace
+
+
+@every_kind
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_prefill_is_stepping_to_the_last_bit(config: ModelConfig, threads: int, isa: str) -> None:
+    """States, bits and parameters, for images prefilled together and one by one."""
+    wide = replace(config, height=9, width=7, d_model=48)  # several blocks of rows an image
+    inputs = blank(wide, 4)
+    lengths = np.array([1, 8, 25, wide.pixels], np.int32)
+    slots = np.arange(4, dtype=np.int32)
+    network = network_of(wide)
+    stepped = NativeDecoder(network, 4, 1, isa=isa)
+    stepped.begin(slots, inputs)
+    for slot, length in enumerate(lengths):
+        for _ in range(length):
+            stepped.step([slot], 1)
+    inputs.canvas[:] = stepped.canvas
+    inputs.known[:] = np.arange(wide.pixels) < lengths[:, None]
+    for some in ([slots], np.split(slots, 4)):
+        filled = NativeDecoder(network, 4, threads, isa=isa, team=threads)
+        for part in some:
+            filled.begin(part, inputs.rows(part))
+        assert filled.states.tobytes() == stepped.states.tobytes()
+        assert filled.bits.tobytes() == stepped.bits.tobytes()
+
+
+def test_a_team_is_no_larger_than_its_work() -> None:
+    """Many cores do not crowd around one image: whole teams take images, as many as there are."""
+    threads = 64
+    network = LinearTransformer(replace(PRESETS["mnist"], n_layers=1))
+    crews = NativeDecoder(network, 1, threads)._native.crews
+    assert crews(1)[0] == 1
+    most = crews(1)[1]
+    assert 2 <= most <= 16
+    for count in range(1, 2 * threads):
+        teams, used = crews(count)
+        assert 1 <= teams <= count
+        assert min(count, threads) <= used <= min(threads, most * teams)
+    assert crews(2 * threads) == (threads, threads)
+    small = NativeDecoder(TINY, 1, threads)._native.crews
+    assert small(1) == (1, 1)  # meeting would take longer than its products
+
+
+@every_kind
+@pytest.mark.parametrize("precision", ["bf16", "float32"])
+def test_the_same_bytes_for_any_threads_and_company(
+    config: ModelConfig, precision: Precision, isa: str
+) -> None:
+    """Images arrive at random, in any slot, and leave; alone and in teams of threads."""
+    count = 40
+    wide = replace(config, d_model=48, n_heads=3)
+    network, inputs = network_of(wide), masked(wide, count, seed=3)
+    alone = NativeDecoder(network, 1, 1, precision=precision, isa=isa)
+    expected = []
+    for image in range(count):
+        alone.begin([0], inputs.rows([image]))
+        alone.step([0], wide.pixels)
+        expected.append((alone.canvas.tobytes(), alone.bits.tobytes(), alone.kv.tobytes()))
+    for threads, team in ((1, 1), (2, 2), (3, 3), (5, 2), (9, 4)):
+        generator = np.random.default_rng(threads)
+        decoder = NativeDecoder(network, 37, threads, precision=precision, isa=isa, team=team)
+        decoder.kv[:] = np.nan
+        waiting, running = list(range(count)), dict[int, int]()
+        while waiting or running:
+            free = [slot for slot in range(37) if slot not in running]
+            arriving = min(int(generator.choice([0, 1, 2, 30])), len(free), len(waiting))
+            if arriving:
+                slots = [int(slot) for slot in generator.permutation(free)[:arriving]]
+                images = [waiting.pop() for _ in slots]
+                decoder.begin(slots, inputs.rows(images))
+                running.update(zip(slots, images, strict=True))
+            listed = [*generator.permutation(list(running)), -1]
+            decoder.step(np.array(listed, np.int32), int(generator.integers(1, 8)))
+            for slot in [s for s in running if decoder.positions[s] == wide.pixels]:
+                one = (decoder.canvas[slot], decoder.bits[slot], decoder.kv[slot])
+                assert tuple(part.tobytes() for part in one) == expected[running.pop(slot)]
+
+
+def test_a_decoder_owns_its_weights() -> None:
+    """Training on, or closing the model, does not reach into a running decoder."""
+    config = tiny_config()
+    network, inputs = network_of(config), blank(config, 1)
+    decoder = NativeDecoder(network, 1)
+    before = trace(decoder, inputs)[0].copy()
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.zero_()
+    assert np.array_equal(trace(decoder, inputs)[0], before)

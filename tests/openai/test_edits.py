@@ -1,0 +1,156 @@
+"""Edits: what a mask leaves transparent is painted, the rest kept."""
+
+from __future__ import annotations
+
+import base64
+import io
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+from PIL import Image
+
+from scanline.service.generation import Spec
+from tests.openai.fixtures import expected_edit, masked, pixels_of
+from tests.service_fixtures import (
+    GREY,
+    check_error,
+    encode,
+    fake_image,
+    random_picture,
+)
+
+
+def test_an_edit_paints_where_the_mask_is_transparent(client: openai.OpenAI) -> None:
+    picture, paint = random_picture(), np.zeros((6, 5), bool)
+    paint[2:4, 1:3] = True
+    reply = client.images.edit(
+        image=encode(picture), mask=masked(picture, paint), prompt="", n=2, extra_body={"seed": 9}
+    )
+    assert reply.data is not None
+    spec = expected_edit(picture, paint, 2)
+    for j, item in enumerate(reply.data):
+        drawn = pixels_of(item.b64_json)
+        assert np.array_equal(drawn, fake_image(GREY, spec, j))
+        assert spec.canvas is not None
+        assert np.array_equal(drawn[spec.known], spec.canvas[spec.known])
+    assert reply.usage is not None
+    assert (reply.usage.input_tokens, reply.usage.output_tokens) == (22, 38)
+
+
+def test_an_edit_scales_16_bits_and_refuses_32(client: openai.OpenAI) -> None:
+    picture, paint = random_picture(), np.zeros((6, 5), bool)
+    paint[3:] = True
+    mask = masked(picture, paint)
+    wide = Image.fromarray(np.asarray(picture).astype(np.uint16) << 8)
+    reply = client.images.edit(image=encode(wide), mask=mask, prompt="", extra_body={"seed": 9})
+    assert reply.data is not None
+    expected = fake_image(GREY, expected_edit(picture, paint), 0)
+    assert np.array_equal(pixels_of(reply.data[0].b64_json), expected)
+    for dtype in (np.int32, np.float32):
+        wider = encode(Image.fromarray(np.asarray(picture).astype(dtype)), "TIFF")
+        with pytest.raises(openai.BadRequestError, match="8 or 16 bits") as refused:
+            client.images.edit(image=wider, mask=mask, prompt="")
+        assert (refused.value.code, refused.value.param) == ("invalid_image", "image")
+
+
+@pytest.mark.parametrize("factor", [1, 4])
+@pytest.mark.parametrize("where", ["mask", "picture"])
+def test_only_what_is_wholly_transparent_is_painted(
+    client: openai.OpenAI, where: str, factor: int
+) -> None:
+    """In an enlarged picture, a pixel with a part that is."""
+    alpha = np.full((6 * factor, 5 * factor), 255, np.uint8)
+    alpha[: 2 * factor] = np.resize([1, 64, 127, 128, 254], alpha[: 2 * factor].shape)
+    alpha[3 * factor, 2 * factor] = alpha[-1, -1] = 0
+    grey = Image.new("L", alpha.shape[::-1], 90)
+    sent = encode(Image.merge("LA", (grey, Image.fromarray(alpha))))
+    beside = where == "mask"
+    reply = client.images.edit(
+        image=encode(grey) if beside else sent, mask=sent if beside else openai.omit, prompt="",
+        n=8, extra_body={"seed": 9},
+    )  # fmt: skip
+    assert reply.data is not None
+    drawn = np.stack([pixels_of(item.b64_json).ravel() for item in reply.data])
+    assert np.flatnonzero(drawn.std(0)).tolist() == [17, 29]  # the same in all: known
+
+
+def test_an_edit_without_a_mask_paints_the_transparent_part(client: openai.OpenAI) -> None:
+    picture, paint = random_picture(), np.zeros((6, 5), bool)
+    paint[3:] = True
+    alpha = Image.fromarray(np.where(paint, 0, 255).astype(np.uint8))
+    cut = Image.merge("LA", (picture, alpha))
+    reply = client.images.edit(
+        image=[("cut.png", encode(cut), "image/png")], prompt="", extra_body={"seed": 9}
+    )
+    assert reply.data is not None
+    expected = fake_image(GREY, expected_edit(picture, paint), 0)
+    assert np.array_equal(pixels_of(reply.data[0].b64_json), expected)
+
+
+def test_an_enlarged_reply_can_be_edited(client: openai.OpenAI) -> None:
+    drawn = client.images.generate(
+        prompt="",
+        size="50x60",
+        extra_body={"seed": 2},
+    ).data
+    assert drawn is not None
+    large = base64.b64decode(drawn[0].b64_json or "")
+    paint = np.zeros((60, 50), bool)
+    paint[35:, :] = True  # the fourth row in part: painted whole
+    reply = client.images.edit(
+        image=large, mask=masked(Image.open(io.BytesIO(large)), paint), prompt="",
+        extra_body={"seed": 9},
+    )  # fmt: skip
+    assert reply.data is not None
+    original = Image.fromarray(fake_image(GREY, Spec(n=1, seed=2), 0).reshape(6, 5))
+    expected = fake_image(GREY, expected_edit(original, np.repeat(np.arange(6) > 2, 5)), 0)
+    assert np.array_equal(pixels_of(reply.data[0].b64_json), expected)
+
+
+def test_an_edit_in_json_takes_data_urls(http: httpx.Client) -> None:
+    picture, paint = random_picture(), np.zeros((6, 5), bool)
+    paint[5] = True
+
+    def source(data: bytes) -> dict[str, str]:
+        return {"image_url": f"data:image/png;base64,{base64.b64encode(data).decode()}"}
+
+    body = {
+        "prompt": "", "seed": 9, "images": [source(encode(picture))],
+        "mask": source(masked(picture, paint)),
+    }  # fmt: skip
+    reply = http.post("/v1/images/edits", json=body)
+    assert reply.status_code == 200, reply.text
+    expected = fake_image(GREY, expected_edit(picture, paint), 0)
+    assert np.array_equal(pixels_of(reply.json()["data"][0]["b64_json"]), expected)
+    for images in ([{"image_url": "https://x.test/a.png"}], [{"file_id": "x"}], "x", [3]):
+        wrong = http.post("/v1/images/edits", json={"prompt": "", "images": images})
+        check_error(wrong, 400, "invalid_image", "images")
+
+
+def test_edits_that_cannot_be(client: openai.OpenAI, http: httpx.Client) -> None:
+    picture = random_picture()
+
+    def refuse(says: str, image: Any, **fields: Any) -> None:
+        with pytest.raises(openai.BadRequestError, match=says) as refused:
+            client.images.edit(image=image, prompt=fields.pop("prompt", ""), **fields)
+        assert refused.value.param in ("image", "mask", "prompt", "n")
+
+    refuse("nothing to paint", encode(picture))
+    refuse("one picture", [encode(picture), encode(picture)])
+    refuse("no picture of a kind", b"text")
+    refuse("whole multiple", encode(Image.new("L", (7, 7))))
+    refuse("the mask is 2", encode(picture), mask=encode(Image.new("LA", (2, 2))))
+    refuse("understands sentences", encode(picture), prompt="a castle")
+    refuse("n: ", encode(picture), n=0)
+    url = "/v1/images/edits"
+    check_error(http.post(url, data={"prompt": ""}), 400)
+    check_error(http.post(url, content=b"{", headers={"content-type": "application/json"}), 400)
+    check_error(http.post(url, json=[1]), 400, "json_invalid")
+    check_error(http.post(url, json={"prompt": ""}), 400, "missing", "image")
+    files = {"image": encode(picture)}
+    check_error(http.post(url, data={"hat": "x", "prompt": ""}, files=files), 400, param="hat")
+    check_error(http.post(url, data={}, files=files), 400, "missing", "prompt")
+    check_error(http.post(url, data={"image": "x"}, files={"mask": b""}), 400, param="image")

@@ -1,0 +1,204 @@
+"""Images of a prompt, as the stock ``openai`` client asks for them."""
+
+from __future__ import annotations
+
+import base64
+import io
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+from PIL import Image
+
+from scanline.service.generation import Spec
+from tests.openai.fixtures import masked, pixels_of, stock
+from tests.service_fixtures import (
+    COLOUR,
+    GREY,
+    FakeDecoder,
+    build,
+    fake_image,
+    listening,
+)
+
+
+def test_models(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["grey", "colour"]
+    assert client.models.retrieve("colour").object == "model"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("gpt-image-1")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "label"),
+    [
+        ("", -1), ("  ", -1), ("one", 1), ("An One.", 1), ("a frog", 2), ("the zero", 0), ("2", 2),
+        ("draw a frog", 2), ("Please draw me the digit one!", 1), ('a picture of "zero"', 0),
+        ("one, please", 1),
+    ],
+)  # fmt: skip
+def test_a_prompt_names_a_class(client: openai.OpenAI, prompt: str, label: int) -> None:
+    reply = client.images.generate(prompt=prompt, extra_body={"seed": 5})
+    assert reply.data is not None
+    expected = fake_image(GREY, Spec(n=1, seed=5, label=label), 0)
+    assert np.array_equal(pixels_of(reply.data[0].b64_json), expected)
+
+
+NUMBERS = replace(GREY, classes=tuple("0123456789"))
+ANIMALS = replace(COLOUR, classes=("cat", "frog"))
+
+
+def test_a_prompt_finds_the_model_that_knows_it() -> None:
+    models = {"numbers": FakeDecoder(NUMBERS, 4), "animals": FakeDecoder(ANIMALS, 4)}
+    scanline, app = build(decoders={**models})
+    with listening(app, lambda: scanline.ready) as url, stock(url) as client:
+        for prompt, config, label in (
+            ("draw a 7", NUMBERS, 7), ("Seven", NUMBERS, 7), ("the digit 7", NUMBERS, 7),
+            ("handwritten digit three", NUMBERS, 3), ("a frog", ANIMALS, 1), ("Cat.", ANIMALS, 0),
+        ):  # fmt: skip
+            data = client.images.generate(prompt=prompt, extra_body={"seed": 5}).data
+            assert data is not None
+            expected = fake_image(config, Spec(n=1, seed=5, label=label), 0)
+            assert np.array_equal(pixels_of(data[0].b64_json, config), expected), prompt
+        assert client.images.generate(prompt="1", model="animals").data  # by its number
+        for prompt, model, says in (
+            ("a frog", "numbers", "0, 1, 2, 3"), ("a dog", None, r"cat, frog \(animals\)"),
+            ("draw a", None, "no model here understands"), ("two frogs", None, "animals"),
+        ):  # fmt: skip
+            with pytest.raises(openai.BadRequestError, match=says) as refused:
+                client.images.generate(prompt=prompt, model=model or openai.omit)
+            assert refused.value.param == "prompt"
+
+
+def test_several_images_name_their_seeds(client: openai.OpenAI) -> None:
+    reply = client.images.generate(prompt="one", n=3, extra_body={"seed": 40, "temperature": 0.5})
+    assert reply.data is not None
+    spec = Spec(n=3, seed=40, label=1, temperature=0.5)
+    for j, item in enumerate(reply.data):
+        assert item.model_extra == {"seed": 40 + j, "bits_per_dim": pytest.approx(1.0)}
+        assert np.array_equal(pixels_of(item.b64_json), fake_image(GREY, spec, j))
+    assert reply.created > 1_600_000_000
+    assert (reply.background, reply.output_format, reply.size) == ("opaque", "png", "5x6")
+    assert reply.usage is not None
+    assert (reply.usage.input_tokens, reply.usage.output_tokens) == (0, 90)
+    assert reply.usage.total_tokens == 90
+    assert (reply.model_extra or {})["warnings"] == []
+
+
+def test_one_image_of_a_reply_can_be_drawn_again_alone(client: openai.OpenAI) -> None:
+    many = client.images.generate(prompt="", n=4).data
+    assert many is not None
+    seed = (many[3].model_extra or {})["seed"]
+    again = client.images.generate(prompt="", extra_body={"seed": seed}).data
+    assert again is not None
+    assert again[0].b64_json == many[3].b64_json
+
+
+def test_another_model_and_size(client: openai.OpenAI) -> None:
+    reply = client.images.generate(
+        model="colour", prompt="", size="30x40",
+        extra_body={"seed": 1},
+    )  # fmt: skip
+    assert reply.data is not None
+    picture = Image.open(io.BytesIO(base64.b64decode(reply.data[0].b64_json or "")))
+    assert (picture.size, picture.mode, reply.size) == ((30, 40), "RGB", "30x40")
+    small = np.asarray(picture)[::10, ::10].reshape(COLOUR.pixels, 3)
+    assert np.array_equal(small, fake_image(COLOUR, Spec(n=1, seed=1), 0))
+
+
+@pytest.mark.parametrize("model", ["grey", "colour"])
+@pytest.mark.parametrize("size", ["256x256", "512x512", "1024x1024", "1536x1024"])
+def test_openais_sizes_have_the_image_in_their_middle(
+    client: openai.OpenAI, model: str, size: str
+) -> None:
+    config = {"grey": GREY, "colour": COLOUR}[model]
+    width, height = map(int, size.split("x"))
+    reply = client.images.generate(model=model, prompt="", extra_body={"seed": 1, "size": size})
+    assert reply.data is not None
+    data = base64.b64decode(reply.data[0].b64_json or "")
+    picture = np.asarray(Image.open(io.BytesIO(data))).reshape(height, width, -1)
+    assert reply.size == size
+    scale = min(width // config.width, height // config.height)
+    left, top = (width - scale * config.width) // 2, (height - scale * config.height) // 2
+    inside = picture[top : top + scale * config.height, left : left + scale * config.width]
+    drawn = fake_image(config, Spec(n=1, seed=1), 0)
+    assert np.array_equal(inside[::scale, ::scale].reshape(config.pixels, -1), drawn)
+    assert inside.astype(int).sum() == picture.astype(int).sum()  # around it all is black
+    warnings = (reply.model_extra or {})["warnings"]
+    exact = (scale * config.width, scale * config.height) == (width, height)
+    assert [warning.split(":")[0] for warning in warnings] == ([] if exact else ["size"])
+    # And it can be edited, its middle as if it had never been enlarged.
+    paint = np.zeros((height, width), bool)
+    paint[top + scale * (config.height - 1) : top + scale * config.height] = True
+    edited = client.images.edit(
+        model=model, image=data, mask=masked(Image.open(io.BytesIO(data)), paint), prompt="",
+        extra_body={"seed": 9},
+    )  # fmt: skip
+    assert edited.data is not None
+    known = np.arange(config.pixels) < config.pixels - config.width
+    spec = Spec(n=1, seed=9, canvas=drawn, known=known)
+    expected = fake_image(config, spec, 0)
+    assert np.array_equal(pixels_of(edited.data[0].b64_json, config), expected)
+
+
+@pytest.mark.parametrize("kind", ["png", "jpeg", "webp"])
+def test_formats(client: openai.OpenAI, kind: Any) -> None:
+    reply = client.images.generate(prompt="", output_format=kind, output_compression=50)
+    assert reply.data is not None
+    picture = Image.open(io.BytesIO(base64.b64decode(reply.data[0].b64_json or "")))
+    assert picture.format == kind.upper()
+    assert reply.output_format == kind
+    warned = (reply.model_extra or {})["warnings"]
+    assert len(warned) == (kind == "png")
+
+
+def test_what_has_no_effect_is_said(client: openai.OpenAI) -> None:
+    reply = client.images.generate(
+        prompt="", quality="high", style="vivid", moderation="low", user="me", partial_images=2,
+        background="opaque", response_format="b64_json", size="auto",
+    )  # fmt: skip
+    warnings = (reply.model_extra or {})["warnings"]
+    named = {warning.split(":")[0] for warning in warnings}
+    assert named == {"quality", "style", "moderation", "user", "partial_images"}
+    silent = client.images.generate(prompt="", quality="auto", moderation="auto")
+    assert (silent.model_extra or {})["warnings"] == []
+
+
+@pytest.mark.parametrize(
+    ("param", "value", "says"),
+    [
+        ("prompt", "a castle", "zero, one, a frog"),
+        ("size", "1024x1025", "5x6"),
+        ("size", "4x5", "5x6"),
+        ("size", "2500x3000", "2048"),
+        ("size", "10x6", "whole multiple"),
+        ("response_format", "url", "b64_json"),
+        ("background", "transparent", "every pixel"),
+        ("n", 0, "greater"),
+        ("n", 257, "256"),
+        ("temperature", 3, "less"),
+        ("seed", -1, "greater"),
+        ("output_format", "gif", "png"),
+        ("resolution", 5, "no such field"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    client: openai.OpenAI, param: str, value: object, says: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.images.generate(**{"prompt": "", "extra_body": {param: value}})  # type: ignore[call-overload]
+    assert refused.value.param == param
+    assert says in refused.value.message
+
+
+def test_an_unknown_model_is_not_found(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match="there are: grey, colour"):
+        client.images.generate(model="dall-e-3", prompt="")
+
+
+def test_null_is_left_out(http: httpx.Client) -> None:
+    body = {"prompt": "", "n": None, "size": None, "seed": None, "quality": None, "stream": None}
+    assert http.post("/v1/images/generations", json=body).status_code == 200

@@ -1,0 +1,164 @@
+"""Streams of partial images, as the stock client reads them."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+
+from scanline.service.generation import FinishReason, Spec
+from scanline.service.http.waiting import news
+from scanline.service.server import Scanline
+from tests.openai.fixtures import expected_edit, masked, pixels_of, stock
+from tests.service_fixtures import (
+    GREY,
+    FakeDecoder,
+    build,
+    encode,
+    fake_image,
+    idle,
+    listening,
+    parse_sse,
+    random_picture,
+    until,
+)
+
+
+def test_a_stream_shows_looks_then_the_image(client: openai.OpenAI) -> None:
+    stream = client.images.generate(
+        prompt="one", n=2, stream=True, partial_images=2, extra_body={"seed": 3}
+    )
+    events = list(stream)
+    spec = Spec(n=2, seed=3, label=1)
+    for j in range(2):
+        mine = [event for event in events if (event.model_extra or {})["index"] == j]
+        assert [event.type for event in mine] == [
+            "image_generation.partial_image",
+            "image_generation.partial_image",
+            "image_generation.completed",
+        ]
+        expected = fake_image(GREY, spec, j)
+        for k, event in enumerate(mine):
+            assert (event.model_extra or {})["seed"] == 3 + j
+            decided = 10 * (k + 1)
+            drawn = pixels_of(event.b64_json)
+            assert np.array_equal(drawn[:decided], expected[:decided])
+            assert not drawn[decided:].any()
+            if event.type == "image_generation.partial_image":
+                assert event.partial_image_index == k
+            else:
+                assert event.usage.output_tokens == 30
+
+
+def test_a_streamed_edit_keeps_what_is_known(client: openai.OpenAI) -> None:
+    picture, paint = random_picture(), np.zeros((6, 5), bool)
+    paint[2:4] = True
+    stream = client.images.edit(
+        image=encode(picture), mask=masked(picture, paint), prompt="", stream=True,
+        partial_images=1, extra_body={"seed": 9},
+    )  # fmt: skip
+    partial, completed = list(stream)
+    assert partial.type == "image_edit.partial_image"
+    assert completed.type == "image_edit.completed"
+    spec = expected_edit(picture, paint)
+    assert spec.canvas is not None
+    assert np.array_equal(pixels_of(partial.b64_json)[20:], spec.canvas[20:])
+    assert np.array_equal(pixels_of(completed.b64_json), fake_image(GREY, spec, 0))
+
+
+def test_comments_keep_a_stream_open_and_the_client_sees_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("scanline.service.openai.events.KEEP_ALIVE_SECONDS", 0.05)
+    decoder, go_on = FakeDecoder(GREY, 2), threading.Event()
+    decoder.before_step = lambda slots: (go_on.wait(), None)[1]
+    scanline, app = build(decoders={"grey": decoder})
+    quiet: list[float | None] = []
+
+    async def counted(*arguments: Any) -> bool:
+        told = await news(*arguments)
+        if not told:  # so a comment is sent
+            quiet.append(arguments[2])
+        if len(quiet) == 3:
+            go_on.set()
+        return told
+
+    monkeypatch.setattr("scanline.service.openai.events.news", counted)
+    with listening(app, lambda: scanline.ready) as url, stock(url) as client:
+        stream = client.images.generate(prompt="", stream=True, partial_images=1)
+        types = [event.type.split(".")[1] for event in stream]
+    assert types == ["partial_image", "completed"]
+    assert len(quiet) >= 3
+
+
+def test_a_stream_has_neither_ids_nor_comments(http: httpx.Client) -> None:
+    body = {"prompt": "", "stream": True, "n": 3}
+    reply = http.post("/v1/images/generations", json=body)
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    assert b"\n:" not in b"\n" + reply.content
+    events = parse_sse(reply.content)
+    assert [event.name for event in events] == ["image_generation.completed"] * 3
+    assert all(event.id is None and event.data["type"] == event.name for event in events)
+
+
+def test_leaving_a_stream_cancels_it_whatever_the_grace() -> None:
+    decoder, left = FakeDecoder(GREY, 2), threading.Event()
+
+    def hold(slots: list[int]) -> None:
+        left.wait()
+
+    decoder.before_step = hold
+    scanline, app = build({"grace_seconds": 3600}, {"grey": decoder})
+    with listening(app, lambda: scanline.ready) as url, stock(url) as client:
+        try:
+            stream = client.images.generate(prompt="", n=3, stream=True, partial_images=3)
+            identifier = stream.response.headers["x-generation-id"]
+            generation = scanline.models["grey"].engine.queue.find(identifier)
+            assert generation is not None
+            until(lambda: generation.readers == 1)
+            stream.close()
+            until(lambda: generation.readers == 0, "the server's noticing")
+        finally:
+            left.set()
+        until(lambda: generation.finished)
+        assert {image.finish_reason for image in generation.images} == {FinishReason.CANCELLED}
+        until(lambda: idle(scanline))
+
+
+def test_a_cancelled_stream_ends_with_an_error() -> None:
+    """Else it would look like one that has no images."""
+    decoder, cancelled = FakeDecoder(GREY, 2), threading.Event()
+
+    def hold(slots: list[int]) -> None:
+        cancelled.wait()
+
+    decoder.before_step = hold
+    scanline, app = build(decoders={"grey": decoder})
+    with listening(app, lambda: scanline.ready) as url, stock(url) as client:
+        stream = client.images.generate(prompt="", n=3, stream=True)
+        queue = scanline.models["grey"].engine.queue
+        generation = queue.find(stream.response.headers["x-generation-id"])
+        assert generation is not None
+        queue.cancel(generation)
+        cancelled.set()
+        with pytest.raises(openai.APIError, match="the drawing was cancelled; ask for it again"):
+            list(stream)
+
+
+def test_an_error_in_a_stream_is_raised(server: tuple[Scanline, str]) -> None:
+    decoder = FakeDecoder(GREY, 2)
+
+    def fail(slots: list[int]) -> None:
+        raise RuntimeError("broken")
+
+    decoder.before_step = fail
+    scanline, app = build(decoders={"grey": decoder})
+    with listening(app, lambda: scanline.ready) as url, stock(url) as client:
+        with pytest.raises(openai.APIError, match="drawing failed"):
+            list(client.images.generate(prompt="", stream=True))
+        with pytest.raises(openai.InternalServerError, match="drawing failed"):
+            client.images.generate(prompt="")

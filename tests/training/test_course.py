@@ -1,0 +1,217 @@
+"""The course of a run: deterministic in (seed, step), stopped and resumed, begun from another."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from scanline.model.checkpoint import CheckpointError, load_checkpoint
+from scanline.model.curve import read_curve
+from scanline.model.evaluation import evaluate
+from scanline.model.stop import Stop
+from scanline.model.training import Trainer
+from tests.training.fixtures import (
+    CONFIG,
+    CPU,
+    MODEL,
+    assert_same_bits,
+    dataset,
+    log_of,
+    run,
+    state,
+    weights_of,
+)
+
+
+def test_the_loss_goes_down(tmp_path: Path) -> None:
+    run(tmp_path, replace(CONFIG, steps=60))
+    losses = [line["bits_per_dim"] for line in log_of(tmp_path)]
+    assert len(losses) == 60
+    assert losses[0] == pytest.approx(8, abs=1)  # a fresh network knows nothing of 256 values
+    assert sum(losses[-5:]) / 5 < 6
+
+
+def test_the_average_is_what_is_served_and_follows_the_weights(tmp_path: Path) -> None:
+    trainer = run(tmp_path, replace(CONFIG, steps=60))
+    served = load_checkpoint(weights_of(tmp_path))
+    assert_same_bits(dict(served.model.state_dict()), dict(trainer.average.state_dict()))
+    data = dataset(50, seed=1)
+    averaged, last = evaluate(trainer.average, data), evaluate(trainer.model, data)
+    fresh = evaluate(Trainer(MODEL, CONFIG, tmp_path, CPU).model, data)
+    assert averaged.bits_per_dim < fresh.bits_per_dim - 1
+    assert abs(averaged.bits_per_dim - last.bits_per_dim) < 1
+    assert not torch.equal(
+        trainer.average.head.predictor.weight, trainer.model.head.predictor.weight
+    )
+    assert served.facts["steps"] == 60
+    assert served.facts["images_seen"] == 240
+    assert served.facts["training"] == asdict(replace(CONFIG, steps=60))
+
+
+def test_two_runs_of_one_seed_are_the_same_and_of_two_are_not(tmp_path: Path) -> None:
+    first, second = run(tmp_path / "a"), run(tmp_path / "b")
+    assert_same_bits(state(first), state(second))
+    other = run(tmp_path / "c", replace(CONFIG, seed=4))
+    assert not torch.equal(first.model.head.predictor.bias, other.model.head.predictor.bias)
+
+
+@pytest.mark.parametrize("cut", [1, 3, 5])
+def test_stopped_and_resumed_equals_run_through(tmp_path: Path, cut: int) -> None:
+    """Weights, average, both optimizers and the steps after: all to the bit."""
+    whole = run(tmp_path / "whole", CONFIG)
+    stop = Stop()
+
+    class Counting(Trainer):
+        def _log(self, **fields: float) -> None:
+            super()._log(**fields)
+            stop.asked |= self.step == cut
+
+    stopped = Counting(MODEL, CONFIG, tmp_path / "parts", CPU)
+    stopped.train(dataset(), None, stop, quiet=True)
+    assert stopped.step == cut
+    torch.manual_seed(99)  # whatever ran between has no say
+    resumed = run(tmp_path / "parts", CONFIG, resume=True)
+    assert_same_bits(state(resumed), state(whole))
+    assert_same_bits(
+        dict(load_checkpoint(weights_of(tmp_path / "parts")).model.state_dict()),
+        dict(load_checkpoint(weights_of(tmp_path / "whole")).model.state_dict()),
+    )
+    logs = [
+        [line["bits_per_dim"] for line in log_of(tmp_path / name)] for name in ("parts", "whole")
+    ]
+    assert logs[0] == logs[1]
+
+
+def test_a_run_can_be_made_longer(tmp_path: Path) -> None:
+    """Until the learning rate falls (never here), longer is what it would have been at once."""
+    level = replace(CONFIG, decay=0.0)
+    run(tmp_path / "parts", replace(level, steps=3))
+    longer = run(tmp_path / "parts", replace(level, steps=6, checkpoint_every=2), resume=True)
+    assert longer.step == 6
+    assert_same_bits(state(longer), state(run(tmp_path / "whole", level)))
+
+
+def test_a_run_can_start_from_a_checkpoint(tmp_path: Path) -> None:
+    before = run(tmp_path / "before", replace(CONFIG, steps=40))
+    path = weights_of(tmp_path / "before")
+    trainer = Trainer(MODEL, CONFIG, tmp_path / "after", CPU)
+    trainer.start_from(path)
+    assert_same_bits(trainer.model.state_dict(), before.average.state_dict())
+    assert_same_bits(trainer.average.state_dict(), before.average.state_dict())
+    trainer.train(dataset(), None, Stop(), quiet=True)
+    assert (
+        log_of(tmp_path / "after")[0]["bits_per_dim"]
+        < log_of(tmp_path / "before")[20]["bits_per_dim"]
+    )
+    origin = {"name": "before", "images_seen": 160}
+    assert load_checkpoint(weights_of(tmp_path / "after")).facts["started_from"] == origin
+    assert run(tmp_path / "after", resume=True).origin == origin
+    third = Trainer(MODEL, CONFIG, tmp_path / "third", CPU)
+    third.start_from(weights_of(tmp_path / "after"))
+    assert third.origin == {"name": "after", "images_seen": 160 + CONFIG.steps * CONFIG.batch}
+    with pytest.raises(CheckpointError, match=r"of another network \(d_ff\); start from one"):
+        Trainer(replace(MODEL, d_ff=32), CONFIG, tmp_path / "other", CPU).start_from(path)
+
+
+def test_a_finished_run_resumes_to_nothing(tmp_path: Path) -> None:
+    run(tmp_path)
+    before = (tmp_path / "training.pt").read_bytes()
+    assert run(tmp_path, resume=True).step == 6
+    assert (tmp_path / "training.pt").read_bytes() == before
+    assert len(log_of(tmp_path)) == 6
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"batch": 2}, {"seed": 9}, {"learning_rate": 1e-3}, {"muon_rate": 0.1}, {"warmup": 3},
+        {"edge_rate": 1e-5},
+        {"average": 0.9}, {"drop_label": 0.5}, {"weight_decay": 0.0}, {"precision": "bf16"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_other_settings_do_not_resume(tmp_path: Path, change: dict[str, Any]) -> None:
+    run(tmp_path, replace(CONFIG, steps=1))
+    (name,) = change
+    with pytest.raises(CheckpointError, match=rf"other settings \({name}\); give the same ones"):
+        Trainer(MODEL, replace(CONFIG, **change), tmp_path, CPU).resume()
+
+
+def test_another_model_does_not_resume(tmp_path: Path) -> None:
+    run(tmp_path, replace(CONFIG, steps=1))
+    with pytest.raises(CheckpointError, match=r"of another model \(\w+\); name the same one"):
+        Trainer(replace(MODEL, d_ff=32), CONFIG, tmp_path, CPU).resume()
+
+
+@pytest.mark.parametrize("content", [None, b"", b"hello", b"PK\x03\x04" + bytes(50), bytes(500)])
+def test_what_is_no_training_state_does_not_resume(tmp_path: Path, content: bytes | None) -> None:
+    if content is not None:
+        (tmp_path / "training.pt").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"training.pt"):
+        Trainer(MODEL, CONFIG, tmp_path, CPU).resume()
+
+
+def test_a_truncated_or_foreign_state_does_not_resume(tmp_path: Path) -> None:
+    run(tmp_path, replace(CONFIG, steps=1))
+    path = tmp_path / "training.pt"
+    path.write_bytes(path.read_bytes()[:4000])
+    with pytest.raises(CheckpointError, match=r"training.pt is no PyTorch file"):
+        Trainer(MODEL, CONFIG, tmp_path, CPU).resume()
+    torch.save({"weight": torch.ones(2)}, path)
+    with pytest.raises(CheckpointError, match=r"training.pt is not the state of a training run"):
+        Trainer(MODEL, CONFIG, tmp_path, CPU).resume()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("config", []), ("step", "x"), ("training", None), ("optimizers", []), ("model", {"a": 1})],
+)
+def test_a_damaged_state_does_not_resume(tmp_path: Path, name: str, value: object) -> None:
+    run(tmp_path, replace(CONFIG, steps=1))
+    path = tmp_path / "training.pt"
+    torch.save(torch.load(path, weights_only=True) | {name: value}, path)
+    with pytest.raises(CheckpointError, match=r"training.pt is (damaged|not the state of a tra)"):
+        Trainer(MODEL, CONFIG, tmp_path, CPU).resume()
+
+
+def test_other_images_do_not_resume(tmp_path: Path) -> None:
+    """As with another share of them held out; only the same ones go on to the bit."""
+    run(tmp_path, replace(CONFIG, steps=1))
+    trainer = Trainer(MODEL, CONFIG, tmp_path, CPU)
+    trainer.resume()
+    for other in (dataset(21), dataset(22, seed=1), replace(dataset(), labels=None, classes=())):
+        with pytest.raises((CheckpointError, ValueError), match=r"other images|the data's classes"):
+            trainer.train(other, None, Stop(), quiet=True)
+    assert trainer.step == 1
+    trainer.train(dataset(), None, Stop(), quiet=True)
+    assert trainer.step == CONFIG.steps
+
+
+def test_fewer_steps_than_were_taken_do_not_resume(tmp_path: Path) -> None:
+    run(tmp_path, replace(CONFIG, steps=3))
+    with pytest.raises(CheckpointError, match=r"has taken 3 steps, more than 2: give as many"):
+        run(tmp_path, replace(CONFIG, steps=2), resume=True)
+
+
+def test_a_torn_line_of_the_log_costs_itself_alone(tmp_path: Path) -> None:
+    """As of a full disk: the run goes on, its log too, and its curve is drawn."""
+    run(tmp_path, replace(CONFIG, steps=2))
+    log = tmp_path / "log.jsonl"
+    log.write_text(log.read_text()[:-20])
+    run(tmp_path, replace(CONFIG, steps=4), resume=True)
+    training, _ = read_curve(log)
+    assert training[:, 0].tolist() == [1, 3, 4]
+
+
+def test_what_is_drawn_in_between_costs_no_training(tmp_path: Path) -> None:
+    def fail(network: object, folder: Path) -> None:
+        raise OSError("the disk is full")
+
+    trainer = Trainer(MODEL, replace(CONFIG, evaluate_every=2, checkpoint_every=2), tmp_path, CPU)
+    with pytest.raises(OSError, match="the disk is full"):
+        trainer.train(dataset(), None, Stop(), quiet=True, after_validation=fail)
+    assert load_checkpoint(weights_of(tmp_path)).facts["steps"] == 2

@@ -1,0 +1,100 @@
+"""What goes wrong in a run, and what no run is made of."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from scanline.model.checkpoint import load_checkpoint
+from scanline.model.data.published import Dataset
+from scanline.model.recipe import TrainingConfig
+from scanline.model.stop import Stop
+from scanline.model.training import Trainer
+from tests.training.fixtures import (
+    CLASSES,
+    CONFIG,
+    CPU,
+    MODEL,
+    assert_same_bits,
+    dataset,
+    run,
+    state,
+    weights_of,
+)
+
+
+class Poisoned(Trainer):
+    """A run whose weights, or gradients alone, stop being numbers after the third step."""
+
+    what = "weights"
+
+    def take_step(self, images: torch.Tensor, labels: torch.Tensor | None) -> float:
+        if self.step == 3 and self.what == "weights":
+            with torch.no_grad():
+                self.model.head.predictor.bias.fill_(torch.nan)
+        elif self.step == 3:
+            self.model.head.predictor.bias.register_hook(  # type: ignore[no-untyped-call]
+                lambda grad: grad * torch.inf
+            )
+        return super().take_step(images, labels)
+
+
+@pytest.mark.parametrize("what", ["weights", "gradient"])
+def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_last_checkpoint(
+    tmp_path: Path, what: str
+) -> None:
+    config = replace(CONFIG, checkpoint_every=2, steps=5, decay=0.0)
+    trainer = Poisoned(MODEL, config, tmp_path, CPU)
+    trainer.what = what
+    with pytest.raises(FloatingPointError, match=r"at step 3: lower the learning rate and resume"):
+        trainer.train(dataset(), None, Stop(), quiet=True)
+    for parameter in load_checkpoint(weights_of(tmp_path)).model.parameters():
+        assert parameter.isfinite().all()
+    assert_same_bits(
+        state(run(tmp_path, config, resume=True)), state(run(tmp_path / "healthy", config))
+    )
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (Dataset("x", np.zeros((4, 4, 5, 1), np.uint8), None, CLASSES), "images are"),
+        (Dataset("x", np.zeros((4, 5, 4, 3), np.uint8), None, CLASSES), "images are"),
+        (Dataset("x", np.zeros((4, 5, 4, 1), np.uint8), None, ("a", "b")), "classes"),
+        (Dataset("x", np.zeros((4, 5, 4, 1), np.uint8), None, ()), "classes"),
+    ],
+)
+def test_data_that_does_not_fit_is_refused(tmp_path: Path, data: Dataset, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        Trainer(MODEL, CONFIG, tmp_path, CPU).train(data, None, Stop(), quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"steps": 0}, "steps must be at least 1, not 0"),
+        ({"batch": -1}, "batch must be at least 1, not -1"),
+        ({"checkpoint_every": 0}, "checkpoint_every must be at least 1"),
+        ({"evaluate_every": 0}, "evaluate_every must be at least 1"),
+        ({"learning_rate": -1e-3}, "learning_rate must be 0 or more"),
+        ({"learning_rate": math.nan}, "learning_rate must be 0 or more, not nan"),
+        ({"muon_rate": math.inf}, "muon_rate must be 0 or more, not inf"),
+        ({"weight_decay": -1}, "weight_decay must be 0 or more"),
+        ({"warmup": -1}, "warmup must be 0 or more"),
+        ({"seed": -1}, "seed must be 0 or more"),
+        ({"decay": 1.5}, "decay must be 0 to 1"),
+        ({"average": -0.1}, "average must be 0 to 1"),
+        ({"drop_label": math.nan}, "drop_label must be 0 to 1"),
+        ({"precision": "fp8"}, "precision must be auto, bf16 or fp32, not 'fp8'"),
+    ],
+    ids=str,
+)
+def test_settings_that_make_no_sense_are_refused(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        TrainingConfig(**({"steps": 10} | fields))

@@ -1,0 +1,163 @@
+"""What tests of the Triton decoder share: small networks, and their definition in float64.
+
+Networks and images are tiny, as the interpreter takes a millisecond an operation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import triton
+from numpy.typing import NDArray
+
+from scanline.model.config import ModelConfig
+from scanline.model.decoders.contract import Inputs
+from scanline.model.decoders.packing import Precision
+from scanline.model.decoders.triton import TritonDecoder
+from tests.conftest import TOLERANCES, assert_close, random_network, tiny_config
+from tests.decoders.fixtures import masked, network_of, noises, scatter_seeds
+from tests.test_network import VARIANTS
+
+INTERPRETED = bool(triton.knobs.runtime.interpret)
+CUDA = torch.cuda.is_available() and not INTERPRETED
+gpu = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not CUDA, reason="needs a CUDA device, and no TRITON_INTERPRET"),
+]
+# What crosses in the kernels: how the past is embedded, and how the values of a step are decided.
+# The blocks (norm, activation) and the rest run along; each option is there twice at least.
+GRID = {
+    name: replace(
+        config, height=2 if config.steps_per_pixel == 1 else 1, width=3, n_layers=1 + i % 2
+    )
+    for i, (name, config) in enumerate(VARIANTS.items())
+    if i % 11 == 5
+}
+ODD = {
+    # Two tiles of the stream, the second one short, and heads that are no power of two.
+    "wide": tiny_config(height=1, width=2, d_model=72, n_heads=3, d_ff=70, norm="post"),
+    "heads of 70": tiny_config(height=1, width=2, d_model=70, n_heads=1, n_layers=1),
+    "heads of 1": tiny_config(height=1, width=1, d_model=7, n_heads=7, d_ff=3, n_layers=1),
+    "given": tiny_config(
+        height=1, width=3, input="previous", order="subpixel", head="logistic_mixture",
+        positions="sinusoidal", norm="post", start="given", first_value=200, channels=3,
+        n_layers=1,
+    ),
+    "RGB tables": tiny_config(height=1, width=2, channels=3, n_layers=1),
+    "RGB mixture": tiny_config(
+        height=1, width=2, channels=3, n_layers=1, head="logistic_mixture", encoding="linear"
+    ),
+    "convolved": tiny_config(height=3, width=2, n_layers=1, short_conv="2x3"),
+    "convolved subpixels": tiny_config(
+        height=2, width=2, channels=3, order="subpixel", n_layers=1, n_heads=1, norm="post",
+        short_conv="2x3",
+    ),
+}  # fmt: skip
+SMALL = tiny_config(height=2, width=2, n_layers=1, classes=("cat", "dog"), short_conv="2x3")
+RGB = tiny_config(
+    height=1, width=2, n_layers=1, n_heads=1, channels=3, order="subpixel",
+    head="logistic_mixture", norm="post",
+)  # fmt: skip
+every_small = pytest.mark.parametrize("config", [SMALL, RGB], ids=["grey", "rgb"])
+
+
+def some(config: ModelConfig, count: int = 3, seed: int = 0) -> Inputs:
+    """Give images a few of whose pixels are known, at several temperatures."""
+    inputs = masked(config, count, seed)
+    inputs.temperature[:] = np.resize(np.array([0.7, 1.0, 1.3], np.float32), count)
+    return inputs
+
+
+def slots_of(decoder: TritonDecoder) -> NDArray[np.int32]:
+    return np.arange(decoder.max_slots, dtype=np.int32)
+
+
+def exact(
+    config: ModelConfig, canvas: NDArray[np.uint8], inputs: Inputs
+) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+    """Give the network's parameters, bits and final state in float64."""
+    network = random_network(config)  # the same draws as network_of's, before rounding
+    network.load_state_dict(network_of(config).state_dict())
+    labels, pixels = torch.from_numpy(inputs.label).long(), torch.from_numpy(canvas)
+    with torch.no_grad():
+        parameters = network(pixels, labels)
+        bits = network.bits_from(parameters, pixels)
+        states, _ = network.prefill(pixels, torch.full((len(canvas),), config.pixels), labels)
+    sums = [torch.stack([state[f"attention.{x}"] for state in states], 1) for x in ("kv", "z")]
+    return parameters, bits, sums
+
+
+def check(config: ModelConfig, precision: Precision) -> None:
+    """Draw two images pixel by pixel, and compare all that comes of it with the definition."""
+    network, inputs = network_of(config), some(config, 2)
+    scatter_seeds(inputs)
+    inputs.temperature[0] = 0
+    inputs.known[:, 0] = False  # or the first pixels would be absorbed, and not seen one by one
+    decoder = TritonDecoder(network, 2, precision=precision)
+    decoder.begin([0, 1], inputs)
+    last = []  # the parameters of each pixel's last step
+    for pixel in range(config.pixels):
+        decoder.step([0, 1], 1)
+        assert decoder.positions.tolist() == [pixel + 1] * 2
+        last.append(decoder.buffers["parameters"][:2].cpu().clone())
+    parameters = torch.stack(last, 1)
+    expected, expected_bits, state = exact(config, decoder.canvas, inputs)
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    given = int(config.start == "given")
+    steps = torch.arange(config.pixels) * config.steps_per_pixel + config.steps_per_pixel - 1
+    steps = steps[steps >= given]
+    if len(steps):
+        theirs = expected[:, steps - given]
+        ours = parameters[:, -len(steps) :]
+        assert (ours - theirs).abs().max() <= TOLERANCES[dtype]["rtol"] * theirs.abs().max()
+    assert_close(torch.from_numpy(decoder.bits), expected_bits, dtype)
+    for sums, theirs in zip((decoder.kv, decoder.z), state, strict=True):
+        error = np.abs(sums - theirs.numpy()).max()
+        assert error <= TOLERANCES[dtype]["rtol"] * theirs.abs().max()
+    assert np.array_equal(decoder.canvas[inputs.known], inputs.canvas[inputs.known])
+    for step in steps.tolist():  # each value drawn is what the head draws from these parameters
+        pixel, part = divmod(step, config.steps_per_pixel)
+        noise = noises(inputs, config)[:, pixel].reshape(2, config.steps_per_pixel, -1)[:, part]
+        drawn = network.head.sample(
+            parameters[:, pixel], torch.from_numpy(noise.copy()),
+            torch.from_numpy(inputs.temperature),
+        ).numpy()  # fmt: skip
+        unknown = ~inputs.known[:, pixel]
+        mine = decoder.canvas.reshape(2, config.steps, -1)[:, step]
+        assert np.array_equal(mine[unknown], drawn[unknown])
+
+
+def check_flights(config: ModelConfig, precision: Precision) -> None:
+    """Launch one call after another, an image leaving its slot to another meanwhile, then land."""
+    network, inputs = network_of(config), some(config)
+    expected = []
+    alone = TritonDecoder(network, 1, precision=precision)
+    for image in range(3):
+        alone.begin([0], inputs.rows([image]))
+        alone.step([0], config.pixels)
+        expected.append((alone.canvas.tobytes(), alone.bits.tobytes()))
+    decoder = TritonDecoder(network, 2, precision=precision)
+    decoder.begin([0, 1], inputs.rows([0, 1]))
+    canvas, positions = decoder.canvas.copy(), decoder.positions.copy()
+    decoder.launch([0, 1], 1)
+    decoder.launch([1, 0], 1)
+    assert np.array_equal(decoder.positions, positions)
+    assert np.array_equal(decoder.canvas, canvas)
+    decoder.begin([0], inputs.rows([2]))
+    decoder.launch([0, 1], config.pixels)
+    decoder.land()
+    assert decoder.positions.tolist() == [config.pixels] * 2
+    drawn = [(decoder.canvas[i].tobytes(), decoder.bits[i].tobytes()) for i in (0, 1)]
+    assert drawn == [expected[2], expected[1]]
+
+
+def draw(decoder: TritonDecoder, inputs: Inputs, n: int = 10**6) -> list[bytes]:
+    """Draw all images in calls of ``n`` pixels; give everything that comes of it."""
+    decoder.begin(list(range(len(inputs.canvas))), inputs)
+    for _ in range(0, decoder.config.pixels, n):
+        decoder.step(slots_of(decoder), n)
+    assert (decoder.positions == decoder.config.pixels).all()
+    return [x.tobytes() for x in (decoder.canvas, decoder.bits, decoder.kv, decoder.z)]

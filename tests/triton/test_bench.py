@@ -1,0 +1,63 @@
+"""The benchmark of a device."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import pytest
+import torch
+
+from scanline.model.bench import cpu as bench
+from scanline.model.bench import cuda as bench_cuda
+from scanline.model.decoders.contract import BackendError
+from scanline.model.decoders.triton import find_device
+from scanline.model.network import LinearTransformer
+from tests.conftest import tiny_config
+from tests.decoders.fixtures import network_of
+from tests.triton.fixtures import SMALL
+
+
+def test_the_benchmark_measures_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it, on a tiny network and under the interpreter if need be."""
+    config = tiny_config(height=1, width=2, n_layers=1, classes=("cat", "dog"))
+    network, device = network_of(config), find_device()
+    monkeypatch.setattr(bench, "find_models", lambda names: {"tiny": network})
+    monkeypatch.setattr(bench_cuda, "find_device", lambda: device)
+    monkeypatch.setattr(bench_cuda, "COPY_BYTES", 1 << 16)
+    monkeypatch.setattr(bench_cuda, "TRAINING_IMAGES", {"tiny": 2})
+    report = bench_cuda.run_bench(
+        slots=[1, 2], seconds=0.01, repeats=1, progress=(lines := list[str]()).append
+    )
+    assert [(t.backend, t.slots) for t in report.timings] == [("triton", 1), ("triton", 2)]
+    assert all(t.images_a_second > 0 and t.gbytes_a_second > 0 for t in report.timings)
+    assert report.peaks["copy"] > 0
+    assert [(t.model, t.images) for t in report.training] == [("tiny", 2)]
+    assert report.training[0].pixels_a_second > 0
+    for timing in report.timings:
+        assert timing.limit == "bytes"
+        assert timing.times_limit is not None
+        copied = timing.times_limit * timing.gbytes_a_second
+        assert copied == pytest.approx(report.peaks["copy"], abs=0.1)
+    assert any("× bytes" in line for line in lines)
+    assert any("tiny, 1 slot, kernels one after another: " in line for line in report.notes)
+    json.dumps(asdict(report))
+
+
+def test_the_benchmark_trains_nothing_that_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = network_of(SMALL)
+    learn = bench_cuda._learn
+
+    def wrong(model: LinearTransformer, canvas: torch.Tensor, bf16: bool = True) -> torch.Tensor:
+        return learn(model, 255 - canvas if bf16 else canvas, bf16)
+
+    bench_cuda.check_training("tiny", network)
+    monkeypatch.setattr(bench_cuda, "_learn", wrong)
+    with pytest.raises(RuntimeError, match=r"tiny in bf16: .* from the reference: not timed"):
+        bench_cuda.check_training("tiny", network)
+
+
+def test_the_benchmark_needs_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(BackendError, match="there is no CUDA device to time here"):
+        bench_cuda.run_bench(["mnist-paper"])

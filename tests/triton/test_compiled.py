@@ -1,0 +1,79 @@
+"""What is compiled ahead of time is what is launched."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from scanline.kernels.cuda.decode import plan, variants
+from scanline.kernels.cuda.launch import Steps
+from scanline.kernels.cuda.sizes import COMPILED, allocate, allocate_weights, state_bytes
+from scanline.model.config import PRESETS
+from scanline.model.decoders.packing import sizes_of
+
+
+def test_the_presets_are_compiled() -> None:
+    for name, config in PRESETS.items():
+        assert COMPILED[name] == sizes_of(config), name
+
+
+def test_the_variants_are_the_launches() -> None:
+    """Every launch of a preset is among them, once, and names all arguments of its kernel."""
+    found = variants()
+    names = [variant.name for variant in found]
+    assert len(set(names)) == len(names)
+    for variant in found:
+        given = variant.signature.keys() | variant.constants.keys()
+        assert given == set(variant.kernel.arg_names), variant.name
+    sizes = COMPILED["mnist-paper"]
+    launches = plan(sizes, allocate_weights(sizes, "meta"), allocate(sizes, 64, "meta"))
+    assert len(launches) == 5 * 8 + 4
+    compiled = [(v.kernel, v.signature, v.constants) for v in found]
+    for launch in launches:
+        mine = launch.variant("")
+        assert (mine.kernel, mine.signature, mine.constants) in compiled
+
+
+def test_bytes_of_a_step_are_counted() -> None:
+    """Of one head with K = 32: plainly, 33 × 32 numbers there and back; then as documented."""
+    one = replace(COMPILED["mnist-paper"], layers=1, heads=1, d_model=32)
+    assert state_bytes(replace(one, delay=1)) == 4 * 2 * 33 * 32
+    # Written in the fourth step; two numbers a feature in the others, and 1 + 2 + 3 read again.
+    four = 4 * 33 * 32 + 33 * 32 + 3 * 64 + 6 * 64
+    assert state_bytes(replace(one, delay=4)) == 4 * four / 4
+    assert 3.35e12 / (state_bytes(COMPILED["mnist-paper"]) * 784) == pytest.approx(11_401, abs=1)
+
+
+def test_pixels_are_drawn_in_as_few_graphs_as_do_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph serves every number of rows up to its power of two, the last up to all there are."""
+    launched: list[tuple[int, int]] = []  # by the host, or into a graph
+    replayed: list[list[tuple[int, int]]] = []
+
+    class Kernel:
+        def run(self, rows: int, part: int) -> None:
+            launched.append((rows, part))
+
+    class Graph:
+        def capture_begin(self, capture_error_mode: str) -> None:
+            self.before = len(launched)
+
+        def capture_end(self) -> None:
+            self.holds = launched[self.before :]
+
+        def replay(self) -> None:
+            replayed.append(self.holds)
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    steps = Steps([Kernel()], parts=2, most=5)  # type: ignore[list-item]
+    steps.run(3, 10)
+    assert launched == [(3, part) for _ in range(10) for part in (0, 1)]
+    steps.capture()
+    captured = len(launched)
+    for rows, bucket in ((1, 1), (2, 2), (3, 4), (5, 5)):
+        replayed.clear()
+        steps.run(rows, 17)
+        one = [(bucket, 0), (bucket, 1)]
+        assert replayed == [8 * one, 8 * one, one]
+    assert len(launched) == captured

@@ -1,0 +1,106 @@
+"""On a device: both precisions, graphs, many slots, no leak."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from dataclasses import replace
+
+import pytest
+import torch
+
+from scanline.model.config import PRESETS, ModelConfig
+from scanline.model.decoders.contract import BackendError
+from scanline.model.decoders.opening import open_decoder
+from scanline.model.decoders.packing import Precision
+from scanline.model.decoders.triton import TritonDecoder
+from scanline.model.network import LinearTransformer
+from tests.decoders.fixtures import network_of
+from tests.triton.fixtures import (
+    GRID,
+    ODD,
+    SMALL,
+    check,
+    check_flights,
+    draw,
+    every_small,
+    gpu,
+    slots_of,
+    some,
+)
+
+
+class TestDevice:
+    """Needs a CUDA device: both precisions, graphs, many slots, no leak."""
+
+    pytestmark = gpu
+
+    @pytest.mark.parametrize("precision", ["bf16", "float32"])
+    @pytest.mark.parametrize("config", [*GRID.values(), *ODD.values()], ids=[*GRID, *ODD])
+    def test_it_agrees_with_float64(self, config: ModelConfig, precision: Precision) -> None:
+        check(config, precision)
+
+    @every_small
+    @pytest.mark.parametrize("precision", ["bf16", "float32"])
+    def test_graphs_and_early_launches_change_nothing(
+        self, config: ModelConfig, precision: Precision
+    ) -> None:
+        large = replace(config, height=7, width=5)
+        inputs, network = some(large, 9), network_of(large)
+        eager = TritonDecoder(network, 9, precision=precision, graphs=False, overlap=False)
+        graphs = TritonDecoder(network, 9, precision=precision)
+        expected = draw(eager, inputs)
+        for n in (1, 3, 17, 10**6):
+            assert draw(graphs, inputs, n) == expected
+
+    @every_small
+    @pytest.mark.parametrize("precision", ["bf16", "float32"])
+    def test_what_is_launched_lands(self, config: ModelConfig, precision: Precision) -> None:
+        check_flights(config, precision)
+
+    @pytest.mark.parametrize("precision", ["bf16", "float32"])
+    def test_late_writes_change_nothing(self, precision: Precision) -> None:
+        config = replace(PRESETS["mnist-paper"], height=3)
+        network, inputs = network_of(config), some(config, 5)
+        plain = draw(TritonDecoder(network, 5, precision=precision, delay=1), inputs)
+        assert draw(TritonDecoder(network, 5, precision=precision), inputs) == plain
+
+    @pytest.mark.parametrize("precision", ["bf16", "float32"])
+    @pytest.mark.parametrize("name", PRESETS)
+    def test_ten_thousand_slots(self, name: str, precision: Precision) -> None:
+        """Each of some rows spread among 10,000 is drawn as it is alone."""
+        config = replace(PRESETS[name], height=2)
+        network, count = LinearTransformer(config), 10_000
+        inputs = some(config, 8).rows([i % 8 for i in range(count)])
+        decoder = TritonDecoder(network, count, precision=precision)
+        decoder.begin(list(range(count)), inputs)
+        decoder.step(slots_of(decoder)[::-1], config.pixels)
+        alone = TritonDecoder(network, 1, precision=precision)
+        for row in range(8):
+            alone.begin([0], inputs.rows([row]))
+            alone.step([0], config.pixels)
+            assert (decoder.canvas[row::8] == alone.canvas).all()
+            assert (decoder.bits[row::8] == alone.bits).all()
+
+    def test_memory_stays_flat(self) -> None:
+        network, inputs = network_of(SMALL), some(SMALL, 16)
+        decoder = TritonDecoder(network, 16)
+        draw(decoder, inputs, 1)
+        draw(decoder, inputs)
+        gc.collect()
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated(), torch.cuda.mem_get_info()[0]
+        for _ in range(500):
+            draw(decoder, inputs, 4)
+        torch.cuda.synchronize()
+        assert (torch.cuda.memory_allocated(), torch.cuda.mem_get_info()[0]) == before
+
+    def test_too_many_slots_are_refused(self) -> None:
+        network = LinearTransformer(PRESETS["mnist-paper"])
+        with pytest.raises(BackendError, match=r"10,000,000 slots of .* MiB do not fit"):
+            TritonDecoder(network, 10_000_000)
+
+    def test_auto_takes_the_device(self, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level(logging.INFO)
+        assert open_decoder(network_of(SMALL), 1).backend == "triton"
+        assert torch.cuda.get_device_name() in caplog.text

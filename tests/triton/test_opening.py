@@ -1,0 +1,106 @@
+"""Arguments that make no sense, and what is missing where it cannot be opened."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import logging
+from typing import Any
+
+import pytest
+import torch
+import triton
+
+from scanline.kernels.cuda.launch import Steps
+from scanline.kernels.cuda.overlap import overlaps
+from scanline.model.decoders import triton as backend
+from scanline.model.decoders.contract import BackendError
+from scanline.model.decoders.opening import open_decoder
+from scanline.model.decoders.triton import TritonDecoder
+from scanline.model.network import LinearTransformer
+from tests.decoders.fixtures import network_of
+from tests.triton.fixtures import SMALL
+
+
+def test_wrong_arguments_are_refused() -> None:
+    network = network_of(SMALL)
+    decoder = TritonDecoder(network, 3)
+    for slots in ([0, 1, 0], [3], [-2]):
+        with pytest.raises(ValueError, match="slots must be -1 or different"):
+            decoder.step(slots, 1)
+    assert decoder.positions.tolist() == [0, 0, 0]
+    with pytest.raises(ValueError, match="precision must be bf16 or float32, not 'int8'"):
+        TritonDecoder(network, 1, precision="int8")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="delay must be at least 1, not 0"):
+        TritonDecoder(network, 1, delay=0)
+    with pytest.raises(ValueError, match="max_slots must be at least 1, not 0"):
+        TritonDecoder(network, 0)
+
+
+def test_kernels_overlap_only_where_device_and_driver_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Driver:
+        found, version = 0, 12_030
+
+        def cuDriverGetVersion(self, version: Any) -> int:  # noqa: N802
+            version._obj.value = self.version
+            return self.found
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: Driver())
+    assert overlaps((9, 0))
+    assert overlaps((12, 0))
+    assert not overlaps((8, 9))
+    monkeypatch.setattr(Driver, "version", 12_020)
+    assert not overlaps((9, 0))
+    monkeypatch.setattr(Driver, "version", 13_000)
+    monkeypatch.setattr(Driver, "found", 3)  # not initialised
+    assert not overlaps((9, 0))
+    monkeypatch.setattr(ctypes, "CDLL", no_library)
+    assert not overlaps((9, 0))
+    monkeypatch.setattr(backend, "overlaps", lambda capability: False)
+    with pytest.raises(BackendError, match=r"overlap on GPUs of compute capability 9\.0"):
+        TritonDecoder(network_of(SMALL), 1, overlap=True)
+
+
+def no_library(name: str) -> None:
+    raise OSError(name)
+
+
+def test_without_a_device(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    network = LinearTransformer(SMALL)
+    with pytest.raises(BackendError, match="needs an NVIDIA GPU and a CUDA build of PyTorch"):
+        open_decoder(network, 1, "triton")
+    assert open_decoder(network, 1).backend != "triton"
+    assert "GPU" not in caplog.text  # nobody asked for one
+
+
+def test_without_triton(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """By name an error; ``auto`` says why it does not use the device, and draws on the CPU."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    network = LinearTransformer(SMALL)
+    with pytest.raises(BackendError, match=r"pip install 'scanline\[gpu\]'"):
+        open_decoder(network, 1, "triton")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert open_decoder(network, 1).backend != "triton"
+    assert "decoding on the CPU: the triton backend needs Triton" in caplog.text
+
+
+def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object) -> None:
+        raise RuntimeError("Failed to find C compiler")
+
+    monkeypatch.setattr(Steps, "run", fail)
+    with pytest.raises(BackendError, match=r"\(Failed to find C compiler\); .* install gcc"):
+        open_decoder(network_of(SMALL), 1, "triton")
+
+
+def test_it_is_opened_by_name(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    decoder = open_decoder(network_of(SMALL), 2, "triton")
+    assert isinstance(decoder, TritonDecoder)
+    assert decoder.backend == "triton"
+    assert "2 slots of 0.0" in caplog.text
+    assert f"decoding with the triton backend, in {decoder.precision}" in caplog.text
