@@ -17,9 +17,12 @@ from scanline.service.generation import Spec  # noqa: E402
 from scanline.service.queue import Limits  # noqa: E402
 from tests.conftest import tiny_config  # noqa: E402
 from tests.decoders.fixtures import network_of  # noqa: E402
+from tests.triton.interpreter import patch_once  # noqa: E402
 
 if not (triton.knobs.runtime.interpret or torch.cuda.is_available()):
     pytest.skip("needs TRITON_INTERPRET=1 or a CUDA device", allow_module_level=True)
+if triton.knobs.runtime.interpret:
+    patch_once()
 
 SMALL = tiny_config(height=2, width=2, n_layers=1, classes=("cat", "dog"), short_conv="2x3")
 

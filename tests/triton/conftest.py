@@ -15,3 +15,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 if importlib.util.find_spec("triton") is None or not (INTERPRETED or torch.cuda.is_available()):
     collect_ignore_glob = ["test_*.py"]
+elif INTERPRETED:
+    from tests.triton.interpreter import patch_once
+
+    patch_once()
