@@ -136,8 +136,7 @@ async def get_generation(
     """Look at a generation, while it runs or for some minutes after."""
     _, generation = _find(server, identifier)
     async with client_of(request) as gone:
-        reply = await server.writing.run(gone, GenerationReply.of, generation, output)
-    return json_reply(reply)
+        return await server.writing.run(gone, _described, generation, output)
 
 
 @router.get(
@@ -179,8 +178,7 @@ async def cancel_generation(request: Request, server: Server, identifier: str) -
     engine.queue.cancel(generation)
     async with client_of(request) as gone:
         await wait_finished(generation, gone)
-        reply = await server.writing.run(gone, GenerationReply.of, generation)
-    return json_reply(reply)
+        return await server.writing.run(gone, _described, generation)
 
 
 @router.get("/models", tags=["models"], responses=errors())
@@ -244,8 +242,7 @@ async def _draw(
             "X-Seed": str(generation.spec.seed),
         }
         async with client_of(request) as gone:
-            reply = await server.writing.run(gone, GenerationReply.of, generation, output)
-        return json_reply(reply, headers, 202)
+            return await server.writing.run(gone, _described, generation, output, headers, 202)
     generation = begin(request, server, engine, spec, key)
     # Nobody can come back for the reply, and so the generation leaves with its reader, unless it
     # has a name.
@@ -254,11 +251,20 @@ async def _draw(
         return await server.writing.run(gone, _reply, generation, media, output)
 
 
+def _described(
+    generation: Generation,
+    output: Output = "png",
+    headers: dict[str, str] | None = None,
+    status: int = 200,
+) -> Response:
+    return json_reply(GenerationReply.of(generation, output), headers, status)
+
+
 def _reply(generation: Generation, media: Media, output: Output) -> Response:
     config = generation.config
     headers = {"X-Generation-ID": generation.id, "X-Seed": str(generation.spec.seed)}
     if media == "application/json":
-        return json_reply(GenerationReply.of(generation, output), headers)
+        return _described(generation, output, headers)
     if any(image.finish_reason is not FinishReason.LENGTH for image in generation.images):
         # A picture cut off would look like any other.
         raise ApiError(503, "the drawing was cancelled; ask for it again", code="cancelled")

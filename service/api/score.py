@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import numpy as np
-from fastapi import APIRouter, Depends, Form, Request
+from fastapi import APIRouter, Depends, Form, Request, Response
 from numpy.typing import NDArray
 
 from scanline.model.likelihood import next_value, pixel_bits
@@ -15,8 +15,10 @@ from scanline.service.api.replies import DistributionReply, Score, ScoreReply
 from scanline.service.api.requests import DistributionRequest, ScoreForm
 from scanline.service.http.bodies import known_query, once_each
 from scanline.service.http.errors import ApiError, errors
+from scanline.service.http.media import json_reply
 from scanline.service.http.waiting import client_of
 from scanline.service.pictures import read_picture
+from scanline.service.workshop import Workshop
 
 STEPS_AT_ONCE = 4096  # of the network: others get their turn some hundred milliseconds later
 
@@ -27,13 +29,13 @@ _ERRORS = errors(404, 413, 415, 429, 503)
 
 @router.post(
     "/score", tags=["look inside"], dependencies=[Depends(once_each("image"))],
-    responses=_ERRORS,
+    response_model=ScoreReply, responses=_ERRORS,
 )  # fmt: skip
 async def score(
     request: Request,
     server: Server,
     form: Annotated[ScoreForm, Form(media_type="multipart/form-data")],
-) -> ScoreReply:
+) -> Response:
     """Measure what pictures cost under a model: exact bits/dim, and the bits of each pixel.
 
     Repeat the field `image` for several. Transparent parts count as black.
@@ -60,23 +62,29 @@ async def score(
             some = np.stack(canvases[first : first + at_once])
             measure = (pixel_bits, served.network, some, label)
             parts.append(await server.measuring.run(gone, *measure))
-    bits = np.concatenate(parts)
-    totals = bits.sum(1, dtype=np.float64)
-    return ScoreReply(
-        model=served.engine.name,
+        bits = np.concatenate(parts)
+        return await server.writing.run(gone, _scores, served.engine, bits, form.per_pixel)
+
+
+def _scores(engine: Workshop, bits: NDArray[np.float32], per_pixel: bool) -> Response:
+    config = engine.config
+    data = [
+        Score(
+            index=index,
+            bits=float(round(total, 3)),
+            bits_per_dim=float(round(total / config.dims, 4)),
+            pixel_bits=[round(b, 4) for b in row.tolist()] if per_pixel else None,
+        )
+        for index, (total, row) in enumerate(zip(bits.sum(1, dtype=np.float64), bits, strict=True))
+    ]
+    reply = ScoreReply(
+        model=engine.name,
         width=config.width,
         height=config.height,
         channels=config.channels,
-        data=[
-            Score(
-                index=index,
-                bits=float(round(total, 3)),
-                bits_per_dim=float(round(total / config.dims, 4)),
-                pixel_bits=[round(float(b), 4) for b in row] if form.per_pixel else None,
-            )
-            for index, (total, row) in enumerate(zip(totals, bits, strict=True))
-        ],
+        data=data,
     )
+    return json_reply(reply)
 
 
 @router.post("/distribution", tags=["look inside"], responses=_ERRORS)
