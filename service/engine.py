@@ -27,8 +27,9 @@ from scanline.service.turns import LIGHT, Turns
 
 log = logging.getLogger("scanline.engine")
 
-ADMIT_AT_ONCE = 64  # images taken in between two steps, so that a crowd does not stall the rest,
-ADMIT_SHARE = 32  # or one slot in so many, where that is more
+ADMIT_AT_ONCE = 64, 320  # images taken in between two steps, so that a crowd stalls nobody:
+ADMIT_SHARE = 8  # one slot in so many, within these bounds
+ROW_BY_ROW = 64  # slots at most, which make steps of a row: of more, what a step costs would count
 
 
 class _Run(NamedTuple):
@@ -167,7 +168,8 @@ class Engine:
 
     def _admit(self) -> None:
         """Give free slots to waiting images, one of each generation in turn."""
-        most = max(ADMIT_AT_ONCE, self.slots // ADMIT_SHARE)
+        least, most = ADMIT_AT_ONCE
+        most = min(max(least, self.slots // ADMIT_SHARE), most)
         heaviest = max((generation.demand for generation in self._drawing), default=0)
         free = len(self._free) - self._spare
         taken = self.queue.take(free, most, self._spare, heaviest // LIGHT)
@@ -246,7 +248,9 @@ class Engine:
         particles = np.array(crowd, np.int32)
         slots = np.concatenate([alone, particles])
         left = config.pixels - positions[slots]
-        n = min(self._turns.paces[light].room(len(slots)), config.width)
+        n = min(self._turns.paces[light].room(len(slots)), config.pixels)
+        if len(slots) <= ROW_BY_ROW:
+            n = min(n, config.width)
         if self.queue.waiting:  # stop where the first slot comes free, unless that is soon
             n = min(n, max(int(left.min()), n // 2, 1))
         began = self._clock()

@@ -8,7 +8,6 @@ import logging
 import os
 import resource
 import socket
-import sys
 from collections.abc import Iterator
 from functools import partial
 
@@ -18,6 +17,7 @@ from fastapi import FastAPI
 from scanline.model.checkpoint import load_checkpoints
 from scanline.service.app import create_app
 from scanline.service.http.connections import Connection, Door
+from scanline.service.interpreter import settle
 from scanline.service.logs import set_up_logs
 from scanline.service.server import Opening, Process, Scanline, open_engine
 from scanline.service.settings import Settings
@@ -25,9 +25,6 @@ from scanline.service.settings import Settings
 log = logging.getLogger("scanline.server")
 
 OTHER_FILES = 128  # open beside connections: libraries, checkpoints, uploads on disk
-# The engine's thread wants the interpreter back for microseconds between two native steps; by
-# default a busy event loop would keep it waiting 5 ms, longer than many steps take.
-SWITCH_SECONDS = 0.0005
 FLUSH_SECONDS = 5  # for the last bytes of open streams, once everything is drawn
 
 
@@ -106,7 +103,6 @@ def room_for_connections(wanted: int) -> int:
 def serve(settings: Settings) -> None:
     """Serve until SIGTERM; raises ``ValueError`` on whatever keeps a server from working."""
     set_up_logs(settings.log_format, settings.log_level)
-    sys.setswitchinterval(SWITCH_SECONDS)
     if settings.api_key is None and "SCANLINE_API_KEY" in os.environ:
         log.warning("SCANLINE_API_KEY is empty: anyone may call /v1")
     checkpoints = load_checkpoints(settings.weights, settings.models)
@@ -119,7 +115,12 @@ def serve(settings: Settings) -> None:
         for each in sockets:
             open_.enter_context(each)
         opening = open_.enter_context(_workshops(settings))
-        app = create_app(scanline, lambda: scanline.open(checkpoints, opening))
+
+        def open_models() -> None:
+            scanline.open(checkpoints, opening)
+            settle()
+
+        app = create_app(scanline, open_models)
         Process(configure(app, scanline), scanline).run(sockets)
     if scanline.failure is not None:
         raise ValueError(scanline.failure)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -29,9 +28,10 @@ from scanline.model.network import LinearTransformer
 from scanline.service.app import create_app
 from scanline.service.bench.clients import Asking, ask, other_process
 from scanline.service.engine import Engine
+from scanline.service.interpreter import settle
 from scanline.service.pictures import to_png
 from scanline.service.server import Scanline, Served
-from scanline.service.serving import SWITCH_SECONDS, configure, listen
+from scanline.service.serving import configure, listen
 from scanline.service.settings import Settings
 
 CLIENTS, SLOTS = 16, 256
@@ -122,6 +122,7 @@ def _serving(network: LinearTransformer, decoder: Decoder, spare: int) -> Iterat
     def open_models() -> None:
         engine.start()
         scanline.models = {"pretended": Served(engine, {}, network, 0, Defaults())}
+        settle()
         scanline.ready = True
 
     config = configure(create_app(scanline, open_models), scanline)
@@ -169,7 +170,6 @@ def bench_costs(name: str, rate: float, slots: int = SLOTS, seconds: float = 2.0
     images = max(1, slots * IN_FLIGHT // CLIENTS)  # a request
     rounds = max(1, round(rate * seconds / (CLIENTS * images)))
     rows = []
-    sys.setswitchinterval(SWITCH_SECONDS)
     with _serving(network, decoder, spare) as server, other_process() as run:
         _check(server, decoder)
         for form, (accept, fields) in FORMS.items():

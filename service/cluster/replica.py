@@ -13,6 +13,7 @@ from typing import Any
 from scanline.model.checkpoint import load_checkpoints
 from scanline.service.cluster.parts import Known, News, Part, Report, look_at
 from scanline.service.generation import Image
+from scanline.service.interpreter import settle
 from scanline.service.metrics import Metrics
 from scanline.service.server import open_engine
 from scanline.service.settings import Settings
@@ -38,6 +39,7 @@ class Replica:
         self._engine = open_engine(checkpoint, own, self._metrics.observer(name))
         self._shares: dict[str, tuple[float, float]] = {}
         self._parts = 0
+        settle()
 
     async def draw(self, part: Part) -> AsyncIterator[News]:
         """Draw a part, and yield what is new of it until its end; whoever leaves ends it."""

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from scanline.service.generation import Generation, Spec, Status
+from scanline.service.turns import STEP_SECONDS
 from tests.clocks import Clock
 from tests.engine.fixtures import (
     Gate,
@@ -87,16 +88,27 @@ def test_an_image_is_admitted_between_any_two_steps() -> None:
 
 
 @pytest.mark.parametrize(
-    ("slots", "crowd", "admitted"), [(200, 200, [64, 64, 64, 8]), (4096, 300, [128, 128, 44])]
+    ("slots", "crowd", "admitted"),
+    [
+        (200, 200, [64, 64, 64, 8]),
+        (1024, 300, [128, 128, 44]),
+        (4096, 700, [320, 320, 60]),
+    ],
 )
 def test_a_crowd_is_let_in_a_part_at_a_time_with_a_step_between(
     slots: int, crowd: int, admitted: list[int]
 ) -> None:
     decoder = FakeDecoder(GREY, slots)
     seen: list[tuple[str, int]] = []
+    clock = Clock()
+
+    def draw(slots: list[int]) -> None:
+        seen.append(("step", len(slots)))
+        clock.now += STEP_SECONDS  # so long that it is of one pixel
+
     decoder.before_load = lambda slots: seen.append(("load", len(slots)))
-    decoder.before_step = lambda slots: seen.append(("step", len(slots)))
-    with opened(decoder, clock=Clock()) as engine:
+    decoder.before_step = draw
+    with opened(decoder, clock=clock) as engine:
         generation = engine.queue.submit(Spec(n=crowd, seed=0))
         engine.start()
         with engine.queue.reading(generation):
@@ -143,6 +155,19 @@ def test_a_step_is_short_while_others_wait(left: int, waiting: int, steps: list[
         for generation in generations:
             with engine.queue.reading(generation):
                 assert_right(generation)
+    assert [n for _, n in decoder.steps[: len(steps)]] == steps
+
+
+@pytest.mark.parametrize(("images", "steps"), [(64, [1, 8, 8]), (65, [1, WIDE.pixels])])
+def test_a_few_images_are_shown_row_by_row_and_many_in_steps_as_long_as_may_be(
+    images: int, steps: list[int]
+) -> None:
+    decoder = FakeDecoder(WIDE, 1024)  # of which 128 at once
+    with opened(decoder, clock=Clock()) as engine:
+        generation = engine.queue.submit(Spec(n=images, seed=0))
+        engine.start()
+        with engine.queue.reading(generation):
+            assert_right(generation)
     assert [n for _, n in decoder.steps[: len(steps)]] == steps
 
 
