@@ -29,7 +29,7 @@ from scanline.model.decoders.native import NativeDecoder
 from scanline.model.decoders.opening import open_decoder
 from scanline.model.drawing import draw
 from tests.conftest import assert_close, random_canvas, random_network, tiny_config
-from tests.test_network import steps_from, tensors
+from tests.network.variants import steps_from, tensors
 
 every_map = pytest.mark.parametrize("name", FEATURE_MAPS)
 other_maps = pytest.mark.parametrize("name", [name for name in FEATURE_MAPS if name != "elu"])

@@ -20,7 +20,7 @@ from tests.decoders.fixtures import (
     network_of,
     state_of,
 )
-from tests.test_network import few_variants
+from tests.network.variants import few_variants
 
 
 @few_variants

@@ -12,7 +12,7 @@ from scanline.model.decoders.contract import BackendError
 from scanline.model.decoders.native import NativeDecoder
 from scanline.model.decoders.opening import open_decoder
 from tests.decoders.fixtures import GREY, blank, draw, network_of
-from tests.test_network import FEW
+from tests.network.variants import FEW
 
 
 def test_unknown_backends_are_refused() -> None:

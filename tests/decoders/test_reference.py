@@ -19,7 +19,7 @@ from tests.decoders.fixtures import (
     noises,
     scatter_seeds,
 )
-from tests.test_network import few_variants
+from tests.network.variants import few_variants
 
 
 @torch.no_grad()

@@ -18,7 +18,7 @@ from scanline.model.decoders.native import NativeDecoder, Precision
 from tests.conftest import TOLERANCES, assert_close
 from tests.decoders.fixtures import blank, every_kind, masked, network_of, noises, scatter_seeds
 from tests.native.fixtures import FLOAT32_ERROR, ODD_SIZES, exact, trace
-from tests.test_network import FEW, every_variant
+from tests.network.variants import FEW, every_variant
 
 # What bf16 weights may change of bits/dim on real images.
 BITS_PER_DIM_ERROR = 0.002

@@ -19,7 +19,7 @@ from scanline.model.decoders.packing import Precision
 from scanline.model.decoders.triton import TritonDecoder
 from tests.conftest import TOLERANCES, assert_close, random_network, tiny_config
 from tests.decoders.fixtures import masked, network_of, noises, scatter_seeds
-from tests.test_network import VARIANTS
+from tests.network.variants import VARIANTS
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 CUDA = torch.cuda.is_available() and not INTERPRETED

@@ -11,7 +11,7 @@ from scanline.model.config import ModelConfig
 from scanline.model.decoders.reference import ReferenceDecoder
 from scanline.model.decoders.triton import TritonDecoder
 from tests.decoders.fixtures import blank, network_of
-from tests.test_network import VARIANTS
+from tests.network.variants import VARIANTS
 from tests.triton.fixtures import (
     GRID,
     ODD,

@@ -1,0 +1,84 @@
+"""Networks of every combination of options, and their recurrent view run by hand."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from scanline.model.config import ModelConfig
+from scanline.model.layers.layer import State
+from scanline.model.network import LinearTransformer
+from tests.conftest import tiny_config
+
+
+def variants() -> dict[str, ModelConfig]:
+    """Give every valid combination of the options that meet in one place, and of the rest in turn.
+
+    What feeds the first layer (input, encoding, order, positions, start, channels, classes) and
+    the head are crossed in full; norm and activation, which live in the block, run along.
+    """
+    found: dict[str, ModelConfig] = {}
+    blocks = itertools.cycle(itertools.product(("pre", "post"), ("gelu", "relu")))
+    for source, order, channels, head, positions, start, classes in itertools.product(
+        ("previous", "table", "linear", "table+linear"),
+        ("subpixel", "pixel"),
+        (1, 3),
+        ("categorical", "logistic_mixture"),
+        ("learned", "sinusoidal"),
+        ("learned", "given"),
+        ((), ("cat", "dog")),
+    ):
+        norm, activation = next(blocks)
+        fields: dict[str, Any] = {"input": "previous"}
+        if source != "previous":
+            fields = {"input": "neighbourhood", "encoding": source}
+        try:
+            config = tiny_config(
+                order=order, channels=channels, head=head, positions=positions, start=start,
+                classes=classes, norm=norm, activation=activation, **fields,
+            )  # fmt: skip
+        except ValueError:
+            continue
+        name = f"{source}-{order}-{channels}-{head}-{positions}-{start}-{norm}-{activation}"
+        found[f"{name}-{'classes' if classes else 'plain'}"] = config
+    return found
+
+
+VARIANTS = variants()
+every_variant = pytest.mark.parametrize("config", VARIANTS.values(), ids=VARIANTS.keys())
+FEW = {name: config for i, (name, config) in enumerate(VARIANTS.items()) if i % 9 == 0}
+few_variants = pytest.mark.parametrize("config", FEW.values(), ids=FEW.keys())
+
+
+def random_labels(config: ModelConfig, rows: int) -> Tensor | None:
+    """Give a class or "no label" to each row in turn, None where there are no classes."""
+    if not config.classes:
+        return None
+    return torch.arange(rows) % (len(config.classes) + 1) - 1
+
+
+def steps_from(
+    network: LinearTransformer,
+    canvas: Tensor,
+    state: list[State],
+    start: int,
+    labels: Tensor | None,
+    end: int | None = None,
+) -> tuple[Tensor, list[State]]:
+    """Run the recurrent view from step ``start`` to before ``end``, or the end."""
+    given = int(network.config.start == "given")
+    rows = [
+        network.step(canvas, torch.full((canvas.shape[0],), step), state, labels)
+        for step in range(max(start, given), network.config.steps if end is None else end)
+    ]
+    if not rows:
+        return torch.empty(canvas.shape[0], 0, network.config.head_outputs), state
+    return torch.stack(rows, 1), state
+
+
+def tensors(states: list[State]) -> list[Tensor]:
+    return [tensor for state in states for tensor in state.values()]
