@@ -9,7 +9,10 @@ from __future__ import annotations
 import importlib.util
 import os
 
+import pytest
 import torch
+
+from tests.triton.places import PLACES, Place
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -19,3 +22,12 @@ elif INTERPRETED:
     from tests.triton.interpreter import patch_once
 
     patch_once()
+
+
+@pytest.fixture(params=PLACES)
+def place(request: pytest.FixtureRequest) -> Place:
+    """Give each place that this process can test; skips the others."""
+    found: Place = request.param
+    if (found.device == "cpu") != INTERPRETED:
+        pytest.skip("one process tests the interpreter or a device")
+    return found

@@ -1,0 +1,109 @@
+"""The Triton attention where it is used: dispatch, a network, torch.compile and its benchmark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from scanline.kernels.attention import linear as dispatch
+from scanline.kernels.attention.definitions import naive_linear_attention
+from scanline.kernels.attention.linear import linear_attention, uses_triton
+from scanline.kernels.cuda import attention as triton_attention
+from scanline.kernels.cuda import attention_bench
+from scanline.kernels.cuda.attention import triton_linear_attention
+from scanline.model.config import ModelConfig
+from scanline.model.network import LinearTransformer
+from tests.conftest import assert_close, random_canvas, tiny_config
+from tests.triton.places import Place, inputs, leaves
+
+
+def use_triton(monkeypatch: pytest.MonkeyPatch, place: Place) -> list[int]:
+    """Count the kernels' runs; in the interpreter, send CPU tensors there as if on a device."""
+    runs: list[int] = []
+
+    def counted(*arguments: object) -> object:
+        runs.append(1)
+        return plain(*arguments)
+
+    plain: Callable[..., object] = triton_linear_attention
+    monkeypatch.setattr(triton_attention, "triton_linear_attention", counted)
+    if place.device == "cpu":
+        monkeypatch.setattr(dispatch, "uses_triton", lambda q, v, chunk: True)
+    return runs
+
+
+def test_the_dispatch(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v, _ = inputs(place, 5)
+    on_device = place.device == "cuda"
+    assert uses_triton(q, v) == on_device
+    assert not uses_triton(q.double(), v.double())
+    assert not uses_triton(q, v, chunk=16)
+    assert not uses_triton(q[..., :15], v)
+    assert not uses_triton(q, v.repeat(1, 1, 1, 9))
+    expected, _ = naive_linear_attention(q.double(), k.double(), v.double(), feature_map="elu")
+    runs = use_triton(monkeypatch, place)
+    o, _ = linear_attention(q, k, v, feature_map="elu")
+    assert len(runs) == 1
+    assert_close(o.double(), expected, o.dtype)
+
+
+def test_a_network_trains_and_prefills_on_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it is trained: float32 parameters, under autocast where the place is bfloat16."""
+    config: ModelConfig = tiny_config(d_model=48, n_heads=3)
+    network = LinearTransformer(config).to(place.device)
+    canvas = random_canvas(config, 3).to(place.device)
+    lengths = torch.tensor([7, 20, 1], device=place.device)
+    double = LinearTransformer(config).to(place.device, torch.float64)
+    double.load_state_dict(network.state_dict())
+    expected = double.bits(canvas).mean()
+    expected.backward()  # type: ignore[no-untyped-call]
+    with torch.no_grad():
+        expected_states, _ = double.prefill(canvas, lengths)
+    runs = use_triton(monkeypatch, place)
+    with torch.autocast(place.device, place.dtype, enabled=place.dtype == torch.bfloat16):
+        bits = network.bits(canvas).mean()
+    bits.backward()  # type: ignore[no-untyped-call]
+    assert len(runs) == config.n_layers
+    assert_close(bits.double(), expected, place.dtype)
+    for mine, theirs in zip(network.parameters(), double.parameters(), strict=True):
+        assert mine.grad is not None
+        assert theirs.grad is not None
+        assert_close(mine.grad.double(), theirs.grad, place.dtype)
+    with torch.no_grad():
+        states, _ = network.prefill(canvas, lengths)
+    assert len(runs) == 2 * config.n_layers
+    for state, expected_state in zip(states, expected_states, strict=True):
+        for name, tensor in state.items():
+            assert_close(tensor.double(), expected_state[name], torch.float32)
+
+
+@pytest.mark.filterwarnings("default")  # the compiler's own, which vary
+def test_torch_compile_keeps_one_graph(place: Place) -> None:
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        o, final = triton_linear_attention(q * 2, k, v, feature_map="elu")
+        return o.float().square().sum() + final.kv.square().sum()
+
+    backend = "inductor" if place.device == "cuda" else "aot_eager"
+    compiled = torch.compile(attend, fullgraph=True, backend=backend)
+    x, y = leaves(inputs(place, 33)[:3]), leaves(inputs(place, 33)[:3])
+    assert_close(compiled(*x), attend(*y))
+    for one, other in zip(
+        torch.autograd.grad(compiled(*x), x), torch.autograd.grad(attend(*y), y), strict=True
+    ):
+        assert_close(one, other)
+
+
+def test_the_benchmark_times_what_it_has_checked(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = torch.device(place.device)
+    attention_bench.check(device)
+    line = attention_bench.row((1, 3, 1, 16), place.dtype, device, 1)
+    assert len(line.split()) == 2 + 5
+    monkeypatch.setattr(attention_bench, "naive_linear_attention", linear_attention)
+    monkeypatch.setattr(attention_bench, "linear_attention", lambda q, k, v, **_: (2 * v, None))
+    with pytest.raises(ValueError, match="wrong by"):
+        attention_bench.check(device)
