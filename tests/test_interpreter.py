@@ -1,0 +1,34 @@
+"""What a process that draws asks of Python itself."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from scanline.service.interpreter import SWITCH_SECONDS, settle
+
+
+@pytest.fixture
+def _as_before() -> Iterator[None]:
+    interval = sys.getswitchinterval()
+    yield
+    sys.setswitchinterval(interval)
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("_as_before")
+def test_what_is_loaded_is_looked_through_no_more_and_garbage_still_is() -> None:
+    loaded = [{"kept": number} for number in range(100)]
+    settle()
+    assert sys.getswitchinterval() == pytest.approx(SWITCH_SECONDS)
+    frozen = gc.get_freeze_count()
+    assert frozen > len(loaded)
+    assert not any(one is loaded for one in gc.get_objects())
+    circle: list[object] = []
+    circle.append(circle)
+    del circle
+    assert gc.collect() >= 1
+    assert gc.get_freeze_count() == frozen
