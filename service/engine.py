@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -47,7 +48,8 @@ class _Step(NamedTuple):
     """Calls of the decoder: so many slots, up to so many pixels each, ``drawn`` of them in all.
 
     They ``began`` at that time of the engine's clock, and to launch them took so many seconds. They
-    are of the ``light`` generations, or of the heavy ones.
+    are of the ``light`` generations, or of the heavy ones. The next step may be launched ``behind``
+    this one, before it has landed.
     """
 
     light: bool
@@ -56,6 +58,7 @@ class _Step(NamedTuple):
     drawn: int
     began: float
     took: float
+    behind: bool
 
 
 class Engine:
@@ -90,6 +93,8 @@ class Engine:
             for slot, canvas in enumerate(decoder.canvas)
         ]
         self._turns = Turns()
+        self._steps: deque[_Step] = deque()  # in flight
+        self._landed = 0.0  # when the last one did
         self._thread = threading.Thread(target=self._run, name=f"engine-{name}", daemon=True)
 
     def start(self) -> None:
@@ -136,14 +141,15 @@ class Engine:
         while self.queue.wait():
             self._drop_leavers()
             try:
-                # On a device a step runs while the host publishes and admits.
-                step = self._launch()
+                # On a device steps run while the host publishes and admits.
+                launched = self._launch()
                 self._publish()
                 self._admit()
-                self._land(step)
+                self._land(launched)
             except Exception:
                 # The decoder's state is in doubt for every image it held, and for no other.
                 log.exception("a step failed; ending the generations it touched")
+                self._steps.clear()
                 self._fail({run.generation for run in self._running.values()})
 
     def _drop_leavers(self) -> None:
@@ -228,15 +234,17 @@ class Engine:
         The others' images stay where they are meanwhile.
         """
         if not self._running:
+            self._steps.clear()  # nobody waits for these any more
             return None
         heaviest = max(generation.demand for generation in self._drawing)
-        some = {generation for generation in self._drawing if generation.demand * LIGHT <= heaviest}
+        some = {generation for generation in self._drawing if generation.size * LIGHT <= heaviest}
         light = self._turns.light_next(len(some), len(self._drawing) - len(some))
-        config, positions = self.decoder.config, self.decoder.positions
+        config, positions = self.decoder.config, self.decoder.ahead
         # Thousands of images may run, and a device waits for this: no work on each of them.
         alone, crowd = np.fromiter(self._running, np.int32, len(self._running)), []
         if 0 < len(some) < len(self._drawing):
             alone = alone[[(owner in some) is light for owner in self._owners[alone].tolist()]]
+        alone = alone[positions[alone] < config.pixels]  # others are complete where they will land
         room = config.pixels
         if self._crowds:
             runs = [self._running[name] for name in alone.tolist()]
@@ -247,6 +255,8 @@ class Engine:
                     room = min(room, max(1, run.particles.room(int(positions[run.slots[0]]))))
         particles = np.array(crowd, np.int32)
         slots = np.concatenate([alone, particles])
+        if not len(slots):
+            return None
         left = config.pixels - positions[slots]
         n = min(self._turns.paces[light].room(len(slots)), config.pixels)
         if len(slots) <= ROW_BY_ROW:
@@ -261,21 +271,38 @@ class Engine:
                 drawn += int(np.minimum(config.pixels - positions[rows], pixels).sum())
                 self.decoder.launch(rows, pixels)
         took = self._clock() - began
-        return _Step(light, len(slots), n, drawn, began, took)
+        behind = self.decoder.flights > 1 and len(alone) > ROW_BY_ROW and not crowd
+        step = _Step(light, len(slots), n, drawn, began, took, behind)
+        self._steps.append(step)
+        return step
 
-    def _land(self, step: _Step | None) -> None:
-        """Wait until the step is done, and measure what the decoder took."""
-        if step is None:
-            return
-        landing = self._clock()
-        self.decoder.land()
-        self._weigh()
+    def _land(self, launched: _Step | None) -> None:
+        """Wait for the steps in flight, but for those that the next may be launched behind."""
+        leave = 0
+        if launched is None:
+            leave = max(len(self._steps) - 1, 0)
+        elif launched.behind:
+            leave = self.decoder.flights - 1
+        while len(self._steps) > leave:
+            landing = self._clock()
+            self.decoder.land(len(self._steps) - 1)
+            step = self._steps.popleft()
+            self._weigh()
+            self._measure(step, self._clock() - landing)
+
+    def _measure(self, step: _Step, waited: float) -> None:
+        """Learn from a step for which the host has waited so many seconds."""
         now = self._clock()
-        took = step.took + now - landing  # what was done meanwhile costs nothing on a device
+        since = now - max(step.began, self._landed)
+        self._landed = now
+        # What the host does meanwhile costs nothing on a device, and is to be done by its end.
+        on_device = self.decoder.flights > 1
+        took = since if on_device else step.took + waited
         self._turns.took(step.light, took)
         if step.drawn:
-            self._turns.paces[step.light].measure(took, step.pixels, step.slots)
-            self.queue.measure(step.drawn, now - step.began)
+            host = since - waited if on_device else 0.0
+            self._turns.paces[step.light].measure(took, step.pixels, step.slots, host)
+            self.queue.measure(step.drawn, since)
         if self._observer:
             self._observer.stepped(took, step.drawn, step.slots)
 

@@ -224,6 +224,11 @@ class Generation:
         return [self.config.pixels - i.position for i in running for _ in range(self.spec.slots)]
 
     @property
+    def size(self) -> int:
+        """Count the slots that all its images together want."""
+        return self.spec.n * self.spec.slots
+
+    @property
     def demand(self) -> int:
         """Count the slots that its unfinished images have or want."""
         return self.unfinished * self.spec.slots

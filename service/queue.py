@@ -275,7 +275,7 @@ class Queue:
                 taken.append(self._take(self._order.popleft(), spare=False))
             for generation in tuple(self._order) if spare and light else ():
                 slots = generation.spec.slots
-                if generation.demand > light or slots > spare:
+                if generation.size > light or slots > spare:
                     continue
                 if taken and slots > most:
                     break

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 STEP_SECONDS = 0.015  # how long one call of the decoder may keep a new image waiting
+HOST_ROOM = 1.25  # a device's step lasts so many times what the host does beside it,
+LONGEST_SECONDS = 4 * STEP_SECONDS  # up to this
 LIGHT = 4  # a request is light beside one that wants so many times its slots
 
 
@@ -10,16 +12,18 @@ class Pace:
     """What one pixel takes, by the last step, and so how many fit into a short one."""
 
     def __init__(self) -> None:
-        self._seconds, self._slots = STEP_SECONDS, 1
+        self._seconds, self._slots, self._host = STEP_SECONDS, 1, 0.0
 
     def room(self, slots: int) -> int:
         """Count the pixels that so many slots may draw at once, one at least."""
         joined = max(1.0, slots / self._slots)  # a crowd may take that much longer
-        return max(1, int(STEP_SECONDS / (self._seconds * joined)))
+        # A device would wait for the host after steps that are shorter than the host's work.
+        seconds = max(STEP_SECONDS, min(self._host * HOST_ROOM, LONGEST_SECONDS))
+        return max(1, int(seconds / (self._seconds * joined)))
 
-    def measure(self, seconds: float, pixels: int, slots: int) -> None:
-        """Learn from a step of so many pixels."""
-        self._seconds, self._slots = max(seconds / pixels, 1e-7), slots
+    def measure(self, seconds: float, pixels: int, slots: int, host: float = 0.0) -> None:
+        """Learn from a step of so many pixels, beside which the host worked ``host`` seconds."""
+        self._seconds, self._slots, self._host = max(seconds / pixels, 1e-7), slots, host
 
 
 class Turns:

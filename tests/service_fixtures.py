@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import numpy as np
@@ -114,34 +114,63 @@ class FakeDecoder(Decoder):
 class LateDecoder(FakeDecoder):
     """The same on a pretended device: what a launch draws is seen once it has landed."""
 
+    flights = 2
+
     def __init__(self, config: ModelConfig, max_slots: int) -> None:
         super().__init__(config, max_slots)
         self.device = FakeDecoder(config, max_slots)
-        self._flights: list[NDArray[np.int64]] = []
+        self.launched: list[tuple[list[int], list[Shown]]] = []  # the slots in flight
+
+    @property
+    def ahead(self) -> NDArray[np.int32]:
+        return self.device.positions
 
     def _start(self, slots: NDArray[np.int32], lengths: NDArray[np.int32]) -> None:
         self.device.begin(slots, self.inputs.rows(slots))
-        self._flights = [np.setdiff1d(flight, slots) for flight in self._flights]
-        self._show(slots)
+        begun = set(slots.tolist())
+        self.launched = [
+            (listed, [shown for shown in flight if shown.slot not in begun])
+            for listed, flight in self.launched
+        ]
+        for slot in begun:
+            self._show(Shown.of(self.device, slot))
 
     def step(self, slots: Slots, n: int) -> None:
         self.launch(slots, n)
         self.land()
 
     def launch(self, slots: Slots, n: int) -> None:
-        self.steps.append(([int(slot) for slot in slots], n))
+        listed = [int(slot) for slot in slots]
+        self.steps.append((listed, n))
         self.device.step(slots, n)
-        self._flights.append(np.array(slots))
+        self.launched.append((listed, [Shown.of(self.device, slot) for slot in listed]))
 
-    def land(self) -> None:
-        flights, self._flights = self._flights, []
-        for flight in flights:
-            self.before_step(flight.tolist())
-            self._show(flight)
+    def land(self, leave: int = 0) -> None:
+        while len(self.launched) > leave:
+            listed, flight = self.launched.pop(0)
+            self.before_step(listed)
+            for shown in flight:
+                self._show(shown)
 
-    def _show(self, slots: NDArray[np.integer[Any]]) -> None:
-        for name in ("canvas", "bits", "positions"):
-            getattr(self, name)[slots] = getattr(self.device, name)[slots]
+    def _show(self, shown: Shown) -> None:
+        slot = shown.slot
+        self.canvas[slot], self.bits[slot] = shown.canvas, shown.bits
+        self.positions[slot] = shown.position
+
+
+class Shown(NamedTuple):
+    """What is to be seen of a slot."""
+
+    slot: int
+    canvas: NDArray[np.uint8]
+    bits: NDArray[np.float32]
+    position: int
+
+    @classmethod
+    def of(cls, decoder: Decoder, slot: int) -> Shown:
+        """Copy what is there now."""
+        position = int(decoder.positions[slot])
+        return cls(slot, decoder.canvas[slot].copy(), decoder.bits[slot].copy(), position)
 
 
 def fake_pixel(

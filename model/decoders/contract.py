@@ -106,6 +106,7 @@ class Decoder(ABC):
     """
 
     backend: str
+    flights: int = 1  # how many launches are to be in flight, so that a device never waits
 
     def __init__(self, config: ModelConfig, max_slots: int) -> None:
         if max_slots < 1:
@@ -126,6 +127,11 @@ class Decoder(ABC):
     def canvas(self) -> NDArray[np.uint8]:
         """The pixels so far: uint8 ``[N, T, C]``."""
         return self.inputs.canvas
+
+    @property
+    def ahead(self) -> NDArray[np.int32]:
+        """Where images are once all that was launched has landed: int32 ``[N]``."""
+        return self.positions
 
     @classmethod
     @abstractmethod
@@ -203,13 +209,13 @@ class Decoder(ABC):
     def launch(self, slots: Slots, n: int) -> None:
         """Begin what ``step`` does, on a device that goes on by itself; ``land`` ends it.
 
-        Until then the slots' arrays show the pixels before. Slots may begin with other images
-        meanwhile.
+        Until then the slots' arrays show the pixels before; the next launch goes on where this one
+        will end, which ``ahead`` tells. Slots may begin with other images meanwhile.
         """
         self.step(slots, n)
 
-    def land(self) -> None:  # noqa: B027
-        """Wait for all that was launched: the arrays are true again."""
+    def land(self, leave: int = 0) -> None:  # noqa: B027
+        """Wait until only the last ``leave`` launches are in flight: the arrays show the others."""
 
     def _chosen(self, slots: Slots) -> NDArray[np.int32]:
         """Leave out -1; raises ``ValueError`` on a slot that is not there, or named twice."""

@@ -2,8 +2,9 @@
 
 Everything a step needs lives on the device; the arrays of the contract are the host's copy.
 ``launch`` starts all pixels of a call, captured in CUDA graphs, and a copy of what they decide, and
-returns; ``land`` waits for it. How far each image gets is known beforehand, so only values and bits
-are copied. Host memory is pinned, so that no copy holds up the host.
+returns; ``land`` waits for it, while the next one may be in flight already. How far each image gets
+is known beforehand, so only values and bits are copied. Host memory is pinned, so that no copy
+holds up the host.
 """
 
 from __future__ import annotations
@@ -107,6 +108,7 @@ class TritonDecoder(Decoder):
     """
 
     backend = "triton"
+    flights = 2
 
     def __init__(
         self,
@@ -135,7 +137,7 @@ class TritonDecoder(Decoder):
         self._plan_memory(max_slots)  # before the host's arrays are made for nothing
         super().__init__(model.config, max_slots)
         self._stream = torch.cuda.Stream(self.device) if cuda else None
-        self._flights: list[Flight] = []
+        self._flights: list[Flight] = []  # the oldest first
         self._ahead = self.positions.copy()  # where images are on the device, in flight or not
         self._ages = np.zeros(max_slots, np.int64)  # how often each slot was reset
         self._arrays = {name: getattr(self.inputs, name) for name in _INPUTS} | {"bits": self.bits}
@@ -232,9 +234,9 @@ class TritonDecoder(Decoder):
         after = self._ahead[some] = np.minimum(before + n, T)
         self._flights.append(Flight(some, self._ages[some], after, new, values, bits, done))
 
-    def land(self) -> None:
-        flights, self._flights = self._flights, []
-        for flight in flights:
+    def land(self, leave: int = 0) -> None:
+        while len(self._flights) > leave:
+            flight = self._flights.pop(0)
             if flight.done is not None:
                 flight.done.synchronize()
             same = self._ages[flight.slots] == flight.ages
@@ -244,6 +246,10 @@ class TritonDecoder(Decoder):
             self.canvas.reshape(-1, C)[new] = values[same].reshape(-1, C)
             self.bits.reshape(-1)[new] = flight.bits.numpy().reshape(flight.new.shape)[same].ravel()
             self.positions[flight.slots[same]] = flight.positions[same]
+
+    @property
+    def ahead(self) -> NDArray[np.int32]:
+        return self._ahead
 
     @property
     def where(self) -> str:

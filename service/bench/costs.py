@@ -50,13 +50,20 @@ class PretendedDecoder(Decoder):
     """Draws one picture again and again, ``rate`` images a second, as a device does: by itself."""
 
     backend = "pretended"
+    flights = 2
 
     def __init__(self, config: ModelConfig, max_slots: int, rate: float) -> None:
         super().__init__(config, max_slots)
         self.picture = _picture(config)
         self._seconds = 1 / (rate * config.pixels)  # a pixel
-        self._flights: list[tuple[NDArray[np.int32], int]] = []
+        self._ahead = self.positions.copy()
+        self._flights: list[tuple[float, NDArray[np.int32], int]] = []  # when each is done
         self._due = 0.0
+
+    @property
+    def ahead(self) -> NDArray[np.int32]:
+        """Where images are once all is drawn."""
+        return self._ahead
 
     @classmethod
     def unsupported(cls, config: ModelConfig) -> str | None:
@@ -66,9 +73,9 @@ class PretendedDecoder(Decoder):
     def _start(self, slots: NDArray[np.int32], lengths: NDArray[np.int32]) -> None:
         began = np.zeros(self.max_slots, np.bool_)
         began[slots] = True
-        self._flights = [(flight[~began[flight]], n) for flight, n in self._flights]
+        self._flights = [(due, rows[~began[rows]], n) for due, rows, n in self._flights]
         self.canvas[slots] = self.picture  # of which the positions say how much is there
-        self.positions[slots] = lengths
+        self.positions[slots] = self._ahead[slots] = lengths
 
     def _copy(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
         pass
@@ -81,16 +88,18 @@ class PretendedDecoder(Decoder):
     def launch(self, slots: Slots, n: int) -> None:
         """Begin to draw."""
         rows = self._chosen(slots)
-        drawn = int(np.minimum(self.config.pixels - self.positions[rows], n).sum())
+        before = self._ahead[rows]
+        self._ahead[rows] = np.minimum(before + n, self.config.pixels)
+        drawn = int((self._ahead[rows] - before).sum())
         self._due = max(self._due, time.perf_counter()) + drawn * self._seconds
-        self._flights.append((rows, n))
+        self._flights.append((self._due, rows, n))
 
-    def land(self) -> None:
-        """Wait until what was launched is drawn."""
-        if (seconds := self._due - time.perf_counter()) > 0:
-            time.sleep(seconds)
-        flights, self._flights = self._flights, []
-        for rows, n in flights:
+    def land(self, leave: int = 0) -> None:
+        """Wait until what was launched is drawn, but for the last ``leave`` launches."""
+        while len(self._flights) > leave:
+            due, rows, n = self._flights.pop(0)
+            if (seconds := due - time.perf_counter()) > 0:
+                time.sleep(seconds)
             self.positions[rows] = np.minimum(self.positions[rows] + n, self.config.pixels)
 
 

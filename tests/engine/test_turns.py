@@ -120,6 +120,18 @@ def test_equal_requests_are_drawn_together() -> None:
     assert {len(slots) for slots, _ in decoder.steps} == {8}
 
 
+def test_a_large_request_of_which_little_is_left_is_no_small_one() -> None:
+    """Else its last images had half the time, in steps of a few slots."""
+    decoder = FakeDecoder(GREY, 16)
+    with opened(decoder, clock=Clock(), spare=4) as engine:
+        generations = [engine.queue.submit(Spec(n=n, seed=seed)) for seed, n in ((0, 30), (50, 80))]
+        engine.start()
+        for generation in generations:
+            with engine.queue.reading(generation):
+                assert_right(generation)
+    assert {len(slots) for slots, _ in decoder.steps} == {12, (30 + 80) % 12}
+
+
 def test_spare_slots_do_not_let_the_small_ones_pass_a_large_image_for_ever() -> None:
     """The one that waits wants all four slots; small ones come all the time, and two are spare."""
     decoder = FakeDecoder(GREY, 6)

@@ -1,0 +1,116 @@
+"""Of many images on a device the next step is launched before the last has landed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from scanline.service.engine import ROW_BY_ROW
+from scanline.service.generation import FinishReason, Spec, Status
+from scanline.service.turns import HOST_ROOM, LONGEST_SECONDS, STEP_SECONDS, Pace
+from tests.engine.fixtures import Gate, assert_right, completion, finished, opened, running
+from tests.service_fixtures import GREY, FakeDecoder, LateDecoder
+
+MANY = ROW_BY_ROW + 6
+
+
+def flights(decoder: LateDecoder) -> list[int]:
+    """Keep how many launches are in flight, one to land among them, whenever one is to land."""
+    seen: list[int] = []
+    decoder.before_step = lambda slots: seen.append(1 + len(decoder.launched))
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("images", "most"), [(ROW_BY_ROW, 1), (MANY, LateDecoder.flights)], ids=["few", "many"]
+)
+def test_as_many_steps_are_in_flight_as_the_decoder_is_worth(images: int, most: int) -> None:
+    decoder = LateDecoder(GREY, MANY)
+    seen = flights(decoder)
+    with opened(decoder) as engine:
+        generation = engine.queue.submit(Spec(n=images, seed=0))
+        with engine.queue.reading(generation):
+            engine.start()
+            assert_right(generation)
+    assert max(seen) == most
+    assert len(seen) == len(decoder.steps)  # each was waited for
+
+
+def test_images_come_and_go_between_steps_in_flight() -> None:
+    """Three times as many images as slots, some of them begun by their senders."""
+    decoder = LateDecoder(GREY, MANY)
+    seen = flights(decoder)
+    known = np.arange(GREY.pixels) < 17
+    with opened(decoder) as engine:
+        generations = [
+            engine.queue.submit(Spec(n=MANY, seed=1)),
+            engine.queue.submit(completion(GREY, 2, known, n=MANY)),
+            engine.queue.submit(Spec(n=MANY, seed=3, label=1)),
+        ]
+        engine.start()
+        for generation in generations:
+            with engine.queue.reading(generation):
+                assert_right(generation)
+    assert max(seen) == LateDecoder.flights
+
+
+def test_an_image_that_leaves_has_its_steps_in_flight_forgotten() -> None:
+    decoder = LateDecoder(GREY, MANY)
+    gate = Gate(decoder)
+    with running(decoder) as engine:
+        leaving = engine.queue.submit(Spec(n=MANY, seed=0))
+        gate.wait()
+        gate.turn(3)
+        assert decoder.launched  # behind the one that is held
+        engine.queue.cancel(leaving)
+        other = engine.queue.submit(Spec(n=MANY, seed=1))
+        gate.open()
+        with engine.queue.reading(other):
+            assert_right(other)
+        finished(leaving)
+        assert {image.finish_reason for image in leaving.images} == {FinishReason.CANCELLED}
+
+
+def test_nothing_that_failed_is_waited_for() -> None:
+    class Failing(LateDecoder):
+        def land(self, leave: int = 0) -> None:
+            super().land(leave)
+            if len(self.steps) == 3:
+                raise RuntimeError("the device is gone")
+
+    decoder = Failing(GREY, MANY)
+    with running(decoder) as engine:
+        failed = engine.queue.submit(Spec(n=MANY, seed=0))
+        with engine.queue.reading(failed):
+            finished(failed)
+        assert {image.status for image in failed.images} == {Status.FINISHED}
+        assert failed.error is not None
+        other = engine.queue.submit(Spec(n=MANY, seed=1))
+        with engine.queue.reading(other):
+            assert_right(other)
+
+
+def test_a_decoder_that_draws_at_once_lands_each_step() -> None:
+    decoder = FakeDecoder(GREY, MANY)
+    left: list[int] = []
+
+    def land(leave: int = 0) -> None:
+        left.append(leave)
+
+    decoder.land = land  # type: ignore[method-assign]
+    with opened(decoder) as engine:
+        generation = engine.queue.submit(Spec(n=MANY, seed=0))
+        with engine.queue.reading(generation):
+            engine.start()
+            assert_right(generation)
+    assert set(left) == {0}
+
+
+def test_a_step_on_a_device_lasts_as_long_as_the_hosts_work_beside_it() -> None:
+    pace = Pace()
+    pace.measure(0.010, 10, 1000, host=0.004)
+    assert pace.room(1000) == STEP_SECONDS / 0.001
+    pace.measure(0.010, 10, 1000, host=0.020)
+    assert pace.room(1000) == pytest.approx(0.020 * HOST_ROOM / 0.001, abs=1)
+    pace.measure(0.010, 10, 1000, host=1.0)
+    assert pace.room(1000) == pytest.approx(LONGEST_SECONDS / 0.001, abs=1)
