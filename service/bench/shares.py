@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import socket
 import statistics
@@ -22,6 +21,7 @@ from scanline.model.bench.cpu import begin, find_model
 from scanline.model.checkpoint import save_checkpoint
 from scanline.model.decoders.contract import Decoder
 from scanline.model.decoders.opening import open_decoder
+from scanline.service.bench.clients import Asking, other_process
 
 CLIENTS, IMAGES, SLOTS = 16, 16, 64  # 256 images in flight on 64 slots
 
@@ -36,8 +36,8 @@ def decoder_rate(decoder: Decoder) -> float:
 
 
 @contextmanager
-def running_server(folder: Path, backend: str) -> Iterator[str]:
-    """Serve a folder's models in a process of their own; yields the address."""
+def running_server(folder: Path, backend: str) -> Iterator[int]:
+    """Serve a folder's models in a process of their own; yields the port."""
     with closing(socket.create_server(("127.0.0.1", 0))) as probe:
         port = probe.getsockname()[1]
     options = ["--weights", str(folder), "--port", str(port), "--backend", backend]
@@ -54,30 +54,14 @@ def running_server(folder: Path, backend: str) -> Iterator[str]:
                 time.sleep(0.1)
             else:
                 raise RuntimeError("the server did not get ready within a minute")
-            yield address
+            yield port
         finally:
             process.send_signal(signal.SIGTERM)
 
 
-async def _http_rate(address: str, rounds: int, stream: bool) -> float:
-    async def client(http: httpx.AsyncClient, number: int) -> None:
-        for turn in range(rounds):
-            body = {"n": IMAGES, "seed": (number * rounds + turn) * IMAGES, "stream": stream}
-            async with http.stream("POST", "/v1/samples", json=body) as reply:
-                reply.raise_for_status()
-                size = sum([len(chunk) async for chunk in reply.aiter_raw()])
-                if not size:
-                    raise RuntimeError("the server sent nothing")
-
-    async with httpx.AsyncClient(base_url=address, timeout=600) as http:
-        began = time.perf_counter()
-        await asyncio.gather(*(client(http, number) for number in range(CLIENTS)))
-        return CLIENTS * rounds * IMAGES / (time.perf_counter() - began)
-
-
-def first_pixel_milliseconds(address: str) -> float:
+def first_pixel_milliseconds(port: int) -> float:
     """Time from a request to the first pixel of its stream, on an idle server."""
-    with httpx.Client(base_url=address, timeout=60) as http:
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as http:
         http.get("/livez")  # the connection is there already
         began = time.perf_counter()
         with http.stream("POST", "/v1/samples", json={"stream": True}) as reply:
@@ -98,13 +82,18 @@ def bench_service(name: str, backend: str, rounds: int = 2, repeats: int = 5) ->
     figures: dict[str, list[float]] = {"decoder": [], "json": [], "stream": [], "first": []}
     with tempfile.TemporaryDirectory() as folder:
         save_checkpoint(Path(folder) / f"{name}.safetensors", model, {})
-        with running_server(Path(folder), backend) as address:
-            asyncio.run(_http_rate(address, 1, stream=False))  # warm
+        with running_server(Path(folder), backend) as port, other_process() as run:
+
+            def rate(accept: str, rounds: int) -> float:
+                images, seconds = run(Asking(port, accept, {}, IMAGES, CLIENTS, rounds))
+                return images / seconds
+
+            rate("application/json", 0)  # warm
             for _ in range(repeats):
                 figures["decoder"].append(decoder_rate(decoder))
-                figures["json"].append(asyncio.run(_http_rate(address, rounds, stream=False)))
-                figures["stream"].append(asyncio.run(_http_rate(address, rounds, stream=True)))
-                figures["first"].append(first_pixel_milliseconds(address))
+                figures["json"].append(rate("application/json", rounds))
+                figures["stream"].append(rate("text/event-stream", rounds))
+                figures["first"].append(first_pixel_milliseconds(port))
     alone = statistics.median(figures["decoder"])
     shares = {
         kind: statistics.median(

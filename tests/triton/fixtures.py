@@ -146,6 +146,12 @@ def check_flights(config: ModelConfig, precision: Precision) -> None:
     decoder.launch([1, 0], 1)
     assert np.array_equal(decoder.positions, positions)
     assert np.array_equal(decoder.canvas, canvas)
+    one, two = (np.minimum(positions + n, config.pixels) for n in (1, 2))
+    assert np.array_equal(decoder.ahead, two)
+    decoder.land(leave=1)
+    assert np.array_equal(decoder.positions, one)
+    later = np.arange(config.pixels) >= one[:, None]
+    assert np.array_equal(decoder.canvas[later], canvas[later])
     decoder.begin([0], inputs.rows([2]))
     decoder.launch([0, 1], config.pixels)
     decoder.land()
