@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -24,7 +23,8 @@ from scanline.service.generation import (
 )
 from scanline.service.progress import Observer, Progress
 from scanline.service.queue import Limits, Queue, Taken
-from scanline.service.turns import LIGHT, Turns
+from scanline.service.steps import Steps
+from scanline.service.turns import LIGHT
 
 log = logging.getLogger("scanline.engine")
 
@@ -42,23 +42,6 @@ class _Run(NamedTuple):
     twins: list[int]
     particles: Particles | None
     spare: bool
-
-
-class _Step(NamedTuple):
-    """Calls of the decoder: so many slots, up to so many pixels each, ``drawn`` of them in all.
-
-    They ``began`` at that time of the engine's clock, and to launch them took so many seconds. They
-    are of the ``light`` generations, or of the heavy ones. The next step may be launched ``behind``
-    this one, before it has landed.
-    """
-
-    light: bool
-    slots: int
-    pixels: int
-    drawn: int
-    began: float
-    took: float
-    behind: bool
 
 
 class Engine:
@@ -79,7 +62,6 @@ class Engine:
         self.name, self.decoder, self.config = name, decoder, decoder.config
         self.slots = decoder.max_slots - spare  # that anyone may have
         self.queue = Queue(name, decoder.config, limits, clock)
-        self._observer, self._clock = observer, clock
         self._progress = Progress(self.queue, observer, clock)
         self._free = list(range(decoder.max_slots - 1, -1, -1))
         self._spare = spare  # of them, how many are for the light alone
@@ -92,9 +74,7 @@ class Engine:
             Place(canvas, self._published[slot : slot + 1])
             for slot, canvas in enumerate(decoder.canvas)
         ]
-        self._turns = Turns()
-        self._steps: deque[_Step] = deque()  # in flight
-        self._landed = 0.0  # when the last one did
+        self._steps = Steps(decoder, self.queue, observer, clock)
         self._thread = threading.Thread(target=self._run, name=f"engine-{name}", daemon=True)
 
     def start(self) -> None:
@@ -142,14 +122,15 @@ class Engine:
             self._drop_leavers()
             try:
                 # On a device steps run while the host publishes and admits.
-                launched = self._launch()
+                leave = self._launch()
                 self._publish()
                 self._admit()
-                self._land(launched)
+                self._steps.land(leave)
+                self._weigh()
             except Exception:
                 # The decoder's state is in doubt for every image it held, and for no other.
                 log.exception("a step failed; ending the generations it touched")
-                self._steps.clear()
+                self._steps.forget()
                 self._fail({run.generation for run in self._running.values()})
 
     def _drop_leavers(self) -> None:
@@ -228,17 +209,17 @@ class Engine:
             if run.particles is not None:
                 run.particles.begin(self.decoder)
 
-    def _launch(self) -> _Step | None:
-        """Start as many pixels as fit into one short call, of the light generations or the others.
+    def _launch(self) -> int:
+        """Start as many pixels as fit into a short step, of the light generations or the others.
 
-        The others' images stay where they are meanwhile.
+        The others' images stay where they are meanwhile. Gives how many steps need not land yet.
         """
         if not self._running:
-            self._steps.clear()  # nobody waits for these any more
-            return None
+            self._steps.forget()
+            return 0
         heaviest = max(generation.demand for generation in self._drawing)
         some = {generation for generation in self._drawing if generation.size * LIGHT <= heaviest}
-        light = self._turns.light_next(len(some), len(self._drawing) - len(some))
+        light = self._steps.turns.light_next(len(some), len(self._drawing) - len(some))
         config, positions = self.decoder.config, self.decoder.ahead
         # Thousands of images may run, and a device waits for this: no work on each of them.
         alone, crowd = np.fromiter(self._running, np.int32, len(self._running)), []
@@ -256,55 +237,17 @@ class Engine:
         particles = np.array(crowd, np.int32)
         slots = np.concatenate([alone, particles])
         if not len(slots):
-            return None
+            return max(self._steps.in_flight - 1, 0)
         left = config.pixels - positions[slots]
-        n = min(self._turns.paces[light].room(len(slots)), config.pixels)
+        n = min(self._steps.turns.paces[light].room(len(slots)), config.pixels)
         if len(slots) <= ROW_BY_ROW:
             n = min(n, config.width)
         if self.queue.waiting:  # stop where the first slot comes free, unless that is soon
             n = min(n, max(int(left.min()), n // 2, 1))
-        began = self._clock()
-        drawn = 0
         # Particles stop where they are weighed; the others need not wait for that.
-        for rows, pixels in ((alone, n), (particles, min(n, room))):
-            if len(rows):
-                drawn += int(np.minimum(config.pixels - positions[rows], pixels).sum())
-                self.decoder.launch(rows, pixels)
-        took = self._clock() - began
-        behind = self.decoder.flights > 1 and len(alone) > ROW_BY_ROW and not crowd
-        step = _Step(light, len(slots), n, drawn, began, took, behind)
-        self._steps.append(step)
-        return step
-
-    def _land(self, launched: _Step | None) -> None:
-        """Wait for the steps in flight, but for those that the next may be launched behind."""
-        leave = 0
-        if launched is None:
-            leave = max(len(self._steps) - 1, 0)
-        elif launched.behind:
-            leave = self.decoder.flights - 1
-        while len(self._steps) > leave:
-            landing = self._clock()
-            self.decoder.land(len(self._steps) - 1)
-            step = self._steps.popleft()
-            self._weigh()
-            self._measure(step, self._clock() - landing)
-
-    def _measure(self, step: _Step, waited: float) -> None:
-        """Learn from a step for which the host has waited so many seconds."""
-        now = self._clock()
-        since = now - max(step.began, self._landed)
-        self._landed = now
-        # What the host does meanwhile costs nothing on a device, and is to be done by its end.
-        on_device = self.decoder.flights > 1
-        took = since if on_device else step.took + waited
-        self._turns.took(step.light, took)
-        if step.drawn:
-            host = since - waited if on_device else 0.0
-            self._turns.paces[step.light].measure(took, step.pixels, step.slots, host)
-            self.queue.measure(step.drawn, since)
-        if self._observer:
-            self._observer.stepped(took, step.drawn, step.slots)
+        self._steps.launch([(alone, n), (particles, min(n, room))], light=light)
+        # Few images are shown as soon as may be, and particles are weighed at rest.
+        return 0 if crowd or len(slots) <= ROW_BY_ROW else self.decoder.flights - 1
 
     def _weigh(self) -> None:
         """Weigh the particles of every image that has come to a place for it."""

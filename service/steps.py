@@ -1,0 +1,93 @@
+"""A decoder's steps: launched one behind the other, landed the oldest first, and measured."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scanline.model.decoders.contract import Decoder
+from scanline.service.generation import Clock
+from scanline.service.progress import Observer
+from scanline.service.queue import Queue
+from scanline.service.turns import Turns
+
+
+class _Step(NamedTuple):
+    """So many calls of the decoder: so many slots, up to ``pixels`` each, ``drawn`` in all.
+
+    They ``began`` at that time of the clock, and to launch them took so many seconds. They are of
+    the ``light`` generations, or of the heavy ones.
+    """
+
+    light: bool
+    calls: int
+    slots: int
+    pixels: int
+    drawn: int
+    began: float
+    took: float
+
+
+class Steps:
+    """What a decoder has in flight, and what each step taught of its pace; one thread's alone."""
+
+    def __init__(
+        self, decoder: Decoder, queue: Queue, observer: Observer | None, clock: Clock
+    ) -> None:
+        self.turns = Turns()
+        self._decoder, self._queue = decoder, queue
+        self._observer, self._clock = observer, clock
+        self._flying: deque[_Step] = deque()  # the oldest first
+        self._landed = 0.0  # when the last one did
+
+    @property
+    def in_flight(self) -> int:
+        """Count the steps that have not landed."""
+        return len(self._flying)
+
+    def launch(self, calls: Sequence[tuple[NDArray[np.int32], int]], *, light: bool) -> None:
+        """Launch a step: of each call some slots, and up to how many pixels of each."""
+        began = self._clock()
+        calls = [(slots, pixels) for slots, pixels in calls if len(slots)]
+        drawn = 0
+        for slots, pixels in calls:
+            left = self._decoder.config.pixels - self._decoder.ahead[slots]
+            drawn += int(np.minimum(left, pixels).sum())
+            self._decoder.launch(slots, pixels)
+        slots_in_all = sum(len(slots) for slots, _ in calls)
+        pixels = max(pixels for _, pixels in calls)
+        took = self._clock() - began
+        step = _Step(light, len(calls), slots_in_all, pixels, drawn, began, took)
+        self._flying.append(step)
+
+    def land(self, leave: int) -> None:
+        """Wait for all steps in flight but the last ``leave``, and learn from them."""
+        while len(self._flying) > leave:
+            waiting = self._clock()
+            step = self._flying.popleft()
+            self._decoder.land(sum(later.calls for later in self._flying))
+            self._measure(step, self._clock() - waiting)
+
+    def forget(self) -> None:
+        """Wait for none of them: nobody does any more."""
+        self._flying.clear()
+
+    def _measure(self, step: _Step, waited: float) -> None:
+        """Learn from a step for which the host has waited so many seconds."""
+        now = self._clock()
+        since = now - max(step.began, self._landed)
+        self._landed = now
+        # What the host does beside a step on a device costs nothing, if it is done by its end.
+        device = self._decoder.flights > 1
+        took = since if device else step.took + waited
+        self.turns.took(step.light, took)
+        if step.drawn:
+            host = since - waited if device else 0.0
+            self.turns.paces[step.light].measure(took, step.pixels, step.slots, host)
+            self._queue.measure(step.drawn, since)
+        if self._observer:
+            self._observer.stepped(took, step.drawn, step.slots)
