@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scanline.model.decoders.contract import Decoder, Inputs
+from scanline.model.decoders.contract import FEW_SLOTS, Decoder, Inputs
 from scanline.model.particles import Particles
 from scanline.service.generation import (
     Clock,
@@ -30,7 +30,6 @@ log = logging.getLogger("scanline.engine")
 
 ADMIT_AT_ONCE = 64, 320  # images taken in between two steps, so that a crowd stalls nobody:
 ADMIT_SHARE = 8  # one slot in so many, within these bounds
-ROW_BY_ROW = 64  # slots at most, which make steps of a row: of more, what a step costs would count
 
 
 class _Run(NamedTuple):
@@ -240,14 +239,14 @@ class Engine:
             return max(self._steps.in_flight - 1, 0)
         left = config.pixels - positions[slots]
         n = min(self._steps.turns.paces[light].room(len(slots)), config.pixels)
-        if len(slots) <= ROW_BY_ROW:
+        if few := len(slots) <= FEW_SLOTS:  # row by row: of more, what a step costs would count
             n = min(n, config.width)
         if self.queue.waiting:  # stop where the first slot comes free, unless that is soon
             n = min(n, max(int(left.min()), n // 2, 1))
         # Particles stop where they are weighed; the others need not wait for that.
         self._steps.launch([(alone, n), (particles, min(n, room))], light=light)
         # Few images are shown as soon as may be, and particles are weighed at rest.
-        return 0 if crowd or len(slots) <= ROW_BY_ROW else self.decoder.flights - 1
+        return 0 if crowd or few else self.decoder.flights - 1
 
     def _weigh(self) -> None:
         """Weigh the particles of every image that has come to a place for it."""

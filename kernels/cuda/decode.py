@@ -174,8 +174,9 @@ class _Step:
 
     def _tiles(self, product: str) -> dict[str, int]:
         """Give the tile of a product; without tensor cores the largest that does not spill."""
-        exact = self.sizes.dtype_of(product) == torch.float32
-        return {"BM": BM, "BN": 64 if exact else BN_PROJECT, "BK": 32 if exact else BK}
+        if self.sizes.dtype_of(product) != torch.float32:
+            return {"BM": BM, "BN": BN_PROJECT, "BK": BK}
+        return {"BM": BM, "BN": 64, "BK": 32 if self.norm is None else 16}
 
     def _project(
         self, layer: int, half: int, name: str, to: str, activation: str = "none",

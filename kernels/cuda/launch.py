@@ -88,7 +88,8 @@ class Steps:
     def capture(self) -> None:
         """Make every graph now, so that none is made while somebody waits.
 
-        For rows up to each power of two, on the current stream. All kernels have to have run.
+        For rows up to each power of two, on the current stream. All kernels have to have run, and
+        there are no slots in the batch.
         """
         for rows in sorted({self._bucket(1 << i) for i in range(32)}):
             for pixels in GRAPH_PIXELS:
@@ -99,6 +100,7 @@ class Steps:
                     self._launch(rows, pixels)
                 finally:
                     graph.capture_end()
+                graph.replay()  # of no slots: what the first replay takes, nobody waits for
                 self._graphs[rows, pixels] = graph
 
     def _bucket(self, rows: int) -> int:

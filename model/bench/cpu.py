@@ -27,7 +27,7 @@ from scanline.model.bench.limits import Limit, Machine, least_bytes, operations
 from scanline.model.bench.peer import Peer
 from scanline.model.checkpoint import SHIPPED, CheckpointError, find_checkpoints, load_checkpoint
 from scanline.model.config import PRESETS, ModelConfig
-from scanline.model.decoders.contract import BackendError, Decoder, Inputs
+from scanline.model.decoders.contract import FEW_SLOTS, BackendError, Decoder, Inputs
 from scanline.model.decoders.opening import open_decoder
 from scanline.model.network import LinearTransformer
 
@@ -124,10 +124,13 @@ def check(model: LinearTransformer, backend: str, threads: int | None) -> None:
         raise RuntimeError(f"{backend} draws other bytes alone than among others: not timed")
 
 
-def measure(draw: Callable[[int], object], pixels: int, seconds: float) -> tuple[int, float]:
+def measure(
+    draw: Callable[[int], object], pixels: int, seconds: float,
+    finish: Callable[[], object] = lambda: None,
+) -> tuple[int, float]:  # fmt: skip
     """Draw up to ``pixels`` pixels for about ``seconds``; give how many, and seconds for each.
 
-    ``draw(n)`` draws the next n pixels of every image.
+    ``draw(n)`` draws the next n pixels of every image, and ``finish()`` waits until all are there.
     """
     done, n, began = 0, 1, time.perf_counter()
     while True:
@@ -135,7 +138,8 @@ def measure(draw: Callable[[int], object], pixels: int, seconds: float) -> tuple
         done += n
         elapsed = time.perf_counter() - began
         if done == pixels or elapsed >= seconds:
-            return done, elapsed / done
+            finish()
+            return done, (time.perf_counter() - began) / done
         # Calls as long as the engine's, a row of pixels, but none that overshoots by far.
         n = min(28, 2 * n, pixels - done, max(1, int((seconds - elapsed) * done / elapsed)))
 
@@ -149,13 +153,22 @@ def time_backend(
 
 
 def time_decoder(name: str, decoder: Decoder, seconds: float, repeats: int) -> Timing:
-    """Time a decoder with all its slots busy; the median of ``repeats`` runs."""
+    """Time a decoder with all its slots busy; the median of ``repeats`` runs.
+
+    As the engine does, it launches the steps of many images before the last has landed.
+    """
     numbers = begin(decoder)
     decoder.step(numbers, 1)  # pages are touched, threads are there
+    leave = decoder.flights - 1 if decoder.max_slots > FEW_SLOTS else 0
+
+    def draw(n: int) -> None:
+        decoder.launch(numbers, n)
+        decoder.land(leave)
+
     runs = []
     for _ in range(repeats):
         begin(decoder)
-        runs.append(measure(lambda n: decoder.step(numbers, n), decoder.config.pixels, seconds))
+        runs.append(measure(draw, decoder.config.pixels, seconds, decoder.land))
     return _timing(name, decoder.backend, decoder.config, decoder.max_slots, runs)
 
 

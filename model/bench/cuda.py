@@ -206,7 +206,8 @@ def run_bench(
         for count in slots:
             try:
                 timed = bench.time_backend(name, model, "triton", None, seconds, repeats, count)
-            except BackendError as error:
+            except (BackendError, torch.OutOfMemoryError) as error:
+                torch.cuda.empty_cache()
                 note(f"{name}: {error}")
                 continue
             moved = step_bytes(model.config, count)

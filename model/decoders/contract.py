@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from scanline.model.config import MAX_GUIDANCE, NO_LABEL, ModelConfig
 
 NO_SLOT = -1
+FEW_SLOTS = 64  # at most, whose images are shown as soon as may be, so that each step lands at once
 Slots = Sequence[int] | NDArray[np.integer[Any]]
 
 

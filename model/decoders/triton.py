@@ -46,6 +46,8 @@ SPARE_BYTES = 512 << 20  # what is left free of the device's memory, for graphs 
 
 _INPUTS = tuple(field.name for field in fields(Inputs))
 _SENT_AS = {np.dtype(np.bool_): np.uint8, np.dtype(np.uint64): np.int64}  # torch has few uint64 ops
+# What Triton raises where it finds no driver, compiler or headers, or cannot compile.
+_NOT_STARTED = (RuntimeError, OSError, AssertionError, SubprocessError, TritonError)
 _STATE = ("kv", "z", "waiting", "ring")  # buffers with the slots second
 _KNOWN = {
     "input": ("previous", "neighbourhood"),
@@ -142,30 +144,41 @@ class TritonDecoder(Decoder):
         self._ages = np.zeros(max_slots, np.int64)  # how often each slot was reset
         self._arrays = {name: getattr(self.inputs, name) for name in _INPUTS} | {"bits": self.bits}
         with self._on_device():
-            self._weights = allocate_weights(self._sizes, self.device)
-            fill(self._weights, model)
-            self.buffers = allocate(self._sizes, max_slots, self.device)
-            for name, buffer in self.buffers.items():
-                buffer.fill_(-1 if name == "slots" else 0)
-            launches = triton_decode.plan(
-                self._sizes, self._weights, self.buffers, able if overlap is None else overlap
-            )
-            self._steps = Steps(launches, self._sizes.parts, max_slots)
-            self._upload(np.arange(max_slots, dtype=np.int32))
-            try:  # a step of no slots: nothing is compiled while a graph is captured
-                self._steps.run(1, 1)
-            except (RuntimeError, OSError, SubprocessError, TritonError) as error:
+            try:
+                self._weights = allocate_weights(self._sizes, self.device)
+                fill(self._weights, model)
+                self.buffers = allocate(self._sizes, max_slots, self.device)
+                for name, buffer in self.buffers.items():
+                    buffer.fill_(-1 if name == "slots" else 0)
+                launches = triton_decode.plan(
+                    self._sizes, self._weights, self.buffers, able if overlap is None else overlap
+                )
+                self._steps = Steps(launches, self._sizes.parts, max_slots)
+                self._upload(np.arange(max_slots, dtype=np.int32))
+                self._steps.run(1, 1)  # of no slots: nothing is compiled while a graph is captured
+                if cuda and graphs:
+                    self._steps.capture()
+            except torch.OutOfMemoryError as error:
                 raise BackendError(
-                    f"the triton backend's kernels do not compile here ({error}); "
-                    "Triton wants a C compiler too: apt-get install gcc"
+                    f"{max_slots:,} slots do not fit into the memory of {self.where}: {error}"
                 ) from error
-            if cuda and graphs:
-                self._steps.capture()
+            except _NOT_STARTED as error:
+                raise BackendError(
+                    f"the triton backend's kernels do not start here ({error}); Triton wants a C "
+                    "compiler and Python's headers too: apt-get install gcc python3-dev"
+                ) from error
 
     @classmethod
     def unsupported(cls, config: ModelConfig) -> str | None:
         """Name the first option that the kernels do not know."""
         return refuse_unknown(config, _KNOWN)
+
+    @property
+    def variant(self) -> str:
+        where = "interpreter"
+        if self.device.type == "cuda":
+            where = "sm_{}{}".format(*torch.cuda.get_device_capability(self.device))
+        return f"{self.backend} {triton.__version__} {where} {self.precision}"
 
     def _start(self, slots: NDArray[np.int32], lengths: NDArray[np.int32]) -> None:
         """Absorb known pixels by stepping through them, all slots together.
@@ -183,7 +196,9 @@ class TritonDecoder(Decoder):
         images = ~np.isin(slots, self.inputs.twin[slots])
         slots, lengths = slots[images], lengths[images]
         done = 0
-        for length in np.unique(lengths).tolist():
+        for length in np.unique(
+            lengths[lengths > 0]
+        ).tolist():  # a step would land what is in flight
             self.step(slots[lengths >= length], length - done)
             done = length
 
@@ -221,16 +236,18 @@ class TritonDecoder(Decoder):
         n = min(n, T - int(before.min()))
         listed = np.full(len(self.buffers["slots"]), -1, np.int32)
         listed[: len(some)] = some
+        # The n pixels from each image's position on; of one that ends before, the last again.
+        pixel = np.minimum(before[:, None] + np.arange(n), T - 1)
+        new = some[:, None].astype(np.int64) * T + pixel
         with self._on_device():
             self.buffers["slots"].copy_(self._send(listed))
-            self._steps.run(len(some), n)
-            # The n pixels from each image's position on; of one that ends before, the last again.
-            pixel = np.minimum(before[:, None] + np.arange(n), T - 1)
-            new = some[:, None].astype(np.int64) * T + pixel
             index = self._send(new.ravel())
+            self._steps.run(len(some), n)
             values = self._fetch(self.buffers["canvas"].flatten(0, 1)[index])
             bits = self._fetch(self.buffers["bits"].flatten()[index])
-            done = None if self._stream is None else self._stream.record_event()
+            done = None
+            if self._stream is not None:  # the host sleeps until it is there, and leaves its core
+                done = self._stream.record_event(torch.cuda.Event(blocking=True))
         after = self._ahead[some] = np.minimum(before + n, T)
         self._flights.append(Flight(some, self._ages[some], after, new, values, bits, done))
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
-from scanline.service.engine import ROW_BY_ROW
+from scanline.model.decoders.contract import FEW_SLOTS
 from scanline.service.generation import FinishReason, Spec, Status
 from scanline.service.turns import HOST_ROOM, LONGEST_SECONDS, STEP_SECONDS, Pace
 from tests.engine.fixtures import Gate, assert_right, completion, finished, opened, running
 from tests.service_fixtures import GREY, FakeDecoder, LateDecoder
 
-MANY = ROW_BY_ROW + 6
+MANY = FEW_SLOTS + 6
 
 
 def flights(decoder: LateDecoder) -> list[int]:
@@ -22,7 +24,7 @@ def flights(decoder: LateDecoder) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("images", "most"), [(ROW_BY_ROW, 1), (MANY, LateDecoder.flights)], ids=["few", "many"]
+    ("images", "most"), [(FEW_SLOTS, 1), (MANY, LateDecoder.flights)], ids=["few", "many"]
 )
 def test_as_many_steps_are_in_flight_as_the_decoder_is_worth(images: int, most: int) -> None:
     decoder = LateDecoder(GREY, MANY)
@@ -56,8 +58,9 @@ def test_images_come_and_go_between_steps_in_flight() -> None:
 
 def test_an_image_that_leaves_has_its_steps_in_flight_forgotten() -> None:
     decoder = LateDecoder(GREY, MANY)
-    gate = Gate(decoder)
-    with running(decoder) as engine:
+    gate, ticks = Gate(decoder), itertools.count()
+    # Time goes on by more than a step's whenever it is asked for: so each step is of one pixel.
+    with running(decoder, clock=lambda: next(ticks) * 1.1 * STEP_SECONDS) as engine:
         leaving = engine.queue.submit(Spec(n=MANY, seed=0))
         gate.wait()
         gate.turn(3)

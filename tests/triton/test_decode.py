@@ -132,6 +132,17 @@ def test_other_slots_are_not_read_and_not_written(config: ModelConfig) -> None:
         assert torch.equal(images[name][others].nan_to_num(-1), old.nan_to_num(-1)), name
 
 
+def test_an_image_of_which_nothing_is_known_begins_beside_what_is_in_flight() -> None:
+    decoder = TritonDecoder(network_of(SMALL), 2)
+    decoder.begin([0], blank(SMALL, 1))
+    decoder.launch([0], 1)
+    decoder.begin([1], blank(SMALL, 1))
+    assert decoder.positions.tolist() == [0, 0]
+    assert decoder.ahead.tolist() == [1, 0]
+    decoder.land()
+    assert decoder.positions.tolist() == [1, 0]
+
+
 @every_small
 def test_what_is_launched_lands(config: ModelConfig) -> None:
     check_flights(config, "float32")
