@@ -11,6 +11,9 @@ import torch
 from scanline.model.data.published import Dataset
 from scanline.model.network import LinearTransformer
 
+CPU_PIXELS = 4096  # of a batch: what a layer makes of so many fits a core's share of the caches
+CUDA_BATCH = 64
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -30,14 +33,15 @@ def evaluate(
     data: Dataset,
     *,
     with_label: bool = False,
-    batch: int = 64,
+    batch: int | None = None,
     bf16: bool = False,
     device: torch.device | None = None,
     progress: Callable[[int], object] = lambda done: None,
 ) -> Evaluation:
     """Measure a model's bits/dim on every image, without a label unless ``with_label``.
 
-    Arithmetic is float32 unless ``bf16``. ``progress`` is told how many images each batch held.
+    Arithmetic is float32 unless ``bf16``. A ``batch`` is as large as suits the device, if None;
+    ``progress`` is told how many images each held.
     Raises ``ValueError`` where the data has no labels to give, or does not fit the model.
     """
     config = model.config
@@ -48,6 +52,9 @@ def evaluate(
         )
     if with_label and (data.labels is None or data.classes != config.classes):
         raise ValueError("the data's classes are not the model's; evaluate without labels")
+    if batch is None:
+        cuda = device is not None and device.type == "cuda"
+        batch = CUDA_BATCH if cuda else max(1, CPU_PIXELS // config.pixels)
     each: list[np.ndarray] = []
     for first in range(0, len(data), batch):
         images = torch.from_numpy(data.images[first : first + batch].copy()).to(device)

@@ -209,7 +209,7 @@ class Trainer:
     def _validate(self, validation: Dataset | None, bar: tqdm[Any]) -> None:
         if validation is None or self.rank > 0:
             return
-        result = evaluate(self.average, validation, batch=64, bf16=self.bf16, device=self.device)
+        result = evaluate(self.average, validation, bf16=self.bf16, device=self.device)
         self.validation.append({"step": self.step, "bits_per_dim": result.bits_per_dim})
         bar.write(f"step {self.step}: validation {result}")
         self._log(step=self.step, validation=result.bits_per_dim, error=result.standard_error)

@@ -101,6 +101,18 @@ class Served:
             assert time.monotonic() < deadline, "replicas still draw what nobody wants"
             time.sleep(0.2)
 
+    def wait_drawn(self, before: dict[str, float], pixels: int) -> list[float]:
+        """Wait until the replicas report so many pixels since then, and give the share of each."""
+        deadline = time.monotonic() + 60
+        while True:
+            after = self.by_replica("scanline_pixels_total")
+            shares = [count - before.get(replica, 0) for replica, count in after.items()]
+            if sum(shares) >= pixels:
+                assert sum(shares) == pixels
+                return shares
+            assert time.monotonic() < deadline, f"{sum(shares)} of {pixels} pixels are reported"
+            time.sleep(0.2)
+
     def by_replica(self, metric: str) -> dict[str, float]:
         """Read a metric of one model off a scrape, by replica."""
         scraped = httpx.get(f"{self.url}/metrics", timeout=60).text
