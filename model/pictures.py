@@ -94,13 +94,29 @@ def fit_picture(
         return picture.convert(_mode(channels, alpha))
     if fit == "exact":
         raise wrong_size(picture.size, size)
+    kernel = Image.Resampling.LANCZOS
+    if alpha and picture.width >= width and picture.height >= height:
+        kernel = Image.Resampling.BOX  # the other one rings where a part is cut out
     if fit == "cover":
-        picture = picture.convert(_mode(channels, alpha))
-        return ImageOps.fit(picture, size, Image.Resampling.LANCZOS)
+        return ImageOps.fit(picture.convert(_mode(channels, alpha)), size, kernel)
     mode = _mode(channels, True)
-    return ImageOps.pad(
-        picture.convert(mode), size, Image.Resampling.LANCZOS, color=(0,) * len(mode)
-    )
+    return ImageOps.pad(picture.convert(mode), size, kernel, color=(0,) * len(mode))
+
+
+def fit_hole(hole: NDArray[np.bool_], height: int, width: int, fit: Fit) -> NDArray[np.bool_]:
+    """Give what is cut out of a picture a size, bool ``[H, W]``, as ``fit_picture`` does the rest.
+
+    Of it is each pixel that has a part in it, and what ``contain`` leaves.
+    """
+    size = (width, height)
+    shares = Image.fromarray(np.where(hole, 255, 0).astype(np.uint8))
+    if shares.size == size:
+        return hole
+    if fit == "contain":
+        shares = ImageOps.pad(shares, size, Image.Resampling.BOX, color=255)
+    else:
+        shares = ImageOps.fit(shares, size, Image.Resampling.BOX)
+    return np.asarray(shares) > 0
 
 
 def wrong_size(found: tuple[int, int], wanted: tuple[int, int]) -> PictureError:

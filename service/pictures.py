@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from scanline.model.config import ModelConfig
-from scanline.model.pictures import Fit, PictureError, fit_picture, lay_flat, wrong_size
+from scanline.model.pictures import Fit, PictureError, fit_hole, fit_picture, lay_flat, wrong_size
 from scanline.service.uploads import open_upload
 
 _PNG = b"\x89PNG\r\n\x1a\n"
@@ -39,10 +39,11 @@ def to_canvas(picture: Image.Image) -> NDArray[np.uint8]:
 
 def read_picture(image: BinaryIO, config: ModelConfig, fit: Fit) -> NDArray[np.uint8]:
     """Read an upload as the model's values, uint8 ``[T, C]``; raises ``PictureError``."""
-    return to_canvas(_open_to_fit(image, config, fit))
+    return to_canvas(fit_to(config, _open(image, config, fit), fit))
 
 
-def _open_to_fit(image: BinaryIO, config: ModelConfig, fit: Fit) -> Image.Image:
+def _open(image: BinaryIO, config: ModelConfig, fit: Fit) -> Image.Image:
+    """Open a picture that is to be fitted."""
     size = (config.width, config.height)
 
     def check_size(width: int, height: int) -> None:
@@ -51,7 +52,7 @@ def _open_to_fit(image: BinaryIO, config: ModelConfig, fit: Fit) -> Image.Image:
 
     # Twice the size is left for the resampling to choose from.
     needed = None if fit == "exact" else 2 * max(size)
-    return fit_to(config, open_upload(image, "image", check_size, needed), fit)
+    return open_upload(image, "image", check_size, needed)
 
 
 def transparent(picture: Image.Image) -> NDArray[np.bool_]:
@@ -74,12 +75,12 @@ def _open_mask(file: BinaryIO, config: ModelConfig) -> Image.Image:
     return mask
 
 
-def painted(mask: Image.Image) -> NDArray[np.bool_]:
+def _painted(mask: BinaryIO, config: ModelConfig) -> NDArray[np.bool_]:
     """Read a mask: bool ``[T]``, true where its pixels are transparent (alpha 0): to be drawn.
 
     Raises ``PictureError`` on one with nothing transparent.
     """
-    paint = transparent(mask).reshape(-1)
+    paint = transparent(_open_mask(mask, config)).reshape(-1)
     if not paint.any():
         raise PictureError(
             "the mask has no transparent pixel (alpha 0), so there is nothing to draw; make the "
@@ -98,8 +99,8 @@ def read_upload(
 ) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
     """Read a picture to complete: its values uint8 ``[T, C]``, and which are known, bool ``[T]``.
 
-    Known are the first ``known_rows``, else what the mask does not paint, else what is not
-    transparent in the picture itself. Raises ``PictureError``.
+    Known are the first ``known_rows``, else what the mask does not paint, else what has no
+    transparent part in the picture itself. Raises ``PictureError``.
     """
     if known_rows is not None and mask is not None:
         raise PictureError("send known_rows or mask, not both", "mask")
@@ -109,19 +110,19 @@ def read_upload(
             f"it is {known_rows}",
             "known_rows",
         )
-    picture = _open_to_fit(image, config, fit)
-    canvas = to_canvas(picture)
+    picture = _open(image, config, fit)
+    canvas = to_canvas(fit_to(config, picture, fit))
     if known_rows is not None:
         return canvas, np.arange(config.pixels) < known_rows * config.width
     if mask is not None:
-        return canvas, ~painted(_open_mask(mask, config))
-    try:
-        return canvas, ~painted(picture)
-    except PictureError:
+        return canvas, ~_painted(mask, config)
+    hole = fit_hole(transparent(picture), config.height, config.width, fit)
+    if not hole.any():
         raise UnmarkedError(
             "nothing says which part to draw: give known_rows, or a mask, or a picture that is "
             "transparent where it is unknown"
-        ) from None
+        )
+    return canvas, ~hole.reshape(-1)
 
 
 def to_png(pixels: NDArray[np.uint8], config: ModelConfig) -> bytes:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image as Picture
 
+from scanline.model.config import ModelConfig
 from scanline.model.pictures import FORMATS, Fit, PictureError, lay_flat, open_picture, to_plain
 from scanline.service.pictures import (
     fit_to,
@@ -174,6 +175,34 @@ def test_cover_crops_the_middle_and_contain_leaves_a_border() -> None:
     alpha = np.asarray(contained)[..., 1]
     assert {tuple(row) for row in alpha.tolist()} == {(0,) * 5, (255,) * 5}
     assert 0 < (alpha == 255).all(1).sum() < 6
+
+
+@pytest.mark.parametrize("fit", ["cover", "contain"])
+@pytest.mark.parametrize("config", [GREY, COLOUR], ids=["grey", "colour"])
+def test_a_hole_in_a_larger_picture_is_as_large_and_leaves_no_trace_beside_it(
+    config: ModelConfig, fit: Fit
+) -> None:
+    hole = np.zeros((config.height, config.width), bool)
+    hole[2:4, 1:4] = True
+    cut = random_picture(config)
+    cut.putalpha(Picture.fromarray(np.where(hole, 0, 255).astype(np.uint8)))
+    large = cut.resize((4 * config.width, 4 * config.height), Picture.Resampling.NEAREST)
+    large.putpixel((0, 0), (0,) * len(large.getbands()))  # a part of the first pixel
+    expected, _ = read_upload(io.BytesIO(encode(cut)), None, None, "exact", config)
+    canvas, known = read_upload(io.BytesIO(encode(large)), None, None, fit, config)
+    hole[0, 0] = True
+    np.testing.assert_array_equal(known, ~hole.ravel())
+    np.testing.assert_array_equal(canvas[known], expected[known])
+
+
+def test_what_contain_leaves_of_a_picture_with_a_hole_is_drawn_too() -> None:
+    wide = Picture.new("LA", (100, 60), (90, 255))
+    wide.paste((0, 0), (0, 0, 20, 20))
+    _, known = read_upload(io.BytesIO(encode(wide)), None, None, "contain", GREY)
+    kept = known.reshape(6, 5)
+    assert not kept[[0, 1, 5]].any()
+    assert kept[2].tolist() == [False, True, True, True, True]
+    assert kept[3:5].all()
 
 
 def test_damaged_files_of_every_format_are_refused_in_words() -> None:
