@@ -1,4 +1,4 @@
-# CPU by default. For CUDA: docker compose --profile gpu up
+# For a CPU or, as docker compose --profile gpu up scanline-gpu runs it, for CUDA.
 FROM python:3.12-slim AS build
 ARG EXTRAS=""
 # PyTorch's own index has builds without CUDA, several gigabytes smaller; pass it in here.

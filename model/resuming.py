@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +32,32 @@ def fingerprint(data: Dataset) -> str:
     return digest.hexdigest()
 
 
-def read_state(
-    path: Path, model: ModelConfig, recipe: TrainingConfig, device: torch.device
-) -> dict[str, Any]:
-    """Read what a run of this model and recipe goes on from, or raise ``CheckpointError``."""
+def known_run(folder: Path) -> tuple[ModelConfig, TrainingConfig]:
+    """Read what a folder's run trains, and how, or raise ``CheckpointError``."""
+    path = folder / "training.pt"
+    saved = _read(path, torch.device("cpu"))
+    known = {field.name for field in fields(TrainingConfig)}
+    recipe = {name: value for name, value in saved["training"].items() if name in known}
+    try:
+        return ModelConfig.from_dict(saved["config"]), TrainingConfig(**recipe)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be gone on with ({error}); start another") from None
+
+
+def _read(path: Path, device: torch.device) -> dict[str, Any]:
     saved = load_tensors(path, device)
     if not isinstance(saved, dict) or not all(
         isinstance(saved.get(name), kind) for name, kind in _KINDS.items()
     ):
         raise CheckpointError(f"{path} is not the state of a training run; start another")
+    return saved
+
+
+def read_state(
+    path: Path, model: ModelConfig, recipe: TrainingConfig, device: torch.device
+) -> dict[str, Any]:
+    """Read what a run of this model and recipe goes on from, or raise ``CheckpointError``."""
+    saved = _read(path, device)
     mine = model.to_dict()
     if other := [name for name in mine if saved["config"].get(name) != mine[name]]:
         raise CheckpointError(

@@ -97,13 +97,17 @@ def choose_network(
     attention: str | None = None,
     feature_map: str | None = None,
     start_from: Path | None = None,
+    begun: ModelConfig | None = None,
 ) -> ModelConfig:
     """Choose the network: a preset, else the one nearest to the data; changed where asked.
 
-    One that starts from a checkpoint has its sizes. A ``width`` changes the feed-forward network's
-    with it, to four times as much. Raises ``ValueError`` on what no network can be.
+    One that starts from a checkpoint has its sizes, and a run that was ``begun`` goes on with its
+    own. A ``width`` changes the feed-forward network's with it, to four times as much. Raises
+    ``ValueError`` on what no network can be.
     """
-    if preset is not None:
+    if begun is not None:
+        network = begun
+    elif preset is not None:
         network = PRESETS[preset]
     else:
         height, side, channels = data.images.shape[1:]
@@ -111,7 +115,7 @@ def choose_network(
         network = replace(
             nearest, height=height, width=side, classes=data.classes, n_layers=_FEW_LAYERS
         )
-    if start_from is not None:
+    if start_from is not None and begun is None:
         start = load_checkpoint(start_from).model.config
         sizes = {name: getattr(start, name) for name in ("n_layers", "d_model", "d_ff", "n_heads")}
         network = replace(network, **sizes)

@@ -48,7 +48,8 @@ log = logging.getLogger("scanline.http")
 DESCRIPTION = (
     "Draws small images pixel by pixel with a linear transformer run as an RNN. An image is drawn "
     "in raster order: each pixel is conditioned on the pixels before it (above, and to its left), "
-    "so known pixels further down are kept but do not guide what is drawn above them."
+    "so known pixels further down are kept, but guide what is drawn above them only through the "
+    "`particles` of a completion."
 )
 
 

@@ -137,7 +137,14 @@ def test_train_goes_on_where_it_stopped_and_the_result_draws_and_is_measured(
     assert run_command("train", *small, *given, "--steps", 1, "--out", "second") == 0
     assert run_command("train", *small, *given, "--steps", 2, "--out", "second", "--resume") == 1
     assert "leave one of them out" in capsys.readouterr().err
-    assert run_command("train", *small, *often, "--steps", 5, "--out", "first", "--resume") == 0
+    same = ["--images", photographs, "--size", 8, "--grey"]  # all else is as it was begun
+    assert run_command("train", *same, "--out", "first", "--resume") == 0
+    assert "done: 3 of 3 steps" in capsys.readouterr().out
+    assert run_command("train", *same, "--batch", 3, "--out", "first", "--resume") == 1
+    assert "other settings (batch)" in capsys.readouterr().err
+    assert run_command("train", *same, "--layers", 2, "--out", "first", "--resume") == 1
+    assert "another model (n_layers)" in capsys.readouterr().err
+    assert run_command("train", *same, "--steps", 5, "--out", "first", "--resume") == 0
     assert "done: 5 of 5 steps" in capsys.readouterr().out
     lines = [json.loads(line) for line in Path("first/log.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "images_per_second" in line] == [1, 2, 3, 4, 5]

@@ -81,7 +81,7 @@ def find_model(name: str) -> LinearTransformer:
     if name in PRESETS:
         torch.manual_seed(0)
         return LinearTransformer(PRESETS[name]).eval()
-    raise ValueError(f"there is no {name!r}; there are {', '.join([*shipped, *PRESETS])}")
+    raise ValueError(f"there is no {name!r}; there are {', '.join(sorted({*shipped, *PRESETS}))}")
 
 
 def find_models(names: Sequence[str]) -> dict[str, LinearTransformer]:

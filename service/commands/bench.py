@@ -15,7 +15,8 @@ SECONDS, REPEATS = 1.0, 5
 
 def bench(
     models: Annotated[
-        list[str] | None, typer.Argument(help="Shipped models or presets; all if none.")
+        list[str] | None,
+        typer.Argument(help="Shipped models or presets; those that make sense if none."),
     ] = None,
     backend: Annotated[
         Literal["all", "native", "reference"], typer.Option(help="Only this one.")

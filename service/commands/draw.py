@@ -64,7 +64,8 @@ def complete(
     top_p: TopP = None,
     guidance: Guidance = None,
     particles: Annotated[
-        int, typer.Option(help="Slots an image, so that what is known after a hole guides it.")
+        int,
+        typer.Option(help="Slots an image, 1 to 64, so that what is known after a hole guides it."),
     ] = 1,
     scale: Scale = 4,
     weights: WeightsDir = None,

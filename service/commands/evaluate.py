@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def evaluate(
     model: ModelName = None,
     dataset: Annotated[
-        str | None, typer.Option(help="mnist or cifar10; by the model's name")
+        str | None, typer.Option(help="mnist or cifar10; by the model's channels if none")
     ] = None,
     images: ImagesDir = None,
     label: Annotated[

@@ -48,7 +48,7 @@ Size = Annotated[
 ]
 Grey = Annotated[bool, typer.Option("--grey", help="Make --images grey.")]
 Download = Annotated[bool, typer.Option(help="Fetch the data set if it is not there.")]
-Label = Annotated[str | None, typer.Option(help="A class, by name or number.")]
+Label = Annotated[str | None, typer.Option(help="A class, by name or number, or random.")]
 Scale = Annotated[int, typer.Option(min=1, max=32, help="Enlarge by this factor.")]
 Fit = Annotated[
     Literal["exact", "cover", "contain"], typer.Option(help="For a picture of another size.")

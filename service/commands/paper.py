@@ -78,10 +78,13 @@ def table3(
 @paper.command()
 def page(
     results: Annotated[Path, typer.Option("--results", help="A folder of results.")] = FOLDER,
-    to: Annotated[Path, typer.Option("--to", help="The page to write.")] = Path("PAPER.md"),
+    to: Annotated[
+        Path | None, typer.Option("--to", help="The page to write; PAPER.md beside them if none.")
+    ] = None,
 ) -> None:
     """Write the page that sets the paper's claims and figures beside the results."""
     from scanline.model.paper.page import write_page
 
+    to = to or results / "PAPER.md"
     write_page(results, to)
     typer.echo(str(to))

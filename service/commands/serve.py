@@ -27,7 +27,9 @@ def serve(
     ] = None,
     min_replicas: Annotated[int | None, typer.Option(help="Of each model, in a cluster.")] = None,
     max_replicas: Annotated[int | None, typer.Option(help="Of each model, in a cluster.")] = None,
-    drain_seconds: Annotated[float | None, typer.Option(help="Grace after SIGTERM.")] = None,
+    drain_seconds: Annotated[
+        float | None, typer.Option(help="What runs may take after SIGTERM.")
+    ] = None,
     log_format: Annotated[str | None, typer.Option(help="text or json.")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -11,6 +11,7 @@ from scanline.service.commands.options import DataDir, Download, Grey, ImagesDir
 
 
 def train(
+    context: typer.Context,
     dataset: Annotated[
         str | None, typer.Argument(help="mnist, cifar10, mnist-paper or cifar10-paper.")
     ] = None,
@@ -18,7 +19,9 @@ def train(
     size: Size = None,
     grey: Grey = False,
     out: Annotated[Path | None, typer.Option(help="The run's folder; runs/NAME if none.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in --out as it began.")
+    ] = False,
     start_from: Annotated[
         Path | None,
         typer.Option("--from", help="Begin with this checkpoint, its layers or more."),
@@ -56,31 +59,35 @@ def train(
     download: Download = False,
 ) -> None:
     """Train a model on MNIST, CIFAR-10 or a folder of pictures; Ctrl-C stops, --resume goes on."""
+    from dataclasses import replace
+
     from scanline.model.recipe import TrainingConfig
+    from scanline.model.resuming import known_run
     from scanline.model.runs import Run, choose_network, run_folder, training_data
     from scanline.service.drawing import show_progress
 
+    asked: dict[str, Any] = {
+        "steps": steps, "batch": batch, "seed": seed, "learning_rate": learning_rate,
+        "muon_rate": muon_rate, "edge_rate": edge_rate, "decay": decay, "precision": precision,
+        "checkpoint_every": checkpoint_every, "evaluate_every": evaluate_every, "compile": compile_,
+    }  # fmt: skip
     data, validation = training_data(dataset, images, size, grey, hold_out, data_dir, download)
-    run = Run(
-        network=choose_network(
-            dataset, data, layers, width, heads, attention, feature_map, start_from
-        ),
-        recipe=TrainingConfig(
-            steps=steps,
-            batch=batch,
-            seed=seed,
-            learning_rate=learning_rate,
-            muon_rate=muon_rate,
-            edge_rate=edge_rate,
-            decay=decay,
-            checkpoint_every=checkpoint_every,
-            evaluate_every=evaluate_every,
-            precision=precision,
-            compile=compile_,
-        ),
-        folder=run_folder(out, dataset, images, resume),
-        resume=resume,
-        start_from=start_from,
+    folder = run_folder(out, dataset, images, resume)
+    begun = None
+    if resume:
+        begun, recipe = known_run(folder)
+        recipe = replace(recipe, **{k: v for k, v in asked.items() if _given(context, k)})
+    else:
+        recipe = TrainingConfig(**asked)
+    network = choose_network(
+        dataset, data, layers, width, heads, attention, feature_map, start_from, begun
     )
+    run = Run(network=network, recipe=recipe, folder=folder, resume=resume, start_from=start_from)
     if said := run.carry_out(data, validation, after_validation=show_progress):
         typer.echo(said)
+
+
+def _given(context: typer.Context, field: str) -> bool:
+    """Whether an option of the recipe was given, and is no default."""
+    source = context.get_parameter_source("compile_" if field == "compile" else field)
+    return source is not None and source.name == "COMMANDLINE"

@@ -24,7 +24,7 @@ class ImageOptions(Body):
         Field(
             max_length=1000,
             description="Names a class (`7`, `draw a seven`, `a frog`), of any model if `model` is "
-            "left out; empty for anything.",
+            "left out; empty for anything, `random` for classes by the seeds.",
         ),
     ]
     model: Model = None
