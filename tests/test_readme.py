@@ -124,6 +124,15 @@ def test_settings_are_all_told() -> None:
         assert f"`{name.upper()}`" in table, name
 
 
+def test_codes_of_errors_and_names_of_metrics_are_all_told() -> None:
+    source = "".join(path.read_text() for path in (ROOT / "service").rglob("*.py"))
+    codes = set(re.findall(r'\bcode="(\w+)"', source))
+    metrics = set(re.findall(r'"(scanline_[a-z_]+)"', source))
+    assert len(codes) > 20
+    assert len(metrics) > 10
+    assert {name for name in codes | metrics if f"`{name}`" not in README} == set()
+
+
 def test_the_make_targets_are_there() -> None:
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"^make (\w+)", README, re.MULTILINE):

@@ -39,12 +39,15 @@ template <bool BF16>
 double peak_operations(Pool& pool) {
     constexpr bool PAIRS = BF16 && BF16_DOT;
     constexpr int CHAINS = 12, REPEATS = 10'000;  // enough of them to hide the latency of one
-    const Buffer<float> operands(2 * LANES);      // the compiler must not know them
+    // The compiler must know none of them, or it would compute chains that are alike only once.
+    const Buffer<float> operands((2 + CHAINS) * LANES);
     Buffer<float> sums(static_cast<size_t>(pool.threads()) * 64);
     const double calls = calls_per_second(pool, [&](int thread) {
         const Vec weights = load(operands.get()), a = load(operands.get() + LANES);
         Vec totals[CHAINS];
-        each<CHAINS>([&](auto i) ALWAYS_INLINE { totals[i] = Vec{}; });
+        each<CHAINS>([&](auto i) ALWAYS_INLINE {
+            totals[i] = load(operands.get() + (2 + i) * LANES);
+        });
         for (int repeat = 0; repeat < REPEATS; ++repeat)
             each<CHAINS>([&](auto i) ALWAYS_INLINE { accumulate<PAIRS>(totals[i], weights, a); });
         each<CHAINS>([&](auto i) ALWAYS_INLINE { totals[0] = totals[0] + totals[i]; });

@@ -32,8 +32,8 @@ USAGE = {"pixels": 784, "seconds": 0.1, "queue_seconds": 0.001, "pixels_per_seco
 _MODEL = {
     "id": "mnist", "object": "model", "created": 1700000000, "owned_by": "scanline", "width": 28,
     "height": 28, "channels": 1, "classes": ["0", "1"], "bits_per_dim": 0.61, "steps": 784,
-    "order": "pixel", "parameters": 1394176, "backend": "native", "slots": 64,
-    "guidance": 2.0, "top_p": 1.0,
+    "order": "pixel", "attention": "linear", "parameters": 1394176, "backend": "native",
+    "slots": 64, "guidance": 2.0, "top_p": 1.0,
 }  # fmt: skip
 _SCORE = {"index": 0, "bits": 493.9, "bits_per_dim": 0.63, "pixel_bits": None}
 
@@ -183,6 +183,7 @@ class ModelReply(BaseModel):
     ]
     steps: Annotated[int, Field(description="Steps of the network that one image takes.")]
     order: str
+    attention: Annotated[str, Field(description="linear or softmax.")]
     parameters: int
     backend: str
     slots: int
@@ -206,6 +207,7 @@ class ModelReply(BaseModel):
             bits_per_dim=known_figure(served.facts),
             steps=config.steps,
             order=config.order,
+            attention=config.attention,
             parameters=sum(p.numel() for p in served.network.parameters()),
             backend=engine.backend,
             slots=engine.slots,

@@ -32,7 +32,7 @@ from scanline.service.api.requests import CompletionForm, Granularity, Output, S
 from scanline.service.generation import FinishReason, Generation, Spec
 from scanline.service.http.bodies import known_query, once_each
 from scanline.service.http.errors import ApiError, errors
-from scanline.service.http.media import MEDIA, Media, choose_media, json_reply
+from scanline.service.http.media import MEDIA, NAMING, Media, choose_media, json_reply, naming
 from scanline.service.http.sse import stream_reply
 from scanline.service.http.waiting import client_of, draw_to_end, wait_finished
 from scanline.service.pictures import read_upload, to_grid, to_npy, to_png, to_zip
@@ -40,21 +40,17 @@ from scanline.service.server import Scanline
 from scanline.service.workshop import Workshop
 
 router = APIRouter(prefix="/v1", dependencies=[Depends(bearer), Depends(known_query)])
-_DRAWN = {
-    "X-Generation-ID": {"description": "The generation.", "schema": {"type": "string"}},
-    "X-Seed": {"description": "Of the first image.", "schema": {"type": "integer"}},
-}
 _LOCATION = {"description": "The generation's address.", "schema": {"type": "string"}}
 _REPLIES: dict[int | str, dict[str, Any]] = errors(404, 406, 413, 415, 422, 429, 500, 503) | {
     200: {
         "description": "The images, in the form that `Accept` (or `stream`) asks for.",
         "content": {kind: {} for kind in MEDIA[1:]} | EVENT_STREAM,
-        "headers": _DRAWN,
+        "headers": NAMING,
     },
     202: {
         "description": "With `Prefer: respond-async`: begun.",
         "model": GenerationReply,
-        "headers": _DRAWN | {"Location": _LOCATION},
+        "headers": NAMING | {"Location": _LOCATION},
     },
 }
 
@@ -238,8 +234,7 @@ async def _draw(
         headers = {
             "Location": f"{request.scope.get('root_path', '')}/v1/generations/{generation.id}",
             "Preference-Applied": "respond-async",
-            "X-Generation-ID": generation.id,
-            "X-Seed": str(generation.spec.seed),
+            **naming(generation),
         }
         async with client_of(request) as gone:
             return await server.writing.run(gone, _described, generation, output, headers, 202)
@@ -262,7 +257,7 @@ def _described(
 
 def _reply(generation: Generation, media: Media, output: Output) -> Response:
     config = generation.config
-    headers = {"X-Generation-ID": generation.id, "X-Seed": str(generation.spec.seed)}
+    headers = naming(generation)
     if media == "application/json":
         return _described(generation, output, headers)
     if any(image.finish_reason is not FinishReason.LENGTH for image in generation.images):

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from fastapi import Request, Response
 from pydantic import BaseModel
 
+from scanline.service.generation import Generation
 from scanline.service.http.errors import ApiError
 
 Media = Literal[
     "application/json", "image/png", "application/zip", "application/x-npy", "text/event-stream"
 ]
 MEDIA: tuple[Media, ...] = get_args(Media)
+
+# What the headers of ``naming`` are, for the schema.
+NAMING: dict[str, Any] = {
+    "X-Generation-ID": {"description": "The generation.", "schema": {"type": "string"}},
+    "X-Seed": {"description": "Of the first image.", "schema": {"type": "integer"}},
+}
 
 
 def choose_media(request: Request, stream: bool, given: set[str]) -> Media:
@@ -53,6 +60,11 @@ def _acceptable(request: Request) -> Media:
             if kind == media:
                 return media
     raise ApiError(406, f"nothing here is {accept}; accept one of {', '.join(MEDIA)}")
+
+
+def naming(generation: Generation) -> dict[str, str]:
+    """Give the headers of every reply that draws: its generation and the first image's seed."""
+    return {"X-Generation-ID": generation.id, "X-Seed": str(generation.spec.seed)}
 
 
 def json_reply(

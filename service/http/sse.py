@@ -13,6 +13,7 @@ from prometheus_client import Gauge
 from pydantic_core import to_json
 
 from scanline.service.generation import Generation
+from scanline.service.http.media import naming
 from scanline.service.http.waiting import ClientGoneError, client_of
 from scanline.service.workshop import Workshop
 
@@ -80,5 +81,5 @@ def stream_reply(
                 async for event in events(gone):
                     yield event
 
-    headers = _HEADERS | {"X-Generation-ID": generation.id}
+    headers = _HEADERS | naming(generation)
     return StreamingResponse(body(), media_type="text/event-stream", headers=headers)

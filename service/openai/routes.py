@@ -21,7 +21,7 @@ from scanline.service.api.lookup import (
 from scanline.service.generation import Spec
 from scanline.service.http.bodies import known_query
 from scanline.service.http.errors import errors
-from scanline.service.http.media import json_reply
+from scanline.service.http.media import NAMING, json_reply, naming
 from scanline.service.http.sse import stream_reply
 from scanline.service.http.waiting import client_of, draw_to_end
 from scanline.service.openai.edits import Edit, read_canvas, read_edit
@@ -38,7 +38,7 @@ _REPLIES: dict[int | str, dict[str, Any]] = errors(404, 413, 415, 422, 429, 500,
     200: {
         "description": "The images; with `stream`, events `….partial_image` and `….completed`.",
         "content": EVENT_STREAM,
-        "headers": {"X-Generation-ID": {"schema": {"type": "string"}}},
+        "headers": NAMING,
     }
 }
 
@@ -137,4 +137,4 @@ async def _draw(
             pixels = image.read(0, config.pixels)
             files.append(await pool.run(gone, rendering.encode, pixels, config))
     reply = ImagesReply.of(generation, rendering, files)
-    return json_reply(reply, {"X-Generation-ID": generation.id})
+    return json_reply(reply, naming(generation))

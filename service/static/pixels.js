@@ -46,7 +46,7 @@ export async function toPng(picture, visible, scale = 1) {
   return large.convertToBlob({ type: "image/png" });
 }
 
-/** Read a file as a picture of the given shape, its middle cropped; transparent is unknown. */
+/** Read a file as a picture of the given shape, its middle cropped; what was cut out is unknown. */
 export async function fromFile(file, shape) {
   const bitmap = await createImageBitmap(file).catch(() => {
     throw new Error("That is no picture this browser can read.");
@@ -57,16 +57,39 @@ export async function fromFile(file, shape) {
   const [w, h] = [bitmap.width * scale, bitmap.height * scale];
   context.imageSmoothingQuality = "high";
   context.imageSmoothingEnabled = scale !== 1;
-  context.drawImage(bitmap, (shape.width - w) / 2, (shape.height - h) / 2, w, h);
+  const [left, top] = [(shape.width - w) / 2, (shape.height - h) / 2];
+  context.drawImage(bitmap, left, top, w, h);
   const { data } = context.getImageData(0, 0, shape.width, shape.height);
-  const picture = { ...blank(shape), known: new Uint8Array(area(shape)) };
+  const picture = { ...blank(shape), known: knownOf(bitmap, shape, { scale, left, top }) };
   for (let p = 0; p < area(shape); p += 1) {
-    const [r, g, b, a] = data.subarray(4 * p, 4 * p + 4);
-    picture.known[p] = a > 127 ? 1 : 0;
+    const [r, g, b] = data.subarray(4 * p, 4 * p + 3);
     if (shape.channels === 1) picture.values[p] = Math.round(0.299 * r + 0.587 * g + 0.114 * b);
     else picture.values.set([r, g, b], 3 * p);
   }
   return picture;
+}
+
+/** Tell which pixels are known: all but those with a part in what is wholly transparent. */
+function knownOf(bitmap, shape, { scale, left, top }) {
+  const canvas = new OffscreenCanvas(bitmap.width, bitmap.height);
+  const context = canvas.getContext("2d", { willReadFrequently: true });
+  context.drawImage(bitmap, 0, 0);
+  const { data } = context.getImageData(0, 0, bitmap.width, bitmap.height);
+  const known = new Uint8Array(area(shape)).fill(1);
+  const NEAR = 1e-6; // so that a rounding error has no part in the pixel beyond an edge
+  const first = (at, shift) => Math.max(0, Math.floor(at * scale + shift + NEAR));
+  const end = (at, shift, size) =>
+    Math.max(0, Math.min(size, Math.ceil((at + 1) * scale + shift - NEAR)));
+  for (let q = 0; q < bitmap.width * bitmap.height; q += 1) {
+    if (data[4 * q + 3] !== 0) continue;
+    const [x, y] = [q % bitmap.width, Math.floor(q / bitmap.width)];
+    for (let row = first(y, top); row < end(y, top, shape.height); row += 1) {
+      known.fill(
+        0, row * shape.width + first(x, left), row * shape.width + end(x, left, shape.width),
+      );
+    }
+  }
+  return known;
 }
 
 /** Turn a blob into text that fits into a link. */

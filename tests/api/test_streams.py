@@ -66,6 +66,7 @@ def test_a_streams_pixels_are_the_images(here: Here, granularity: str, model: st
     images = check_stream(events, config)
     started = events[0].data
     assert started["id"] == reply.headers["x-generation-id"]
+    assert reply.headers["x-seed"] == "4"
     assert started["model"] == model
     assert (started["width"], started["height"]) == (config.width, config.height)
     assert started["channels"] == config.channels

@@ -225,6 +225,22 @@ def test_a_picture_with_a_hole_is_completed_and_the_order_told(visit: Open) -> N
     expect(page.locator("#order-note")).to_be_hidden()
 
 
+def test_a_pixel_with_any_part_in_a_large_pictures_hole_is_drawn(visit: Open) -> None:
+    page = visit("#complete")
+    finished(page, "complete")
+    alpha = np.full((8 * GREY.height, 8 * GREY.width), 255, np.uint8)
+    alpha[15:17, 20] = 0  # the last line of a row, and the first of the next
+    alpha[40, 0] = 1  # seen through, but there
+    picture = Image.fromarray(np.stack([np.full_like(alpha, 99), alpha], -1), "LA")
+    upload(page, encode(picture))
+    expect(page.locator("#order-note")).to_contain_text("row by row")
+    page.click("#complete-form button[type=submit]")
+    finished(page, "complete")
+    known = np.array(pixels(page, "#complete .sheet canvas")[0]).reshape(-1, 4)[:, 3] > 0
+    hole = np.flatnonzero(~known)
+    assert list(hole) == [1 * GREY.width + 2, 2 * GREY.width + 2]
+
+
 def test_a_file_that_is_no_picture_is_told(visit: Open) -> None:
     page = visit("#complete")
     finished(page, "complete")

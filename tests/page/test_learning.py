@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from tests.page.fixtures import Open, expect, pixels
-from tests.service_fixtures import COLOUR, GREY, tiny_model
+from tests.service_fixtures import COLOUR, GREY, FakeDecoder, build, listening, tiny_model
 
 MODELS = {"grey": GREY, "colour": COLOUR}
 
@@ -65,6 +66,19 @@ def test_what_each_transformer_reads_is_counted(visit: Open) -> None:
     expect(fixed).to_contain_text(f"1 state; read {GREY.pixels} times")
     expect(growing).to_contain_text(f"{GREY.pixels} pixels kept")
     expect(growing).to_contain_text(f"{GREY.pixels * (GREY.pixels - 1) // 2} looked back at")
+
+
+def test_whose_memory_grows_is_told_of_the_model_at_hand(visit: Open) -> None:
+    models = {"linear": GREY, "softmax": replace(GREY, attention="softmax")}
+    scanline, app = build(decoders={name: FakeDecoder(c, 8) for name, c in models.items()})
+    with listening(app, lambda: scanline.ready) as url:
+        page = visit("#learn?model=linear", url=url)
+        scene = page.locator("#scene-memory")
+        expect(scene).to_contain_text("This one folds", use_inner_text=True)
+        expect(scene).not_to_contain_text("It keeps every pixel", use_inner_text=True)
+        page.select_option("#model", "softmax")
+        expect(scene).to_contain_text("It keeps every pixel", use_inner_text=True)
+        expect(scene).not_to_contain_text("This one folds", use_inner_text=True)
 
 
 def test_bits_are_measured(visit: Open) -> None:

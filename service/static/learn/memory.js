@@ -15,6 +15,7 @@ export class MemoryScene {
     this.say = say;
     this.player = new Player(place.querySelector("canvas"), (position) => this.moved(position));
     [this.fixed, this.growing] = place.querySelectorAll(".meter");
+    this.told = place.querySelectorAll("[data-of]");
     this.button = place.querySelector("button");
     this.button.addEventListener("click", () => this.draw().catch(fail));
   }
@@ -22,6 +23,7 @@ export class MemoryScene {
   /** Begin with an empty picture. */
   set(model, signal) {
     Object.assign(this, { model, signal });
+    for (const part of this.told) part.hidden = part.dataset.of !== model.attention;
     this.player.stop();
     this.player.begin(model);
   }
