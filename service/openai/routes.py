@@ -18,7 +18,7 @@ from scanline.service.api.lookup import (
     find_served,
     settle_shape,
 )
-from scanline.service.generation import Spec
+from scanline.service.generation import Generation, Spec
 from scanline.service.http.bodies import known_query
 from scanline.service.http.errors import errors
 from scanline.service.http.media import NAMING, json_reply, naming
@@ -136,5 +136,8 @@ async def _draw(
         for image in generation.images:
             pixels = image.read(0, config.pixels)
             files.append(await pool.run(gone, rendering.encode, pixels, config))
-    reply = ImagesReply.of(generation, rendering, files)
-    return json_reply(reply, naming(generation))
+        return await server.writing.run(gone, _reply, generation, rendering, files)
+
+
+def _reply(generation: Generation, rendering: Rendering, files: list[str]) -> Response:
+    return json_reply(ImagesReply.of(generation, rendering, files), naming(generation))
