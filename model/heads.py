@@ -133,8 +133,13 @@ class Head(nn.Module):
             self.tables = nn.Parameter(torch.zeros(pairs, VALUES, VALUES))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Give the parameters of the distribution: ``[..., D]`` → ``[..., head_outputs]``."""
-        parameters: Tensor = self.predictor(x)
+        """Give the parameters of the distribution: ``[..., D]`` → ``[..., head_outputs]``.
+
+        In the weights' own precision under autocast too: bfloat16 has no two numbers between
+        neighbouring intensities, and of a mixture's means that is what remains.
+        """
+        with torch.autocast(x.device.type, enabled=False):
+            parameters: Tensor = self.predictor(x.to(self.predictor.weight.dtype))
         return parameters
 
     def logits(self, parameters: Tensor, channel: int, values: Tensor) -> Tensor:

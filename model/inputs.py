@@ -113,7 +113,8 @@ class NeighbourhoodInput(nn.Module):
             outside = ids == OUTSIDE
             features = self.linear.weight.dtype
             intensities = (ids.to(features) / 127.5 - 1).masked_fill(outside, 0)
-            parts.append(self.linear(torch.cat([intensities, outside.to(features)], -1)))
+            with torch.autocast(canvas.device.type, enabled=False):  # as in the head
+                parts.append(self.linear(torch.cat([intensities, outside.to(features)], -1)))
         x = parts[0] if len(parts) == 1 else parts[0] + parts[1]
         if self.sinusoidal:
             code: Tensor = self.get_buffer("code")[steps]

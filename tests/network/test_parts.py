@@ -123,3 +123,19 @@ def test_the_sinusoidal_code_is_vaswanis() -> None:
         angle = torch.tensor(position / 10_000 ** (2 * i / 6))
         assert_close(code[position, 2 * i], angle.sin())
         assert_close(code[position, 2 * i + 1], angle.cos())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("head", ["categorical", "logistic_mixture"])
+def test_autocast_leaves_intensities_their_precision(head: str) -> None:
+    """What reads intensities and what gives their means is rounded nowhere: only the blocks are."""
+    config = tiny_config(encoding="linear", head=head)
+    network = random_network(config, dtype=torch.float32)
+    canvas, steps = random_canvas(config, 2), torch.arange(config.steps).expand(2, -1)
+    x = torch.randn(2, 5, config.d_model)
+    embedded, parameters = network.input(canvas, steps), network.head(x)
+    exactly = network(canvas)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(network.input(canvas, steps), embedded)
+        assert torch.equal(network.head(x), parameters)
+        assert not torch.equal(network(canvas), exactly)
