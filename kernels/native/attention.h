@@ -8,8 +8,15 @@
 namespace scanline {
 
 constexpr float ATTENTION_EPS = 1e-6f;
-// Most rows that go over a state together: each has two sums, which have to fit the registers.
-constexpr int TOGETHER = BLOCK < 12 ? 6 : 8;
+// Most rows that go over a state together: each has two sums, which have to fit the registers, without
+// fused multiply-adds beside their products.
+#if defined(__AVX512F__)
+constexpr int TOGETHER = 8;
+#elif defined(__FMA__) || defined(__aarch64__)
+constexpr int TOGETHER = 6;
+#else
+constexpr int TOGETHER = 4;
+#endif
 
 // A head's keys and values of some steps: `stride` floats from one step to the next.
 struct KeysValues {

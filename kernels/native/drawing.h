@@ -97,11 +97,12 @@ private:
         image.rows = image.kept = 1;
         while (image.rows < ahead_ && image.step + image.rows < image.end) {
             const int step = image.step + image.rows - 1;  // the value that is to be presumed
-            if (arrays_.known[at(image.slot, 1) + static_cast<size_t>(step / parts_)]) {
-                image.kept += image.kept == image.rows;
-            } else {
-                if (!guesses_ || image.rows >= TOGETHER || !guess(image, step, chance)) break;
-            }
+            const bool known = arrays_.known[at(image.slot, 1) + static_cast<size_t>(step / parts_)];
+            const bool sure = known && image.kept == image.rows;
+            // From the first guess on, rows have to go over the state together with those before.
+            if (!sure && image.rows >= TOGETHER) break;
+            if (!known && !(guesses_ && guess(image, step, chance))) break;
+            image.kept += sure;
             ++image.rows;
         }
     }
