@@ -135,8 +135,8 @@ class Head(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Give the parameters of the distribution: ``[..., D]`` → ``[..., head_outputs]``.
 
-        In the weights' own precision under autocast too: bfloat16 has no two numbers between
-        neighbouring intensities, and of a mixture's means that is what remains.
+        In the weights' own precision under autocast too: near 1, the largest mean of a logistic,
+        bfloat16's numbers are half an intensity apart or more.
         """
         with torch.autocast(x.device.type, enabled=False):
             parameters: Tensor = self.predictor(x.to(self.predictor.weight.dtype))

@@ -78,6 +78,8 @@ class Classifier(nn.Module):
         self.convolutions = nn.Sequential(*layers)
         self.hidden = nn.Linear(channels * height * width, recipe.features)
         self.last = nn.Linear(recipe.features, classes)
+        # From the start, or one that is loaded would differ in the last bit from one just trained.
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def features(self, pictures: Tensor) -> Tensor:
         """Give what the last layer sees of pictures, uint8 ``[B, H, W, C]`` → ``[B, features]``."""
@@ -120,7 +122,6 @@ def train(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
         classifier = Classifier(_shape(data), len(data.classes), recipe)
-    classifier.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     classifier.to(device).train()
     optimizer = torch.optim.AdamW(
         classifier.parameters(), lr=recipe.rate, weight_decay=recipe.weight_decay

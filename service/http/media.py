@@ -1,4 +1,4 @@
-"""Which form a reply takes: JSON, PNG, ZIP, a NumPy array or server-sent events."""
+"""Which form a reply takes (JSON, PNG, ZIP, a NumPy array or events), and how it names itself."""
 
 from __future__ import annotations
 

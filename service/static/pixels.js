@@ -60,7 +60,10 @@ export async function fromFile(file, shape) {
   const [left, top] = [(shape.width - w) / 2, (shape.height - h) / 2];
   context.drawImage(bitmap, left, top, w, h);
   const { data } = context.getImageData(0, 0, shape.width, shape.height);
-  const picture = { ...blank(shape), known: knownOf(bitmap, shape, { scale, left, top }) };
+  const picture = { ...blank(shape), known: new Uint8Array(area(shape)).fill(1) };
+  // Photographs, which are opaque, are spared a look at each of their millions of pixels.
+  const opaque = data.every((value, i) => i % 4 !== 3 || value === 255);
+  if (!opaque) cutOut(picture.known, bitmap, shape, { scale, left, top });
   for (let p = 0; p < area(shape); p += 1) {
     const [r, g, b] = data.subarray(4 * p, 4 * p + 3);
     if (shape.channels === 1) picture.values[p] = Math.round(0.299 * r + 0.587 * g + 0.114 * b);
@@ -69,13 +72,12 @@ export async function fromFile(file, shape) {
   return picture;
 }
 
-/** Tell which pixels are known: all but those with a part in what is wholly transparent. */
-function knownOf(bitmap, shape, { scale, left, top }) {
+/** Make unknown what has a part in the bitmap's wholly transparent pixels. */
+function cutOut(known, bitmap, shape, { scale, left, top }) {
   const canvas = new OffscreenCanvas(bitmap.width, bitmap.height);
   const context = canvas.getContext("2d", { willReadFrequently: true });
   context.drawImage(bitmap, 0, 0);
   const { data } = context.getImageData(0, 0, bitmap.width, bitmap.height);
-  const known = new Uint8Array(area(shape)).fill(1);
   const NEAR = 1e-6; // so that a rounding error has no part in the pixel beyond an edge
   const first = (at, shift) => Math.max(0, Math.floor(at * scale + shift + NEAR));
   const end = (at, shift, size) =>
@@ -89,7 +91,6 @@ function knownOf(bitmap, shape, { scale, left, top }) {
       );
     }
   }
-  return known;
 }
 
 /** Turn a blob into text that fits into a link. */
