@@ -17,6 +17,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from scanline.kernels.native.abi import PRECISIONS, Precision
 from scanline.model.config import MAX_GUIDANCE, PRESETS, ModelConfig
 from scanline.model.network import LinearTransformer
 
@@ -48,6 +49,12 @@ class Checkpoint:
     def defaults(self) -> Defaults:
         """How its images are drawn where nobody says otherwise; plainly where its facts do not."""
         return Defaults(**self.facts.get("defaults", {}))
+
+    @property
+    def native_precision(self) -> Precision | None:
+        """What the ``native`` backend draws it in; None where its facts leave that to the CPU."""
+        known: Precision | None = self.facts.get("native_precision", {}).get("precision")
+        return known
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -113,6 +120,9 @@ def _check_facts(facts: dict[str, Any]) -> None:
     defaults = Defaults(**facts.get("defaults", {}))
     if not (0 <= defaults.guidance <= MAX_GUIDANCE and 0 < defaults.top_p <= 1):
         raise ValueError(f"its defaults are out of range: {defaults._asdict()!r}")
+    precision = facts.get("native_precision", {}).get("precision")
+    if precision not in (None, *PRECISIONS):
+        raise ValueError(f"its native_precision is unknown: {precision!r}")
     measured = [facts.get("test"), facts.get("test_with_label"), *(facts.get("validation") or ())]
     for figure in measured:
         if figure is not None and not isinstance(figure["bits_per_dim"], int | float):

@@ -150,7 +150,9 @@ def paint(
     if slots < slots_each:
         raise ValueError(f"an image takes {slots_each} slots here, and there are {slots}")
     at_once = min(n, slots // slots_each)
-    decoder = open_decoder(checkpoint.model, at_once * slots_each, backend, threads)
+    decoder = open_decoder(
+        checkpoint.model, at_once * slots_each, backend, threads, checkpoint.native_precision
+    )
     pictures = np.zeros((n, config.height, config.width, config.channels), np.uint8)
     bits = np.zeros(n)
     for first in range(0, n, at_once):

@@ -12,6 +12,7 @@ import torch
 from scanline.model.checkpoint import SHIPPED, Checkpoint, Defaults, save_checkpoint
 from scanline.model.data.published import Dataset
 from scanline.model.evaluation import Evaluation, evaluate
+from scanline.model.precision import MOST_COST, Cost
 
 
 def measure(
@@ -44,6 +45,19 @@ def record_figure(
 def record_defaults(checkpoint: Checkpoint, folder: Path | None, defaults: Defaults) -> None:
     """Write how a checkpoint's images are drawn where nobody says otherwise into its facts."""
     _record(checkpoint, folder, "defaults", defaults._asdict())
+
+
+def record_precision(checkpoint: Checkpoint, folder: Path | None, cost: Cost) -> None:
+    """Have a checkpoint drawn in this precision by the ``native`` backend from now on.
+
+    Raises ``ValueError`` where that costs more than ``MOST_COST`` bits/dim.
+    """
+    if not cost.bits_per_dim <= MOST_COST:
+        raise ValueError(
+            f"{checkpoint.name} loses more than {MOST_COST} bits/dim in {cost.precision}: "
+            "not recorded"
+        )
+    _record(checkpoint, folder, "native_precision", dataclasses.asdict(cost))
 
 
 def _record(checkpoint: Checkpoint, folder: Path | None, key: str, fact: dict[str, Any]) -> None:

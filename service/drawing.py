@@ -26,8 +26,9 @@ def draw_grid(
     """Draw images with an engine of its own, and write it as a PNG grid."""
     config = checkpoint.model.config
     decoder = open_decoder(
-        checkpoint.model, min(spec.n * spec.slots, max(SLOTS, spec.slots)), backend, threads
-    )
+        checkpoint.model, min(spec.n * spec.slots, max(SLOTS, spec.slots)), backend, threads,
+        checkpoint.native_precision,
+    )  # fmt: skip
     engine = Engine(checkpoint.name, decoder, Limits(max_waiting=spec.n))
     engine.start()
     try:

@@ -66,8 +66,9 @@ def open_engine(
     """Open a checkpoint's decoder and start its engine; raises ``BackendError``."""
     spare = min(settings.slots, SPARE_SLOTS)
     decoder = open_decoder(
-        checkpoint.model, settings.slots + spare, settings.backend, settings.threads
-    )
+        checkpoint.model, settings.slots + spare, settings.backend, settings.threads,
+        checkpoint.native_precision,
+    )  # fmt: skip
     engine = Engine(checkpoint.name, decoder, settings.limits, observer, spare=spare)
     engine.start()
     return engine

@@ -22,6 +22,9 @@ TOLERANCES: dict[torch.dtype, dict[str, float]] = {
     torch.float32: {"rtol": 2e-4, "atol": 2e-5},
     torch.float16: {"rtol": 4e-3, "atol": 2e-3},
     torch.bfloat16: {"rtol": 3e-2, "atol": 1e-2},
+    # Products of whole numbers, with one scale for each row.
+    torch.int16: {"rtol": 2e-3, "atol": 2e-3},
+    torch.int8: {"rtol": 2e-1, "atol": 5e-2},
 }
 
 ROOT = Path(__file__).resolve().parent.parent

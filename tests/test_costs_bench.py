@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from scanline.model.checkpoint import Checkpoint
 from scanline.service.bench import costs
 from tests.service_fixtures import COLOUR, GREY, tiny_model
 
@@ -11,7 +12,9 @@ from tests.service_fixtures import COLOUR, GREY, tiny_model
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     models = {"grey": GREY, "colour": COLOUR}
-    monkeypatch.setattr(costs, "find_model", lambda name: tiny_model(models[name]))
+    monkeypatch.setattr(
+        costs, "find_model", lambda name: Checkpoint(name, tiny_model(models[name]))
+    )
 
 
 @pytest.mark.parametrize("name", ["grey", "colour"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 from scanline.kernels.native.build import NativeBuildError, load_build
 
 _BAD_SLOTS = 1
+# What products are computed in, counted as ``Format`` in formats.h is.
+Precision = Literal["float32", "bf16", "int16", "int8"]
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 SHORT = "this machine cannot be measured: memory or threads are short"
 
 
@@ -26,7 +29,7 @@ class Config(ctypes.Structure):
     _fields_ = _fields(
         "height width channels step_channels neighbourhood sinusoidal categorical pre_norm gelu "
         "start_given first_value classes short_conv n_layers n_heads d_model d_ff head_outputs "
-        "step_draws max_slots bf16 threads team guess",
+        "step_draws max_slots precision threads team guess",
         ctypes.c_int32,
     )
 
@@ -99,11 +102,27 @@ def load_library(isa: str | None = None) -> ctypes.CDLL:
     return library
 
 
-class Peaks(NamedTuple):
-    """The best that a machine does: operations and bytes a second."""
+def precision_of(name: str) -> Precision:
+    """Give the precision of this name; raises ``ValueError`` where there is none."""
+    for known in PRECISIONS:
+        if known == name:
+            return known
+    raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, not {name!r}")
 
-    bf16_operations: float
+
+def isa_of(library: ctypes.CDLL) -> str:
+    """Name the instructions that a library was built for."""
+    name: bytes = library.scanline_isa()
+    return name.decode()
+
+
+class Peaks(NamedTuple):
+    """The best that a machine does: operations, by precision, and bytes a second."""
+
     float32_operations: float
+    bf16_operations: float
+    int16_operations: float
+    int8_operations: float
     cache_bytes: float
     memory_bytes: float
 
@@ -113,7 +132,7 @@ def measure_peaks(library: ctypes.CDLL, threads: int) -> Peaks:
 
     Raises ``NativeBuildError`` where memory or threads are short.
     """
-    peaks = (ctypes.c_double * 4)()
+    peaks = (ctypes.c_double * 6)()
     library.scanline_measure(threads, peaks)
     if not all(peaks):
         raise NativeBuildError(SHORT)
@@ -155,7 +174,7 @@ class NativeNetwork:
         arrays: Mapping[str, NDArray[np.generic]],
     ) -> None:
         self._library = library
-        self.isa: str = library.scanline_isa().decode()
+        self.isa: str = isa_of(library)
         self._arrays = dict(arrays)  # keeps them alive
         packed = (LayerWeights * len(layers))(
             *(LayerWeights(**{name: _address(t) for name, t in layer.items()}) for layer in layers)

@@ -29,11 +29,14 @@ FOLDER = Path(__file__).parent
 DECODER, TRAINING = FOLDER / "decoder.cpp", FOLDER / "training" / "training.cpp"
 _AVX2 = ("-mavx2", "-mfma")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
+_VNNI = (*_AVX512, "-mavx512vnni")
 # Best first: the compiler's flags, and what Linux calls the features they need.
 _HAS_AVX2 = frozenset({"avx2", "fma"})
 _HAS_AVX512 = _HAS_AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
+_HAS_VNNI = _HAS_AVX512 | {"avx512_vnni"}
 ISAS: dict[str, tuple[tuple[str, ...], frozenset[str]]] = {
-    "avx512bf16": ((*_AVX512, "-mavx512bf16"), _HAS_AVX512 | {"avx512_bf16"}),
+    "avx512bf16": ((*_VNNI, "-mavx512bf16"), _HAS_VNNI | {"avx512_bf16"}),
+    "avx512vnni": (_VNNI, _HAS_VNNI),
     "avx512": (_AVX512, _HAS_AVX512),
     "avx2": (_AVX2, _HAS_AVX2),
     "portable": ((), frozenset()),  # what every CPU of its kind has: on 64-bit Arm, NEON

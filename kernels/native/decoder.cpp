@@ -73,16 +73,18 @@ void scanline_crews(const scanline::Decoder* decoder, int count, int crews[2]) {
     crews[1] = threads;
 }
 
-// The machine's peaks with so many threads: operations a second in bf16 and float32, and bytes read
+// The machine's peaks with so many threads: operations a second in each precision, and bytes read
 // a second from 12 MB (a network's weights) and from 512 MB. Takes some seconds; 0 where it fails.
-void scanline_measure(int threads, double peaks[4]) {
-    std::fill_n(peaks, 4, 0.0);
+void scanline_measure(int threads, double peaks[6]) {
+    std::fill_n(peaks, 6, 0.0);
     try {
         scanline::Pool pool(threads);
-        peaks[0] = scanline::peak_operations<true>(pool);
-        peaks[1] = scanline::peak_operations<false>(pool);
-        peaks[2] = scanline::read_bandwidth(pool, size_t{12} << 20);
-        peaks[3] = scanline::read_bandwidth(pool, size_t{512} << 20);
+        peaks[0] = scanline::peak_operations<scanline::Format::FLOAT32>(pool);
+        peaks[1] = scanline::peak_operations<scanline::Format::BF16>(pool);
+        peaks[2] = scanline::peak_operations<scanline::Format::INT16>(pool);
+        peaks[3] = scanline::peak_operations<scanline::Format::INT8>(pool);
+        peaks[4] = scanline::read_bandwidth(pool, size_t{12} << 20);
+        peaks[5] = scanline::read_bandwidth(pool, size_t{512} << 20);
     } catch (const std::exception&) {
         return;
     }
@@ -103,6 +105,8 @@ double scanline_bandwidth(int threads, int64_t bytes) {
 const char* scanline_isa() {
 #if defined(__AVX512BF16__)
     return "avx512bf16";
+#elif defined(__AVX512VNNI__)
+    return "avx512vnni";
 #elif defined(__AVX512F__)
     return "avx512";
 #elif defined(__AVX2__) && defined(__FMA__)

@@ -34,26 +34,26 @@ double calls_per_second(Pool& pool, const Work& work) {
     return std::accumulate(rates.begin(), rates.end(), 0.0);
 }
 
-// Floating-point operations a second of multiply-adds alone, their operands in registers.
-template <bool BF16>
+// Operations a second of multiply-adds alone, their operands in registers.
+template <Format F>
 double peak_operations(Pool& pool) {
-    constexpr bool PAIRS = BF16 && BF16_DOT;
     constexpr int CHAINS = 12, REPEATS = 10'000;  // enough of them to hide the latency of one
     // The compiler must know none of them, or it would compute chains that are alike only once.
     const Buffer<float> operands((2 + CHAINS) * LANES);
     Buffer<float> sums(static_cast<size_t>(pool.threads()) * 64);
     const double calls = calls_per_second(pool, [&](int thread) {
-        const Vec weights = load(operands.get()), a = load(operands.get() + LANES);
+        const VecInt weights = (VecInt)load(operands.get());
+        const Vec a = load(operands.get() + LANES);
         Vec totals[CHAINS];
         each<CHAINS>([&](auto i) ALWAYS_INLINE {
             totals[i] = load(operands.get() + (2 + i) * LANES);
         });
         for (int repeat = 0; repeat < REPEATS; ++repeat)
-            each<CHAINS>([&](auto i) ALWAYS_INLINE { accumulate<PAIRS>(totals[i], weights, a); });
+            each<CHAINS>([&](auto i) ALWAYS_INLINE { accumulate<F>(totals[i], weights, a); });
         each<CHAINS>([&](auto i) ALWAYS_INLINE { totals[0] = totals[0] + totals[i]; });
         store(sums.get() + thread * 64, totals[0]);  // or the compiler would leave it all out
     });
-    return calls * REPEATS * CHAINS * LANES * (PAIRS ? 4 : 2);
+    return calls * REPEATS * CHAINS * LANES * (DOT<F> ? 2 * INPUTS<F> : 2);
 }
 
 // Bytes a second that all threads read, each its own part of so much memory.

@@ -1,20 +1,14 @@
 // Matrices packed once for streaming, and the product of a few rows of activations with them.
 //
-// Outputs are grouped in panels of PANEL; a panel holds, for each pair of inputs (bf16) or each
-// input (float32), the weights of all its outputs side by side. A kernel keeps one accumulator a
+// Outputs are grouped in panels of PANEL; a panel holds, for each pair of inputs (of 16 bits or 8) or
+// each input (float32), the weights of all its outputs side by side. A kernel keeps one accumulator a
 // row and output and adds the inputs in their order, so a row's sums are the same whether it is
 // computed alone or with others: batch invariance for free.
 #pragma once
 
-#include "vector.h"
+#include "formats.h"
 
 namespace scanline {
-
-#if defined(__AVX512BF16__)
-constexpr bool BF16_DOT = true;  // vdpbf16ps multiplies pairs of bf16 and adds both products
-#else
-constexpr bool BF16_DOT = false;
-#endif
 
 // Vectors in a panel, and the most rows that a kernel takes: their sums, the panel's weights and an
 // activation have to fit the registers, 32 or 16.
@@ -40,35 +34,8 @@ struct Range {
     }
 };
 
-// How activations are stored as a product's input: bf16 where the CPU multiplies those, float
-// otherwise (rounded to bf16 all the same where the weights are, so that all ISAs agree).
-class InputFormat {
-public:
-    explicit InputFormat(bool bf16) : bf16_(bf16) {}
-    // From one row to the next: an odd number of cache lines, or the rows of a block would fight
-    // for the same few places of the first-level cache.
-    size_t stride(int width) const {
-        const int bytes = width * (bf16_ && BF16_DOT ? 2 : 4);
-        return static_cast<size_t>(round_up(bytes, 64) / 64 | 1) * 64;
-    }
-    void put(std::byte* row, int column, Vec v) const {
-#if defined(__AVX512BF16__)
-        if (bf16_) {
-            const auto half = (__m256i)_mm512_cvtneps_pbh(v);
-            _mm256_store_si256(reinterpret_cast<__m256i*>(row + column * 2), half);
-            return;
-        }
-#endif
-        store(reinterpret_cast<float*>(row) + column, bf16_ ? round_to_bf16(v) : v);
-    }
-
-private:
-    bool bf16_;
-};
-
 // f(0) … f(N - 1) with constants, all inlined at once: an array so indexed is registers from the
 // start. gcc unrolls nested loops too late for that, and keeps their sums in memory.
-#define ALWAYS_INLINE __attribute__((always_inline))
 template <int N, typename F>
 ALWAYS_INLINE inline void each(F f) {
     [&]<int... I>(std::integer_sequence<int, I...>) ALWAYS_INLINE {
@@ -76,39 +43,21 @@ ALWAYS_INLINE inline void each(F f) {
     }(std::make_integer_sequence<int, N>{});
 }
 
-// sum += weights · a, of bf16 pairs if `PAIRS`.
-template <bool PAIRS>
-inline void accumulate(Vec& sum, Vec weights, Vec a) {
-#if defined(__AVX512BF16__)
-    if constexpr (PAIRS) {
-        sum = _mm512_dpbf16_ps(sum, (__m512bh)weights, (__m512bh)a);
-        return;
-    }
-#endif
-#if defined(__FMA__) && !defined(__AVX512F__)
-    // gcc moves the sums of its own fma from register to register, and spills others for it.
-    asm("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(weights), "x"(a));
-#else
-    sum = fma(weights, a, sum);
-#endif
-}
-
 // Kernels that compute much on each weight fetch the next panel meanwhile, so that the first block of
 // rows to need it does not wait. (Beyond the last panel this asks for memory that is never read.)
 template <int R>
-inline void fetch_ahead(const std::byte* next) {
+inline void fetch_ahead(const std::byte* next, size_t bytes) {
     if constexpr (2 * R >= BLOCK)
-        for (size_t i = 0; i < PANEL * sizeof(float); i += 64) __builtin_prefetch(next + i, 0, 3);
+        for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(next + i, 0, 3);
 }
 
-// R rows times P neighbouring panels: `tile[r][column] = Σ_k input[r][k] · weight[k][column]`. Few
-// rows take several panels at once, for enough sums in flight to hide the latency of one.
-template <bool BF16, int R, int P>
+// R rows times P neighbouring panels: `tile[r][column] = Σ_k input[r][k] · weight[k][column]`, of
+// int8 and int16 a whole number. Few rows take several panels at once, for enough sums in flight to hide the
+// latency of one.
+template <Format F, int R, int P>
 void multiply(const std::byte* input, size_t stride, const std::byte* panel, size_t panel_bytes,
               int inputs, float* tile) {
-    constexpr bool PAIRS = BF16 && BF16_DOT;
-    constexpr int TOGETHER = BF16 ? 2 : 1;  // inputs in a vector of weights
-    constexpr int TURNS = PAIRS ? 1 : TOGETHER;
+    constexpr size_t VEC_BYTES = LANES * INPUTS<F> * weight_bytes(F), BYTES = PANEL_VECS * VEC_BYTES;
     Vec sums[R][P][PANEL_VECS];
     const auto each_sum = [&](auto f) ALWAYS_INLINE {
         each<R>([&](auto r) ALWAYS_INLINE {
@@ -118,23 +67,20 @@ void multiply(const std::byte* input, size_t stride, const std::byte* panel, siz
         });
     };
     each_sum([&](auto r, auto p, auto c) ALWAYS_INLINE { sums[r][p][c] = Vec{}; });
-    for (int k = 0; k < inputs; k += TOGETHER, panel += PANEL * sizeof(float)) {
-        fetch_ahead<R>(panel + panel_bytes);
+    for (int k = 0; k < inputs; k += INPUTS<F>, panel += BYTES) {
+        fetch_ahead<R>(panel + panel_bytes, BYTES);
         each<P>([&](auto p) ALWAYS_INLINE {
-            const auto* w = reinterpret_cast<const VecInt*>(panel + p * panel_bytes);
+            const std::byte* const w = panel + p * panel_bytes;
             // Of a pair one after the other, or the unpacked weights would not fit the registers.
-            each<TURNS>([&](auto turn) ALWAYS_INLINE {
+            each<TURNS<F>>([&](auto turn) ALWAYS_INLINE {
                 VecInt weights[PANEL_VECS];
                 each<PANEL_VECS>([&](auto c) ALWAYS_INLINE {
-                    if constexpr (TURNS == 1) weights[c] = w[c];
-                    else if constexpr (turn == 0) weights[c] = w[c] << 16;
-                    else weights[c] = w[c] & static_cast<int32_t>(0xffff0000u);
+                    weights[c] = unpack<F>(w + c * VEC_BYTES, turn);
                 });
                 each<R>([&](auto r) ALWAYS_INLINE {
-                    const auto* row = reinterpret_cast<const float*>(input + r * stride);
-                    const Vec a = broadcast(row[PAIRS ? k / 2 : k + turn]);
+                    const Vec a = spread<F>(input + r * stride, k, turn);
                     each<PANEL_VECS>([&](auto c) ALWAYS_INLINE {
-                        accumulate<PAIRS>(sums[r][p][c], (Vec)weights[c], a);
+                        accumulate<F>(sums[r][p][c], weights[c], a);
                     });
                 });
             });
@@ -152,18 +98,18 @@ struct Kernels {
     int rows, panels;
     Kernel wide, narrow;
 };
-template <bool BF16, int R, int P>
+template <Format F, int R, int P>
 constexpr Kernels kernels() {
-    return {R, P, multiply<BF16, R, P>, multiply<BF16, R, 1>};
+    return {R, P, multiply<F, R, P>, multiply<F, R, 1>};
 }
-template <bool BF16>
+template <Format F>
 constexpr Kernels KERNELS[] = {
 #if defined(__AVX512F__)
-    kernels<BF16, 1, 4>(), kernels<BF16, 2, 4>(), kernels<BF16, 4, 2>(),  kernels<BF16, 6, 1>(),
-    kernels<BF16, 8, 1>(), kernels<BF16, 10, 1>(), kernels<BF16, 12, 1>(),
+    kernels<F, 1, 4>(), kernels<F, 2, 4>(), kernels<F, 4, 2>(),  kernels<F, 6, 1>(),
+    kernels<F, 8, 1>(), kernels<F, 10, 1>(), kernels<F, 12, 1>(),
 #else
-    kernels<BF16, 1, 4>(), kernels<BF16, 2, 2>(), kernels<BF16, 3, 1>(), kernels<BF16, 4, 1>(),
-    kernels<BF16, 5, 1>(), kernels<BF16, 6, 1>(),
+    kernels<F, 1, 4>(), kernels<F, 2, 2>(), kernels<F, 3, 1>(), kernels<F, 4, 1>(),
+    kernels<F, 5, 1>(), kernels<F, 6, 1>(),
 #endif
 };
 constexpr int MOST_PANELS = 4;
@@ -173,39 +119,41 @@ constexpr int MOST_PANELS = 4;
 class Packed {
 public:
     Packed() = default;
-    Packed(int outputs, int inputs, bool bf16)
-        : bf16_(bf16), inputs_(round_up(inputs, 2)), panels_((outputs + PANEL - 1) / PANEL),
-          panel_bytes_(static_cast<size_t>(inputs_) * PANEL * (bf16 ? 2 : 4)),
+    Packed(int outputs, int inputs, Format format)
+        : format_(format), inputs_(round_up(inputs, 4)), panels_((outputs + PANEL - 1) / PANEL),
+          panel_bytes_(static_cast<size_t>(inputs_) * PANEL * weight_bytes(format)),
           weights_(panel_bytes_ * static_cast<size_t>(panels_)),
-          bias_(static_cast<size_t>(panels_) * PANEL) {}
+          bias_(static_cast<size_t>(panels_) * PANEL), scales_(static_cast<size_t>(panels_) * PANEL),
+          added_(static_cast<size_t>(panels_) * PANEL) {}
 
-    void set(int output, int input, float weight) {
-        std::byte* panel = weights_.get() + static_cast<size_t>(output / PANEL) * panel_bytes_;
-        const size_t column = static_cast<size_t>(output % PANEL);
-        const size_t k = static_cast<size_t>(input);
-        if (bf16_)
-            reinterpret_cast<uint16_t*>(panel)[k / 2 * PANEL * 2 + column * 2 + k % 2] =
-                to_bf16(weight);
-        else
-            reinterpret_cast<float*>(panel)[k * PANEL + column] = weight;
+    // The weights of one output: the i-th of `count` belongs to what lies at `place(i)` of a row.
+    template <typename Place>
+    void set(int output, const float* weights, int count, float bias, Place place) {
+        set_bias(output, bias);
+        const float scale = whole(format_) ? scale_of(weights, count) : 1.0f;
+        scales_.get()[output] = scale;
+        for (int i = 0; i < count; ++i) put(output, static_cast<size_t>(place(i)), weights[i] / scale);
     }
     void set_bias(int output, float bias) { bias_.get()[output] = bias; }
 
     // Fill from torch's [outputs, inputs] matrix.
     void fill(const float* weight, const float* bias, int outputs, int inputs) {
-        for (int o = 0; o < outputs; ++o) {
-            for (int i = 0; i < inputs; ++i) set(o, i, weight[static_cast<size_t>(o) * inputs + i]);
-            set_bias(o, bias[o]);
-        }
+        for (int o = 0; o < outputs; ++o)
+            set(o, weight + static_cast<size_t>(o) * inputs, inputs, bias[o], [](int i) { return i; });
     }
 
-    InputFormat format() const { return InputFormat(bf16_); }  // of its input
+    InputFormat format() const { return InputFormat(format_); }  // of its input
     int panels() const { return panels_; }
     size_t bytes() const { return panel_bytes_ * static_cast<size_t>(panels_); }
 
-    // Multiply rows with some of the panels, and give each vector of the result, bias added, to
-    // `take(row, column, values)`. Kernels come for even numbers of rows: the memory of `input` may
-    // be read, not used, one row beyond the last.
+    // Rows put down in its format as `multiply` takes them (InputFormat::complete).
+    const std::byte* complete(const std::byte* rows, size_t stride, int count, std::byte* mine) const {
+        return format().complete(rows, stride, count, inputs_, mine);
+    }
+
+    // Multiply completed rows with some of the panels, and give each vector of the result, bias
+    // added, to `take(row, column, values)`. Kernels come for even numbers of rows: the memory of
+    // `input` may be read, not used, one row beyond the last.
     template <typename Take>
     void multiply(const std::byte* input, size_t stride, int rows, Range panels, Take take) const {
         alignas(64) float tile[BLOCK * MOST_PANELS * PANEL];
@@ -223,9 +171,15 @@ public:
                     inputs_, tile);
                 const float* sums = tile;
                 for (int row = some.begin; row < some.end; ++row) {
+                    const Vec scale = broadcast(InputFormat::scale(input + row * stride, stride));
                     for (int c = 0; c < done * PANEL_VECS; ++c, sums += LANES) {
                         const int column = panel * PANEL + c * LANES;
-                        take(row, column, load(sums) + load(bias_.get() + column));
+                        const Vec bias = load(bias_.get() + column);
+                        take(row, column,
+                             !whole(format_)
+                                 ? load(sums) + bias
+                                 : fma(__builtin_convertvector((VecInt)load(sums) - added(column), Vec),
+                                       scale * load(scales_.get() + column), bias));
                     }
                 }
             }
@@ -233,17 +187,64 @@ public:
     }
 
 private:
+    // What sums have too much where inputs are unsigned.
+    VecInt added(int column) const {
+        return *reinterpret_cast<const VecInt*>(added_.get() + column);
+    }
+
+    // What 1 stands for among an output's weights: the least that keeps them and their sum in bounds.
+    float scale_of(const float* weights, int count) const {
+        double largest = 1e-30, total = 0;
+        for (int i = 0; i < count; ++i) {
+            largest = std::max(largest, std::abs(double{weights[i]}));
+            total += std::abs(double{weights[i]});
+        }
+        const double room = most_weights(format_, inputs_) - count;  // rounding may add ½ to each, and float's
+        const int most = format_ == Format::INT8 ? INT8_MAX : INT16_MAX;
+        return static_cast<float>(std::max(largest / most, total / room));
+    }
+
+    void put(int output, size_t input, float weight) {
+        std::byte* panel = weights_.get() + static_cast<size_t>(output / PANEL) * panel_bytes_;
+        const size_t column = static_cast<size_t>(output % PANEL), together = inputs_together();
+        const size_t place =
+            (input / together * PANEL + column) * together + input % together;
+        if (format_ == Format::FLOAT32) reinterpret_cast<float*>(panel)[place] = weight;
+        else if (format_ == Format::BF16)
+            reinterpret_cast<uint16_t*>(panel)[place] = to_bf16(weight);
+        else {
+            const long number = std::lrint(weight);
+            if (format_ == Format::INT16)
+                reinterpret_cast<int16_t*>(panel)[place] = static_cast<int16_t>(number);
+            else {
+                reinterpret_cast<int8_t*>(panel)[place] = static_cast<int8_t>(number);
+                added_.get()[output] += UNSIGNED * static_cast<int32_t>(number);
+            }
+        }
+    }
+
+    size_t inputs_together() const {
+        return format_ == Format::FLOAT32 ? INPUTS<Format::FLOAT32>
+               : format_ == Format::BF16  ? INPUTS<Format::BF16>
+               : format_ == Format::INT16 ? INPUTS<Format::INT16>
+                                          : INPUTS<Format::INT8>;
+    }
+
     const Kernels& choose(int rows) const {
-        const Kernels* kernels = bf16_ ? KERNELS<true> : KERNELS<false>;
+        const Kernels* kernels = format_ == Format::INT8    ? KERNELS<Format::INT8>
+                                 : format_ == Format::INT16 ? KERNELS<Format::INT16>
+                                 : format_ == Format::BF16  ? KERNELS<Format::BF16>
+                                                            : KERNELS<Format::FLOAT32>;
         while (kernels->rows < rows) ++kernels;
         return *kernels;
     }
 
-    bool bf16_ = false;
+    Format format_ = Format::FLOAT32;
     int inputs_ = 0, panels_ = 0;
     size_t panel_bytes_ = 0;
     Buffer<std::byte> weights_;
-    Buffer<float> bias_;
+    Buffer<float> bias_, scales_;  // what 1 stands for among an output's weights
+    Buffer<int32_t> added_;
 };
 
 }  // namespace scanline

@@ -21,14 +21,14 @@ namespace scanline {
 class Network {
 public:
     Network(const Config& config, const Weights& weights)
-        : config_(config), sizes_(config), format_(config.bf16 != 0),
+        : config_(config), sizes_(config), format_(precision(config)),
           embedding_(config, weights, sizes_.embedded, sizes_.model, sizes_.wide),
           norm_(weights.norm_weight, weights.norm_bias, config.d_model, sizes_.wide),
-          predictor_(config.head_outputs, config.d_model, bf16_out(config, weights)) {
+          predictor_(config.head_outputs, config.d_model, head_format(config, weights)) {
         predictor_.fill(weights.head_weight, weights.head_bias, config.head_outputs,
                         config.d_model);
         for (int l = 0; l < config.n_layers; ++l)
-            layers_.emplace_back(config, weights.layers[l], sizes_, bf16_in(config, weights, l));
+            layers_.emplace_back(config, weights.layers[l], sizes_, first_format(config, weights, l));
     }
 
     const Sizes& sizes() const { return sizes_; }
@@ -61,8 +61,7 @@ public:
             rings += sizes_.ring * sizes_.wide;
             attend(l, team.pass, states, seat);
             seat.meet();
-            layer.out.multiply(team.attended.get(), format_.stride(sizes_.qkv()), count,
-                               seat.share(layer.out.panels()), keep);
+            multiply(layer.out, team.attended.get(), sizes_.qkv(), seat, keep);
             seat.meet();
             add_rows(count, team, member);
             norm_rows(config_.pre_norm ? layer.norm2 : layer.norm1, count, member,
@@ -70,22 +69,17 @@ public:
             if (sizes_.ring)
                 convolve_rows(layer.conv2, rows, count, rings, seat, layer.linear1.format());
             rings += sizes_.ring * sizes_.wide;
-            layer.linear1.multiply(member.input.get(),
-                                   layer.linear1.format().stride(sizes_.wide), count,
-                                   seat.share(layer.linear1.panels()), activate);
+            multiply(layer.linear1, member.input.get(), sizes_.wide, seat, activate);
             seat.meet();
-            layer.linear2.multiply(team.hidden.get(), hidden_stride, count,
-                                   seat.share(layer.linear2.panels()), keep);
+            multiply(layer.linear2, team.hidden.get(), sizes_.hidden, seat, keep);
             seat.meet();
             add_rows(count, team, member);
             if (!config_.pre_norm) norm_rows(layer.norm2, count, member, true, format_);
         }
         norm_rows(norm_, count, member, false, predictor_.format());
-        predictor_.multiply(member.input.get(), predictor_.format().stride(sizes_.wide), count,
-                            seat.share(predictor_.panels()),
-                            [&](int row, int column, Vec v) {
-                                store(parameters(team, row) + column, v);
-                            });
+        multiply(predictor_, member.input.get(), sizes_.wide, seat, [&](int row, int column, Vec v) {
+            store(parameters(team, row) + column, v);
+        });
         seat.meet();
     }
 
@@ -131,14 +125,19 @@ public:
     }
 
 private:
-    // Where intensities come in by a linear map, bf16's eight bits are too coarse at both ends: for
-    // what the first feed-forward network sees, which compares neighbouring ones, and for the means
-    // of logistics that are as narrow as an intensity.
-    static bool bf16_in(const Config& c, const Weights& w, int layer) {
-        return c.bf16 != 0 && (layer > 0 || !w.linear_weight);
+    static Format precision(const Config& c) { return static_cast<Format>(c.precision); }
+
+    // Where intensities come in by a linear map, eight bits are too coarse at both ends: for what the
+    // first feed-forward network sees, which compares neighbouring ones, and for the means of
+    // logistics that are as narrow as an intensity.
+    static Format first_format(const Config& c, const Weights& w, int layer) {
+        return layer == 0 && w.linear_weight ? finer(c) : precision(c);
     }
-    static bool bf16_out(const Config& c, const Weights& w) {
-        return c.bf16 != 0 && (c.categorical || !w.linear_weight);
+    static Format head_format(const Config& c, const Weights& w) {
+        return !c.categorical && w.linear_weight ? finer(c) : precision(c);
+    }
+    static Format finer(const Config& c) {
+        return whole(precision(c)) ? Format::INT16 : Format::FLOAT32;
     }
 
     struct Layer {
@@ -146,37 +145,42 @@ private:
         Norm norm1, norm2;
         Table conv1, conv2;
 
-        Layer(const Config& c, const LayerWeights& w, const Sizes& s, bool bf16_1)
-            : qkv(3 * s.qkv(), c.d_model, c.bf16 != 0), out(c.d_model, s.qkv(), c.bf16 != 0),
-              linear1(c.d_ff, c.d_model, bf16_1), linear2(c.d_model, s.hidden, c.bf16 != 0),
+        Layer(const Config& c, const LayerWeights& w, const Sizes& s, Format first)
+            : qkv(3 * s.qkv(), c.d_model, precision(c)), out(c.d_model, s.qkv(), precision(c)),
+              linear1(c.d_ff, c.d_model, first), linear2(c.d_model, s.hidden, precision(c)),
               norm1(w.norm1_weight, w.norm1_bias, c.d_model, s.wide),
               norm2(w.norm2_weight, w.norm2_bias, c.d_model, s.wide),
               conv1(w.conv1_weight, TAPS, c.d_model, s.wide),
               conv2(w.conv2_weight, TAPS, c.d_model, s.wide) {
             // Where feature i of the heads laid end to end lies, each head padded.
             const auto place = [&](int i) { return i / s.head * s.head_padded + i % s.head; };
+            const auto row = [&](int o) { return static_cast<size_t>(o) * c.d_model; };
             const float* weights[] = {w.query_weight, w.key_weight, w.value_weight};
             const float* biases[] = {w.query_bias, w.key_bias, w.value_bias};
             for (int part = 0; part < 3; ++part) {
                 // φ of padding must be 0, so that it adds nothing to the denominator.
                 for (int o = 0; part < 2 && o < s.qkv(); ++o)
                     qkv.set_bias(part * s.qkv() + o, NOTHING);
-                for (int o = 0; o < c.d_model; ++o) {
-                    const int output = part * s.qkv() + place(o);
-                    for (int i = 0; i < c.d_model; ++i)
-                        qkv.set(output, i, weights[part][static_cast<size_t>(o) * c.d_model + i]);
-                    qkv.set_bias(output, biases[part][o]);
-                }
+                for (int o = 0; o < c.d_model; ++o)
+                    qkv.set(part * s.qkv() + place(o), weights[part] + row(o), c.d_model,
+                            biases[part][o], [](int i) { return i; });
             }
-            for (int o = 0; o < c.d_model; ++o) {
-                for (int i = 0; i < c.d_model; ++i)
-                    out.set(o, place(i), w.out_weight[static_cast<size_t>(o) * c.d_model + i]);
-                out.set_bias(o, w.out_bias[o]);
-            }
+            for (int o = 0; o < c.d_model; ++o)
+                out.set(o, w.out_weight + row(o), c.d_model, w.out_bias[o], place);
             linear1.fill(w.linear1_weight, w.linear1_bias, c.d_ff, c.d_model);
             linear2.fill(w.linear2_weight, w.linear2_bias, c.d_model, c.d_ff);
         }
     };
+
+    // This member's share of a product of the pass's rows, which are `width` wide.
+    template <typename Take>
+    void multiply(const Packed& product, const std::byte* rows, int width, const Seat& seat,
+                  const Take& take) const {
+        const size_t stride = product.format().stride(width);
+        const int count = seat.team.pass.row_count;
+        product.multiply(product.complete(rows, stride, count, seat.member.input.get()), stride, count,
+                         seat.share(product.panels()), take);
+    }
 
     // q, k, v of this member's heads, then their states and outputs.
     void attend(int layer, const Pass& pass, float* states, const Seat& seat) const {
@@ -184,10 +188,14 @@ private:
         const size_t stride = static_cast<size_t>(sizes_.qkv_stride());
         float* const qkv = seat.team.qkv.get();
         const Range units = seat.share(sizes_.units);
+        const Packed& product = layers_[static_cast<size_t>(layer)].qkv;
+        std::byte* const own = seat.member.input.get();
+        const size_t wide = format_.stride(sizes_.wide);
+        const std::byte* const input = product.complete(own, wide, pass.row_count, own);
         for (int part = 0; part < 3; ++part) {
             const int first = part * sizes_.units * panels;
-            layers_[static_cast<size_t>(layer)].qkv.multiply(
-                seat.member.input.get(), format_.stride(sizes_.wide), pass.row_count,
+            product.multiply(
+                input, wide, pass.row_count,
                 {first + units.begin * panels, first + units.end * panels},
                 [&](int row, int column, Vec v) {
                     float* const place = qkv + row * stride + column;

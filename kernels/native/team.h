@@ -102,11 +102,11 @@ struct Team {
 struct Member {
     explicit Member(const Sizes& s)
         : x(size_t{MAX_ROWS} * s.wide), normalised(s.ring ? size_t{MAX_ROWS} * s.wide : 0),
-          input(INPUT_ROWS * InputFormat(false).stride(s.wide)) {}
+          input(INPUT_ROWS * InputFormat(Format::INT8).stride(std::max({s.wide, s.hidden, s.qkv()}))) {}
 
     Buffer<float> x;  // the residual stream
     Buffer<float> normalised;  // and that, where it is convolved
-    Buffer<std::byte> input;
+    Buffer<std::byte> input;  // of a product, in its format
 };
 
 // A member's place in its team.

@@ -22,6 +22,8 @@
 #include <sys/mman.h>
 #endif
 
+#define ALWAYS_INLINE __attribute__((always_inline))
+
 namespace scanline {
 
 #if defined(__AVX512F__)

@@ -13,7 +13,7 @@ struct Config {
     int32_t neighbourhood, sinusoidal, categorical, pre_norm, gelu;
     int32_t start_given, first_value, classes, short_conv;
     int32_t n_layers, n_heads, d_model, d_ff, head_outputs, step_draws;
-    int32_t max_slots, bf16, threads, team, guess;
+    int32_t max_slots, precision, threads, team, guess;  // precision: a Format
 };
 
 // Torch's tensors as they are, float32 and contiguous; null where the network has no such part.

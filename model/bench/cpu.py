@@ -25,24 +25,34 @@ from scanline.kernels.native import abi as native
 from scanline.kernels.native.build import NativeBuildError, cpu, cpu_isas, usable_cores
 from scanline.model.bench.limits import Limit, Machine, least_bytes, operations
 from scanline.model.bench.peer import Peer
-from scanline.model.checkpoint import SHIPPED, CheckpointError, find_checkpoints, load_checkpoint
+from scanline.model.checkpoint import (
+    SHIPPED,
+    Checkpoint,
+    CheckpointError,
+    find_checkpoints,
+    load_checkpoint,
+)
 from scanline.model.config import PRESETS, ModelConfig
 from scanline.model.decoders.contract import FEW_SLOTS, BackendError, Decoder, Inputs
-from scanline.model.decoders.opening import open_decoder
+from scanline.model.decoders.native import NativeDecoder
+from scanline.model.decoders.reference import ReferenceDecoder
 from scanline.model.network import LinearTransformer
 
 SLOTS = (1, 8, 64, 256)
 PAPER = ("mnist-paper", "cifar10-paper")
 BACKENDS = ("native", "reference")
-BITS_ERROR = 0.01  # bits/dim that bf16 weights may change of a few images drawn
+BITS_ERROR = 0.01  # bits/dim that a precision may change of a few images drawn
+
+Opening = Callable[[LinearTransformer, int], Decoder]  # of so many slots
 
 
 @dataclass(frozen=True)
 class Timing:
     """One network in one backend with so many images at once; ``pixels`` were drawn of each.
 
-    ``limit`` is what bounds a step on this machine, ``compute`` or ``bytes``, and ``times_limit``
-    how many times that bound a step took; None where the bound is not known.
+    ``precision`` is what products were computed in; ``limit`` what bounds a step on this machine,
+    ``compute`` or ``bytes``, and ``times_limit`` how many times that bound a step took; None where
+    the bound is not known.
     """
 
     model: str
@@ -54,6 +64,7 @@ class Timing:
     images_a_second: float
     gflops: float
     gbytes_a_second: float
+    precision: str = "float32"
     limit: str | None = None
     times_limit: float | None = None
 
@@ -73,20 +84,20 @@ class Report:
     notes: list[str]
 
 
-def find_model(name: str) -> LinearTransformer:
-    """Give a shipped network, or a preset with random weights; raises ``ValueError`` on others."""
+def find_model(name: str) -> Checkpoint:
+    """Give a shipped model, or a preset with random weights; raises ``ValueError`` on others."""
     shipped = _shipped()
     if name in shipped:
-        return load_checkpoint(shipped[name]).model
+        return load_checkpoint(shipped[name])
     if name in PRESETS:
         torch.manual_seed(0)
-        return LinearTransformer(PRESETS[name]).eval()
+        return Checkpoint(name, LinearTransformer(PRESETS[name]).eval())
     raise ValueError(f"there is no {name!r}; there are {', '.join(sorted({*shipped, *PRESETS}))}")
 
 
-def find_models(names: Sequence[str]) -> dict[str, LinearTransformer]:
-    """Give these networks by name, the paper's and the shipped ones if none are named."""
-    return {name: find_model(name) for name in names or [*PAPER, *_shipped()]}
+def find_models(names: Sequence[str]) -> list[Checkpoint]:
+    """Give these models, the paper's and the shipped ones if none are named."""
+    return [find_model(name) for name in names or [*PAPER, *_shipped()]]
 
 
 def _shipped() -> dict[str, Path]:
@@ -106,10 +117,10 @@ def begin(decoder: Decoder) -> NDArray[np.int32]:
     return slots
 
 
-def check(model: LinearTransformer, backend: str, threads: int | None) -> None:
+def check(model: LinearTransformer, opening: Opening) -> None:
     """Raise ``RuntimeError`` unless a backend's bits are the network's, alone and among others."""
     pixels = min(64, model.config.pixels)
-    decoder = open_decoder(model, 5, backend, threads)
+    decoder = opening(model, 5)
     decoder.step(begin(decoder), pixels)
     canvas = torch.from_numpy(decoder.canvas)
     with torch.no_grad():
@@ -117,11 +128,13 @@ def check(model: LinearTransformer, backend: str, threads: int | None) -> None:
     dims = 5 * pixels * model.config.channels
     difference = abs(float(decoder.bits.sum() - bits.sum())) / dims
     if not difference <= BITS_ERROR:
-        raise RuntimeError(f"{backend} is {difference:.4f} bits/dim from the reference: not timed")
-    alone = open_decoder(model, 1, backend, threads)
+        raise RuntimeError(
+            f"{decoder.variant} is {difference:.4f} bits/dim from the reference: not timed"
+        )
+    alone = opening(model, 1)
     alone.step(begin(alone), pixels)
     if not np.array_equal(alone.canvas[0], decoder.canvas[0]):
-        raise RuntimeError(f"{backend} draws other bytes alone than among others: not timed")
+        raise RuntimeError(f"{decoder.variant} draws other bytes alone than beside others")
 
 
 def measure(
@@ -145,11 +158,10 @@ def measure(
 
 
 def time_backend(
-    name: str, model: LinearTransformer, backend: str, threads: int | None, seconds: float,
-    repeats: int, slots: int,
-) -> Timing:  # fmt: skip
+    name: str, model: LinearTransformer, opening: Opening, seconds: float, repeats: int, slots: int
+) -> Timing:
     """Time a backend with all its slots busy; the median of ``repeats`` runs."""
-    return time_decoder(name, open_decoder(model, slots, backend, threads), seconds, repeats)
+    return time_decoder(name, opening(model, slots), seconds, repeats)
 
 
 def time_decoder(name: str, decoder: Decoder, seconds: float, repeats: int) -> Timing:
@@ -169,7 +181,8 @@ def time_decoder(name: str, decoder: Decoder, seconds: float, repeats: int) -> T
     for _ in range(repeats):
         begin(decoder)
         runs.append(measure(draw, decoder.config.pixels, seconds, decoder.land))
-    return _timing(name, decoder.backend, decoder.config, decoder.max_slots, runs)
+    timing = _timing(name, decoder.backend, decoder.config, decoder.max_slots, runs)
+    return replace(timing, precision=decoder.precision)
 
 
 def _timing(
@@ -215,6 +228,8 @@ def run_bench(
     backends: Sequence[str] = BACKENDS,
     slots: Sequence[int] = SLOTS,
     threads: int | None = None,
+    isa: str | None = None,
+    precision: str | None = None,
     seconds: float = 1.0,
     repeats: int = 5,
     peer: bool = False,
@@ -222,22 +237,23 @@ def run_bench(
 ) -> Report:
     """Time networks, by default the paper's and the shipped ones, in every backend that runs here.
 
+    ``native`` runs in ``precision``, a shipped model's own by default, and with the instructions of
+    ``isa``, the CPU's best by default.
     ``progress`` is told each line of the table as it is measured. Raises ``ValueError`` on an
     unknown model, and ``RuntimeError`` where a backend does not agree with the reference.
     """
-    networks = find_models(models)
     threads = threads or usable_cores()
     torch.set_num_threads(threads)
     hardware: dict[str, Any] = {
         "cpu": cpu()[0], "cores": usable_cores(), "threads": threads,
-        "isa": cpu_isas()[0], "system": platform.platform(), "torch": torch.__version__,
+        "isa": isa or cpu_isas()[0], "system": platform.platform(), "torch": torch.__version__,
     }  # fmt: skip
     notes: list[str] = []
     peaks: dict[str, float] = {}
     progress(f"{hardware['cpu']}, {hardware['cores']} cores, {threads} threads, {hardware['isa']}")
     machine = None
     try:
-        machine = Machine(native.load_library(), threads)
+        machine = Machine(native.load_library(isa), threads)
         peaks = {name: round(value / 1e9, 1) for name, value in machine.peaks._asdict().items()}
         progress("peaks, in thousand millions a second: " + ", ".join(
             f"{name.replace('_', ' ')} {value:.0f}" for name, value in peaks.items()
@@ -246,15 +262,21 @@ def run_bench(
         notes.append(f"no peaks: {error}")
     progress(HEADER)
     timings: list[Timing] = []
-    for name, model in networks.items():
+    for checkpoint in find_models(models):
+        name, model = checkpoint.name, checkpoint.model
+        wanted = precision or checkpoint.native_precision
+        openings: dict[str, Opening] = {
+            "native": partial(NativeDecoder, threads=threads, isa=isa, precision=wanted),
+            "reference": ReferenceDecoder,
+        }
         runners: list[Callable[[int], Timing]] = []
         for backend in backends:
             try:
-                check(model, backend, threads)
+                check(model, openings[backend])
             except BackendError as error:
                 notes.append(f"{backend} does not run here: {error}")
                 continue
-            runners.append(partial(time_backend, name, model, backend, threads, seconds, repeats))
+            runners.append(partial(time_backend, name, model, openings[backend], seconds, repeats))
         if peer and name in PAPER:
             runners.append(partial(time_peer, name, model, seconds, repeats))
         for runner in runners:
@@ -265,7 +287,7 @@ def run_bench(
                     notes.append(f"no peer: {error}; install pytorch-fast-transformers")
                     break
                 if machine:
-                    timing = timing.beside(machine.limit(model.config, count))
+                    timing = timing.beside(machine.limit(model.config, count, timing.precision))
                 timings.append(timing)
                 progress(row(timing))
     notes += ratios(timings)
@@ -283,8 +305,9 @@ HEADER = (
 def row(t: Timing) -> str:
     """Give a timing as a line under ``HEADER``."""
     limit = f"{t.times_limit:6.2f} × {t.limit}" if t.times_limit else ""
+    backend = f"{t.backend} {t.precision}"
     return (
-        f"{t.model:14} {t.backend:17} {t.slots:5} {t.pixels:6} {t.milliseconds_a_step:9.4f} "
+        f"{t.model:14} {backend:17} {t.slots:5} {t.pixels:6} {t.milliseconds_a_step:9.4f} "
         f"{t.seconds_an_image:9.3f} {t.images_a_second:9.2f} {t.gflops:8.1f} "
         f"{t.gbytes_a_second:6.1f} {limit}"
     )

@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from scanline.model.bench import cpu as bench
 from scanline.model.bench.limits import Limit, least_bytes
 from scanline.model.config import ModelConfig
 from scanline.model.decoders.contract import BackendError
+from scanline.model.decoders.opening import open_decoder
 from scanline.model.network import LinearTransformer
 
 SLOTS = (1, 128, 1_024, 10_000)
@@ -188,7 +190,7 @@ def run_bench(
     with the reference.
     """
     device = find_device()
-    networks = bench.find_models(models)
+    checkpoints = bench.find_models(models)
     hardware = describe(device)
     rate = copy_rate(device, COPY_BYTES)
     progress(", ".join(f"{name} {value}" for name, value in hardware.items()))
@@ -201,11 +203,13 @@ def run_bench(
         notes.append(line)
         progress(line)
 
-    for name, model in networks.items():
-        bench.check(model, "triton", None)
+    opening = partial(open_decoder, backend="triton")
+    for checkpoint in checkpoints:
+        name, model = checkpoint.name, checkpoint.model
+        bench.check(model, opening)
         for count in slots:
             try:
-                timed = bench.time_backend(name, model, "triton", None, seconds, repeats, count)
+                timed = bench.time_backend(name, model, opening, seconds, repeats, count)
             except (BackendError, torch.OutOfMemoryError) as error:
                 torch.cuda.empty_cache()
                 note(f"{name}: {error}")
@@ -223,9 +227,12 @@ def run_bench(
                 f"takes {moved / rate / step:.0%} of its time"
             )
     training: list[Training] = []
-    for name in [name for name in networks if name in TRAINING_IMAGES]:
+    for checkpoint in checkpoints:
+        name = checkpoint.name
+        if name not in TRAINING_IMAGES:
+            continue
         images = TRAINING_IMAGES[name]
-        training.append(time_training(name, networks[name], images, device, repeats))
+        training.append(time_training(name, checkpoint.model, images, device, repeats))
         timed_training = training[-1]
         note(
             f"{name}: training on {images} images at once, {timed_training.milliseconds:.1f} ms "

@@ -12,15 +12,17 @@ from typing import NamedTuple
 from scanline.kernels.native.abi import Peaks, measure_bandwidth, measure_peaks
 from scanline.model.config import ModelConfig
 
+_WEIGHT_BYTES = {"float32": 4, "bf16": 2, "int16": 2, "int8": 1}
+
 
 def operations(config: ModelConfig) -> int:
     """Floating-point operations of one step of one image: products, and the state's sums."""
     return 2 * _weights(config) + 4 * _state(config)
 
 
-def least_bytes(config: ModelConfig, slots: int) -> int:
-    """Bytes that one step of all slots has to move: bf16 weights once, states there and back."""
-    return 2 * _weights(config) + 8 * _state(config) * slots
+def least_bytes(config: ModelConfig, slots: int, precision: str = "bf16") -> int:
+    """Bytes that one step of all slots has to move: weights once, states there and back."""
+    return _WEIGHT_BYTES[precision] * _weights(config) + 8 * _state(config) * slots
 
 
 def _weights(c: ModelConfig) -> int:
@@ -46,18 +48,19 @@ class Machine:
         self.peaks: Peaks = measure_peaks(library, threads)
         self._library, self._threads = library, threads
 
-    def limit(self, config: ModelConfig, slots: int) -> Limit:
-        """Give the limit of one step of all slots, with weights in bf16 and states in float32.
+    def limit(self, config: ModelConfig, slots: int, precision: str = "bf16") -> Limit:
+        """Give the limit of one step of all slots, its products in ``precision``, else float32.
 
         Bytes count at the rate at which as much memory as weights and states take is read over and
         over, which is a cache's where they fit one. Takes a quarter of a second.
         """
-        products = 2 * _weights(config) / self.peaks.bf16_operations
+        rates: dict[str, float] = self.peaks._asdict()
+        products = 2 * _weights(config) / rates[f"{precision}_operations"]
         sums = 4 * _state(config) / self.peaks.float32_operations
-        resident = 2 * _weights(config) + 4 * _state(config) * slots
+        resident = _WEIGHT_BYTES[precision] * _weights(config) + 4 * _state(config) * slots
         rate = measure_bandwidth(self._library, self._threads, resident)
         limits = (
             Limit("compute", slots * (products + sums)),
-            Limit("bytes", least_bytes(config, slots) / rate),
+            Limit("bytes", least_bytes(config, slots, precision) / rate),
         )
         return max(limits, key=lambda limit: limit.seconds)

@@ -107,6 +107,7 @@ class Decoder(ABC):
     """
 
     backend: str
+    precision: str = "float32"  # what products are computed in
     flights: int = 1  # how many launches are to be in flight, so that a device never waits
 
     def __init__(self, config: ModelConfig, max_slots: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Literal
 
 import numpy as np
 import torch
@@ -17,8 +16,7 @@ from scanline.model.decoders.contract import BackendError, Decoder, Slots, refus
 from scanline.model.inputs import sinusoidal_code
 from scanline.model.network import LinearTransformer
 
-Precision = Literal["bf16", "float32"]
-
+_BF16_ISA = "avx512bf16"  # whose CPUs multiply bf16; others multiply int16 faster
 
 _KNOWN = {
     "input": ("previous", "neighbourhood"),
@@ -41,8 +39,11 @@ def _numpy(tensor: Tensor) -> NDArray[np.float32]:
 
 
 class NativeDecoder(Decoder):
-    """C++ on the CPU: whole pixels of all slots in one call, with weights in bf16 or float32.
+    """C++ on the CPU: whole pixels of all slots in one call.
 
+    ``precision`` is what products are computed in: ``bf16`` by default where the CPU multiplies
+    that, elsewhere ``int16``, whole numbers that are more exact than bf16. ``int8`` is faster than
+    both, and some models are worse for it. Sums and states are float32.
     ``threads`` is how many cores to use, all that this process may by default, and ``isa`` one of
     ``native.ISAS``, the CPU's best by default. ``guess`` computes pixels ahead on guesses,
     where images are few, and keeps what was guessed right. ``team`` is how many threads share the
@@ -59,7 +60,7 @@ class NativeDecoder(Decoder):
         max_slots: int,
         threads: int | None = None,
         *,
-        precision: Precision = "bf16",
+        precision: str | None = None,
         isa: str | None = None,
         guess: bool = True,
         team: int | None = None,
@@ -69,10 +70,14 @@ class NativeDecoder(Decoder):
             raise ValueError(f"threads must be at least 1, not {threads}")
         if team is not None and team < 1:
             raise ValueError(f"team must be at least 1, not {team}")
-        if precision not in ("bf16", "float32"):
-            raise ValueError(f"precision must be bf16 or float32, not {precision!r}")
+        chosen = None if precision is None else native.precision_of(precision)
         self.threads = threads or usable_cores()
-        self.precision: Precision = precision
+        try:
+            library = native.load_library(isa)
+        except NativeBuildError as error:
+            raise BackendError(f"the native backend cannot run: {error}") from error
+        own: native.Precision = "bf16" if native.isa_of(library) == _BF16_ISA else "int16"
+        self.precision: native.Precision = chosen or own
         c = self.config
         sizes = {
             name: getattr(c, name)
@@ -85,14 +90,14 @@ class NativeDecoder(Decoder):
             "categorical": c.head == "categorical", "pre_norm": c.norm == "pre",
             "gelu": c.activation == "gelu", "start_given": c.start == "given",
             "classes": len(c.classes), "short_conv": c.short_conv != "none", "max_slots": max_slots,
-            "bf16": precision == "bf16", "threads": self.threads, "team": team or 0, "guess": guess,
+            "precision": native.PRECISIONS.index(self.precision), "threads": self.threads,
+            "team": team or 0, "guess": guess,
         }  # fmt: skip
         arrays: dict[str, NDArray[np.generic]] = {
             "bits": self.bits, "positions": self.positions,
             **{field.name: getattr(self.inputs, field.name) for field in fields(self.inputs)},
         }  # fmt: skip
         try:
-            library = native.load_library(isa)
             self._native = native.NativeNetwork(
                 library, sizes, _weights(model), _layers(model), arrays
             )

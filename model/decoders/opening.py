@@ -18,12 +18,18 @@ BACKENDS = ("auto", "native", "reference", "triton")
 
 
 def open_decoder(
-    model: LinearTransformer, max_slots: int, backend: str = "auto", threads: int | None = None
+    model: LinearTransformer,
+    max_slots: int,
+    backend: str = "auto",
+    threads: int | None = None,
+    precision: str | None = None,
 ) -> Decoder:
     """Open a backend for a model: ``auto`` takes the best that works here and logs which and why.
 
-    ``threads`` is how many cores ``native`` may use, all by default. Raises ``ValueError`` on an
-    unknown name, and ``BackendError`` where a backend asked for by name cannot run here.
+    ``threads`` is how many cores ``native`` may use, all by default, and ``precision`` what it
+    computes products in, by default what the CPU is best at; other backends have their own.
+    Raises ``ValueError`` on an unknown name, and ``BackendError`` where a backend asked for by name
+    cannot run here.
     """
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, not {backend!r}")
@@ -37,13 +43,13 @@ def open_decoder(
                 raise
             log.warning("decoding on the CPU: %s", error)
     try:
-        decoder = NativeDecoder(model, max_slots, threads)
+        decoder = NativeDecoder(model, max_slots, threads, precision=precision)
     except BackendError as error:
         if backend != "auto":
             raise
         log.warning("decoding with the slow reference backend: %s", error)
         return ReferenceDecoder(model, max_slots)
-    log.info("decoding with the native backend: %s, %d threads", decoder.isa, decoder.threads)
+    log.info("decoding with the %s, %d threads", decoder.variant, decoder.threads)
     return decoder
 
 

@@ -173,7 +173,7 @@ def _check(server: _Server, decoder: PretendedDecoder) -> None:
 
 def bench_costs(name: str, rate: float, slots: int = SLOTS, seconds: float = 2.0) -> dict[str, Any]:
     """Measure each form of reply of a model's images, drawn at ``rate`` a second."""
-    network = find_model(name)
+    network = find_model(name).model
     spare = min(slots, 64)
     decoder = PretendedDecoder(network.config, slots + spare, rate)
     images = max(1, slots * IN_FLIGHT // CLIENTS)  # a request

@@ -77,11 +77,11 @@ def bench_service(name: str, backend: str, rounds: int = 2, repeats: int = 5) ->
     Each repeat times the decoder alone, then JSON replies, then streams, so that their ratios
     hold even where the machine's speed drifts.
     """
-    model = find_model(name)
-    decoder = open_decoder(model, SLOTS, backend)
+    checkpoint = find_model(name)
+    decoder = open_decoder(checkpoint.model, SLOTS, backend, precision=checkpoint.native_precision)
     figures: dict[str, list[float]] = {"decoder": [], "json": [], "stream": [], "first": []}
     with tempfile.TemporaryDirectory() as folder:
-        save_checkpoint(Path(folder) / f"{name}.safetensors", model, {})
+        save_checkpoint(Path(folder) / f"{name}.safetensors", checkpoint.model, checkpoint.facts)
         with running_server(Path(folder), backend) as port, other_process() as run:
 
             def rate(accept: str, rounds: int) -> float:
@@ -103,7 +103,7 @@ def bench_service(name: str, backend: str, rounds: int = 2, repeats: int = 5) ->
     }
     return {
         "model": name,
-        "backend": decoder.backend,
+        "backend": decoder.variant,
         "hardware": f"{cpu()[0]}, {usable_cores()} cores",
         "clients": CLIENTS,
         "images_in_flight": CLIENTS * IMAGES,

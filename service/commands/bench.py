@@ -23,6 +23,16 @@ def bench(
     ] = "all",
     slots: Annotated[list[int] | None, typer.Option(min=1, help="Images at once.")] = None,
     threads: Threads = None,
+    isa: Annotated[
+        str | None,
+        typer.Option(help="Instructions of the native backend: a lesser CPU's, to see its speed."),
+    ] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            help="Of the native backend: float32, bf16, int16 or int8; the model's own if none."
+        ),
+    ] = None,
     device: Annotated[
         Literal["cpu", "cuda"], typer.Option(help="What to time; cuda is the triton backend.")
     ] = "cpu",
@@ -45,6 +55,8 @@ def bench(
     ] = False,
 ) -> None:
     """Time every decoder that runs here, or the service; prints a table and one JSON line."""
+    if (isa or precision) and (training or http or pretend or device != "cpu"):
+        raise ValueError("--isa and --precision are for timing the native decoder alone")
     if training:
         from scanline.model.bench.training import run_training_bench
 
@@ -97,6 +109,8 @@ def bench(
         backends=BACKENDS if backend == "all" else [backend],
         slots=slots or SLOTS,
         threads=threads,
+        isa=isa,
+        precision=precision,
         seconds=seconds or SECONDS,
         repeats=repeats or REPEATS,
         peer=peer,

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from scanline.model.data.published import Dataset
     from scanline.model.evaluation import Evaluation
     from scanline.model.judge.classifier import Classifier
+    from scanline.model.precision import Cost
 
 
 def evaluate(
@@ -44,6 +45,13 @@ def evaluate(
             min=2,
             help="Judge so many drawn images instead, by a classifier that is trained the first "
             "time and kept.",
+        ),
+    ] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            help="Measure what the native backend loses in float32, bf16, int16 or int8 instead; "
+            "with --record the model is drawn in that from then on."
         ),
     ] = None,
     holes: Annotated[
@@ -72,7 +80,7 @@ def evaluate(
 ) -> None:
     """Measure a model's exact bits/dim on a test set, or judge its samples."""
     from scanline.model.checkpoint import Defaults, load_one
-    from scanline.model.figures import record_defaults, record_figure
+    from scanline.model.figures import record_defaults, record_figure, record_precision
     from scanline.model.runs import judging_data, test_data
     from scanline.service.shape import settle
 
@@ -82,6 +90,8 @@ def evaluate(
     }  # fmt: skip
     if (samples or holes) and (record or limit):
         raise ValueError("drawn images are judged: leave --record and --limit out")
+    if precision and (samples or holes or label):
+        raise ValueError("--precision is measured on whole images without a label")
     if samples and holes:
         raise ValueError("--samples or --holes, one at a time")
     if holes:
@@ -101,6 +111,11 @@ def evaluate(
     if samples is None:
         data = test_data(config, dataset, images, data_dir, download)
         data = data.take(slice(limit)) if limit else data
+        if precision:
+            cost = _cost(checkpoint, data, precision)
+            if record:
+                record_precision(checkpoint, weights, cost)
+            return
         figure = _measure(checkpoint, data, label)
         if record:
             record_figure(checkpoint, weights, data, figure, with_label=label)
@@ -126,6 +141,17 @@ def _measure(checkpoint: Checkpoint, data: Dataset, with_label: bool) -> Evaluat
     how = "with the true label" if with_label else "without a label"
     typer.echo(f"{checkpoint.name}: {figure}, {how}" + (f" ({data.note})" if data.note else ""))
     return figure
+
+
+def _cost(checkpoint: Checkpoint, data: Dataset, precision: str) -> Cost:
+    from tqdm import tqdm
+
+    from scanline.model.precision import measure_cost
+
+    with tqdm(total=len(data), unit="image", file=sys.stderr) as bar:
+        cost = measure_cost(checkpoint.model, data, precision, progress=bar.update)
+    typer.echo(f"{checkpoint.name}: {cost}" + (f" ({data.note})" if data.note else ""))
+    return cost
 
 
 def _classifier(training: Dataset, epochs: int | None) -> Classifier:

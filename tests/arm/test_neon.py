@@ -14,13 +14,14 @@ import torch
 from numpy.typing import NDArray
 
 from scanline.kernels.native import abi
+from scanline.kernels.native.abi import PRECISIONS, Precision
 from scanline.kernels.native.build import FLAGS
 from scanline.model.config import ModelConfig
 from scanline.model.decoders.contract import Inputs
-from scanline.model.decoders.native import NativeDecoder, Precision
-from tests.conftest import TOLERANCES, assert_close
+from scanline.model.decoders.native import NativeDecoder
+from tests.conftest import assert_close
 from tests.decoders.fixtures import KINDS, masked, network_of
-from tests.native.fixtures import FLOAT32_ERROR, ODD_SIZES, STRICT, exact
+from tests.native.fixtures import DTYPES, ERRORS, ODD_SIZES, STRICT, exact
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64-static"
 
@@ -107,7 +108,7 @@ SOME = KINDS | {name: ODD_SIZES[name] for name in ("heads of 12", "heads of 31",
 
 
 @pytest.mark.parametrize("config", SOME.values(), ids=SOME.keys())
-@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize("precision", PRECISIONS)
 def test_neon_agrees_with_float64(
     config: ModelConfig, precision: Precision, driver: Path, tmp_path: Path
 ) -> None:
@@ -115,20 +116,20 @@ def test_neon_agrees_with_float64(
     canvas, bits, parameters = emulate(driver, tmp_path, config, inputs, precision, 2)
     expected, expected_bits = exact(config, canvas, inputs)
     parameters = parameters[:, int(config.start == "given") :]
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    allowed = FLOAT32_ERROR if precision == "float32" else TOLERANCES[dtype]["rtol"]
-    assert np.abs(parameters - expected).max() <= allowed * np.abs(expected).max()
+    dtype = DTYPES[precision]
+    assert np.abs(parameters - expected).max() <= ERRORS[precision] * np.abs(expected).max()
     assert_close(torch.from_numpy(bits), torch.from_numpy(expected_bits), dtype)
 
 
 @pytest.mark.parametrize("config", KINDS.values(), ids=KINDS.keys())
+@pytest.mark.parametrize("precision", PRECISIONS)
 def test_the_same_bytes_for_any_threads_and_company(
-    config: ModelConfig, driver: Path, tmp_path: Path
+    config: ModelConfig, precision: Precision, driver: Path, tmp_path: Path
 ) -> None:
     inputs = masked(config, 9, seed=3)
-    together = emulate(driver, tmp_path, config, inputs, "bf16", 2)
+    together = emulate(driver, tmp_path, config, inputs, precision, 2)
     for threads, rows, guess in ((1, [4], False), (2, [4], True), (1, list(range(9)), False)):
-        some = emulate(driver, tmp_path, config, inputs.rows(rows), "bf16", threads, guess)
+        some = emulate(driver, tmp_path, config, inputs.rows(rows), precision, threads, guess)
         assert some[0].tobytes() == together[0][rows].tobytes()
         assert some[1].tobytes() == together[1][rows].tobytes()
         assert some[2].tobytes() == together[2][rows].tobytes()

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from scanline.kernels.native.abi import Precision
 from scanline.model.config import ModelConfig
 from scanline.model.decoders.contract import Inputs
 from scanline.model.decoders.native import NativeDecoder
@@ -28,8 +29,12 @@ def trace(
     return parameters[slots, int(decoder.config.start == "given") :], decoder.bits[slots]
 
 
-# The native code's float32 mode against float64, as a part of the largest parameter.
-FLOAT32_ERROR = 1e-5
+# Whose tolerances a precision has.
+DTYPES: dict[Precision, torch.dtype] = {
+    "float32": torch.float32, "bf16": torch.bfloat16, "int16": torch.int16, "int8": torch.int8,
+}  # fmt: skip
+# How far parameters may be from float64's, as a part of the largest.
+ERRORS: dict[Precision, float] = {"float32": 1e-5, "bf16": 3e-2, "int16": 2e-3, "int8": 5e-2}
 
 
 ODD_SIZES = {

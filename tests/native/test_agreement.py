@@ -10,14 +10,15 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from scanline.kernels.native.abi import PRECISIONS, Precision
 from scanline.model.checkpoint import SHIPPED, CheckpointError, find_checkpoints, load_checkpoint
 from scanline.model.config import ModelConfig
 from scanline.model.data.published import load_dataset
 from scanline.model.decoders.contract import Inputs
-from scanline.model.decoders.native import NativeDecoder, Precision
-from tests.conftest import TOLERANCES, assert_close
+from scanline.model.decoders.native import NativeDecoder
+from tests.conftest import assert_close
 from tests.decoders.fixtures import blank, every_kind, masked, network_of, noises, scatter_seeds
-from tests.native.fixtures import FLOAT32_ERROR, ODD_SIZES, exact, trace
+from tests.native.fixtures import DTYPES, ERRORS, ODD_SIZES, exact, trace
 from tests.network.variants import FEW, every_variant
 
 # What bf16 weights may change of bits/dim on real images.
@@ -29,10 +30,10 @@ def check_against_float64(config: ModelConfig, precision: Precision, isa: str | 
     decoder = NativeDecoder(network_of(config), 3, 2, precision=precision, isa=isa)
     parameters, bits = trace(decoder, inputs)
     expected, expected_bits = exact(config, decoder.canvas, inputs)
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    dtype = DTYPES[precision]
     if expected.size:
         error = np.abs(parameters - expected).max() / np.abs(expected).max()
-        assert error <= (FLOAT32_ERROR if precision == "float32" else TOLERANCES[dtype]["rtol"])
+        assert error <= ERRORS[precision]
     assert_close(torch.from_numpy(bits), torch.from_numpy(expected_bits), dtype)
 
 
@@ -42,7 +43,7 @@ def test_float32_agrees_with_float64(config: ModelConfig) -> None:
 
 
 @pytest.mark.parametrize("config", [*FEW.values(), *ODD_SIZES.values()])
-@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize("precision", PRECISIONS)
 def test_every_isa_agrees_with_float64(config: ModelConfig, precision: Precision, isa: str) -> None:
     check_against_float64(config, precision, isa)
 

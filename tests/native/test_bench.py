@@ -11,7 +11,7 @@ from scanline.model.bench import limits
 from scanline.model.bench.peer import Peer
 from scanline.model.config import PRESETS
 from scanline.model.decoders.contract import Decoder
-from scanline.model.decoders.opening import open_decoder
+from scanline.model.decoders.reference import ReferenceDecoder
 from scanline.model.network import LinearTransformer
 from tests.conftest import tiny_config
 from tests.decoders.fixtures import network_of
@@ -47,7 +47,7 @@ def test_the_benchmark_reports_every_backend() -> None:
 def test_a_limit_is_what_takes_the_machine_longer(
     monkeypatch: pytest.MonkeyPatch, operations: float, rate: float, limit: tuple[str, float]
 ) -> None:
-    peaks = native.Peaks(operations, operations, rate, rate)
+    peaks = native.Peaks(operations, operations, operations, operations, rate, rate)
     monkeypatch.setattr(limits, "measure_peaks", lambda library, threads: peaks)
     monkeypatch.setattr(limits, "measure_bandwidth", lambda library, threads, size: rate)
     machine = limits.Machine(native.load_library("portable"), 1)
@@ -62,21 +62,17 @@ def test_what_cannot_be_measured_is_told() -> None:
         native.measure_bandwidth(library, 1, 1 << 60)
 
 
-def test_the_benchmark_times_nothing_that_differs(monkeypatch: pytest.MonkeyPatch) -> None:
-    def open_another(
-        model: LinearTransformer, max_slots: int, backend: str, threads: int | None
-    ) -> Decoder:
-        other = LinearTransformer(model.config)
-        return open_decoder(other, max_slots, backend, threads)
+def test_the_benchmark_times_nothing_that_differs() -> None:
+    def open_another(model: LinearTransformer, max_slots: int) -> Decoder:
+        return ReferenceDecoder(LinearTransformer(model.config), max_slots)
 
-    monkeypatch.setattr(bench, "open_decoder", open_another)
     with pytest.raises(RuntimeError, match="bits/dim from the reference: not timed"):
-        bench.check(network_of(tiny_config()), "native", 1)
+        bench.check(network_of(tiny_config()), open_another)
 
 
 def test_the_peer_computes_the_same() -> None:
     pytest.importorskip("fast_transformers")
-    Peer(bench.find_model("mnist-paper"), 2).check()
+    Peer(bench.find_model("mnist-paper").model, 2).check()
 
 
 def test_the_benchmark_counts_the_papers_network() -> None:

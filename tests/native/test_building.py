@@ -183,7 +183,7 @@ from tests.native.fixtures import ODD_SIZES
 from scanline.model.decoders.native import NativeDecoder
 for config in [*KINDS.values(), *list(ODD_SIZES.values())[::2]]:
     inputs = masked(config, 5)
-    for precision in ("bf16", "float32"):
+    for precision in ("float32", "bf16", "int16", "int8"):
         decoder = NativeDecoder(network_of(config), 7, 2, precision=precision)
         decoder.begin([6, 0, 3, 2, 1], inputs)
         decoder.step([0], 2)
@@ -199,6 +199,7 @@ print("clean")
 """
 
 
+@pytest.mark.timeout(600)  # the build alone takes a minute or two
 def test_sanitizers_find_nothing(cache: Path) -> None:
     runtimes = []
     for name in ("libasan.so", "libubsan.so", "libstdc++.so.6"):

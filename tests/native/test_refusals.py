@@ -80,8 +80,8 @@ def test_wrong_settings_are_refused() -> None:
         NativeDecoder(TINY, 1, 1, team=0)
     with pytest.raises(ValueError, match=r"isa must be one of avx512bf16, .*, not 'mmx'"):
         NativeDecoder(TINY, 1, isa="mmx")
-    with pytest.raises(ValueError, match="precision must be bf16 or float32"):
-        NativeDecoder(TINY, 1, precision="int8")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="precision must be one of float32, bf16"):
+        NativeDecoder(TINY, 1, precision="int4")
     with pytest.raises(ValueError, match="max_slots"):
         NativeDecoder(TINY, 0)
     with pytest.raises(ValueError, match="backend must be one of auto, native, reference"):

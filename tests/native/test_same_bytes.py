@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from scanline.kernels.native.abi import PRECISIONS, Precision
 from scanline.model.config import PRESETS, ModelConfig
-from scanline.model.decoders.native import NativeDecoder, Precision
+from scanline.model.decoders.native import NativeDecoder
 from scanline.model.network import LinearTransformer
 from tests.conftest import tiny_config
 from tests.decoders.fixtures import blank, every_kind, masked, network_of
@@ -58,7 +59,7 @@ def test_a_team_is_no_larger_than_its_work() -> None:
 
 
 @every_kind
-@pytest.mark.parametrize("precision", ["bf16", "float32"])
+@pytest.mark.parametrize("precision", PRECISIONS)
 def test_the_same_bytes_for_any_threads_and_company(
     config: ModelConfig, precision: Precision, isa: str
 ) -> None:

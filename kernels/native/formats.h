@@ -1,0 +1,186 @@
+// The formats that a product's weights and inputs are kept in, and one multiply-add of each.
+//
+// float32; bf16; and whole numbers, of 8 bits or of as many as 16: with a scale for each row of inputs
+// and for each output's weights, and so small that no sum exceeds 32 bits. Those sums are exact, so no
+// order of adding changes them, and a CPU multiplies two or four of them where it takes one float32.
+#pragma once
+
+#include <algorithm>
+#include <climits>
+#include <cmath>
+
+#include "vector.h"
+
+namespace scanline {
+
+// As `precision` in kernels/native/abi.py counts them.
+enum class Format : int32_t { FLOAT32, BF16, INT16, INT8 };
+constexpr bool whole(Format f) { return f == Format::INT16 || f == Format::INT8; }
+
+#if defined(__AVX512BF16__)
+constexpr bool BF16_DOT = true;  // vdpbf16ps multiplies pairs of bf16 and adds both products
+#else
+constexpr bool BF16_DOT = false;
+#endif
+#if defined(__AVX512BW__) || defined(__AVX2__) || defined(__SSE2__)
+constexpr bool INT16_DOT = true;  // vpmaddwd does so with pairs of int16
+#else
+constexpr bool INT16_DOT = false;
+#endif
+#if defined(__AVX512VNNI__)
+constexpr bool INT8_DOT = true;  // vpdpbusd does so with four numbers, unsigned times signed
+#else
+constexpr bool INT8_DOT = false;
+#endif
+constexpr int UNSIGNED = INT8_DOT ? 128 : 0;  // what is added to an input of 8 bits
+
+// Inputs whose weights lie side by side for each output, and how many of them take turns: where the
+// CPU has no product of several they are multiplied one after the other.
+template <Format F>
+constexpr int INPUTS = F == Format::FLOAT32 ? 1 : F == Format::INT8 && INT8_DOT ? 4 : 2;
+template <Format F>
+constexpr bool DOT = (F == Format::BF16 && BF16_DOT) || (whole(F) && INT16_DOT);
+template <Format F>
+constexpr int TURNS = DOT<F> ? 1 : INPUTS<F>;
+constexpr int weight_bytes(Format f) {
+    return f == Format::FLOAT32 ? 4 : f == Format::INT8 ? 1 : 2;
+}
+
+// The largest whole number of an input, and the most that the sizes of an output's weights may add up
+// to: their product fits 32 bits. Of 16 bits, both are left about as exact as each other.
+inline int most_input(Format f, int inputs) {
+    if (f == Format::INT8) return INT8_MAX;
+    return std::min(INT16_MAX, static_cast<int>(std::sqrt(0x1p35 / inputs)));
+}
+inline int most_weights(Format f, int inputs) {
+    return INT_MAX / (most_input(f, inputs) + (f == Format::INT8 ? UNSIGNED : 0));
+}
+
+typedef int8_t Bytes __attribute__((vector_size(2 * LANES), may_alias));
+typedef int8_t Quarters __attribute__((vector_size(LANES), may_alias));
+typedef int16_t Halves __attribute__((vector_size(2 * LANES), may_alias));
+typedef int16_t Pairs __attribute__((vector_size(sizeof(Vec)), may_alias));
+
+// The weights at `place` for a turn, as `accumulate` takes them.
+template <Format F>
+ALWAYS_INLINE inline VecInt unpack(const std::byte* place, int turn) {
+    VecInt weights;
+    if constexpr (F == Format::INT8 && !INT8_DOT)
+        weights = (VecInt)__builtin_convertvector(*reinterpret_cast<const Bytes*>(place), Pairs);
+    else
+        weights = *reinterpret_cast<const VecInt*>(place);
+    if constexpr (TURNS<F> == 1) return weights;
+    if constexpr (F == Format::BF16)
+        return turn == 0 ? weights << 16 : weights & static_cast<int32_t>(0xffff0000u);
+    return turn == 0 ? weights << 16 >> 16 : weights >> 16;
+}
+
+// An activation for every lane: input k + turn of a row, or those from k on.
+template <Format F>
+ALWAYS_INLINE inline Vec spread(const std::byte* row, int k, int turn) {
+    if constexpr (whole(F) && !INT16_DOT)
+        return (Vec)(VecInt{} + reinterpret_cast<const int16_t*>(row)[k + turn]);
+    return broadcast(reinterpret_cast<const float*>(row)[DOT<F> ? k / INPUTS<F> : k + turn]);
+}
+
+// sum += weights · a
+template <Format F>
+ALWAYS_INLINE inline void accumulate(Vec& sum, VecInt weights, Vec a) {
+    if constexpr (whole(F)) {
+#if defined(__AVX512VNNI__)
+        // gcc's own intrinsics move the sums from register to register.
+        if constexpr (F == Format::INT8) asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(weights));
+        else asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(weights), "v"(a));
+#elif defined(__AVX512BW__)
+        sum = (Vec)((VecInt)sum + (VecInt)_mm512_madd_epi16((__m512i)weights, (__m512i)a));
+#elif defined(__AVX2__)
+        sum = (Vec)((VecInt)sum + (VecInt)_mm256_madd_epi16((__m256i)weights, (__m256i)a));
+#elif defined(__SSE2__)
+        sum = (Vec)((VecInt)sum + (VecInt)_mm_madd_epi16((__m128i)weights, (__m128i)a));
+#else
+        sum = (Vec)((VecInt)sum + weights * (VecInt)a);
+#endif
+        return;
+    }
+#if defined(__AVX512BF16__)
+    if constexpr (DOT<F>) {
+        sum = _mm512_dpbf16_ps(sum, (__m512bh)weights, (__m512bh)a);
+        return;
+    }
+#endif
+#if defined(__FMA__) && !defined(__AVX512F__)
+    // gcc moves the sums of its own fma from register to register, and spills others for it.
+    asm("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(weights), "x"(a));
+#else
+    sum = fma((Vec)weights, a, sum);
+#endif
+}
+
+// A product's input, row by row. bf16 is kept as such where the CPU multiplies it, and as a float
+// rounded to bf16 elsewhere, so that all ISAs agree; what becomes whole numbers is kept as floats
+// until a row is complete, since its scale is that of its largest value.
+class InputFormat {
+public:
+    explicit InputFormat(Format format) : format_(format) {}
+
+    // From one row to the next: an odd number of cache lines, or the rows of a block would fight
+    // for the same few places of the first-level cache.
+    size_t stride(int width) const {
+        const int bytes = width * (format_ == Format::BF16 && BF16_DOT ? 2 : 4);
+        const int scale = whole(format_) ? 64 : 0;
+        return static_cast<size_t>(round_up(bytes + scale, 64) / 64 | 1) * 64;
+    }
+
+    void put(std::byte* row, int column, Vec v) const {
+#if defined(__AVX512BF16__)
+        if (format_ == Format::BF16) {
+            const auto half = (__m256i)_mm512_cvtneps_pbh(v);
+            _mm256_store_si256(reinterpret_cast<__m256i*>(row + column * 2), half);
+            return;
+        }
+#endif
+        store(reinterpret_cast<float*>(row) + column,
+              format_ == Format::BF16 ? round_to_bf16(v) : v);
+    }
+
+    // Complete rows of `inputs` values as a product takes them: as they lie, or as whole numbers up
+    // to `most_input` in `mine`, which may be the same memory.
+    const std::byte* complete(const std::byte* rows, size_t stride, int count, int inputs,
+                              std::byte* mine) const {
+        if (!whole(format_)) return rows;
+        for (int r = 0; r < count; ++r) to_whole(rows + r * stride, stride, inputs, mine + r * stride);
+        return mine;
+    }
+
+    // What 1 stands for in a completed row.
+    static float scale(const std::byte* row, size_t stride) {
+        return reinterpret_cast<const float*>(row + stride)[-1];
+    }
+
+private:
+    void to_whole(const std::byte* row, size_t stride, int inputs, std::byte* mine) const {
+        const float* const x = reinterpret_cast<const float*>(row);
+        Vec sizes = {}, lost = {};  // 0, or NaN where there is one: no whole number is
+        for (int i = 0; i < inputs; i += LANES) {
+            sizes = max(absolute(load(x + i)), sizes);
+            lost = fma(load(x + i), Vec{}, lost);
+        }
+        const float size = std::max(largest(sizes), 1e-30f);
+        const float most = static_cast<float>(most_input(format_, inputs));
+        const Vec factor = broadcast(most / size);
+        for (int i = 0; i < inputs; i += LANES) {
+            // Adding 1.5 · 2^23 rounds to a whole number, and leaves it in the low bits.
+            const VecInt number = (VecInt)(load(x + i) * factor + broadcast(12582912.0f)) - 0x4b400000;
+            if (format_ == Format::INT8 && INT8_DOT)
+                *reinterpret_cast<Quarters*>(mine + i) =
+                    __builtin_convertvector(number + UNSIGNED, Quarters);
+            else
+                *reinterpret_cast<Halves*>(mine + i * 2) = __builtin_convertvector(number, Halves);
+        }
+        reinterpret_cast<float*>(mine + stride)[-1] = size / most + sum(lost);
+    }
+
+    Format format_;
+};
+
+}  // namespace scanline

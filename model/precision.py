@@ -1,0 +1,74 @@
+"""What it costs a model to be drawn in fewer bits by the ``native`` backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scanline.kernels.native.abi import Precision, precision_of
+from scanline.model.data.published import Dataset
+from scanline.model.decoders.contract import Inputs
+from scanline.model.decoders.native import NativeDecoder
+from scanline.model.network import LinearTransformer
+
+BATCH = 64
+MOST_COST = 0.002  # bits/dim: what a checkpoint may lose by the precision that it names
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Bits/dim that a precision adds to float32's: the mean over images, and its standard error."""
+
+    precision: Precision
+    bits_per_dim: float
+    standard_error: float
+    images: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.precision} costs {self.bits_per_dim:+.5f} ± {self.standard_error:.5f} "
+            f"bits/dim, {self.images} images"
+        )
+
+
+def measure_cost(
+    network: LinearTransformer,
+    data: Dataset,
+    precision: str,
+    threads: int | None = None,
+    progress: Callable[[int], object] = lambda done: None,
+) -> Cost:
+    """Measure every image without a label in float32 and in ``precision``, in the native backend.
+
+    ``progress`` is told how many images each batch held. Raises ``BackendError`` where that backend
+    cannot run, and ``ValueError`` on an unknown precision.
+    """
+    named = precision_of(precision)
+    decoders = [
+        NativeDecoder(network, min(BATCH, len(data)), threads, precision=chosen)
+        for chosen in ("float32", named)
+    ]
+    each: list[NDArray[np.float64]] = []
+    for first in range(0, len(data), BATCH):
+        exact, rounded = (
+            _bits(decoder, data.images[first : first + BATCH]) for decoder in decoders
+        )
+        each.append(rounded - exact)
+        progress(len(exact))
+    values = np.concatenate(each)
+    error = values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else 0.0
+    return Cost(named, float(values.mean()), float(error), len(values))
+
+
+def _bits(decoder: NativeDecoder, images: NDArray[np.uint8]) -> NDArray[np.float64]:
+    """Give the bits/dim of some images, all of whose pixels are known: ``[B]``."""
+    config = decoder.config
+    inputs = Inputs.blank(config, len(images))
+    inputs.canvas[:] = images.reshape(inputs.canvas.shape)
+    inputs.known[:] = True
+    decoder.begin(range(len(images)), inputs)
+    bits: NDArray[np.float64] = decoder.bits[: len(images)].sum(1, dtype=np.float64) / config.dims
+    return bits
