@@ -50,12 +50,12 @@ def record_defaults(checkpoint: Checkpoint, folder: Path | None, defaults: Defau
 def record_precision(checkpoint: Checkpoint, folder: Path | None, cost: Cost) -> None:
     """Have a checkpoint drawn in this precision by the ``native`` backend from now on.
 
-    Raises ``ValueError`` where that costs more than ``MOST_COST`` bits/dim.
+    Raises ``ValueError`` where that may cost more than ``MOST_COST`` bits/dim.
     """
-    if not cost.bits_per_dim <= MOST_COST:
+    if not cost.bearable:
         raise ValueError(
-            f"{checkpoint.name} loses more than {MOST_COST} bits/dim in {cost.precision}: "
-            "not recorded"
+            f"{checkpoint.name} may lose more than {MOST_COST} bits/dim in {cost.precision}: not "
+            "recorded; measure more images, or leave it in another precision"
         )
     _record(checkpoint, folder, "native_precision", dataclasses.asdict(cost))
 

@@ -20,12 +20,21 @@ MOST_COST = 0.002  # bits/dim: what a checkpoint may lose by the precision that 
 
 @dataclass(frozen=True)
 class Cost:
-    """Bits/dim that a precision adds to float32's: the mean over images, and its standard error."""
+    """Bits/dim that a precision adds to float32's: the mean over images, and its standard error.
+
+    ``data`` names the set. Of one image the error is infinite.
+    """
 
     precision: Precision
     bits_per_dim: float
     standard_error: float
     images: int
+    data: str
+
+    @property
+    def bearable(self) -> bool:
+        """Whether it is surely (two standard errors) at most ``MOST_COST``."""
+        return self.bits_per_dim + 2 * self.standard_error <= MOST_COST
 
     def __str__(self) -> str:
         return (
@@ -59,8 +68,8 @@ def measure_cost(
         each.append(rounded - exact)
         progress(len(exact))
     values = np.concatenate(each)
-    error = values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else 0.0
-    return Cost(named, float(values.mean()), float(error), len(values))
+    error = values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else np.inf
+    return Cost(named, float(values.mean()), float(error), len(values), data.name)
 
 
 def _bits(decoder: NativeDecoder, images: NDArray[np.uint8]) -> NDArray[np.float64]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from math import inf, nan
 from pathlib import Path
 
 import numpy as np
@@ -44,7 +45,7 @@ def test_a_cost_is_what_is_added_to_float32_s_bits(precision: Precision) -> None
     network, data = tiny_model(), some_images(67)
     seen: list[int] = []
     cost = measure_cost(network, data, precision, 1, seen.append)
-    assert (cost.precision, cost.images, sum(seen)) == (precision, 67, 67)
+    assert (cost.precision, cost.images, cost.data, sum(seen)) == (precision, 67, "noise", 67)
     assert (cost.bits_per_dim == 0) == (precision == "float32")
     limits = {"float32": 0.0, "bf16": 2e-2, "int16": 1e-3, "int8": 5e-2}
     assert abs(cost.bits_per_dim) <= limits[precision]
@@ -61,7 +62,7 @@ def test_a_checkpoint_says_what_it_is_drawn_in(tmp_path: Path) -> None:
     pictures = {}
     for precision in ("int8", "float32"):
         path = tmp_path / precision / "tiny.safetensors"
-        facts = {"native_precision": asdict(Cost(precision, 0.0, 0.0, 1))}
+        facts = {"native_precision": asdict(Cost(precision, 0.0, 0.0, 2, "noise"))}
         save_checkpoint(path, tiny_model(), facts)
         checkpoint = load_checkpoint(path)
         assert checkpoint.native_precision == precision
@@ -115,11 +116,11 @@ def test_a_precision_is_measured_and_recorded(
 def test_what_costs_too_much_is_not_recorded(tmp_path: Path) -> None:
     path = save_tiny(tmp_path)
     before = path.read_bytes()
-    for cost in (0.0021, float("nan")):
-        with pytest.raises(ValueError, match=r"loses more than 0.002 bits/dim in int8: not"):
-            record_precision(load_checkpoint(path), tmp_path, Cost("int8", cost, 0.0, 9))
+    for cost, error in ((0.0021, 0.0), (0.0015, 0.0003), (0.0, inf), (nan, 0.0)):
+        with pytest.raises(ValueError, match=r"may lose more than 0.002 bits/dim in int8: not"):
+            record_precision(load_checkpoint(path), tmp_path, Cost("int8", cost, error, 9, "mnist"))
     assert path.read_bytes() == before
-    record_precision(load_checkpoint(path), tmp_path, Cost("int8", 0.0019, 0.0, 9))
+    record_precision(load_checkpoint(path), tmp_path, Cost("int8", 0.0015, 0.0002, 9, "mnist"))
     assert load_checkpoint(path).native_precision == "int8"
 
 

@@ -56,6 +56,7 @@ inline int most_weights(Format f, int inputs) {
     return INT_MAX / (most_input(f, inputs) + (f == Format::INT8 ? UNSIGNED : 0));
 }
 
+typedef uint32_t VecUnsigned __attribute__((vector_size(sizeof(Vec)), may_alias));
 typedef int8_t Bytes __attribute__((vector_size(2 * LANES), may_alias));
 typedef int8_t Quarters __attribute__((vector_size(LANES), may_alias));
 typedef int16_t Halves __attribute__((vector_size(2 * LANES), may_alias));
@@ -83,7 +84,7 @@ ALWAYS_INLINE inline Vec spread(const std::byte* row, int k, int turn) {
     return broadcast(reinterpret_cast<const float*>(row)[DOT<F> ? k / INPUTS<F> : k + turn]);
 }
 
-// sum += weights · a
+// sum += weights · a; of whole numbers modulo 2^32, for a row too many (see Packed) has no bound.
 template <Format F>
 ALWAYS_INLINE inline void accumulate(Vec& sum, VecInt weights, Vec a) {
     if constexpr (whole(F)) {
@@ -92,13 +93,13 @@ ALWAYS_INLINE inline void accumulate(Vec& sum, VecInt weights, Vec a) {
         if constexpr (F == Format::INT8) asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(weights));
         else asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(weights), "v"(a));
 #elif defined(__AVX512BW__)
-        sum = (Vec)((VecInt)sum + (VecInt)_mm512_madd_epi16((__m512i)weights, (__m512i)a));
+        sum = (Vec)((VecUnsigned)sum + (VecUnsigned)_mm512_madd_epi16((__m512i)weights, (__m512i)a));
 #elif defined(__AVX2__)
-        sum = (Vec)((VecInt)sum + (VecInt)_mm256_madd_epi16((__m256i)weights, (__m256i)a));
+        sum = (Vec)((VecUnsigned)sum + (VecUnsigned)_mm256_madd_epi16((__m256i)weights, (__m256i)a));
 #elif defined(__SSE2__)
-        sum = (Vec)((VecInt)sum + (VecInt)_mm_madd_epi16((__m128i)weights, (__m128i)a));
+        sum = (Vec)((VecUnsigned)sum + (VecUnsigned)_mm_madd_epi16((__m128i)weights, (__m128i)a));
 #else
-        sum = (Vec)((VecInt)sum + weights * (VecInt)a);
+        sum = (Vec)((VecUnsigned)sum + (VecUnsigned)weights * (VecUnsigned)a);
 #endif
         return;
     }

@@ -34,6 +34,19 @@ double calls_per_second(Pool& pool, const Work& work) {
     return std::accumulate(rates.begin(), rates.end(), 0.0);
 }
 
+// The compiler knows nothing of `v` after this, or it would compute a product of the same once.
+ALWAYS_INLINE inline void hide(Vec& v) {
+#if defined(__aarch64__)
+    asm volatile("" : "+w"(v));
+#elif defined(__AVX512F__)
+    asm volatile("" : "+v"(v));
+#elif defined(__SSE2__)
+    asm volatile("" : "+x"(v));
+#else
+    asm volatile("" : "+m"(v));
+#endif
+}
+
 // Operations a second of multiply-adds alone, their operands in registers.
 template <Format F>
 double peak_operations(Pool& pool) {
@@ -43,13 +56,16 @@ double peak_operations(Pool& pool) {
     Buffer<float> sums(static_cast<size_t>(pool.threads()) * 64);
     const double calls = calls_per_second(pool, [&](int thread) {
         const VecInt weights = (VecInt)load(operands.get());
-        const Vec a = load(operands.get() + LANES);
+        Vec a = load(operands.get() + LANES);
         Vec totals[CHAINS];
         each<CHAINS>([&](auto i) ALWAYS_INLINE {
             totals[i] = load(operands.get() + (2 + i) * LANES);
         });
         for (int repeat = 0; repeat < REPEATS; ++repeat)
-            each<CHAINS>([&](auto i) ALWAYS_INLINE { accumulate<F>(totals[i], weights, a); });
+            each<CHAINS>([&](auto i) ALWAYS_INLINE {
+                hide(a);
+                accumulate<F>(totals[i], weights, a);
+            });
         each<CHAINS>([&](auto i) ALWAYS_INLINE { totals[0] = totals[0] + totals[i]; });
         store(sums.get() + thread * 64, totals[0]);  // or the compiler would leave it all out
     });

@@ -1,10 +1,12 @@
 // Matrices packed once for streaming, and the product of a few rows of activations with them.
 //
-// Outputs are grouped in panels of PANEL; a panel holds, for each pair of inputs (of 16 bits or 8) or
-// each input (float32), the weights of all its outputs side by side. A kernel keeps one accumulator a
+// Outputs are grouped in panels of PANEL; a panel holds, for each input (float32), pair (16 bits)
+// or four of them (8 bits, where the CPU multiplies so many), the weights of all its outputs side by side. A kernel keeps one accumulator a
 // row and output and adds the inputs in their order, so a row's sums are the same whether it is
 // computed alone or with others: batch invariance for free.
 #pragma once
+
+#include <limits>
 
 #include "formats.h"
 
@@ -199,6 +201,7 @@ private:
             largest = std::max(largest, std::abs(double{weights[i]}));
             total += std::abs(double{weights[i]});
         }
+        if (!std::isfinite(total)) return std::numeric_limits<float>::quiet_NaN();
         const double room = most_weights(format_, inputs_) - count;  // rounding may add ½ to each, and float's
         const int most = format_ == Format::INT8 ? INT8_MAX : INT16_MAX;
         return static_cast<float>(std::max(largest / most, total / room));

@@ -181,19 +181,20 @@ def time_decoder(name: str, decoder: Decoder, seconds: float, repeats: int) -> T
     for _ in range(repeats):
         begin(decoder)
         runs.append(measure(draw, decoder.config.pixels, seconds, decoder.land))
-    timing = _timing(name, decoder.backend, decoder.config, decoder.max_slots, runs)
-    return replace(timing, precision=decoder.precision)
+    return _timing(name, decoder, decoder.config, decoder.max_slots, runs)
 
 
 def _timing(
-    name: str, backend: str, config: ModelConfig, slots: int, runs: list[tuple[int, float]]
-) -> Timing:
+    name: str, drawer: Decoder | Peer, config: ModelConfig, slots: int,
+    runs: list[tuple[int, float]],
+) -> Timing:  # fmt: skip
     pixel = statistics.median(time for _, time in runs)
     step = pixel / config.steps_per_pixel
     return Timing(
-        name, backend, slots, min(done for done, _ in runs), step * 1e3, pixel * config.pixels,
-        slots / (pixel * config.pixels), operations(config) * slots / step / 1e9,
-        least_bytes(config, slots) / step / 1e9,
+        name, drawer.backend, slots, min(done for done, _ in runs), step * 1e3,
+        pixel * config.pixels, slots / (pixel * config.pixels),
+        operations(config) * slots / step / 1e9,
+        least_bytes(config, slots, drawer.precision) / step / 1e9, drawer.precision,
     )  # fmt: skip
 
 
@@ -216,7 +217,7 @@ def time_peer(
             for _ in range(repeats):
                 peer.restart()
                 runs.append(measure(peer.draw, model.config.pixels, seconds))
-            timings.append(_timing(name, peer.backend, model.config, slots, runs))
+            timings.append(_timing(name, peer, model.config, slots, runs))
     finally:
         torch.set_num_threads(threads)
     return min(timings, key=lambda timing: timing.seconds_an_image)
@@ -237,11 +238,14 @@ def run_bench(
 ) -> Report:
     """Time networks, by default the paper's and the shipped ones, in every backend that runs here.
 
-    ``native`` runs in ``precision``, a shipped model's own by default, and with the instructions of
-    ``isa``, the CPU's best by default.
+    ``native`` runs in ``precision``, by default a checkpoint's own or else the CPU's, and with the
+    instructions of ``isa``, the CPU's best by default.
     ``progress`` is told each line of the table as it is measured. Raises ``ValueError`` on an
     unknown model, and ``RuntimeError`` where a backend does not agree with the reference.
     """
+    checkpoints = find_models(models)
+    if precision is not None:
+        native.precision_of(precision)
     threads = threads or usable_cores()
     torch.set_num_threads(threads)
     hardware: dict[str, Any] = {
@@ -262,7 +266,7 @@ def run_bench(
         notes.append(f"no peaks: {error}")
     progress(HEADER)
     timings: list[Timing] = []
-    for checkpoint in find_models(models):
+    for checkpoint in checkpoints:
         name, model = checkpoint.name, checkpoint.model
         wanted = precision or checkpoint.native_precision
         openings: dict[str, Opening] = {
@@ -297,7 +301,7 @@ def run_bench(
 
 
 HEADER = (
-    f"{'model':14} {'backend':17} {'slots':>5} {'pixels':>6} {'ms/step':>9} {'s/image':>9} "
+    f"{'model':14} {'backend':25} {'slots':>5} {'pixels':>6} {'ms/step':>9} {'s/image':>9} "
     f"{'images/s':>9} {'GFLOP/s':>8} {'GB/s':>6}  of the limit"
 )
 
@@ -307,7 +311,7 @@ def row(t: Timing) -> str:
     limit = f"{t.times_limit:6.2f} × {t.limit}" if t.times_limit else ""
     backend = f"{t.backend} {t.precision}"
     return (
-        f"{t.model:14} {backend:17} {t.slots:5} {t.pixels:6} {t.milliseconds_a_step:9.4f} "
+        f"{t.model:14} {backend:25} {t.slots:5} {t.pixels:6} {t.milliseconds_a_step:9.4f} "
         f"{t.seconds_an_image:9.3f} {t.images_a_second:9.2f} {t.gflops:8.1f} "
         f"{t.gbytes_a_second:6.1f} {limit}"
     )

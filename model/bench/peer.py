@@ -10,7 +10,7 @@ from scanline.model.network import LinearTransformer
 class Peer:
     """The same network as idiap's fast-transformers runs it, one step at a time, on torch."""
 
-    backend = "fast-transformers"
+    backend, precision = "fast-transformers", "float32"
 
     def __init__(self, model: LinearTransformer, slots: int) -> None:
         from fast_transformers.builders import RecurrentEncoderBuilder

@@ -16,7 +16,8 @@ from scanline.model.decoders.contract import BackendError, Decoder, Slots, refus
 from scanline.model.inputs import sinusoidal_code
 from scanline.model.network import LinearTransformer
 
-_BF16_ISA = "avx512bf16"  # whose CPUs multiply bf16; others multiply int16 faster
+# Whose CPUs multiply bf16, or int16 no faster; the others do. (NEON has no product of pairs.)
+_BF16_ISAS = ("avx512bf16", "neon")
 
 _KNOWN = {
     "input": ("previous", "neighbourhood"),
@@ -42,8 +43,10 @@ class NativeDecoder(Decoder):
     """C++ on the CPU: whole pixels of all slots in one call.
 
     ``precision`` is what products are computed in: ``bf16`` by default where the CPU multiplies
-    that, elsewhere ``int16``, whole numbers that are more exact than bf16. ``int8`` is faster than
-    both, and some models are worse for it. Sums and states are float32.
+    that and on Arm, elsewhere ``int16``, whole numbers that are more exact than bf16. ``int8`` is
+    faster than both, and some models are worse for it. All else is float32, and so are states.
+    Where intensities enter by a linear map, the first feed-forward network's input and a mixture's
+    parameters are a step finer: float32 beside bf16, int16 beside int8.
     ``threads`` is how many cores to use, all that this process may by default, and ``isa`` one of
     ``native.ISAS``, the CPU's best by default. ``guess`` computes pixels ahead on guesses,
     where images are few, and keeps what was guessed right. ``team`` is how many threads share the
@@ -76,7 +79,7 @@ class NativeDecoder(Decoder):
             library = native.load_library(isa)
         except NativeBuildError as error:
             raise BackendError(f"the native backend cannot run: {error}") from error
-        own: native.Precision = "bf16" if native.isa_of(library) == _BF16_ISA else "int16"
+        own: native.Precision = "bf16" if native.isa_of(library) in _BF16_ISAS else "int16"
         self.precision: native.Precision = chosen or own
         c = self.config
         sizes = {

@@ -103,7 +103,8 @@ def bench_service(name: str, backend: str, rounds: int = 2, repeats: int = 5) ->
     }
     return {
         "model": name,
-        "backend": decoder.variant,
+        "backend": decoder.backend,
+        "variant": decoder.variant,
         "hardware": f"{cpu()[0]}, {usable_cores()} cores",
         "clients": CLIENTS,
         "images_in_flight": CLIENTS * IMAGES,

@@ -55,7 +55,8 @@ def bench(
     ] = False,
 ) -> None:
     """Time every decoder that runs here, or the service; prints a table and one JSON line."""
-    if (isa or precision) and (training or http or pretend or device != "cpu"):
+    elsewhere = training or http or pretend or device != "cpu" or backend == "reference"
+    if (isa or precision) and elsewhere:
         raise ValueError("--isa and --precision are for timing the native decoder alone")
     if training:
         from scanline.model.bench.training import run_training_bench

@@ -79,6 +79,7 @@ def evaluate(
     download: Download = False,
 ) -> None:
     """Measure a model's exact bits/dim on a test set, or judge its samples."""
+    from scanline.kernels.native.abi import precision_of
     from scanline.model.checkpoint import Defaults, load_one
     from scanline.model.figures import record_defaults, record_figure, record_precision
     from scanline.model.runs import judging_data, test_data
@@ -92,6 +93,8 @@ def evaluate(
         raise ValueError("drawn images are judged: leave --record and --limit out")
     if precision and (samples or holes or label):
         raise ValueError("--precision is measured on whole images without a label")
+    if precision:
+        precision_of(precision)
     if samples and holes:
         raise ValueError("--samples or --holes, one at a time")
     if holes:

@@ -19,7 +19,8 @@ from scanline.model.noise import image_noise
 from tests.conftest import random_network, tiny_config
 
 BACKENDS = ("reference", "native", pytest.param("triton", marks=pytest.mark.gpu))
-# What bits may differ by from the network's own: the precision of the backend's weights.
+# What bits may differ by from the network's own: the coarsest precision that a backend may have by
+# default, which for native is the CPU's choice.
 PRECISION = {"reference": torch.float32, "native": torch.bfloat16, "triton": torch.bfloat16}
 GREY = tiny_config(classes=("cat", "dog"))
 RGB = tiny_config(channels=3, head="logistic_mixture", encoding="linear", short_conv="2x3")

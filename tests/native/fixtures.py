@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -11,7 +13,7 @@ from scanline.model.config import ModelConfig
 from scanline.model.decoders.contract import Inputs
 from scanline.model.decoders.native import NativeDecoder
 from scanline.model.network import LinearTransformer
-from tests.conftest import random_network, tiny_config
+from tests.conftest import tiny_config
 from tests.decoders.fixtures import network_of
 
 TINY = LinearTransformer(tiny_config())
@@ -52,8 +54,14 @@ def exact(
     config: ModelConfig, canvas: NDArray[np.uint8], inputs: Inputs
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Give the network's parameters and bits in float64."""
-    network = random_network(config)  # the same draws as network_of's, before rounding
-    network.load_state_dict(network_of(config).state_dict())
+    return exact_of(network_of(config), canvas, inputs)
+
+
+def exact_of(
+    network: LinearTransformer, canvas: NDArray[np.uint8], inputs: Inputs
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Give a network's parameters and bits in float64."""
+    network = deepcopy(network).double()
     labels = torch.from_numpy(inputs.label).long()
     with torch.no_grad():
         parameters = network(torch.from_numpy(canvas), labels)

@@ -16,12 +16,12 @@ from scanline.model.config import ModelConfig
 from scanline.model.data.published import load_dataset
 from scanline.model.decoders.contract import Inputs
 from scanline.model.decoders.native import NativeDecoder
-from tests.conftest import assert_close
+from tests.conftest import assert_close, tiny_config
 from tests.decoders.fixtures import blank, every_kind, masked, network_of, noises, scatter_seeds
-from tests.native.fixtures import DTYPES, ERRORS, ODD_SIZES, exact, trace
+from tests.native.fixtures import DTYPES, ERRORS, ODD_SIZES, exact, exact_of, trace
 from tests.network.variants import FEW, every_variant
 
-# What bf16 weights may change of bits/dim on real images.
+# What a precision may change of bits/dim on real images.
 BITS_PER_DIM_ERROR = 0.002
 
 
@@ -79,7 +79,8 @@ def test_bits_per_dim_of_the_shipped_weights(data_dir: Path) -> None:
         pytest.skip(str(error))
     checked = 0
     for name, path in found.items():
-        model = load_checkpoint(path).model
+        checkpoint = load_checkpoint(path)
+        model = checkpoint.model
         config = model.config
         dataset = "cifar10" if config.channels == 3 else "mnist"
         images = load_dataset(dataset, "test", data_dir).images[:40]
@@ -89,7 +90,8 @@ def test_bits_per_dim_of_the_shipped_weights(data_dir: Path) -> None:
         inputs = replace_known(blank(config, len(images)), canvas)
         with torch.no_grad():
             expected = model.bits(torch.from_numpy(canvas)).numpy()
-        decoder = NativeDecoder(model, len(images))
+        precision = checkpoint.native_precision
+        decoder = NativeDecoder(model, len(images), precision=precision)
         slots = np.arange(len(images), dtype=np.int32)
         decoder.begin(slots.tolist(), inputs)
         difference = (decoder.bits.sum() - expected.sum()) / len(images) / config.dims
@@ -102,3 +104,23 @@ def test_bits_per_dim_of_the_shipped_weights(data_dir: Path) -> None:
 def replace_known(inputs: Inputs, canvas: NDArray[np.uint8]) -> Inputs:
     label = np.full(len(canvas), -1, np.int32)
     return replace(inputs, canvas=canvas, known=np.ones_like(inputs.known), label=label)
+
+
+@pytest.mark.parametrize("precision", ["int16", "int8"])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_largest_sums_of_whole_numbers_fit(precision: Precision, sign: int, isa: str) -> None:
+    """Every product of a sum at its largest and of one sign: as far as 32 bits reach."""
+    config = tiny_config(d_model=288, d_ff=64, n_layers=1, activation="relu", head="categorical")
+    network = network_of(config)
+    weights = dict(network.named_parameters())
+    with torch.no_grad():
+        weights["blocks.0.norm2.weight"].zero_()
+        weights["blocks.0.norm2.bias"].fill_(0.7)  # what each product takes
+        rows = torch.linspace(0.5, 1.5, 64)[:, None]
+        weights["blocks.0.linear1.weight"].copy_(sign * rows.expand(64, 288))
+        weights["blocks.0.linear1.bias"].fill_(0 if sign > 0 else 400)
+    inputs = masked(config, 3, seed=1)
+    decoder = NativeDecoder(network, 3, 1, precision=precision, isa=isa)
+    parameters, _ = trace(decoder, inputs)
+    expected, _ = exact_of(network, decoder.canvas, inputs)
+    assert np.abs(parameters - expected).max() <= ERRORS[precision] * np.abs(expected).max()

@@ -189,6 +189,9 @@ for config in [*KINDS.values(), *list(ODD_SIZES.values())[::2]]:
         decoder.step([0], 2)
         decoder.step([6, 0, -1, 3, 2, 1], config.pixels)
         assert (decoder.positions[[6, 0, 3, 2, 1]] == config.pixels).all()
+    decoder = NativeDecoder(network_of(config), 7, 2, precision="int8", isa="portable")
+    decoder.begin([6, 0, 3, 2, 1], inputs)
+    decoder.step([6, 0, 3, 2, 1], config.pixels)
 for config in KINDS.values():
     network, inputs = repetitive(config)
     decoder = NativeDecoder(network, 2, 2)
