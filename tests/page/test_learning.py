@@ -79,6 +79,7 @@ def test_whose_memory_grows_is_told_of_the_model_at_hand(visit: Open) -> None:
         page.select_option("#model", "softmax")
         expect(scene).to_contain_text("It keeps every pixel", use_inner_text=True)
         expect(scene).not_to_contain_text("This one folds", use_inner_text=True)
+        page.close()  # it asks for more, and the server goes
 
 
 def test_bits_are_measured(visit: Open) -> None:
