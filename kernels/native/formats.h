@@ -36,8 +36,11 @@ constexpr int UNSIGNED = INT8_DOT ? 128 : 0;  // what is added to an input of 8 
 
 // Inputs whose weights lie side by side for each output, and how many of them take turns: where the
 // CPU has no product of several they are multiplied one after the other.
+constexpr int inputs_of(Format f) {
+    return f == Format::FLOAT32 ? 1 : f == Format::INT8 && INT8_DOT ? 4 : 2;
+}
 template <Format F>
-constexpr int INPUTS = F == Format::FLOAT32 ? 1 : F == Format::INT8 && INT8_DOT ? 4 : 2;
+constexpr int INPUTS = inputs_of(F);
 template <Format F>
 constexpr bool DOT = (F == Format::BF16 && BF16_DOT) || (whole(F) && INT16_DOT);
 template <Format F>
@@ -89,9 +92,11 @@ template <Format F>
 ALWAYS_INLINE inline void accumulate(Vec& sum, VecInt weights, Vec a) {
     if constexpr (whole(F)) {
 #if defined(__AVX512VNNI__)
-        // gcc's own intrinsics move the sums from register to register.
-        if constexpr (F == Format::INT8) asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(weights));
-        else asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(weights), "v"(a));
+        const auto total = (__m512i)sum;
+        if constexpr (F == Format::INT8)
+            sum = (Vec)_mm512_dpbusd_epi32(total, (__m512i)a, (__m512i)weights);
+        else
+            sum = (Vec)_mm512_dpwssd_epi32(total, (__m512i)weights, (__m512i)a);
 #elif defined(__AVX512BW__)
         sum = (Vec)((VecUnsigned)sum + (VecUnsigned)_mm512_madd_epi16((__m512i)weights, (__m512i)a));
 #elif defined(__AVX2__)

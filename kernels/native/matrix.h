@@ -209,9 +209,9 @@ private:
 
     void put(int output, size_t input, float weight) {
         std::byte* panel = weights_.get() + static_cast<size_t>(output / PANEL) * panel_bytes_;
-        const size_t column = static_cast<size_t>(output % PANEL), together = inputs_together();
-        const size_t place =
-            (input / together * PANEL + column) * together + input % together;
+        const size_t column = static_cast<size_t>(output % PANEL);
+        const size_t together = static_cast<size_t>(inputs_of(format_));
+        const size_t place = (input / together * PANEL + column) * together + input % together;
         if (format_ == Format::FLOAT32) reinterpret_cast<float*>(panel)[place] = weight;
         else if (format_ == Format::BF16)
             reinterpret_cast<uint16_t*>(panel)[place] = to_bf16(weight);
@@ -224,13 +224,6 @@ private:
                 added_.get()[output] += UNSIGNED * static_cast<int32_t>(number);
             }
         }
-    }
-
-    size_t inputs_together() const {
-        return format_ == Format::FLOAT32 ? INPUTS<Format::FLOAT32>
-               : format_ == Format::BF16  ? INPUTS<Format::BF16>
-               : format_ == Format::INT16 ? INPUTS<Format::INT16>
-                                          : INPUTS<Format::INT8>;
     }
 
     const Kernels& choose(int rows) const {
