@@ -16,9 +16,6 @@ from scanline.model.decoders.contract import BackendError, Decoder, Slots, refus
 from scanline.model.inputs import sinusoidal_code
 from scanline.model.network import LinearTransformer
 
-# Whose CPUs multiply bf16, or int16 no faster; the others do. (NEON has no product of pairs.)
-_BF16_ISAS = ("avx512bf16", "neon")
-
 _KNOWN = {
     "input": ("previous", "neighbourhood"),
     "encoding": ("table", "linear", "table+linear"),
@@ -42,9 +39,9 @@ def _numpy(tensor: Tensor) -> NDArray[np.float32]:
 class NativeDecoder(Decoder):
     """C++ on the CPU: whole pixels of all slots in one call.
 
-    ``precision`` is what products are computed in: ``bf16`` by default where the CPU multiplies
-    that and on Arm, elsewhere ``int16``, whole numbers that are more exact than bf16. ``int8`` is
-    faster than both, and some models are worse for it. All else is float32, and so are states.
+    ``precision`` is what products are computed in: by default ``int16``, whole numbers that are
+    more exact than ``bf16`` and about as fast, and ``bf16`` on Arm. ``int8`` is faster than both,
+    and some models are worse for it. All else is float32, and so are states.
     Where intensities enter by a linear map, the first feed-forward network's input and a mixture's
     parameters are a step finer: float32 beside bf16, int16 beside int8.
     ``threads`` is how many cores to use, all that this process may by default, and ``isa`` one of
@@ -79,7 +76,8 @@ class NativeDecoder(Decoder):
             library = native.load_library(isa)
         except NativeBuildError as error:
             raise BackendError(f"the native backend cannot run: {error}") from error
-        own: native.Precision = "bf16" if native.isa_of(library) in _BF16_ISAS else "int16"
+        # NEON has no product of pairs of int16.
+        own: native.Precision = "bf16" if native.isa_of(library) == "neon" else "int16"
         self.precision: native.Precision = chosen or own
         c = self.config
         sizes = {
