@@ -22,24 +22,36 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 log = logging.getLogger("scanline.native")
 
 FOLDER = Path(__file__).parent
 DECODER, TRAINING = FOLDER / "decoder.cpp", FOLDER / "training" / "training.cpp"
+
+
+class Isa(NamedTuple):
+    """Instructions to build for: the compiler's flags, and what Linux calls the features needed."""
+
+    machine: str  # the kind of CPU that may have them, as `uname -m` says; any if empty
+    flags: tuple[str, ...]
+    features: frozenset[str]
+
+
 _AVX2 = ("-mavx2", "-mfma")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
 _VNNI = (*_AVX512, "-mavx512vnni")
-# Best first: the compiler's flags, and what Linux calls the features they need.
 _HAS_AVX2 = frozenset({"avx2", "fma"})
 _HAS_AVX512 = _HAS_AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
 _HAS_VNNI = _HAS_AVX512 | {"avx512_vnni"}
-ISAS: dict[str, tuple[tuple[str, ...], frozenset[str]]] = {
-    "avx512bf16": ((*_VNNI, "-mavx512bf16"), _HAS_VNNI | {"avx512_bf16"}),
-    "avx512vnni": (_VNNI, _HAS_VNNI),
-    "avx512": (_AVX512, _HAS_AVX512),
-    "avx2": (_AVX2, _HAS_AVX2),
-    "portable": ((), frozenset()),  # what every CPU of its kind has: on 64-bit Arm, NEON
+ISAS: dict[str, Isa] = {  # best first
+    "avx512bf16": Isa("x86_64", (*_VNNI, "-mavx512bf16"), _HAS_VNNI | {"avx512_bf16"}),
+    "avx512vnni": Isa("x86_64", _VNNI, _HAS_VNNI),
+    "avx512": Isa("x86_64", _AVX512, _HAS_AVX512),
+    "avx2": Isa("x86_64", _AVX2, _HAS_AVX2),
+    "neonbf16": Isa("aarch64", ("-march=armv8.2-a+dotprod+bf16",), frozenset({"asimddp", "bf16"})),
+    "neondot": Isa("aarch64", ("-march=armv8.2-a+dotprod",), frozenset({"asimddp"})),
+    "portable": Isa("", (), frozenset()),  # what every CPU of its kind has: on 64-bit Arm, NEON
 }
 FLAGS = (
     "-std=c++20", "-O3", "-ffp-contract=off", "-fPIC", "-shared", "-pthread",
@@ -59,19 +71,39 @@ def cpu() -> tuple[str, frozenset[str]]:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        return name, features
+        return name, _apple_features()
     for line in lines:
         key, _, value = line.partition(":")
         if key.strip() == "model name":
             name = value.strip()
-        elif key.strip() == "flags":
+        elif key.strip() in ("flags", "Features"):  # x86, Arm
             features = frozenset(value.split())
     return name, features
 
 
+def _apple_features() -> frozenset[str]:
+    """Give an Apple Arm CPU's features that are of use here, as Linux would call them."""
+    try:
+        told = subprocess.run(
+            ["sysctl", "hw.optional.arm"], capture_output=True, text=True, check=False, timeout=10
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return frozenset()
+    names = {"FEAT_DotProd": "asimddp", "FEAT_BF16": "bf16"}
+    return frozenset(
+        linux for apple, linux in names.items() if f"hw.optional.arm.{apple}: 1" in told
+    )
+
+
+def machine_isas() -> list[str]:
+    """Give the ISAs of this kind of CPU, best first; this very one may lack some."""
+    kind = {"AMD64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.machine())
+    return [name for name, isa in ISAS.items() if isa.machine in ("", kind)]
+
+
 def cpu_isas() -> list[str]:
     """Give the ISAs that this CPU has, best first."""
-    return [isa for isa, (_, needed) in ISAS.items() if needed <= cpu()[1]]
+    return [name for name, isa in ISAS.items() if isa.features <= cpu()[1]]
 
 
 def usable_cores() -> int:
@@ -155,7 +187,7 @@ def _age(path: Path) -> float:
 
 
 def _flags(isa: str) -> list[str]:
-    return [*FLAGS, *ISAS[isa][0], *shlex.split(os.environ.get("SCANLINE_CXXFLAGS", ""))]
+    return [*FLAGS, *ISAS[isa].flags, *shlex.split(os.environ.get("SCANLINE_CXXFLAGS", ""))]
 
 
 def _stem(isa: str, source: Path) -> str:
@@ -225,7 +257,7 @@ def build_all() -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     paths: list[Path] = []
     for source in (DECODER, TRAINING):
-        for isa in ISAS if platform.machine() in ("x86_64", "AMD64") else ("portable",):
+        for isa in machine_isas():
             paths.append(folder / _name(isa, compiler, source))
             _build(compiler, isa, source, paths[-1])
     return paths

@@ -1,6 +1,11 @@
 // The native CPU decoder's plain C ABI. build.py builds this file, abi.py calls it, and
 // model/decoders/native.py adapts it to model/decoders/contract.py, which says what every call does.
 
+#if defined(__aarch64__) && defined(__GNUC__) && !defined(__clang__)
+// gcc orders Arm's instructions before it gives them registers, and spills a product's sums for it.
+#pragma GCC optimize("no-schedule-insns")
+#endif
+
 #include <algorithm>
 #include <cstdio>
 #include <exception>
@@ -111,6 +116,10 @@ const char* scanline_isa() {
     return "avx512";
 #elif defined(__AVX2__) && defined(__FMA__)
     return "avx2";
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+    return "neonbf16";
+#elif defined(__ARM_FEATURE_DOTPROD)
+    return "neondot";
 #elif defined(__aarch64__)
     return "neon";
 #else

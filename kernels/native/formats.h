@@ -17,8 +17,8 @@ namespace scanline {
 enum class Format : int32_t { FLOAT32, BF16, INT16, INT8 };
 constexpr bool whole(Format f) { return f == Format::INT16 || f == Format::INT8; }
 
-#if defined(__AVX512BF16__)
-constexpr bool BF16_DOT = true;  // vdpbf16ps multiplies pairs of bf16 and adds both products
+#if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+constexpr bool BF16_DOT = true;  // vdpbf16ps, bfdot: pairs of bf16 multiplied, both products added
 #else
 constexpr bool BF16_DOT = false;
 #endif
@@ -29,10 +29,15 @@ constexpr bool INT16_DOT = false;
 #endif
 #if defined(__AVX512VNNI__)
 constexpr bool INT8_DOT = true;  // vpdpbusd does so with four numbers, unsigned times signed
+constexpr int UNSIGNED = 128;    // what is added to an input of 8 bits
+#else
+#if defined(__ARM_FEATURE_DOTPROD)
+constexpr bool INT8_DOT = true;  // sdot: both signed
 #else
 constexpr bool INT8_DOT = false;
 #endif
-constexpr int UNSIGNED = INT8_DOT ? 128 : 0;  // what is added to an input of 8 bits
+constexpr int UNSIGNED = 0;
+#endif
 
 // Inputs whose weights lie side by side for each output, and how many of them take turns: where the
 // CPU has no product of several they are multiplied one after the other.
@@ -42,7 +47,8 @@ constexpr int inputs_of(Format f) {
 template <Format F>
 constexpr int INPUTS = inputs_of(F);
 template <Format F>
-constexpr bool DOT = (F == Format::BF16 && BF16_DOT) || (whole(F) && INT16_DOT);
+constexpr bool DOT = (F == Format::BF16 && BF16_DOT) || (whole(F) && INT16_DOT) ||
+                     (F == Format::INT8 && INT8_DOT);
 template <Format F>
 constexpr int TURNS = DOT<F> ? 1 : INPUTS<F>;
 constexpr int weight_bytes(Format f) {
@@ -82,7 +88,7 @@ ALWAYS_INLINE inline VecInt unpack(const std::byte* place, int turn) {
 // An activation for every lane: input k + turn of a row, or those from k on.
 template <Format F>
 ALWAYS_INLINE inline Vec spread(const std::byte* row, int k, int turn) {
-    if constexpr (whole(F) && !INT16_DOT)
+    if constexpr (whole(F) && !DOT<F>)
         return (Vec)(VecInt{} + reinterpret_cast<const int16_t*>(row)[k + turn]);
     return broadcast(reinterpret_cast<const float*>(row)[DOT<F> ? k / INPUTS<F> : k + turn]);
 }
@@ -104,6 +110,12 @@ ALWAYS_INLINE inline void accumulate(Vec& sum, VecInt weights, Vec a) {
 #elif defined(__SSE2__)
         sum = (Vec)((VecUnsigned)sum + (VecUnsigned)_mm_madd_epi16((__m128i)weights, (__m128i)a));
 #else
+#if defined(__ARM_FEATURE_DOTPROD)
+        if constexpr (F == Format::INT8) {
+            sum = (Vec)vdotq_s32((int32x4_t)sum, (int8x16_t)weights, (int8x16_t)a);
+            return;
+        }
+#endif
         sum = (Vec)((VecUnsigned)sum + (VecUnsigned)weights * (VecUnsigned)a);
 #endif
         return;
@@ -111,6 +123,11 @@ ALWAYS_INLINE inline void accumulate(Vec& sum, VecInt weights, Vec a) {
 #if defined(__AVX512BF16__)
     if constexpr (DOT<F>) {
         sum = _mm512_dpbf16_ps(sum, (__m512bh)weights, (__m512bh)a);
+        return;
+    }
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+    if constexpr (DOT<F>) {
+        sum = (Vec)vbfdotq_f32((float32x4_t)sum, (bfloat16x8_t)weights, (bfloat16x8_t)a);
         return;
     }
 #endif
@@ -142,6 +159,11 @@ public:
         if (format_ == Format::BF16) {
             const auto half = (__m256i)_mm512_cvtneps_pbh(v);
             _mm256_store_si256(reinterpret_cast<__m256i*>(row + column * 2), half);
+            return;
+        }
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+        if (format_ == Format::BF16) {
+            vst1_bf16(reinterpret_cast<bfloat16_t*>(row) + column, vcvt_bf16_f32((float32x4_t)v));
             return;
         }
 #endif

@@ -77,7 +77,8 @@ class NativeDecoder(Decoder):
         except NativeBuildError as error:
             raise BackendError(f"the native backend cannot run: {error}") from error
         # NEON has no product of pairs of int16.
-        own: native.Precision = "bf16" if native.isa_of(library) == "neon" else "int16"
+        arm = native.isa_of(library).startswith("neon")
+        own: native.Precision = "bf16" if arm else "int16"
         self.precision: native.Precision = chosen or own
         c = self.config
         sizes = {

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from scanline.kernels.native import abi
 from scanline.kernels.native.abi import PRECISIONS, Precision
-from scanline.kernels.native.build import FLAGS
+from scanline.kernels.native.build import FLAGS, ISAS
 from scanline.model.config import ModelConfig
 from scanline.model.decoders.contract import Inputs
 from scanline.model.decoders.native import NativeDecoder
@@ -26,14 +26,19 @@ from tests.native.fixtures import DTYPES, ERRORS, ODD_SIZES, STRICT, exact
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64-static"
 
 
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Compile the driver for Arm, warnings being errors; skips where the tools are not there."""
+# What a build says of itself, by the ISA it is for.
+BUILT = {"portable": "neon", "neondot": "neondot", "neonbf16": "neonbf16"}
+
+
+@pytest.fixture(scope="module", params=BUILT)
+def driver(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Compile the driver for an Arm ISA, warnings being errors; skips where the tools are not."""
     for tool in (COMPILER, EMULATOR):
         if not shutil.which(tool):
             pytest.skip(f"no {tool}: apt-get install g++-aarch64-linux-gnu qemu-user-static")
-    path = tmp_path_factory.mktemp("arm") / "driver"
+    path = tmp_path_factory.mktemp("arm") / BUILT[request.param]
     flags = [flag for flag in FLAGS if flag not in ("-shared", "-fPIC")]
+    flags += ISAS[request.param].flags
     source = Path(__file__).with_name("driver.cpp")
     subprocess.run(
         [COMPILER, *flags, *STRICT.split(), "-static", str(source), "-o", str(path)], check=True
@@ -95,7 +100,7 @@ def emulate(
     done = subprocess.run(
         [EMULATOR, str(driver), str(given), str(drawn)], capture_output=True, text=True, check=True
     )
-    assert done.stdout == "neon\n"
+    assert done.stdout == f"{driver.name}\n"
     data = drawn.read_bytes()
     sizes = np.cumsum([0, decoder.canvas.nbytes, decoder.bits.nbytes])
     canvas = np.frombuffer(data[: sizes[1]], np.uint8).reshape(decoder.canvas.shape).copy()

@@ -8,9 +8,9 @@ from scanline.kernels.native import abi as native
 from scanline.kernels.native import build as native_build
 
 
-@pytest.fixture(params=native_build.ISAS)
+@pytest.fixture(params=native_build.machine_isas())
 def isa(request: pytest.FixtureRequest) -> str:
-    """Give each ISA's name; skips, visibly, those that this CPU or compiler lacks."""
+    """Give each of the machine's ISAs; skips, visibly, those that this CPU or compiler lacks."""
     name = str(request.param)
     try:
         native.load_library(name)

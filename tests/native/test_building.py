@@ -159,18 +159,16 @@ def test_a_compiler_that_fails(
 
 
 @pytest.mark.parametrize("compiler", ["g++", "clang++"])
-@pytest.mark.parametrize("isa", native_build.ISAS)
+@pytest.mark.parametrize("isa", native_build.machine_isas())
 def test_compilers_have_nothing_to_warn_of(compiler: str, isa: str, tmp_path: Path) -> None:
     # gcc looks for uninitialised values only where it optimises; all of clang's are the parser's.
     level = ["-O1", "-S"] if compiler == "g++" else ["-fsyntax-only"]
-    flags = [*native_build.FLAGS, *native_build.ISAS[isa][0], *STRICT.split(), *level]
+    flags = [*native_build.FLAGS, *native_build.ISAS[isa].flags, *STRICT.split(), *level]
     command = [compiler, *flags, str(native_build.DECODER), "-o", str(tmp_path / "native.so")]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except FileNotFoundError:
         pytest.skip(f"no {compiler} here")
-    if "unrecognized" in done.stderr or "unsupported option" in done.stderr:
-        pytest.skip(f"{compiler} here is not for x86")
     assert done.stderr == ""
     assert done.returncode == 0
 
