@@ -15,7 +15,7 @@ from typing import Any
 
 import uvicorn
 
-from scanline.kernels.native.build import usable_cores
+from scanline.kernels.native.cpu import usable_cores
 from scanline.model.checkpoint import Checkpoint, Defaults
 from scanline.model.decoders.contract import BackendError
 from scanline.model.decoders.opening import open_decoder

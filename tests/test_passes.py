@@ -13,7 +13,7 @@ from torch import Tensor
 
 from scanline.kernels.attention.definitions import AttentionState, naive_linear_attention
 from scanline.kernels.attention.linear import linear_attention
-from scanline.kernels.native import build
+from scanline.kernels.native import cpu
 from scanline.kernels.native.build import NativeBuildError, find_compiler
 from scanline.kernels.native.training import passes
 from scanline.kernels.short_conv import naive_short_conv
@@ -28,7 +28,7 @@ try:
 except NativeBuildError as missing:
     pytest.skip(str(missing), allow_module_level=True)
 
-ISAS = build.cpu_isas()
+ISAS = cpu.cpu_isas()
 
 
 @pytest.fixture(params=ISAS)

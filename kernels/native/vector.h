@@ -1,5 +1,5 @@
 // One vector of floats as wide as the CPU's registers, memory for it, and the functions of it that
-// the network needs. The compiler's -m flags choose the instructions (see kernels/native/build.py).
+// the network needs. The compiler's -m flags choose the instructions (see kernels/native/cpu.py).
 //
 // Everything is built with -ffp-contract=off and fuses only where `fma` says so: then a row's
 // arithmetic is what is written here, whatever the compiler inlines it into.

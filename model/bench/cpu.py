@@ -22,7 +22,8 @@ import torch
 from numpy.typing import NDArray
 
 from scanline.kernels.native import abi as native
-from scanline.kernels.native.build import NativeBuildError, cpu, cpu_isas, usable_cores
+from scanline.kernels.native.build import NativeBuildError
+from scanline.kernels.native.cpu import cpu, cpu_isas, usable_cores
 from scanline.model.bench.limits import Limit, Machine, least_bytes, operations
 from scanline.model.bench.peer import Peer
 from scanline.model.checkpoint import (

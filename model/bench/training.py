@@ -19,7 +19,8 @@ import numpy as np
 import torch
 
 from scanline.kernels.native.abi import load_library
-from scanline.kernels.native.build import NativeBuildError, cpu, cpu_isas, usable_cores
+from scanline.kernels.native.build import NativeBuildError
+from scanline.kernels.native.cpu import cpu, cpu_isas, usable_cores
 from scanline.kernels.native.training import passes
 from scanline.model.bench.limits import Machine, operations
 from scanline.model.config import PRESETS, ModelConfig

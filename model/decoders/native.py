@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from scanline.kernels.native import abi as native
-from scanline.kernels.native.build import NativeBuildError, usable_cores
+from scanline.kernels.native.build import NativeBuildError
+from scanline.kernels.native.cpu import usable_cores
 from scanline.model.config import ModelConfig
 from scanline.model.decoders.contract import BackendError, Decoder, Slots, refuse_unknown
 from scanline.model.inputs import sinusoidal_code

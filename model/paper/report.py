@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from scanline.kernels.native.build import cpu, cpu_isas, usable_cores
+from scanline.kernels.native.cpu import cpu, cpu_isas, usable_cores
 from scanline.model.checkpoint import write_atomically
 
 Row = dict[str, Any]

@@ -19,7 +19,7 @@ import numpy as np
 import uvicorn
 from numpy.typing import NDArray
 
-from scanline.kernels.native.build import cpu, usable_cores
+from scanline.kernels.native.cpu import cpu, usable_cores
 from scanline.model.bench.cpu import find_model
 from scanline.model.checkpoint import Defaults
 from scanline.model.config import ModelConfig

@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 
-from scanline.kernels.native.build import cpu, usable_cores
+from scanline.kernels.native.cpu import cpu, usable_cores
 from scanline.model.bench.cpu import begin, find_model
 from scanline.model.checkpoint import save_checkpoint
 from scanline.model.decoders.contract import Decoder

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from scanline.kernels.native import abi
 from scanline.kernels.native.abi import PRECISIONS, Precision
-from scanline.kernels.native.build import FLAGS, ISAS
+from scanline.kernels.native.build import FLAGS
+from scanline.kernels.native.cpu import ISAS
 from scanline.model.config import ModelConfig
 from scanline.model.decoders.contract import Inputs
 from scanline.model.decoders.native import NativeDecoder

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import httpx
 
-from scanline.kernels.native.build import cpu, usable_cores
+from scanline.kernels.native.cpu import cpu, usable_cores
 from scanline.model.checkpoint import SHIPPED
 from scanline.service.bench.clients import Asking, other_process
 from scanline.service.bench.costs import FORMS

@@ -13,6 +13,8 @@ import torch
 
 from scanline.kernels.native import abi as native
 from scanline.kernels.native import build as native_build
+from scanline.kernels.native import cpu as native_cpu
+from scanline.kernels.native.cpu import ISAS, cpu_isas, machine_isas
 from scanline.model.decoders.contract import BackendError
 from scanline.model.decoders.native import NativeDecoder
 from scanline.model.decoders.opening import open_decoder
@@ -132,8 +134,8 @@ def test_builds_made_beforehand_need_no_compiler(
     cache: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a Docker image does: built in one stage, run in another, on some other CPU."""
-    isas = dict.fromkeys([native_build.cpu_isas()[0], "portable"])
-    monkeypatch.setattr(native_build, "ISAS", {isa: native_build.ISAS[isa] for isa in isas})
+    isas = dict.fromkeys([cpu_isas()[0], "portable"])
+    monkeypatch.setattr(native_cpu, "ISAS", {isa: ISAS[isa] for isa in isas})
     assert isas.keys() == {path.name.split("-")[1] for path in native_build.build_all()}
     assert runs(compiler) == 2 * len(isas)
     monkeypatch.delenv("CXX", raising=False)
@@ -159,11 +161,11 @@ def test_a_compiler_that_fails(
 
 
 @pytest.mark.parametrize("compiler", ["g++", "clang++"])
-@pytest.mark.parametrize("isa", native_build.machine_isas())
+@pytest.mark.parametrize("isa", machine_isas())
 def test_compilers_have_nothing_to_warn_of(compiler: str, isa: str, tmp_path: Path) -> None:
     # gcc looks for uninitialised values only where it optimises; all of clang's are the parser's.
     level = ["-O1", "-S"] if compiler == "g++" else ["-fsyntax-only"]
-    flags = [*native_build.FLAGS, *native_build.ISAS[isa].flags, *STRICT.split(), *level]
+    flags = [*native_build.FLAGS, *ISAS[isa].flags, *STRICT.split(), *level]
     command = [compiler, *flags, str(native_build.DECODER), "-o", str(tmp_path / "native.so")]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from scanline.kernels.native import build as native_build
+from scanline.kernels.native import cpu as native_cpu
 from scanline.model.config import ModelConfig
 from scanline.model.decoders.contract import BackendError
 from scanline.model.decoders.native import NativeDecoder
@@ -89,7 +90,8 @@ def test_wrong_settings_are_refused() -> None:
 
 
 def test_an_isa_that_the_cpu_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native_build, "cpu", lambda: ("Old CPU", frozenset({"avx2", "fma"})))
-    assert native_build.cpu_isas() == ["avx2", "portable"]
+    for module in (native_cpu, native_build):
+        monkeypatch.setattr(module, "cpu", lambda: ("Old CPU", frozenset({"avx2", "fma"})))
+    assert native_cpu.cpu_isas() == ["avx2", "portable"]
     with pytest.raises(BackendError, match=r"Old CPU\) has no avx512; it has avx2, portable"):
         NativeDecoder(TINY, 1, isa="avx512")

@@ -1,0 +1,73 @@
+"""What is made of what a system tells of its CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from scanline.kernels.native import cpu as native_cpu
+
+LINUX_X86 = "model name\t: Some Xeon\nflags\t\t: fpu sse2 avx2 fma\n"
+LINUX_ARM = "processor\t: 0\nFeatures\t: fp asimd {}\nCPU part\t: 0xd40\n"
+APPLE = "#!/bin/sh\n[ $1 = hw.optional.arm ] && printf 'hw.optional.arm.FEAT_{}\\n'\n"
+
+
+def features(monkeypatch: pytest.MonkeyPatch, cpuinfo: str | None) -> frozenset[str]:
+    """Read them where ``/proc/cpuinfo`` is so, or not there."""
+
+    def read(path: Path) -> str:
+        if cpuinfo is None:
+            raise FileNotFoundError(path)
+        return cpuinfo
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", read)
+        found: tuple[str, frozenset[str]] = native_cpu.cpu.__wrapped__()
+    monkeypatch.setattr(native_cpu, "cpu", lambda: found)
+    return found[1]
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "isas"),
+    [
+        (LINUX_X86, ["avx2", "portable"]),
+        (LINUX_ARM.format("asimddp bf16"), ["neonbf16", "neondot", "portable"]),
+        (LINUX_ARM.format("asimddp"), ["neondot", "portable"]),
+        (LINUX_ARM.format("crc32"), ["portable"]),
+    ],
+)
+def test_linux_tells(cpuinfo: str, isas: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert features(monkeypatch, cpuinfo)
+    assert native_cpu.cpu_isas() == isas
+
+
+@pytest.mark.parametrize(
+    ("told", "isas"),
+    [
+        ("BF16: 1\\nhw.optional.arm.FEAT_DotProd: 1", ["neonbf16", "neondot", "portable"]),
+        ("BF16: 0\\nhw.optional.arm.FEAT_DotProd: 1", ["neondot", "portable"]),
+        ("SME: 1", ["portable"]),
+        (None, ["portable"]),
+    ],
+)
+def test_macos_tells(
+    told: str | None, isas: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if told is not None:
+        (tmp_path / "sysctl").write_text(APPLE.format(told))
+        (tmp_path / "sysctl").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    features(monkeypatch, None)
+    assert native_cpu.cpu_isas() == isas
+
+
+@pytest.mark.parametrize(
+    ("machine", "first", "count"), [("AMD64", "avx512bf16", 5), ("arm64", "neonbf16", 3)]
+)
+def test_what_a_kind_of_machine_may_have(
+    machine: str, first: str, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    isas = native_cpu.machine_isas()
+    assert (isas[0], isas[-1], len(isas)) == (first, "portable", count)
