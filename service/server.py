@@ -24,6 +24,7 @@ from scanline.service import __version__
 from scanline.service.callers import Callers
 from scanline.service.engine import Engine
 from scanline.service.http.pools import Pool
+from scanline.service.http.sse import Streams
 from scanline.service.metrics import Metrics, ModelMetrics
 from scanline.service.progress import Observer
 from scanline.service.repeats import Repeats
@@ -95,6 +96,7 @@ class Scanline:
         self.repeats = Repeats()
         self.callers = Callers(self.settings.max_images_per_caller)
         self.metrics = Metrics(lambda: {name: m.engine for name, m in self.models.items()})
+        self.streams = Streams(self.metrics.open_streams)
 
     @property
     def max_json(self) -> int:

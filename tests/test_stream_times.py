@@ -3,35 +3,57 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 
 import numpy as np
+import pytest
+from prometheus_client import Gauge
 
-from scanline.service.api import events
 from scanline.service.api.events import stream_events
 from scanline.service.generation import FinishReason, Generation, Place, Spec
-from scanline.service.http.sse import KEEP_ALIVE_SECONDS
+from scanline.service.http.sse import (
+    EVENTS_IN_ALL,
+    EVENTS_PER_SECOND,
+    KEEP_ALIVE_SECONDS,
+    LONGEST_PAUSE,
+    Streams,
+)
 from tests.clocks import run_skipping
 from tests.service_fixtures import GREY, parse_sse, rebuild
 
 LARGE = dataclasses.replace(GREY, height=25, width=40)
 
 
-async def read(generation: Generation) -> list[tuple[float, bytes]]:
+async def read(generation: Generation, streams: Streams) -> list[tuple[float, bytes]]:
     """Give a stream's parts, each with the second it came."""
     loop = asyncio.get_running_loop()
     gone = loop.create_task(asyncio.sleep(3600))
-    parts = [(loop.time(), part) async for part in stream_events(generation, gone)]
+    events = stream_events(generation, gone, pause=lambda: streams.pause)
+    parts = [(loop.time(), part) async for part in events]
     gone.cancel()
     return parts
 
 
-def test_pixels_drawn_quicker_than_anyone_sees_come_sixty_times_a_second() -> None:
+def crowd(count: int) -> tuple[Streams, contextlib.ExitStack]:
+    """Give so many streams, open until the stack is closed."""
+    streams, stack = Streams(Gauge("streams", "Open.", registry=None)), contextlib.ExitStack()
+    for _ in range(count):
+        stack.enter_context(streams.one_more())
+    return streams, stack
+
+
+@pytest.mark.parametrize(("count", "least", "most"), [(1, 55, 62), (48, 9, 12), (5000, 2, 4)])
+def test_pixels_drawn_quicker_than_anyone_sees_come_together(
+    count: int, least: int, most: int
+) -> None:
+    """Sixty times a second where streams are few, and at once when the last one is drawn."""
     generation = Generation("fake", LARGE, Spec(n=1, seed=0))
     (image,) = generation.images
     row = (np.arange(LARGE.pixels) % 251).astype(np.uint8)[:, None]
     published = np.zeros(1, np.int32)
     image.run(0, Place(row, published))
+    streams, stack = crowd(count)
 
     async def draw() -> None:  # a thousand pixels in a second, one at a time
         for position in range(1, LARGE.pixels + 1):
@@ -43,15 +65,29 @@ def test_pixels_drawn_quicker_than_anyone_sees_come_sixty_times_a_second() -> No
             generation.wake()
 
     async def both() -> list[tuple[float, bytes]]:
-        parts, _ = await asyncio.gather(read(generation), draw())
+        parts, _ = await asyncio.gather(read(generation, streams), draw())
         return parts
 
-    parts = run_skipping(both())
+    with stack:
+        parts = run_skipping(both())
+        pause = streams.pause
     sent = parse_sse(b"".join(part for _, part in parts))
     np.testing.assert_array_equal(rebuild(sent, LARGE)[0], row)
     times = [time for time, part in parts if part.startswith(b"event: pixels")]
-    assert 55 <= len(times) <= events.EVENTS_PER_SECOND + 2  # a first and a last beside the sixty
-    assert np.diff(times[:-1]).min() >= 1 / events.EVENTS_PER_SECOND - 1e-6
+    assert least <= len(times) <= most
+    assert np.diff(times[:-1]).min(initial=np.inf) >= pause - 1e-6
+    assert times[-1] == pytest.approx(1, abs=0.01)
+    assert streams.pause == 1 / EVENTS_PER_SECOND
+
+
+def test_streams_share_what_the_event_loop_can_send() -> None:
+    for count, pause in (
+        (0, 1 / EVENTS_PER_SECOND), (8, 8 / EVENTS_IN_ALL), (120, 120 / EVENTS_IN_ALL),
+        (100_000, LONGEST_PAUSE),
+    ):  # fmt: skip
+        streams, stack = crowd(count)
+        with stack:
+            assert streams.pause == pause
 
 
 def test_a_stream_without_news_says_that_it_lives() -> None:
@@ -63,7 +99,8 @@ def test_a_stream_without_news_says_that_it_lives() -> None:
         generation.finish(generation.clock())
 
     async def both() -> list[tuple[float, bytes]]:
-        parts, _ = await asyncio.gather(read(generation), end())
+        streams = Streams(Gauge("streams", "Open.", registry=None))
+        parts, _ = await asyncio.gather(read(generation, streams), end())
         return parts
 
     parts = run_skipping(both())

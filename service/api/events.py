@@ -19,14 +19,14 @@ from scanline.service.generation import FinishReason, Generation, Image, Status
 from scanline.service.http.errors import ErrorReply, error_reply
 from scanline.service.http.sse import (
     COMMENT,
+    EVENTS_PER_SECOND,
     KEEP_ALIVE_SECONDS,
     describe_stream,
     sse_event,
     sse_line,
 )
-from scanline.service.http.waiting import news
+from scanline.service.http.waiting import news, wait_finished
 
-EVENTS_PER_SECOND = 60
 WAITING_SECONDS = 2.0  # between two events that say so
 PIXELS_PER_EVENT = 4096  # of many images; one image is never split
 PART_BYTES = 32_768  # events that come together are sent together, up to so many bytes
@@ -98,7 +98,7 @@ class Update(TypedDict):
 class Pixels(TypedDict):
     """Event ``pixels``: what is new of some images.
 
-    Sixty times a second and for every image, and so ``_Reader`` writes it by itself.
+    Up to sixty times a second and for every image, and so ``_Reader`` writes it by itself.
     """
 
     updates: list[Update]
@@ -130,14 +130,15 @@ async def stream_events(
     resumed: list[Cursor] | None = None,
     output: Output = "png",
     place: Callable[[], tuple[int, float]] | None = None,
+    pause: Callable[[], float] = lambda: 1 / EVENTS_PER_SECOND,
 ) -> AsyncIterator[bytes]:
     """Yield a generation as server-sent events, from the start or from where a reader ``resumed``.
 
     ``started`` opens a stream that is not resumed; then ``waiting`` with its ``place`` in the queue
-    now and then while it has to, ``pixels`` as they are drawn, ``image``
-    as each is finished, its pixels as ``output`` says, and ``completed`` or ``error`` at the end.
-    An event's id says how far its reader is then. Comments keep an idle connection open. Raises
-    ``ClientGoneError`` when the client leaves.
+    now and then while it has to, ``pixels`` as they are drawn, with a ``pause`` of some seconds
+    between two of them, ``image`` as each is finished, its pixels as ``output`` says, and
+    ``completed`` or ``error`` at the end. An event's id says how far its reader is then. Comments
+    keep an idle connection open. Raises ``ClientGoneError`` when the client leaves.
     """
     loop = asyncio.get_running_loop()
     if resumed is None:
@@ -171,7 +172,7 @@ async def stream_events(
             else:
                 yield COMMENT
         if drawn:
-            await asyncio.sleep(max(0.0, sent + 1 / EVENTS_PER_SECOND - loop.time()))
+            await wait_finished(generation, gone, max(0.0, sent + pause() - loop.time()))
     if generation.error:
         failure = error_reply(500, generation.error, code="generation_failed")
         yield sse_event("error", failure, END)

@@ -291,6 +291,7 @@ def _stream(
             resumed=resumed,
             output=output,
             place=lambda: engine.queue.place(generation),
+            pause=lambda: server.streams.pause,
         )
 
-    return stream_reply(request, engine, generation, events, server.metrics.open_streams)
+    return stream_reply(request, engine, generation, events, server.streams)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 
 from fastapi import Request
@@ -18,8 +18,34 @@ from scanline.service.http.waiting import ClientGoneError, client_of
 from scanline.service.workshop import Workshop
 
 KEEP_ALIVE_SECONDS = 15.0
+EVENTS_PER_SECOND = 60  # of one stream,
+EVENTS_IN_ALL = 480  # and of all together, each a tenth of a millisecond or two of the event loop,
+LONGEST_PAUSE = 0.5  # seconds, however many streams there are
 COMMENT = b": keep-alive\n"  # an empty line behind it, and some clients would see an event
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+
+class Streams:
+    """The streams being sent, which share what the event loop can send: more of them, seldomer."""
+
+    def __init__(self, gauge: Gauge) -> None:
+        self._open, self._gauge = 0, gauge
+
+    @contextlib.contextmanager
+    def one_more(self) -> Iterator[None]:
+        """Count a stream inside the block."""
+        self._open += 1
+        self._gauge.set(self._open)
+        try:
+            yield
+        finally:
+            self._open -= 1
+            self._gauge.set(self._open)
+
+    @property
+    def pause(self) -> float:
+        """Give the seconds that each leaves at least between two events that say what is new."""
+        return min(max(1 / EVENTS_PER_SECOND, self._open / EVENTS_IN_ALL), LONGEST_PAUSE)
 
 
 def describe_stream(shapes: Mapping[str, Any]) -> dict[str, Any]:
@@ -62,7 +88,7 @@ def stream_reply(
     engine: Workshop,
     generation: Generation,
     events: Callable[[asyncio.Task[None]], AsyncIterator[bytes]],
-    streams: Gauge,
+    streams: Streams,
     grace: float | None = None,
 ) -> StreamingResponse:
     """Reply with what ``events`` yields; it is given a task that ends when the client leaves.
@@ -73,7 +99,7 @@ def stream_reply(
 
     async def body() -> AsyncIterator[bytes]:
         with (
-            streams.track_inprogress(),
+            streams.one_more(),
             engine.queue.reading(generation, grace),
             contextlib.suppress(ClientGoneError),
         ):

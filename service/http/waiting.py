@@ -91,9 +91,14 @@ async def news(
     )
 
 
-async def wait_finished(generation: Generation, gone: asyncio.Task[Any]) -> None:
-    """Wait for a generation's end; raises ``ClientGoneError`` if the client leaves before it."""
-    await _called_back(generation, generation.when_finished, gone, None)
+async def wait_finished(
+    generation: Generation, gone: asyncio.Task[Any], seconds: float | None = None
+) -> bool:
+    """Wait for a generation's end; False if ``seconds`` pass before it.
+
+    Raises ``ClientGoneError`` if the client leaves before both.
+    """
+    return await _called_back(generation, generation.when_finished, gone, seconds)
 
 
 async def draw_to_end(

@@ -126,8 +126,7 @@ async def _draw(
             looks = body.partial_images or 0
             return stream_images(generation, gone, kind, rendering, looks, pool)
 
-        streams = server.metrics.open_streams
-        return stream_reply(request, engine, generation, events, streams, grace=grace)
+        return stream_reply(request, engine, generation, events, server.streams, grace=grace)
     await draw_to_end(request, engine, generation, grace=grace)
     config = generation.config
     pool = server.pool_for(rendering.pixels)
