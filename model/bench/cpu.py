@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,22 +24,15 @@ from scanline.kernels.native import abi as native
 from scanline.kernels.native.build import NativeBuildError
 from scanline.kernels.native.cpu import cpu, cpu_isas, usable_cores
 from scanline.model.bench.limits import Limit, Machine, least_bytes, operations
+from scanline.model.bench.models import PAPER, find_models
 from scanline.model.bench.peer import Peer
-from scanline.model.checkpoint import (
-    SHIPPED,
-    Checkpoint,
-    CheckpointError,
-    find_checkpoints,
-    load_checkpoint,
-)
-from scanline.model.config import PRESETS, ModelConfig
+from scanline.model.config import ModelConfig
 from scanline.model.decoders.contract import FEW_SLOTS, BackendError, Decoder, Inputs
 from scanline.model.decoders.native import NativeDecoder
 from scanline.model.decoders.reference import ReferenceDecoder
 from scanline.model.network import LinearTransformer
 
 SLOTS = (1, 8, 64, 256)
-PAPER = ("mnist-paper", "cifar10-paper")
 BACKENDS = ("native", "reference")
 BITS_ERROR = 0.01  # bits/dim that a precision may change of a few images drawn
 
@@ -83,29 +75,6 @@ class Report:
     peaks: dict[str, float]
     timings: list[Timing]
     notes: list[str]
-
-
-def find_model(name: str) -> Checkpoint:
-    """Give a shipped model, or a preset with random weights; raises ``ValueError`` on others."""
-    shipped = _shipped()
-    if name in shipped:
-        return load_checkpoint(shipped[name])
-    if name in PRESETS:
-        torch.manual_seed(0)
-        return Checkpoint(name, LinearTransformer(PRESETS[name]).eval())
-    raise ValueError(f"there is no {name!r}; there are {', '.join(sorted({*shipped, *PRESETS}))}")
-
-
-def find_models(names: Sequence[str]) -> list[Checkpoint]:
-    """Give these models, the paper's and the shipped ones if none are named."""
-    return [find_model(name) for name in names or [*PAPER, *_shipped()]]
-
-
-def _shipped() -> dict[str, Path]:
-    try:
-        return find_checkpoints(SHIPPED)
-    except CheckpointError:
-        return {}
 
 
 def begin(decoder: Decoder) -> NDArray[np.int32]:

@@ -25,6 +25,7 @@ import torch
 
 from scanline.model.bench import cpu as bench
 from scanline.model.bench.limits import Limit, least_bytes
+from scanline.model.bench.models import find_models
 from scanline.model.config import ModelConfig
 from scanline.model.decoders.contract import BackendError
 from scanline.model.decoders.opening import open_decoder
@@ -190,7 +191,7 @@ def run_bench(
     with the reference.
     """
     device = find_device()
-    checkpoints = bench.find_models(models)
+    checkpoints = find_models(models)
     hardware = describe(device)
     rate = copy_rate(device, COPY_BYTES)
     progress(", ".join(f"{name} {value}" for name, value in hardware.items()))

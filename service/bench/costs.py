@@ -20,7 +20,7 @@ import uvicorn
 from numpy.typing import NDArray
 
 from scanline.kernels.native.cpu import cpu, usable_cores
-from scanline.model.bench.cpu import find_model
+from scanline.model.bench.models import find_model
 from scanline.model.checkpoint import Defaults
 from scanline.model.config import ModelConfig
 from scanline.model.decoders.contract import Decoder, Slots

@@ -17,7 +17,8 @@ from typing import Any
 import httpx
 
 from scanline.kernels.native.cpu import cpu, usable_cores
-from scanline.model.bench.cpu import begin, find_model
+from scanline.model.bench.cpu import begin
+from scanline.model.bench.models import find_model
 from scanline.model.checkpoint import save_checkpoint
 from scanline.model.decoders.contract import Decoder
 from scanline.model.decoders.opening import open_decoder

@@ -8,6 +8,7 @@ from scanline.kernels.native import abi as native
 from scanline.kernels.native import build as native_build
 from scanline.model.bench import cpu as bench
 from scanline.model.bench import limits
+from scanline.model.bench.models import find_model
 from scanline.model.bench.peer import Peer
 from scanline.model.config import PRESETS
 from scanline.model.decoders.contract import Decoder
@@ -72,7 +73,7 @@ def test_the_benchmark_times_nothing_that_differs() -> None:
 
 def test_the_peer_computes_the_same() -> None:
     pytest.importorskip("fast_transformers")
-    Peer(bench.find_model("mnist-paper").model, 2).check()
+    Peer(find_model("mnist-paper").model, 2).check()
 
 
 def test_the_benchmark_counts_the_papers_network() -> None:

@@ -8,7 +8,6 @@ from dataclasses import asdict
 import pytest
 import torch
 
-from scanline.model.bench import cpu as bench
 from scanline.model.bench import cuda as bench_cuda
 from scanline.model.checkpoint import Checkpoint
 from scanline.model.decoders.contract import BackendError
@@ -23,7 +22,7 @@ def test_the_benchmark_measures_a_device(monkeypatch: pytest.MonkeyPatch) -> Non
     """All of it, on a tiny network and under the interpreter if need be."""
     config = tiny_config(height=1, width=2, n_layers=1, classes=("cat", "dog"))
     network, device = network_of(config), find_device()
-    monkeypatch.setattr(bench, "find_models", lambda names: [Checkpoint("tiny", network)])
+    monkeypatch.setattr(bench_cuda, "find_models", lambda names: [Checkpoint("tiny", network)])
     monkeypatch.setattr(bench_cuda, "find_device", lambda: device)
     monkeypatch.setattr(bench_cuda, "COPY_BYTES", 1 << 16)
     monkeypatch.setattr(bench_cuda, "TRAINING_IMAGES", {"tiny": 2})
