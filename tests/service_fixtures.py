@@ -19,6 +19,7 @@ import numpy as np
 import uvicorn
 from numpy.typing import NDArray
 from PIL import Image as Picture
+from prometheus_client import Gauge
 
 from scanline.model.checkpoint import Checkpoint, Defaults, save_checkpoint
 from scanline.model.config import ModelConfig
@@ -28,6 +29,7 @@ from scanline.model.noise import image_noise, image_seed
 from scanline.service.app import create_app
 from scanline.service.engine import Engine
 from scanline.service.generation import Spec
+from scanline.service.http.sse import Streams
 from scanline.service.server import Scanline, Served
 from scanline.service.serving import configure
 from scanline.service.settings import Settings
@@ -382,3 +384,8 @@ def held_server(
         finally:
             go_on.set()
         until(lambda: idle(scanline), "an idle server")
+
+
+def no_streams() -> Streams:
+    """Give streams of which none is open yet, as a server that just began has them."""
+    return Streams(Gauge("streams", "Open.", registry=None))

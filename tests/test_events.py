@@ -18,7 +18,7 @@ from scanline.service.api.requests import Granularity
 from scanline.service.generation import FinishReason, Generation, Place, Spec
 from scanline.service.http.sse import sse_event
 from scanline.service.openai.events import CompletedImage, PartialImage
-from tests.service_fixtures import GREY, build, listening, parse_sse, rebuild
+from tests.service_fixtures import GREY, build, listening, no_streams, parse_sse, rebuild
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,10 @@ def test_every_value_is_written_where_it_is(
 
     async def read() -> bytes:
         gone = asyncio.get_running_loop().create_task(asyncio.sleep(3600))
-        parts = [part async for part in stream_events(generation, gone, granularity=granularity)]
+        parts = [
+            part
+            async for part in stream_events(generation, gone, no_streams(), granularity=granularity)
+        ]
         gone.cancel()
         return b"".join(parts)
 

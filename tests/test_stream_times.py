@@ -8,7 +8,6 @@ import dataclasses
 
 import numpy as np
 import pytest
-from prometheus_client import Gauge
 
 from scanline.service.api.events import stream_events
 from scanline.service.generation import FinishReason, Generation, Place, Spec
@@ -20,7 +19,7 @@ from scanline.service.http.sse import (
     Streams,
 )
 from tests.clocks import run_skipping
-from tests.service_fixtures import GREY, parse_sse, rebuild
+from tests.service_fixtures import GREY, no_streams, parse_sse, rebuild
 
 LARGE = dataclasses.replace(GREY, height=25, width=40)
 
@@ -29,21 +28,21 @@ async def read(generation: Generation, streams: Streams) -> list[tuple[float, by
     """Give a stream's parts, each with the second it came."""
     loop = asyncio.get_running_loop()
     gone = loop.create_task(asyncio.sleep(3600))
-    events = stream_events(generation, gone, pause=lambda: streams.pause)
+    events = stream_events(generation, gone, streams)
     parts = [(loop.time(), part) async for part in events]
     gone.cancel()
     return parts
 
 
 def crowd(count: int) -> tuple[Streams, contextlib.ExitStack]:
-    """Give so many streams, open until the stack is closed."""
-    streams, stack = Streams(Gauge("streams", "Open.", registry=None)), contextlib.ExitStack()
+    """Give so many streams that tell of pixels until the stack is closed."""
+    streams, stack = no_streams(), contextlib.ExitStack()
     for _ in range(count):
-        stack.enter_context(streams.one_more())
+        stack.enter_context(streams.share())()
     return streams, stack
 
 
-@pytest.mark.parametrize(("count", "least", "most"), [(1, 55, 62), (48, 9, 12), (5000, 2, 4)])
+@pytest.mark.parametrize(("count", "least", "most"), [(0, 55, 62), (47, 9, 12), (5000, 2, 4)])
 def test_pixels_drawn_quicker_than_anyone_sees_come_together(
     count: int, least: int, most: int
 ) -> None:
@@ -70,24 +69,26 @@ def test_pixels_drawn_quicker_than_anyone_sees_come_together(
 
     with stack:
         parts = run_skipping(both())
-        pause = streams.pause
+        with streams.share() as pausing:
+            pause = pausing()
     sent = parse_sse(b"".join(part for _, part in parts))
     np.testing.assert_array_equal(rebuild(sent, LARGE)[0], row)
     times = [time for time, part in parts if part.startswith(b"event: pixels")]
     assert least <= len(times) <= most
     assert np.diff(times[:-1]).min(initial=np.inf) >= pause - 1e-6
-    assert times[-1] == pytest.approx(1, abs=0.01)
-    assert streams.pause == 1 / EVENTS_PER_SECOND
+    assert times[-1] == pytest.approx(1, abs=1e-6)
+    with streams.share() as pausing:
+        assert pausing() == 1 / EVENTS_PER_SECOND  # nobody else is left
 
 
-def test_streams_share_what_the_event_loop_can_send() -> None:
+def test_streams_that_tell_share_what_the_event_loop_can_send() -> None:
     for count, pause in (
-        (0, 1 / EVENTS_PER_SECOND), (8, 8 / EVENTS_IN_ALL), (120, 120 / EVENTS_IN_ALL),
+        (1, 1 / EVENTS_PER_SECOND), (8, 8 / EVENTS_IN_ALL), (120, 120 / EVENTS_IN_ALL),
         (100_000, LONGEST_PAUSE),
     ):  # fmt: skip
-        streams, stack = crowd(count)
-        with stack:
-            assert streams.pause == pause
+        streams, stack = crowd(count - 1)
+        with stack, streams.share(), streams.one_more(), streams.share() as pausing:
+            assert pausing() == pausing() == pause
 
 
 def test_a_stream_without_news_says_that_it_lives() -> None:
@@ -99,8 +100,7 @@ def test_a_stream_without_news_says_that_it_lives() -> None:
         generation.finish(generation.clock())
 
     async def both() -> list[tuple[float, bytes]]:
-        streams = Streams(Gauge("streams", "Open.", registry=None))
-        parts, _ = await asyncio.gather(read(generation, streams), end())
+        parts, _ = await asyncio.gather(read(generation, no_streams()), end())
         return parts
 
     parts = run_skipping(both())

@@ -31,7 +31,7 @@ ISAS: dict[str, Isa] = {  # best first
     "avx2": Isa("x86_64", _AVX2, _HAS_AVX2),
     "neonbf16": Isa("aarch64", ("-march=armv8.2-a+dotprod+bf16",), frozenset({"asimddp", "bf16"})),
     "neondot": Isa("aarch64", ("-march=armv8.2-a+dotprod",), frozenset({"asimddp"})),
-    "portable": Isa("", (), frozenset()),  # what every CPU of its kind has: on 64-bit Arm, NEON
+    "portable": Isa("", (), frozenset()),  # what all of a kind have: on Arm NEON, Macs sdot too
 }
 
 
@@ -74,7 +74,8 @@ def machine_isas() -> list[str]:
 
 def cpu_isas() -> list[str]:
     """Give the ISAs that this CPU has, best first."""
-    return [name for name, isa in ISAS.items() if isa.features <= cpu()[1]]
+    # An x86 program that a Mac translates is told of the Arm CPU beneath it.
+    return [name for name in machine_isas() if ISAS[name].features <= cpu()[1]]
 
 
 def usable_cores() -> int:

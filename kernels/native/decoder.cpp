@@ -2,7 +2,7 @@
 // model/decoders/native.py adapts it to model/decoders/contract.py, which says what every call does.
 
 #if defined(__aarch64__) && defined(__GNUC__) && !defined(__clang__)
-// gcc orders Arm's instructions before it gives them registers, and spills a product's sums for it.
+// gcc orders Arm's instructions before it gives them registers, and spills sums for it.
 #pragma GCC optimize("no-schedule-insns")
 #endif
 

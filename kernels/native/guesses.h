@@ -16,7 +16,7 @@ namespace scanline {
 class Guesses {
 public:
     explicit Guesses(const Config& c)
-        : height_(c.height), width_(c.width), channels_(c.channels), entries_(ENTRIES) {}
+        : width_(c.width), channels_(c.channels), entries_(ENTRIES) {}
 
     struct Guess {
         uint8_t values[MAX_CHANNELS];
@@ -60,7 +60,7 @@ private:
         return hash >> 52;
     }
 
-    const int height_, width_, channels_;
+    const int width_, channels_;
     std::vector<Guess> entries_;
 };
 

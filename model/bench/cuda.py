@@ -108,7 +108,7 @@ def step_bytes(config: ModelConfig, slots: int) -> float:
     from scanline.kernels.cuda.sizes import state_bytes
     from scanline.model.decoders.packing import sizes_of
 
-    return least_bytes(config, 0) + slots * state_bytes(sizes_of(config))
+    return least_bytes(config, 0, "bf16") + slots * state_bytes(sizes_of(config))
 
 
 def time_one_after_another(

@@ -20,7 +20,7 @@ def operations(config: ModelConfig) -> int:
     return 2 * _weights(config) + 4 * _state(config)
 
 
-def least_bytes(config: ModelConfig, slots: int, precision: str = "bf16") -> int:
+def least_bytes(config: ModelConfig, slots: int, precision: str) -> int:
     """Bytes that one step of all slots has to move: weights once, states there and back."""
     return _WEIGHT_BYTES[precision] * _weights(config) + 8 * _state(config) * slots
 
@@ -48,7 +48,7 @@ class Machine:
         self.peaks: Peaks = measure_peaks(library, threads)
         self._library, self._threads = library, threads
 
-    def limit(self, config: ModelConfig, slots: int, precision: str = "bf16") -> Limit:
+    def limit(self, config: ModelConfig, slots: int, precision: str) -> Limit:
         """Give the limit of one step of all slots, its products in ``precision``, else float32.
 
         Bytes count at the rate at which as much memory as weights and states take is read over and

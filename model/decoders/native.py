@@ -41,16 +41,16 @@ class NativeDecoder(Decoder):
     """C++ on the CPU: whole pixels of all slots in one call.
 
     ``precision`` is what products are computed in: by default ``int16``, whole numbers that are
-    more exact than ``bf16`` and about as fast, and ``bf16`` on Arm. ``int8`` is faster than both,
-    and some models are worse for it. All else is float32, and so are states.
+    more exact than ``bf16`` and on Zen 4 about as fast, and ``bf16`` on Arm. ``int8`` is faster
+    than both, and some models are worse for it. All else is float32, and so are states.
     Where intensities enter by a linear map, the first feed-forward network's input and a mixture's
     parameters are a step finer: float32 beside bf16, int16 beside int8.
     ``threads`` is how many cores to use, all that this process may by default, and ``isa`` one of
-    ``native.ISAS``, the CPU's best by default. ``guess`` computes pixels ahead on guesses,
-    where images are few, and keeps what was guessed right. ``team`` is how many threads share the
-    work on few images, by default what the network's size is worth. The same seed gives the same
-    bytes for every ``threads`` and ``team``, guessed or not. Raises ``BackendError`` where the code
-    cannot be built or run.
+    ``ISAS`` in ``kernels/native/cpu.py``, the CPU's best by default. ``guess`` computes pixels
+    ahead on guesses, where images are few, and keeps what was guessed right. ``team`` is how many
+    threads share the work on few images, by default what the network's size is worth. The same
+    seed gives the same bytes for every ``threads`` and ``team``, guessed or not. Raises
+    ``BackendError`` where the code cannot be built or run.
     """
 
     backend = "native"

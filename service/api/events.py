@@ -19,8 +19,8 @@ from scanline.service.generation import FinishReason, Generation, Image, Status
 from scanline.service.http.errors import ErrorReply, error_reply
 from scanline.service.http.sse import (
     COMMENT,
-    EVENTS_PER_SECOND,
     KEEP_ALIVE_SECONDS,
+    Streams,
     describe_stream,
     sse_event,
     sse_line,
@@ -125,54 +125,55 @@ _TEXTS = np.array([f"{i % 256}{',' if i < 256 else chr(10)}" for i in range(512)
 async def stream_events(
     generation: Generation,
     gone: asyncio.Task[Any],
+    streams: Streams,
     *,
     granularity: Granularity = "auto",
     resumed: list[Cursor] | None = None,
     output: Output = "png",
     place: Callable[[], tuple[int, float]] | None = None,
-    pause: Callable[[], float] = lambda: 1 / EVENTS_PER_SECOND,
 ) -> AsyncIterator[bytes]:
     """Yield a generation as server-sent events, from the start or from where a reader ``resumed``.
 
     ``started`` opens a stream that is not resumed; then ``waiting`` with its ``place`` in the queue
-    now and then while it has to, ``pixels`` as they are drawn, with a ``pause`` of some seconds
-    between two of them, ``image`` as each is finished, its pixels as ``output`` says, and
-    ``completed`` or ``error`` at the end. An event's id says how far its reader is then. Comments
-    keep an idle connection open. Raises ``ClientGoneError`` when the client leaves.
+    now and then while it has to, ``pixels`` as they are drawn, as often as the other ``streams``
+    leave it, ``image`` as each is finished, its pixels as ``output`` says, and ``completed`` or
+    ``error`` at the end. An event's id says how far its reader is then. Comments keep an idle
+    connection open. Raises ``ClientGoneError`` when the client leaves.
     """
     loop = asyncio.get_running_loop()
     if resumed is None:
         yield sse_event("started", Started.of(generation))
     reader = _Reader(generation, granularity, output, resumed)
-    while True:
-        # Read before the pixels: what is finished now has all of its pixels below.
-        seen, finished = generation.changes, generation.finished
-        drawn, part = False, bytearray()
-        for event in reader.news():
-            drawn = True
-            part += event
-            if len(part) >= PART_BYTES:
-                yield bytes(part)
-                part.clear()
-                await asyncio.sleep(0)  # a long replay leaves room for others
-        if part:
-            yield bytes(part)
-        if finished:
-            break
-        sent = loop.time()
+    with streams.share() as pause:
         while True:
-            waits = place is not None and generation.status is Status.WAITING
-            seconds = WAITING_SECONDS if waits else KEEP_ALIVE_SECONDS
-            if await news(generation, gone, seconds, seen):
+            # Read before the pixels: what is finished now has all of its pixels below.
+            seen, finished = generation.changes, generation.finished
+            drawn, part = False, bytearray()
+            for event in reader.news():
+                drawn = True
+                part += event
+                if len(part) >= PART_BYTES:
+                    yield bytes(part)
+                    part.clear()
+                    await asyncio.sleep(0)  # a long replay leaves room for others
+            if part:
+                yield bytes(part)
+            if finished:
                 break
-            if place is not None and generation.status is Status.WAITING:
-                ahead, wait = place()
-                still = Waiting(queue_position=ahead, estimated_seconds=round(wait, 1))
-                yield sse_event("waiting", still)
-            else:
-                yield COMMENT
-        if drawn:
-            await wait_finished(generation, gone, max(0.0, sent + pause() - loop.time()))
+            sent = loop.time()
+            while True:
+                waits = place is not None and generation.status is Status.WAITING
+                seconds = WAITING_SECONDS if waits else KEEP_ALIVE_SECONDS
+                if await news(generation, gone, seconds, seen):
+                    break
+                if place is not None and generation.status is Status.WAITING:
+                    ahead, wait = place()
+                    still = Waiting(queue_position=ahead, estimated_seconds=round(wait, 1))
+                    yield sse_event("waiting", still)
+                else:
+                    yield COMMENT
+            if drawn and (left := sent + pause() - loop.time()) > 0:
+                await wait_finished(generation, gone, left)
     if generation.error:
         failure = error_reply(500, generation.error, code="generation_failed")
         yield sse_event("error", failure, END)

@@ -287,11 +287,11 @@ def _stream(
         return stream_events(
             generation,
             gone,
+            server.streams,
             granularity=granularity,
             resumed=resumed,
             output=output,
             place=lambda: engine.queue.place(generation),
-            pause=lambda: server.streams.pause,
         )
 
     return stream_reply(request, engine, generation, events, server.streams)

@@ -67,7 +67,7 @@ def first_pixel_milliseconds(port: int) -> float:
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as http:
         http.get("/livez")  # the connection is there already
         began = time.perf_counter()
-        with http.stream("POST", "/v1/samples", json={"stream": True}) as reply:
+        with http.stream("POST", "/v1/samples", json={"stream": True} | PLAIN) as reply:
             for line in reply.iter_lines():
                 if line == "event: pixels":
                     return (time.perf_counter() - began) * 1e3

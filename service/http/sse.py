@@ -19,33 +19,41 @@ from scanline.service.workshop import Workshop
 
 KEEP_ALIVE_SECONDS = 15.0
 EVENTS_PER_SECOND = 60  # of one stream,
-EVENTS_IN_ALL = 480  # and of all together, each a tenth of a millisecond or two of the event loop,
-LONGEST_PAUSE = 0.5  # seconds, however many streams there are
+EVENTS_IN_ALL = 480  # and of all together, which take a tenth of the event loop or less,
+LONGEST_PAUSE = 0.5  # seconds: each of more than 240 streams speaks so often all the same
 COMMENT = b": keep-alive\n"  # an empty line behind it, and some clients would see an event
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 class Streams:
-    """The streams being sent, which share what the event loop can send: more of them, seldomer."""
+    """The streams being sent. Those that tell of pixels share the events: more of them, seldomer.
+
+    Those that wait in the queue, or send looks at whole images, take no part of it.
+    """
 
     def __init__(self, gauge: Gauge) -> None:
-        self._open, self._gauge = 0, gauge
+        self._telling, self._gauge = 0, gauge
+
+    def one_more(self) -> contextlib.AbstractContextManager[None]:
+        """Count an open stream inside the block."""
+        return self._gauge.track_inprogress()
 
     @contextlib.contextmanager
-    def one_more(self) -> Iterator[None]:
-        """Count a stream inside the block."""
-        self._open += 1
-        self._gauge.set(self._open)
-        try:
-            yield
-        finally:
-            self._open -= 1
-            self._gauge.set(self._open)
+    def share(self) -> Iterator[Callable[[], float]]:
+        """Give what says for how many seconds to pause; from its first call on it counts."""
+        telling = False
 
-    @property
-    def pause(self) -> float:
-        """Give the seconds that each leaves at least between two events that say what is new."""
-        return min(max(1 / EVENTS_PER_SECOND, self._open / EVENTS_IN_ALL), LONGEST_PAUSE)
+        def pause() -> float:
+            nonlocal telling
+            if not telling:
+                telling = True
+                self._telling += 1
+            return min(max(1 / EVENTS_PER_SECOND, self._telling / EVENTS_IN_ALL), LONGEST_PAUSE)
+
+        try:
+            yield pause
+        finally:
+            self._telling -= telling
 
 
 def describe_stream(shapes: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from tests.service_fixtures import (
     encode,
     fake_image,
     idle,
+    no_streams,
     parse_sse,
     random_picture,
     rebuild,
@@ -171,7 +172,7 @@ def test_a_stream_misses_nothing_that_happens_while_it_sends(
 
     async def read() -> list[Event]:
         gone = asyncio.create_task(asyncio.sleep(60))
-        stream = stream_events(generation, gone)
+        stream = stream_events(generation, gone, no_streams())
         raw = await anext(stream)
         published[0] = 7
         raw += await anext(stream)
@@ -195,7 +196,7 @@ def test_rows_come_whole_but_for_the_last_of_a_cancelled_image_and_each_image_on
 
     async def read() -> list[Event]:
         gone = asyncio.create_task(asyncio.sleep(60))
-        stream = stream_events(generation, gone, granularity="row")
+        stream = stream_events(generation, gone, no_streams(), granularity="row")
         raw = await anext(stream)
         for position in (7, 12, 30):  # rows are five pixels wide
             published[:] = position
@@ -247,7 +248,7 @@ def test_a_long_replay_comes_in_several_events() -> None:
 
     async def read(granularity: Granularity) -> list[Event]:
         gone = asyncio.create_task(asyncio.sleep(60))
-        stream = stream_events(generation, gone, granularity=granularity)
+        stream = stream_events(generation, gone, no_streams(), granularity=granularity)
         raw = b"".join([part async for part in stream])
         gone.cancel()
         return parse_sse(raw)

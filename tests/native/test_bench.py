@@ -52,7 +52,7 @@ def test_a_limit_is_what_takes_the_machine_longer(
     monkeypatch.setattr(limits, "measure_peaks", lambda library, threads: peaks)
     monkeypatch.setattr(limits, "measure_bandwidth", lambda library, threads, size: rate)
     machine = limits.Machine(native.load_library("portable"), 1)
-    found = machine.limit(PRESETS["mnist-paper"], 64)
+    found = machine.limit(PRESETS["mnist-paper"], 64, "bf16")
     assert found.name == limit[0]
     assert found.seconds == pytest.approx(limit[1], rel=0.02)
 
@@ -79,5 +79,5 @@ def test_the_peer_computes_the_same() -> None:
 def test_the_benchmark_counts_the_papers_network() -> None:
     """The known figures: 12.6 MB of bf16 weights, 6,200 images' states at 3.35 TB/s."""
     config = PRESETS["mnist-paper"]
-    assert limits.least_bytes(config, 0) == pytest.approx(12.6e6, rel=0.01)
+    assert limits.least_bytes(config, 0, "bf16") == pytest.approx(12.6e6, rel=0.01)
     assert limits.operations(config) == pytest.approx(12.9e6, rel=0.02)

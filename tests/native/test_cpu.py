@@ -38,6 +38,9 @@ def features(monkeypatch: pytest.MonkeyPatch, cpuinfo: str | None) -> frozenset[
     ],
 )
 def test_linux_tells(cpuinfo: str, isas: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "platform.machine", lambda: "aarch64" if "Features" in cpuinfo else "x86_64"
+    )
     assert features(monkeypatch, cpuinfo)
     assert native_cpu.cpu_isas() == isas
 
@@ -58,8 +61,11 @@ def test_macos_tells(
         (tmp_path / "sysctl").write_text(APPLE.format(told))
         (tmp_path / "sysctl").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("platform.machine", lambda: "arm64")
     features(monkeypatch, None)
     assert native_cpu.cpu_isas() == isas
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")  # a program that is translated
+    assert native_cpu.cpu_isas() == ["portable"]
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,7 @@ def test_wrong_settings_are_refused() -> None:
 
 
 def test_an_isa_that_the_cpu_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
     for module in (native_cpu, native_build):
         monkeypatch.setattr(module, "cpu", lambda: ("Old CPU", frozenset({"avx2", "fma"})))
     assert native_cpu.cpu_isas() == ["avx2", "portable"]

@@ -1,6 +1,12 @@
 // What training runs over whole batches beside matrix products, behind a plain C ABI: see
 // kernels/native/training/passes.py. Work is shared out by image and head, and sums are made in one
 // order, so results do not depend on the number of threads.
+
+#if defined(__aarch64__) && defined(__GNUC__) && !defined(__clang__)
+// gcc orders Arm's instructions before it gives them registers, and spills sums for it.
+#pragma GCC optimize("no-schedule-insns")
+#endif
+
 #include <algorithm>
 #include <new>
 
