@@ -160,7 +160,9 @@ async def stream_events(
                 yield bytes(part)
             if finished:
                 break
-            sent = loop.time()
+            # Before the wait for news, which there are by then: one waking instead of two.
+            if drawn:
+                await wait_finished(generation, gone, pause(loop.time()))
             while True:
                 waits = place is not None and generation.status is Status.WAITING
                 seconds = WAITING_SECONDS if waits else KEEP_ALIVE_SECONDS
@@ -172,8 +174,6 @@ async def stream_events(
                     yield sse_event("waiting", still)
                 else:
                     yield COMMENT
-            if drawn and (left := sent + pause() - loop.time()) > 0:
-                await wait_finished(generation, gone, left)
     if generation.error:
         failure = error_reply(500, generation.error, code="generation_failed")
         yield sse_event("error", failure, END)

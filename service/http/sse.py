@@ -19,8 +19,9 @@ from scanline.service.workshop import Workshop
 
 KEEP_ALIVE_SECONDS = 15.0
 EVENTS_PER_SECOND = 60  # of one stream,
-EVENTS_IN_ALL = 480  # and of all together, which take a tenth of the event loop or less,
-LONGEST_PAUSE = 0.5  # seconds: each of more than 240 streams speaks so often all the same
+EVENTS_IN_ALL = 320  # and of all together, which take a tenth of the event loop or less,
+LONGEST_PAUSE = 0.5  # seconds: each of more than 160 streams speaks so often all the same
+TICK = 1 / EVENTS_PER_SECOND  # seconds: at its multiples they speak, for each waking costs
 COMMENT = b": keep-alive\n"  # an empty line behind it, and some clients would see an event
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
@@ -28,7 +29,8 @@ _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 class Streams:
     """The streams being sent. Those that tell of pixels share the events: more of them, seldomer.
 
-    Those that wait in the queue, or send looks at whole images, take no part of it.
+    They speak at the same times, so that the event loop is woken once for many. Those that wait
+    in the queue, or send looks at whole images, take no part of it.
     """
 
     def __init__(self, gauge: Gauge) -> None:
@@ -39,16 +41,17 @@ class Streams:
         return self._gauge.track_inprogress()
 
     @contextlib.contextmanager
-    def share(self) -> Iterator[Callable[[], float]]:
-        """Give what says for how many seconds to pause; from its first call on it counts."""
+    def share(self) -> Iterator[Callable[[float], float]]:
+        """Give what says, at a time, for how many seconds to pause; once called it counts."""
         telling = False
 
-        def pause() -> float:
+        def pause(now: float) -> float:
             nonlocal telling
             if not telling:
                 telling = True
                 self._telling += 1
-            return min(max(1 / EVENTS_PER_SECOND, self._telling / EVENTS_IN_ALL), LONGEST_PAUSE)
+            seconds = min(max(TICK, self._telling / EVENTS_IN_ALL), LONGEST_PAUSE)
+            return round((now + seconds) / TICK) * TICK - now
 
         try:
             yield pause

@@ -216,7 +216,7 @@ def test_sanitizers_find_nothing(cache: Path) -> None:
         pytest.skip("g++ comes without its sanitizers here")
     environment = os.environ | {
         "CXX": "g++",
-        "SCANLINE_CXXFLAGS": "-fsanitize=address,undefined -fno-sanitize-recover=all -O1",
+        "SCANLINE_CXXFLAGS": "-fsanitize=address,undefined -fno-sanitize-recover=all -O0",
         "LD_PRELOAD": " ".join(runtimes),
         "ASAN_OPTIONS": "detect_leaks=0",  # Python's own
     }

@@ -99,6 +99,30 @@ def test_the_same_bytes_for_any_threads_and_company(
                 assert tuple(part.tobytes() for part in one) == expected[running.pop(slot)]
 
 
+@pytest.mark.parametrize("kind", ["grey", "rgb", "conv"])
+@pytest.mark.parametrize("guided", [False, True])
+def test_the_same_bytes_where_parts_are_drawn_in_turns(kind: str, guided: bool, isa: str) -> None:
+    """Many images and many pixels at once: any thread goes on with any part, time and again."""
+    count = 61
+    wide = replace(KINDS[kind], height=9, width=8, d_model=48, n_heads=3, classes=("a", "b"))
+    network, inputs = network_of(wide), masked(wide, count, seed=3)
+    images = np.arange(count, dtype=np.int32)
+    if guided:
+        inputs.guidance[:], inputs.twin[:] = 1.7, images + count
+        inputs.label[:] = images % 2
+    drawn = set()
+    for threads, calls in ((1, 1), (2, 2), (3, 1), (5, 1)):
+        decoder = NativeDecoder(network, 2 * count, threads, isa=isa, team=1)
+        decoder.begin(images, inputs)
+        decoder.step(images[::3], 5)
+        for _ in range(calls):
+            decoder.step(images[::-1], wide.pixels // calls)
+        decoder.step(images, wide.pixels)
+        assert (decoder.positions[images] == wide.pixels).all()
+        drawn.add((decoder.canvas.tobytes(), decoder.bits.tobytes(), decoder.kv.tobytes()))
+    assert len(drawn) == 1
+
+
 def test_a_decoder_owns_its_weights() -> None:
     """Training on, or closing the model, does not reach into a running decoder."""
     config = tiny_config()
