@@ -16,9 +16,9 @@ constexpr int AHEAD_ROWS = BLOCK;
 // Threads that meet this often lose whole time slices where other processes want the cores. So
 // many meetings that outlast their spin tell so, and the next pixels run without meetings.
 constexpr int TOO_MANY_SLEEPS = 3, ALONE_PIXELS = 512;
-// Who had to give its core to another process for a while is waited for by the others, no longer than
-// one task takes: each thread has about so many, of no fewer pixels, where images are enough.
-constexpr int TASKS = 16, TASK_PIXELS = 8;
+// A thread may lose its core to another process in the middle of a task, and at the end the others
+// wait for that. So tasks are small, about this many for each thread, where there are images enough.
+constexpr int TASKS = 16;
 
 class Decoder {
 public:
@@ -148,8 +148,8 @@ private:
     }
 
     // Have `work(range of slots, pixels, seat)` done by these teams, for parts of at most `most` slots, up
-    // to `n` of their pixels. Where each thread is alone and has some parts, each part is worked on several
-    // times, up to more and more pixels, by whoever is free.
+    // to `n` of their pixels. Where each thread is alone and has several parts, a part's pixels are done in
+    // several turns, each by whoever is free.
     template <typename Work>
     void spread(const Crews& crews, int count, int most, int n, const Work& work) {
         const auto [teams, threads] = crews;
@@ -158,8 +158,8 @@ private:
         const auto members = [&](int team) { return Range::share(crews.threads, team, crews.teams); };
         for (int team = 0; team < teams; ++team)
             teams_[static_cast<size_t>(team)]->gather(members(team).end - members(team).begin);
-        const bool several = threads > 1 && teams == threads && rounds > 1;
-        const int turns = several ? std::clamp(TASKS / rounds, 1, std::max(1, n / TASK_PIXELS)) : 1;
+        const bool in_turns = threads > 1 && teams == threads && rounds > 1;
+        const int turns = in_turns ? std::clamp(TASKS / rounds, 1, std::max(1, n)) : 1;
         for (int part = 0; part < parts; ++part) turns_[static_cast<size_t>(part)] = 0;
         std::atomic<int> next{0};
         pool_.run(threads, [&](int i) {
@@ -174,9 +174,9 @@ private:
             for (int task = alone ? take(0) : mine; task < parts * turns; task = take(task)) {
                 const int part = task % parts, turn = task / parts;
                 std::atomic<uint32_t>& had = turns_[static_cast<size_t>(part)];
-                if (turn > 0) wait_for(had, static_cast<uint32_t>(turn));
+                wait_for(had, static_cast<uint32_t>(turn));
                 work(Range::share(count, part, parts), Range::share(n, turn, turns).end, seat);
-                had.store(static_cast<uint32_t>(turn) + 1, std::memory_order_release);
+                had.store(static_cast<uint32_t>(turn) + 1);  // in one order with who begins to sleep
                 had.notify_all();
             }
         });

@@ -34,9 +34,9 @@ inline bool wait_change(const std::atomic<uint32_t>& word, uint32_t old) {
     return true;
 }
 
-// Wait until `word`, which only grows, is at `value`.
+// Wait until `word`, which only grows, has come to `value`.
 inline void wait_for(const std::atomic<uint32_t>& word, uint32_t value) {
-    for (uint32_t is; (is = word.load(std::memory_order_acquire)) != value;) wait_change(word, is);
+    for (uint32_t is; (is = word.load(std::memory_order_acquire)) < value;) wait_change(word, is);
 }
 
 // Where the members of a team meet. They arrive by groups, so that many do not queue for one word.
@@ -54,7 +54,7 @@ public:
         if (members_ == 1) return;
         const uint32_t phase = phase_.load(std::memory_order_relaxed);
         if (arrive(index)) {
-            phase_.store(phase + 1, std::memory_order_release);
+            phase_.store(phase + 1);  // in one order with who begins to sleep
             phase_.notify_all();
         } else {
             if (wait_change(phase_, phase)) slept_.fetch_add(1, std::memory_order_relaxed);

@@ -33,7 +33,8 @@ class ShortConv(Layer):
 
     def forward(self, x: Tensor) -> Tensor:
         B, S, D = x.shape
-        whole = F.pad(x, (0, 0, 0, -S % self.columns))  # to whole rows of the image
+        missing = -S % self.columns  # to whole rows of the image
+        whole = F.pad(x, (0, 0, 0, missing)) if missing else x  # which would be copied
         y = short_conv(whole.view(B, -1, self.columns, D), self.weight, self.stride)
         return y.view(B, -1, D)[:, :S]
 

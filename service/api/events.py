@@ -160,9 +160,10 @@ async def stream_events(
                 yield bytes(part)
             if finished:
                 break
-            # Before the wait for news, which there are by then: one waking instead of two.
             if drawn:
                 await wait_finished(generation, gone, pause(loop.time()))
+                if generation.changes != seen:  # by then there is news, without another waking
+                    continue
             while True:
                 waits = place is not None and generation.status is Status.WAITING
                 seconds = WAITING_SECONDS if waits else KEEP_ALIVE_SECONDS

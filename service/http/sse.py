@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 
@@ -21,7 +22,7 @@ KEEP_ALIVE_SECONDS = 15.0
 EVENTS_PER_SECOND = 60  # of one stream,
 EVENTS_IN_ALL = 320  # and of all together, which take a tenth of the event loop or less,
 LONGEST_PAUSE = 0.5  # seconds: each of more than 160 streams speaks so often all the same
-TICK = 1 / EVENTS_PER_SECOND  # seconds: at its multiples they speak, for each waking costs
+TICK = 1 / EVENTS_PER_SECOND  # seconds: at whole ones they speak, for each waking costs
 COMMENT = b": keep-alive\n"  # an empty line behind it, and some clients would see an event
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
@@ -29,8 +30,8 @@ _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 class Streams:
     """The streams being sent. Those that tell of pixels share the events: more of them, seldomer.
 
-    They speak at the same times, so that the event loop is woken once for many. Those that wait
-    in the queue, or send looks at whole images, take no part of it.
+    They speak at whole ticks, so that the event loop is woken once for many. Those that wait in
+    the queue, or send looks at whole images, take no part of it.
     """
 
     def __init__(self, gauge: Gauge) -> None:
@@ -50,8 +51,9 @@ class Streams:
             if not telling:
                 telling = True
                 self._telling += 1
-            seconds = min(max(TICK, self._telling / EVENTS_IN_ALL), LONGEST_PAUSE)
-            return round((now + seconds) / TICK) * TICK - now
+            seconds = min(self._telling / EVENTS_IN_ALL, LONGEST_PAUSE)
+            ticks = max(1, math.ceil(seconds / TICK - 1e-9))
+            return (round(now / TICK) + ticks) * TICK - now
 
         try:
             yield pause

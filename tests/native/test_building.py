@@ -192,6 +192,13 @@ for config in [*KINDS.values(), *list(ODD_SIZES.values())[::2]]:
     decoder = NativeDecoder(network_of(config), 7, 2, precision="int8", isa="portable")
     decoder.begin([6, 0, 3, 2, 1], inputs)
     decoder.step([6, 0, 3, 2, 1], config.pixels)
+grey = KINDS["grey"]
+inputs, images = masked(grey, 61), np.arange(61, dtype=np.int32)
+inputs.guidance[:], inputs.twin[:], inputs.label[:] = 1.7, images + 61, 1
+decoder = NativeDecoder(network_of(grey), 122, 2, team=1)  # parts of which pairs are torn, in turns
+decoder.begin(images, inputs)
+decoder.step(images, grey.pixels)
+assert (decoder.positions == grey.pixels).all()
 for config in KINDS.values():
     network, inputs = repetitive(config)
     decoder = NativeDecoder(network, 2, 2)
@@ -216,6 +223,7 @@ def test_sanitizers_find_nothing(cache: Path) -> None:
         pytest.skip("g++ comes without its sanitizers here")
     environment = os.environ | {
         "CXX": "g++",
+        # Optimised it takes twice as long to build.
         "SCANLINE_CXXFLAGS": "-fsanitize=address,undefined -fno-sanitize-recover=all -O0",
         "LD_PRELOAD": " ".join(runtimes),
         "ASAN_OPTIONS": "detect_leaks=0",  # Python's own
