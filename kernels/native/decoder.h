@@ -16,9 +16,10 @@ constexpr int AHEAD_ROWS = BLOCK;
 // Threads that meet this often lose whole time slices where other processes want the cores. So
 // many meetings that outlast their spin tell so, and the next pixels run without meetings.
 constexpr int TOO_MANY_SLEEPS = 3, ALONE_PIXELS = 512;
-// A thread may lose its core to another process in the middle of a task, and at the end the others
-// wait for that. So tasks are small, about this many for each thread, where there are images enough.
-constexpr int TASKS = 16;
+// A thread may lose its core to another process, and at the end the others wait for what it does. So
+// the last quarter of each part's pixels is a task of its own, where a thread has few parts: the states
+// are fetched once more for it.
+constexpr int LAST_TURN = 4, FEW_ROUNDS = 8;
 
 class Decoder {
 public:
@@ -148,8 +149,8 @@ private:
     }
 
     // Have `work(range of slots, pixels, seat)` done by these teams, for parts of at most `most` slots, up
-    // to `n` of their pixels. Where each thread is alone and has several parts, a part's pixels are done in
-    // several turns, each by whoever is free.
+    // to `n` of their pixels. Where each thread is alone and has a few parts, a part's pixels are done in two
+    // turns, each by whoever is free.
     template <typename Work>
     void spread(const Crews& crews, int count, int most, int n, const Work& work) {
         const auto [teams, threads] = crews;
@@ -158,8 +159,8 @@ private:
         const auto members = [&](int team) { return Range::share(crews.threads, team, crews.teams); };
         for (int team = 0; team < teams; ++team)
             teams_[static_cast<size_t>(team)]->gather(members(team).end - members(team).begin);
-        const bool in_turns = threads > 1 && teams == threads && rounds > 1;
-        const int turns = in_turns ? std::clamp(TASKS / rounds, 1, std::max(1, n)) : 1;
+        const bool few = threads > 1 && teams == threads && rounds > 1 && rounds <= FEW_ROUNDS;
+        const int last = few ? n / LAST_TURN : 0, turns = last > 0 ? 2 : 1;
         for (int part = 0; part < parts; ++part) turns_[static_cast<size_t>(part)] = 0;
         std::atomic<int> next{0};
         pool_.run(threads, [&](int i) {
@@ -168,14 +169,14 @@ private:
                             members_[static_cast<size_t>(i)]};
             // Who is alone takes whatever is next; the members of a team have to agree on it.
             const bool alone = seat.team.members == 1;
-            const auto take = [&](int last) {
-                return alone ? next.fetch_add(1, std::memory_order_relaxed) : last + crews.teams;
+            const auto take = [&](int task) {
+                return alone ? next.fetch_add(1, std::memory_order_relaxed) : task + crews.teams;
             };
             for (int task = alone ? take(0) : mine; task < parts * turns; task = take(task)) {
                 const int part = task % parts, turn = task / parts;
                 std::atomic<uint32_t>& had = turns_[static_cast<size_t>(part)];
                 wait_for(had, static_cast<uint32_t>(turn));
-                work(Range::share(count, part, parts), Range::share(n, turn, turns).end, seat);
+                work(Range::share(count, part, parts), turn + 1 < turns ? n - last : n, seat);
                 had.store(static_cast<uint32_t>(turn) + 1);  // in one order with who begins to sleep
                 had.notify_all();
             }
