@@ -61,5 +61,7 @@ def _open_triton(model: LinearTransformer, max_slots: int) -> Decoder:
     from scanline.model.decoders.triton import TritonDecoder
 
     decoder = TritonDecoder(model, max_slots)
-    log.info("decoding with the triton backend, in %s on %s", decoder.precision, decoder.where)
+    log.info(
+        "decoding with the triton backend, in %s on %s", decoder.precision, decoder.device.where
+    )
     return decoder

@@ -10,8 +10,7 @@ holds up the host.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from subprocess import SubprocessError
 from typing import Any
@@ -25,7 +24,6 @@ from triton.errors import TritonError
 
 from scanline.kernels.cuda import decode as triton_decode
 from scanline.kernels.cuda.launch import Steps
-from scanline.kernels.cuda.overlap import overlaps
 from scanline.kernels.cuda.sizes import DELAY, allocate, allocate_weights
 from scanline.model.config import ModelConfig
 from scanline.model.decoders.contract import (
@@ -35,15 +33,13 @@ from scanline.model.decoders.contract import (
     Slots,
     refuse_unknown,
 )
+from scanline.model.decoders.device import Device
 from scanline.model.decoders.packing import DTYPES, Precision, fill, sizes_of
 from scanline.model.network import LinearTransformer
 
 log = logging.getLogger("scanline.decoder")
 
 UPLOAD_SLOTS = 1024  # whose inputs are pinned at once: pinned memory is never given back
-SPARE_BYTES = 512 << 20  # what is left free of the device's memory, for graphs and others
-
-
 _INPUTS = tuple(field.name for field in fields(Inputs))
 _SENT_AS = {np.dtype(np.bool_): np.uint8, np.dtype(np.uint64): np.int64}  # torch has few uint64 ops
 # What Triton raises where it finds no driver, compiler or headers, or cannot compile.
@@ -62,25 +58,6 @@ _KNOWN = {
     "positions": ("learned", "sinusoidal"),
     "start": ("learned", "given"),
 }
-
-
-def find_device() -> torch.device:
-    """Give the device to run on, the CPU under Triton's interpreter.
-
-    Raises ``BackendError`` where the kernels cannot run.
-    """
-    if triton.knobs.runtime.interpret:
-        return torch.device("cpu")
-    if not torch.cuda.is_available() or torch.version.hip is not None:
-        raise BackendError(
-            "the triton backend needs an NVIDIA GPU and a CUDA build of PyTorch: install one "
-            "(https://pytorch.org/get-started), or use the native backend"
-        )
-    device = torch.device("cuda", torch.cuda.current_device())
-    if torch.cuda.get_device_capability(device) < (8, 0):
-        name = torch.cuda.get_device_name(device)
-        raise BackendError(f"the triton backend needs a GPU of compute capability 8.0, not {name}")
-    return device
 
 
 @dataclass(frozen=True)
@@ -122,15 +99,13 @@ class TritonDecoder(Decoder):
         graphs: bool = True,
         overlap: bool | None = None,
     ) -> None:
-        self.device = find_device()
-        cuda = self.device.type == "cuda"
-        self.precision: Precision = precision or ("bf16" if cuda else "float32")
+        self.device = device = Device()
+        self.precision: Precision = precision or ("bf16" if device.cuda else "float32")
         if self.precision not in DTYPES:
             raise ValueError(f"precision must be bf16 or float32, not {precision!r}")
         if delay < 1:
             raise ValueError(f"delay must be at least 1, not {delay}")
-        able = cuda and overlaps(torch.cuda.get_device_capability(self.device))
-        if overlap and not able:
+        if overlap and not device.overlaps:
             raise BackendError(
                 "kernels overlap on GPUs of compute capability 9.0 with a driver for CUDA 12.3, "
                 "or newer: leave overlap out"
@@ -138,29 +113,29 @@ class TritonDecoder(Decoder):
         self._sizes = sizes_of(model.config, self.precision, delay)
         self._plan_memory(max_slots)  # before the host's arrays are made for nothing
         super().__init__(model.config, max_slots)
-        self._stream = torch.cuda.Stream(self.device) if cuda else None
         self._flights: list[Flight] = []  # the oldest first
         self._ahead = self.positions.copy()  # where images are on the device, in flight or not
         self._ages = np.zeros(max_slots, np.int64)  # how often each slot was reset
         self._arrays = {name: getattr(self.inputs, name) for name in _INPUTS} | {"bits": self.bits}
-        with self._on_device():
+        with self.device.working():
             try:
-                self._weights = allocate_weights(self._sizes, self.device)
+                self._weights = allocate_weights(self._sizes, device.torch)
                 fill(self._weights, model)
-                self.buffers = allocate(self._sizes, max_slots, self.device)
+                self.buffers = allocate(self._sizes, max_slots, device.torch)
                 for name, buffer in self.buffers.items():
                     buffer.fill_(-1 if name == "slots" else 0)
                 launches = triton_decode.plan(
-                    self._sizes, self._weights, self.buffers, able if overlap is None else overlap
-                )
+                    self._sizes, self._weights, self.buffers,
+                    device.overlaps if overlap is None else overlap,
+                )  # fmt: skip
                 self._steps = Steps(launches, self._sizes.parts, max_slots)
                 self._upload(np.arange(max_slots, dtype=np.int32))
                 self._steps.run(1, 1)  # of no slots: nothing is compiled while a graph is captured
-                if cuda and graphs:
+                if device.cuda and graphs:
                     self._steps.capture()
             except torch.OutOfMemoryError as error:
                 raise BackendError(
-                    f"{max_slots:,} slots do not fit into the memory of {self.where}: {error}"
+                    f"{max_slots:,} slots do not fit into the memory of {device.where}: {error}"
                 ) from error
             except _NOT_STARTED as error:
                 raise BackendError(
@@ -175,10 +150,7 @@ class TritonDecoder(Decoder):
 
     @property
     def variant(self) -> str:
-        where = "interpreter"
-        if self.device.type == "cuda":
-            where = "sm_{}{}".format(*torch.cuda.get_device_capability(self.device))
-        return f"{self.backend} {triton.__version__} {where} {self.precision}"
+        return f"{self.backend} {triton.__version__} {self.device.kind} {self.precision}"
 
     def _start(self, slots: NDArray[np.int32], lengths: NDArray[np.int32]) -> None:
         """Absorb known pixels by stepping through them, all slots together.
@@ -187,8 +159,8 @@ class TritonDecoder(Decoder):
         """
         self._ahead[slots] = 0
         self._ages[slots] += 1
-        with self._on_device():
-            index = self._send(slots.astype(np.int64))
+        with self.device.working():
+            index = self.device.send(slots.astype(np.int64))
             self.buffers["positions"].index_fill_(0, index, 0)
             self.buffers["kv"].index_fill_(1, index, 0)
             self.buffers["z"].index_fill_(1, index, 0)
@@ -205,9 +177,9 @@ class TritonDecoder(Decoder):
     def _copy(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
         self._ahead[targets] = self._ahead[sources]
         self._ages[targets] += 1
-        with self._on_device():
-            origins = self._send(sources.astype(np.int64))
-            copies = self._send(targets.astype(np.int64))
+        with self.device.working():
+            origins = self.device.send(sources.astype(np.int64))
+            copies = self.device.send(targets.astype(np.int64))
             for name in _STATE:
                 buffer = self.buffers[name]
                 buffer.index_copy_(1, copies, buffer.index_select(1, origins))
@@ -217,7 +189,7 @@ class TritonDecoder(Decoder):
 
     def renew(self, slots: Slots, particles: Sequence[int] | NDArray[np.integer[Any]]) -> None:
         super().renew(slots, particles)
-        with self._on_device():
+        with self.device.working():
             self._upload(self._chosen(slots), ["particle"])
 
     def step(self, slots: Slots, n: int) -> None:
@@ -239,15 +211,13 @@ class TritonDecoder(Decoder):
         # The n pixels from each image's position on; of one that ends before, the last again.
         pixel = np.minimum(before[:, None] + np.arange(n), T - 1)
         new = some[:, None].astype(np.int64) * T + pixel
-        with self._on_device():
-            self.buffers["slots"].copy_(self._send(listed))
-            index = self._send(new.ravel())
+        with self.device.working():
+            self.buffers["slots"].copy_(self.device.send(listed))
+            index = self.device.send(new.ravel())
             self._steps.run(len(some), n)
-            values = self._fetch(self.buffers["canvas"].flatten(0, 1)[index])
-            bits = self._fetch(self.buffers["bits"].flatten()[index])
-            done = None
-            if self._stream is not None:  # the host sleeps until it is there, and leaves its core
-                done = self._stream.record_event(torch.cuda.Event(blocking=True))
+            values = self.device.fetch(self.buffers["canvas"].flatten(0, 1)[index])
+            bits = self.device.fetch(self.buffers["bits"].flatten()[index])
+            done = self.device.mark()
         after = self._ahead[some] = np.minimum(before + n, T)
         self._flights.append(Flight(some, self._ages[some], after, new, values, bits, done))
 
@@ -269,13 +239,6 @@ class TritonDecoder(Decoder):
         return self._ahead
 
     @property
-    def where(self) -> str:
-        """The device's name."""
-        if self.device.type == "cuda":
-            return torch.cuda.get_device_name(self.device)
-        return "Triton's interpreter"
-
-    @property
     def kv(self) -> NDArray[np.float32]:
         """Every slot's sums of eq. 18, what still waits included, a copy: ``[N, L, H, K, V]``."""
         return self._sums()[0]
@@ -287,7 +250,7 @@ class TritonDecoder(Decoder):
 
     def _sums(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         s = self._sizes
-        with self._on_device():
+        with self.device.working():
             kv, z, waiting = (self.buffers[name].cpu() for name in ("kv", "z", "waiting"))
         steps = torch.from_numpy(np.maximum(self._ahead * s.parts - s.first, 0))
         for i in range(s.delay - 1):
@@ -300,33 +263,14 @@ class TritonDecoder(Decoder):
     def _upload(self, slots: NDArray[np.int32], names: Sequence[str] = (*_INPUTS, "bits")) -> None:
         """Copy slots' arrays to the device, so many slots at a time that little is pinned."""
         for first in range(0, len(slots), UPLOAD_SLOTS):
-            if first and self._stream is not None:
-                self._stream.synchronize()  # what was pinned for those before is free again
+            if first:
+                self.device.finish()  # what was pinned for those before is free again
             some = slots[first : first + UPLOAD_SLOTS]
-            index = self._send(some.astype(np.int64))
+            index = self.device.send(some.astype(np.int64))
             for name in names:
                 array = self._arrays[name][some]
-                sent = self._send(array.view(_SENT_AS.get(array.dtype, array.dtype)))
+                sent = self.device.send(array.view(_SENT_AS.get(array.dtype, array.dtype)))
                 self.buffers[name].index_copy_(0, index, sent)
-
-    def _send(self, array: NDArray[Any]) -> Tensor:
-        """Start copying an array, which nobody writes to later, to the device."""
-        tensor = torch.from_numpy(array)
-        if self._stream is None:
-            return tensor
-        return tensor.pin_memory().to(self.device, non_blocking=True)
-
-    def _fetch(self, tensor: Tensor) -> Tensor:
-        """Start copying a tensor to the host; it is there when the stream has come so far."""
-        if self._stream is None:
-            return tensor
-        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        return host.copy_(tensor, non_blocking=True)
-
-    @contextmanager
-    def _on_device(self) -> Iterator[None]:
-        with torch.no_grad(), torch.cuda.stream(self._stream):
-            yield
 
     def _plan_memory(self, slots: int) -> None:
         """Raise ``BackendError`` unless all slots fit; log what one takes."""
@@ -334,12 +278,12 @@ class TritonDecoder(Decoder):
         # Scratch comes in whole tiles of rows, so a slot's share is taken of many.
         each = _bytes(allocate(self._sizes, 1024, "meta")) // 1024
         room = ""
-        if self.device.type == "cuda":
-            free = torch.cuda.mem_get_info(self.device)[0] - fixed - SPARE_BYTES
+        if (free := self.device.free) is not None:
+            free -= fixed
             if slots * each > free:
                 raise BackendError(
-                    f"{slots:,} slots of {each / 2**20:.2f} MiB do not fit into the "
-                    f"memory that {self.where} has free; {max(free // each, 0):,} slots would"
+                    f"{slots:,} slots of {each / 2**20:.2f} MiB do not fit into the memory that "
+                    f"{self.device.where} has free; {max(free // each, 0):,} slots would"
                 )
             room = f"; {free // each:,} slots would fit"
         log.info(

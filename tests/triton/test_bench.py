@@ -11,7 +11,7 @@ import torch
 from scanline.model.bench import cuda as bench_cuda
 from scanline.model.checkpoint import Checkpoint
 from scanline.model.decoders.contract import BackendError
-from scanline.model.decoders.triton import find_device
+from scanline.model.decoders.device import find_device
 from scanline.model.network import LinearTransformer
 from tests.conftest import tiny_config
 from tests.decoders.fixtures import network_of

@@ -13,7 +13,7 @@ import triton
 
 from scanline.kernels.cuda.launch import Steps
 from scanline.kernels.cuda.overlap import overlaps
-from scanline.model.decoders import triton as backend
+from scanline.model.decoders import device
 from scanline.model.decoders.contract import BackendError
 from scanline.model.decoders.opening import open_decoder
 from scanline.model.decoders.triton import TritonDecoder
@@ -56,7 +56,7 @@ def test_kernels_overlap_only_where_device_and_driver_can(monkeypatch: pytest.Mo
     assert not overlaps((9, 0))
     monkeypatch.setattr(ctypes, "CDLL", no_library)
     assert not overlaps((9, 0))
-    monkeypatch.setattr(backend, "overlaps", lambda capability: False)
+    monkeypatch.setattr(device, "overlaps", lambda capability: False)
     with pytest.raises(BackendError, match=r"overlap on GPUs of compute capability 9\.0"):
         TritonDecoder(network_of(SMALL), 1, overlap=True)
 

@@ -19,9 +19,10 @@ from scanline.kernels.cuda.decode import plan
 from scanline.kernels.cuda.sizes import allocate, allocate_weights
 from scanline.model.config import ModelConfig
 from scanline.model.decoders.contract import Inputs
+from scanline.model.decoders.device import find_device
 from scanline.model.decoders.packing import fill, sizes_of
 from scanline.model.decoders.reference import ReferenceDecoder
-from scanline.model.decoders.triton import TritonDecoder, find_device
+from scanline.model.decoders.triton import TritonDecoder
 from scanline.model.network import LinearTransformer
 from tests.conftest import assert_close, tiny_config
 from tests.decoders.fixtures import blank, masked, network_of, noises, scatter_seeds
