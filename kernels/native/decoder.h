@@ -16,10 +16,6 @@ constexpr int AHEAD_ROWS = BLOCK;
 // Threads that meet this often lose whole time slices where other processes want the cores. So
 // many meetings that outlast their spin tell so, and the next pixels run without meetings.
 constexpr int TOO_MANY_SLEEPS = 3, ALONE_PIXELS = 512;
-// A thread may lose its core to another process, and at the end the others wait for what it does. So
-// the last quarter of each part's pixels is a task of its own, where a thread has few parts: the states
-// are fetched once more for it.
-constexpr int LAST_TURN = 4, FEW_ROUNDS = 8;
 
 class Decoder {
 public:
@@ -28,8 +24,7 @@ public:
           network_(config, weights),
           head_(config.categorical != 0, config.step_channels, weights.head_tables),
           states_(network_.sizes().slot_state * static_cast<size_t>(config.max_slots)),
-          pool_(config.threads), drawing_team_(team_for(1)), absorbing_team_(team_for(MAX_ROWS)),
-          turns_(static_cast<size_t>(config.max_slots)) {
+          pool_(config.threads), drawing_team_(team_for(1)), absorbing_team_(team_for(MAX_ROWS)) {
         for (int i = 0; i < pool_.threads(); ++i) {
             members_.emplace_back(network_.sizes());
             teams_.push_back(std::make_unique<Team>(config, network_.sizes(), network_.format()));
@@ -66,22 +61,20 @@ public:
     void step(int n) {
         const int count = static_cast<int>(slots_.size());
         n = std::clamp(n, 0, pixels_);
-        starts_.clear();
+        ends_.clear();
         for (const int slot : slots_)
-            starts_.push_back(std::clamp(arrays_.positions[slot], 0, pixels_));
-        const auto work = [&](Range slots, int pixels, const Seat& seat) {
-            draw(whole_pairs(slots), pixels, seat);
-        };
+            ends_.push_back(std::min(std::clamp(arrays_.positions[slot], 0, pixels_) + n, pixels_));
+        const auto work = [&](Range slots, const Seat& seat) { draw(whole_pairs(slots), seat); };
         // A pair that would be torn makes its part a slot longer.
         const int most = guided_ ? MAX_ROWS - 1 : MAX_ROWS;
         const Crews crews = crews_for(count);
         if (crews.teams < crews.threads && alone_pixels_ <= 0) {
-            spread(crews, count, most, n, work);
-            if (arrived(n)) return;
+            spread(crews, count, most, work);
+            if (arrived()) return;
             alone_pixels_ = ALONE_PIXELS;
         }
         if (alone_pixels_ > 0) alone_pixels_ -= n;
-        spread(each_alone(count), count, most, n, work);
+        spread(each_alone(count), count, most, work);
     }
 
     // How many teams draw so many slots, and of how many threads they are in all.
@@ -101,13 +94,13 @@ public:
         for (int i = 0; i < count; ++i)
             if (lengths[i] < 0 || lengths[i] > pixels_) return false;
         ends_.assign(lengths, lengths + count);
-        const auto work = [&](Range slots, int, const Seat& seat) {
+        const auto work = [&](Range slots, const Seat& seat) {
             for (int i = slots.begin; i < slots.end; ++i) absorb(i, seat);
         };
         const int threads = pool_.threads();
         const bool few = count > 0 && count < threads;
         spread(few ? crews_of(count, (threads + count - 1) / count, absorbing_team_) : each_alone(count),
-               count, 1, 1, work);
+               count, 1, work);
         return true;
     }
 
@@ -148,20 +141,15 @@ private:
         return {teams, std::min(threads, teams * most)};
     }
 
-    // Have `work(range of slots, pixels, seat)` done by these teams, for parts of at most `most` slots, up
-    // to `n` of their pixels. Where each thread is alone and has a few parts, a part's pixels are done in two
-    // turns, each by whoever is free.
+    // Have `work(range of slots, seat)` done by these teams, for parts of at most `most` slots.
     template <typename Work>
-    void spread(const Crews& crews, int count, int most, int n, const Work& work) {
+    void spread(const Crews& crews, int count, int most, const Work& work) {
         const auto [teams, threads] = crews;
         const int rounds = (count + teams * most - 1) / (teams * most);
         const int parts = std::min(count, rounds * teams);
         const auto members = [&](int team) { return Range::share(crews.threads, team, crews.teams); };
         for (int team = 0; team < teams; ++team)
             teams_[static_cast<size_t>(team)]->gather(members(team).end - members(team).begin);
-        const bool few = threads > 1 && teams == threads && rounds > 1 && rounds <= FEW_ROUNDS;
-        const int last = few ? n / LAST_TURN : 0, turns = last > 0 ? 2 : 1;
-        for (int part = 0; part < parts; ++part) turns_[static_cast<size_t>(part)] = 0;
         std::atomic<int> next{0};
         pool_.run(threads, [&](int i) {
             const int mine = ((i + 1) * crews.teams - 1) / crews.threads;
@@ -169,17 +157,11 @@ private:
                             members_[static_cast<size_t>(i)]};
             // Who is alone takes whatever is next; the members of a team have to agree on it.
             const bool alone = seat.team.members == 1;
-            const auto take = [&](int task) {
-                return alone ? next.fetch_add(1, std::memory_order_relaxed) : task + crews.teams;
+            const auto take = [&](int last) {
+                return alone ? next.fetch_add(1, std::memory_order_relaxed) : last + crews.teams;
             };
-            for (int task = alone ? take(0) : mine; task < parts * turns; task = take(task)) {
-                const int part = task % parts, turn = task / parts;
-                std::atomic<uint32_t>& had = turns_[static_cast<size_t>(part)];
-                wait_for(had, static_cast<uint32_t>(turn));
-                work(Range::share(count, part, parts), turn + 1 < turns ? n - last : n, seat);
-                had.store(static_cast<uint32_t>(turn) + 1);  // in one order with who begins to sleep
-                had.notify_all();
-            }
+            for (int part = alone ? take(0) : mine; part < parts; part = take(part))
+                work(Range::share(count, part, parts), seat);
         });
     }
 
@@ -193,23 +175,19 @@ private:
         return {after_pair(slots.begin), after_pair(slots.end)};
     }
 
-    bool arrived(int n) const {
+    bool arrived() const {
         for (size_t i = 0; i < slots_.size(); ++i)
-            if (arrays_.positions[slots_[i]] < std::min(starts_[i] + n, pixels_)) return false;
+            if (arrays_.positions[slots_[i]] < ends_[i]) return false;
         return true;
     }
 
-    // Draw these slots up to so many pixels of this call; a team that is held up by other processes stops
-    // before.
-    void draw(Range slots, int pixels, const Seat& seat) {
+    // Draw these slots up to their ends; a team that is held up by other processes stops before.
+    void draw(Range slots, const Seat& seat) {
         const int count = slots.end - slots.begin;
         if (count == 0) return;  // its only image went with the part before
-        int ends[MAX_ROWS];
-        for (int i = 0; i < count; ++i)
-            ends[i] = std::min(starts_[static_cast<size_t>(slots.begin + i)] + pixels, pixels_);
         const int ahead = config_.guess ? std::max(1, AHEAD_ROWS / count) : 1;
-        run({config_, arrays_, slots_.data() + slots.begin, ends, count, true, ahead,
-             ahead > 1 ? &seat.team.guesses : nullptr}, seat, TOO_MANY_SLEEPS);
+        run({config_, arrays_, slots_.data() + slots.begin, ends_.data() + slots.begin, count, true,
+             ahead, ahead > 1 ? &seat.team.guesses : nullptr}, seat, TOO_MANY_SLEEPS);
     }
 
     // Begin one of the collected slots, and take its known pixels in: all of them in as few passes.
@@ -287,8 +265,7 @@ private:
     const int drawing_team_, absorbing_team_;  // how many threads pay off, for few rows and for many
     std::vector<std::unique_ptr<Team>> teams_;
     std::vector<Member> members_;  // by thread
-    std::vector<int> slots_, starts_, ends_;  // of the call at hand: these are pixels
-    std::vector<std::atomic<uint32_t>> turns_;  // that each part has had
+    std::vector<int> slots_, ends_;  // of the call at hand: ends are pixels
     std::vector<bool> seen_;
     bool guided_ = false;  // whether a twin is among the slots
     int alone_pixels_ = 0;

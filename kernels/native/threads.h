@@ -34,11 +34,6 @@ inline bool wait_change(const std::atomic<uint32_t>& word, uint32_t old) {
     return true;
 }
 
-// Wait until `word`, which only grows, has come to `value`.
-inline void wait_for(const std::atomic<uint32_t>& word, uint32_t value) {
-    for (uint32_t is; (is = word.load(std::memory_order_acquire)) < value;) wait_change(word, is);
-}
-
 // Where the members of a team meet. They arrive by groups, so that many do not queue for one word.
 class Barrier {
 public:

@@ -25,7 +25,7 @@ from scanline.model.decoders.opening import open_decoder
 from scanline.service.bench.clients import Asking, other_process
 
 CLIENTS, IMAGES, SLOTS = 16, 16, 64  # 256 images in flight on 64 slots
-DECODER_SECONDS = 2.0  # as long as the replies take: a CPU is quicker in its first moments
+DECODER_SECONDS = 2.0  # as long as the replies take: a quarter of a second swings too much
 # What the decoder is timed with alone: a model's own defaults would cost it more.
 PLAIN = {"temperature": 1.0, "top_p": 1.0, "guidance": 1.0}
 

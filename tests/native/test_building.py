@@ -195,7 +195,7 @@ for config in [*KINDS.values(), *list(ODD_SIZES.values())[::2]]:
 grey = KINDS["grey"]
 inputs, images = masked(grey, 61), np.arange(61, dtype=np.int32)
 inputs.guidance[:], inputs.twin[:], inputs.label[:] = 1.7, images + 61, 1
-decoder = NativeDecoder(network_of(grey), 122, 2, team=1)  # parts of which pairs are torn, in turns
+decoder = NativeDecoder(network_of(grey), 122, 2, team=1)  # parts that would tear pairs
 decoder.begin(images, inputs)
 decoder.step(images, grey.pixels)
 assert (decoder.positions == grey.pixels).all()
