@@ -88,7 +88,7 @@ def test_pixels_drawn_quicker_than_anyone_sees_come_together(
 
 def test_streams_that_tell_share_what_the_event_loop_can_send() -> None:
     for count, pause in (
-        (1, TICK), (5, TICK), (6, 2 * TICK), (13, 3 * TICK), (80, 80 / EVENTS_IN_ALL),
+        (1, TICK), (4, TICK), (5, 2 * TICK), (13, 4 * TICK), (80, 80 / EVENTS_IN_ALL),
         (100_000, LONGEST_PAUSE),
     ):  # fmt: skip
         streams, stack = crowd(count - 1)

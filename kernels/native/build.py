@@ -68,7 +68,7 @@ def _run(command: Sequence[str]) -> str:
 
 
 def load_build(isa: str | None = None, source: Path = DECODER) -> ctypes.CDLL:
-    """Build a source for an ISA if need be, the CPU's best by default, and load it.
+    """Build a source for an ISA if need be, and load it; the best that can be had by default.
 
     Raises ``ValueError`` on an unknown ISA, and ``NativeBuildError`` where the CPU lacks it or the
     code cannot be built.
@@ -78,7 +78,20 @@ def load_build(isa: str | None = None, source: Path = DECODER) -> ctypes.CDLL:
     available = cpu_isas()
     if isa is not None and isa not in available:
         raise NativeBuildError(f"this CPU ({cpu()[0]}) has no {isa}; it has {', '.join(available)}")
-    isa = isa or available[0]
+    failures: list[NativeBuildError] = []
+    for one in available if isa is None else [isa]:
+        try:
+            library = _load(one, source)
+        except NativeBuildError as error:  # an older compiler may not know the newest instructions
+            failures.append(error)
+            continue
+        if failures:
+            log.warning("using %s, not this CPU's best: %s", one, failures[0])
+        return library
+    raise failures[0]
+
+
+def _load(isa: str, source: Path) -> ctypes.CDLL:
     try:
         compiler = find_compiler()
     except NativeBuildError:

@@ -28,6 +28,7 @@ ISAS: dict[str, Isa] = {  # best first
     "avx512bf16": Isa("x86_64", (*_VNNI, "-mavx512bf16"), _HAS_VNNI | {"avx512_bf16"}),
     "avx512vnni": Isa("x86_64", _VNNI, _HAS_VNNI),
     "avx512": Isa("x86_64", _AVX512, _HAS_AVX512),
+    "avxvnni": Isa("x86_64", (*_AVX2, "-mavxvnni"), _HAS_AVX2 | {"avx_vnni"}),
     "avx2": Isa("x86_64", _AVX2, _HAS_AVX2),
     "neonbf16": Isa("aarch64", ("-march=armv8.2-a+dotprod+bf16",), frozenset({"asimddp", "bf16"})),
     "neondot": Isa("aarch64", ("-march=armv8.2-a+dotprod",), frozenset({"asimddp"})),

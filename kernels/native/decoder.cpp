@@ -114,6 +114,8 @@ const char* scanline_isa() {
     return "avx512vnni";
 #elif defined(__AVX512F__)
     return "avx512";
+#elif defined(__AVXVNNI__)
+    return "avxvnni";
 #elif defined(__AVX2__) && defined(__FMA__)
     return "avx2";
 #elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)

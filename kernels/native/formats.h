@@ -27,7 +27,7 @@ constexpr bool INT16_DOT = true;  // vpmaddwd does so with pairs of int16
 #else
 constexpr bool INT16_DOT = false;
 #endif
-#if defined(__AVX512VNNI__)
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 constexpr bool INT8_DOT = true;  // vpdpbusd does so with four numbers, unsigned times signed
 constexpr int UNSIGNED = 128;    // what is added to an input of 8 bits
 #else
@@ -103,6 +103,12 @@ ALWAYS_INLINE inline void accumulate(Vec& sum, VecInt weights, Vec a) {
             sum = (Vec)_mm512_dpbusd_epi32(total, (__m512i)a, (__m512i)weights);
         else
             sum = (Vec)_mm512_dpwssd_epi32(total, (__m512i)weights, (__m512i)a);
+#elif defined(__AVXVNNI__)
+        const auto total = (__m256i)sum;
+        if constexpr (F == Format::INT8)
+            sum = (Vec)_mm256_dpbusd_avx_epi32(total, (__m256i)a, (__m256i)weights);
+        else
+            sum = (Vec)_mm256_dpwssd_avx_epi32(total, (__m256i)weights, (__m256i)a);
 #elif defined(__AVX512BW__)
         sum = (Vec)((VecUnsigned)sum + (VecUnsigned)_mm512_madd_epi16((__m512i)weights, (__m512i)a));
 #elif defined(__AVX2__)

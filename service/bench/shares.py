@@ -25,7 +25,8 @@ from scanline.model.decoders.opening import open_decoder
 from scanline.service.bench.clients import Asking, other_process
 
 CLIENTS, IMAGES, SLOTS = 16, 16, 64  # 256 images in flight on 64 slots
-DECODER_SECONDS = 2.0  # as long as the replies take: a quarter of a second swings too much
+DECODER_SECONDS = 2.0  # a quarter of a second swings too much
+REPLY_SECONDS = 8.0  # about: long, for slots go empty as the last clients end
 # What the decoder is timed with alone: a model's own defaults would cost it more.
 PLAIN = {"temperature": 1.0, "top_p": 1.0, "guidance": 1.0}
 
@@ -79,7 +80,7 @@ def first_pixel_milliseconds(port: int) -> float:
     raise RuntimeError("the stream ended without a pixel")
 
 
-def bench_service(name: str, backend: str, rounds: int = 2, repeats: int = 5) -> dict[str, Any]:
+def bench_service(name: str, backend: str, repeats: int = 5) -> dict[str, Any]:
     """Measure a shipped model, or a preset with random weights; medians of ``repeats``.
 
     Each repeat times the decoder alone, then JSON replies, then streams, so that their ratios
@@ -98,7 +99,9 @@ def bench_service(name: str, backend: str, rounds: int = 2, repeats: int = 5) ->
 
             rate("application/json", 0)  # warm
             for _ in range(repeats):
-                figures["decoder"].append(decoder_rate(decoder))
+                alone = decoder_rate(decoder)
+                rounds = max(2, round(REPLY_SECONDS * alone / (CLIENTS * IMAGES)))
+                figures["decoder"].append(alone)
                 figures["json"].append(rate("application/json", rounds))
                 figures["stream"].append(rate("text/event-stream", rounds))
                 figures["first"].append(first_pixel_milliseconds(port))

@@ -20,8 +20,8 @@ from scanline.service.workshop import Workshop
 
 KEEP_ALIVE_SECONDS = 15.0
 EVENTS_PER_SECOND = 60  # of one stream,
-EVENTS_IN_ALL = 320  # and of all together, which take about a tenth of the event loop,
-LONGEST_PAUSE = 0.5  # seconds: each of more than 160 streams speaks so often all the same
+EVENTS_IN_ALL = 240  # and of all together, which take some twentieth of the event loop,
+LONGEST_PAUSE = 0.5  # seconds: each of more than 120 streams speaks so often all the same
 TICK = 1 / EVENTS_PER_SECOND  # seconds: at whole ones they speak, for each waking costs
 COMMENT = b": keep-alive\n"  # an empty line behind it, and some clients would see an event
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from scanline.kernels.native.abi import PRECISIONS, Precision
+from scanline.kernels.native.cpu import cpu_isas
 from scanline.model.checkpoint import SHIPPED, CheckpointError, find_checkpoints, load_checkpoint
 from scanline.model.config import ModelConfig
 from scanline.model.data.published import load_dataset
@@ -124,3 +125,27 @@ def test_the_largest_sums_of_whole_numbers_fit(precision: Precision, sign: int, 
     parameters, _ = trace(decoder, inputs)
     expected, _ = exact_of(network, decoder.canvas, inputs)
     assert np.abs(parameters - expected).max() <= ERRORS[precision] * np.abs(expected).max()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give a folder for a build that the tests of this module share."""
+    return tmp_path_factory.mktemp("vnni")
+
+
+@pytest.mark.skipif("avx2" not in cpu_isas(), reason="this CPU has no AVX2")
+@pytest.mark.parametrize("precision", ["int16", "int8"])
+@pytest.mark.parametrize("config", [*FEW.values(), *ODD_SIZES.values()])
+def test_avx_vnni_has_the_same_bytes_as_avx2(
+    config: ModelConfig, precision: Precision, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its products have the same sums, here written out; everything around them is the same."""
+    network, inputs = network_of(config), masked(config, 7, seed=1)
+    plain = NativeDecoder(network, 7, 2, precision=precision, isa="avx2")
+    monkeypatch.setenv("SCANLINE_CACHE", str(folder))
+    monkeypatch.setenv("SCANLINE_CXXFLAGS", f"-include {Path(__file__).with_name('vnni.h')} -O1")
+    decoder = NativeDecoder(network, 7, 2, precision=precision, isa="avx2")
+    assert (plain.isa, decoder.isa) == ("avx2", "avxvnni")
+    expected, given = trace(plain, inputs), trace(decoder, inputs)
+    assert decoder.canvas.tobytes() == plain.canvas.tobytes()
+    assert [part.tobytes() for part in given] == [part.tobytes() for part in expected]

@@ -145,6 +145,23 @@ def test_builds_made_beforehand_need_no_compiler(
     assert open_decoder(TINY, 1, "native").backend == "native"
 
 
+@pytest.mark.skipif(len(cpu_isas()) < 3, reason="this CPU has no ISA between best and portable")
+def test_a_compiler_that_does_not_know_the_best(
+    cache: Path, compiler: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An older one: the next best is built, and the log says so."""
+    best, second = cpu_isas()[:2]
+    flag = next(flag for flag in ISAS[best].flags if flag not in ISAS[second].flags)
+    refuse = f"case \"$*\" in *{flag}*) echo 'error: unknown {flag}' >&2; exit 1;; esac\n"
+    compiler.write_text(compiler.read_text().replace("while", f"{refuse}while"))
+    native.load_library()
+    assert [path.name.split("-")[1] for path in cache.iterdir()] == [second]
+    assert f"using {second}, not this CPU's best: " in caplog.text
+    assert f"error: unknown {flag}" in caplog.text
+    with pytest.raises(native_build.NativeBuildError, match="unknown"):
+        native.load_library(best)
+
+
 def test_a_compiler_that_fails(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

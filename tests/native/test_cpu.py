@@ -8,7 +8,7 @@ import pytest
 
 from scanline.kernels.native import cpu as native_cpu
 
-LINUX_X86 = "model name\t: Some Xeon\nflags\t\t: fpu sse2 avx2 fma\n"
+LINUX_X86 = "model name\t: Some Xeon\nflags\t\t: fpu sse2 avx2 fma {}\n"
 LINUX_ARM = "processor\t: 0\nFeatures\t: fp asimd {}\nCPU part\t: 0xd40\n"
 APPLE = "#!/bin/sh\n[ $1 = hw.optional.arm ] && printf 'hw.optional.arm.FEAT_{}\\n'\n"
 
@@ -31,7 +31,8 @@ def features(monkeypatch: pytest.MonkeyPatch, cpuinfo: str | None) -> frozenset[
 @pytest.mark.parametrize(
     ("cpuinfo", "isas"),
     [
-        (LINUX_X86, ["avx2", "portable"]),
+        (LINUX_X86.format(""), ["avx2", "portable"]),
+        (LINUX_X86.format("avx_vnni"), ["avxvnni", "avx2", "portable"]),
         (LINUX_ARM.format("asimddp bf16"), ["neonbf16", "neondot", "portable"]),
         (LINUX_ARM.format("asimddp"), ["neondot", "portable"]),
         (LINUX_ARM.format("crc32"), ["portable"]),
@@ -69,7 +70,7 @@ def test_macos_tells(
 
 
 @pytest.mark.parametrize(
-    ("machine", "first", "count"), [("AMD64", "avx512bf16", 5), ("arm64", "neonbf16", 3)]
+    ("machine", "first", "count"), [("AMD64", "avx512bf16", 6), ("arm64", "neonbf16", 3)]
 )
 def test_what_a_kind_of_machine_may_have(
     machine: str, first: str, count: int, monkeypatch: pytest.MonkeyPatch
