@@ -11,21 +11,24 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from queue import SimpleQueue
 from typing import Any
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
 
 TIMEOUT = 600.0  # seconds without a byte
 
 
 @dataclass(frozen=True)
 class Asking:
-    """What each client asks for, ``rounds`` times: ``POST /v1/samples`` for ``n`` images."""
+    """What each client asks for, again and again: ``POST /v1/samples`` for ``n`` images."""
 
     port: int
     accept: str
     body: dict[str, Any]
     n: int
     clients: int
-    rounds: int
 
 
 def ask(port: int, accept: str, body: dict[str, Any]) -> bytes:
@@ -45,58 +48,68 @@ def ask(port: int, accept: str, body: dict[str, Any]) -> bytes:
     return bytes(reply)
 
 
-def _ask_all(asking: Asking) -> tuple[int, float]:
-    """Have all clients ask side by side, again and again; give the images drawn and the seconds.
+def _ask_all(asking: Asking) -> None:
+    """Have all clients ask side by side until one of them fails, and raise what it raised.
 
     What each asks for first is of another size, and so they stay out of step: else all would be
     without images at once.
     """
-    failures: list[Exception] = []
-    drawn: list[int] = []
+    failures: SimpleQueue[Exception] = SimpleQueue()
 
     def client(number: int) -> None:
+        n = max(1, asking.n * (number + 1) // asking.clients)
         try:
-            for turn in range(asking.rounds + 1):
-                n = asking.n if turn else max(1, asking.n * (number + 1) // asking.clients)
+            while True:
                 ask(asking.port, asking.accept, asking.body | {"n": n})
-                drawn.append(n)
+                n = asking.n
         except Exception as error:
-            failures.append(error)
+            failures.put(error)
 
-    threads = [threading.Thread(target=client, args=(i,)) for i in range(asking.clients)]
-    began = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
-    return sum(drawn), time.perf_counter() - began
+    for number in range(asking.clients):
+        threading.Thread(target=client, args=(number,), daemon=True).start()
+    raise failures.get()
+
+
+def _metric(port: int, *names: str) -> float:
+    text = httpx.get(f"http://127.0.0.1:{port}/metrics").raise_for_status().text
+    samples = (s for family in text_string_to_metric_families(text) for s in family.samples)
+    return sum(sample.value for sample in samples if sample.name in names)
+
+
+def pixels_drawn(port: int) -> float:
+    """Read from a server's metrics how many pixels it has drawn since it began."""
+    return _metric(port, "scanline_pixels_total")
 
 
 @contextmanager
-def other_process() -> Iterator[Callable[[Asking], tuple[int, float]]]:
-    """Give a function that has clients ask from a process of their own.
+def clients(asking: Asking, pixels: int) -> Iterator[Callable[[float], None]]:
+    """Have clients ask from a process of their own for images of so many pixels, meanwhile.
 
-    It gives the images drawn and the seconds, and raises ``RuntimeError`` where they fail.
+    Begins once as much was drawn as they ask for at once, so that slots are as busy as they stay;
+    ends once nothing of theirs is left. Gives a function that waits so many seconds, and raises
+    ``RuntimeError`` where a client failed.
     """
-    command = [sys.executable, "-m", __name__]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        pipes = process.stdin, process.stdout
+    command = [sys.executable, "-m", __name__, json.dumps(asdict(asking))]
+    with subprocess.Popen(command) as process:
 
-        def run(asking: Asking) -> tuple[int, float]:
-            if pipes[0] is None or pipes[1] is None:
-                raise RuntimeError("the clients' process has no pipes")
-            pipes[0].write(json.dumps(asdict(asking)).encode() + b"\n")
-            pipes[0].flush()
-            if not (line := pipes[1].readline()):
-                raise RuntimeError("the clients failed")
-            images, seconds = json.loads(line)
-            return images, seconds
+        def wait(seconds: float) -> None:
+            try:
+                process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                return
+            raise RuntimeError("a client failed")
 
-        yield run
+        try:
+            warm = pixels_drawn(asking.port) + asking.clients * asking.n * pixels
+            while pixels_drawn(asking.port) < warm:
+                wait(0.05)
+            yield wait
+        finally:
+            process.kill()
+            # Streams that broke off are drawn on, to be read later.
+            while _metric(asking.port, "scanline_running_images", "scanline_waiting_images"):
+                time.sleep(0.05)
 
 
 if __name__ == "__main__":
-    for asked in sys.stdin:
-        print(json.dumps(_ask_all(Asking(**json.loads(asked)))), flush=True)  # noqa: T201
+    _ask_all(Asking(**json.loads(sys.argv[1])))

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from scanline.model.config import ModelConfig
 from scanline.model.decoders.contract import Decoder, Slots
 from scanline.model.network import LinearTransformer
 from scanline.service.app import create_app
-from scanline.service.bench.clients import Asking, ask, other_process
+from scanline.service.bench.clients import Asking, ask, clients, pixels_drawn
 from scanline.service.engine import Engine
 from scanline.service.interpreter import settle
 from scanline.service.pictures import to_png
@@ -177,16 +177,18 @@ def bench_costs(name: str, rate: float, slots: int = SLOTS, seconds: float = 2.0
     spare = min(slots, 64)
     decoder = PretendedDecoder(network.config, slots + spare, rate)
     images = max(1, slots * IN_FLIGHT // CLIENTS)  # a request
-    rounds = max(1, round(rate * seconds / (CLIENTS * images)))
+    pixels = network.config.pixels
     rows = []
-    with _serving(network, decoder, spare) as server, other_process() as run:
+    with _serving(network, decoder, spare) as server:
         _check(server, decoder)
         for form, (accept, fields) in FORMS.items():
-            asking = Asking(server.port, accept, fields, images, CLIENTS, rounds)
-            run(replace(asking, rounds=0))  # warm
-            loop, process = server.seconds(), time.process_time()
-            drawn, took = run(asking)
-            loop, process = server.seconds() - loop, time.process_time() - process
+            with clients(Asking(server.port, accept, fields, images, CLIENTS), pixels) as wait:
+                before, began = pixels_drawn(server.port), time.perf_counter()
+                loop, process = server.seconds(), time.process_time()
+                wait(seconds)
+                loop, process = server.seconds() - loop, time.process_time() - process
+                drawn = (pixels_drawn(server.port) - before) / pixels
+                took = time.perf_counter() - began
             rows.append(
                 {
                     "form": form,

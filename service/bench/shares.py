@@ -22,11 +22,11 @@ from scanline.model.bench.models import find_model
 from scanline.model.checkpoint import save_checkpoint
 from scanline.model.decoders.contract import Decoder
 from scanline.model.decoders.opening import open_decoder
-from scanline.service.bench.clients import Asking, other_process
+from scanline.service.bench.clients import Asking, clients, pixels_drawn
 
 CLIENTS, IMAGES, SLOTS = 16, 16, 64  # 256 images in flight on 64 slots
 DECODER_SECONDS = 2.0  # a quarter of a second swings too much
-REPLY_SECONDS = 8.0  # about: long, for slots go empty as the last clients end
+REPLY_SECONDS = 4.0
 # What the decoder is timed with alone: a model's own defaults would cost it more.
 PLAIN = {"temperature": 1.0, "top_p": 1.0, "guidance": 1.0}
 
@@ -80,6 +80,14 @@ def first_pixel_milliseconds(port: int) -> float:
     raise RuntimeError("the stream ended without a pixel")
 
 
+def reply_rate(port: int, accept: str, pixels: int) -> float:
+    """Have clients ask for images of so many pixels, and give how many are drawn a second."""
+    with clients(Asking(port, accept, PLAIN, IMAGES, CLIENTS), pixels) as wait:
+        drawn, began = pixels_drawn(port), time.perf_counter()
+        wait(REPLY_SECONDS)
+        return (pixels_drawn(port) - drawn) / pixels / (time.perf_counter() - began)
+
+
 def bench_service(name: str, backend: str, repeats: int = 5) -> dict[str, Any]:
     """Measure a shipped model, or a preset with random weights; medians of ``repeats``.
 
@@ -91,19 +99,13 @@ def bench_service(name: str, backend: str, repeats: int = 5) -> dict[str, Any]:
     figures: dict[str, list[float]] = {"decoder": [], "json": [], "stream": [], "first": []}
     with tempfile.TemporaryDirectory() as folder:
         save_checkpoint(Path(folder) / f"{name}.safetensors", checkpoint.model, checkpoint.facts)
-        with running_server(Path(folder), backend) as port, other_process() as run:
-
-            def rate(accept: str, rounds: int) -> float:
-                images, seconds = run(Asking(port, accept, PLAIN, IMAGES, CLIENTS, rounds))
-                return images / seconds
-
-            rate("application/json", 0)  # warm
+        with running_server(Path(folder), backend) as port:
             for _ in range(repeats):
-                alone = decoder_rate(decoder)
-                rounds = max(2, round(REPLY_SECONDS * alone / (CLIENTS * IMAGES)))
-                figures["decoder"].append(alone)
-                figures["json"].append(rate("application/json", rounds))
-                figures["stream"].append(rate("text/event-stream", rounds))
+                figures["decoder"].append(decoder_rate(decoder))
+                figures["json"].append(reply_rate(port, "application/json", decoder.config.pixels))
+                figures["stream"].append(
+                    reply_rate(port, "text/event-stream", decoder.config.pixels)
+                )
                 figures["first"].append(first_pixel_milliseconds(port))
     alone = statistics.median(figures["decoder"])
     shares = {
