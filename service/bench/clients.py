@@ -72,13 +72,13 @@ def _ask_all(asking: Asking) -> None:
 
 def _metric(port: int, *names: str) -> float:
     text = httpx.get(f"http://127.0.0.1:{port}/metrics").raise_for_status().text
-    samples = (s for family in text_string_to_metric_families(text) for s in family.samples)
-    return sum(sample.value for sample in samples if sample.name in names)
+    families = (family for family in text_string_to_metric_families(text) if family.name in names)
+    return sum(sample.value for family in families for sample in family.samples)
 
 
 def pixels_drawn(port: int) -> float:
     """Read from a server's metrics how many pixels it has drawn since it began."""
-    return _metric(port, "scanline_pixels_total")
+    return _metric(port, "scanline_pixels")
 
 
 @contextmanager
