@@ -31,3 +31,13 @@ def test_nothing_is_measured_of_replies_that_are_wrong(monkeypatch: pytest.Monke
     monkeypatch.setattr(costs, "to_png", lambda pixels, config: b"another picture")
     with pytest.raises(RuntimeError, match="stream, pixel: the picture did not come back"):
         costs.bench_costs("grey", 20_000, slots=8, seconds=0.1)
+
+
+def test_nothing_is_measured_where_clients_fail(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(costs, "FORMS", {"words": ("text/event-stream", {"granularity": "word"})})
+    monkeypatch.setattr(costs, "_check", lambda server, decoder: None)
+    with pytest.raises(RuntimeError, match="a client failed"):
+        costs.bench_costs("grey", 20_000, slots=8, seconds=0.1)
+    assert "the server said b'HTTP/1.1 4" in capfd.readouterr().err

@@ -20,7 +20,7 @@ from scanline.service.workshop import Workshop
 
 KEEP_ALIVE_SECONDS = 15.0
 EVENTS_PER_SECOND = 60  # of one stream,
-EVENTS_IN_ALL = 240  # and of all together, which take some twentieth of the event loop,
+EVENTS_IN_ALL = 240  # and of all together, which take less than a tenth of the event loop,
 LONGEST_PAUSE = 0.5  # seconds: each of more than 120 streams speaks so often all the same
 TICK = 1 / EVENTS_PER_SECOND  # seconds: at whole ones they speak, for each waking costs
 COMMENT = b": keep-alive\n"  # an empty line behind it, and some clients would see an event
