@@ -96,16 +96,15 @@ def bench_service(name: str, backend: str, repeats: int = 5) -> dict[str, Any]:
     """
     checkpoint = find_model(name)
     decoder = open_decoder(checkpoint.model, SLOTS, backend, precision=checkpoint.native_precision)
+    pixels = decoder.config.pixels
     figures: dict[str, list[float]] = {"decoder": [], "json": [], "stream": [], "first": []}
     with tempfile.TemporaryDirectory() as folder:
         save_checkpoint(Path(folder) / f"{name}.safetensors", checkpoint.model, checkpoint.facts)
         with running_server(Path(folder), backend) as port:
             for _ in range(repeats):
                 figures["decoder"].append(decoder_rate(decoder))
-                figures["json"].append(reply_rate(port, "application/json", decoder.config.pixels))
-                figures["stream"].append(
-                    reply_rate(port, "text/event-stream", decoder.config.pixels)
-                )
+                figures["json"].append(reply_rate(port, "application/json", pixels))
+                figures["stream"].append(reply_rate(port, "text/event-stream", pixels))
                 figures["first"].append(first_pixel_milliseconds(port))
     alone = statistics.median(figures["decoder"])
     shares = {
