@@ -17,8 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
-from scanline.kernels.native.training import passes
+from scanline.kernels.native.training.passes import takes
+from scanline.kernels.native.training.residual import conv
 
 TAPS = 5
 
@@ -106,8 +108,14 @@ def short_conv(x: Tensor, weight: Tensor, stride: int = 1) -> Tensor:
         raise ValueError(f"stride must be 1 to {x.shape[2] - 1}, the columns less one: {stride}")
     x = x.contiguous().to(weight.dtype)
     y: Tensor = (
-        passes.conv(x, weight, stride)
-        if passes.convolves(x)
-        else _ShortConv.apply(x, weight, stride)
+        conv(x, weight, stride) if takes(x, torch.float32) else _ShortConv.apply(x, weight, stride)
     )
     return y
+
+
+def convolve_steps(x: Tensor, weight: Tensor, columns: int, stride: int) -> Tensor:
+    """Convolve an image's first steps, ``x: [B, S, D]``, in rows of ``columns`` of them."""
+    B, S, D = x.shape
+    missing = -S % columns  # to whole rows of the image
+    whole = F.pad(x, (0, 0, 0, missing)) if missing else x  # which would be copied
+    return short_conv(whole.view(B, -1, columns, D), weight, stride).view(B, -1, D)[:, :S]

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanline.kernels.native.training import passes
+from scanline.kernels.native.training import nats
 from scanline.model.config import MIXTURES, VALUES, ModelConfig
 
 MIN_LOG_SCALE = -7.0
@@ -144,6 +144,8 @@ class Head(nn.Module):
 
     def logits(self, parameters: Tensor, channel: int, values: Tensor) -> Tensor:
         """Give a channel's 256 logits, given earlier channels' values, integers ``[..., C]``."""
+        if self.channels == 1:
+            return parameters
         logits: Tensor = parameters.unflatten(-1, (self.channels, VALUES))[..., channel, :]
         first_pair = channel * (channel - 1) // 2
         for other in range(channel):
@@ -154,20 +156,26 @@ class Head(nn.Module):
     def bits(self, parameters: Tensor, values: Tensor) -> Tensor:
         """Give -log2 P(values): ``[..., P]``, integers ``[..., C]`` → float32 or more ``[...]``."""
         parameters = parameters if parameters.dtype == torch.float64 else parameters.float()
-        if not self.categorical and passes.weighs(parameters):
-            flat = parameters.flatten(0, -2), values.to(torch.uint8).flatten(0, -2)
-            mixed: Tensor = passes.mixture_nats(*flat)[0]
-            return mixed.view(values.shape[:-1]) / _LN2
-        values = values.long()
+        native = nats.weighs(parameters)
+        cost: Tensor
         if not self.categorical:
-            mixture = split_mixture(parameters, self.channels)
-            return _mixture_log_probs(mixture, _to_unit(values, parameters.dtype)) / -_LN2
-        nats = parameters.new_zeros(values.shape[:-1])
+            if native:
+                flat = parameters.flatten(0, -2), values.to(torch.uint8).flatten(0, -2)
+                cost = nats.mixture_nats(*flat)[0].view(values.shape[:-1])
+            else:
+                mixture = split_mixture(parameters, self.channels)
+                cost = -_mixture_log_probs(mixture, _to_unit(values, parameters.dtype))
+            return cost / _LN2
+        total = parameters.new_zeros(values.shape[:-1])
         for channel in range(self.channels):
-            logits = self.logits(parameters, channel, values).flatten(0, -2)
-            cost = F.cross_entropy(logits, values[..., channel].flatten(), reduction="none")
-            nats = nats + cost.view_as(nats)
-        return nats / _LN2
+            logits = self.logits(parameters, channel, values.long()).flatten(0, -2)
+            value = values[..., channel].flatten()
+            if native:
+                cost = nats.categorical_nats(logits, value.to(torch.uint8))
+            else:
+                cost = F.cross_entropy(logits, value.long(), reduction="none")
+            total = total + cost.view_as(total)
+        return total / _LN2
 
     def log_probs(
         self, parameters: Tensor, channel: int, values: Tensor, heat: Tensor | None = None

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from scanline.kernels.residual import Product, residual
 from scanline.model.config import NO_LABEL, ModelConfig
 from scanline.model.heads import Head
 from scanline.model.inputs import NeighbourhoodInput, Positions, PreviousInput
@@ -74,9 +75,11 @@ class LinearTransformer(nn.Module):
         A network whose first value is given has no step 0, and so one row fewer.
         """
         x = self.embed(canvas, self._steps(canvas, self.config.steps), labels)
-        for block in self.blocks:
-            x = block(x)
-        parameters: Tensor = self.head(self.norm(x))
+        added: Product | None = None
+        for block in self._layers():
+            x, added = block.advance(x, added)
+        _, y = residual(x, added, (self.norm.weight, self.norm.bias), eps=self.norm.eps)
+        parameters: Tensor = self.head(y)
         return parameters
 
     def bits(self, canvas: Tensor, labels: Tensor | None = None) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import io
 import json
 import math
@@ -56,6 +57,17 @@ def _keep_memory() -> None:
         libc = ctypes.CDLL("libc.so.6")
         libc.mallopt(_M_MMAP_THRESHOLD, 2**30)
         libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+
+
+@contextlib.contextmanager
+def _few_collections() -> Iterator[None]:
+    """Leave what there is to itself: walking all of torch's objects took a tenth of a step."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 class Trainer:
@@ -120,7 +132,7 @@ class Trainer:
             total=self.config.steps, initial=start, unit="step", disable=quiet or self.rank > 0
         )
         saved = start
-        with bar:
+        with bar, _few_collections():
             while self.step < self.config.steps and not self._agreed(stop):
                 began = time.perf_counter()
                 bits = self.take_step(images, labels)

@@ -28,7 +28,7 @@ from scanline.kernels.attention.definitions import (
     check_shapes,
 )
 from scanline.kernels.attention.features import FeatureMap, features
-from scanline.kernels.native.training import passes
+from scanline.kernels.native.training.attention import attends, attention
 
 
 def _chunks(x: Tensor, chunk: int) -> Tensor:
@@ -168,7 +168,7 @@ def linear_attention(
     ``causal`` every position sees all (eq. 6). Sums are float32 (float64 for float64 inputs)
     whatever the inputs' dtype, and so is the state. Gradients flow to q, k, v and the initial
     state, from o and the final state. Causal, it runs as Triton kernels where ``uses_triton`` says
-    so, and as C++ on a CPU where ``passes.attends`` does (position by position: ``chunk`` is not
+    so, and as C++ on a CPU where ``attends`` does (position by position: ``chunk`` is not
     needed there); as torch operations elsewhere. Raises ``ValueError`` on wrong shapes or an
     unknown feature map.
     """
@@ -183,10 +183,13 @@ def linear_attention(
         )
 
         return triton_linear_attention(q, k, v, initial_state, eps, feature_map)
-    if causal and feature_map == "elu" and passes.attends(q, v):
-        kv, z = _first_state(q, initial_state)
-        o, kv, z, _ = passes.attention(q, k.to(q.dtype), v, kv, z, eps)
-        return o, AttentionState(kv, z)
+    if causal and feature_map == "elu" and q.shape == v.shape and q.dtype == v.dtype:
+        side_by_side = torch.stack((q, k.to(q.dtype), v), 2)
+        if attends(side_by_side):
+            kv, z = _first_state(q, initial_state)
+            bias = kv.new_zeros(side_by_side.shape[2:])
+            o, kv, z, _ = attention(side_by_side, bias, kv, z, eps)
+            return o, AttentionState(kv, z)
     q, k = features(q, feature_map), features(k, feature_map)
     B, _, H, K = q.shape
     V = v.shape[3]
@@ -199,6 +202,23 @@ def linear_attention(
         attend = _ChunkedLinearAttention.apply if causal else _whole
         o, final = attend(q.to(sums), k.to(sums), v.to(sums), initial, eps, chunk)
     return o.to(v.dtype), AttentionState(final[..., :-1], final[..., -1])
+
+
+def packed_linear_attention(
+    qkv: Tensor, bias: Tensor | None, feature_map: FeatureMap, directions: Tensor | None = None
+) -> Tensor:
+    """Compute ``linear_attention`` from the start of an image, of q, k and v as one product.
+
+    ``qkv: [B, T, 3, H, K]`` and the ``bias: [3, H, K]`` to add to it, None once that is added.
+    Returns ``o: [B, T, H, K]``.
+    """
+    if feature_map == "elu" and attends(qkv):
+        if bias is None:
+            bias = qkv.new_zeros(qkv.shape[2:], dtype=torch.float32)
+        o: Tensor = attention(qkv, bias, *_first_state(qkv[:, :, 0], None), EPS)[0]
+        return o
+    q, k, v = (qkv if bias is None else qkv + bias.to(qkv.dtype)).unbind(2)
+    return linear_attention(q, k, v, feature_map=feature_map, directions=directions)[0]
 
 
 def _whole(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -25,17 +27,28 @@ class Attention(Layer):
         self.value = nn.Linear(D, D)
         self.out = nn.Linear(D, D)
 
+    def projection(self) -> tuple[Tensor, Tensor]:
+        """Give the weight ``[3 D, D]`` and bias ``[3 D]`` of queries, keys and values together."""
+        parts = (self.query, self.key, self.value)
+        # One wide product is faster than three.
+        return torch.cat([part.weight for part in parts]), torch.cat([part.bias for part in parts])
+
     def qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Give queries, keys and values: ``[..., D]`` → three of ``[..., H, K]``."""
-        heads = (*x.shape[:-1], self.n_heads, self.head_size)
-        parts = (self.query, self.key, self.value)
         if x.ndim == 2:  # a step: putting the weights together would cost more than it saves
-            q, k, v = (part(x) for part in parts)
-        else:  # one wide product is faster than three
-            weight = torch.cat([part.weight for part in parts])
-            bias = torch.cat([part.bias for part in parts])
-            q, k, v = F.linear(x, weight, bias).chunk(3, -1)
+            q, k, v = (part(x) for part in (self.query, self.key, self.value))
+        else:
+            q, k, v = F.linear(x, *self.projection()).chunk(3, -1)
+        heads = (*x.shape[:-1], self.n_heads, self.head_size)
         return q.view(heads), k.view(heads), v.view(heads)
+
+    @abstractmethod
+    def attend(self, x: Tensor) -> Tensor:
+        """Give what the heads read at all steps, side by side: ``[B, S, D]`` → the same."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.out(self.attend(x))
+        return y
 
     def joined(self, attended: Tensor) -> Tensor:
         """Give the layer's output from that of its heads: ``[..., H, K]`` → ``[..., D]``."""

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from scanline.kernels.residual import Product, linear, linear_gelu, residual, whole
 from scanline.model.config import ModelConfig
+from scanline.model.layers.attention import Attention
 from scanline.model.layers.layer import Layer, State
 from scanline.model.layers.linear import LinearAttention
 from scanline.model.layers.lsh import LshAttention
@@ -15,7 +18,7 @@ from scanline.model.layers.short_conv import ShortConv
 from scanline.model.layers.softmax import SoftmaxAttention
 
 # Every kind of attention, by its name in the config.
-ATTENTIONS: dict[str, Callable[[ModelConfig], Layer]] = {
+ATTENTIONS: dict[str, Callable[[ModelConfig], Attention]] = {
     "linear": LinearAttention,
     "softmax": SoftmaxAttention,
     "lsh-1": LshAttention,
@@ -76,11 +79,35 @@ class Block(Layer):
         }
 
     def forward(self, x: Tensor) -> Tensor:
-        def view(name: str, part: Layer, x: Tensor) -> Tensor:
-            y: Tensor = part(x)
-            return y
+        x, added = self.advance(x, None)
+        return x if added is None else x + whole(added)
 
-        return self._run(x, view)
+    def advance(self, x: Tensor, added: Product | None) -> tuple[Tensor, Product | None]:
+        """Map all steps of a stream to which the layer before has left something to add.
+
+        Returns the stream, and what is left to add to it: the next norm does so in its own pass.
+        """
+        if not self.pre_norm:
+            return self._run(x, lambda _, part, x: part(x)), None
+        x, y = self._seen(x, added, self.norm1, self.conv1)
+        out, linear2 = self.attention.out, self.linear2
+        attended = linear(self.attention.attend(y), out.weight, out.bias)
+        x, y = self._seen(x, attended, self.norm2, self.conv2)
+        if self.activation is F.gelu:
+            y = linear_gelu(y, self.linear1.weight, self.linear1.bias)
+        else:
+            y = self.activation(self.linear1(y))
+        return x, linear(y, linear2.weight, linear2.bias)
+
+    def _seen(
+        self, x: Tensor, added: Product | None, norm: nn.LayerNorm, conv: ShortConv | None
+    ) -> tuple[Tensor, Tensor]:
+        """Give the stream once that is added, and what the half behind this norm sees of it."""
+        dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
+        affine, eps = (norm.weight, norm.bias), norm.eps
+        if conv is None:
+            return residual(x, added, affine, eps=eps, dtype=dtype)
+        return residual(x, added, affine, conv.weight, conv.columns, conv.stride, eps, dtype)
 
     def prefill(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, State]:
         state: State = {}

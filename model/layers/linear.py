@@ -6,7 +6,8 @@ from torch import Tensor
 
 from scanline.kernels.attention.definitions import AttentionState, linear_attention_step
 from scanline.kernels.attention.features import feature_count, features, random_directions
-from scanline.kernels.attention.linear import linear_attention
+from scanline.kernels.attention.linear import linear_attention, packed_linear_attention
+from scanline.kernels.residual import linear
 from scanline.model.config import ModelConfig
 from scanline.model.layers.attention import Attention
 from scanline.model.layers.layer import State
@@ -33,14 +34,16 @@ class LinearAttention(Attention):
         return features(x, self.feature_map, self.directions)
 
     def initial_state(self, rows: int) -> State:
-        H, K, F = self.n_heads, self.head_size, feature_count(self.feature_map, self.head_size)
-        return {"kv": self.zeros(rows, H, F, K), "z": self.zeros(rows, H, F)}
+        H, K = self.n_heads, self.head_size
+        features = feature_count(self.feature_map, K)
+        return {"kv": self.zeros(rows, H, features, K), "z": self.zeros(rows, H, features)}
 
-    def forward(self, x: Tensor) -> Tensor:
-        attended, _ = linear_attention(
-            *self.qkv(x), feature_map=self.feature_map, directions=self.directions
-        )
-        return self.joined(attended)
+    def attend(self, x: Tensor) -> Tensor:
+        product = linear(x, *self.projection())
+        heads = (3, self.n_heads, self.head_size)
+        bias = None if product.bias is None else product.bias.view(heads)
+        qkv = product.x.unflatten(-1, heads)
+        return packed_linear_attention(qkv, bias, self.feature_map, self.directions).flatten(-2)
 
     def prefill(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, State]:
         q, k, v = self.qkv(x)

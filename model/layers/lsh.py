@@ -33,10 +33,10 @@ class LshAttention(Attention):
     def initial_state(self, rows: int) -> State:
         return {}
 
-    def forward(self, x: Tensor) -> Tensor:
+    def attend(self, x: Tensor) -> Tensor:
         heads = (*x.shape[:-1], self.n_heads, self.head_size)
         qk, v = self.query(x).view(heads), self.value(x).view(heads)
-        return self.joined(lsh_attention(qk, v, self.turns))
+        return lsh_attention(qk, v, self.turns).flatten(-2)
 
     def prefill(self, x: Tensor, lengths: Tensor) -> NoReturn:
         self._refuse()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from scanline.kernels.short_conv import TAPS, short_conv
+from scanline.kernels.short_conv import TAPS, convolve_steps
 from scanline.model.config import ModelConfig
 from scanline.model.layers.layer import Layer, State
 
@@ -32,11 +31,7 @@ class ShortConv(Layer):
         return {"ring": self.zeros(rows, self.length, self.weight.shape[1])}
 
     def forward(self, x: Tensor) -> Tensor:
-        B, S, D = x.shape
-        missing = -S % self.columns  # to whole rows of the image
-        whole = F.pad(x, (0, 0, 0, missing)) if missing else x  # which would be copied
-        y = short_conv(whole.view(B, -1, self.columns, D), self.weight, self.stride)
-        return y.view(B, -1, D)[:, :S]
+        return convolve_steps(x, self.weight, self.columns, self.stride)
 
     def prefill(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, State]:
         last = lengths.unsqueeze(1) - 1

@@ -26,8 +26,8 @@ class SoftmaxAttention(Attention):
         shape = (self.steps, self.n_heads, self.head_size)
         return {"keys": self.zeros(rows, *shape), "values": self.zeros(rows, *shape)}
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.joined(softmax_attention(*self.qkv(x)))
+    def attend(self, x: Tensor) -> Tensor:
+        return softmax_attention(*self.qkv(x)).flatten(-2)
 
     def prefill(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, State]:
         q, k, v = self.qkv(x)

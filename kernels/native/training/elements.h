@@ -18,11 +18,22 @@ typedef uint16_t HalfWords __attribute__((vector_size(sizeof(Vec) / 2), may_alia
 inline Vec load_row(const uint16_t* p) {
     HalfWords words;
     std::memcpy(&words, p, sizeof words);
+#if defined(__AVX512F__)  // gcc would widen by halves, through memory
+    return (Vec)((VecInt)_mm512_maskz_cvtepu16_epi32(0xffff, (__m256i)words) << 16);
+#else
     return (Vec)(__builtin_convertvector(words, VecInt) << 16);
+#endif
 }
 inline void store_row(uint16_t* p, Vec v) {
+#if defined(__AVX512BF16__)
+    const auto words = (__m256i)_mm512_cvtneps_pbh(v);
+#elif defined(__AVX512F__)
+    const VecInt upper = (VecInt)round_to_bf16(v) >> 16;
+    const __m256i words = _mm512_maskz_cvtepi32_epi16(0xffff, (__m512i)upper);
+#else
     const VecInt upper = ((VecInt)round_to_bf16(v) >> 16) & 0xffff;
     const HalfWords words = __builtin_convertvector(upper, HalfWords);
+#endif
     std::memcpy(p, &words, sizeof words);
 }
 

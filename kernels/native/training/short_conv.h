@@ -1,107 +1,112 @@
-// The short convolution over whole images and its gradient, a row of the image at a time. The
-// definition is kernels/short_conv.py's.
+// The short convolution over rows of an image, and its gradient. The definition is
+// kernels/short_conv.py's.
+//
+// A row and the one above it are enough at a time, so both can be what another pass has just made.
+// The last row of what is known of an image may be shorter than the others.
 #pragma once
 
 #include "elements.h"
 
 namespace scanline {
 
+constexpr int TAPS = 5;    // itself, left, above left, above, above right
+constexpr int CHAINS = 4;  // of additions at once, to hide the latency of one
+
+// `count` places of one row, `D` features each; none where there is no such row.
+template <typename T>
+struct ImageRow {
+    const T* first = nullptr;
+    int64_t count = 0;
+
+    const T* at(int64_t column, int64_t D) const {
+        return column >= 0 && column < count ? first + column * D : nullptr;
+    }
+};
+
 struct ConvSizes {
     int64_t images, rows, columns, features, stride;
 };
 
-constexpr int TAPS = 5;
-constexpr int CHAINS = 4;  // of additions at once, to hide the latency of one
+// y[c] = Σ_i weight[i] tap_i for each place of `here`, `row` above it. With DIRECTION -1 `row` is the
+// one below and all is mirrored: the gradient of the places that the taps were of.
+template <int DIRECTION, typename From, typename To>
+inline void convolve_row(const ImageRow<From>& here, const ImageRow<From>& row, int64_t D,
+                         int64_t stride, const float* weight, To* y) {
+    const int64_t s = DIRECTION * stride;
+    for (int64_t c = 0; c < here.count; ++c) {
+        const From* const taps[TAPS] = {here.at(c, D), here.at(c - s, D), row.at(c - s, D),
+                                        row.at(c, D), row.at(c + s, D)};
+        To* const out = y + c * D;
+        const bool all = taps[1] && taps[2] && taps[3] && taps[4];  // not at an edge
+        for (int64_t d = 0; d < D; d += LANES) {
+            Vec total = load_row(taps[0] + d) * load_row(weight + d);
+            for (int i = 1; i < TAPS; ++i)
+                if (all || taps[i])
+                    total = fma(load_row(taps[i] + d), load_row(weight + i * D + d), total);
+            store_row(out + d, total);
+        }
+    }
+}
 
+// grad_weight[i] += Σ_c grad[c] tap_i[c]: `grad_weight: [5, D]`.
+template <typename T>
+inline void weigh_row(const ImageRow<T>& grad, const ImageRow<float>& here,
+                      const ImageRow<float>& above, int64_t D, int64_t stride, float* grad_weight) {
+    const int64_t shifts[TAPS] = {0, -stride, -stride, 0, stride};
+    for (int i = 0; i < TAPS; ++i) {
+        const ImageRow<float>& row = i < 2 ? here : above;
+        const int64_t first = std::max(int64_t{0}, -shifts[i]);
+        const int64_t last = std::min(grad.count, row.count - shifts[i]);
+        if (first >= last) continue;
+        const T* const g = grad.first + first * D;
+        const float* const from = row.first + (first + shifts[i]) * D;
+        for (int64_t d = 0; d < D; d += LANES) {
+            Vec totals[CHAINS] = {};
+            int64_t n = 0;
+            for (; n + CHAINS <= last - first; n += CHAINS)
+                for (int c = 0; c < CHAINS; ++c)
+                    totals[c] = fma(load_row(g + (n + c) * D + d), load_row(from + (n + c) * D + d),
+                                    totals[c]);
+            for (; n < last - first; ++n)
+                totals[0] = fma(load_row(g + n * D + d), load_row(from + n * D + d), totals[0]);
+            const Vec whole = (totals[0] + totals[1]) + (totals[2] + totals[3]);
+            store_row(grad_weight + i * D + d, load_row(grad_weight + i * D + d) + whole);
+        }
+    }
+}
+
+// The convolution alone, over one image.
 class ConvPass {
 public:
     ConvPass(const ConvSizes& sizes, int64_t image)
-        : sizes_(sizes), first_(image * sizes.rows * sizes.columns * sizes.features) {}
+        : sizes_(sizes), row_(sizes.columns * sizes.features), first_(image * sizes.rows * row_) {}
 
     // `x, y: [B, R, C, D]`, `weight: [5, D]`.
     void forward(const float* x, const float* weight, float* y) const {
-        gather<1>(x, weight, y);
+        for (int64_t r = 0; r < sizes_.rows; ++r)
+            convolve_row<1>(row(x, r), row(x, r - 1), sizes_.features, sizes_.stride, weight,
+                            y + first_ + r * row_);
     }
 
-    // The gradient of x is the same convolution, from the places after.
+    // `grad_weight: [5, D]`, this image's own.
     void backward(const float* grad, const float* x, const float* weight, float* grad_x,
                   float* grad_weight) const {
-        gather<-1>(grad, weight, grad_x);
-        weigh(grad, x, grad_weight);
+        for (int64_t r = 0; r < sizes_.rows; ++r) {
+            convolve_row<-1>(row(grad, r), row(grad, r + 1), sizes_.features, sizes_.stride, weight,
+                             grad_x + first_ + r * row_);
+            weigh_row(row(grad, r), row(x, r), row(x, r - 1), sizes_.features, sizes_.stride,
+                      grad_weight);
+        }
     }
 
 private:
-    int64_t at(int64_t row, int64_t column) const {
-        return first_ + (row * sizes_.columns + column) * sizes_.features;
-    }
-    bool inside(int64_t row, int64_t column) const {
-        return row >= 0 && row < sizes_.rows && column >= 0 && column < sizes_.columns;
-    }
-    // A tap's place beside (row, column): itself, left, above left, above, above right.
-    const float* tap(const float* x, int number, int64_t direction, int64_t row,
-                     int64_t column) const {
-        static constexpr int64_t UP[TAPS] = {0, 0, 1, 1, 1}, LEFT[TAPS] = {0, 1, 1, 0, -1};
-        row -= direction * UP[number];
-        column -= direction * LEFT[number] * sizes_.stride;
-        return inside(row, column) ? x + at(row, column) : nullptr;
-    }
-
-    template <int DIRECTION>
-    void gather(const float* x, const float* weight, float* y) const {
-        const int64_t D = sizes_.features;
-        for (int64_t row = 0; row < sizes_.rows; ++row)
-            for (int64_t column = 0; column < sizes_.columns; ++column) {
-                const float* taps[TAPS];
-                for (int i = 0; i < TAPS; ++i) taps[i] = tap(x, i, DIRECTION, row, column);
-                float* const out = y + at(row, column);
-                if (taps[2] && taps[4]) {  // not at an edge
-                    for (int64_t d = 0; d < D; d += LANES) {
-                        Vec total = load_row(taps[0] + d) * load_row(weight + d);
-                        for (int i = 1; i < TAPS; ++i)
-                            total = fma(load_row(taps[i] + d), load_row(weight + i * D + d), total);
-                        store_row(out + d, total);
-                    }
-                    continue;
-                }
-                for (int64_t d = 0; d < D; d += LANES) {
-                    Vec total = load_row(taps[0] + d) * load_row(weight + d);
-                    for (int i = 1; i < TAPS; ++i)
-                        if (taps[i])
-                            total = fma(load_row(taps[i] + d), load_row(weight + i * D + d), total);
-                    store_row(out + d, total);
-                }
-            }
-    }
-
-    // `grad_weight: [5, D]`, this image's own: Σ grad · tap.
-    void weigh(const float* grad, const float* x, float* grad_weight) const {
-        const int64_t D = sizes_.features;
-        for (int64_t row = 0; row < sizes_.rows; ++row)
-            for (int i = 0; i < TAPS; ++i) {
-                int64_t first = 0, last = sizes_.columns;
-                while (first < last && !tap(x, i, 1, row, first)) ++first;
-                while (first < last && !tap(x, i, 1, row, last - 1)) --last;
-                if (first == last) continue;
-                const float* const from = tap(x, i, 1, row, first);
-                const float* const g = grad + at(row, first);
-                for (int64_t d = 0; d < D; d += LANES) {
-                    Vec totals[CHAINS] = {};
-                    int64_t n = 0;
-                    for (; n + CHAINS <= last - first; n += CHAINS)
-                        for (int c = 0; c < CHAINS; ++c)
-                            totals[c] = fma(load_row(g + (n + c) * D + d),
-                                            load_row(from + (n + c) * D + d), totals[c]);
-                    for (; n < last - first; ++n)
-                        totals[0] = fma(load_row(g + n * D + d), load_row(from + n * D + d),
-                                        totals[0]);
-                    const Vec whole = (totals[0] + totals[1]) + (totals[2] + totals[3]);
-                    store_row(grad_weight + i * D + d, load_row(grad_weight + i * D + d) + whole);
-                }
-            }
+    ImageRow<float> row(const float* x, int64_t number) const {
+        if (number < 0 || number >= sizes_.rows) return {};
+        return {x + first_ + number * row_, sizes_.columns};
     }
 
     const ConvSizes& sizes_;
-    int64_t first_;
+    int64_t row_, first_;
 };
 
 }  // namespace scanline

@@ -1,6 +1,9 @@
 // What training runs over whole batches beside matrix products, behind a plain C ABI: see
-// kernels/native/training/passes.py. Work is shared out by image and head, and sums are made in one
-// order, so results do not depend on the number of threads.
+// kernels/native/training/passes.py. Work is shared out by image, head or piece, and sums are made in
+// one order, so results do not depend on the number of threads.
+//
+// `bf16` says what is behind void*: bfloat16, else floats. Each gives 0 where it was done, and else
+// has done nothing for want of memory.
 
 #if defined(__aarch64__) && defined(__GNUC__) && !defined(__clang__)
 // gcc orders Arm's instructions before it gives them registers, and spills sums for it.
@@ -11,9 +14,11 @@
 #include <new>
 
 #include "../threads.h"
+#include "activation.h"
 #include "attention.h"
+#include "categorical.h"
 #include "mixture.h"
-#include "short_conv.h"
+#include "residual.h"
 
 #define SCANLINE_API extern "C" __attribute__((visibility("default")))
 
@@ -21,54 +26,60 @@ namespace {
 
 using namespace scanline;
 
-// Call `work(i)` for each i below `count`, whichever thread is free.
+// Call `work(i, thread)` for each i below `count`, whichever thread is free.
 template <typename Work>
-void share_out(Pool& pool, int64_t count, const Work& work) {
+void share_out(void* pool, int64_t count, const Work& work) {
+    auto& threads = *static_cast<Pool*>(pool);
     std::atomic<int64_t> next{0};
-    const auto threads = std::clamp(count, int64_t{1}, static_cast<int64_t>(pool.threads()));
-    pool.run(static_cast<int>(threads), [&](int) {
-        for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) work(i);
+    const auto most = std::clamp(count, int64_t{1}, static_cast<int64_t>(threads.threads()));
+    threads.run(static_cast<int>(most), [&](int thread) {
+        for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) work(i, thread);
     });
 }
 
-// Call `work` with the number of vectors in a head; false where no pass has been made for it.
+// Call `work(i, first, count)` for each piece i of `whole`, of so many.
 template <typename Work>
-bool with_vectors(int64_t head_size, const Work& work) {
-    switch (head_size % LANES ? 0 : head_size / LANES) {
-        case 1: return work(std::integral_constant<int, 1>{}), true;
-        case 2: return work(std::integral_constant<int, 2>{}), true;
-        case 4: return work(std::integral_constant<int, 4>{}), true;
-        case 8: return work(std::integral_constant<int, 8>{}), true;
-        default: return false;
+void in_pieces(void* pool, int64_t whole, int64_t piece, const Work& work) {
+    share_out(pool, (whole + piece - 1) / piece, [&](int64_t i, int) {
+        work(i, i * piece, std::min(piece, whole - i * piece));
+    });
+}
+
+// Memory for each thread, had before the work begins: a thread cannot say that there is none.
+class Scratch {
+public:
+    Scratch(void* pool, int64_t floats)
+        : each_((static_cast<size_t>(floats) + 15) / 16 * 16),
+          memory_(each_ * static_cast<size_t>(static_cast<Pool*>(pool)->threads())) {}
+    float* of(int thread) { return memory_.get() + each_ * static_cast<size_t>(thread); }
+
+private:
+    size_t each_;
+    Buffer<float> memory_;
+};
+
+// Call `work` with an element of the tensors' type.
+template <typename Work>
+int with_elements(int bf16, const Work& work) {
+    try {
+        if (bf16) work(uint16_t{});
+        else work(float{});
+        return 0;
+    } catch (...) {  // no exception may leave C
+        return 1;
     }
 }
 
-template <typename T>
-bool attend(Pool& pool, const AttentionSizes& sizes, const void* q, const void* k, const void* v,
-            float* kv, float* z, void* o, float* denominators) {
-    return with_vectors(sizes.head_size, [&](auto n) {
-        share_out(pool, sizes.images * sizes.heads, [&](int64_t i) {
-            HeadPass<n, T>(sizes, i / sizes.heads, i % sizes.heads)
-                .forward(static_cast<const T*>(q), static_cast<const T*>(k),
-                         static_cast<const T*>(v), kv, z, static_cast<T*>(o), denominators);
-        });
-    });
-}
-
-template <typename T>
-bool attend_back(Pool& pool, const AttentionSizes& sizes, const void* q, const void* k,
-                 const void* v, const float* denominators, const void* grad_o, const float* kv,
-                 const float* z, float* grad_kv, float* grad_z, void* grad_q, void* grad_k,
-                 void* grad_v) {
-    return with_vectors(sizes.head_size, [&](auto n) {
-        share_out(pool, sizes.images * sizes.heads, [&](int64_t i) {
-            Buffer<float> scratch(static_cast<size_t>(sizes.positions));
-            HeadPass<n, T>(sizes, i / sizes.heads, i % sizes.heads)
-                .backward(static_cast<const T*>(q), static_cast<const T*>(k),
-                          static_cast<const T*>(v), denominators, static_cast<const T*>(grad_o),
-                          kv, z, grad_kv, grad_z, static_cast<T*>(grad_q),
-                          static_cast<T*>(grad_k), static_cast<T*>(grad_v), scratch.get());
-        });
+// Call `work` with such an element, and with the number of vectors in a head.
+template <typename Work>
+int with_heads(int bf16, int64_t head_size, const Work& work) {
+    return with_elements(bf16, [&](auto element) {
+        switch (head_size / LANES) {  // `attends` has seen that it is one of these
+            case 1: return work(element, std::integral_constant<int, 1>{});
+            case 2: return work(element, std::integral_constant<int, 2>{});
+            case 4: return work(element, std::integral_constant<int, 4>{});
+            case 8: return work(element, std::integral_constant<int, 8>{});
+        }
     });
 }
 
@@ -77,7 +88,7 @@ bool attend_back(Pool& pool, const AttentionSizes& sizes, const void* q, const v
 SCANLINE_API void* training_open(int threads) {
     try {
         return new Pool(threads);
-    } catch (...) {  // no exception may leave C
+    } catch (...) {
         return nullptr;
     }
 }
@@ -86,53 +97,142 @@ SCANLINE_API void training_close(void* pool) { delete static_cast<Pool*>(pool); 
 
 SCANLINE_API int training_lanes() { return LANES; }
 
-// `bf16` says what the tensors behind void* hold; the rest are floats. 0 where it was done.
 SCANLINE_API int attention_forward(void* pool, const AttentionSizes* sizes, int bf16,
-                                   const void* q, const void* k, const void* v, float* kv, float* z,
+                                   const void* qkv, const float* bias, float* kv, float* z,
                                    void* o, float* denominators) {
-    const auto run = bf16 ? attend<uint16_t> : attend<float>;
-    return !run(*static_cast<Pool*>(pool), *sizes, q, k, v, kv, z, o, denominators);
-}
-
-SCANLINE_API int attention_backward(void* pool, const AttentionSizes* sizes, int bf16,
-                                    const void* q, const void* k, const void* v,
-                                    const float* denominators, const void* grad_o, const float* kv,
-                                    const float* z, float* grad_kv, float* grad_z, void* grad_q,
-                                    void* grad_k, void* grad_v) {
-    try {
-        const auto run = bf16 ? attend_back<uint16_t> : attend_back<float>;
-        return !run(*static_cast<Pool*>(pool), *sizes, q, k, v, denominators, grad_o, kv, z,
-                    grad_kv, grad_z, grad_q, grad_k, grad_v);
-    } catch (...) {
-        return 2;
-    }
-}
-
-SCANLINE_API void short_conv_forward(void* pool, const ConvSizes* sizes, const float* x,
-                                     const float* weight, float* y) {
-    share_out(*static_cast<Pool*>(pool), sizes->images,
-              [&](int64_t i) { ConvPass(*sizes, i).forward(x, weight, y); });
-}
-
-// `grad_weight: [B, 5, D]`, zeroed: an image's own each, summed by the caller.
-SCANLINE_API void short_conv_backward(void* pool, const ConvSizes* sizes, const float* grad,
-                                      const float* x, const float* weight, float* grad_x,
-                                      float* grad_weight) {
-    share_out(*static_cast<Pool*>(pool), sizes->images, [&](int64_t i) {
-        ConvPass(*sizes, i).backward(grad, x, weight, grad_x,
-                                     grad_weight + i * TAPS * sizes->features);
+    return with_heads(bf16, sizes->head_size, [&](auto element, auto n) {
+        using T = decltype(element);
+        share_out(pool, sizes->images * sizes->heads, [&](int64_t i, int) {
+            HeadPass<n, T>(*sizes, i / sizes->heads, i % sizes->heads)
+                .forward(static_cast<const T*>(qkv), bias, kv, z, static_cast<T*>(o), denominators);
+        });
     });
 }
 
-// `parameters, gradient: [P, size]`, `values: [P, channels]`, `nats: [P]`.
-SCANLINE_API void mixture_nats(void* pool, int64_t pixels, int channels, int64_t size,
-                               const float* parameters, const uint8_t* values, float* nats,
-                               float* gradient) {
-    constexpr int64_t PIECE = 64;
-    share_out(*static_cast<Pool*>(pool), (pixels + PIECE - 1) / PIECE, [&](int64_t piece) {
-        const int64_t last = std::min(pixels, (piece + 1) * PIECE);
-        for (int64_t i = piece * PIECE; i < last; ++i)
+// `of_images: [B, 3, H, K]`: the bias's gradient, an image's own each, summed by the caller.
+SCANLINE_API int attention_backward(void* pool, const AttentionSizes* sizes, int bf16,
+                                    const void* qkv, const float* bias,
+                                    const float* denominators, const void* grad_o, const float* kv,
+                                    const float* z, float* grad_kv, float* grad_z, void* grad,
+                                    float* of_images) {
+    return with_heads(bf16, sizes->head_size, [&](auto element, auto n) {
+        using T = decltype(element);
+        Scratch scratch(pool, sizes->positions);
+        share_out(pool, sizes->images * sizes->heads, [&](int64_t i, int thread) {
+            HeadPass<n, T>(*sizes, i / sizes->heads, i % sizes->heads)
+                .backward(static_cast<const T*>(qkv), bias, denominators,
+                          static_cast<const T*>(grad_o), kv, z, grad_kv, grad_z,
+                          static_cast<T*>(grad), of_images, scratch.of(thread));
+        });
+    });
+}
+
+SCANLINE_API int short_conv_forward(void* pool, const ConvSizes* sizes, const float* x,
+                                    const float* weight, float* y) {
+    share_out(pool, sizes->images,
+              [&](int64_t i, int) { ConvPass(*sizes, i).forward(x, weight, y); });
+    return 0;
+}
+
+// `of_images: [B, 5, D]`, zeroed: the weight's gradient, an image's own each, summed by the caller.
+SCANLINE_API int short_conv_backward(void* pool, const ConvSizes* sizes, const float* grad,
+                                     const float* x, const float* weight, float* grad_x,
+                                     float* of_images) {
+    share_out(pool, sizes->images, [&](int64_t i, int) {
+        ConvPass(*sizes, i).backward(grad, x, weight, grad_x, of_images + i * TAPS * sizes->features);
+    });
+    return 0;
+}
+
+// Null: `added`, `bias` and `grad_added` where nothing is added, `grad_sum` where it is 0,
+// `conv_weight` without a convolution.
+SCANLINE_API int residual_forward(void* pool, const ResidualSizes* sizes, int bf16, const float* x,
+                                  const void* added, const float* bias,
+                                  const float* norm_weight, const float* norm_bias,
+                                  const float* conv_weight, float* sum, void* y) {
+    return with_elements(bf16, [&](auto element) {
+        using T = decltype(element);
+        Scratch scratch(pool, ResidualPass<T>::scratch_forward(*sizes));
+        share_out(pool, sizes->images, [&](int64_t i, int thread) {
+            ResidualPass<T>(*sizes, i).forward(x, static_cast<const T*>(added), bias, norm_weight,
+                                               norm_bias, conv_weight, sum, static_cast<T*>(y),
+                                               scratch.of(thread));
+        });
+    });
+}
+
+// `of_images: [B, 8, D]`, zeroed: an image's own each, summed by the caller.
+SCANLINE_API int residual_backward(void* pool, const ResidualSizes* sizes, int bf16,
+                                   const float* grad_sum, const void* grad_y, const float* sum,
+                                   const float* norm_weight, const float* norm_bias,
+                                   const float* conv_weight, float* grad, void* grad_added,
+                                   float* of_images) {
+    return with_elements(bf16, [&](auto element) {
+        using T = decltype(element);
+        Scratch scratch(pool, ResidualPass<T>::scratch_backward(*sizes));
+        share_out(pool, sizes->images, [&](int64_t i, int thread) {
+            ResidualPass<T>(*sizes, i).backward(
+                grad_sum, static_cast<const T*>(grad_y), sum, norm_weight, norm_bias, conv_weight,
+                grad, static_cast<T*>(grad_added), of_images + i * PARAMETERS * sizes->features,
+                scratch.of(thread));
+        });
+    });
+}
+
+// `x, y: [rows, features]`, of which each piece has so many rows.
+SCANLINE_API int bias_gelu_forward(void* pool, int64_t rows, int64_t features, int64_t piece,
+                                   int bf16, const void* x, const float* bias, void* y) {
+    return with_elements(bf16, [&](auto element) {
+        using T = decltype(element);
+        in_pieces(pool, rows, piece, [&](int64_t, int64_t first, int64_t count) {
+            bias_gelu(static_cast<const T*>(x) + first * features, bias, count, features,
+                      static_cast<T*>(y) + first * features);
+        });
+    });
+}
+
+// `of_pieces: [pieces, features]`, zeroed: the gradient of the bias, summed by the caller.
+SCANLINE_API int bias_gelu_backward(void* pool, int64_t rows, int64_t features, int64_t piece,
+                                    int bf16, const void* grad, const void* x, const float* bias,
+                                    void* grad_x, float* of_pieces) {
+    return with_elements(bf16, [&](auto element) {
+        using T = decltype(element);
+        in_pieces(pool, rows, piece, [&](int64_t i, int64_t first, int64_t count) {
+            bias_gelu_back(static_cast<const T*>(grad) + first * features,
+                           static_cast<const T*>(x) + first * features, bias, count, features,
+                           static_cast<T*>(grad_x) + first * features, of_pieces + i * features);
+        });
+    });
+}
+
+// `parameters, gradient: [P, size]`, `values: [P, channels]`, `nats: [P]`; so many to a piece.
+SCANLINE_API int mixture_nats(void* pool, int64_t pixels, int64_t piece, int channels, int64_t size,
+                              const float* parameters, const uint8_t* values, float* nats,
+                              float* gradient) {
+    in_pieces(pool, pixels, piece, [&](int64_t, int64_t first, int64_t count) {
+        for (int64_t i = first; i < first + count; ++i)
             nats[i] = scanline::mixture_nats(parameters + i * size, values + i * channels, channels,
                                              gradient + i * size);
     });
+    return 0;
+}
+
+// `logits: [P, 256]`, `values, nats: [P]`.
+SCANLINE_API int categorical_forward(void* pool, int64_t pixels, int64_t piece, const float* logits,
+                                     const uint8_t* values, float* nats) {
+    in_pieces(pool, pixels, piece, [&](int64_t, int64_t first, int64_t count) {
+        for (int64_t i = first; i < first + count; ++i)
+            nats[i] = categorical_nats(logits + i * VALUES, values[i]);
+    });
+    return 0;
+}
+
+// `grad: [P]`, `gradient: [P, 256]`.
+SCANLINE_API int categorical_backward(void* pool, int64_t pixels, int64_t piece, const float* grad,
+                                      const float* logits, const uint8_t* values, float* gradient) {
+    in_pieces(pool, pixels, piece, [&](int64_t, int64_t first, int64_t count) {
+        for (int64_t i = first; i < first + count; ++i)
+            categorical_slopes(logits + i * VALUES, values[i], grad[i], gradient + i * VALUES);
+    });
+    return 0;
 }

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from scanline.kernels.attention.definitions import AttentionState, naive_linear_attention
 from scanline.kernels.attention.linear import linear_attention
-from scanline.kernels.native import cpu
 from scanline.kernels.native.build import NativeBuildError, find_compiler
 from scanline.kernels.native.training import passes
+from scanline.kernels.native.training.attention import attends
+from scanline.kernels.native.training.residual import conv
 from scanline.kernels.short_conv import naive_short_conv
 from scanline.model.bench.training import run_training_bench
 from scanline.model.config import MIXTURES, ModelConfig
@@ -27,16 +28,6 @@ try:
     find_compiler()
 except NativeBuildError as missing:
     pytest.skip(str(missing), allow_module_level=True)
-
-ISAS = cpu.cpu_isas()
-
-
-@pytest.fixture(params=ISAS)
-def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Run everything on one of the ISAs that this CPU has."""
-    chosen = passes.Passes(1, request.param)
-    monkeypatch.setattr(passes, "passes", lambda: chosen)
-    return str(request.param)
 
 
 def tensors(
@@ -68,9 +59,9 @@ def weighed(outputs: tuple[Tensor, ...], weights: list[Tensor]) -> Tensor:
 def test_attention_and_its_gradients_are_those_of_the_definition(
     T: int, vectors: int, dtype: torch.dtype, isa: str
 ) -> None:
-    K = vectors * passes._ready().lanes
+    K = vectors * passes.ready().lanes
     given, exact = tensors(T, K, dtype)
-    assert passes.attends(given[0], given[2])
+    assert attends(torch.stack(given[:3], 2))
     outputs = attended(linear_attention, given)
     wanted = attended(naive_linear_attention, exact)
     for mine, theirs in zip(outputs, wanted, strict=True):
@@ -85,7 +76,7 @@ def test_attention_and_its_gradients_are_those_of_the_definition(
 
 def test_attention_reads_the_parts_of_one_wide_product(isa: str) -> None:
     """Queries, keys and values that lie side by side, position after position."""
-    K = passes._ready().lanes
+    K = passes.ready().lanes
     wide = torch.randn(2, 9, 3 * 2 * K)
     q, k, v = wide.view(2, 9, 3, 2, K).unbind(2)
     assert not q.is_contiguous()
@@ -96,7 +87,7 @@ def test_attention_reads_the_parts_of_one_wide_product(isa: str) -> None:
 
 
 def test_a_key_of_minus_infinity_leaves_nothing_and_no_number_stays_none(isa: str) -> None:
-    K = passes._ready().lanes
+    K = passes.ready().lanes
     q, k, v = torch.randn(3, 1, 5, 1, K).unbind()
     k[:, 3:] = -torch.inf
     _, state = linear_attention(q, k, v, feature_map="elu")
@@ -113,10 +104,10 @@ def test_a_key_of_minus_infinity_leaves_nothing_and_no_number_stays_none(isa: st
 def test_the_short_convolution_and_its_gradients_are_those_of_the_definition(
     shape: tuple[int, int, int], stride: int, isa: str
 ) -> None:
-    x = torch.randn(*shape, 3 * passes._ready().lanes, requires_grad=True)
+    x = torch.randn(*shape, 3 * passes.ready().lanes, requires_grad=True)
     weight = torch.randn(5, x.shape[-1], requires_grad=True)
     exact = [x.detach().double().requires_grad_(), weight.detach().double().requires_grad_()]
-    y, expected = passes.conv(x, weight, stride), naive_short_conv(exact[0], exact[1], stride)
+    y, expected = conv(x, weight, stride), naive_short_conv(exact[0], exact[1], stride)
     assert_close(y, expected)
     grad = torch.randn_like(y)
     mine = torch.autograd.grad(y, (x, weight), grad)
@@ -146,6 +137,25 @@ def test_a_mixtures_bits_and_their_gradient_are_those_of_the_definition(
     (exactly,) = torch.autograd.grad(expected.sum(), exact)
     scale = exactly.abs().amax(1, keepdim=True)
     assert_close(grad / scale, exactly / scale, torch.float32)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_logits_bits_and_their_gradient_are_those_of_the_definition(
+    channels: int, isa: str
+) -> None:
+    config = tiny_config(channels=channels, head="categorical")
+    head = Head(config)
+    parameters = 8 * torch.randn(70, config.head_outputs)
+    parameters[:9] *= 100  # some values are next to impossible
+    values = torch.randint(0, 256, (70, channels), dtype=torch.uint8)
+    parameters.requires_grad_()
+    exact = parameters.detach().double().requires_grad_()
+    bits, expected = head.bits(parameters, values), head.bits(exact, values)
+    assert_close(bits, expected)
+    weights = torch.randn(70)
+    (grad,) = torch.autograd.grad((bits * weights).sum(), parameters)
+    (exactly,) = torch.autograd.grad((expected * weights.double()).sum(), exact)
+    assert_close(grad, exactly, torch.float32)
 
 
 def shipped_shapes(**fields: object) -> ModelConfig:

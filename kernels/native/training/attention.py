@@ -1,0 +1,90 @@
+"""Causal linear attention and its gradient in C++ (see attention.h), as torch operators."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from scanline.kernels.native.training.passes import ready, takes
+
+
+class _Sizes(ctypes.Structure):
+    """As in attention.h."""
+
+    _fields_ = [
+        *[(name, ctypes.c_int64) for name in ["images", "positions", "heads", "head_size"]],
+        ("epsilon", ctypes.c_float),
+    ]
+
+
+def attends(qkv: Tensor) -> bool:
+    """Whether ``attention`` takes this tensor, ``[B, T, 3, H, K]`` on a CPU."""
+    whole = takes(qkv, torch.float32, torch.bfloat16)
+    return whole and qkv.shape[4] // ready().lanes in (1, 2, 4, 8)
+
+
+def _sizes(qkv: Tensor, eps: float) -> Any:
+    B, T, _, H, K = qkv.shape
+    return ctypes.byref(_Sizes(B, T, H, K, eps))
+
+
+@torch.library.custom_op("scanline::attention", mutates_args=())
+def attention(
+    qkv: Tensor, bias: Tensor, kv: Tensor, z: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Attend causally with φ = elu + 1 (eq. 7, 9-12), one position after the other.
+
+    ``qkv: [B, T, 3, H, K]`` float32 or bfloat16, queries and keys before the feature map, and
+    ``bias: [3, H, K]`` float32, which is added to them first; ``kv: [B, H, K, K]`` and
+    ``z: [B, H, K]`` float32, the state before. Returns ``o: [B, T, H, K]`` like ``qkv``, the state
+    after, and the denominators, float32 ``[B, T, H]``.
+    """
+    qkv, bias = qkv.contiguous(), bias.contiguous()
+    kv, z = kv.contiguous().clone(), z.contiguous().clone()
+    o = qkv.new_empty(qkv[:, :, 0].shape)
+    denominators = torch.empty(o.shape[:3])
+    bf16 = qkv.dtype == torch.bfloat16
+    ready().run("attention_forward", _sizes(qkv, eps), bf16, qkv, bias, kv, z, o, denominators)
+    return o, kv, z, denominators
+
+
+@torch.library.custom_op("scanline::attention_backward", mutates_args=())
+def _backward(
+    qkv: Tensor, bias: Tensor, kv: Tensor, z: Tensor, eps: float, denominators: Tensor,
+    grad_o: Tensor, grad_kv: Tensor, grad_z: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    qkv, bias, grad_o, kv, z = (x.contiguous() for x in (qkv, bias, grad_o, kv, z))
+    grad_kv, grad_z = grad_kv.contiguous().clone(), grad_z.contiguous().clone()
+    grad, of_images = torch.empty_like(qkv), torch.empty(len(qkv), *bias.shape)
+    ready().run(
+        "attention_backward", _sizes(qkv, eps), qkv.dtype == torch.bfloat16, qkv, bias,
+        denominators, grad_o, kv, z, grad_kv, grad_z, grad, of_images,
+    )  # fmt: skip
+    return grad, of_images.sum(0), grad_kv, grad_z
+
+
+@attention.register_fake
+def _(qkv: Tensor, bias: Tensor, kv: Tensor, z: Tensor, eps: float) -> Any:
+    o = qkv.new_empty(qkv[:, :, 0].shape)
+    return o, torch.empty_like(kv), torch.empty_like(z), o.new_empty(o.shape[:3]).float()
+
+
+@_backward.register_fake
+def _(qkv: Tensor, bias: Tensor, kv: Tensor, z: Tensor, *rest: Any) -> Any:
+    return tuple(torch.empty_like(x) for x in (qkv, bias, kv, z))
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    *tensors, ctx.eps = inputs
+    ctx.save_for_backward(*tensors, output[3])
+
+
+def _grad(ctx: Any, o: Tensor, kv: Tensor, z: Tensor, _denominators: Tensor) -> Any:
+    *inputs, denominators = ctx.saved_tensors
+    return (*_backward(*inputs, ctx.eps, denominators, o, kv, z), None)
+
+
+attention.register_autograd(_grad, setup_context=_keep)

@@ -1,0 +1,89 @@
+"""What values cost under a head's parameters, and the gradient of that, in C++, as operators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from scanline.kernels.native.training.passes import available, ready
+
+_PIECE = 64  # pixels that a thread takes at a time
+
+
+def weighs(parameters: Tensor) -> bool:
+    """Whether the operators here take these parameters."""
+    cpu = parameters.device.type == "cpu" and parameters.dtype == torch.float32
+    return cpu and available()
+
+
+@torch.library.custom_op("scanline::mixture_nats", mutates_args=())
+def mixture_nats(parameters: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Give -ln P of the values under mixtures of ten logistics, and its gradient.
+
+    ``parameters: [P, size]`` float32, ``values: [P, C]`` uint8. Returns nats ``[P]`` and their
+    derivatives by the parameters, ``[P, size]``.
+    """
+    parameters, values = parameters.contiguous(), values.contiguous()
+    nats, gradient = torch.empty(len(parameters)), torch.empty_like(parameters)
+    sizes = len(parameters), _PIECE, values.shape[1], parameters.shape[1]
+    ready().run("mixture_nats", *sizes, parameters, values, nats, gradient)
+    return nats, gradient
+
+
+@torch.library.custom_op("scanline::categorical_nats", mutates_args=())
+def categorical_nats(logits: Tensor, values: Tensor) -> Tensor:
+    """Give -ln softmax(logits)[value]: ``logits: [P, 256]`` float32, ``values: [P]`` uint8."""
+    logits, values = logits.contiguous(), values.contiguous()
+    nats = torch.empty(len(logits))
+    ready().run("categorical_forward", len(logits), _PIECE, logits, values, nats)
+    return nats
+
+
+@torch.library.custom_op("scanline::categorical_backward", mutates_args=())
+def _categorical_backward(grad: Tensor, logits: Tensor, values: Tensor) -> Tensor:
+    grad, logits, values = grad.contiguous(), logits.contiguous(), values.contiguous()
+    gradient = torch.empty_like(logits)
+    ready().run("categorical_backward", len(logits), _PIECE, grad, logits, values, gradient)
+    return gradient
+
+
+# What torch.compile needs to know of each, and the way back.
+
+
+@mixture_nats.register_fake
+def _(parameters: Tensor, values: Tensor) -> Any:
+    return parameters.new_empty(len(parameters)), torch.empty_like(parameters)
+
+
+@categorical_nats.register_fake
+def _(logits: Tensor, values: Tensor) -> Any:
+    return logits.new_empty(len(logits))
+
+
+@_categorical_backward.register_fake
+def _(grad: Tensor, logits: Tensor, values: Tensor) -> Any:
+    return torch.empty_like(logits)
+
+
+def _keep_gradient(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.set_materialize_grads(False)  # nobody asks for the gradient's own
+    ctx.save_for_backward(output[1])
+
+
+def _mixture_grad(ctx: Any, grad: Tensor, _gradient: None) -> Any:
+    (gradient,) = ctx.saved_tensors
+    return gradient * grad.unsqueeze(1), None
+
+
+def _keep_logits(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _categorical_grad(ctx: Any, grad: Tensor) -> Any:
+    return _categorical_backward(grad, *ctx.saved_tensors), None
+
+
+mixture_nats.register_autograd(_mixture_grad, setup_context=_keep_gradient)
+categorical_nats.register_autograd(_categorical_grad, setup_context=_keep_logits)

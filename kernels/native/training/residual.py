@@ -1,0 +1,207 @@
+"""What stands between two products of a layer, in C++ (residual.h, short_conv.h, activation.h)."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from scanline.kernels.native.training.passes import ready
+
+_TAPS = 5
+_PIECE = 32  # positions to a piece where no row of an image is needed
+_ROWS = 64  # of a product, to a piece
+
+
+class _ConvSizes(ctypes.Structure):
+    """As in short_conv.h."""
+
+    _fields_ = [
+        (name, ctypes.c_int64) for name in ["images", "rows", "columns", "features", "stride"]
+    ]
+
+
+class _Sizes(ctypes.Structure):
+    """As in residual.h."""
+
+    _fields_ = [
+        *[(name, ctypes.c_int64) for name in ["images", "positions", "features"]],
+        *[(name, ctypes.c_int64) for name in ["columns", "stride", "convolved"]],
+        ("epsilon", ctypes.c_float),
+    ]
+
+
+@torch.library.custom_op("scanline::short_conv", mutates_args=())
+def conv(x: Tensor, weight: Tensor, stride: int) -> Tensor:
+    """Convolve float32 ``x: [B, R, C, D]`` with ``weight: [5, D]``, D in whole vectors."""
+    x, weight = x.contiguous(), weight.contiguous()
+    y = torch.empty_like(x)
+    ready().run("short_conv_forward", ctypes.byref(_ConvSizes(*x.shape, stride)), x, weight, y)
+    return y
+
+
+@torch.library.custom_op("scanline::short_conv_backward", mutates_args=())
+def _conv_backward(grad: Tensor, x: Tensor, weight: Tensor, stride: int) -> tuple[Tensor, Tensor]:
+    grad, x, weight = grad.contiguous(), x.contiguous(), weight.contiguous()
+    grad_x, of_images = torch.empty_like(x), torch.zeros(len(x), *weight.shape)
+    sizes = ctypes.byref(_ConvSizes(*x.shape, stride))
+    ready().run("short_conv_backward", sizes, grad, x, weight, grad_x, of_images)
+    return grad_x, of_images.sum(0)
+
+
+def _sizes(x: Tensor, conv_weight: Tensor | None, columns: int, stride: int, eps: float) -> Any:
+    convolved = conv_weight is not None
+    return ctypes.byref(_Sizes(*x.shape, columns if convolved else _PIECE, stride, convolved, eps))
+
+
+@torch.library.custom_op("scanline::residual", mutates_args=())
+def residual(
+    x: Tensor, added: Tensor | None, bias: Tensor | None, norm_weight: Tensor,
+    norm_bias: Tensor, conv_weight: Tensor | None, columns: int, stride: int, eps: float,
+    bf16: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Add to the stream, normalise the sum, convolve that.
+
+    ``x: [B, T, D]`` float32, D in whole vectors; ``added`` like it and its ``bias: [D]``, or None;
+    ``norm_weight, norm_bias: [D]``; ``conv_weight: [5, D]`` or None, with ``columns`` steps to a
+    row of the image and ``stride`` to a pixel. Returns the sum (empty where nothing was added) and
+    what comes out, bfloat16 if ``bf16``, else float32.
+    """
+    dtype = torch.bfloat16 if bf16 else torch.float32
+    x = x.contiguous()
+    added = None if added is None else added.to(dtype).contiguous()
+    total = x.new_empty(0) if added is None else torch.empty_like(x)
+    y = torch.empty_like(x, dtype=dtype)
+    ready().run(
+        "residual_forward", _sizes(x, conv_weight, columns, stride, eps), bf16,
+        x, added, bias, norm_weight, norm_bias, conv_weight, total, y,
+    )  # fmt: skip
+    return total, y
+
+
+@torch.library.custom_op("scanline::residual_backward", mutates_args=())
+def _residual_backward(
+    grad_sum: Tensor | None, grad_y: Tensor, total: Tensor, norm_weight: Tensor,
+    norm_bias: Tensor, conv_weight: Tensor | None, columns: int, stride: int, eps: float,
+    added: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    bf16 = grad_y.dtype == torch.bfloat16
+    grad_sum = None if grad_sum is None else grad_sum.contiguous()
+    grad_y = grad_y.contiguous()
+    grad = torch.empty_like(total)
+    of_added = torch.empty_like(grad_y) if added and bf16 else grad.new_empty(0)
+    of_images = torch.zeros(len(total), 3 + _TAPS, total.shape[-1])
+    ready().run(
+        "residual_backward", _sizes(total, conv_weight, columns, stride, eps), bf16,
+        grad_sum, grad_y, total, norm_weight, norm_bias, conv_weight,
+        grad, of_added if added and bf16 else None, of_images,
+    )  # fmt: skip
+    return grad, of_added, of_images.sum(0)
+
+
+@torch.library.custom_op("scanline::bias_gelu", mutates_args=())
+def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
+    """Give GELU(x + bias): ``x: [..., F]`` float32 or bfloat16, F whole vectors; ``bias: [F]``."""
+    x = x.contiguous()
+    y = torch.empty_like(x)
+    ready().run("bias_gelu_forward", *_rows(x), x, bias, y)
+    return y
+
+
+@torch.library.custom_op("scanline::bias_gelu_backward", mutates_args=())
+def _bias_gelu_backward(grad: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    grad, x = grad.contiguous(), x.contiguous()
+    grad_x = torch.empty_like(x)
+    rows, features, *rest = _rows(x)
+    of_pieces = torch.zeros(-(-rows // _ROWS), features)
+    ready().run("bias_gelu_backward", rows, features, *rest, grad, x, bias, grad_x, of_pieces)
+    return grad_x, of_pieces.sum(0)
+
+
+def _rows(x: Tensor) -> tuple[int, int, int, bool]:
+    features = x.shape[-1]
+    return x.numel() // features, features, _ROWS, x.dtype == torch.bfloat16
+
+
+# What torch.compile needs to know of each, and the way back.
+
+
+@conv.register_fake
+def _(x: Tensor, weight: Tensor, stride: int) -> Any:
+    return torch.empty_like(x)
+
+
+@_conv_backward.register_fake
+def _(grad: Tensor, x: Tensor, weight: Tensor, stride: int) -> Any:
+    return torch.empty_like(x), torch.empty_like(weight)
+
+
+@residual.register_fake
+def _(x: Tensor, added: Tensor | None, *rest: Any) -> Any:
+    total = x.new_empty(0) if added is None else torch.empty_like(x)
+    return total, torch.empty_like(x, dtype=torch.bfloat16 if rest[-1] else torch.float32)
+
+
+@_residual_backward.register_fake
+def _(grad_sum: Tensor | None, grad_y: Tensor, total: Tensor, *rest: Any) -> Any:
+    bf16 = rest[-1] and grad_y.dtype == torch.bfloat16
+    of_added = torch.empty_like(grad_y) if bf16 else total.new_empty(0)
+    return torch.empty_like(total), of_added, total.new_empty(3 + _TAPS, total.shape[-1])
+
+
+@bias_gelu.register_fake
+def _(x: Tensor, bias: Tensor) -> Any:
+    return torch.empty_like(x)
+
+
+@_bias_gelu_backward.register_fake
+def _(grad: Tensor, x: Tensor, bias: Tensor) -> Any:
+    return torch.empty_like(x), torch.empty_like(bias)
+
+
+def _keep_conv(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, weight, ctx.stride = inputs
+    ctx.save_for_backward(x, weight)
+
+
+def _conv_grad(ctx: Any, grad: Tensor) -> Any:
+    return (*_conv_backward(grad, *ctx.saved_tensors, ctx.stride), None)
+
+
+def _keep_residual(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    x, added, _, norm_weight, norm_bias, conv_weight, *ctx.sizes, _ = inputs
+    ctx.added = None if added is None else added.dtype
+    ctx.set_materialize_grads(False)
+    total = x if added is None else output[0]
+    ctx.save_for_backward(total, norm_weight, norm_bias, conv_weight)
+
+
+def _residual_grad(ctx: Any, grad_sum: Tensor | None, grad_y: Tensor) -> Any:
+    total, norm_weight, norm_bias, conv_weight = ctx.saved_tensors
+    added = ctx.added is not None
+    grad, of_added, of_weights = _residual_backward(
+        grad_sum if added else None, grad_y, total, norm_weight, norm_bias, conv_weight,
+        *ctx.sizes, added,
+    )  # fmt: skip
+    of_bias, of_norm_weight, of_norm_bias, *_ = of_weights
+    of_conv = None if conv_weight is None else of_weights[3:]
+    if added:  # in bfloat16, or as the stream's
+        mine = (of_added if of_added.numel() else grad).to(ctx.added)
+    else:
+        mine = of_bias = None
+    return grad, mine, of_bias, of_norm_weight, of_norm_bias, of_conv, None, None, None, None
+
+
+def _keep_gelu(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _gelu_grad(ctx: Any, grad: Tensor) -> Any:
+    return _bias_gelu_backward(grad, *ctx.saved_tensors)
+
+
+conv.register_autograd(_conv_grad, setup_context=_keep_conv)
+residual.register_autograd(_residual_grad, setup_context=_keep_residual)
+bias_gelu.register_autograd(_gelu_grad, setup_context=_keep_gelu)

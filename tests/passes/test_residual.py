@@ -1,0 +1,103 @@
+"""What stands between two products, in C++, against its definition in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from scanline.kernels.native.training import passes
+from scanline.kernels.residual import (
+    Product,
+    linear,
+    linear_gelu,
+    naive_residual,
+    residual,
+    whole,
+)
+from tests.conftest import assert_close
+
+COLUMNS = 9
+
+
+def leaves(*tensors: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """Let them want gradients, and give the same in float64 beside them."""
+    exact = [x.detach().double().requires_grad_() for x in tensors]
+    return [x.requires_grad_() for x in tensors], exact
+
+
+def assert_gradients_close(
+    outputs: Sequence[Tensor], given: list[Tensor],
+    expected: Sequence[Tensor], exact: list[Tensor], dtype: torch.dtype,
+) -> None:  # fmt: skip
+    weights = [torch.randn_like(x) for x in outputs]
+    mine = torch.autograd.grad(outputs, given, weights)
+    theirs = torch.autograd.grad(expected, exact, [w.double() for w in weights])
+    for one, other in zip(mine, theirs, strict=True):
+        scale = other.abs().max()
+        assert_close(one / scale, other / scale, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("convolved", [True, False])
+@pytest.mark.parametrize("steps", [4 * COLUMNS, 4 * COLUMNS - 5, 3, 1])
+def test_the_stream_what_is_seen_of_it_and_the_gradients_are_those_of_the_definition(
+    steps: int, convolved: bool, dtype: torch.dtype, isa: str
+) -> None:
+    D = 3 * passes.ready().lanes
+    given, exact = leaves(
+        torch.randn(2, steps, D), torch.randn(2, steps, D).to(dtype), *torch.randn(3, D).unbind(),
+        torch.randn(5, D),
+    )  # fmt: skip
+    given, exact = given[: 5 + convolved], exact[: 5 + convolved]
+
+    def run(x: Tensor, added: Tensor, bias: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor]:
+        norm, conv = (weights[0], weights[1]), weights[2] if convolved else None
+        if x.dtype == torch.float64:
+            return naive_residual(x, Product(added, bias), norm, conv, COLUMNS, 3, 1e-5)
+        return residual(x, Product(added, bias), norm, conv, COLUMNS, 3, dtype=dtype)
+
+    (total, y), expected = run(*given), run(*exact)
+    assert y.dtype == dtype
+    assert_close(total, expected[0])
+    assert_close(y, expected[1], dtype)
+    assert_gradients_close((total, y), given, expected, exact, dtype)
+
+
+def test_the_first_stream_has_nothing_to_add(isa: str) -> None:
+    D = passes.ready().lanes
+    given, exact = leaves(torch.randn(2, 7, D), *torch.randn(2, D).unbind(), torch.randn(5, D))
+    total, y = residual(given[0], None, (given[1], given[2]), given[3], COLUMNS)
+    assert total is given[0]
+    expected = naive_residual(exact[0], None, (exact[1], exact[2]), exact[3], COLUMNS, 1, 1e-5)
+    assert_gradients_close((total, y), given, expected, exact, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gelu_of_a_product_and_its_gradient_are_those_of_the_definition(
+    dtype: torch.dtype, isa: str
+) -> None:
+    """Over 64 rows, and far out on both sides."""
+    D, features = 2 * passes.ready().lanes, 3 * passes.ready().lanes
+    given, exact = leaves(
+        4 * torch.randn(3, 30, D), torch.randn(features, D) / 4, torch.randn(features)
+    )
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+        y = linear_gelu(*given)
+    expected = F.gelu(F.linear(*exact))
+    assert_close(y / expected.abs().max(), expected / expected.abs().max(), dtype)
+    assert_gradients_close([y], given, [expected], exact, dtype)
+
+
+def test_a_product_is_whole_with_its_bias(isa: str) -> None:
+    lanes = passes.ready().lanes
+    x, weight, bias = torch.randn(2, 3, lanes), torch.randn(lanes, lanes), torch.randn(lanes)
+    product = linear(x, weight, bias)
+    assert product.bias is bias
+    assert_close(whole(product), F.linear(x.double(), weight.double(), bias.double()))
+    other = linear(x.double(), weight.double(), bias.double())
+    assert other.bias is None
+    assert_close(whole(other), F.linear(x.double(), weight.double(), bias.double()))
