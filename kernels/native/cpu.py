@@ -63,7 +63,8 @@ def cpu() -> tuple[str, frozenset[str]]:
 def _may_use_tiles() -> bool:
     """Ask Linux for AMX's tiles, which all threads of this process then have; it may refuse."""
     ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA = 158, 0x1023, 18
-    return ctypes.CDLL(None).syscall(ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0
+    answer: int = ctypes.CDLL(None).syscall(ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)
+    return answer == 0
 
 
 def _apple_features() -> frozenset[str]:
