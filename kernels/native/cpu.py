@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 import platform
@@ -21,11 +22,15 @@ class Isa(NamedTuple):
 _AVX2 = ("-mavx2", "-mfma")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
 _VNNI = (*_AVX512, "-mavx512vnni")
+_BF16 = (*_VNNI, "-mavx512bf16")
 _HAS_AVX2 = frozenset({"avx2", "fma"})
 _HAS_AVX512 = _HAS_AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
 _HAS_VNNI = _HAS_AVX512 | {"avx512_vnni"}
+_HAS_BF16 = _HAS_VNNI | {"avx512_bf16"}
+_HAS_AMX = _HAS_BF16 | {"amx_tile", "amx_int8"}
 ISAS: dict[str, Isa] = {  # best first
-    "avx512bf16": Isa("x86_64", (*_VNNI, "-mavx512bf16"), _HAS_VNNI | {"avx512_bf16"}),
+    "amx": Isa("x86_64", (*_BF16, "-mamx-tile", "-mamx-int8"), _HAS_AMX),
+    "avx512bf16": Isa("x86_64", _BF16, _HAS_BF16),
     "avx512vnni": Isa("x86_64", _VNNI, _HAS_VNNI),
     "avx512": Isa("x86_64", _AVX512, _HAS_AVX512),
     "avxvnni": Isa("x86_64", (*_AVX2, "-mavxvnni"), _HAS_AVX2 | {"avx_vnni"}),
@@ -50,7 +55,16 @@ def cpu() -> tuple[str, frozenset[str]]:
             name = value.strip()
         elif key.strip() in ("flags", "Features"):  # x86, Arm
             features = frozenset(value.split())
+    if "amx_tile" in features and not _may_use_tiles():
+        features = frozenset(feature for feature in features if not feature.startswith("amx_"))
     return name, features
+
+
+def _may_use_tiles() -> bool:
+    """Ask Linux for AMX's tiles, which all threads of this process then have; it may refuse."""
+    ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA = 158, 0x1023, 18
+    answer: int = ctypes.CDLL(None).syscall(ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)
+    return answer == 0
 
 
 def _apple_features() -> frozenset[str]:

@@ -108,7 +108,9 @@ double scanline_bandwidth(int threads, int64_t bytes) {
 
 // The instructions this was built for.
 const char* scanline_isa() {
-#if defined(__AVX512BF16__)
+#if defined(__AMX_INT8__)
+    return "amx";
+#elif defined(__AVX512BF16__)
     return "avx512bf16";
 #elif defined(__AVX512VNNI__)
     return "avx512vnni";

@@ -39,6 +39,16 @@ constexpr bool INT8_DOT = false;
 constexpr int UNSIGNED = 0;
 #endif
 
+// AMX multiplies tiles of whole numbers (tiles.h), which pays from so many rows on; fewer are computed
+// as fast as their weights are read.
+constexpr int TILE_INPUTS = 64, LEAST_TILE_ROWS = 7;
+#if defined(__AMX_INT8__)
+constexpr bool in_tiles(Format f, int rows) { return whole(f) && rows >= LEAST_TILE_ROWS; }
+#else
+constexpr bool in_tiles(Format, int) { return false; }
+#endif
+constexpr bool TILES = in_tiles(Format::INT8, LEAST_TILE_ROWS);
+
 // Inputs whose weights lie side by side for each output, and how many of them take turns: where the
 // CPU has no product of several they are multiplied one after the other.
 constexpr int inputs_of(Format f) {
@@ -54,6 +64,9 @@ constexpr int TURNS = DOT<F> ? 1 : INPUTS<F>;
 constexpr int weight_bytes(Format f) {
     return f == Format::FLOAT32 ? 4 : f == Format::INT8 ? 1 : 2;
 }
+
+// What a product's inputs are filled up to, with weights of 0: so many are multiplied at once.
+constexpr int depth_of(Format f) { return TILES && whole(f) ? TILE_INPUTS : 4; }
 
 // The largest whole number of an input, and the most that the sizes of an output's weights may add up
 // to: their product fits 32 bits. Of 16 bits, both are left about as exact as each other.
@@ -155,7 +168,8 @@ public:
     // From one row to the next: an odd number of cache lines, or the rows of a block would fight
     // for the same few places of the first-level cache.
     size_t stride(int width) const {
-        const int bytes = width * (format_ == Format::BF16 && BF16_DOT ? 2 : 4);
+        const int each = format_ == Format::BF16 && BF16_DOT ? 2 : 4;
+        const int bytes = round_up(width, depth_of(format_)) * each;
         const int scale = whole(format_) ? 64 : 0;
         return static_cast<size_t>(round_up(bytes + scale, 64) / 64 | 1) * 64;
     }
@@ -182,7 +196,9 @@ public:
     const std::byte* complete(const std::byte* rows, size_t stride, int count, int inputs,
                               std::byte* mine) const {
         if (!whole(format_)) return rows;
-        for (int r = 0; r < count; ++r) to_whole(rows + r * stride, stride, inputs, mine + r * stride);
+        const bool planes = format_ == Format::INT16 && in_tiles(format_, count);
+        for (int r = 0; r < count; ++r)
+            to_whole(rows + r * stride, stride, inputs, planes, mine + r * stride);
         return mine;
     }
 
@@ -192,26 +208,41 @@ public:
     }
 
 private:
-    void to_whole(const std::byte* row, size_t stride, int inputs, std::byte* mine) const {
+    void to_whole(const std::byte* row, size_t stride, int inputs, bool planes,
+                  std::byte* mine) const {
         const float* const x = reinterpret_cast<const float*>(row);
-        Vec sizes = {}, lost = {};  // 0, or NaN where there is one: no whole number is
+        VecInt bits = {};  // of the largest: in the order of sizes, with what is not finite above all
         for (int i = 0; i < inputs; i += LANES) {
-            sizes = max(absolute(load(x + i)), sizes);
-            lost = fma(load(x + i), Vec{}, lost);
+            const VecInt some = (VecInt)absolute(load(x + i));
+            bits = some > bits ? some : bits;
         }
+        const Vec sizes = (Vec)bits;
+        const float lost = sum(sizes * 0.0f);  // 0, or NaN where there is one: no whole number is
         const float size = std::max(largest(sizes), 1e-30f);
         const float most = static_cast<float>(most_input(format_, inputs));
         const Vec factor = broadcast(most / size);
-        for (int i = 0; i < inputs; i += LANES) {
-            // Adding 1.5 · 2^23 rounds to a whole number, and leaves it in the low bits.
-            const VecInt number = (VecInt)(load(x + i) * factor + broadcast(12582912.0f)) - 0x4b400000;
-            if (format_ == Format::INT8 && INT8_DOT)
-                *reinterpret_cast<Quarters*>(mine + i) =
-                    __builtin_convertvector(number + UNSIGNED, Quarters);
-            else
-                *reinterpret_cast<Halves*>(mine + i * 2) = __builtin_convertvector(number, Halves);
-        }
-        reinterpret_cast<float*>(mine + stride)[-1] = size / most + sum(lost);
+        // Adding 1.5 · 2^23 rounds to a whole number, and leaves it in the low bits.
+        const auto number = [&](int i) ALWAYS_INLINE {
+            return (VecInt)(load(x + i) * factor + broadcast(12582912.0f)) - 0x4b400000;
+        };
+        const auto put_bytes = [](std::byte* place, VecInt numbers) ALWAYS_INLINE {
+            *reinterpret_cast<Quarters*>(place) = __builtin_convertvector(numbers, Quarters);
+        };
+        if (format_ == Format::INT8 && INT8_DOT)
+            for (int i = 0; i < inputs; i += LANES) put_bytes(mine + i, number(i) + UNSIGNED);
+        else if (planes)
+            for (int i = 0; i < inputs; i += TILE_INPUTS) {
+                VecInt numbers[TILE_INPUTS / LANES];  // read before any is written
+                for (int j = 0; j < TILE_INPUTS; j += LANES) numbers[j / LANES] = number(i + j);
+                for (int j = 0; j < TILE_INPUTS; j += LANES) {
+                    put_bytes(mine + 2 * i + j, numbers[j / LANES] >> 8);
+                    put_bytes(mine + 2 * i + TILE_INPUTS + j, numbers[j / LANES]);
+                }
+            }
+        else
+            for (int i = 0; i < inputs; i += LANES)
+                *reinterpret_cast<Halves*>(mine + i * 2) = __builtin_convertvector(number(i), Halves);
+        reinterpret_cast<float*>(mine + stride)[-1] = size / most + lost;
     }
 
     Format format_;

@@ -51,6 +51,13 @@ ALWAYS_INLINE inline void hide(Vec& v) {
 template <Format F>
 double peak_operations(Pool& pool) {
     constexpr int CHAINS = 12, REPEATS = 10'000;  // enough of them to hide the latency of one
+#if defined(__AMX_INT8__)
+    if constexpr (whole(F)) {
+        const double calls = calls_per_second(pool, [](int) { multiply_tiles(REPEATS); });
+        constexpr int PRODUCTS = F == Format::INT16 ? 4 : 1;  // of bytes in one of such numbers
+        return calls * REPEATS * 4 / PRODUCTS * 2 * TILE_ROWS * static_cast<double>(TILE_BYTES);
+    }
+#endif
     // The compiler must know none of them, or it would compute chains that are alike only once.
     const Buffer<float> operands((2 + CHAINS) * LANES);
     Buffer<float> sums(static_cast<size_t>(pool.threads()) * 64);

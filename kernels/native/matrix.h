@@ -1,14 +1,15 @@
 // Matrices packed once for streaming, and the product of a few rows of activations with them.
 //
 // Outputs are grouped in panels of PANEL; a panel holds, for each input (float32), pair (16 bits)
-// or four of them (8 bits, where the CPU multiplies so many), the weights of all its outputs side by side. A kernel keeps one accumulator a
-// row and output and adds the inputs in their order, so a row's sums are the same whether it is
-// computed alone or with others: batch invariance for free.
+// or four of them (8 bits, where the CPU multiplies so many), the weights of all its outputs side by
+// side. A kernel keeps one accumulator a row and output and adds the inputs in their order, or sums
+// whole numbers exactly, so a row's sums are the same whether it is computed alone or with others:
+// batch invariance for free.
 #pragma once
 
 #include <limits>
 
-#include "formats.h"
+#include "tiles.h"
 
 namespace scanline {
 
@@ -25,6 +26,7 @@ constexpr int BLOCK = 12;
 constexpr int BLOCK = 6;
 #endif
 constexpr int PANEL = PANEL_VECS * LANES;
+static_assert(!TILES || PANEL == TILE_PANEL);
 
 struct Range {
     int begin, end;
@@ -53,11 +55,11 @@ inline void fetch_ahead(const std::byte* next, size_t bytes) {
         for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(next + i, 0, 3);
 }
 
-// R rows times P neighbouring panels: `tile[r][column] = Σ_k input[r][k] · weight[k][column]`, of
-// int8 and int16 a whole number. Few rows take several panels at once, for enough sums in flight to hide the
-// latency of one.
+// R rows, whatever their number that only tiles are told, times P neighbouring panels: `tile[r][column] =
+// Σ_k input[r][k] · weight[k][column]`, of int8 and int16 a whole number. Few rows take several panels
+// at once, for enough sums in flight to hide the latency of one.
 template <Format F, int R, int P>
-void multiply(const std::byte* input, size_t stride, const std::byte* panel, size_t panel_bytes,
+void multiply(const std::byte* input, size_t stride, int, const std::byte* panel, size_t panel_bytes,
               int inputs, float* tile) {
     constexpr size_t VEC_BYTES = LANES * INPUTS<F> * weight_bytes(F), BYTES = PANEL_VECS * VEC_BYTES;
     Vec sums[R][P][PANEL_VECS];
@@ -93,7 +95,7 @@ void multiply(const std::byte* input, size_t stride, const std::byte* panel, siz
     });
 }
 
-using Kernel = void (*)(const std::byte*, size_t, const std::byte*, size_t, int, float*);
+using Kernel = void (*)(const std::byte*, size_t, int, const std::byte*, size_t, int, float*);
 
 // The kernels for some number of rows: `wide` takes `panels` at once, `narrow` one.
 struct Kernels {
@@ -114,6 +116,10 @@ constexpr Kernels KERNELS[] = {
     kernels<F, 5, 1>(), kernels<F, 6, 1>(),
 #endif
 };
+#if defined(__AMX_INT8__)
+constexpr Kernels TILE_KERNELS[] = {{TILE_ROWS, 1, multiply_planes, multiply_planes},
+                                    {TILE_ROWS, 1, multiply_bytes, multiply_bytes}};
+#endif
 constexpr int MOST_PANELS = 4;
 
 // A linear map with its bias, packed. Inputs and outputs may be spread out on the way in: head by
@@ -123,8 +129,10 @@ public:
     Packed() = default;
     Packed(int outputs, int inputs, Format format)
         : format_(format), inputs_(round_up(inputs, 4)), panels_((outputs + PANEL - 1) / PANEL),
-          panel_bytes_(static_cast<size_t>(inputs_) * PANEL * weight_bytes(format)),
+          panel_bytes_(static_cast<size_t>(round_up(inputs, depth_of(format))) * PANEL *
+                       static_cast<size_t>(weight_bytes(format))),
           weights_(panel_bytes_ * static_cast<size_t>(panels_)),
+          planes_(TILES && format == Format::INT16 ? bytes() : 0),
           bias_(static_cast<size_t>(panels_) * PANEL), scales_(static_cast<size_t>(panels_) * PANEL),
           added_(static_cast<size_t>(panels_) * PANEL) {}
 
@@ -159,9 +167,11 @@ public:
     template <typename Take>
     void multiply(const std::byte* input, size_t stride, int rows, Range panels, Take take) const {
         alignas(64) float tile[BLOCK * MOST_PANELS * PANEL];
-        const int blocks = (rows + BLOCK - 1) / BLOCK;
+        const bool tiled = in_tiles(format_, rows), numbers = whole(format_);
+        const std::byte* const packed = (tiled && format_ == Format::INT16 ? planes_ : weights_).get();
+        const int most = tiled ? TILE_ROWS : BLOCK, blocks = (rows + most - 1) / most;
         for (int panel = panels.begin, done; panel < panels.end; panel += done) {
-            const std::byte* weights = weights_.get() + static_cast<size_t>(panel) * panel_bytes_;
+            const std::byte* const weights = packed + static_cast<size_t>(panel) * panel_bytes_;
             done = 1;
             for (int block = 0; block < blocks; ++block) {
                 const Range some = Range::share(rows, block, blocks);
@@ -169,19 +179,22 @@ public:
                 const bool wide = blocks == 1 && panels.end - panel >= kernels.panels;
                 if (wide) done = kernels.panels;
                 (wide ? kernels.wide : kernels.narrow)(
-                    input + static_cast<size_t>(some.begin) * stride, stride, weights, panel_bytes_,
-                    inputs_, tile);
-                const float* sums = tile;
-                for (int row = some.begin; row < some.end; ++row) {
-                    const Vec scale = broadcast(InputFormat::scale(input + row * stride, stride));
-                    for (int c = 0; c < done * PANEL_VECS; ++c, sums += LANES) {
-                        const int column = panel * PANEL + c * LANES;
-                        const Vec bias = load(bias_.get() + column);
-                        take(row, column,
-                             !whole(format_)
-                                 ? load(sums) + bias
-                                 : fma(__builtin_convertvector((VecInt)load(sums) - added(column), Vec),
-                                       scale * load(scales_.get() + column), bias));
+                    input + static_cast<size_t>(some.begin) * stride, stride, some.end - some.begin,
+                    weights, panel_bytes_, inputs_, tile);
+                for (int c = 0; c < done * PANEL_VECS; ++c) {
+                    const int column = panel * PANEL + c * LANES;
+                    const Vec bias = load(bias_.get() + column);
+                    const Vec scales = load(scales_.get() + column);
+                    const VecInt added = *reinterpret_cast<const VecInt*>(added_.get() + column);
+                    const float* sums = tile + c * LANES;
+                    for (int row = some.begin; row < some.end; ++row, sums += done * PANEL) {
+                        if (!numbers) {
+                            take(row, column, load(sums) + bias);
+                            continue;
+                        }
+                        const Vec scale = broadcast(InputFormat::scale(input + row * stride, stride));
+                        take(row, column, fma(__builtin_convertvector((VecInt)load(sums) - added, Vec),
+                                              scale * scales, bias));
                     }
                 }
             }
@@ -189,11 +202,6 @@ public:
     }
 
 private:
-    // What sums have too much where inputs are unsigned.
-    VecInt added(int column) const {
-        return *reinterpret_cast<const VecInt*>(added_.get() + column);
-    }
-
     // What 1 stands for among an output's weights: the least that keeps them and their sum in bounds.
     float scale_of(const float* weights, int count) const {
         double largest = 1e-30, total = 0;
@@ -217,16 +225,29 @@ private:
             reinterpret_cast<uint16_t*>(panel)[place] = to_bf16(weight);
         else {
             const long number = std::lrint(weight);
-            if (format_ == Format::INT16)
+            if (format_ == Format::INT16) {
                 reinterpret_cast<int16_t*>(panel)[place] = static_cast<int16_t>(number);
-            else {
+                if (TILES) put_planes(output, input, number);
+            } else {
                 reinterpret_cast<int8_t*>(panel)[place] = static_cast<int8_t>(number);
                 added_.get()[output] += UNSIGNED * static_cast<int32_t>(number);
             }
         }
     }
 
+    void put_planes(int output, size_t input, long number) {
+        const size_t column = static_cast<size_t>(output % PANEL);
+        std::byte* const high =
+            planes_.get() + static_cast<size_t>(output / PANEL) * panel_bytes_ +
+            place_in_planes(column, input, panel_bytes_ / (2 * size_t{PANEL}));
+        high[0] = static_cast<std::byte>(number >> 8);
+        high[TILE_BYTES] = static_cast<std::byte>(number);
+    }
+
     const Kernels& choose(int rows) const {
+#if defined(__AMX_INT8__)
+        if (in_tiles(format_, rows)) return TILE_KERNELS[format_ == Format::INT8];
+#endif
         const Kernels* kernels = format_ == Format::INT8    ? KERNELS<Format::INT8>
                                  : format_ == Format::INT16 ? KERNELS<Format::INT16>
                                  : format_ == Format::BF16  ? KERNELS<Format::BF16>
@@ -239,6 +260,7 @@ private:
     int inputs_ = 0, panels_ = 0;
     size_t panel_bytes_ = 0;
     Buffer<std::byte> weights_;
+    Buffer<std::byte> planes_;  // the same ones of 16 bits once more, for tiles
     Buffer<float> bias_, scales_;  // what 1 stands for among an output's weights
     Buffer<int32_t> added_;
 };

@@ -41,6 +41,7 @@ public:
         const Row* const rows = team.pass.rows;
         const int count = team.pass.row_count;
         Member& member = seat.member;
+        const Tiles tiles(count);
         const size_t wide = static_cast<size_t>(sizes_.wide);
         const size_t hidden_stride = format_.stride(sizes_.hidden);
         const auto keep = [&](int row, int column, Vec v) {

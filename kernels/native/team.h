@@ -11,9 +11,9 @@
 namespace scanline {
 
 // Rows of one pass: whole blocks of the widest kernel. More would read the weights less often, but
-// that hides behind the arithmetic of 12 rows or more, and the states in work would crowd the
-// third-level cache.
-constexpr int MAX_ROWS = BLOCK < 12 ? 3 * BLOCK : BLOCK;
+// that hides behind the arithmetic of 12 rows or more, unless it is AMX's, and the states in work would
+// crowd the third-level cache.
+constexpr int MAX_ROWS = TILES ? 2 * TILE_ROWS : BLOCK < 12 ? 3 * BLOCK : BLOCK;
 constexpr int INPUT_ROWS = MAX_ROWS + 1;  // a product may read one row too many
 // Sharing each product's columns between threads reads the weights once, and pays for some 40
 // meetings a step: measured to be worth it below so many rows a thread.

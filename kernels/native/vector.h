@@ -72,6 +72,14 @@ inline float sum(Vec v) {
     const __m128 pairs = quarters + _mm_movehl_ps(quarters, quarters);
     return pairs[0] + pairs[1];
 }
+inline float largest(Vec v) {
+    __m256 halves[2];
+    std::memcpy(halves, &v, sizeof v);
+    const __m256 half = _mm256_max_ps(halves[0], halves[1]);
+    const __m128 quarter = _mm_max_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+    const __m128 pair = _mm_max_ps(quarter, _mm_movehl_ps(quarter, quarter));
+    return pair[0] > pair[1] ? pair[0] : pair[1];
+}
 #else
 #if defined(__AVX2__) && defined(__FMA__)
 inline Vec max(Vec a, Vec b) { return _mm256_max_ps(a, b); }
@@ -87,7 +95,6 @@ inline float sum(Vec v) {
         for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
     return lanes[0];
 }
-#endif
 inline float largest(Vec v) {
     float lanes[LANES];
     std::memcpy(lanes, &v, sizeof v);
@@ -95,6 +102,7 @@ inline float largest(Vec v) {
     for (int i = 1; i < LANES; ++i) best = lanes[i] > best ? lanes[i] : best;
     return best;
 }
+#endif
 inline Vec absolute(Vec x) { return (Vec)((VecInt)x & 0x7fffffff); }
 
 // e^x to about 1 ulp; 0 below the smallest normal number, and held at e^88.37 above.

@@ -129,23 +129,44 @@ def test_the_largest_sums_of_whole_numbers_fit(precision: Precision, sign: int, 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give a folder for a build that the tests of this module share."""
-    return tmp_path_factory.mktemp("vnni")
+    """Give a folder for builds that the tests of this module share."""
+    return tmp_path_factory.mktemp("written-out")
 
 
-@pytest.mark.skipif("avx2" not in cpu_isas(), reason="this CPU has no AVX2")
-@pytest.mark.parametrize("precision", ["int16", "int8"])
-@pytest.mark.parametrize("config", [*FEW.values(), *ODD_SIZES.values()])
-def test_avx_vnni_has_the_same_bytes_as_avx2(
-    config: ModelConfig, precision: Precision, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its products have the same sums, here written out; everything around them is the same."""
-    network, inputs = network_of(config), masked(config, 7, seed=1)
-    plain = NativeDecoder(network, 7, 2, precision=precision, isa="avx2")
-    monkeypatch.setenv("SCANLINE_CACHE", str(folder))
-    monkeypatch.setenv("SCANLINE_CXXFLAGS", f"-include {Path(__file__).with_name('vnni.h')} -O1")
-    decoder = NativeDecoder(network, 7, 2, precision=precision, isa="avx2")
-    assert (plain.isa, decoder.isa) == ("avx2", "avxvnni")
+def check_same_bytes(plain: NativeDecoder, decoder: NativeDecoder, inputs: Inputs) -> None:
     expected, given = trace(plain, inputs), trace(decoder, inputs)
     assert decoder.canvas.tobytes() == plain.canvas.tobytes()
     assert [part.tobytes() for part in given] == [part.tobytes() for part in expected]
+
+
+@pytest.mark.parametrize("precision", ["int16", "int8"])
+@pytest.mark.parametrize("config", [*FEW.values(), *ODD_SIZES.values()])
+@pytest.mark.parametrize(
+    ("isa", "base", "images"), [("avxvnni", "avx2", 7), ("amx", "avx512vnni", 37)]
+)
+def test_products_written_out_have_the_same_bytes(
+    isa: str, base: str, images: int, config: ModelConfig, precision: Precision, folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Theirs have the same sums; everything around them is the same."""
+    if base not in cpu_isas():
+        pytest.skip(f"this CPU has no {base}")
+    network, inputs = network_of(config), masked(config, images, seed=1)
+    plain = NativeDecoder(network, images, 1, precision=precision, isa=base)
+    header = Path(__file__).with_name(f"{isa}.h")
+    monkeypatch.setenv("SCANLINE_CACHE", str(folder))
+    monkeypatch.setenv("SCANLINE_CXXFLAGS", f"-include {header} -O1")
+    decoder = NativeDecoder(network, images, 1, precision=precision, isa=base)
+    assert (plain.isa, decoder.isa) == (base, isa)
+    check_same_bytes(plain, decoder, inputs)
+
+
+@pytest.mark.skipif("amx" not in cpu_isas(), reason="this CPU has no AMX, or may not use it")
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("config", [*FEW.values(), *ODD_SIZES.values()])
+def test_amx_has_the_same_bytes_as_avx512(config: ModelConfig, precision: Precision) -> None:
+    network, inputs = network_of(config), masked(config, 37, seed=1)
+    plain, decoder = (
+        NativeDecoder(network, 37, 1, precision=precision, isa=isa) for isa in ("avx512bf16", "amx")
+    )
+    check_same_bytes(plain, decoder, inputs)

@@ -46,6 +46,30 @@ def test_linux_tells(cpuinfo: str, isas: list[str], monkeypatch: pytest.MonkeyPa
     assert native_cpu.cpu_isas() == isas
 
 
+# With everything else that its build takes for granted.
+AMX = "avx512f avx512bw avx512dq avx512vl avx512_vnni avx512_bf16 amx_bf16 amx_tile amx_int8"
+
+
+@pytest.mark.parametrize(("answer", "best"), [(0, "amx"), (-1, "avx512bf16")])
+def test_amx_is_there_where_linux_permits_it(
+    answer: int, best: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel or a container may refuse its tiles, whatever the CPU has."""
+    asked: list[tuple[int, ...]] = []
+
+    class Process:
+        @staticmethod
+        def syscall(*arguments: int) -> int:
+            asked.append(arguments)
+            return answer
+
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.setattr("ctypes.CDLL", lambda name: Process)
+    features(monkeypatch, LINUX_X86.format(AMX))
+    assert native_cpu.cpu_isas()[0] == best
+    assert asked == [(158, 0x1023, 18)]
+
+
 @pytest.mark.parametrize(
     ("told", "isas"),
     [
@@ -70,7 +94,7 @@ def test_macos_tells(
 
 
 @pytest.mark.parametrize(
-    ("machine", "first", "count"), [("AMD64", "avx512bf16", 6), ("arm64", "neonbf16", 3)]
+    ("machine", "first", "count"), [("AMD64", "amx", 7), ("arm64", "neonbf16", 3)]
 )
 def test_what_a_kind_of_machine_may_have(
     machine: str, first: str, count: int, monkeypatch: pytest.MonkeyPatch

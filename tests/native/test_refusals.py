@@ -79,7 +79,7 @@ def test_wrong_settings_are_refused() -> None:
         NativeDecoder(TINY, 1, 0)
     with pytest.raises(ValueError, match="team must be at least 1, not 0"):
         NativeDecoder(TINY, 1, 1, team=0)
-    with pytest.raises(ValueError, match=r"isa must be one of avx512bf16, .*, not 'mmx'"):
+    with pytest.raises(ValueError, match=r"isa must be one of amx, avx512bf16, .*, not 'mmx'"):
         NativeDecoder(TINY, 1, isa="mmx")
     with pytest.raises(ValueError, match="precision must be one of float32, bf16"):
         NativeDecoder(TINY, 1, precision="int4")
