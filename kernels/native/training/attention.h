@@ -2,8 +2,12 @@
 // the other. The definition is kernels/attention/definitions.py's (eq. 7, 9-12 and 13-15).
 //
 // A head's sums are 4 to 16 KB, so they stay in the first cache while the image streams past: half
-// the multiplications of the form in chunks, and no small matrices.
+// the multiplications of the form in chunks, and no small matrices. Heads take turns, some positions
+// each, for they lie side by side: one head alone would read a cache line here and there.
 #pragma once
+
+#include <algorithm>
+#include <optional>
 
 #include "elements.h"
 
@@ -12,6 +16,23 @@ namespace scanline {
 struct AttentionSizes {
     int64_t images, positions, heads, head_size;
     float epsilon;
+};
+
+// `qkv, grad: [B, T, 3, H, K]`, `bias: [3, H, K]`, `o, grad_o: [B, T, H, K]`, `denominators:
+// [B, T, H]`. `kv, grad_kv: [B, H, K, K]` and `z, grad_z: [B, H, K]`: forwards the state before, left
+// as the one after; backwards the state before, and the gradient of the one after, left as that of the
+// one before. `of_images: [B, 3, H, K]`: the sums of `grad` over positions.
+template <typename T>
+struct AttentionArrays {
+    const T* qkv;
+    const float* bias;
+    float* denominators;
+    float *kv, *z;
+    T* o = nullptr;
+    const T* grad_o = nullptr;
+    float *grad_kv = nullptr, *grad_z = nullptr;
+    T* grad = nullptr;
+    float* of_images = nullptr;
 };
 
 // S[i] += a[i] x for each row of `sums`, then Σ_i b[i] S[i]: N vectors a row.
@@ -44,66 +65,119 @@ inline float dot(const Vec (&a)[N], const Vec (&b)[N]) {
     return sum(total);
 }
 
-// One head of one image. `N` vectors make a head, `T` is the type of the tensors' elements.
+// One head of one image. `N` vectors make a head, `T` is the type of the tensors' elements. `memory`:
+// `scratch` floats, aligned.
 template <int N, typename T>
 class HeadPass {
 public:
     static constexpr int K = N * LANES;
-
-    HeadPass(const AttentionSizes& sizes, int64_t image, int64_t head)
-        : sizes_(sizes), image_(image), head_(head), width_(sizes.heads * K) {}
-
-    // `qkv: [B, T, 3, H, K]`, `bias: [3, H, K]`, `o: [B, T, H, K]`, `denominators: [B, T, H]`;
-    // `kv: [B, H, K, K]` and `z: [B, H, K]` hold the state before and are left as the one after.
-    void forward(const T* qkv, const float* bias, float* kv, float* z, T* o,
-                 float* denominators) const {
-        const Parts parts(*this, qkv, bias);
-        Square sums;
-        std::memcpy(sums.at, kv + number() * K * K, sizeof sums.at);
-        Row z_sums(z + number() * K);
-        for (int64_t t = 0; t < sizes_.positions; ++t) {
-            const Features query(parts.q(t)), key(parts.k(t));
-            const Given value(parts.v(t));
-            Vec read[N];
-            absorb<N>(sums.at, K, key.at, value.vec, query.at, read);
-            for (int n = 0; n < N; ++n) z_sums.vec[n] = z_sums.vec[n] + key.vec[n];
-            const float denominator = dot(query.vec, z_sums.vec) + sizes_.epsilon;
-            denominators[(image_ * sizes_.positions + t) * sizes_.heads + head_] = denominator;
-            T* const out = o + place(t);
-            for (int n = 0; n < N; ++n) store_row(out + n * LANES, read[n] / denominator);
-        }
-        std::memcpy(kv + number() * K * K, sums.at, sizeof sums.at);
-        for (int n = 0; n < N; ++n) store_row(z + number() * K + n * LANES, z_sums.vec[n]);
+    static int64_t scratch(const AttentionSizes& sizes) {
+        return 2 * K * K + (sizes.positions + LANES - 1) / LANES * LANES;
     }
 
-    // From `grad_o: [B, T, H, K]` to `grad`, like `qkv`, and `of_images: [B, 3, H, K]`, its sums over
-    // positions. `kv` and `z` hold the state before; `grad_kv` and `grad_z` hold the gradient of the
-    // state after, and are left as that of the state before. `scratch`: a float a position.
-    void backward(const T* qkv, const float* bias, const float* denominators, const T* grad_o,
-                  const float* kv, const float* z, float* grad_kv, float* grad_z, T* grad,
-                  float* of_images, float* scratch) const {
-        const Parts parts(*this, qkv, bias);
-        float* const of_image = of_images + image_ * 3 * width_ + head_ * K;
-        queries(parts, denominators, grad_o, kv, z, grad, of_image, scratch);
-        keys_and_values(parts, denominators, grad_o, scratch, grad_kv, grad_z, grad + width_,
-                        of_image + width_);
+    HeadPass(const AttentionSizes& sizes, const AttentionArrays<T>& arrays, int64_t image,
+             int64_t head, float* memory)
+        : sizes_(sizes), arrays_(arrays), image_(image), head_(head), width_(sizes.heads * K),
+          sums_(memory), turned_(memory + K * K), of_denominators_(memory + 2 * K * K) {}
+
+    void begin() {
+        std::copy_n(state(arrays_.kv), K * K, sums_);
+        z_.take(vector(arrays_.z));
+    }
+    void forward(int64_t first, int64_t last) {
+        for (int64_t t = first; t < last; ++t) {
+            const Features query(part(t, QUERY)), key(part(t, KEY));
+            const Given value(part(t, VALUE));
+            Vec read[N];
+            absorb<N>(sums_, K, key.at, value.vec, query.at, read);
+            z_.add(key.vec);
+            const float denominator = dot(query.vec, z_.vec) + sizes_.epsilon;
+            arrays_.denominators[index(t)] = denominator;
+            T* const out = arrays_.o + place(t);
+            for (int n = 0; n < N; ++n) store_row(out + n * LANES, read[n] / denominator);
+        }
+    }
+    void end() {
+        std::copy_n(sums_, K * K, state(arrays_.kv));
+        z_.give(vector(arrays_.z));
+    }
+
+    // Eq. 13, onwards in time: dφ(q) = S g + z g', with g and g' the gradients of numerator and
+    // denominator; g' = -φ(q)·(S g) / d is kept.
+    void begin_queries() {
+        turn(state(arrays_.kv), sums_);  // [V, K]
+        z_.take(vector(arrays_.z));
+        totals_[QUERY] = Row();
+    }
+    void queries(int64_t first, int64_t last) {
+        for (int64_t t = first; t < last; ++t) {
+            const Features query(part(t, QUERY)), key(part(t, KEY));
+            const Given value(part(t, VALUE));
+            const float d = arrays_.denominators[index(t)];
+            const Given g(arrays_.grad_o + place(t), 1.0f / d);
+            Vec grad[N];
+            absorb<N>(sums_, K, value.at, key.vec, g.at, grad);
+            z_.add(key.vec);
+            const float of_denominator = of_denominators_[t] = -dot(query.vec, grad) / d;
+            for (int n = 0; n < N; ++n)
+                grad[n] = fma(z_.vec[n], broadcast(of_denominator), grad[n]) * query.slope(n);
+            give(t, QUERY, grad);
+        }
+    }
+
+    // Eq. 14 and 15, back in time: with R = Σ φ(q) gᵀ over the positions from here on,
+    // dφ(k) = R v + Σ φ(q) g' and dv = Rᵀ φ(k).
+    void begin_keys_and_values() {
+        std::copy_n(state(arrays_.grad_kv), K * K, sums_);  // R: [K, V]
+        turn(sums_, turned_);
+        z_.take(vector(arrays_.grad_z));
+        totals_[KEY] = totals_[VALUE] = Row();
+    }
+    void keys_and_values(int64_t first, int64_t last) {
+        for (int64_t t = last - 1; t >= first; --t) {
+            const Features query(part(t, QUERY)), key(part(t, KEY));
+            const Given value(part(t, VALUE));
+            const Given g(arrays_.grad_o + place(t), 1.0f / arrays_.denominators[index(t)]);
+            Vec of_value[N], of_key[N];
+            absorb<N>(sums_, K, query.at, g.vec, key.at, of_value);
+            absorb<N>(turned_, K, g.at, query.vec, value.at, of_key);
+            for (int n = 0; n < N; ++n) {
+                z_.vec[n] = fma(query.vec[n], broadcast(of_denominators_[t]), z_.vec[n]);
+                of_key[n] = (of_key[n] + z_.vec[n]) * key.slope(n);
+            }
+            give(t, KEY, of_key);
+            give(t, VALUE, of_value);
+        }
+    }
+    void end_gradients() {
+        std::copy_n(sums_, K * K, state(arrays_.grad_kv));
+        z_.give(vector(arrays_.grad_z));
+        for (int part = 0; part < 3; ++part)
+            totals_[part].give(arrays_.of_images + (image_ * 3 + part) * width_ + head_ * K);
     }
 
 private:
-    struct Square {
-        alignas(64) float at[K * K];
+    static constexpr int QUERY = 0, KEY = 1, VALUE = 2;
 
-        void take_transposed(const float* from) {
-            for (int i = 0; i < K; ++i)
-                for (int j = 0; j < K; ++j) at[j * K + i] = from[i * K + j];
+    struct Row {
+        Vec vec[N] = {};
+
+        void take(const float* from) {
+            for (int n = 0; n < N; ++n) vec[n] = load_row(from + n * LANES);
+        }
+        void add(const Vec (&other)[N]) {
+            for (int n = 0; n < N; ++n) vec[n] = vec[n] + other[n];
+        }
+        void give(float* to) const {
+            for (int n = 0; n < N; ++n) store_row(to + n * LANES, vec[n]);
         }
     };
 
-    struct Row {
-        Vec vec[N];
-        explicit Row(const float* from) {
-            for (int n = 0; n < N; ++n) vec[n] = load_row(from + n * LANES);
-        }
+    // A head's part of a product at a position, and the bias that belongs to it.
+    struct Part {
+        const T* product;
+        const float* bias;
+        Vec at(int n) const { return load_row(product + n * LANES) + load_row(bias + n * LANES); }
     };
 
     // A vector both as registers and as numbers to broadcast.
@@ -114,28 +188,6 @@ private:
         void keep() {
             for (int n = 0; n < N; ++n) store(at + n * LANES, vec[n]);
         }
-    };
-
-    // A head's part of a product at a position, and the bias that belongs to it.
-    struct Part {
-        const T* product;
-        const float* bias;
-        Vec at(int n) const { return load_row(product + n * LANES) + load_row(bias + n * LANES); }
-    };
-    struct Parts {
-        Parts(const HeadPass& pass, const T* qkv, const float* bias)
-            : pass_(pass), qkv_(qkv), bias_(bias + pass.head_ * K) {}
-        Part q(int64_t t) const { return at(t, 0); }
-        Part k(int64_t t) const { return at(t, pass_.width_); }
-        Part v(int64_t t) const { return at(t, 2 * pass_.width_); }
-
-    private:
-        Part at(int64_t t, int64_t part) const {
-            return {qkv_ + pass_.wide(t) + part, bias_ + part};
-        }
-        const HeadPass& pass_;
-        const T* qkv_;
-        const float* bias_;
     };
 
     struct Features : Numbers {
@@ -162,85 +214,76 @@ private:
         }
     };
 
-    int64_t number() const { return image_ * sizes_.heads + head_; }
-    // Where a position begins in `[B, T, H, K]`, and in `[B, T, 3, H, K]`.
-    int64_t place(int64_t t) const { return (image_ * sizes_.positions + t) * width_ + head_ * K; }
-    int64_t wide(int64_t t) const {
-        return (image_ * sizes_.positions + t) * 3 * width_ + head_ * K;
-    }
-    float denominator(const float* denominators, int64_t t) const {
-        return denominators[(image_ * sizes_.positions + t) * sizes_.heads + head_];
+    static void turn(const float* from, float* to) {
+        for (int i = 0; i < K; ++i)
+            for (int j = 0; j < K; ++j) to[j * K + i] = from[i * K + j];
     }
 
-    // Eq. 13, onwards in time: dφ(q) = S g + z g', with g and g' the gradients of numerator and
-    // denominator; g' = -φ(q)·(S g) / d is left in `scratch`.
-    void queries(const Parts& parts, const float* denominators, const T* grad_o, const float* kv,
-                 const float* z, T* grad_q, float* of_image, float* scratch) const {
-        Vec total[N] = {};
-        Square sums;  // [V, K]
-        sums.take_transposed(kv + number() * K * K);
-        Row z_sums(z + number() * K);
-        for (int64_t t = 0; t < sizes_.positions; ++t) {
-            const Features query(parts.q(t)), key(parts.k(t));
-            const Given value(parts.v(t));
-            const float d = denominator(denominators, t);
-            const Given g(grad_o + place(t), 1.0f / d);
-            Vec grad[N];
-            absorb<N>(sums.at, K, value.at, key.vec, g.at, grad);
-            for (int n = 0; n < N; ++n) z_sums.vec[n] = z_sums.vec[n] + key.vec[n];
-            scratch[t] = -dot(query.vec, grad) / d;
-            T* const out = grad_q + wide(t);
-            for (int n = 0; n < N; ++n) {
-                const Vec whole =
-                    fma(z_sums.vec[n], broadcast(scratch[t]), grad[n]) * query.slope(n);
-                store_row(out + n * LANES, whole);
-                total[n] = total[n] + whole;
-            }
-        }
-        for (int n = 0; n < N; ++n) store_row(of_image + n * LANES, total[n]);
-    }
+    // Where this head's numbers lie in tensors of all heads.
+    int64_t at(int64_t t) const { return image_ * sizes_.positions + t; }
+    int64_t index(int64_t t) const { return at(t) * sizes_.heads + head_; }
+    int64_t place(int64_t t) const { return index(t) * K; }
+    int64_t wide(int64_t t, int part) const { return (at(t) * 3 + part) * width_ + head_ * K; }
+    float* vector(float* all) const { return all + (image_ * sizes_.heads + head_) * K; }
+    float* state(float* all) const { return all + (image_ * sizes_.heads + head_) * K * K; }
 
-    // Eq. 14 and 15, back in time: with R = Σ φ(q) gᵀ over the positions from here on,
-    // dφ(k) = R v + Σ φ(q) g' and dv = Rᵀ φ(k).
-    void keys_and_values(const Parts& parts, const float* denominators, const T* grad_o,
-                         const float* scratch, float* grad_kv, float* grad_z, T* grad_k,
-                         float* of_image) const {
-        T* const grad_v = grad_k + width_;
-        Vec total_k[N] = {}, total_v[N] = {};
-        Square by_key, by_value;  // R: [K, V], and its transpose
-        float* const mine = grad_kv + number() * K * K;
-        std::memcpy(by_key.at, mine, sizeof by_key.at);
-        by_value.take_transposed(mine);
-        Row z_grad(grad_z + number() * K);
-        for (int64_t t = sizes_.positions - 1; t >= 0; --t) {
-            const Features query(parts.q(t)), key(parts.k(t));
-            const Given value(parts.v(t));
-            const Given g(grad_o + place(t),
-                          1.0f / denominator(denominators, t));
-            Vec of_value[N], of_key[N];
-            absorb<N>(by_key.at, K, query.at, g.vec, key.at, of_value);
-            absorb<N>(by_value.at, K, g.at, query.vec, value.at, of_key);
-            T* const out_k = grad_k + wide(t);
-            T* const out_v = grad_v + wide(t);
-            for (int n = 0; n < N; ++n) {
-                z_grad.vec[n] = fma(query.vec[n], broadcast(scratch[t]), z_grad.vec[n]);
-                const Vec whole = (of_key[n] + z_grad.vec[n]) * key.slope(n);
-                store_row(out_k + n * LANES, whole);
-                store_row(out_v + n * LANES, of_value[n]);
-                total_k[n] = total_k[n] + whole;
-                total_v[n] = total_v[n] + of_value[n];
-            }
-        }
-        for (int n = 0; n < N; ++n) {
-            store_row(of_image + n * LANES, total_k[n]);
-            store_row(of_image + width_ + n * LANES, total_v[n]);
-        }
-        std::memcpy(mine, by_key.at, sizeof by_key.at);
-        for (int n = 0; n < N; ++n) store_row(grad_z + number() * K + n * LANES, z_grad.vec[n]);
+    Part part(int64_t t, int number) const {
+        return {arrays_.qkv + wide(t, number), arrays_.bias + number * width_ + head_ * K};
+    }
+    void give(int64_t t, int part, const Vec (&grad)[N]) {
+        T* const out = arrays_.grad + wide(t, part);
+        for (int n = 0; n < N; ++n) store_row(out + n * LANES, grad[n]);
+        totals_[part].add(grad);
     }
 
     const AttentionSizes& sizes_;
+    const AttentionArrays<T>& arrays_;
     int64_t image_, head_, width_;
+    float *sums_, *turned_, *of_denominators_;
+    Row z_, totals_[3];
+};
+
+// Some neighbouring heads of an image, which take turns.
+template <int N, typename T>
+class HeadsPass {
+public:
+    static constexpr int MOST = 8;  // whose sums the second-level cache holds
+
+    HeadsPass(const AttentionSizes& sizes, const AttentionArrays<T>& arrays, int64_t image,
+              int64_t first, int64_t count, float* memory)
+        : positions_(sizes.positions), count_(count) {
+        for (int64_t h = 0; h < count; ++h)
+            heads_[h].emplace(sizes, arrays, image, first + h,
+                              memory + h * HeadPass<N, T>::scratch(sizes));
+    }
+
+    void forward() {
+        each([](Head& head) { head.begin(); });
+        for (int64_t t = 0; t < positions_; t += TURN)
+            each([&](Head& head) { head.forward(t, std::min(t + TURN, positions_)); });
+        each([](Head& head) { head.end(); });
+    }
+    void backward() {
+        each([](Head& head) { head.begin_queries(); });
+        for (int64_t t = 0; t < positions_; t += TURN)
+            each([&](Head& head) { head.queries(t, std::min(t + TURN, positions_)); });
+        each([](Head& head) { head.begin_keys_and_values(); });
+        for (int64_t t = positions_; t > 0; t -= TURN)
+            each([&](Head& head) { head.keys_and_values(std::max<int64_t>(t - TURN, 0), t); });
+        each([](Head& head) { head.end_gradients(); });
+    }
+
+private:
+    using Head = HeadPass<N, T>;
+    static constexpr int64_t TURN = 16;
+
+    template <typename Work>
+    void each(const Work& work) {
+        for (int64_t h = 0; h < count_; ++h) work(*heads_[h]);
+    }
+
+    int64_t positions_, count_;
+    std::optional<Head> heads_[MOST];
 };
 
 }  // namespace scanline

@@ -83,6 +83,24 @@ int with_heads(int bf16, int64_t head_size, const Work& work) {
     });
 }
 
+// Call `work` with the heads of each image: all of them together, or each alone where images are too
+// few for the threads.
+template <int N, typename T, typename Work>
+void attend(void* pool, const AttentionSizes& sizes, const AttentionArrays<T>& arrays,
+            const Work& work) {
+    using Heads = HeadsPass<N, T>;
+    const bool few = sizes.images < static_cast<Pool*>(pool)->threads();
+    const int64_t together = few ? 1 : std::min<int64_t>(sizes.heads, Heads::MOST);
+    const int64_t groups = (sizes.heads + together - 1) / together;
+    Scratch scratch(pool, together * HeadPass<N, T>::scratch(sizes));
+    share_out(pool, sizes.images * groups, [&](int64_t i, int thread) {
+        const int64_t first = i % groups * together;
+        Heads heads(sizes, arrays, i / groups, first, std::min(together, sizes.heads - first),
+                    scratch.of(thread));
+        work(heads);
+    });
+}
+
 }  // namespace
 
 SCANLINE_API void* training_open(int threads) {
@@ -102,28 +120,23 @@ SCANLINE_API int attention_forward(void* pool, const AttentionSizes* sizes, int 
                                    void* o, float* denominators) {
     return with_heads(bf16, sizes->head_size, [&](auto element, auto n) {
         using T = decltype(element);
-        share_out(pool, sizes->images * sizes->heads, [&](int64_t i, int) {
-            HeadPass<n, T>(*sizes, i / sizes->heads, i % sizes->heads)
-                .forward(static_cast<const T*>(qkv), bias, kv, z, static_cast<T*>(o), denominators);
-        });
+        AttentionArrays<T> arrays{static_cast<const T*>(qkv), bias, denominators, kv, z};
+        arrays.o = static_cast<T*>(o);
+        attend<n>(pool, *sizes, arrays, [](auto& heads) { heads.forward(); });
     });
 }
 
-// `of_images: [B, 3, H, K]`: the bias's gradient, an image's own each, summed by the caller.
 SCANLINE_API int attention_backward(void* pool, const AttentionSizes* sizes, int bf16,
-                                    const void* qkv, const float* bias,
-                                    const float* denominators, const void* grad_o, const float* kv,
-                                    const float* z, float* grad_kv, float* grad_z, void* grad,
-                                    float* of_images) {
+                                    const void* qkv, const float* bias, float* denominators,
+                                    const void* grad_o, float* kv, float* z, float* grad_kv,
+                                    float* grad_z, void* grad, float* of_images) {
     return with_heads(bf16, sizes->head_size, [&](auto element, auto n) {
         using T = decltype(element);
-        Scratch scratch(pool, sizes->positions);
-        share_out(pool, sizes->images * sizes->heads, [&](int64_t i, int thread) {
-            HeadPass<n, T>(*sizes, i / sizes->heads, i % sizes->heads)
-                .backward(static_cast<const T*>(qkv), bias, denominators,
-                          static_cast<const T*>(grad_o), kv, z, grad_kv, grad_z,
-                          static_cast<T*>(grad), of_images, scratch.of(thread));
-        });
+        AttentionArrays<T> arrays{static_cast<const T*>(qkv), bias, denominators, kv, z};
+        arrays.grad_o = static_cast<const T*>(grad_o);
+        arrays.grad_kv = grad_kv, arrays.grad_z = grad_z;
+        arrays.grad = static_cast<T*>(grad), arrays.of_images = of_images;
+        attend<n>(pool, *sizes, arrays, [](auto& heads) { heads.backward(); });
     });
 }
 
