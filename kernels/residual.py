@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from scanline.kernels.native.training import residual as native
 from scanline.kernels.native.training.passes import takes
-from scanline.kernels.short_conv import convolve_steps
+from scanline.kernels.short_conv import check_conv, convolve_steps
 
 
 class Product(NamedTuple):
@@ -30,9 +30,16 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Product:
 
     torch would copy it into every row first.
     """
-    if takes(x, torch.float32, torch.bfloat16) and takes(bias, torch.float32):
+    floats = (torch.float32, torch.bfloat16)
+    if takes(bias, torch.float32) and takes(x, *floats) and _autocast_dtype(x.dtype) in floats:
         return Product(F.linear(x, weight), bias)
     return Product(F.linear(x, weight, bias))
+
+
+def _autocast_dtype(otherwise: torch.dtype) -> torch.dtype:
+    """Give what a CPU multiplies in now."""
+    enabled = torch.is_autocast_enabled("cpu")
+    return torch.get_autocast_dtype("cpu") if enabled else otherwise
 
 
 def whole(added: Product) -> Tensor:
@@ -63,30 +70,34 @@ def residual(
     columns: int = 0,
     stride: int = 1,
     eps: float = 1e-5,
-    dtype: torch.dtype = torch.float32,
+    exact: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Add to the stream, and give the sum and what a product sees of it: its norm, convolved.
 
     ``x: [B, T, D]``; ``added`` like it in any dtype, or None for nothing; ``norm``: weight and
     bias, ``[D]``; ``conv_weight: [5, D]``, or None for no convolution, which has rows of
-    ``columns`` steps and pixels of ``stride`` (``kernels/short_conv.py``). ``dtype`` is what the
-    second may come in, if it is bfloat16. Gradients flow to all tensors.
+    ``columns`` steps and pixels of ``stride`` (``kernels/short_conv.py``). The second comes in
+    bfloat16 if it is to be multiplied in that, and ``exact`` does not forbid it. Gradients flow to
+    all tensors. Raises ``ValueError`` on a convolution that does not fit.
     """
-    if not takes(x, torch.float32):
+    if conv_weight is not None:
+        check_conv(x.shape[-1], conv_weight, columns, stride)
+    given = [*norm, *([] if conv_weight is None else [conv_weight])]
+    if not takes(x, torch.float32) or any(weight.dtype != torch.float32 for weight in given):
         return naive_residual(x, added, norm, conv_weight, columns, stride, eps)
     product = bias = None
     if added is not None:
         product = added.x
         bias = torch.zeros_like(norm[1]) if added.bias is None else added.bias
-    total, y = native.residual(
-        x, product, bias, *norm, conv_weight, columns, stride, eps, dtype == torch.bfloat16
-    )
+    bf16 = not exact and _autocast_dtype(x.dtype) == torch.bfloat16
+    total, y = native.residual(x, product, bias, *norm, conv_weight, columns, stride, eps, bf16)
     return x if added is None else total, y
 
 
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Give GELU(W x + b): ``x: [..., D]``, ``weight: [F, D]``, ``bias: [F]`` → ``[..., F]``."""
-    if takes(x, torch.float32, torch.bfloat16) and takes(bias, torch.float32):
-        y: Tensor = native.bias_gelu(F.linear(x, weight), bias)
-        return y
-    return F.gelu(F.linear(x, weight, bias))
+    product = linear(x, weight, bias)
+    if product.bias is None:
+        return F.gelu(product.x)
+    y: Tensor = native.bias_gelu(product.x, product.bias)
+    return y

@@ -95,17 +95,22 @@ def _dot(a: Tensor, b: Tensor) -> Tensor:
     return (a * b).sum((0, 1, 2))
 
 
+def check_conv(features: int, weight: Tensor, columns: int, stride: int) -> None:
+    """Raise ``ValueError`` where a convolution does not fit so many features and columns."""
+    if weight.shape != (TAPS, features):
+        raise ValueError(f"weight must be [{TAPS}, {features}], not {[*weight.shape]}")
+    if not 0 < stride < columns:
+        raise ValueError(f"stride must be 1 to {columns - 1}, the columns less one: {stride}")
+
+
 def short_conv(x: Tensor, weight: Tensor, stride: int = 1) -> Tensor:
     """Convolve ``x: [B, R, C, D]`` with ``weight: [5, D]``, in float32 or float64.
 
     Gradients flow to both. Raises ``ValueError`` on shapes that do not fit.
     """
-    if x.ndim != 4 or weight.shape != (TAPS, x.shape[-1]):
-        raise ValueError(
-            f"x must be [B, R, C, D] and weight [{TAPS}, D], not {[*x.shape]} and {[*weight.shape]}"
-        )
-    if not 0 < stride < x.shape[2]:
-        raise ValueError(f"stride must be 1 to {x.shape[2] - 1}, the columns less one: {stride}")
+    if x.ndim != 4:
+        raise ValueError(f"x must be [B, R, C, D], not {[*x.shape]}")
+    check_conv(x.shape[3], weight, x.shape[2], stride)
     x = x.contiguous().to(weight.dtype)
     y: Tensor = (
         conv(x, weight, stride) if takes(x, torch.float32) else _ShortConv.apply(x, weight, stride)

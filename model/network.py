@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -53,7 +55,7 @@ class LinearTransformer(nn.Module):
         return x
 
     def _layers(self) -> list[Block]:
-        return [block for block in self.blocks if isinstance(block, Block)]
+        return [cast(Block, block) for block in self.blocks]
 
     def _steps(self, canvas: Tensor, count: int) -> Tensor:
         """Give the steps before ``count`` that are modelled, for each row: ``[B, S]``."""
@@ -78,7 +80,8 @@ class LinearTransformer(nn.Module):
         added: Product | None = None
         for block in self._layers():
             x, added = block.advance(x, added)
-        _, y = residual(x, added, (self.norm.weight, self.norm.bias), eps=self.norm.eps)
+        affine = (self.norm.weight, self.norm.bias)
+        _, y = residual(x, added, affine, eps=self.norm.eps, exact=True)  # as the head is
         parameters: Tensor = self.head(y)
         return parameters
 

@@ -183,13 +183,12 @@ def linear_attention(
         )
 
         return triton_linear_attention(q, k, v, initial_state, eps, feature_map)
-    if causal and feature_map == "elu" and q.shape == v.shape and q.dtype == v.dtype:
-        side_by_side = torch.stack((q, k.to(q.dtype), v), 2)
-        if attends(side_by_side):
-            kv, z = _first_state(q, initial_state)
-            bias = kv.new_zeros(side_by_side.shape[2:])
-            o, kv, z, _ = attention(side_by_side, bias, kv, z, eps)
-            return o, AttentionState(kv, z)
+    alike = q.shape == v.shape and q.dtype == v.dtype
+    if causal and feature_map == "elu" and alike and attends(q):
+        kv, z = _first_state(q, initial_state)
+        qkv = torch.stack((q, k.to(q.dtype), v), 2)
+        o, kv, z, _ = attention(qkv, kv.new_zeros(qkv.shape[2:]), kv, z, eps)
+        return o, AttentionState(kv, z)
     q, k = features(q, feature_map), features(k, feature_map)
     B, _, H, K = q.shape
     V = v.shape[3]
@@ -214,8 +213,8 @@ def packed_linear_attention(
     """
     if feature_map == "elu" and attends(qkv):
         if bias is None:
-            bias = qkv.new_zeros(qkv.shape[2:], dtype=torch.float32)
-        o: Tensor = attention(qkv, bias, *_first_state(qkv[:, :, 0], None), EPS)[0]
+            bias = qkv.new_zeros(qkv.shape[2:])
+        o: Tensor = attention(qkv, bias.float(), *_first_state(qkv[:, :, 0], None), EPS)[0]
         return o
     q, k, v = (qkv if bias is None else qkv + bias.to(qkv.dtype)).unbind(2)
     return linear_attention(q, k, v, feature_map=feature_map, directions=directions)[0]

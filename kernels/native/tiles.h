@@ -44,11 +44,14 @@ struct alignas(64) TileShapes {
 // shorter ones with a row too many.
 class Tiles {
 public:
-    explicit Tiles(int rows) {
+    explicit Tiles(int rows) : used_(rows >= LEAST_TILE_ROWS) {
+        if (!used_) return;
         const int blocks = (rows + TILE_ROWS - 1) / TILE_ROWS;
         _tile_loadconfig(&SHAPES[(rows + blocks - 1) / blocks - 1]);
     }
-    ~Tiles() { _tile_release(); }
+    ~Tiles() {
+        if (used_) _tile_release();
+    }
     Tiles(const Tiles&) = delete;
     Tiles& operator=(const Tiles&) = delete;
 
@@ -56,6 +59,7 @@ private:
     // In memory from the start: gcc does not know how much of it is read.
     static constexpr TileShapes SHAPES[TILE_ROWS] = {1, 2,  3,  4,  5,  6,  7,  8,
                                                      9, 10, 11, 12, 13, 14, 15, 16};
+    const bool used_;
 };
 
 // gcc does not know either that tiles are read from memory: all that is stored before has to be there.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -88,6 +87,7 @@ class Block(Layer):
         Returns the stream, and what is left to add to it: the next norm does so in its own pass.
         """
         if not self.pre_norm:
+            x = x if added is None else x + whole(added)
             return self._run(x, lambda _, part, x: part(x)), None
         x, y = self._seen(x, added, self.norm1, self.conv1)
         out, linear2 = self.attention.out, self.linear2
@@ -103,11 +103,10 @@ class Block(Layer):
         self, x: Tensor, added: Product | None, norm: nn.LayerNorm, conv: ShortConv | None
     ) -> tuple[Tensor, Tensor]:
         """Give the stream once that is added, and what the half behind this norm sees of it."""
-        dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
         affine, eps = (norm.weight, norm.bias), norm.eps
         if conv is None:
-            return residual(x, added, affine, eps=eps, dtype=dtype)
-        return residual(x, added, affine, conv.weight, conv.columns, conv.stride, eps, dtype)
+            return residual(x, added, affine, eps=eps)
+        return residual(x, added, affine, conv.weight, conv.columns, conv.stride, eps)
 
     def prefill(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, State]:
         state: State = {}

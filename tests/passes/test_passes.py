@@ -6,6 +6,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Literal
 
 import pytest
 import torch
@@ -16,6 +19,7 @@ from scanline.kernels.attention.linear import linear_attention
 from scanline.kernels.native.build import NativeBuildError, find_compiler
 from scanline.kernels.native.training import passes
 from scanline.kernels.native.training.attention import attends
+from scanline.kernels.native.training.nats import categorical_nats
 from scanline.kernels.native.training.residual import conv
 from scanline.kernels.short_conv import naive_short_conv
 from scanline.model.bench.training import run_training_bench
@@ -34,7 +38,7 @@ def tensors(
     T: int, K: int, dtype: torch.dtype = torch.float32
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Give q, k, v, kv and z that want gradients, and the same in float64."""
-    B, H = 2, 3
+    B, H = 2, 9  # one more than take turns together
     given = [torch.randn(B, T, H, K).to(dtype) for _ in range(3)]
     given += [torch.rand(B, H, K, K), torch.rand(B, H, K) + 1]
     exact = [x.double().requires_grad_() for x in given]
@@ -61,7 +65,7 @@ def test_attention_and_its_gradients_are_those_of_the_definition(
 ) -> None:
     K = vectors * passes.ready().lanes
     given, exact = tensors(T, K, dtype)
-    assert attends(torch.stack(given[:3], 2))
+    assert attends(given[0])
     outputs = attended(linear_attention, given)
     wanted = attended(naive_linear_attention, exact)
     for mine, theirs in zip(outputs, wanted, strict=True):
@@ -158,6 +162,16 @@ def test_logits_bits_and_their_gradient_are_those_of_the_definition(
     assert_close(grad, exactly, torch.float32)
 
 
+@pytest.mark.parametrize("head", ["categorical", "logistic_mixture"])
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
+def test_what_is_no_number_costs_none(wrong: float, head: str, isa: str) -> None:
+    config = tiny_config(head=head)
+    parameters = torch.zeros(3, config.head_outputs)
+    parameters[1, 7] = wrong
+    bits = Head(config).bits(parameters, torch.full((3, 1), 200, dtype=torch.uint8))
+    assert bits.isfinite().tolist() == [True, False, True]
+
+
 def shipped_shapes(**fields: object) -> ModelConfig:
     """Give a config whose heads are whole vectors on every ISA."""
     return tiny_config(
@@ -177,12 +191,25 @@ def gradients(
 
 def test_results_do_not_depend_on_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     config, found = shipped_shapes(), []
-    for threads in (1, 3):
+    for threads in (1, 3, 8):  # fewer than images, and more
         chosen = passes.Passes(threads)
         monkeypatch.setattr(passes, "passes", lambda chosen=chosen: chosen)
         found.append(gradients(config, random_canvas(config, 5)))
-    assert found[0].keys() == found[1].keys()
-    assert all(torch.equal(grad, found[1][name]) for name, grad in found[0].items())
+    for others in found[1:]:
+        assert found[0].keys() == others.keys()
+        assert all(torch.equal(grad, others[name]) for name, grad in found[0].items())
+
+
+def test_threads_of_python_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = passes.Passes(2)
+    monkeypatch.setattr(passes, "passes", lambda: chosen)
+    logits = [torch.randn(2_000, 256) for _ in range(4)]
+    values = torch.randint(0, 256, (2_000,), dtype=torch.uint8)
+    alone = [categorical_nats(x, values) for x in logits]
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(10):
+            together = pool.map(lambda x: categorical_nats(x, values), logits)
+            assert all(torch.equal(one, other) for one, other in zip(alone, together, strict=True))
 
 
 def test_a_networks_gradients_are_those_of_float64() -> None:
@@ -195,13 +222,24 @@ def test_a_networks_gradients_are_those_of_float64() -> None:
         assert_close(grad / scale, exactly[name] / scale, torch.float32)
 
 
-def test_they_compile_without_a_break_in_the_graph() -> None:
-    config = shipped_shapes()
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("head", ["categorical", "logistic_mixture"])
+def test_they_compile_without_a_break_in_the_graph(
+    head: Literal["categorical", "logistic_mixture"], bf16: bool
+) -> None:
+    config = replace(shipped_shapes(), head=head)
     network, canvas = random_network(config, dtype=torch.float32), random_canvas(config, 2)
-    plain = network.bits(canvas)
     torch._dynamo.reset()
     compiled = torch.compile(network, fullgraph=True, backend="aot_eager")
-    assert_close(network.bits_from(compiled(canvas), canvas), plain)
+    found = []
+    for run in (network, compiled):
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            parameters = run(canvas)
+        loss = network.bits_from(parameters, canvas).mean()
+        found.append((loss, *torch.autograd.grad(loss, list(network.parameters()))))
+    for plain, other in zip(*found, strict=True):
+        scale = plain.abs().max()
+        assert_close(other / scale, plain / scale, torch.bfloat16 if bf16 else torch.float32)
 
 
 def test_without_a_compiler_one_line_says_so_and_all_goes_on() -> None:

@@ -58,9 +58,11 @@ def test_the_stream_what_is_seen_of_it_and_the_gradients_are_those_of_the_defini
         norm, conv = (weights[0], weights[1]), weights[2] if convolved else None
         if x.dtype == torch.float64:
             return naive_residual(x, Product(added, bias), norm, conv, COLUMNS, 3, 1e-5)
-        return residual(x, Product(added, bias), norm, conv, COLUMNS, 3, dtype=dtype)
+        return residual(x, Product(added, bias), norm, conv, COLUMNS, 3)
 
-    (total, y), expected = run(*given), run(*exact)
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+        total, y = run(*given)
+    expected = run(*exact)
     assert y.dtype == dtype
     assert_close(total, expected[0])
     assert_close(y, expected[1], dtype)
@@ -101,3 +103,80 @@ def test_a_product_is_whole_with_its_bias(isa: str) -> None:
     other = linear(x.double(), weight.double(), bias.double())
     assert other.bias is None
     assert_close(whole(other), F.linear(x.double(), weight.double(), bias.double()))
+
+
+def test_tensors_need_not_lie_evenly(isa: str) -> None:
+    D = passes.ready().lanes
+    wide = torch.randn(7, 2, 2 * D)
+    given, exact = leaves(wide, torch.randn(D, 7))
+
+    def run(wide: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        x, (weight, bias, *taps) = wide.transpose(0, 1)[..., ::2], weights.t()
+        norm, conv = (weight, bias), torch.stack(taps, 1).t()
+        if x.dtype == torch.float64:
+            return naive_residual(x, None, norm, conv, COLUMNS, 1, 1e-5)
+        return residual(x, None, norm, conv, COLUMNS)
+
+    assert_gradients_close(run(*given), given, run(*exact), exact, torch.float32)
+
+
+def test_the_stream_alone_has_a_gradient(isa: str) -> None:
+    D = passes.ready().lanes
+    given, _ = leaves(torch.randn(2, 5, D), torch.randn(2, 5, D), *torch.randn(3, D).unbind())
+    x, added, bias, *norm = given
+    total, _ = residual(x, Product(added, bias), (norm[0], norm[1]))
+    grads = torch.autograd.grad(total.sum(), given)
+    ones = torch.ones(2, 5, D)
+    wanted = (ones, ones, 10 * ones[0, 0], 0 * ones[0, 0], 0 * ones[0, 0])
+    for grad, expected in zip(grads, wanted, strict=True):
+        assert_close(grad, expected.double())
+
+
+def test_an_image_is_shared_by_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there are fewer images than threads: the same numbers."""
+    found = []
+    for threads in (1, 5):
+        chosen = passes.Passes(threads)
+        monkeypatch.setattr(passes, "passes", lambda chosen=chosen: chosen)
+        torch.manual_seed(0)
+        D = chosen.lanes
+        x, added, conv = torch.randn(2, 40, D), torch.randn(2, 40, D), torch.randn(5, D)
+        norm, bias = (torch.randn(D), torch.randn(D)), torch.randn(D)
+        found.append(residual(x, Product(added, bias), norm, conv, COLUMNS))
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_far_below_zero_gelu_and_its_slope_are_nothing(isa: str) -> None:
+    lanes = passes.ready().lanes
+    x = torch.tensor([-5.0, -20.0, -1000.0, 1000.0]).repeat(lanes, lanes // 4).bfloat16()
+    x.requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        y = linear_gelu(x, torch.eye(lanes), torch.zeros(lanes))
+    (grad,) = torch.autograd.grad(y.sum(), x)
+    for row in (y[0], grad[0]):
+        assert row[:3].abs().max() < 2e-6
+    assert y[0, 3] == 1000
+    assert grad[0, 3] == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_what_the_passes_do_not_take_is_computed_all_the_same(dtype: torch.dtype, isa: str) -> None:
+    lanes = passes.ready().lanes
+    x, weight, bias = torch.randn(5, lanes), torch.randn(lanes, lanes), torch.randn(lanes)
+    if dtype == torch.float64:
+        y = linear_gelu(x.double(), weight.double(), bias.double())
+    else:
+        with torch.autocast("cpu", dtype):
+            y = linear_gelu(x, weight, bias)
+    assert y.dtype == dtype
+    expected = F.gelu(F.linear(x.double(), weight.double(), bias.double()))
+    torch.testing.assert_close(y.double(), expected, rtol=1e-2, atol=1e-2)
+
+
+def test_a_convolution_that_does_not_fit_is_refused() -> None:
+    x, norm = torch.randn(1, 9, 16), (torch.ones(16), torch.zeros(16))
+    with pytest.raises(ValueError, match="stride must be 1 to -1"):
+        residual(x, None, norm, torch.randn(5, 16))
+    with pytest.raises(ValueError, match=r"weight must be \[5, 16\]"):
+        residual(x, None, norm, torch.randn(4, 16), columns=3)

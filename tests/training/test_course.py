@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -215,3 +216,18 @@ def test_what_is_drawn_in_between_costs_no_training(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="the disk is full"):
         trainer.train(dataset(), None, Stop(), quiet=True, after_validation=fail)
     assert load_checkpoint(weights_of(tmp_path)).facts["steps"] == 2
+
+
+def test_garbage_collections_leave_alone_what_was_there(tmp_path: Path) -> None:
+    """While it trains, and no longer, also where it fails."""
+    frozen: list[int] = []
+
+    def watch(*_: object) -> None:
+        frozen.append(gc.get_freeze_count())
+        raise OSError
+
+    trainer = Trainer(MODEL, replace(CONFIG, evaluate_every=1), tmp_path, CPU)
+    with pytest.raises(OSError):  # noqa: PT011
+        trainer.train(dataset(), None, Stop(), quiet=True, after_validation=watch)
+    assert frozen[0] > 0
+    assert gc.get_freeze_count() == 0

@@ -1,9 +1,9 @@
 // Causal linear attention over whole images, and its gradient: a state a head, one position after
 // the other. The definition is kernels/attention/definitions.py's (eq. 7, 9-12 and 13-15).
 //
-// A head's sums are 4 to 16 KB, so they stay in the first cache while the image streams past: half
-// the multiplications of the form in chunks, and no small matrices. Heads take turns, some positions
-// each, for they lie side by side: one head alone would read a cache line here and there.
+// A head's sums stay in the first caches while the image streams past: half the multiplications of
+// the form in chunks, and no small matrices. Heads take turns, some positions each, for they lie side by
+// side: one head alone would read a cache line here and there.
 #pragma once
 
 #include <algorithm>
@@ -78,7 +78,7 @@ public:
     HeadPass(const AttentionSizes& sizes, const AttentionArrays<T>& arrays, int64_t image,
              int64_t head, float* memory)
         : sizes_(sizes), arrays_(arrays), image_(image), head_(head), width_(sizes.heads * K),
-          sums_(memory), turned_(memory + K * K), of_denominators_(memory + 2 * K * K) {}
+          sums_(memory), transposed_(memory + K * K), of_denominators_(memory + 2 * K * K) {}
 
     void begin() {
         std::copy_n(state(arrays_.kv), K * K, sums_);
@@ -105,7 +105,7 @@ public:
     // Eq. 13, onwards in time: dφ(q) = S g + z g', with g and g' the gradients of numerator and
     // denominator; g' = -φ(q)·(S g) / d is kept.
     void begin_queries() {
-        turn(state(arrays_.kv), sums_);  // [V, K]
+        transpose(state(arrays_.kv), sums_);  // [V, K]
         z_.take(vector(arrays_.z));
         totals_[QUERY] = Row();
     }
@@ -129,7 +129,7 @@ public:
     // dφ(k) = R v + Σ φ(q) g' and dv = Rᵀ φ(k).
     void begin_keys_and_values() {
         std::copy_n(state(arrays_.grad_kv), K * K, sums_);  // R: [K, V]
-        turn(sums_, turned_);
+        transpose(sums_, transposed_);
         z_.take(vector(arrays_.grad_z));
         totals_[KEY] = totals_[VALUE] = Row();
     }
@@ -140,7 +140,7 @@ public:
             const Given g(arrays_.grad_o + place(t), 1.0f / arrays_.denominators[index(t)]);
             Vec of_value[N], of_key[N];
             absorb<N>(sums_, K, query.at, g.vec, key.at, of_value);
-            absorb<N>(turned_, K, g.at, query.vec, value.at, of_key);
+            absorb<N>(transposed_, K, g.at, query.vec, value.at, of_key);
             for (int n = 0; n < N; ++n) {
                 z_.vec[n] = fma(query.vec[n], broadcast(of_denominators_[t]), z_.vec[n]);
                 of_key[n] = (of_key[n] + z_.vec[n]) * key.slope(n);
@@ -214,7 +214,7 @@ private:
         }
     };
 
-    static void turn(const float* from, float* to) {
+    static void transpose(const float* from, float* to) {
         for (int i = 0; i < K; ++i)
             for (int j = 0; j < K; ++j) to[j * K + i] = from[i * K + j];
     }
@@ -239,7 +239,7 @@ private:
     const AttentionSizes& sizes_;
     const AttentionArrays<T>& arrays_;
     int64_t image_, head_, width_;
-    float *sums_, *turned_, *of_denominators_;
+    float *sums_, *transposed_, *of_denominators_;
     Row z_, totals_[3];
 };
 
@@ -247,7 +247,8 @@ private:
 template <int N, typename T>
 class HeadsPass {
 public:
-    static constexpr int MOST = 8;  // whose sums the second-level cache holds
+    // As many as a quarter of a megabyte holds the sums of, up to 8.
+    static constexpr int MOST = std::clamp((1 << 15) / (HeadPass<N, T>::K * HeadPass<N, T>::K), 1, 8);
 
     HeadsPass(const AttentionSizes& sizes, const AttentionArrays<T>& arrays, int64_t image,
               int64_t first, int64_t count, float* memory)

@@ -20,10 +20,10 @@ class _Sizes(ctypes.Structure):
     ]
 
 
-def attends(qkv: Tensor) -> bool:
-    """Whether ``attention`` takes this tensor, ``[B, T, 3, H, K]`` on a CPU."""
-    whole = takes(qkv, torch.float32, torch.bfloat16)
-    return whole and qkv.shape[4] // ready().lanes in (1, 2, 4, 8)
+def attends(heads: Tensor) -> bool:
+    """Whether ``attention`` takes heads of this kind, ``[..., K]``."""
+    whole = takes(heads, torch.float32, torch.bfloat16)
+    return whole and heads.shape[-1] // ready().lanes in (1, 2, 4, 8)
 
 
 def _sizes(qkv: Tensor, eps: float) -> Any:
@@ -45,7 +45,7 @@ def attention(
     qkv, bias = qkv.contiguous(), bias.contiguous()
     kv, z = kv.contiguous().clone(), z.contiguous().clone()
     o = qkv.new_empty(qkv[:, :, 0].shape)
-    denominators = torch.empty(o.shape[:3])
+    denominators = kv.new_empty(o.shape[:3])
     bf16 = qkv.dtype == torch.bfloat16
     ready().run("attention_forward", _sizes(qkv, eps), bf16, qkv, bias, kv, z, o, denominators)
     return o, kv, z, denominators
@@ -58,7 +58,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     qkv, bias, grad_o, kv, z = (x.contiguous() for x in (qkv, bias, grad_o, kv, z))
     grad_kv, grad_z = grad_kv.contiguous().clone(), grad_z.contiguous().clone()
-    grad, of_images = torch.empty_like(qkv), torch.empty(len(qkv), *bias.shape)
+    grad, of_images = torch.empty_like(qkv), kv.new_empty(len(qkv), *bias.shape)
     ready().run(
         "attention_backward", _sizes(qkv, eps), qkv.dtype == torch.bfloat16, qkv, bias,
         denominators, grad_o, kv, z, grad_kv, grad_z, grad, of_images,
@@ -69,12 +69,12 @@ def _backward(
 @attention.register_fake
 def _(qkv: Tensor, bias: Tensor, kv: Tensor, z: Tensor, eps: float) -> Any:
     o = qkv.new_empty(qkv[:, :, 0].shape)
-    return o, torch.empty_like(kv), torch.empty_like(z), o.new_empty(o.shape[:3]).float()
+    return o, kv.new_empty(kv.shape), z.new_empty(z.shape), kv.new_empty(o.shape[:3])
 
 
 @_backward.register_fake
 def _(qkv: Tensor, bias: Tensor, kv: Tensor, z: Tensor, *rest: Any) -> Any:
-    return tuple(torch.empty_like(x) for x in (qkv, bias, kv, z))
+    return tuple(x.new_empty(x.shape) for x in (qkv, bias, kv, z))
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

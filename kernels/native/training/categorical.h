@@ -6,28 +6,32 @@
 
 namespace scanline {
 
-// The largest logit, and the sum of e^(logit - largest).
-struct LogitSums {
+// The largest logit, and the sum of e^(logit - largest): no number where a logit is none.
+struct LogSumExp {
     float best, total;
 
-    explicit LogitSums(const float* logits) {
-        Vec top = load_row(logits), sums = {};
+    explicit LogSumExp(const float* logits) {
+        Vec top = load_row(logits), sums = {}, lost = {};
         for (int i = LANES; i < VALUES; i += LANES) top = max(top, load_row(logits + i));
         best = largest(top);
-        for (int i = 0; i < VALUES; i += LANES) sums = sums + exp(load_row(logits + i) - best);
-        total = sum(sums);
+        for (int i = 0; i < VALUES; i += LANES) {
+            sums = sums + exp(load_row(logits + i) - best);
+            lost = lost + select((VecInt)(load_row(logits + i) == load_row(logits + i)), Vec{},
+                                 load_row(logits + i));  // which `max` and `exp` do not mind
+        }
+        total = sum(sums) + sum(lost);
     }
 };
 
 // -ln softmax(logits)[value]
 inline float categorical_nats(const float* logits, uint8_t value) {
-    const LogitSums sums(logits);
+    const LogSumExp sums(logits);
     return std::log(sums.total) - (logits[value] - sums.best);
 }
 
 // softmax(logits), less 1 at the value; times `grad`.
 inline void categorical_slopes(const float* logits, uint8_t value, float grad, float* gradient) {
-    const LogitSums sums(logits);
+    const LogSumExp sums(logits);
     const Vec scale = broadcast(grad / sums.total);
     for (int i = 0; i < VALUES; i += LANES)
         store_row(gradient + i, exp(load_row(logits + i) - sums.best) * scale);

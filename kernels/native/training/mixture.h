@@ -85,7 +85,10 @@ inline float mixture_nats(const float* parameters, const uint8_t* values, int ch
                 part(1 + 2 * channels + pair)[m] =
                     by_mean[c][m] * scaled[other] * (1.0f - coefficient * coefficient);
             }
-    return normaliser - joint;
+    float lost = 0.0f;  // or NaN: what is no number would be taken for the smallest
+    for (int i = 0; i < MIXTURES * (1 + 2 * channels + channels * (channels - 1) / 2); ++i)
+        lost += parameters[i] * 0.0f;
+    return normaliser - joint + lost;
 }
 
 }  // namespace scanline

@@ -26,7 +26,7 @@ def mixture_nats(parameters: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     derivatives by the parameters, ``[P, size]``.
     """
     parameters, values = parameters.contiguous(), values.contiguous()
-    nats, gradient = torch.empty(len(parameters)), torch.empty_like(parameters)
+    nats, gradient = parameters.new_empty(len(parameters)), torch.empty_like(parameters)
     sizes = len(parameters), _PIECE, values.shape[1], parameters.shape[1]
     ready().run("mixture_nats", *sizes, parameters, values, nats, gradient)
     return nats, gradient
@@ -36,7 +36,7 @@ def mixture_nats(parameters: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
 def categorical_nats(logits: Tensor, values: Tensor) -> Tensor:
     """Give -ln softmax(logits)[value]: ``logits: [P, 256]`` float32, ``values: [P]`` uint8."""
     logits, values = logits.contiguous(), values.contiguous()
-    nats = torch.empty(len(logits))
+    nats = logits.new_empty(len(logits))
     ready().run("categorical_forward", len(logits), _PIECE, logits, values, nats)
     return nats
 
@@ -54,7 +54,7 @@ def _categorical_backward(grad: Tensor, logits: Tensor, values: Tensor) -> Tenso
 
 @mixture_nats.register_fake
 def _(parameters: Tensor, values: Tensor) -> Any:
-    return parameters.new_empty(len(parameters)), torch.empty_like(parameters)
+    return parameters.new_empty(len(parameters)), parameters.new_empty(parameters.shape)
 
 
 @categorical_nats.register_fake
@@ -64,7 +64,7 @@ def _(logits: Tensor, values: Tensor) -> Any:
 
 @_categorical_backward.register_fake
 def _(grad: Tensor, logits: Tensor, values: Tensor) -> Any:
-    return torch.empty_like(logits)
+    return logits.new_empty(logits.shape)
 
 
 def _keep_gradient(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import functools
 import logging
+import threading
 import weakref
 from collections.abc import Iterator
 from contextvars import ContextVar
@@ -56,6 +57,7 @@ class Passes:
         self.pool = self.library.training_open(threads)
         if not self.pool:
             raise NativeBuildError(f"{threads} threads for training cannot be had here")
+        self._turn = threading.Lock()  # the pool does one thing at a time
         weakref.finalize(self, self.library.training_close, self.pool)
 
     def run(self, name: str, *arguments: object) -> None:
@@ -64,7 +66,9 @@ class Passes:
         Raises ``MemoryError`` where it lacks memory.
         """
         given = [x.data_ptr() if isinstance(x, Tensor) else x for x in arguments]
-        if getattr(self.library, name)(self.pool, *given):
+        with self._turn:
+            failed = getattr(self.library, name)(self.pool, *given)
+        if failed:
             raise MemoryError(f"there is no memory left for {name}")
 
 

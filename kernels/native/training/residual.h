@@ -32,21 +32,30 @@ public:
     static int64_t scratch_forward(const ResidualSizes& s) { return 2 * s.columns * s.features; }
     static int64_t scratch_backward(const ResidualSizes& s) { return 4 * s.columns * s.features; }
 
-    // `x, sum: [B, T, D]` float32; `added, y: [B, T, D]`; `bias: [D]`, of what is added. Where nothing
-    // is, `sum` is `x`.
-    void forward(const float* x, const T* added, const float* bias, const float* norm_weight,
-                 const float* norm_bias, const float* conv_weight, float* sum, T* y, float* rows) const {
+    // How many rows of places an image has.
+    static int64_t rows_of(const ResidualSizes& s) {
+        return (s.positions + s.columns - 1) / s.columns;
+    }
+
+    // Rows `first` to `last`. `x, sum: [B, T, D]` float32; `added, y: [B, T, D]`; `bias: [D]`, of what is
+    // added. Where nothing is, `sum` is not touched.
+    void forward(int64_t first, int64_t last, const float* x, const T* added, const float* bias,
+                 const float* norm_weight, const float* norm_bias, const float* conv_weight,
+                 float* sum, T* y, float* rows) const {
         ImageRow<float> above;
-        for (int64_t t = 0, r = 0; t < sizes_.positions; t += sizes_.columns, ++r) {
-            const int64_t count = std::min(sizes_.columns, sizes_.positions - t), at = first_ + t * D_;
+        // The row above the first is computed once more: another thread may have it.
+        for (int64_t r = sizes_.convolved && first > 0 ? first - 1 : first; r < last; ++r) {
+            const int64_t t = r * sizes_.columns, at = first_ + t * D_;
+            const int64_t count = std::min(sizes_.columns, sizes_.positions - t);
             float* const mine = rows + r % 2 * row_;  // normalised; the other is the one above
             for (int64_t c = 0; c < count; ++c) {
                 const int64_t place = at + c * D_;
+                float* const total = r < first ? mine + c * D_ : sum + place;
                 if (added)
                     for (int64_t d = 0; d < D_; d += LANES)
-                        store_row(sum + place + d, load_row(x + place + d) + load_row(bias + d) +
-                                                       load_row(added + place + d));
-                const float* const from = added ? sum + place : x + place;
+                        store_row(total + d, load_row(x + place + d) + load_row(bias + d) +
+                                                 load_row(added + place + d));
+                const float* const from = added ? total : x + place;
                 const Moments moments = moments_of(from);
                 const auto put = [&](auto* to) {
                     for (int64_t d = 0; d < D_; d += LANES)
@@ -57,7 +66,8 @@ public:
                 else put(y + place);
             }
             const ImageRow<float> here{mine, count};
-            if (sizes_.convolved) convolve_row<1>(here, above, D_, sizes_.stride, conv_weight, y + at);
+            if (sizes_.convolved && r >= first)
+                convolve_row<1>(here, above, D_, sizes_.stride, conv_weight, y + at);
             above = here;
         }
     }

@@ -45,10 +45,14 @@ def conv(x: Tensor, weight: Tensor, stride: int) -> Tensor:
 @torch.library.custom_op("scanline::short_conv_backward", mutates_args=())
 def _conv_backward(grad: Tensor, x: Tensor, weight: Tensor, stride: int) -> tuple[Tensor, Tensor]:
     grad, x, weight = grad.contiguous(), x.contiguous(), weight.contiguous()
-    grad_x, of_images = torch.empty_like(x), torch.zeros(len(x), *weight.shape)
+    grad_x, of_images = torch.empty_like(x), x.new_zeros(len(x), *weight.shape)
     sizes = ctypes.byref(_ConvSizes(*x.shape, stride))
     ready().run("short_conv_backward", sizes, grad, x, weight, grad_x, of_images)
     return grad_x, of_images.sum(0)
+
+
+def _even(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.contiguous()
 
 
 def _sizes(x: Tensor, conv_weight: Tensor | None, columns: int, stride: int, eps: float) -> Any:
@@ -70,8 +74,9 @@ def residual(
     what comes out, bfloat16 if ``bf16``, else float32.
     """
     dtype = torch.bfloat16 if bf16 else torch.float32
-    x = x.contiguous()
-    added = None if added is None else added.to(dtype).contiguous()
+    x, added = x.contiguous(), None if added is None else added.to(dtype).contiguous()
+    bias, conv_weight = _even(bias), _even(conv_weight)
+    norm_weight, norm_bias = norm_weight.contiguous(), norm_bias.contiguous()
     total = x.new_empty(0) if added is None else torch.empty_like(x)
     y = torch.empty_like(x, dtype=dtype)
     ready().run(
@@ -88,11 +93,12 @@ def _residual_backward(
     added: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     bf16 = grad_y.dtype == torch.bfloat16
-    grad_sum = None if grad_sum is None else grad_sum.contiguous()
-    grad_y = grad_y.contiguous()
+    grad_y, total = grad_y.contiguous(), total.contiguous()
+    grad_sum, conv_weight = _even(grad_sum), _even(conv_weight)
+    norm_weight, norm_bias = norm_weight.contiguous(), norm_bias.contiguous()
     grad = torch.empty_like(total)
     of_added = torch.empty_like(grad_y) if added and bf16 else grad.new_empty(0)
-    of_images = torch.zeros(len(total), 3 + _TAPS, total.shape[-1])
+    of_images = total.new_zeros(len(total), 3 + _TAPS, total.shape[-1])
     ready().run(
         "residual_backward", _sizes(total, conv_weight, columns, stride, eps), bf16,
         grad_sum, grad_y, total, norm_weight, norm_bias, conv_weight,
@@ -104,7 +110,7 @@ def _residual_backward(
 @torch.library.custom_op("scanline::bias_gelu", mutates_args=())
 def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
     """Give GELU(x + bias): ``x: [..., F]`` float32 or bfloat16, F whole vectors; ``bias: [F]``."""
-    x = x.contiguous()
+    x, bias = x.contiguous(), bias.contiguous()
     y = torch.empty_like(x)
     ready().run("bias_gelu_forward", *_rows(x), x, bias, y)
     return y
@@ -112,10 +118,10 @@ def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
 
 @torch.library.custom_op("scanline::bias_gelu_backward", mutates_args=())
 def _bias_gelu_backward(grad: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    grad, x = grad.contiguous(), x.contiguous()
+    grad, x, bias = grad.contiguous(), x.contiguous(), bias.contiguous()
     grad_x = torch.empty_like(x)
     rows, features, *rest = _rows(x)
-    of_pieces = torch.zeros(-(-rows // _ROWS), features)
+    of_pieces = bias.new_zeros(-(-rows // _ROWS), features)
     ready().run("bias_gelu_backward", rows, features, *rest, grad, x, bias, grad_x, of_pieces)
     return grad_x, of_pieces.sum(0)
 
@@ -130,35 +136,35 @@ def _rows(x: Tensor) -> tuple[int, int, int, bool]:
 
 @conv.register_fake
 def _(x: Tensor, weight: Tensor, stride: int) -> Any:
-    return torch.empty_like(x)
+    return x.new_empty(x.shape)
 
 
 @_conv_backward.register_fake
 def _(grad: Tensor, x: Tensor, weight: Tensor, stride: int) -> Any:
-    return torch.empty_like(x), torch.empty_like(weight)
+    return x.new_empty(x.shape), weight.new_empty(weight.shape)
 
 
 @residual.register_fake
 def _(x: Tensor, added: Tensor | None, *rest: Any) -> Any:
-    total = x.new_empty(0) if added is None else torch.empty_like(x)
-    return total, torch.empty_like(x, dtype=torch.bfloat16 if rest[-1] else torch.float32)
+    total = x.new_empty(0 if added is None else x.shape)
+    return total, x.new_empty(x.shape, dtype=torch.bfloat16 if rest[-1] else torch.float32)
 
 
 @_residual_backward.register_fake
 def _(grad_sum: Tensor | None, grad_y: Tensor, total: Tensor, *rest: Any) -> Any:
     bf16 = rest[-1] and grad_y.dtype == torch.bfloat16
-    of_added = torch.empty_like(grad_y) if bf16 else total.new_empty(0)
-    return torch.empty_like(total), of_added, total.new_empty(3 + _TAPS, total.shape[-1])
+    of_added = grad_y.new_empty(grad_y.shape) if bf16 else total.new_empty(0)
+    return total.new_empty(total.shape), of_added, total.new_empty(3 + _TAPS, total.shape[-1])
 
 
 @bias_gelu.register_fake
 def _(x: Tensor, bias: Tensor) -> Any:
-    return torch.empty_like(x)
+    return x.new_empty(x.shape)
 
 
 @_bias_gelu_backward.register_fake
 def _(grad: Tensor, x: Tensor, bias: Tensor) -> Any:
-    return torch.empty_like(x), torch.empty_like(bias)
+    return x.new_empty(x.shape), bias.new_empty(bias.shape)
 
 
 def _keep_conv(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -172,15 +178,17 @@ def _conv_grad(ctx: Any, grad: Tensor) -> Any:
 
 def _keep_residual(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     x, added, _, norm_weight, norm_bias, conv_weight, *ctx.sizes, _ = inputs
-    ctx.added = None if added is None else added.dtype
+    ctx.added, ctx.dtype = None if added is None else added.dtype, output[1].dtype
     ctx.set_materialize_grads(False)
     total = x if added is None else output[0]
     ctx.save_for_backward(total, norm_weight, norm_bias, conv_weight)
 
 
-def _residual_grad(ctx: Any, grad_sum: Tensor | None, grad_y: Tensor) -> Any:
+def _residual_grad(ctx: Any, grad_sum: Tensor | None, grad_y: Tensor | None) -> Any:
     total, norm_weight, norm_bias, conv_weight = ctx.saved_tensors
     added = ctx.added is not None
+    if grad_y is None:
+        grad_y = torch.zeros_like(total, dtype=ctx.dtype)
     grad, of_added, of_weights = _residual_backward(
         grad_sum if added else None, grad_y, total, norm_weight, norm_bias, conv_weight,
         *ctx.sizes, added,

@@ -5,6 +5,8 @@
 // The last row of what is known of an image may be shorter than the others.
 #pragma once
 
+#include <algorithm>
+
 #include "elements.h"
 
 namespace scanline {

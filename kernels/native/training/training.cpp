@@ -166,10 +166,15 @@ SCANLINE_API int residual_forward(void* pool, const ResidualSizes* sizes, int bf
     return with_elements(bf16, [&](auto element) {
         using T = decltype(element);
         Scratch scratch(pool, ResidualPass<T>::scratch_forward(*sizes));
-        share_out(pool, sizes->images, [&](int64_t i, int thread) {
-            ResidualPass<T>(*sizes, i).forward(x, static_cast<const T*>(added), bias, norm_weight,
-                                               norm_bias, conv_weight, sum, static_cast<T*>(y),
-                                               scratch.of(thread));
+        // Parts of an image, where images are too few for the threads.
+        const int64_t threads = static_cast<Pool*>(pool)->threads(), rows = ResidualPass<T>::rows_of(*sizes);
+        const int64_t parts = std::min(rows, (threads + sizes->images - 1) / sizes->images);
+        share_out(pool, sizes->images * parts, [&](int64_t i, int thread) {
+            const int64_t part = i % parts;
+            ResidualPass<T>(*sizes, i / parts)
+                .forward(rows * part / parts, rows * (part + 1) / parts, x,
+                         static_cast<const T*>(added), bias, norm_weight, norm_bias, conv_weight,
+                         sum, static_cast<T*>(y), scratch.of(thread));
         });
     });
 }
