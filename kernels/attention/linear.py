@@ -211,10 +211,11 @@ def packed_linear_attention(
     ``qkv: [B, T, 3, H, K]`` and the ``bias: [3, H, K]`` to add to it, None once that is added.
     Returns ``o: [B, T, H, K]``.
     """
-    if feature_map == "elu" and attends(qkv):
+    q, _, v = qkv.unbind(2)
+    if feature_map == "elu" and attends(qkv) and not uses_triton(q, v, CHUNK):
         if bias is None:
             bias = qkv.new_zeros(qkv.shape[2:])
-        o: Tensor = attention(qkv, bias.float(), *_first_state(qkv[:, :, 0], None), EPS)[0]
+        o: Tensor = attention(qkv, bias.float(), *_first_state(q, None), EPS)[0]
         return o
     q, k, v = (qkv if bias is None else qkv + bias.to(qkv.dtype)).unbind(2)
     return linear_attention(q, k, v, feature_map=feature_map, directions=directions)[0]
