@@ -166,14 +166,15 @@ class Head(nn.Module):
                 mixture = split_mixture(parameters, self.channels)
                 cost = -_mixture_log_probs(mixture, _to_unit(values, parameters.dtype))
             return cost / _LN2
+        values = values.long()
         total = parameters.new_zeros(values.shape[:-1])
         for channel in range(self.channels):
-            logits = self.logits(parameters, channel, values.long()).flatten(0, -2)
+            logits = self.logits(parameters, channel, values).flatten(0, -2)
             value = values[..., channel].flatten()
             if native:
                 cost = nats.categorical_nats(logits, value.to(torch.uint8))
             else:
-                cost = F.cross_entropy(logits, value.long(), reduction="none")
+                cost = F.cross_entropy(logits, value, reduction="none")
             total = total + cost.view_as(total)
         return total / _LN2
 

@@ -44,11 +44,10 @@ class Attention(Layer):
 
     @abstractmethod
     def attend(self, x: Tensor) -> Tensor:
-        """Give what the heads read at all steps, side by side: ``[B, S, D]`` → the same."""
+        """Give what the heads read at all steps: ``[B, S, D]`` → ``[B, S, H, K]``."""
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.out(self.attend(x))
-        return y
+        return self.joined(self.attend(x))
 
     def joined(self, attended: Tensor) -> Tensor:
         """Give the layer's output from that of its heads: ``[..., H, K]`` → ``[..., D]``."""

@@ -91,7 +91,7 @@ class Block(Layer):
             return self._run(x, lambda _, part, x: part(x)), None
         x, y = self._seen(x, added, self.norm1, self.conv1)
         out, linear2 = self.attention.out, self.linear2
-        attended = linear(self.attention.attend(y), out.weight, out.bias)
+        attended = linear(self.attention.attend(y).flatten(-2), out.weight, out.bias)
         x, y = self._seen(x, attended, self.norm2, self.conv2)
         if self.activation is F.gelu:
             y = linear_gelu(y, self.linear1.weight, self.linear1.bias)

@@ -46,7 +46,7 @@ class LinearAttention(Attention):
         heads = (3, self.n_heads, self.head_size)
         bias = None if product.bias is None else product.bias.view(heads)
         qkv = product.x.unflatten(-1, heads)
-        return packed_linear_attention(qkv, bias, self.feature_map, self.directions).flatten(-2)
+        return packed_linear_attention(qkv, bias, self.feature_map, self.directions)
 
     def prefill(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, State]:
         q, k, v = self.qkv(x)

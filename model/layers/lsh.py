@@ -36,7 +36,7 @@ class LshAttention(Attention):
     def attend(self, x: Tensor) -> Tensor:
         heads = (*x.shape[:-1], self.n_heads, self.head_size)
         qk, v = self.query(x).view(heads), self.value(x).view(heads)
-        return lsh_attention(qk, v, self.turns).flatten(-2)
+        return lsh_attention(qk, v, self.turns)
 
     def prefill(self, x: Tensor, lengths: Tensor) -> NoReturn:
         self._refuse()

@@ -27,7 +27,7 @@ class SoftmaxAttention(Attention):
         return {"keys": self.zeros(rows, *shape), "values": self.zeros(rows, *shape)}
 
     def attend(self, x: Tensor) -> Tensor:
-        return softmax_attention(*self.qkv(x)).flatten(-2)
+        return softmax_attention(*self.qkv(x))
 
     def prefill(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, State]:
         q, k, v = self.qkv(x)
