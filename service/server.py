@@ -96,7 +96,7 @@ class Scanline:
         self.repeats = Repeats()
         self.callers = Callers(self.settings.max_images_per_caller)
         self.metrics = Metrics(lambda: {name: m.engine for name, m in self.models.items()})
-        self.streams = Streams(self.metrics.open_streams)
+        self.streams = Streams(self.metrics.open_streams, usable_cores())
 
     @property
     def max_json(self) -> int:

@@ -386,6 +386,6 @@ def held_server(
         until(lambda: idle(scanline), "an idle server")
 
 
-def no_streams() -> Streams:
+def no_streams(cores: int = 4) -> Streams:
     """Give streams of which none is open yet, as a server that just began has them."""
-    return Streams(Gauge("streams", "Open.", registry=None))
+    return Streams(Gauge("streams", "Open.", registry=None), cores)

@@ -49,9 +49,9 @@ async def draw(generation: Generation, values: NDArray[np.uint8]) -> None:
         generation.wake()
 
 
-def crowd(count: int) -> tuple[Streams, contextlib.ExitStack]:
+def crowd(count: int, cores: int = 4) -> tuple[Streams, contextlib.ExitStack]:
     """Give so many streams that tell of pixels until the stack is closed."""
-    streams, stack = no_streams(), contextlib.ExitStack()
+    streams, stack = no_streams(cores), contextlib.ExitStack()
     for _ in range(count):
         stack.enter_context(streams.share())(0.0)
     return streams, stack
@@ -86,14 +86,20 @@ def test_pixels_drawn_quicker_than_anyone_sees_come_together(
         assert pausing(0.0) == TICK  # nobody else is left
 
 
-def test_streams_that_tell_share_what_the_event_loop_can_send() -> None:
-    for count, pause in (
-        (1, TICK), (4, TICK), (5, 2 * TICK), (13, 4 * TICK), (80, 80 / EVENTS_IN_ALL),
-        (100_000, LONGEST_PAUSE),
-    ):  # fmt: skip
-        streams, stack = crowd(count - 1)
-        with stack, streams.share(), streams.one_more(), streams.share() as pausing:
-            assert pausing(0.0) == pausing(0.0) == pytest.approx(pause)
+@pytest.mark.parametrize(
+    ("cores", "count", "pause"),
+    [
+        (64, 1, TICK), (64, 4, TICK), (64, 5, 2 * TICK), (4, 4, TICK), (4, 13, 4 * TICK),
+        (4, 80, 80 / EVENTS_IN_ALL), (4, 100_000, LONGEST_PAUSE), (2, 2, TICK), (2, 4, 2 * TICK),
+        (1, 1, TICK), (1, 2, 2 * TICK),
+    ],
+)  # fmt: skip
+def test_streams_that_tell_share_what_the_cores_can_spare(
+    cores: int, count: int, pause: float
+) -> None:
+    streams, stack = crowd(count - 1, cores)
+    with stack, streams.share(), streams.one_more(), streams.share() as pausing:
+        assert pausing(0.0) == pausing(0.0) == pytest.approx(pause)
 
 
 def test_streams_speak_at_the_same_times() -> None:

@@ -8,6 +8,7 @@
 #include "head.h"
 #include "network.h"
 #include "noise.h"
+#include "trials.h"
 
 namespace scanline {
 
@@ -31,6 +32,12 @@ public:
         }
         seen_.resize(static_cast<size_t>(config.max_slots));
         slots_.reserve(seen_.size());
+        const auto cores = static_cast<int>(std::thread::hardware_concurrency());
+        if (config.team || drawing_team_ == 1 || config.threads > cores) return;
+        const int last = pixels_ * (config.channels / config.step_channels) - 1;
+        Trials trials(network_, arrays_, states_.get(), last, pool_, *teams_.front(), members_);
+        drawing_team_ = trials.quickest(drawing_team_);
+        std::fill_n(states_.get(), network_.sizes().slot_state, 0.0f);
     }
 
     // The slots given, less -1, and `with_twins` each guided one's twin right after it. Returns
@@ -262,7 +269,8 @@ private:
     const Head head_;
     Buffer<float> states_;
     Pool pool_;
-    const int drawing_team_, absorbing_team_;  // how many threads pay off, for few rows and for many
+    int drawing_team_;  // how many threads pay off for few rows,
+    const int absorbing_team_;  // and for many
     std::vector<std::unique_ptr<Team>> teams_;
     std::vector<Member> members_;  // by thread
     std::vector<int> slots_, ends_;  // of the call at hand: ends are pixels

@@ -20,8 +20,9 @@ from scanline.service.workshop import Workshop
 
 KEEP_ALIVE_SECONDS = 15.0
 EVENTS_PER_SECOND = 60  # of one stream,
-EVENTS_IN_ALL = 240  # and of all together, which take less than a tenth of the event loop,
-LONGEST_PAUSE = 0.5  # seconds: each of more than 120 streams speaks so often all the same
+EVENTS_PER_CORE = 60  # and of all together for every core, a hundredth of which they take,
+EVENTS_IN_ALL = 240  # up to so many, which take less than a tenth of the event loop,
+LONGEST_PAUSE = 0.5  # seconds: each of a crowd of streams speaks so often all the same
 TICK = 1 / EVENTS_PER_SECOND  # seconds: at whole ones they speak, for each waking costs
 COMMENT = b": keep-alive\n"  # an empty line behind it, and some clients would see an event
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -31,11 +32,13 @@ class Streams:
     """The streams being sent. Those that tell of pixels share the events: more of them, seldomer.
 
     They speak at whole ticks, so that the event loop is woken once for many. Those that wait in
-    the queue, or send looks at whole images, take no part of it.
+    the queue, or send looks at whole images, take no part of it. ``cores`` is how many draw, and
+    what the event loop takes from two of them is felt.
     """
 
-    def __init__(self, gauge: Gauge) -> None:
+    def __init__(self, gauge: Gauge, cores: int) -> None:
         self._telling, self._gauge = 0, gauge
+        self.events = min(EVENTS_PER_CORE * cores, EVENTS_IN_ALL)  # a second
 
     def one_more(self) -> contextlib.AbstractContextManager[None]:
         """Count an open stream inside the block."""
@@ -51,7 +54,7 @@ class Streams:
             if not telling:
                 telling = True
                 self._telling += 1
-            seconds = min(self._telling / EVENTS_IN_ALL, LONGEST_PAUSE)
+            seconds = min(self._telling / self.events, LONGEST_PAUSE)
             ticks = max(1, math.ceil(seconds / TICK - 1e-9))
             return (round(now / TICK) + ticks) * TICK - now
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from scanline.kernels.native.abi import Precision
+from scanline.kernels.native.cpu import usable_cores
 from scanline.model.config import PRESETS, ModelConfig
 from scanline.model.decoders.native import NativeDecoder
 from scanline.model.network import LinearTransformer
@@ -43,7 +44,7 @@ def test_prefill_is_stepping_to_the_last_bit(config: ModelConfig, threads: int, 
 
 def test_a_team_is_no_larger_than_its_work() -> None:
     """Many cores do not crowd around one image: whole teams take images, as many as there are."""
-    threads = 64
+    threads = max(64, 2 * usable_cores())  # more than cores, where nothing is measured
     network = LinearTransformer(replace(PRESETS["mnist"], n_layers=1))
     crews = NativeDecoder(network, 1, threads)._native.crews
     assert crews(1)[0] == 1
@@ -56,6 +57,16 @@ def test_a_team_is_no_larger_than_its_work() -> None:
     assert crews(2 * threads) == (threads, threads)
     small = NativeDecoder(TINY, 1, threads)._native.crews
     assert small(1) == (1, 1)  # meeting would take longer than its products
+
+
+def test_how_many_share_an_image_is_measured_and_leaves_no_trace() -> None:
+    threads = min(2, usable_cores())
+    decoder = NativeDecoder(LinearTransformer(PRESETS["mnist"]), 2, threads)
+    teams, used = decoder._native.crews(1)
+    assert teams == 1
+    assert 1 <= used <= threads
+    assert not decoder.states.any()
+    assert decoder._native.effort == (0, 0)
 
 
 # Every kind in what is some CPU's default, and the other precisions in two each.
