@@ -119,8 +119,10 @@ class Page {
     const model = fields.get("model");
     if (!this.model || (model && model !== this.model.id)) this.use(model);
     this.wanted = wanted;
+    const { hash } = location;
     const loaded = await this.view(view); // before it is shown: what is seen can be pressed
-    if (this.wanted !== wanted) return; // another was asked for meanwhile
+    if (this.wanted !== wanted) return; // another was asked for meanwhile,
+    if (location.hash !== hash && readAddress()) return; // or is about to be: it would be lost
     this.bringForward(view);
     const asked = [...fields.keys()].some((name) => name !== "model");
     if (this.shown[view] && (!asked || this.shown[view] === location.hash)) {

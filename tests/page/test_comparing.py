@@ -134,6 +134,20 @@ def test_what_was_drawn_before_comes_back(visit: Open) -> None:
     assert drawn(page) == first
 
 
+def test_a_link_followed_while_another_opens_is_not_lost(visit: Open) -> None:
+    page = visit("#draw?n=1&seed=5")
+    finished(page)
+    # The first is being opened when the address changes again, of which the page is told later.
+    page.evaluate("""() => {
+        history.replaceState(null, "", "#draw?n=1&seed=77");
+        dispatchEvent(new HashChangeEvent("hashchange"));
+        location.hash = "#draw?n=1&seed=6";
+    }""")
+    expect(page.locator("#draw .sheet small").first).to_contain_text("seed 6")
+    finished(page)
+    assert "seed=6" in page.url
+
+
 def test_what_was_drawn_can_be_pressed_while_more_is_remembered(visit: Open) -> None:
     page = visit("#draw?n=1&seed=5")
     finished(page)
