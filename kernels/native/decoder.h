@@ -35,9 +35,8 @@ public:
         const auto cores = static_cast<int>(std::thread::hardware_concurrency());
         if (config.team || drawing_team_ == 1 || config.threads > cores) return;
         const int last = pixels_ * (config.channels / config.step_channels) - 1;
-        Trials trials(network_, arrays_, states_.get(), last, pool_, *teams_.front(), members_);
-        drawing_team_ = trials.quickest(drawing_team_);
-        std::fill_n(states_.get(), network_.sizes().slot_state, 0.0f);
+        drawing_team_ = quickest_team(drawing_team_, network_, arrays_, states_.get(), last, pool_,
+                                      *teams_.front(), members_);
     }
 
     // The slots given, less -1, and `with_twins` each guided one's twin right after it. Returns

@@ -38,7 +38,7 @@ class Streams:
 
     def __init__(self, gauge: Gauge, cores: int) -> None:
         self._telling, self._gauge = 0, gauge
-        self.events = min(EVENTS_PER_CORE * cores, EVENTS_IN_ALL)  # a second
+        self._events = min(EVENTS_PER_CORE * cores, EVENTS_IN_ALL)  # a second
 
     def one_more(self) -> contextlib.AbstractContextManager[None]:
         """Count an open stream inside the block."""
@@ -54,7 +54,7 @@ class Streams:
             if not telling:
                 telling = True
                 self._telling += 1
-            seconds = min(self._telling / self.events, LONGEST_PAUSE)
+            seconds = min(self._telling / self._events, LONGEST_PAUSE)
             ticks = max(1, math.ceil(seconds / TICK - 1e-9))
             return (round(now / TICK) + ticks) * TICK - now
 
