@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +22,8 @@ class TrainingConfig:
     ``learning_rate`` is AdamW's, but ``edge_rate``, unless None, that of the linear maps before and
     behind the blocks. ``batch`` counts images over all processes. ``drop_label`` is the share of
     images trained without their label, ``average`` the moving average's decay, ``decay`` the share
-    of the steps at the end over which the learning rate falls to zero.
+    of the steps at the end over which the learning rate falls to zero. ``shift`` is by how many
+    pixels an image may be moved each way; fewer and fewer are as the learning rate falls.
     """
 
     steps: int
@@ -34,6 +37,7 @@ class TrainingConfig:
     decay: float = 0.4
     average: float = 0.998
     drop_label: float = 0.2
+    shift: int = 0
     checkpoint_every: int = 250
     evaluate_every: int = 1000
     precision: str = "auto"
@@ -43,7 +47,9 @@ class TrainingConfig:
         for name in ("steps", "batch", "checkpoint_every", "evaluate_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("learning_rate", "muon_rate", "edge_rate", "weight_decay", "warmup", "seed"):
+        for name in (
+            "learning_rate", "muon_rate", "edge_rate", "weight_decay", "warmup", "seed", "shift",
+        ):  # fmt: skip
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
@@ -71,3 +77,30 @@ def batch_indices(step: int, count: int, config: TrainingConfig) -> np.ndarray[A
         chosen = positions // count == epoch
         indices[chosen] = order[positions[chosen] % count]
     return indices
+
+
+def batch_moves(step: int, config: TrainingConfig) -> np.ndarray[Any, Any]:
+    """Choose how far a step's images are moved down and right, in pixels, int64 ``[batch, 2]``.
+
+    At the learning rate's height every image is, and at its end none: what is learnt last is what
+    the images are like where they stand.
+    """
+    draw = np.random.default_rng([config.seed, 2, step])
+    moves = draw.integers(-config.shift, config.shift, (config.batch, 2), endpoint=True)
+    stays = draw.random(config.batch) >= learning_rate_factor(step, config)
+    moves[stays] = 0
+    return moves
+
+
+def moved(canvas: Tensor, moves: Tensor, height: int, width: int) -> Tensor:
+    """Move pictures ``[B, T, C]`` by ``moves: [B, 2]``; what comes in repeats the edge it came by.
+
+    Every intensity stays one of the picture's own, as turning or scaling would not have it.
+    """
+    down, right = moves.unbind(1)
+    rows = (torch.arange(height) - down[:, None]).clamp(0, height - 1)
+    columns = (torch.arange(width) - right[:, None]).clamp(0, width - 1)
+    pictures = canvas.unflatten(1, (height, width))
+    each = torch.arange(len(canvas))[:, None, None]
+    shown: Tensor = pictures[each, rows[:, :, None], columns[:, None, :]]
+    return shown.flatten(1, 2)

@@ -64,7 +64,7 @@ def read_state(
             f"{path} is of another model ({', '.join(other)}); "
             "name the same one, or give the run another folder"
         )
-    now, then = asdict(recipe), saved["training"]
+    now, then = asdict(recipe), asdict(TrainingConfig(steps=1)) | saved["training"]
     changed = [k for k in now | then if k not in _FREE and now.get(k) != then.get(k)]
     if changed:
         raise CheckpointError(

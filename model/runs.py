@@ -7,14 +7,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from scanline.model.checkpoint import load_checkpoint
 from scanline.model.config import PRESETS, ModelConfig
 from scanline.model.data.folder import load_images
 from scanline.model.data.published import Dataset, load_dataset, split_validation
 from scanline.model.network import LinearTransformer
+from scanline.model.processes import choose_count, joined
 from scanline.model.recipe import TrainingConfig
 from scanline.model.stop import Stop
-from scanline.model.training import Trainer, processes
+from scanline.model.training import Trainer
 
 DEFAULT_SIZE = 28  # pixels a side of a person's own pictures
 _FEW_LAYERS = 4  # of a network for a person's own pictures: they are few, and so are the minutes
@@ -162,16 +165,29 @@ class Run:
         data: Dataset,
         validation: Dataset | None,
         after_validation: Callable[[LinearTransformer, Path], None],
+        processes: int | None = None,
     ) -> str:
-        """Train to the end or to Ctrl-C, and say how far it came; only the first process does."""
-        with processes() as device, Stop().listening() as stop:
-            trainer = Trainer(self.network, self.recipe, self.folder, device)
-            if self.resume:
-                trainer.resume()
-            elif self.start_from:
-                trainer.start_from(self.start_from)
+        """Train to the end or to Ctrl-C, and say how far it came; only the first process does.
+
+        On so many ``processes``, or as many as suit the machine (``choose_count``).
+        """
+        count = choose_count(self.recipe.batch, processes)
+        with Stop().listening() as stop, joined(count, self._help, data) as device:
+            trainer = self._trainer(device)
             trainer.train(data, validation, stop, quiet=False, after_validation=after_validation)
-            where = f"{trainer.step:,} of {self.recipe.steps:,} steps; {trainer.weights}"
-            if trainer.rank > 0:
-                return ""
-            return f"stopped at {where}; --resume goes on" if stop.asked else f"done: {where}"
+        where = f"{trainer.step:,} of {self.recipe.steps:,} steps; {trainer.weights}"
+        if trainer.rank > 0:
+            return ""
+        return f"stopped at {where}; --resume goes on" if stop.asked else f"done: {where}"
+
+    def _help(self, device: torch.device, data: Dataset) -> None:
+        """Take another process's share of every batch."""
+        self._trainer(device).train(data, None, Stop(), quiet=True)
+
+    def _trainer(self, device: torch.device) -> Trainer:
+        trainer = Trainer(self.network, self.recipe, self.folder, device)
+        if self.resume:
+            trainer.resume()
+        elif self.start_from:
+            trainer.start_from(self.start_from)
+        return trainer

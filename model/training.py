@@ -12,7 +12,6 @@ import gc
 import io
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -38,7 +37,14 @@ from scanline.model.data.published import Dataset
 from scanline.model.evaluation import evaluate
 from scanline.model.network import LinearTransformer
 from scanline.model.optimizers import make_optimizers, take_steps
-from scanline.model.recipe import TrainingConfig, batch_indices, learning_rate_factor
+from scanline.model.processes import every_core
+from scanline.model.recipe import (
+    TrainingConfig,
+    batch_indices,
+    batch_moves,
+    learning_rate_factor,
+    moved,
+)
 from scanline.model.resuming import fingerprint, read_state
 from scanline.model.stop import Stop
 
@@ -73,8 +79,8 @@ def _few_collections() -> Iterator[None]:
 class Trainer:
     """A run in its folder: weights to serve, ``training.pt`` to resume, and ``log.jsonl``.
 
-    One process drives one device; under ``torchrun`` each takes its share of every batch, and the
-    first one writes.
+    One process drives one device; of several (``model/processes.py``) each takes its share of every
+    batch, and the first one writes.
     """
 
     def __init__(
@@ -183,7 +189,12 @@ class Trainer:
         share = config.batch // self.world
         mine = slice(self.rank * share, (self.rank + 1) * share)
         indices = torch.from_numpy(batch_indices(self.step, len(images), config)[mine])
-        canvas = images[indices].to(self.device)
+        canvas = images[indices]
+        if config.shift:
+            moves = torch.from_numpy(batch_moves(self.step, config)[mine])
+            network = self.model.config
+            canvas = moved(canvas, moves, network.height, network.width)
+        canvas = canvas.to(self.device)
         label: Tensor | None = None
         if self.model.config.classes and labels is not None:
             draws = np.random.default_rng([config.seed, 1, self.step]).random(config.batch)[mine]
@@ -221,7 +232,8 @@ class Trainer:
     def _validate(self, validation: Dataset | None, bar: tqdm[Any]) -> None:
         if validation is None or self.rank > 0:
             return
-        result = evaluate(self.average, validation, bf16=self.bf16, device=self.device)
+        with every_core():
+            result = evaluate(self.average, validation, bf16=self.bf16, device=self.device)
         self.validation.append({"step": self.step, "bits_per_dim": result.bits_per_dim})
         bar.write(f"step {self.step}: validation {result}")
         self._log(step=self.step, validation=result.bits_per_dim, error=result.standard_error)
@@ -313,20 +325,3 @@ class Trainer:
         self.step, self.seconds = saved["step"], saved["seconds"]
         self.validation, self.origin = saved["validation"], saved.get("origin")
         self.data = saved.get("data")
-
-
-@contextlib.contextmanager
-def processes() -> Iterator[torch.device]:
-    """Join the processes that ``torchrun`` started, if it did; yields this one's device."""
-    cuda = torch.cuda.is_available()
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if cuda else "cpu"
-    if "RANK" not in os.environ:
-        yield torch.device(device)
-        return
-    if cuda:
-        torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if cuda else "gloo")
-    try:
-        yield torch.device(device)
-    finally:
-        dist.destroy_process_group()

@@ -133,8 +133,11 @@ def test_train_goes_on_where_it_stopped_and_the_result_draws_and_is_measured(
     assert "add --resume" in capsys.readouterr().err
     assert run_command("train", *small, *often, "--steps", 3, "--out", "none", "--resume") == 1
     assert "no run to resume in none" in capsys.readouterr().err
-    given = ["--from", "first/first.safetensors"]
+    given = ["--from", "first/first.safetensors", "--shift", 1, "--processes", 2]
     assert run_command("train", *small, *given, "--steps", 1, "--out", "second") == 0
+    assert capsys.readouterr().out.count("done: 1 of 1 steps") == 1
+    recipe = load_checkpoint(Path("second/second.safetensors")).facts["training"]
+    assert recipe["shift"] == 1
     assert run_command("train", *small, *given, "--steps", 2, "--out", "second", "--resume") == 1
     assert "leave one of them out" in capsys.readouterr().err
     same = ["--images", photographs, "--size", 8, "--grey"]  # all else is as it was begun
@@ -302,6 +305,7 @@ WRONG: list[tuple[list[object], str]] = [
     (["evaluate", "--model", "tiny", "--images", ".", "--dataset", "mnist"], "not for --images"),
     (["train", "mnist", "--size", 64], "--size and --grey are for --images"),
     (["train", "mnist", "--grey"], "--size and --grey are for --images"),
+    (["train", "--images", ".", "--processes", 3], "16 images does not divide by 3 processes"),
     (["train", "--images", ".", "--data-dir", "."], "not for --images"),
     (["bench", "mnist", "--http", "--slots", 2], "--http goes with --backend and --repeats"),
     (["bench", "mnist", "--http", "--pretend", 9, "--repeats", 2], "--pretend goes with --http"),
@@ -333,7 +337,9 @@ def test_what_a_user_can_mend_ends_with_a_sentence(
      ["sample", "--temperature", "nan"], ["sample", "--temperature", 3],
      ["complete", "none.png"], ["complete", "none.png", "--temperature", "nan"],
      ["evaluate", "--samples", 9, "--temperature", "nan"], ["train", "mnist", "--seed", 2**63],
-     ["train", "mnist", "--steps", 0], ["train", "--size", 1], ["import", "one"],
+     ["train", "mnist", "--steps", 0],
+     ["train", "mnist", "--processes", 0], ["train", "mnist", "--shift", -1],
+     ["train", "--size", 1], ["import", "one"],
      ["evaluate", "--limit", 0], ["sample", "--colour", 1], ["draw"]],
 )  # fmt: skip
 def test_a_wrong_option_is_a_usage_error(

@@ -1,8 +1,9 @@
 """How fast a CPU trains (``scanline bench --training``).
 
 A step is forward, backward and both optimisers' on a batch of random pictures. The same step is
-timed with the native passes, without them (plain torch), and without the short convolution, in
-turn, so that a busy machine hurts all alike; figures are medians.
+timed in as many processes as ``scanline train`` would start, and in one: with the native passes,
+without them (plain torch), and without the short convolution, in turn, so that a busy machine hurts
+all alike; figures are medians.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from scanline.kernels.native.abi import Peaks, load_library
 from scanline.kernels.native.build import NativeBuildError
@@ -24,6 +26,7 @@ from scanline.kernels.native.cpu import cpu, cpu_isas, usable_cores
 from scanline.kernels.native.training import passes
 from scanline.model.bench.limits import Machine, operations
 from scanline.model.config import PRESETS, ModelConfig
+from scanline.model.processes import choose_count, joined
 from scanline.model.recipe import TrainingConfig
 from scanline.model.training import Trainer
 
@@ -52,10 +55,12 @@ class TrainingReport:
 
 
 class _Steps:
-    """A training run that is taken a step at a time."""
+    """A training run that is taken a step at a time, in each of the processes that are joined."""
 
-    def __init__(self, config: ModelConfig, native: bool, batch: int, folder: Path) -> None:
-        self.native = native
+    def __init__(
+        self, config: ModelConfig, batch: int, folder: Path, threads: int, native: bool = True
+    ) -> None:
+        self.threads, self.native = threads, native
         recipe = TrainingConfig(steps=1_000_000, checkpoint_every=1_000_000, batch=batch)
         self.trainer = Trainer(config, recipe, folder, torch.device("cpu"))
         draw = np.random.default_rng(0)
@@ -65,10 +70,47 @@ class _Steps:
 
     def seconds(self) -> float:
         """Take one step."""
+        torch.set_num_threads(self.threads)
+        if self.trainer.world > 1:
+            dist.barrier()  # or the others would begin while another way is timed
         began = time.perf_counter()
         with contextlib.nullcontext() if self.native else passes.off():
             self.trainer.take_step(self.images, self.labels)
         return time.perf_counter() - began
+
+
+def _help(
+    device: torch.device, config: ModelConfig, batch: int, folder: Path, threads: int, times: int
+) -> None:
+    """Take another process's share of so many steps."""
+    steps = _Steps(config, batch, folder, threads)
+    for _ in range(times):
+        steps.seconds()
+
+
+def _timed(
+    config: ModelConfig, batch: int, threads: int, processes: int, repeats: int, folder: Path
+) -> dict[str, tuple[float, bool]]:
+    """Give each way's median seconds, and whether it multiplies bfloat16."""
+    ways = {
+        "native passes": _Steps(config, batch, folder / "native", threads),
+        "plain torch": _Steps(config, batch, folder / "torch", threads, native=False),
+    }
+    if config.short_conv != "none":
+        bare = replace(config, short_conv="none")
+        ways["native, no convolution"] = _Steps(bare, batch, folder / "bare", threads)
+    each = threads // processes
+    shared = (config, batch, folder / "shared", each)
+    with joined(processes, _help, *shared, repeats + 1):
+        if processes > 1:
+            ways[f"native, {processes} processes"] = _Steps(*shared)
+        for steps in ways.values():
+            steps.seconds()  # memory is touched, code is built
+        runs = [{way: steps.seconds() for way, steps in ways.items()} for _ in range(repeats)]
+    return {
+        way: (statistics.median(run[way] for run in runs), steps.trainer.bf16)
+        for way, steps in ways.items()
+    }
 
 
 def run_training_bench(
@@ -81,6 +123,7 @@ def run_training_bench(
     """Time presets, by default ``mnist`` and ``cifar10``; raises ``ValueError`` on another."""
     if unknown := [name for name in models if name not in PRESETS]:
         raise ValueError(f"there is no preset {unknown[0]!r}; there are {', '.join(PRESETS)}")
+    processes = choose_count(batch, None) if threads in (None, usable_cores()) else 1
     threads = threads or usable_cores()
     torch.set_num_threads(threads)
     hardware: dict[str, object] = {
@@ -95,20 +138,11 @@ def run_training_bench(
     for name in models or MODELS:
         config = PRESETS[name]
         with tempfile.TemporaryDirectory() as folder:
-            ways = {
-                "native passes": _Steps(config, True, batch, Path(folder, "native")),
-                "plain torch": _Steps(config, False, batch, Path(folder, "torch")),
-            }
-            if config.short_conv != "none":
-                bare = replace(config, short_conv="none")
-                ways["native, no convolution"] = _Steps(bare, True, batch, Path(folder, "bare"))
-            for steps in ways.values():
-                steps.seconds()  # memory is touched, code is built
-            runs = [{way: steps.seconds() for way, steps in ways.items()} for _ in range(repeats)]
-        for way, steps in ways.items():
-            rate = batch / statistics.median(run[way] for run in runs)
+            ways = _timed(config, batch, threads, processes, repeats, Path(folder))
+        for way, (seconds, bf16) in ways.items():
+            rate = batch / seconds
             flops = 3 * operations(config) * config.steps * rate  # forward once, backward twice
-            bf16, share = steps.trainer.bf16, None
+            share = None
             if peaks is not None:
                 share = flops / (_bf16_peak(peaks) if bf16 else peaks.float32_operations)
             precision = "bf16" if bf16 else "float32"
@@ -130,9 +164,14 @@ def row(t: TrainingTiming) -> str:
 
 
 def compared(timings: Sequence[TrainingTiming]) -> str:
-    """Say what the passes gain, and what the short convolution costs."""
-    rates = [t.images_a_second for t in timings]
-    line = f"{timings[0].model}: {rates[0] / rates[1]:.2f} times plain torch"
-    if len(rates) > 2:
-        line += f"; the short convolution takes {1 - rates[0] / rates[2]:.0%} of a step"
+    """Say what the passes gain, what processes do, and what the short convolution costs."""
+    native, plain, *more = timings
+    line = f"{native.model}: {native.images_a_second / plain.images_a_second:.2f} times plain torch"
+    for timing in sorted(more, key=lambda timing: "processes" not in timing.way):
+        if "processes" in timing.way:
+            times = timing.images_a_second / plain.images_a_second
+            line += f", {times:.2f} times in {timing.way.removeprefix('native, ')}"
+        else:
+            cost = 1 - native.images_a_second / timing.images_a_second
+            line += f"; the short convolution takes {cost:.0%} of a step"
     return line

@@ -34,6 +34,9 @@ def train(
         float | None, typer.Option(help="AdamW's for the maps in front of and behind the blocks.")
     ] = None,
     decay: Annotated[float, typer.Option(help="Share of the steps that cool down.")] = 0.4,
+    shift: Annotated[
+        int, typer.Option(min=0, help="Pixels an image may be moved each way while training.")
+    ] = 0,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1)] = 0,
     layers: Annotated[int | None, typer.Option(help="Change the preset's n_layers.")] = None,
     width: Annotated[
@@ -45,6 +48,10 @@ def train(
     ] = None,
     feature_map: Annotated[
         str | None, typer.Option(help="Of linear attention: elu, relu, polynomial or random.")
+    ] = None,
+    processes: Annotated[
+        int | None,
+        typer.Option(min=1, help="That share each batch; if none, one a core of a CPU."),
     ] = None,
     hold_out: Annotated[
         int, typer.Option(min=0, help="Training images kept for validation; 0 trains on all.")
@@ -68,7 +75,8 @@ def train(
 
     asked: dict[str, Any] = {
         "steps": steps, "batch": batch, "seed": seed, "learning_rate": learning_rate,
-        "muon_rate": muon_rate, "edge_rate": edge_rate, "decay": decay, "precision": precision,
+        "muon_rate": muon_rate, "edge_rate": edge_rate, "decay": decay, "shift": shift,
+        "precision": precision,
         "checkpoint_every": checkpoint_every, "evaluate_every": evaluate_every, "compile": compile_,
     }  # fmt: skip
     data, validation = training_data(dataset, images, size, grey, hold_out, data_dir, download)
@@ -83,7 +91,7 @@ def train(
         dataset, data, layers, width, heads, attention, feature_map, start_from, begun
     )
     run = Run(network=network, recipe=recipe, folder=folder, resume=resume, start_from=start_from)
-    if said := run.carry_out(data, validation, after_validation=show_progress):
+    if said := run.carry_out(data, validation, show_progress, processes):
         typer.echo(said)
 
 

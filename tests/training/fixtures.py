@@ -89,29 +89,39 @@ def log_of(folder: Path) -> list[dict[str, float]]:
 
 
 SCRIPT = """
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
 import torch
+from scanline.model.processes import joined
 from scanline.model.stop import Stop
-from scanline.model.training import Trainer, processes
+from scanline.model.training import Trainer
 from tests.training.fixtures import CONFIG, MODEL, dataset
-torch.set_num_threads(1)
-folder, steps = Path(sys.argv[1]), int(sys.argv[2])
-with processes() as device, Stop().listening() as stop:
+
+def train(device, folder, steps, stop=None):
+    torch.set_num_threads(1)
+    print(f"process {os.getpid()}\\n", end="", flush=True)
     trainer = Trainer(MODEL, replace(CONFIG, steps=steps, decay=0.0), folder, device)
-    trainer.train(dataset(), None, stop, quiet=True)
-    print(f"stopped at {trainer.step}\\n", end="", flush=True)
+    trainer.train(dataset(), None, stop or Stop(), quiet=True)
+    return trainer.step
+
+if __name__ == "__main__":
+    folder, steps, count = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    with Stop().listening() as stop, joined(count, train, folder, steps) as device:
+        step = train(device, folder, steps, stop)
+    print(f"stopped at {step}\\n", end="", flush=True)
 """
 
 
-def start(folder: Path, steps: int, *launcher: str) -> subprocess.Popen[str]:
+def start(folder: Path, steps: int, *launcher: str, processes: int = 1) -> subprocess.Popen[str]:
+    """Train in a process of its own, behind a launcher or with others that it starts itself."""
     folder.mkdir(parents=True, exist_ok=True)
     script = folder / "script.py"
     script.write_text(SCRIPT)
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
-        [sys.executable, *launcher, str(script), str(folder), str(steps)],
+        [sys.executable, *launcher, str(script), str(folder), str(steps), str(processes)],
         env=environment, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         start_new_session=True,
     )  # fmt: skip

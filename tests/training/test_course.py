@@ -87,6 +87,14 @@ def test_stopped_and_resumed_equals_run_through(tmp_path: Path, cut: int) -> Non
     assert logs[0] == logs[1]
 
 
+def test_a_run_of_before_an_option_goes_on_without_it(tmp_path: Path) -> None:
+    run(tmp_path, replace(CONFIG, steps=3, decay=0.0))
+    saved = torch.load(tmp_path / "training.pt", weights_only=True)
+    del saved["training"]["shift"]
+    torch.save(saved, tmp_path / "training.pt")
+    assert run(tmp_path, replace(CONFIG, decay=0.0), resume=True).step == 6
+
+
 def test_a_run_can_be_made_longer(tmp_path: Path) -> None:
     """Until the learning rate falls (never here), longer is what it would have been at once."""
     level = replace(CONFIG, decay=0.0)
@@ -132,6 +140,7 @@ def test_a_finished_run_resumes_to_nothing(tmp_path: Path) -> None:
         {"batch": 2}, {"seed": 9}, {"learning_rate": 1e-3}, {"muon_rate": 0.1}, {"warmup": 3},
         {"edge_rate": 1e-5},
         {"average": 0.9}, {"drop_label": 0.5}, {"weight_decay": 0.0}, {"precision": "bf16"},
+        {"shift": 1},
     ],
     ids=str,
 )  # fmt: skip

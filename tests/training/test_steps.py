@@ -13,7 +13,7 @@ import torch
 from scanline.model.checkpoint import load_checkpoint
 from scanline.model.config import NO_LABEL
 from scanline.model.evaluation import evaluate
-from scanline.model.recipe import batch_indices, learning_rate_factor
+from scanline.model.recipe import batch_indices, batch_moves, learning_rate_factor, moved
 from scanline.model.stop import Stop
 from scanline.model.training import Trainer
 from tests.training.fixtures import CONFIG, CPU, MODEL, dataset, log_of, run, weights_of
@@ -37,13 +37,13 @@ def test_another_seed_is_another_order() -> None:
 
 def test_the_maps_at_the_edges_may_step_less(tmp_path: Path) -> None:
     edges = {"input.linear.weight", "head.predictor.weight"}
-    moved: dict[float, dict[str, float]] = {}
+    distances: dict[float, dict[str, float]] = {}
     for rate in (0.0, 1e-2):
         config = replace(CONFIG, steps=3, edge_rate=rate)
         trainer = Trainer(replace(MODEL, encoding="linear"), config, tmp_path / str(rate), CPU)
         before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
         trainer.train(dataset(), None, Stop(), quiet=True)
-        moved[rate] = {
+        distances[rate] = {
             name: float((p.detach() - before[name]).abs().max())
             for name, p in trainer.model.named_parameters()
         }
@@ -51,9 +51,9 @@ def test_the_maps_at_the_edges_may_step_less(tmp_path: Path) -> None:
         again.resume()
         groups = [group["rate"] for o in again.optimizers for group in o.param_groups]
         assert sorted(groups) == sorted([config.muon_rate, config.learning_rate, rate])
-    assert edges < moved[0.0].keys()
-    assert {name for name, far in moved[0.0].items() if far == 0} == edges
-    assert all(moved[1e-2][name] > 0 for name in edges)
+    assert edges < distances[0.0].keys()
+    assert {name for name, far in distances[0.0].items() if far == 0} == edges
+    assert all(distances[1e-2][name] > 0 for name in edges)
 
 
 def test_the_learning_rate_rises_stays_and_falls_to_nothing() -> None:
@@ -95,6 +95,60 @@ def test_labels_are_dropped_at_the_rate_asked_for(tmp_path: Path) -> None:
             assert torch.equal(labels[step][~dropped[step]], own[~dropped[step]])
         if share == 0.2:
             assert len({row.numpy().tobytes() for row in dropped}) == 5  # drawn anew each step
+
+
+def test_images_are_moved_less_and_less_as_the_rate_falls() -> None:
+    config = replace(CONFIG, steps=100, batch=400, warmup=0, decay=0.5, shift=2)
+    steps = {step: batch_moves(step, config) for step in (0, 1, 49, 75, 99)}
+    for step, moves in steps.items():
+        assert moves.shape == (400, 2)
+        assert {*moves.flat} == {-2, -1, 0, 1, 2}, step
+        still = float((moves == 0).all(1).mean())
+        share = learning_rate_factor(step, config)
+        assert still == pytest.approx(1 - share + share / 25, abs=0.08)
+    assert not np.array_equal(steps[0], steps[1])
+    assert np.array_equal(steps[0], batch_moves(0, config))
+    assert not np.array_equal(steps[0], batch_moves(0, replace(config, seed=4)))
+    assert not batch_moves(0, replace(config, shift=0)).any()
+
+
+def test_a_moved_image_is_itself_elsewhere_and_repeats_its_edge() -> None:
+    """Against numpy's padding and slicing, each channel with its own intensities."""
+    pictures = np.random.default_rng(0).integers(0, 256, (4, 5, 6, 3), np.uint8)
+    moves = np.array([[0, 0], [2, -1], [-1, 2], [-9, 9]])
+    canvas = torch.from_numpy(pictures.reshape(4, 30, 3))
+    result = moved(canvas, torch.from_numpy(moves), 5, 6)
+    for picture, (down, right), seen in zip(pictures, moves, result, strict=True):
+        padded = np.pad(picture, ((9, 9), (9, 9), (0, 0)), mode="edge")
+        expected = padded[9 - down :, 9 - right :][:5, :6]
+        np.testing.assert_array_equal(seen.numpy().reshape(5, 6, 3), expected)
+
+
+def test_what_is_learnt_from_is_what_was_moved(tmp_path: Path) -> None:
+    """The network's input and what its answer is measured by; the data stay as they were."""
+    data = dataset(40)
+    given: list[torch.Tensor] = []
+    trainer = Trainer(MODEL, replace(CONFIG, batch=40, warmup=0, decay=0.0, shift=1), tmp_path, CPU)
+    forward, bits_from = trainer._forward, trainer.model.bits_from
+
+    def watched(canvas: torch.Tensor, label: torch.Tensor) -> Any:
+        given.append(canvas)
+        return forward(canvas, label)
+
+    def measured(parameters: torch.Tensor, canvas: torch.Tensor) -> torch.Tensor:
+        assert torch.equal(canvas, given[-1])
+        return bits_from(parameters, canvas)
+
+    trainer._forward, trainer.model.bits_from = watched, measured  # type: ignore[method-assign]
+    before = data.images.copy()
+    trainer.train(data, None, Stop(), quiet=True)
+    np.testing.assert_array_equal(data.images, before)
+    flat = torch.from_numpy(before.reshape(40, -1, 1))
+    for step, canvas in enumerate(given):
+        indices = batch_indices(step, 40, trainer.config)
+        moves = torch.from_numpy(batch_moves(step, trainer.config))
+        assert torch.equal(canvas, moved(flat[indices], moves, MODEL.height, MODEL.width))
+        assert not torch.equal(canvas, flat[indices])
 
 
 def test_the_log_has_a_line_a_step_and_the_validations(tmp_path: Path) -> None:

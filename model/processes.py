@@ -1,0 +1,214 @@
+"""Processes that train together, a share of each batch each: started here, or by ``torchrun``.
+
+A step is many short operations, and threads meet after each of them; processes meet once a step,
+to add their gradients. So on a CPU one process a core, of one thread, trains faster than one of
+many threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from tqdm import tqdm
+
+from scanline.kernels.native.cpu import usable_cores
+
+_FEWEST = 4  # images for each: with fewer, what each does for itself costs more than it gains
+_HOST = "127.0.0.1"
+_PATIENCE = timedelta(days=1)  # while one validates; one that ends is noticed at once
+_FAREWELL = 30.0  # seconds for the others to end after the last step
+_LETTING_GO = 0.1  # seconds for torch's own thread, that needs a lock which its end is waited with
+_NOTICE = 10.0  # seconds in which one that broke the group is seen to have ended
+
+
+def choose_count(batch: int, wanted: int | None) -> int:
+    """Choose how many processes share batches of so many images on this machine.
+
+    ``wanted`` may be any number that divides the batch, on GPUs no more than there are; if None, a
+    GPU takes them all, and on a CPU there is one a core, each with four images or more. Raises
+    ``ValueError`` on another wish, and on any where ``torchrun`` has chosen already.
+    """
+    if wanted is not None and "RANK" in os.environ:
+        raise ValueError("torchrun has started the processes: leave --processes out")
+    gpus = torch.cuda.device_count()
+    if wanted is None:
+        if gpus or "RANK" in os.environ:
+            return 1
+        most = max(1, min(_cores(), batch // _FEWEST))
+        return next(count for count in range(most, 0, -1) if batch % count == 0)
+    if batch % wanted:
+        raise ValueError(f"a batch of {batch} images does not divide by {wanted} processes")
+    if 0 < gpus < wanted:
+        raise ValueError(f"there are {gpus} GPUs for {wanted} processes; give one to each")
+    return wanted
+
+
+@contextlib.contextmanager
+def joined(count: int, work: Callable[..., object], *arguments: object) -> Iterator[torch.device]:
+    """Join ``count`` processes in one group for the block, this being the first; gives its device.
+
+    The others are started, and each runs ``work(device, *arguments)``, for which all of this is
+    pickled. Where ``torchrun`` has started this process, its group is joined instead and ``count``
+    is 1. Raises ``RuntimeError`` where one of the others ends early; at the block's end none is
+    left.
+    """
+    if count == 1:
+        device = _device(int(os.environ.get("LOCAL_RANK", 0)))
+        with _group(device) if "RANK" in os.environ else contextlib.nullcontext(device):
+            yield device
+        return
+    store = TCPStore(_HOST, 0, is_master=True, wait_for_workers=False)
+    with (
+        _started(count, store.port, work, arguments) as others,
+        _threads(max(1, _cores() // count)),
+        _group(_device(0), **_place(0, count, store)) as device,
+    ):
+        try:
+            yield device
+            for other in others:
+                other.join(_FAREWELL)
+        except RuntimeError as error:
+            ended = wait([other.sentinel for other in others], _NOTICE)
+            for other in others:
+                if other.sentinel in ended:
+                    other.join()
+                    if other.exitcode:
+                        raise RuntimeError(_ended(other)) from error
+            raise
+        finally:
+            for other in others:  # before the group goes, of which they would complain
+                other.kill()
+
+
+@contextlib.contextmanager
+def every_core() -> Iterator[None]:
+    """Use every core inside the block, as one process may while the others wait for it."""
+    with _threads(_cores() if dist.is_initialized() else torch.get_num_threads()):
+        yield
+
+
+def _cores() -> int:
+    """Count the cores to use, fewer if ``OMP_NUM_THREADS`` says so."""
+    told = os.environ.get("OMP_NUM_THREADS", "")
+    return min(usable_cores(), int(told)) if told.isdigit() and int(told) else usable_cores()
+
+
+def _device(rank: int) -> torch.device:
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    torch.cuda.set_device(rank)
+    return torch.device("cuda", rank)
+
+
+@contextlib.contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextlib.contextmanager
+def _group(device: torch.device, **how: Any) -> Iterator[torch.device]:
+    dist.init_process_group(_backend(device), **how)
+    try:
+        yield device
+    finally:
+        time.sleep(_LETTING_GO)
+        dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def _started(
+    count: int, port: int, work: Callable[..., object], arguments: tuple[object, ...]
+) -> Iterator[list[BaseProcess]]:
+    """Start all but the first, and wait until each is about to join the group."""
+    spawn = multiprocessing.get_context("spawn")  # torch's threads would not outlive a fork
+    others: list[BaseProcess] = []
+    ready: dict[Connection, BaseProcess] = {}
+    try:
+        for rank in range(1, count):
+            here, there = spawn.Pipe(duplex=False)
+            other: BaseProcess = spawn.Process(
+                target=_help, args=(there, rank, count, port, work, arguments), daemon=True
+            )
+            other.start()
+            there.close()
+            others.append(other)
+            ready[here] = other
+        while ready:
+            for here in cast(list[Connection], wait(list(ready))):
+                starting = ready.pop(here)
+                try:
+                    here.recv()
+                except EOFError:
+                    starting.join()
+                    raise RuntimeError(_ended(starting)) from None
+        yield others
+    finally:
+        for other in others:
+            other.kill()
+            other.join()
+
+
+def _help(
+    ready: Connection, rank: int, count: int, port: int, work: Callable[..., Any],
+    arguments: tuple[object, ...],
+) -> None:  # fmt: skip
+    """Be one of the others: leave with the first, which alone heeds signals.
+
+    What the user can mend the first meets too, and says.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    tqdm.set_lock(threading.RLock())  # for its own, Python would complain if this one is killed
+    store = TCPStore(_HOST, port, is_master=False)
+    ready.send(rank)
+    ready.close()
+    status = 1
+    try:
+        device = _device(rank)
+        with (
+            _threads(max(1, _cores() // count)),
+            contextlib.suppress(ValueError, FloatingPointError),
+        ):
+            dist.init_process_group(_backend(device), **_place(rank, count, store))
+            work(device, *arguments)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+        raise
+    finally:
+        sys.stderr.flush()
+        os._exit(status)  # a broken group's end may wait for ever, for a lock that it holds itself
+
+
+def _place(rank: int, count: int, store: TCPStore) -> dict[str, Any]:
+    return {"rank": rank, "world_size": count, "store": store, "timeout": _PATIENCE}
+
+
+def _backend(device: torch.device) -> str:
+    return "nccl" if device.type == "cuda" else "gloo"
+
+
+def _ended(other: BaseProcess) -> str:
+    code = other.exitcode or 0
+    how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}, see above"
+    return f"one of the training processes {how}; --resume goes on from what was saved last"

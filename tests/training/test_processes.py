@@ -1,0 +1,197 @@
+"""Processes that train together: like one, stopped as one, and none is left or hangs alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from scanline.kernels.native.cpu import usable_cores
+from scanline.model import processes
+from scanline.model.checkpoint import load_checkpoint
+from scanline.model.processes import choose_count, joined
+from scanline.model.training import Trainer
+from tests.training.fixtures import CONFIG, CPU, MODEL, log_of, run, start, weights_of
+
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+WAYS = pytest.mark.parametrize(
+    ("launcher", "count"), [((), 1), ((), 2), (TORCHRUN, 1)], ids=["one", "two", "torchrun"]
+)
+
+Begin = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def begin() -> Iterator[Begin]:
+    """Start runs, of which nothing is left after the test."""
+    begun: list[subprocess.Popen[str]] = []
+
+    def start_one(*arguments: object, **options: int) -> subprocess.Popen[str]:
+        begun.append(start(*arguments, **options))  # type: ignore[arg-type]
+        return begun[-1]
+
+    yield start_one
+    for process in begun:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def wait_for_steps(process: subprocess.Popen[str], folder: Path, count: int) -> None:
+    log = folder / "log.jsonl"
+    while not (log.exists() and len(log.read_text().splitlines()) >= count):
+        assert process.poll() is None, process.communicate()[1]
+        signal.sigtimedwait([], 0.05)
+
+
+def members(process: subprocess.Popen[str]) -> set[int]:
+    """Give the two processes that train, by what each prints first."""
+    assert process.stdout is not None
+    return {int(process.stdout.readline().split()[1]) for _ in range(2)}
+
+
+def gone(number: int) -> bool:
+    """Whether a process has ended, if perhaps not yet been waited for."""
+    try:
+        return Path(f"/proc/{number}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+@WAYS
+def test_control_c_leaves_a_run_to_resume(
+    tmp_path: Path, begin: Begin, launcher: tuple[str, ...], count: int
+) -> None:
+    """As a terminal does it: the signal goes to the group, and from torchrun to its processes."""
+    process = begin(tmp_path, 10**6, *launcher, processes=count)
+    wait_for_steps(process, tmp_path, 4)
+    os.killpg(process.pid, signal.SIGINT)
+    output, errors = process.communicate(timeout=60)
+    said = [line for line in output.splitlines() if line.startswith("stopped at")]
+    assert len(said) == (2 if launcher else 1)
+    assert len(set(said)) == 1, errors  # every process, after the same step
+    if not launcher:
+        assert process.returncode == 0, errors
+        assert "Traceback" not in errors
+    done = int(said[0].removeprefix("stopped at"))
+    assert len(log_of(tmp_path)) == done
+    trainer = Trainer(MODEL, replace(CONFIG, steps=10**6, decay=0.0), tmp_path, CPU)
+    trainer.resume()
+    assert trainer.step == done
+    assert load_checkpoint(weights_of(tmp_path)).facts["steps"] == done
+    assert not [file for file in tmp_path.iterdir() if file.name.startswith(".")]
+
+
+@pytest.mark.parametrize(("launcher", "count"), [((), 2), (TORCHRUN, 1)], ids=["two", "torchrun"])
+def test_two_processes_train_like_one(
+    tmp_path: Path, begin: Begin, launcher: tuple[str, ...], count: int
+) -> None:
+    process = begin(tmp_path / "two", 6, *launcher, processes=count)
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert len({line for line in output.splitlines() if line.startswith("process")}) == 2
+    run(tmp_path / "one", replace(CONFIG, decay=0.0))
+    one, two = (log_of(tmp_path / name) for name in ("one", "two"))
+    assert [line["step"] for line in two] == [line["step"] for line in one] == [1, 2, 3, 4, 5, 6]
+    for mine, theirs in zip(two, one, strict=True):
+        assert mine["bits_per_dim"] == pytest.approx(theirs["bits_per_dim"], abs=2e-3)
+    weights = [
+        load_checkpoint(weights_of(tmp_path / name)).model.head.predictor.weight.detach()
+        for name in ("one", "two")
+    ]
+    torch.testing.assert_close(weights[0], weights[1], rtol=1e-2, atol=1e-3)
+
+
+def test_one_that_is_killed_ends_the_run_with_its_reason(tmp_path: Path, begin: Begin) -> None:
+    process = begin(tmp_path, 10**6, processes=2)
+    (other,) = members(process) - {process.pid}
+    wait_for_steps(process, tmp_path, 4)
+    os.kill(other, signal.SIGKILL)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode != 0  # torch may abort once a broken group goes, after what is said
+    said = [line for line in errors.splitlines() if "RuntimeError: one of the" in line]
+    assert len(said) == 1
+    assert "one of the training processes was killed by signal 9; --resume goes on" in said[0]
+    assert gone(other)
+
+
+def test_the_first_killed_leaves_no_other_behind(tmp_path: Path, begin: Begin) -> None:
+    process = begin(tmp_path, 10**6, processes=2)
+    (other,) = members(process) - {process.pid}
+    wait_for_steps(process, tmp_path, 4)
+    process.kill()
+    process.wait()
+    while not gone(other):  # the test's own time limit ends a wait for ever
+        signal.sigtimedwait([], 0.05)
+
+
+def test_one_that_fails_alone_is_seen_by_its_own_error(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """While it starts, and once all have joined."""
+    with (
+        pytest.raises(RuntimeError, match=r"ended with status 1, see above"),
+        joined(2, _fail) as device,
+    ):
+        torch.distributed.all_reduce(torch.ones(1, device=device))
+    assert "only the other one" in capfd.readouterr().err
+    with (
+        pytest.raises((RuntimeError, TypeError, AttributeError)),
+        joined(2, lambda device: None),  # cannot be pickled
+    ):
+        raise AssertionError("never begins")
+    assert not torch.distributed.is_initialized()
+
+
+def _fail(device: torch.device) -> None:
+    raise RuntimeError("only the other one")
+
+
+def test_what_both_meet_is_said_once(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ValueError, match="both"), joined(2, _refuse) as device:
+        _refuse(device)
+    assert "both" not in capfd.readouterr().err
+    assert not torch.distributed.is_initialized()
+
+
+def _refuse(device: torch.device) -> None:
+    raise ValueError("both")
+
+
+def test_as_many_processes_as_cores_with_four_images_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(processes, "usable_cores", lambda: 6)
+    if torch.cuda.is_available():
+        assert choose_count(16, None) == 1
+        return
+    assert [choose_count(batch, None) for batch in (1, 7, 8, 12, 16, 30, 64)] == [
+        1, 1, 2, 3, 4, 6, 4,
+    ]  # fmt: skip
+    assert choose_count(16, 8) == 8  # as told
+    with pytest.raises(ValueError, match="16 images does not divide by 3 processes"):
+        choose_count(16, 3)
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert choose_count(16, None) == 2
+    monkeypatch.setenv("RANK", "0")
+    assert choose_count(16, None) == 1
+    with pytest.raises(ValueError, match="leave --processes out"):
+        choose_count(16, 2)
+
+
+def test_threads_are_shared_out_and_come_back() -> None:
+    before = torch.get_num_threads()
+    with joined(2, _nothing):
+        assert torch.get_num_threads() == max(1, processes._cores() // 2)
+        with processes.every_core():
+            assert torch.get_num_threads() == processes._cores() <= usable_cores()
+    assert torch.get_num_threads() == before
+
+
+def _nothing(device: torch.device) -> None:
+    pass
