@@ -82,7 +82,8 @@ def batch_indices(step: int, count: int, config: TrainingConfig) -> np.ndarray[A
 def batch_moves(step: int, config: TrainingConfig) -> np.ndarray[Any, Any]:
     """Choose how far a step's images are moved down and right, in pixels, int64 ``[batch, 2]``.
 
-    At the learning rate's height every image is, and at its end none: what is learnt last is what
+    At the learning rate's height every image draws a move, which may be none, and at its end no
+    image does: what is learnt last is what
     the images are like where they stand.
     """
     draw = np.random.default_rng([config.seed, 2, step])
