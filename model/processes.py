@@ -12,24 +12,26 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import FileStore  # type: ignore[attr-defined]
 from tqdm import tqdm
 
 from scanline.kernels.native.cpu import usable_cores
 
 _FEWEST = 4  # images for each: with fewer, what each does for itself costs more than it gains
-_HOST = "127.0.0.1"
 _PATIENCE = timedelta(days=1)  # while one validates; one that ends is noticed at once
 _FAREWELL = 30.0  # seconds for the others to end after the last step
 _LETTING_GO = 0.1  # seconds for torch's own thread, that needs a lock which its end is waited with
@@ -72,11 +74,11 @@ def joined(count: int, work: Callable[..., object], *arguments: object) -> Itera
         with _group(device) if "RANK" in os.environ else contextlib.nullcontext(device):
             yield device
         return
-    store = TCPStore(_HOST, 0, is_master=True, wait_for_workers=False)
     with (
-        _started(count, store.port, work, arguments) as others,
+        tempfile.TemporaryDirectory() as folder,
+        _started(count, Path(folder, "store"), work, arguments) as others,
         _threads(max(1, _cores() // count)),
-        _group(_device(0), **_place(0, count, store)) as device,
+        _group(_device(0), **_place(0, count, Path(folder, "store"))) as device,
     ):
         try:
             yield device
@@ -87,8 +89,9 @@ def joined(count: int, work: Callable[..., object], *arguments: object) -> Itera
             for other in others:
                 if other.sentinel in ended:
                     other.join()
-                    if other.exitcode:
-                        raise RuntimeError(_ended(other)) from error
+            # One that was killed comes first: of the others it broke the group.
+            if failed := sorted((o for o in others if o.exitcode), key=lambda o: o.exitcode or 0):
+                raise RuntimeError(_ended(failed[0])) from error
             raise
         finally:
             for other in others:  # before the group goes, of which they would complain
@@ -137,30 +140,34 @@ def _group(device: torch.device, **how: Any) -> Iterator[torch.device]:
 
 @contextlib.contextmanager
 def _started(
-    count: int, port: int, work: Callable[..., object], arguments: tuple[object, ...]
+    count: int, store: Path, work: Callable[..., object], arguments: tuple[object, ...]
 ) -> Iterator[list[BaseProcess]]:
     """Start all but the first, and wait until each is about to join the group."""
     spawn = multiprocessing.get_context("spawn")  # torch's threads would not outlive a fork
     others: list[BaseProcess] = []
     ready: dict[Connection, BaseProcess] = {}
     try:
-        for rank in range(1, count):
-            here, there = spawn.Pipe(duplex=False)
-            other: BaseProcess = spawn.Process(
-                target=_help, args=(there, rank, count, port, work, arguments), daemon=True
-            )
-            other.start()
-            there.close()
-            others.append(other)
-            ready[here] = other
+        with _signals_later():
+            for rank in range(1, count):
+                here, there = spawn.Pipe()
+                other: BaseProcess = spawn.Process(
+                    target=_help, args=(there, rank, count, store), daemon=True
+                )
+                other.start()
+                there.close()
+                others.append(other)
+                ready[here] = other
         while ready:
             for here in cast(list[Connection], wait(list(ready))):
                 starting = ready.pop(here)
                 try:
                     here.recv()
-                except EOFError:
+                    here.send((work, arguments))  # not sooner: it could not be seen to have died
+                except (EOFError, BrokenPipeError, ConnectionResetError):
                     starting.join()
                     raise RuntimeError(_ended(starting)) from None
+                finally:
+                    here.close()
         yield others
     finally:
         for other in others:
@@ -168,23 +175,35 @@ def _started(
             other.join()
 
 
-def _help(
-    ready: Connection, rank: int, count: int, port: int, work: Callable[..., Any],
-    arguments: tuple[object, ...],
-) -> None:  # fmt: skip
+@contextlib.contextmanager
+def _signals_later() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM wait for the block's end; processes started in it never see them."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    resource_tracker.ensure_running()  # it would let them through
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _help(ready: Connection, rank: int, count: int, store: Path) -> None:
     """Be one of the others: leave with the first, which alone heeds signals.
 
     What the user can mend the first meets too, and says.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=_leave_with_the_first, daemon=True).start()
     tqdm.set_lock(threading.RLock())  # for its own, Python would complain if this one is killed
-    store = TCPStore(_HOST, port, is_master=False)
-    ready.send(rank)
-    ready.close()
     status = 1
     try:
         device = _device(rank)
+        ready.send(rank)
+        work, arguments = ready.recv()
+        ready.close()
         with (
             _threads(max(1, _cores() // count)),
             contextlib.suppress(ValueError, FloatingPointError),
@@ -200,8 +219,16 @@ def _help(
         os._exit(status)  # a broken group's end may wait for ever, for a lock that it holds itself
 
 
-def _place(rank: int, count: int, store: TCPStore) -> dict[str, Any]:
-    return {"rank": rank, "world_size": count, "store": store, "timeout": _PATIENCE}
+def _leave_with_the_first() -> None:
+    first = multiprocessing.parent_process()
+    if first is not None:
+        wait([first.sentinel])
+        os._exit(1)
+
+
+def _place(rank: int, count: int, store: Path) -> dict[str, Any]:
+    shared = FileStore(str(store), count)
+    return {"rank": rank, "world_size": count, "store": shared, "timeout": _PATIENCE}
 
 
 def _backend(device: torch.device) -> str:
