@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -151,6 +153,27 @@ def test_one_that_fails_alone_is_seen_by_its_own_error(
 
 def _fail(device: torch.device) -> None:
     raise RuntimeError("only the other one")
+
+
+def test_one_that_dies_while_it_starts_is_seen_however_much_it_was_to_be_given() -> None:
+    def kill_the_other() -> None:
+        while not (others := multiprocessing.active_children()):
+            signal.sigtimedwait([], 0.01)
+        others[0].kill()
+
+    killer = threading.Thread(target=kill_the_other)
+    killer.start()
+    with (
+        pytest.raises(RuntimeError, match="was killed by signal 9"),
+        joined(2, _take, bytes(2**25)),
+    ):
+        raise AssertionError("never begins")
+    killer.join()
+    assert not multiprocessing.active_children()
+
+
+def _take(device: torch.device, much: bytes) -> None:
+    pass
 
 
 def test_what_both_meet_is_said_once(capfd: pytest.CaptureFixture[str]) -> None:
