@@ -32,7 +32,7 @@ from tqdm import tqdm
 from scanline.kernels.native.cpu import usable_cores
 
 _FEWEST = 4  # images for each: with fewer, what each does for itself costs more than it gains
-_PATIENCE = timedelta(days=1)  # while one validates; one that ends is noticed at once
+_PATIENCE = timedelta(days=1)  # while one validates; gloo notices at once that one has ended
 _FAREWELL = 30.0  # seconds for the others to end after the last step
 _LETTING_GO = 0.1  # seconds for torch's own thread, that needs a lock which its end is waited with
 _NOTICE = 10.0  # seconds in which one that broke the group is seen to have ended
@@ -42,8 +42,9 @@ def choose_count(batch: int, wanted: int | None) -> int:
     """Choose how many processes share batches of so many images on this machine.
 
     ``wanted`` may be any number that divides the batch, on GPUs no more than there are; if None, a
-    GPU takes them all, and on a CPU there is one a core, each with four images or more. Raises
-    ``ValueError`` on another wish, and on any where ``torchrun`` has chosen already.
+    GPU takes them all, and on a CPU there is one a core, or as many fewer as divide the batch into
+    shares of four images or more. Raises ``ValueError`` on another wish, and on any where
+    ``torchrun`` has chosen already.
     """
     if wanted is not None and "RANK" in os.environ:
         raise ValueError("torchrun has started the processes: leave --processes out")
@@ -130,7 +131,7 @@ def _threads(count: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _group(device: torch.device, **how: Any) -> Iterator[torch.device]:
-    dist.init_process_group(_backend(device), **how)
+    _join(device, **how)
     try:
         yield device
     finally:
@@ -204,16 +205,13 @@ def _help(ready: Connection, rank: int, count: int, store: Path) -> None:
         ready.send(rank)
         work, arguments = ready.recv()
         ready.close()
-        with (
-            _threads(max(1, _cores() // count)),
-            contextlib.suppress(ValueError, FloatingPointError),
-        ):
-            dist.init_process_group(_backend(device), **_place(rank, count, store))
+        torch.set_num_threads(max(1, _cores() // count))
+        _join(device, **_place(rank, count, store))
+        with contextlib.suppress(ValueError, FloatingPointError):
             work(device, *arguments)
         status = 0
     except BaseException:
         traceback.print_exc()
-        raise
     finally:
         sys.stderr.flush()
         os._exit(status)  # a broken group's end may wait for ever, for a lock that it holds itself
@@ -231,8 +229,8 @@ def _place(rank: int, count: int, store: Path) -> dict[str, Any]:
     return {"rank": rank, "world_size": count, "store": shared, "timeout": _PATIENCE}
 
 
-def _backend(device: torch.device) -> str:
-    return "nccl" if device.type == "cuda" else "gloo"
+def _join(device: torch.device, **how: Any) -> None:
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", **how)
 
 
 def _ended(other: BaseProcess) -> str:
