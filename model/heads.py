@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from scanline.kernels.maps import exact_linear
 from scanline.kernels.native.training import nats
 from scanline.model.config import MIXTURES, VALUES, ModelConfig
 
@@ -138,9 +139,7 @@ class Head(nn.Module):
         In the weights' own precision under autocast too: near 1, the largest mean of a logistic,
         bfloat16's numbers are half an intensity apart or more.
         """
-        with torch.autocast(x.device.type, enabled=False):
-            parameters: Tensor = self.predictor(x.to(self.predictor.weight.dtype))
-        return parameters
+        return exact_linear(x, self.predictor.weight, self.predictor.bias)
 
     def logits(self, parameters: Tensor, channel: int, values: Tensor) -> Tensor:
         """Give a channel's 256 logits, given earlier channels' values, integers ``[..., C]``."""
@@ -172,7 +171,7 @@ class Head(nn.Module):
             logits = self.logits(parameters, channel, values).flatten(0, -2)
             value = values[..., channel].flatten()
             if native:
-                cost = nats.categorical_nats(logits, value.to(torch.uint8))
+                cost = nats.categorical_nats(logits, value.to(torch.uint8))[0]
             else:
                 cost = F.cross_entropy(logits, value, reduction="none")
             total = total + cost.view_as(total)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from scanline.kernels.maps import exact_linear, summed_rows
 from scanline.model.config import NEIGHBOURS, TABLE, VALUES, ModelConfig
 
 OUTSIDE = VALUES  # id of a neighbour that is not there: beyond the border, or not yet decided
@@ -108,13 +109,13 @@ class NeighbourhoodInput(nn.Module):
         parts: list[Tensor] = []
         if self.tables is not None:
             bags = (ids + self.get_buffer("offsets")).view(-1, places)
-            parts.append(F.embedding_bag(bags, self.tables, mode="sum").view(B, S, -1))
+            parts.append(summed_rows(self.tables, bags).view(B, S, -1))
         if self.linear is not None:
             outside = ids == OUTSIDE
             features = self.linear.weight.dtype
             intensities = (ids.to(features) / 127.5 - 1).masked_fill(outside, 0)
-            with torch.autocast(canvas.device.type, enabled=False):  # as in the head
-                parts.append(self.linear(torch.cat([intensities, outside.to(features)], -1)))
+            seen = torch.cat([intensities, outside.to(features)], -1)
+            parts.append(exact_linear(seen, self.linear.weight, self.linear.bias))  # as the head
         x = parts[0] if len(parts) == 1 else parts[0] + parts[1]
         if self.sinusoidal:
             code: Tensor = self.get_buffer("code")[steps]

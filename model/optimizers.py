@@ -36,7 +36,7 @@ def make_optimizers(
         dtype=torch.bfloat16 if bf16 else torch.float32,
     )
     muon.param_groups[0]["rate"] = config.muon_rate
-    return [muon, torch.optim.AdamW(groups, betas=(0.9, 0.99), weight_decay=0.0)]
+    return [muon, torch.optim.AdamW(groups, betas=(0.9, 0.99), weight_decay=0.0, fused=True)]
 
 
 def take_steps(optimizers: list[Optimizer], factor: float) -> None:

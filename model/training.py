@@ -66,7 +66,7 @@ def _keep_memory() -> None:
 
 
 @contextlib.contextmanager
-def _few_collections() -> Iterator[None]:
+def few_collections() -> Iterator[None]:
     """Leave what there is to itself: walking all of torch's objects took a tenth of a step."""
     gc.collect()
     gc.freeze()
@@ -138,7 +138,7 @@ class Trainer:
             total=self.config.steps, initial=start, unit="step", disable=quiet or self.rank > 0
         )
         saved = start
-        with bar, _few_collections():
+        with bar, few_collections():
             while self.step < self.config.steps and not self._agreed(stop):
                 began = time.perf_counter()
                 bits = self.take_step(images, labels)

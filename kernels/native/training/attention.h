@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <optional>
 
-#include "elements.h"
+#include "absorb.h"
 
 namespace scanline {
 
@@ -35,36 +35,6 @@ struct AttentionArrays {
     float* of_images = nullptr;
 };
 
-// S[i] += a[i] x for each row of `sums`, then Σ_i b[i] S[i]: N vectors a row.
-template <int N>
-inline void absorb(float* sums, int rows, const float* a, const Vec (&x)[N], const float* b,
-                   Vec (&read)[N]) {
-    Vec even[N] = {}, odd[N] = {};  // two chains of additions each
-    for (int i = 0; i < rows; i += 2) {
-        float* const row = sums + i * N * LANES;
-        const Vec a0 = broadcast(a[i]), b0 = broadcast(b[i]);
-        const Vec a1 = broadcast(a[i + 1]), b1 = broadcast(b[i + 1]);
-        for (int n = 0; n < N; ++n) {
-            const Vec s0 = fma(a0, x[n], load(row + n * LANES));
-            store(row + n * LANES, s0);
-            even[n] = fma(b0, s0, even[n]);
-        }
-        for (int n = 0; n < N; ++n) {
-            const Vec s1 = fma(a1, x[n], load(row + (N + n) * LANES));
-            store(row + (N + n) * LANES, s1);
-            odd[n] = fma(b1, s1, odd[n]);
-        }
-    }
-    for (int n = 0; n < N; ++n) read[n] = even[n] + odd[n];
-}
-
-template <int N>
-inline float dot(const Vec (&a)[N], const Vec (&b)[N]) {
-    Vec total = a[0] * b[0];
-    for (int n = 1; n < N; ++n) total = fma(a[n], b[n], total);
-    return sum(total);
-}
-
 // One head of one image. `N` vectors make a head, `T` is the type of the tensors' elements. `memory`:
 // `scratch` floats, aligned.
 template <int N, typename T>
@@ -85,17 +55,24 @@ public:
         z_.take(vector(arrays_.z));
     }
     void forward(int64_t first, int64_t last) {
-        for (int64_t t = first; t < last; ++t) {
-            const Features query(part(t, QUERY)), key(part(t, KEY));
-            const Given value(part(t, VALUE));
-            Vec read[N];
-            absorb<N>(sums_, K, key.at, value.vec, query.at, read);
-            z_.add(key.vec);
-            const float denominator = dot(query.vec, z_.vec) + sizes_.epsilon;
-            arrays_.denominators[index(t)] = denominator;
-            T* const out = arrays_.o + place(t);
-            for (int n = 0; n < N; ++n) store_row(out + n * LANES, read[n] / denominator);
-        }
+        together(last - first, [&](int64_t i, auto count) {
+            constexpr int P = count;
+            Numbers<N> query[P], key[P], value[P];
+            for (int p = 0; p < P; ++p) {
+                fetch(first + i + p + TURN);
+                features(first + i + p, QUERY, query[p]), features(first + i + p, KEY, key[p]);
+                given(first + i + p, VALUE, value[p]);
+            }
+            Vec read[P][N];
+            absorb<N, P>(sums_, K, key, value, query, read);
+            for (int p = 0; p < P; ++p) {
+                z_.add(key[p].vec);
+                const float denominator = dot(query[p].vec, z_.vec) + sizes_.epsilon;
+                arrays_.denominators[index(first + i + p)] = denominator;
+                T* const out = arrays_.o + place(first + i + p);
+                for (int n = 0; n < N; ++n) store_row(out + n * LANES, read[p][n] / denominator);
+            }
+        });
     }
     void end() {
         std::copy_n(sums_, K * K, state(arrays_.kv));
@@ -110,19 +87,27 @@ public:
         totals_[QUERY] = Row();
     }
     void queries(int64_t first, int64_t last) {
-        for (int64_t t = first; t < last; ++t) {
-            const Features query(part(t, QUERY)), key(part(t, KEY));
-            const Given value(part(t, VALUE));
-            const float d = arrays_.denominators[index(t)];
-            const Given g(arrays_.grad_o + place(t), 1.0f / d);
-            Vec grad[N];
-            absorb<N>(sums_, K, value.at, key.vec, g.at, grad);
-            z_.add(key.vec);
-            const float of_denominator = of_denominators_[t] = -dot(query.vec, grad) / d;
-            for (int n = 0; n < N; ++n)
-                grad[n] = fma(z_.vec[n], broadcast(of_denominator), grad[n]) * query.slope(n);
-            give(t, QUERY, grad);
-        }
+        together(last - first, [&](int64_t i, auto count) {
+            constexpr int P = count;
+            Numbers<N> query[P], key[P], value[P], g[P];
+            for (int p = 0; p < P; ++p) {
+                fetch(first + i + p + TURN);
+                features(first + i + p, QUERY, query[p]), features(first + i + p, KEY, key[p]);
+                given(first + i + p, VALUE, value[p]), gradient(first + i + p, g[p]);
+            }
+            Vec grad[P][N];
+            absorb<N, P>(sums_, K, value, key, g, grad);
+            for (int p = 0; p < P; ++p) {
+                const int64_t t = first + i + p;
+                z_.add(key[p].vec);
+                const float of_denominator = of_denominators_[t] =
+                    -dot(query[p].vec, grad[p]) / arrays_.denominators[index(t)];
+                for (int n = 0; n < N; ++n)
+                    grad[p][n] = fma(z_.vec[n], broadcast(of_denominator), grad[p][n]) *
+                                 slope(query[p].vec[n]);
+                give(t, QUERY, grad[p]);
+            }
+        });
     }
 
     // Eq. 14 and 15, back in time: with R = Σ φ(q) gᵀ over the positions from here on,
@@ -134,20 +119,28 @@ public:
         totals_[KEY] = totals_[VALUE] = Row();
     }
     void keys_and_values(int64_t first, int64_t last) {
-        for (int64_t t = last - 1; t >= first; --t) {
-            const Features query(part(t, QUERY)), key(part(t, KEY));
-            const Given value(part(t, VALUE));
-            const Given g(arrays_.grad_o + place(t), 1.0f / arrays_.denominators[index(t)]);
-            Vec of_value[N], of_key[N];
-            absorb<N>(sums_, K, query.at, g.vec, key.at, of_value);
-            absorb<N>(transposed_, K, g.at, query.vec, value.at, of_key);
-            for (int n = 0; n < N; ++n) {
-                z_.vec[n] = fma(query.vec[n], broadcast(of_denominators_[t]), z_.vec[n]);
-                of_key[n] = (of_key[n] + z_.vec[n]) * key.slope(n);
+        together(last - first, [&](int64_t i, auto count) {
+            constexpr int P = count;
+            Numbers<N> query[P], key[P], value[P], g[P];
+            for (int p = 0; p < P; ++p) {
+                const int64_t t = last - 1 - i - p;
+                fetch(t - TURN);
+                features(t, QUERY, query[p]), features(t, KEY, key[p]);
+                given(t, VALUE, value[p]), gradient(t, g[p]);
             }
-            give(t, KEY, of_key);
-            give(t, VALUE, of_value);
-        }
+            Vec of_value[P][N], of_key[P][N];
+            absorb<N, P>(sums_, K, query, g, key, of_value);
+            absorb<N, P>(transposed_, K, g, query, value, of_key);
+            for (int p = 0; p < P; ++p) {
+                const int64_t t = last - 1 - i - p;
+                for (int n = 0; n < N; ++n) {
+                    z_.vec[n] = fma(query[p].vec[n], broadcast(of_denominators_[t]), z_.vec[n]);
+                    of_key[p][n] = (of_key[p][n] + z_.vec[n]) * slope(key[p].vec[n]);
+                }
+                give(t, KEY, of_key[p]);
+                give(t, VALUE, of_value[p]);
+            }
+        });
     }
     void end_gradients() {
         std::copy_n(sums_, K * K, state(arrays_.grad_kv));
@@ -155,6 +148,9 @@ public:
         for (int part = 0; part < 3; ++part)
             totals_[part].give(arrays_.of_images + (image_ * 3 + part) * width_ + head_ * K);
     }
+
+    // Positions until the next head has its turn.
+    static constexpr int64_t TURN = 16;
 
 private:
     static constexpr int QUERY = 0, KEY = 1, VALUE = 2;
@@ -173,46 +169,47 @@ private:
         }
     };
 
-    // A head's part of a product at a position, and the bias that belongs to it.
-    struct Part {
-        const T* product;
-        const float* bias;
-        Vec at(int n) const { return load_row(product + n * LANES) + load_row(bias + n * LANES); }
-    };
+    // Call `work(i, P)` for positions i to i + P, as many together as can be.
+    template <typename Work>
+    static void together(int64_t positions, const Work& work) {
+        constexpr int P = TOGETHER<N>;
+        int64_t i = 0;
+        for (; i + P <= positions; i += P) work(i, std::integral_constant<int, P>{});
+        for (; i < positions; ++i) work(i, std::integral_constant<int, 1>{});
+    }
 
-    // A vector both as registers and as numbers to broadcast.
-    struct Numbers {
-        Vec vec[N];
-        alignas(64) float at[K];
+    // Ask for what a position holds, which is read soon: a CPU does not foresee whose turn it is. In line,
+    // for gcc takes a call of such a function to do nothing.
+    ALWAYS_INLINE void fetch(int64_t t) const {
+        if (t < 0 || t >= sizes_.positions) return;
+        for (int part = 0; part < 3; ++part) __builtin_prefetch(arrays_.qkv + wide(t, part));
+        if (arrays_.grad_o) __builtin_prefetch(arrays_.grad_o + place(t));
+    }
 
-        void keep() {
-            for (int n = 0; n < N; ++n) store(at + n * LANES, vec[n]);
-        }
-    };
+    // This head's part of the product at a position, with the bias that belongs to it.
+    ALWAYS_INLINE void given(int64_t t, int part, Numbers<N>& x) const {
+        const T* const product = arrays_.qkv + wide(t, part);
+        const float* const bias = arrays_.bias + part * width_ + head_ * K;
+        for (int n = 0; n < N; ++n)
+            x.vec[n] = load_row(product + n * LANES) + load_row(bias + n * LANES);
+        x.keep();
+    }
+    ALWAYS_INLINE void features(int64_t t, int part, Numbers<N>& x) const {
+        given(t, part, x);
+        // `max` and `min` would turn what is no number into one.
+        for (Vec& v : x.vec) v = select((VecInt)(v == v), feature_map(v), v);
+        x.keep();
+    }
+    // φ'(x) is 1 for x > 0 and e^x = φ(x) elsewhere.
+    static Vec slope(Vec feature) { return min(feature, broadcast(1.0f)); }
 
-    struct Features : Numbers {
-        explicit Features(const Part& from) {
-            for (int n = 0; n < N; ++n) {
-                const Vec x = from.at(n);
-                // `max` and `min` would turn what is no number into one.
-                this->vec[n] = select((VecInt)(x == x), feature_map(x), x);
-            }
-            this->keep();
-        }
-        // φ'(x) is 1 for x > 0 and e^x = φ(x) elsewhere.
-        Vec slope(int n) const { return min(this->vec[n], broadcast(1.0f)); }
-    };
-
-    struct Given : Numbers {
-        explicit Given(const Part& from) {
-            for (int n = 0; n < N; ++n) this->vec[n] = from.at(n);
-            this->keep();
-        }
-        Given(const T* from, float scale) {
-            for (int n = 0; n < N; ++n) this->vec[n] = load_row(from + n * LANES) * scale;
-            this->keep();
-        }
-    };
+    // Of the numerator at a position.
+    ALWAYS_INLINE void gradient(int64_t t, Numbers<N>& g) const {
+        const T* const from = arrays_.grad_o + place(t);
+        const float scale = 1.0f / arrays_.denominators[index(t)];
+        for (int n = 0; n < N; ++n) g.vec[n] = load_row(from + n * LANES) * scale;
+        g.keep();
+    }
 
     static void transpose(const float* from, float* to) {
         for (int i = 0; i < K; ++i)
@@ -227,9 +224,6 @@ private:
     float* vector(float* all) const { return all + (image_ * sizes_.heads + head_) * K; }
     float* state(float* all) const { return all + (image_ * sizes_.heads + head_) * K * K; }
 
-    Part part(int64_t t, int number) const {
-        return {arrays_.qkv + wide(t, number), arrays_.bias + number * width_ + head_ * K};
-    }
     void give(int64_t t, int part, const Vec (&grad)[N]) {
         T* const out = arrays_.grad + wide(t, part);
         for (int n = 0; n < N; ++n) store_row(out + n * LANES, grad[n]);
@@ -260,24 +254,22 @@ public:
 
     void forward() {
         each([](Head& head) { head.begin(); });
-        for (int64_t t = 0; t < positions_; t += TURN)
-            each([&](Head& head) { head.forward(t, std::min(t + TURN, positions_)); });
+        for (int64_t t = 0; t < positions_; t += Head::TURN)
+            each([&](Head& head) { head.forward(t, std::min(t + Head::TURN, positions_)); });
         each([](Head& head) { head.end(); });
     }
     void backward() {
         each([](Head& head) { head.begin_queries(); });
-        for (int64_t t = 0; t < positions_; t += TURN)
-            each([&](Head& head) { head.queries(t, std::min(t + TURN, positions_)); });
+        for (int64_t t = 0; t < positions_; t += Head::TURN)
+            each([&](Head& head) { head.queries(t, std::min(t + Head::TURN, positions_)); });
         each([](Head& head) { head.begin_keys_and_values(); });
-        for (int64_t t = positions_; t > 0; t -= TURN)
-            each([&](Head& head) { head.keys_and_values(std::max<int64_t>(t - TURN, 0), t); });
+        for (int64_t t = positions_; t > 0; t -= Head::TURN)
+            each([&](Head& head) { head.keys_and_values(std::max<int64_t>(t - Head::TURN, 0), t); });
         each([](Head& head) { head.end_gradients(); });
     }
 
 private:
     using Head = HeadPass<N, T>;
-    static constexpr int64_t TURN = 16;
-
     template <typename Work>
     void each(const Work& work) {
         for (int64_t h = 0; h < count_; ++h) work(*heads_[h]);

@@ -10,28 +10,27 @@ namespace scanline {
 struct LogSumExp {
     float best, total;
 
-    explicit LogSumExp(const float* logits) {
+    static LogSumExp of(const float* logits) {
         Vec top = load_row(logits), sums = {}, lost = {};
         for (int i = LANES; i < VALUES; i += LANES) top = max(top, load_row(logits + i));
-        best = largest(top);
+        const float best = largest(top);
         for (int i = 0; i < VALUES; i += LANES) {
-            sums = sums + exp(load_row(logits + i) - best);
-            lost = lost + select((VecInt)(load_row(logits + i) == load_row(logits + i)), Vec{},
-                                 load_row(logits + i));  // which `max` and `exp` do not mind
+            const Vec x = load_row(logits + i);
+            sums = sums + exp(x - best);
+            lost = lost + select((VecInt)(x == x), Vec{}, x);  // which `max` and `exp` do not mind
         }
-        total = sum(sums) + sum(lost);
+        return {best, sum(sums) + sum(lost)};
     }
 };
 
 // -ln softmax(logits)[value]
-inline float categorical_nats(const float* logits, uint8_t value) {
-    const LogSumExp sums(logits);
+inline float categorical_nats(const float* logits, uint8_t value, const LogSumExp& sums) {
     return std::log(sums.total) - (logits[value] - sums.best);
 }
 
 // softmax(logits), less 1 at the value; times `grad`.
-inline void categorical_slopes(const float* logits, uint8_t value, float grad, float* gradient) {
-    const LogSumExp sums(logits);
+inline void categorical_slopes(const float* logits, uint8_t value, const LogSumExp& sums, float grad,
+                               float* gradient) {
     const Vec scale = broadcast(grad / sums.total);
     for (int i = 0; i < VALUES; i += LANES)
         store_row(gradient + i, exp(load_row(logits + i) - sums.best) * scale);

@@ -33,19 +33,24 @@ def mixture_nats(parameters: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @torch.library.custom_op("scanline::categorical_nats", mutates_args=())
-def categorical_nats(logits: Tensor, values: Tensor) -> Tensor:
-    """Give -ln softmax(logits)[value]: ``logits: [P, 256]`` float32, ``values: [P]`` uint8."""
+def categorical_nats(logits: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Give -ln softmax(logits)[value]: ``logits: [P, 256]`` float32, ``values: [P]`` uint8.
+
+    Returns nats ``[P]``, and for the way back the largest logit and the sum of e^(logit - largest),
+    ``[P, 2]``.
+    """
     logits, values = logits.contiguous(), values.contiguous()
-    nats = logits.new_empty(len(logits))
-    ready().run("categorical_forward", len(logits), _PIECE, logits, values, nats)
-    return nats
+    nats, sums = logits.new_empty(len(logits)), logits.new_empty(len(logits), 2)
+    ready().run("categorical_forward", len(logits), _PIECE, logits, values, nats, sums)
+    return nats, sums
 
 
 @torch.library.custom_op("scanline::categorical_backward", mutates_args=())
-def _categorical_backward(grad: Tensor, logits: Tensor, values: Tensor) -> Tensor:
+def _categorical_backward(grad: Tensor, logits: Tensor, values: Tensor, sums: Tensor) -> Tensor:
     grad, logits, values = grad.contiguous(), logits.contiguous(), values.contiguous()
     gradient = torch.empty_like(logits)
-    ready().run("categorical_backward", len(logits), _PIECE, grad, logits, values, gradient)
+    count = len(logits)
+    ready().run("categorical_backward", count, _PIECE, grad, logits, values, sums, gradient)
     return gradient
 
 
@@ -59,11 +64,11 @@ def _(parameters: Tensor, values: Tensor) -> Any:
 
 @categorical_nats.register_fake
 def _(logits: Tensor, values: Tensor) -> Any:
-    return logits.new_empty(len(logits))
+    return logits.new_empty(len(logits)), logits.new_empty(len(logits), 2)
 
 
 @_categorical_backward.register_fake
-def _(grad: Tensor, logits: Tensor, values: Tensor) -> Any:
+def _(grad: Tensor, logits: Tensor, values: Tensor, sums: Tensor) -> Any:
     return logits.new_empty(logits.shape)
 
 
@@ -77,11 +82,12 @@ def _mixture_grad(ctx: Any, grad: Tensor, _gradient: None) -> Any:
     return gradient * grad.unsqueeze(1), None
 
 
-def _keep_logits(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
+def _keep_logits(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.set_materialize_grads(False)  # nobody asks for the sums'
+    ctx.save_for_backward(*inputs, output[1])
 
 
-def _categorical_grad(ctx: Any, grad: Tensor) -> Any:
+def _categorical_grad(ctx: Any, grad: Tensor, _sums: None) -> Any:
     return _categorical_backward(grad, *ctx.saved_tensors), None
 
 

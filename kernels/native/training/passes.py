@@ -36,8 +36,9 @@ _FUNCTIONS: dict[str, tuple[list[type], int]] = {
     "bias_gelu_forward": ([_COUNT, _COUNT, _COUNT, _INT], 3),
     "bias_gelu_backward": ([_COUNT, _COUNT, _COUNT, _INT], 5),
     "mixture_nats": ([_COUNT, _COUNT, _INT, _COUNT], 4),
-    "categorical_forward": ([_COUNT, _COUNT], 3),
-    "categorical_backward": ([_COUNT, _COUNT], 4),
+    "categorical_forward": ([_COUNT, _COUNT], 4),
+    "categorical_backward": ([_COUNT, _COUNT], 5),
+    "summed_rows_backward": ([_COUNT, _COUNT, _COUNT, _COUNT], 3),
 }
 
 

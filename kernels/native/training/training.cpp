@@ -235,22 +235,46 @@ SCANLINE_API int mixture_nats(void* pool, int64_t pixels, int64_t piece, int cha
     return 0;
 }
 
-// `logits: [P, 256]`, `values, nats: [P]`.
+// `logits: [P, 256]`, `values, nats: [P]`, `sums: [P, 2]`.
 SCANLINE_API int categorical_forward(void* pool, int64_t pixels, int64_t piece, const float* logits,
-                                     const uint8_t* values, float* nats) {
+                                     const uint8_t* values, float* nats, LogSumExp* sums) {
     in_pieces(pool, pixels, piece, [&](int64_t, int64_t first, int64_t count) {
-        for (int64_t i = first; i < first + count; ++i)
-            nats[i] = categorical_nats(logits + i * VALUES, values[i]);
+        for (int64_t i = first; i < first + count; ++i) {
+            sums[i] = LogSumExp::of(logits + i * VALUES);
+            nats[i] = categorical_nats(logits + i * VALUES, values[i], sums[i]);
+        }
     });
     return 0;
 }
 
 // `grad: [P]`, `gradient: [P, 256]`.
 SCANLINE_API int categorical_backward(void* pool, int64_t pixels, int64_t piece, const float* grad,
-                                      const float* logits, const uint8_t* values, float* gradient) {
+                                      const float* logits, const uint8_t* values,
+                                      const LogSumExp* sums, float* gradient) {
     in_pieces(pool, pixels, piece, [&](int64_t, int64_t first, int64_t count) {
         for (int64_t i = first; i < first + count; ++i)
-            categorical_slopes(logits + i * VALUES, values[i], grad[i], gradient + i * VALUES);
+            categorical_slopes(logits + i * VALUES, values[i], sums[i], grad[i],
+                               gradient + i * VALUES);
+    });
+    return 0;
+}
+
+// `grad: [N, D]`, `ids: [N, places]`, `gradient: [rows, D]`, zeroed: to each row of a table what was
+// given where it had been added. A thread has rows of its own, and adds in the order of N.
+SCANLINE_API int summed_rows_backward(void* pool, int64_t count, int64_t places, int64_t rows,
+                                      int64_t features, const float* grad, const int64_t* ids,
+                                      float* gradient) {
+    const int64_t threads = static_cast<Pool*>(pool)->threads();
+    const int64_t pieces = threads == 1 ? 1 : 4 * threads;  // each reads all ids
+    in_pieces(pool, rows, (rows + pieces - 1) / pieces, [&](int64_t, int64_t first, int64_t mine) {
+        for (int64_t n = 0; n < count; ++n)
+            for (int64_t p = 0; p < places; ++p) {
+                const int64_t row = ids[n * places + p];
+                if (row < first || row >= first + mine) continue;
+                float* const to = gradient + row * features;
+                for (int64_t d = 0; d < features; d += LANES)
+                    store_row(to + d, load_row(to + d) + load_row(grad + n * features + d));
+            }
     });
     return 0;
 }

@@ -1,0 +1,87 @@
+"""Maps in front of and behind the blocks, in float32: sums of a table's rows, and a linear map."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from scanline.kernels.native.training import tables
+from scanline.kernels.native.training.passes import takes
+
+
+def summed_rows(table: Tensor, ids: Tensor) -> Tensor:
+    """Sum rows of a table: ``table: [R, D]``, int64 ``ids: [N, places]`` below R → ``[N, D]``.
+
+    Gradients flow to the table; on a CPU in one pass of C++, where torch sorts all ids first.
+    """
+    if takes(table, torch.float32):
+        y: Tensor = tables.summed_rows(table, ids)
+        return y
+    return F.embedding_bag(ids, table, mode="sum")
+
+
+def exact_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Give W x + b in the weights' precision: ``x: [..., I]``, ``weight: [O, I]`` → ``[..., O]``.
+
+    Where a CPU trains in float32, oneDNN multiplies: torch would have MKL do it, which leaves the
+    wider half of AVX-512 unused on another maker's CPU, and takes twice as long there.
+    """
+    with torch.autocast(x.device.type, enabled=False):
+        x = x.to(weight.dtype)
+        if _trains(x, weight) and _onednn_pays():
+            y: Tensor = _linear(x.flatten(0, -2), weight, bias)
+            return y.view(*x.shape[:-1], -1)
+        return F.linear(x, weight, bias)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _onednn_pays() -> bool:
+    onednn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return bool(onednn and torch.cpu._is_avx512_supported())
+
+
+def _trains(x: Tensor, weight: Tensor) -> bool:
+    floats = x.device.type == "cpu" and x.dtype == torch.float32 and x.numel() > 0
+    return floats and weight.requires_grad and torch.is_grad_enabled()
+
+
+def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return y
+
+
+@torch.library.custom_op("scanline::exact_linear", mutates_args=())
+def _linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return _multiply(x, weight, bias)
+
+
+@torch.library.custom_op("scanline::exact_linear_backward", mutates_args=())
+def _linear_backward(grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    # oneDNN copies its first argument where it lies across: the narrower one.
+    wide = grad.shape[1] > x.shape[1]
+    of_weight = _multiply(x.T, grad.T, None).T if wide else _multiply(grad.T, x.T, None)
+    return _multiply(grad, weight.T, None), of_weight.contiguous(), grad.sum(0)
+
+
+@_linear.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor) -> Any:
+    return x.new_empty(len(x), len(weight))
+
+
+@_linear_backward.register_fake
+def _(grad: Tensor, x: Tensor, weight: Tensor) -> Any:
+    return x.new_empty(x.shape), weight.new_empty(weight.shape), grad.new_empty(grad.shape[1])
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:2])
+
+
+def _grad(ctx: Any, grad: Tensor) -> Any:
+    return _linear_backward(grad, *ctx.saved_tensors)
+
+
+_linear.register_autograd(_grad, setup_context=_keep)

@@ -1,0 +1,52 @@
+"""The way back from sums of a table's rows, in C++, as a torch operator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from scanline.kernels.native.training.passes import ready
+
+
+@torch.library.custom_op("scanline::summed_rows", mutates_args=())
+def summed_rows(table: Tensor, ids: Tensor) -> Tensor:
+    """Sum rows of a table: int64 ``ids: [N, places]`` → ``[N, D]``.
+
+    ``table: [R, D]`` float32, D in whole vectors.
+    """
+    return F.embedding_bag(ids, table, mode="sum")
+
+
+@torch.library.custom_op("scanline::summed_rows_backward", mutates_args=())
+def _backward(grad: Tensor, ids: Tensor, rows: int) -> Tensor:
+    grad, ids = grad.contiguous(), ids.contiguous()
+    N, D = grad.shape
+    gradient = grad.new_zeros(rows, D)
+    ready().run("summed_rows_backward", N, ids.shape[1], rows, D, grad, ids, gradient)
+    return gradient
+
+
+@summed_rows.register_fake
+def _(table: Tensor, ids: Tensor) -> Any:
+    return table.new_empty(len(ids), table.shape[1])
+
+
+@_backward.register_fake
+def _(grad: Tensor, ids: Tensor, rows: int) -> Any:
+    return grad.new_empty(rows, grad.shape[1])
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    table, ids = inputs
+    ctx.rows = len(table)
+    ctx.save_for_backward(ids)
+
+
+def _grad(ctx: Any, grad: Tensor) -> Any:
+    return _backward(grad, *ctx.saved_tensors, ctx.rows), None
+
+
+summed_rows.register_autograd(_grad, setup_context=_keep)
