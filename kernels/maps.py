@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from scanline.kernels.native.cpu import cpu
 from scanline.kernels.native.training import tables
 from scanline.kernels.native.training.passes import takes
 
@@ -26,8 +27,8 @@ def summed_rows(table: Tensor, ids: Tensor) -> Tensor:
 def exact_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Give W x + b in the weights' precision: ``x: [..., I]``, ``weight: [O, I]`` → ``[..., O]``.
 
-    Where a CPU trains in float32, oneDNN multiplies: torch would have MKL do it, which leaves the
-    wider half of AVX-512 unused on another maker's CPU, and takes twice as long there.
+    oneDNN multiplies where that trains in float32 on a CPU with AVX-512 that is not Intel's: torch
+    would have MKL do it, which does without AVX-512 there and takes twice as long.
     """
     with torch.autocast(x.device.type, enabled=False):
         x = x.to(weight.dtype)
@@ -40,7 +41,7 @@ def exact_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _onednn_pays() -> bool:
     onednn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    return bool(onednn and torch.cpu._is_avx512_supported())
+    return bool(onednn and torch.cpu._is_avx512_supported() and "Intel" not in cpu()[0])
 
 
 def _trains(x: Tensor, weight: Tensor) -> bool:
@@ -59,11 +60,14 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 @torch.library.custom_op("scanline::exact_linear_backward", mutates_args=())
-def _linear_backward(grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _linear_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, of_x: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     # oneDNN copies its first argument where it lies across: the narrower one.
     wide = grad.shape[1] > x.shape[1]
     of_weight = _multiply(x.T, grad.T, None).T if wide else _multiply(grad.T, x.T, None)
-    return _multiply(grad, weight.T, None), of_weight.contiguous(), grad.sum(0)
+    of_input = _multiply(grad, weight.T, None) if of_x else x.new_empty(0)
+    return of_input, of_weight.contiguous(), grad.sum(0)
 
 
 @_linear.register_fake
@@ -72,8 +76,12 @@ def _(x: Tensor, weight: Tensor, bias: Tensor) -> Any:
 
 
 @_linear_backward.register_fake
-def _(grad: Tensor, x: Tensor, weight: Tensor) -> Any:
-    return x.new_empty(x.shape), weight.new_empty(weight.shape), grad.new_empty(grad.shape[1])
+def _(grad: Tensor, x: Tensor, weight: Tensor, of_x: bool) -> Any:
+    return (
+        x.new_empty(x.shape if of_x else 0),
+        weight.new_empty(weight.shape),
+        grad.new_empty(grad.shape[1]),
+    )
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -81,7 +89,9 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _grad(ctx: Any, grad: Tensor) -> Any:
-    return _linear_backward(grad, *ctx.saved_tensors)
+    of_x = ctx.needs_input_grad[0]
+    of_input, *rest = _linear_backward(grad, *ctx.saved_tensors, of_x)
+    return of_input if of_x else None, *rest
 
 
 _linear.register_autograd(_grad, setup_context=_keep)

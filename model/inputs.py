@@ -115,7 +115,7 @@ class NeighbourhoodInput(nn.Module):
             features = self.linear.weight.dtype
             intensities = (ids.to(features) / 127.5 - 1).masked_fill(outside, 0)
             seen = torch.cat([intensities, outside.to(features)], -1)
-            parts.append(exact_linear(seen, self.linear.weight, self.linear.bias))  # as the head
+            parts.append(exact_linear(seen, self.linear.weight, self.linear.bias))
         x = parts[0] if len(parts) == 1 else parts[0] + parts[1]
         if self.sinusoidal:
             code: Tensor = self.get_buffer("code")[steps]

@@ -318,10 +318,9 @@ class Trainer:
         self.model.load_state_dict(saved["model"])
         self.average.load_state_dict(saved["average"])
         for optimizer, state in zip(self.optimizers, saved["optimizers"], strict=True):
-            rates = [group["rate"] for group in optimizer.param_groups]
+            for group, mine in zip(state["param_groups"], optimizer.param_groups, strict=True):
+                group |= {key: mine[key] for key in ("rate", "fused") if key in mine}
             optimizer.load_state_dict(state)
-            for group, rate in zip(optimizer.param_groups, rates, strict=True):
-                group["rate"] = rate
         self.step, self.seconds = saved["step"], saved["seconds"]
         self.validation, self.origin = saved["validation"], saved.get("origin")
         self.data = saved.get("data")

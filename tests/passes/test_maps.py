@@ -12,11 +12,6 @@ from scanline.kernels.native.build import NativeBuildError, find_compiler
 from scanline.kernels.native.training import passes
 from tests.conftest import assert_close
 
-try:
-    find_compiler()
-except NativeBuildError as missing:
-    pytest.skip(str(missing), allow_module_level=True)
-
 
 def test_sums_of_a_tables_rows_and_their_gradient_are_torchs(isa: str) -> None:
     rows = 30
@@ -35,6 +30,10 @@ def test_sums_of_a_tables_rows_and_their_gradient_are_torchs(isa: str) -> None:
 def test_the_gradient_of_a_table_does_not_depend_on_threads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    try:
+        find_compiler()
+    except NativeBuildError as missing:
+        pytest.skip(str(missing))
     table, ids = torch.randn(29, 64, requires_grad=True), torch.randint(0, 29, (200, 5))
     grad = torch.randn(200, 64)
     found: list[Tensor] = []
@@ -64,3 +63,12 @@ def test_an_exact_map_and_its_gradients_are_those_of_float64(outputs: int) -> No
     ):
         assert one.is_contiguous()
         assert_close(one, other, torch.float32)
+
+
+def test_an_exact_map_of_what_wants_no_gradient_has_one_of_its_own() -> None:
+    x, weight, bias = torch.randn(3, 4), torch.randn(6, 4), torch.randn(6)
+    wants = [t.requires_grad_() for t in (weight, bias)]
+    mine = torch.autograd.grad(exact_linear(x, weight, bias).square().sum(), wants)
+    theirs = torch.autograd.grad(F.linear(x, weight, bias).square().sum(), wants)
+    for one, other in zip(mine, theirs, strict=True):
+        assert_close(one, other)

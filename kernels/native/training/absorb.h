@@ -32,35 +32,29 @@ template <int N, int P>
 ALWAYS_INLINE inline void absorb(float* sums, int rows, const Numbers<N> (&a)[P],
                                  const Numbers<N> (&x)[P], const Numbers<N> (&b)[P],
                                  Vec (&read)[P][N]) {
-    constexpr int CHAINS = P == 1 ? 2 : 1;  // of additions, two at least
+    constexpr int CHAINS = P == 1 ? 2 : 1;  // so that one position's additions do not wait
     Vec added[P][N], totals[CHAINS][P][N] = {};
     for (int p = 0; p < P; ++p) std::copy_n(x[p].vec, N, added[p]);
     for (int i = 0; i < rows; i += CHAINS)
         for (int c = 0; c < CHAINS; ++c) {
             float* const row = sums + (i + c) * N * LANES;
-            Vec s[N];
-            for (int n = 0; n < N; ++n) s[n] = load(row + n * LANES);
-            for (int p = 0; p < P; ++p) {
-                const Vec weight = broadcast(a[p].at[i + c]), seen = broadcast(b[p].at[i + c]);
-                for (int n = 0; n < N; ++n) {
-                    s[n] = fma(weight, added[p][n], s[n]);
-                    totals[c][p][n] = fma(seen, s[n], totals[c][p][n]);
+            Vec weights[P], seen[P];
+            for (int p = 0; p < P; ++p)
+                weights[p] = broadcast(a[p].at[i + c]), seen[p] = broadcast(b[p].at[i + c]);
+            for (int n = 0; n < N; ++n) {
+                Vec s = load(row + n * LANES);
+                for (int p = 0; p < P; ++p) {
+                    s = fma(weights[p], added[p][n], s);
+                    totals[c][p][n] = fma(seen[p], s, totals[c][p][n]);
                 }
+                store(row + n * LANES, s);
             }
-            for (int n = 0; n < N; ++n) store(row + n * LANES, s[n]);
         }
     for (int p = 0; p < P; ++p)
         for (int n = 0; n < N; ++n) {
             read[p][n] = totals[0][p][n];
             for (int c = 1; c < CHAINS; ++c) read[p][n] = read[p][n] + totals[c][p][n];
         }
-}
-
-template <int N>
-inline float dot(const Vec (&a)[N], const Vec (&b)[N]) {
-    Vec total = a[0] * b[0];
-    for (int n = 1; n < N; ++n) total = fma(a[n], b[n], total);
-    return sum(total);
 }
 
 }  // namespace scanline

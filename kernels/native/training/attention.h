@@ -35,6 +35,13 @@ struct AttentionArrays {
     float* of_images = nullptr;
 };
 
+template <int N>
+inline float dot(const Vec (&a)[N], const Vec (&b)[N]) {
+    Vec total = a[0] * b[0];
+    for (int n = 1; n < N; ++n) total = fma(a[n], b[n], total);
+    return sum(total);
+}
+
 // One head of one image. `N` vectors make a head, `T` is the type of the tensors' elements. `memory`:
 // `scratch` floats, aligned.
 template <int N, typename T>
@@ -182,8 +189,11 @@ private:
     // for gcc takes a call of such a function to do nothing.
     ALWAYS_INLINE void fetch(int64_t t) const {
         if (t < 0 || t >= sizes_.positions) return;
-        for (int part = 0; part < 3; ++part) __builtin_prefetch(arrays_.qkv + wide(t, part));
-        if (arrays_.grad_o) __builtin_prefetch(arrays_.grad_o + place(t));
+        constexpr int64_t LINE = 64 / sizeof(T);
+        for (int64_t i = 0; i < K; i += LINE) {
+            for (int part = 0; part < 3; ++part) __builtin_prefetch(arrays_.qkv + wide(t, part) + i);
+            if (arrays_.grad_o) __builtin_prefetch(arrays_.grad_o + place(t) + i);
+        }
     }
 
     // This head's part of the product at a position, with the bias that belongs to it.
