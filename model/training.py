@@ -318,6 +318,7 @@ class Trainer:
         self.model.load_state_dict(saved["model"])
         self.average.load_state_dict(saved["average"])
         for optimizer, state in zip(self.optimizers, saved["optimizers"], strict=True):
+            # What the recipe and this version say, not what the run was saved with.
             for group, mine in zip(state["param_groups"], optimizer.param_groups, strict=True):
                 group |= {key: mine[key] for key in ("rate", "fused") if key in mine}
             optimizer.load_state_dict(state)

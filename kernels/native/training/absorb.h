@@ -1,4 +1,4 @@
-// A head's sums, a matrix in the first cache, which some positions change and read in one pass over it.
+// A head's sums, a matrix in the first cache, which some positions change and read in one pass.
 #pragma once
 
 #include <algorithm>

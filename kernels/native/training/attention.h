@@ -280,6 +280,7 @@ public:
 
 private:
     using Head = HeadPass<N, T>;
+
     template <typename Work>
     void each(const Work& work) {
         for (int64_t h = 0; h < count_; ++h) work(*heads_[h]);
