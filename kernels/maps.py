@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from scanline.kernels.native.cpu import cpu
 from scanline.kernels.native.training import tables
-from scanline.kernels.native.training.passes import takes
+from scanline.kernels.native.training.passes import takes, wanted
 
 
 def summed_rows(table: Tensor, ids: Tensor) -> Tensor:
@@ -32,7 +32,7 @@ def exact_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """
     with torch.autocast(x.device.type, enabled=False):
         x = x.to(weight.dtype)
-        if _trains(x, weight) and _onednn_pays():
+        if _trains(x, weight) and wanted() and _onednn_pays():
             y: Tensor = _linear(x.flatten(0, -2), weight, bias)
             return y.view(*x.shape[:-1], -1)
         return F.linear(x, weight, bias)

@@ -11,6 +11,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -29,6 +30,7 @@ import torch.distributed as dist
 from torch.distributed import FileStore  # type: ignore[attr-defined]
 from tqdm import tqdm
 
+from scanline.kernels.native.build import TRAINING, NativeBuildError, load_build
 from scanline.kernels.native.cpu import usable_cores
 
 _FEWEST = 4  # images for each: with fewer, what each does for itself costs more than it gains
@@ -75,8 +77,12 @@ def joined(count: int, work: Callable[..., object], *arguments: object) -> Itera
         with _group(device) if "RANK" in os.environ else contextlib.nullcontext(device):
             yield device
         return
+    if not torch.cuda.is_available():
+        with contextlib.suppress(NativeBuildError):  # each says so itself
+            load_build(source=TRAINING)  # or all would compile it at once
     with (
         tempfile.TemporaryDirectory() as folder,
+        _loopback(),
         _started(count, Path(folder, "store"), work, arguments) as others,
         _threads(max(1, _cores() // count)),
         _group(_device(0), **_place(0, count, Path(folder, "store"))) as device,
@@ -127,6 +133,24 @@ def _threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextlib.contextmanager
+def _loopback() -> Iterator[None]:
+    """Let gloo listen at the loopback, and in no network that may be open, or go away.
+
+    An interface that the environment names is kept.
+    """
+    name = "GLOO_SOCKET_IFNAME"
+    inner = [one for _, one in socket.if_nameindex() if one in ("lo", "lo0")]
+    if name in os.environ or not inner:
+        yield
+        return
+    os.environ[name] = inner[0]
+    try:
+        yield
+    finally:
+        del os.environ[name]
 
 
 @contextlib.contextmanager

@@ -4,8 +4,7 @@ A step is forward, backward and both optimisers' on a batch of random pictures. 
 timed in as many processes as ``scanline train`` would start, and in one: with the native passes,
 without them (plain torch), and without the short convolution, in turn, so that a busy machine hurts
 all alike; a step that is not timed comes first each time, for the caches hold what another way
-left. Figures are medians. Plain torch multiplies the maps at both ends by oneDNN, too
-(``kernels/maps.py``).
+left. Figures are medians.
 """
 
 from __future__ import annotations

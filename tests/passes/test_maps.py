@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from scanline.kernels import maps
 from scanline.kernels.maps import exact_linear, summed_rows
 from scanline.kernels.native.training import passes
 from tests.conftest import assert_close
@@ -67,3 +68,13 @@ def test_an_exact_map_of_what_wants_no_gradient_has_one_of_its_own() -> None:
     theirs = torch.autograd.grad(F.linear(x, weight, bias).square().sum(), wants)
     for one, other in zip(mine, theirs, strict=True):
         assert_close(one, other)
+
+
+def test_an_exact_map_is_torchs_where_the_passes_are_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(maps, "_onednn_pays", lambda: torch.backends.mkldnn.is_available())
+    given = [torch.randn(9, 12), torch.randn(5, 12), torch.randn(5)]
+    mine = [x.requires_grad_() for x in given]
+    with passes.off():
+        plain = exact_linear(*mine)
+    assert "Addmm" in type(plain.grad_fn).__name__
+    assert_close(plain, exact_linear(*mine), torch.float32)

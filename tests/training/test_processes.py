@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import multiprocessing
 import os
 import signal
@@ -218,3 +220,44 @@ def test_threads_are_shared_out_and_come_back() -> None:
 
 def _nothing(device: torch.device) -> None:
     pass
+
+
+@pytest.mark.skipif(not Path("/proc/self/net/tcp").exists(), reason="needs Linux's /proc")
+def test_they_meet_at_the_loopback_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A laptop's network changes, and others may reach it."""
+    if torch.cuda.is_available():
+        pytest.skip("NCCL chooses by itself")
+    name = "GLOO_SOCKET_IFNAME"
+    monkeypatch.delenv(name, raising=False)
+    with joined(2, _nothing):
+        found, named = _addresses(), os.environ[name]
+    assert found == {"127.0.0.1"}
+    assert named == "lo"
+    assert name not in os.environ
+    monkeypatch.setenv(name, "none_of_them")
+    with (
+        pytest.raises(RuntimeError),
+        joined(2, _nothing),
+    ):
+        raise AssertionError("never begins")
+    assert os.environ[name] == "none_of_them"
+
+
+def _addresses() -> set[str]:
+    """Give the addresses of this process's TCP sockets, whatever their state."""
+    inodes = set[str]()
+    for file in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            inodes.add(str(file.readlink()).removeprefix("socket:[").removesuffix("]"))
+    found = set[str]()
+    for table in ("tcp", "tcp6"):
+        for line in Path("/proc/self/net", table).read_text().splitlines()[1:]:
+            _, address, *_ = fields = line.split()
+            if fields[9] in inodes:
+                raw = bytes.fromhex(address.split(":")[0])
+                found.add(str(ipaddress.ip_address(b"".join(_words(raw)))))
+    return found
+
+
+def _words(raw: bytes) -> list[bytes]:
+    return [raw[i : i + 4][::-1] for i in range(0, len(raw), 4)]

@@ -87,12 +87,18 @@ _OFF = ContextVar("_OFF", default=False)
 
 @contextlib.contextmanager
 def off() -> Iterator[None]:
-    """Do without the passes inside the block, to compare."""
+    """Do as torch alone would inside the block, to compare."""
     token = _OFF.set(True)
     try:
         yield
     finally:
         _OFF.reset(token)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def wanted() -> bool:
+    """Whether a block of ``off`` is not what runs."""
+    return not _OFF.get()
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
