@@ -34,5 +34,5 @@ EXPOSE 8000
 # SIGTERM drains; give it SCANLINE_DRAIN_SECONDS and a little more (docker stop --time 40).
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=3s --start-period=60s \
-    CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/readyz', timeout=2)"]
+    CMD ["python", "-c", "import os, urllib.request as u; u.urlopen('http://127.0.0.1:%s/readyz' % os.environ.get('SCANLINE_PORT', 8000), timeout=2)"]
 CMD ["scanline", "serve"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-import tempfile
+import secrets
+import stat
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -58,18 +59,30 @@ class Checkpoint:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Replace a file's content in one step: a reader, or a crash, never sees half of it."""
+    """Replace a file's content in one step: a reader, or a crash, never sees half of it.
+
+    A link stays, and what it leads to is replaced. The file keeps its mode; a new one has what the
+    umask says. What is there and no regular file, as a FIFO or a device, is written into.
+    """
+    if path.exists() and not path.is_file():
+        path.write_bytes(data)
+        return
+    path = path.resolve()
+    mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else None
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    handle = os.open(partial, flags, 0o666 if mode is None else 0o600)
     try:
         with os.fdopen(handle, "wb") as file:
+            if mode is not None:
+                os.fchmod(handle, mode)
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
-        Path(name).chmod(0o644)
-        Path(name).replace(path)
+            os.fsync(handle)
+        partial.replace(path)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
         raise
 
 

@@ -163,21 +163,25 @@ class ModelConfig:
     def class_number(self, label: int | str | None) -> int:
         """Find a class by name or number; -1 for None, which is no label.
 
-        Raises ``ValueError`` where there is no such class.
+        A name in other letters, large for small, is one where only one class can be meant. Raises
+        ``ValueError`` where there is no such class.
         """
         if label is None:
             return NO_LABEL
         if not self.classes:
             raise ValueError("this model has no classes; leave the label out")
-        names = [name.lower() for name in self.classes]
         if isinstance(label, str):
-            if (name := label.strip().lower()) in names:
-                return names.index(name)
+            name = label.strip()
+            if name in self.classes:
+                return self.classes.index(name)
+            lower = [one.lower() for one in self.classes]
+            if lower.count(name.lower()) == 1:
+                return lower.index(name.lower())
             label = int(name) if name.isascii() and name.isdigit() and len(name) < 10 else -1
-        if not 0 <= label < len(names):
+        if not 0 <= label < len(self.classes):
             raise ValueError(
                 f"there is no such class; there are {', '.join(self.classes)}, "
-                f"or 0 to {len(names) - 1}"
+                f"or 0 to {len(self.classes) - 1}"
             )
         return label
 

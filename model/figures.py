@@ -9,9 +9,17 @@ from typing import Any
 
 import torch
 
-from scanline.model.checkpoint import SHIPPED, Checkpoint, Defaults, save_checkpoint
+from scanline.model.checkpoint import (
+    SHIPPED,
+    Checkpoint,
+    CheckpointError,
+    Defaults,
+    load_checkpoint,
+    save_checkpoint,
+)
 from scanline.model.data.published import Dataset
 from scanline.model.evaluation import Evaluation, evaluate
+from scanline.model.network import LinearTransformer
 from scanline.model.precision import MOST_COST, Cost
 
 
@@ -61,8 +69,26 @@ def record_precision(checkpoint: Checkpoint, folder: Path | None, cost: Cost) ->
 
 
 def _record(checkpoint: Checkpoint, folder: Path | None, key: str, fact: dict[str, Any]) -> None:
+    """Add a fact to those that the file holds by now: measuring may have taken hours.
+
+    Raises ``CheckpointError`` where its weights are no longer those measured.
+    """
     path = (folder or SHIPPED) / f"{checkpoint.name}.safetensors"
-    save_checkpoint(path, checkpoint.model.cpu(), checkpoint.facts | {key: fact})
+    now = load_checkpoint(path)
+    if not _same(now.model, checkpoint.model):
+        raise CheckpointError(
+            f"{path} holds other weights than those measured, as of a training that goes on: "
+            "nothing is recorded; measure again"
+        )
+    save_checkpoint(path, now.model, now.facts | {key: fact})
+
+
+def _same(one: LinearTransformer, other: LinearTransformer) -> bool:
+    """Whether two networks are equal to the last bit, on whatever devices."""
+    theirs = other.state_dict()
+    return one.config == other.config and all(
+        torch.equal(tensor.cpu(), theirs[name].cpu()) for name, tensor in one.state_dict().items()
+    )
 
 
 def known_figure(facts: Mapping[str, Any]) -> float | None:

@@ -32,6 +32,16 @@ def fingerprint(data: Dataset) -> str:
     return digest.hexdigest()
 
 
+def weights_file(folder: Path, saved: dict[str, Any]) -> Path:
+    """Give where a run's weights go: into the file that they are in, else one named as its folder.
+
+    A folder that was copied or renamed would else hold two, and might serve the one left behind.
+    """
+    usual = folder / f"{folder.resolve().name}.safetensors"
+    former = folder / Path(saved.get("weights", usual.name)).name
+    return former if former.is_file() else usual
+
+
 def known_run(folder: Path) -> tuple[ModelConfig, TrainingConfig]:
     """Read what a folder's run trains, and how, or raise ``CheckpointError``."""
     path = folder / "training.pt"

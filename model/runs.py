@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from scanline.model.checkpoint import load_checkpoint
-from scanline.model.config import PRESETS, ModelConfig
+from scanline.model.config import CIFAR10_CLASSES, DIGITS, PRESETS, ModelConfig
 from scanline.model.data.folder import load_images
 from scanline.model.data.published import Dataset, load_dataset, split_validation
 from scanline.model.network import LinearTransformer
@@ -63,15 +63,20 @@ def test_data(
     data_dir: Path | None,
     download: bool,
 ) -> Dataset:
-    """Read what to measure a model on: a folder, or the test set named, or that of its channels."""
+    """Read what to measure a model on: a folder, or the test set named, or that of its classes.
+
+    Raises ``ValueError`` on an unclear wish: digits say nothing of a model of other pictures.
+    """
     if images is not None:
         if dataset or data_dir or download:
             raise ValueError(
                 "--dataset, --data-dir and --download are for mnist and cifar10, not for --images"
             )
         return load_images(images, (config.height, config.width), config.channels == 1)
-    known = "cifar10" if config.channels == 3 else "mnist"
-    return load_dataset(dataset or known, "test", data_dir, download=download)
+    known = {DIGITS: "mnist", CIFAR10_CLASSES: "cifar10"}
+    if dataset is None and config.classes not in known:
+        raise ValueError("say what to measure on: --images FOLDER, or --dataset mnist or cifar10")
+    return load_dataset(dataset or known[config.classes], "test", data_dir, download=download)
 
 
 def judging_data(

@@ -45,7 +45,7 @@ from scanline.model.recipe import (
     learning_rate_factor,
     moved,
 )
-from scanline.model.resuming import fingerprint, read_state
+from scanline.model.resuming import fingerprint, read_state, weights_file
 from scanline.model.stop import Stop
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc malloc.h
@@ -96,7 +96,7 @@ class Trainer:
         self.average = LinearTransformer(model).to(device).requires_grad_(False)
         self.average.load_state_dict(self.model.state_dict())
         folder.mkdir(parents=True, exist_ok=True)
-        self.weights = folder / f"{folder.resolve().name}.safetensors"
+        self.weights = weights_file(folder, {})
         self.step = 0
         self.seconds = 0.0  # spent training, over all sessions of the run
         self.validation: list[dict[str, float]] = []
@@ -213,7 +213,7 @@ class Trainer:
         if not (math.isfinite(value) and math.isfinite(norm.item())):
             raise FloatingPointError(
                 f"the loss is {value} and its gradient's norm {norm.item()} at step {self.step}: "
-                "lower the learning rate and resume"
+                "begin again in another folder at a lower rate, --from the weights here if any"
             )
         factor = learning_rate_factor(self.step, config)
         take_steps(self.optimizers, factor)
@@ -276,6 +276,7 @@ class Trainer:
             "validation": self.validation,
             "origin": self.origin,
             "data": self.data,
+            "weights": self.weights.name,
             "model": self.model.state_dict(),
             "average": self.average.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
@@ -324,4 +325,4 @@ class Trainer:
             optimizer.load_state_dict(state)
         self.step, self.seconds = saved["step"], saved["seconds"]
         self.validation, self.origin = saved["validation"], saved.get("origin")
-        self.data = saved.get("data")
+        self.data, self.weights = saved.get("data"), weights_file(self.folder, saved)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import threading
 from collections.abc import AsyncIterator, Callable
 
 from fastapi import FastAPI, Request
@@ -45,6 +46,8 @@ from scanline.service.server import Scanline
 
 log = logging.getLogger("scanline.http")
 
+LOADED_SECONDS = 1.0  # for the models to be opened after all, once the server ends
+
 DESCRIPTION = (
     "Draws small images pixel by pixel with a linear transformer run as an RNN. An image is drawn "
     "in raster order: each pixel is conditioned on the pixels before it (above, and to its left), "
@@ -54,15 +57,21 @@ DESCRIPTION = (
 
 
 def create_app(scanline: Scanline, open_models: Callable[[], None]) -> FastAPI:
-    """Build the application; ``open_models`` runs beside it at start-up until it is ready."""
+    """Build the application; ``open_models`` runs beside it at start-up until it is ready.
+
+    One that is told to end before that leaves it to itself.
+    """
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        loading = asyncio.create_task(asyncio.to_thread(open_models))
+        # No thread of the loop's own: it would be waited for, and it may be compiling.
+        loading = threading.Thread(target=open_models, name="loading", daemon=True)
+        loading.start()
         try:
             yield
         finally:
-            await loading
+            await asyncio.to_thread(loading.join, LOADED_SECONDS)
+            scanline.loading = loading.is_alive()
             await asyncio.to_thread(scanline.drain)
 
     app = FastAPIOffline(  # whose /docs needs no CDN

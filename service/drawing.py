@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from pathlib import Path
 
@@ -23,7 +24,11 @@ def draw_grid(
     checkpoint: Checkpoint, spec: Spec, out: Path, scale: int, backend: str,
     threads: int | None = None, quiet: bool = False,
 ) -> None:  # fmt: skip
-    """Draw images with an engine of its own, and write it as a PNG grid."""
+    """Draw images with an engine of its own, and write it as a PNG grid.
+
+    Raises ``ValueError`` before it draws where the grid could not be written.
+    """
+    _check_target(out)
     config = checkpoint.model.config
     decoder = open_decoder(
         checkpoint.model, min(spec.n * spec.slots, max(SLOTS, spec.slots)), backend, threads,
@@ -48,6 +53,21 @@ def draw_grid(
         raise RuntimeError(generation.error)
     grid = to_grid([image.read(0, config.pixels) for image in generation.images], config, scale)
     write_atomically(out, grid)
+
+
+def _check_target(out: Path) -> None:
+    """Raise ``ValueError`` where no picture can be written: drawing it first may take minutes."""
+    if out.is_dir():
+        raise ValueError(f"{out} is a folder: name a file in it, as {out / 'samples.png'}")
+    if out.exists() and not out.is_file():
+        return  # a FIFO or a device, which is written into
+    try:
+        folder = out.resolve().parent
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass  # the folder takes files, from this user
+    except OSError as error:
+        raise ValueError(f"{out} cannot be written ({error.strerror}): name another file") from None
 
 
 def show_progress(model: LinearTransformer, folder: Path) -> None:

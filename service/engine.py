@@ -112,6 +112,11 @@ class Engine:
         return len(self._running)
 
     @property
+    def broken(self) -> bool:
+        """Whether nothing will be drawn any more until the process is started again."""
+        return self.decoder.broken
+
+    @property
     def alive(self) -> bool:
         """Whether the thread runs and takes work."""
         return self._thread.is_alive() and not self.queue.closed
@@ -131,6 +136,12 @@ class Engine:
                 log.exception("a step failed; ending the generations it touched")
                 self._steps.forget()
                 self._fail({run.generation for run in self._running.values()})
+                self._give_up_if_broken()
+
+    def _give_up_if_broken(self) -> None:
+        if self.broken:
+            log.critical("the %s backend has lost its device and can draw no more", self.backend)
+            self.queue.close(0.0)
 
     def _drop_leavers(self) -> None:
         for generation in self.queue.leavers():
@@ -171,6 +182,7 @@ class Engine:
         except Exception:
             log.exception("loading images failed; ending their generations")
             self._fail({one.generation for one in taken})
+            self._give_up_if_broken()
 
     def _run_image(self, taken: Taken) -> _Run:
         """Give an image its slots."""

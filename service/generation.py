@@ -192,6 +192,7 @@ class Generation:
         self.first_pixel: float | None = None
         self.ended: float | None = None
         self.error: str | None = None
+        self.closed = False  # ended because the server shuts down
         self.cancelled = False
         self.detached = False  # from its readers: it goes on without any
         self.readers = 0

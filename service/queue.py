@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from scanline.model.config import ModelConfig
 from scanline.service.generation import Clock, Generation, Image, Spec
+from scanline.service.outlook import Outlook
 
 RESERVED = 16  # one place in so many is for small requests alone,
 SMALL = 256  # which ask for at most one image for so many places
@@ -79,6 +80,7 @@ class Queue:
         self._finished: OrderedDict[str, Generation] = OrderedDict()
         self._kept = 0  # images of finished generations
         self._closing: float | None = None  # when what still runs is told to end
+        self._outlook: Outlook | None = None  # the last one made
         self._changed = threading.Condition()  # guards all of the above
 
     # --- any thread -------------------------------------------------------------------------
@@ -125,9 +127,13 @@ class Queue:
             self._leaving.add(generation)
 
     def place(self, generation: Generation) -> tuple[int, float]:
-        """Count the images that come before a waiting one's first, and estimate the seconds."""
+        """Count the images that come before a waiting one's first, and estimate the seconds.
+
+        As the queue stood a moment ago: thousands of waiting streams ask every few seconds.
+        """
         with self._changed:
-            ahead = self._order.index(generation) if generation in self._order else 0
+            # One that came since then stood behind all others.
+            ahead = self._look_out().places.get(generation.id, generation.queue_position)
             return ahead, self._seconds_until_taken(ahead + 1)
 
     def check_room(self, n: int) -> None:
@@ -193,15 +199,15 @@ class Queue:
             seconds = self._seconds_until_taken(self.waiting + n - most)
             raise QueueFullError(retry_after=math.ceil(min(max(seconds, 1.0), 120.0)))
 
+    def _look_out(self) -> Outlook:
+        now = self._clock()
+        if self._outlook is None or not self._outlook.good(now):
+            self._outlook = Outlook.of(self._order, self._live.values(), now)
+        return self._outlook
+
     def _seconds_until_taken(self, images: int) -> float:
         """Estimate when so many of the images that wait will have slots, at the present rate."""
-        left = sorted(pixels for one in self._live.values() for pixels in one.pixels_left())
-        if not left or not self.rate:
-            return 0.0
-        waiting = sum(one.waiting * one.spec.slots for one in self._order)
-        last = math.ceil(images * waiting / max(self.waiting, 1)) - 1  # slot to come free for them
-        rounds, last = divmod(max(last, 0), len(left))
-        return (rounds * self._config.pixels + left[last]) * len(left) / self.rate
+        return self._look_out().seconds(images, self._config.pixels, self.rate)
 
     def _let_go(self, generation: Generation) -> None:
         if not generation.finished:
@@ -237,7 +243,7 @@ class Queue:
             if self._closing is not None and self._clock() >= self._closing:
                 for generation in self._live.values():
                     generation.error = "the server is shutting down; send the request again"
-                    generation.cancelled = True
+                    generation.closed = generation.cancelled = True
                     self._leaving.add(generation)
             return bool(self._live) or not self.closed
 

@@ -79,12 +79,14 @@ def open_engine(
 class Scanline:
     """All that the routes share: settings, models, metrics, and whether to take work.
 
-    ``failure`` says why loading ended without models; the process then stops with it.
+    ``failure`` says why loading ended without models; the process then stops with it. ``loading``
+    says that the server had ended first.
     """
 
     settings: Settings
     models: dict[str, Served] = field(default_factory=dict)
     ready: bool = False
+    loading: bool = False
     failure: str | None = None
 
     def __post_init__(self) -> None:
@@ -112,24 +114,27 @@ class Scanline:
 
     def open(self, checkpoints: Sequence[Checkpoint], workshop: Opening = open_engine) -> None:
         """Open the workshop of each checkpoint, by default an engine; slow where it compiles."""
+        opened: dict[str, Served] = {}
         try:
             for checkpoint in checkpoints:
                 name = checkpoint.name
-                served = Served(
+                opened[name] = Served(
                     workshop(checkpoint, self.settings, self.metrics.observer(name)),
                     checkpoint.facts,
                     checkpoint.model,
                     int(time.time()),
                     checkpoint.defaults,
                 )
-                self.models = self.models | {name: served}
         except (BackendError, ValueError) as error:
             self.failure = str(error)
-            return
         except Exception as error:  # no bug may leave a server that loads for ever
             log.exception("opening the models failed")
             self.failure = f"the models cannot be opened: {error}"
+        if self.failure is not None:
+            for served in opened.values():
+                served.engine.close(0.0)
             return
+        self.models = opened  # all at once: nobody is told that one to come is not there
         self.ready = True
         log.info("ready: %s", ", ".join(self.models))
 
@@ -173,5 +178,9 @@ class Process(uvicorn.Server):
         self.should_exit = True
 
     async def on_tick(self, counter: int) -> bool:
-        """Stop too where the models could not be opened."""
-        return self._scanline.failure is not None or await super().on_tick(counter)
+        """Stop too where the models could not be opened, or one can draw no more."""
+        scanline = self._scanline
+        for name, served in scanline.models.items():
+            if scanline.ready and served.engine.broken:
+                scanline.failure = f"{name} can draw no more (see the log): start the server again"
+        return scanline.failure is not None or await super().on_tick(counter)

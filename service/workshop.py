@@ -41,6 +41,11 @@ class Workshop(Protocol):
         """Whether it draws and takes work."""
         ...
 
+    @property
+    def broken(self) -> bool:
+        """Whether it never will again, in this process."""
+        ...
+
     def close(self, drain: float) -> None:
         """Take no more work, and end what is not finished within ``drain`` seconds."""
         ...

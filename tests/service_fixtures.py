@@ -62,6 +62,7 @@ class FakeDecoder(Decoder):
     """
 
     backend = "fake"
+    broken = False
 
     def __init__(self, config: ModelConfig, max_slots: int) -> None:
         super().__init__(config, max_slots)

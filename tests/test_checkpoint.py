@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import stat
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -70,7 +72,49 @@ def test_saving_makes_the_folder_and_replaces_the_old_file(tmp_path: Path) -> No
         save_checkpoint(path, LinearTransformer(tiny_config()), {"steps": steps})
         assert load_checkpoint(path).facts == {"steps": steps}
     assert [file.name for file in path.parent.iterdir()] == ["net.safetensors"]
-    assert path.stat().st_mode & 0o777 == 0o644  # a server under another user can read it
+
+
+@pytest.mark.parametrize(("umask", "fresh"), [(0o022, 0o644), (0o077, 0o600)])
+def test_a_file_keeps_its_mode_and_a_new_one_has_the_umask_s(
+    tmp_path: Path, umask: int, fresh: int
+) -> None:
+    known = tmp_path / "known"
+    known.touch()
+    before = os.umask(umask)
+    try:
+        for mode in (0o600, 0o664):
+            known.chmod(mode)
+            write_atomically(known, b"again")
+            assert stat.S_IMODE(known.stat().st_mode) == mode
+        write_atomically(tmp_path / "new", b"new")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == fresh
+    assert (known.read_bytes(), (tmp_path / "new").read_bytes()) == (b"again", b"new")
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_link_stays_and_what_it_leads_to_is_written(tmp_path: Path, there: bool) -> None:
+    target, link = tmp_path / "elsewhere" / "file", tmp_path / "link"
+    link.symlink_to(target)
+    if there:
+        target.parent.mkdir()
+        target.write_bytes(b"old")
+    write_atomically(link, b"new")
+    assert link.is_symlink()
+    assert target.read_bytes() == b"new"
+    assert list(target.parent.iterdir()) == [target]
+
+
+def test_a_fifo_is_written_into(tmp_path: Path) -> None:
+    fifo, read = tmp_path / "fifo", list[bytes]()
+    os.mkfifo(fifo)
+    reader = threading.Thread(target=lambda: read.append(fifo.read_bytes()), daemon=True)
+    reader.start()
+    write_atomically(fifo, b"through")
+    assert fifo.is_fifo()
+    reader.join()
+    assert read == [b"through"]
 
 
 @pytest.mark.parametrize("failing", ["fsync", "replace"])

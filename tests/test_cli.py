@@ -159,7 +159,7 @@ def test_train_goes_on_where_it_stopped_and_the_result_draws_and_is_measured(
         known = ["--weights", "first", "--model", "first", *label]
         assert run_command("evaluate", "--images", photographs, *known) == 0
         said = capsys.readouterr().out
-        assert "bits/dim" in said
+        assert said.startswith("first on images: ")
         assert ("with the true label" in said) is bool(label)
     drawn = ["--weights", "first", "--model", "first", "--label", "cats", "-n", 2]
     assert run_command("sample", "drawn.png", *drawn, "--backend", "reference") == 0
@@ -194,7 +194,7 @@ def test_evaluate_reads_the_published_formats(
     given = ["evaluate", "--weights", "weights", "--data-dir", "data"]
     assert run_command(*given, "--limit", 3) == 0
     said = capsys.readouterr().out
-    assert said.startswith("mnist: ")
+    assert said.startswith("mnist on mnist: ")
     assert "bits/dim" in said
     assert run_command(*given, "--record", "--limit", 3) == 1
     assert "leave --limit out" in capsys.readouterr().err
@@ -228,7 +228,7 @@ def test_evaluate_judges_samples_and_keeps_how_to_draw(
     ]
     assert run_command(*given, "--label", "--guidance", 2, "--top-p", 0.9, "--seed", 3) == 0
     said = capsys.readouterr().out
-    assert said.startswith("mnist, 4 samples, each class in turn, guidance 2, top_p 0.9,")
+    assert said.startswith("mnist on mnist, 4 samples, each class in turn, guidance 2, top_p 0.9,")
     for figure in ("seeds from 3", "% are taken for their class", "Fréchet distance", "% astray"):
         assert figure in said
     assert load_checkpoint(path).defaults == before.defaults == Defaults()
@@ -349,6 +349,23 @@ def test_a_wrong_option_is_a_usage_error(
     error = capsys.readouterr().err
     assert "Usage" in error
     assert "Traceback" not in error
+
+
+@pytest.mark.parametrize("name", ["figure1", "figure2", "supplement", "table1", "table2"])
+def test_a_data_folder_is_read_or_refused(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(name: str, folder: Path, *, quick: bool, data_dir: Path | None) -> None:
+        raise ValueError(f"{name} of {data_dir}")
+
+    monkeypatch.setattr("scanline.model.paper.experiments.run", run)
+    reads = name.startswith("table")
+    assert run_command("paper", name, "--quick", "--data-dir", "data") == (1 if reads else 2)
+    error = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    refused = f"{name} reads no data set, table1 and table2 do: leave --data-dir out"
+    assert (f"{name} of data" if reads else refused) in error
+    assert run_command("paper", name, "--quick") == 1
+    assert f"{name} of None" in capsys.readouterr().err
 
 
 def test_training_needs_none_of_the_services_packages(photographs: Path, tmp_path: Path) -> None:

@@ -188,3 +188,14 @@ def test_our_presets_draw_pixels_of_known_classes(
     assert (config.input, config.positions, config.start) == ("neighbourhood", "learned", "learned")
     assert len(config.classes) == classes
     assert config.steps == config.pixels
+
+
+def test_a_class_is_found_by_its_name_and_in_other_letters_where_only_one_can_be_meant() -> None:
+    letters = tiny_config(classes=("A", "B", "a", "Frog"))
+    assert [letters.class_number(name) for name in ("A", "a", " b ", "frog", "3", 1)] == [
+        0, 2, 1, 3, 3, 1,
+    ]  # fmt: skip
+    twice = tiny_config(classes=("AB", "ab"))
+    assert twice.class_number("ab") == 1
+    with pytest.raises(ValueError, match="no such class; there are AB, ab"):
+        twice.class_number("Ab")

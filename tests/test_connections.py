@@ -315,3 +315,14 @@ def test_one_connection_too_many_is_refused_in_words(caplog: pytest.LogCaptureFi
             connection.close()
         until(lambda: turned_away(client, "full") >= 1)
     assert "all 2 connections are taken: a new one is refused" in caplog.text
+
+
+@pytest.mark.parametrize("length", ["0" * 5000 + "2", "9" * 5000], ids=["small", "huge"])
+def test_a_length_of_thousands_of_digits_is_a_number_too(
+    patient: httpx.Client, length: str
+) -> None:
+    head = f"POST /v1/samples HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {length}"
+    with dial(patient) as connection:
+        connection.sendall(f"{head}\r\nContent-Type: application/json\r\n\r\n{{}}".encode())
+        reply = read_all(connection)
+    assert reply.startswith(b"HTTP/1.1 200" if length[0] == "0" else b"HTTP/1.1 4"), reply

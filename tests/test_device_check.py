@@ -62,3 +62,6 @@ def test_without_a_device_it_collects_its_tests_and_says_so(tmp_path: Path) -> N
     assert "there is no CUDA device" in ran.stdout
     assert re.search(r"[1-9]\d*/\d+ tests collected", ran.stdout), ran.stdout
     assert "collected: exit 0" in ran.stdout
+    (log,) = tmp_path.iterdir()  # one file to bring home
+    assert "versions| there is no CUDA device" in log.read_text()
+    assert re.search(r"^collected\| .*tests collected", log.read_text(), re.MULTILINE)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from scanline.model.checkpoint import Checkpoint, Defaults
 from scanline.model.decoders.opening import open_decoder
 from scanline.model.drawing import Source, paint
 from scanline.model.likelihood import pixel_bits
+from scanline.service import drawing
 from scanline.service.generation import Spec
 from tests.decoders.conftest import backend as backend  # the fixture
 from tests.engine.fixtures import drawn, running
@@ -202,6 +205,35 @@ def test_pictures_of_another_kind_are_refused() -> None:
             complete(tiny_model(), right, other)
     with pytest.raises(ValueError, match="no classes"):
         score(tiny_model(COLOUR), np.zeros((1, 4, 3, 3), np.uint8), 1)
+
+
+@pytest.mark.parametrize(
+    ("out", "why"),
+    [
+        (".", r"is a folder: name a file in it, as .*samples\.png"),
+        ("text/a.png", r"cannot be written \(.*\): name another file"),
+        ("/proc/none/a.png", r"cannot be written \(.*\): name another file"),
+    ],
+)
+def test_where_no_picture_can_be_written_none_is_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str, why: str
+) -> None:
+    (tmp_path / "text").touch()
+    monkeypatch.setattr(drawing, "open_decoder", None)
+    with pytest.raises(ValueError, match=why):
+        drawing.draw_grid(checkpoint(), Spec(n=1, seed=0), tmp_path / out, 1, "reference")
+
+
+def test_a_picture_is_written_into_a_fifo(tmp_path: Path) -> None:
+    fifo, read = tmp_path / "fifo", list[bytes]()
+    os.mkfifo(fifo)
+    reader = threading.Thread(target=lambda: read.append(fifo.read_bytes()), daemon=True)
+    reader.start()
+    for out in (fifo, tmp_path / "file"):
+        drawing.draw_grid(checkpoint(), Spec(n=1, seed=0), out, 1, "reference", quiet=True)
+    assert fifo.is_fifo()
+    reader.join()
+    assert read == [(tmp_path / "file").read_bytes()]
 
 
 def test_the_package_draws_without_importing_torch_before_it_must() -> None:

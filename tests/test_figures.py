@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from scanline.model.checkpoint import (
     CheckpointError,
@@ -14,8 +16,16 @@ from scanline.model.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
+from scanline.model.config import ModelConfig
 from scanline.model.data.published import Dataset
-from scanline.model.figures import known_figure, measure, record_defaults, record_figure
+from scanline.model.figures import (
+    known_figure,
+    measure,
+    record_defaults,
+    record_figure,
+    record_precision,
+)
+from scanline.model.precision import Cost
 from tests.conftest import random_canvas
 from tests.service_fixtures import GREY, save_tiny, tiny_model
 
@@ -64,6 +74,31 @@ def test_how_to_draw_is_kept_beside_what_was_there(tmp_path: Path) -> None:
     after = load_checkpoint(path)
     assert after.defaults == Defaults(guidance=2.5, top_p=0.9)
     assert after.facts == before.facts | {"defaults": {"guidance": 2.5, "top_p": 0.9}}
+
+
+def test_two_measurements_at_once_are_both_kept(tmp_path: Path) -> None:
+    path = save_tiny(tmp_path)
+    first, second = load_checkpoint(path), load_checkpoint(path)
+    record_defaults(first, tmp_path, Defaults(top_p=0.9))
+    record_precision(second, tmp_path, Cost("int8", 0.0, 0.0001, 9, "images"))
+    after = load_checkpoint(path)
+    assert after.defaults == Defaults(top_p=0.9)
+    assert after.native_precision == "int8"
+    assert after.facts["validation"] == [{"bits_per_dim": 5.5}]
+
+
+@pytest.mark.parametrize("config", [GREY, replace(GREY, n_layers=2)], ids=["weights", "network"])
+def test_a_figure_of_other_weights_is_not_recorded(tmp_path: Path, config: ModelConfig) -> None:
+    """As where a training goes on meanwhile: neither its weights nor its facts are put back."""
+    path = save_tiny(tmp_path)
+    measured, newer = load_checkpoint(path), tiny_model(config)
+    with torch.no_grad():
+        newer.norm.bias[0] += 1e-3
+    save_checkpoint(path, newer, {"steps": 9})
+    before = path.read_bytes()
+    with pytest.raises(CheckpointError, match=r"tiny.safetensors holds other .* measure again"):
+        record_defaults(measured, tmp_path, Defaults(top_p=0.9))
+    assert path.read_bytes() == before
 
 
 @pytest.mark.parametrize(

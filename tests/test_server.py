@@ -292,8 +292,10 @@ def test_sigterm_cuts_off_what_takes_too_long_and_exits_0(weights: Path, tmp_pat
         events = parse_sse(stream.read())
         assert events[-1].name == "error"
         assert "shutting down" in events[-1].data["error"]["message"]
+        assert events[-1].data["error"]["code"] == "closing"
         assert {e.data["finish_reason"] for e in events if e.name == "image"} == {"error"}
-        check_error(plain.result(), 503, "generation_failed")
+        check_error(plain.result(), 503, "closing")
+        assert int(plain.result().headers["retry-after"]) >= 1
         server.ended()
 
 
@@ -310,8 +312,34 @@ def test_a_second_signal_cuts_off_what_still_runs(weights: Path, tmp_path: Path)
         server.terminate()
         events = parse_sse(stream.read())
         assert events[-1].name == "error"
-        assert events[-1].data["error"]["code"] == "generation_failed"
+        assert events[-1].data["error"]["code"] == "closing"
         server.ended()
+
+
+def test_sigterm_ends_what_still_compiles(weights: Path, tmp_path: Path) -> None:
+    """Or the container's grace would pass, and SIGKILL end it."""
+    slow, log = tmp_path / "c++", tmp_path / "log"
+    slow.write_text("#!/bin/sh\ntouch $0.began\nexec sleep 600\n")
+    slow.chmod(0o755)
+    port = free_port()
+    given = {"backend": "native", "cache": tmp_path / "cache"}
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [*COMMAND, "--port", str(port)],
+            env=environment(weights, **given) | {"CXX": str(slow)},
+            stderr=file, start_new_session=True,
+        )  # fmt: skip
+    try:
+        until(Path(f"{slow}.began").exists)
+        assert httpx.get(f"http://127.0.0.1:{port}/readyz").status_code == 503
+        process.terminate()
+        assert process.wait(60) == 0
+        assert "ended while the models were loading" in log.read_text()
+        assert "Traceback" not in log.read_text()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # the compiler that is left, too
+        process.wait()
 
 
 def fails(folder: Path, *arguments: str, status: int = 1, **settings: object) -> str:

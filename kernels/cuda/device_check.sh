@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
 # All that only a CUDA device can show, in under eight minutes: the tests marked gpu, how long the
 # attention takes beside its bytes, and how fast images are drawn and pixels trained on.
-#   kernels/cuda/device_check.sh [folder for full logs]
+#   kernels/cuda/device_check.sh [folder for the full log]
 # Needs a python3 ($PYTHON) with a CUDA build of PyTorch, Triton, safetensors and pytest, and neither
 # the package installed nor what the service imports; installs nothing. Every figure is printed as
 # it comes, so that what is stopped half-way has told all that it knew.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 python=${PYTHON:-python3}
-logs=${1:-$(mktemp -d)}
-mkdir -p "$logs"
+log=${1:-$(mktemp -d)}/device_check.log
+mkdir -p "$(dirname "$log")"
+: >"$log"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 processes=8
@@ -39,7 +40,8 @@ def pytest_collection_modifyitems(items):
     items[:] = items[int(os.environ["SHARE"])::int(os.environ["SHARES"])]
 PYTHON
 
-# stage NAME SECONDS PATTERN COMMAND…: run it, keep its log, show the lines that match at once.
+# stage NAME SECONDS PATTERN COMMAND…: run it, add its lines to the log, show those that match at
+# once.
 stage() {
     local name=$1 seconds=$2 pattern=$3 began=$SECONDS code=0
     shift 3
@@ -50,12 +52,12 @@ stage() {
         return 1
     fi
     # An interrupt first, on which pytest tells what has failed so far.
-    timeout --signal=INT --kill-after=10 "$seconds" "$@" 2>&1 | tee "$logs/$name.log" |
-        grep --line-buffered -E "$pattern" | sed -u 's/^\(.\{160\}\).*/\1/'
+    timeout --signal=INT --kill-after=10 "$seconds" "$@" 2>&1 | sed -u "s/^/$name| /" |
+        tee -a "$log" | grep --line-buffered -E "$pattern" | sed -u 's/^\(.\{240\}\).*/\1/'
     code=${PIPESTATUS[0]}
     if [ "$code" -ne 0 ]; then
         failed=1
-        tail -5 "$logs/$name.log" | cut -c1-160 | sed "s/^/$name ! /"
+        grep "^$name| " "$log" | tail -5 | cut -c1-240
     fi
     printf '%s: exit %d, %d s\n' "$name" "$code" "$((SECONDS - began))"
     return "$code"
@@ -66,16 +68,17 @@ tests() {
     local name=$1 seconds=$2 which=$3
     shift 3
     stage "$name" "$seconds" \
-        '^(FAILED|ERROR)|(FAILED|ERROR) +\[|[0-9]+ (passed|failed|errors?)|collected|Timeout' \
+        '\| (FAILED|ERROR) |(FAILED|ERROR) +\[|[0-9]+ (passed|failed|errors?)|collected|Timeout' \
         "$python" -m pytest -c "$work/pytest.ini" --rootdir . -p share -p no:cacheprovider \
         -m gpu -k "$which" -v --tb=short "$@" tests/decoders tests/triton
 }
 
-if ! stage versions 60 . "$python" -c '
+stage versions 180 . "$python" -c '
 import sys, torch, triton
 print(torch.__version__, "Triton", triton.__version__)
 if not torch.cuda.is_available(): sys.exit("there is no CUDA device")
-print(torch.cuda.get_device_name())'; then
+print(torch.cuda.get_device_name())'
+if [ $? -eq 1 ]; then  # and not 124: a first import may be slow
     SHARES=1 SHARE=0 tests collected 60 "" --collect-only  # all that there is to do
     exit 1
 fi
@@ -95,5 +98,5 @@ for model in mnist cifar10 mnist-paper cifar10-paper; do
 done
 stage attention 45 . "$python" -m scanline.kernels.cuda.attention_bench
 SHARES=1 SHARE=0 tests tests-alone 60 "$alone"
-echo "full logs: $logs"
+echo "the full log: $log"
 exit "$failed"

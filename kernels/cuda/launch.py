@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -98,8 +99,11 @@ class Steps:
                 graph.capture_begin(capture_error_mode="thread_local")
                 try:
                     self._launch(rows, pixels)
-                finally:
-                    graph.capture_end()
+                except BaseException:
+                    with contextlib.suppress(RuntimeError):  # which would hide the cause
+                        graph.capture_end()
+                    raise
+                graph.capture_end()
                 graph.replay()  # of no slots: what the first replay takes, nobody waits for
                 self._graphs[rows, pixels] = graph
 

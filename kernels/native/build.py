@@ -1,8 +1,8 @@
 """The build of the native CPU code: C++ compiled for this machine, kept, and loaded.
 
 The decoder's and the training's C++ are each built by the system's compiler on first use, once for
-each source, compiler and ISA. ``python -m scanline.kernels.native.build`` builds for every ISA
-beforehand: an image made so runs without a compiler.
+each source, compiler with its arguments, and ISA. ``python -m scanline.kernels.native.build``
+builds for every ISA beforehand: an image made so runs without a compiler.
 
 Environment: ``CXX`` names the compiler, ``SCANLINE_CACHE`` the folder of finished builds (default
 ``~/.cache/scanline``), ``SCANLINE_CXXFLAGS`` adds flags (``-fsanitize=address``).
@@ -16,6 +16,7 @@ import logging
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -31,11 +32,16 @@ FLAGS = (
     "-std=c++20", "-O3", "-ffp-contract=off", "-fPIC", "-shared", "-pthread",
     "-fvisibility=hidden",
 )  # fmt: skip
+PATIENCE = 300  # seconds for one run of the compiler
 INSTALL = "install g++ (`apt-get install g++`) or clang, or name a compiler in CXX"
 
 
 class NativeBuildError(RuntimeError):
     """The native code cannot be built or run here; the message says why and what to do."""
+
+
+class InterruptedBuildError(NativeBuildError):
+    """The compiler was ended before it was done, which says nothing of what it can build."""
 
 
 def find_compiler() -> list[str]:
@@ -57,9 +63,21 @@ def cache_folder() -> Path:
 
 def _run(command: Sequence[str]) -> str:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-    except (OSError, subprocess.TimeoutExpired) as error:
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=PATIENCE
+        )
+    except OSError as error:
         raise NativeBuildError(f"{command[0]} did not run ({error}): {INSTALL}") from error
+    except subprocess.TimeoutExpired as error:
+        raise InterruptedBuildError(
+            f"{shlex.join(command)} was not done after {PATIENCE} s and was ended: try again when "
+            "the machine has less to do"
+        ) from error
+    if done.returncode < 0:
+        ended = signal.strsignal(-done.returncode) or "unknown"
+        raise InterruptedBuildError(
+            f"{shlex.join(command)} was ended by signal {-done.returncode} ({ended}): try again"
+        )
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines() or ["no output"]
         reason = next((line for line in lines if "error" in line), lines[0])
@@ -71,7 +89,7 @@ def load_build(isa: str | None = None, source: Path = DECODER) -> ctypes.CDLL:
     """Build a source for an ISA if need be, and load it; the best that can be had by default.
 
     Raises ``ValueError`` on an unknown ISA, and ``NativeBuildError`` where the CPU lacks it or the
-    code cannot be built.
+    code cannot be built; ``InterruptedBuildError``, one of them, where the compiler was ended.
     """
     if isa is not None and isa not in ISAS:
         raise ValueError(f"isa must be one of {', '.join(ISAS)}, not {isa!r}")
@@ -82,6 +100,8 @@ def load_build(isa: str | None = None, source: Path = DECODER) -> ctypes.CDLL:
     for one in available if isa is None else [isa]:
         try:
             library = _load(one, source)
+        except InterruptedBuildError:
+            raise  # a lesser ISA is no cure
         except NativeBuildError as error:  # an older compiler may not know the newest instructions
             failures.append(error)
             continue
@@ -123,8 +143,9 @@ def _stem(isa: str, source: Path) -> str:
 
 
 def _name(isa: str, compiler: Sequence[str], source: Path) -> str:
-    version = hashlib.sha256(_run([*compiler, "--version"]).encode())
-    return f"{_stem(isa, source)}-{version.hexdigest()[:8]}.so"
+    """Name a compiler's build: by what it says that it is, and the arguments that CXX gives it."""
+    key = hashlib.sha256("\0".join([_run([*compiler, "--version"]), *compiler[1:]]).encode())
+    return f"{_stem(isa, source)}-{key.hexdigest()[:8]}.so"
 
 
 def _open(path: Path) -> ctypes.CDLL | None:

@@ -251,7 +251,9 @@ def run_bench(
                 notes.append(f"{backend} does not run here: {error}")
                 continue
             runners.append(partial(time_backend, name, model, openings[backend], seconds, repeats))
-        if peer and name in PAPER:
+        if peer and name not in PAPER:
+            notes.append(f"{name} has no peer, which draws {' and '.join(PAPER)} alone")
+        elif peer:
             runners.append(partial(time_peer, name, model, seconds, repeats))
         for runner in runners:
             for count in slots:

@@ -126,6 +126,11 @@ class Decoder(ABC):
         return self.backend
 
     @property
+    def broken(self) -> bool:
+        """Whether nothing can be drawn any more, in this process."""
+        return False
+
+    @property
     def canvas(self) -> NDArray[np.uint8]:
         """The pixels so far: uint8 ``[N, T, C]``."""
         return self.inputs.canvas

@@ -58,7 +58,20 @@ class Device:
     @property
     def free(self) -> int | None:
         """Bytes of memory that may be taken; None where only the host's memory bounds them."""
-        return torch.cuda.mem_get_info(self.torch)[0] - SPARE_BYTES if self.cuda else None
+        if not self.cuda:
+            return None
+        torch.cuda.empty_cache()  # what torch keeps of another stream, it never gives this one
+        return torch.cuda.mem_get_info(self.torch)[0] - SPARE_BYTES
+
+    @property
+    def lost(self) -> bool:
+        """Whether nothing can be done on it any more: some errors leave a process no device."""
+        try:
+            if self.cuda:
+                torch.cuda.synchronize(self.torch)
+        except RuntimeError:
+            return True
+        return False
 
     @contextmanager
     def working(self) -> Iterator[None]:

@@ -28,12 +28,17 @@ def open_decoder(
 
     ``threads`` is how many cores ``native`` may use, all by default, and ``precision`` what it
     computes products in, by default what the CPU is best at; other backends have their own.
-    Raises ``ValueError`` on an unknown name, and ``BackendError`` where a backend asked for by name
-    cannot run here.
+    Raises ``ValueError`` on an unknown name and on threads for ``reference``, and ``BackendError``
+    where a backend asked for by name cannot run here.
     """
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, not {backend!r}")
     if backend == "reference":
+        if threads is not None:
+            raise ValueError(
+                "the reference backend has torch's threads: leave threads out, and set "
+                "OMP_NUM_THREADS to have fewer"
+            )
         return ReferenceDecoder(model, max_slots)
     if backend == "triton" or (backend == "auto" and torch.cuda.is_available()):
         try:
@@ -47,7 +52,8 @@ def open_decoder(
     except BackendError as error:
         if backend != "auto":
             raise
-        log.warning("decoding with the slow reference backend: %s", error)
+        whose = "" if threads is None else " and torch's own threads"
+        log.warning("decoding with the slow reference backend%s: %s", whose, error)
         return ReferenceDecoder(model, max_slots)
     log.info("decoding with the %s, %d threads", decoder.variant, decoder.threads)
     return decoder

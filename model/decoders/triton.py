@@ -149,6 +149,11 @@ class TritonDecoder(Decoder):
         return refuse_unknown(config, _KNOWN)
 
     @property
+    def broken(self) -> bool:
+        """Whether its device is lost."""
+        return self.device.lost
+
+    @property
     def variant(self) -> str:
         return f"{self.backend} {triton.__version__} {self.device.kind} {self.precision}"
 

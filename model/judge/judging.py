@@ -86,7 +86,7 @@ def judge(
         )
     if with_label and not config.classes == test.classes == training.classes:
         raise ValueError("the data's classes are not the model's; judge without labels")
-    real, known = _spread(test, samples), np.ones((config.height, config.width), np.bool_)
+    real, known = spread(test, samples), np.ones((config.height, config.width), np.bool_)
     labels: list[Label] = [None] * samples
     true: Sequence[Label] | NDArray[np.integer] = labels
     if with_label and real.labels is not None:
@@ -103,7 +103,7 @@ def judge(
     )  # fmt: skip
     seen, features = classifier.look(drawn.pictures)
     _, real_features = classifier.look(real.images)
-    _, training_features = classifier.look(_spread(training, samples).images)
+    _, training_features = classifier.look(spread(training, samples).images)
     least, most = ordinary_range(measured.bits_per_dim)
     return Verdict(
         samples=samples,
@@ -125,6 +125,6 @@ def ordinary_range(bits_per_dim: NDArray[np.float64]) -> tuple[float, float]:
     return float(low * (1 - _MARGIN)), float(high * (1 + _MARGIN))
 
 
-def _spread(data: Dataset, count: int) -> Dataset:
+def spread(data: Dataset, count: int) -> Dataset:
     """Take so many images evenly from a data set: the halves of MNIST's test set differ."""
     return data.take(np.arange(count) * len(data) // count)

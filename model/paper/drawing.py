@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scanline.model.bench.cpu import begin
+from scanline.model.bench import cpu as bench
 from scanline.model.bench.peer import Peer
 from scanline.model.config import ModelConfig
+from scanline.model.decoders.contract import Decoder
 from scanline.model.decoders.opening import open_decoder
 from scanline.model.network import LinearTransformer
 from scanline.model.paper import peers
@@ -118,9 +119,13 @@ def random_network(kind: str, config: ModelConfig, device: torch.device) -> Line
 def check(way: str, config: ModelConfig, device: torch.device, count: int = 4) -> None:
     """Raise ``RuntimeError`` unless a way's first steps are what ``forward`` gives.
 
-    Attention that sees what is later is compared with itself in a network of no more steps.
+    ``NATIVE`` may differ by what its precision costs, as in ``scanline bench``. Attention that sees
+    what is later is compared with itself in a network of no more steps.
     """
-    if way in (NATIVE, PEER):  # checked by the decoder's benchmark, and by the peer itself
+    if way == PEER:  # it checks itself
+        return
+    if way == NATIVE:
+        bench.check(random_network("linear", config, device), _open_native)
         return
     short = replace(config, height=1, width=-(-count // config.channels))
     drawer = make(way, short, 2, device)
@@ -138,12 +143,15 @@ def time_drawing(
 ) -> Row:
     """Time drawing a batch of images: ``images_per_second``, and ``seconds`` of the batch.
 
-    ``positions`` is at how many positions a step is timed. Raises ``RuntimeError`` where the way
-    does not compute what its network does.
+    ``positions`` is at how many positions a step is timed. ``NATIVE`` has its ``precision`` too,
+    what products are computed in; all else is float32. Raises ``RuntimeError`` where the way does
+    not compute what its network does.
     """
     check(way, config, device)
+    named: Row = {}
     if way == NATIVE:
-        seconds = _time_native(config, batch)
+        decoder = _open_native(random_network("linear", config, device), batch)
+        seconds, named = _time_native(decoder), {"precision": decoder.precision}
     else:
         drawer = make(way, config, batch, device)
         drawer.step(0)
@@ -153,7 +161,7 @@ def time_drawing(
     return {
         "way": way, "batch": batch, "seconds": seconds, "images_per_second": batch / seconds,
         "device": device.type,
-    }  # fmt: skip
+    } | named  # fmt: skip
 
 
 def _time_step(drawer: Drawer, position: int, device: torch.device, least: float = 0.02) -> float:
@@ -172,15 +180,17 @@ def _time_step(drawer: Drawer, position: int, device: torch.device, least: float
     return min(times)
 
 
-def _time_native(config: ModelConfig, batch: int, pixels: int = 16) -> float:
+def _open_native(network: LinearTransformer, slots: int) -> Decoder:
+    return open_decoder(network, slots, "native", torch.get_num_threads())
+
+
+def _time_native(decoder: Decoder, pixels: int = 16) -> float:
     device = torch.device("cpu")
-    network = random_network("linear", config, device)
-    decoder = open_decoder(network, batch, "native", torch.get_num_threads())
-    slots = begin(decoder)
+    slots = bench.begin(decoder)
     decoder.step(slots, 1)
     times = []
     for _ in range(3):
         began = clock(device)
         decoder.step(slots, pixels)
         times.append((clock(device) - began) / pixels)
-    return min(times) * config.pixels
+    return min(times) * decoder.config.pixels

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -16,11 +17,11 @@ import torch
 from scanline.model.config import PRESETS, ModelConfig
 from scanline.model.data.published import Dataset, load_dataset
 from scanline.model.evaluation import evaluate
-from scanline.model.paper.drawing import ANEW, random_network, time_drawing, ways
+from scanline.model.paper.drawing import ANEW, time_drawing, ways
 from scanline.model.paper.report import Report, Row, timed
 from scanline.model.recipe import TrainingConfig
 from scanline.model.stop import Stop
-from scanline.model.training import Trainer
+from scanline.model.training import Trainer, few_collections
 
 TRAINED = ("softmax", "lsh-1", "lsh-4", "linear")
 
@@ -94,9 +95,18 @@ def cropped(data: Dataset, side: int, count: int | None = None) -> Dataset:
 def rows(
     table: Table, report: Report, data_dir: Path | None, device: torch.device
 ) -> Iterator[tuple[str, Callable[[], Row]]]:
-    """Give each row's key and what makes it: ``train KIND``, then ``draw WAY BATCH``."""
-    for kind in TRAINED:
-        folder = report.path.parent / report.name / kind
+    """Give each row's key and what makes it: ``train KIND``, then ``draw WAY BATCH``.
+
+    Raises ``ValueError`` where a kind's folder holds a run of another report, whose pace was other.
+    """
+    folders = {kind: report.folder / kind for kind in TRAINED}
+    for kind, folder in folders.items():
+        if f"pace {kind}" not in report.rows and (folder / "training.pt").exists():
+            raise ValueError(
+                f"{folder} holds a training run that {report.path} does not know: "
+                "give another --out, or delete that folder"
+            )
+    for kind, folder in folders.items():
 
         def train(kind: str = kind, folder: Path = folder) -> Row:
             return train_one(table, kind, folder, data_dir, device, report)
@@ -122,10 +132,11 @@ def train_one(
     network = ModelConfig.from_dict(table.trained.to_dict() | {"attention": kind})
     data = cropped(load_dataset(table.data, "train", data_dir), table.crop)
     test = cropped(load_dataset(table.data, "test", data_dir), table.crop, table.test_images)
-    pace = report.row(f"pace {kind}", lambda: {"seconds": _step_seconds(network, table, device)})
+    pace = report.row(
+        f"pace {kind}", lambda: {"seconds": _step_seconds(network, table, data, device)}
+    )
     steps = max(1, round(table.training_seconds / pace["seconds"]))
-    recipe = TrainingConfig(steps=steps, batch=table.batch, warmup=min(100, steps // 5))
-    trainer = Trainer(network, recipe, folder, device)
+    trainer = Trainer(network, _recipe(table, steps), folder, device)
     if (folder / "training.pt").exists():
         trainer.resume()
     with Stop().listening() as stop:
@@ -136,15 +147,17 @@ def train_one(
     return {"kind": kind, "steps": steps, "images_seen": steps * table.batch} | asdict(result)
 
 
-def _step_seconds(config: ModelConfig, table: Table, device: torch.device) -> float:
-    network = random_network(config.attention, config, device).train()
-    canvas = torch.randint(
-        256, (table.batch, config.pixels, config.channels), dtype=torch.uint8, device=device
-    )
+def _recipe(table: Table, steps: int) -> TrainingConfig:
+    return TrainingConfig(steps=steps, batch=table.batch, warmup=min(100, steps // 5))
 
-    def once() -> None:
-        network.zero_grad()
-        network.bits(canvas).sum().backward()
 
-    once()
-    return timed(once, device, repeats=3)
+def _step_seconds(
+    network: ModelConfig, table: Table, data: Dataset, device: torch.device
+) -> float:  # fmt: skip
+    """Time the run's own step, whatever it computes in, on a network that is thrown away."""
+    images = torch.from_numpy(data.images.reshape(len(data), -1, data.images.shape[-1]))
+    with TemporaryDirectory() as folder, few_collections():
+        # How many steps there are changes the learning rate, not what a step takes.
+        trainer = Trainer(network, _recipe(table, 1000), Path(folder), device)
+        trainer.take_step(images, None)  # the first one makes what the others find there
+        return timed(lambda: trainer.take_step(images, None), device, repeats=3)

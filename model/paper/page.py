@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from scanline.model.paper.claims import IMAGES, SPEECH
+from scanline.model.paper.drawing import NATIVE
 from scanline.model.paper.experiments import EXPERIMENTS
 from scanline.model.paper.lengths import slope
 from scanline.model.paper.report import Row, read
@@ -71,7 +72,8 @@ def make_page(folder: Path, beside: Path) -> str:
     verdicts = [v for name, report in reports.items() for v in judge(name, report["rows"])]
     lines += [f"| {v.claim} | {v.found} | {'yes' if v.holds else '**no**'} |" for v in verdicts]
     for name, report in reports.items():
-        lines += ["", f"## {TITLES[name]}", "", caption(name, report["settings"]), ""]
+        said = caption(name, report["settings"]) + _multiplied(report["rows"])
+        lines += ["", f"## {TITLES[name]}", "", said, ""]
         if (folder / f"{name}.png").exists():
             plot = Path(os.path.relpath(folder / f"{name}.png", beside)).as_posix()
             lines += [f"![{TITLES[name]}]({plot})", ""]
@@ -140,6 +142,24 @@ def _timed(s: Row) -> str:
         "`softmax` and `lsh` run the whole network again for every step, the others keep a state; "
         f"a step is timed at {s['positions']} positions of an image and summed over all."
     )
+
+
+def _multiplied(rows: dict[str, Row]) -> str:
+    """Say what the C++ computed products in, which no row beside it does; of old rows, as known."""
+    native = [row for row in rows.values() if row.get("way") == NATIVE]
+    named = sorted({row["precision"] for row in native if "precision" in row})
+    said = []
+    if named:
+        said.append(f"Products of `{NATIVE}` are {' or '.join(named)} and its states float32.")
+    if any("precision" not in row for row in native):
+        said.append(
+            f"Rows of `{NATIVE}` that name no precision are older than its being named: products "
+            "are bf16, as in those of `model/paper/results`, or int16 if drawn on x86 after 23 "
+            "November 2026, and states float32."
+        )
+    if said:
+        said.append("The other ways draw in float32 alone.")
+    return "".join(f" {sentence}" for sentence in said)
 
 
 def judge(name: str, rows: dict[str, Row]) -> Iterable[Verdict]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scanline.model.paper import copying
-from scanline.model.paper.tables import best_drawing, by_kind
+from scanline.model.paper.tables import best_drawing, by_kind, label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -72,7 +72,9 @@ def _curves(axes: Axes, rows: dict[str, Row]) -> None:
 
 def _speeds(axes: Axes, rows: dict[str, Row]) -> None:
     best = best_drawing(rows)
-    axes.barh(list(best), [row["images_per_second"] for row in best.values()])
+    axes.barh(
+        [label(row) for row in best.values()], [row["images_per_second"] for row in best.values()]
+    )
     axes.set_xscale("log")
     axes.set_xlabel("images a second")
     axes.grid(alpha=0.3, axis="x")
@@ -106,10 +108,10 @@ def _sweep(axes: Axes, rows: dict[str, Row]) -> None:
     lines: dict[str, list[Row]] = {}
     for key, row in rows.items():
         if " mnist " in key:
-            lines.setdefault(f"{row['way']}, {row['device']}", []).append(row)
-    for label, points in lines.items():
+            lines.setdefault(f"{label(row)}, {row['device']}", []).append(row)
+    for line, points in lines.items():
         x, y = [row["batch"] for row in points], [row["images_per_second"] for row in points]
-        axes.loglog(x, y, marker="o", markersize=3, label=label, base=2)
+        axes.loglog(x, y, marker="o", markersize=3, label=line, base=2)
     axes.set_xlabel("images at once (MNIST)")
     axes.set_ylabel("images a second")
     axes.set_yscale("log", base=10)

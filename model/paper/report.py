@@ -26,6 +26,7 @@ class Report:
 
     def __init__(self, folder: Path, name: str, settings: Row) -> None:
         self.path, self.name = folder / f"{name}.json", name
+        self.folder = folder / name  # for what rows are made with: runs, speech
         self.facts: Row = {
             "experiment": name,
             "settings": json.loads(json.dumps(settings)),
@@ -38,8 +39,10 @@ class Report:
             self.complete = saved["complete"]
             for fact, value in self.facts.items():
                 if saved[fact] != value:
+                    whole = f" and {self.folder}" if self.folder.is_dir() else ""
                     raise ValueError(
-                        f"{self.path} holds rows of other {fact}: give another --out, or delete it"
+                        f"{self.path} holds rows of other {fact}: give another --out, or delete "
+                        f"it{whole}"
                     )
             self.rows = saved["rows"]
 

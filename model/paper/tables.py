@@ -30,6 +30,11 @@ def best_drawing(rows: dict[str, Row]) -> dict[str, Row]:
     return best
 
 
+def label(row: Row) -> str:
+    """Give the name of a row's way to draw, and what it multiplies in if the row says so."""
+    return f"{row['way']} ({row['precision']})" if "precision" in row else str(row["way"])
+
+
 def markdown(name: str, rows: dict[str, Row]) -> str:
     """Give an experiment's rows as one or more tables."""
     make = {
@@ -88,7 +93,7 @@ def _images(name: str, rows: dict[str, Row]) -> str:
     for way, drawn in best.items():
         claim, learned = claims.get(way), trained.get(way.removeprefix("stateful-"))
         lines.append([
-            way,
+            label(drawn),
             number(claim.bits_per_dim) if claim else "–",
             f"{learned['bits_per_dim']:.3f} ± {learned['standard_error']:.3f}" if learned else "–",
             f"{learned['images_seen']:,}" if learned else "–",
@@ -149,12 +154,12 @@ def _latency(rows: dict[str, Row]) -> str:
             place = int(device != "cpu")
             theirs = _latent(claim[place], softmax[place]) if claim else "–"
             ours = _latent(row["seconds"], mine["softmax"]["seconds"])
-            lines.append([f"{data}, {device}: {way}", theirs, ours])
+            lines.append([f"{data}, {device}: {label(row)}", theirs, ours])
     one = _table(["seconds for one image", "paper", "ours"], lines)
     swept: dict[str, dict[int, Row]] = {}
     for key, row in rows.items():
         if " mnist " in key:
-            swept.setdefault(f"{row['device']}: {row['way']}", {})[row["batch"]] = row
+            swept.setdefault(f"{row['device']}: {label(row)}", {})[row["batch"]] = row
     batches = sorted({batch for found in swept.values() for batch in found})
     more = [
         [way, *(number(found[b]["images_per_second"]) if b in found else "–" for b in batches)]

@@ -16,7 +16,7 @@ from scanline.service.api.cursors import END, Cursor, write_cursors
 from scanline.service.api.replies import USAGE, PngImage, Usage, example, image_reply
 from scanline.service.api.requests import Granularity, Output
 from scanline.service.generation import FinishReason, Generation, Image, Status
-from scanline.service.http.errors import ErrorReply, error_reply
+from scanline.service.http.errors import ErrorReply
 from scanline.service.http.sse import (
     COMMENT,
     KEEP_ALIVE_SECONDS,
@@ -25,7 +25,7 @@ from scanline.service.http.sse import (
     sse_event,
     sse_line,
 )
-from scanline.service.http.waiting import news, wait_finished
+from scanline.service.http.waiting import failure, news, wait_finished
 
 WAITING_SECONDS = 2.0  # between two events that say so
 PIXELS_PER_EVENT = 4096  # of many images; one image is never split
@@ -175,9 +175,8 @@ async def stream_events(
                     yield sse_event("waiting", still)
                 else:
                     yield COMMENT
-    if generation.error:
-        failure = error_reply(500, generation.error, code="generation_failed")
-        yield sse_event("error", failure, END)
+    if failed := failure(generation):
+        yield sse_event("error", failed.reply, END)
     else:
         yield sse_event("completed", Completed(id=generation.id, usage=Usage.of(generation)), END)
 

@@ -11,10 +11,10 @@ from scanline.model.noise import MAX_SEED
 from scanline.service.api.beginning import Key, begin
 from scanline.service.api.lookup import Server, bearer, find_engine, find_served, settle_shape
 from scanline.service.api.requests import LABEL_HELP, Guidance, Temperature, TopP
-from scanline.service.generation import FinishReason, Spec
+from scanline.service.generation import Spec
 from scanline.service.http.bodies import known_query
-from scanline.service.http.errors import ApiError, errors
-from scanline.service.http.waiting import client_of, draw_to_end
+from scanline.service.http.errors import errors
+from scanline.service.http.waiting import client_of, cut_off, draw_to_end
 from scanline.service.pictures import to_png
 from scanline.service.repeats import fingerprint
 
@@ -58,8 +58,8 @@ async def get_sample(
     generation = begin(request, server, engine, spec, Key("sample", tag, mark))
     await draw_to_end(request, engine, generation)
     (image,) = generation.images
-    if image.finish_reason is not FinishReason.LENGTH:
-        raise ApiError(503, "the drawing was cancelled; ask for it again", code="cancelled")
+    if failed := cut_off(generation):
+        raise failed
     config = generation.config
     async with client_of(request) as gone:
         png = await server.writing.run(gone, to_png, image.read(0, config.pixels), config)

@@ -29,12 +29,12 @@ from scanline.service.api.lookup import (
 )
 from scanline.service.api.replies import GenerationReply, ModelList, ModelReply
 from scanline.service.api.requests import CompletionForm, Granularity, Output, SampleRequest
-from scanline.service.generation import FinishReason, Generation, Spec
+from scanline.service.generation import Generation, Spec
 from scanline.service.http.bodies import known_query, once_each
 from scanline.service.http.errors import ApiError, errors
 from scanline.service.http.media import MEDIA, NAMING, Media, choose_media, json_reply, naming
 from scanline.service.http.sse import stream_reply
-from scanline.service.http.waiting import client_of, draw_to_end, wait_finished
+from scanline.service.http.waiting import client_of, cut_off, draw_to_end, wait_finished
 from scanline.service.pictures import read_upload, to_grid, to_npy, to_png, to_zip
 from scanline.service.server import Scanline
 from scanline.service.workshop import Workshop
@@ -260,9 +260,8 @@ def _reply(generation: Generation, media: Media, output: Output) -> Response:
     headers = naming(generation)
     if media == "application/json":
         return _described(generation, output, headers)
-    if any(image.finish_reason is not FinishReason.LENGTH for image in generation.images):
-        # A picture cut off would look like any other.
-        raise ApiError(503, "the drawing was cancelled; ask for it again", code="cancelled")
+    if failed := cut_off(generation):
+        raise failed
     drawn = [image.read(0, config.pixels) for image in generation.images]
     if media == "application/x-npy":
         return Response(to_npy(drawn, config), media_type=media, headers=headers)

@@ -142,6 +142,11 @@ class Fleet:
         """Whether there is a replica, and work is taken."""
         return self._thread.is_alive() and not self.queue.closed and bool(self.reports)
 
+    @property
+    def broken(self) -> bool:
+        """Never: replicas come and go."""
+        return False
+
     def metrics(self) -> dict[str, list[Metric]]:
         """Give the replicas' own metrics, as they last reported them."""
         return {name: report.metrics for name, report in self.reports.items()}

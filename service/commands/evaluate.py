@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def evaluate(
     model: ModelName = None,
     dataset: Annotated[
-        str | None, typer.Option(help="mnist or cifar10; by the model's channels if none")
+        str | None, typer.Option(help="mnist or cifar10; by the model's classes if none")
     ] = None,
     images: ImagesDir = None,
     label: Annotated[
@@ -82,6 +82,7 @@ def evaluate(
     from scanline.kernels.native.abi import precision_of
     from scanline.model.checkpoint import Defaults, load_one
     from scanline.model.figures import record_defaults, record_figure, record_precision
+    from scanline.model.judge.judging import spread
     from scanline.model.runs import judging_data, test_data
     from scanline.service.shape import settle
 
@@ -109,7 +110,7 @@ def evaluate(
     config, own = checkpoint.model.config, checkpoint.defaults
     if holes is not None:
         training, test = judging_data(config, dataset, images, data_dir, download)
-        _complete(checkpoint, training, test.take(slice(holes)), epochs)
+        _complete(checkpoint, training, spread(test, min(holes, len(test))), epochs)
         return
     if samples is None:
         data = test_data(config, dataset, images, data_dir, download)
@@ -142,7 +143,7 @@ def _measure(checkpoint: Checkpoint, data: Dataset, with_label: bool) -> Evaluat
     with tqdm(total=len(data), unit="image", file=sys.stderr) as bar:
         figure = measure(checkpoint, data, with_label=with_label, progress=bar.update)
     how = "with the true label" if with_label else "without a label"
-    typer.echo(f"{checkpoint.name}: {figure}, {how}" + (f" ({data.note})" if data.note else ""))
+    typer.echo(f"{_pair(checkpoint, data)}: {figure}, {how}{_noted(data)}")
     return figure
 
 
@@ -153,8 +154,16 @@ def _cost(checkpoint: Checkpoint, data: Dataset, precision: str) -> Cost:
 
     with tqdm(total=len(data), unit="image", file=sys.stderr) as bar:
         cost = measure_cost(checkpoint.model, data, precision, progress=bar.update)
-    typer.echo(f"{checkpoint.name}: {cost}" + (f" ({data.note})" if data.note else ""))
+    typer.echo(f"{_pair(checkpoint, data)}: {cost}{_noted(data)}")
     return cost
+
+
+def _pair(checkpoint: Checkpoint, data: Dataset) -> str:
+    return f"{checkpoint.name} on {data.name}"
+
+
+def _noted(data: Dataset) -> str:
+    return f" ({data.note})" if data.note else ""
 
 
 def _classifier(training: Dataset, epochs: int | None) -> Classifier:
@@ -183,7 +192,7 @@ def _complete(checkpoint: Checkpoint, training: Dataset, test: Dataset, epochs: 
             f"{right}, {one.bits_per_dim:.4f} bits/dim, {one.seconds:.3f} s a picture"
         )
 
-    typer.echo(f"{checkpoint.name}, {len(test)} test images")
+    typer.echo(f"{_pair(checkpoint, test)}, {len(test)} test images{_noted(test)}")
     judge_holes(checkpoint, test, (1, 8, 64), classifier=_classifier(training, epochs), tell=tell)
 
 
@@ -203,6 +212,6 @@ def _judge(
         )  # fmt: skip
     of = f"each class in turn, guidance {style.guidance:g}" if with_label else "no label"
     typer.echo(
-        f"{checkpoint.name}, {samples:,} samples, {of}, top_p {style.top_p:g}, temperature "
-        f"{temperature:g}, seeds from {seed}:\n{verdict}"
+        f"{_pair(checkpoint, test)}, {samples:,} samples, {of}, top_p {style.top_p:g}, temperature "
+        f"{temperature:g}, seeds from {seed}{_noted(test)}:\n{verdict}"
     )

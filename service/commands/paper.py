@@ -26,7 +26,19 @@ Speech = Annotated[
         "that espeak-ng speaks, which must be installed.",
     ),
 ]
+
+
+def _unread(context: typer.Context, folder: Path | None) -> None:
+    """Refuse a folder of data that would be left unread."""
+    if folder is not None:
+        raise typer.BadParameter(
+            f"{context.info_name} reads no data set, table1 and table2 do: leave --data-dir out"
+        )
+
+
+NoDataDir = Annotated[Path | None, typer.Option("--data-dir", hidden=True, callback=_unread)]
 FOLDER = Path("runs/paper")
+READING = ("table1", "table2")  # published data sets
 
 paper = typer.Typer(no_args_is_help=True, help="Run the paper's figures and tables again.")
 
@@ -46,11 +58,17 @@ def _run(name: str, quick: bool, out: Path, threads: int, data_dir: Path | None)
 
 
 def _experiment(name: str, what: str) -> Callable[..., None]:
-    def command(
+    def of_images(
         quick: Quick = False, out: Folder = FOLDER, threads: Threads = 1, data_dir: DataDir = None
     ) -> None:
         _run(name, quick, out, threads, data_dir)
 
+    def of_nothing(
+        quick: Quick = False, out: Folder = FOLDER, threads: Threads = 1, data_dir: NoDataDir = None
+    ) -> None:
+        _run(name, quick, out, threads, data_dir)
+
+    command: Callable[..., None] = of_images if name in READING else of_nothing
     command.__doc__ = f"{what}; a table, a plot and a JSON file. Run again, it goes on."
     return command
 

@@ -79,6 +79,11 @@ class ApiError(HTTPException):
         super().__init__(status, message, dict(headers or {}))
         self.param, self.code = param, code
 
+    @property
+    def reply(self) -> ErrorReply:
+        """Give it as a reply or an event says it."""
+        return error_reply(self.status_code, self.detail, self.param, self.code)
+
 
 REFUSALS: tuple[type[Exception], ...] = (
     PictureError, QueueFullError, ClosedError, TooManyError, OtherRequestError,

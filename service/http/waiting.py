@@ -9,8 +9,9 @@ from typing import Any
 
 from fastapi import Request
 
-from scanline.service.generation import Generation
-from scanline.service.http.errors import ApiError
+from scanline.service.generation import FinishReason, Generation
+from scanline.service.http.errors import ApiError, refusal
+from scanline.service.queue import ClosedError
 from scanline.service.workshop import Workshop
 
 
@@ -112,6 +113,25 @@ async def draw_to_end(
     with engine.queue.reading(generation, grace):
         async with client_of(request) as gone:
             await wait_finished(generation, gone)
-    if generation.error:
-        status = 500 if engine.alive else 503
-        raise ApiError(status, generation.error, code="generation_failed")
+    if failed := failure(generation, 500 if engine.alive else 503):
+        raise failed
+
+
+def failure(generation: Generation, status: int = 500) -> ApiError | None:
+    """Give the error that a finished generation ended with, if any: ours, or our shutting down."""
+    if generation.error is None:
+        return None
+    if generation.closed:
+        return refusal(ClosedError(generation.error))
+    return ApiError(status, generation.error, code="generation_failed")
+
+
+def cut_off(generation: Generation) -> ApiError | None:
+    """Give the error of a finished generation whose pictures are not all whole.
+
+    For replies that hold nothing but pictures: one cut off would look like any other.
+    """
+    if all(image.finish_reason is FinishReason.LENGTH for image in generation.images):
+        return None
+    message = "the drawing was cancelled; ask for it again"
+    return failure(generation) or ApiError(503, message, code="cancelled")

@@ -14,10 +14,10 @@ from pydantic import BaseModel
 
 from scanline.service.api.replies import example
 from scanline.service.generation import FinishReason, Generation, Image
-from scanline.service.http.errors import ErrorReply, error_reply
+from scanline.service.http.errors import ErrorReply
 from scanline.service.http.pools import Pool
 from scanline.service.http.sse import COMMENT, KEEP_ALIVE_SECONDS, describe_stream, sse_event
-from scanline.service.http.waiting import news
+from scanline.service.http.waiting import cut_off, news
 from scanline.service.openai.rendering import Rendering
 from scanline.service.openai.replies import USAGE, TokenUsage
 from scanline.service.openai.requests import FileFormat
@@ -107,11 +107,8 @@ async def stream_images(
             break
         while not await news(generation, gone, KEEP_ALIVE_SECONDS, seen):
             yield COMMENT
-    if generation.error:
-        yield sse_event("error", error_reply(500, generation.error, code="generation_failed"))
-    elif any(image.finish_reason is not FinishReason.LENGTH for image in generation.images):
-        cancelled = "the drawing was cancelled; ask for it again"
-        yield sse_event("error", error_reply(503, cancelled, code="cancelled"))
+    if failed := cut_off(generation):
+        yield sse_event("error", failed.reply)
 
 
 def _due(generation: Generation, image: Image, partials: int, told: int) -> Iterator[int]:

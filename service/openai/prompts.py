@@ -32,9 +32,11 @@ def understand(
     if not wishes[0]:
         return first, None
     for name, config in models.items():
+        if (exactly := prompt.strip()) in config.classes:
+            return name, config.classes.index(exactly)
         classes = [one.lower() for one in config.classes]
         for wish in wishes:
-            if wish in classes:
+            if classes.count(wish) == 1:
                 return name, classes.index(wish)
             if wish in _DIGITS and (digit := str(_DIGITS.index(wish))) in classes:
                 return name, classes.index(digit)

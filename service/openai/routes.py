@@ -23,7 +23,7 @@ from scanline.service.http.bodies import known_query
 from scanline.service.http.errors import errors
 from scanline.service.http.media import NAMING, json_reply, naming
 from scanline.service.http.sse import stream_reply
-from scanline.service.http.waiting import client_of, draw_to_end
+from scanline.service.http.waiting import client_of, cut_off, draw_to_end
 from scanline.service.openai.edits import Edit, read_canvas, read_edit
 from scanline.service.openai.events import EVENT_STREAM, Kind, stream_images
 from scanline.service.openai.prompts import understand
@@ -128,6 +128,8 @@ async def _draw(
 
         return stream_reply(request, engine, generation, events, server.streams, grace=grace)
     await draw_to_end(request, engine, generation, grace=grace)
+    if failed := cut_off(generation):
+        raise failed
     config = generation.config
     pool = server.pool_for(rendering.pixels)
     files: list[str] = []

@@ -2,6 +2,8 @@
 
 import { Key } from "./key.js";
 
+export const MAX_TRIES = 8;
+
 export const key = new Key();
 
 /** What the server refused, in its own words. */
@@ -20,7 +22,7 @@ export async function call(path, init = {}) {
   for (;;) {
     const headers = new Headers(init.headers);
     const sent = key.value;
-    if (sent) headers.set("Authorization", `Bearer ${sent}`);
+    if (sent) headers.set("Authorization", `Bearer ${inBytes(sent)}`);
     const response = await fetch(path, { ...init, headers });
     if (response.ok) return response;
     if (response.status === 401 && (await key.ask(sent))) continue;
@@ -28,6 +30,33 @@ export async function call(path, init = {}) {
     const error = body?.error ?? { message: `the server answered ${response.status}` };
     throw new ApiError(response.status, error, Number(response.headers.get("Retry-After")) || 1);
   }
+}
+
+/** Write a text as a header takes it: its bytes in UTF-8, each as a character. */
+const inBytes = (text) => String.fromCharCode(...new TextEncoder().encode(text));
+
+/** Send a request again, when the server says, if it is too busy for it. */
+export async function patiently(send, signal) {
+  for (let tries = 1; ; tries += 1) {
+    try {
+      return await send();
+    } catch (error) {
+      const busy = error instanceof ApiError && error.status === 429;
+      if (!busy || tries === MAX_TRIES) throw error;
+      await pause(error.retryAfter, signal);
+    }
+  }
+}
+
+/** Wait, unless cancelled. */
+export function pause(seconds, signal) {
+  return new Promise((resolve, reject) => {
+    const timer = setTimeout(resolve, 1000 * seconds);
+    signal?.addEventListener("abort", () => {
+      clearTimeout(timer);
+      reject(signal.reason);
+    }, { once: true });
+  });
 }
 
 /** POST JSON; gives the reply. */

@@ -80,6 +80,7 @@ class Page {
       return view;
     }).catch((error) => {
       delete this.loading[name]; // to be tried again
+      this.complain(explain(error));
       throw error;
     });
     return this.loading[name];
@@ -106,6 +107,12 @@ class Page {
     }
   }
 
+  /** Say what is wrong with the page itself; null if nothing is any more. */
+  complain(sentence) {
+    loading.hidden = sentence === null;
+    loading.querySelector("[role=status]").textContent = sentence ?? "";
+  }
+
   tab(view) {
     return document.querySelector(`nav [data-view=${view}]`);
   }
@@ -118,6 +125,8 @@ class Page {
     const fields = new URLSearchParams(query);
     const model = fields.get("model");
     if (!this.model || (model && model !== this.model.id)) this.use(model);
+    const there = !model || model === this.model.id;
+    this.complain(there ? null : `There is no model “${model}” here. This is ${this.model.id}.`);
     this.wanted = wanted;
     const { hash } = location;
     const loaded = await this.view(view); // before it is shown: what is seen can be pressed

@@ -1,7 +1,7 @@
 /** What can be done with a finished sheet: sorted, shown by cost, saved as a whole. */
 
 import { toHash } from "./address.js";
-import { explain, postPicture } from "./api.js";
+import { explain, patiently, postPicture } from "./api.js";
 import { stamp } from "./chunks.js";
 import { mostBits, paintHeat } from "./heat.js";
 import { area, save, toPng } from "./pixels.js";
@@ -68,7 +68,7 @@ export class Arrange {
         const some = group.slice(from, from + 64).filter((tile) => !tile.bits);
         if (!some.length) continue;
         const pngs = await Promise.all(some.map(({ player }) => toPng(player.picture)));
-        const { data } = await (await postPicture("v1/score", fields, pngs)).json();
+        const { data } = await (await patiently(() => postPicture("v1/score", fields, pngs))).json();
         some.forEach((tile, k) => { tile.bits = data[k].pixel_bits; });
       }
     }));

@@ -1,6 +1,6 @@
 /** What the model expects at a pixel: its charts, the verdict, and the pixels around it. */
 
-import { postJson } from "./api.js";
+import { patiently, postJson } from "./api.js";
 import { Chart } from "./chart.js";
 import { colour } from "./pixels.js";
 import { Plate } from "./plate.js";
@@ -80,7 +80,8 @@ export class Expectation {
     const there = at < available;
     const askAll = (named) => Promise.all(Array.from({ length: there ? channels : 1 }, async (_, c) => {
       const values = Array.from(picture.values.subarray(0, at * channels + c));
-      return (await postJson("v1/distribution", { model: model.id, values, ...named })).probabilities;
+      const asked = { model: model.id, values, ...named };
+      return (await patiently(() => postJson("v1/distribution", asked))).probabilities;
     }));
     const guided = label && this.on.values().guidance !== 1;
     const [distributions, unlabelled] = await Promise.all(

@@ -58,7 +58,7 @@ export class Gallery {
   }
 
   put(kind, entry) {
-    const others = load()[kind].filter(({ hash }) => hash !== entry.hash);
+    const others = this.strips[kind].filter(({ hash }) => hash !== entry.hash);
     this.strips[kind] = [entry, ...others].slice(0, MOST[kind]);
     this.store();
   }

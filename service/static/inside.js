@@ -1,6 +1,6 @@
 /** The view "Look inside": what surprised the model, and what it expects next. */
 
-import { explain, post, postJson, postPicture } from "./api.js";
+import { explain, patiently, post, postJson, postPicture } from "./api.js";
 import { chooseFile } from "./arrivals.js";
 import { Expectation } from "./expectation.js";
 import { given, guides, randomSeed, setRange } from "./fields.js";
@@ -247,7 +247,8 @@ export class InsideView {
     const fields = { model: this.model.id, per_pixel: "true", ...(label ? { label } : {}) };
     try {
       const png = await toPng(this.player.picture);
-      const [score] = (await (await postPicture("v1/score", fields, png, signal)).json()).data;
+      const reply = await patiently(() => postPicture("v1/score", fields, png, signal), signal);
+      const [score] = (await reply.json()).data;
       if (signal.aborted) return;
       this.bits = score.pixel_bits;
       byId("heat-most").textContent = mostBits(this.bits);

@@ -1,4 +1,4 @@
-/** The server's API key, kept in this tab. */
+/** The server's API key, kept in this tab; where nothing may be stored, until it is loaded again. */
 
 const NAME = "scanline-key";
 
@@ -6,10 +6,22 @@ const NAME = "scanline-key";
 export class Key {
   asking = null;
   declined = false;
+  given = null;
 
   /** The key to send, or null. */
   get value() {
-    return sessionStorage.getItem(NAME);
+    try {
+      return this.given ?? sessionStorage.getItem(NAME);
+    } catch { /* storage is forbidden */
+      return null;
+    }
+  }
+
+  set value(key) {
+    this.given = key;
+    try {
+      sessionStorage.setItem(NAME, key);
+    } catch { /* then only this page remembers */ }
   }
 
   /**
@@ -32,7 +44,7 @@ export class Key {
       dialog.returnValue = "";
       dialog.addEventListener("close", () => {
         const given = dialog.returnValue === "ok" && field.value.trim();
-        if (given) sessionStorage.setItem(NAME, given);
+        if (given) this.value = given;
         this.declined = !given;
         resolve(Boolean(given));
       }, { once: true });

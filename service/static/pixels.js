@@ -33,6 +33,14 @@ export function toImageData(picture, visible = () => true) {
   return image;
 }
 
+/** Paint a picture on a canvas of its size. */
+export function toCanvas(picture) {
+  const canvas = document.createElement("canvas");
+  Object.assign(canvas, { width: picture.shape.width, height: picture.shape.height });
+  canvas.getContext("2d").putImageData(toImageData(picture), 0, 0);
+  return canvas;
+}
+
 /** Encode a picture as PNG, transparent where `visible(p)` is false; each pixel `scale` wide. */
 export async function toPng(picture, visible, scale = 1) {
   const { width, height } = picture.shape;

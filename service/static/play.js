@@ -1,6 +1,6 @@
 /** The view "Play": told by its upper half, what will it be? You against the model. */
 
-import { explain, postJson, postPicture } from "./api.js";
+import { explain, patiently, postJson, postPicture } from "./api.js";
 import { addressOf, copy, systemShares } from "./share.js";
 import { randomSeed, seedOf } from "./fields.js";
 import { area, toPng } from "./pixels.js";
@@ -60,7 +60,7 @@ export class PlayView {
     this.say("Drawing five pictures …");
     try {
       const asked = { model: model.id, seed, n: ROUNDS, label: "random", output: "values" };
-      const { images } = await postJson("v1/samples", asked, signal);
+      const { images } = await patiently(() => postJson("v1/samples", asked, signal), signal);
       if (signal.aborted) return;
       this.rounds = images.map(({ label, values }) =>
         ({ label, picture: { shape: model, values: Uint8Array.from(values), known: null } }));
@@ -96,11 +96,13 @@ export class PlayView {
   async ask({ picture }, half) {
     const { model, abort: { signal } } = this;
     const png = await toPng(picture);
-    const costs = await Promise.all(model.classes.map(async (label) => {
+    const costs = [];
+    for (const label of model.classes) { // one by one: others play too, and you are thinking
       const fields = { model: model.id, per_pixel: "true", label };
-      const [score] = (await (await postPicture("v1/score", fields, png, signal)).json()).data;
-      return score.pixel_bits.slice(0, half).reduce((sum, bits) => sum + bits, 0);
-    }));
+      const reply = await patiently(() => postPicture("v1/score", fields, png, signal), signal);
+      const [score] = (await reply.json()).data;
+      costs.push(score.pixel_bits.slice(0, half).reduce((sum, bits) => sum + bits, 0));
+    }
     const least = Math.min(...costs);
     const weights = costs.map((bits) => 2 ** (least - bits));
     return {

@@ -1,8 +1,7 @@
 /** Drawings as they come: server-sent events, and streams that survive a lost connection. */
 
-import { ApiError, call } from "./api.js";
+import { ApiError, MAX_TRIES, call, pause } from "./api.js";
 
-const MAX_TRIES = 8;
 const FIRST_DELAY = 0.25;
 const LONGEST_DELAY = 15;
 
@@ -28,17 +27,6 @@ async function* readEvents(response) {
       if (event.data) yield event;
     }
   }
-}
-
-/** Wait, unless cancelled. */
-function pause(seconds, signal) {
-  return new Promise((resolve, reject) => {
-    const timer = setTimeout(resolve, 1000 * seconds);
-    signal.addEventListener("abort", () => {
-      clearTimeout(timer);
-      reject(signal.reason);
-    }, { once: true });
-  });
 }
 
 /**

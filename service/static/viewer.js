@@ -4,11 +4,15 @@ import { toHash } from "./address.js";
 import { stamp } from "./chunks.js";
 import { setRange } from "./fields.js";
 import { Gallery, titleOf } from "./gallery.js";
-import { area, save, toPng } from "./pixels.js";
+import { area, save, toCanvas, toPng } from "./pixels.js";
 import { Player } from "./player.js";
 import { ShareBar } from "./share.js";
 
 const ENLARGED = 20;
+
+/** Whether a tile comes after another on the sheet. */
+const follows = ({ element }, other) =>
+  element.compareDocumentPosition(other.element) & Node.DOCUMENT_POSITION_FOLLOWING;
 
 /** The dialog that opens when an image is clicked. */
 export class Viewer {
@@ -33,7 +37,7 @@ export class Viewer {
       save(encodeGif(this.picture, this.seconds), `${this.name}.gif`);
     });
     on("viewer-keep", () => {
-      this.gallery.keep(this.hash, this.tile.player.canvas, titleOf(this.link.fields));
+      this.gallery.keep(this.hash, toCanvas(this.picture), titleOf(this.link.fields));
       this.tellKept();
     });
     on("viewer-inside", async () => {
@@ -102,7 +106,8 @@ export class Viewer {
   key(event) {
     const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
     if (!step || event.target.tagName === "INPUT") return;
-    const next = this.tiles[this.tile.index + step];
+    const shown = this.tiles.toSorted((a, b) => (follows(a, b) ? -1 : 1)); // it may be sorted
+    const next = shown[shown.indexOf(this.tile) + step];
     if (next?.result) this.open(next, this.tiles);
   }
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -9,7 +10,11 @@ import httpx
 import pytest
 
 from scanline.model.checkpoint import Checkpoint
+from scanline.model.decoders.contract import BackendError
 from scanline.service.app import create_app
+from scanline.service.engine import Engine
+from scanline.service.server import Process, open_engine
+from scanline.service.serving import configure
 from tests.api.fixtures import held, serve
 from tests.service_fixtures import (
     GREY,
@@ -131,3 +136,44 @@ def test_models_that_cannot_be_opened_are_a_failure_in_words(
     assert not scanline.ready
     assert scanline.failure is not None
     assert "no room" in scanline.failure
+
+
+def test_models_are_there_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is still to come is not said to be missing."""
+    scanline, _ = build()
+    seen: list[int] = []
+
+    def opening(checkpoint: Checkpoint, *_: object) -> Engine:
+        seen.append(len(scanline.models))
+        return open_engine(checkpoint, scanline.settings)
+
+    two = [Checkpoint(name, tiny_model()) for name in ("one", "two")]
+    scanline.open(two, opening)
+    assert seen == [0, 0]
+    assert list(scanline.models) == ["one", "two"]
+    scanline.drain(0)
+
+    closed: list[str] = []
+
+    def breaking(checkpoint: Checkpoint, *_: object) -> Engine:
+        if checkpoint.name == "two":
+            raise BackendError("no room")
+        engine = open_engine(checkpoint, scanline.settings)
+        monkeypatch.setattr(engine, "close", lambda seconds: closed.append(checkpoint.name))
+        return engine
+
+    scanline, _ = build()
+    scanline.open(two, breaking)
+    assert (scanline.failure, scanline.models, closed) == ("no room", {}, ["one"])
+
+
+def test_a_model_that_can_draw_no_more_ends_the_process() -> None:
+    decoder = FakeDecoder(GREY, 2)
+    scanline, app = build(decoders={"grey": decoder})
+    with listening(app, lambda: scanline.ready):
+        process = Process(configure(app, scanline), scanline)
+        assert not asyncio.run(process.on_tick(1))
+        decoder.broken = True
+        assert asyncio.run(process.on_tick(1))
+        assert scanline.failure is not None
+        assert "start the server again" in scanline.failure

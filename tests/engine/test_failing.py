@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from scanline.model.decoders.contract import Inputs, Slots
+from scanline.service.engine import Engine
 from scanline.service.generation import FinishReason, Generation, Spec
-from scanline.service.queue import QueueFullError
+from scanline.service.queue import ClosedError, Limits, QueueFullError
 from tests.engine.fixtures import (
     BOTH,
     Gate,
@@ -153,3 +154,29 @@ def test_slots_come_back_after_thousands_of_random_arrivals_and_cancels(
         assert engine.alive
         decoder.before_step = decoder.before_load = lambda slots: None
         assert_every_slot_is_free(engine, decoder)
+
+
+@BOTH
+def test_a_device_that_is_lost_ends_the_engine(decoders: type[FakeDecoder]) -> None:
+    """Every step would fail from then on: whoever watches the process is to start it again."""
+    decoder = decoders(GREY, 2)
+    gate = Gate(decoder)
+    engine = Engine("grey", decoder, Limits())
+    engine.start()
+    touched = engine.queue.submit(Spec(n=4, seed=0))
+    gate.wait()
+
+    def fail(slots: list[int]) -> None:
+        decoder.broken = True
+        raise RuntimeError("an illegal memory access was encountered")
+
+    with engine.queue.reading(touched):
+        decoder.before_step = fail
+        gate.open()
+        finished(touched)
+    until(lambda: not engine.alive)
+    assert engine.broken
+    assert {i.finish_reason for i in touched.images} == {FinishReason.ERROR}
+    with pytest.raises(ClosedError):
+        engine.queue.submit(Spec(n=1, seed=0))
+    engine.close(0)

@@ -10,6 +10,7 @@ import pytest
 
 from scanline.service.engine import Engine
 from scanline.service.generation import Generation, Spec
+from scanline.service.outlook import GOOD_SECONDS
 from scanline.service.queue import QueueFullError
 from tests.clocks import Clock
 from tests.engine.fixtures import Gate, assert_right, completion, running
@@ -17,9 +18,9 @@ from tests.service_fixtures import GREY, FakeDecoder, until
 
 
 def test_the_waiting_bound_refuses_with_a_sane_wait() -> None:
-    decoder = FakeDecoder(GREY, 1)
+    decoder, clock = FakeDecoder(GREY, 1), Clock()
     gate = Gate(decoder)
-    with running(decoder, max_waiting=10) as engine:
+    with running(decoder, clock=clock, max_waiting=10) as engine:
         with pytest.raises(QueueFullError) as error:
             engine.queue.submit(Spec(n=11, seed=0))
         assert error.value.retry_after == 1  # nothing measured yet
@@ -31,6 +32,7 @@ def test_the_waiting_bound_refuses_with_a_sane_wait() -> None:
             with pytest.raises(QueueFullError, match="try again in"):
                 refused(Spec(n=1, seed=0))
         assert engine.queue.waiting == 10
+        clock.now += GOOD_SECONDS
         for rate, seconds in ((10.0, 3), (1e9, 1), (1e-9, 120)):  # 30 pixels until one is taken
             engine.queue.rate = rate
             with pytest.raises(QueueFullError) as error:
@@ -41,6 +43,38 @@ def test_the_waiting_bound_refuses_with_a_sane_wait() -> None:
             with engine.queue.reading(generation):
                 assert_right(generation)
         engine.queue.check_room(10)
+
+
+def test_thousands_who_wait_ask_for_their_place_at_the_cost_of_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    decoder, clock = FakeDecoder(GREY, 1), Clock()
+    gate = Gate(decoder)
+    with running(decoder, clock=clock) as engine:
+        queue = engine.queue
+        queue.submit(Spec(n=1, seed=0))
+        gate.wait()
+        waiting = [queue.submit(Spec(n=1, seed=0)) for _ in range(20)]
+        queue.rate = 30.0  # an image a second
+        counted: list[Generation] = []
+        count = Generation.pixels_left
+
+        def pixels_left(self: Generation) -> list[int]:
+            counted.append(self)
+            return count(self)
+
+        monkeypatch.setattr(Generation, "pixels_left", pixels_left)
+        assert [queue.place(one) for one in waiting] == [(j, j + 1.0) for j in range(20)]
+        late = queue.submit(Spec(n=1, seed=0))
+        assert queue.place(late) == (20, 21.0)
+        assert len(counted) == 21
+        queue.cancel(waiting[0])
+        gate.turn()
+        clock.now += GOOD_SECONDS
+        assert queue.place(late)[0] == 19
+        for one in (*waiting, late):
+            queue.cancel(one)
+        gate.open()
 
 
 def test_large_requests_leave_room_for_small_ones() -> None:

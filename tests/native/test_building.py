@@ -6,7 +6,9 @@ import logging
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -45,7 +47,7 @@ def compiler(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     path = tmp_path / "ready-c++"
     path.write_text(
         f"""#!/bin/sh
-[ "$1" = --version ] && exec echo ready
+case "$*" in *--version) exec echo ready;; esac
 echo "$@" >>'{path}.log'
 while [ "$1" != -o ]; do shift; done
 exec cp '{built}' "$2"
@@ -68,6 +70,16 @@ def test_a_build_is_kept_and_used_again(cache: Path, monkeypatch: pytest.MonkeyP
     assert built.name.startswith("decoder-portable-")
     monkeypatch.setattr(native_build, "_build", None)
     native.load_library("portable")
+
+
+def test_a_compiler_with_other_arguments_is_another(
+    cache: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for builds, arguments in enumerate(["", " -O0 -DX", " -O0 -DY", " -O0 '-DX -DY'"], 1):
+        monkeypatch.setenv("CXX", f"{compiler}{arguments}")
+        for _ in range(2):
+            native.load_library("portable")
+            assert runs(compiler) == len(list(cache.iterdir())) == builds
 
 
 def test_two_processes_may_build_at_once(cache: Path, compiler: Path) -> None:
@@ -160,6 +172,44 @@ def test_a_compiler_that_does_not_know_the_best(
     assert f"error: unknown {flag}" in caplog.text
     with pytest.raises(native_build.NativeBuildError, match="unknown"):
         native.load_library(best)
+
+
+def test_a_compiler_that_is_killed_ends_the_build(
+    cache: Path,
+    compiler: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As by Ctrl-C, which the compiler gets too: no lesser ISA is tried in its place."""
+    compiler.write_text(compiler.read_text().replace("while", "kill -TERM $$\nwhile"))
+    with pytest.raises(native_build.InterruptedBuildError, match=r"ended by signal 15 \(Term"):
+        native.load_library()
+    assert runs(compiler) == 1
+    assert list(cache.iterdir()) == []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # or auto takes the device
+    with pytest.raises(BackendError, match="ended by signal 15"):
+        open_decoder(TINY, 1, "native")
+    assert isinstance(open_decoder(TINY, 1), ReferenceDecoder)
+    assert "ended by signal 15" in caplog.text
+    assert runs(compiler) == 3
+
+
+def test_a_compiler_that_takes_too_long_ends_the_build(
+    cache: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compile_, tried = subprocess.run, list[Sequence[str]]()
+
+    def slow(command: Sequence[str], **fields: Any) -> Any:
+        if "--version" in command:
+            return compile_(command, **fields)
+        tried.append(command)
+        raise subprocess.TimeoutExpired(command, fields["timeout"])
+
+    monkeypatch.setattr(subprocess, "run", slow)
+    with pytest.raises(native_build.InterruptedBuildError, match="was not done after 300 s"):
+        native.load_library()
+    assert len(tried) == 1
+    assert list(cache.iterdir()) == []
 
 
 def test_a_compiler_that_fails(

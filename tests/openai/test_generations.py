@@ -14,6 +14,8 @@ import pytest
 from PIL import Image
 
 from scanline.service.generation import Spec
+from scanline.service.http.errors import ApiError
+from scanline.service.openai.prompts import understand
 from tests.openai.fixtures import masked, pixels_of, stock
 from tests.service_fixtures import (
     COLOUR,
@@ -71,6 +73,14 @@ def test_a_prompt_finds_the_model_that_knows_it() -> None:
             with pytest.raises(openai.BadRequestError, match=says) as refused:
                 client.images.generate(prompt=prompt, model=model or openai.omit)
             assert refused.value.param == "prompt"
+
+
+def test_a_class_in_other_letters_is_another() -> None:
+    letters = replace(ANIMALS, classes=("A", "a"))
+    models = {"letters": letters}
+    assert [understand(prompt, models, True)[1] for prompt in ("A", "a")] == [0, 1]
+    with pytest.raises(ApiError):
+        understand("draw A", {"letters": replace(letters, classes=("AB", "ab"))}, True)
 
 
 def test_several_images_name_their_seeds(client: openai.OpenAI) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -18,6 +19,7 @@ from tests.service_fixtures import (
     GREY,
     FakeDecoder,
     build,
+    check_error,
     encode,
     fake_image,
     idle,
@@ -147,6 +149,25 @@ def test_a_cancelled_stream_ends_with_an_error() -> None:
         cancelled.set()
         with pytest.raises(openai.APIError, match="the drawing was cancelled; ask for it again"):
             list(stream)
+
+
+def test_pictures_cut_off_are_no_reply() -> None:
+    """They would look like any others."""
+    decoder, cancelled = FakeDecoder(GREY, 2), threading.Event()
+
+    def hold(slots: list[int]) -> None:
+        cancelled.wait()
+
+    decoder.before_step = hold
+    scanline, app = build(decoders={"grey": decoder})
+    with listening(app, lambda: scanline.ready) as url, ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(httpx.post, f"{url}/v1/images/generations", json={"prompt": "", "n": 3})
+        queue = scanline.models["grey"].engine.queue
+        until(lambda: queue.waiting == 1)
+        (generation,) = queue._live.values()
+        queue.cancel(generation)
+        cancelled.set()
+        check_error(asked.result(), 503, "cancelled")
 
 
 def test_an_error_in_a_stream_is_raised(server: tuple[Scanline, str]) -> None:

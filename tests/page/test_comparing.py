@@ -99,6 +99,12 @@ def test_images_are_sorted_by_what_they_cost(visit: Open) -> None:
     expect(page.locator("#draw [data-do=sort]")).to_have_attribute("aria-pressed", "true")
     assert bits(page) == sorted(before)
     assert before != sorted(before)
+    second = page.locator("#draw .sheet small").nth(1).inner_text()
+    page.locator("#draw .sheet button").first.click()
+    page.keyboard.press("ArrowRight")  # in the order that is shown
+    (seed,) = re.findall(r"seed (\d+)", second)
+    expect(page.locator("#viewer-facts")).to_contain_text(f"Seed {seed} ·")
+    page.keyboard.press("Escape")
     page.click("#draw [data-do=sort]")
     assert bits(page) == before
 

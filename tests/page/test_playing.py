@@ -14,7 +14,7 @@ from tests.page.test_links import CLIPBOARD, copied
 from tests.service_fixtures import GREY, encode
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Page, Route
 
 HALF = GREY.width * (GREY.height // 2)
 
@@ -94,3 +94,23 @@ def test_a_model_without_classes_says_why_there_is_nothing_to_guess(visit: Open)
     page = visit("#play?model=colour")
     expect(page.locator("#play-said")).to_contain_text("without classes")
     expect(page.locator("#play-choices button")).to_have_count(0)
+
+
+def test_a_busy_server_is_asked_again(visit: Open) -> None:
+    page = visit(allowed=["429"])
+    asked: list[str] = []
+
+    def busy(route: Route) -> None:
+        asked.append(route.request.url)
+        if len(asked) % 2:
+            error = {"message": "full", "type": "rate_limit_error", "param": None, "code": None}
+            route.fulfill(status=429, json={"error": error}, headers={"Retry-After": "0.01"})
+        else:
+            route.continue_()
+
+    page.route("**/v1/score", busy)
+    page.route("**/v1/samples", busy)
+    page.goto(page.url.split("#")[0] + "#play?seed=3")
+    expect(page.locator("#play-said")).to_contain_text("Picture 1 of 5")
+    play(page, "zero")
+    assert len(asked) == 2 * (1 + len(GREY.classes))

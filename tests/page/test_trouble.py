@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 import httpx
+import pytest
 
 from scanline.service.server import Scanline
 from tests.page.fixtures import Open, expect, finished, pixels
@@ -189,3 +190,51 @@ def test_who_would_rather_give_no_key_is_left_alone(visit: Open) -> None:
         page.keyboard.press("Enter")
         finished(page)
         page.context.close()
+
+
+@pytest.mark.parametrize("secret", ["“open sesame”", "schlüssel", "ключ"])
+def test_a_key_may_be_any_text(visit: Open, secret: str) -> None:
+    scanline, app = build({"api_key": secret}, {"grey": FakeDecoder(GREY, 4)})
+    with listening(app, lambda: scanline.ready) as url:
+        page = visit(url=url, allowed=["401"])
+        page.fill("#key", "”wrong“")
+        page.keyboard.press("Enter")
+        expect(page.locator("#key-wrong")).to_be_visible()
+        page.fill("#key", secret)
+        page.keyboard.press("Enter")
+        finished(page)
+        page.context.close()
+
+
+FORBIDDEN = """for (const name of ["sessionStorage", "localStorage"]) {
+  Object.defineProperty(window, name, { get() { throw new DOMException("no", "SecurityError"); } });
+}"""
+
+
+def test_the_page_works_where_nothing_may_be_stored(visit: Open) -> None:
+    scanline, app = build({"api_key": "open sesame"}, {"grey": FakeDecoder(GREY, 4)})
+    with listening(app, lambda: scanline.ready) as url:
+        page = visit("#draw?n=1&seed=5", url=url, allowed=["401"], script=FORBIDDEN)
+        page.fill("#key", "open sesame")
+        page.keyboard.press("Enter")
+        finished(page)
+        page.click("#draw-form button[type=submit]")
+        drawn = page.locator("#gallery [data-strip=drawn] li")
+        expect(drawn).to_have_count(2)  # and not the last alone
+        page.context.close()
+
+
+def test_a_model_that_is_not_here_is_said_to_be(visit: Open) -> None:
+    page = visit("#draw?model=ghost&seed=5&n=1")
+    finished(page)
+    expect(page.locator("#loading")).to_contain_text("no model “ghost” here")
+    page.click("nav [data-view=learn]")
+    expect(page.locator("#loading")).to_be_hidden()
+
+
+def test_a_view_that_cannot_be_fetched_says_so(visit: Open) -> None:
+    page = visit(allowed=["ERR_FAILED", "Failed to fetch"])
+    finished(page)
+    page.route("**/play.js", lambda route: route.abort())
+    page.click("nav [data-view=play]")
+    expect(page.locator("#loading")).to_contain_text("cannot be reached")

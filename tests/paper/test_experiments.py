@@ -13,9 +13,11 @@ import pytest
 import torch
 
 from scanline.model.config import ModelConfig
+from scanline.model.decoders.native import NativeDecoder
 from scanline.model.paper import copying, drawing, experiments, images, latency, lengths, peers
 from scanline.model.paper.lengths import Lengths, peak_bytes, slope
 from scanline.model.paper.report import Report, read
+from scanline.model.training import Trainer
 from tests.conftest import assert_close, tiny_config
 from tests.published import write_mnist
 
@@ -58,6 +60,9 @@ def test_rows_that_cannot_be_compared_are_refused(
 ) -> None:
     Report(tmp_path, "figure1", {"quick": True}).row("a", dict)
     with pytest.raises(ValueError, match=r"figure1.json holds rows of other settings: give an"):
+        Report(tmp_path, "figure1", {"quick": False})
+    (tmp_path / "figure1").mkdir()
+    with pytest.raises(ValueError, match=r"or delete it and .*figure1$"):
         Report(tmp_path, "figure1", {"quick": False})
     monkeypatch.setattr("scanline.model.paper.report.hardware", lambda: {"cpu": "another"})
     with pytest.raises(ValueError, match="rows of other hardware"):
@@ -198,11 +203,25 @@ def test_an_images_time_is_its_steps_summed(monkeypatch: pytest.MonkeyPatch) -> 
 def test_native_code_and_the_supplements_rows() -> None:
     row = drawing.time_drawing(drawing.NATIVE, NETWORK, 2, 3, CPU)
     assert math.isfinite(row["images_per_second"])
+    network = drawing.random_network("linear", NETWORK, CPU)
+    assert row["precision"] == NativeDecoder(network, 1).precision
     sweep = latency.Sweep(positions=2, stateful_batches=(1, 2), anew_batches=(1,))
     keys = [key for key, _ in latency.rows(sweep)]
     assert len(set(keys)) == len(keys)
     assert {"cpu mnist linear 1", "cpu mnist linear 2", "cpu cifar10 softmax 1"} <= set(keys)
     assert "cpu cifar10 linear 2" not in keys
+
+
+def test_native_code_that_draws_otherwise_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = NativeDecoder.step
+
+    def step(self: NativeDecoder, slots: Any, n: int) -> None:
+        right(self, slots, n)
+        self.bits += 1
+
+    monkeypatch.setattr(NativeDecoder, "step", step)
+    with pytest.raises(RuntimeError, match="bits/dim from the reference: not timed"):
+        drawing.time_drawing(drawing.NATIVE, NETWORK, 2, 3, CPU)
 
 
 TABLE = images.Table(
@@ -234,6 +253,58 @@ def test_a_table_trains_every_kind_and_goes_on(
     assert weights.stat().st_mtime_ns == before
     drawn = report.row("draw linear 2", made["draw linear 2"])
     assert drawn["batch"] == 2
+
+
+def test_the_pace_is_that_of_the_runs_own_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step takes 0.2 seconds by a clock of the test's, on a CPU where bf16 pays."""
+    write_mnist(tmp_path / "data" / "mnist")
+    report = Report(tmp_path / "out", "table1", {})
+    now, taken = 0.0, []
+    right = Trainer.take_step
+
+    def take_step(self: Trainer, *data: Any) -> float:
+        nonlocal now
+        now += 0.2
+        taken.append((self.folder, self.bf16, self.config))
+        return right(self, *data)
+
+    monkeypatch.setattr("scanline.model.training._bf16_pays", lambda _: True)
+    monkeypatch.setattr("scanline.model.paper.report.clock", lambda _: now)
+    monkeypatch.setattr(Trainer, "take_step", take_step)
+    table = replace(TABLE, training_seconds=0.8)
+    made = dict(images.rows(table, report, tmp_path / "data", CPU))
+    assert report.row("train linear", made["train linear"])["steps"] == 4
+    assert report.rows["pace linear"]["seconds"] == pytest.approx(0.2)
+    run = report.folder / "linear"
+    assert [folder for folder, *_ in taken][-4:] == 4 * [run]
+    (thrown,) = {folder for folder, *_ in taken} - {run}
+    assert not thrown.exists()
+    assert all(bf16 for _, bf16, _ in taken)
+    recipes = [replace(recipe, steps=4, warmup=0) for *_, recipe in taken]
+    assert recipes == len(recipes) * [recipes[-1]]
+
+
+def test_a_run_of_a_report_that_is_gone_is_not_gone_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_mnist(tmp_path / "data" / "mnist")
+    monkeypatch.setattr(images, "TRAINED", ("linear",))
+    monkeypatch.setattr(images.Table, "drawn", property(lambda self: small_paper()))
+
+    def made(report: Report) -> dict[str, Any]:
+        return dict(images.rows(TABLE, report, tmp_path / "data", CPU))
+
+    report = Report(tmp_path / "out", "table1", {})
+    report.row("train linear", made(report)["train linear"])
+    made(Report(tmp_path / "out", "table1", {}))  # the same report: it goes on
+    run = tmp_path / "out" / "table1" / "linear"
+    before = {path: path.read_bytes() for path in run.iterdir()}
+    report.path.unlink()
+    with pytest.raises(ValueError, match=r"linear holds a training run .* delete that folder"):
+        made(Report(tmp_path / "out", "table1", {}))
+    assert {path: path.read_bytes() for path in run.iterdir()} == before
 
 
 def small_paper() -> ModelConfig:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import pytest
 import torch
 from PIL import Image
 
-from scanline.model.paper import copying, lengths
+from scanline.model.paper import copying, images, lengths
+from scanline.model.paper.drawing import NATIVE
 from scanline.model.paper.page import judge, make_page, write_page
 from scanline.model.paper.report import Report
 from scanline.model.paper.tables import best_drawing, markdown
@@ -94,6 +96,26 @@ def test_the_fastest_batch_counts_and_the_order_is_judged() -> None:
     (verdict,) = judge("table1", drawn(**{"linear": 19.0, "stateful-softmax": 20.0}, **rest))
     assert not verdict.holds
     assert "| linear | 0.644 | – | – | 143 (317 ×) | 100 (100 ×) | 1 |" in markdown("table1", rows)
+
+
+def test_the_page_says_what_native_code_multiplied_in(tmp_path: Path) -> None:
+    """Of rows from before they named it, what it can have been."""
+    rest = {"softmax": 1.0, "lsh-1": 2.0, "lsh-4": 0.5}
+    rows = drawn(**{"linear": 100.0, "stateful-softmax": 20.0, NATIVE: 200.0}, **rest)
+    settings = asdict(images.QUICK["table1"]) | {"quick": True}
+
+    def page(named: bool) -> str:
+        report = Report(tmp_path / str(named), "table1", settings)
+        for key, row in rows.items():
+            told = {"precision": "int16"} if named and row["way"] == NATIVE else {}
+            report.row(key, partial(dict, row | told))
+        report.finish()
+        return make_page(tmp_path / str(named), tmp_path)
+
+    assert f"Products of `{NATIVE}` are int16 and its states float32." in page(True)
+    assert f"| {NATIVE} (int16) | – | – |" in page(True)
+    assert f"Rows of `{NATIVE}` that name no precision are older" in page(False)
+    assert f"| {NATIVE} | – | – |" in page(False)
 
 
 def test_reports_of_two_machines_make_no_page(tmp_path: Path) -> None:

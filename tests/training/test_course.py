@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from scanline.model.checkpoint import CheckpointError, load_checkpoint
+from scanline.model.checkpoint import CheckpointError, load_checkpoint, load_one
 from scanline.model.curve import read_curve
 from scanline.model.evaluation import evaluate
 from scanline.model.stop import Stop
@@ -93,6 +94,37 @@ def test_a_run_of_before_an_option_goes_on_without_it(tmp_path: Path) -> None:
     del saved["training"]["shift"]
     torch.save(saved, tmp_path / "training.pt")
     assert run(tmp_path, replace(CONFIG, decay=0.0), resume=True).step == 6
+
+
+@pytest.mark.parametrize("how", [shutil.copytree, shutil.move])
+def test_a_run_copied_or_renamed_goes_on_in_the_same_weights_file(tmp_path: Path, how: Any) -> None:
+    """Beside a second one, the first would stay as it was, and be served by the folder."""
+    level = replace(CONFIG, decay=0.0)
+    run(tmp_path / "a", replace(level, steps=2))
+    how(tmp_path / "a", tmp_path / "z")
+    for steps in (4, 6):
+        resumed = run(tmp_path / "z", replace(level, steps=steps), resume=True)
+        assert [path.name for path in (tmp_path / "z").glob("*.safetensors")] == ["a.safetensors"]
+        assert load_one(tmp_path / "z").facts["steps"] == steps
+        assert resumed.weights == tmp_path / "z" / "a.safetensors"
+
+
+def test_a_run_whose_weights_were_renamed_with_it_goes_on_in_those(tmp_path: Path) -> None:
+    level = replace(CONFIG, decay=0.0)
+    run(tmp_path / "a", replace(level, steps=2))
+    (tmp_path / "a").rename(tmp_path / "z")
+    (tmp_path / "z" / "a.safetensors").rename(weights_of(tmp_path / "z"))
+    run(tmp_path / "z", level, resume=True)
+    assert [*(tmp_path / "z").glob("*.safetensors")] == [weights_of(tmp_path / "z")]
+    assert load_one(tmp_path / "z").facts["steps"] == 6
+
+
+def test_a_run_of_before_its_weights_were_named_goes_on_in_its_folder_s(tmp_path: Path) -> None:
+    run(tmp_path, replace(CONFIG, steps=3, decay=0.0))
+    saved = torch.load(tmp_path / "training.pt", weights_only=True)
+    assert saved.pop("weights") == weights_of(tmp_path).name
+    torch.save(saved, tmp_path / "training.pt")
+    assert run(tmp_path, replace(CONFIG, decay=0.0), resume=True).weights == weights_of(tmp_path)
 
 
 def test_a_run_can_be_made_longer(tmp_path: Path) -> None:
@@ -178,7 +210,14 @@ def test_a_truncated_or_foreign_state_does_not_resume(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("config", []), ("step", "x"), ("training", None), ("optimizers", []), ("model", {"a": 1})],
+    [
+        ("config", []),
+        ("step", "x"),
+        ("training", None),
+        ("optimizers", []),
+        ("model", {"a": 1}),
+        ("weights", 3),
+    ],
 )
 def test_a_damaged_state_does_not_resume(tmp_path: Path, name: str, value: object) -> None:
     run(tmp_path, replace(CONFIG, steps=1))

@@ -52,7 +52,7 @@ def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_last_checkpoint(
     config = replace(CONFIG, checkpoint_every=2, steps=5, decay=0.0)
     trainer = Poisoned(MODEL, config, tmp_path, CPU)
     trainer.what = what
-    with pytest.raises(FloatingPointError, match=r"at step 3: lower the learning rate and resume"):
+    with pytest.raises(FloatingPointError, match="at step 3: begin again in another folder"):
         trainer.train(dataset(), None, Stop(), quiet=True)
     for parameter in load_checkpoint(weights_of(tmp_path)).model.parameters():
         assert parameter.isfinite().all()

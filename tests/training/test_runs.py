@@ -61,17 +61,22 @@ def test_a_data_set_is_trained_on_without_its_test_images(
         training_data("digits", None, None, False, 0, tmp_path, False)
 
 
-def test_a_model_is_measured_on_a_folder_or_the_test_set_of_its_channels(
+def test_a_model_is_measured_on_a_folder_or_the_test_set_of_its_classes(
     tmp_path: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hide_other_data(monkeypatch)
     write_mnist(tmp_path / "mnist")
     write_cifar(tmp_path / "cifar10")
     grey, colour = tiny_config(), tiny_config(channels=3)
+    digits = PRESETS["mnist"]
     assert test_data(grey, None, pictures, None, False).images.shape == (25, 5, 4, 1)
     assert test_data(colour, None, pictures, None, False).images.shape == (25, 5, 4, 3)
-    assert test_data(grey, None, None, tmp_path, False).images.shape[1:] == (28, 28, 1)
-    assert test_data(colour, None, None, tmp_path, False).images.shape[1:] == (32, 32, 3)
+    assert test_data(digits, None, None, tmp_path, False).images.shape[1:] == (28, 28, 1)
+    photographs = test_data(PRESETS["cifar10"], None, None, tmp_path, False)
+    assert photographs.images.shape[1:] == (32, 32, 3)
+    for own in (replace(digits, classes=()), replace(digits, classes=("cat", "dog"))):
+        with pytest.raises(ValueError, match="say what to measure on"):
+            test_data(own, None, None, tmp_path, False)
     assert test_data(colour, "mnist", None, tmp_path, False).images.shape[1:] == (28, 28, 1)
 
 

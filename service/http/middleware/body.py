@@ -41,8 +41,8 @@ class BodyLimitMiddleware:
         too_large = f"the body is over {limit:,} bytes; send " + (
             "a smaller picture" if form else "less, and pictures as multipart/form-data"
         )
-        announced = headers.get("content-length", "")
-        if announced.isdecimal() and int(announced) > limit:
+        announced = headers.get("content-length", "").lstrip("0")
+        if len(announced) > 19 or (announced.isdecimal() and int(announced) > limit):
             body = error_body(413, too_large, code="too_large")
             await JSONResponse(body, 413, {"Connection": "close"})(scope, receive, send)
             return

@@ -1,0 +1,54 @@
+"""How long who waits will wait: how a queue stood, for all who ask in a while."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from scanline.service.generation import Generation
+
+GOOD_SECONDS = 0.5
+
+
+class Outlook(NamedTuple):
+    """What places and estimates are told by: to make one goes through everything there is.
+
+    ``places`` by a generation's id, of those with images not yet taken; these ``images``, and the
+    ``slots`` that they want; and ``left``, for each slot in use, the pixels to go until it is free,
+    fewest first.
+    """
+
+    when: float
+    places: dict[str, int]
+    images: int
+    slots: int
+    left: list[int]
+
+    @classmethod
+    def of(cls, order: Iterable[Generation], live: Iterable[Generation], now: float) -> Outlook:
+        """Look at those that wait, in their order, and at all that are not finished."""
+        waiting = list(order)
+        return cls(
+            when=now,
+            places={generation.id: place for place, generation in enumerate(waiting)},
+            images=sum(one.waiting for one in waiting),
+            slots=sum(one.waiting * one.spec.slots for one in waiting),
+            left=sorted(left for one in live for left in one.pixels_left()),
+        )
+
+    def good(self, now: float) -> bool:
+        """Whether it may still be told by."""
+        return now < self.when + GOOD_SECONDS
+
+    def seconds(self, images: int, pixels: int, rate: float) -> float:
+        """Estimate when so many of the images that wait will have slots.
+
+        Of so many pixels each, at a rate in pixels a second; 0 where nothing is known.
+        """
+        if not self.left or not rate:
+            return 0.0
+        each = self.slots / max(self.images, 1)
+        last = math.ceil(images * each) - 1  # slot to come free for them
+        rounds, last = divmod(max(last, 0), len(self.left))
+        return (rounds * pixels + self.left[last]) * len(self.left) / rate
