@@ -26,6 +26,7 @@ from scanline.kernels.native.cpu import cpu, cpu_isas, usable_cores
 from scanline.model.bench.limits import Limit, Machine, least_bytes, operations
 from scanline.model.bench.models import PAPER, find_models
 from scanline.model.bench.peer import Peer
+from scanline.model.checkpoint import Defaults
 from scanline.model.config import ModelConfig
 from scanline.model.decoders.contract import FEW_SLOTS, BackendError, Decoder, Inputs
 from scanline.model.decoders.native import NativeDecoder
@@ -77,12 +78,22 @@ class Report:
     notes: list[str]
 
 
-def begin(decoder: Decoder) -> NDArray[np.int32]:
-    """Put a fresh image, of which nothing is known, into every slot; gives the slots."""
-    c, N = decoder.config, decoder.max_slots
+def begin(decoder: Decoder, style: Defaults | None = None) -> NDArray[np.int32]:
+    """Put fresh images, of which nothing is known, into all slots; gives those of the images.
+
+    Plain ones, or as ``style`` has it of each class in turn: guided, each has a twin.
+    """
+    c = decoder.config
+    guided = style is not None and style.guidance != 1
+    N = decoder.max_slots // 2 if guided else decoder.max_slots
     slots = np.arange(N, dtype=np.int32)
     inputs = Inputs.blank(c, N)
     inputs.seed[:] = range(N)
+    if style is not None:
+        inputs.label[:] = slots % len(c.classes)
+        inputs.top_p[:], inputs.guidance[:] = style.top_p, style.guidance
+    if guided:
+        inputs.twin[:] = N + slots
     decoder.begin(slots, inputs)
     return slots
 
@@ -134,12 +145,15 @@ def time_backend(
     return time_decoder(name, opening(model, slots), seconds, repeats)
 
 
-def time_decoder(name: str, decoder: Decoder, seconds: float, repeats: int) -> Timing:
+def time_decoder(
+    name: str, decoder: Decoder, seconds: float, repeats: int, style: Defaults | None = None
+) -> Timing:
     """Time a decoder with all its slots busy; the median of ``repeats`` runs.
 
-    As the engine does, it launches the steps of many images before the last has landed.
+    As the engine does, it launches the steps of many images before the last has landed. ``style``
+    as ``begin`` has it.
     """
-    numbers = begin(decoder)
+    numbers = begin(decoder, style)
     decoder.step(numbers, 1)  # pages are touched, threads are there
     leave = decoder.flights - 1 if decoder.max_slots > FEW_SLOTS else 0
 
@@ -149,7 +163,7 @@ def time_decoder(name: str, decoder: Decoder, seconds: float, repeats: int) -> T
 
     runs = []
     for _ in range(repeats):
-        begin(decoder)
+        begin(decoder, style)
         runs.append(measure(draw, decoder.config.pixels, seconds, decoder.land))
     return _timing(name, decoder, decoder.config, decoder.max_slots, runs)
 

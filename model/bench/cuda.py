@@ -26,6 +26,7 @@ import torch
 from scanline.model.bench import cpu as bench
 from scanline.model.bench.limits import Limit, least_bytes
 from scanline.model.bench.models import find_models
+from scanline.model.checkpoint import Checkpoint
 from scanline.model.config import ModelConfig
 from scanline.model.decoders.contract import BackendError
 from scanline.model.decoders.opening import open_decoder
@@ -119,6 +120,22 @@ def time_one_after_another(
 
     decoder = TritonDecoder(model, 1, overlap=False)
     return bench.time_decoder(name, decoder, seconds, repeats).milliseconds_a_step
+
+
+def as_drawn(
+    checkpoint: Checkpoint, images: int, opening: bench.Opening, seconds: float, repeats: int
+) -> str:
+    """Say what a step takes of labelled images drawn at the model's defaults, twins beside them."""
+    style, name = checkpoint.defaults, checkpoint.name
+    slots = images if style.guidance == 1 else 2 * images
+    how = f"{name}, {images} labelled at guidance {style.guidance:g}, top_p {style.top_p:g}"
+    try:
+        decoder = opening(checkpoint.model, slots)
+        timed = bench.time_decoder(name, decoder, seconds, repeats, style)
+    except (BackendError, torch.OutOfMemoryError) as error:
+        torch.cuda.empty_cache()
+        return f"{how}: {error}"
+    return f"{how}: {timed.milliseconds_a_step:.3f} ms a step of {slots} slots"
 
 
 def time_training(
@@ -220,6 +237,8 @@ def run_bench(
             timed = replace(timed, gbytes_a_second=moved / step / 1e9)
             timings.append(timed.beside(Limit("bytes", moved / rate)))
             progress(bench.row(timings[-1]))
+            if model.config.classes:
+                note(as_drawn(checkpoint, count, opening, seconds, repeats))
             if count == 1:
                 after = time_one_after_another(name, model, seconds, repeats)
                 note(f"{name}, 1 slot, kernels one after another: {after:.3f} ms a step")

@@ -245,7 +245,10 @@ class TritonDecoder(Decoder):
 
     @property
     def kv(self) -> NDArray[np.float32]:
-        """Every slot's sums of eq. 18, what still waits included, a copy: ``[N, L, H, K, V]``."""
+        """Every slot's sums of eq. 18, what still waits included, a copy: ``[N, L, H, K, V]``.
+
+        In float32 on a device what waits may be an ulp from what the kernel will add, in one FMA.
+        """
         return self._sums()[0]
 
     @property

@@ -145,21 +145,14 @@ def _timed(s: Row) -> str:
 
 
 def _multiplied(rows: dict[str, Row]) -> str:
-    """Say what the C++ computed products in, which no row beside it does; of old rows, as known."""
-    native = [row for row in rows.values() if row.get("way") == NATIVE]
-    named = sorted({row["precision"] for row in native if "precision" in row})
-    said = []
-    if named:
-        said.append(f"Products of `{NATIVE}` are {' or '.join(named)} and its states float32.")
-    if any("precision" not in row for row in native):
-        said.append(
-            f"Rows of `{NATIVE}` that name no precision are older than its being named: products "
-            "are bf16, as in those of `model/paper/results`, or int16 if drawn on x86 after 23 "
-            "November 2026, and states float32."
-        )
-    if said:
-        said.append("The other ways draw in float32 alone.")
-    return "".join(f" {sentence}" for sentence in said)
+    """Say what the C++ computed products in, which no row beside it does."""
+    named = sorted({row["precision"] for row in rows.values() if "precision" in row})
+    if not named:
+        return ""
+    return (
+        f" Products of `{NATIVE}` are {' or '.join(named)} and its states float32; the other ways "
+        "draw in float32 alone."
+    )
 
 
 def judge(name: str, rows: dict[str, Row]) -> Iterable[Verdict]:

@@ -22,7 +22,8 @@ def test_the_benchmark_measures_a_device(monkeypatch: pytest.MonkeyPatch) -> Non
     """All of it, on a tiny network and under the interpreter if need be."""
     config = tiny_config(height=1, width=2, n_layers=1, classes=("cat", "dog"))
     network, device = network_of(config), find_device()
-    monkeypatch.setattr(bench_cuda, "find_models", lambda names: [Checkpoint("tiny", network)])
+    tiny = Checkpoint("tiny", network, {"defaults": {"guidance": 2.0, "top_p": 0.9}})
+    monkeypatch.setattr(bench_cuda, "find_models", lambda names: [tiny])
     monkeypatch.setattr(bench_cuda, "find_device", lambda: device)
     monkeypatch.setattr(bench_cuda, "COPY_BYTES", 1 << 16)
     monkeypatch.setattr(bench_cuda, "TRAINING_IMAGES", {"tiny": 2})
@@ -40,6 +41,8 @@ def test_the_benchmark_measures_a_device(monkeypatch: pytest.MonkeyPatch) -> Non
         copied = timing.times_limit * timing.gbytes_a_second
         assert copied == pytest.approx(report.peaks["copy"], abs=0.1)
     assert any("× bytes" in line for line in lines)
+    guided = [line for line in report.notes if "2 labelled at guidance 2, top_p 0.9: " in line]
+    assert guided[0].endswith("ms a step of 4 slots")
     assert any("tiny, 1 slot, kernels one after another: " in line for line in report.notes)
     json.dumps(asdict(report))
 
