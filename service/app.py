@@ -71,7 +71,7 @@ def create_app(scanline: Scanline, open_models: Callable[[], None]) -> FastAPI:
             yield
         finally:
             await asyncio.to_thread(loading.join, LOADED_SECONDS)
-            scanline.loading = loading.is_alive()
+            scanline.ended_early = loading.is_alive()
             await asyncio.to_thread(scanline.drain)
 
     app = FastAPIOffline(  # whose /docs needs no CDN

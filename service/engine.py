@@ -74,6 +74,7 @@ class Engine:
             for slot, canvas in enumerate(decoder.canvas)
         ]
         self._steps = Steps(decoder, self.queue, observer, clock)
+        self._broken = False
         self._thread = threading.Thread(target=self._run, name=f"engine-{name}", daemon=True)
 
     def start(self) -> None:
@@ -114,7 +115,7 @@ class Engine:
     @property
     def broken(self) -> bool:
         """Whether nothing will be drawn any more until the process is started again."""
-        return self.decoder.broken
+        return self._broken
 
     @property
     def alive(self) -> bool:
@@ -139,7 +140,8 @@ class Engine:
                 self._give_up_if_broken()
 
     def _give_up_if_broken(self) -> None:
-        if self.broken:
+        self._broken = self._broken or self.decoder.broken
+        if self._broken:
             log.critical("the %s backend has lost its device and can draw no more", self.backend)
             self.queue.close(0.0)
 

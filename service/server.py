@@ -79,14 +79,14 @@ def open_engine(
 class Scanline:
     """All that the routes share: settings, models, metrics, and whether to take work.
 
-    ``failure`` says why loading ended without models; the process then stops with it. ``loading``
-    says that the server had ended first.
+    ``failure`` says why loading ended without models; the process then stops with it.
+    ``ended_early`` says that the server ended before either.
     """
 
     settings: Settings
     models: dict[str, Served] = field(default_factory=dict)
     ready: bool = False
-    loading: bool = False
+    ended_early: bool = False
     failure: str | None = None
 
     def __post_init__(self) -> None:

@@ -122,7 +122,7 @@ def serve(settings: Settings) -> None:
 
         app = create_app(scanline, open_models)
         Process(configure(app, scanline), scanline).run(sockets)
-    if scanline.loading:
+    if scanline.ended_early and scanline.failure is None:
         log.info("ended while the models were loading")
         logging.shutdown()
         os._exit(0)  # an interpreter's end is not safe with a thread inside torch

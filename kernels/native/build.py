@@ -14,11 +14,13 @@ import ctypes
 import hashlib
 import logging
 import os
+import re
 import shlex
 import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -33,6 +35,8 @@ FLAGS = (
     "-fvisibility=hidden",
 )  # fmt: skip
 PATIENCE = 300  # seconds for one run of the compiler
+# What g++ and clang++ say where what they started was killed; their own status is that of an error.
+_KILLED = re.compile(r"\w+ signal terminated program \w+|command: (Killed|Terminated)")
 INSTALL = "install g++ (`apt-get install g++`) or clang, or name a compiler in CXX"
 
 
@@ -79,6 +83,11 @@ def _run(command: Sequence[str]) -> str:
             f"{shlex.join(command)} was ended by signal {-done.returncode} ({ended}): try again"
         )
     if done.returncode != 0:
+        if killed := _KILLED.search(done.stderr):
+            raise InterruptedBuildError(
+                f"{shlex.join(command)} was ended from outside ({killed[0]}), as where memory is "
+                "short: try again"
+            )
         lines = done.stderr.strip().splitlines() or ["no output"]
         reason = next((line for line in lines if "error" in line), lines[0])
         raise NativeBuildError(f"{shlex.join(command)} failed ({reason}); name another one in CXX")
@@ -158,6 +167,9 @@ def _open(path: Path) -> ctypes.CDLL | None:
 
 def _build(compiler: Sequence[str], isa: str, source: Path, path: Path) -> None:
     """Compile into a file of its own, then rename it: two processes at once do not meet."""
+    for left in path.parent.glob(f".{source.stem}-*"):  # by a process that was ended meanwhile
+        if time.time() - left.stat().st_mtime > PATIENCE:
+            left.unlink(missing_ok=True)
     handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     os.close(handle)
     try:

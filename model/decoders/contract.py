@@ -127,7 +127,7 @@ class Decoder(ABC):
 
     @property
     def broken(self) -> bool:
-        """Whether nothing can be drawn any more, in this process."""
+        """Whether nothing can be drawn any more in this process; waits for the device to tell."""
         return False
 
     @property

@@ -31,7 +31,7 @@ class Replica:
 
     def __init__(self, name: str, settings: dict[str, Any]) -> None:
         own = Settings(**settings)
-        if own.threads is None:
+        if own.threads is None and own.backend != "reference":
             own.threads = max(1, int(own.replica_cpus))
         (checkpoint,) = load_checkpoints(own.weights, [name])
         self._name = f"{name}-{secrets.token_hex(4)}"

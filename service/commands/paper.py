@@ -26,17 +26,6 @@ Speech = Annotated[
         "that espeak-ng speaks, which must be installed.",
     ),
 ]
-
-
-def _unread(context: typer.Context, folder: Path | None) -> None:
-    """Refuse a folder of data that would be left unread."""
-    if folder is not None:
-        raise typer.BadParameter(
-            f"{context.info_name} reads no data set, table1 and table2 do: leave --data-dir out"
-        )
-
-
-NoDataDir = Annotated[Path | None, typer.Option("--data-dir", hidden=True, callback=_unread)]
 FOLDER = Path("runs/paper")
 READING = ("table1", "table2")  # published data sets
 
@@ -63,10 +52,8 @@ def _experiment(name: str, what: str) -> Callable[..., None]:
     ) -> None:
         _run(name, quick, out, threads, data_dir)
 
-    def of_nothing(
-        quick: Quick = False, out: Folder = FOLDER, threads: Threads = 1, data_dir: NoDataDir = None
-    ) -> None:
-        _run(name, quick, out, threads, data_dir)
+    def of_nothing(quick: Quick = False, out: Folder = FOLDER, threads: Threads = 1) -> None:
+        _run(name, quick, out, threads, None)
 
     command: Callable[..., None] = of_images if name in READING else of_nothing
     command.__doc__ = f"{what}; a table, a plot and a JSON file. Run again, it goes on."

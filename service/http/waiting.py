@@ -113,17 +113,17 @@ async def draw_to_end(
     with engine.queue.reading(generation, grace):
         async with client_of(request) as gone:
             await wait_finished(generation, gone)
-    if failed := failure(generation, 500 if engine.alive else 503):
+    if failed := failure(generation):
         raise failed
 
 
-def failure(generation: Generation, status: int = 500) -> ApiError | None:
+def failure(generation: Generation) -> ApiError | None:
     """Give the error that a finished generation ended with, if any: ours, or our shutting down."""
     if generation.error is None:
         return None
     if generation.closed:
         return refusal(ClosedError(generation.error))
-    return ApiError(status, generation.error, code="generation_failed")
+    return ApiError(500, generation.error, code="generation_failed")
 
 
 def cut_off(generation: Generation) -> ApiError | None:

@@ -32,10 +32,12 @@ def understand(
     if not wishes[0]:
         return first, None
     for name, config in models.items():
-        if (exactly := prompt.strip()) in config.classes:
-            return name, config.classes.index(exactly)
-        classes = [one.lower() for one in config.classes]
         for wish in wishes:
+            if wish in config.classes:
+                return name, config.classes.index(wish)
+    for name, config in models.items():
+        classes = [one.lower() for one in config.classes]
+        for wish in map(str.lower, wishes):
             if classes.count(wish) == 1:
                 return name, classes.index(wish)
             if wish in _DIGITS and (digit := str(_DIGITS.index(wish))) in classes:
@@ -43,8 +45,8 @@ def understand(
     config = models[first]
     with contextlib.suppress(ValueError):
         return first, config.class_number(wishes[0])
-    if wishes[0] == "random" and config.classes:
-        return first, wishes[0]
+    if wishes[0].lower() == "random" and config.classes:
+        return first, "random"
     known = {name: ", ".join(one.classes) for name, one in models.items() if one.classes}
     if named or len(models) == 1:
         what = f"a class ({known[first]}), or nothing" if known else "nothing"
@@ -61,11 +63,11 @@ def understand(
 
 def _wishes(prompt: str) -> Iterator[str]:
     """Give the prompt, and what is left of it as the words around a class are taken away."""
-    words = re.sub(r"[\s\"'“”‘’.!?:,]+", " ", prompt).lower().split()
+    words = re.sub(r"[\s\"'“”‘’.!?:,]+", " ", prompt).split()
     yield " ".join(words)
-    while words and words[-1] in _AFTER:
+    while words and words[-1].lower() in _AFTER:
         words.pop()
         yield " ".join(words)
-    while words and words[0] in _BEFORE:
+    while words and words[0].lower() in _BEFORE:
         words.pop(0)
         yield " ".join(words)

@@ -55,6 +55,7 @@ class Page {
     document.getElementById("model-field").hidden = models.length < 2;
     this.select.addEventListener("change", async () => {
       const view = this.wanted?.view ?? this.current; // the one being loaded, or the one shown
+      this.complain(null);
       this.use(this.select.value);
       this.link(view, { model: this.model.id });
       (await this.view(view)).open(new URLSearchParams());
@@ -145,6 +146,7 @@ class Page {
   /** Bring a view to the front because something is about to be shown in it. */
   show(view) {
     this.wanted = null;
+    this.complain(null);
     this.bringForward(view);
     writeAddress(this.shown[view] ?? toHash(view, { model: this.model.id }));
   }

@@ -10,8 +10,8 @@ import { ShareBar } from "./share.js";
 
 const ENLARGED = 20;
 
-/** Whether a tile comes after another on the sheet. */
-const follows = ({ element }, other) =>
+/** Whether a tile comes before another on the sheet. */
+const precedes = ({ element }, other) =>
   element.compareDocumentPosition(other.element) & Node.DOCUMENT_POSITION_FOLLOWING;
 
 /** The dialog that opens when an image is clicked. */
@@ -106,7 +106,7 @@ export class Viewer {
   key(event) {
     const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
     if (!step || event.target.tagName === "INPUT") return;
-    const shown = this.tiles.toSorted((a, b) => (follows(a, b) ? -1 : 1)); // it may be sorted
+    const shown = this.tiles.toSorted((a, b) => (precedes(a, b) ? -1 : 1)); // it may be sorted
     const next = shown[shown.indexOf(this.tile) + step];
     if (next?.result) this.open(next, this.tiles);
   }

@@ -170,10 +170,17 @@ def test_models_are_there_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_model_that_can_draw_no_more_ends_the_process() -> None:
     decoder = FakeDecoder(GREY, 2)
     scanline, app = build(decoders={"grey": decoder})
-    with listening(app, lambda: scanline.ready):
+    with listening(app, lambda: scanline.ready) as url:
         process = Process(configure(app, scanline), scanline)
         assert not asyncio.run(process.on_tick(1))
-        decoder.broken = True
+
+        def fail(slots: list[int]) -> None:
+            decoder.broken = True
+            raise RuntimeError("an illegal memory access was encountered")
+
+        decoder.before_step = fail
+        check_error(httpx.post(f"{url}/v1/samples", json={}, timeout=60), 500, "generation_failed")
+        until(lambda: scanline.models["grey"].engine.broken)
         assert asyncio.run(process.on_tick(1))
         assert scanline.failure is not None
         assert "start the server again" in scanline.failure

@@ -194,6 +194,25 @@ def test_a_compiler_that_is_killed_ends_the_build(
     assert runs(compiler) == 3
 
 
+def test_a_compiler_whose_part_is_killed_ends_the_build(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the kernel does where memory is short; and what such a build left is cleared away."""
+    cache.mkdir(exist_ok=True)
+    old, new = cache / ".decoder-old.so.x", cache / ".decoder-new.so.y"
+    for left in (old, new):
+        left.touch()
+    os.utime(old, (0, 0))
+    driver = tmp_path / "driver"
+    said = "g++: fatal error: Killed signal terminated program cc1plus"
+    driver.write_text(f"#!/bin/sh\n[ $1 = --version ] || {{ echo '{said}' >&2; exit 1; }}\n")
+    driver.chmod(0o755)
+    monkeypatch.setenv("CXX", str(driver))
+    with pytest.raises(native_build.InterruptedBuildError, match="Killed signal terminated"):
+        native.load_library()
+    assert list(cache.iterdir()) == [new]
+
+
 def test_a_compiler_that_takes_too_long_ends_the_build(
     cache: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -228,8 +228,9 @@ def test_a_model_that_is_not_here_is_said_to_be(visit: Open) -> None:
     page = visit("#draw?model=ghost&seed=5&n=1")
     finished(page)
     expect(page.locator("#loading")).to_contain_text("no model “ghost” here")
-    page.click("nav [data-view=learn]")
+    page.select_option("#model", "colour")
     expect(page.locator("#loading")).to_be_hidden()
+    finished(page)
 
 
 def test_a_view_that_cannot_be_fetched_says_so(visit: Open) -> None:
