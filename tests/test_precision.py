@@ -99,10 +99,11 @@ def test_a_precision_is_measured_and_recorded(
     monkeypatch.chdir(tmp_path)
     write_mnist(tmp_path / "data" / "mnist")
     path = save_tiny(tmp_path / "weights", "mnist", MNIST)
-    given = ["evaluate", "--weights", "weights", "--data-dir", "data", "--precision"]
+    folders = ["--weights", "weights", "--data-dir", "data"]
+    given = ["evaluate", *folders, "--dataset", "mnist", "--precision"]
     done = CliRunner().invoke(app, [*given, "int16", "--limit", "3"])
     assert done.exit_code == 0, done.output
-    assert "mnist: int16 costs " in done.output
+    assert "mnist on mnist: int16 costs " in done.output
     assert load_checkpoint(path).native_precision is None
     done = CliRunner().invoke(app, [*given, "int16", "--record"])
     assert done.exit_code == 0, done.output
