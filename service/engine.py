@@ -74,7 +74,7 @@ class Engine:
             for slot, canvas in enumerate(decoder.canvas)
         ]
         self._steps = Steps(decoder, self.queue, observer, clock)
-        self._broken = False
+        self.broken = False  # nothing will be drawn any more until the process is started again
         self._thread = threading.Thread(target=self._run, name=f"engine-{name}", daemon=True)
 
     def start(self) -> None:
@@ -113,11 +113,6 @@ class Engine:
         return len(self._running)
 
     @property
-    def broken(self) -> bool:
-        """Whether nothing will be drawn any more until the process is started again."""
-        return self._broken
-
-    @property
     def alive(self) -> bool:
         """Whether the thread runs and takes work."""
         return self._thread.is_alive() and not self.queue.closed
@@ -140,8 +135,8 @@ class Engine:
                 self._give_up_if_broken()
 
     def _give_up_if_broken(self) -> None:
-        self._broken = self._broken or self.decoder.broken
-        if self._broken:
+        self.broken = self.broken or self.decoder.broken
+        if self.broken:
             log.critical("the %s backend has lost its device and can draw no more", self.backend)
             self.queue.close(0.0)
 

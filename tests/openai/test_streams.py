@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 
 from scanline.service.generation import FinishReason, Spec
 from scanline.service.http.waiting import news
+from scanline.service.queue import Queue
 from scanline.service.server import Scanline
 from tests.openai.fixtures import expected_edit, masked, pixels_of, stock
 from tests.service_fixtures import (
@@ -131,18 +134,24 @@ def test_leaving_a_stream_cancels_it_whatever_the_grace() -> None:
         until(lambda: idle(scanline))
 
 
-def test_a_cancelled_stream_ends_with_an_error() -> None:
-    """Else it would look like one that has no images."""
-    decoder, cancelled = FakeDecoder(GREY, 2), threading.Event()
+@contextlib.contextmanager
+def holding() -> Iterator[tuple[str, Queue, threading.Event]]:
+    """Serve a model that draws nothing before the event."""
+    decoder, go_on = FakeDecoder(GREY, 2), threading.Event()
 
     def hold(slots: list[int]) -> None:
-        cancelled.wait()
+        go_on.wait()
 
     decoder.before_step = hold
     scanline, app = build(decoders={"grey": decoder})
-    with listening(app, lambda: scanline.ready) as url, stock(url) as client:
+    with listening(app, lambda: scanline.ready) as url:
+        yield url, scanline.models["grey"].engine.queue, go_on
+
+
+def test_a_cancelled_stream_ends_with_an_error() -> None:
+    """Else it would look like one that has no images."""
+    with holding() as (url, queue, cancelled), stock(url) as client:
         stream = client.images.generate(prompt="", n=3, stream=True)
-        queue = scanline.models["grey"].engine.queue
         generation = queue.find(stream.response.headers["x-generation-id"])
         assert generation is not None
         queue.cancel(generation)
@@ -153,16 +162,8 @@ def test_a_cancelled_stream_ends_with_an_error() -> None:
 
 def test_pictures_cut_off_are_no_reply() -> None:
     """They would look like any others."""
-    decoder, cancelled = FakeDecoder(GREY, 2), threading.Event()
-
-    def hold(slots: list[int]) -> None:
-        cancelled.wait()
-
-    decoder.before_step = hold
-    scanline, app = build(decoders={"grey": decoder})
-    with listening(app, lambda: scanline.ready) as url, ThreadPoolExecutor(1) as pool:
+    with holding() as (url, queue, cancelled), ThreadPoolExecutor(1) as pool:
         asked = pool.submit(httpx.post, f"{url}/v1/images/generations", json={"prompt": "", "n": 3})
-        queue = scanline.models["grey"].engine.queue
         until(lambda: queue.waiting == 1)
         (generation,) = queue._live.values()
         queue.cancel(generation)
