@@ -1,4 +1,7 @@
-"""Maps in front of and behind the blocks, in float32: sums of a table's rows, and a linear map."""
+"""Linear maps: those of the blocks, and in front of and behind them, in float32.
+
+Training on a CPU has ways of its own to their gradients where torch's take longer.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from scanline.kernels.native.cpu import cpu
-from scanline.kernels.native.training import tables
-from scanline.kernels.native.training.passes import takes, wanted
+from scanline.kernels.native.training import products, tables
+from scanline.kernels.native.training.passes import available, takes
 
 
 def summed_rows(table: Tensor, ids: Tensor) -> Tensor:
@@ -24,6 +27,29 @@ def summed_rows(table: Tensor, ids: Tensor) -> Tensor:
     return F.embedding_bag(ids, table, mode="sum")
 
 
+def autocast_dtype(x: Tensor) -> torch.dtype:
+    """Give what a CPU multiplies ``x`` in now."""
+    return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
+
+
+def multiply(x: Tensor, weight: Tensor) -> Tensor:
+    """Give W x, in autocast's dtype if that is on: ``x: [..., I]``, ``weight: [O, I]``.
+
+    On a CPU that multiplies pairs of bfloat16 the weight's gradient is summed in one pass of C++:
+    torch takes a quarter longer for it, and rounds it to bfloat16.
+    """
+    if _trains(x, weight, torch.bfloat16) and available() and _pairs_pay():
+        y: Tensor = products.multiply(x.to(torch.bfloat16), weight)
+        return y
+    return F.linear(x, weight)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _pairs_pay() -> bool:
+    features = cpu()[1]
+    return "avx512_bf16" in features and "amx_tile" not in features  # torch multiplies with AMX
+
+
 def exact_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Give W x + b in the weights' precision: ``x: [..., I]``, ``weight: [O, I]`` → ``[..., O]``.
 
@@ -32,7 +58,7 @@ def exact_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """
     with torch.autocast(x.device.type, enabled=False):
         x = x.to(weight.dtype)
-        if _trains(x, weight) and wanted() and _onednn_pays():
+        if _trains(x, weight, torch.float32) and available() and _onednn_pays():
             y: Tensor = _linear(x.flatten(0, -2), weight, bias)
             return y.view(*x.shape[:-1], -1)
         return F.linear(x, weight, bias)
@@ -44,9 +70,10 @@ def _onednn_pays() -> bool:
     return bool(onednn and torch.cpu._is_avx512_supported() and "Intel" not in cpu()[0])
 
 
-def _trains(x: Tensor, weight: Tensor) -> bool:
-    floats = x.device.type == "cpu" and x.dtype == torch.float32 and x.numel() > 0
-    return floats and weight.requires_grad and torch.is_grad_enabled()
+def _trains(x: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
+    """Whether a float32 weight is trained on a CPU, and multiplied in ``dtype``."""
+    here = x.device.type == "cpu" and weight.dtype == torch.float32 and x.numel() > 0
+    return here and autocast_dtype(x) == dtype and weight.requires_grad and torch.is_grad_enabled()
 
 
 def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -63,11 +90,8 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 def _linear_backward(
     grad: Tensor, x: Tensor, weight: Tensor, of_x: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    # oneDNN copies its first argument where it lies across: the narrower one.
-    wide = grad.shape[1] > x.shape[1]
-    of_weight = _multiply(x.T, grad.T, None).T if wide else _multiply(grad.T, x.T, None)
     of_input = _multiply(grad, weight.T, None) if of_x else x.new_empty(0)
-    return of_input, of_weight.contiguous(), grad.sum(0)
+    return of_input, products.weight_gradient(grad, x), grad.sum(0)
 
 
 @_linear.register_fake

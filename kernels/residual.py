@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from scanline.kernels.maps import autocast_dtype, multiply
 from scanline.kernels.native.training import residual as native
 from scanline.kernels.native.training.passes import takes
 from scanline.kernels.short_conv import check_conv, convolve_steps
@@ -31,15 +32,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Product:
     torch would copy it into every row first.
     """
     floats = (torch.float32, torch.bfloat16)
-    if takes(bias, torch.float32) and takes(x, *floats) and _autocast_dtype(x.dtype) in floats:
-        return Product(F.linear(x, weight), bias)
+    if takes(bias, torch.float32) and takes(x, *floats) and autocast_dtype(x) in floats:
+        return Product(multiply(x, weight), bias)
     return Product(F.linear(x, weight, bias))
-
-
-def _autocast_dtype(otherwise: torch.dtype) -> torch.dtype:
-    """Give what a CPU multiplies in now."""
-    enabled = torch.is_autocast_enabled("cpu")
-    return torch.get_autocast_dtype("cpu") if enabled else otherwise
 
 
 def whole(added: Product) -> Tensor:
@@ -89,7 +84,7 @@ def residual(
     if added is not None:
         product = added.x
         bias = torch.zeros_like(norm[1]) if added.bias is None else added.bias
-    bf16 = not exact and _autocast_dtype(x.dtype) == torch.bfloat16
+    bf16 = not exact and autocast_dtype(x) == torch.bfloat16
     total, y = native.residual(x, product, bias, *norm, conv_weight, columns, stride, eps, bf16)
     return x if added is None else total, y
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+
+from scanline.model.exchange import Divider
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic, steepest at zero
 _ITERATIONS = 5
@@ -33,12 +36,12 @@ class Muon(Optimizer):
 
     ``dtype`` is that of the orthogonalisation: bfloat16 is enough where the machine multiplies it,
     float32 is many times faster where it is emulated. A tall matrix takes steps longer by the root
-    of its aspect ratio.
+    of its aspect ratio. Processes that train together orthogonalise a share of the matrices each.
     """
 
     def __init__(
         self,
-        params: Iterable[Tensor],
+        params: Sequence[Tensor],
         lr: float,
         weight_decay: float = 0.01,
         momentum: float = 0.95,
@@ -46,7 +49,8 @@ class Muon(Optimizer):
     ) -> None:
         defaults = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum}
         super().__init__(params, defaults)
-        self.dtype = dtype
+        self._orthogonalise = partial(orthogonalise, dtype=dtype)
+        self._divider = Divider(params)
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
@@ -56,15 +60,18 @@ class Muon(Optimizer):
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     shapes[parameter.shape].append(parameter)
-            for shape, parameters in shapes.items():
-                gradients = [p.grad for p in parameters if p.grad is not None]
-                moments = [self._moment(p) for p in parameters]
-                torch._foreach_lerp_(moments, gradients, 1 - group["momentum"])
-                ahead = torch._foreach_lerp(gradients, moments, group["momentum"])
-                steps = orthogonalise(torch.stack(ahead), self.dtype).float().unbind()
+            batches = [self._ahead(parameters, group["momentum"]) for parameters in shapes.values()]
+            steps = self._divider.run(batches, self._orthogonalise)
+            for (shape, parameters), step in zip(shapes.items(), steps, strict=True):
                 rate = group["lr"] * max(1.0, shape[0] / shape[1]) ** 0.5
                 torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
-                torch._foreach_add_(parameters, steps, alpha=-rate)
+                torch._foreach_add_(parameters, step.unbind(), alpha=-rate)
+
+    def _ahead(self, parameters: list[Tensor], momentum: float) -> Tensor:
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        moments = [self._moment(p) for p in parameters]
+        torch._foreach_lerp_(moments, gradients, 1 - momentum)
+        return torch.stack(torch._foreach_lerp(gradients, moments, momentum))
 
     def _moment(self, parameter: Tensor) -> Tensor:
         state = self.state[parameter]

@@ -22,7 +22,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
 from scanline.model import growth
@@ -35,6 +34,7 @@ from scanline.model.checkpoint import (
 from scanline.model.config import NO_LABEL, ModelConfig
 from scanline.model.data.published import Dataset
 from scanline.model.evaluation import evaluate
+from scanline.model.exchange import Reducer
 from scanline.model.network import LinearTransformer
 from scanline.model.optimizers import make_optimizers, take_steps
 from scanline.model.processes import every_core
@@ -106,10 +106,13 @@ class Trainer:
         self.bf16 = config.precision == "bf16" or (
             config.precision == "auto" and _bf16_pays(device)
         )
-        parallel = DistributedDataParallel(self.model) if self.world > 1 else self.model
         self._forward: Callable[..., Tensor] = (
-            torch.compile(parallel) if config.compile else parallel
+            torch.compile(self.model) if config.compile else self.model
         )
+        self._parameters: list[Tensor] = [*self.model.parameters()]
+        self._averages: list[Tensor] = [*self.average.parameters()]
+        bits = torch.zeros((), device=device)
+        self._reducer = Reducer([*self._parameters, bits]) if self.world > 1 else None
         if device.type == "cpu":
             _keep_memory()
 
@@ -204,11 +207,13 @@ class Trainer:
             parameters = self._forward(canvas, label)
         loss = self.model.bits_from(parameters, canvas).sum(1).mean() / self.model.config.dims
         loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
         bits = loss.detach()
-        if self.world > 1:
-            dist.all_reduce(bits)
-            bits /= self.world
+        if self._reducer:
+            self._reducer.average([*gradients, bits])
+        norm = torch.nn.utils.get_total_norm(gradients)
+        if norm > 1:
+            torch.nn.utils.clip_grads_with_norm_(self._parameters, 1.0, norm)
         value = bits.item()
         if not (math.isfinite(value) and math.isfinite(norm.item())):
             raise FloatingPointError(
@@ -225,9 +230,7 @@ class Trainer:
     def _move_average(self) -> None:
         # Early on the average follows closely, or it would remember the random start.
         decay = min(self.config.average, self.step / (self.step + 10))
-        averages: list[Tensor] = [*self.average.parameters()]
-        currents: list[Tensor] = [*self.model.parameters()]
-        torch._foreach_lerp_(averages, currents, 1 - decay)
+        torch._foreach_lerp_(self._averages, self._parameters, 1 - decay)
 
     def _validate(self, validation: Dataset | None, bar: tqdm[Any]) -> None:
         if validation is None or self.rank > 0:

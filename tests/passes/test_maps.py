@@ -8,8 +8,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from scanline.kernels import maps
-from scanline.kernels.maps import exact_linear, summed_rows
+from scanline.kernels.maps import exact_linear, multiply, summed_rows
 from scanline.kernels.native.training import passes
+from scanline.kernels.native.training.products import weight_gradient
 from tests.conftest import assert_close
 
 
@@ -38,6 +39,56 @@ def test_the_gradient_of_a_table_does_not_depend_on_threads(
         monkeypatch.setattr(passes, "passes", lambda chosen=chosen: chosen)
         found += torch.autograd.grad(summed_rows(table, ids), table, grad)
     assert all(torch.equal(found[0], other) for other in found)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("rows", "outputs", "inputs"), [(1, 1, 1), (2, 7, 5), (515, 20, 100), (1100, 66, 131)]
+)
+def test_a_weights_gradient_is_that_of_float64(
+    rows: int, outputs: int, inputs: int, dtype: torch.dtype, isa: str
+) -> None:
+    """Of less than a tile, of more than a block of rows, and of whole vectors or not."""
+    grad, x = torch.randn(rows, outputs).to(dtype), torch.randn(rows, inputs).to(dtype)
+    found = weight_gradient(grad, x)
+    assert found.dtype == torch.float32
+    wanted = grad.double().T @ x.double()
+    scale = wanted.abs().max()
+    assert_close(found / scale, wanted / scale, torch.float32)
+
+
+def test_a_weights_gradient_does_not_depend_on_threads(
+    monkeypatch: pytest.MonkeyPatch, isa: str
+) -> None:
+    grad, x = torch.randn(700, 29), torch.randn(700, 40)
+    found: list[Tensor] = []
+    for threads in (1, 3, 16):  # of the last some have no output
+        chosen = passes.Passes(threads, isa)
+        monkeypatch.setattr(passes, "passes", lambda chosen=chosen: chosen)
+        found.append(weight_gradient(grad, x))
+    assert all(torch.equal(found[0], other) for other in found)
+
+
+def test_a_map_in_bfloat16_is_torchs_but_for_its_weights_rounding(
+    monkeypatch: pytest.MonkeyPatch, isa: str
+) -> None:
+    monkeypatch.setattr(maps, "_pairs_pay", lambda: True)
+    given = [torch.randn(2, 300, 24), torch.randn(40, 24)]
+    mine, theirs = ([x.clone().requires_grad_() for x in given] for _ in range(2))
+    grad = torch.randn(2, 300, 40).bfloat16()
+    with torch.autocast("cpu", torch.bfloat16):
+        y, wanted = multiply(*mine), F.linear(*theirs)
+    assert "multiply" in type(y.grad_fn).__name__
+    assert torch.equal(y, wanted)
+    of_x, of_weight = torch.autograd.grad(y, mine, grad)
+    of_their_x, of_their_weight = torch.autograd.grad(wanted, theirs, grad)
+    assert torch.equal(of_x, of_their_x)
+    assert of_weight.dtype == torch.float32
+    scale = of_weight.abs().max()
+    assert_close(of_weight / scale, of_their_weight / scale, torch.bfloat16)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(multiply(*mine), y)
+    assert torch.equal(multiply(*mine), F.linear(*mine))  # in float32
 
 
 @pytest.mark.parametrize("outputs", [5, 40])

@@ -38,6 +38,7 @@ _FUNCTIONS: dict[str, tuple[list[type], int]] = {
     "mixture_nats": ([_COUNT, _COUNT, _INT, _COUNT], 4),
     "categorical_forward": ([_COUNT, _COUNT], 4),
     "categorical_backward": ([_COUNT, _COUNT], 5),
+    "weight_gradient": ([_COUNT, _COUNT, _COUNT, _INT], 3),
     "summed_rows_backward": ([_COUNT, _COUNT, _COUNT, _COUNT], 3),
 }
 
@@ -93,12 +94,6 @@ def off() -> Iterator[None]:
         yield
     finally:
         _OFF.reset(token)
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def wanted() -> bool:
-    """Whether a block of ``off`` is not what runs."""
-    return not _OFF.get()
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

@@ -19,6 +19,7 @@
 #include "categorical.h"
 #include "mixture.h"
 #include "residual.h"
+#include "weight_gradient.h"
 
 #define SCANLINE_API extern "C" __attribute__((visibility("default")))
 
@@ -114,6 +115,22 @@ SCANLINE_API void* training_open(int threads) {
 SCANLINE_API void training_close(void* pool) { delete static_cast<Pool*>(pool); }
 
 SCANLINE_API int training_lanes() { return LANES; }
+
+// `grad: [rows, outputs]`, `x: [rows, inputs]`, `weight: [outputs, inputs]`, zeroed.
+SCANLINE_API int weight_gradient(void* pool, int64_t rows, int64_t outputs, int64_t inputs, int bf16,
+                                 const void* grad, const void* x, float* weight) {
+    return with_elements(bf16, [&](auto element) {
+        using T = decltype(element);
+        const int64_t threads = static_cast<Pool*>(pool)->threads();
+        const int64_t piece = (outputs + threads - 1) / threads;
+        Scratch scratch(pool, WeightGradient<T>::scratch(inputs, piece));
+        share_out(pool, (outputs + piece - 1) / piece, [&](int64_t i, int thread) {
+            const int64_t first = i * piece, mine = std::min(piece, outputs - first);
+            WeightGradient<T>(rows, outputs, inputs, first, mine, scratch.of(thread))
+                .compute(static_cast<const T*>(grad), static_cast<const T*>(x), weight);
+        });
+    });
+}
 
 SCANLINE_API int attention_forward(void* pool, const AttentionSizes* sizes, int bf16,
                                    const void* qkv, const float* bias, float* kv, float* z,

@@ -1,0 +1,89 @@
+"""What processes tell each other once a step, in memory that they share and through sockets."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from scanline.model.exchange import Divider, Reducer
+from scanline.model.muon import Muon
+from scanline.model.processes import joined
+from tests.conftest import assert_close
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="NCCL wants a GPU for each")
+
+SHAPES = [(3, 5), (), (7,)]
+STEPS = range(3)
+
+
+def given(rank: int, step: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(10 * step + rank)
+    return [torch.randn(shape, generator=generator) for shape in SHAPES]
+
+
+def batches(step: int) -> list[Tensor]:
+    return [torch.arange(30.0).view(5, 2, 3) + step, torch.full((1, 4), float(step))]
+
+
+def new_muon() -> Muon:
+    return Muon([torch.ones(4, 6, requires_grad=True) for _ in range(3)], lr=0.1)
+
+
+def weights_after_a_step(muon: Muon, step: int) -> list[Tensor]:
+    weights = muon.param_groups[0]["params"]
+    for number, weight in enumerate(weights):
+        weight.grad = torch.eye(4, 6) * number + step + 1
+    muon.step()
+    return [weight.detach().clone() for weight in weights]
+
+
+def exchange(_: torch.device, folder: Path, shared: bool) -> None:
+    """Average, divide and step a few times; what came of it is kept in a file for each process."""
+    rank, rows = dist.get_rank(), list[int]()
+
+    def work(batch: Tensor) -> Tensor:
+        rows.append(len(batch))
+        return -batch
+
+    with pytest.MonkeyPatch.context() as patch:
+        if not shared:
+            patch.delattr(os, "memfd_create")
+        reducer, divider, muon = Reducer(given(rank, 0)), Divider(batches(0)), new_muon()
+    found: list[list[Tensor]] = []
+    for step in STEPS:
+        means = given(rank, step)
+        reducer.average(means)
+        results = [x.clone() for x in divider.run(batches(step), work)]
+        found += [means, results, weights_after_a_step(muon, step)]
+    # Of five the first has two, and of one none.
+    assert sum(rows) == len(STEPS) * ((2 if rank == 0 else 4) if shared else 6)
+    torch.save(found, folder / f"{rank}.pt")
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="Linux's")
+@pytest.mark.parametrize("shared", [True, False], ids=["memory", "sockets"])
+def test_all_get_the_same_means_and_the_same_of_divided_work(tmp_path: Path, shared: bool) -> None:
+    with joined(2, exchange, tmp_path, shared) as device:
+        exchange(device, tmp_path, shared)
+    one, other = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
+    alone = new_muon()
+    for step in STEPS:
+        for name, wanted in [
+            ("means", [(a + b) / 2 for a, b in zip(given(0, step), given(1, step), strict=True)]),
+            ("results", [-batch for batch in batches(step)]),
+            ("weights", weights_after_a_step(alone, step)),
+        ]:
+            for mine, theirs, right in zip(one.pop(0), other.pop(0), wanted, strict=True):
+                assert torch.equal(mine, theirs), name
+                assert_close(mine, right)
+
+
+def test_alone_work_is_done_as_it_comes() -> None:
+    (negative,) = Divider([torch.ones(3, 2)]).run([torch.ones(3, 2)], lambda x: -x.bfloat16())
+    assert torch.equal(negative, -torch.ones(3, 2))
+    assert negative.dtype == torch.float32
