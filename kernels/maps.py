@@ -35,8 +35,8 @@ def autocast_dtype(x: Tensor) -> torch.dtype:
 def multiply(x: Tensor, weight: Tensor) -> Tensor:
     """Give W x, in autocast's dtype if that is on: ``x: [..., I]``, ``weight: [O, I]``.
 
-    On a CPU that multiplies pairs of bfloat16 the weight's gradient is summed in one pass of C++:
-    torch takes a quarter longer for it, and rounds it to bfloat16.
+    In a process of one thread, on a CPU that multiplies pairs of bfloat16, the weight's gradient is
+    summed in one pass of C++: torch takes a quarter longer for it, and rounds it to bfloat16.
     """
     if _trains(x, weight, torch.bfloat16) and available() and _pairs_pay():
         y: Tensor = products.multiply(x.to(torch.bfloat16), weight)
@@ -46,6 +46,8 @@ def multiply(x: Tensor, weight: Tensor) -> Tensor:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _pairs_pay() -> bool:
+    if torch.get_num_threads() > 1:  # torch's, which wait for its next product, would be in the way
+        return False
     features = cpu()[1]
     return "avx512_bf16" in features and "amx_tile" not in features  # torch multiplies with AMX
 
