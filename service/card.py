@@ -58,7 +58,7 @@ async def card(request: Request, server: Server, link: Annotated[Card, Query()])
     if server.settings.api_key is not None:
         raise ApiError(404, "this server draws for those who have its key", code="not_found")
     n = min(link.n, MOST)
-    engine = find_engine(server, link.model, n)
+    engine = find_engine(request, server, link.model, n)
     served = find_served(server, link.model)
     shape = settle_shape(served, link.label, link.top_p, link.guidance)
     spec = Spec(n=n, seed=link.seed, temperature=link.temperature, **shape._asdict())

@@ -161,7 +161,8 @@ class Image:
 class Generation:
     """One request being worked on, safe to read from any thread.
 
-    Times are seconds of its ``clock``. ``error`` says, for a user, why images ended in error.
+    Times are seconds of its ``clock``; ``caller`` is whose turns it shares. ``error`` says, for a
+    user, why images ended in error.
     """
 
     def __init__(
@@ -170,9 +171,10 @@ class Generation:
         config: ModelConfig,
         spec: Spec,
         clock: Clock = time.perf_counter,
+        caller: str = "",
     ) -> None:
         self.id = f"gen_{secrets.token_hex(12)}"
-        self.model, self.config, self.spec = model, config, spec
+        self.model, self.config, self.spec, self.caller = model, config, spec, caller
         empty = np.zeros((config.pixels, config.channels), np.uint8)
         nowhere = Place(empty, np.zeros(1, np.int32))
         seeds = [image_seed(spec.seed, j) for j in range(spec.n)]

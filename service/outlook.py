@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from scanline.service.generation import Generation
+from scanline.service.order import Order
 
 GOOD_SECONDS = 0.5
 
@@ -26,14 +27,17 @@ class Outlook(NamedTuple):
     left: list[int]
 
     @classmethod
-    def of(cls, order: Iterable[Generation], live: Iterable[Generation], now: float) -> Outlook:
+    def of(cls, order: Order, live: Iterable[Generation], now: float) -> Outlook:
         """Look at those that wait, in their order, and at all that are not finished."""
-        waiting = list(order)
+        waiting = list(order.images())
+        places: dict[str, int] = {}
+        for place, generation in enumerate(waiting):
+            places.setdefault(generation.id, place)
         return cls(
             when=now,
-            places={generation.id: place for place, generation in enumerate(waiting)},
-            images=sum(one.waiting for one in waiting),
-            slots=sum(one.waiting * one.spec.slots for one in waiting),
+            places=places,
+            images=len(waiting),
+            slots=sum(one.spec.slots for one in waiting),
             left=sorted(left for one in live for left in one.pixels_left()),
         )
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from scanline.model.config import ModelConfig
 from scanline.service.generation import Clock, Generation, Image, Spec
+from scanline.service.order import Order
 from scanline.service.outlook import Outlook
 
 RESERVED = 16  # one place in so many is for small requests alone,
-SMALL = 256  # which ask for at most one image for so many places
+SMALL = 256  # which ask for at most one image for so many places, and half of it for new callers
 RATE_SECONDS = 0.3  # of drawing, by which the rate follows
 FIRST_READER_SECONDS = 5.0  # a generation that nobody has come to read by then is cancelled
 
@@ -54,7 +55,7 @@ class Taken(NamedTuple):
 
 
 class Queue:
-    """Generations from ``submit`` to the end of their time for replay, fair between them.
+    """Generations from ``submit`` to the end of their time for replay, fair between callers.
 
     Any thread may call what comes first here, the engine's thread alone what comes after.
     ``rate`` is how many pixels its slots draw a second. Whenever there is
@@ -74,7 +75,7 @@ class Queue:
         self.waiting = 0  # images
         self.rate = 0.0
         self._name, self._config, self._clock = name, config, clock
-        self._order: deque[Generation] = deque()  # those with images not yet taken
+        self._order = Order()
         self._live: dict[str, Generation] = {}
         self._leaving: set[Generation] = set()  # cancelled, or without a reader
         self._finished: OrderedDict[str, Generation] = OrderedDict()
@@ -85,17 +86,17 @@ class Queue:
 
     # --- any thread -------------------------------------------------------------------------
 
-    def submit(self, spec: Spec, *, detached: bool = False) -> Generation:
+    def submit(self, spec: Spec, *, caller: str = "", detached: bool = False) -> Generation:
         """Queue what is asked for, or raise ``QueueFullError`` or ``ClosedError``.
 
         What is ``detached`` is drawn though nobody reads it.
         """
-        generation = Generation(self._name, self._config, spec, self._clock)
+        generation = Generation(self._name, self._config, spec, self._clock, caller)
         with self._changed:
-            self._check_room(spec.n)
-            generation.queue_position = len(self._order)
+            self._check_room(spec.n, caller)
+            generation.queue_position = self._order.ahead(caller)
             generation.detached = detached
-            self._order.append(generation)
+            self._order.add(generation)
             self._live[generation.id] = generation
             self._await_reader(generation)
             self.waiting += spec.n
@@ -136,10 +137,10 @@ class Queue:
             ahead = self._look_out().places.get(generation.id, generation.queue_position)
             return ahead, self._seconds_until_taken(ahead + 1)
 
-    def check_room(self, n: int) -> None:
+    def check_room(self, n: int, caller: str = "") -> None:
         """Raise what ``submit`` would raise for ``n`` images now."""
         with self._changed:
-            self._check_room(n)
+            self._check_room(n, caller)
 
     def cancel(self, generation: Generation) -> None:
         """End a generation: its waiting images at once, its running ones within a step."""
@@ -189,12 +190,15 @@ class Queue:
         """Whether no more work is taken."""
         return self._closing is not None
 
-    def _check_room(self, n: int) -> None:
+    def _check_room(self, n: int, caller: str) -> None:
         if self.closed:
             raise ClosedError("the server is shutting down; send the request to another one")
         most = self.limits.max_waiting
-        if self.waiting and n > max(1, most // SMALL):  # or large ones alone would shut others out
-            most -= most // RESERVED
+        if self.waiting:  # or large requests, or one caller's, would shut others out
+            reserved = most // RESERVED
+            if n <= max(1, most // SMALL):
+                reserved = reserved // 2 if self._order.waits(caller) else 0
+            most -= reserved
         if self.waiting + n > most:
             seconds = self._seconds_until_taken(self.waiting + n - most)
             raise QueueFullError(retry_after=math.ceil(min(max(seconds, 1.0), 120.0)))
@@ -265,7 +269,7 @@ class Queue:
         return leavers
 
     def take(self, free: int, most: int, spare: int = 0, light: int = 0) -> list[Taken]:
-        """Take waiting images for the ``free`` slots, one of each generation in turn.
+        """Take waiting images for the ``free`` slots, in their order.
 
         Together they need no more than ``most``, unless one alone does. One that needs more than
         are free waits for them, and the others behind it: else those that need few would always be
@@ -274,11 +278,12 @@ class Queue:
         taken: list[Taken] = []
         with self._changed:
             while self._order:
-                slots = self._order[0].spec.slots
+                generation = self._order.first()
+                slots = generation.spec.slots
                 if slots > free or (taken and slots > most):
                     break
                 free, most = free - slots, most - slots
-                taken.append(self._take(self._order.popleft(), spare=False))
+                taken.append(self._take(generation, spare=False))
             for generation in tuple(self._order) if spare and light else ():
                 slots = generation.spec.slots
                 if generation.size > light or slots > spare:
@@ -286,7 +291,6 @@ class Queue:
                 if taken and slots > most:
                     break
                 spare, most = spare - slots, most - slots
-                self._order.remove(generation)
                 taken.append(self._take(generation, spare=True))
             self.waiting -= len(taken)
         return taken
@@ -294,8 +298,7 @@ class Queue:
     def _take(self, generation: Generation, *, spare: bool) -> Taken:
         image = generation.images[generation.next_index]
         generation.next_index += 1
-        if generation.next_index < generation.spec.n:
-            self._order.append(generation)
+        self._order.take(generation)
         return Taken(generation, image, spare)
 
     def withdraw(self, generation: Generation) -> None:

@@ -1,8 +1,8 @@
 """Attacks on a server, and what they cost an innocent client: ``python -m tests.attacks``.
 
 Starts a server of the shipped ``mnist`` on the loopback (or takes ``--url`` and ``--pid``), lets
-each attack run on a few connections for a few seconds, and prints a table: how long one-image
-requests waited meanwhile, and the server's memory.
+each attack run on a few connections, or on many, for a few seconds, and prints a table: how long
+one-image requests waited meanwhile, and the server's memory.
 """
 
 from __future__ import annotations
@@ -42,13 +42,15 @@ PATIENCE = 2.0  # seconds that an attacker waits for a reply before it leaves
 class Attack:
     """What one connection sends: ``first``, then ``again`` up to ``most`` bytes in all.
 
-    Then it reads for ``patience`` seconds, or until the server closes, and leaves.
+    Then it reads for ``patience`` seconds, or until the server closes, and leaves. So many
+    ``connections`` do so at once.
     """
 
     first: bytes
     again: bytes = b""
     most: int = 0
     patience: float = PATIENCE
+    connections: int = CONNECTIONS
 
 
 def _json(path: str, body: bytes) -> bytes:
@@ -91,11 +93,15 @@ def _many_chunks() -> bytes:
     return data[:end] + empty * 500_000 + data[end:]
 
 
+def _stream(images: int) -> bytes:
+    body = {"n": images, "stream": True, "granularity": "pixel"}
+    return _json("/v1/samples", json.dumps(body).encode())
+
+
 CHUNKED = (
     b"POST /v1/samples HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
     b"Transfer-Encoding: chunked\r\n\r\n"
 )
-STREAM = json.dumps({"n": 64, "stream": True, "granularity": "pixel"}).encode()
 MOST = 50_000_000
 
 ATTACKS: dict[str, Callable[[], Attack]] = {
@@ -146,7 +152,8 @@ ATTACKS: dict[str, Callable[[], Attack]] = {
     "256 images of 280² pixels": lambda: Attack(_enlarged(256, 280)),
     "half a head": lambda: Attack(b"GET / HTTP/1.1\r\nHost", patience=60),
     "half a body": lambda: Attack(_json("/v1/samples", b"{" * 100)[:-1], patience=60),
-    "streams of 64 images, unread": lambda: Attack(_json("/v1/samples", STREAM), patience=0),
+    "streams of 64 images, unread": lambda: Attack(_stream(64), patience=0),
+    "1,000 streams of 3 images, read": lambda: Attack(_stream(3), patience=60, connections=1000),
 }
 
 
@@ -162,7 +169,12 @@ def _enlarged(n: int, side: int) -> bytes:
 def shoot(address: tuple[str, int], attack: Attack, stop: Event) -> bytes:
     """Attack once over one connection; gives what came back, if anything."""
     received = b""
-    with contextlib.suppress(OSError), socket.create_connection(address, timeout=5) as connection:
+    here = sys.platform == "linux" and address[0].startswith("127.")
+    mine = ("127.0.0.2", 0) if here else None  # a caller of its own
+    with (
+        contextlib.suppress(OSError),
+        socket.create_connection(address, timeout=5, source_address=mine) as connection,
+    ):
         with contextlib.suppress(OSError):
             connection.sendall(attack.first)
             for _ in range(attack.most // max(len(attack.again), 1)):
@@ -179,8 +191,10 @@ def shoot(address: tuple[str, int], attack: Attack, stop: Event) -> bytes:
     return received
 
 
-def keep_attacking(address: tuple[str, int], name: str, connections: int, stop: Event) -> None:
-    """Attack again and again over so many connections at once, until ``stop``."""
+def keep_attacking(
+    address: tuple[str, int], name: str, connections: int | None, stop: Event
+) -> None:
+    """Attack again and again over so many connections at once, or the attack's, until ``stop``."""
     os.nice(10)  # attackers have machines of their own: what is measured is the server's share
     attack = ATTACKS[name]()
 
@@ -188,7 +202,8 @@ def keep_attacking(address: tuple[str, int], name: str, connections: int, stop: 
         while not stop.is_set():
             shoot(address, attack, stop)
 
-    threads = [threading.Thread(target=go_on) for _ in range(connections)]
+    count = connections or attack.connections
+    threads = [threading.Thread(target=go_on) for _ in range(count)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -197,7 +212,7 @@ def keep_attacking(address: tuple[str, int], name: str, connections: int, stop: 
 
 @contextlib.contextmanager
 def under_attack(
-    address: tuple[str, int], name: str, connections: int = CONNECTIONS
+    address: tuple[str, int], name: str, connections: int | None = None
 ) -> Iterator[None]:
     """Let an attack run, from a process of its own, inside the block."""
     spawn = multiprocessing.get_context("spawn")

@@ -70,7 +70,7 @@ def begin(
 
     def submit() -> tuple[Queue, Generation]:
         server.callers.check(caller, spec.n)
-        generation = engine.queue.submit(spec, detached=detached)
+        generation = engine.queue.submit(spec, caller=caller, detached=detached)
         server.callers.count(caller, generation)
         return engine.queue, generation
 

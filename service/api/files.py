@@ -54,7 +54,7 @@ async def get_sample(
     known = {part.strip().removeprefix("W/") for part in (if_none_match or "").split(",")}
     if known & {tag, "*"}:
         return Response(status_code=304, headers=headers)
-    engine = find_engine(server, model, 1)
+    engine = find_engine(request, server, model, 1)
     generation = begin(request, server, engine, spec, Key("sample", tag, mark))
     await draw_to_end(request, engine, generation)
     (image,) = generation.images

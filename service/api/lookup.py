@@ -41,12 +41,12 @@ def find_served(server: Scanline, name: str | None) -> Served:
     return server.models[name]
 
 
-def find_engine(server: Scanline, name: str | None, n: int) -> Workshop:
+def find_engine(request: Request, server: Scanline, name: str | None, n: int) -> Workshop:
     """Find the model's engine, and refuse early what it has no room for."""
     engine = find_served(server, name).engine
     if n > (most := server.settings.max_images):
         raise ApiError(400, f"n: at most {most} images a request", param="n", code="too_many")
-    engine.queue.check_room(n)
+    engine.queue.check_room(n, request.state.caller)
     return engine
 
 

@@ -54,7 +54,7 @@ async def create_generation(
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
     """Draw images as OpenAI's API does; the prompt names a class, or is empty for anything."""
-    engine, rendering, spec = _settle(server, body)
+    engine, rendering, spec = _settle(request, server, body)
     key = name_request(request, idempotency_key, engine, spec, body.seed)
     return await _draw(request, server, engine, spec, body, "image_generation", rendering, key)
 
@@ -73,7 +73,7 @@ async def create_edit(
     """
     edit: Edit = await read_edit(request)
     body = edit.options
-    engine, rendering, spec = _settle(server, body)
+    engine, rendering, spec = _settle(request, server, body)
     async with client_of(request) as gone:
         read = (read_canvas, edit, engine.config)
         canvas, known = await server.reading.run(gone, *read)
@@ -85,14 +85,16 @@ async def create_edit(
 # --- from the request ---------------------------------------------------------------------------
 
 
-def _settle(server: Scanline, body: ImageOptions) -> tuple[Workshop, Rendering, Spec]:
+def _settle(
+    request: Request, server: Scanline, body: ImageOptions
+) -> tuple[Workshop, Rendering, Spec]:
     """Find the model that the prompt is for, and settle what it is to draw and how it is shown."""
     if body.model is not None or not server.models:
         find_served(server, body.model)  # or say that there is none
     named = [body.model] if body.model is not None else list(server.models)
     configs = {name: server.models[name].engine.config for name in named}
     model, label = understand(body.prompt, configs, named=body.model is not None)
-    engine = find_engine(server, model, body.n or 1)
+    engine = find_engine(request, server, model, body.n or 1)
     shape = settle_shape(server.models[model], label, body.top_p, body.guidance)
     spec = Spec(
         n=body.n or 1,

@@ -94,8 +94,8 @@ def test_large_requests_leave_room_for_small_ones() -> None:
         assert engine.queue.waiting == 480
         with pytest.raises(QueueFullError):
             engine.queue.check_room(3)
-        for _ in range(16):  # of 512 places, a sixteenth is theirs
-            engine.queue.submit(Spec(n=2, seed=0))
+        for j in range(16):  # of 512 places, a sixteenth is theirs, and half of that new callers'
+            engine.queue.submit(Spec(n=2, seed=0), caller="" if j < 8 else str(j))
         with pytest.raises(QueueFullError):
             engine.queue.check_room(1)
         engine.queue.cancel(first)

@@ -1,0 +1,78 @@
+"""In what order waiting images are taken: callers in turn, and a caller's generations in turn."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from itertools import zip_longest
+
+from scanline.service.generation import Generation
+
+
+class Order:
+    """The generations with images not yet taken.
+
+    A caller with a thousand of them so delays another one by a single image each time.
+    """
+
+    def __init__(self) -> None:
+        self._callers: OrderedDict[str, OrderedDict[Generation, None]] = OrderedDict()
+
+    def __bool__(self) -> bool:
+        return bool(self._callers)
+
+    def __contains__(self, generation: Generation) -> bool:
+        return generation in self._callers.get(generation.caller, ())
+
+    def __iter__(self) -> Iterator[Generation]:
+        """Give each once, a caller's one after those of the others."""
+        for turn in zip_longest(*self._callers.values()):
+            yield from (generation for generation in turn if generation is not None)
+
+    def waits(self, caller: str) -> bool:
+        """Whether a caller has images not yet taken."""
+        return caller in self._callers
+
+    def add(self, generation: Generation) -> None:
+        """Put a new one behind its caller's others."""
+        self._callers.setdefault(generation.caller, OrderedDict())[generation] = None
+
+    def first(self) -> Generation:
+        """Give the one whose image is next; there must be one."""
+        return next(iter(next(iter(self._callers.values()))))
+
+    def take(self, generation: Generation) -> None:
+        """Count an image of it as taken: others are next, and it is out if that was its last."""
+        self._callers.move_to_end(generation.caller)
+        if generation.waiting:
+            self._callers[generation.caller].move_to_end(generation)
+        else:
+            self.remove(generation)
+
+    def remove(self, generation: Generation) -> None:
+        """Leave one out whatever it has left."""
+        own = self._callers[generation.caller]
+        del own[generation]
+        if not own:
+            del self._callers[generation.caller]
+
+    def ahead(self, caller: str) -> int:
+        """Count the images that come before the first of a caller's next generation."""
+        rounds = len(self._callers.get(caller, ()))  # its own come first
+        before, counted = 0, True
+        for one, own in self._callers.items():
+            counted = counted and one != caller  # whether this one's turn comes before the caller's
+            before += min(sum(g.waiting for g in own), rounds + counted)
+        return before
+
+    def images(self) -> Iterator[Generation]:
+        """Give the generation of each image in the order in which they are taken."""
+        turns = deque(deque((g, g.waiting) for g in own) for own in self._callers.values())
+        while turns:
+            own = turns.popleft()
+            generation, left = own.popleft()
+            yield generation
+            if left > 1:
+                own.append((generation, left - 1))
+            if own:
+                turns.append(own)

@@ -1,0 +1,102 @@
+"""Callers share an engine: many requests of one delay another's by an image each time."""
+
+from __future__ import annotations
+
+import pytest
+
+from scanline.service.generation import Generation, Spec
+from scanline.service.order import Order
+from scanline.service.queue import QueueFullError
+from tests.engine.fixtures import Gate, running, seeds_in
+from tests.service_fixtures import GREY, FakeDecoder, until
+
+
+def waiting(caller: str, n: int) -> Generation:
+    return Generation("fake", GREY, Spec(n=n, seed=0), caller=caller)
+
+
+def taken(order: Order) -> list[Generation]:
+    """Take every image, as they come."""
+    found: list[Generation] = []
+    while order:
+        found.append(order.first())
+        found[-1].next_index += 1
+        order.take(found[-1])
+    return found
+
+
+def test_places_are_those_in_which_images_come() -> None:
+    """Of many callers and requests, small and large, whoever's turn it is."""
+    order = Order()
+    generations: list[Generation] = []
+    for caller, n in zip("abacaabddcbbab", (1, 3, 9, 2, 1, 4, 1, 2, 1, 1, 2, 1, 3, 1), strict=True):
+        told = order.ahead(caller)
+        order.add(new := waiting(caller, n))
+        generations.append(new)
+        images = list(order.images())
+        assert images.index(new) == told
+        assert len(images) == sum(one.waiting for one in generations)
+        assert set(order) == {one for one in generations if one.waiting}
+        if n % 2 == 0:  # turns go on meanwhile
+            (next_one := order.first()).next_index += 1
+            order.take(next_one)
+    wanted = list(order.images())
+    assert taken(order) == wanted
+    assert not any(order.waits(caller) for caller in "abcd")
+
+
+def test_one_that_leaves_is_in_nobodys_way() -> None:
+    order = Order()
+    a, b, c = waiting("a", 2), waiting("a", 1), waiting("b", 1)
+    for one in (a, b, c):
+        order.add(one)
+    assert a in order
+    order.remove(a)
+    assert a not in order
+    assert taken(order) == [b, c]
+    assert a not in order
+
+
+def test_a_caller_of_many_requests_delays_another_by_an_image_each_time() -> None:
+    decoder = FakeDecoder(GREY, 1)
+    gate, generations, admitted = Gate(decoder), list[Generation](), list[int]()
+    before = decoder.before_load
+
+    def note(slots: list[int]) -> None:
+        admitted.extend(seeds_in(slots, generations))
+        if before:
+            before(slots)
+
+    decoder.before_load = note
+    with running(decoder) as engine:
+        for seed in range(0, 100, 10):
+            generations.append(engine.queue.submit(Spec(n=2, seed=seed), caller="many"))
+            if seed == 0:
+                gate.wait()
+        other = [engine.queue.submit(Spec(n=2, seed=500 + 2 * j), caller="few") for j in range(2)]
+        assert [one.queue_position for one in other] == [1, 3]
+        assert [engine.queue.place(one)[0] for one in other] == [1, 3]
+        generations += other
+        gate.open()
+        for generation in generations:
+            with engine.queue.reading(generation):
+                until(lambda one=generation: one.finished)  # type: ignore[misc]
+    assert admitted[:9] == [0, 1, 500, 10, 502, 20, 501, 30, 503]
+
+
+def test_one_caller_leaves_room_for_others() -> None:
+    decoder = FakeDecoder(GREY, 1)
+    gate = Gate(decoder)
+    with running(decoder, max_waiting=512) as engine:
+        submit = engine.queue.submit
+        live = [submit(Spec(n=1, seed=0), caller="many")]
+        gate.wait()
+        live += [submit(Spec(n=2, seed=0), caller="many") for _ in range(248)]
+        with pytest.raises(QueueFullError):  # half of the small requests' 32 places are not its
+            submit(Spec(n=1, seed=0), caller="many")
+        live += [submit(Spec(n=1, seed=0), caller=f"another {j}") for j in range(16)]
+        with pytest.raises(QueueFullError):
+            engine.queue.check_room(1, "one more")
+        for one in live:
+            engine.queue.cancel(one)
+        gate.open()
