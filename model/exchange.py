@@ -1,4 +1,4 @@
-"""What processes that train together tell each other once a step.
+"""What processes that train together tell each other at each step.
 
 On one machine they do so in memory that all of them see, which is many times faster than sockets;
 elsewhere and on devices through the process group.
@@ -6,13 +6,17 @@ elsewhere and on devices through the process group.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, pairwise
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+log = logging.getLogger("scanline.training")
 
 
 class Reducer:
@@ -85,24 +89,39 @@ def _part(count: int, rank: int, world: int) -> slice:
 
 
 def _share(size: int, device: torch.device) -> Tensor | None:
-    """Give so many floats that all processes see; None on a device, and where they cannot.
+    """Give so many floats that all processes see, or all of them None: on a device, or without any.
 
     They have no name in a file system: a file would be written to the disk again and again, and
-    ``/dev/shm`` is small in a container. Only Linux has such.
+    ``/dev/shm`` is small in a container. Only Linux has such, and may refuse it.
     """
     # torchrun says how many of its processes are here; those that we start all are.
     here = os.environ.get("LOCAL_WORLD_SIZE", "0") if "RANK" in os.environ else None
     one_machine = here in (None, str(dist.get_world_size()))
     if device.type != "cpu" or not one_machine or not hasattr(os, "memfd_create"):
         return None
-    file, place = -1, [""]
-    if dist.get_rank() == 0:
-        file = os.memfd_create("scanline")
-        os.posix_fallocate(file, 0, 4 * size)  # or the lack of it would kill us later
-        place = [f"/proc/{os.getpid()}/fd/{file}"]
-    dist.broadcast_object_list(place)
-    memory = torch.from_file(place[0], shared=True, size=size)
-    dist.barrier()  # all have opened it
-    if file >= 0:
-        os.close(file)
-    return memory
+    with _nameless_file(4 * size) as place:
+        memory: Tensor | None = None
+        with contextlib.suppress(OSError, RuntimeError):
+            memory = torch.from_file(place, shared=True, size=size)
+        everyone = torch.tensor(memory is not None)
+        dist.all_reduce(
+            everyone, dist.ReduceOp.MIN
+        )  # after which the file is open wherever it can be
+    if not everyone and dist.get_rank() == 0:
+        log.warning("the system gives no memory to share: processes train together through sockets")
+    return memory if everyone else None
+
+
+@contextlib.contextmanager
+def _nameless_file(size: int) -> Iterator[str]:
+    """Tell all processes where to find so many bytes that the first one has; "" if it has none."""
+    with contextlib.ExitStack() as stack:
+        place = [""]
+        if dist.get_rank() == 0:
+            with contextlib.suppress(OSError):
+                file = os.memfd_create("scanline")
+                stack.callback(os.close, file)
+                os.posix_fallocate(file, 0, size)  # or the lack of it would kill us later
+                place = [f"/proc/{os.getpid()}/fd/{file}"]
+        dist.broadcast_object_list(place)
+        yield place[0]

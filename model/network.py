@@ -47,7 +47,7 @@ class LinearTransformer(nn.Module):
         if self.label_embedding is not None:
             unlabelled = len(self.config.classes)
             if labels is None:
-                labels = torch.full_like(steps[:, 0], NO_LABEL)
+                labels = steps.new_full((len(steps),), NO_LABEL)
             labels = labels.masked_fill(labels == NO_LABEL, unlabelled)
             x = x + self.label_embedding(labels).unsqueeze(1)
         elif labels is not None and bool((labels != NO_LABEL).any()):

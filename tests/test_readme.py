@@ -127,8 +127,13 @@ def test_settings_are_all_told() -> None:
 def test_codes_of_errors_and_names_of_metrics_are_all_told() -> None:
     source = "".join(path.read_text() for path in (ROOT / "service").rglob("*.py"))
     codes = set(re.findall(r'\bcode="(\w+)"', source))
+    codes |= set(re.findall(r'\(\d{3}, (?:f?"[^"]*"|message), "(\w+)"\)', source))
+    codes |= set(re.findall(r'ShapeError\([^()]*"(\w+)",?\s*\)', source))
+    codes |= {
+        code for pair in re.findall(r'code = "(\w+)" if \w+ else "(\w+)"', source) for code in pair
+    }
     metrics = set(re.findall(r'"(scanline_[a-z_]+)"', source))
-    assert len(codes) > 20
+    assert len(codes) > 28
     assert len(metrics) > 10
     assert {name for name in codes | metrics if f"`{name}`" not in README} == set()
 

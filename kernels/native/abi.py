@@ -88,7 +88,7 @@ def load_library(isa: str | None = None) -> ctypes.CDLL:
         "copy": (None, [handle, array, array, integer]),
         "states": (array, [handle]),
         "head_padded": (integer, [handle]),
-        "slot_state": (integer, [handle]),
+        "slot_state": (ctypes.c_int64, [ctypes.POINTER(Config)]),
         "trace": (None, [handle, array]),
         "crews": (None, [handle, integer, ctypes.POINTER(ctypes.c_int)]),
         "effort": (None, [handle, ctypes.POINTER(ctypes.c_int64)]),
@@ -100,6 +100,12 @@ def load_library(isa: str | None = None) -> ctypes.CDLL:
         function = getattr(library, f"scanline_{name}")
         function.restype, function.argtypes = result, arguments
     return library
+
+
+def slot_state(library: ctypes.CDLL, sizes: Mapping[str, int]) -> int:
+    """Count the floats of a slot's state in a network of these sizes, ``Config``'s fields."""
+    count: int = library.scanline_slot_state(Config(**sizes))
+    return count
 
 
 def precision_of(name: str) -> Precision:
@@ -191,7 +197,7 @@ class NativeNetwork:
         self.close.atexit = False  # another thread may be in a step still
         count, heads = sizes["max_slots"], sizes["n_heads"]
         K = sizes["d_model"] // heads
-        each = library.scanline_slot_state(self._handle)
+        each = slot_state(library, sizes)
         memory = (ctypes.c_float * (count * each)).from_address(
             library.scanline_states(self._handle)
         )

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <exception>
+#include <system_error>
 
 #include "decoder.h"
 #include "machine.h"
@@ -28,10 +29,13 @@ scanline::Decoder* scanline_open(const Config* config, const Weights* weights, c
                                  char* error, int size) {
     try {
         return new scanline::Decoder(*config, *weights, *arrays);
-    } catch (const std::exception& reason) {
-        std::snprintf(error, static_cast<size_t>(size), "%s", reason.what());
-        return nullptr;
+    } catch (const std::system_error&) {
+        std::snprintf(error, static_cast<size_t>(size), "%d threads cannot be had: ask for fewer",
+                      config->threads);
+    } catch (const std::exception&) {
+        std::snprintf(error, static_cast<size_t>(size), "memory is short: open fewer slots");
     }
+    return nullptr;
 }
 
 void scanline_close(scanline::Decoder* decoder) { delete decoder; }
@@ -55,11 +59,11 @@ void scanline_copy(scanline::Decoder* decoder, const int32_t* sources, const int
     decoder->copy(sources, targets, count);
 }
 
-// All slots' states, one after another: float32 [L, H, K + 1, V padded], the last row of each head
-// z, then the rings [L, 2, ring, D padded].
+// All slots' states, one after another, and how many floats one has: float32 [L, H, K + 1, V padded],
+// the last row of each head z, then the rings [L, 2, ring, D padded].
 float* scanline_states(scanline::Decoder* decoder) { return decoder->states(); }
-int scanline_slot_state(const scanline::Decoder* decoder) {
-    return static_cast<int>(decoder->sizes().slot_state);
+int64_t scanline_slot_state(const Config* config) {
+    return static_cast<int64_t>(scanline::Sizes(*config).slot_state);
 }
 int scanline_head_padded(const scanline::Decoder* decoder) { return decoder->sizes().head_padded; }
 

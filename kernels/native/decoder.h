@@ -3,6 +3,7 @@
 
 #include <climits>
 #include <memory>
+#include <optional>
 
 #include "drawing.h"
 #include "head.h"
@@ -31,7 +32,7 @@ public:
             teams_.push_back(std::make_unique<Team>(config, network_.sizes(), network_.format()));
         }
         seen_.resize(static_cast<size_t>(config.max_slots));
-        slots_.reserve(seen_.size());
+        slots_.reserve(seen_.size()), ends_.reserve(seen_.size());  // calls take no memory
         const auto cores = static_cast<int>(std::thread::hardware_concurrency());
         if (config.team || drawing_team_ == 1 || config.threads > cores) return;
         const int last = pixels_ * (config.channels / config.step_channels) - 1;
@@ -192,8 +193,8 @@ private:
         const int count = slots.end - slots.begin;
         if (count == 0) return;  // its only image went with the part before
         const int ahead = config_.guess ? std::max(1, AHEAD_ROWS / count) : 1;
-        run({config_, arrays_, slots_.data() + slots.begin, ends_.data() + slots.begin, count, true,
-             ahead, ahead > 1 ? &seat.team.guesses : nullptr}, seat, TOO_MANY_SLEEPS);
+        run(seat, TOO_MANY_SLEEPS, slots_.data() + slots.begin, ends_.data() + slots.begin, count, true,
+            ahead, ahead > 1 ? &seat.team.guesses : nullptr);
     }
 
     // Begin one of the collected slots, and take its known pixels in: all of them in as few passes.
@@ -205,19 +206,22 @@ private:
             std::fill_n(arrays_.bits + at(slot, 1), pixels_, 0.0f);
             arrays_.positions[slot] = 0;
         }
-        run({config_, arrays_, &slot, &ends_[static_cast<size_t>(index)], 1, false, MAX_ROWS, nullptr},
-            seat, INT_MAX);
+        run(seat, INT_MAX, &slot, &ends_[static_cast<size_t>(index)], 1, false, MAX_ROWS, nullptr);
     }
 
-    // Pass after pass, until the images are at their ends or so many meetings were slept through. Each
-    // member has the drawing, its leader alone goes on with it.
-    void run(Drawing drawing, const Seat& seat, int most_sleeps) {
+    // Pass after pass of a drawing, which the team's leader has, until the images are at their ends or
+    // so many meetings were slept through.
+    void run(const Seat& seat, int most_sleeps, const int* slots, const int* ends, int count, bool twins,
+             int ahead, Guesses* guesses) {
         Pass& pass = seat.team.pass;
+        std::optional<Drawing> drawing;
+        if (seat.leads())
+            drawing.emplace(config_, arrays_, slots, ends, count, twins, ahead, guesses);
         for (bool first = true;; first = false) {
-            if (seat.leads()) {
-                if (!first) drawing.settle(pass);
-                if (seat.team.barrier.sleeps() >= most_sleeps) drawing.stop();
-                drawing.plan(pass);
+            if (drawing) {
+                if (!first) drawing->settle(pass);
+                if (seat.team.barrier.sleeps() >= most_sleeps) drawing->stop();
+                drawing->plan(pass);
             }
             seat.meet();
             if (pass.row_count == 0) break;

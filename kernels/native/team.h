@@ -68,7 +68,7 @@ struct Sizes {
           head_state(static_cast<size_t>(head + 1) * static_cast<size_t>(head_padded)),
           ring(c.short_conv ? (c.width + 1) * (c.channels / c.step_channels) + MAX_ROWS : 0),
           rings(head_state * static_cast<size_t>(c.n_heads * c.n_layers)),
-          slot_state(rings + static_cast<size_t>(2 * c.n_layers * ring * wide)) {
+          slot_state(rings + size_t{2} * c.n_layers * ring * wide) {
         while (unit % head_padded) unit += PANEL;
         units = (c.n_heads * head_padded + unit - 1) / unit;
     }

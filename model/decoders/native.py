@@ -14,6 +14,7 @@ from scanline.kernels.native.build import NativeBuildError
 from scanline.kernels.native.cpu import usable_cores
 from scanline.model.config import ModelConfig
 from scanline.model.decoders.contract import BackendError, Decoder, Slots, refuse_unknown
+from scanline.model.decoders.room import check_room
 from scanline.model.inputs import sinusoidal_code
 from scanline.model.network import LinearTransformer
 
@@ -96,6 +97,7 @@ class NativeDecoder(Decoder):
             "precision": native.PRECISIONS.index(self.precision), "threads": self.threads,
             "team": team or 0, "guess": guess,
         }  # fmt: skip
+        check_room(c, max_slots, 4 * native.slot_state(library, sizes))
         arrays: dict[str, NDArray[np.generic]] = {
             "bits": self.bits, "positions": self.positions,
             **{field.name: getattr(self.inputs, field.name) for field in fields(self.inputs)},

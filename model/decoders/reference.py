@@ -29,7 +29,9 @@ class ReferenceDecoder(Decoder):
         super().__init__(model.config, max_slots)
         self.model = LinearTransformer(model.config).to(dtype).eval()
         self.model.load_state_dict(model.state_dict())
-        check_room(self.model, max_slots)
+        states = self.model.initial_state(1)
+        each = sum(tensor.nbytes for state in states for tensor in state.values())
+        check_room(self.config, max_slots, each)
         self.states = self.model.initial_state(max_slots)
 
     @classmethod

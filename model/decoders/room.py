@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from scanline.model.config import ModelConfig
 from scanline.model.decoders.contract import BackendError
-from scanline.model.network import LinearTransformer
 
 SHARE = 0.75  # of the free memory that slots may take
 
@@ -29,16 +29,18 @@ def free_memory() -> int:
         return free
 
 
-def check_room(model: LinearTransformer, slots: int) -> None:
-    """Raise ``BackendError``, which says how many would, where so many slots' states do not fit."""
-    states = model.initial_state(1)
-    each = sum(tensor.nbytes for state in states for tensor in state.values())
+class RoomError(BackendError):
+    """There is no memory for so many slots, whatever the backend."""
+
+
+def check_room(config: ModelConfig, slots: int, each: int) -> None:
+    """Raise ``RoomError``, which says how many would, where slots of ``each`` bytes do not fit."""
     room = int(SHARE * free_memory())
     if slots * each > room:
         why = ""
-        if model.config.attention == "softmax":
+        if config.attention == "softmax":
             why = ", since softmax attention keeps every key and value of an image"
-        raise BackendError(
+        raise RoomError(
             f"{slots} slots of this model take {slots * each / 1e9:.3g} GB, {each / 1e6:.3g} MB "
             f"each{why}; {room / 1e9:.3g} GB are there for them: open at most {room // each} "
             "(SCANLINE_SLOTS)"

@@ -246,13 +246,18 @@ def test_a_compiler_that_fails(
         open_decoder(TINY, 1, "native")
 
 
+@pytest.mark.parametrize(
+    "source", [native_build.DECODER, native_build.TRAINING], ids=lambda s: s.stem
+)
 @pytest.mark.parametrize("compiler", ["g++", "clang++"])
 @pytest.mark.parametrize("isa", machine_isas())
-def test_compilers_have_nothing_to_warn_of(compiler: str, isa: str, tmp_path: Path) -> None:
+def test_compilers_have_nothing_to_warn_of(
+    source: Path, compiler: str, isa: str, tmp_path: Path
+) -> None:
     # gcc looks for uninitialised values only where it optimises; all of clang's are the parser's.
     level = ["-O1", "-S"] if compiler == "g++" else ["-fsyntax-only"]
     flags = [*native_build.FLAGS, *ISAS[isa].flags, *STRICT.split(), *level]
-    command = [compiler, *flags, str(native_build.DECODER), "-o", str(tmp_path / "native.so")]
+    command = [compiler, *flags, str(source), "-o", str(tmp_path / "native.so")]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except FileNotFoundError:
@@ -293,10 +298,51 @@ for config in KINDS.values():
     decoder.step([1], network.config.pixels)
 print("clean")
 """
+TRAINED = """
+import itertools, torch
+from scanline.kernels.attention.linear import linear_attention
+from scanline.kernels.maps import summed_rows
+from scanline.kernels.native.training import passes
+from scanline.kernels.native.training.nats import categorical_nats, mixture_nats
+from scanline.kernels.native.training.products import weight_gradient
+from scanline.kernels.residual import Product, linear_gelu, residual
+from scanline.kernels.short_conv import short_conv
+
+def wants(*shape, dtype=torch.float32):
+    return torch.randn(shape, dtype=dtype, requires_grad=True)
+
+for threads, dtype in itertools.product((1, 3), (torch.float32, torch.bfloat16)):
+    chosen = passes.Passes(threads)
+    passes.passes = lambda: chosen
+    L = chosen.lanes
+    for rows, outputs, inputs in [(1, 1, 1), (2, 7, 5), (513, 20, 100), (3, 66, 131), (255, 6, 33)]:
+        weight_gradient(torch.randn(rows, outputs).to(dtype), torch.randn(rows, inputs).to(dtype))
+    for positions, vectors in [(1, 1), (2, 2), (17, 4), (5, 8)]:
+        heads = (wants(2, positions, 3, vectors * L, dtype=dtype) for _ in range(3))
+        o, sums = linear_attention(*heads, feature_map="elu")
+        (o.float().sum() + sums.kv.sum() + sums.z.sum()).backward()
+    bf16 = dtype == torch.bfloat16
+    for positions, convolved in itertools.product((1, 9, 10, 40), (True, False)):
+        D, taps = 3 * L, wants(5, 3 * L) if convolved else None
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            added = Product(wants(2, positions, D), torch.randn(D))
+            x, y = residual(wants(2, positions, D), added, (wants(D), wants(D)), taps, 9, 3)
+            z = linear_gelu(y, wants(2 * L, D), wants(2 * L))
+        (x.sum() + z.float().sum()).backward()
+    short_conv(wants(1, 1, 4, L), wants(5, L), 3).sum().backward()
+    summed_rows(wants(5, L), torch.randint(0, 5, (7, 3))).sum().backward()
+    for channels, size in ((1, 30), (3, 100)):
+        values = torch.randint(0, 256, (65, channels), dtype=torch.uint8)
+        mixture_nats(torch.randn(65, size), values)
+    nats, _ = categorical_nats(wants(65, 256), torch.randint(0, 256, (65,), dtype=torch.uint8))
+    nats.sum().backward()
+print("clean")
+"""
 
 
 @pytest.mark.timeout(600)  # the build alone takes a minute or two
-def test_sanitizers_find_nothing(cache: Path) -> None:
+@pytest.mark.parametrize("script", [SANITIZED, TRAINED], ids=["decoder", "training"])
+def test_sanitizers_find_nothing(script: str, cache: Path) -> None:
     runtimes = []
     for name in ("libasan.so", "libubsan.so", "libstdc++.so.6"):
         try:
@@ -315,7 +361,7 @@ def test_sanitizers_find_nothing(cache: Path) -> None:
         "ASAN_OPTIONS": "detect_leaks=0",  # Python's own
     }
     done = subprocess.run(
-        [sys.executable, "-c", SANITIZED],
+        [sys.executable, "-c", script],
         env=environment, cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.stdout == "clean\n", done.stderr[-3000:]

@@ -9,6 +9,7 @@ import torch
 from scanline.kernels.native import build as native_build
 from scanline.kernels.native import cpu as native_cpu
 from scanline.model.config import ModelConfig
+from scanline.model.decoders import room
 from scanline.model.decoders.contract import BackendError
 from scanline.model.decoders.native import NativeDecoder
 from scanline.model.decoders.opening import open_decoder
@@ -26,6 +27,18 @@ def test_wrong_slots_are_refused(slots: list[int]) -> None:
     assert decoder.positions.tolist() == [0, 0, 0]
     decoder.step([0, 1, 2], 1)  # and nothing is left of it
     assert decoder.positions.tolist() == [1, 1, 1]
+
+
+def test_slots_beyond_the_memory_are_refused_and_not_tried_slower(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """States are touched only as images come: the process would be killed while it serves."""
+    each = NativeDecoder(TINY, 1)._native.states.nbytes
+    monkeypatch.setattr(room, "free_memory", lambda: int(5.5 * each / room.SHARE))
+    assert NativeDecoder(TINY, 5)._native.states.nbytes == 5 * each
+    for backend in ("native", "auto"):
+        with pytest.raises(room.RoomError, match=r"6 slots .* at most 5 .SCANLINE_SLOTS"):
+            open_decoder(TINY, 6, backend)
 
 
 @pytest.mark.parametrize("length", [-1, tiny_config().pixels + 1])

@@ -91,8 +91,18 @@ def test_a_map_in_bfloat16_is_torchs_but_for_its_weights_rounding(
     assert torch.equal(multiply(*mine), F.linear(*mine))  # in float32
 
 
+onednn = pytest.mark.skipif(
+    not torch.backends.mkldnn.is_available(),  # type: ignore[no-untyped-call]
+    reason="this torch has no oneDNN",
+)
+
+
+@onednn
 @pytest.mark.parametrize("outputs", [5, 40])
-def test_an_exact_map_and_its_gradients_are_those_of_float64(outputs: int) -> None:
+def test_an_exact_map_and_its_gradients_are_those_of_float64(
+    monkeypatch: pytest.MonkeyPatch, outputs: int, isa: str
+) -> None:
+    monkeypatch.setattr(maps, "_onednn_pays", lambda: True)
     given = [torch.randn(2, 9, 12), torch.randn(outputs, 12), torch.randn(outputs)]
     exact = [x.double().requires_grad_() for x in given]
     mine = [x.requires_grad_() for x in given]
@@ -100,6 +110,7 @@ def test_an_exact_map_and_its_gradients_are_those_of_float64(outputs: int) -> No
     with torch.autocast("cpu", torch.bfloat16):
         y = exact_linear(*mine)
     wanted = exact_linear(*exact)
+    assert "exact_linear" in type(y.grad_fn.next_functions[0][0]).__name__  # type: ignore[union-attr]
     assert y.dtype == torch.float32
     assert wanted.dtype == torch.float64
     assert_close(y, wanted, torch.float32)
@@ -112,7 +123,11 @@ def test_an_exact_map_and_its_gradients_are_those_of_float64(outputs: int) -> No
         assert_close(one, other, torch.float32)
 
 
-def test_an_exact_map_of_what_wants_no_gradient_has_one_of_its_own() -> None:
+@onednn
+def test_an_exact_map_of_what_wants_no_gradient_has_one_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, isa: str
+) -> None:
+    monkeypatch.setattr(maps, "_onednn_pays", lambda: True)
     x, weight, bias = torch.randn(3, 4), torch.randn(6, 4), torch.randn(6)
     wants = [t.requires_grad_() for t in (weight, bias)]
     mine = torch.autograd.grad(exact_linear(x, weight, bias).square().sum(), wants)

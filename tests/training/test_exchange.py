@@ -1,4 +1,4 @@
-"""What processes tell each other once a step, in memory that they share and through sockets."""
+"""What processes tell each other at each step, in memory that they share and through sockets."""
 
 from __future__ import annotations
 
@@ -42,7 +42,11 @@ def weights_after_a_step(muon: Muon, step: int) -> list[Tensor]:
     return [weight.detach().clone() for weight in weights]
 
 
-def exchange(_: torch.device, folder: Path, shared: bool) -> None:
+def refuse(*_: object, **__: object) -> None:
+    raise OSError("no memory")
+
+
+def exchange(_: torch.device, folder: Path, without: str) -> None:
     """Average, divide and step a few times; what came of it is kept in a file for each process."""
     rank, rows = dist.get_rank(), list[int]()
 
@@ -51,8 +55,12 @@ def exchange(_: torch.device, folder: Path, shared: bool) -> None:
         return -batch
 
     with pytest.MonkeyPatch.context() as patch:
-        if not shared:
+        if without == "memfd":  # as on a Mac
             patch.delattr(os, "memfd_create")
+        elif without == "memory":
+            patch.setattr(os, "posix_fallocate", refuse)
+        elif without == "a way to it" and rank == 1:
+            patch.setattr(torch, "from_file", refuse)
         reducer, divider, muon = Reducer(given(rank, 0)), Divider(batches(0)), new_muon()
     found: list[list[Tensor]] = []
     for step in STEPS:
@@ -61,15 +69,15 @@ def exchange(_: torch.device, folder: Path, shared: bool) -> None:
         results = [x.clone() for x in divider.run(batches(step), work)]
         found += [means, results, weights_after_a_step(muon, step)]
     # Of five the first has two, and of one none.
-    assert sum(rows) == len(STEPS) * ((2 if rank == 0 else 4) if shared else 6)
+    assert sum(rows) == len(STEPS) * ((2 if rank == 0 else 4) if without == "nothing" else 6)
     torch.save(found, folder / f"{rank}.pt")
 
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="Linux's")
-@pytest.mark.parametrize("shared", [True, False], ids=["memory", "sockets"])
-def test_all_get_the_same_means_and_the_same_of_divided_work(tmp_path: Path, shared: bool) -> None:
-    with joined(2, exchange, tmp_path, shared) as device:
-        exchange(device, tmp_path, shared)
+@pytest.mark.parametrize("without", ["nothing", "memfd", "memory", "a way to it"])
+def test_all_get_the_same_means_and_the_same_of_divided_work(tmp_path: Path, without: str) -> None:
+    with joined(2, exchange, tmp_path, without) as device:
+        exchange(device, tmp_path, without)
     one, other = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
     alone = new_muon()
     for step in STEPS:

@@ -58,7 +58,9 @@ class Passes:
         self.lanes = int(self.library.training_lanes())
         self.pool = self.library.training_open(threads)
         if not self.pool:
-            raise NativeBuildError(f"{threads} threads for training cannot be had here")
+            raise NativeBuildError(
+                f"{threads} threads for training cannot be had: set OMP_NUM_THREADS lower"
+            )
         self._turn = threading.Lock()  # the pool does one thing at a time
         weakref.finalize(self, self.library.training_close, self.pool)
 
@@ -71,7 +73,7 @@ class Passes:
         with self._turn:
             failed = getattr(self.library, name)(self.pool, *given)
         if failed:
-            raise MemoryError(f"there is no memory left for {name}")
+            raise MemoryError(f"there is no memory left for {name}: take a smaller batch")
 
 
 @functools.cache
