@@ -102,7 +102,8 @@ def _share(size: int, device: torch.device) -> Tensor | None:
     with _nameless_file(4 * size) as place:
         memory: Tensor | None = None
         with contextlib.suppress(OSError, RuntimeError):
-            memory = torch.from_file(place, shared=True, size=size)
+            if place:  # or torch would make a file where it stands
+                memory = torch.from_file(place, shared=True, size=size)
         everyone = torch.tensor(memory is not None)
         dist.all_reduce(
             everyone, dist.ReduceOp.MIN

@@ -161,7 +161,7 @@ class Engine:
         self.queue.finish(generation)
 
     def _admit(self) -> None:
-        """Give free slots to waiting images, one of each generation in turn."""
+        """Give free slots to waiting images, callers in turn."""
         least, most = ADMIT_AT_ONCE
         most = min(max(least, self.slots // ADMIT_SHARE), most)
         heaviest = max((generation.demand for generation in self._drawing), default=0)

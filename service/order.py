@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Iterator
-from itertools import zip_longest
 
 from scanline.service.generation import Generation
 
@@ -25,9 +24,13 @@ class Order:
         return generation in self._callers.get(generation.caller, ())
 
     def __iter__(self) -> Iterator[Generation]:
-        """Give each once, a caller's one after those of the others."""
-        for turn in zip_longest(*self._callers.values()):
-            yield from (generation for generation in turn if generation is not None)
+        """Give each once, one of each caller in turn."""
+        turns = deque(iter(own) for own in self._callers.values())
+        while turns:
+            own = turns.popleft()
+            if generation := next(own, None):
+                yield generation
+                turns.append(own)
 
     def waits(self, caller: str) -> bool:
         """Whether a caller has images not yet taken."""
@@ -56,13 +59,21 @@ class Order:
         if not own:
             del self._callers[generation.caller]
 
+    def pass_on(self, generation: Generation, caller: str) -> None:
+        """Let it have the turns of another who wants it, if they have nothing waiting."""
+        if generation in self and not self.waits(caller):
+            self.remove(generation)
+            generation.caller = caller
+            self.add(generation)
+
     def ahead(self, caller: str) -> int:
         """Count the images that come before the first of a caller's next generation."""
         rounds = len(self._callers.get(caller, ()))  # its own come first
         before, counted = 0, True
         for one, own in self._callers.items():
             counted = counted and one != caller  # whether this one's turn comes before the caller's
-            before += min(sum(g.waiting for g in own), rounds + counted)
+            most = rounds + counted
+            before += most if len(own) >= most else min(sum(g.waiting for g in own), most)
         return before
 
     def images(self) -> Iterator[Generation]:

@@ -103,11 +103,15 @@ class Queue:
             self._tell()
         return generation
 
-    def expect(self, generation: Generation) -> bool:
-        """Let a generation go on for a reader who is to come; False if it was cancelled."""
+    def expect(self, generation: Generation, caller: str = "") -> bool:
+        """Let a generation go on for a reader who is to come; False if it was cancelled.
+
+        A ``caller`` who has nothing waiting need not wait for the turns of the one who began it.
+        """
         with self._changed:
             if generation.cancelled:
                 return False
+            self._order.pass_on(generation, caller)
             if not generation.finished and not generation.readers:
                 self._await_reader(generation)
             return True
@@ -133,7 +137,7 @@ class Queue:
         As the queue stood a moment ago: thousands of waiting streams ask every few seconds.
         """
         with self._changed:
-            # One that came since then stood behind all others.
+            # One that came since then has the place that it was told.
             ahead = self._look_out().places.get(generation.id, generation.queue_position)
             return ahead, self._seconds_until_taken(ahead + 1)
 

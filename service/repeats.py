@@ -44,7 +44,11 @@ class Repeats:
         self._known: OrderedDict[tuple[str, str], _Known] = OrderedDict()
 
     def begin(
-        self, key: tuple[str, str], mark: bytes, submit: Callable[[], tuple[Queue, Generation]]
+        self,
+        key: tuple[str, str],
+        mark: bytes,
+        submit: Callable[[], tuple[Queue, Generation]],
+        caller: str = "",
     ) -> Generation:
         """Give the generation that the key began, or ``submit`` one if it is gone or went wrong.
 
@@ -55,7 +59,7 @@ class Repeats:
         if known is not None and (generation := known.queue.find(known.identifier)):
             if known.mark != mark:
                 raise OtherRequestError
-            if generation.error is None and known.queue.expect(generation):
+            if generation.error is None and known.queue.expect(generation, caller):
                 return generation
         queue, generation = submit()
         self._known[key] = _Known(queue, generation.id, mark)

@@ -19,6 +19,7 @@ from scanline.kernels.native.cpu import usable_cores
 from scanline.model.checkpoint import Checkpoint, Defaults
 from scanline.model.decoders.contract import BackendError
 from scanline.model.decoders.opening import open_decoder
+from scanline.model.decoders.room import RoomError
 from scanline.model.network import LinearTransformer
 from scanline.service import __version__
 from scanline.service.callers import Callers
@@ -66,10 +67,14 @@ def open_engine(
 ) -> Engine:
     """Open a checkpoint's decoder and start its engine; raises ``BackendError``."""
     spare = min(settings.slots, SPARE_SLOTS)
-    decoder = open_decoder(
-        checkpoint.model, settings.slots + spare, settings.backend, settings.threads,
-        checkpoint.native_precision,
-    )  # fmt: skip
+    try:
+        decoder = open_decoder(
+            checkpoint.model, settings.slots + spare, settings.backend, settings.threads,
+            checkpoint.native_precision,
+        )  # fmt: skip
+    except RoomError as error:
+        fit = max(error.most - SPARE_SLOTS, error.most // 2)  # beside them as many, up to those
+        raise BackendError(f"{error}; set SCANLINE_SLOTS to {fit}" if fit else error) from None
     engine = Engine(checkpoint.name, decoder, settings.limits, observer, spare=spare)
     engine.start()
     return engine

@@ -15,6 +15,7 @@ import pytest
 from pydantic import ValidationError
 
 from scanline.service import __version__
+from scanline.service.http.middleware import access
 from scanline.service.logs import JsonFormatter
 from scanline.service.server import Scanline
 from scanline.service.settings import Settings
@@ -241,3 +242,17 @@ def test_only_a_trusted_proxy_is_believed_who_it_speaks_for(
 def test_settings_that_would_not_work_are_refused(fields: dict[str, Any], says: str) -> None:
     with pytest.raises(ValidationError, match=says):
         Settings(**fields)
+
+
+@pytest.mark.parametrize(
+    ("address", "whose"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("2001:db8:1:2:3::4", "2001:db8:1:2::/64"),
+        ("::ffff:192.0.2.7", "::ffff:192.0.2.7"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("", ""),
+    ],
+)
+def test_who_has_a_network_of_ipv6_is_one_caller(address: str, whose: str) -> None:
+    assert access._whose(address) == whose

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <exception>
+#include <new>
 #include <system_error>
 
 #include "decoder.h"
@@ -32,8 +33,10 @@ scanline::Decoder* scanline_open(const Config* config, const Weights* weights, c
     } catch (const std::system_error&) {
         std::snprintf(error, static_cast<size_t>(size), "%d threads cannot be had: ask for fewer",
                       config->threads);
-    } catch (const std::exception&) {
+    } catch (const std::bad_alloc&) {
         std::snprintf(error, static_cast<size_t>(size), "memory is short: open fewer slots");
+    } catch (const std::exception& other) {
+        std::snprintf(error, static_cast<size_t>(size), "%s", other.what());
     }
     return nullptr;
 }

@@ -24,13 +24,22 @@ def free_memory() -> int:
         free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
         most = int((_CGROUP / "memory.max").read_text())
-        return min(free, max(0, most - int((_CGROUP / "memory.current").read_text())))
-    except (OSError, ValueError):  # no such limit
+        used = int((_CGROUP / "memory.current").read_text())
+        kinds = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
+        used -= int(kinds["inactive_file"]) + int(
+            kinds["active_file"]
+        )  # kept while nobody wants it
+        return min(free, max(0, most - used))
+    except (OSError, KeyError, ValueError):  # no such limit
         return free
 
 
 class RoomError(BackendError):
-    """There is no memory for so many slots, whatever the backend."""
+    """There is no memory for so many slots, whatever the backend, but for ``most``."""
+
+    def __init__(self, message: str, most: int) -> None:
+        super().__init__(message)
+        self.most = most
 
 
 def check_room(config: ModelConfig, slots: int, each: int) -> None:
@@ -42,6 +51,6 @@ def check_room(config: ModelConfig, slots: int, each: int) -> None:
             why = ", since softmax attention keeps every key and value of an image"
         raise RoomError(
             f"{slots} slots of this model take {slots * each / 1e9:.3g} GB, {each / 1e6:.3g} MB "
-            f"each{why}; {room / 1e9:.3g} GB are there for them: open at most {room // each} "
-            "(SCANLINE_SLOTS)"
+            f"each{why}; {room / 1e9:.3g} GB are there for them: open at most {room // each}",
+            most=room // each,
         )

@@ -77,7 +77,7 @@ def begin(
     if key is None:
         _, generation = submit()
     else:
-        generation = server.repeats.begin((key.whose, key.name), key.mark, submit)
+        generation = server.repeats.begin((key.whose, key.name), key.mark, submit, caller)
         if detached and not generation.detached:  # begun before, by one who wanted to wait
             engine.queue.detach(generation)
     request.state.generation = generation  # for the log

@@ -224,7 +224,7 @@ class Fleet:
         self.queue.finish(generation)
 
     def _admit(self) -> None:
-        """Give what room the replicas have to waiting images, one of each generation in turn."""
+        """Give what room the replicas have to waiting images, callers in turn."""
         if not self.reports:
             return
         spare = sum(report.spare for report in self.reports.values()) - self._in_use[True]

@@ -43,7 +43,7 @@ class Replica:
 
     async def draw(self, part: Part) -> AsyncIterator[News]:
         """Draw a part, and yield what is new of it until its end; whoever leaves ends it."""
-        generation = self._engine.queue.submit(part.spec)
+        generation = self._engine.queue.submit(part.spec, caller=f"part {self._parts}")
         known = list(part.known)
         left = list(generation.images)  # whose end is yet to be told
         ended = _called(generation.when_finished)

@@ -93,3 +93,19 @@ def test_one_caller_leaves_room_for_others() -> None:
         for one in live:
             engine.queue.cancel(one)
         gate.open()
+
+
+def test_who_wants_what_another_has_queued_need_not_wait_for_that_ones_turns() -> None:
+    decoder = FakeDecoder(GREY, 1)
+    gate = Gate(decoder)
+    with running(decoder) as engine:
+        live = [engine.queue.submit(Spec(n=1, seed=j), caller="many") for j in range(9)]
+        gate.wait()
+        assert engine.queue.expect(live[8], "few")
+        assert engine.queue.expect(live[7], "few")  # who has one waiting by now
+        assert [one.caller for one in live[7:]] == ["many", "few"]
+        late = engine.queue.submit(Spec(n=1, seed=99), caller="few")
+        assert late.queue_position == 3  # after one of many's, its first, and another of many's
+        for one in (*live, late):
+            engine.queue.cancel(one)
+        gate.open()

@@ -75,9 +75,13 @@ def exchange(_: torch.device, folder: Path, without: str) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="Linux's")
 @pytest.mark.parametrize("without", ["nothing", "memfd", "memory", "a way to it"])
-def test_all_get_the_same_means_and_the_same_of_divided_work(tmp_path: Path, without: str) -> None:
+def test_all_get_the_same_means_and_the_same_of_divided_work(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, without: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
     with joined(2, exchange, tmp_path, without) as device:
         exchange(device, tmp_path, without)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0.pt", "1.pt"]
     one, other = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
     alone = new_muon()
     for step in STEPS:

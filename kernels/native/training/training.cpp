@@ -122,7 +122,9 @@ SCANLINE_API int weight_gradient(void* pool, int64_t rows, int64_t outputs, int6
     return with_elements(bf16, [&](auto element) {
         using T = decltype(element);
         const int64_t threads = static_cast<Pool*>(pool)->threads();
-        const int64_t piece = (outputs + threads - 1) / threads;
+        constexpr int tile = WeightGradient<T>::OUTPUTS;
+        const int64_t tiles = (outputs + tile - 1) / tile;
+        const int64_t piece = (tiles + threads - 1) / threads * tile;
         Scratch scratch(pool, WeightGradient<T>::scratch(inputs, piece));
         share_out(pool, (outputs + piece - 1) / piece, [&](int64_t i, int thread) {
             const int64_t first = i * piece, mine = std::min(piece, outputs - first);

@@ -14,13 +14,14 @@ namespace scanline {
 
 template <typename T>
 class WeightGradient {
-    // A tile: so many outputs by so many vectors of inputs.
-    static constexpr int OUTPUTS = 6, VECTORS = REGISTERS / 8, WIDTH = VECTORS * LANES;
+    static constexpr int VECTORS = REGISTERS / 8, WIDTH = VECTORS * LANES;
     // Rows of a block: its inputs for a tile fit the first cache, or nearly.
     static constexpr int ROWS = 1024 / sizeof(T), EACH = sizeof(T) == 2 && BF16_DOT ? 2 : 1;
     static constexpr int LINES = ROWS / EACH;
 
 public:
+    static constexpr int OUTPUTS = 6;  // of a tile: so many by so many vectors of inputs
+
     // Of all `outputs`, the `mine` ones from `first` on.
     WeightGradient(int64_t rows, int64_t outputs, int64_t inputs, int64_t first, int64_t mine,
                    float* scratch)

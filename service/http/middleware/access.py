@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import logging
 import re
@@ -23,7 +24,8 @@ _ID = re.compile(r"[\x21-\x7e]{1,128}")
 class AccessMiddleware:
     """Give each reply ``X-Request-ID`` (the caller's, if it sent a plain one), log and count it.
 
-    The state it begins has the ``caller``, an address until a key is known.
+    The state it begins has the ``caller``, an address until a key is known (of IPv6 its network of
+    64 bits, for whoever has one has all of it).
     """
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
@@ -38,7 +40,7 @@ class AccessMiddleware:
         request_id = sent if _ID.fullmatch(sent) else f"req_{secrets.token_hex(12)}"
         client = (scope.get("client") or ("",))[0]
         state = scope.setdefault("state", {})
-        state |= {"request_id": request_id, "key": "", "caller": client}
+        state |= {"request_id": request_id, "key": "", "caller": _whose(client)}
         began, status = time.perf_counter(), 499  # 499: the client left before any reply
 
         async def send_with_id(message: Message) -> None:
@@ -92,3 +94,13 @@ def _code(body: bytes) -> str | None:
     except (ValueError, LookupError, TypeError):
         return None
     return code if isinstance(code, str) else None
+
+
+def _whose(address: str) -> str:
+    try:
+        known = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:  # a socket of the file system has none
+        return address
+    if known.version == 4 or known.ipv4_mapped:
+        return address
+    return str(ipaddress.ip_network((known, 64), strict=False))
