@@ -105,9 +105,7 @@ def _share(size: int, device: torch.device) -> Tensor | None:
             if place:  # or torch would make a file where it stands
                 memory = torch.from_file(place, shared=True, size=size)
         everyone = torch.tensor(memory is not None)
-        dist.all_reduce(
-            everyone, dist.ReduceOp.MIN
-        )  # after which the file is open wherever it can be
+        dist.all_reduce(everyone, dist.ReduceOp.MIN)  # by then all have opened it that can
     if not everyone and dist.get_rank() == 0:
         log.warning("the system gives no memory to share: processes train together through sockets")
     return memory if everyone else None
