@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from scanline.model.training import Trainer
 
 DEFAULT_SIZE = 28  # pixels a side of a person's own pictures
 _FEW_LAYERS = 4  # of a network for a person's own pictures: they are few, and so are the minutes
+_BY_HEART = 0.05  # bits/dim above the best that tell a network that learns by heart
 
 
 def training_data(
@@ -149,6 +150,21 @@ def run_folder(out: Path | None, dataset: str | None, images: Path | None, resum
     return folder
 
 
+def by_heart(validation: Sequence[Mapping[str, float]]) -> str:
+    """Say where a run was best, if what is held out costs much more at its end; else nothing."""
+    if not validation:
+        return ""
+    best = min(validation, key=lambda one: one["bits_per_dim"])
+    least, now, step = best["bits_per_dim"], validation[-1]["bits_per_dim"], best["step"]
+    if now < least + _BY_HEART:
+        return ""
+    return (
+        f"\nit learns its pictures by heart: what is held out cost {least:.3f} bits/dim at step "
+        f"{step:,.0f}, and costs {now:.3f} now; train on more pictures, or in another folder with "
+        f"--steps {step:.0f}"
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """What to train, how, and where; new, resumed, or begun with a checkpoint's weights."""
@@ -183,7 +199,8 @@ class Run:
         where = f"{trainer.step:,} of {self.recipe.steps:,} steps; {trainer.weights}"
         if trainer.rank > 0:
             return ""
-        return f"stopped at {where}; --resume goes on" if stop.asked else f"done: {where}"
+        said = f"stopped at {where}; --resume goes on" if stop.asked else f"done: {where}"
+        return said + by_heart(trainer.validation)
 
     def _help(self, device: torch.device, data: Dataset) -> None:
         """Take another process's share of every batch."""

@@ -12,7 +12,7 @@ from PIL import Image
 from scanline.model.config import PRESETS
 from scanline.model.data.published import Dataset
 from scanline.model.recipe import TrainingConfig
-from scanline.model.runs import Run, choose_network, run_folder, test_data, training_data
+from scanline.model.runs import Run, by_heart, choose_network, run_folder, test_data, training_data
 from tests.conftest import tiny_config
 from tests.published import hide_other_data, write_cifar, write_mnist
 from tests.service_fixtures import save_tiny
@@ -125,3 +125,13 @@ def test_a_run_is_resumed_or_begun_with_weights_not_both(tmp_path: Path) -> None
             network=tiny_config(), recipe=TrainingConfig(steps=1), folder=tmp_path,
             resume=True, start_from=tmp_path / "a.safetensors",
         )  # fmt: skip
+
+
+def test_a_run_that_learns_by_heart_says_where_it_was_best() -> None:
+    def validated(*bits: float) -> list[dict[str, float]]:
+        return [{"step": 1000 * (j + 1), "bits_per_dim": one} for j, one in enumerate(bits)]
+
+    assert by_heart([]) == by_heart(validated(3.0)) == by_heart(validated(1.5, 1.4, 1.44)) == ""
+    said = by_heart(validated(1.5, 1.4, 1.46, 2.0))
+    assert "cost 1.400 bits/dim at step 2,000, and costs 2.000 now" in said
+    assert said.endswith("--steps 2000")
