@@ -60,8 +60,13 @@ class Order:
             del self._callers[generation.caller]
 
     def pass_on(self, generation: Generation, caller: str) -> None:
-        """Let it have the turns of another who wants it, if they have nothing waiting."""
-        if generation in self and not self.waits(caller):
+        """Let it have the turns of another who wants it, if they have nothing waiting.
+
+        One that is its caller's next stays, or two others could move it to the end for ever.
+        """
+        if generation not in self or self.waits(caller):
+            return
+        if next(iter(self._callers[generation.caller])) is not generation:
             self.remove(generation)
             generation.caller = caller
             self.add(generation)

@@ -15,8 +15,8 @@ from scanline.service.generation import Clock, Generation, Image, Spec
 from scanline.service.order import Order
 from scanline.service.outlook import Outlook
 
-RESERVED = 16  # one place in so many is for small requests alone,
-SMALL = 256  # which ask for at most one image for so many places, and half of it for new callers
+RESERVED = 16  # one place in so many is for small requests alone, half of these for new callers;
+SMALL = 256  # they ask for at most one image for so many places
 RATE_SECONDS = 0.3  # of drawing, by which the rate follows
 FIRST_READER_SECONDS = 5.0  # a generation that nobody has come to read by then is cancelled
 

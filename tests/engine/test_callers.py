@@ -104,6 +104,8 @@ def test_who_wants_what_another_has_queued_need_not_wait_for_that_ones_turns() -
         assert engine.queue.expect(live[8], "few")
         assert engine.queue.expect(live[7], "few")  # who has one waiting by now
         assert [one.caller for one in live[7:]] == ["many", "few"]
+        assert engine.queue.expect(live[8], "another")  # it is the next of few's: nobody moves it
+        assert live[8].caller == "few"
         late = engine.queue.submit(Spec(n=1, seed=99), caller="few")
         assert late.queue_position == 3  # after one of many's, its first, and another of many's
         for one in (*live, late):
