@@ -26,9 +26,8 @@ def free_memory() -> int:
         most = int((_CGROUP / "memory.max").read_text())
         used = int((_CGROUP / "memory.current").read_text())
         kinds = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
-        used -= int(kinds["inactive_file"]) + int(
-            kinds["active_file"]
-        )  # kept while nobody wants it
+        # Files that were read stay in memory while nobody else wants it.
+        used -= int(kinds["inactive_file"]) + int(kinds["active_file"])
         return min(free, max(0, most - used))
     except (OSError, KeyError, ValueError):  # no such limit
         return free
