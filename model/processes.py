@@ -23,17 +23,19 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch.distributed import FileStore  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import _set_pg_timeout, _world
 from tqdm import tqdm
 
 from scanline.kernels.native.build import TRAINING, NativeBuildError, load_build
 from scanline.kernels.native.cpu import usable_cores
 
 _FEWEST = 4  # images for each: with fewer, what each does for itself costs more than it gains
+_MEETING = timedelta(minutes=10)  # until all have joined: that one has ended is not noticed yet
 _PATIENCE = timedelta(days=1)  # while one validates; gloo notices at once that one has ended
 _FAREWELL = 30.0  # seconds for the others to end after the last step
 _LETTING_GO = 0.1  # seconds for torch's own thread, that needs a lock which its end is waited with
@@ -83,26 +85,31 @@ def joined(count: int, work: Callable[..., object], *arguments: object) -> Itera
     with (
         tempfile.TemporaryDirectory() as folder,
         _loopback(),
-        _started(count, Path(folder, "store"), work, arguments) as others,
+        _started(count, Path(folder, "store")) as others,
         _threads(max(1, _cores() // count)),
         _group(_device(0), **_place(0, count, Path(folder, "store"))) as device,
     ):
         try:
+            for other in others:
+                other.tell((work, arguments))  # not sooner: it might fail while we join
             yield device
             for other in others:
-                other.join(_FAREWELL)
-        except RuntimeError as error:
-            ended = wait([other.sentinel for other in others], _NOTICE)
+                other.tell(None)
             for other in others:
-                if other.sentinel in ended:
-                    other.join()
+                other.process.join(_FAREWELL)
+        except RuntimeError as error:
+            ended = wait([other.process.sentinel for other in others], _NOTICE)
+            for other in others:
+                if other.process.sentinel in ended:
+                    other.process.join()
             # One that was killed comes first: of the others it broke the group.
-            if failed := sorted((o for o in others if o.exitcode), key=lambda o: o.exitcode or 0):
-                raise RuntimeError(_ended(failed[0])) from error
+            codes = sorted(code for other in others if (code := other.process.exitcode))
+            if codes:
+                raise RuntimeError(_ended(codes[0])) from error
             raise
         finally:
             for other in others:  # before the group goes, of which they would complain
-                other.kill()
+                other.process.kill()
 
 
 @contextlib.contextmanager
@@ -163,41 +170,45 @@ def _group(device: torch.device, **how: Any) -> Iterator[torch.device]:
         dist.destroy_process_group()
 
 
+class _Other(NamedTuple):
+    process: BaseProcess
+    connection: Connection
+
+    def tell(self, message: object) -> None:
+        """Send it something; raises ``RuntimeError`` where it has ended."""
+        try:
+            self.connection.send(message)
+        except ConnectionError as error:
+            raise RuntimeError("it has ended") from error
+
+
 @contextlib.contextmanager
-def _started(
-    count: int, store: Path, work: Callable[..., object], arguments: tuple[object, ...]
-) -> Iterator[list[BaseProcess]]:
+def _started(count: int, store: Path) -> Iterator[list[_Other]]:
     """Start all but the first, and wait until each is about to join the group."""
     spawn = multiprocessing.get_context("spawn")  # torch's threads would not outlive a fork
-    others: list[BaseProcess] = []
-    ready: dict[Connection, BaseProcess] = {}
+    others: list[_Other] = []
     try:
         with _signals_later():
             for rank in range(1, count):
                 here, there = spawn.Pipe()
-                other: BaseProcess = spawn.Process(
+                process: BaseProcess = spawn.Process(
                     target=_help, args=(there, rank, count, store), daemon=True
                 )
-                other.start()
+                process.start()
                 there.close()
-                others.append(other)
-                ready[here] = other
-        while ready:
-            for here in cast(list[Connection], wait(list(ready))):
-                starting = ready.pop(here)
-                try:
-                    here.recv()
-                    here.send((work, arguments))  # not sooner: it could not be seen to have died
-                except (EOFError, BrokenPipeError, ConnectionResetError):
-                    starting.join()
-                    raise RuntimeError(_ended(starting)) from None
-                finally:
-                    here.close()
+                others.append(_Other(process, here))
+        for process, connection in others:
+            try:
+                connection.recv()
+            except (EOFError, ConnectionError):
+                process.join()
+                raise RuntimeError(_ended(process.exitcode)) from None
         yield others
     finally:
-        for other in others:
-            other.kill()
-            other.join()
+        for process, connection in others:
+            process.kill()
+            process.join()
+            connection.close()
 
 
 @contextlib.contextmanager
@@ -214,8 +225,8 @@ def _signals_later() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _help(ready: Connection, rank: int, count: int, store: Path) -> None:
-    """Be one of the others: leave with the first, which alone heeds signals.
+def _help(first: Connection, rank: int, count: int, store: Path) -> None:
+    """Be one of the others: leave after the first, or with it, which alone heeds signals.
 
     What the user can mend the first meets too, and says.
     """
@@ -226,13 +237,13 @@ def _help(ready: Connection, rank: int, count: int, store: Path) -> None:
     status = 1
     try:
         device = _device(rank)
-        ready.send(rank)
-        work, arguments = ready.recv()
-        ready.close()
+        first.send(rank)
         torch.set_num_threads(max(1, _cores() // count))
         _join(device, **_place(rank, count, store))
+        work, arguments = first.recv()
         with contextlib.suppress(ValueError, FloatingPointError):
             work(device, *arguments)
+        first.recv()  # or the group would be broken before the first has all of the last step
         status = 0
     except BaseException:
         traceback.print_exc()
@@ -250,14 +261,22 @@ def _leave_with_the_first() -> None:
 
 def _place(rank: int, count: int, store: Path) -> dict[str, Any]:
     shared = FileStore(str(store), count)
-    return {"rank": rank, "world_size": count, "store": shared, "timeout": _PATIENCE}
+    return {"rank": rank, "world_size": count, "store": shared}
 
 
 def _join(device: torch.device, **how: Any) -> None:
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", **how)
+    backend, groups = "nccl" if device.type == "cuda" else "gloo", _world.group_count
+    try:
+        dist.init_process_group(backend, timeout=_MEETING, **how)
+    except BaseException:
+        # torch has counted it, and would look for the others of the next under another name.
+        _world.group_count = groups
+        raise
+    _set_pg_timeout(_PATIENCE)
 
 
-def _ended(other: BaseProcess) -> str:
-    code = other.exitcode or 0
-    how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}, see above"
+def _ended(code: int | None) -> str:
+    how = f"ended with status {code}, see above"
+    if code is not None and code < 0:
+        how = f"was killed by signal {-code}"
     return f"one of the training processes {how}; --resume goes on from what was saved last"
