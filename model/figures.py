@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,13 +76,27 @@ def _record(checkpoint: Checkpoint, folder: Path | None, key: str, fact: dict[st
     Raises ``CheckpointError`` where its weights are no longer those measured.
     """
     path = (folder or SHIPPED) / f"{checkpoint.name}.safetensors"
-    now = load_checkpoint(path)
-    if not _same(now.model, checkpoint.model):
-        raise CheckpointError(
-            f"{path} holds other weights than those measured, as of a training that goes on: "
-            "nothing is recorded; measure again"
-        )
-    save_checkpoint(path, now.model, now.facts | {key: fact})
+    with _in_turn(path.resolve().parent):
+        now = load_checkpoint(path)
+        if not _same(now.model, checkpoint.model):
+            raise CheckpointError(
+                f"{path} holds other weights than those measured, as of a training that goes on: "
+                "nothing is recorded; measure again"
+            )
+        save_checkpoint(path, now.model, now.facts | {key: fact})
+
+
+@contextlib.contextmanager
+def _in_turn(folder: Path) -> Iterator[None]:
+    """Let one recording at a time into a folder; where the system has no such locks, all."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(ImportError, OSError):  # Windows, or a network's file system
+            import fcntl
+
+            handle = os.open(folder, os.O_RDONLY)
+            stack.callback(os.close, handle)
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
 
 
 def _same(one: LinearTransformer, other: LinearTransformer) -> bool:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +13,9 @@ import numpy as np
 import pytest
 import torch
 
+from scanline.model import figures
 from scanline.model.checkpoint import (
+    Checkpoint,
     CheckpointError,
     Defaults,
     load_checkpoint,
@@ -85,6 +90,36 @@ def test_two_measurements_at_once_are_both_kept(tmp_path: Path) -> None:
     assert after.defaults == Defaults(top_p=0.9)
     assert after.native_precision == "int8"
     assert after.facts["validation"] == [{"bits_per_dim": 5.5}]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("fcntl") is None, reason="Windows has no such locks")
+def test_two_records_in_the_same_instant_are_both_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = save_tiny(tmp_path)
+    first, second = load_checkpoint(path), load_checkpoint(path)
+    saving, read_again = threading.Event(), threading.Event()
+
+    def load(path: Path) -> Checkpoint:
+        if saving.is_set():
+            read_again.set()
+        return load_checkpoint(path)
+
+    def save(*what: Any) -> None:
+        saving.set()
+        read_again.wait(0.5)  # what the other would read now is old
+        save_checkpoint(*what)
+
+    monkeypatch.setattr(figures, "load_checkpoint", load)
+    monkeypatch.setattr(figures, "save_checkpoint", save)
+    with ThreadPoolExecutor(1) as pool:
+        recorded = pool.submit(record_defaults, first, tmp_path, Defaults(top_p=0.9))
+        assert saving.wait(60)
+        record_precision(second, tmp_path, Cost("int8", 0.0, 0.0001, 9, "images"))
+        recorded.result()
+    after = load_checkpoint(path)
+    assert (after.defaults, after.native_precision) == (Defaults(top_p=0.9), "int8")
+    assert [one.name for one in tmp_path.iterdir()] == [path.name]
 
 
 @pytest.mark.parametrize("config", [GREY, replace(GREY, n_layers=2)], ids=["weights", "network"])
