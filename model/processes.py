@@ -35,8 +35,10 @@ from scanline.kernels.native.build import TRAINING, NativeBuildError, load_build
 from scanline.kernels.native.cpu import usable_cores
 
 _FEWEST = 4  # images for each: with fewer, what each does for itself costs more than it gains
-_MEETING = timedelta(minutes=10)  # until all have joined: that one has ended is not noticed yet
-_PATIENCE = timedelta(days=1)  # while one validates; gloo notices at once that one has ended
+# Until all have joined, those that are all up here or torchrun's anywhere; and while one validates:
+# gloo notices then that one has ended, NCCL never.
+_MEETING, _MEETING_AFAR = timedelta(minutes=2), timedelta(minutes=10)
+_PATIENCE = {"gloo": timedelta(days=1), "nccl": timedelta(hours=1)}
 _FAREWELL = 30.0  # seconds for the others to end after the last step
 _LETTING_GO = 0.1  # seconds for torch's own thread, that needs a lock which its end is waited with
 _NOTICE = 10.0  # seconds in which one that broke the group is seen to have ended
@@ -87,9 +89,13 @@ def joined(count: int, work: Callable[..., object], *arguments: object) -> Itera
         _loopback(),
         _started(count, Path(folder, "store")) as others,
         _threads(max(1, _cores() // count)),
-        _group(_device(0), **_place(0, count, Path(folder, "store"))) as device,
+        contextlib.ExitStack() as group,
     ):
+        met = False
         try:
+            place = _place(0, count, Path(folder, "store"))
+            device = group.enter_context(_group(_device(0), **place))
+            met = True
             for other in others:
                 other.tell((work, arguments))  # not sooner: it might fail while we join
             yield device
@@ -104,7 +110,7 @@ def joined(count: int, work: Callable[..., object], *arguments: object) -> Itera
                     other.process.join()
             # One that was killed comes first: of the others it broke the group.
             codes = sorted(code for other in others if (code := other.process.exitcode))
-            if codes:
+            if codes and (met or codes[0] < 0):  # what kept all from meeting is said by our own
                 raise RuntimeError(_ended(codes[0])) from error
             raise
         finally:
@@ -162,12 +168,16 @@ def _loopback() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _group(device: torch.device, **how: Any) -> Iterator[torch.device]:
-    _join(device, **how)
+    hook = sys.excepthook  # which torch puts one of its own around
     try:
-        yield device
+        _join(device, **how)
+        try:
+            yield device
+        finally:
+            time.sleep(_LETTING_GO)
+            dist.destroy_process_group()
     finally:
-        time.sleep(_LETTING_GO)
-        dist.destroy_process_group()
+        sys.excepthook = hook
 
 
 class _Other(NamedTuple):
@@ -205,8 +215,9 @@ def _started(count: int, store: Path) -> Iterator[list[_Other]]:
                 raise RuntimeError(_ended(process.exitcode)) from None
         yield others
     finally:
+        for other in others:  # all, before any is waited for
+            other.process.kill()
         for process, connection in others:
-            process.kill()
             process.join()
             connection.close()
 
@@ -241,12 +252,17 @@ def _help(first: Connection, rank: int, count: int, store: Path) -> None:
         torch.set_num_threads(max(1, _cores() // count))
         _join(device, **_place(rank, count, store))
         work, arguments = first.recv()
-        with contextlib.suppress(ValueError, FloatingPointError):
+        try:
             work(device, *arguments)
+        except (ValueError, FloatingPointError):
+            if not first.poll(_FAREWELL):  # by then it would have ended us, had it met that too
+                raise
         first.recv()  # or the group would be broken before the first has all of the last step
         status = 0
     except BaseException:
-        traceback.print_exc()
+        starter = multiprocessing.parent_process()
+        if starter is None or starter.is_alive():  # else it is why we end
+            traceback.print_exc()
     finally:
         sys.stderr.flush()
         os._exit(status)  # a broken group's end may wait for ever, for a lock that it holds itself
@@ -261,18 +277,22 @@ def _leave_with_the_first() -> None:
 
 def _place(rank: int, count: int, store: Path) -> dict[str, Any]:
     shared = FileStore(str(store), count)
-    return {"rank": rank, "world_size": count, "store": shared}
+    return {"rank": rank, "world_size": count, "store": shared, "timeout": _MEETING}
 
 
-def _join(device: torch.device, **how: Any) -> None:
+def _join(device: torch.device, timeout: timedelta = _MEETING_AFAR, **how: Any) -> None:
     backend, groups = "nccl" if device.type == "cuda" else "gloo", _world.group_count
+    if dist.is_initialized():
+        raise RuntimeError("this process is of a group already: end that first")
     try:
-        dist.init_process_group(backend, timeout=_MEETING, **how)
+        dist.init_process_group(backend, timeout=timeout, **how)
+        _set_pg_timeout(_PATIENCE[backend])
     except BaseException:
+        if dist.is_initialized():
+            dist.destroy_process_group()
         # torch has counted it, and would look for the others of the next under another name.
         _world.group_count = groups
         raise
-    _set_pg_timeout(_PATIENCE)
 
 
 def _ended(code: int | None) -> str:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import faulthandler
+import gc
 import os
+import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -69,10 +73,29 @@ def random_canvas(config: ModelConfig, rows: int, seed: int = 0) -> Tensor:
     return torch.from_numpy(values)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown() -> Iterator[None]:
+    """Limit what follows a test too: where it failed, its own limits hold no more."""
+    faulthandler.dump_traceback_later(300, exit=True, file=2)
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     """Start every test from one seed, so that a failure can be run again alone."""
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def settled() -> Iterator[None]:
+    """Put back what a serving process changes in Python itself."""
+    interval = sys.getswitchinterval()
+    yield
+    sys.setswitchinterval(interval)
+    gc.unfreeze()
 
 
 @pytest.fixture

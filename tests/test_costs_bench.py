@@ -8,6 +8,8 @@ from scanline.model.checkpoint import Checkpoint
 from scanline.service.bench import costs
 from tests.service_fixtures import COLOUR, GREY, tiny_model
 
+pytestmark = pytest.mark.usefixtures("settled")
+
 
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterator
 
 import pytest
 
 from scanline.service.interpreter import SWITCH_SECONDS, settle
 
 
-@pytest.fixture
-def _as_before() -> Iterator[None]:
-    interval = sys.getswitchinterval()
-    yield
-    sys.setswitchinterval(interval)
-    gc.unfreeze()
-
-
-@pytest.mark.usefixtures("_as_before")
+@pytest.mark.usefixtures("settled")
 def test_what_is_loaded_is_looked_through_no_more_and_garbage_still_is() -> None:
     loaded = [{"kept": number} for number in range(100)]
     settle()

@@ -8,10 +8,10 @@ import multiprocessing
 import os
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -43,9 +43,15 @@ def begin() -> Iterator[Begin]:
 
     yield start_one
     for process in begun:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        process.terminate()  # torchrun ends its own first: they are in groups of their own
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(40)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # whoever is left, be its first gone or not
+        process.wait()
+        for pipe in (process.stdout, process.stderr):
+            assert pipe is not None
+            pipe.close()
 
 
 def wait_for_steps(process: subprocess.Popen[str], folder: Path, count: int) -> None:
@@ -139,13 +145,14 @@ def test_the_first_killed_leaves_no_other_behind(tmp_path: Path, begin: Begin) -
 def test_one_that_fails_alone_is_seen_by_its_own_error(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """While it starts, and once all have joined."""
-    with (
-        pytest.raises(RuntimeError, match=r"ended with status 1, see above"),
-        joined(2, _fail) as device,
-    ):
-        torch.distributed.all_reduce(torch.ones(1, device=device))
-    assert "only the other one" in capfd.readouterr().err
+    """While it starts, and once all have joined; by one that both might have met, too."""
+    for kind in (RuntimeError, ValueError):
+        with (
+            pytest.raises(RuntimeError, match=r"ended with status 1, see above"),
+            joined(2, _fail, kind) as device,
+        ):
+            torch.distributed.all_reduce(torch.ones(1, device=device))
+        assert f"{kind.__name__}: only the other one" in capfd.readouterr().err
     with (
         pytest.raises((RuntimeError, TypeError, AttributeError)),
         joined(2, lambda device: None),  # cannot be pickled
@@ -154,24 +161,31 @@ def test_one_that_fails_alone_is_seen_by_its_own_error(
     assert not torch.distributed.is_initialized()
 
 
-def _fail(device: torch.device) -> None:
-    raise RuntimeError("only the other one")
+def _fail(device: torch.device, kind: type[Exception]) -> None:
+    processes._FAREWELL = 0.1
+    raise kind("only the other one")
 
 
 def test_one_that_dies_while_it_starts_is_seen_however_much_it_was_to_be_given() -> None:
+    over = threading.Event()
+
     def kill_the_other() -> None:
-        while not (others := multiprocessing.active_children()):
-            signal.sigtimedwait([], 0.01)
-        others[0].kill()
+        while not (others := multiprocessing.active_children()) and not over.wait(0.01):
+            pass
+        for other in others:
+            other.kill()
 
     killer = threading.Thread(target=kill_the_other)
     killer.start()
-    with (
-        pytest.raises(RuntimeError, match="was killed by signal 9"),
-        joined(2, _take, bytes(2**25)),
-    ):
-        raise AssertionError("never begins")
-    killer.join()
+    try:
+        with (
+            pytest.raises(RuntimeError, match="was killed by signal 9"),
+            joined(2, _take, bytes(2**25)),
+        ):
+            raise AssertionError("never begins")
+    finally:
+        over.set()
+        killer.join()
     assert not multiprocessing.active_children()
 
 
@@ -236,16 +250,17 @@ def test_they_meet_at_the_loopback_unless_told(monkeypatch: pytest.MonkeyPatch) 
     assert named == "lo"
     assert name not in os.environ
     monkeypatch.setenv(name, "none_of_them")
+    hook = sys.excepthook
     with (
-        pytest.raises(RuntimeError),
+        pytest.raises(RuntimeError, match="none_of_them"),
         joined(2, _nothing),
     ):
         raise AssertionError("never begins")
     assert os.environ[name] == "none_of_them"
     monkeypatch.setenv(name, "lo")
-    monkeypatch.setattr(processes, "_MEETING", timedelta(minutes=1))
     with joined(2, _nothing):
         assert torch.distributed.get_world_size() == 2
+    assert sys.excepthook is hook
 
 
 def _addresses() -> set[str]:
