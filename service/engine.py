@@ -98,6 +98,11 @@ class Engine:
         return self.decoder.variant
 
     @property
+    def memory(self) -> int:
+        """Bytes that its slots come to take once they are used."""
+        return self.decoder.memory
+
+    @property
     def largest(self) -> int:
         """Count the slots that one image may take at most."""
         return self.slots

@@ -19,7 +19,7 @@ from scanline.kernels.native.cpu import usable_cores
 from scanline.model.checkpoint import Checkpoint, Defaults
 from scanline.model.decoders.contract import BackendError
 from scanline.model.decoders.opening import open_decoder
-from scanline.model.decoders.room import RoomError
+from scanline.model.decoders.room import RoomError, room_for_slots
 from scanline.model.network import LinearTransformer
 from scanline.service import __version__
 from scanline.service.callers import Callers
@@ -62,6 +62,11 @@ class Served:
 Opening = Callable[[Checkpoint, Settings, ModelMetrics], Workshop]
 
 
+def _fitting(most: int) -> int:
+    """Give the setting of slots whose own and spare ones are together no more than ``most``."""
+    return max(most - SPARE_SLOTS, most // 2)
+
+
 def open_engine(
     checkpoint: Checkpoint, settings: Settings, observer: Observer | None = None
 ) -> Engine:
@@ -73,7 +78,7 @@ def open_engine(
             checkpoint.native_precision,
         )  # fmt: skip
     except RoomError as error:
-        fit = max(error.most - SPARE_SLOTS, error.most // 2)  # beside them as many, up to those
+        fit = _fitting(error.most)
         raise BackendError(f"{error}; set SCANLINE_SLOTS to {fit}" if fit else error) from None
     engine = Engine(checkpoint.name, decoder, settings.limits, observer, spare=spare)
     engine.start()
@@ -120,6 +125,7 @@ class Scanline:
     def open(self, checkpoints: Sequence[Checkpoint], workshop: Opening = open_engine) -> None:
         """Open the workshop of each checkpoint, by default an engine; slow where it compiles."""
         opened: dict[str, Served] = {}
+        room = room_for_slots()
         try:
             for checkpoint in checkpoints:
                 name = checkpoint.name
@@ -130,6 +136,8 @@ class Scanline:
                     int(time.time()),
                     checkpoint.defaults,
                 )
+                # Each alone found the room there, for none has used its slots yet.
+                self._check_together(opened, room)
         except (BackendError, ValueError) as error:
             self.failure = str(error)
         except Exception as error:  # no bug may leave a server that loads for ever
@@ -142,6 +150,17 @@ class Scanline:
         self.models = opened  # all at once: nobody is told that one to come is not there
         self.ready = True
         log.info("ready: %s", ", ".join(self.models))
+
+    def _check_together(self, opened: dict[str, Served], room: int) -> None:
+        taken = sum(served.engine.memory for served in opened.values())
+        if taken > room:
+            slots = self.settings.slots + min(self.settings.slots, SPARE_SLOTS)
+            fit = _fitting(slots * room // taken)
+            how = f"set SCANLINE_SLOTS to {fit}, or " if fit else ""
+            raise BackendError(
+                f"the slots of {' and '.join(opened)} take {taken / 1e9:.3g} GB together, and "
+                f"{room / 1e9:.3g} GB are there for them: {how}serve fewer models"
+            )
 
     def drain(self, seconds: float | None = None) -> None:
         """Take no more work, let what runs finish within the drain time, and end the rest."""

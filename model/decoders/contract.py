@@ -108,6 +108,7 @@ class Decoder(ABC):
 
     backend: str
     precision: str = "float32"  # what products are computed in
+    memory: int = 0  # bytes of the host's that its slots come to take once they are used
     flights: int = 1  # how many launches are to be in flight, so that a device never waits
 
     def __init__(self, config: ModelConfig, max_slots: int) -> None:

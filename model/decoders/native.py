@@ -97,7 +97,9 @@ class NativeDecoder(Decoder):
             "precision": native.PRECISIONS.index(self.precision), "threads": self.threads,
             "team": team or 0, "guess": guess,
         }  # fmt: skip
-        check_room(c, max_slots, 4 * native.slot_state(library, sizes))
+        each = 4 * native.slot_state(library, sizes)
+        check_room(c, max_slots, each)
+        self.memory = max_slots * each
         arrays: dict[str, NDArray[np.generic]] = {
             "bits": self.bits, "positions": self.positions,
             **{field.name: getattr(self.inputs, field.name) for field in fields(self.inputs)},

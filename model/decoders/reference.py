@@ -32,6 +32,7 @@ class ReferenceDecoder(Decoder):
         states = self.model.initial_state(1)
         each = sum(tensor.nbytes for state in states for tensor in state.values())
         check_room(self.config, max_slots, each)
+        self.memory = max_slots * each
         self.states = self.model.initial_state(max_slots)
 
     @classmethod

@@ -33,6 +33,11 @@ def free_memory() -> int:
         return free
 
 
+def room_for_slots() -> int:
+    """Give the bytes that slots may take here."""
+    return int(SHARE * free_memory())
+
+
 class RoomError(BackendError):
     """There is no memory for so many slots, whatever the backend, but for ``most``."""
 
@@ -43,13 +48,13 @@ class RoomError(BackendError):
 
 def check_room(config: ModelConfig, slots: int, each: int) -> None:
     """Raise ``RoomError``, which says how many would, where slots of ``each`` bytes do not fit."""
-    room = int(SHARE * free_memory())
-    if slots * each > room:
+    there = room_for_slots()
+    if slots * each > there:
         why = ""
         if config.attention == "softmax":
             why = ", since softmax attention keeps every key and value of an image"
         raise RoomError(
             f"{slots} slots of this model take {slots * each / 1e9:.3g} GB, {each / 1e6:.3g} MB "
-            f"each{why}; {room / 1e9:.3g} GB are there for them: open at most {room // each}",
-            most=room // each,
+            f"each{why}; {there / 1e9:.3g} GB are there for them: open at most {there // each}",
+            most=there // each,
         )

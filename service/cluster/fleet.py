@@ -118,6 +118,11 @@ class Fleet:
         return sum(report.slots for report in self.reports.values())
 
     @property
+    def memory(self) -> int:
+        """None here: the replicas take it."""
+        return 0
+
+    @property
     def slots_in_use(self) -> int:
         """Count the slots that images hold."""
         return sum(self._in_use.values())

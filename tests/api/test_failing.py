@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from scanline.model.checkpoint import Checkpoint
+from scanline.model.decoders import room
 from scanline.model.decoders.contract import BackendError
 from scanline.service.app import create_app
 from scanline.service.engine import Engine
@@ -165,6 +166,29 @@ def test_models_are_there_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     scanline, _ = build()
     scanline.open(two, breaking)
     assert (scanline.failure, scanline.models, closed) == ("no room", {}, ["one"])
+
+
+def test_models_that_fit_alone_but_not_together_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No slot has been used yet, so the second would find the first's room there."""
+    two = [Checkpoint(name, tiny_model()) for name in ("one", "two")]
+    alone, _ = build({"slots": 8})
+    alone.open(two[:1])
+    memory = alone.models["one"].engine.memory
+    alone.drain(0)
+    assert memory > 0
+    monkeypatch.setattr(room, "free_memory", lambda: int((1.5 * memory + 1) / room.SHARE))
+    both, _ = build({"slots": 8})
+    both.open(two)
+    assert both.models == {}
+    assert both.failure is not None
+    assert both.failure.startswith("the slots of one and two take ")
+    assert both.failure.endswith(": set SCANLINE_SLOTS to 6, or serve fewer models")
+    fitting, _ = build({"slots": 6})
+    fitting.open(two)
+    assert list(fitting.models) == ["one", "two"]
+    fitting.drain(0)
 
 
 def test_a_model_that_can_draw_no_more_ends_the_process() -> None:
