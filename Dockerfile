@@ -19,9 +19,10 @@ COPY weights weights
 RUN /opt/scanline/bin/pip install --no-cache-dir --no-deps .
 
 FROM python:3.12-slim
-# The decoder is compiled for the machine's own CPU (or GPU) when the server starts.
+# The decoder is compiled for the machine's own CPU (or GPU) when the server starts. KubeRay asks a
+# container how it is by wget.
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends g++ \
+    && apt-get install --yes --no-install-recommends g++ wget \
     && rm -rf /var/lib/apt/lists/*
 COPY --from=build /opt/scanline /opt/scanline
 RUN useradd --create-home scanline

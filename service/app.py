@@ -133,9 +133,10 @@ def _add_operations(app: FastAPI, scanline: Scanline) -> None:
     )
     async def readyz() -> str:
         """Say whether requests are taken: not while models load, nor while draining."""
-        engines = [served.engine for served in scanline.models.values()]
-        if not scanline.ready or not all(engine.alive for engine in engines):
-            raise ApiError(503, "not ready: loading, or shutting down", code="not_ready")
+        silent = [name for name, served in scanline.models.items() if not served.engine.alive]
+        if not scanline.ready or silent:
+            why = f"nothing draws {silent[0]} now" if silent else "loading"
+            raise ApiError(503, f"not ready: {why}, or shutting down", code="not_ready")
         return "ready\n"
 
     @app.get("/metrics", tags=["operations"], response_class=PlainTextResponse)

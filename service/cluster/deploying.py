@@ -61,6 +61,7 @@ def deployment(name: str, settings: Settings) -> Any:
         ray_actor_options={"num_cpus": settings.replica_cpus, "num_gpus": settings.replica_gpus},
         graceful_shutdown_timeout_s=settings.drain_seconds,
         health_check_period_s=5.0,
+        health_check_timeout_s=10.0,
     ).bind(name, own_settings(settings))
 
 

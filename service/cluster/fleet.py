@@ -31,7 +31,9 @@ log = logging.getLogger("scanline.cluster")
 PART_IMAGES = 16  # at most: small enough to spread, large enough to be told of together
 AHEAD = 8  # of so many slots one more image is at its replica, so that none waits for a message
 MEETING_SECONDS = 1.0  # between two reports
-LOST_SECONDS = 5.0  # a replica that has reported nothing for so long counts no more
+LOST_SECONDS = 5.0  # without a report: then there is no replica any more,
+SILENT_SECONDS = 60.0  # or one is silent, and Ray takes so long to see it as lost
+RETRY_SECONDS = 0.5  # before one more try, longer each time
 TICK_SECONDS = 0.05  # between two looks at what time alone brings
 TRIES = 4  # of an image, without a pixel more
 
@@ -186,9 +188,13 @@ class Fleet:
                 share = self.queue.waiting / max(1, len(self.reports))
                 meeting = self._replicas.meet(self._entrance, share)
                 reports = await asyncio.wait_for(meeting, LOST_SECONDS)
-            except Exception as error:  # one is dying, or there is none
+            except (Exception, asyncio.CancelledError) as error:  # one is dying, or there is none
+                if _ending(error):
+                    raise
                 log.debug("%s: no reports: %r", self.name, error)
-                if self._clock() - self._reported > LOST_SECONDS:
+                # Where one alone does not answer, the others draw.
+                most = SILENT_SECONDS if isinstance(error, TimeoutError) else LOST_SECONDS
+                if self._clock() - self._reported > most:
                     self.reports = {}
             else:
                 self._check_variants(reports)
@@ -259,15 +265,17 @@ class Fleet:
 
     async def _draw(self, part: _Assignment) -> None:
         """Have a part drawn; what its replica does not finish is given to another."""
-        drawing = self._replicas.draw(Part.of(part.generation, part.images))
+        drawing: Drawing | None = None
         try:
+            drawing = self._replicas.draw(Part.of(part.generation, part.images))
             async for news in drawing:
                 self._take_over(part, news)
             failure = "it ended early"
-        except asyncio.CancelledError:
-            drawing.cancel()
-            raise
-        except Exception as error:  # whatever a dying process brings
+        except (Exception, asyncio.CancelledError) as error:  # whatever a dying process brings
+            if _ending(error):
+                if drawing is not None:
+                    drawing.cancel()
+                raise
             failure = next(iter(str(error).splitlines()), type(error).__name__)
         left = [image for image in part.images if image.status is not Status.FINISHED]
         if not left:
@@ -277,6 +285,7 @@ class Fleet:
             part.generation.error = "drawing failed inside the server; send the request again"
             self._end(part.generation, FinishReason.ERROR)
             return
+        await asyncio.sleep(RETRY_SECONDS * (part.tries - 1))
         for run in _runs(left):
             self._assign(_Assignment(part.generation, run, part.tries + 1))
 
@@ -307,6 +316,12 @@ class Fleet:
             if not self._at_replicas[generation]:
                 del self._at_replicas[generation]
             self._wake.set()
+
+
+def _ending(error: BaseException) -> bool:
+    """Whether this task is told to end, and not only what it waited for."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 
 
 def _runs(images: list[Image]) -> list[list[Image]]:

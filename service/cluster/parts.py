@@ -80,7 +80,8 @@ def look_at(image: Image, known: Known) -> tuple[Look | None, Known]:
     finished = image.status is Status.FINISHED  # read first: then all of its pixels are there
     changed = image.changed[known.changes :]
     stop = image.position
-    if stop < known.position or len(image.changed) < known.changes:
+    behind = stop < known.position or len(image.changed) < known.changes
+    if behind and not finished:
         return None, known  # drawn again, and not yet where another replica left it
     start = min([known.position, *changed])
     if start == stop and not finished:
@@ -89,4 +90,4 @@ def look_at(image: Image, known: Known) -> tuple[Look | None, Known]:
     if finished and image.finish_reason is not None:
         end = End(image.finish_reason, image.bits, image.particles)
     look = Look(image.index, start, image.read(start, stop), changed, end)
-    return look, Known(stop, known.changes + len(changed))
+    return look, Known(max(stop, known.position), known.changes + len(changed))

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import os
 import secrets
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from functools import partial
@@ -17,6 +20,8 @@ from scanline.service.interpreter import settle
 from scanline.service.metrics import Metrics
 from scanline.service.server import open_engine
 from scanline.service.settings import Settings
+
+log = logging.getLogger("scanline.cluster")
 
 NEWS_A_SECOND = 120  # of all parts together: each costs as much as thousands of pixels
 PART_NEWS_A_SECOND = 60  # of one part at most
@@ -31,6 +36,7 @@ class Replica:
 
     def __init__(self, name: str, settings: dict[str, Any]) -> None:
         own = Settings(**settings)
+        own.max_waiting, own.keep_finished = sys.maxsize, 0  # the entrance sees to both
         if own.threads is None and own.backend != "reference":
             own.threads = max(1, int(own.replica_cpus))
         (checkpoint,) = load_checkpoints(own.weights, [name])
@@ -43,6 +49,7 @@ class Replica:
 
     async def draw(self, part: Part) -> AsyncIterator[News]:
         """Draw a part, and yield what is new of it until its end; whoever leaves ends it."""
+        self._end_if_broken()
         generation = self._engine.queue.submit(part.spec, caller=f"part {self._parts}")
         known = list(part.known)
         left = list(generation.images)  # whose end is yet to be told
@@ -68,6 +75,7 @@ class Replica:
 
     def meet(self, entrance: str, share: float) -> Report:
         """Say how it is, to an entrance where that ``share`` of images waits for it."""
+        self._end_if_broken()
         self._shares[entrance] = (time.monotonic(), share)
         engine = self._engine
         return Report(
@@ -86,6 +94,12 @@ class Replica:
         """Raise ``RuntimeError`` where nothing is drawn any more (Ray Serve's hook)."""
         if not self._engine.alive:
             raise RuntimeError(f"the engine of {self._name} has ended")
+
+    def _end_if_broken(self) -> None:
+        """End the process: with nothing to draw it would be chosen for every part meanwhile."""
+        if self._engine.broken:
+            log.critical("%s can draw no more: its process ends", self._name)
+            os._exit(1)
 
 
 def _looks(images: list[Image], known: list[Known]) -> News:

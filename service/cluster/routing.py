@@ -31,11 +31,15 @@ class FewestImages(RequestRouter):
             self._forget(request)  # it may have been refused by another
             self._given[request] = (chosen.replica_id, images)
             self._images[chosen.replica_id] += images
+            pending_request.future.add_done_callback(  # cancelled on its way, it is never completed
+                lambda sent: self._forget(request) if sent.cancelled() else None
+            )
         return [[chosen]]
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
-        """Count the images as nobody's any more."""
-        self._forget(internal_request_id)
+        """Count the images as nobody's any more, unless they are another's by now."""
+        if self._given.get(internal_request_id, (None, 0))[0] == replica_id:
+            self._forget(internal_request_id)
 
     def _forget(self, request: str) -> None:
         replica, images = self._given.pop(request, (None, 0))

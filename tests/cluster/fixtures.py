@@ -28,8 +28,8 @@ SLOTS = 8
 class Here:
     """Replicas in this process; ``lives`` says after how much news the next ones to draw die."""
 
-    def __init__(self, weights: Path, count: int) -> None:
-        fields: dict[str, Any] = {"weights": weights, "backend": "reference", "slots": SLOTS}
+    def __init__(self, weights: Path, count: int, fields: dict[str, Any]) -> None:
+        fields = {"weights": weights, "backend": "reference", "slots": SLOTS} | fields
         self._fields = fields
         self.replicas = [Replica("tiny", fields) for _ in range(count)]
         self.lives: list[int] = []
@@ -70,11 +70,15 @@ class Call:
 
 @contextlib.contextmanager
 def fleet_of(
-    folder: Path, count: int = 2, observer: Observer | None = None, **limits: float
+    folder: Path,
+    count: int = 2,
+    observer: Observer | None = None,
+    fields: dict[str, Any] | None = None,
+    **limits: float,
 ) -> Iterator[tuple[Fleet, Here]]:
     """Run a fleet of replicas with one tiny model, and check at the end that it holds nothing."""
     save_tiny(folder)
-    here = Here(folder, count)
+    here = Here(folder, count, fields or {})
     config = load_checkpoint(folder / "tiny.safetensors").model.config
     bounds = Limits(**limits)  # type: ignore[arg-type]
     fleet = Fleet("tiny", config, here, SLOTS, bounds, observer)

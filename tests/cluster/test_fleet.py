@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -10,12 +12,13 @@ import numpy as np
 import pytest
 
 from scanline.service.cluster.fleet import TRIES
-from scanline.service.cluster.parts import Known, look_at
+from scanline.service.cluster.parts import Known, Part, Report, look_at
+from scanline.service.cluster.replica import Replica
 from scanline.service.generation import FinishReason, Image, Place, Spec, Status
 from scanline.service.queue import ClosedError
-from tests.cluster.fixtures import SLOTS, assert_as_by_one_engine, drawn, fleet_of, idle
+from tests.cluster.fixtures import SLOTS, Call, assert_as_by_one_engine, drawn, fleet_of, idle
 from tests.engine.fixtures import Heard
-from tests.service_fixtures import GREY, until
+from tests.service_fixtures import DEADLINE, GREY, save_tiny, until
 
 HOLE = np.ones(GREY.pixels, np.bool_)
 HOLE[7:19] = False
@@ -69,6 +72,101 @@ def test_nothing_is_told_of_an_image_until_it_is_past_what_is_known() -> None:
     look, known = look_at(image, known)
     assert look is not None
     assert (look.start, look.changed, known) == (2, [2], Known(9, 1))
+
+
+def test_an_image_that_ends_before_what_is_known_of_it_has_an_end_all_the_same() -> None:
+    """It failed where it was drawn again, or another kind of machine changed fewer particles."""
+    for known in (Known(12, 0), Known(9, 1)):
+        image = Image(0, 1, Place(VALUES.copy(), np.array([9], np.int32)))
+        image.finish(FinishReason.ERROR, None)
+        look, after = look_at(image, known)
+        assert look is not None
+        assert look.end is not None
+        assert (look.start, len(look.pixels), after) == (known.position, 0, known)
+
+
+def test_one_that_answers_nobody_stops_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scanline.service.cluster.fleet.LOST_SECONDS", 0.05)
+    monkeypatch.setattr("scanline.service.cluster.fleet.MEETING_SECONDS", 0.05)
+    with fleet_of(tmp_path) as (fleet, here):
+        silent = threading.Event()
+
+        async def meet(entrance: str, share: float) -> list[Report]:
+            silent.set()
+            await asyncio.sleep(DEADLINE)
+            return []
+
+        monkeypatch.setattr(here, "meet", meet)
+        assert silent.wait(DEADLINE)
+        since = fleet._reported
+        until(lambda: fleet._clock() - since > 0.5, "many meetings")
+        assert fleet.alive
+        assert_as_by_one_engine(tmp_path, drawn(fleet, Spec(n=9, seed=0)))
+
+
+@pytest.mark.parametrize("error", [OSError("no way there"), asyncio.CancelledError()], ids=repr)
+def test_what_cannot_be_sent_or_asked_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    with fleet_of(tmp_path, count=1) as (fleet, here):
+        draw, meet, left = here.draw, here.meet, {"draw": 1, "meet": 1}
+
+        def failing(part: Part) -> Call:
+            if left["draw"]:
+                left["draw"] -= 1
+                raise error
+            return draw(part)
+
+        async def silent(entrance: str, share: float) -> list[Report]:
+            if left["meet"]:
+                left["meet"] -= 1
+                raise error
+            return await meet(entrance, share)
+
+        monkeypatch.setattr(here, "draw", failing)
+        monkeypatch.setattr(here, "meet", silent)
+        assert_as_by_one_engine(tmp_path, drawn(fleet, Spec(n=2, seed=0)))
+        until(lambda: not left["meet"], "a meeting")
+        here.join()
+        until(lambda: len(fleet.reports) == 2, "the report of one more")
+        assert left == {"draw": 0, "meet": 0}
+
+
+def test_a_replica_refuses_nothing_and_keeps_nothing(tmp_path: Path) -> None:
+    """How many may wait, and be asked for again, is the entrance's to say."""
+    fields = {"max_images": 2, "max_waiting": 2}
+    with fleet_of(tmp_path, count=1, fields=fields) as (fleet, here):
+        (replica,) = here.replicas
+        submit = replica._engine.queue.submit
+        many = [submit(Spec(n=1, seed=j), detached=True) for j in range(40)]
+        until(lambda: all(one.finished for one in many), "their end")
+        drawn(fleet, Spec(n=1, seed=0))
+        assert not replica._engine.queue._finished
+
+
+def test_a_replica_that_can_draw_no_more_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With nothing to draw it would be chosen for every part, until Ray asks how it is."""
+    ended: list[int] = []
+
+    def end(status: int) -> None:
+        ended.append(status)
+        raise ConnectionError("the process ended")
+
+    monkeypatch.setattr("os._exit", end)
+    save_tiny(tmp_path)
+    replica = Replica("tiny", {"weights": tmp_path, "backend": "reference", "slots": SLOTS})
+    replica.meet("", 0.0)
+    replica._engine.broken = True
+    with pytest.raises(ConnectionError):
+        replica.meet("", 0.0)
+    with pytest.raises(ConnectionError):
+        asyncio.run(anext(replica.draw(Part(Spec(n=1, seed=0), [Known(0, 0)]))))  # type: ignore[arg-type]
+    assert ended == [1, 1]
+    replica._engine.close(0.0)
 
 
 def test_what_fails_everywhere_ends_in_an_error(tmp_path: Path) -> None:

@@ -1,0 +1,46 @@
+"""How many images each replica has been given, whatever becomes of a request on its way."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from scanline.service.cluster.parts import Part
+from scanline.service.generation import Spec
+
+pytest.importorskip("ray.serve", reason="Ray is not installed: pip install 'scanline[cluster]'")
+
+ONE, OTHER = (SimpleNamespace(replica_id=name) for name in ("one", "other"))
+
+
+def request(name: str, n: int) -> Any:
+    return SimpleNamespace(
+        args=[Part(Spec(n=n, seed=0), [])],
+        metadata=SimpleNamespace(internal_request_id=name),
+        future=asyncio.get_running_loop().create_future(),
+    )
+
+
+def test_images_are_counted_until_they_are_drawn_or_given_to_another() -> None:
+    from scanline.service.cluster.routing import FewestImages
+
+    router: Any = FewestImages.__new__(FewestImages)
+    router.initialize_state()
+
+    async def go_through() -> None:
+        first, second = request("first", 3), request("second", 2)
+        assert await router.choose_replicas([ONE, OTHER], first) == [[ONE]]
+        assert await router.choose_replicas([ONE, OTHER], second) == [[OTHER]]
+        assert await router.choose_replicas([OTHER], first) == [[OTHER]]  # one refused it
+        router.on_request_completed("one", "first")  # of which it tells late
+        assert router._images == {"other": 5}
+        router.on_request_completed("other", "second")
+        assert router._images == {"other": 3}
+        first.future.cancel()  # and what is cancelled on its way is never told of
+        await asyncio.sleep(0)
+        assert router._images == {}
+
+    asyncio.run(go_through())
