@@ -109,7 +109,7 @@ def test_loading_ready_draining() -> None:
     ):
         try:
             assert client.get("/livez").text == "ok\n"
-            check_error(client.get("/readyz"), 503, "not_ready")
+            assert "loading" in check_error(client.get("/readyz"), 503, "not_ready")
             check_error(client.post("/v1/samples", json={}), 503, "not_ready")
             assert client.get("/v1/models").json() == {"object": "list", "data": []}
             assert client.get("/metrics").status_code == 200
@@ -119,7 +119,8 @@ def test_loading_ready_draining() -> None:
         assert client.post("/v1/samples", json={}).status_code == 200
         scanline.drain()
         assert client.get("/livez").status_code == 200
-        check_error(client.get("/readyz"), 503, "not_ready")
+        why = check_error(client.get("/readyz"), 503, "not_ready")
+        assert "nothing draws grey now, or shutting down" in why
         reply = client.post("/v1/samples", json={})
         check_error(reply, 503, "closing")
         assert int(reply.headers["retry-after"]) >= 1
