@@ -135,10 +135,10 @@ def test_a_large_request_of_which_little_is_left_is_no_small_one() -> None:
 def test_spare_slots_do_not_let_the_small_ones_pass_a_large_image_for_ever() -> None:
     """The one that waits wants all four slots; small ones come all the time, and two are spare."""
     decoder = FakeDecoder(GREY, 6)
-    small: list[Generation] = []
+    gate, small = Gate(decoder), list[Generation]()
     with running(decoder, spare=2) as engine:
         filling = engine.queue.submit(Spec(n=40, seed=0))
-        until(lambda: filling.status is Status.RUNNING)
+        gate.wait()
         wide = engine.queue.submit(Spec(n=1, seed=50, label=1, guidance=2.0, particles=2))
         decoder.before_step = lambda slots: small.append(
             engine.queue.submit(Spec(n=1, seed=100 + len(small)))
