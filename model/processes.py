@@ -91,11 +91,9 @@ def joined(count: int, work: Callable[..., object], *arguments: object) -> Itera
         _threads(max(1, _cores() // count)),
         contextlib.ExitStack() as group,
     ):
-        met = False
         try:
             place = _place(0, count, Path(folder, "store"))
             device = group.enter_context(_group(_device(0), **place))
-            met = True
             for other in others:
                 other.tell((work, arguments))  # not sooner: it might fail while we join
             yield device
@@ -110,7 +108,8 @@ def joined(count: int, work: Callable[..., object], *arguments: object) -> Itera
                     other.process.join()
             # One that was killed comes first: of the others it broke the group.
             codes = sorted(code for other in others if (code := other.process.exitcode))
-            if codes and (met or codes[0] < 0):  # what kept all from meeting is said by our own
+            # What kept all from meeting is said by our own.
+            if codes and (dist.is_initialized() or codes[0] < 0):
                 raise RuntimeError(_ended(codes[0])) from error
             raise
         finally:

@@ -62,8 +62,13 @@ class Served:
 Opening = Callable[[Checkpoint, Settings, ModelMetrics], Workshop]
 
 
+def _spare(slots: int) -> int:
+    """Count the spare slots beside so many."""
+    return min(slots, SPARE_SLOTS)
+
+
 def _fitting(most: int) -> int:
-    """Give the setting of slots whose own and spare ones are together no more than ``most``."""
+    """Give how many slots are no more than ``most`` together with their spare ones."""
     return max(most - SPARE_SLOTS, most // 2)
 
 
@@ -71,7 +76,7 @@ def open_engine(
     checkpoint: Checkpoint, settings: Settings, observer: Observer | None = None
 ) -> Engine:
     """Open a checkpoint's decoder and start its engine; raises ``BackendError``."""
-    spare = min(settings.slots, SPARE_SLOTS)
+    spare = _spare(settings.slots)
     try:
         decoder = open_decoder(
             checkpoint.model, settings.slots + spare, settings.backend, settings.threads,
@@ -152,9 +157,10 @@ class Scanline:
         log.info("ready: %s", ", ".join(self.models))
 
     def _check_together(self, opened: dict[str, Served], room: int) -> None:
+        """Raise ``BackendError`` where their slots come to take more than ``room`` bytes."""
         taken = sum(served.engine.memory for served in opened.values())
         if taken > room:
-            slots = self.settings.slots + min(self.settings.slots, SPARE_SLOTS)
+            slots = self.settings.slots + _spare(self.settings.slots)
             fit = _fitting(slots * room // taken)
             how = f"set SCANLINE_SLOTS to {fit}, or " if fit else ""
             raise BackendError(

@@ -6,12 +6,15 @@ import asyncio
 import base64
 import os
 import signal
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import httpx
 import numpy as np
 import pytest
 
+from scanline.service.cluster.fleet import LOST_SECONDS
 from scanline.service.engine import Engine
 from scanline.service.generation import Spec
 from tests.cluster.serving import CONFIG, SLOTS, Served, expected
@@ -22,6 +25,7 @@ from tests.service_fixtures import (
     parse_sse,
     random_picture,
     rebuild,
+    until,
 )
 
 pytest.importorskip("ray.serve", reason="Ray is not installed: pip install 'scanline[cluster]'")
@@ -141,6 +145,23 @@ def test_a_large_request_is_spread_over_all_replicas(served: Served, alone: Engi
     assert min(shares) >= SLOTS * CONFIG.pixels  # the faster one is given more, but not at first
     first = expected(alone, Spec(n=1, seed=0))[0]
     assert reply.content.index(first.tobytes()) > 0
+
+
+def test_a_silent_replica_stops_no_other(served: Served) -> None:
+    with httpx.Client(base_url=served.url, timeout=300) as client, ThreadPoolExecutor(4) as pool:
+        silent = served.pids()[0]
+        os.kill(silent, signal.SIGSTOP)
+        try:
+            time.sleep(LOST_SECONDS + 3)  # and the last report is old
+            assert client.get("/readyz").status_code == 200
+            asked = []
+            for seed in range(4):
+                asked.append(pool.submit(client.post, "/v1/samples", json={"n": 1, "seed": seed}))
+                wait(asked[-1:], timeout=5)  # it may have been the silent one's, as no other is
+            until(lambda: sum(one.done() for one in asked) >= 3, "three of four")
+        finally:
+            os.kill(silent, signal.SIGCONT)
+        assert [one.result().status_code for one in asked] == [200] * 4
 
 
 def test_sigterm_lets_a_stream_finish(served: Served, alone: Engine) -> None:
