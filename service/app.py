@@ -30,6 +30,7 @@ from scanline.service.http.errors import (
     ErrorReply,
     describe,
     error_body,
+    not_ready,
     refusal,
 )
 from scanline.service.http.middleware.access import AccessMiddleware
@@ -136,7 +137,7 @@ def _add_operations(app: FastAPI, scanline: Scanline) -> None:
         silent = [name for name, served in scanline.models.items() if not served.engine.alive]
         if not scanline.ready or silent:
             why = f"nothing draws {silent[0]} now" if silent else "loading"
-            raise ApiError(503, f"not ready: {why}, or shutting down", code="not_ready")
+            raise not_ready(f"not ready: {why}, or shutting down")
         return "ready\n"
 
     @app.get("/metrics", tags=["operations"], response_class=PlainTextResponse)
@@ -160,8 +161,8 @@ def _add_errors(app: FastAPI) -> None:
     async def on_http_error(request: Request, error: HTTPException) -> Response:
         param, code = getattr(error, "param", None), getattr(error, "code", None)
         message = str(error.detail)
-        if isinstance(error.__cause__, ClientDisconnect):
-            return Response(status_code=499)  # which nobody reads but the log
+        if isinstance(error.__cause__, ClientDisconnect):  # while FastAPI read the body
+            return await on_gone(request, error)
         if error.status_code == 400 and error.__cause__ is not None:  # FastAPI says no more
             form = "form" in request.headers.get("content-type", "")
             message = "the form cannot be read" if form else unreadable(error.__cause__)
@@ -182,9 +183,11 @@ def _add_errors(app: FastAPI) -> None:
     for kind in REFUSALS:
         app.add_exception_handler(kind, on_refusal)
 
-    @app.exception_handler(ClientGoneError)
-    async def on_gone(request: Request, error: ClientGoneError) -> Response:
+    async def on_gone(request: Request, error: Exception) -> Response:
         return Response(status_code=499)  # which nobody reads but the log
+
+    for kind in (ClientGoneError, ClientDisconnect):
+        app.add_exception_handler(kind, on_gone)
 
     @app.exception_handler(RequestValidationError)
     async def on_invalid(request: Request, error: RequestValidationError) -> JSONResponse:

@@ -108,6 +108,11 @@ class Engine:
         return self.slots
 
     @property
+    def slots_in_all(self) -> int:
+        """Count the slots, those kept for small requests among them."""
+        return self.decoder.max_slots
+
+    @property
     def slots_in_use(self) -> int:
         """Count the slots that images hold."""
         return self.decoder.max_slots - len(self._free)

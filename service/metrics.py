@@ -186,7 +186,9 @@ class _Gauges(Collector):
             "scanline_running_images", "Images drawn now.", labels=["model"]
         )
         waiting = GaugeMetricFamily("scanline_waiting_images", "Images waiting.", labels=["model"])
-        slots = GaugeMetricFamily("scanline_slots", "Images that fit at once.", labels=["model"])
+        slots = GaugeMetricFamily(
+            "scanline_slots", "Slots, those kept for small requests among them.", labels=["model"]
+        )
         taken = GaugeMetricFamily(
             "scanline_slots_in_use", "Slots that have an image.", labels=["model"]
         )
@@ -194,5 +196,5 @@ class _Gauges(Collector):
             running.add_metric([name], engine.running)
             taken.add_metric([name], engine.slots_in_use)
             waiting.add_metric([name], engine.queue.waiting)
-            slots.add_metric([name], engine.slots)
+            slots.add_metric([name], engine.slots_in_all)
         yield from (running, waiting, slots, taken)

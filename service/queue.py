@@ -58,7 +58,7 @@ class Queue:
     """Generations from ``submit`` to the end of their time for replay, fair between callers.
 
     Any thread may call what comes first here, the engine's thread alone what comes after.
-    ``rate`` is how many pixels its slots draw a second. Whenever there is
+    ``rate`` is how many pixels its slots draw a second, twins among them. Whenever there is
     something to do, ``told`` is called, from any thread and quickly.
     """
 
@@ -149,8 +149,9 @@ class Queue:
     def cancel(self, generation: Generation) -> None:
         """End a generation: its waiting images at once, its running ones within a step."""
         with self._changed:
-            generation.cancelled = True
-            self._let_go(generation)
+            if not generation.finished:  # or a repeat of its request would be drawn anew
+                generation.cancelled = True
+                self._let_go(generation)
 
     def find(self, identifier: str) -> Generation | None:
         """Give a live generation, or a finished one that is still kept."""
@@ -256,7 +257,7 @@ class Queue:
             return bool(self._live) or not self.closed
 
     def measure(self, pixels: int, seconds: float) -> None:
-        """Learn the rate from pixels that were drawn in so many seconds."""
+        """Learn the rate from pixels that all slots together drew in so many seconds."""
         known, rate = self.rate, pixels / max(seconds, 1e-7)
         share = seconds / (seconds + RATE_SECONDS)
         self.rate = known + share * (rate - known) if known else rate

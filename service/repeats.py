@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from scanline.service.generation import Generation, Spec
 from scanline.service.queue import Queue
 
-MOST = 10_000  # keys remembered
-
 
 class OtherRequestError(Exception):
     """A key came before with another request."""
-
-
-@dataclass(frozen=True)
-class _Known:
-    queue: Queue
-    identifier: str
-    mark: bytes
 
 
 def fingerprint(model: str, spec: Spec, seed: int | None) -> bytes:
@@ -39,9 +29,13 @@ def fingerprint(model: str, spec: Spec, seed: int | None) -> bytes:
 class Repeats:
     """Which generation a key began, while it is kept; from one thread only."""
 
-    def __init__(self, most: int = MOST) -> None:
-        self._most = most
-        self._known: OrderedDict[tuple[str, str], _Known] = OrderedDict()
+    def __init__(self) -> None:
+        # A generation goes when its queue forgets it, and its key with it: no more bound is needed.
+        self._begun: WeakValueDictionary[tuple[str, str], Generation] = WeakValueDictionary()
+        self._from: WeakKeyDictionary[Generation, tuple[Queue, bytes]] = WeakKeyDictionary()
+
+    def __len__(self) -> int:
+        return len(self._begun)
 
     def begin(
         self,
@@ -55,15 +49,13 @@ class Repeats:
         A key is whose it is, and what they call it. Raises what ``submit`` does, and
         ``OtherRequestError`` where the key came with another ``mark``.
         """
-        known = self._known.get(key)
-        if known is not None and (generation := known.queue.find(known.identifier)):
-            if known.mark != mark:
-                raise OtherRequestError
-            if generation.error is None and known.queue.expect(generation, caller):
-                return generation
+        if (begun := self._begun.get(key)) is not None:
+            queue, known = self._from[begun]
+            if queue.find(begun.id) is not None:
+                if known != mark:
+                    raise OtherRequestError
+                if begun.error is None and queue.expect(begun, caller):
+                    return begun
         queue, generation = submit()
-        self._known[key] = _Known(queue, generation.id, mark)
-        self._known.move_to_end(key)
-        while len(self._known) > self._most:
-            self._known.popitem(last=False)
+        self._begun[key], self._from[generation] = generation, (queue, mark)
         return generation

@@ -105,6 +105,8 @@ class Scanline:
     failure: str | None = None
 
     def __post_init__(self) -> None:
+        self._turning = threading.Lock()  # what follows, ``ready`` and ``models``
+        self._draining = False
         self.measuring = Pool(1, 32)  # likelihoods, beside the engines
         # Uploads, each some 50 MB while it is decoded; half the cores at most, for others draw.
         self.reading = Pool(max(1, min(4, usable_cores() // 2)), 128)
@@ -152,9 +154,14 @@ class Scanline:
             for served in opened.values():
                 served.engine.close(0.0)
             return
-        self.models = opened  # all at once: nobody is told that one to come is not there
-        self.ready = True
-        log.info("ready: %s", ", ".join(self.models))
+        with self._turning:
+            if self._draining:  # told to end while it loaded
+                for served in opened.values():
+                    served.engine.close(0.0)
+            self.models = opened  # all at once: nobody is told that one to come is not there
+            self.ready = not self._draining
+        if self.ready:
+            log.info("ready: %s", ", ".join(self.models))
 
     def _check_together(self, opened: dict[str, Served], room: int) -> None:
         """Raise ``BackendError`` where their slots come to take more than ``room`` bytes."""
@@ -170,12 +177,11 @@ class Scanline:
 
     def drain(self, seconds: float | None = None) -> None:
         """Take no more work, let what runs finish within the drain time, and end the rest."""
-        self.ready = False
+        with self._turning:
+            self._draining, self.ready = True, False
+            models = list(self.models.values())
         seconds = self.settings.drain_seconds if seconds is None else seconds
-        closing = [
-            threading.Thread(target=served.engine.close, args=(seconds,))
-            for served in self.models.values()
-        ]
+        closing = [threading.Thread(target=one.engine.close, args=(seconds,)) for one in models]
         for thread in closing:
             thread.start()
         for thread in closing:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scanline.model.decoders.contract import Decoder
+from scanline.model.decoders.contract import NO_SLOT, Decoder
 from scanline.service.generation import Clock
 from scanline.service.progress import Observer
 from scanline.service.queue import Queue
@@ -19,8 +19,9 @@ from scanline.service.turns import Turns
 class _Step(NamedTuple):
     """So many calls of the decoder: so many slots, up to ``pixels`` each, ``drawn`` in all.
 
-    They ``began`` at that time of the clock, and to launch them took so many seconds. They are of
-    the ``light`` generations, or of the heavy ones.
+    With the twins, which no call names, ``done`` pixels. They ``began`` at that time of the clock,
+    and to launch them took so many seconds. They are of the ``light`` generations, or of the heavy
+    ones.
     """
 
     light: bool
@@ -28,6 +29,7 @@ class _Step(NamedTuple):
     slots: int
     pixels: int
     drawn: int
+    done: int
     began: float
     took: float
 
@@ -53,15 +55,17 @@ class Steps:
         """Launch a step: of each call some slots, and up to how many pixels of each."""
         began = self._clock()
         calls = [(slots, pixels) for slots, pixels in calls if len(slots)]
-        drawn = 0
+        drawn = done = 0
         for slots, pixels in calls:
             left = self._decoder.config.pixels - self._decoder.ahead[slots]
-            drawn += int(np.minimum(left, pixels).sum())
+            each = np.minimum(left, pixels)
+            drawn += int(each.sum())
+            done += int(each.sum() + each[self._decoder.inputs.twin[slots] != NO_SLOT].sum())
             self._decoder.launch(slots, pixels)
         slots_in_all = sum(len(slots) for slots, _ in calls)
         pixels = max(pixels for _, pixels in calls)
         took = self._clock() - began
-        step = _Step(light, len(calls), slots_in_all, pixels, drawn, began, took)
+        step = _Step(light, len(calls), slots_in_all, pixels, drawn, done, began, took)
         self._flying.append(step)
 
     def land(self, leave: int) -> None:
@@ -88,6 +92,6 @@ class Steps:
         if step.drawn:
             host = since - waited if device else 0.0
             self.turns.paces[step.light].measure(took, step.pixels, step.slots, host)
-            self._queue.measure(step.drawn, since)
+            self._queue.measure(step.done, since)
         if self._observer:
             self._observer.stepped(took, step.drawn, step.slots)

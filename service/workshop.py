@@ -11,8 +11,9 @@ from scanline.service.queue import Queue
 class Workshop(Protocol):
     """Draws what is submitted to its ``queue``: in this process, or on the replicas of a cluster.
 
-    ``slots`` are those that anyone may have, ``slots_in_use`` and ``running`` count what is drawn
-    now. ``backend`` and ``variant`` say with what: one variant gives one seed the same bytes.
+    ``slots`` are those that anyone may have, ``slots_in_all`` also those kept for small requests;
+    ``slots_in_use`` and ``running`` count what is drawn now. ``backend`` and ``variant`` say with
+    what: one variant gives one seed the same bytes.
     """
 
     @property
@@ -37,6 +38,8 @@ class Workshop(Protocol):
         """Bytes of this machine that its slots come to take once they are used."""
         ...
 
+    @property
+    def slots_in_all(self) -> int: ...
     @property
     def slots_in_use(self) -> int: ...
     @property

@@ -281,6 +281,8 @@ def check_error(
     if param is not None:
         assert body["error"]["param"] == param
     assert reply.headers["x-request-id"]
+    if status in (429, 503):
+        assert int(reply.headers["retry-after"]) >= 1
     return message
 
 

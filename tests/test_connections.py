@@ -9,6 +9,7 @@ import re
 import select
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -205,6 +206,21 @@ def test_half_a_request_is_refused_in_time(quick: httpx.Client) -> None:
         check_refusal(read_all(connection), 408, "timeout")
         stop.set()
         dripping.join()
+
+
+def test_one_that_stays_after_a_refusal_is_refused_once(
+    quick: httpx.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = turned_away(quick, "late")
+    with dial(quick) as connection, caplog.at_level(logging.INFO):
+        connection.sendall(b"GET /livez HTTP/1.1\r\nno header\r\n\r\n")
+        check_refusal(read_all(connection), 400, "malformed")
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            while True:  # past the time that a head may take
+                connection.sendall(b"x")
+                time.sleep(0.02)
+    assert turned_away(quick, "late") == before
+    assert [r.getMessage() for r in caplog.records if r.name == "asyncio"] == []
 
 
 def test_silent_connections_are_closed_in_time(quick: httpx.Client) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from scanline.model.noise import MAX_SEED
-from scanline.service.generation import FinishReason, Spec
+from scanline.service.generation import FinishReason, Generation, Spec
 from scanline.service.queue import Limits, Queue
 from scanline.service.repeats import Repeats
 from scanline.service.server import Scanline
@@ -237,39 +238,41 @@ def test_a_client_that_was_cut_off_finds_its_request_again() -> None:
     assert len([n for slots, n in decoder.steps if len(slots) > 1]) == 0
 
 
-def test_callers_with_keys_of_their_own_do_not_meet() -> None:
-    scanline, app = build({"api_key": "a"})
-    with listening(app, lambda: scanline.ready) as url:
-        same = {"Idempotency-Key": "k", "Authorization": "Bearer a"}
-        one, two = (httpx.post(f"{url}/v1/samples", json={}, headers=same) for _ in range(2))
-        assert one.json() == two.json()
-
-
-def test_what_is_remembered_of_keys_is_bounded_and_what_went_wrong_is_begun_anew() -> None:
-    queue, repeats = Queue("it", GREY, Limits(), Clock()), Repeats(most=3)
+def test_a_key_is_known_for_as_long_as_its_generation_is_kept() -> None:
+    queue, repeats = Queue("it", GREY, Limits(keep_finished=3), Clock()), Repeats()
     spec = Spec(n=1, seed=0)
 
     def submit(key: str) -> str:
         return repeats.begin(("", key), b"", lambda: (queue, queue.submit(spec))).id
 
-    first = [submit(f"{j}") for j in range(4)]
-    assert submit("3") == first[3]
-    assert submit("0") != first[0]  # forgotten
-    generation = queue.find(first[3])
-    assert generation is not None
-    queue.cancel(generation)
-    assert submit("3") != first[3]
+    def find(identifier: str) -> Generation:
+        generation = queue.find(identifier)
+        assert generation is not None
+        return generation
+
+    first = [submit(f"{j}") for j in range(5)]
+    assert [submit(f"{j}") for j in range(5)] == first
+    for identifier in first[:4]:
+        queue.withdraw(find(identifier))
+        queue.finish(find(identifier))
+    gc.collect()
+    assert len(repeats) == 4
+    assert submit("0") != first[0]  # the oldest of four that were finished
+    queue.cancel(find(first[1]))  # which changes nothing
+    assert submit("1") == first[1]
+    queue.cancel(find(first[4]))
+    assert submit("4") != first[4]  # what went wrong is begun anew
 
 
 # --- at an address of its own -------------------------------------------------------------------
 
 
-def test_a_sample_at_its_address_may_be_kept_for_ever(client: httpx.Client) -> None:
+def test_a_sample_at_its_address_is_asked_for_again_by_its_tag(client: httpx.Client) -> None:
     address = "/v1/samples/grey/7.png?label=one&temperature=0.8&top_p=0.9&guidance=1.5"
     reply = client.get(address)
     assert reply.status_code == 200
     assert reply.headers["content-type"] == "image/png"
-    assert reply.headers["cache-control"] == "public, max-age=31536000, immutable"
+    assert reply.headers["cache-control"] == "public, no-cache"
     body = {"seed": 7, "label": "one", "temperature": 0.8, "top_p": 0.9, "guidance": 1.5}
     posted = client.post("/v1/samples", json=body, headers={"Accept": "image/png"})
     assert reply.content == posted.content

@@ -1,4 +1,4 @@
-"""A sample as a file that never changes: its address says all that it depends on."""
+"""A sample as a file: its address says all that it depends on beside the model's weights."""
 
 from __future__ import annotations
 
@@ -18,13 +18,11 @@ from scanline.service.http.waiting import client_of, cut_off, draw_to_end
 from scanline.service.pictures import to_png
 from scanline.service.repeats import fingerprint
 
-YEAR = 31_536_000  # seconds
-
 router = APIRouter(prefix="/v1", dependencies=[Depends(bearer), Depends(known_query)])
 _CACHED = {name: {"schema": {"type": "string"}} for name in ("ETag", "Cache-Control")}
 _REPLIES: dict[int | str, dict[str, Any]] = errors(404, 429, 500, 503) | {
     200: {"description": "The sample.", "content": {"image/png": {}}, "headers": _CACHED},
-    304: {"description": "It is the one of `If-None-Match`, which it cannot but be."},
+    304: {"description": "It is still the one of `If-None-Match`."},
 }
 
 
@@ -42,15 +40,16 @@ async def get_sample(
     temperature: Temperature = 1.0,
     if_none_match: Annotated[str | None, Header()] = None,
 ) -> Response:
-    """Draw one sample, the same bytes whenever it is asked for: it may be cached for ever."""
+    """Draw one sample; its `ETag` is the same for as long as the bytes are."""
     served = find_served(server, model)
     shape = settle_shape(served, label, top_p, guidance)
     spec = Spec(n=1, seed=seed, temperature=temperature, **shape._asdict())
     mark = fingerprint(model, spec, seed)
     tag = f'"{hashlib.sha256(served.mark.encode() + mark).hexdigest()[:32]}"'
-    # What needs a key is for its owner's cache alone.
+    # What needs a key is for its owner's cache alone. A cache asks again each time, which costs
+    # nothing, for with other weights the same address has another picture.
     whose = "private" if server.settings.api_keys else "public"
-    headers = {"ETag": tag, "Cache-Control": f"{whose}, max-age={YEAR}, immutable"}
+    headers = {"ETag": tag, "Cache-Control": f"{whose}, no-cache"}
     known = {part.strip().removeprefix("W/") for part in (if_none_match or "").split(",")}
     if known & {tag, "*"}:
         return Response(status_code=304, headers=headers)

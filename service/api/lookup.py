@@ -9,7 +9,7 @@ from fastapi import Depends, Request
 from fastapi.security import HTTPBearer
 
 from scanline.model.config import ModelConfig
-from scanline.service.http.errors import ApiError
+from scanline.service.http.errors import ApiError, not_ready
 from scanline.service.server import Scanline, Served
 from scanline.service.shape import Shape, ShapeError, settle
 from scanline.service.workshop import Workshop
@@ -29,7 +29,7 @@ Server = Annotated[Scanline, Depends(_scanline)]
 def find_served(server: Scanline, name: str | None) -> Served:
     """Find a model by name, the first for None; 404 where there is none, 503 while loading."""
     if not server.models:
-        raise ApiError(503, "the models are still loading; try again in a moment", code="not_ready")
+        raise not_ready("the models are still loading; try again in a moment")
     if name is None:
         return next(iter(server.models.values()))
     if name not in server.models:

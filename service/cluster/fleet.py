@@ -98,7 +98,7 @@ class Fleet:
         self._held: dict[Image, bool] = {}  # those at replicas; whether in spare slots
         self._in_use = {False: 0, True: 0}  # slots, spare ones and the others
         self._at_replicas: dict[Generation, int] = {}
-        self._drawn = 0  # pixels since the last report
+        self._drawn = 0  # pixels of all slots since the last report
         self._reported = clock()
         self._thread = threading.Thread(target=self._run, name=f"fleet-{name}", daemon=True)
 
@@ -118,6 +118,11 @@ class Fleet:
     def slots(self) -> int:
         """Count the slots that anyone may have, of all replicas."""
         return sum(report.slots for report in self.reports.values())
+
+    @property
+    def slots_in_all(self) -> int:
+        """Count the slots of all replicas, those kept for small requests among them."""
+        return sum(report.slots + report.spare for report in self.reports.values())
 
     @property
     def memory(self) -> int:
@@ -295,7 +300,7 @@ class Fleet:
             if image.status is Status.FINISHED:
                 continue
             if (new := look.start + len(look.pixels) - image.position) > 0:
-                self._drawn += new
+                self._drawn += new * part.generation.spec.slots
                 part.tries = 1
             self._look(part.generation, image, look)
         self._progress.advance(part.generation)

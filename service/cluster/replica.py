@@ -79,7 +79,7 @@ class Replica:
         self._shares[entrance] = (time.monotonic(), share)
         engine = self._engine
         return Report(
-            self._name, engine.slots, engine.decoder.max_slots - engine.slots, engine.slots_in_use,
+            self._name, engine.slots, engine.slots_in_all - engine.slots, engine.slots_in_use,
             engine.running, engine.backend, engine.variant, self._metrics.drawing(),
         )  # fmt: skip
 

@@ -277,6 +277,7 @@ class Connection(HttpToolsProtocol):
     def _refuse(self, status: int, message: str, code: str) -> None:
         """Say why in JSON, if no other reply is under way, and close."""
         self._ended = True
+        self._expect(None)
         if self._busy:
             self.cycle.disconnected = True  # the application has lost its client
             self.cycle.message_event.set()

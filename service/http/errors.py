@@ -45,6 +45,7 @@ class ErrorReply(BaseModel):
 
 ERROR: dict[str, Any] = {"model": ErrorReply}
 _RETRY = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer"}}}
+SOON = {"Retry-After": "1"}
 _ERRORS: dict[int, dict[str, Any]] = {
     400: {"description": "Something in the request is wrong."},
     401: {"description": "The API key is missing or wrong."},
@@ -85,6 +86,11 @@ class ApiError(HTTPException):
         return error_reply(self.status_code, self.detail, self.param, self.code)
 
 
+def not_ready(message: str) -> ApiError:
+    """Say that the server does not draw yet, or now."""
+    return ApiError(503, message, code="not_ready", headers=SOON)
+
+
 REFUSALS: tuple[type[Exception], ...] = (
     PictureError, QueueFullError, ClosedError, TooManyError, OtherRequestError,
 )  # fmt: skip
@@ -99,10 +105,9 @@ def refusal(error: Exception) -> ApiError:
             headers = {"Retry-After": str(error.retry_after)}
             return ApiError(429, str(error), code="queue_full", headers=headers)
         case ClosedError():
-            return ApiError(503, str(error), code="closing", headers={"Retry-After": "1"})
+            return ApiError(503, str(error), code="closing", headers=SOON)
         case TooManyError():
-            headers = {"Retry-After": "1"}
-            return ApiError(429, str(error), code="too_many_in_flight", headers=headers)
+            return ApiError(429, str(error), code="too_many_in_flight", headers=SOON)
         case OtherRequestError():
             return ApiError(
                 422,

@@ -49,15 +49,11 @@ def _acceptable(request: Request) -> Media:
             wishes.append((-float(quality), kind))
         except ValueError:
             wishes.append((0.0, kind))
-    for negative, kind in sorted(wishes, key=lambda wish: wish[0]):
-        if negative == 0:
-            continue  # q=0: anything but this
-        if kind in ("*/*", "application/*", ""):
-            return "application/json"
-        if kind == "image/*":
-            return "image/png"
+    unwanted = {kind for negative, kind in wishes if negative == 0}  # q=0: anything but this
+    for _, kind in sorted((wish for wish in wishes if wish[0]), key=lambda wish: wish[0]):
         for media in MEDIA:
-            if kind == media:
+            family = media.partition("/")[0]
+            if media not in unwanted and kind in (media, f"{family}/*", "*/*", ""):
                 return media
     raise ApiError(406, f"nothing here is {accept}; accept one of {', '.join(MEDIA)}")
 

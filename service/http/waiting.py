@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import Request
 
 from scanline.service.generation import FinishReason, Generation
-from scanline.service.http.errors import ApiError, refusal
+from scanline.service.http.errors import SOON, ApiError, refusal
 from scanline.service.queue import ClosedError
 from scanline.service.workshop import Workshop
 
@@ -134,4 +134,4 @@ def cut_off(generation: Generation) -> ApiError | None:
     if all(image.finish_reason is FinishReason.LENGTH for image in generation.images):
         return None
     message = "the drawing was cancelled; ask for it again"
-    return failure(generation) or ApiError(503, message, code="cancelled")
+    return failure(generation) or ApiError(503, message, code="cancelled", headers=SOON)

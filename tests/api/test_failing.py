@@ -14,6 +14,7 @@ from scanline.model.decoders import room
 from scanline.model.decoders.contract import BackendError
 from scanline.service.app import create_app
 from scanline.service.engine import Engine
+from scanline.service.queue import ClosedError
 from scanline.service.server import Process, open_engine
 from scanline.service.serving import configure
 from tests.api.fixtures import held, serve
@@ -121,9 +122,18 @@ def test_loading_ready_draining() -> None:
         assert client.get("/livez").status_code == 200
         why = check_error(client.get("/readyz"), 503, "not_ready")
         assert "nothing draws grey now, or shutting down" in why
-        reply = client.post("/v1/samples", json={})
-        check_error(reply, 503, "closing")
-        assert int(reply.headers["retry-after"]) >= 1
+        check_error(client.post("/v1/samples", json={}), 503, "closing")
+
+
+def test_one_told_to_end_while_it_loads_takes_no_work() -> None:
+    scanline, _ = build()
+    scanline.drain(0)
+    scanline.open([Checkpoint("grey", tiny_model())])
+    assert not scanline.ready
+    engine = scanline.models["grey"].engine
+    assert not engine.alive
+    with pytest.raises(ClosedError):
+        engine.queue.check_room(1)
 
 
 def test_models_that_cannot_be_opened_are_a_failure_in_words(

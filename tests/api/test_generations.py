@@ -46,6 +46,18 @@ def test_looking_at_and_cancelling_a_generation(holding: tuple[Here, Held]) -> N
     check_error(here.client.get("/v1/generations/gen_no/events"), 404, "generation_not_found")
 
 
+def test_head_of_a_stream_is_its_head_alone(holding: tuple[Here, Held]) -> None:
+    here, _ = holding
+    reply = here.client.post("/v1/samples", json={}, headers={"Prefer": "respond-async"})
+    generation = here.scanline.models["fake"].engine.queue.find(reply.json()["id"])
+    assert generation is not None
+    head = here.client.head(f"/v1/generations/{generation.id}/events")
+    assert head.headers["content-type"].startswith("text/event-stream")
+    assert here.client.get("/livez").status_code == 200  # on the same connection
+    assert generation.readers == 0
+    assert not generation.finished
+
+
 @pytest.mark.parametrize("media", ["application/x-npy", "image/png", "application/zip"])
 def test_files_of_a_cancelled_drawing_are_refused(holding: tuple[Here, Held], media: str) -> None:
     """A picture cut off would look like any other there."""

@@ -60,6 +60,16 @@ def test_it_goes_on_where_the_dead_one_was(tmp_path: Path) -> None:
         assert_as_by_one_engine(tmp_path, generation)
 
 
+def test_the_rate_is_that_of_all_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A guided image has two."""
+    measured: list[int] = []
+    with fleet_of(tmp_path) as (fleet, _):
+        monkeypatch.setattr(fleet.queue, "measure", lambda pixels, _: measured.append(pixels))
+        generation = drawn(fleet, SPECS["guided"])
+        pixels = 2 * len(generation.images) * fleet.config.pixels
+        until(lambda: sum(measured) == pixels, "a report")
+
+
 def test_nothing_is_told_of_an_image_until_it_is_past_what_is_known() -> None:
     image = Image(0, 1, Place(VALUES.copy(), np.array([9], np.int32)))
     assert look_at(image, Known(12, 0)) == (None, Known(12, 0))

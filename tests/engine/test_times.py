@@ -65,7 +65,10 @@ def test_the_first_pixel_is_told_once_it_is_there_and_known_ones_do_not_count(
     assert seen == [[9, 9]]
 
 
-def test_the_rate_follows_the_steps_slowly() -> None:
+@pytest.mark.parametrize(
+    "spec", [Spec(n=2, seed=0), Spec(n=1, seed=0, label=1, guidance=2.0)], ids=["two", "a twin"]
+)
+def test_the_rate_follows_the_steps_slowly(spec: Spec) -> None:
     decoder, clock = FakeDecoder(GREY, 2), Clock()
     seconds = iter([1 / 64, 1 / 16, 1 / 64])
     rates: list[float] = []
@@ -76,7 +79,7 @@ def test_the_rate_follows_the_steps_slowly() -> None:
             clock.now += next(seconds, 1 / 64)
 
         decoder.before_step = draw
-        generation = engine.queue.submit(Spec(n=2, seed=0))
+        generation = engine.queue.submit(spec)
         with engine.queue.reading(generation):
             engine.start()
             assert_right(generation)

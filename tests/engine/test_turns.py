@@ -39,6 +39,7 @@ def test_a_small_request_begins_at_once_though_a_large_one_has_every_slot(
         large = engine.queue.submit(Spec(n=40, seed=0))
         gate.turn(3)
         assert engine.slots_in_use == 4  # the others are spare, and it may not have them
+        assert (engine.slots, engine.slots_in_all) == (4, 6)
         before = [image.position for image in large.images]
         small = engine.queue.submit(Spec(n=1, seed=100))
         with engine.queue.reading(large), engine.queue.reading(small):

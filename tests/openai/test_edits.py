@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import base64
 import io
+import logging
+import re
+import socket
 from typing import Any
 
 import httpx
@@ -20,6 +23,7 @@ from tests.service_fixtures import (
     encode,
     fake_image,
     random_picture,
+    until,
 )
 
 
@@ -154,3 +158,22 @@ def test_edits_that_cannot_be(client: openai.OpenAI, http: httpx.Client) -> None
     check_error(http.post(url, data={"hat": "x", "prompt": ""}, files=files), 400, param="hat")
     check_error(http.post(url, data={}, files=files), 400, "missing", "prompt")
     check_error(http.post(url, data={"image": "x"}, files={"mask": b""}), 400, param="image")
+
+
+@pytest.mark.parametrize("kind", ["multipart/form-data; boundary=b", "application/json"])
+def test_a_client_that_leaves_while_it_sends_an_edit_is_no_bug(
+    http: httpx.Client, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def left() -> float:
+        found = re.search(r'edits",status="499"} (\S+)', http.get("/metrics").text)
+        return float(found[1]) if found else 0.0
+
+    before = left()
+    head = f"POST /v1/images/edits HTTP/1.1\r\nHost: x\r\nContent-Type: {kind}\r\n"
+    port = http.base_url.port
+    assert port is not None
+    with socket.create_connection((http.base_url.host, port)) as connection:
+        connection.sendall(f"{head}Content-Length: 99\r\nExpect: 100-continue\r\n\r\n".encode())
+        assert connection.recv(99).startswith(b"HTTP/1.1 100 ")  # it waits for the body
+    until(lambda: left() == before + 1, "the server's noticing")
+    assert [r for r in caplog.records if r.levelno >= logging.ERROR] == []
