@@ -10,6 +10,7 @@ Environment: ``CXX`` names the compiler, ``SCANLINE_CACHE`` the folder of finish
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import logging
@@ -59,10 +60,18 @@ def find_compiler() -> list[str]:
 
 
 def cache_folder() -> Path:
-    """Give the folder of finished builds, which may not exist yet."""
+    """Give the folder of finished builds, which may not exist yet.
+
+    Raises ``NativeBuildError`` where none is named and there is no home.
+    """
     if named := os.environ.get("SCANLINE_CACHE"):
-        return Path(named)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "scanline"
+        return Path(named).absolute()  # a name without a folder is looked for among the system's
+    if caches := os.environ.get("XDG_CACHE_HOME"):
+        return Path(caches, "scanline")
+    try:
+        return Path.home() / ".cache" / "scanline"
+    except RuntimeError as error:
+        raise NativeBuildError(f"{error} Set SCANLINE_CACHE to a writable folder") from error
 
 
 def _run(command: Sequence[str]) -> str:
@@ -131,12 +140,16 @@ def _load(isa: str, source: Path) -> ctypes.CDLL:
         raise
     name = _name(isa, compiler, source)
     path = cache_folder() / name
-    library = (_open(path) if path.is_file() else None) or _keep(compiler, isa, source, path)
+    there = os.path.isfile(path)  # noqa: PTH113 - no error where one may not look
+    library = (_open(path) if there else None) or _keep(compiler, isa, source, path)
     return library or _load_private(compiler, isa, source, name)
 
 
 def _age(path: Path) -> float:
-    return -path.stat().st_mtime
+    try:
+        return -path.stat().st_mtime
+    except OSError:  # gone meanwhile
+        return 0.0
 
 
 def _flags(isa: str) -> list[str]:
@@ -168,8 +181,9 @@ def _open(path: Path) -> ctypes.CDLL | None:
 def _build(compiler: Sequence[str], isa: str, source: Path, path: Path) -> None:
     """Compile into a file of its own, then rename it: two processes at once do not meet."""
     for left in path.parent.glob(f".{source.stem}-*"):  # by a process that was ended meanwhile
-        if time.time() - left.stat().st_mtime > PATIENCE:
-            left.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # gone meanwhile, or another's
+            if time.time() - left.stat().st_mtime > PATIENCE:
+                left.unlink()
     handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     os.close(handle)
     try:

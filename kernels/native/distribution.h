@@ -14,6 +14,7 @@ constexpr int MAX_CHANNELS = 3, MAX_PAIRS = 3;
 constexpr float MIN_LOG_SCALE = -7.0f;
 constexpr float MIN_WARM_LOG_SCALE = -9.5f;  // once tempered: all of it in one bin already
 constexpr float MIN_LOG_PROB = -1e4f;  // so that guidance never subtracts infinities
+constexpr float UNLIKELY = -60.0f;  // e to this is still exact in float32
 constexpr float LN2 = 0.693147180559945309f;
 constexpr float NOTHING = -1e30f;  // the logarithm of padding: e to this is 0
 

@@ -15,7 +15,6 @@ struct Draw {
 
 class Head {
 public:
-    Head() = default;
     // `tables`: [pairs, 256, 256] for categorical heads of several channels.
     Head(bool categorical, int channels, const float* tables)
         : categorical_(categorical), channels_(channels), tables_(0) {
@@ -38,9 +37,10 @@ public:
     }
 
 private:
-    // ln P of a channel's values, given the earlier channels'.
+    // ln P of a channel's values, given the earlier channels'. Where `wanted` is above 0 it is right
+    // however unlikely a value is; null: nowhere.
     void log_probs(const float* parameters, int channel, const uint8_t* values, float heat,
-                   float* result) const {
+                   const float* wanted, float* result) const {
         if (categorical_) {
             logits(parameters, channel, values, result);
             // The largest is 0 before it is divided, or the coldest would be infinite.
@@ -68,11 +68,21 @@ private:
                 channel_means(mixture, c, scaled, means);
                 add_log_probs(scaled[c], means, mixture.log_scales[c], weights);
             }
+            std::fill(weights + MIXTURES, weights + MIX, NOTHING);
             channel_means(mixture, channel, scaled, means);
-            softmax_weights(weights, MIX, 1.0f, weights);
-            value_probabilities(weights, means, mixture.log_scales[channel], result);
+            alignas(64) float shares[MIX], each[MIX];
+            const float most = *std::max_element(weights, weights + MIXTURES);
+            for (int m = 0; m < MIX; m += LANES) store(weights + m, load(weights + m) - most);
+            softmax_weights(weights, MIX, 1.0f, shares);
+            value_probabilities(shares, means, mixture.log_scales[channel], result);
             for (int i = 0; i < VALUES; i += LANES)
                 store(result + i, log(max(load(result + i), broadcast(1e-30f))));
+            for (int i = 0; wanted && i < VALUES; ++i) {
+                if (wanted[i] <= 0.0f || result[i] > UNLIKELY) continue;
+                std::memcpy(each, weights, sizeof each);
+                add_log_probs(to_unit(i), means, mixture.log_scales[channel], each);
+                result[i] = log_sum_exp(each, MIX);
+            }
         }
         const float normaliser = log_sum_exp(result, VALUES);
         for (int i = 0; i < VALUES; i += LANES)
@@ -84,18 +94,21 @@ private:
     void shape(const float* parameters, const float* unlabelled, const Draw& draw,
                uint8_t* values) const {
         alignas(64) float shaped[VALUES], without[VALUES], likely[VALUES];
+        const bool cut = unlabelled && draw.guidance > 1.0f && draw.top_p < 1.0f;
         const bool greedy = draw.temperature == 0.0f;
         const float heat = greedy ? 1.0f : draw.temperature;
         const int first = categorical_ ? 0 : 1;  // a mixture's component is not drawn
         for (int channel = 0; channel < channels_; ++channel) {
-            log_probs(parameters, channel, values, heat, shaped);
+            std::fill_n(likely, VALUES, 1.0f);
+            // Guidance divides by what is all but impossible.
+            log_probs(parameters, channel, values, heat, unlabelled && !cut ? likely : nullptr,
+                      shaped);
             if (unlabelled) {
-                log_probs(unlabelled, channel, values, heat, without);
-                const bool cut = draw.guidance > 1.0f && draw.top_p < 1.0f;
                 if (cut) {
                     softmax_weights(shaped, VALUES, 1.0f, likely);
                     keep_likeliest(likely, VALUES, 1.0f - 0.25f * (1.0f - draw.top_p));
                 }
+                log_probs(unlabelled, channel, values, heat, likely, without);
                 const Vec away = broadcast(1.0f - draw.guidance);
                 for (int i = 0; i < VALUES; i += LANES)
                     store(shaped + i, fma(load(without + i), away,

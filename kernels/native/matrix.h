@@ -126,7 +126,6 @@ constexpr int MOST_PANELS = 4;
 // head with padding between them, which no weight touches.
 class Packed {
 public:
-    Packed() = default;
     Packed(int outputs, int inputs, Format format)
         : format_(format), inputs_(round_up(inputs, 4)), panels_((outputs + PANEL - 1) / PANEL),
           panel_bytes_(static_cast<size_t>(round_up(inputs, depth_of(format))) * PANEL *

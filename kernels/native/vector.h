@@ -206,7 +206,6 @@ inline Vec round_to_bf16(Vec x) {
 template <typename T>
 class Buffer {
 public:
-    Buffer() = default;
     explicit Buffer(size_t count) {
         constexpr size_t HUGE_PAGE = size_t{2} << 20;
         const size_t bytes = (count ? count : 1) * sizeof(T);

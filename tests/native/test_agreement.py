@@ -72,6 +72,41 @@ def test_samples_are_the_heads(config: ModelConfig, isa: str) -> None:
     assert np.mean(equal) > 0.998
 
 
+def test_cold_guided_samples_are_the_heads(isa: str) -> None:
+    """What is all but impossible without the label counts too: guidance divides by it."""
+    config = tiny_config(
+        channels=3, head="logistic_mixture", encoding="linear", classes=("cat", "dog")
+    )
+    count, temperature, guidance = 16, 0.03, 3.0
+    inputs = blank(config, count)
+    scatter_seeds(inputs)
+    inputs.label[:], inputs.guidance[:], inputs.temperature[:] = 1, guidance, temperature
+    inputs.twin[:] = np.arange(count, 2 * count)
+    decoder = NativeDecoder(network_of(config), 2 * count, 2, precision="float32", isa=isa)
+    decoder.begin(np.arange(count), inputs)
+    decoder.step(np.arange(count), config.pixels)
+    canvas = decoder.canvas[:count]
+    unlabelled = replace(inputs, label=np.full(count, -1, np.int32))
+    labelled, plain = (
+        torch.from_numpy(exact(config, canvas, given)[0]) for given in (inputs, unlabelled)
+    )
+    uniforms = torch.from_numpy(noises(inputs, config).reshape(count, config.steps, -1))
+    full = torch.ones(count, dtype=torch.float64)
+    values = [
+        network_of(config).head.sample(
+            labelled[:, step],
+            uniforms[:, step].double(),
+            full * temperature,
+            full,
+            full * guidance,
+            plain[:, step],
+        )
+        for step in range(config.steps)
+    ]
+    drawn = canvas.reshape(count, config.steps, -1)
+    assert np.mean(torch.stack(values, 1).numpy() == drawn) > 0.99
+
+
 def test_bits_per_dim_of_the_shipped_weights(data_dir: Path) -> None:
     """Within 0.002 of the float32 reference on real images."""
     try:

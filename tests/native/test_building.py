@@ -129,6 +129,64 @@ def test_a_cache_that_cannot_be_written(
     assert runs(compiler) == 1
 
 
+def test_a_cache_that_may_not_be_entered(
+    cache: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As of another user's home; root may look anywhere, and so the system's answer is made up."""
+    real = os.stat
+
+    def stat(path: Any, *arguments: Any, **options: Any) -> os.stat_result:
+        if str(path).startswith(str(cache)):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, *arguments, **options)
+
+    def mkdir(path: Path, *_: Any, **options: Any) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "stat", stat)
+        patched.setattr(Path, "mkdir", mkdir)
+        native.load_library("portable")
+    assert "set SCANLINE_CACHE to a writable folder" in caplog.text
+    assert runs(compiler) == 1
+
+
+def test_a_cache_named_from_here_is_found_again(
+    compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SCANLINE_CACHE", ".")
+    for _ in range(2):
+        native.load_library("portable")
+    assert runs(compiler) == 1
+
+
+def test_without_a_home_it_is_said_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("SCANLINE_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", home)
+    with pytest.raises(native_build.NativeBuildError, match="Set SCANLINE_CACHE"):
+        native.load_library("portable")
+
+
+def test_parts_of_builds_that_go_meanwhile_are_no_fault(
+    cache: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    real = Path.glob
+
+    def glob(folder: Path, pattern: str) -> list[Path]:
+        gone = [folder / ".decoder-portable-gone"] if pattern.startswith(".") else []
+        return [*gone, *real(folder, pattern)]
+
+    monkeypatch.setattr(Path, "glob", glob)
+    native.load_library("portable")
+    assert caplog.text == ""
+    assert len(list(cache.iterdir())) == runs(compiler) == 1
+
+
 def test_no_compiler(
     cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -271,3 +271,30 @@ def test_the_benchmark_compares_the_ways_to_take_a_step() -> None:
     assert "times plain torch; the short convolution takes" in lines[-1]
     with pytest.raises(ValueError, match="no preset 'mnits'"):
         run_training_bench(["mnits"], 1, 1, lines.append)
+
+
+FORKED = """
+import os, signal, sys
+import torch
+from scanline.kernels.native.training import passes
+
+torch.set_num_threads(2)
+values = torch.zeros(4096, dtype=torch.uint8)
+logits, nats, sums = (torch.zeros(4096, size) for size in (256, 1, 2))
+
+def run():  # torch itself would wait for its own threads
+    passes.ready().run("categorical_forward", 4096, 64, logits, values, nats, sums)
+
+run()
+child = os.fork()
+if child == 0:
+    signal.alarm(60)
+    run()
+    sys.exit()
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_forked_process_has_threads_of_its_own() -> None:
+    """And does not wait for the other's, neither at work nor at its end."""
+    subprocess.run([sys.executable, "-c", FORKED], check=True)

@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import functools
 import logging
+import os
 import threading
 import weakref
 from collections.abc import Iterator
@@ -62,7 +63,7 @@ class Passes:
                 f"{threads} threads for training cannot be had: set OMP_NUM_THREADS lower"
             )
         self._turn = threading.Lock()  # the pool does one thing at a time
-        weakref.finalize(self, self.library.training_close, self.pool)
+        weakref.finalize(self, _close, self.library, self.pool, os.getpid())
 
     def run(self, name: str, *arguments: object) -> None:
         """Call a function with sizes, numbers, and tensors for its arrays, None being null.
@@ -76,8 +77,13 @@ class Passes:
             raise MemoryError(f"there is no memory left for {name}: take a smaller batch")
 
 
+def _close(library: ctypes.CDLL, pool: int, owner: int) -> None:
+    if owner == os.getpid():  # a fork has none of the threads, and would wait for them
+        library.training_close(pool)
+
+
 @functools.cache
-def _passes(threads: int) -> Passes | None:
+def _passes(threads: int, process: int) -> Passes | None:
     try:
         return Passes(threads)
     except NativeBuildError as error:
@@ -101,7 +107,7 @@ def off() -> Iterator[None]:
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def passes() -> Passes | None:
     """Give the passes for as many threads as torch has, or None where they cannot be built."""
-    return None if _OFF.get() else _passes(torch.get_num_threads())
+    return None if _OFF.get() else _passes(torch.get_num_threads(), os.getpid())
 
 
 def available() -> bool:
