@@ -149,9 +149,9 @@ class Decoder(ABC):
     def begin(self, slots: Slots, inputs: Inputs) -> None:
         """Put images before their first pixel, one row a slot, and absorb their leading known ones.
 
-        That is one parallel pass: an image begins at the first pixel that is not known. Raises
-        ``ValueError`` on slots that are not there or come twice, twins among them, and on inputs
-        that make no sense.
+        An image begins at the first pixel that is not known; those before it take one parallel
+        pass, or on a device a step each, for all these images together. Raises ``ValueError`` on
+        slots that are not there or come twice, twins among them, and on inputs that make no sense.
         """
         rows = np.asarray(slots, np.int32)
         there = rows != NO_SLOT

@@ -73,6 +73,11 @@ class Device:
             return True
         return False
 
+    def follow(self) -> None:
+        """Have what is started from now on wait for what the caller has started: its weights."""
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(self.torch))
+
     @contextmanager
     def working(self) -> Iterator[None]:
         """Put what is started inside the block on the stream."""

@@ -29,8 +29,8 @@ def open_decoder(
 
     ``threads`` is how many cores ``native`` may use, all by default, and ``precision`` what it
     computes products in, by default what the CPU is best at; other backends have their own.
-    Raises ``ValueError`` on an unknown name and on threads for ``reference``, and ``BackendError``
-    where a backend asked for by name cannot run here.
+    Raises ``ValueError`` on an unknown name and on threads for another backend, and
+    ``BackendError`` where one asked for by name cannot run here.
     """
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, not {backend!r}")
@@ -41,6 +41,8 @@ def open_decoder(
                 "OMP_NUM_THREADS to have fewer"
             )
         return ReferenceDecoder(model, max_slots)
+    if backend == "triton" and threads is not None:
+        raise ValueError("the triton backend draws on a device: leave threads out")
     if backend == "triton" or (backend == "auto" and torch.cuda.is_available()):
         try:
             return _open_triton(model, max_slots)

@@ -35,6 +35,7 @@ from scanline.model.decoders.contract import (
 )
 from scanline.model.decoders.device import Device
 from scanline.model.decoders.packing import DTYPES, Precision, fill, sizes_of
+from scanline.model.decoders.room import RoomError
 from scanline.model.network import LinearTransformer
 
 log = logging.getLogger("scanline.decoder")
@@ -117,6 +118,7 @@ class TritonDecoder(Decoder):
         self._ahead = self.positions.copy()  # where images are on the device, in flight or not
         self._ages = np.zeros(max_slots, np.int64)  # how often each slot was reset
         self._arrays = {name: getattr(self.inputs, name) for name in _INPUTS} | {"bits": self.bits}
+        self.device.follow()
         with self.device.working():
             try:
                 self._weights = allocate_weights(self._sizes, device.torch)
@@ -281,7 +283,7 @@ class TritonDecoder(Decoder):
                 self.buffers[name].index_copy_(0, index, sent)
 
     def _plan_memory(self, slots: int) -> None:
-        """Raise ``BackendError`` unless all slots fit; log what one takes."""
+        """Raise ``RoomError`` unless all slots fit; log what one takes."""
         fixed = _bytes(allocate_weights(self._sizes, "meta"))
         # Scratch comes in whole tiles of rows, so a slot's share is taken of many.
         each = _bytes(allocate(self._sizes, 1024, "meta")) // 1024
@@ -289,9 +291,11 @@ class TritonDecoder(Decoder):
         if (free := self.device.free) is not None:
             free -= fixed
             if slots * each > free:
-                raise BackendError(
+                most = max(free // each, 0)
+                raise RoomError(
                     f"{slots:,} slots of {each / 2**20:.2f} MiB do not fit into the memory that "
-                    f"{self.device.where} has free; {max(free // each, 0):,} slots would"
+                    f"{self.device.where} has free; {most:,} slots would",
+                    most,
                 )
             room = f"; {free // each:,} slots would fit"
         log.info(

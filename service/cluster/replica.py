@@ -37,7 +37,7 @@ class Replica:
     def __init__(self, name: str, settings: dict[str, Any]) -> None:
         own = Settings(**settings)
         own.max_waiting, own.keep_finished = sys.maxsize, 0  # the entrance sees to both
-        if own.threads is None and own.backend != "reference":
+        if own.threads is None and own.backend in ("auto", "native"):
             own.threads = max(1, int(own.replica_cpus))
         (checkpoint,) = load_checkpoints(own.weights, [name])
         self._name = f"{name}-{secrets.token_hex(4)}"

@@ -10,13 +10,17 @@ import torch
 
 triton = pytest.importorskip("triton")
 
-from scanline.model.decoders.contract import Inputs  # noqa: E402
+from scanline.model.checkpoint import Checkpoint  # noqa: E402
+from scanline.model.decoders.contract import BackendError, Inputs  # noqa: E402
+from scanline.model.decoders.device import Device  # noqa: E402
 from scanline.model.decoders.triton import TritonDecoder  # noqa: E402
 from scanline.service.engine import Engine  # noqa: E402
 from scanline.service.generation import Spec  # noqa: E402
 from scanline.service.queue import Limits  # noqa: E402
+from scanline.service.server import open_engine  # noqa: E402
 from tests.conftest import tiny_config  # noqa: E402
 from tests.decoders.fixtures import network_of  # noqa: E402
+from tests.service_fixtures import settings  # noqa: E402
 from tests.triton.interpreter import patch_once  # noqa: E402
 
 if not (triton.knobs.runtime.interpret or torch.cuda.is_available()):
@@ -54,3 +58,14 @@ def test_the_engine_draws_with_it() -> None:
             alone.begin([0], given)
             alone.step([0], SMALL.pixels)
             assert np.array_equal(image.read(0, SMALL.pixels), alone.canvas[0])
+
+
+def test_the_slots_that_are_said_to_fit_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = 2**20
+    monkeypatch.setattr(Device, "free", property(lambda _: free))
+    checkpoint = Checkpoint("small", network_of(SMALL))
+    with pytest.raises(BackendError, match="set SCANLINE_SLOTS to ") as refused:
+        open_engine(checkpoint, settings(backend="triton", slots=65_536))
+    slots = int(str(refused.value).rsplit(" ", 1)[1])
+    assert slots > 1
+    open_engine(checkpoint, settings(backend="triton", slots=slots)).close(0)

@@ -37,6 +37,11 @@ def test_wrong_arguments_are_refused() -> None:
         TritonDecoder(network, 0)
 
 
+def test_threads_are_refused() -> None:
+    with pytest.raises(ValueError, match="leave threads out"):
+        open_decoder(network_of(SMALL), 1, "triton", threads=2)
+
+
 def test_kernels_overlap_only_where_device_and_driver_can(monkeypatch: pytest.MonkeyPatch) -> None:
     class Driver:
         found, version = 0, 12_030
