@@ -29,7 +29,7 @@ _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 class Streams:
-    """The streams being sent. Those that tell of pixels share the events: more of them, seldomer.
+    """The streams being sent. Those that tell of pixels share the events: more of them, less often.
 
     They speak at whole ticks, so that the event loop is woken once for many. Those that wait in
     the queue, or send looks at whole images, take no part of it. ``cores`` is how many draw, and

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from scanline.service import cluster
+from scanline.service import __version__, cluster
 from scanline.service.settings import Settings
 from tests.conftest import ROOT
 
@@ -99,3 +99,14 @@ def test_what_compose_sets_are_settings() -> None:
         set_here = {name for name in service["environment"] if name.startswith("SCANLINE_")}
         assert set_here
         assert set_here <= fields
+
+
+def test_images_of_kubernetes_are_of_one_version() -> None:
+    """One without a tag is looked for at a registry, though the node has it."""
+    (deployment, *_) = yaml.safe_load_all((FOLDER / "kubernetes" / "pods.yaml").read_text())
+    pods = [deployment["spec"]["template"], *(one["template"] for one in pods_of_the_service())]
+    containers = [container for pod in pods for container in pod["spec"]["containers"]]
+    assert len(containers) >= 3
+    for container in containers:
+        assert container["image"].endswith(f":{__version__}")
+        assert container["imagePullPolicy"] == "IfNotPresent"
