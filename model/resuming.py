@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -42,14 +42,26 @@ def weights_file(folder: Path, saved: dict[str, Any]) -> Path:
     return former if former.is_file() else usual
 
 
-def known_run(folder: Path) -> tuple[ModelConfig, TrainingConfig]:
+class Known(NamedTuple):
+    """A run in its folder: what it trains, how, and how many images it held out.
+
+    None of them where a former version wrote it.
+    """
+
+    network: ModelConfig
+    recipe: TrainingConfig
+    held_out: int | None
+
+
+def known_run(folder: Path) -> Known:
     """Read what a folder's run trains, and how, or raise ``CheckpointError``."""
     path = folder / "training.pt"
     saved = _read(path, torch.device("cpu"))
     known = {field.name for field in fields(TrainingConfig)}
     recipe = {name: value for name, value in saved["training"].items() if name in known}
     try:
-        return ModelConfig.from_dict(saved["config"]), TrainingConfig(**recipe)
+        network = ModelConfig.from_dict(saved["config"])
+        return Known(network, TrainingConfig(**recipe), saved.get("held_out"))
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be gone on with ({error}); start another") from None
 

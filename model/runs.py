@@ -16,11 +16,16 @@ from scanline.model.data.published import Dataset, load_dataset, split_validatio
 from scanline.model.network import LinearTransformer
 from scanline.model.processes import choose_count, joined
 from scanline.model.recipe import TrainingConfig
+from scanline.model.resuming import fingerprint, weights_file
 from scanline.model.stop import Stop
 from scanline.model.training import Trainer
 
 DEFAULT_SIZE = 28  # pixels a side of a person's own pictures
 _FEW_LAYERS = 4  # of a network for a person's own pictures: they are few, and so are the minutes
+_HOLD_OUT = 1000  # images at most that are held out where nobody says how many
+# What tells one kind of network from another; a preset's sizes and parts change with the versions.
+_KIND = ("input", "order", "head", "norm", "activation", "positions")
+_ALL_SEEN = "the model was trained on all of them"
 _BY_HEART = 0.05  # bits/dim above the best that tell a network that learns by heart
 
 
@@ -29,14 +34,15 @@ def training_data(
     images: Path | None,
     size: int | None,
     grey: bool,
-    hold_out: int,
+    hold_out: int | None,
     data_dir: Path | None,
     download: bool,
 ) -> tuple[Dataset, Dataset | None]:
     """Read what to train on, and ``hold_out`` images of it to validate on.
 
-    The test set stays out of it. Pictures of a folder are fitted to ``size``, 28 pixels a side if
-    None, and at most a tenth of them is held out. Raises ``ValueError`` on an unclear wish.
+    They are a tenth if None, 1,000 at most. The test set stays out of it. Pictures of a folder are
+    fitted to ``size``, 28 pixels a side if None. Raises ``ValueError`` on an unclear wish, and
+    where nothing is left to train on.
     """
     if (dataset is None) == (images is None):
         raise ValueError("say what to train on: mnist, cifar10, or --images FOLDER")
@@ -46,7 +52,6 @@ def training_data(
                 "--data-dir and --download are for mnist and cifar10, not for --images"
             )
         data = load_images(images, size or DEFAULT_SIZE, grey)
-        hold_out = min(hold_out, len(data) // 10)
     else:
         if size or grey:
             raise ValueError(f"--size and --grey are for --images; {dataset} has its own")
@@ -54,11 +59,34 @@ def training_data(
             raise ValueError(f"there is no {dataset!r}; there are {', '.join(PRESETS)}")
         name = str(dataset).removesuffix("-paper")
         data = load_dataset(name, "train", data_dir, download=download)
-    return split_validation(data, hold_out, seed=0) if hold_out else (data, None)
+    return _parted(data, hold_out)
+
+
+def _held_out(data: Dataset) -> int:
+    """Count the images that are held out where nobody says how many."""
+    return min(_HOLD_OUT, len(data) // 10)
+
+
+def _parted(data: Dataset, hold_out: int | None) -> tuple[Dataset, Dataset | None]:
+    """Part images into those to train on and those held out, the same for all who ask."""
+    count = _held_out(data) if hold_out is None else hold_out
+    return split_validation(data, count, seed=0) if count else (data, None)
+
+
+def _parted_as_trained(
+    data: Dataset, facts: Mapping[str, Any]
+) -> tuple[Dataset, Dataset | None] | None:
+    """Part a folder as the run that left these facts did; None where it trained on others."""
+    count = facts.get("held_out")
+    if count is None or count >= len(data):
+        return None
+    parts = _parted(data, count)
+    return parts if fingerprint(parts[0]) == facts.get("trained_on") else None
 
 
 def test_data(
     config: ModelConfig,
+    facts: Mapping[str, Any],
     dataset: str | None,
     images: Path | None,
     data_dir: Path | None,
@@ -66,35 +94,58 @@ def test_data(
 ) -> Dataset:
     """Read what to measure a model on: a folder, or the test set named, or that of its classes.
 
-    Raises ``ValueError`` on an unclear wish: digits say nothing of a model of other pictures.
+    Of the folder that it was trained on, as its checkpoint's ``facts`` tell, what was held out; of
+    another, or where nothing was, all, and its note says so. Raises ``ValueError`` on an unclear
+    wish: digits say nothing of a model of other pictures.
     """
     if images is not None:
-        if dataset or data_dir or download:
-            raise ValueError(
-                "--dataset, --data-dir and --download are for mnist and cifar10, not for --images"
-            )
-        return load_images(images, (config.height, config.width), config.channels == 1)
+        data = _pictures(config, images, dataset, data_dir, download)
+        parts = _parted_as_trained(data, facts)
+        if parts is None:
+            return _noted(data, "all of the folder, whatever of it the model was trained on")
+        return parts[1] or _noted(data, _ALL_SEEN)
     known = {DIGITS: "mnist", CIFAR10_CLASSES: "cifar10"}
     if dataset is None and config.classes not in known:
         raise ValueError("say what to measure on: --images FOLDER, or --dataset mnist or cifar10")
     return load_dataset(dataset or known[config.classes], "test", data_dir, download=download)
 
 
+def _pictures(config: ModelConfig, images: Path, *others: object) -> Dataset:
+    """Read a folder as a model draws; raises ``ValueError`` where ``others`` are asked for."""
+    if any(others):
+        raise ValueError(
+            "--dataset, --data-dir and --download are for mnist and cifar10, not for --images"
+        )
+    return load_images(images, (config.height, config.width), config.channels == 1)
+
+
+def _noted(data: Dataset, note: str) -> Dataset:
+    return replace(data, note="; ".join(filter(None, (data.note, note))))
+
+
 def judging_data(
     config: ModelConfig,
+    facts: Mapping[str, Any],
     dataset: str | None,
     images: Path | None,
     data_dir: Path | None,
     download: bool,
 ) -> tuple[Dataset, Dataset]:
-    """Read what a judge learns from, and what it compares with: of a folder, nine tenths and one.
+    """Read what a judge learns from, and what it compares with: of a folder, parts of it.
 
-    Else the training and the test set of what ``test_data`` would choose.
+    They are those that the model was trained on and not, where its checkpoint's ``facts`` tell,
+    else those that training makes by default, and an image at least. Without a folder, the training
+    and the test set of what ``test_data`` would choose.
     """
-    test = test_data(config, dataset, images, data_dir, download)
-    if images is not None:
-        return split_validation(test, 0.1, seed=0)
-    return load_dataset(test.name, "train", data_dir, download=download), test
+    if images is None:
+        test = test_data(config, facts, dataset, None, data_dir, download)
+        return load_dataset(test.name, "train", data_dir, download=download), test
+    data = _pictures(config, images, dataset, data_dir, download)
+    parts = _parted_as_trained(data, facts)
+    if parts is not None and parts[1] is not None:
+        return parts[0], parts[1]
+    training, test = split_validation(data, max(1, _held_out(data)), seed=0)
+    return training, test if parts is None else _noted(test, _ALL_SEEN)
 
 
 def choose_network(
@@ -112,10 +163,15 @@ def choose_network(
 
     One that starts from a checkpoint has its sizes, and a run that was ``begun`` goes on with its
     own. A ``width`` changes the feed-forward network's with it, to four times as much. Raises
-    ``ValueError`` on what no network can be.
+    ``ValueError`` on what no network can be, and on a preset of another kind than what was begun.
     """
     if begun is not None:
-        network = begun
+        network, asked = begun, PRESETS[preset] if preset is not None else begun
+        if differ := [name for name in _KIND if getattr(asked, name) != getattr(begun, name)]:
+            raise ValueError(
+                f"the run is of another network than {preset} ({', '.join(differ)}): name what it "
+                "began with, or give another --out"
+            )
     elif preset is not None:
         network = PRESETS[preset]
     else:
@@ -139,14 +195,25 @@ def choose_network(
 def run_folder(out: Path | None, dataset: str | None, images: Path | None, resume: bool) -> Path:
     """Choose a run's folder, ``runs/`` and the data's name unless told.
 
-    Raises ``ValueError`` where it holds a run that is not to be resumed, or none that is.
+    Raises ``ValueError`` where it holds a run, or what is left of one, that is not to be resumed,
+    or none that is.
     """
     folder = out or Path("runs") / (dataset or (images.resolve().name if images else ""))
-    if (folder / "training.pt").exists() != resume:
+    resumable = (folder / "training.pt").exists()
+    if resume and not resumable:
+        raise ValueError(f"there is no run to resume in {folder}")
+    if resumable and not resume:
         raise ValueError(
-            f"there is no run to resume in {folder}" if resume else
             f"{folder} already holds a run: add --resume to go on, or give another --out"
-        )  # fmt: skip
+        )
+    weights = weights_file(folder, {})
+    left = [path for path in (weights, folder / "log.jsonl") if path.exists()]
+    if left and not resume:
+        begin = f", with --from {weights} to begin with its weights" if weights in left else ""
+        raise ValueError(
+            f"{folder} holds {' and '.join(path.name for path in left)} of a run that left nothing "
+            f"to resume: give another --out{begin}"
+        )
     return folder
 
 
@@ -199,7 +266,10 @@ class Run:
         where = f"{trainer.step:,} of {self.recipe.steps:,} steps; {trainer.weights}"
         if trainer.rank > 0:
             return ""
-        said = f"stopped at {where}; --resume goes on" if stop.asked else f"done: {where}"
+        if trainer.step == 0:
+            return "stopped before the first step: nothing was kept"
+        done = trainer.step == self.recipe.steps
+        said = f"done: {where}" if done else f"stopped at {where}; --resume goes on"
         return said + by_heart(trainer.validation)
 
     def _help(self, device: torch.device, data: Dataset) -> None:

@@ -9,14 +9,15 @@ from types import FrameType
 
 
 class Stop:
-    """Turns the first Ctrl-C or SIGTERM into a wish to stop after the step; a second kills."""
+    """Turns the first Ctrl-C or SIGTERM into a wish to stop after the step; the next kills."""
 
     def __init__(self) -> None:
         self.asked = False
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         self.asked = True
-        signal.signal(number, signal.SIG_DFL)
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, signal.SIG_DFL)
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[Stop]:

@@ -102,6 +102,7 @@ class Trainer:
         self.validation: list[dict[str, float]] = []
         self.origin: dict[str, Any] | None = None
         self.data: str | None = None  # what it is trained on, once it is
+        self.held_out = 0  # images of the same set that it is not
         self.optimizers = make_optimizers(self.model, config, bf16=_bf16_pays(device))
         self.bf16 = config.precision == "bf16" or (
             config.precision == "auto" and _bf16_pays(device)
@@ -132,6 +133,7 @@ class Trainer:
         good one). A resumed run raises ``CheckpointError`` where the data are others.
         """
         self._check(data)
+        self.held_out = 0 if validation is None else len(validation)
         self.folder.mkdir(parents=True, exist_ok=True)
         self._mend_log()
         images = torch.from_numpy(data.images.reshape(len(data), -1, data.images.shape[-1]))
@@ -262,6 +264,8 @@ class Trainer:
             "training_seconds": round(self.seconds),
             "training": asdict(self.config),
             "validation": self.validation,
+            "trained_on": self.data,
+            "held_out": self.held_out,
             "started_from": self.origin,
         }
 
@@ -279,6 +283,7 @@ class Trainer:
             "validation": self.validation,
             "origin": self.origin,
             "data": self.data,
+            "held_out": self.held_out,
             "weights": self.weights.name,
             "model": self.model.state_dict(),
             "average": self.average.state_dict(),

@@ -121,7 +121,7 @@ def test_train_goes_on_where_it_stopped_and_the_result_draws_and_is_measured(
 ) -> None:
     small = ["--images", photographs, "--size", 8, "--grey", "--layers", 1, "--width", 8,
              "--heads", 2, "--batch", 4, "--precision", "fp32"]  # fmt: skip
-    often = ["--checkpoint-every", 2, "--evaluate-every", 2]
+    often = ["--checkpoint-every", 2, "--evaluate-every", 2, "--hold-out", 3]
     assert run_command("train", *small, *often, "--steps", 3, "--out", "first") == 0
     assert "done: 3 of 3 steps" in capsys.readouterr().out
     with Picture.open("first/samples.png") as samples:
@@ -147,7 +147,8 @@ def test_train_goes_on_where_it_stopped_and_the_result_draws_and_is_measured(
     assert "other settings (batch)" in capsys.readouterr().err
     assert run_command("train", *same, "--layers", 2, "--out", "first", "--resume") == 1
     assert "another model (n_layers)" in capsys.readouterr().err
-    assert run_command("train", *same, "--steps", 5, "--out", "first", "--resume") == 0
+    more = ["--steps", 5, "--no-compile"]
+    assert run_command("train", *same, *more, "--out", "first", "--resume") == 0
     assert "done: 5 of 5 steps" in capsys.readouterr().out
     lines = [json.loads(line) for line in Path("first/log.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "images_per_second" in line] == [1, 2, 3, 4, 5]
@@ -161,6 +162,7 @@ def test_train_goes_on_where_it_stopped_and_the_result_draws_and_is_measured(
         said = capsys.readouterr().out
         assert said.startswith("first on images: ")
         assert ("with the true label" in said) is bool(label)
+        assert "3 of 20 images held out" in said
     drawn = ["--weights", "first", "--model", "first", "--label", "cats", "-n", 2]
     assert run_command("sample", "drawn.png", *drawn, "--backend", "reference") == 0
 

@@ -107,13 +107,13 @@ def evaluate(
     if record and limit:
         raise ValueError("--record is for the whole set: leave --limit out")
     checkpoint = load_one(weights, model)
-    config, own = checkpoint.model.config, checkpoint.defaults
+    config, facts, own = checkpoint.model.config, checkpoint.facts, checkpoint.defaults
     if holes is not None:
-        training, test = judging_data(config, dataset, images, data_dir, download)
+        training, test = judging_data(config, facts, dataset, images, data_dir, download)
         _complete(checkpoint, training, spread(test, min(holes, len(test))), epochs)
         return
     if samples is None:
-        data = test_data(config, dataset, images, data_dir, download)
+        data = test_data(config, facts, dataset, images, data_dir, download)
         data = data.take(slice(limit)) if limit else data
         if precision:
             cost = _cost(checkpoint, data, precision)
@@ -125,7 +125,7 @@ def evaluate(
             record_figure(checkpoint, weights, data, figure, with_label=label)
         return
     shape = settle(config, own, 0 if label else None, top_p, guidance)
-    training, test = judging_data(config, dataset, images, data_dir, download)
+    training, test = judging_data(config, facts, dataset, images, data_dir, download)
     style = Defaults(shape.guidance, shape.top_p)
     heat = 1.0 if temperature is None else temperature
     _judge(checkpoint, training, test, samples, label, style, heat, seed or 0, epochs)

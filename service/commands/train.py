@@ -54,13 +54,19 @@ def train(
         typer.Option(min=1, help="That share each batch; if none, one a core of a CPU."),
     ] = None,
     hold_out: Annotated[
-        int, typer.Option(min=0, help="Training images kept for validation; 0 trains on all.")
-    ] = 1000,
+        int | None,
+        typer.Option(
+            min=0, help="Images kept for validation; a tenth, 1,000 at most, if none; 0: no image."
+        ),
+    ] = None,
     checkpoint_every: Annotated[int, typer.Option(min=1)] = 250,
     evaluate_every: Annotated[int, typer.Option(min=1)] = 1000,
     precision: Annotated[str, typer.Option(help="auto, bf16 or fp32.")] = "auto",
     compile_: Annotated[
-        bool, typer.Option("--compile", help="Compile the network first; takes about a minute.")
+        bool,
+        typer.Option(
+            "--compile/--no-compile", help="Compile the network first; takes about a minute."
+        ),
     ] = False,
     data_dir: DataDir = None,
     download: Download = False,
@@ -79,14 +85,15 @@ def train(
         "precision": precision,
         "checkpoint_every": checkpoint_every, "evaluate_every": evaluate_every, "compile": compile_,
     }  # fmt: skip
-    data, validation = training_data(dataset, images, size, grey, hold_out, data_dir, download)
     folder = run_folder(out, dataset, images, resume)
     begun = None
     if resume:
-        begun, recipe = known_run(folder)
+        begun, recipe, held_out = known_run(folder)
         recipe = replace(recipe, **{k: v for k, v in asked.items() if _given(context, k)})
+        hold_out = held_out if hold_out is None else hold_out
     else:
         recipe = TrainingConfig(**asked)
+    data, validation = training_data(dataset, images, size, grey, hold_out, data_dir, download)
     network = choose_network(
         dataset, data, layers, width, heads, attention, feature_map, start_from, begun
     )

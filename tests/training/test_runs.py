@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+from scanline.model import runs
 from scanline.model.config import PRESETS
 from scanline.model.data.published import Dataset
 from scanline.model.recipe import TrainingConfig
-from scanline.model.runs import Run, by_heart, choose_network, run_folder, test_data, training_data
+from scanline.model.resuming import fingerprint
+from scanline.model.runs import (
+    Run,
+    by_heart,
+    choose_network,
+    judging_data,
+    run_folder,
+    test_data,
+    training_data,
+)
 from tests.conftest import tiny_config
 from tests.published import hide_other_data, write_cifar, write_mnist
 from tests.service_fixtures import save_tiny
@@ -33,16 +49,61 @@ def of_shape(*shape: int, classes: tuple[str, ...] = ()) -> Dataset:
     return Dataset("images", np.zeros((1, *shape), np.uint8), None, classes)
 
 
-def test_at_most_a_tenth_of_a_folder_is_held_out(pictures: Path) -> None:
-    def sizes(hold_out: int) -> tuple[int, int]:
+def test_of_a_folder_a_tenth_is_held_out_or_what_is_asked_for(pictures: Path) -> None:
+    def sizes(hold_out: int | None) -> tuple[int, int]:
         data, validation = training_data(None, pictures, 8, False, hold_out, None, False)
         assert data.images.shape[1:] == (8, 8, 3)
         assert data.classes == ("a", "b")
         return len(data), 0 if validation is None else len(validation)
 
-    assert sizes(1000) == (23, 2)
+    assert sizes(None) == (23, 2)
+    assert sizes(12) == (13, 12)
     assert sizes(1) == (24, 1)
     assert sizes(0) == (25, 0)
+    for everything in (25, 1000):
+        with pytest.raises(ValueError, match=f"cannot hold out {everything} of 25 images"):
+            sizes(everything)
+
+
+def numbered(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have every folder hold so many images, each with its number for its pixels."""
+    images = np.arange(count, dtype=np.uint32).view(np.uint8).reshape(-1, 2, 2, 1)
+    folder = Dataset("images", images, None, ())
+    monkeypatch.setattr(runs, "load_images", lambda *of: folder)
+
+
+def numbers(data: Dataset | None) -> set[int]:
+    return set() if data is None else set(data.images.reshape(-1, 4).view(np.uint32)[:, 0].tolist())
+
+
+@pytest.mark.parametrize("hold_out", [None, 0, 1, 12])
+@pytest.mark.parametrize("count", [5, 26, 10_010])
+def test_what_was_trained_on_measures_and_judges_nothing(
+    count: int, hold_out: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if hold_out is not None and hold_out >= count:
+        return
+    numbered(count, monkeypatch)
+    given, grey = (Path("pictures"), None, False), tiny_config(height=2, width=2)
+    data, validation = training_data(None, given[0], 2, True, hold_out, None, False)
+    held_out = 0 if validation is None else len(validation)
+    assert held_out == (min(1000, count // 10) if hold_out is None else hold_out)
+    facts = {"trained_on": fingerprint(data), "held_out": held_out}
+    learned, judged = judging_data(grey, facts, None, *given)
+    measured = test_data(grey, facts, None, *given)
+    assert not numbers(learned) & numbers(judged)
+    for seen in (measured, judged):
+        if held_out:
+            assert numbers(seen) == numbers(validation)
+            assert "held out" in seen.note
+        else:
+            assert "the model was trained on all of them" in seen.note
+    if hold_out is None and held_out:  # a checkpoint of a former version tells nothing
+        assert numbers(judging_data(grey, {}, None, *given)[1]) == numbers(validation)
+    for other in ({}, facts | {"trained_on": "other"}, facts | {"held_out": count}):
+        everything = test_data(grey, other, None, *given)
+        assert len(everything) == count
+        assert "whatever of it the model was trained on" in everything.note
 
 
 def test_a_data_set_is_trained_on_without_its_test_images(
@@ -69,15 +130,15 @@ def test_a_model_is_measured_on_a_folder_or_the_test_set_of_its_classes(
     write_cifar(tmp_path / "cifar10")
     grey, colour = tiny_config(), tiny_config(channels=3)
     digits = PRESETS["mnist"]
-    assert test_data(grey, None, pictures, None, False).images.shape == (25, 5, 4, 1)
-    assert test_data(colour, None, pictures, None, False).images.shape == (25, 5, 4, 3)
-    assert test_data(digits, None, None, tmp_path, False).images.shape[1:] == (28, 28, 1)
-    photographs = test_data(PRESETS["cifar10"], None, None, tmp_path, False)
+    assert test_data(grey, {}, None, pictures, None, False).images.shape == (25, 5, 4, 1)
+    assert test_data(colour, {}, None, pictures, None, False).images.shape == (25, 5, 4, 3)
+    assert test_data(digits, {}, None, None, tmp_path, False).images.shape[1:] == (28, 28, 1)
+    photographs = test_data(PRESETS["cifar10"], {}, None, None, tmp_path, False)
     assert photographs.images.shape[1:] == (32, 32, 3)
     for own in (replace(digits, classes=()), replace(digits, classes=("cat", "dog"))):
         with pytest.raises(ValueError, match="say what to measure on"):
-            test_data(own, None, None, tmp_path, False)
-    assert test_data(colour, "mnist", None, tmp_path, False).images.shape[1:] == (28, 28, 1)
+            test_data(own, {}, None, None, tmp_path, False)
+    assert test_data(colour, {}, "mnist", None, tmp_path, False).images.shape[1:] == (28, 28, 1)
 
 
 def test_a_network_is_a_preset_or_the_nearest_to_the_data() -> None:
@@ -104,6 +165,15 @@ def test_a_network_that_starts_from_a_checkpoint_has_its_sizes(tmp_path: Path) -
     assert deeper == replace(begun, n_layers=5)
 
 
+def test_a_run_goes_on_under_a_preset_of_its_own_kind_alone() -> None:
+    digits = of_shape(28, 28, 1)
+    older = replace(PRESETS["mnist"], short_conv="none", n_layers=2)  # than the preset is now
+    assert choose_network("mnist", digits, begun=older) == older
+    assert choose_network(None, digits, begun=older) == older
+    with pytest.raises(ValueError, match=r"another network than mnist-paper \(input, order, head,"):
+        choose_network("mnist-paper", digits, begun=older)
+
+
 def test_a_run_has_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert run_folder(None, "mnist", None, resume=False) == Path("runs/mnist")
@@ -117,6 +187,50 @@ def test_a_run_has_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.Monke
     assert run_folder(Path("here"), "mnist", None, resume=True) == Path("here")
     with pytest.raises(ValueError, match="add --resume"):
         run_folder(Path("here"), "mnist", None, resume=False)
+
+
+@pytest.mark.parametrize("left", [["run.safetensors", "log.jsonl"], ["log.jsonl"]])
+def test_what_is_left_of_a_run_is_not_written_over(tmp_path: Path, left: list[str]) -> None:
+    """Someone deleted its ``training.pt``, or it ended before there was one."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for name in left:
+        (folder / name).touch()
+    with pytest.raises(ValueError, match="left nothing to resume: give another --out") as refused:
+        run_folder(folder, "mnist", None, resume=False)
+    assert " and ".join(left) in str(refused.value)
+    assert (f"--from {folder / left[0]}" in str(refused.value)) is (len(left) == 2)
+    with pytest.raises(ValueError, match="no run to resume"):
+        run_folder(folder, "mnist", None, resume=True)
+
+
+def carried_out(folder: Path, **course: Any) -> str:
+    """Carry out a run of two steps on black images."""
+    recipe = TrainingConfig(steps=2, batch=4, precision="fp32")
+    black = Dataset("black", np.zeros((8, 5, 4, 1), np.uint8), None, ())
+    run = Run(network=tiny_config(n_layers=1), recipe=recipe, folder=folder)
+    after = course.get("after", lambda network, folder: None)
+    return run.carry_out(black, None, after, 1)
+
+
+def test_a_run_that_is_stopped_at_its_end_is_done(tmp_path: Path) -> None:
+    said = carried_out(tmp_path / "run", after=lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    assert said.startswith("done: 2 of 2 steps")
+
+
+def test_a_run_that_is_stopped_before_its_first_step_keeps_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextlib.contextmanager
+    def interrupted(*_: object) -> Iterator[torch.device]:
+        os.kill(os.getpid(), signal.SIGINT)  # while the other processes start
+        yield torch.device("cpu")
+
+    monkeypatch.setattr(runs, "joined", interrupted)
+    said = carried_out(tmp_path / "run")
+    assert said == "stopped before the first step: nothing was kept"
+    assert list((tmp_path / "run").iterdir()) == []
+    assert run_folder(tmp_path / "run", None, None, resume=False) == tmp_path / "run"
 
 
 def test_a_run_is_resumed_or_begun_with_weights_not_both(tmp_path: Path) -> None:
