@@ -68,7 +68,9 @@ def read(path: Path) -> Row:
     """Read a report's file; raises ``ValueError`` on one that is damaged or of something else."""
     try:
         saved: Row = json.loads(path.read_text())
-        parts = {"settings": dict, "hardware": dict, "rows": dict, "complete": bool}
+        parts = {
+            "experiment": str, "settings": dict, "hardware": dict, "rows": dict, "complete": bool,
+        }  # fmt: skip
         if not all(isinstance(saved[part], kind) for part, kind in parts.items()):
             raise ValueError("a part is of another kind")
     except (KeyError, TypeError, ValueError) as error:

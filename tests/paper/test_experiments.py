@@ -68,7 +68,8 @@ def test_rows_that_cannot_be_compared_are_refused(
     with pytest.raises(ValueError, match="rows of other hardware"):
         Report(tmp_path, "figure1", {"quick": True})
     wrong = '{"rows": 1, "settings": {}, "hardware": {}, "complete": true}'
-    for text in ("{", "[]", '{"rows": {}}', wrong):
+    foreign = '{"rows": {}, "settings": {}, "hardware": {}, "complete": true}'
+    for text in ("{", "[]", '{"rows": {}}', wrong, foreign):
         (tmp_path / "table1.json").write_text(text)
         with pytest.raises(ValueError, match=r"table1.json is no report of"):
             Report(tmp_path, "table1", {})

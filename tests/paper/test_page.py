@@ -57,9 +57,9 @@ def test_commands_leave_a_table_a_plot_and_rows_and_go_on(
     assert "no reports in" in capsys.readouterr().err
 
 
-def timings(linear: float, softmax: float) -> dict[str, dict[str, Any]]:
+def timings(**powers: float) -> dict[str, dict[str, Any]]:
     rows = {}
-    for kind, power in (("linear", linear), ("softmax", softmax)):
+    for kind, power in powers.items():
         for length in (512, 1024, 2048, 4096):
             row = {"kind": kind, "length": length, "seconds": 1e-6 * length**power}
             rows[f"{kind} {length}"] = row | {"bytes": 64 * length}
@@ -67,14 +67,22 @@ def timings(linear: float, softmax: float) -> dict[str, dict[str, Any]]:
 
 
 def test_a_claim_holds_only_where_the_rows_say_so() -> None:
-    verdicts = {v.claim.split(" (")[0]: v for v in judge("figure1", timings(1.02, 1.9))}
+    verdicts = {
+        v.claim.split(" (")[0]: v for v in judge("figure1", timings(linear=1.02, softmax=1.9))
+    }
     assert verdicts["the time of linear attention grows linearly"].holds
     assert verdicts["the time of softmax attention grows with the length's square"].found == "1.900"
     for linear, softmax in ((1.2, 1.9), (1.0, 1.5)):
-        assert not all(v.holds for v in judge("figure1", timings(linear, softmax)))
+        assert not all(v.holds for v in judge("figure1", timings(linear=linear, softmax=softmax)))
     learned = {f"linear {s}": {"kind": "linear", "loss": 0.01 + s} for s in (0, 1)}
     assert [v.holds for v in judge("figure2", {"linear 0": learned["linear 0"]})] == [True]
     assert [v.holds for v in judge("figure2", learned)] == [False]
+
+
+def test_every_row_of_hashed_attention_is_judged() -> None:
+    rows = timings(**{"lsh-1": 1.03, "lsh-4": 1.4, "lsh-8": 1.1, "fast-transformers: lsh-1": 1.7})
+    verdicts = {v.claim.split()[3]: v.holds for v in judge("figure1", rows)}
+    assert verdicts == {"lsh-1": True, "lsh-4": False, "lsh-8": True}
 
 
 def drawn(**speeds: float) -> dict[str, dict[str, Any]]:
@@ -115,8 +123,9 @@ def test_the_page_says_what_native_code_multiplied_in(tmp_path: Path) -> None:
 
 def test_reports_of_two_machines_make_no_page(tmp_path: Path) -> None:
     for name, cores in (("figure1", 1), ("figure2", 2)):
-        report = {"settings": {"quick": True}, "hardware": {"cores": cores}, "rows": {}}
-        (tmp_path / f"{name}.json").write_text(json.dumps(report | {"complete": True}))
+        report = {"experiment": name, "settings": {"quick": True}, "hardware": {"cores": cores}}
+        whole = report | {"rows": {}, "complete": True}
+        (tmp_path / f"{name}.json").write_text(json.dumps(whole))
     with pytest.raises(ValueError, match="are of different machines"):
         write_page(tmp_path, tmp_path / "PAPER.md")
 
