@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 import scanline.model
@@ -21,7 +22,9 @@ from scanline.model.drawing import Source, paint
 from scanline.model.likelihood import pixel_bits
 from scanline.service import drawing
 from scanline.service.generation import Spec
+from tests.conftest import assert_close
 from tests.decoders.conftest import backend as backend  # the fixture
+from tests.decoders.fixtures import PRECISION
 from tests.engine.fixtures import drawn, running
 from tests.service_fixtures import COLOUR, GREY, save_tiny, tiny_model
 
@@ -147,12 +150,12 @@ def test_what_is_painted_comes_with_its_bits(backend: str) -> None:
         tiny_model(), 5, label=2, guidance=2.0, slots=4, backend=backend, progress=seen.append
     )
     assert seen == [2, 2, 1]
-    exact = score(tiny_model(), painted.pictures, 2)
-    np.testing.assert_allclose(painted.bits_per_dim, exact, rtol=2e-2)
+    exact = torch.from_numpy(score(tiny_model(), painted.pictures, 2))
+    assert_close(torch.from_numpy(painted.bits_per_dim), exact, PRECISION[backend])
     known = np.ones(SHAPE[:2], np.bool_)
     again = paint(tiny_model(), 5, label=2, given=painted.pictures, known=known, backend=backend)
     np.testing.assert_array_equal(again.pictures, painted.pictures)
-    np.testing.assert_allclose(again.bits_per_dim, exact, rtol=2e-2)
+    assert_close(torch.from_numpy(again.bits_per_dim), exact, PRECISION[backend])
 
 
 def test_a_model_is_a_network_a_checkpoint_a_file_or_the_name_of_a_shipped_one(

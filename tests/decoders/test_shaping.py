@@ -13,8 +13,16 @@ from scanline.model.config import ModelConfig
 from scanline.model.decoders.contract import Inputs
 from scanline.model.decoders.opening import open_decoder
 from scanline.model.network import LinearTransformer
-from tests.conftest import random_network, tiny_config
-from tests.decoders.fixtures import KINDS, blank, every_layer, masked, network_of, state_of
+from tests.conftest import assert_close, random_network, tiny_config
+from tests.decoders.fixtures import (
+    KINDS,
+    PRECISION,
+    blank,
+    every_layer,
+    masked,
+    network_of,
+    state_of,
+)
 
 IMAGES = 400
 SMALL = {
@@ -120,7 +128,7 @@ def test_guidance_changes_what_is_drawn_and_not_its_bits(config: ModelConfig, ba
     assert np.array_equal(decoder.canvas[:8], decoder.canvas[8:])
     with torch.no_grad():
         bits = network.bits(torch.from_numpy(decoder.canvas[:8]), torch.ones(8, dtype=torch.long))
-    assert np.allclose(decoder.bits[:8], bits.numpy(), rtol=3e-2, atol=3e-2)
+    assert_close(torch.from_numpy(decoder.bits[:8].copy()), bits, PRECISION[backend])
     plain = open_decoder(network, 8, backend)
     plain.begin(np.arange(8), guided(config, 8, 1.0))
     plain.step(np.arange(8), config.pixels)
