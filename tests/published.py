@@ -74,6 +74,7 @@ def write_archive(path: Path, members: dict[str, bytes]) -> None:
 
 def hide_other_data(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep the data sets that lie on this machine from being found."""
-    monkeypatch.delenv("SCANLINE_DATA_DIR", raising=False)
+    for name in ("SCANLINE_DATA_DIR", "SCANLINE_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(download, "__file__", "/nonexistent/checkout/model/data/download.py")
     monkeypatch.setenv("HOME", "/nonexistent/home")

@@ -45,6 +45,17 @@ def test_folders_are_searched_in_the_documented_order(
         images, labels = mnist_arrays(count)
         write_mnist(root / "mnist", changes={"images": idx(images), "labels": idx(labels)})
         assert len(data.load_dataset("mnist", "test")) == count
+    (checkout / "data").rename(checkout / "hidden")
+    (tmp_path / "shared/data").rename(tmp_path / "shared/hidden")
+    for count, (name, cache, under) in enumerate(
+        (("XDG_CACHE_HOME", "xdg", "xdg/scanline"), ("SCANLINE_CACHE", "own", "own")), 4
+    ):
+        images, labels = mnist_arrays(count)
+        changes = {"images": idx(images), "labels": idx(labels)}
+        write_mnist(tmp_path / under / "data" / "mnist", changes=changes)
+        monkeypatch.setenv(name, str(tmp_path / cache))
+        assert len(data.load_dataset("mnist", "test")) == count
+    (tmp_path / "shared/hidden").rename(tmp_path / "shared/data")
     monkeypatch.setenv("SCANLINE_DATA_DIR", str(tmp_path / "home/.cache/scanline/data"))
     assert len(data.load_dataset("mnist", "test")) == 1
     assert len(data.load_dataset("mnist", "test", tmp_path / "shared/data")) == 2

@@ -60,7 +60,7 @@ def find_compiler() -> list[str]:
 
 
 def cache_folder() -> Path:
-    """Give the folder of finished builds, which may not exist yet.
+    """Give the folder of what is made or fetched once, which may not exist yet.
 
     Raises ``NativeBuildError`` where none is named and there is no home.
     """

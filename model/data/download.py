@@ -11,6 +11,8 @@ from pathlib import Path
 import httpx
 from tqdm import tqdm
 
+from scanline.kernels.native.build import cache_folder
+
 log = logging.getLogger("scanline.data")
 
 
@@ -84,8 +86,9 @@ def download(name: str, data_dir: Path | None = None, *, source: Source | None =
     """Fetch the published files of `"mnist"` or `"cifar10"` and return the folder they are in.
 
     Files that are there and whole are kept. The root is `data_dir`, else `SCANLINE_DATA_DIR`,
-    else `~/.cache/scanline/data`; `source` names another mirror. Every file is checked before
-    it takes its place. Raises DataError without a network, on HTTP errors and on a mismatch.
+    else `data/` in the cache (`cache_folder`); `source` names another mirror. Every file is
+    checked before it takes its place. Raises DataError without a network, on HTTP errors and on
+    a mismatch.
     """
     if name not in SOURCES:
         raise DataError(f"no data set {name!r} to download: choose {' or '.join(SOURCES)}")
@@ -103,8 +106,7 @@ def _roots(data_dir: Path | None) -> list[Path]:
     if data_dir is not None:
         return [Path(data_dir).expanduser()]
     checkout = Path(__file__).resolve().parents[2]
-    cache = Path.home() / ".cache" / "scanline" / "data"
-    return [checkout / "data", checkout.parent / "shared" / "data", cache]
+    return [checkout / "data", checkout.parent / "shared" / "data", cache_folder() / "data"]
 
 
 def _present(folder: Path, file: str) -> Path | None:

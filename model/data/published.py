@@ -86,8 +86,8 @@ def load_dataset(
     """Read the `"train"` or `"test"` images of `"mnist"` (28×28×1) or `"cifar10"` (32×32×3).
 
     Looks in `data_dir`, else in `SCANLINE_DATA_DIR`, else in `data/` of the checkout,
-    `shared/data/` beside it and `~/.cache/scanline/data`. Files may be plain, gzip or xz.
-    With `download`, a data set found nowhere is fetched first. Raises MissingDataError, or
+    `shared/data/` beside it and `data/` in the cache (`cache_folder`). Files may be plain, gzip or
+    xz. With `download`, a data set found nowhere is fetched first. Raises MissingDataError, or
     DataError for a damaged file. Source: IDX and CIFAR-10 binary formats as published.
     """
     wanted = FILES.get((name, split))
