@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import secrets
@@ -123,13 +124,15 @@ def load_checkpoint(path: Path) -> Checkpoint:
         if not isinstance(facts, dict):
             raise ValueError(f"its facts are no dictionary: {facts!r}")
         _check_facts(facts)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (
+        AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError,
+    ) as error:  # fmt: skip
         raise CheckpointError(f"{path} has a config that cannot be read: {error}") from None
     return Checkpoint(path.stem, _network(config, tensors, str(path)), facts)
 
 
 def _check_facts(facts: dict[str, Any]) -> None:
-    """Raise ``KeyError``, ``TypeError`` or ``ValueError`` unless what is read of them fits."""
+    """Raise one of the errors that ``load_checkpoint`` reports unless what is read of them fits."""
     defaults = Defaults(**facts.get("defaults", {}))
     if not (0 <= defaults.guidance <= MAX_GUIDANCE and 0 < defaults.top_p <= 1):
         raise ValueError(f"its defaults are out of range: {defaults._asdict()!r}")
@@ -138,11 +141,17 @@ def _check_facts(facts: dict[str, Any]) -> None:
         raise ValueError(f"its native_precision is unknown: {precision!r}")
     measured = [facts.get("test"), facts.get("test_with_label"), *(facts.get("validation") or ())]
     for figure in measured:
-        if figure is not None and not isinstance(figure["bits_per_dim"], int | float):
+        if figure is not None and not _is_number(figure["bits_per_dim"]):
             raise TypeError(f"its figures are no numbers: {figure!r}")
-    for run in (facts, facts.get("started_from") or {}):
-        if not isinstance(run.get("images_seen") or 0, int):
-            raise TypeError(f"its images_seen is no number: {run['images_seen']!r}")
+    before = facts.get("started_from") or {}
+    for run, name in ((facts, "images_seen"), (facts, "held_out"), (before, "images_seen")):
+        if not isinstance(run.get(name) or 0, int):
+            raise TypeError(f"its {name} is no number: {run[name]!r}")
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is a finite number; raises ``OverflowError`` on one too large for a float."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _now(name: str) -> str:

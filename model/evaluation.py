@@ -17,11 +17,19 @@ CUDA_BATCH = 64
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Mean bits/dim over ``images`` images, and the standard error of that mean."""
+    """Mean bits/dim over ``images`` images, and the standard error of that mean.
+
+    Of one image the error is infinite.
+    """
 
     bits_per_dim: float
     standard_error: float
     images: int
+
+    @property
+    def known_error(self) -> float | None:
+        """The standard error, or None where it is infinite, which JSON cannot say."""
+        return self.standard_error if np.isfinite(self.standard_error) else None
 
     def __str__(self) -> str:
         return f"{self.bits_per_dim:.4f} ± {self.standard_error:.4f} bits/dim, {self.images} images"
@@ -67,5 +75,5 @@ def evaluate(
         each.append(bits.double().sum(1).cpu().numpy() / config.dims)
         progress(len(images))
     values = np.concatenate(each)
-    error = values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else 0.0
+    error = values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else np.inf
     return Evaluation(float(values.mean()), float(error), len(values))

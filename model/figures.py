@@ -48,8 +48,8 @@ def record_figure(
 ) -> None:
     """Write a figure into the facts of a folder's checkpoint, the shipped ones' by default."""
     key = "test_with_label" if with_label else "test"
-    known = dataclasses.asdict(figure) | {"data": data.name, "note": data.note}
-    _record(checkpoint, folder, key, known)
+    known = {"standard_error": figure.known_error, "data": data.name, "note": data.note}
+    _record(checkpoint, folder, key, dataclasses.asdict(figure) | known)
 
 
 def record_defaults(checkpoint: Checkpoint, folder: Path | None, defaults: Defaults) -> None:

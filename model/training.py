@@ -241,11 +241,11 @@ class Trainer:
             result = evaluate(self.average, validation, bf16=self.bf16, device=self.device)
         self.validation.append({"step": self.step, "bits_per_dim": result.bits_per_dim})
         bar.write(f"step {self.step}: validation {result}")
-        self._log(step=self.step, validation=result.bits_per_dim, error=result.standard_error)
+        self._log(step=self.step, validation=result.bits_per_dim, error=result.known_error)
 
-    def _log(self, **fields: float) -> None:
+    def _log(self, **fields: float | None) -> None:
         if self.rank == 0:
-            line = {key: round(value, 5) for key, value in fields.items()}
+            line = {k: None if value is None else round(value, 5) for k, value in fields.items()}
             with (self.folder / "log.jsonl").open("a") as file:
                 file.write(json.dumps(line | {"seconds": round(self.seconds, 2)}) + "\n")
 

@@ -189,11 +189,12 @@ def test_foreign_safetensors_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "config",
     [
-        "", "{", "[]", "null", "3", '"mnist"', "{}", json.dumps({"height": 5}),
+        "", "{", "[]", "null", "3", '"mnist"', "{}", "[" * 100_000, json.dumps({"height": 5}),
         json.dumps(tiny_config().to_dict() | {"height": -1}),
         json.dumps(tiny_config().to_dict() | {"depth": 3}),
         json.dumps(tiny_config().to_dict() | {"classes": 3}),
     ],
+    ids=lambda config: config[:50],
 )  # fmt: skip
 def test_a_bad_config_is_refused(tmp_path: Path, config: str) -> None:
     path, _ = saved(tmp_path)
@@ -225,7 +226,11 @@ def test_sizes_of_a_config_alone_take_no_memory(
         "[]", "3", "{", '{"test": 3}', '{"test": {}}', '{"test_with_label": {"bits_per_dim": "x"}}',
         '{"validation": [3]}', '{"validation": 3}', '{"images_seen": "many"}',
         '{"started_from": "x"}', '{"started_from": {"images_seen": [1]}}', '{"defaults": 3}',
+        '{"held_out": "many"}', "[" * 100_000, f'{{"test": {{"bits_per_dim": 1{"0" * 400}}}}}',
+        *(f'{{"test": {{"bits_per_dim": {odd}}}}}' for odd in ("NaN", "Infinity", "1e999", "true")),
+        '{"validation": [{"bits_per_dim": -Infinity}]}',
     ],
+    ids=lambda facts: facts[:50],
 )  # fmt: skip
 def test_bad_facts_are_refused(tmp_path: Path, facts: str) -> None:
     path, _ = saved(tmp_path)

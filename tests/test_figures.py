@@ -71,6 +71,15 @@ def test_a_figure_is_kept_in_the_checkpoint_beside_what_was_there(tmp_path: Path
     assert known_figure(facts) == facts["test"]["bits_per_dim"]
 
 
+def test_the_error_of_one_image_is_kept_as_unknown(tmp_path: Path) -> None:
+    checkpoint = load_checkpoint(save_tiny(tmp_path))
+    images = random_canvas(GREY, 1).numpy().reshape(1, GREY.height, GREY.width, 1)
+    data = Dataset("images", images, None, GREY.classes)
+    record_figure(checkpoint, tmp_path, data, measure(checkpoint, data))
+    fact = load_checkpoint(tmp_path / f"{checkpoint.name}.safetensors").facts["test"]
+    assert (fact["standard_error"], fact["images"]) == (None, 1)
+
+
 def test_how_to_draw_is_kept_beside_what_was_there(tmp_path: Path) -> None:
     path = save_tiny(tmp_path)
     before = load_checkpoint(path)

@@ -68,7 +68,7 @@ def test_stopped_and_resumed_equals_run_through(tmp_path: Path, cut: int) -> Non
     stop = Stop()
 
     class Counting(Trainer):
-        def _log(self, **fields: float) -> None:
+        def _log(self, **fields: float | None) -> None:
             super()._log(**fields)
             stop.asked |= self.step == cut
 

@@ -14,6 +14,7 @@ from scanline.model.checkpoint import load_checkpoint
 from scanline.model.config import NO_LABEL
 from scanline.model.evaluation import evaluate
 from scanline.model.recipe import batch_indices, batch_moves, learning_rate_factor, moved
+from scanline.model.resuming import fingerprint
 from scanline.model.stop import Stop
 from scanline.model.training import Trainer
 from tests.training.fixtures import CONFIG, CPU, MODEL, dataset, log_of, run, weights_of
@@ -165,3 +166,12 @@ def test_the_log_has_a_line_a_step_and_the_validations(tmp_path: Path) -> None:
     assert validations[-1]["error"] == pytest.approx(last.standard_error, abs=1e-4)
     facts = load_checkpoint(weights_of(tmp_path)).facts
     assert [entry["step"] for entry in facts["validation"]] == [4, 6]
+
+
+def test_the_log_of_one_image_held_out_is_json_as_others_read_it(tmp_path: Path) -> None:
+    run(tmp_path, validation=dataset(1, seed=5))
+    assert "Infinity" not in (tmp_path / "log.jsonl").read_text()
+    assert log_of(tmp_path)[-1]["error"] is None
+    facts = load_checkpoint(weights_of(tmp_path)).facts
+    assert facts["held_out"] == 1
+    assert facts["trained_on"] == fingerprint(dataset())
