@@ -78,7 +78,10 @@ def evaluate(
     data_dir: DataDir = None,
     download: Download = False,
 ) -> None:
-    """Measure a model's exact bits/dim on a test set, or judge its samples."""
+    """Measure a model's exact bits/dim on a test set, or judge its samples.
+
+    Of --images that it was trained on, those held out then are its test set.
+    """
     from scanline.kernels.native.abi import precision_of
     from scanline.model.checkpoint import Defaults, load_one
     from scanline.model.figures import record_defaults, record_figure, record_precision

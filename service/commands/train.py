@@ -56,7 +56,8 @@ def train(
     hold_out: Annotated[
         int | None,
         typer.Option(
-            min=0, help="Images kept for validation; a tenth, 1,000 at most, if none; 0: no image."
+            min=0,
+            help="Images kept for validation; a tenth, 1,000 at most, if none. 0 trains on all.",
         ),
     ] = None,
     checkpoint_every: Annotated[int, typer.Option(min=1)] = 250,
