@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 from typer.main import get_command
 
+from scanline.model.checkpoint import SHIPPED, load_checkpoint
 from scanline.service.commands.cli import app
 from tests.processes import free_port, wait_ready
 
@@ -58,6 +59,7 @@ def test_curl(server: str, tmp_path: Path) -> None:
     (script,) = blocks("sh", "## Over HTTP")
     output = run(["bash", "-euc", script.replace(ADDRESS, server)], tmp_path)
     assert size(tmp_path / "samples.png") == (4 * 30 - 2, 4 * 30 - 2)
+    assert size(tmp_path / "frogs.png") == (2 * 34 - 2, 2 * 34 - 2)
     assert size(tmp_path / "digit.png") == (28, 28)
     with zipfile.ZipFile(tmp_path / "completions.zip") as archive:
         assert len(archive.namelist()) == 4
@@ -114,6 +116,29 @@ def test_options_exist(words: list[str]) -> None:
         command, words = command.commands[words[1]], words[1:]
     known = {name for parameter in command.params for name in parameter.opts}
     assert {word for word in words[1:] if word.startswith("-")} <= known
+
+
+@pytest.mark.parametrize("name", ["mnist", "cifar10"])
+def test_the_figures_of_the_shipped_weights_are_what_they_hold(name: str) -> None:
+    facts = load_checkpoint(SHIPPED / f"{name}.safetensors").facts
+    plain, labelled = (
+        "{bits_per_dim:.4f} ± {standard_error:.4f}".format_map(facts[key])
+        for key in ("test", "test_with_label")
+    )
+    card, overview = ((ROOT / "weights" / page).read_text() for page in (f"{name}.md", "README.md"))
+    assert f"| `{name}` | {plain} | {labelled} |" in README
+    assert f"**{plain} bits/dim**" in card
+    assert f"{labelled} with the true one" in card
+    shipped = [line for line in overview.splitlines() if "**shipped**" in line]
+    assert sum(line.endswith(f"| {plain.split()[0]} |") for line in shipped) == 1
+    guidance, top_p = (f"{facts['defaults'][key]:g}" for key in ("guidance", "top_p"))
+    judged = {"mnist": README, "cifar10": card}[name]
+    (share,) = re.findall(
+        rf"\| \*\*{guidance}\*\* \| \*\*{top_p}\*\* \| \*\*([\d.]+) %\*\*", judged
+    )
+    if name == "cifar10":
+        said = f"{guidance} at `top_p` {top_p}, {float(share):.0f} % of 1,000 labelled samples"
+        assert said in README
 
 
 def test_settings_are_all_told() -> None:
