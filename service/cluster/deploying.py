@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import ray
@@ -14,6 +15,7 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouter
 from ray.serve.handle import DeploymentHandle
 
 from scanline.model.checkpoint import Checkpoint
+from scanline.model.decoders.contract import BackendError
 from scanline.service.cluster.fleet import Drawing, Fleet
 from scanline.service.cluster.parts import Part, Report
 from scanline.service.cluster.replica import Replica
@@ -63,6 +65,17 @@ def deployment(name: str, settings: Settings) -> Any:
         health_check_period_s=5.0,
         health_check_timeout_s=10.0,
     ).bind(name, own_settings(settings))
+
+
+def lacking(settings: Settings, free: Mapping[str, float]) -> str:
+    """Say what the least replicas of a model want and is not free, "" where all is."""
+    each = {"CPU": settings.replica_cpus, "GPU": settings.replica_gpus}
+    wanted = {kind: settings.min_replicas * amount for kind, amount in each.items()}
+    return " and ".join(
+        f"{amount:g} {kind}s where {free.get(kind, 0):g} are free"
+        for kind, amount in wanted.items()
+        if amount > free.get(kind, 0) + 1e-6
+    )
 
 
 class RayReplicas:
@@ -143,8 +156,19 @@ class Cluster:
         logging.getLogger("ray.serve").setLevel(logging.WARNING)  # it tells of every cancelled part
 
     def open(self, checkpoint: Checkpoint, settings: Settings, metrics: ModelMetrics) -> Fleet:
-        """Run a model's deployment, or the one that is there anew, and reach its replicas."""
+        """Run a model's deployment, or the one that is there anew, and reach its replicas.
+
+        Raises ``BackendError`` where a cluster begun here, which never grows, lacks what they want.
+        """
         name = checkpoint.name
+        if lack := lacking(settings, ray.available_resources()):
+            what = f"the {settings.min_replicas} replicas of {name} want {lack}"
+            if self._own:
+                raise BackendError(
+                    f"{what}: set SCANLINE_REPLICA_CPUS, SCANLINE_REPLICA_GPUS or "
+                    "SCANLINE_MIN_REPLICAS lower, or serve fewer models"
+                )
+            log.warning("%s: waiting until they are free, or the cluster grows", what)
         handle = serve.run(deployment(name, settings), name=f"scanline-{name}", route_prefix=None)
         return open_fleet(checkpoint, handle, settings, metrics)
 

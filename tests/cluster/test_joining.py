@@ -38,3 +38,12 @@ def test_without_a_cluster(
     expected = r"no Ray cluster to draw in: nobody listens; RAY_ADDRESS .* RAY_AUTH_MODE=token"
     with pytest.raises(ValueError, match=expected):
         serve(settings)
+
+
+def test_replicas_that_would_wait_for_ever_are_told_of() -> None:
+    lacking = pytest.importorskip(DEPLOYING, reason="Ray is not installed").lacking
+    two = Settings(cluster=True, min_replicas=2, max_replicas=4, replica_cpus=1.5)
+    assert lacking(two, {"CPU": 3.0}) == ""
+    assert lacking(two, {"CPU": 2.0}) == "3 CPUs where 2 are free"
+    gpus = Settings(cluster=True, replica_cpus=1, replica_gpus=0.5)
+    assert lacking(gpus, {}) == "1 CPUs where 0 are free and 0.5 GPUs where 0 are free"
