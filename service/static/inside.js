@@ -180,10 +180,7 @@ export class InsideView {
     try {
       await follow(
         () => post("v1/samples", { model: this.model.id, ...source, stream: true }, abort.signal),
-        ({ name, data }) => {
-          if (abort.signal.aborted || name !== "pixels") return;
-          for (const { position, values } of data.updates) this.player.write(position, values);
-        },
+        (event) => this.player.hear(event),
         (sentence) => !abort.signal.aborted && this.say(sentence),
         abort.signal,
       );

@@ -78,6 +78,12 @@ export class Player {
     this.play();
   }
 
+  /** Take an event of a stream that draws one image. */
+  hear({ name, data }) {
+    if (name !== "pixels") return;
+    for (const { position, values } of data.updates) this.write(position, values);
+  }
+
   /** Show exactly this many pixels. */
   seek(position) {
     this.position = Math.min(position, this.available);

@@ -5,7 +5,7 @@ import { ApiError, MAX_TRIES, call, pause } from "./api.js";
 const FIRST_DELAY = 0.25;
 const LONGEST_DELAY = 15;
 
-/** A drawing that the server gave up halfway. */
+/** A drawing that was given up halfway. */
 class BrokenOff extends Error {}
 
 /** Read server-sent events from a reply: yields {name, id, data}. */
@@ -33,8 +33,9 @@ async function* readEvents(response) {
  * Follow one drawing to its end, whatever happens to the connection.
  *
  * A lost stream is resumed where it stopped, with exponential back-off; a full server is asked again
- * when it said. A drawing that the server has let go, or gave up as it shut down, is drawn again,
- * which gives the very same pixels since the request names its seed; given up twice, it has failed.
+ * when it said. A drawing that the server has let go, gave up as it shut down, or cancelled while
+ * nobody read it, is drawn again, which gives the very same pixels since the request names its seed;
+ * given up twice, it has failed.
  *
  * @param {() => Promise<Response>} open starts the drawing
  * @param {(event: {name: string, data: object}) => void} on hears its events, but no `error`
@@ -42,13 +43,16 @@ async function* readEvents(response) {
  * @param {AbortSignal} signal cancels it, at the server too
  */
 export async function follow(open, on, say, signal) {
-  let [id, last, tries, broken] = [null, null, 0, false];
+  let [id, last, tries, broken, cut] = [null, null, 0, false, false];
   for (;;) {
     try {
       const response = id ? await resume(id, last, signal) : await open();
       if (tries > 0) say("Connected. Drawing …");
       for await (const event of readEvents(response)) {
+        signal.throwIfAborted(); // what was read before that is of no use any more
         if (event.name === "error") throw new BrokenOff(event.data.error.message);
+        if (event.name === "image") cut ||= event.data.finish_reason !== "length";
+        if (event.name === "completed" && cut) throw new BrokenOff("the drawing was cancelled");
         tries = 0;
         last = event.id ?? last;
         if (event.name === "started") id = event.data.id;
@@ -67,7 +71,7 @@ export async function follow(open, on, say, signal) {
       tries += 1;
       if (!(lost || forgotten || status === 429) || tries > MAX_TRIES) throw error;
       broken ||= error instanceof BrokenOff;
-      if (forgotten) id = last = null;
+      if (forgotten) [id, last, cut] = [null, null, false];
       if (status === 404) continue;
       const delay = status === 429 ? error.retryAfter : backOff(tries);
       const left = Math.max(1, Math.round(delay));

@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from scanline.service.server import Scanline
-from tests.page.fixtures import Open, expect, finished, pixels
-from tests.service_fixtures import GREY, FakeDecoder, build, listening, until
+from tests.page.fixtures import Open, expect, finished, measured, pixels
+from tests.service_fixtures import GREY, FakeDecoder, build, idle, listening, until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Route
@@ -112,6 +112,70 @@ def test_a_server_that_is_replaced_draws_the_same_after_all(visit: Open) -> None
         again = visit("#draw?n=2&seed=5", url=url)
         finished(again)
         assert pixels(page, "#draw .sheet canvas") == pixels(again, "#draw .sheet canvas")
+
+
+CUT = """() => {
+  const whole = window.fetch;
+  window.fetch = async (path, init) => {
+    const reply = await whole(path, init);
+    window.fetch = whole;
+    const reader = reply.body.getReader();
+    const { value } = await reader.read();
+    reader.cancel();
+    const body = new ReadableStream({
+      start(to) {
+        to.enqueue(value);
+        setTimeout(() => to.error(new TypeError("network error")));
+      },
+    });
+    return new Response(body, { headers: reply.headers });
+  };
+}"""
+
+
+def test_a_drawing_cancelled_while_the_connection_was_lost_is_drawn_again(visit: Open) -> None:
+    slow = FakeDecoder(GREY, 4)
+    scanline, app = build({"grace_seconds": 0.2}, {"grey": slow})
+    with listening(app, lambda: scanline.ready) as url:
+        page = visit("#draw?n=2&seed=5", url=url)
+        finished(page)
+        whole = pixels(page, "#draw .sheet canvas")
+        slow.before_step = lambda slots: time.sleep(0.1)
+        held: list[int] = []
+
+        def hold_once(route: Route) -> None:
+            if not held:
+                until(lambda: idle(scanline), "the end of the grace")
+            held.append(1)
+            slow.before_step = lambda slots: None
+            route.continue_()
+
+        page.route("**/events", hold_once)
+        page.evaluate(CUT)
+        page.fill("#draw-seed", "5")
+        page.click("#draw-form button[type=submit]")
+        finished(page)
+        assert held == [1]
+        assert pixels(page, "#draw .sheet canvas") == whole
+        page.context.close()
+
+
+def test_a_drawing_that_is_cancelled_twice_has_failed(visit: Open) -> None:
+    page = visit("#inside?seed=5")
+    measured(page)
+    asked: list[int] = []
+
+    def cancel(route: Route) -> None:
+        asked.append(1)
+        reply = route.fetch()
+        body = reply.body().replace(b'"finish_reason":"length"', b'"finish_reason":"cancelled"')
+        route.fulfill(response=reply, body=body)
+
+    page.route("**/v1/samples", cancel)
+    page.click("#inside-new")
+    expect(page.locator("#inside .deeds [data-report]")).to_have_text("The drawing was cancelled.")
+    expect(page.locator("#inside-caption")).not_to_contain_text("bits/dim")
+    assert len(asked) == 2
 
 
 def test_a_full_server_is_asked_again(visit: Open) -> None:

@@ -2,6 +2,7 @@
 
 import { postJson, postPicture } from "../api.js";
 import { Chart } from "../chart.js";
+import { randomSeed } from "../fields.js";
 import { surprises } from "../heat.js";
 import { area, toPng } from "../pixels.js";
 import { Player, calm } from "../player.js";
@@ -117,13 +118,10 @@ export class DiceScene {
     const png = await toPng(player.picture, (p) => known[p]);
     this.busy(true);
     player.rate = calm.matches ? Infinity : (area(model) - position) / SECONDS;
-    const fields = { model: model.id, stream: true };
+    const fields = { model: model.id, seed: randomSeed(), stream: true };
     await follow(
       () => postPicture("v1/completions", fields, png, signal),
-      ({ name, data }) => {
-        if (name !== "pixels") return;
-        for (const update of data.updates) player.write(update.position, update.values);
-      },
+      (event) => player.hear(event),
       this.say,
       signal,
     );

@@ -1,7 +1,7 @@
 /** Scene two: a state of fixed size beside a memory that grows with every pixel. */
 
 import { post } from "../api.js";
-import { guides } from "../fields.js";
+import { guides, randomSeed } from "../fields.js";
 import { area } from "../pixels.js";
 import { Player, calm } from "../player.js";
 import { follow } from "../stream.js";
@@ -31,16 +31,14 @@ export class MemoryScene {
   async draw() {
     const { model, signal, player } = this;
     const label = guides(model) ? { label: "random" } : {};
+    const asked = { model: model.id, seed: randomSeed(), stream: true, ...label };
     this.button.disabled = true;
     player.begin(model);
     player.rate = calm.matches ? Infinity : area(model) / SECONDS;
     try {
       await follow(
-        () => post("v1/samples", { model: model.id, stream: true, ...label }, signal),
-        ({ name, data }) => {
-          if (name !== "pixels") return;
-          for (const { position, values } of data.updates) player.write(position, values);
-        },
+        () => post("v1/samples", asked, signal),
+        (event) => player.hear(event),
         this.say,
         signal,
       );
