@@ -29,6 +29,7 @@ async function loadModels(notice) {
       if (!enter.hidden) {
         say(explain(error));
         await new Promise((resolve) => enter.addEventListener("click", resolve, { once: true }));
+        enter.hidden = true;
         key.declined = false;
         continue;
       }
@@ -66,7 +67,8 @@ class Page {
       document.getElementById("main").focus();
     });
     receiveFiles(async (file) => {
-      if (this.restore(await readStamp(file))) return;
+      // What cannot be read, as a folder, is told of as any file that is no picture.
+      if (this.restore(await readStamp(file).catch(() => null))) return;
       const view = this.current === "inside" ? "inside" : "complete";
       (await this.view(view)).bring(file);
     });
@@ -152,6 +154,7 @@ class Page {
   }
 
   bringForward(view) {
+    for (const dialog of document.querySelectorAll("#viewer, #copy-dialog")) dialog.close();
     if (view !== this.current) scrollTo(0, 0);
     this.current = view;
     for (const name of VIEWS) {

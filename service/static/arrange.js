@@ -60,6 +60,25 @@ export class Arrange {
     const { list, tiles } = this;
     list.querySelectorAll(".heat").forEach((canvas) => canvas.remove());
     if (!yes) return;
+    try {
+      await this.measure(tiles);
+    } catch (error) {
+      if (this.tiles === tiles) this.toggles[1].ariaPressed = "false";
+      throw error;
+    }
+    if (this.tiles !== tiles || this.toggles[1].ariaPressed === "false") return;
+    const most = Math.max(...tiles.map(({ bits }) => mostBits(bits)));
+    for (const { button, bits, part: { model } } of tiles) {
+      const canvas = document.createElement("canvas");
+      canvas.className = "heat";
+      [canvas.width, canvas.height] = [model.width, model.height];
+      paintHeat(canvas, bits, area(model), false, most);
+      button.append(canvas);
+    }
+  }
+
+  /** Have every image measured that was not yet. */
+  async measure(tiles) {
     const groups = Map.groupBy(tiles, ({ part, result }) => `${part.model.id}/${result.label}`);
     await Promise.all([...groups.values()].map(async (group) => {
       const [{ part: { model }, result: { label } }] = group;
@@ -72,15 +91,6 @@ export class Arrange {
         some.forEach((tile, k) => { tile.bits = data[k].pixel_bits; });
       }
     }));
-    if (this.tiles !== tiles || this.toggles[1].ariaPressed === "false") return;
-    const most = Math.max(...tiles.map(({ bits }) => mostBits(bits)));
-    for (const { button, bits, part: { model } } of tiles) {
-      const canvas = document.createElement("canvas");
-      canvas.className = "heat";
-      [canvas.width, canvas.height] = [model.width, model.height];
-      paintHeat(canvas, bits, area(model), false, most);
-      button.append(canvas);
-    }
   }
 
   /** Put all images into one file, with a table of what made them. */

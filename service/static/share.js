@@ -116,7 +116,7 @@ export class ShareBar {
     };
     for (const [name, [act, done]] of Object.entries(ways)) {
       bar.querySelector(`[data-copy=${name}]`).addEventListener("click", async () => {
-        this.status.textContent = (await act(this.link)) ? done : "";
+        this.say((await act(this.link)) ? done : "");
       });
     }
     if (systemShares()) bar.querySelector("[data-copy=link]").textContent = "Share …";
@@ -129,7 +129,11 @@ export class ShareBar {
     for (const name of ["curl", "python"]) {
       this.bar.querySelector(`[data-copy=${name}]`).hidden = !single;
     }
-    this.status.textContent = "";
+    this.say("");
     this.bar.hidden = link === null;
+  }
+
+  say(sentence) {
+    this.status.textContent = sentence;
   }
 }

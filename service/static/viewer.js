@@ -1,6 +1,7 @@
 /** One image, enlarged: replayed at any speed, saved, shared, or taken further. */
 
 import { toHash } from "./address.js";
+import { explain } from "./api.js";
 import { stamp } from "./chunks.js";
 import { setRange } from "./fields.js";
 import { Gallery, titleOf } from "./gallery.js";
@@ -26,28 +27,32 @@ export class Viewer {
     const on = (id, act) => document.getElementById(id).addEventListener("click", act);
     this.speed.addEventListener("input", () => this.setSpeed());
     on("viewer-replay", () => this.replay());
-    on("viewer-png", () => this.savePng(1, ""));
-    on("viewer-large", () => this.savePng(ENLARGED, "-large"));
-    on("viewer-apng", async () => {
-      const { encodeDrawing } = await import("./apng.js");
-      save(await encodeDrawing(this.picture, this.seconds, this.hash), `${this.name}-drawing.png`);
+    // The picture and its name are read at the click: another may be shown before it is encoded.
+    const saves = (id, suffix, encode) => on(id, () => {
+      const { picture, seconds, hash, name } = this;
+      encode(picture, seconds, hash).then((blob) => save(blob, `${name}${suffix}`))
+        .catch((error) => this.share.say(explain(error)));
     });
-    on("viewer-gif", async () => {
-      const { encodeGif } = await import("./gif.js");
-      save(encodeGif(this.picture, this.seconds), `${this.name}.gif`);
-    });
+    saves("viewer-png", ".png", async (picture, _, hash) => stamp(await toPng(picture), hash));
+    saves("viewer-large", "-large.png", async (picture, _, hash) =>
+      stamp(await toPng(picture, undefined, ENLARGED), hash));
+    saves("viewer-apng", "-drawing.png", async (...what) =>
+      (await import("./apng.js")).encodeDrawing(...what));
+    saves("viewer-gif", ".gif", async (picture, seconds) =>
+      (await import("./gif.js")).encodeGif(picture, seconds));
     on("viewer-keep", () => {
       this.gallery.keep(this.hash, toCanvas(this.picture), titleOf(this.link.fields));
       this.tellKept();
     });
-    on("viewer-inside", async () => {
+    const takes = (id, name) => on(id, async () => {
+      const { picture, link, tile: { part: { model } } } = this;
       this.dialog.close();
-      (await page.view("inside")).take(this.picture, this.link);
+      const view = await page.view(name);
+      if (model !== page.model) page.use(model.id); // of a comparison, or chosen meanwhile
+      view.take(picture, link);
     });
-    on("viewer-complete", async () => {
-      this.dialog.close();
-      (await page.view("complete")).take(this.picture);
-    });
+    takes("viewer-inside", "inside");
+    takes("viewer-complete", "complete");
     this.dialog.addEventListener("close", () => this.player.stop());
     this.dialog.addEventListener("keydown", (event) => this.key(event));
   }
@@ -78,12 +83,6 @@ export class Viewer {
 
   tellKept() {
     document.getElementById("viewer-keep").ariaPressed = String(this.gallery.keeps(this.hash));
-  }
-
-  /** Save the image with what made it, each pixel so many wide. */
-  async savePng(scale, suffix) {
-    const { hash, name, picture } = this;
-    save(await stamp(await toPng(picture, undefined, scale), hash), `${name}${suffix}.png`);
   }
 
   get seconds() {

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.page.fixtures import Open, expect, finished, hash_of, pixels
-from tests.service_fixtures import GREY
+from tests.page.fixtures import Open, expect, finished, hash_of, measured, pixels
+from tests.service_fixtures import COLOUR, GREY
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -66,6 +66,23 @@ def test_a_comparison_is_chosen(visit: Open) -> None:
     expect(page.locator("#draw [data-copy=curl]")).to_be_visible()
 
 
+@pytest.mark.parametrize("button", ["inside", "complete"])
+def test_an_image_of_another_model_is_taken_further_with_that(visit: Open, button: str) -> None:
+    page = visit("#draw?model=grey&n=2&seed=5&by=model")
+    finished(page)
+    page.locator("#draw .sheet button").nth(3).click()
+    expect(page.locator("#viewer-facts")).to_contain_text("colour")
+    page.click(f"#viewer-{button}")
+    if button == "inside":
+        measured(page)
+    else:
+        finished(page, "complete")
+    assert "model=colour" in hash_of(page)
+    expect(page.locator("#model")).to_have_value("colour")
+    canvas = {"inside": "#inside-picture", "complete": "#easel"}[button]
+    assert len(pixels(page, canvas)[0]) == 4 * COLOUR.pixels
+
+
 def test_a_model_is_compared_by_what_it_has(visit: Open) -> None:
     page = visit("#draw?model=colour&n=2&seed=5")
     finished(page)
@@ -119,6 +136,16 @@ def test_every_tile_shows_its_heat_map(visit: Open) -> None:
         assert len(set(zip(*[iter(heat)] * 4, strict=True))) > 3
     page.click("#draw [data-do=heat]")
     expect(page.locator("#draw canvas.heat")).to_have_count(0)
+
+
+def test_heat_maps_that_did_not_come_are_not_shown_as_chosen(visit: Open) -> None:
+    page = visit("#draw?n=2&seed=5", allowed=["500"])
+    finished(page)
+    error = {"message": "it broke", "type": "x", "param": None, "code": "x"}
+    page.route("**/v1/score", lambda route: route.fulfill(status=500, json={"error": error}))
+    page.click("#draw [data-do=heat]")
+    expect(page.locator("#draw [role=alert]")).to_have_text("It broke.")
+    expect(page.locator("#draw [data-do=heat]")).to_have_attribute("aria-pressed", "false")
 
 
 def test_what_was_drawn_before_comes_back(visit: Open) -> None:
