@@ -4,12 +4,14 @@ import { explain, postPicture } from "./api.js";
 import { chooseFile } from "./arrivals.js";
 import { Easel } from "./easel.js";
 import { drawExamples, lightness, paperOf, thumbnail } from "./examples.js";
-import { echo, listenToDice, randomSeed, readNumber, seedOf, setRange } from "./fields.js";
+import { echo, listenToDice, noClass, randomSeed, readNumber, seedOf, setRange } from "./fields.js";
 import { area, blank, fromFile, fromText, toPng, toText } from "./pixels.js";
 import { LookAhead, rowsOf } from "./lookahead.js";
 import { Shaping } from "./shaping.js";
 import { Sheet } from "./sheet.js";
 
+const DARK = 48; // lightness of paper, 0 … 255: less is dark,
+const LIGHTER = 128; // and so much more is light
 const byId = (id) => document.getElementById(id);
 const toHex = (rgb) => `#${rgb.map((value) => value.toString(16).padStart(2, "0")).join("")}`;
 
@@ -74,7 +76,11 @@ export class CompleteView {
     if (fields.has("image")) {
       const { n, label } = this.form.elements;
       if (fields.has("n")) n.value = fields.get("n");
-      label.value = fields.get("label") ?? "";
+      const wanted = fields.get("label") ?? "";
+      const there = [...label.options].some(({ value }) => value === wanted);
+      const any = !there && wanted === "random" && this.model.classes.length > 0;
+      if (any) label.add(new Option("any class", wanted));
+      label.value = there || any ? wanted : "";
       this.shaping.take(fields);
       this.settled();
       try {
@@ -82,6 +88,10 @@ export class CompleteView {
         this.ahead.take(fields.get("particles"));
       } catch (error) {
         this.sheet.report.complain(`The link's picture is damaged. ${explain(error)}`);
+        return;
+      }
+      if (label.value !== wanted) {
+        this.sheet.report.complain(noClass(wanted));
         return;
       }
       await this.complete({ seed: seedOf(fields), by: fields.get("by") });
@@ -134,7 +144,8 @@ export class CompleteView {
       if (!picture.known.includes(0)) this.easel.keepRows(Math.round(this.model.height / 2));
       this.sheet.report.say("Your picture is on the easel. Erase what you like, then complete it.");
       const drawnOn = paperOf(await this.examples);
-      byId("paper-offer").hidden = lightness(paperOf([picture])) - lightness(drawnOn) < 128;
+      byId("paper-offer").hidden = lightness(drawnOn) >= DARK
+        || lightness(paperOf([picture])) - lightness(drawnOn) < LIGHTER;
     } catch (error) {
       this.sheet.report.complain(explain(error));
     }

@@ -2,7 +2,7 @@
 
 import { post } from "./api.js";
 import { axesOf, rowsOf } from "./compare.js";
-import { guides, listenToDice, randomSeed, readNumber, seedOf } from "./fields.js";
+import { guides, listenToDice, noClass, randomSeed, readNumber, seedOf } from "./fields.js";
 import { Shaping } from "./shaping.js";
 import { Sheet } from "./sheet.js";
 
@@ -43,18 +43,27 @@ export class DrawView {
     const guided = guides(model);
     const names = guided ? ["random", ...model.classes, ""] : ["", ...model.classes];
     for (const name of names) {
-      const label = document.createElement("label");
-      const input = document.createElement("input");
-      const text = document.createElement("span");
-      Object.assign(input, { type: "radio", name: "label", value: name, checked: name === names[0] });
-      text.textContent = { random: "anything", "": guided ? "no label" : "anything" }[name] ?? name;
-      label.append(input, text);
-      box.append(label);
+      this.offer(name, { random: "anything", "": guided ? "no label" : "anything" }[name] ?? name);
     }
+    this.chip(names[0]).checked = true;
     this.shaping.guided(Boolean(names[0]));
     const axes = axesOf(model, this.page.models);
     this.form.elements.by.replaceChildren(new Option("one way", ""),
       ...axes.map((axis) => new Option(`by ${AXES[axis]}`, axis)));
+  }
+
+  /** Add a class to the choices. */
+  offer(name, title) {
+    const [label, input, text] = ["label", "input", "span"].map((tag) => document.createElement(tag));
+    Object.assign(input, { type: "radio", name: "label", value: name });
+    text.textContent = title;
+    label.append(input, text);
+    document.getElementById("draw-classes").append(label);
+  }
+
+  /** Give the button of a class. */
+  chip(name) {
+    return [...this.form.querySelectorAll('[name="label"]')].find(({ value }) => value === name);
   }
 
   get label() {
@@ -65,12 +74,18 @@ export class DrawView {
   open(fields) {
     const seed = seedOf(fields);
     const { n, by } = this.form.elements;
+    const label = fields.get("label") ?? "";
+    if (label === "random" && this.model.classes.length && !this.chip(label)) {
+      this.offer(label, "any class");
+    }
+    const chip = this.chip(label);
+    if (fields.has("label") && !chip) {
+      this.sheet.report.complain(noClass(label));
+      return null;
+    }
     if (fields.has("n")) n.value = fields.get("n");
     if (seed !== null || fields.has("label")) {
-      const wanted = fields.get("label") ?? "";
-      for (const input of this.form.querySelectorAll('[name="label"]')) {
-        input.checked = input.value === wanted;
-      }
+      chip.checked = true;
       this.shaping.guided(Boolean(this.label));
       this.shaping.take(fields);
       by.value = "";

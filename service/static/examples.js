@@ -1,6 +1,6 @@
 /** Pictures to start from, drawn by the model, and the paper they are drawn on. */
 
-import { postJson } from "./api.js";
+import { patiently, postJson } from "./api.js";
 import { area, colour, toImageData } from "./pixels.js";
 
 const COUNT = 6;
@@ -13,7 +13,8 @@ export async function drawExamples(model) {
     model: id, seed: FIRST_SEED + k, output: "values",
     ...(classes.length ? { label: classes[(3 + 4 * k) % classes.length] } : {}),
   }));
-  const replies = await Promise.all(wanted.map((body) => postJson("v1/samples", body)));
+  const replies = await Promise.all(wanted.map((body) =>
+    patiently(() => postJson("v1/samples", body))));
   return replies.map(({ images: [{ values }] }) =>
     ({ shape: model, values: Uint8Array.from(values), known: null }));
 }

@@ -40,6 +40,9 @@ export function seedOf(fields) {
   return fields.has("seed") && Number.isSafeInteger(seed) && seed >= 0 ? seed : null;
 }
 
+/** Say that a link asks for a class which the model has not. */
+export const noClass = (label) => `This model has no class “${label}”.`;
+
 /** Leave out what is not given. */
 export const given = (fields) => Object.fromEntries(
   Object.entries(fields).filter(([, value]) => value !== undefined && value !== ""),

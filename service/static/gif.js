@@ -1,6 +1,6 @@
 /**
- * A GIF of a drawing, for where no animated PNG is shown. A frame has 256 colours of its own; frames
- * are kept to a few rows, so that every colour is exact.
+ * A GIF of a drawing, for where no animated PNG is shown. A frame has 256 colours of its own; what
+ * has more of them is split into several frames, so that every colour is exact.
  */
 
 import { LAST_MS, scaleOf, stopsOf } from "./frames.js";
@@ -69,19 +69,35 @@ function lzw(indexes) {
   return [8, ...bits.blocks()];
 }
 
-/** Give a frame: the rows [top, bottom) with the pixels that are visible. */
-function frame(picture, top, bottom, scale, delay, visible) {
+/** Split pixels into parts of no more colours than a frame has; none are one part. */
+function partsOf(picture, pixels) {
+  const parts = [[]];
+  let colours = new Set();
+  for (const p of pixels) {
+    colours.add(String(colour(picture, p)));
+    if (colours.size > MOST_COLOURS) {
+      parts.push([]);
+      colours = new Set([String(colour(picture, p))]);
+    }
+    parts.at(-1).push(p);
+  }
+  return parts;
+}
+
+/** Give a frame: the rows that hold these pixels, in their order, the rest of them transparent. */
+function frame(picture, pixels, scale, delay) {
   const { width } = picture.shape;
+  const top = Math.floor((pixels[0] ?? 0) / width);
+  const bottom = Math.floor((pixels.at(-1) ?? 0) / width) + 1;
   const [table, places] = [new Array(768).fill(0), new Map()];
   const line = width * scale;
   const indexes = new Uint8Array(line * (bottom - top) * scale).fill(MOST_COLOURS);
-  for (let p = top * width; p < bottom * width; p += 1) {
-    if (!visible(p)) continue;
+  for (const p of pixels) {
     const rgb = colour(picture, p);
     const key = String(rgb);
     if (!places.has(key)) {
       table.splice(3 * places.size, 3, ...rgb);
-      places.set(key, Math.min(places.size, MOST_COLOURS - 1)); // more only in pictures 256 wide
+      places.set(key, places.size);
     }
     const left = (p % width) * scale;
     for (let y = 0; y < scale; y += 1) {
@@ -102,30 +118,24 @@ export function encodeGif(picture, seconds) {
   const scale = scaleOf(shape);
   const known = picture.known ?? new Uint8Array(area(shape));
   const stops = stopsOf(picture);
-  const rows = Math.max(1, Math.floor(MOST_COLOURS / shape.width));
-  const parts = [];
-  // What was known, and a quick band for each few rows of it.
-  for (let top = 0; top < shape.height; top += rows) {
-    const bottom = Math.min(shape.height, top + rows);
-    parts.push(frame(picture, top, bottom, scale, SHORTEST, (p) => known[p]));
-  }
-  const delay = Math.max(SHORTEST, Math.round((100 * seconds) / stops.length));
+  const all = Array.from(known.keys());
+  const frames = partsOf(picture, all.filter((p) => known[p])) // what was known comes quickly
+    .map((pixels) => [pixels, SHORTEST]);
+  const delay = (100 * seconds) / stops.length;
   for (const [k, stop] of stops.entries()) {
     if (!k) continue;
-    const final = k === stops.length - 1;
-    const top = Math.floor(stops[k - 1] / shape.width);
-    const bottom = Math.ceil(stop / shape.width);
-    const from = stops[k - 1];
-    parts.push(frame(picture, top, bottom, scale, final ? LAST_MS / 10 : delay,
-      (p) => p >= from && p < stop && !known[p]));
+    const parts = partsOf(picture, all.slice(stops[k - 1], stop).filter((p) => !known[p]));
+    const each = Math.max(SHORTEST, Math.round(delay / parts.length));
+    frames.push(...parts.map((pixels) => [pixels, each]));
   }
+  frames.at(-1)[1] = LAST_MS / 10;
   return new Blob([
     "GIF89a",
     Uint8Array.of(...two(shape.width * scale), ...two(shape.height * scale), 0, 0, 0,
       0x21, 0xff, 11),
     "NETSCAPE2.0",
     Uint8Array.of(3, 1, 0, 0, 0),
-    ...parts.map((part) => Uint8Array.from(part)),
+    ...frames.map(([pixels, pause]) => Uint8Array.from(frame(picture, pixels, scale, pause))),
     Uint8Array.of(0x3b),
   ], { type: "image/gif" });
 }

@@ -107,9 +107,10 @@ export class InsideView {
       } else if (seed !== null && at !== null) {
         const { model } = this;
         this.clear({ seed, ...made });
-        const { images: [{ values }] } = await postJson("v1/samples", {
-          model: model.id, seed, output: "values", ...made,
-        }, this.abort.signal);
+        const { signal } = this.abort;
+        const asked = { model: model.id, seed, output: "values", ...made };
+        const { images: [{ values }] } =
+          await patiently(() => postJson("v1/samples", asked, signal), signal);
         const picture = { shape: model, values: Uint8Array.from(values) };
         await this.show(picture, titleOf({ seed, ...made }), { seed, ...made }, at);
       } else {

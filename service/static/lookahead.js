@@ -22,7 +22,9 @@ export class LookAhead {
 
   /** Offer no more tries than there are slots for. */
   limit(slots) {
-    const counts = TRIES.filter((count) => count <= slots);
+    this.slots = slots;
+    const counts = [...new Set([...TRIES, this.wanted])].filter((count) => count <= slots)
+      .sort((a, b) => a - b);
     this.select.replaceChildren(...counts.map((count) =>
       new Option(count === 1 ? "off" : `${count} tries`, count)));
     this.select.value = counts.findLast((count) => count <= this.wanted);
@@ -31,8 +33,8 @@ export class LookAhead {
   /** Take a link's number; none where it names none. */
   take(particles) {
     if (!this.useful) return;
-    this.wanted = Number(particles ?? 1);
-    this.select.value = this.wanted;
+    this.wanted = Math.max(1, Number(particles) || 1);
+    this.limit(Math.max(this.slots, this.wanted)); // what are too many, the server refuses in words
     this.offer(true);
   }
 

@@ -1,46 +1,47 @@
-/** The line that reports how a drawing goes, with a bar where something is under way. */
+/** The lines that report how a drawing goes, with a bar where something is under way. */
 
 import { calm } from "./player.js";
 
-/** Says one thing at a time. */
+/** Says how a drawing goes, and above that one thing else, which the drawing leaves there. */
 export class Report {
   /** @param {HTMLElement} place */
   constructor(place) {
     this.place = place;
+    // There from the start, so that what they come to say is read out.
+    [this.remark, this.state] = [lineOf("status"), lineOf("status")];
+    this.bar = document.createElement("div");
+    this.bar.className = "progress";
+    this.bar.hidden = true;
+    this.bar.append(document.createElement("span"));
+    place.replaceChildren(this.remark, this.state, this.bar);
   }
 
   /** Say nothing. */
   clear() {
-    this.place.classList.remove("problem");
-    this.place.replaceChildren();
+    this.remark.textContent = this.state.textContent = "";
+    this.bar.hidden = true;
+    this.place.querySelector("[role=alert]")?.remove();
   }
 
-  /** Say one sentence; `done`, 0 … 1, is how far it is. */
-  say(sentence, done = null) {
-    const { place } = this;
-    place.classList.remove("problem");
-    let line = place.querySelector("[role=status]");
-    if (!line) {
-      line = document.createElement("p");
-      line.setAttribute("role", "status");
-      const bar = document.createElement("div");
-      bar.className = "progress";
-      bar.append(document.createElement("span"));
-      place.replaceChildren(line, bar);
-    }
-    if (line.textContent !== sentence) line.textContent = sentence;
-    const bar = place.querySelector(".progress");
-    bar.hidden = done === null;
-    if (done !== null) bar.style.setProperty("--done", String(done));
+  /** Say one sentence, in place of all that was said. */
+  say(sentence) {
+    this.clear();
+    this.remark.textContent = sentence;
   }
 
   /** Say what went wrong. */
   complain(sentence) {
-    const line = document.createElement("p");
-    line.setAttribute("role", "alert");
+    this.clear();
+    const line = lineOf("alert");
     line.textContent = sentence;
-    this.place.classList.add("problem");
-    this.place.replaceChildren(line);
+    this.place.prepend(line);
+  }
+
+  /** Say how the drawing goes; `done`, 0 … 1, is how far it is. */
+  tell(sentence, done = null) {
+    if (this.state.textContent !== sentence) this.state.textContent = sentence;
+    this.bar.hidden = done === null;
+    if (done !== null) this.bar.style.setProperty("--done", String(done));
   }
 
   /** Scroll to it where it is in the lower half of the screen, or beyond. */
@@ -48,4 +49,10 @@ export class Report {
     if (this.place.getBoundingClientRect().top < innerHeight / 2) return;
     this.place.scrollIntoView({ behavior: calm.matches ? "auto" : "smooth", block: "start" });
   }
+}
+
+function lineOf(role) {
+  const line = document.createElement("p");
+  line.setAttribute("role", role);
+  return line;
 }

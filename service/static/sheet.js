@@ -74,7 +74,8 @@ export class Sheet {
     this.lay(job);
     this.share.offer(job.link, job.parts.length === 1);
     this.busy(true);
-    this.report.say(`Drawing ${count(this.tiles.length)} …`);
+    this.report.clear();
+    this.report.tell(`Drawing ${count(this.tiles.length)} …`);
     if (job.reveal) this.report.reveal();
     const began = performance.now();
     try {
@@ -85,7 +86,7 @@ export class Sheet {
       const cancelled = abort.signal.aborted;
       abort.abort(error); // the other rows'
       this.stop();
-      if (cancelled) this.report.say("Cancelled. What was drawn stays.");
+      if (cancelled) this.report.tell("Cancelled. What was drawn stays.");
       else this.report.complain(explain(error));
     }
   }
@@ -99,7 +100,7 @@ export class Sheet {
         await follow(
           () => part.open(abort.signal),
           (event) => this.abort === abort && this.hear(event, tiles),
-          (sentence) => this.abort === abort && this.report.say(sentence),
+          (sentence) => this.abort === abort && this.report.tell(sentence),
           abort.signal,
         );
       }
@@ -133,7 +134,7 @@ export class Sheet {
     if (name === "started" || name === "waiting") {
       if (data.queue_position > 0) {
         const ahead = data.queue_position;
-        this.report.say(`Waiting: ${ahead} image${ahead === 1 ? " is" : "s are"} ahead of yours …`);
+        this.report.tell(`Waiting: ${ahead} image${ahead === 1 ? " is" : "s are"} ahead of yours …`);
       }
     } else if (name === "pixels") {
       for (const { index, position, values } of data.updates) tiles[index].write(position, values);
@@ -190,9 +191,9 @@ export class Sheet {
     if (this.facts && done === 1) {
       if (!this.cancelButton.hidden) this.finished();
       this.busy(false);
-      this.report.say(this.facts);
+      this.report.tell(this.facts);
     } else if (done > 0) {
-      this.report.say(`Drawing ${count(this.tiles.length)} …`, done);
+      this.report.tell(`Drawing ${count(this.tiles.length)} …`, done);
     }
   }
 

@@ -170,6 +170,17 @@ def test_light_paper_can_be_inverted(visit: Open) -> None:
     assert easel(page)[0, 0] == 250
 
 
+def test_only_dark_paper_is_said_to_be_dark(visit: Open) -> None:
+    page = visit()
+    finished(page)
+    page.route("**/v1/samples", examples_of(100))
+    page.click("nav >> text=Complete")
+    finished(page, "complete")
+    upload(page, encode(Image.new("L", (GREY.width, GREY.height), 250)))
+    expect(page.locator("#complete [data-report]")).to_contain_text("on the easel")
+    expect(page.locator("#paper-offer")).to_be_hidden()
+
+
 def test_a_slide_is_taken_back_as_one(visit: Open) -> None:
     page = visit("#complete")
     finished(page, "complete")
@@ -246,3 +257,16 @@ def test_a_file_that_is_no_picture_is_told(visit: Open) -> None:
     finished(page, "complete")
     upload(page, b"no picture", "image/png")
     expect(page.locator("#complete [role=alert]")).to_contain_text("no picture")
+
+
+def test_a_complaint_stays_while_something_is_shown(visit: Open) -> None:
+    page = visit("#complete", reduced_motion="no-preference")
+    expect(page.locator("#complete .progress")).to_be_visible()
+    upload(page, b"no picture", "image/png")
+    alert = page.locator("#complete [role=alert]")
+    expect(alert).to_contain_text("no picture")
+    expect(page.locator("#complete .progress")).to_be_visible()
+    finished(page, "complete")
+    expect(alert).to_contain_text("no picture")
+    page.click("#complete-form button[type=submit]")
+    expect(alert).to_have_count(0)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from tests.page.fixtures import Open, expect, finished, hash_of, pixels
+from tests.page.fixtures import PHONE, Open, expect, finished, hash_of, pixels
 from tests.service_fixtures import COLOUR, GREY, FakeDecoder
 
 
@@ -37,6 +37,32 @@ def test_a_class_a_number_and_a_seed_can_be_asked_for(visit: Open) -> None:
     expect(page.locator("#draw .sheet small")).to_have_count(3)
     expect(page.locator("#draw .sheet small").last).to_contain_text("seed 79")
     assert "label=a+frog" in page.url
+
+
+def test_numbers_that_no_form_takes_are_fitted(visit: Open) -> None:
+    page = visit("#complete")
+    finished(page, "complete")
+    page.click("#complete-form summary")
+    page.fill("#complete-n", "100")
+    page.fill("#complete-seed", "1.4")
+    page.click("#complete-form summary")  # where the browser could not point at what is wrong
+    page.click("#complete-form button[type=submit]")
+    expect(page.locator("#complete-n")).to_have_value("64")
+    expect(page.locator("#complete .sheet small").nth(1)).to_contain_text("seed 1")
+    assert {"n=64", "seed=1"} <= set(hash_of(page).split("&"))
+
+
+def test_a_number_that_is_missing_is_filled_in(visit: Open) -> None:
+    page = visit("#draw?n=2&seed=5", **PHONE)
+    finished(page)
+    page.click("#draw-form .opener")
+    page.fill("#draw-n", "")
+    page.fill("#draw-seed", "-3")
+    page.keyboard.press("Escape")
+    page.click("#draw-form button[type=submit]")
+    expect(page.locator("#draw .sheet small")).to_have_count(12)
+    finished(page)
+    assert {"n=12", "seed=0"} <= set(hash_of(page).split("&"))
 
 
 def test_a_links_seed_is_for_its_drawing_alone(visit: Open) -> None:

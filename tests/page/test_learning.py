@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from tests.page.fixtures import Open, expect, pixels
 from tests.service_fixtures import COLOUR, GREY, FakeDecoder, build, listening, tiny_model
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Route
 
 MODELS = {"grey": GREY, "colour": COLOUR}
 
@@ -86,6 +90,34 @@ def test_bits_are_measured(visit: Open) -> None:
     page = visit("#learn?model=grey")
     said = page.locator("#scene-bits [data-said]")
     expect(said).to_have_text(re.compile(rf"^\d+ bits instead of {8 * GREY.pixels}: .* times\.$"))
+
+
+def test_a_busy_server_is_asked_again(visit: Open) -> None:
+    page = visit("#draw?model=grey&n=1&seed=5", allowed=["429"])
+    refused: list[str] = []
+
+    def refuse_once(route: Route) -> None:
+        path = route.request.url.rpartition("/")[2]
+        if path in refused:
+            route.continue_()
+            return
+        refused.append(path)
+        error = {"message": "the queue is full", "type": "x", "param": None, "code": "queue_full"}
+        route.fulfill(status=429, headers={"Retry-After": "1"}, json={"error": error})
+
+    expect(page.locator("#draw [data-report]")).to_contain_text("a second")
+    for path in ("samples", "score", "distribution", "completions"):
+        page.route(f"**/v1/{path}", refuse_once)
+    page.click("nav [data-view=learn]")
+    expect(page.locator("#scene-bits [data-said]")).to_contain_text("bits instead of")
+    expect(page.locator("#scene-dice button").first).to_be_enabled()
+    page.click("#scene-limits button")
+    expect(page.locator("#scene-limits .row canvas")).to_have_count(4)
+    assert sorted(refused) == ["completions", "distribution", "samples", "score"]
+    refused.clear()
+    page.click("nav [data-view=complete]")
+    expect(page.locator("#examples canvas")).to_have_count(6)
+    assert "samples" in refused
 
 
 def test_what_lies_below_does_not_guide(visit: Open) -> None:

@@ -119,6 +119,42 @@ def test_a_picture_pasted_elsewhere_goes_onto_the_easel(visit: Open) -> None:
     expect(page.locator("#draw")).to_be_visible()
 
 
+def test_back_closes_what_was_enlarged(visit: Open) -> None:
+    page = visit("#complete")
+    finished(page, "complete")
+    page.click("nav >> text=Draw")
+    finished(page)
+    page.locator("#draw .sheet button").first.click()
+    expect(page.locator("#viewer")).to_be_visible()
+    page.go_back()
+    expect(page.locator("#complete")).to_be_visible()
+    expect(page.locator("#viewer")).to_be_hidden()
+
+
+@pytest.mark.parametrize("view", ["draw", "complete"])
+def test_a_class_that_the_model_has_not_is_told(visit: Open, view: str) -> None:
+    image = base64.urlsafe_b64encode(encode(random_picture())).decode().rstrip("=")
+    asked = f"#{view}?model=grey&n=1&seed=3&label=dragon"
+    link = asked if view == "draw" else f"{asked}&image={image}"
+    page = visit(link)
+    alert = page.locator(f"#{view} [role=alert]")
+    expect(alert).to_have_text("This model has no class “dragon”.")
+    assert hash_of(page) == link
+    expect(page.locator(f"#{view} .sheet li")).to_have_count(0)
+
+
+def test_any_class_may_be_asked_for_by_a_link(visit: Open) -> None:
+    page = visit("#draw?model=grey&n=2&seed=3&label=random")
+    finished(page)
+    expect(page.locator("#draw-classes input:checked")).to_have_value("random")
+    assert "label=random" in hash_of(page)
+    page.check("#draw-classes [value='a frog']")
+    finished(page)
+    page.goto(page.url.split("#")[0] + "#draw?model=grey&n=1&seed=4&label=random")
+    expect(page.locator("#draw .sheet small").first).to_contain_text("seed 4")
+    expect(page.locator("#draw-classes input[value=random]")).to_have_count(1)
+
+
 def test_the_skip_link_keeps_the_view(visit: Open) -> None:
     page = visit("#complete")
     finished(page, "complete")

@@ -49,6 +49,21 @@ def test_a_hole_is_looked_over_by_default(visit: Open) -> None:
     assert pixels(again, "#complete .sheet canvas") == pixels(page, "#complete .sheet canvas")
 
 
+def test_a_links_number_of_tries_is_drawn_with(visit: Open) -> None:
+    page = with_a_hole(visit)
+    page.click("#complete-form button[type=submit]")
+    expect(page.locator("#complete .sheet li")).to_have_count(9)
+    finished(page, "complete")
+    link = hash_of(page).replace("particles=8", "particles=3")
+    again = visit(link)
+    finished(again, "complete")
+    expect(again.locator("#complete .sheet small").nth(1)).to_contain_text("of 3 tries counted")
+    expect(again.locator("#complete-particles")).to_have_value("3")
+    assert "particles=3" in hash_of(again)
+    many = visit(link.replace("particles=3", "particles=9"), allowed=["400", "422"])
+    expect(many.locator("#complete [role=alert]")).to_contain_text("articles")
+
+
 def test_guided_tries_take_twice_the_slots(visit: Open) -> None:
     page = with_a_hole(visit)
     page.locator("#complete-form summary").click()

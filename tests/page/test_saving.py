@@ -112,6 +112,71 @@ def test_a_gif_shows_the_drawing(visit: Open, model: str) -> None:
             assert not seen[frame:, 3].any()
 
 
+def test_a_gif_of_many_colours_is_exact(visit: Open) -> None:
+    page = visit("#draw?model=colour&n=1&seed=8")
+    finished(page)
+    values, text = page.evaluate(
+        """async (side) => {
+            const { encodeGif } = await import("./static/gif.js");
+            const shape = { width: side, height: side, channels: 3 };
+            const values = Uint8Array.from({ length: 3 * side * side }, (_, k) => (k * 7919) >> 3);
+            const known = new Uint8Array(side * side).fill(1, 0, 9 * side + 5);
+            const gif = encodeGif({ shape, values, known }, 3);
+            const bytes = new Uint8Array(await gif.arrayBuffer());
+            const text = Array.from(bytes, (byte) => String.fromCharCode(byte)).join("");
+            return [Array.from(values), btoa(text)];
+        }""",
+        160,
+    )
+    with Image.open(io.BytesIO(base64.b64decode(text))) as gif:
+        gif.seek(getattr(gif, "n_frames", 1) - 1)
+        assert gif.info["duration"] == 2000
+        seen = np.asarray(gif.convert("RGB"))
+    assert np.array_equal(seen.ravel(), np.array(values))
+
+
+def test_what_is_saved_is_named_after_what_was_shown_then(visit: Open) -> None:
+    page = visit("#draw?n=2&seed=8")
+    finished(page)
+    page.locator("#draw .sheet button").first.click()
+    with page.expect_download() as download:
+        page.evaluate(
+            """() => {
+                document.getElementById("viewer-apng").click();
+                const next = new KeyboardEvent("keydown", { key: "ArrowRight", bubbles: true });
+                document.getElementById("viewer").dispatchEvent(next);
+            }"""
+        )
+    expect(page.locator("#viewer-facts")).to_contain_text("Seed 9")
+    assert download.value.suggested_filename == "scanline-grey-8-drawing.png"
+    with Image.open(download.value.path()) as picture:
+        assert "seed=8" in picture.text["Scanline"]  # type: ignore[attr-defined]
+
+
+def test_what_cannot_be_saved_is_told(visit: Open) -> None:
+    page = visit("#draw?n=2&seed=8", allowed=["ERR_FAILED"])
+    finished(page)
+    page.route("**/gif.js", lambda route: route.abort())
+    page.locator("#draw .sheet button").first.click()
+    page.click("#viewer-gif")
+    expect(page.locator("#viewer [role=status]")).to_contain_text("cannot be reached")
+
+
+def test_what_cannot_be_read_is_told(visit: Open) -> None:
+    page = visit("#draw?n=1&seed=8")
+    finished(page)
+    page.evaluate(
+        """() => {
+            const folder = new File(["x"], "folder");
+            folder.arrayBuffer = () => Promise.reject(new DOMException("", "NotFoundError"));
+            const drop = new Event("drop", { bubbles: true, cancelable: true });
+            drop.dataTransfer = { files: [folder] };
+            document.body.dispatchEvent(drop);
+        }"""
+    )
+    expect(page.locator("#complete [role=alert]")).to_contain_text("no picture")
+
+
 def test_a_sheet_is_saved_with_a_table(visit: Open) -> None:
     page = visit("#draw?n=3&seed=8&label=a+frog")
     finished(page)

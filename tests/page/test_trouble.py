@@ -253,6 +253,9 @@ def test_who_would_rather_give_no_key_is_left_alone(visit: Open) -> None:
         page.fill("#key", "open sesame")
         page.keyboard.press("Enter")
         finished(page)
+        page.evaluate("location.hash = '#draw?model=ghost&n=1&seed=5'")
+        expect(page.locator("#loading")).to_contain_text("no model “ghost”")
+        expect(page.locator("#enter-key")).to_be_hidden()
         page.context.close()
 
 

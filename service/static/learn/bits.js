@@ -1,6 +1,6 @@
 /** Scene three: what a bit is, and that a model which guesses well compresses. */
 
-import { postJson, postPicture } from "../api.js";
+import { patiently, postJson, postPicture } from "../api.js";
 import { paintHeat } from "../heat.js";
 import { area, toImageData, toPng } from "../pixels.js";
 
@@ -17,10 +17,12 @@ export class BitsScene {
   }
 
   async set(model, signal) {
-    const drawn = await postJson("v1/samples", { model: model.id, seed: SEED, output: "values" }, signal);
+    const asked = { model: model.id, seed: SEED, output: "values" };
+    const drawn = await patiently(() => postJson("v1/samples", asked, signal), signal);
     const picture = { shape: model, values: Uint8Array.from(drawn.images[0].values) };
     const fields = { model: model.id, per_pixel: "true" };
-    const reply = await postPicture("v1/score", fields, await toPng(picture), signal);
+    const png = await toPng(picture);
+    const reply = await patiently(() => postPicture("v1/score", fields, png, signal), signal);
     const [{ bits, pixel_bits: each }] = (await reply.json()).data;
     for (const canvas of [this.picture, this.heat]) {
       canvas.width = model.width;

@@ -1,6 +1,6 @@
 /** Scene one: a pixel, a guess, a roll of the dice, and then all the others. */
 
-import { postJson, postPicture } from "../api.js";
+import { patiently, postJson, postPicture } from "../api.js";
 import { Chart } from "../chart.js";
 import { randomSeed } from "../fields.js";
 import { surprises } from "../heat.js";
@@ -48,10 +48,12 @@ export class DiceScene {
     this.done = false;
     this.rest.textContent = "Roll all the rest";
     this.busy(true);
-    const drawn = await postJson("v1/samples", { model: model.id, seed: SEED, output: "values" }, signal);
+    const asked = { model: model.id, seed: SEED, output: "values" };
+    const drawn = await patiently(() => postJson("v1/samples", asked, signal), signal);
     const picture = { shape: model, values: Uint8Array.from(drawn.images[0].values), known: null };
     const fields = { model: model.id, per_pixel: "true" };
-    const reply = await postPicture("v1/score", fields, await toPng(picture), signal);
+    const png = await toPng(picture);
+    const reply = await patiently(() => postPicture("v1/score", fields, png, signal), signal);
     const bits = (await reply.json()).data[0].pixel_bits;
     const [start] = surprises(bits.slice(0, Math.ceil(bits.length / 2)), 1);
     this.player.write(0, picture.values.slice(0, start * model.channels));
@@ -80,7 +82,8 @@ export class DiceScene {
       this.offerAgain();
       return;
     }
-    const reply = await postJson("v1/distribution", { model: model.id, values }, signal);
+    const asked = { model: model.id, values };
+    const reply = await patiently(() => postJson("v1/distribution", asked, signal), signal);
     this.probabilities = reply.probabilities;
     if (model.channels === 3) this.chart.channel = reply.channel;
     this.chart.show(this.probabilities, null, null);

@@ -1,6 +1,6 @@
 /** Scene four: what it cannot do. */
 
-import { postJson, postPicture } from "../api.js";
+import { patiently, postJson, postPicture } from "../api.js";
 import { area, toImageData, toPng } from "../pixels.js";
 
 const SEED = 61;
@@ -25,12 +25,15 @@ export class LimitsScene {
     const { model, signal } = this;
     this.button.disabled = true;
     try {
-      const seen = await postJson("v1/samples", { model: model.id, seed: SEED, output: "values" }, signal);
+      const asked = { model: model.id, seed: SEED, output: "values" };
+      const seen = await patiently(() => postJson("v1/samples", asked, signal), signal);
       const picture = { shape: model, values: Uint8Array.from(seen.images[0].values) };
       const first = model.width * Math.round(model.height / 2);
       const png = await toPng(picture, (p) => p >= first);
       const fields = { model: model.id, n: WAYS, seed: OTHER_SEED, output: "values" };
-      const { images } = await (await postPicture("v1/completions", fields, png, signal)).json();
+      const reply =
+        await patiently(() => postPicture("v1/completions", fields, png, signal), signal);
+      const { images } = await reply.json();
       const known = new Uint8Array(area(model)).fill(1, first);
       this.row.replaceChildren(
         this.frame(toImageData(picture, (p) => known[p]), "What it was given: the lower half"),
