@@ -104,7 +104,8 @@ function cutOut(known, bitmap, shape, { scale, left, top }) {
 /** Turn a blob into text that fits into a link. */
 export async function toText(blob) {
   const bytes = new Uint8Array(await blob.arrayBuffer());
-  const text = btoa(String.fromCharCode(...bytes));
+  // Not all at once: so many arguments a call does not take.
+  const text = btoa(Array.from(bytes, (byte) => String.fromCharCode(byte)).join(""));
   return text.replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
 }
 

@@ -193,3 +193,16 @@ def test_a_sheet_is_saved_with_a_table(visit: Open) -> None:
             with Image.open(archive.open(row["file"])) as picture:
                 assert np.asarray(picture.convert("RGBA")).ravel().tolist() == image
                 assert f"seed={row['seed']}" in picture.text["Scanline"]  # type: ignore[attr-defined]
+
+
+def test_a_large_picture_fits_into_text(visit: Open) -> None:
+    same = visit("#draw?n=1&seed=8").evaluate(
+        """async () => {
+            const { toText, fromText } = await import("./static/pixels.js");
+            const bytes = Uint8Array.from({ length: 400_000 }, (_, k) => (k * k) % 251);
+            const text = await toText(new Blob([bytes]));
+            const back = new Uint8Array(await fromText(text).arrayBuffer());
+            return back.length === bytes.length && back.every((byte, k) => byte === bytes[k]);
+        }"""
+    )
+    assert same
