@@ -27,6 +27,7 @@ def client() -> Iterator[httpx.Client]:
         ("application/json;q=0.5, image/png", "image/png"),
         ("application/json;q=0.5, image/png;q=0.2", "application/json"),
         ("application/json;q=0, */*;q=0.1", "image/png"),
+        ("application/*;q=0, */*", "image/png"),
         ("image/png;q=wrong, application/zip", "application/zip"),
         ("application/x-npy", "application/x-npy"),
         ("text/event-stream", "text/event-stream"),

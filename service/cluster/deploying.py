@@ -161,7 +161,8 @@ class Cluster:
         Raises ``BackendError`` where a cluster begun here, which never grows, lacks what they want.
         """
         name = checkpoint.name
-        if lack := lacking(settings, ray.available_resources()):
+        there = not self._own and f"scanline-{name}" in serve.status().applications
+        if not there and (lack := lacking(settings, ray.available_resources())):
             what = f"the {settings.min_replicas} replicas of {name} want {lack}"
             if self._own:
                 raise BackendError(

@@ -53,7 +53,8 @@ def _acceptable(request: Request) -> Media:
     for _, kind in sorted((wish for wish in wishes if wish[0]), key=lambda wish: wish[0]):
         for media in MEDIA:
             family = media.partition("/")[0]
-            if media not in unwanted and kind in (media, f"{family}/*", "*/*", ""):
+            ways = {media, f"{family}/*"}
+            if not ways & unwanted and kind in {*ways, "*/*", ""}:
                 return media
     raise ApiError(406, f"nothing here is {accept}; accept one of {', '.join(MEDIA)}")
 

@@ -4,7 +4,7 @@ import { explain, postPicture } from "./api.js";
 import { chooseFile } from "./arrivals.js";
 import { Easel } from "./easel.js";
 import { drawExamples, lightness, paperOf, thumbnail } from "./examples.js";
-import { echo, listenToDice, noClass, randomSeed, readNumber, seedOf, setRange } from "./fields.js";
+import { classOf, echo, listenToDice, noClass, randomSeed, readNumber, seedOf, setRange } from "./fields.js";
 import { area, blank, fromFile, fromText, toPng, toText } from "./pixels.js";
 import { LookAhead, rowsOf } from "./lookahead.js";
 import { Shaping } from "./shaping.js";
@@ -76,7 +76,7 @@ export class CompleteView {
     if (fields.has("image")) {
       const { n, label } = this.form.elements;
       if (fields.has("n")) n.value = fields.get("n");
-      const wanted = fields.get("label") ?? "";
+      const wanted = classOf(this.model, fields.get("label") ?? "");
       const there = [...label.options].some(({ value }) => value === wanted);
       const any = !there && wanted === "random" && this.model.classes.length > 0;
       if (any) label.add(new Option("any class", wanted));

@@ -2,7 +2,7 @@
 
 import { post } from "./api.js";
 import { axesOf, rowsOf } from "./compare.js";
-import { guides, listenToDice, noClass, randomSeed, readNumber, seedOf } from "./fields.js";
+import { classOf, guides, listenToDice, noClass, randomSeed, readNumber, seedOf } from "./fields.js";
 import { Shaping } from "./shaping.js";
 import { Sheet } from "./sheet.js";
 
@@ -74,7 +74,7 @@ export class DrawView {
   open(fields) {
     const seed = seedOf(fields);
     const { n, by } = this.form.elements;
-    const label = fields.get("label") ?? "";
+    const label = classOf(this.model, fields.get("label") ?? "");
     if (label === "random" && this.model.classes.length && !this.chip(label)) {
       this.offer(label, "any class");
     }

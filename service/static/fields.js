@@ -40,6 +40,14 @@ export function seedOf(fields) {
   return fields.has("seed") && Number.isSafeInteger(seed) && seed >= 0 ? seed : null;
 }
 
+/** Give the class that a link means: its name, in other letters too, or its number. */
+export function classOf({ classes }, wanted) {
+  if (classes.includes(wanted)) return wanted;
+  const alike = classes.filter((name) => name.toLowerCase() === wanted.toLowerCase());
+  if (alike.length === 1) return alike[0];
+  return (/^\d{1,9}$/.test(wanted) && classes[Number(wanted)]) || wanted;
+}
+
 /** Say that a link asks for a class which the model has not. */
 export const noClass = (label) => `This model has no class “${label}”.`;
 

@@ -20,11 +20,11 @@ export class LookAhead {
     this.button.addEventListener("click", compare);
   }
 
-  /** Offer no more tries than there are slots for. */
-  limit(slots) {
+  /** Offer no more tries than there are slots for, but a link's. */
+  limit(slots, link = 1) {
     this.slots = slots;
-    const counts = [...new Set([...TRIES, this.wanted])].filter((count) => count <= slots)
-      .sort((a, b) => a - b);
+    const usual = [...TRIES, this.wanted].filter((count) => count <= slots);
+    const counts = [...new Set([...usual, link])].sort((a, b) => a - b);
     this.select.replaceChildren(...counts.map((count) =>
       new Option(count === 1 ? "off" : `${count} tries`, count)));
     this.select.value = counts.findLast((count) => count <= this.wanted);
@@ -34,7 +34,7 @@ export class LookAhead {
   take(particles) {
     if (!this.useful) return;
     this.wanted = Math.max(1, Number(particles) || 1);
-    this.limit(Math.max(this.slots, this.wanted)); // what are too many, the server refuses in words
+    this.limit(this.slots, this.wanted); // what are too many, the server refuses in words
     this.offer(true);
   }
 

@@ -143,6 +143,13 @@ def test_a_class_that_the_model_has_not_is_told(visit: Open, view: str) -> None:
     expect(page.locator(f"#{view} .sheet li")).to_have_count(0)
 
 
+@pytest.mark.parametrize("label", ["A FROG", "2"])
+def test_a_links_class_may_be_in_other_letters_or_a_number(visit: Open, label: str) -> None:
+    page = visit(f"#draw?model=grey&n=1&seed=3&label={label}")
+    finished(page)
+    expect(page.locator("#draw-classes input:checked")).to_have_value("a frog")
+
+
 def test_any_class_may_be_asked_for_by_a_link(visit: Open) -> None:
     page = visit("#draw?model=grey&n=2&seed=3&label=random")
     finished(page)
