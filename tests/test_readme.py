@@ -59,7 +59,7 @@ def test_curl(server: str, tmp_path: Path) -> None:
     (script,) = blocks("sh", "## Over HTTP")
     output = run(["bash", "-euc", script.replace(ADDRESS, server)], tmp_path)
     assert size(tmp_path / "samples.png") == (4 * 30 - 2, 4 * 30 - 2)
-    assert size(tmp_path / "frogs.png") == (2 * 34 - 2, 2 * 34 - 2)
+    assert size(tmp_path / "lorries.png") == (2 * 34 - 2, 2 * 34 - 2)
     assert size(tmp_path / "digit.png") == (28, 28)
     with zipfile.ZipFile(tmp_path / "completions.zip") as archive:
         assert len(archive.namelist()) == 4
