@@ -34,9 +34,6 @@ class Repeats:
         self._begun: WeakValueDictionary[tuple[str, str], Generation] = WeakValueDictionary()
         self._from: WeakKeyDictionary[Generation, tuple[Queue, bytes]] = WeakKeyDictionary()
 
-    def __len__(self) -> int:
-        return len(self._begun)
-
     def begin(
         self,
         key: tuple[str, str],

@@ -19,9 +19,9 @@ from scanline.service.turns import Turns
 class _Step(NamedTuple):
     """So many calls of the decoder: so many slots, up to ``pixels`` each, ``drawn`` in all.
 
-    With the twins, which no call names, ``done`` pixels. They ``began`` at that time of the clock,
-    and to launch them took so many seconds. They are of the ``light`` generations, or of the heavy
-    ones.
+    Their ``twins``, which no call names, draw so many more. They ``began`` at that time of the
+    clock, and to launch them took so many seconds. They are of the ``light`` generations, or of the
+    heavy ones.
     """
 
     light: bool
@@ -29,7 +29,7 @@ class _Step(NamedTuple):
     slots: int
     pixels: int
     drawn: int
-    done: int
+    twins: int
     began: float
     took: float
 
@@ -55,17 +55,17 @@ class Steps:
         """Launch a step: of each call some slots, and up to how many pixels of each."""
         began = self._clock()
         calls = [(slots, pixels) for slots, pixels in calls if len(slots)]
-        drawn = done = 0
+        drawn = twins = 0
         for slots, pixels in calls:
             left = self._decoder.config.pixels - self._decoder.ahead[slots]
             each = np.minimum(left, pixels)
             drawn += int(each.sum())
-            done += int(each.sum() + each[self._decoder.inputs.twin[slots] != NO_SLOT].sum())
+            twins += int(each[self._decoder.inputs.twin[slots] != NO_SLOT].sum())
             self._decoder.launch(slots, pixels)
         slots_in_all = sum(len(slots) for slots, _ in calls)
         pixels = max(pixels for _, pixels in calls)
         took = self._clock() - began
-        step = _Step(light, len(calls), slots_in_all, pixels, drawn, done, began, took)
+        step = _Step(light, len(calls), slots_in_all, pixels, drawn, twins, began, took)
         self._flying.append(step)
 
     def land(self, leave: int) -> None:
@@ -92,6 +92,6 @@ class Steps:
         if step.drawn:
             host = since - waited if device else 0.0
             self.turns.paces[step.light].measure(took, step.pixels, step.slots, host)
-            self._queue.measure(step.done, since)
+            self._queue.measure(step.drawn + step.twins, since)
         if self._observer:
             self._observer.stepped(took, step.drawn, step.slots)

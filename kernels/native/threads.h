@@ -18,7 +18,7 @@ inline void relax() {
 #if defined(__SSE2__)
     _mm_pause();
 #elif defined(__aarch64__)
-    asm volatile("isb");  // some ten nanoseconds, where `yield` takes none on most cores
+    asm volatile("isb");  // a pause, which `yield` is not on cores of one thread
 #endif
 }
 

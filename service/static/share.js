@@ -30,7 +30,7 @@ function base64(image) {
 }
 
 /** Write the request of a link as a command line that saves what comes as one PNG. */
-export async function asCurl(link) {
+export function asCurl(link) {
   const { url, fields, image } = requestOf(link);
   const lines = [`curl -sf ${quote(url)} -H 'Accept: image/png'`];
   if (key.value) lines.push(`-H "Authorization: Bearer $${TOKEN}"`);
@@ -47,7 +47,7 @@ export async function asCurl(link) {
 }
 
 /** Write the request of a link as a Python program that does the same. */
-export async function asPython(link) {
+export function asPython(link) {
   const { url, fields, image } = requestOf(link);
   const literal = JSON.stringify(fields).replaceAll('":', '": ').replaceAll(',"', ', "');
   const imports = [...(image ? ["base64"] : []), ...(key.value ? ["os"] : [])];
@@ -111,8 +111,8 @@ export class ShareBar {
     this.status = bar.querySelector("[role=status]");
     const ways = {
       link: [shareLink, "Link copied."],
-      curl: [async (link) => copy(await asCurl(link)), "Command copied."],
-      python: [async (link) => copy(await asPython(link)), "Program copied."],
+      curl: [async (link) => copy(asCurl(link)), "Command copied."],
+      python: [async (link) => copy(asPython(link)), "Program copied."],
     };
     for (const [name, [act, done]] of Object.entries(ways)) {
       bar.querySelector(`[data-copy=${name}]`).addEventListener("click", async () => {

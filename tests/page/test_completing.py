@@ -153,12 +153,18 @@ def test_paper_and_pen_are_those_of_the_model(visit: Open, paper: int, pen: int)
     assert np.abs(easel(page).astype(int) - pen).min() < 20
 
 
-def test_light_paper_can_be_inverted(visit: Open) -> None:
-    page = visit()
+def completing_on(visit: Open, paper: int) -> Page:
+    """Open the view with examples on such paper."""
+    page: Page = visit()
     finished(page)
-    page.route("**/v1/samples", examples_of(0))
+    page.route("**/v1/samples", examples_of(paper))
     page.click("nav >> text=Complete")
     finished(page, "complete")
+    return page
+
+
+def test_light_paper_can_be_inverted(visit: Open) -> None:
+    page = completing_on(visit, 0)
     upload(page, encode(Image.new("L", (GREY.width, GREY.height), 10)))
     expect(page.locator("#complete [data-report]")).to_contain_text("on the easel")
     expect(page.locator("#paper-offer")).to_be_hidden()
@@ -171,11 +177,7 @@ def test_light_paper_can_be_inverted(visit: Open) -> None:
 
 
 def test_only_dark_paper_is_said_to_be_dark(visit: Open) -> None:
-    page = visit()
-    finished(page)
-    page.route("**/v1/samples", examples_of(100))
-    page.click("nav >> text=Complete")
-    finished(page, "complete")
+    page = completing_on(visit, 100)
     upload(page, encode(Image.new("L", (GREY.width, GREY.height), 250)))
     expect(page.locator("#complete [data-report]")).to_contain_text("on the easel")
     expect(page.locator("#paper-offer")).to_be_hidden()
