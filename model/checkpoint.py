@@ -202,6 +202,8 @@ def load_checkpoints(folder: Path, names: Sequence[str] = ()) -> list[Checkpoint
         if name not in paths:
             there = ", ".join(paths)
             raise CheckpointError(f"there is no model {name!r} in {folder}; there are: {there}")
+        if names.count(name) > 1:
+            raise CheckpointError(f"the model {name!r} is named twice: name each once")
     checkpoints = [load_checkpoint(paths[name]) for name in names or paths]
     if not names:
         checkpoints.sort(key=lambda checkpoint: checkpoint.model.config.steps)

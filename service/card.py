@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from typing import Annotated
 from urllib.parse import urlencode
 
@@ -19,6 +20,8 @@ from scanline.service.http.waiting import client_of, draw_to_end
 from scanline.service.pictures import to_grid
 
 MOST = 4  # images: a link may be of many more, which a chat would show too small
+MAX_PAGE_SEED = 2**53 - 1  # the largest whole number that the page's language has
+_SEED = re.compile(r"[0-9]{1,16}")
 SIDE = 600  # pixels, or a little less
 
 router = APIRouter()
@@ -39,10 +42,16 @@ class Card(BaseModel):
 def card_tags(request: Request) -> str:
     """Give the tags that name a link's picture; none where the link is of no drawing.
 
-    Nor where the API wants a key, which those who fetch such pictures do not have.
+    Nor of a seed that the page cannot draw, nor where the API wants a key, which those who fetch
+    such pictures do not have.
     """
     query = request.query_params
-    if "seed" not in query or request.app.state.scanline.settings.api_key is not None:
+    seed = query.get("seed", "")
+    if (
+        not _SEED.fullmatch(seed)
+        or int(seed) > MAX_PAGE_SEED
+        or request.app.state.scanline.settings.api_key is not None
+    ):
         return ""
     known = {name: query[name] for name in Card.model_fields if name in query}
     address = html.escape(f"{request.base_url}card.png?{urlencode(known)}")

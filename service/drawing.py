@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 import time
 from pathlib import Path
@@ -16,6 +17,8 @@ from scanline.service.engine import Engine
 from scanline.service.generation import Spec
 from scanline.service.pictures import to_grid
 from scanline.service.queue import Limits
+
+log = logging.getLogger("scanline.drawing")
 
 SLOTS = 64
 
@@ -51,6 +54,8 @@ def draw_grid(
         engine.close(drain=0)
     if generation.error:
         raise RuntimeError(generation.error)
+    for warning in generation.warnings:
+        log.warning("%s", warning)
     grid = to_grid([image.read(0, config.pixels) for image in generation.images], config, scale)
     write_atomically(out, grid)
 

@@ -114,6 +114,7 @@ class Image:
         self.particles: Weighed | None = None  # that drew it, once they have
         self.changed: list[int] = []  # first pixels from which another particle was shown
         self._place = nowhere
+        self._given = nowhere.pixels  # what is shown of it where nothing was drawn
 
     def run(self, slot: int, place: Place) -> None:
         """Take a slot and draw there."""
@@ -135,7 +136,7 @@ class Image:
     def finish(self, reason: FinishReason, bits: float | None) -> None:
         """Give the slot up, keeping a copy of what was drawn in it."""
         kept = Place(self._place.pixels.copy(), self._place.position.copy())
-        kept.pixels[kept.position[0] :] = 0
+        kept.pixels[kept.position[0] :] = self._given[kept.position[0] :]
         self._place, self.slot, self.bits = kept, -1, bits
         self.finish_reason, self.status = reason, Status.FINISHED
 
@@ -175,8 +176,10 @@ class Generation:
     ) -> None:
         self.id = f"gen_{secrets.token_hex(12)}"
         self.model, self.config, self.spec, self.caller = model, config, spec, caller
-        empty = np.zeros((config.pixels, config.channels), np.uint8)
-        nowhere = Place(empty, np.zeros(1, np.int32))
+        given = np.zeros((config.pixels, config.channels), np.uint8)
+        if spec.canvas is not None and spec.known is not None:
+            given[spec.known] = spec.canvas[spec.known]
+        nowhere = Place(given, np.zeros(1, np.int32))
         seeds = [image_seed(spec.seed, j) for j in range(spec.n)]
         labels = [spec.label] * spec.n
         if spec.any_label:
@@ -253,6 +256,12 @@ class Generation:
     @property
     def warnings(self) -> list[str]:
         """Say what a user should know of what was drawn."""
+        spec = self.spec
+        if spec.particles > 1 and (spec.known is None or not spec.known[spec.prefix :].any()):
+            return [
+                "nothing is known after the first pixel that is drawn, so particles cost more and "
+                "guided nothing: leave them out"
+            ]
         each = (image.particles for image in self.images)
         collapsed = [one for one in each if one is not None and one.least < COLLAPSED]
         if not collapsed:

@@ -39,20 +39,24 @@ def to_canvas(picture: Image.Image) -> NDArray[np.uint8]:
 
 def read_picture(image: BinaryIO, config: ModelConfig, fit: Fit) -> NDArray[np.uint8]:
     """Read an upload as the model's values, uint8 ``[T, C]``; raises ``PictureError``."""
-    return to_canvas(fit_to(config, _open(image, config, fit), fit))
+    return to_canvas(fit_to(config, _open(image, config, fit)[0], fit))
 
 
-def _open(image: BinaryIO, config: ModelConfig, fit: Fit) -> Image.Image:
-    """Open a picture that is to be fitted."""
-    size = (config.width, config.height)
+def _open(image: BinaryIO, config: ModelConfig, fit: Fit) -> tuple[Image.Image, tuple[int, int]]:
+    """Open a picture that is to be fitted, and tell its own size: it may be a smaller one."""
+    size = own = (config.width, config.height)
 
     def check_size(width: int, height: int) -> None:
+        nonlocal own
+        own = (width, height)
         if fit == "exact" and (width, height) != size:
             raise wrong_size((width, height), size)
 
     # Twice the size is left for the resampling to choose from.
     needed = None if fit == "exact" else 2 * max(size)
-    return open_upload(image, "image", check_size, needed)
+    picture = open_upload(image, "image", check_size, needed)
+    lain = (picture.width - picture.height) * (own[0] - own[1]) < 0  # turned by its EXIF tag
+    return picture, own[::-1] if lain else own
 
 
 def transparent(picture: Image.Image) -> NDArray[np.bool_]:
@@ -61,13 +65,15 @@ def transparent(picture: Image.Image) -> NDArray[np.bool_]:
     return np.equal(alpha, 0)
 
 
-def _open_mask(file: BinaryIO, config: ModelConfig) -> Image.Image:
+def _open_mask(file: BinaryIO, config: ModelConfig, own: tuple[int, int]) -> Image.Image:
+    """Open a mask of the model's size, or of the picture's ``own``."""
+    sizes = dict.fromkeys([(config.width, config.height), own])
+
     def check_size(width: int, height: int) -> None:
-        if (width, height) != (config.width, config.height):
+        if (width, height) not in sizes:
+            wanted = ", or the picture's, ".join(f"{W} × {H}" for W, H in sizes)
             raise PictureError(
-                f"the mask is {width} × {height}; it must have the model's size, "
-                f"{config.width} × {config.height}",
-                "mask",
+                f"the mask is {width} × {height}; it must have the model's size, {wanted}", "mask"
             )
 
     mask = open_upload(file, "mask", check_size)
@@ -75,13 +81,17 @@ def _open_mask(file: BinaryIO, config: ModelConfig) -> Image.Image:
     return mask
 
 
-def _painted(mask: BinaryIO, config: ModelConfig) -> NDArray[np.bool_]:
+def _painted(
+    mask: BinaryIO, config: ModelConfig, own: tuple[int, int], fit: Fit
+) -> NDArray[np.bool_]:
     """Read a mask: bool ``[T]``, true where its pixels are transparent (alpha 0): to be drawn.
 
-    Raises ``PictureError`` on one with nothing transparent.
+    One of the picture's ``own`` size is fitted as that is. Raises ``PictureError`` on one with
+    nothing transparent.
     """
-    paint = transparent(_open_mask(mask, config)).reshape(-1)
-    if not paint.any():
+    marked = transparent(_open_mask(mask, config, own))
+    paint = fit_hole(marked, config.height, config.width, fit).reshape(-1)
+    if not marked.any():
         raise PictureError(
             "the mask has no transparent pixel (alpha 0), so there is nothing to draw; make the "
             "parts to be drawn transparent",
@@ -110,12 +120,12 @@ def read_upload(
             f"it is {known_rows}",
             "known_rows",
         )
-    picture = _open(image, config, fit)
+    picture, own = _open(image, config, fit)
     canvas = to_canvas(fit_to(config, picture, fit))
     if known_rows is not None:
         return canvas, np.arange(config.pixels) < known_rows * config.width
     if mask is not None:
-        return canvas, ~_painted(mask, config)
+        return canvas, ~_painted(mask, config, own, fit)
     hole = fit_hole(transparent(picture), config.height, config.width, fit)
     if not hole.any():
         raise UnmarkedError(

@@ -18,6 +18,7 @@ from scanline.service.outlook import Outlook
 RESERVED = 16  # one place in so many is for small requests alone, half of these for new callers;
 SMALL = 256  # they ask for at most one image for so many places
 RATE_SECONDS = 0.3  # of drawing, by which the rate follows
+CLOSED = "the server is shutting down; send the request to another one"
 FIRST_READER_SECONDS = 5.0  # a generation that nobody has come to read by then is cancelled
 
 
@@ -197,7 +198,7 @@ class Queue:
 
     def _check_room(self, n: int, caller: str) -> None:
         if self.closed:
-            raise ClosedError("the server is shutting down; send the request to another one")
+            raise ClosedError(CLOSED)
         most = self.limits.max_waiting
         if self.waiting:  # or large requests, or one caller's, would shut others out
             reserved = most // RESERVED

@@ -34,6 +34,13 @@ class Repeats:
         self._begun: WeakValueDictionary[tuple[str, str], Generation] = WeakValueDictionary()
         self._from: WeakKeyDictionary[Generation, tuple[Queue, bytes]] = WeakKeyDictionary()
 
+    def keeps(self, whose: str, name: str | None) -> bool:
+        """Say whether what this key began would be given again, for which no room is needed."""
+        if name is None or (begun := self._begun.get((whose, name))) is None:
+            return False
+        queue, _ = self._from[begun]
+        return queue.find(begun.id) is not None and begun.error is None and not begun.cancelled
+
     def begin(
         self,
         key: tuple[str, str],

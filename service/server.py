@@ -90,6 +90,16 @@ def open_engine(
     return engine
 
 
+def _check_guided(name: str, served: Served) -> None:
+    """Raise ``BackendError`` where a model's own guidance needs more slots than there are."""
+    guidance = served.defaults.guidance
+    if guidance != 1 and served.engine.largest < 2:
+        raise BackendError(
+            f"{name} draws an image of a class in two slots (guidance {guidance:g}) and has one: "
+            "set SCANLINE_SLOTS to 2 or more"
+        )
+
+
 @dataclass
 class Scanline:
     """All that the routes share: settings, models, metrics, and whether to take work.
@@ -143,6 +153,7 @@ class Scanline:
                     int(time.time()),
                     checkpoint.defaults,
                 )
+                _check_guided(name, opened[name])
                 # Each alone found the room there, for none has used its slots yet.
                 self._check_together(opened, room)
         except (BackendError, ValueError) as error:

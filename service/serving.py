@@ -67,7 +67,7 @@ def configure(
 ) -> uvicorn.Config:
     """Say how uvicorn serves: connections bounded by the settings, logs and headers ours."""
     settings, metrics = scanline.settings, scanline.metrics
-    door = Door(settings.bounds, metrics.turned_away, metrics.requests)
+    door = Door(settings.bounds, metrics.turned_away, metrics.requests, metrics.refused)
     return uvicorn.Config(
         app,
         host=settings.host,

@@ -52,6 +52,9 @@ def test_a_links_page_names_its_picture(client: httpx.Client, n: int) -> None:
 def test_a_page_of_no_drawing_names_none(client: httpx.Client) -> None:
     assert card_of(client, "") is None
     assert card_of(client, "n=3") is None
+    for seed in (2**53, "-1", "x", "9" * 5000, "٣"):  # which the page would not draw
+        assert card_of(client, f"seed={seed}") is None
+    assert card_of(client, f"seed={2**53 - 1}") is not None
 
 
 def test_nothing_of_a_link_gets_out_of_its_tag(client: httpx.Client) -> None:

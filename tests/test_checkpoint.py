@@ -288,3 +288,5 @@ def test_the_default_is_the_model_of_the_fewest_steps(tmp_path: Path) -> None:
     assert [c.name for c in load_checkpoints(tmp_path, ["c", "b"])] == ["c", "b"]
     with pytest.raises(CheckpointError, match=r"no model 'd' in .*; there are: a, b, c"):
         load_checkpoints(tmp_path, ["a", "d"])
+    with pytest.raises(CheckpointError, match="'a' is named twice"):
+        load_checkpoints(tmp_path, ["a", "b", "a"])

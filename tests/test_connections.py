@@ -127,17 +127,20 @@ def test_what_is_no_http_gets_the_usual_error(patient: httpx.Client, junk: bytes
 def test_a_refusal_is_counted_and_logged(
     patient: httpx.Client, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def counted() -> float:
-        found = re.search(
-            r'{method="other",route="other",status="414"} (\S+)', patient.get("/metrics").text
+    def counted() -> list[float]:
+        shown = patient.get("/metrics").text
+        labels = (
+            '{method="other",route="other",status="414"}',
+            '_refused_total{reason="too_long"}',
         )
-        return float(found[1]) if found else 0.0
+        found = [re.search(rf"{re.escape(label)} (\S+)", shown) for label in labels]
+        return [float(one[1]) if one else 0.0 for one in found]
 
     before = counted()
     with caplog.at_level(logging.INFO, "scanline.connections"), dial(patient) as connection:
         connection.sendall(b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\n\r\n")
         check_refusal(read_all(connection), 414, "too_long")
-    assert counted() == before + 1
+    assert counted() == [one + 1 for one in before]
     assert "414 the URL is over 8,192 bytes" in caplog.text
 
 

@@ -124,6 +124,9 @@ def test_who_waits_is_told_its_place_again_and_again(
     assert places[0]["estimated_seconds"] == 9.0
     assert all(event.id is None for event in events if event.name == "waiting")
     assert events[-1].name == "completed"
+    # Read again, it has no place any more.
+    raw = client.get(f"/v1/generations/{events[0].data['id']}/events").content
+    assert parse_sse(raw)[0].data["queue_position"] == 0
 
 
 # --- the access log -----------------------------------------------------------------------------

@@ -166,6 +166,32 @@ def test_what_is_known_comes_from_rows_then_mask_then_the_picture() -> None:
     assert known(None, False) == [0]
 
 
+@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+@pytest.mark.parametrize("fit", ["cover", "contain"])
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_mask_of_the_pictures_own_size_is_fitted_with_it(
+    kind: str, fit: Fit, turned: bool
+) -> None:
+    """As what is cut out of the picture is, also where a JPEG is decoded smaller or turned."""
+    picture = Picture.new("L", (80, 72), 90)
+    mask = Picture.new("LA", picture.size, (0, 255))
+    mask.paste((0, 0), (20, 30, 40, 50))
+    cut = picture.copy()
+    cut.putalpha(mask.getchannel("A"))
+    exif = Picture.Exif()
+    if turned:
+        exif[0x0112] = 6  # lies on its side
+        picture = picture.transpose(Picture.Transpose.ROTATE_90)
+    sent = io.BytesIO(encode(picture, kind, exif=exif))
+    _, known = read_upload(sent, io.BytesIO(encode(mask)), None, fit, GREY)
+    _, expected = read_upload(io.BytesIO(encode(cut)), None, None, fit, GREY)
+    assert known.tolist() == expected.tolist()
+    assert 0 < known.sum() < known.size
+    other = io.BytesIO(encode(Picture.new("LA", (72, 80))))
+    with pytest.raises(PictureError, match="the model's size, 5 × 6, or the picture's, 80 × 72"):
+        read_upload(io.BytesIO(encode(picture, kind, exif=exif)), other, None, fit, GREY)
+
+
 def test_cover_crops_the_middle_and_contain_leaves_a_border() -> None:
     wide = Picture.new("L", (100, 12), 50)
     wide.paste(250, (30, 0, 70, 12))

@@ -264,6 +264,48 @@ def test_a_key_is_known_for_as_long_as_its_generation_is_kept() -> None:
     assert submit("4") != first[4]  # what went wrong is begun anew
 
 
+@pytest.mark.parametrize("drained", [False, True])
+def test_what_was_begun_is_given_again_though_nothing_new_is_taken(drained: bool) -> None:
+    """A repeat draws nothing anew: neither a full queue nor a server's end is in its way."""
+    decoder, go_on = FakeDecoder(GREY, 2), threading.Event()
+    decoder.before_step = lambda slots: (go_on.wait(), None)[1]
+    scanline, app = build({"max_waiting": 8, "max_images": 8}, {"grey": decoder})
+    refused = (503, "closing") if drained else (429, "queue_full")
+    body, picture = {"n": 2, "seed": 4}, {"image": encode(random_picture())}
+
+    with (
+        listening(app, lambda: scanline.ready) as url,
+        httpx.Client(base_url=url, timeout=60) as client,
+        ThreadPoolExecutor(2) as pool,
+    ):
+
+        def drawing(name: str) -> httpx.Response:
+            headers = {"Idempotency-Key": name} | ASYNC
+            return client.post("/v1/samples", json=body, headers=headers)
+
+        def completing(name: str) -> httpx.Response:
+            fields, headers = {"n": "2", "known_rows": "1"}, {"Idempotency-Key": name} | ASYNC
+            return client.post("/v1/completions", files=picture, data=fields, headers=headers)
+
+        queue = scanline.models["grey"].engine.queue
+        begun = drawing("draw").json()["id"], completing("complete").json()["id"]
+        asked = [pool.submit(client.get, "/v1/samples/grey/9.png")]
+        until(lambda: len(queue._live) == 3)
+        if drained:
+            queue.close(60)
+        while not drained and client.post("/v1/samples", json={}, headers=ASYNC).is_success:
+            pass
+        check_error(drawing("new"), *refused)
+        check_error(completing("new"), *refused)
+        assert (drawing("draw").json()["id"], completing("complete").json()["id"]) == begun
+        asked.append(pool.submit(client.get, "/v1/samples/grey/9.png"))
+        until(lambda: 2 in [generation.readers for generation in tuple(queue._live.values())])
+        go_on.set()
+        first, second = (reply.result() for reply in asked)
+    assert first.status_code == second.status_code == 200
+    assert first.content == second.content
+
+
 # --- at an address of its own -------------------------------------------------------------------
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.service_fixtures import build, listening
+from tests.service_fixtures import build, check_error, listening
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +30,11 @@ def client() -> Iterator[httpx.Client]:
         ("application/*;q=0, */*", "image/png"),
         ("image/png;q=wrong, application/zip", "application/zip"),
         ("application/x-npy", "application/x-npy"),
+        ("application/json, application/*;q=0", "application/json"),  # the more particular holds
+        ("image/png;q=0.5, image/*;q=0", "image/png"),
+        ("application/json;q=0.2, */*", "image/png"),
+        ("image/png, */*", "image/png"),
+        ("*/*, image/png", "application/json"),
         ("text/event-stream", "text/event-stream"),
     ],
 )
@@ -39,9 +44,16 @@ def test_the_best_acceptable_type(client: httpx.Client, accept: str, media: str)
     assert reply.headers["content-type"].partition(";")[0] == media
 
 
+def test_several_accept_lines_are_one(client: httpx.Client) -> None:
+    lines = [("Accept", "text/html"), ("Accept", "image/png")]
+    reply = client.post("/v1/samples", json={"n": 2}, headers=lines)
+    assert reply.headers["content-type"] == "image/png"
+
+
 def test_nothing_acceptable(client: httpx.Client) -> None:
     headers = {"Accept": "image/png;q=0, text/html"}
-    assert client.post("/v1/samples", json={}, headers=headers).status_code == 406
+    reply = client.post("/v1/samples", json={}, headers=headers)
+    check_error(reply, 406, "not_acceptable", "accept")
 
 
 @pytest.mark.parametrize(

@@ -183,6 +183,16 @@ def test_too_many_that_wait_are_sent_away(
     assert reply.headers["retry-after"] == "1"
 
 
+def test_a_server_that_ends_measures_no_more() -> None:
+    scanline, app = build()
+    with listening(app, lambda: scanline.ready) as url, httpx.Client(base_url=url) as client:
+        assert score(client, encode(random_picture())).status_code == 200
+        for served in scanline.models.values():
+            served.engine.queue.close(60)
+        check_error(client.post("/v1/distribution", json={"values": []}), 503, "closing")
+        check_error(score(client, encode(random_picture())), 503, "closing")
+
+
 def test_the_key_is_wanted_here_too() -> None:
     scanline, app = build({"api_key": "secret"})
     with listening(app, lambda: scanline.ready) as url, httpx.Client(base_url=url) as client:

@@ -62,8 +62,8 @@ class Started(BaseModel):
     queue_position: int
 
     @classmethod
-    def of(cls, generation: Generation) -> Started:
-        """Announce a generation."""
+    def of(cls, generation: Generation, ahead: int) -> Started:
+        """Announce a generation, so many images ``ahead`` of it."""
         config = generation.config
         return cls(
             id=generation.id,
@@ -72,7 +72,7 @@ class Started(BaseModel):
             height=config.height,
             channels=config.channels,
             images=[SeededImage(index=i.index, seed=i.seed) for i in generation.images],
-            queue_position=generation.queue_position,
+            queue_position=ahead,
         )
 
 
@@ -142,7 +142,9 @@ async def stream_events(
     """
     loop = asyncio.get_running_loop()
     if resumed is None:
-        yield sse_event("started", Started.of(generation))
+        waits = generation.status is Status.WAITING
+        ahead = place()[0] if place is not None and waits else 0
+        yield sse_event("started", Started.of(generation, ahead))
     reader = _Reader(generation, granularity, output, resumed)
     with streams.share() as pause:
         while True:
@@ -216,12 +218,13 @@ class _Reader:
         for image in images:
             cursor = self._cursors[image.index]
             changed = image.changed[cursor.changes :]
-            start, stop = min([cursor.position, *changed]), image.position
+            begin = start = min([cursor.position, *changed])
+            stop = image.position
             if self._granularity == "row" and image.finish_reason in (None, FinishReason.LENGTH):
                 stop -= stop % width
                 start -= start % width
             # What changed is told, even where nothing of it is shown as yet.
-            position = cursor.position if stop <= start else stop
+            position = begin if stop <= start else stop
             self._cursors[image.index] = Cursor(position, cursor.changes + len(changed))
             if stop <= start:
                 continue

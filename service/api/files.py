@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 
 from scanline.model.noise import MAX_SEED
 from scanline.service.api.beginning import Key, begin
-from scanline.service.api.lookup import Server, bearer, find_engine, find_served, settle_shape
+from scanline.service.api.lookup import Server, bearer, find_served, settle_shape
 from scanline.service.api.requests import LABEL_HELP, Guidance, Temperature, TopP
 from scanline.service.generation import Spec
 from scanline.service.http.bodies import known_query
@@ -53,9 +53,8 @@ async def get_sample(
     known = {part.strip().removeprefix("W/") for part in (if_none_match or "").split(",")}
     if known & {tag, "*"}:
         return Response(status_code=304, headers=headers)
-    engine = find_engine(request, server, model, 1)
-    generation = begin(request, server, engine, spec, Key("sample", tag, mark))
-    await draw_to_end(request, engine, generation)
+    generation = begin(request, server, served.engine, spec, Key("sample", tag, mark))
+    await draw_to_end(request, served.engine, generation)
     (image,) = generation.images
     if failed := cut_off(generation):
         raise failed

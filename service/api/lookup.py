@@ -10,6 +10,7 @@ from fastapi.security import HTTPBearer
 
 from scanline.model.config import ModelConfig
 from scanline.service.http.errors import ApiError, not_ready
+from scanline.service.queue import CLOSED, ClosedError
 from scanline.service.server import Scanline, Served
 from scanline.service.shape import Shape, ShapeError, settle
 from scanline.service.workshop import Workshop
@@ -41,12 +42,18 @@ def find_served(server: Scanline, name: str | None) -> Served:
     return server.models[name]
 
 
-def find_engine(request: Request, server: Scanline, name: str | None, n: int) -> Workshop:
-    """Find the model's engine, and refuse early what it has no room for."""
+def find_engine(
+    request: Request, server: Scanline, name: str | None, n: int, key: str | None = None
+) -> Workshop:
+    """Find the model's engine, and refuse early what it has no room for.
+
+    What came before under the request's idempotency ``key``, and is kept, needs none.
+    """
     engine = find_served(server, name).engine
     if n > (most := server.settings.max_images):
         raise ApiError(400, f"n: at most {most} images a request", param="n", code="too_many")
-    engine.queue.check_room(n, request.state.caller)
+    if not server.repeats.keeps(request.state.key, key):
+        engine.queue.check_room(n, request.state.caller)
     return engine
 
 
@@ -68,14 +75,24 @@ def settle_shape(
         shape = settle(served.engine.config, served.defaults, label, top_p, guidance, particles)
     except ShapeError as error:
         raise ApiError(400, str(error), param=error.param, code=error.code) from None
-    if shape.slots > served.engine.largest:
+    if shape.slots > (most := served.engine.largest):
+        param = "particles" if particles > 1 else "guidance"
+        less = "ask for fewer particles" if particles > 1 else "set guidance to 1"
         raise ApiError(
             400,
             f"an image would take {shape.slots} slots (one a particle, twice that with guidance) "
-            f"and this server has {served.engine.largest}: ask for fewer particles",
-            param="particles", code="too_many",
+            f"and this server has {most}: {less}",
+            param=param, code="too_many",
         )  # fmt: skip
     return shape
+
+
+def find_network(server: Scanline, name: str | None) -> Served:
+    """Find the model whose likelihoods are asked for; 503 once no more work is taken."""
+    served = find_served(server, name)
+    if served.engine.queue.closed:
+        raise ClosedError(CLOSED)
+    return served
 
 
 def find_label(config: ModelConfig, label: int | str | None) -> int:

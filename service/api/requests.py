@@ -71,6 +71,7 @@ OutputField = Annotated[
 ]
 # As OpenAPI 3.0 had it, which is what most generators of clients know.
 Upload = Annotated[UploadFile, WithJsonSchema({"type": "string", "format": "binary"})]
+CLASS_HELP = "A class by name or number (see `/v1/models`); left out, none is meant."
 LABEL_HELP = (
     "A class by name or number (see `/v1/models`), or `random` for one chosen by each image's "
     "seed; left out, anything may come."
@@ -112,7 +113,10 @@ class CompletionForm(Body):
     image: Annotated[Upload, Field(description="PNG, JPEG, WebP, GIF, BMP, TIFF or PPM.")]
     mask: Annotated[
         Upload | None,
-        Field(description="A picture of the same size: draw where it is transparent (alpha 0)."),
+        Field(
+            description="A picture of the same size, or of the model's: draw where it is "
+            "transparent (alpha 0)."
+        ),
     ] = None
     known_rows: Annotated[
         int | None, Field(ge=0, description="Keep this many rows from the top, draw the rest.")
@@ -149,7 +153,7 @@ class ScoreForm(Body):
     ]
     fit: Annotated[Fit, Field(description="For a picture of another size.")] = "exact"
     model: Model = None
-    label: Annotated[str | None, Field(description=LABEL_HELP)] = None
+    label: Annotated[str | None, Field(description=CLASS_HELP)] = None
     per_pixel: Annotated[bool, Field(description="Give the bits of each pixel too.")] = False
 
 
@@ -169,4 +173,4 @@ class DistributionRequest(Body):
         ),
     ]
     model: Model = None
-    label: Annotated[int | str | None, Field(description=LABEL_HELP)] = None
+    label: Annotated[int | str | None, Field(description=CLASS_HELP)] = None

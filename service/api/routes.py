@@ -65,7 +65,7 @@ async def create_samples(
 ) -> Response:
     """Draw images, of a class or of anything."""
     media = choose_media(request, body.stream, body.chosen)
-    engine = find_engine(request, server, body.model, body.n)
+    engine = find_engine(request, server, body.model, body.n, idempotency_key)
     served = find_served(server, body.model)
     shape = settle_shape(served, body.label, body.top_p, body.guidance)
     spec = Spec(
@@ -95,7 +95,7 @@ async def create_completions(
     Transparent in `mask` if one is sent, else in the picture itself.
     """
     media = choose_media(request, form.stream, form.chosen)
-    engine = find_engine(request, server, form.model, form.n)
+    engine = find_engine(request, server, form.model, form.n, idempotency_key)
     config = engine.config
     served = find_served(server, form.model)
     shape = settle_shape(served, form.label, form.top_p, form.guidance, form.particles)

@@ -45,18 +45,22 @@ class Bounds:
 class Door:
     """Whose requests are yet to come, and what is said of those who are turned away.
 
-    ``turned_away`` counts connections by reason, ``requests`` replies by route, method and status.
+    ``turned_away`` counts connections by reason, ``requests`` replies by route, method and status,
+    and ``refused`` refusals by the error's code.
     """
 
-    def __init__(self, bounds: Bounds, turned_away: Counter, requests: Counter) -> None:
+    def __init__(
+        self, bounds: Bounds, turned_away: Counter, requests: Counter, refused: Counter
+    ) -> None:
         self.bounds = bounds
         self.owing: dict[Connection, None] = {}  # us a whole request, the longest first
-        self._turned_away, self._requests = turned_away, requests
+        self._turned_away, self._requests, self._refused = turned_away, requests, refused
         self._said = -QUIET_SECONDS
 
-    def answered(self, status: int) -> None:
-        """Count a reply that no route gave."""
+    def refused(self, status: int, code: str) -> None:
+        """Count a refusal that no route gave."""
         self._requests.labels("other", "other", status).inc()
+        self._refused.labels(code).inc()
 
     def turn_away(self, reason: str) -> None:
         """Count a connection ended by the server, and log that there are too many, now and then."""
@@ -288,7 +292,7 @@ class Connection(HttpToolsProtocol):
         client = self.client[0] if self.client else ""
         extra = {"request_id": request_id, "status": status, "client": client}
         log.info("%s %s %s", status, message, request_id, extra=extra)
-        self._door.answered(status)
+        self._door.refused(status, code)
         body = json.dumps(error_body(status, message, code=code)).encode()
         headers = {
             b"content-type": b"application/json",

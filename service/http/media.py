@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal, get_args
 
 from fastapi import Request, Response
@@ -15,6 +16,7 @@ Media = Literal[
 ]
 MEDIA: tuple[Media, ...] = get_args(Media)
 
+_QUALITY = re.compile(r"[01](\.\d*)?")
 # What the headers of ``naming`` are, for the schema.
 NAMING: dict[str, Any] = {
     "X-Generation-ID": {"description": "The generation.", "schema": {"type": "string"}},
@@ -28,35 +30,41 @@ def choose_media(request: Request, stream: bool, given: set[str]) -> Media:
     if "granularity" in given and media != "text/event-stream":
         raise ApiError(
             400, "granularity is about streams: leave it out, or set stream to true",
-            param="granularity",
+            param="granularity", code="unsupported",
         )  # fmt: skip
     if "output" in given and media in ("image/png", "application/zip", "application/x-npy"):
         raise ApiError(
             400, f"output is about JSON and streams, and Accept asks for {media}: leave one out",
-            param="output",
+            param="output", code="unsupported",
         )  # fmt: skip
     return media
 
 
 def _acceptable(request: Request) -> Media:
-    """Find the first media type of `Accept` that can be given, best quality first."""
-    accept = request.headers.get("accept", "*/*")
-    wishes: list[tuple[float, str]] = []
+    """Choose what `Accept` likes best, the first it names of several (RFC 9110, section 12.5.1).
+
+    What it says of a media type is what it says the most particularly.
+    """
+    accept = ", ".join(request.headers.getlist("accept")) or "*/*"
+    wishes: dict[str, float] = {}
     for part in accept.split(","):
         kind, *parameters = (piece.strip().lower() for piece in part.split(";"))
         quality = next((p[2:] for p in parameters if p.startswith("q=")), "1")
-        try:
-            wishes.append((-float(quality), kind))
-        except ValueError:
-            wishes.append((0.0, kind))
-    unwanted = {kind for negative, kind in wishes if negative == 0}  # q=0: anything but this
-    for _, kind in sorted((wish for wish in wishes if wish[0]), key=lambda wish: wish[0]):
-        for media in MEDIA:
-            family = media.partition("/")[0]
-            ways = {media, f"{family}/*"}
-            if not ways & unwanted and kind in {*ways, "*/*", ""}:
-                return media
-    raise ApiError(406, f"nothing here is {accept}; accept one of {', '.join(MEDIA)}")
+        wishes[kind or "*/*"] = float(quality) if _QUALITY.fullmatch(quality) else 0.0
+    named = list(wishes)
+
+    def liked(media: Media) -> tuple[float, int]:
+        ways = (media, f"{media.partition('/')[0]}/*", "*/*")
+        way = next((way for way in ways if way in wishes), None)
+        return (0.0, 0) if way is None else (wishes[way], -named.index(way))
+
+    best = max(MEDIA, key=liked)
+    if not liked(best)[0]:
+        raise ApiError(
+            406, f"nothing here is {accept}; accept one of {', '.join(MEDIA)}",
+            param="accept", code="not_acceptable",
+        )  # fmt: skip
+    return best
 
 
 def naming(generation: Generation) -> dict[str, str]:

@@ -44,7 +44,10 @@ async def read_edit(request: Request) -> Edit:
     elif kind == "application/json":
         fields, images, masks = await _read_json(request)
     else:
-        raise ApiError(400, "send multipart/form-data, or application/json with data URLs")
+        raise ApiError(
+            400, "send multipart/form-data, or application/json with data URLs",
+            param="content-type", code="unsupported",
+        )  # fmt: skip
     try:
         options = EditsRequest.model_validate(fields)
     except ValidationError as error:

@@ -54,7 +54,7 @@ async def create_generation(
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
     """Draw images as OpenAI's API does; the prompt names a class, or is empty for anything."""
-    engine, rendering, spec = _settle(request, server, body)
+    engine, rendering, spec = _settle(request, server, body, idempotency_key)
     key = name_request(request, idempotency_key, engine, spec, body.seed)
     return await _draw(request, server, engine, spec, body, "image_generation", rendering, key)
 
@@ -73,7 +73,7 @@ async def create_edit(
     """
     edit: Edit = await read_edit(request)
     body = edit.options
-    engine, rendering, spec = _settle(request, server, body)
+    engine, rendering, spec = _settle(request, server, body, idempotency_key)
     async with client_of(request) as gone:
         read = (read_canvas, edit, engine.config)
         canvas, known = await server.reading.run(gone, *read)
@@ -86,7 +86,7 @@ async def create_edit(
 
 
 def _settle(
-    request: Request, server: Scanline, body: ImageOptions
+    request: Request, server: Scanline, body: ImageOptions, key: str | None
 ) -> tuple[Workshop, Rendering, Spec]:
     """Find the model that the prompt is for, and settle what it is to draw and how it is shown."""
     if body.model is not None or not server.models:
@@ -94,7 +94,7 @@ def _settle(
     named = [body.model] if body.model is not None else list(server.models)
     configs = {name: server.models[name].engine.config for name in named}
     model, label = understand(body.prompt, configs, named=body.model is not None)
-    engine = find_engine(request, server, model, body.n or 1)
+    engine = find_engine(request, server, model, body.n or 1, key)
     shape = settle_shape(server.models[model], label, body.top_p, body.guidance)
     spec = Spec(
         n=body.n or 1,

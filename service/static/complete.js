@@ -4,7 +4,7 @@ import { explain, postPicture } from "./api.js";
 import { chooseFile } from "./arrivals.js";
 import { Easel } from "./easel.js";
 import { drawExamples, lightness, paperOf, thumbnail } from "./examples.js";
-import { classOf, echo, listenToDice, noClass, randomSeed, readNumber, seedOf, setRange } from "./fields.js";
+import { classOf, echo, listenToDice, noClass, noSeed, randomSeed, readNumber, seedOf, setRange } from "./fields.js";
 import { area, blank, fromFile, fromText, toPng, toText } from "./pixels.js";
 import { LookAhead, rowsOf } from "./lookahead.js";
 import { Shaping } from "./shaping.js";
@@ -94,7 +94,12 @@ export class CompleteView {
         this.sheet.report.complain(noClass(wanted));
         return;
       }
-      await this.complete({ seed: seedOf(fields), by: fields.get("by") });
+      const seed = seedOf(fields);
+      if (fields.has("seed") && seed === null) {
+        this.sheet.report.complain(noSeed(fields.get("seed")));
+        return;
+      }
+      await this.complete({ seed, by: fields.get("by") });
     } else {
       const { model } = this;
       const [first] = await examples;

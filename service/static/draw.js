@@ -2,7 +2,7 @@
 
 import { post } from "./api.js";
 import { axesOf, rowsOf } from "./compare.js";
-import { classOf, guides, listenToDice, noClass, randomSeed, readNumber, seedOf } from "./fields.js";
+import { classOf, guides, listenToDice, noClass, noSeed, randomSeed, readNumber, seedOf } from "./fields.js";
 import { Shaping } from "./shaping.js";
 import { Sheet } from "./sheet.js";
 
@@ -81,6 +81,10 @@ export class DrawView {
     const chip = this.chip(label);
     if (fields.has("label") && !chip) {
       this.sheet.report.complain(noClass(label));
+      return null;
+    }
+    if (fields.has("seed") && seed === null) {
+      this.sheet.report.complain(noSeed(fields.get("seed")));
       return null;
     }
     if (fields.has("n")) n.value = fields.get("n");

@@ -40,6 +40,10 @@ export function seedOf(fields) {
   return fields.has("seed") && Number.isSafeInteger(seed) && seed >= 0 ? seed : null;
 }
 
+/** Say that a link asks for a seed which is none. */
+export const noSeed = (seed) =>
+  `A seed is a whole number from 0 to ${Number.MAX_SAFE_INTEGER} here, not “${seed}”.`;
+
 /** Give the class that a link means: its name, in other letters too, or its number. */
 export function classOf({ classes }, wanted) {
   if (classes.includes(wanted)) return wanted;

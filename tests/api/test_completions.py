@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image as Picture
 
+from scanline.service.generation import FinishReason, Generation, Place, Spec
 from tests.api.fixtures import CONFIGS, Here, png, values
 from tests.service_fixtures import (
     GREY,
@@ -61,6 +62,21 @@ def test_completions_come_as_an_array_too(here: Here, model: str) -> None:
     np.testing.assert_array_equal(
         array.reshape(3, config.pixels, config.channels), [png(image, config) for image in images]
     )
+
+
+def test_what_is_cut_off_keeps_every_known_pixel() -> None:
+    canvas = np.arange(100, 100 + GREY.pixels, dtype=np.uint8)[:, None]
+    known = np.arange(GREY.pixels) % 3 != 1
+    generation = Generation("it", GREY, Spec(n=2, seed=0, canvas=canvas, known=known))
+    first, waiting = generation.images
+    slot = np.where(known[:, None], canvas, 7).astype(np.uint8)
+    first.run(0, Place(slot, np.array([10], np.int32)))
+    for image in (first, waiting):
+        image.finish(FinishReason.CANCELLED, None)
+    expected = np.where(known[:, None], canvas, 0)
+    np.testing.assert_array_equal(waiting.read(0, GREY.pixels), expected)
+    expected[:10] = slot[:10]
+    np.testing.assert_array_equal(first.read(0, GREY.pixels), expected)
 
 
 def test_known_rows_0_is_a_sample(here: Here) -> None:

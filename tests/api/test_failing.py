@@ -202,6 +202,27 @@ def test_models_that_fit_alone_but_not_together_are_refused(
     fitting.drain(0)
 
 
+def test_a_model_that_is_guided_by_itself_needs_two_slots() -> None:
+    scanline, _ = build({"slots": 1})
+    scanline.open([Checkpoint("one", tiny_model(), {"defaults": {"guidance": 2.5}})])
+    assert scanline.models == {}
+    assert scanline.failure is not None
+    assert "set SCANLINE_SLOTS to 2" in scanline.failure
+    plain, _ = build({"slots": 1})
+    plain.open([Checkpoint("one", tiny_model())])
+    assert list(plain.models) == ["one"]
+    plain.drain(0)
+
+
+def test_one_slot_is_too_few_for_a_guided_image() -> None:
+    scanline, app = build({"slots": 1})
+    with listening(app, lambda: scanline.ready) as url:
+        body = {"model": "grey", "label": 1, "guidance": 2}
+        refused = httpx.post(f"{url}/v1/samples", json=body)
+        message = check_error(refused, 400, "too_many", "guidance")
+        assert "set guidance to 1" in message
+
+
 def test_a_model_that_can_draw_no_more_ends_the_process() -> None:
     decoder = FakeDecoder(GREY, 2)
     scanline, app = build(decoders={"grey": decoder})

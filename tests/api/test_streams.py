@@ -187,6 +187,40 @@ def test_a_stream_misses_nothing_that_happens_while_it_sends(
     assert rebuild(events, GREY)[0].ravel().tolist() == list(range(9))
 
 
+def test_a_reader_may_come_back_for_rows_and_then_for_pixels() -> None:
+    """What another particle changed is told in the end, whatever the reader asked for between."""
+    generation = Generation("fake", GREY, Spec(n=2, seed=0, particles=2))
+    drawn = [np.full((GREY.pixels, 1), value, np.uint8) for value in (10, 20, 30)]
+    positions = [np.array([13], np.int32) for _ in drawn]
+    places = [Place(*place) for place in zip(drawn, positions, strict=True)]
+    for image, place in zip(generation.images, places[:2], strict=True):
+        image.run(0, place)
+
+    async def read(granularity: Granularity, seen: str | None) -> list[Event]:
+        gone = asyncio.create_task(asyncio.sleep(60))
+        resumed = None if seen is None else read_cursors(seen, generation)
+        stream = stream_events(
+            generation, gone, no_streams(), granularity=granularity, resumed=resumed
+        )
+        raw = b"".join([await anext(stream) for _ in range(1 if resumed else 2)])
+        gone.cancel()
+        return parse_sse(raw)
+
+    events = asyncio.run(read("auto", None))
+    generation.images[0].move(places[2], 12)  # rows are five pixels wide
+    positions[1][0] = 20  # so that there is news
+    events += asyncio.run(read("row", events[-1].id))
+    for position in positions:
+        position[0] = 25
+    events += asyncio.run(read("auto", events[-1].id))
+    shown = [0] * 25
+    for update in [u for e in events if e.name == "pixels" for u in e.data["updates"]]:
+        if update["index"] == 0:
+            end = update["position"] + len(update["values"])
+            shown[update["position"] : end] = update["values"]
+    assert shown == [10] * 12 + [30] * 13
+
+
 def test_rows_come_whole_but_for_the_last_of_a_cancelled_image_and_each_image_once() -> None:
     generation = Generation("fake", GREY, Spec(n=2, seed=0))
     first, second = generation.images

@@ -205,3 +205,11 @@ def test_one_particle_with_all_the_weight_is_told() -> None:
     assert len(generation.warnings) == (collapsed > 0)
     (plain,) = drawn(engine_of(network, 8), [Spec(n=2, seed=3)])
     assert plain.warnings == []
+
+
+def test_particles_that_nothing_can_guide_are_told() -> None:
+    canvas, mask = np.zeros((6, 1), np.uint8), np.arange(6) < 3
+    for known in (mask, None):
+        spec = Spec(n=1, seed=3, particles=4, canvas=canvas, known=known)
+        (generation,) = drawn(engine_of(few_values(SMALL), 8), [spec])
+        assert ["leave them out" in warning for warning in generation.warnings] == [True]

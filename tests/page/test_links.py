@@ -143,6 +143,19 @@ def test_a_class_that_the_model_has_not_is_told(visit: Open, view: str) -> None:
     expect(page.locator(f"#{view} .sheet li")).to_have_count(0)
 
 
+@pytest.mark.parametrize("view", ["draw", "complete"])
+@pytest.mark.parametrize("seed", [2**53, -3, "abc"])
+def test_a_seed_that_the_page_cannot_draw_is_told(visit: Open, view: str, seed: object) -> None:
+    image = base64.urlsafe_b64encode(encode(random_picture())).decode().rstrip("=")
+    asked = f"#{view}?model=grey&n=1&seed={seed}"
+    page = visit(asked if view == "draw" else f"{asked}&image={image}")
+    alert = page.locator(f"#{view} [role=alert]")
+    expect(alert).to_have_text(
+        f"A seed is a whole number from 0 to {2**53 - 1} here, not “{seed}”."
+    )
+    expect(page.locator(f"#{view} .sheet li")).to_have_count(0)
+
+
 @pytest.mark.parametrize("label", ["A FROG", "2"])
 def test_a_links_class_may_be_in_other_letters_or_a_number(visit: Open, label: str) -> None:
     page = visit(f"#draw?model=grey&n=1&seed=3&label={label}")
