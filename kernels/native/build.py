@@ -25,6 +25,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from scanline.kernels.cache import NoCacheError, cache_folder
 from scanline.kernels.native.cpu import ISAS, cpu, cpu_isas, machine_isas
 
 log = logging.getLogger("scanline.native")
@@ -59,19 +60,11 @@ def find_compiler() -> list[str]:
     raise NativeBuildError(f"{missing}: {INSTALL}")
 
 
-def cache_folder() -> Path:
-    """Give the folder of what is made or fetched once, which may not exist yet.
-
-    Raises ``NativeBuildError`` where none is named and there is no home.
-    """
-    if named := os.environ.get("SCANLINE_CACHE"):
-        return Path(named).absolute()  # a name without a folder is looked for among the system's
-    if caches := os.environ.get("XDG_CACHE_HOME"):
-        return Path(caches, "scanline")
+def _cache() -> Path:
     try:
-        return Path.home() / ".cache" / "scanline"
-    except RuntimeError as error:
-        raise NativeBuildError(f"{error} Set SCANLINE_CACHE to a writable folder") from error
+        return cache_folder()
+    except NoCacheError as error:
+        raise NativeBuildError(str(error)) from error
 
 
 def _run(command: Sequence[str]) -> str:
@@ -134,12 +127,12 @@ def _load(isa: str, source: Path) -> ctypes.CDLL:
         compiler = find_compiler()
     except NativeBuildError:
         # Any compiler's build of this source will do, newest first.
-        for path in sorted(cache_folder().glob(f"{_stem(isa, source)}-*.so"), key=_age):
+        for path in sorted(_cache().glob(f"{_stem(isa, source)}-*.so"), key=_age):
             if library := _open(path):
                 return library
         raise
     name = _name(isa, compiler, source)
-    path = cache_folder() / name
+    path = _cache() / name
     there = os.path.isfile(path)  # noqa: PTH113 - no error where one may not look
     library = (_open(path) if there else None) or _keep(compiler, isa, source, path)
     return library or _load_private(compiler, isa, source, name)
@@ -224,7 +217,7 @@ def _load_private(compiler: Sequence[str], isa: str, source: Path, name: str) ->
 
 def build_all() -> list[Path]:
     """Build everything for every ISA of this CPU's kind into the cache; gives the files."""
-    compiler, folder = find_compiler(), cache_folder()
+    compiler, folder = find_compiler(), _cache()
     folder.mkdir(parents=True, exist_ok=True)
     paths: list[Path] = []
     for source in (DECODER, TRAINING):

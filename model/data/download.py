@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 from tqdm import tqdm
 
-from scanline.kernels.native.build import cache_folder
+from scanline.kernels.cache import cache_folder
 
 log = logging.getLogger("scanline.data")
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanline.kernels.native.build import cache_folder
+from scanline.kernels.cache import cache_folder
 from scanline.model.checkpoint import write_atomically
 from scanline.model.data.published import Dataset
 

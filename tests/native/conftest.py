@@ -1,6 +1,8 @@
-"""The ISAs, for tests of the native decoder."""
+"""The ISAs, a cache and a compiler, for tests of the native decoder."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
@@ -18,3 +20,36 @@ def isa(request: pytest.FixtureRequest) -> str:
     except NativeBuildError as error:
         pytest.skip(str(error))
     return name
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give an empty cache folder to build into."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("SCANLINE_CACHE", str(folder))
+    monkeypatch.setenv("SCANLINE_CXXFLAGS", "-O0")  # builds faster
+    return folder
+
+
+@pytest.fixture(scope="module")
+def built() -> Path:
+    """Give the portable build that every other test of it uses."""
+    name: str = native.load_library("portable")._name
+    return Path(name)
+
+
+@pytest.fixture
+def compiler(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Name a compiler whose every output is that build: for tests of what becomes of outputs."""
+    path = tmp_path / "ready-c++"
+    path.write_text(
+        f"""#!/bin/sh
+case "$*" in *--version) exec echo ready;; esac
+echo "$@" >>'{path}.log'
+while [ "$1" != -o ]; do shift; done
+exec cp '{built}' "$2"
+"""
+    )
+    path.chmod(0o755)
+    monkeypatch.setenv("CXX", str(path))
+    return path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -70,3 +71,9 @@ def exact_of(
 
 
 STRICT = "-Wall -Wextra -Wpedantic -Werror -Wno-unused-command-line-argument"
+
+
+def runs(compiler: Path) -> int:
+    """Count what a ready compiler was asked to compile."""
+    log = compiler.with_name(f"{compiler.name}.log")
+    return len(log.read_text().splitlines())
