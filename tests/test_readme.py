@@ -118,6 +118,16 @@ def test_options_exist(words: list[str]) -> None:
     assert {word for word in words[1:] if word.startswith("-")} <= known
 
 
+def test_a_deeper_network_is_deeper_than_what_it_begins_with() -> None:
+    deeper = [
+        dict(zip(words, words[1:], strict=False)) for words in commands() if "--layers" in words
+    ]
+    assert deeper
+    for given in deeper:
+        config = load_checkpoint(ROOT / given["--from"]).model.config
+        assert int(given["--layers"]) > config.n_layers
+
+
 @pytest.mark.parametrize("name", ["mnist", "cifar10"])
 def test_the_figures_of_the_shipped_weights_are_what_they_hold(name: str) -> None:
     facts = load_checkpoint(SHIPPED / f"{name}.safetensors").facts
