@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shlex
@@ -119,9 +120,7 @@ def test_options_exist(words: list[str]) -> None:
 
 
 def test_a_deeper_network_is_deeper_than_what_it_begins_with() -> None:
-    deeper = [
-        dict(zip(words, words[1:], strict=False)) for words in commands() if "--layers" in words
-    ]
+    deeper = [dict(itertools.pairwise(words)) for words in commands() if "--layers" in words]
     assert deeper
     for given in deeper:
         config = load_checkpoint(ROOT / given["--from"]).model.config
