@@ -82,6 +82,9 @@ def write_atomically(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(handle)
         partial.replace(path)
+    except OSError as error:  # a full disk's says nothing of the file
+        partial.unlink(missing_ok=True)
+        raise type(error)(error.errno, error.strerror, str(path)) from error
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
@@ -183,7 +186,13 @@ def _network(config: ModelConfig, tensors: dict[str, Tensor], source: str) -> Li
 
 def find_checkpoints(folder: Path) -> dict[str, Path]:
     """Give a folder's checkpoints by name; raises ``CheckpointError`` where there are none."""
-    found = {path.stem: path for path in sorted(folder.glob("*.safetensors"))}
+    if folder.is_file():
+        raise CheckpointError(
+            f"{folder} is a file: name its folder, {folder.parent}, and the model {folder.stem!r}"
+        )
+    # What begins with a dot some systems put beside a file, of its name.
+    paths = [p for p in sorted(folder.glob("*.safetensors")) if not p.name.startswith(".")]
+    found = {path.stem: path for path in paths}
     if not found:
         raise CheckpointError(
             f"no *.safetensors in {folder}: train one with `scanline train mnist --out {folder}`"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
+
+from scanline.model.checkpoint import write_atomically
 
 _SIZE, _LEFT, _TOP, _RIGHT, _BOTTOM = (900, 480), 70, 40, 20, 50
 LINE, MARK = (90, 140, 210), (200, 80, 30)
@@ -88,4 +91,6 @@ def draw_curve(log: Path, path: Path) -> None:
     for point in validation:
         x, y = place(point)
         pen.ellipse([x - 4, y - 4, x + 4, y + 4], fill=MARK)
-    image.save(path)
+    content = io.BytesIO()
+    image.save(content, "PNG")
+    write_atomically(path, content.getvalue())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -217,14 +218,24 @@ def run_folder(out: Path | None, dataset: str | None, images: Path | None, resum
     return folder
 
 
-def by_heart(validation: Sequence[Mapping[str, float]]) -> str:
-    """Say where a run was best, if what is held out costs much more at its end; else nothing."""
+def by_heart(validation: Sequence[Mapping[str, float]], trained: float) -> str:
+    """Say where a run was best, if what is held out costs much more at its end; else nothing.
+
+    ``trained`` is what the last batch of training images cost, in bits/dim: where it is no less
+    than the least of what is held out, nothing was learned by heart.
+    """
     if not validation:
         return ""
     best = min(validation, key=lambda one: one["bits_per_dim"])
     least, now, step = best["bits_per_dim"], validation[-1]["bits_per_dim"], best["step"]
     if now < least + _BY_HEART:
         return ""
+    if trained > least + _BY_HEART:
+        return (
+            f"\nit has lost what it had learned: what is held out cost {least:.3f} bits/dim at "
+            f"step {step:,.0f}, and costs {now:.3f} now; train in another folder at a lower "
+            "--learning-rate and --muon-rate"
+        )
     return (
         f"\nit learns its pictures by heart: what is held out cost {least:.3f} bits/dim at step "
         f"{step:,.0f}, and costs {now:.3f} now; train on more pictures, or in another folder with "
@@ -260,7 +271,8 @@ class Run:
         On so many ``processes``, or as many as suit the machine (``choose_count``).
         """
         count = choose_count(self.recipe.batch, processes)
-        with Stop().listening() as stop, joined(count, self._help, data) as device:
+        asked = Stop(sys.stderr.write)
+        with asked.listening() as stop, joined(count, self._help, data) as device:
             trainer = self._trainer(device)
             trainer.train(data, validation, stop, quiet=False, after_validation=after_validation)
         where = f"{trainer.step:,} of {self.recipe.steps:,} steps; {trainer.weights}"
@@ -270,7 +282,7 @@ class Run:
             return "stopped before the first step: nothing was kept"
         done = trainer.step == self.recipe.steps
         said = f"done: {where}" if done else f"stopped at {where}; --resume goes on"
-        return said + by_heart(trainer.validation)
+        return said + by_heart(trainer.validation, trainer.bits)
 
     def _help(self, device: torch.device, data: Dataset) -> None:
         """Take another process's share of every batch."""

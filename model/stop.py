@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 
 class Stop:
-    """Turns the first Ctrl-C or SIGTERM into a wish to stop after the step; the next kills."""
+    """Turns the first Ctrl-C or SIGTERM into a wish to stop after the step; the next kills.
 
-    def __init__(self) -> None:
+    ``say`` is told of the wish, for its fulfilment may take minutes.
+    """
+
+    def __init__(self, say: Callable[[str], object] = lambda words: None) -> None:
         self.asked = False
+        self._say = say
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         self.asked = True
         for each in (signal.SIGINT, signal.SIGTERM):
             signal.signal(each, signal.SIG_DFL)
+        self._say("\nstopping after what is being done now; once more ends it here, unsaved\n")
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[Stop]:

@@ -98,6 +98,7 @@ class Trainer:
         folder.mkdir(parents=True, exist_ok=True)
         self.weights = weights_file(folder, {})
         self.step = 0
+        self.bits = math.nan  # what the last batch cost, a dimension
         self.seconds = 0.0  # spent training, over all sessions of the run
         self.validation: list[dict[str, float]] = []
         self.origin: dict[str, Any] | None = None
@@ -146,7 +147,7 @@ class Trainer:
         with bar, few_collections():
             while self.step < self.config.steps and not self._agreed(stop):
                 began = time.perf_counter()
-                bits = self.take_step(images, labels)
+                bits = self.bits = self.take_step(images, labels)
                 took = time.perf_counter() - began
                 self.seconds += took
                 rate = self.config.batch / took
@@ -156,12 +157,16 @@ class Trainer:
                 last = self.step == self.config.steps
                 validated = self.step % self.config.evaluate_every == 0 or last
                 if validated:
+                    self.save()  # validating takes minutes, in which a second Ctrl-C may come
                     self._validate(validation, bar)
-                if self.step % self.config.checkpoint_every == 0 or last:
+                if validated or self.step % self.config.checkpoint_every == 0:
                     self.save()
                     saved = self.step
                 if validated and after_validation and self.rank == 0:
-                    after_validation(self.average, self.folder)
+                    try:
+                        after_validation(self.average, self.folder)
+                    except (OSError, RuntimeError, ValueError) as error:
+                        bar.write(f"step {self.step}: no pictures of it, for {error}")
         if saved != self.step:
             self.save()
 

@@ -77,6 +77,7 @@ def open_engine(
 ) -> Engine:
     """Open a checkpoint's decoder and start its engine; raises ``BackendError``."""
     spare = _spare(settings.slots)
+    log.info("opening %s", checkpoint.name)  # of which what follows is said
     try:
         decoder = open_decoder(
             checkpoint.model, settings.slots + spare, settings.backend, settings.threads,

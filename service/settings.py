@@ -22,8 +22,8 @@ OTHER_VARIABLES = ("data_dir", "cache", "cxxflags")
 _SERVICE_LINK = re.compile(
     r"(\w+_)?(service_host|service_port(_\w+)?|port_\d+_(tcp|udp)(_(proto|port|addr))?)"
 )
-
-
+# What browsers send: a scheme, a host and a port, and nothing behind them.
+_ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s]+")
 _OF_A_CLUSTER = {
     "min_replicas", "max_replicas", "replica_images", "replica_cpus", "replica_gpus",
     "scale_up_seconds", "scale_down_seconds",
@@ -39,7 +39,7 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="SCANLINE_", extra="forbid")
 
-    host: str = "127.0.0.1"
+    host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     weights: Annotated[Path, Field(description="Folder of checkpoints, each a model.")] = SHIPPED
     models: Annotated[
@@ -174,11 +174,26 @@ class Settings(BaseSettings):
     def _not_a_link(cls, value: object) -> object:
         return cls.model_fields["port"].default if _is_link(value) else value
 
+    @field_validator("weights", mode="before")
+    @classmethod
+    def _named(cls, value: object) -> object:
+        if value == "":
+            raise ValueError("is empty: name a folder, or unset it")  # it would be this one
+        return value
+
     @field_validator("models", "cors_origins", "frame_ancestors", "trusted_proxies", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         if isinstance(value, str):
             return tuple(part.strip() for part in value.split(",") if part.strip())
+        return value
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for one in value:
+            if not _ORIGIN.fullmatch(one):
+                raise ValueError(f"{one!r} is no origin, as https://pages.example:8443 is, or *")
         return value
 
     @field_validator("api_key")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -278,6 +279,26 @@ def test_a_folders_checkpoints_by_name(tmp_path: Path) -> None:
     for empty in (tmp_path / "nothing", tmp_path / "absent"):
         with pytest.raises(CheckpointError, match=r"no .*safetensors in .* `scanline train mnist"):
             find_checkpoints(empty)
+
+
+def test_a_file_beside_a_model_that_bears_its_name_is_none(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "a.safetensors", random_network(tiny_config()), {})
+    (tmp_path / "._a.safetensors").write_bytes(b"what macOS puts there")
+    assert list(find_checkpoints(tmp_path)) == ["a"]
+    with pytest.raises(CheckpointError, match=r"is a file: name its folder, .*, and the model 'a'"):
+        find_checkpoints(tmp_path / "a.safetensors")
+
+
+def test_what_could_not_be_written_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"No space left on device: .*a\.bin'"):
+        write_atomically(tmp_path / "a.bin", b"x")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_default_is_the_model_of_the_fewest_steps(tmp_path: Path) -> None:

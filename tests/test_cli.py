@@ -279,6 +279,9 @@ def test_a_model_need_not_be_named(weights: Path, tmp_path: Path) -> None:
 WRONG: list[tuple[list[object], str]] = [
     (["sample", "--model", "other"], "there is no model 'other'"),
     (["sample", "--weights", "nowhere"], "no *.safetensors in nowhere"),
+    (["sample", "samples.jpg", "--model", "tiny"], "name a file that ends in .png"),
+    (["bench", "mnist", "--seconds", "inf"], "finite"),
+    (["bench", "mnist", "--seconds", "nan"], "finite"),
     (["sample", "--model", "tiny", "--label", "toad"], "zero, one, a frog"),
     (["sample", "--model", "colour", "--label", "1"], "no classes"),
     (["sample", "--model", "tiny", "--backend", "abacus"], "abacus"),

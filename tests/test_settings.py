@@ -116,6 +116,22 @@ def test_an_empty_api_key_is_none() -> None:
     assert Settings(api_key="").api_key is None  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("name", ["host", "weights"])
+def test_an_empty_place_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty address would be every one of the machine's, and an empty folder the present one."""
+    monkeypatch.setenv(f"SCANLINE_{name.upper()}", "")
+    with pytest.raises(ValidationError, match=name):
+        Settings()
+
+
+@pytest.mark.parametrize("origin", ["http://a.b/", "foo", "https://", "http://a.b/c", "http:a.b"])
+def test_an_origin_that_no_browser_sends_is_refused(origin: str) -> None:
+    with pytest.raises(ValidationError, match="is no origin"):
+        Settings(cors_origins=("https://good.example:8443", origin))
+    good = ("*", "null", "http://localhost:3000", "chrome-extension://abc")
+    assert Settings(cors_origins=good).cors_origins == good
+
+
 def test_the_largest_request_must_fit_the_queue() -> None:
     with pytest.raises(ValidationError, match="max_waiting 10 must be at least max_images 20"):
         Settings(max_waiting=10, max_images=20)

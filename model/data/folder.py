@@ -60,7 +60,8 @@ def load_images(folder: Path, size: int | tuple[int, int], grey: bool) -> Datase
     note = ""
     if broken:
         note = f"{len(broken):,} unreadable files left out"
-        log.warning("%s: %s: %s", folder, note, "; ".join(broken[:5]))
+        more = f"; and {len(broken) - 5:,} more" if len(broken) > 5 else ""
+        log.warning("%s: %s: %s%s", folder, note, "; ".join(broken[:5]), more)
     classes = () if loose else tuple(sorted({parts[0] for parts in read}))
     labels = np.array([classes.index(parts[0]) for parts in read], np.int64) if classes else None
     return Dataset("images", images[: len(read)], labels, classes, note)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from typing import Annotated, Literal
 
 import typer
@@ -55,6 +56,8 @@ def bench(
     ] = False,
 ) -> None:
     """Time every decoder that runs here, or the service; prints a table and one JSON line."""
+    if not math.isfinite(seconds or 0) or not math.isfinite(pretend or 0):
+        raise ValueError("--seconds and --pretend must be finite numbers")
     elsewhere = training or http or pretend or device != "cpu" or backend == "reference"
     if (isa or precision) and elsewhere:
         raise ValueError("--isa and --precision are for timing the native decoder alone")
@@ -118,3 +121,5 @@ def bench(
         progress=typer.echo,
     )
     typer.echo(json.dumps(dataclasses.asdict(report)))
+    if not report.timings:
+        raise ValueError("nothing could be timed; why is said above")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import shutil
+import signal
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,39 @@ def test_stopped_and_resumed_equals_run_through(tmp_path: Path, cut: int) -> Non
         [line["bits_per_dim"] for line in log_of(tmp_path / name)] for name in ("parts", "whole")
     ]
     assert logs[0] == logs[1]
+
+
+def test_pictures_that_cannot_be_drawn_end_no_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def breaking(model: Any, folder: Path) -> None:
+        raise IsADirectoryError(21, "Is a directory", str(folder / "curve.png"))
+
+    trainer = Trainer(MODEL, replace(CONFIG, evaluate_every=2), tmp_path, CPU)
+    trainer.train(dataset(), dataset(4), Stop(), quiet=True, after_validation=breaking)
+    assert trainer.step == CONFIG.steps
+    assert "step 2: no pictures of it, for [Errno 21] Is a directory" in capsys.readouterr().out
+
+
+def test_a_validation_that_is_broken_off_loses_no_step(tmp_path: Path) -> None:
+    class Killed(Trainer):
+        def _validate(self, *_: object) -> None:
+            raise KeyboardInterrupt
+
+    trainer = Killed(MODEL, replace(CONFIG, evaluate_every=3), tmp_path, CPU)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train(dataset(), dataset(4), Stop(), quiet=True)
+    again = Trainer(MODEL, CONFIG, tmp_path, CPU)
+    again.resume()
+    assert again.step == 3
+
+
+def test_a_wish_to_stop_is_confirmed() -> None:
+    said: list[str] = []
+    with Stop(said.append).listening() as stop:
+        signal.raise_signal(signal.SIGTERM)
+    assert stop.asked
+    assert "once more ends it here" in said[0]
 
 
 def test_a_run_of_before_an_option_goes_on_without_it(tmp_path: Path) -> None:
@@ -256,26 +290,16 @@ def test_a_torn_line_of_the_log_costs_itself_alone(tmp_path: Path) -> None:
     assert training[:, 0].tolist() == [1, 3, 4]
 
 
-def test_what_is_drawn_in_between_costs_no_training(tmp_path: Path) -> None:
-    def fail(network: object, folder: Path) -> None:
-        raise OSError("the disk is full")
-
-    trainer = Trainer(MODEL, replace(CONFIG, evaluate_every=2, checkpoint_every=2), tmp_path, CPU)
-    with pytest.raises(OSError, match="the disk is full"):
-        trainer.train(dataset(), None, Stop(), quiet=True, after_validation=fail)
-    assert load_checkpoint(weights_of(tmp_path)).facts["steps"] == 2
-
-
 def test_garbage_collections_leave_alone_what_was_there(tmp_path: Path) -> None:
     """While it trains, and no longer, also where it fails."""
     frozen: list[int] = []
 
     def watch(*_: object) -> None:
         frozen.append(gc.get_freeze_count())
-        raise OSError
+        raise KeyboardInterrupt
 
     trainer = Trainer(MODEL, replace(CONFIG, evaluate_every=1), tmp_path, CPU)
-    with pytest.raises(OSError):  # noqa: PT011
+    with pytest.raises(KeyboardInterrupt):
         trainer.train(dataset(), None, Stop(), quiet=True, after_validation=watch)
     assert frozen[0] > 0
     assert gc.get_freeze_count() == 0

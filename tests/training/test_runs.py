@@ -245,7 +245,12 @@ def test_a_run_that_learns_by_heart_says_where_it_was_best() -> None:
     def validated(*bits: float) -> list[dict[str, float]]:
         return [{"step": 1000 * (j + 1), "bits_per_dim": one} for j, one in enumerate(bits)]
 
-    assert by_heart([]) == by_heart(validated(3.0)) == by_heart(validated(1.5, 1.4, 1.44)) == ""
-    said = by_heart(validated(1.5, 1.4, 1.46, 2.0))
+    for good in ([], validated(3.0), validated(1.5, 1.4, 1.44)):
+        assert by_heart(good, 1.3) == ""
+    said = by_heart(validated(1.5, 1.4, 1.46, 2.0), 1.3)
+    assert "learns its pictures by heart" in said
     assert "cost 1.400 bits/dim at step 2,000, and costs 2.000 now" in said
     assert said.endswith("--steps 2000")
+    diverged = by_heart(validated(1.5, 1.4, 1.46, 2.0), 2.1)
+    assert "has lost what it had learned" in diverged
+    assert "at a lower --learning-rate" in diverged
