@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from scanline.service.generation import FinishReason, Generation, Spec, Status
+from scanline.service.queue import Limits, Queue
 from tests.clocks import Clock
 from tests.engine.fixtures import (
     BOTH,
@@ -135,3 +136,21 @@ def test_what_nobody_ever_reads_is_cancelled(grace: float, patience: float) -> N
         clock.now += 0.1
         gate.let(1)
         assert reasons(generation)[-1] is FinishReason.CANCELLED
+
+
+def test_one_who_is_expected_costs_those_who_read_nothing() -> None:
+    clock = Clock()
+    queue = Queue("it", GREY, Limits(), clock)
+    generation = queue.submit(Spec(n=1, seed=0))
+    with queue.reading(generation):
+        assert queue.expect(generation)
+        clock.now += 1000
+        assert queue.leavers() == []
+
+
+def test_what_is_cancelled_does_not_go_on_in_the_background() -> None:
+    queue = Queue("it", GREY, Limits(), Clock())
+    generation = queue.submit(Spec(n=1, seed=0))
+    queue.cancel(generation)
+    queue.detach(generation)
+    assert queue.leavers() == [generation]

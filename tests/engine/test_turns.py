@@ -11,7 +11,7 @@ import pytest
 from scanline.model.decoders.opening import open_decoder
 from scanline.service.engine import Engine
 from scanline.service.generation import FinishReason, Generation, Spec, Status
-from scanline.service.queue import Limits
+from scanline.service.queue import Limits, Queue
 from scanline.service.turns import STEP_SECONDS, Turns
 from tests.clocks import Clock
 from tests.conftest import random_network
@@ -235,3 +235,19 @@ def test_what_was_set_aside_goes_on_with_the_same_bytes(
             engine.close(0)
 
     assert draw(8, 4, at_once=True) == draw(4, 0, at_once=False)
+
+
+def test_spare_slots_are_for_those_who_want_few_of_them_in_all() -> None:
+    queue = Queue("it", GREY, Limits(), Clock())
+    queue.submit(Spec(n=1, seed=0, label=1, guidance=2.0, particles=6))  # of twelve slots
+    assert queue.take(0, 64, spare=20, light=11) == []
+    (taken,) = queue.take(0, 64, spare=20, light=12)
+    assert taken.spare
+
+
+def test_spare_slots_are_given_to_no_more_at_once_than_others_are() -> None:
+    queue = Queue("it", GREY, Limits(), Clock())
+    for seed in range(4):
+        queue.submit(Spec(n=1, seed=seed))
+    assert len(queue.take(0, 2, spare=10, light=5)) == 2
+    assert queue.waiting == 2
