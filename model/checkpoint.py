@@ -82,11 +82,10 @@ def write_atomically(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(handle)
         partial.replace(path)
-    except OSError as error:  # a full disk's says nothing of the file
+    except BaseException as error:
         partial.unlink(missing_ok=True)
-        raise type(error)(error.errno, error.strerror, str(path)) from error
-    except BaseException:
-        partial.unlink(missing_ok=True)
+        if isinstance(error, OSError):  # a full disk's says nothing of the file
+            raise OSError(error.errno, error.strerror, str(path)) from error
         raise
 
 

@@ -157,7 +157,6 @@ class Trainer:
                 last = self.step == self.config.steps
                 validated = self.step % self.config.evaluate_every == 0 or last
                 if validated:
-                    self.save()  # validating takes minutes, in which a second Ctrl-C may come
                     self._validate(validation, bar)
                 if validated or self.step % self.config.checkpoint_every == 0:
                     self.save()
@@ -242,6 +241,7 @@ class Trainer:
     def _validate(self, validation: Dataset | None, bar: tqdm[Any]) -> None:
         if validation is None or self.rank > 0:
             return
+        self.save()  # for it takes minutes, in which a second Ctrl-C may come
         with every_core():
             result = evaluate(self.average, validation, bf16=self.bf16, device=self.device)
         self.validation.append({"step": self.step, "bits_per_dim": result.bits_per_dim})

@@ -87,7 +87,7 @@ def settle_shape(
     return shape
 
 
-def find_network(server: Scanline, name: str | None) -> Served:
+def find_measured(server: Scanline, name: str | None) -> Served:
     """Find the model whose likelihoods are asked for; 503 once no more work is taken."""
     served = find_served(server, name)
     if served.engine.queue.closed:

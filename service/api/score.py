@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from scanline.model.likelihood import next_value, pixel_bits
 from scanline.model.pictures import PictureError
-from scanline.service.api.lookup import Server, bearer, find_label, find_network
+from scanline.service.api.lookup import Server, bearer, find_label, find_measured
 from scanline.service.api.replies import DistributionReply, Score, ScoreReply
 from scanline.service.api.requests import DistributionRequest, ScoreForm
 from scanline.service.http.bodies import known_query, once_each
@@ -40,7 +40,7 @@ async def score(
 
     Repeat the field `image` for several. Transparent parts count as black.
     """
-    served = find_network(server, form.model)
+    served = find_measured(server, form.model)
     config = served.network.config
     if len(form.image) > (most := server.settings.max_images):
         raise ApiError(400, f"image: at most {most} a request", param="image", code="too_many")
@@ -92,7 +92,7 @@ async def distribution(
     request: Request, server: Server, body: DistributionRequest
 ) -> DistributionReply:
     """Say how likely each of the 256 intensities is to come next, given the values so far."""
-    served = find_network(server, body.model)
+    served = find_measured(server, body.model)
     config = served.network.config
     if len(body.values) >= config.values:
         raise ApiError(

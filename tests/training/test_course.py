@@ -101,12 +101,14 @@ def test_pictures_that_cannot_be_drawn_end_no_run(
     assert "step 2: no pictures of it, for [Errno 21] Is a directory" in capsys.readouterr().out
 
 
-def test_a_validation_that_is_broken_off_loses_no_step(tmp_path: Path) -> None:
-    class Killed(Trainer):
-        def _validate(self, *_: object) -> None:
-            raise KeyboardInterrupt
+def test_a_validation_that_is_broken_off_loses_no_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
 
-    trainer = Killed(MODEL, replace(CONFIG, evaluate_every=3), tmp_path, CPU)
+    monkeypatch.setattr("scanline.model.training.evaluate", killed)
+    trainer = Trainer(MODEL, replace(CONFIG, evaluate_every=3), tmp_path, CPU)
     with pytest.raises(KeyboardInterrupt):
         trainer.train(dataset(), dataset(4), Stop(), quiet=True)
     again = Trainer(MODEL, CONFIG, tmp_path, CPU)
