@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import gzip
 import json
@@ -9,7 +10,9 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
+from starlette.types import Message, Receive, Scope, Send
 
+from scanline.service.http.middleware.body import BodyLimitMiddleware
 from tests.service_fixtures import (
     COLOUR,
     DEADLINE,
@@ -149,3 +152,42 @@ def test_an_unknown_query_parameter_is_refused(client: httpx.Client) -> None:
     assert client.get(f"/v1/generations/{drawn}?output=values").status_code == 200
     reply = client.get(f"/v1/generations/{drawn}?output=values&output=png")
     check_error(reply, 400, "too_many", "output")
+
+
+@pytest.mark.parametrize("announced", [True, False])
+def test_a_body_of_just_the_limit_is_taken(announced: bool) -> None:
+    taken: list[int] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        taken.append(len((await receive())["body"]))
+
+    async def send(message: Message) -> None:
+        taken.append(message.get("status", 0))
+
+    async def ask(size: int) -> None:
+        async def receive() -> Message:
+            return {"type": "http.request", "body": b"x" * size}
+
+        length = [(b"content-length", str(size).encode())] if announced else []
+        scope = {"type": "http", "method": "POST", "headers": length}
+        await BodyLimitMiddleware(app, 0, lambda: 100)(scope, receive, send)
+
+    asyncio.run(ask(100))
+    assert taken == [100]
+
+
+def test_a_length_of_more_digits_than_python_reads_is_too_large() -> None:
+    sent: list[int] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None: ...
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b""}
+
+    async def send(message: Message) -> None:
+        sent.append(message.get("status", 0))
+
+    headers = [(b"content-length", b"9" * 5000)]
+    scope = {"type": "http", "method": "POST", "headers": headers}
+    asyncio.run(BodyLimitMiddleware(app, 0, lambda: 100)(scope, receive, send))
+    assert sent[0] == 413

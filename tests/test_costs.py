@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import io
 import socket
 import threading
 from collections.abc import Iterator
@@ -14,11 +16,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from scanline.model.pictures import PictureError
 from scanline.service.api import routes
 from scanline.service.api import score as scores
+from scanline.service.http.errors import ApiError
+from scanline.service.http.pools import Pool
 from scanline.service.openai import rendering
 from scanline.service.pictures import read_upload
 from scanline.service.server import Scanline
+from scanline.service.uploads import open_upload
 from tests.attacks import ATTACKS, under_attack
 from tests.service_fixtures import (
     DEADLINE,
@@ -232,3 +238,26 @@ def test_an_innocent_client_is_served_during_an_attack(client: httpx.Client, nam
         for _ in range(5):
             with contextlib.closing(httpx.Client(base_url=url, timeout=DEADLINE)) as innocent:
                 assert innocent.post("/v1/samples", json={}).status_code == 200
+
+
+def test_a_photograph_that_is_not_made_smaller_is_bounded_as_any_other() -> None:
+    photo = encode(Image.new("L", (2100, 2100)), "JPEG")
+    assert open_upload(io.BytesIO(photo), needed=1000).size == (1050, 1050)
+    with pytest.raises(PictureError, match="more than 4,000,000"):
+        open_upload(io.BytesIO(photo), needed=2000)
+
+
+def test_a_pool_has_no_more_waiting_than_it_may() -> None:
+    go_on, pool = threading.Event(), Pool(1, 2)
+
+    async def ask() -> None:
+        gone = asyncio.create_task(asyncio.sleep(60))
+        asked = [asyncio.create_task(pool.run(gone, go_on.wait, 60)) for _ in range(3)]
+        await asyncio.to_thread(until, lambda: pool.queued == 2)
+        with pytest.raises(ApiError, match="too many pictures"):
+            await asyncio.wait_for(pool.run(gone, go_on.wait, 1), 5)
+        go_on.set()
+        assert await asyncio.gather(*asked) == [True] * 3
+        gone.cancel()
+
+    asyncio.run(ask())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import signal
 import threading
@@ -12,8 +13,10 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.types import Message, Receive, Scope, Send
 
 from scanline.service.api import replies
+from scanline.service.http.middleware.failure import FailureMiddleware
 from scanline.service.server import Process, Scanline
 from scanline.service.serving import configure
 from tests.service_fixtures import DEADLINE, build, check_error, until
@@ -81,3 +84,21 @@ def test_what_takes_longer_than_the_drain_is_told_so(
         go_on.set()
         check_error(reply, 503, "closing")
         assert "send the request again" in reply.text
+
+
+def test_what_is_cut_off_within_its_reply_is_not_answered_twice() -> None:
+    sent: list[Message] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        raise asyncio.CancelledError
+
+    async def keep(message: Message) -> None:
+        sent.append(message)
+
+    async def ask() -> None:
+        await FailureMiddleware(app)({"type": "http", "state": {}}, None, keep)  # type: ignore[arg-type]
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(ask())
+    assert [message["type"] for message in sent] == ["http.response.start"]

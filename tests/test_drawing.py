@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -250,3 +251,21 @@ def test_the_package_draws_without_importing_torch_before_it_must() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
     with pytest.raises(AttributeError, match="no attribute 'paint'"):
         scanline.model.paint  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_a_class_called_random_is_that_class() -> None:
+    model = tiny_model(dataclasses.replace(GREY, classes=("Random", "one", "two")))
+    named, numbered = (draw(model, 6, label=label, backend="reference") for label in ("random", 0))
+    np.testing.assert_array_equal(named, numbered)
+
+
+def test_the_bits_are_those_of_the_particle_that_was_chosen() -> None:
+    picture = np.random.default_rng(0).integers(0, 256, SHAPE, np.uint8)
+    known = np.ones(SHAPE[:2], np.bool_)
+    known[2:4, 1:4] = False
+    painted = paint(
+        tiny_model(), 6, label=1, particles=5, known=known, backend="reference",
+        given=np.broadcast_to(picture, (6, *SHAPE)),
+    )  # fmt: skip
+    exact = torch.from_numpy(score(tiny_model(), painted.pictures, 1))
+    assert_close(torch.from_numpy(painted.bits_per_dim), exact, torch.float32)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scanline.model.checkpoint import Checkpoint, Defaults
 from scanline.model.data.published import Dataset, load_dataset
 from scanline.model.drawing import draw, paint
-from scanline.model.judge.classifier import Classifier, Recipe, accuracy, train, trained
+from scanline.model.judge.classifier import Classifier, Recipe, _moved, accuracy, train, trained
 from scanline.model.judge.frechet import frechet_distance
 from scanline.model.judge.holes import Completed, holes, judge_holes
 from scanline.model.judge.judging import judge, ordinary_range
@@ -244,3 +244,65 @@ def test_holes_are_where_they_are_said_to_be() -> None:
     assert known["upper half"].sum() == 14 * 28
     assert known["upper half"][14:].all()
     assert known["every other row"][::2].all()
+
+
+def test_real_pictures_have_their_own_labels_and_drawn_ones_the_temperature() -> None:
+    checkpoint = Checkpoint("tiny", tiny_model(), {"defaults": {"guidance": 2.0}})
+    classifier = train(bars(60), replace(RECIPE, epochs=1), CPU)
+    real = of_the_model(45, seed=1000)
+    verdict = judge(
+        checkpoint, classifier, bars(60), real, 30, with_label=True, temperature=0.5,
+        backend="reference",
+    )  # fmt: skip
+    chosen = real.take(np.arange(30) * 45 // 30)
+    assert chosen.labels is not None
+    known = np.ones((GREY.height, GREY.width), np.bool_)
+    measured = paint(
+        tiny_model(), 30, label=chosen.labels, given=chosen.images, known=known,
+        backend="reference",
+    )  # fmt: skip
+    assert (verdict.least, verdict.most) == ordinary_range(measured.bits_per_dim)
+    drawn = paint(
+        tiny_model(), 30, label=[0, 1, 2] * 10, guidance=2, temperature=0.5, backend="reference"
+    )
+    features = [classifier.look(pictures)[1] for pictures in (drawn.pictures, chosen.images)]
+    assert verdict.distance == pytest.approx(frechet_distance(*features))
+
+
+def test_without_a_label_nothing_is_guided() -> None:
+    classifier, data = train(bars(60), replace(RECIPE, epochs=1), CPU), bars(12)
+    guided = Checkpoint("tiny", tiny_model(), {"defaults": {"guidance": 2.0}})
+    plain = Checkpoint("tiny", tiny_model())
+    one, other = (
+        judge(model, classifier, data, data, 6, backend="reference") for model in (guided, plain)
+    )
+    assert one == other
+
+
+def test_some_pictures_are_mirrored() -> None:
+    pictures = np.random.default_rng(0).integers(0, 256, (40, 4, 5, 3), np.uint8)
+    recipe = replace(RECIPE, shift=0, mirror=True)
+    moved = _moved(pictures, recipe, np.random.default_rng(1))
+    mirrored = (moved == pictures[:, :, ::-1]).all((1, 2, 3))
+    assert 8 < mirrored.sum() < 32
+    np.testing.assert_array_equal(moved[~mirrored], pictures[~mirrored])
+
+
+def test_completed_pictures_are_looked_at_by_their_seeds() -> None:
+    """With more particles than there are slots to be."""
+    data = bars(9, seed=1)
+    checkpoint, classifier = Checkpoint("tiny", tiny_model()), train(bars(240), RECIPE, CPU)
+    figures = judge_holes(
+        checkpoint, data, (4,), classifier=classifier, seed=9, slots=2, backend="native"
+    )
+    for figure in figures:
+        known = holes(GREY.height, GREY.width)[figure.hole]
+        painted = paint(
+            checkpoint, 9, seed=9, given=data.images, known=known, particles=4, backend="native"
+        )
+        assert figure.right == (classifier.look(painted.pictures)[0] == data.labels).mean()
+        assert figure.bits_per_dim == pytest.approx(painted.bits_per_dim.mean())
+        error = np.square((painted.pictures / 255.0 - data.images / 255.0)[:, ~known]).mean()
+        assert figure.squared_error == pytest.approx(error)
+    shares = [figure.right for figure in figures if figure.right is not None]
+    assert min(shares) < accuracy(classifier, data)

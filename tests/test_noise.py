@@ -7,7 +7,14 @@ import hashlib
 import numpy as np
 import pytest
 
-from scanline.model.noise import MAX_SEED, image_noise, image_seed, pixel_noise
+from scanline.model.noise import (
+    MAX_SEED,
+    image_noise,
+    image_seed,
+    pixel_noise,
+    random_label,
+    resampling_noise,
+)
 
 # The numerators k of (k + 1/2) / 2²³. If these change, every image ever drawn changes.
 GOLDEN = {
@@ -107,3 +114,14 @@ def test_images_of_a_request_have_the_seeds_after_its_own() -> None:
 def test_seeds_outside_64_bits_are_refused(seed: int) -> None:
     with pytest.raises(ValueError, match=f"a seed must be 0 to {MAX_SEED}, not {seed}"):
         image_noise(seed, 1, 1)
+
+
+def test_the_other_streams_never_change_either() -> None:
+    """Particles of an image, how they are chosen, and a class by its seed."""
+    for uniforms, numerators in (
+        (image_noise(0, 1, 3, 1)[0], [6822908, 6302624, 5634200]),
+        (resampling_noise(0, 3), [3438928, 5420562, 8037128]),
+    ):
+        assert (uniforms.astype(np.float64) * 2**23 - 0.5).tolist() == numerators
+    labels = [random_label(seed, 10) for seed in range(12)]
+    assert labels == [4, 9, 7, 1, 2, 5, 3, 7, 6, 8, 0, 1]

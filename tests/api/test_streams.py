@@ -13,7 +13,7 @@ import pytest
 
 from scanline.model.config import ModelConfig
 from scanline.service.api.cursors import END, Cursor, read_cursors, write_cursors
-from scanline.service.api.events import stream_events
+from scanline.service.api.events import _Reader, stream_events
 from scanline.service.api.requests import Granularity
 from scanline.service.generation import FinishReason, Generation, Place, Spec
 from tests.api.fixtures import CONFIGS, Held, Here, held, png
@@ -326,3 +326,34 @@ def test_two_readers_at_once_see_the_same(holding: tuple[Here, Held]) -> None:
         decoder.opened.set()
         for content in (first.read(), *(other.result().content for other in others)):
             assert len(check_stream(parse_sse(content), GREY)) == 3
+
+
+def test_rows_are_whole_where_another_particle_is_shown_too() -> None:
+    generation = Generation("fake", GREY, Spec(n=1, seed=0))
+    published = np.full(1, 15, np.int32)
+    place = Place(np.arange(GREY.pixels, dtype=np.uint8)[:, None], published)
+    (image,) = generation.images
+    image.run(0, place)
+
+    async def read() -> list[Any]:
+        gone = asyncio.create_task(asyncio.sleep(60))
+        stream = stream_events(generation, gone, no_streams(), granularity="row")
+        raw = await anext(stream) + await anext(stream)
+        image.move(place, 7)
+        generation.wake()
+        raw += await anext(stream)
+        gone.cancel()
+        return parse_sse(raw)
+
+    events = asyncio.run(read())
+    positions = [[u["position"] for u in e.data["updates"]] for e in events if e.name == "pixels"]
+    assert positions == [[0, 5, 10], [5, 10]]
+
+
+def test_who_comes_back_for_rows_has_no_pixel_again_that_it_was_sent() -> None:
+    generation = Generation("fake", GREY, Spec(n=1, seed=0))
+    published = np.full(1, 8, np.int32)
+    generation.images[0].run(0, Place(np.zeros((GREY.pixels, 1), np.uint8), published))
+    reader = _Reader(generation, "row", "png", [Cursor(7)])
+    assert list(reader.news()) == []
+    assert reader._cursors == [Cursor(7)]

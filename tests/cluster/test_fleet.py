@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -11,14 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scanline.service.cluster.fleet import TRIES
-from scanline.service.cluster.parts import Known, Part, Report, look_at
-from scanline.service.cluster.replica import Replica
+from scanline.service.cluster.parts import Known, look_at
 from scanline.service.generation import FinishReason, Image, Place, Spec, Status
 from scanline.service.queue import ClosedError
 from tests.cluster.fixtures import SLOTS, Call, assert_as_by_one_engine, drawn, fleet_of, idle
 from tests.engine.fixtures import Heard
-from tests.service_fixtures import DEADLINE, GREY, save_tiny, until
+from tests.service_fixtures import GREY, until
 
 HOLE = np.ones(GREY.pixels, np.bool_)
 HOLE[7:19] = False
@@ -36,28 +32,6 @@ SPECS = {
 def test_replicas_draw_the_bytes_of_one_engine(name: str, tmp_path: Path) -> None:
     with fleet_of(tmp_path) as (fleet, _):
         assert_as_by_one_engine(tmp_path, drawn(fleet, SPECS[name]))
-
-
-@pytest.mark.parametrize("name", SPECS)
-@pytest.mark.parametrize("life", [0, 1])
-def test_what_a_dying_replica_leaves_is_drawn_by_others_to_the_byte(
-    name: str, life: int, tmp_path: Path
-) -> None:
-    with fleet_of(tmp_path) as (fleet, here):
-        here.lives = [life, life]
-        generation = drawn(fleet, SPECS[name])
-        assert not here.lives
-        assert_as_by_one_engine(tmp_path, generation)
-
-
-def test_it_goes_on_where_the_dead_one_was(tmp_path: Path) -> None:
-    with fleet_of(tmp_path, count=1) as (fleet, here):
-        here.lives = [1]
-        generation = drawn(fleet, Spec(n=1, seed=3))
-        (_, first), (_, second) = here.parts
-        assert first.known == [Known(0, 0)]
-        assert 0 < second.known[0].position <= GREY.pixels
-        assert_as_by_one_engine(tmp_path, generation)
 
 
 def test_the_rate_is_that_of_all_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,55 +69,6 @@ def test_an_image_that_ends_before_what_is_known_of_it_has_an_end_all_the_same()
         assert (look.start, len(look.pixels), after) == (known.position, 0, known)
 
 
-def test_one_that_answers_nobody_stops_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("scanline.service.cluster.fleet.LOST_SECONDS", 0.05)
-    monkeypatch.setattr("scanline.service.cluster.fleet.MEETING_SECONDS", 0.05)
-    with fleet_of(tmp_path) as (fleet, here):
-        silent = threading.Event()
-
-        async def meet(entrance: str, share: float) -> list[Report]:
-            silent.set()
-            await asyncio.sleep(DEADLINE)
-            return []
-
-        monkeypatch.setattr(here, "meet", meet)
-        assert silent.wait(DEADLINE)
-        since = fleet._reported
-        until(lambda: fleet._clock() - since > 0.5, "many meetings")
-        assert fleet.alive
-        assert_as_by_one_engine(tmp_path, drawn(fleet, Spec(n=9, seed=0)))
-
-
-@pytest.mark.parametrize("error", [OSError("no way there"), asyncio.CancelledError()], ids=repr)
-def test_what_cannot_be_sent_or_asked_is_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
-) -> None:
-    with fleet_of(tmp_path, count=1) as (fleet, here):
-        draw, meet, left = here.draw, here.meet, {"draw": 1, "meet": 1}
-
-        def failing(part: Part) -> Call:
-            if left["draw"]:
-                left["draw"] -= 1
-                raise error
-            return draw(part)
-
-        async def silent(entrance: str, share: float) -> list[Report]:
-            if left["meet"]:
-                left["meet"] -= 1
-                raise error
-            return await meet(entrance, share)
-
-        monkeypatch.setattr(here, "draw", failing)
-        monkeypatch.setattr(here, "meet", silent)
-        assert_as_by_one_engine(tmp_path, drawn(fleet, Spec(n=2, seed=0)))
-        until(lambda: not left["meet"], "a meeting")
-        here.join()
-        until(lambda: len(fleet.reports) == 2, "the report of one more")
-        assert left == {"draw": 0, "meet": 0}
-
-
 def test_a_replica_refuses_nothing_and_keeps_nothing(tmp_path: Path) -> None:
     """How many may wait, and be asked for again, is the entrance's to say."""
     fields = {"max_images": 2, "max_waiting": 2}
@@ -154,39 +79,6 @@ def test_a_replica_refuses_nothing_and_keeps_nothing(tmp_path: Path) -> None:
         until(lambda: all(one.finished for one in many), "their end")
         drawn(fleet, Spec(n=1, seed=0))
         until(lambda: not replica._engine.queue._finished, "its being forgotten")
-
-
-def test_a_replica_that_can_draw_no_more_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With nothing to draw it would be chosen for every part, until Ray asks how it is."""
-    ended: list[int] = []
-
-    def end(status: int) -> None:
-        ended.append(status)
-        raise ConnectionError("the process ended")
-
-    monkeypatch.setattr("os._exit", end)
-    save_tiny(tmp_path)
-    replica = Replica("tiny", {"weights": tmp_path, "backend": "reference", "slots": SLOTS})
-    replica.meet("", 0.0)
-    replica._engine.broken = True
-    with pytest.raises(ConnectionError):
-        replica.meet("", 0.0)
-    with pytest.raises(ConnectionError):
-        asyncio.run(anext(replica.draw(Part(Spec(n=1, seed=0), [Known(0, 0)]))))  # type: ignore[arg-type]
-    assert ended == [1, 1]
-    replica._engine.close(0.0)
-
-
-def test_what_fails_everywhere_ends_in_an_error(tmp_path: Path) -> None:
-    with fleet_of(tmp_path) as (fleet, here):
-        here.lives = [0] * TRIES
-        failed = drawn(fleet, Spec(n=1, seed=0))
-        assert failed.error
-        assert failed.images[0].finish_reason is FinishReason.ERROR
-        assert len(here.parts) == TRIES
-        assert_as_by_one_engine(tmp_path, drawn(fleet, Spec(n=1, seed=0)))
 
 
 def test_a_cancelled_generation_is_let_go_by_every_replica(tmp_path: Path) -> None:
@@ -279,3 +171,41 @@ def test_an_image_that_waits_elsewhere_counts_for_the_scaling(tmp_path: Path) ->
         assert replica.record_autoscaling_stats() == {"images": 7.5}
         replica.meet("another entrance", 0.0)
         assert idle(replica)
+
+
+def test_replicas_are_told_that_a_part_is_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cancelled: list[Call] = []
+    cancel = Call.cancel
+
+    def watched(call: Call) -> None:
+        cancelled.append(call)
+        cancel(call)
+
+    monkeypatch.setattr(Call, "cancel", watched)
+    with fleet_of(tmp_path) as (fleet, _):
+        generation = fleet.queue.submit(Spec(n=400, seed=0))
+        with fleet.queue.reading(generation):
+            until(lambda: generation.drawn, "the first pixel")
+            fleet.queue.cancel(generation)
+            until(lambda: generation.finished, "its end")
+        until(lambda: cancelled, "their being told")
+
+
+def test_a_large_request_is_spread_at_once(tmp_path: Path) -> None:
+    """So many images as replicas have slots, and one more each, in as many equal parts."""
+    with fleet_of(tmp_path) as (fleet, here):
+        drawn(fleet, Spec(n=60, seed=0))
+        assert [part.spec.n for _, part in here.parts[:2]] == [SLOTS + 1, SLOTS + 1]
+
+
+def test_replicas_of_several_kinds_are_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with fleet_of(tmp_path) as (fleet, here):
+        one, other = (replica.meet("", 0.0) for replica in here.replicas)
+        fleet._check_variants([one, other])
+        assert "of several kinds" not in caplog.text
+        fleet._check_variants([one, other._replace(variant="another")])
+        assert "replicas are of several kinds" in caplog.text

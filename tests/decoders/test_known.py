@@ -92,3 +92,11 @@ def test_what_is_known_is_as_what_was_drawn(
     for decoder in (stepped, filled):
         expected = torch.from_numpy(network_bits(network, decoder.canvas, inputs))
         assert_close(torch.from_numpy(decoder.bits), expected, dtype)
+
+
+@every_layer
+def test_what_is_not_known_is_nothing_yet(config: ModelConfig, backend: str) -> None:
+    inputs = masked(config, 3)
+    decoder = open_decoder(network_of(config), 3, backend)
+    decoder.begin([0, 1, 2], inputs)
+    assert not decoder.canvas[~inputs.known].any()

@@ -260,3 +260,43 @@ def test_shapes_out_of_their_range_are_refused(
     inputs.guidance[:], inputs.twin[:], inputs.label[:] = 2, 1, -1
     with pytest.raises(ValueError, match="guidance needs a label"):
         decoder.begin([0], inputs)
+
+
+def test_below_one_guidance_cuts_off_nothing_before_it_is_applied(backend: str) -> None:
+    config = SMALL["grey"]
+    network = sharpened(config)
+    inputs = guided(config, IMAGES, 0.5, 0.3)
+    inputs.known[:, :2] = True
+    inputs.canvas[:, :2] = [[3], [1]]
+    decoder = open_decoder(network, 2 * IMAGES, backend)
+    decoder.begin(np.arange(IMAGES), inputs)
+    decoder.step(np.arange(IMAGES), 1)
+    drawn = np.bincount(decoder.canvas[:IMAGES, 2, 0], minlength=256)
+    expected = IMAGES * shaped(network, inputs.canvas[0], 2, 0.5, 0.3, 1.0)
+    assert drawn[expected == 0].sum() == 0
+    assert np.abs(drawn - expected).sum() < 80
+
+
+@pytest.mark.parametrize("source", [3, -2])
+def test_forks_of_what_is_not_there_are_refused(source: int, backend: str) -> None:
+    decoder = open_decoder(network_of(KINDS["grey"]), 3, backend)
+    decoder.begin([0, 1], blank(KINDS["grey"], 2))
+    with pytest.raises(ValueError, match="slots must be"):
+        decoder.fork([source], [2])
+
+
+@pytest.mark.parametrize(("top_p", "most"), [(0.9, 230), (0.5, 127), (0.02, 5)])
+def test_of_equals_the_lower_are_kept_however_many_they_are(
+    top_p: float, most: int, backend: str
+) -> None:
+    """All 256 values are as likely as each other: as many stay as hold the share."""
+    config = SMALL["grey"]
+    network = random_network(config, dtype=torch.float32)
+    with torch.no_grad():
+        network.head.predictor.weight.zero_()
+        network.head.predictor.bias.zero_()
+    inputs = guided(config, 2 * IMAGES, 1.0, top_p)
+    decoder = open_decoder(network, 2 * IMAGES, backend)
+    decoder.begin(np.arange(2 * IMAGES), inputs)
+    decoder.step(np.arange(2 * IMAGES), config.pixels)
+    assert set(decoder.canvas.ravel().tolist()) == set(range(most + 1))

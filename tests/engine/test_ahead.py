@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from scanline.model.decoders.contract import FEW_SLOTS
+from scanline.model.decoders.contract import FEW_SLOTS, Inputs
+from scanline.model.particles import Particles
 from scanline.service.generation import FinishReason, Spec, Status
+from scanline.service.queue import Limits, Queue
+from scanline.service.steps import Steps
 from scanline.service.turns import HOST_ROOM, LONGEST_SECONDS, STEP_SECONDS, Pace
-from tests.engine.fixtures import Gate, assert_right, completion, finished, opened, running
+from tests.clocks import Clock
+from tests.engine.fixtures import Gate, Heard, assert_right, completion, finished, opened, running
 from tests.service_fixtures import GREY, FakeDecoder, LateDecoder
 
 MANY = FEW_SLOTS + 6
@@ -117,3 +124,66 @@ def test_a_step_on_a_device_lasts_as_long_as_the_hosts_work_beside_it() -> None:
     assert pace.room(1000) == pytest.approx(0.020 * HOST_ROOM / 0.001, abs=1)
     pace.measure(0.010, 10, 1000, host=1.0)
     assert pace.room(1000) == pytest.approx(LONGEST_SECONDS / 0.001, abs=1)
+
+
+def test_particles_are_weighed_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder, flying = LateDecoder(GREY, MANY), list[int]()
+    weigh = Particles.weigh
+
+    def watched(particles: Particles, *arguments: Any) -> None:
+        flying.append(len(decoder.launched))
+        weigh(particles, *arguments)
+
+    monkeypatch.setattr(Particles, "weigh", watched)
+    spec = replace(completion(GREY, 0, np.arange(GREY.pixels) % 7 == 6, n=MANY // 5), particles=5)
+    with opened(decoder) as engine:
+        generation = engine.queue.submit(spec)
+        with engine.queue.reading(generation):
+            engine.start()
+            finished(generation)
+    assert max(len(slots) for slots, _ in decoder.steps) > FEW_SLOTS
+    assert set(flying) == {0}
+
+
+def test_particles_of_every_image_stop_where_they_are_weighed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    decoder, weigh = FakeDecoder(GREY, 2 * MANY), Particles.weigh
+    at = defaultdict[Particles, set[int]](set)
+
+    def watched(particles: Particles, *arguments: Any) -> None:
+        at[particles].add(int(decoder.positions[particles.slots[0]]))
+        weigh(particles, *arguments)
+
+    monkeypatch.setattr(Particles, "weigh", watched)
+    with opened(decoder) as engine:
+        generations = []
+        for apart in (7, 6, 8):
+            known = np.arange(GREY.pixels) % apart == apart - 1
+            spec = replace(completion(GREY, 0, known, n=MANY // 5), particles=5)
+            generations.append(engine.queue.submit(spec))
+        engine.start()
+        for generation in generations:
+            with engine.queue.reading(generation):
+                finished(generation)
+    assert len(at) > 3
+    for particles, positions in at.items():
+        assert set(particles._stops) - {GREY.pixels} <= positions
+
+
+def test_a_step_behind_another_lasts_from_where_that_landed() -> None:
+    """Two are in flight: each takes a second of the device's, one after the other."""
+    clock, heard, decoder = Clock(), Heard(), LateDecoder(GREY, MANY)
+    slots = np.arange(MANY, dtype=np.int32)
+    decoder.begin(slots, Inputs.blank(GREY, MANY))
+    steps = Steps(decoder, Queue("it", GREY, Limits(), clock), heard, clock)
+
+    def draw(slots: list[int]) -> None:
+        clock.now += 1
+
+    decoder.before_step = draw
+    for _ in range(2):
+        steps.launch([(slots, 1)], light=False)
+    steps.land(1)
+    steps.land(0)
+    assert [seconds for seconds, _, _ in heard.steps] == [1, 1]

@@ -180,3 +180,21 @@ def test_a_device_that_is_lost_ends_the_engine(decoders: type[FakeDecoder]) -> N
     with pytest.raises(ClosedError):
         engine.queue.submit(Spec(n=1, seed=0))
     engine.close(0)
+
+
+def test_a_device_that_is_lost_while_an_image_begins_ends_the_engine() -> None:
+    decoder = FakeDecoder(GREY, 2)
+    engine = Engine("grey", decoder, Limits())
+
+    def fail(slots: list[int]) -> None:
+        decoder.broken = True
+        raise RuntimeError("an illegal memory access was encountered")
+
+    decoder.before_load = fail
+    engine.start()
+    touched = engine.queue.submit(Spec(n=4, seed=0))
+    with engine.queue.reading(touched):
+        finished(touched)
+    until(lambda: not engine.alive)
+    assert engine.broken
+    engine.close(0)

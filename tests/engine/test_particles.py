@@ -12,8 +12,10 @@ import torch
 from numpy.typing import NDArray
 
 from scanline.model.config import ModelConfig
+from scanline.model.decoders.contract import Inputs, Slots
 from scanline.model.decoders.opening import open_decoder
 from scanline.model.network import LinearTransformer
+from scanline.model.particles import Particles
 from scanline.service.engine import Engine
 from scanline.service.generation import FinishReason, Generation, Spec, Status, Weighed
 from scanline.service.queue import Limits
@@ -23,9 +25,9 @@ VALUES = 3  # that the small networks here draw
 SMALL = tiny_config(height=2, width=3, classes=("cat", "dog"))
 
 
-def few_values(config: ModelConfig) -> LinearTransformer:
+def few_values(config: ModelConfig, seed: int = 0) -> LinearTransformer:
     """Give a network that draws three values only, each pixel by those before it."""
-    network = random_network(config, dtype=torch.float32)
+    network = random_network(config, seed, torch.float32)
     with torch.no_grad():
         network.head.predictor.weight.mul_(3)
         network.head.predictor.bias[:VALUES] = 0
@@ -121,13 +123,13 @@ def mixed(config: ModelConfig) -> list[Spec]:
     """Give plain, guided, cut and completed images, of one particle and of several."""
     generator = np.random.default_rng(4)
     canvas = generator.integers(0, VALUES, (config.pixels, config.channels), np.uint8)
-    known: NDArray[np.bool_] = generator.random(config.pixels) < 0.4
-    given: dict[str, Any] = {"canvas": canvas, "known": known}
+    some: list[NDArray[np.bool_]] = [generator.random(config.pixels) < 0.4 for _ in range(2)]
+    given, otherwise = (dict[str, Any](canvas=canvas, known=known) for known in some)
     return [
         Spec(n=3, seed=1),
         Spec(n=2, seed=20, label=1, guidance=2.0),
         Spec(n=2, seed=30, label=0, particles=5, **given),
-        Spec(n=2, seed=40, any_label=True, guidance=1.5, particles=3, top_p=0.9, **given),
+        Spec(n=2, seed=40, any_label=True, guidance=1.5, particles=3, top_p=0.9, **otherwise),
         Spec(n=3, seed=50, top_p=0.5, temperature=1.2),
         Spec(n=1, seed=60, label=1, particles=8, **given),
     ]
@@ -213,3 +215,83 @@ def test_particles_that_nothing_can_guide_are_told() -> None:
         spec = Spec(n=1, seed=3, particles=4, canvas=canvas, known=known)
         (generation,) = drawn(engine_of(few_values(SMALL), 8), [spec])
         assert ["leave them out" in warning for warning in generation.warnings] == [True]
+
+
+def test_who_looks_on_is_told_of_every_pixel_that_changes() -> None:
+    """What was read before, and from where another is shown, is the image in the end."""
+    known, canvas = np.isin(np.arange(6), (2, 5)), np.array([[0], [0], [0], [0], [0], [2]])
+    decoder = open_decoder(few_values(SMALL, seed=8), 8, "native", 1)
+    inputs = Inputs.blank(SMALL, 1)
+    inputs.known[0], inputs.canvas[0], inputs.label[0] = known, canvas, 0
+    switched = 0
+    for seed in range(60):
+        inputs.seed[0], seen, told = seed, np.zeros((6, 1), np.uint8), {"slot": 0, "from": 0}
+
+        def read(seen: NDArray[np.uint8] = seen, told: dict[str, int] = told) -> None:
+            new = slice(told["from"], int(decoder.positions[told["slot"]]))
+            seen[new] = decoder.canvas[told["slot"], new]
+            told["from"] = new.stop
+
+        def show(slot: int, changed: int, told: dict[str, int] = told) -> None:
+            nonlocal switched
+            switched += 1
+            told |= {"slot": slot, "from": min(told["from"], changed)}
+
+        particles = Particles(SMALL, seed, known, range(8))
+        decoder.begin([0], inputs)
+        particles.begin(decoder)
+        while (position := int(decoder.positions[0])) < SMALL.pixels:
+            decoder.step(particles.slots, particles.room(position))
+            read()
+            particles.weigh(decoder, show)
+            read()
+        particles.finish(decoder, show)
+        read()
+        assert told["slot"] == particles.slots[particles.shown]
+        assert np.array_equal(seen, decoder.canvas[told["slot"]])
+    assert switched > 20
+
+
+def test_the_bits_are_those_of_the_particle_that_is_shown() -> None:
+    network = few_values(SMALL)
+    canvas, mask = np.full((6, 1), 2, np.uint8), np.arange(6) == 5
+    spec = Spec(n=8, seed=0, label=1, particles=8, canvas=canvas, known=mask)
+    (generation,) = drawn(engine_of(network, 64), [spec])
+    pixels = torch.from_numpy(np.stack([image.read(0, 6) for image in generation.images]))
+    with torch.no_grad():
+        bits = network.bits(pixels, torch.ones(8, dtype=torch.long)).sum(1).tolist()
+    assert [image.bits for image in generation.images] == pytest.approx(bits, rel=2e-3)
+
+
+@pytest.mark.parametrize("known", [{0: 1, 5: 2}, {2: 0, 5: 2}], ids=["before", "between"])
+def test_the_evidence_is_that_of_each_place_once(
+    known: dict[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not of what is known before the first unknown pixel; and where light ones are replaced."""
+    network = few_values(SMALL, seed=8)  # whose third pixels tell much of those before them
+    every = posterior(network, {}, 0)
+
+    def chance(known: dict[int, int]) -> float:
+        return sum(p for x, p in every.items() if all(x[i] == v for i, v in known.items()))
+
+    canvas, mask = np.zeros((6, 1), np.uint8), np.zeros(6, np.bool_)
+    for pixel, value in known.items():
+        canvas[pixel], mask[pixel] = value, True
+    engine, forks = engine_of(network, 128), list[int]()
+    fork = engine.decoder.fork
+
+    def counted(sources: Slots, targets: Slots, twins: Slots | None = None) -> None:
+        forks.append(len(targets))
+        fork(sources, targets, twins)
+
+    monkeypatch.setattr(engine.decoder, "fork", counted)
+    spec = Spec(n=400, seed=0, label=0, particles=32, canvas=canvas, known=mask)
+    (generation,) = drawn(engine, [spec])
+    ran = [image.particles for image in generation.images if image.particles]
+    true = chance(known) / (chance({0: known[0]}) if 0 in known else 1)
+    assert np.exp([one.log_evidence for one in ran]).mean() == pytest.approx(true, rel=0.1)
+    if 2 in known:
+        assert len(forks) > 500  # one each to begin with, and most of them once more
+        assert any(one.least < one.effective for one in ran)
+        true_shares = posterior(network, known, 0)
+        assert distance(frequencies(generation), true_shares) < 0.2

@@ -145,3 +145,16 @@ def test_a_finished_generation_keeps_neither_the_decoder_nor_its_waiters_alive()
     assert [name for name, thing in kept.items() if thing() is not None] == []
     for before, after in zip(pixels, drawn(generation), strict=True):
         np.testing.assert_array_equal(before, after)
+
+
+def test_an_engine_keeps_no_generation_that_its_queue_has_forgotten() -> None:
+    """Memory, and the keys of requests that may come again: they live as long as it does."""
+    decoder = FakeDecoder(GREY, 4)
+    with running(decoder, keep_finished=0) as engine:
+        generation = engine.queue.submit(Spec(n=3, seed=0))
+        kept = weakref.ref(generation)
+        with engine.queue.reading(generation):
+            assert_right(generation)
+        assert engine.queue.find(generation.id) is None
+        del generation
+        until(lambda: [gc.collect(), kept()][1] is None, "its being forgotten")

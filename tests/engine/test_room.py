@@ -164,3 +164,18 @@ def test_finished_generations_are_kept_by_time() -> None:
         assert engine.queue.find(generation.id) is generation
         clock.now += 1
         assert engine.queue.find(generation.id) is None
+
+
+def test_a_small_queue_keeps_room_for_a_single_image() -> None:
+    decoder = FakeDecoder(GREY, 1)
+    gate = Gate(decoder)
+    with running(decoder, max_waiting=32) as engine:
+        engine.queue.submit(Spec(n=1, seed=0))
+        gate.wait()
+        generations = [engine.queue.submit(Spec(n=2, seed=0)) for _ in range(15)]
+        with pytest.raises(QueueFullError):
+            engine.queue.check_room(2)
+        engine.queue.check_room(1)
+        for one in generations:
+            engine.queue.cancel(one)
+        gate.open()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from scanline.service.api.replies import Usage
-from scanline.service.generation import Spec
+from scanline.service.generation import FinishReason, Generation, Place, Spec
 from scanline.service.queue import RATE_SECONDS
 from tests.clocks import Clock
 from tests.engine.fixtures import BOTH, Heard, assert_right, completion, opened
@@ -87,3 +87,24 @@ def test_the_rate_follows_the_steps_slowly(spec: Spec) -> None:
     shares = [seconds / (seconds + RATE_SECONDS) for seconds in (1 / 16, 1 / 64)]
     slower = 128 - shares[0] * 96
     assert rates[:4] == pytest.approx([0, 128, slower, slower + shares[1] * (128 - slower)])
+
+
+def test_pixels_drawn_are_those_after_what_was_known_of_images_that_have_begun() -> None:
+    generation = Generation("it", GREY, completion(GREY, 0, np.arange(GREY.pixels) < 13, n=3))
+    assert generation.drawn == 0
+    canvas = np.zeros((GREY.pixels, 1), np.uint8)
+    generation.images[0].run(0, Place(canvas, np.array([20], np.int32)))
+    assert generation.drawn == 7
+    whole = completion(GREY, 0, np.ones(GREY.pixels, np.bool_))
+    assert whole.prefix == GREY.pixels
+
+
+def test_slots_that_are_free_have_no_pixels_left() -> None:
+    generation = Generation("it", GREY, Spec(n=3, seed=0, label=1, guidance=2.0))
+    canvas = np.zeros((GREY.pixels, 1), np.uint8)
+    for image in generation.images[:2]:
+        image.run(0, Place(canvas, np.array([20], np.int32)))
+    generation.next_index = 2
+    assert generation.pixels_left() == [10, 10, 10, 10]
+    generation.images[0].finish(FinishReason.LENGTH, 1.0)
+    assert generation.pixels_left() == [10, 10]

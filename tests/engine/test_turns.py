@@ -251,3 +251,24 @@ def test_spare_slots_are_given_to_no_more_at_once_than_others_are() -> None:
         queue.submit(Spec(n=1, seed=seed))
     assert len(queue.take(0, 2, spare=10, light=5)) == 2
     assert queue.waiting == 2
+
+
+def test_spare_slots_come_back_from_an_image_of_several() -> None:
+    decoder = FakeDecoder(GREY, 8)
+    gate = Gate(decoder)
+    with running(decoder, spare=2) as engine:
+        large = engine.queue.submit(Spec(n=40, seed=0))
+        gate.turn(2)
+        for seed in (100, 101):
+            small = engine.queue.submit(Spec(n=1, seed=seed, label=1, guidance=2.0))
+            gate.turn(2)
+            assert engine.slots_in_use == 8
+            engine.queue.cancel(small)
+            gate.turn(2)
+            assert engine.slots_in_use == 6
+        other = engine.queue.submit(Spec(n=40, seed=200))
+        engine.queue.cancel(large)
+        gate.turn(2)
+        assert engine.slots_in_use == 6
+        engine.queue.cancel(other)
+        gate.open()

@@ -271,3 +271,28 @@ def test_the_mixture_layout_is_weights_means_scales_coefficients(channels: int) 
     )
     assert mixture.coefficients.shape == (pairs, M)
     assert float(split_mixture(torch.full((30,), -20.0), 1).log_scales.min()) == -7
+
+
+@pytest.mark.parametrize("heat", [1e-40, 1e-6, 0.03])
+@pytest.mark.parametrize(("kind", "channels"), KINDS)
+def test_the_coldest_probabilities_are_numbers(kind: str, channels: int, heat: float) -> None:
+    """So that guidance may subtract them."""
+    head, config = make_head(kind, channels).float(), tiny_config(head=kind, channels=channels)
+    parameters = 4 * random_parameters(config.head_outputs, 3).float()
+    values = torch.full((3, channels), 100)
+    for channel in range(channels):
+        logs = head.log_probs(parameters, channel, values, torch.full((3,), heat))
+        assert logs.isfinite().all()
+        assert logs.exp().sum(1).tolist() == pytest.approx([1, 1, 1], rel=1e-3)
+
+
+def test_a_cold_logistic_is_narrower_than_any_that_is_learned() -> None:
+    head = make_head("logistic_mixture", 1)
+    parameters = mixture_parameters(1, [0.0], [[100 / 127.5 - 1]], [[-7.0]])
+    nothing = torch.zeros(1, 1, dtype=torch.long)
+    shares = [
+        float(head.log_probs(parameters, 0, nothing, torch.tensor([heat]))[0, 100].exp())
+        for heat in (1.0, 0.1)
+    ]
+    assert shares[0] == pytest.approx(math.tanh(math.exp(7) / 255 / 2), abs=1e-4)
+    assert shares[1] > 1 - 1e-6

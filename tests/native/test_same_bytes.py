@@ -145,3 +145,24 @@ def test_a_decoder_owns_its_weights() -> None:
         for parameter in network.parameters():
             parameter.zero_()
     assert np.array_equal(trace(decoder, inputs)[0], before)
+
+
+def test_a_pair_is_never_torn_nor_a_part_too_large(isa: str) -> None:
+    """A plain image before guided ones and one behind them, as many as fill whole passes."""
+    config = replace(KINDS["grey"], height=3, width=2)
+    network = network_of(config)
+    for pairs in (5, 8, 11, 15):
+        count = pairs + 2
+        inputs, images = blank(config, count), np.arange(count, dtype=np.int32)
+        inputs.label[:] = images % 2
+        inputs.guidance[1:-1], inputs.twin[1:-1] = 1.7, images[1:-1] + count
+        together, alone = (
+            NativeDecoder(network, 2 * count, 1, isa=isa, guess=False) for _ in range(2)
+        )
+        for some in ([images], np.split(images, count)):
+            decoder = together if len(some) == 1 else alone
+            for part in some:
+                decoder.begin(part, inputs.rows(part))
+                decoder.step(part, config.pixels)
+        assert together.canvas.tobytes() == alone.canvas.tobytes()
+        assert together.bits.tobytes() == alone.bits.tobytes()

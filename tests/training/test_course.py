@@ -15,6 +15,7 @@ import torch
 from scanline.model.checkpoint import CheckpointError, load_checkpoint, load_one
 from scanline.model.curve import read_curve
 from scanline.model.evaluation import evaluate
+from scanline.model.resuming import known_run
 from scanline.model.stop import Stop
 from scanline.model.training import Trainer
 from tests.training.fixtures import (
@@ -305,3 +306,19 @@ def test_garbage_collections_leave_alone_what_was_there(tmp_path: Path) -> None:
         trainer.train(dataset(), None, Stop(), quiet=True, after_validation=watch)
     assert frozen[0] > 0
     assert gc.get_freeze_count() == 0
+
+
+def test_a_resumed_run_keeps_its_time_and_its_validations(tmp_path: Path) -> None:
+    config, held_out = replace(CONFIG, evaluate_every=2, decay=0.0), dataset(3, seed=5)
+    run(tmp_path, replace(config, steps=4), validation=held_out)
+    path = tmp_path / "training.pt"
+    torch.save(torch.load(path, weights_only=True) | {"seconds": 1000.0}, path)
+    run(tmp_path, config, resume=True, validation=held_out)
+    facts = load_checkpoint(weights_of(tmp_path)).facts
+    assert [one["step"] for one in facts["validation"]] == [2, 4, 6]
+    assert facts["training_seconds"] >= 1000
+
+
+def test_a_run_says_how_many_images_it_held_out(tmp_path: Path) -> None:
+    run(tmp_path, validation=dataset(9, seed=5))
+    assert known_run(tmp_path).held_out == 9

@@ -17,6 +17,7 @@ from scanline.model.recipe import batch_indices, batch_moves, learning_rate_fact
 from scanline.model.resuming import fingerprint
 from scanline.model.stop import Stop
 from scanline.model.training import Trainer
+from tests.conftest import random_canvas
 from tests.training.fixtures import CONFIG, CPU, MODEL, dataset, log_of, run, weights_of
 
 
@@ -175,3 +176,57 @@ def test_the_log_of_one_image_held_out_is_json_as_others_read_it(tmp_path: Path)
     facts = load_checkpoint(weights_of(tmp_path)).facts
     assert facts["held_out"] == 1
     assert facts["trained_on"] == fingerprint(dataset())
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_each_of_two_processes_takes_its_half_of_a_step(tmp_path: Path, rank: int) -> None:
+    """Its images, moved as they would be alone, and their labels, dropped as they would be."""
+    data = dataset(40)
+    assert data.labels is not None
+    images, labels = torch.from_numpy(data.images.reshape(40, -1, 1)), torch.from_numpy(data.labels)
+    config = replace(CONFIG, batch=40, warmup=0, decay=0.0, shift=1, drop_label=0.5)
+    given: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for world in (1, 2):
+        trainer = Trainer(MODEL, config, tmp_path, CPU)
+        trainer.world, trainer.rank = world, rank if world == 2 else 0
+        forward = trainer._forward
+
+        def watched(canvas: torch.Tensor, label: torch.Tensor, forward: Any = forward) -> Any:
+            given.append((canvas, label))
+            return forward(canvas, label)
+
+        trainer._forward = watched
+        trainer.take_step(images, labels)
+    half = slice(20 * rank, 20 * (rank + 1))
+    for whole, mine in zip(*given, strict=True):
+        assert torch.equal(mine, whole[half])
+
+
+def test_a_large_gradient_is_cut_to_length_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, norms = Trainer(MODEL, CONFIG, tmp_path, CPU), list[float]()
+    with torch.no_grad():
+        trainer.model.head.predictor.weight.mul_(1000)
+
+    def watch(*_: object) -> None:
+        grads = [p.grad for p in trainer.model.parameters() if p.grad is not None]
+        norms.append(float(torch.nn.utils.get_total_norm(grads)))
+
+    monkeypatch.setattr("scanline.model.training.take_steps", watch)
+    data = dataset()
+    assert data.labels is not None
+    images = torch.from_numpy(data.images.reshape(len(data), -1, 1))
+    trainer.take_step(images, torch.from_numpy(data.labels))
+    assert norms == [pytest.approx(1, rel=1e-3)]
+
+
+def test_what_a_step_says_is_the_bits_of_a_dimension(tmp_path: Path) -> None:
+    """Of a channel of a pixel, as evaluation does."""
+    config = replace(MODEL, channels=3, head="logistic_mixture", encoding="linear", classes=())
+    trainer = Trainer(config, replace(CONFIG, batch=4), tmp_path, CPU)
+    canvas = random_canvas(config, 4)
+    indices = batch_indices(0, 4, trainer.config)
+    with torch.no_grad():
+        bits = float(trainer.model.bits(canvas[indices]).sum()) / 4 / config.dims
+    assert trainer.take_step(canvas, None) == pytest.approx(bits, rel=1e-5)

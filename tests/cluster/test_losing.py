@@ -1,0 +1,220 @@
+"""Replicas that die, fail or answer nobody: what they leave is drawn by others, to the byte."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from scanline.service.cluster.fleet import TRIES, Fleet, _Assignment
+from scanline.service.cluster.parts import Known, Look, News, Part, Report
+from scanline.service.cluster.replica import Replica
+from scanline.service.generation import FinishReason, Place, Spec
+from scanline.service.queue import Limits
+from tests.cluster.fixtures import SLOTS, Call, assert_as_by_one_engine, drawn, fleet_of, idle
+from tests.service_fixtures import DEADLINE, GREY, save_tiny, until
+
+HOLE = np.ones(GREY.pixels, np.bool_)
+HOLE[7:19] = False
+VALUES = np.random.default_rng(0).integers(0, 256, (GREY.pixels, 1), np.uint8)
+SPECS = {
+    "one": Spec(n=1, seed=3),
+    "many": Spec(n=21, seed=2**64 - 4, any_label=True, temperature=0.8, top_p=0.9),
+    "guided": Spec(n=5, seed=1, label=1, guidance=2.0),
+    "completion": Spec(n=3, seed=5, canvas=VALUES, known=np.arange(GREY.pixels) < 13),
+    "particles": Spec(n=4, seed=5, particles=3, canvas=VALUES, known=HOLE),
+}
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("life", [0, 1])
+def test_what_a_dying_replica_leaves_is_drawn_by_others_to_the_byte(
+    name: str, life: int, tmp_path: Path
+) -> None:
+    with fleet_of(tmp_path) as (fleet, here):
+        here.lives = [life, life]
+        generation = drawn(fleet, SPECS[name])
+        assert not here.lives
+        assert_as_by_one_engine(tmp_path, generation)
+
+
+def test_it_goes_on_where_the_dead_one_was(tmp_path: Path) -> None:
+    with fleet_of(tmp_path, count=1) as (fleet, here):
+        here.lives = [1]
+        generation = drawn(fleet, Spec(n=1, seed=3))
+        (_, first), (_, second) = here.parts
+        assert first.known == [Known(0, 0)]
+        assert 0 < second.known[0].position <= GREY.pixels
+        assert_as_by_one_engine(tmp_path, generation)
+
+
+def test_one_that_has_drawn_something_may_die_as_often_as_the_first() -> None:
+    fleet = Fleet("tiny", GREY, None, SLOTS, Limits())  # type: ignore[arg-type]
+    generation = fleet.queue.submit(Spec(n=1, seed=0))
+    canvas = np.zeros((GREY.pixels, 1), np.uint8)
+    generation.images[0].run(0, Place(canvas, np.zeros(1, np.int32)))
+    part = _Assignment(generation, generation.images, TRIES)
+    fleet._take_over(part, [Look(0, 0, canvas[:0], [], None)])
+    assert part.tries == TRIES
+    fleet._take_over(part, [Look(0, 0, canvas[:5], [], None)])
+    assert part.tries == 1
+    fleet._loop.close()
+
+
+class OneOnly(Call):
+    """Tells of the second image alone, and dies once that is drawn."""
+
+    over = False
+
+    async def __anext__(self) -> News:
+        while not self.over:
+            news = [look for look in await anext(self._news) if look.image == 1]
+            self.over = any(look.end for look in news)
+            if news:
+                return news
+        self.cancel()
+        raise ConnectionError("the replica died")
+
+
+def test_what_is_left_on_both_sides_of_an_image_has_its_own_seeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with fleet_of(tmp_path, count=1) as (fleet, here):
+        draw = here.draw
+
+        def first(part: Part) -> Call:
+            monkeypatch.setattr(here, "draw", draw)
+            here.parts.append((here.replicas[0], part))
+            return OneOnly(here.replicas[0].draw(part), None)
+
+        monkeypatch.setattr(here, "draw", first)
+        generation = drawn(fleet, Spec(n=3, seed=5))
+        assert [part.spec.n for _, part in here.parts] == [3, 1, 1]
+        assert_as_by_one_engine(tmp_path, generation)
+
+
+def test_one_that_answers_nobody_stops_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scanline.service.cluster.fleet.LOST_SECONDS", 0.05)
+    monkeypatch.setattr("scanline.service.cluster.fleet.MEETING_SECONDS", 0.05)
+    with fleet_of(tmp_path) as (fleet, here):
+        silent = threading.Event()
+
+        async def meet(entrance: str, share: float) -> list[Report]:
+            silent.set()
+            await asyncio.sleep(DEADLINE)
+            return []
+
+        monkeypatch.setattr(here, "meet", meet)
+        assert silent.wait(DEADLINE)
+        since = fleet._reported
+        until(lambda: fleet._clock() - since > 0.5, "many meetings")
+        assert fleet.alive
+        assert_as_by_one_engine(tmp_path, drawn(fleet, Spec(n=9, seed=0)))
+
+
+@pytest.mark.parametrize("error", [OSError("no way there"), asyncio.CancelledError()], ids=repr)
+def test_what_cannot_be_sent_or_asked_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    with fleet_of(tmp_path, count=1) as (fleet, here):
+        draw, meet, left = here.draw, here.meet, {"draw": 1, "meet": 1}
+
+        def failing(part: Part) -> Call:
+            if left["draw"]:
+                left["draw"] -= 1
+                raise error
+            return draw(part)
+
+        async def silent(entrance: str, share: float) -> list[Report]:
+            if left["meet"]:
+                left["meet"] -= 1
+                raise error
+            return await meet(entrance, share)
+
+        monkeypatch.setattr(here, "draw", failing)
+        monkeypatch.setattr(here, "meet", silent)
+        assert_as_by_one_engine(tmp_path, drawn(fleet, Spec(n=2, seed=0)))
+        until(lambda: not left["meet"], "a meeting")
+        here.join()
+        until(lambda: len(fleet.reports) == 2, "the report of one more")
+        assert left == {"draw": 0, "meet": 0}
+
+
+def test_replicas_that_cannot_be_asked_any_more_are_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scanline.service.cluster.fleet.LOST_SECONDS", 0.2)
+    monkeypatch.setattr("scanline.service.cluster.fleet.MEETING_SECONDS", 0.05)
+    with fleet_of(tmp_path) as (fleet, here):
+
+        async def nobody(entrance: str, share: float) -> list[Report]:
+            raise OSError("no way there")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(here, "meet", nobody)
+            until(lambda: not fleet.alive, "the end of them")
+            assert fleet.slots == 0
+        until(lambda: fleet.alive, "their coming back")
+
+
+def test_what_an_entrance_said_that_is_gone_counts_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with fleet_of(tmp_path) as (_, here):
+        here.replicas[0].meet("one that is gone", 7.5)
+        monkeypatch.setattr("scanline.service.cluster.replica.SHARE_SECONDS", 0.0)
+        until(lambda: idle(here.replicas[0]), "its being forgotten")
+
+
+def test_a_replica_that_can_draw_no_more_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With nothing to draw it would be chosen for every part, until Ray asks how it is."""
+    ended: list[int] = []
+
+    def end(status: int) -> None:
+        ended.append(status)
+        raise ConnectionError("the process ended")
+
+    monkeypatch.setattr("os._exit", end)
+    save_tiny(tmp_path)
+    replica = Replica("tiny", {"weights": tmp_path, "backend": "reference", "slots": SLOTS})
+    replica.meet("", 0.0)
+    replica._engine.broken = True
+    with pytest.raises(ConnectionError):
+        replica.meet("", 0.0)
+    with pytest.raises(ConnectionError):
+        asyncio.run(anext(replica.draw(Part(Spec(n=1, seed=0), [Known(0, 0)]))))  # type: ignore[arg-type]
+    assert ended == [1, 1]
+    replica._engine.close(0.0)
+
+
+def test_what_fails_everywhere_ends_in_an_error(tmp_path: Path) -> None:
+    with fleet_of(tmp_path) as (fleet, here):
+        here.lives = [0] * TRIES
+        failed = drawn(fleet, Spec(n=1, seed=0))
+        assert failed.error
+        assert failed.images[0].finish_reason is FinishReason.ERROR
+        assert len(here.parts) == TRIES
+        assert_as_by_one_engine(tmp_path, drawn(fleet, Spec(n=1, seed=0)))
+
+
+def test_what_fails_at_one_replica_is_drawn_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with fleet_of(tmp_path) as (fleet, here):
+        decoder = here.replicas[0]._engine.decoder
+
+        def fail(*_: object) -> None:
+            monkeypatch.undo()
+            raise RuntimeError("a step that fails")
+
+        monkeypatch.setattr(decoder, "launch", fail)
+        generation = drawn(fleet, Spec(n=4, seed=0))
+        assert generation.error is None
+        assert_as_by_one_engine(tmp_path, generation)

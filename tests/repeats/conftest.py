@@ -1,0 +1,29 @@
+"""Servers for tests of requests that come again."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from scanline.service.server import Scanline
+from tests.service_fixtures import build, held_server, listening
+
+
+@pytest.fixture
+def held() -> Iterator[tuple[Scanline, httpx.Client, threading.Event]]:
+    """Give a server whose decoder draws nothing until it is let go, with no grace at all."""
+    with held_server(2, {"grace_seconds": 0.0, "max_waiting": 8, "max_images": 8}) as held:
+        yield held
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[httpx.Client]:
+    scanline, app = build()
+    with (
+        listening(app, lambda: scanline.ready) as url,
+        httpx.Client(base_url=url, timeout=60) as opened,
+    ):
+        yield opened

@@ -1,0 +1,206 @@
+"""Requests that come again under their key: each is drawn once."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from scanline.service.generation import Generation, Spec
+from scanline.service.queue import Limits, Queue
+from scanline.service.repeats import Repeats, fingerprint
+from tests.clocks import Clock
+from tests.repeats.fixtures import ASYNC
+from tests.service_fixtures import (
+    GREY,
+    FakeDecoder,
+    build,
+    check_error,
+    encode,
+    listening,
+    parse_sse,
+    random_picture,
+    until,
+)
+
+
+def test_a_request_that_comes_again_is_drawn_once(client: httpx.Client) -> None:
+    key = {"Idempotency-Key": "one"}
+    first, second = (client.post("/v1/samples", json={"n": 2}, headers=key) for _ in range(2))
+    assert first.json() == second.json()  # its seed, too, which was chosen at random
+    new = client.post("/v1/samples", json={"n": 2}, headers={"Idempotency-Key": "two"})
+    assert new.json()["id"] != first.json()["id"]
+    # Its form may be another one.
+    stream = client.post("/v1/samples", json={"n": 2, "stream": True}, headers=key)
+    assert parse_sse(stream.content)[0].data["id"] == first.json()["id"]
+    for body in (
+        {"n": 3},
+        {"n": 2, "seed": 5},
+        {"n": 2, "label": "one"},
+        {"n": 2, "model": "colour"},
+    ):
+        reply = client.post("/v1/samples", json=body, headers=key)
+        message = check_error(reply, 422, "idempotency_key_reused", "idempotency-key")
+        assert "choose a new key" in message
+    check_error(client.post("/v1/samples", json={}, headers={"Idempotency-Key": "x" * 256}), 400)
+
+
+def test_an_upload_that_comes_again_is_drawn_once(client: httpx.Client) -> None:
+    def send(picture: bytes) -> httpx.Response:
+        fields, files = {"known_rows": "2"}, {"image": picture}
+        key = {"Idempotency-Key": "upload"}
+        return client.post("/v1/completions", data=fields, files=files, headers=key)
+
+    first, second = send(encode(random_picture())), send(encode(random_picture(), "BMP"))
+    assert first.json() == second.json()  # another file, and the same picture
+    check_error(send(encode(random_picture(seed=1))), 422, "idempotency_key_reused")
+
+
+def test_a_request_in_openais_words_that_comes_again_is_drawn_once(client: httpx.Client) -> None:
+    key = {"Idempotency-Key": "openai"}
+    first, second = (
+        client.post("/v1/images/generations", json={"prompt": "", "n": 2}, headers=key)
+        for _ in range(2)
+    )
+    assert first.status_code == 200
+    assert first.headers["x-generation-id"] == second.headers["x-generation-id"]
+    assert first.json()["data"] == second.json()["data"]  # of a seed chosen at random
+    other = client.post("/v1/images/generations", json={"prompt": "", "n": 1}, headers=key)
+    check_error(other, 422, "idempotency_key_reused")
+
+    def edit(picture: bytes) -> httpx.Response:
+        files = {"image": ("a.png", picture, "image/png")}
+        key = {"Idempotency-Key": "edit"}
+        return client.post("/v1/images/edits", data={"prompt": ""}, files=files, headers=key)
+
+    erased = random_picture().convert("RGBA")
+    erased.putalpha(0)
+    ids = {edit(encode(erased)).headers["x-generation-id"] for _ in range(2)}
+    assert len(ids) == 1
+
+
+def test_a_client_that_was_cut_off_finds_its_request_again() -> None:
+    decoder, go_on = FakeDecoder(GREY, 2), threading.Event()
+    decoder.before_step = lambda slots: (go_on.wait(), None)[1]
+    scanline, app = build(decoders={"grey": decoder})
+    key = {"Idempotency-Key": "mine"}
+    with listening(app, lambda: scanline.ready) as url, httpx.Client(base_url=url) as client:
+        with pytest.raises(httpx.ReadTimeout):
+            client.post("/v1/samples", json={}, headers=key, timeout=0.3)
+        queue = scanline.models["grey"].engine.queue
+        until(lambda: scanline.models["grey"].engine.running == 1)
+        with ThreadPoolExecutor(2) as pool:
+            replies = [
+                pool.submit(client.post, "/v1/samples", json={}, headers=key, timeout=60)
+                for _ in range(2)
+            ]
+            until(lambda: [g.readers for g in tuple(queue._live.values())] == [2])
+            go_on.set()
+            bodies = [reply.result().json() for reply in replies]
+    assert bodies[0] == bodies[1]
+    assert bodies[0]["images"][0]["finish_reason"] == "length"
+    assert len([n for slots, n in decoder.steps if len(slots) > 1]) == 0
+
+
+def test_a_key_is_known_for_as_long_as_its_generation_is_kept() -> None:
+    queue, repeats = Queue("it", GREY, Limits(keep_finished=3), Clock()), Repeats()
+    spec = Spec(n=1, seed=0)
+
+    def submit(key: str) -> str:
+        return repeats.begin(("", key), b"", lambda: (queue, queue.submit(spec))).id
+
+    def find(identifier: str) -> Generation:
+        generation = queue.find(identifier)
+        assert generation is not None
+        return generation
+
+    first = [submit(f"{j}") for j in range(5)]
+    assert [submit(f"{j}") for j in range(5)] == first
+    for identifier in first[:4]:
+        queue.withdraw(find(identifier))
+        queue.finish(find(identifier))
+    gc.collect()
+    assert len(repeats._begun) == 4
+    assert submit("0") != first[0]  # the oldest of four that were finished
+    queue.cancel(find(first[1]))  # which changes nothing
+    assert submit("1") == first[1]
+    queue.cancel(find(first[4]))
+    assert submit("4") != first[4]  # what went wrong is begun anew
+
+
+@pytest.mark.parametrize("drained", [False, True])
+def test_what_was_begun_is_given_again_though_nothing_new_is_taken(drained: bool) -> None:
+    """A repeat draws nothing anew: neither a full queue nor a server's end is in its way."""
+    decoder, go_on = FakeDecoder(GREY, 2), threading.Event()
+    decoder.before_step = lambda slots: (go_on.wait(), None)[1]
+    scanline, app = build({"max_waiting": 8, "max_images": 8}, {"grey": decoder})
+    refused = (503, "closing") if drained else (429, "queue_full")
+    body, picture = {"n": 2, "seed": 4}, {"image": encode(random_picture())}
+
+    with (
+        listening(app, lambda: scanline.ready) as url,
+        httpx.Client(base_url=url, timeout=60) as client,
+        ThreadPoolExecutor(2) as pool,
+    ):
+
+        def drawing(name: str) -> httpx.Response:
+            headers = {"Idempotency-Key": name} | ASYNC
+            return client.post("/v1/samples", json=body, headers=headers)
+
+        def completing(name: str) -> httpx.Response:
+            fields, headers = {"n": "2", "known_rows": "1"}, {"Idempotency-Key": name} | ASYNC
+            return client.post("/v1/completions", files=picture, data=fields, headers=headers)
+
+        queue = scanline.models["grey"].engine.queue
+        begun = drawing("draw").json()["id"], completing("complete").json()["id"]
+        asked = [pool.submit(client.get, "/v1/samples/grey/9.png")]
+        until(lambda: len(queue._live) == 3)
+        if drained:
+            queue.close(60)
+        while not drained and client.post("/v1/samples", json={}, headers=ASYNC).is_success:
+            pass
+        check_error(drawing("new"), *refused)
+        check_error(completing("new"), *refused)
+        assert (drawing("draw").json()["id"], completing("complete").json()["id"]) == begun
+        asked.append(pool.submit(client.get, "/v1/samples/grey/9.png"))
+        until(lambda: 2 in [generation.readers for generation in tuple(queue._live.values())])
+        go_on.set()
+        first, second = (reply.result() for reply in asked)
+    assert first.status_code == second.status_code == 200
+    assert first.content == second.content
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"n": 2}, {"label": 0}, {"any_label": True}, {"temperature": 0.5}, {"top_p": 0.5},
+     {"guidance": 2.0}, {"particles": 2}, {"canvas": np.ones((GREY.pixels, 1), np.uint8)},
+     {"known": np.arange(GREY.pixels) < 7}],
+    ids=lambda change: next(iter(change)),
+)  # fmt: skip
+def test_whatever_is_drawn_otherwise_makes_another_request(change: dict[str, Any]) -> None:
+    canvas, known = np.zeros((GREY.pixels, 1), np.uint8), np.arange(GREY.pixels) < 5
+    spec = Spec(n=1, seed=0, label=1, canvas=canvas, known=known)
+    mark = fingerprint("grey", spec, 0)
+    assert fingerprint("grey", replace(spec, canvas=canvas.copy()), 0) == mark
+    assert fingerprint("grey", replace(spec, **change), 0) != mark
+    assert len({fingerprint("grey", spec, None), fingerprint("colour", spec, 0), mark}) == 3
+
+
+def test_a_request_that_failed_is_begun_anew() -> None:
+    queue, repeats = Queue("it", GREY, Limits(), Clock()), Repeats()
+
+    def submit() -> Generation:
+        return repeats.begin(("", "a"), b"", lambda: (queue, queue.submit(Spec(n=1, seed=0))))
+
+    first = submit()
+    assert submit() is first
+    first.error = "drawing failed"
+    queue.withdraw(first)
+    queue.finish(first)
+    assert submit() is not first

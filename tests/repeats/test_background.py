@@ -1,0 +1,114 @@
+"""Work that goes on without a reader, because its client preferred that."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from scanline.service.server import Scanline
+from tests.repeats.fixtures import ASYNC, drawn
+from tests.service_fixtures import (
+    check_error,
+    encode,
+    parse_sse,
+    random_picture,
+    until,
+)
+
+
+@pytest.mark.parametrize("route", ["samples", "completions"])
+def test_work_goes_on_though_nobody_reads_it(
+    held: tuple[Scanline, httpx.Client, threading.Event], route: str
+) -> None:
+    scanline, client, go_on = held
+    headers = {"Prefer": "wait=5, Respond-Async; q=1"}
+    if route == "samples":
+        reply = client.post("/v1/samples", json={"n": 3, "seed": 4}, headers=headers)
+    else:
+        fields = {"n": "3", "seed": "4", "known_rows": "0"}
+        files = {"image": encode(random_picture())}
+        reply = client.post("/v1/completions", files=files, data=fields, headers=headers)
+    assert reply.status_code == 202
+    assert reply.headers["preference-applied"] == "respond-async"
+    where = reply.headers["location"]
+    assert where == f"/v1/generations/{reply.json()['id']}"
+    assert reply.json()["status"] in ("waiting", "running")
+    assert {image["png"] for image in reply.json()["images"]} == {None}
+    # A reader that comes and goes does not take it along, though there is no grace.
+    with client.stream("GET", f"{where}/events") as events:
+        next(events.iter_raw())
+    generation = scanline.models["grey"].engine.queue.find(reply.json()["id"])
+    assert generation is not None
+    until(lambda: generation.readers == 0)
+    go_on.set()
+    images = drawn(client, where)["images"]
+    for image in images:
+        assert image["finish_reason"] == "length"
+    plain = client.post("/v1/samples", json={"n": 3, "seed": 4}).json()
+    assert [image["png"] for image in images] == [image["png"] for image in plain["images"]]
+
+
+def test_a_repeat_may_leave_it_to_the_background(
+    held: tuple[Scanline, httpx.Client, threading.Event],
+) -> None:
+    """What was begun by one who waited goes on without a reader, though there is no grace."""
+    scanline, client, go_on = held
+    body, key = {"n": 2, "seed": 4}, {"Idempotency-Key": "later"}
+    streamed = body | {"stream": True}
+    with client.stream("POST", "/v1/samples", json=streamed, headers=key) as events:
+        next(events.iter_raw())
+        reply = client.post("/v1/samples", json=body, headers=key | ASYNC)
+        assert reply.status_code == 202
+    generation = scanline.models["grey"].engine.queue.find(reply.json()["id"])
+    assert generation is not None
+    until(lambda: generation.readers == 0)
+    go_on.set()
+    images = drawn(client, reply.headers["location"])["images"]
+    assert [image["finish_reason"] for image in images] == ["length", "length"]
+
+
+def test_those_who_leave_are_called_back_no_more(
+    held: tuple[Scanline, httpx.Client, threading.Event],
+) -> None:
+    scanline, client, go_on = held
+    body, key = {"n": 1, "seed": 4}, {"Idempotency-Key": "again"}
+    begun = client.post("/v1/samples", json=body, headers=key | ASYNC)
+    generation = scanline.models["grey"].engine.queue.find(begun.json()["id"])
+    assert generation is not None
+    for _ in range(3):
+        with pytest.raises(httpx.ReadTimeout):
+            client.post("/v1/samples", json=body, headers=key, timeout=0.2)
+    until(lambda: not generation._enders, "nobody waits")
+    go_on.set()
+    assert drawn(client, begun.headers["location"])["images"][0]["finish_reason"] == "length"
+
+
+def test_work_in_the_background_is_bounded_and_can_be_cancelled(
+    held: tuple[Scanline, httpx.Client, threading.Event],
+) -> None:
+    scanline, client, go_on = held
+    first = client.post("/v1/samples", json={"n": 2}, headers=ASYNC)
+    until(lambda: scanline.models["grey"].engine.slots_in_use == 2)
+    second = client.post("/v1/samples", json={"n": 8}, headers=ASYNC)
+    assert second.status_code == 202
+    full = client.post("/v1/samples", json={"n": 1}, headers=ASYNC)
+    check_error(full, 429, "queue_full")
+    assert int(full.headers["retry-after"]) >= 1
+    queue = scanline.models["grey"].engine.queue
+    generations = [queue.find(reply.json()["id"]) for reply in (first, second)]
+    with ThreadPoolExecutor(2) as pool:
+        ends = [pool.submit(client.delete, r.headers["location"]) for r in (first, second)]
+        until(lambda: all(g is not None and g.cancelled for g in generations))
+        go_on.set()
+        for end in ends:
+            assert {i["finish_reason"] for i in end.result().json()["images"]} == {"cancelled"}
+
+
+def test_a_stream_is_a_stream_whatever_is_preferred(client: httpx.Client) -> None:
+    reply = client.post("/v1/samples", json={"stream": True}, headers=ASYNC)
+    assert reply.status_code == 200
+    assert "preference-applied" not in reply.headers
+    assert parse_sse(reply.content)[-1].name == "completed"

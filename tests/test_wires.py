@@ -1,0 +1,234 @@
+"""Connections without a socket: what the server does by itself, by a clock that waits for none."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import uvicorn
+from prometheus_client import Counter
+from starlette.types import Receive, Scope, Send
+from uvicorn.server import ServerState
+
+from scanline.service.http.connections import (
+    MAX_PIPELINED,
+    SENT_BYTES,
+    Bounds,
+    Connection,
+    Door,
+)
+from tests.clocks import run_skipping
+
+BOUNDS = Bounds(header_seconds=1, body_seconds=1, send_seconds=1)
+GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class Wire(asyncio.Transport):
+    """A client's end: what it was sent, how much of it is unread, and whether it was cut off."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent, self.unread, self.aborted = b"", 0, False
+
+    def write(self, data: Any) -> None:
+        self.sent += bytes(data)
+
+    def get_write_buffer_size(self) -> int:
+        return self.unread
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
+    def pause_reading(self) -> None: ...
+    def resume_reading(self) -> None: ...
+    def write_eof(self) -> None: ...
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def is_closing(self) -> bool:
+        return self.aborted
+
+    def abort(self) -> None:
+        self.aborted = True
+
+    def close(self) -> None:
+        self.aborted = True
+
+
+class Hall:
+    """A server's connections, each with its wire."""
+
+    def __init__(self, app: App, bounds: Bounds = BOUNDS) -> None:
+        self.away = Counter("away", "Away.", ["reason"], registry=None)
+        replies = Counter("replies", "Replies.", ["route", "method", "status"], registry=None)
+        refusals = Counter("refusals", "Refusals.", ["code"], registry=None)
+        self.door = Door(bounds, self.away, replies, refusals)
+        self._config = uvicorn.Config(app, log_config=None, ws="none", lifespan="off")
+        self._state = ServerState()
+
+    def enter(self) -> tuple[Connection, Wire]:
+        """Let another client in."""
+        loop = asyncio.get_running_loop()
+        connection, wire = Connection(self._config, self._state, {}, loop, door=self.door), Wire()
+        connection.connection_made(wire)
+        return connection, wire
+
+    def turned_away(self, reason: str) -> float:
+        return float(self.away.labels(reason)._value.get())
+
+
+async def reply(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer at once, whatever the body."""
+    headers = [(b"content-length", b"0")]
+    await send({"type": "http.response.start", "status": 204, "headers": headers})
+    await send({"type": "http.response.body"})
+
+
+async def think(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer after a long time."""
+    await asyncio.sleep(100)
+    await reply(scope, receive, send)
+
+
+def test_one_that_stops_reading_half_way_is_cut_off() -> None:
+    async def read_some_and_no_more() -> None:
+        hall = Hall(think)
+        connection, wire = hall.enter()
+        connection.data_received(GET)
+        wire.unread = 10 * SENT_BYTES
+        connection.pause_writing()
+        wire.unread = 5 * SENT_BYTES
+        await asyncio.sleep(1.5)
+        assert not wire.aborted
+        await asyncio.sleep(1)
+        assert wire.aborted
+        assert hall.turned_away("unread") == 1
+        connection.connection_lost(None)
+
+    run_skipping(read_some_and_no_more())
+
+
+def test_who_has_left_with_a_reply_unread_is_not_cut_off_later() -> None:
+    async def leave() -> None:
+        hall = Hall(reply)
+        connection, wire = hall.enter()
+        wire.unread = 10 * SENT_BYTES
+        connection.pause_writing()
+        connection.connection_lost(None)
+        await asyncio.sleep(5)
+        assert (hall.turned_away("unread"), hall.turned_away("late")) == (0, 0)
+
+    run_skipping(leave())
+
+
+def test_of_many_that_come_at_once_each_takes_the_place_of_another() -> None:
+    """Though none of those cut off is seen to have gone yet."""
+
+    async def come() -> None:
+        hall = Hall(reply, Bounds(connections=2))
+        wires = [hall.enter()[1] for _ in range(5)]
+        assert [wire.aborted for wire in wires] == [True, True, True, False, False]
+        assert hall.turned_away("crowded") == 3
+
+    run_skipping(come())
+
+
+def test_one_that_was_answered_before_its_body_ended_makes_room_all_the_same() -> None:
+    async def go_on() -> None:
+        hall = Hall(reply, Bounds(connections=1))
+        first, wire = hall.enter()
+        first.data_received(b"PUT / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n")
+        await asyncio.sleep(0.1)
+        assert wire.sent.startswith(b"HTTP/1.1 204 ")
+        first.data_received(b"12345")
+        _, next_one = hall.enter()
+        assert (wire.aborted, next_one.aborted) == (True, False)
+
+    run_skipping(go_on())
+
+
+def test_one_that_was_answered_before_its_body_ended_may_not_idle_for_ever() -> None:
+    async def idle() -> None:
+        hall = Hall(reply)
+        connection, wire = hall.enter()
+        connection.data_received(b"PUT / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n")
+        await asyncio.sleep(0.1)
+        connection.data_received(b"12345")
+        await asyncio.sleep(0.9)
+        assert not wire.aborted
+        await asyncio.sleep(0.2)
+        assert wire.aborted
+        assert hall.turned_away("late") == 1
+
+    run_skipping(idle())
+
+
+def test_one_that_has_its_answer_makes_room() -> None:
+    async def idle() -> None:
+        hall = Hall(reply, Bounds(connections=1))
+        first, wire = hall.enter()
+        first.data_received(GET)
+        await asyncio.sleep(0.1)
+        assert wire.sent.startswith(b"HTTP/1.1 204 ")
+        _, next_one = hall.enter()
+        assert (wire.aborted, next_one.aborted) == (True, False)
+
+    run_skipping(idle())
+
+
+def test_one_that_was_refused_makes_room() -> None:
+    """Behind a request that is being worked on, and now for nobody."""
+
+    async def refuse() -> None:
+        hall = Hall(think, Bounds(connections=1))
+        first, wire = hall.enter()
+        first.data_received(GET)
+        first.data_received(b"no HTTP\r\n\r\n")
+        assert wire.sent.startswith(b"HTTP/1.1 400 ")
+        _, next_one = hall.enter()
+        assert (wire.aborted, next_one.aborted) == (True, False)
+
+    run_skipping(refuse())
+
+
+def test_so_many_requests_may_be_sent_before_the_first_is_answered_and_no_more() -> None:
+    async def hurry() -> None:
+        connection, wire = Hall(think).enter()
+        connection.data_received(GET * (1 + MAX_PIPELINED))
+        assert not wire.aborted
+        connection.data_received(GET)
+        assert wire.aborted
+        assert wire.sent == b""  # which the client would take for the first one's answer
+
+    run_skipping(hurry())
+
+
+def test_the_body_of_a_request_in_the_queue_is_not_late() -> None:
+    async def queue() -> None:
+        connection, wire = Hall(think, BOUNDS).enter()
+        connection.data_received(GET)
+        connection.data_received(b"PUT / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n")
+        await asyncio.sleep(10)
+        assert not wire.aborted
+        await asyncio.sleep(100)  # the first is answered, and it has the time of any other
+        assert wire.sent.startswith(b"HTTP/1.1 204 ")
+
+    run_skipping(queue())
+
+
+def test_the_application_hears_at_once_that_its_client_was_refused() -> None:
+    heard: list[str] = []
+
+    async def listen(scope: Scope, receive: Receive, send: Send) -> None:
+        heard.append((await receive())["type"])
+
+    async def break_off() -> None:
+        connection, _ = Hall(listen).enter()
+        connection.data_received(b"PUT / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+        await asyncio.sleep(0)
+        connection.data_received(b"no number\r\n")
+        await asyncio.sleep(0.1)
+        assert heard == ["http.disconnect"]
+
+    run_skipping(break_off())
