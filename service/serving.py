@@ -74,6 +74,7 @@ def configure(
         port=settings.port if port is None else port,
         http=partial(Connection, door=door),  # type: ignore[arg-type]  # it is called like a class
         ws="none",
+        root_path=settings.root_path,
         timeout_keep_alive=settings.keep_alive_seconds,  # type: ignore[arg-type]  # as any timer
         log_config=None,
         access_log=False,

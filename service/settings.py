@@ -24,6 +24,7 @@ _SERVICE_LINK = re.compile(
 )
 # What browsers send: a scheme, a host and a port, and nothing behind them.
 _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s]+")
+_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 _OF_A_CLUSTER = {
     "min_replicas", "max_replicas", "replica_images", "replica_cpus", "replica_gpus",
     "scale_up_seconds", "scale_down_seconds",
@@ -41,6 +42,9 @@ class Settings(BaseSettings):
 
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    root_path: Annotated[
+        str, Field(description="Path below which a proxy serves this, and which it takes away.")
+    ] = ""
     weights: Annotated[Path, Field(description="Folder of checkpoints, each a model.")] = SHIPPED
     models: Annotated[
         tuple[str, ...],
@@ -187,6 +191,14 @@ class Settings(BaseSettings):
         if isinstance(value, str):
             return tuple(part.strip() for part in value.split(",") if part.strip())
         return value
+
+    @field_validator("root_path")
+    @classmethod
+    def _path(cls, value: str) -> str:
+        path = value.rstrip("/")
+        if path and not _PATH.fullmatch(path):
+            raise ValueError(f"{value!r} is no path, as /pictures is")
+        return path
 
     @field_validator("cors_origins")
     @classmethod

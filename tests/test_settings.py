@@ -26,7 +26,8 @@ def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 
 def test_every_field_is_a_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     given = {
-        "host": "0.0.0.0", "port": "9000", "weights": str(tmp_path), "models": "b, a,",
+        "host": "0.0.0.0", "port": "9000", "root_path": "/a/b/",
+        "weights": str(tmp_path), "models": "b, a,",
         "backend": "reference", "slots": "7", "threads": "2", "max_images": "5",
         "max_waiting": "6", "max_upload": "2048", "keep_finished": "0", "keep_seconds": "1.5",
         "grace_seconds": "0", "drain_seconds": "2", "api_key": "secret",
@@ -47,6 +48,7 @@ def test_every_field_is_a_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert settings.weights == tmp_path
     assert settings.cors_origins == ("https://a.example",)
     assert settings.frame_ancestors == ("https://a.example", "'self'")
+    assert settings.root_path == "/a/b"
     assert settings.limits.max_waiting == 6
     assert settings.limits.keep_finished == 0
     assert settings.limits.keep_seconds == 1.5
@@ -61,6 +63,7 @@ def test_every_field_is_a_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 WRONG = {
     "port": ["-1", "65536", "http", ""],
+    "root_path": ["pictures", "/a//b", "http://a.example/b", "/a b", "/é"],
     "backend": ["cpu", ""],
     "slots": ["0", "-3", "many", "1.5", "100000"],
     "threads": ["0"],

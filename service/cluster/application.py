@@ -20,7 +20,7 @@ from scanline.service.workshop import Workshop
 REQUESTS_AT_ONCE = 100_000  # it refuses itself what is too much, in its own words
 OF_A_LISTENER = {
     "host", "port", "max_connections", "max_headers", "header_seconds", "body_seconds",
-    "send_seconds", "keep_alive_seconds", "trusted_proxies",
+    "send_seconds", "keep_alive_seconds", "trusted_proxies", "root_path",
 }  # fmt: skip
 
 

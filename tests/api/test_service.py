@@ -52,6 +52,24 @@ def test_an_api_key_guards_v1_below_a_prefix_too(prefix: str) -> None:
     asyncio.run(ask())
 
 
+def test_behind_a_proxy_that_takes_its_path_away_links_lead_back_to_it() -> None:
+    for here in serve({"root_path": "/our/pictures/", "api_key": "secret"}):
+        key, prefer = {"Authorization": "Bearer secret"}, {"Prefer": "respond-async"}
+        check_error(here.client.post("/v1/samples", json={}), 401)
+        begun = here.client.post("/v1/samples", json={}, headers=key | prefer)
+        where = begun.headers["location"]
+        assert where == f"/our/pictures/v1/generations/{begun.json()['id']}"
+        passed_on = where.removeprefix("/our/pictures")
+        assert here.client.get(passed_on, headers=key).status_code == 200
+        docs = here.client.get("/docs").text
+        for place in re.findall(r"""(?:href|src)="(.*?)"|url: '(.*?)'""", docs):
+            (address,) = filter(None, place)
+            assert address.startswith("/our/pictures/")
+            assert here.client.get(address.removeprefix("/our/pictures")).status_code == 200
+        servers = here.client.get("/openapi.json").json()["servers"]
+        assert servers == [{"url": "/our/pictures"}]
+
+
 def test_an_api_key_guards_v1_and_nothing_else() -> None:
     for here in serve({"api_key": "clé-secrète"}):
         paths = [("POST", "/v1/samples"), ("GET", "/v1/models"), ("GET", "/v1/generations/x")]

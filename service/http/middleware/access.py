@@ -13,6 +13,7 @@ from urllib.parse import quote
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from scanline.service.http.paths import path_below
 from scanline.service.metrics import Metrics
 
 log = logging.getLogger("scanline.access")
@@ -79,7 +80,7 @@ class AccessMiddleware:
             facts = {"generation": generation.id, "model": generation.model, "n": generation.spec.n}
             extra |= facts
             drawn = " {generation} {model} n={n}".format_map(facts)
-        quiet = scope["path"] in ("/livez", "/readyz", "/metrics")
+        quiet = path_below(scope) in ("/livez", "/readyz", "/metrics")
         log.log(
             logging.DEBUG if quiet else logging.INFO,
             "%s %s %s %.1f ms %s %s%s", scope["method"], quote(scope["path"]), status, milliseconds,

@@ -11,6 +11,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from scanline.service.http.errors import error_body
+from scanline.service.http.paths import path_below
 
 
 class KeyMiddleware:
@@ -26,7 +27,7 @@ class KeyMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
-        if scope["type"] == "http" and _route(scope).startswith("/v1/"):
+        if scope["type"] == "http" and path_below(scope).startswith("/v1/"):
             # Headers are bytes, decoded as Latin-1 by Starlette; a key may be any text, in UTF-8.
             sent = Headers(scope=scope).get("authorization", "").encode("latin-1")
             scheme, _, key = sent.partition(b" ")
@@ -40,12 +41,6 @@ class KeyMiddleware:
                 return
             scope["state"]["key"] = scope["state"]["caller"] = names[0]
         await self.app(scope, receive, send)
-
-
-def _route(scope: Scope) -> str:
-    """Give the path below the prefix that the service is mounted at, as routes see it."""
-    path: str = scope["path"]
-    return path.removeprefix(scope.get("root_path", ""))
 
 
 def _digest(key: bytes) -> str:
