@@ -102,10 +102,23 @@ def save_checkpoint(path: Path, model: LinearTransformer, facts: dict[str, Any])
 
 def load_checkpoint(path: Path) -> Checkpoint:
     """Read a checkpoint; raises ``CheckpointError`` on one that is missing, damaged or foreign."""
+    config, facts, tensors = _read(path)
+    return Checkpoint(path.stem, _network(config, tensors, str(path)), facts)
+
+
+def load_facts(path: Path) -> dict[str, Any]:
+    """Read a checkpoint's facts and leave its weights; raises as ``load_checkpoint``."""
+    return _read(path, weights=False)[1]
+
+
+def _read(
+    path: Path, weights: bool = True
+) -> tuple[ModelConfig, dict[str, Any], dict[str, Tensor]]:
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            names = file.keys() if weights else ()
+            tensors = {name: file.get_tensor(name) for name in names}
     except FileNotFoundError:
         raise CheckpointError(f"there is no checkpoint at {path}") from None
     except (safetensors.SafetensorError, OSError) as error:
@@ -130,7 +143,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
         AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError,
     ) as error:  # fmt: skip
         raise CheckpointError(f"{path} has a config that cannot be read: {error}") from None
-    return Checkpoint(path.stem, _network(config, tensors, str(path)), facts)
+    return config, facts, tensors
 
 
 def _check_facts(facts: dict[str, Any]) -> None:

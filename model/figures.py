@@ -45,19 +45,22 @@ def record_figure(
     figure: Evaluation,
     *,
     with_label: bool = False,
-) -> None:
-    """Write a figure into the facts of a folder's checkpoint, the shipped ones' by default."""
+) -> Path:
+    """Write a figure into the facts of a folder's checkpoint, the shipped ones' by default.
+
+    Gives its file, as the others do.
+    """
     key = "test_with_label" if with_label else "test"
     known = {"standard_error": figure.known_error, "data": data.name, "note": data.note}
-    _record(checkpoint, folder, key, dataclasses.asdict(figure) | known)
+    return _record(checkpoint, folder, key, dataclasses.asdict(figure) | known)
 
 
-def record_defaults(checkpoint: Checkpoint, folder: Path | None, defaults: Defaults) -> None:
+def record_defaults(checkpoint: Checkpoint, folder: Path | None, defaults: Defaults) -> Path:
     """Write how a checkpoint's images are drawn where nobody says otherwise into its facts."""
-    _record(checkpoint, folder, "defaults", defaults._asdict())
+    return _record(checkpoint, folder, "defaults", defaults._asdict())
 
 
-def record_precision(checkpoint: Checkpoint, folder: Path | None, cost: Cost) -> None:
+def record_precision(checkpoint: Checkpoint, folder: Path | None, cost: Cost) -> Path:
     """Have a checkpoint drawn in this precision by the ``native`` backend from now on.
 
     Raises ``ValueError`` where that may cost more than ``MOST_COST`` bits/dim.
@@ -67,10 +70,10 @@ def record_precision(checkpoint: Checkpoint, folder: Path | None, cost: Cost) ->
             f"{checkpoint.name} may lose more than {MOST_COST} bits/dim in {cost.precision}: not "
             "recorded; measure more images, or leave it in another precision"
         )
-    _record(checkpoint, folder, "native_precision", dataclasses.asdict(cost))
+    return _record(checkpoint, folder, "native_precision", dataclasses.asdict(cost))
 
 
-def _record(checkpoint: Checkpoint, folder: Path | None, key: str, fact: dict[str, Any]) -> None:
+def _record(checkpoint: Checkpoint, folder: Path | None, key: str, fact: dict[str, Any]) -> Path:
     """Add a fact to those that the file holds by now: measuring may have taken hours.
 
     Raises ``CheckpointError`` where its weights are no longer those measured.
@@ -84,6 +87,7 @@ def _record(checkpoint: Checkpoint, folder: Path | None, key: str, fact: dict[st
                 "nothing is recorded; measure again"
             )
         save_checkpoint(path, now.model, now.facts | {key: fact})
+    return path
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from scanline.model.checkpoint import CheckpointError, load_tensors
+from scanline.model.checkpoint import CheckpointError, load_facts, load_tensors
 from scanline.model.config import ModelConfig
 from scanline.model.data.published import Dataset
 from scanline.model.recipe import TrainingConfig
@@ -40,6 +40,15 @@ def weights_file(folder: Path, saved: dict[str, Any]) -> Path:
     usual = folder / f"{folder.resolve().name}.safetensors"
     former = folder / Path(saved.get("weights", usual.name)).name
     return former if former.is_file() else usual
+
+
+def known_defaults(weights: Path) -> dict[str, float]:
+    """Read how images of a run's weights are drawn where nobody says otherwise, if they say."""
+    try:
+        known: dict[str, float] = load_facts(weights).get("defaults", {})
+    except CheckpointError:  # none yet, or damaged ones, which are written anew
+        return {}
+    return known
 
 
 class Known(NamedTuple):

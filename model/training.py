@@ -45,7 +45,7 @@ from scanline.model.recipe import (
     learning_rate_factor,
     moved,
 )
-from scanline.model.resuming import fingerprint, read_state, weights_file
+from scanline.model.resuming import fingerprint, known_defaults, read_state, weights_file
 from scanline.model.stop import Stop
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc malloc.h
@@ -104,6 +104,7 @@ class Trainer:
         self.origin: dict[str, Any] | None = None
         self.data: str | None = None  # what it is trained on, once it is
         self.held_out = 0  # images of the same set that it is not
+        self._defaults: dict[str, float] = {}  # of the weights that it began with
         self.optimizers = make_optimizers(self.model, config, bf16=_bf16_pays(device))
         self.bf16 = config.precision == "bf16" or (
             config.precision == "auto" and _bf16_pays(device)
@@ -278,7 +279,10 @@ class Trainer:
         """Write the averaged weights to serve and all that resuming needs, each atomically."""
         if self.rank > 0:
             return
-        save_checkpoint(self.weights, self.average, self.facts())
+        # How it is drawn outlasts its training, though it was said meanwhile.
+        defaults = known_defaults(self.weights) or self._defaults
+        facts = self.facts() | ({"defaults": defaults} if defaults else {})
+        save_checkpoint(self.weights, self.average, facts)
         buffer = io.BytesIO()
         everything = {
             "config": self.model.config.to_dict(),
@@ -316,6 +320,7 @@ class Trainer:
         runs = (start.facts, start.facts.get("started_from") or {})  # its own, and all before it
         seen = sum(facts.get("images_seen") or 0 for facts in runs)
         self.origin = {"name": start.name, "images_seen": seen}
+        self._defaults = start.facts.get("defaults", {})
 
     def resume(self) -> None:
         """Go on from the folder's checkpoint, to the bit, or raise ``CheckpointError``."""

@@ -201,6 +201,7 @@ def test_evaluate_reads_the_published_formats(
     assert run_command(*given, "--record", "--limit", 3) == 1
     assert "leave --limit out" in capsys.readouterr().err
     assert run_command(*given, "--record") == 0
+    assert str(Path("weights", "mnist.safetensors")) in capsys.readouterr().err
     facts = load_checkpoint(tmp_path / "weights" / "mnist.safetensors").facts
     assert facts["test"]["bits_per_dim"] > 0
     assert run_command(*given[:3], "--data-dir", "nowhere") == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -121,11 +122,11 @@ def evaluate(
         if precision:
             cost = _cost(checkpoint, data, precision)
             if record:
-                record_precision(checkpoint, weights, cost)
+                _recorded(record_precision(checkpoint, weights, cost))
             return
         figure = _measure(checkpoint, data, label)
         if record:
-            record_figure(checkpoint, weights, data, figure, with_label=label)
+            _recorded(record_figure(checkpoint, weights, data, figure, with_label=label))
         return
     shape = settle(config, own, 0 if label else None, top_p, guidance)
     training, test = judging_data(config, facts, dataset, images, data_dir, download)
@@ -133,9 +134,12 @@ def evaluate(
     heat = 1.0 if temperature is None else temperature
     _judge(checkpoint, training, test, samples, label, style, heat, seed or 0, epochs)
     if set_defaults:
-        record_defaults(
-            checkpoint, weights, style if label else style._replace(guidance=own.guidance)
-        )
+        style = style if label else style._replace(guidance=own.guidance)
+        _recorded(record_defaults(checkpoint, weights, style))
+
+
+def _recorded(path: Path) -> None:
+    typer.echo(f"recorded in {path}", err=True)
 
 
 def _measure(checkpoint: Checkpoint, data: Dataset, with_label: bool) -> Evaluation:

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from scanline.model.checkpoint import CheckpointError, load_checkpoint, load_one
+from scanline.model.checkpoint import CheckpointError, Defaults, load_checkpoint, load_one
 from scanline.model.curve import read_curve
 from scanline.model.evaluation import evaluate
+from scanline.model.figures import record_defaults
 from scanline.model.resuming import known_run
 from scanline.model.stop import Stop
 from scanline.model.training import Trainer
@@ -317,6 +318,21 @@ def test_a_resumed_run_keeps_its_time_and_its_validations(tmp_path: Path) -> Non
     facts = load_checkpoint(weights_of(tmp_path)).facts
     assert [one["step"] for one in facts["validation"]] == [2, 4, 6]
     assert facts["training_seconds"] >= 1000
+
+
+def test_how_images_are_drawn_outlasts_training_on(tmp_path: Path) -> None:
+    """Said of the weights between two parts of a run, or of those that another began with."""
+    first, defaults = tmp_path / "first", Defaults(guidance=3.0, top_p=0.9)
+    run(first, replace(CONFIG, steps=4, decay=0.0))
+    assert "defaults" not in load_checkpoint(weights_of(first)).facts
+    record_defaults(load_checkpoint(weights_of(first)), first, defaults)
+    run(first, replace(CONFIG, decay=0.0), resume=True)
+    assert load_checkpoint(weights_of(first)).defaults == defaults
+    other = Trainer(MODEL, CONFIG, tmp_path / "other", CPU)
+    other.start_from(weights_of(first))
+    for _ in range(2):
+        other.save()
+        assert load_checkpoint(other.weights).defaults == defaults
 
 
 def test_a_run_says_how_many_images_it_held_out(tmp_path: Path) -> None:
