@@ -6,6 +6,7 @@ import json
 import logging
 import sys
 import time
+import warnings
 from typing import Any
 
 _EXTRAS = (
@@ -34,9 +35,19 @@ class JsonFormatter(logging.Formatter):
 
 
 def set_up_logs(style: str, level: str) -> None:
-    """Send every log of the process to standard error, as ``text`` or ``json``."""
+    """Send every log and warning of the process to standard error, as ``text`` or ``json``."""
     handler = logging.StreamHandler(sys.stderr)
     plain = logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s", "%H:%M:%S")
     handler.setFormatter(JsonFormatter() if style == "json" else plain)
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    logging.captureWarnings(True)
+    mute_pillow()
+
+
+def mute_pillow() -> None:
+    """Drop what Pillow warns of in pictures: whoever sent one is told what is wrong with it.
+
+    Python would keep each text for ever, and many say a number of the picture's.
+    """
+    warnings.filterwarnings("ignore", module=r"PIL\.")

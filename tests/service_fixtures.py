@@ -294,6 +294,7 @@ def logs_kept() -> Iterator[None]:
     yield
     root.handlers[:] = handlers
     root.setLevel(level)
+    logging.captureWarnings(False)
 
 
 @dataclasses.dataclass(frozen=True)

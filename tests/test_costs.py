@@ -5,8 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import json
 import socket
+import struct
 import threading
+import warnings
+import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -21,6 +25,7 @@ from scanline.service.api import routes
 from scanline.service.api import score as scores
 from scanline.service.http.errors import ApiError
 from scanline.service.http.pools import Pool
+from scanline.service.logs import set_up_logs
 from scanline.service.openai import rendering
 from scanline.service.pictures import read_upload
 from scanline.service.server import Scanline
@@ -33,6 +38,7 @@ from tests.service_fixtures import (
     encode,
     idle,
     listening,
+    logs_kept,
     random_picture,
     until,
 )
@@ -80,6 +86,24 @@ def test_pictures_are_refused_by_their_headers(client: httpx.Client) -> None:
         "/v1/images/edits", files={"image": cut(900, 901)}, data={"prompt": "", "model": "grey"}
     )
     assert "900 × 901" in check_error(edit, 400, "invalid_image")
+
+
+@pytest.mark.filterwarnings("default")
+def test_pictures_that_pillow_warns_of_leave_no_trace(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each of another size would else be a line of no log, and a text that Python keeps."""
+    with logs_kept():
+        set_up_logs("json", "info")
+        warnings.warn("of ours", stacklevel=1)
+        for width in (10_000, 10_001, 10_002):
+            header = b"IHDR" + struct.pack(">IIBBBBB", width, 10_000, 8, 0, 0, 0, 0)
+            start = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + header
+            picture = start + struct.pack(">I", zlib.crc32(header)) + b"\0\0\0\1IDAT"
+            with pytest.raises(PictureError, match="more than 4,000,000"):
+                open_upload(io.BytesIO(picture))
+        lines = capsys.readouterr().err.splitlines()
+    assert "of ours" in json.loads(lines[0])["message"]
+    assert len(lines) == 1
+    assert vars(Image).get("__warningregistry__", {}).keys() <= {"version"}
 
 
 def test_what_takes_long_to_decode_is_refused(client: httpx.Client) -> None:

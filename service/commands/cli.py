@@ -16,6 +16,7 @@ from scanline.service.commands.importing import import_
 from scanline.service.commands.paper import paper
 from scanline.service.commands.serve import serve
 from scanline.service.commands.train import train
+from scanline.service.logs import mute_pillow
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -48,6 +49,7 @@ def _options(
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; whatever a user can mend ends it with a sentence and status 1."""
+    mute_pillow()
     try:
         app(args=arguments)
     except (ValueError, RuntimeError, FloatingPointError, OSError, MemoryError) as error:
