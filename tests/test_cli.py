@@ -316,6 +316,8 @@ WRONG: list[tuple[list[object], str]] = [
     (["bench", "mnist", "--http", "--slots", 2], "--http goes with --backend and --repeats"),
     (["bench", "mnist", "--http", "--pretend", 9, "--repeats", 2], "--pretend goes with --http"),
     (["bench", "mnist", "--training", "--seconds", 1], "--training goes with"),
+    (["bench", "--training", "--weights", "."], "--training goes with"),
+    (["bench", "imagenet", "--weights", "weights"], "there is no model 'imagenet' in weights"),
     (["bench", "mnist", "--device", "cuda", "--pretend", 9], "--device cuda goes with"),
 ]
 

@@ -10,18 +10,12 @@ from tests.service_fixtures import COLOUR, GREY, tiny_model
 
 pytestmark = pytest.mark.usefixtures("settled")
 
-
-@pytest.fixture(autouse=True)
-def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    models = {"grey": GREY, "colour": COLOUR}
-    monkeypatch.setattr(
-        costs, "find_model", lambda name: Checkpoint(name, tiny_model(models[name]))
-    )
+MODELS = [Checkpoint("grey", tiny_model(GREY)), Checkpoint("colour", tiny_model(COLOUR))]
 
 
-@pytest.mark.parametrize("name", ["grey", "colour"])
-def test_every_form_is_measured(name: str) -> None:
-    result = costs.bench_costs(name, 20_000, slots=8, seconds=0.1)
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
+def test_every_form_is_measured(model: Checkpoint) -> None:
+    result = costs.bench_costs(model, 20_000, slots=8, seconds=0.1)
     assert [row["form"] for row in result["forms"]] == list(costs.FORMS)
     for row in result["forms"]:
         assert 0 < row["share"] < 1
@@ -32,7 +26,7 @@ def test_every_form_is_measured(name: str) -> None:
 def test_nothing_is_measured_of_replies_that_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(costs, "to_png", lambda pixels, config: b"another picture")
     with pytest.raises(RuntimeError, match="stream, pixel: the picture did not come back"):
-        costs.bench_costs("grey", 20_000, slots=8, seconds=0.1)
+        costs.bench_costs(MODELS[0], 20_000, slots=8, seconds=0.1)
 
 
 def test_nothing_is_measured_where_clients_fail(
@@ -41,5 +35,5 @@ def test_nothing_is_measured_where_clients_fail(
     monkeypatch.setattr(costs, "FORMS", {"words": ("text/event-stream", {"granularity": "word"})})
     monkeypatch.setattr(costs, "_check", lambda server, decoder: None)
     with pytest.raises(RuntimeError, match="a client failed"):
-        costs.bench_costs("grey", 20_000, slots=8, seconds=0.1)
+        costs.bench_costs(MODELS[0], 20_000, slots=8, seconds=0.1)
     assert "the server said b'HTTP/1.1 4" in capfd.readouterr().err

@@ -24,9 +24,9 @@ from scanline.kernels.native import abi as native
 from scanline.kernels.native.build import NativeBuildError
 from scanline.kernels.native.cpu import cpu, cpu_isas, usable_cores
 from scanline.model.bench.limits import Limit, Machine, least_bytes, operations
-from scanline.model.bench.models import PAPER, find_models
+from scanline.model.bench.models import PAPER
 from scanline.model.bench.peer import Peer
-from scanline.model.checkpoint import Defaults
+from scanline.model.checkpoint import Checkpoint, Defaults
 from scanline.model.config import ModelConfig
 from scanline.model.decoders.contract import FEW_SLOTS, BackendError, Decoder, Inputs
 from scanline.model.decoders.native import NativeDecoder
@@ -208,7 +208,7 @@ def time_peer(
 
 
 def run_bench(
-    models: Sequence[str] = (),
+    checkpoints: Sequence[Checkpoint],
     *,
     backends: Sequence[str] = BACKENDS,
     slots: Sequence[int] = SLOTS,
@@ -220,14 +220,13 @@ def run_bench(
     peer: bool = False,
     progress: Callable[[str], object] = lambda line: None,
 ) -> Report:
-    """Time networks, by default the paper's and the shipped ones, in every backend that runs here.
+    """Time networks in every backend that runs here.
 
     ``native`` runs in ``precision``, by default a checkpoint's own or else the CPU's, and with the
     instructions of ``isa``, the CPU's best by default.
     ``progress`` is told each line of the table as it is measured. Raises ``ValueError`` on an
-    unknown model, and ``RuntimeError`` where a backend does not agree with the reference.
+    unknown precision, and ``RuntimeError`` where a backend does not agree with the reference.
     """
-    checkpoints = find_models(models)
     if precision is not None:
         native.precision_of(precision)
     threads = threads or usable_cores()

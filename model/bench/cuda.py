@@ -194,21 +194,19 @@ def _wait(device: torch.device) -> None:
 
 
 def run_bench(
-    models: Sequence[str] = (),
+    checkpoints: Sequence[Checkpoint],
     *,
     slots: Sequence[int] = SLOTS,
     seconds: float = 1.0,
     repeats: int = 5,
     progress: Callable[[str], object] = lambda line: None,
 ) -> CudaReport:
-    """Time networks, by default the paper's and the shipped ones, on the CUDA device.
+    """Time networks on the CUDA device.
 
     ``progress`` is told each line of the tables as it is measured. Raises ``BackendError`` without
-    a device, ``ValueError`` on an unknown model, ``RuntimeError`` where something does not agree
-    with the reference.
+    a device, ``RuntimeError`` where something does not agree with the reference.
     """
     device = find_device()
-    checkpoints = find_models(models)
     hardware = describe(device)
     rate = copy_rate(device, COPY_BYTES)
     progress(", ".join(f"{name} {value}" for name, value in hardware.items()))
@@ -276,7 +274,7 @@ def main() -> None:
 
     try:
         report = run_bench(
-            options.models, slots=options.slots, seconds=options.seconds,
+            find_models(options.models), slots=options.slots, seconds=options.seconds,
             repeats=options.repeats, progress=progress,
         )  # fmt: skip
     except (RuntimeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""The models that are timed: the shipped ones, and presets with random weights."""
+"""The models that are timed: checkpoints, and presets with random weights."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from scanline.model.checkpoint import (
     CheckpointError,
     find_checkpoints,
     load_checkpoint,
+    load_checkpoints,
 )
 from scanline.model.config import PRESETS
 from scanline.model.network import LinearTransformer
@@ -31,9 +32,17 @@ def find_model(name: str) -> Checkpoint:
     raise ValueError(f"there is no {name!r}; there are {', '.join(sorted({*shipped, *PRESETS}))}")
 
 
-def find_models(names: Sequence[str]) -> list[Checkpoint]:
-    """Give these models, the paper's and the shipped ones if none are named."""
-    return [find_model(name) for name in names or [*PAPER, *_shipped()]]
+def find_models(
+    names: Sequence[str] = (), weights: Path | None = None, default: Sequence[str] = ()
+) -> list[Checkpoint]:
+    """Give these models, of a folder of ``weights`` if there is one, else as ``find_model``.
+
+    Where none are named, all of the folder; without one ``default``, or the paper's and the
+    shipped ones.
+    """
+    if weights is not None:
+        return load_checkpoints(weights, names)
+    return [find_model(name) for name in names or default or [*PAPER, *_shipped()]]
 
 
 def _shipped() -> dict[str, Path]:

@@ -20,8 +20,7 @@ import uvicorn
 from numpy.typing import NDArray
 
 from scanline.kernels.native.cpu import cpu, usable_cores
-from scanline.model.bench.models import find_model
-from scanline.model.checkpoint import Defaults
+from scanline.model.checkpoint import Checkpoint, Defaults
 from scanline.model.config import ModelConfig
 from scanline.model.decoders.contract import Decoder, Slots
 from scanline.model.network import LinearTransformer
@@ -171,9 +170,11 @@ def _check(server: _Server, decoder: PretendedDecoder) -> None:
             raise RuntimeError(f"{form}: the picture did not come back")
 
 
-def bench_costs(name: str, rate: float, slots: int = SLOTS, seconds: float = 2.0) -> dict[str, Any]:
+def bench_costs(
+    checkpoint: Checkpoint, rate: float, slots: int = SLOTS, seconds: float = 2.0
+) -> dict[str, Any]:
     """Measure each form of reply of a model's images, drawn at ``rate`` a second."""
-    network = find_model(name).model
+    network = checkpoint.model
     spare = min(slots, 64)
     decoder = PretendedDecoder(network.config, slots + spare, rate)
     images = max(1, slots * IN_FLIGHT // CLIENTS)  # a request
@@ -199,7 +200,7 @@ def bench_costs(name: str, rate: float, slots: int = SLOTS, seconds: float = 2.0
                 }
             )
     return {
-        "model": name,
+        "model": checkpoint.name,
         "hardware": f"{cpu()[0]}, {usable_cores()} cores",
         "pretended_images_per_second": rate,
         "clients": CLIENTS,

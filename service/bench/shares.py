@@ -18,8 +18,7 @@ import httpx
 
 from scanline.kernels.native.cpu import cpu, usable_cores
 from scanline.model.bench.cpu import begin
-from scanline.model.bench.models import find_model
-from scanline.model.checkpoint import save_checkpoint
+from scanline.model.checkpoint import Checkpoint, save_checkpoint
 from scanline.model.decoders.contract import Decoder
 from scanline.model.decoders.opening import open_decoder
 from scanline.service.bench.clients import Asking, clients, pixels_drawn
@@ -88,18 +87,18 @@ def reply_rate(port: int, accept: str, pixels: int) -> float:
         return (pixels_drawn(port) - drawn) / pixels / (time.perf_counter() - began)
 
 
-def bench_service(name: str, backend: str, repeats: int = 5) -> dict[str, Any]:
-    """Measure a shipped model, or a preset with random weights; medians of ``repeats``.
+def bench_service(checkpoint: Checkpoint, backend: str, repeats: int = 5) -> dict[str, Any]:
+    """Measure a model; medians of ``repeats``.
 
     Each repeat times the decoder alone, then JSON replies, then streams, so that their ratios
     hold even where the machine's speed drifts.
     """
-    checkpoint = find_model(name)
     decoder = open_decoder(checkpoint.model, SLOTS, backend, precision=checkpoint.native_precision)
     pixels = decoder.config.pixels
     figures: dict[str, list[float]] = {"decoder": [], "json": [], "stream": [], "first": []}
     with tempfile.TemporaryDirectory() as folder:
-        save_checkpoint(Path(folder) / f"{name}.safetensors", checkpoint.model, checkpoint.facts)
+        file = Path(folder) / f"{checkpoint.name}.safetensors"
+        save_checkpoint(file, checkpoint.model, checkpoint.facts)
         with running_server(Path(folder), backend) as port:
             for _ in range(repeats):
                 figures["decoder"].append(decoder_rate(decoder))
@@ -114,7 +113,7 @@ def bench_service(name: str, backend: str, repeats: int = 5) -> dict[str, Any]:
         for kind in ("json", "stream")
     }
     return {
-        "model": name,
+        "model": checkpoint.name,
         "backend": decoder.backend,
         "variant": decoder.variant,
         "hardware": f"{cpu()[0]}, {usable_cores()} cores",

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from scanline.service.commands.options import Threads
+from scanline.service.commands.options import Threads, WeightsDir
 
 SECONDS, REPEATS = 1.0, 5
 
@@ -17,8 +17,9 @@ SECONDS, REPEATS = 1.0, 5
 def bench(
     models: Annotated[
         list[str] | None,
-        typer.Argument(help="Shipped models or presets; those that make sense if none."),
+        typer.Argument(help="Shipped models or presets, or of --weights; if none, those that fit."),
     ] = None,
+    weights: WeightsDir = None,
     backend: Annotated[
         Literal["all", "native", "reference"], typer.Option(help="Only this one.")
     ] = "all",
@@ -64,18 +65,21 @@ def bench(
     if training:
         from scanline.model.bench.training import run_training_bench
 
-        if http or pretend or peer or slots or seconds or backend != "all" or device != "cpu":
+        others = http or pretend or peer or slots or seconds or weights
+        if others or backend != "all" or device != "cpu":
             raise ValueError("--training goes with --threads and --repeats only")
         trained = run_training_bench(models or [], threads, repeats or REPEATS, progress=typer.echo)
         typer.echo(json.dumps(dataclasses.asdict(trained)))
         return
+    from scanline.model.bench.models import find_models
+
     if device == "cuda":
         from scanline.model.bench import cuda as bench_cuda
 
         if http or pretend or peer or threads is not None or backend != "all":
             raise ValueError("--device cuda goes with --slots, --seconds and --repeats only")
         on_device = bench_cuda.run_bench(
-            models or [],
+            find_models(models or [], weights),
             slots=slots or bench_cuda.SLOTS,
             seconds=seconds or SECONDS,
             repeats=repeats or REPEATS,
@@ -86,11 +90,12 @@ def bench(
     if pretend is not None:
         from scanline.service.bench import costs
 
-        others = peer or threads is not None or repeats or backend != "all"
-        if not http or others or len(slots or []) > 1:
+        beside = peer or threads is not None or repeats or backend != "all"
+        if not http or beside or len(slots or []) > 1:
             raise ValueError("--pretend goes with --http, --seconds and one --slots")
-        for name in models or ["mnist"]:
-            cost = costs.bench_costs(name, pretend, (slots or [costs.SLOTS])[0], seconds or SECONDS)
+        (count,) = slots or [costs.SLOTS]
+        for checkpoint in find_models(models or [], weights, ["mnist"]):
+            cost = costs.bench_costs(checkpoint, pretend, count, seconds or SECONDS)
             typer.echo(costs.table(cost))
             typer.echo(json.dumps(cost))
         return
@@ -99,9 +104,9 @@ def bench(
 
         if peer or slots or seconds or threads is not None:
             raise ValueError("--http goes with --backend and --repeats, or with --pretend")
-        for name in models or ["mnist-paper"]:
+        for checkpoint in find_models(models or [], weights, ["mnist-paper"]):
             result = bench_service(
-                name, "auto" if backend == "all" else backend, repeats=repeats or REPEATS
+                checkpoint, "auto" if backend == "all" else backend, repeats=repeats or REPEATS
             )
             typer.echo(table(result))
             typer.echo(json.dumps(result))
@@ -109,7 +114,7 @@ def bench(
     from scanline.model.bench.cpu import BACKENDS, SLOTS, run_bench
 
     report = run_bench(
-        models or [],
+        find_models(models or [], weights),
         backends=BACKENDS if backend == "all" else [backend],
         slots=slots or SLOTS,
         threads=threads,

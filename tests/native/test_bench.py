@@ -8,7 +8,7 @@ from scanline.kernels.native import abi as native
 from scanline.kernels.native import build as native_build
 from scanline.model.bench import cpu as bench
 from scanline.model.bench import limits
-from scanline.model.bench.models import find_model
+from scanline.model.bench.models import find_model, find_models
 from scanline.model.bench.peer import Peer
 from scanline.model.config import PRESETS
 from scanline.model.decoders.contract import Decoder
@@ -20,7 +20,7 @@ from tests.decoders.fixtures import network_of
 
 def test_the_benchmark_reports_every_backend() -> None:
     report = bench.run_bench(
-        ["mnist-paper"], backends=["native", "reference"], slots=[1, 3], threads=1,
+        find_models(["mnist-paper"]), backends=["native", "reference"], slots=[1, 3], threads=1,
         seconds=0.01, repeats=1,
         progress=(lines := list[str]()).append,
     )  # fmt: skip
@@ -35,7 +35,7 @@ def test_the_benchmark_reports_every_backend() -> None:
     assert report.hardware["cpu"] in lines[0]
     assert all(peak > 0 for peak in report.peaks.values())
     with pytest.raises(ValueError, match=r"there is no 'imagenet'; there are .*mnist-paper"):
-        bench.run_bench(["imagenet"])
+        find_models(["imagenet"])
 
 
 @pytest.mark.parametrize(
