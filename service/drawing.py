@@ -11,9 +11,9 @@ from PIL import Image
 from tqdm import tqdm
 
 from scanline.model.checkpoint import Checkpoint, write_atomically
-from scanline.model.curve import draw_curve
 from scanline.model.decoders.opening import open_decoder
 from scanline.model.network import LinearTransformer
+from scanline.model.training.curve import draw_curve
 from scanline.service.engine import Engine
 from scanline.service.generation import Spec
 from scanline.service.pictures import to_grid

@@ -18,7 +18,7 @@ from PIL import Image as Picture
 
 from scanline.model.checkpoint import Defaults, load_checkpoint
 from scanline.model.config import DIGITS
-from scanline.model.curve import LINE, MARK
+from scanline.model.training.curve import LINE, MARK
 from tests.command_line import run_command
 from tests.published import hide_other_data, write_mnist
 from tests.service_fixtures import COLOUR, GREY, logs_kept, random_picture, save_tiny

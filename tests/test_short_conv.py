@@ -15,8 +15,8 @@ from scanline.model.checkpoint import CheckpointError, load_checkpoint, save_che
 from scanline.model.config import ModelConfig
 from scanline.model.layers.layer import State
 from scanline.model.network import LinearTransformer
-from scanline.model.recipe import TrainingConfig
-from scanline.model.training import Trainer
+from scanline.model.training.recipe import TrainingConfig
+from scanline.model.training.trainer import Trainer
 from tests.conftest import assert_close, random_canvas, random_network, tiny_config
 
 CONFIGS = {

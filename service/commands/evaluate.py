@@ -87,7 +87,7 @@ def evaluate(
     from scanline.model.checkpoint import Defaults, load_one
     from scanline.model.figures import record_defaults, record_figure, record_precision
     from scanline.model.judge.judging import spread
-    from scanline.model.runs import judging_data, test_data
+    from scanline.model.training.runs import judging_data, test_data
     from scanline.service.shape import settle
 
     of_samples = {

@@ -75,9 +75,9 @@ def train(
     """Train a model on MNIST, CIFAR-10 or a folder of pictures; Ctrl-C stops, --resume goes on."""
     from dataclasses import replace
 
-    from scanline.model.recipe import TrainingConfig
-    from scanline.model.resuming import known_run
-    from scanline.model.runs import Run, choose_network, run_folder, training_data
+    from scanline.model.training.recipe import TrainingConfig
+    from scanline.model.training.resuming import known_run
+    from scanline.model.training.runs import Run, choose_network, run_folder, training_data
     from scanline.service.drawing import show_progress
 
     asked: dict[str, Any] = {

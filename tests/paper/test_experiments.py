@@ -17,7 +17,7 @@ from scanline.model.decoders.native import NativeDecoder
 from scanline.model.paper import copying, drawing, experiments, images, latency, lengths, peers
 from scanline.model.paper.lengths import Lengths, peak_bytes, slope
 from scanline.model.paper.report import Report, read
-from scanline.model.training import Trainer
+from scanline.model.training.trainer import Trainer
 from tests.conftest import assert_close, tiny_config
 from tests.published import write_mnist
 
@@ -271,7 +271,7 @@ def test_the_pace_is_that_of_the_runs_own_steps(
         taken.append((self.folder, self.bf16, self.config))
         return right(self, *data)
 
-    monkeypatch.setattr("scanline.model.training._bf16_pays", lambda _: True)
+    monkeypatch.setattr("scanline.model.training.trainer._bf16_pays", lambda _: True)
     monkeypatch.setattr("scanline.model.paper.report.clock", lambda _: now)
     monkeypatch.setattr(Trainer, "take_step", take_step)
     table = replace(TABLE, training_seconds=0.8)

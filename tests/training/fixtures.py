@@ -14,9 +14,9 @@ import torch
 
 from scanline.model.config import ModelConfig
 from scanline.model.data.published import Dataset
-from scanline.model.recipe import TrainingConfig
-from scanline.model.stop import Stop
-from scanline.model.training import Trainer
+from scanline.model.training.recipe import TrainingConfig
+from scanline.model.training.stop import Stop
+from scanline.model.training.trainer import Trainer
 from tests.conftest import ROOT, tiny_config
 
 CPU = torch.device("cpu")
@@ -94,9 +94,9 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 import torch
-from scanline.model.processes import joined
-from scanline.model.stop import Stop
-from scanline.model.training import Trainer
+from scanline.model.training.processes import joined
+from scanline.model.training.stop import Stop
+from scanline.model.training.trainer import Trainer
 from tests.training.fixtures import CONFIG, MODEL, dataset
 
 def train(device, folder, steps, stop=None):

@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from scanline.model.checkpoint import CheckpointError, Defaults, load_checkpoint, load_one
-from scanline.model.curve import read_curve
 from scanline.model.evaluation import evaluate
 from scanline.model.figures import record_defaults
-from scanline.model.resuming import known_run
-from scanline.model.stop import Stop
-from scanline.model.training import Trainer
+from scanline.model.training.curve import read_curve
+from scanline.model.training.resuming import known_run
+from scanline.model.training.stop import Stop
+from scanline.model.training.trainer import Trainer
 from tests.training.fixtures import (
     CONFIG,
     CPU,
@@ -109,7 +109,7 @@ def test_a_validation_that_is_broken_off_loses_no_step(
     def killed(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("scanline.model.training.evaluate", killed)
+    monkeypatch.setattr("scanline.model.training.trainer.evaluate", killed)
     trainer = Trainer(MODEL, replace(CONFIG, evaluate_every=3), tmp_path, CPU)
     with pytest.raises(KeyboardInterrupt):
         trainer.train(dataset(), dataset(4), Stop(), quiet=True)

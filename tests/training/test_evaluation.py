@@ -13,8 +13,8 @@ import torch
 from scanline.model.config import ModelConfig
 from scanline.model.data.published import Dataset
 from scanline.model.evaluation import evaluate
-from scanline.model.stop import Stop
-from scanline.model.training import Trainer
+from scanline.model.training.stop import Stop
+from scanline.model.training.trainer import Trainer
 from tests.conftest import random_network, tiny_config
 from tests.training.fixtures import CONFIG, CPU, MODEL, dataset, log_of
 

@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from scanline.model.exchange import Divider, Reducer
-from scanline.model.muon import Muon
-from scanline.model.processes import joined
+from scanline.model.training.exchange import Divider, Reducer
+from scanline.model.training.muon import Muon
+from scanline.model.training.processes import joined
 from tests.conftest import assert_close
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="NCCL wants a GPU for each")

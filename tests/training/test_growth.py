@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from scanline.model.checkpoint import CheckpointError, save_checkpoint
-from scanline.model.growth import differences, grown
 from scanline.model.network import LinearTransformer
-from scanline.model.recipe import TrainingConfig
-from scanline.model.training import Trainer
+from scanline.model.training.growth import differences, grown
+from scanline.model.training.recipe import TrainingConfig
+from scanline.model.training.trainer import Trainer
 from tests.conftest import assert_close, random_canvas, random_network, tiny_config
 
 

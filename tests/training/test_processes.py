@@ -18,10 +18,10 @@ import pytest
 import torch
 
 from scanline.kernels.native.cpu import usable_cores
-from scanline.model import processes
 from scanline.model.checkpoint import load_checkpoint
-from scanline.model.processes import choose_count, joined
-from scanline.model.training import Trainer
+from scanline.model.training import processes
+from scanline.model.training.processes import choose_count, joined
+from scanline.model.training.trainer import Trainer
 from tests.training.fixtures import CONFIG, CPU, MODEL, log_of, run, start, weights_of
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")

@@ -13,9 +13,9 @@ import torch
 
 from scanline.model.checkpoint import load_checkpoint
 from scanline.model.data.published import Dataset
-from scanline.model.recipe import TrainingConfig
-from scanline.model.stop import Stop
-from scanline.model.training import Trainer
+from scanline.model.training.recipe import TrainingConfig
+from scanline.model.training.stop import Stop
+from scanline.model.training.trainer import Trainer
 from tests.training.fixtures import (
     CLASSES,
     CONFIG,

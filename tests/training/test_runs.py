@@ -15,12 +15,12 @@ import pytest
 import torch
 from PIL import Image
 
-from scanline.model import runs
 from scanline.model.config import PRESETS
 from scanline.model.data.published import Dataset
-from scanline.model.recipe import TrainingConfig
-from scanline.model.resuming import fingerprint
-from scanline.model.runs import (
+from scanline.model.training import runs
+from scanline.model.training.recipe import TrainingConfig
+from scanline.model.training.resuming import fingerprint
+from scanline.model.training.runs import (
     Run,
     by_heart,
     choose_network,

@@ -13,10 +13,10 @@ import torch
 from scanline.model.checkpoint import load_checkpoint
 from scanline.model.config import NO_LABEL
 from scanline.model.evaluation import evaluate
-from scanline.model.recipe import batch_indices, batch_moves, learning_rate_factor, moved
-from scanline.model.resuming import fingerprint
-from scanline.model.stop import Stop
-from scanline.model.training import Trainer
+from scanline.model.training.recipe import batch_indices, batch_moves, learning_rate_factor, moved
+from scanline.model.training.resuming import fingerprint
+from scanline.model.training.stop import Stop
+from scanline.model.training.trainer import Trainer
 from tests.conftest import random_canvas
 from tests.training.fixtures import CONFIG, CPU, MODEL, dataset, log_of, run, weights_of
 
@@ -213,7 +213,7 @@ def test_a_large_gradient_is_cut_to_length_one(
         grads = [p.grad for p in trainer.model.parameters() if p.grad is not None]
         norms.append(float(torch.nn.utils.get_total_norm(grads)))
 
-    monkeypatch.setattr("scanline.model.training.take_steps", watch)
+    monkeypatch.setattr("scanline.model.training.trainer.take_steps", watch)
     data = dataset()
     assert data.labels is not None
     images = torch.from_numpy(data.images.reshape(len(data), -1, 1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
-from scanline.model.stop import Stop
+from scanline.model.training.stop import Stop
 
 
 def test_the_first_signal_asks_and_the_handlers_come_back() -> None:

@@ -1,8 +1,8 @@
 """Processes that train together, a share of each batch each: started here, or by ``torchrun``.
 
 A step is many short operations, and threads meet after each of them; processes meet a few times a
-step (``model/exchange.py``). So on a CPU one process a core, of one thread, trains faster than one
-of many threads.
+step (``exchange.py``). So on a CPU one process a core, of one thread, trains faster than one of
+many threads.
 """
 
 from __future__ import annotations

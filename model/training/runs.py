@@ -15,11 +15,11 @@ from scanline.model.config import CIFAR10_CLASSES, DIGITS, PRESETS, ModelConfig
 from scanline.model.data.folder import load_images
 from scanline.model.data.published import Dataset, load_dataset, split_validation
 from scanline.model.network import LinearTransformer
-from scanline.model.processes import choose_count, joined
-from scanline.model.recipe import TrainingConfig
-from scanline.model.resuming import fingerprint, weights_file
-from scanline.model.stop import Stop
-from scanline.model.training import Trainer
+from scanline.model.training.processes import choose_count, joined
+from scanline.model.training.recipe import TrainingConfig
+from scanline.model.training.resuming import fingerprint, weights_file
+from scanline.model.training.stop import Stop
+from scanline.model.training.trainer import Trainer
 
 DEFAULT_SIZE = 28  # pixels a side of a person's own pictures
 _FEW_LAYERS = 4  # of a network for a person's own pictures: they are few, and so are the minutes

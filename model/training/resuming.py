@@ -13,7 +13,7 @@ import torch
 from scanline.model.checkpoint import CheckpointError, load_facts, load_tensors
 from scanline.model.config import ModelConfig
 from scanline.model.data.published import Dataset
-from scanline.model.recipe import TrainingConfig
+from scanline.model.training.recipe import TrainingConfig
 
 # What a resumed run may change: where it ends, and nothing else of a step.
 _FREE = {"steps", "decay", "checkpoint_every", "evaluate_every", "compile"}

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from scanline.model.muon import Muon
 from scanline.model.network import LinearTransformer
-from scanline.model.recipe import TrainingConfig
+from scanline.model.training.muon import Muon
+from scanline.model.training.recipe import TrainingConfig
 
 # AdamW moves each weight by about its rate, so what such a map gives moves by that times the sum of
 # its inputs: far where they are alike, as the intensities of neighbours are.

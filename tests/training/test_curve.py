@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from scanline.model.curve import LINE, MARK, draw_curve, read_curve
+from scanline.model.training.curve import LINE, MARK, draw_curve, read_curve
 
 
 def write_log(path: Path, entries: list[dict[str, float]]) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from scanline.model.exchange import Divider
+from scanline.model.training.exchange import Divider
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic, steepest at zero
 _ITERATIONS = 5

@@ -24,7 +24,6 @@ import torch.distributed as dist
 from torch import Tensor
 from tqdm import tqdm
 
-from scanline.model import growth
 from scanline.model.checkpoint import (
     CheckpointError,
     load_checkpoint,
@@ -34,19 +33,20 @@ from scanline.model.checkpoint import (
 from scanline.model.config import NO_LABEL, ModelConfig
 from scanline.model.data.published import Dataset
 from scanline.model.evaluation import evaluate
-from scanline.model.exchange import Reducer
 from scanline.model.network import LinearTransformer
-from scanline.model.optimizers import make_optimizers, take_steps
-from scanline.model.processes import every_core
-from scanline.model.recipe import (
+from scanline.model.training import growth
+from scanline.model.training.exchange import Reducer
+from scanline.model.training.optimizers import make_optimizers, take_steps
+from scanline.model.training.processes import every_core
+from scanline.model.training.recipe import (
     TrainingConfig,
     batch_indices,
     batch_moves,
     learning_rate_factor,
     moved,
 )
-from scanline.model.resuming import fingerprint, known_defaults, read_state, weights_file
-from scanline.model.stop import Stop
+from scanline.model.training.resuming import fingerprint, known_defaults, read_state, weights_file
+from scanline.model.training.stop import Stop
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc malloc.h
 
@@ -79,7 +79,7 @@ def few_collections() -> Iterator[None]:
 class Trainer:
     """A run in its folder: weights to serve, ``training.pt`` to resume, and ``log.jsonl``.
 
-    One process drives one device; of several (``model/processes.py``) each takes its share of every
+    One process drives one device; of several (``processes.py``) each takes its share of every
     batch, and the first one writes.
     """
 
@@ -305,7 +305,7 @@ class Trainer:
         """Begin with the weights of a checkpoint; raises ``CheckpointError`` on another network.
 
         A network without the short convolution may be the start of one with it, and one of fewer
-        layers that of a deeper one: it draws the same images at first (``model/growth.py``).
+        layers that of a deeper one: it draws the same images at first (``growth.py``).
         """
         start = load_checkpoint(path)
         mine = self.model.config
