@@ -31,16 +31,19 @@ class PictureError(ValueError):
 
 
 def open_picture(
-    file: BinaryIO, param: str = "image", check: Callable[[ImageFile.ImageFile], None] | None = None
+    file: BinaryIO,
+    param: str = "image",
+    check: Callable[[ImageFile.ImageFile], None] | None = None,
+    formats: tuple[str, ...] = FORMATS,
 ) -> Image.Image:
     """Read a picture, turned upright by its EXIF tag; of an animation, the first frame.
 
     Its mode is ``L`` or ``RGB``, with ``A`` where anything may be transparent. ``check`` is shown
-    the picture before any of it is decoded, and may raise. Raises ``PictureError`` on no image or
-    a damaged one.
+    the picture before any of it is decoded, and may raise. Raises ``PictureError`` on no image, one
+    of other ``formats``, or a damaged one.
     """
     try:
-        opened = Image.open(file, formats=FORMATS)
+        opened = Image.open(file, formats=formats)
         if check is not None:
             check(opened)
         opened.load()
@@ -54,7 +57,7 @@ def open_picture(
         raise PictureError("the picture is far too large; make it smaller", param) from None
     except UnidentifiedImageError:
         raise PictureError(
-            f"the file is no picture of a kind known here; use one of {', '.join(FORMATS)}", param
+            f"the file is no picture of a kind known here; use one of {', '.join(formats)}", param
         ) from None
     except Exception as error:  # Pillow's readers raise anything at all on damaged files
         raise PictureError(f"the picture is damaged ({error}); save it again", param) from None

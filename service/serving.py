@@ -17,6 +17,7 @@ from fastapi import FastAPI
 from scanline.model.checkpoint import load_checkpoints
 from scanline.service.app import create_app
 from scanline.service.http.connections import Connection, Door
+from scanline.service.http.middleware.body import SHARES, share_bytes
 from scanline.service.interpreter import settle
 from scanline.service.logs import set_up_logs
 from scanline.service.server import Opening, Process, Scanline, open_engine
@@ -24,7 +25,8 @@ from scanline.service.settings import Settings
 
 log = logging.getLogger("scanline.server")
 
-OTHER_FILES = 128  # open beside connections: libraries, checkpoints, uploads on disk
+OTHER_FILES = 128  # open beside connections and uploads: libraries, checkpoints
+UPLOAD_BYTES = 2**20  # the least that is kept in a file
 FLUSH_SECONDS = 5  # for the last bytes of open streams, once everything is drawn
 
 
@@ -85,18 +87,20 @@ def configure(
     )
 
 
-def room_for_connections(wanted: int) -> int:
+def room_for_connections(wanted: int, upload: int = 0) -> int:
     """Raise the limit on open files, so far as it may be, and say how many connections it allows.
 
     Where the system has no file left, nobody at all can connect, and nothing can tell them so.
+    ``upload`` is how large a form may be.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = wanted + OTHER_FILES
+    others = OTHER_FILES + SHARES * share_bytes(upload) // UPLOAD_BYTES
+    needed = wanted + others
     if soft != resource.RLIM_INFINITY and soft < needed:
         soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         if soft < needed:
-            wanted = max(soft - OTHER_FILES, 1)
+            wanted = max(soft - others, 1)
             log.warning("only %d files may be open, so at most %d connections", soft, wanted)
     return wanted
 
@@ -108,7 +112,7 @@ def serve(settings: Settings) -> None:
         log.warning("SCANLINE_API_KEY is empty: anyone may call /v1")
     checkpoints = load_checkpoints(settings.weights, settings.models)
     scanline = Scanline(settings)
-    settings.max_connections = room_for_connections(settings.max_connections)
+    settings.max_connections = room_for_connections(settings.max_connections, settings.max_upload)
     sockets = listen(settings.host, settings.port)  # before anything is opened, or said to be
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     log.info("listening on http://%s:%d", host, sockets[0].getsockname()[1])

@@ -8,12 +8,17 @@ from typing import BinaryIO
 from PIL import Image, ImageFile
 from PIL.JpegImagePlugin import JpegImageFile
 
+from scanline.model import pictures
 from scanline.model.pictures import PictureError, open_picture
 
 MAX_PIXELS = 4_000_000  # that are decoded
 MAX_REDUCED = 2**24  # of a JPEG that is made smaller while it is decoded
 MAX_SCANS = 64  # of a JPEG, each of which goes over all of it; encoders write about ten
+MAX_SEGMENTS = 256  # of a JPEG's Exif and XMP: Pillow copies all that came before for each
 MAX_SLOW = 2**16  # pixels of a kind that Pillow decodes in Python, a thousand times slower
+MAX_COMMENTS = 1000  # of a PPM in words, for each of which Pillow moves all that follows
+# Without TIFF: a tile of a small one may hold gigabytes, and libtiff itself writes to stderr.
+FORMATS = tuple(name for name in pictures.FORMATS if name != "TIFF")
 
 CheckSize = Callable[[int, int], object]
 
@@ -37,16 +42,19 @@ def open_upload(
         if check_size is not None:
             _check_either_way_up(check_size, width, height)
         if jpeg:
-            _check_scans(file)
             if needed is not None:
                 picture.draft(None, (needed, needed))
                 _check_pixels(*picture.size, MAX_PIXELS)
-        elif width * height > MAX_SLOW and any(tile[0] in Image.DECODERS for tile in picture.tile):
+        elif any(tile[0] in Image.DECODERS for tile in picture.tile) and (
+            width * height > MAX_SLOW
+            or (picture.format == "PPM" and _count(file, b"#") > MAX_COMMENTS)
+        ):
             raise PictureError(
                 f"a {picture.format} of this kind and size takes too long to read; save it as PNG"
             )
 
-    return open_picture(file, param, check)
+    _check_parts(file, param)
+    return open_picture(file, param, check, FORMATS)
 
 
 def _check_pixels(width: int, height: int, most: int) -> None:
@@ -71,10 +79,23 @@ def _check_either_way_up(check_size: CheckSize, width: int, height: int) -> None
         raise
 
 
-def _check_scans(file: BinaryIO) -> None:
+def _check_parts(file: BinaryIO, param: str) -> None:
+    """Refuse a JPEG of more parts than any encoder writes, before Pillow reads the first."""
+    jpeg = file.read(2) == b"\xff\xd8"
+    file.seek(0)
+    if not jpeg:
+        return
+    for marker, what, most in (
+        (b"\xff\xda", "scans", MAX_SCANS),
+        (b"\xff\xe1", "segments of Exif or XMP", MAX_SEGMENTS),
+    ):
+        if _count(file, marker) > most:
+            raise PictureError(f"the JPEG has over {most} {what}; save it again", param)
+
+
+def _count(file: BinaryIO, what: bytes) -> int:
     place = file.tell()
     file.seek(0)
-    scans = file.read().count(b"\xff\xda")
+    count = file.read().count(what)
     file.seek(place)
-    if scans > MAX_SCANS:
-        raise PictureError(f"the JPEG has over {MAX_SCANS} scans; save it again")
+    return count

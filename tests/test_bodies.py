@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import dataclasses
 import gzip
 import json
@@ -12,6 +13,8 @@ import httpx
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
+from scanline.service.http.errors import ApiError
+from scanline.service.http.middleware import body as body_limits
 from scanline.service.http.middleware.body import BodyLimitMiddleware
 from tests.service_fixtures import (
     COLOUR,
@@ -169,7 +172,7 @@ def test_a_body_of_just_the_limit_is_taken(announced: bool) -> None:
             return {"type": "http.request", "body": b"x" * size}
 
         length = [(b"content-length", str(size).encode())] if announced else []
-        scope = {"type": "http", "method": "POST", "headers": length}
+        scope = {"type": "http", "method": "POST", "headers": length, "state": {"caller": ""}}
         await BodyLimitMiddleware(app, 0, lambda: 100)(scope, receive, send)
 
     asyncio.run(ask(100))
@@ -188,6 +191,69 @@ def test_a_length_of_more_digits_than_python_reads_is_too_large() -> None:
         sent.append(message.get("status", 0))
 
     headers = [(b"content-length", b"9" * 5000)]
-    scope = {"type": "http", "method": "POST", "headers": headers}
+    scope = {"type": "http", "method": "POST", "headers": headers, "state": {"caller": ""}}
     asyncio.run(BodyLimitMiddleware(app, 0, lambda: 100)(scope, receive, send))
     assert sent[0] == 413
+
+
+@pytest.mark.parametrize("charset", ["punycode", '"UTF-16"', "undefined", "x" * 1000, "utf-8 "])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/images/edits", "/v1/score"])
+def test_a_form_is_in_utf_8(
+    client: httpx.Client, path: str, charset: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python decodes Punycode in hours, and keeps every name of an encoding that there is not."""
+    looked_up: list[str] = []
+    lookup = codecs.lookup
+
+    def watched(name: str) -> codecs.CodecInfo:
+        looked_up.append(name)
+        return lookup(name)
+
+    monkeypatch.setattr(codecs, "lookup", watched)
+    form = b'--x\r\nContent-Disposition: form-data; name="n"\r\n\r\nno\r\n--x--\r\n'
+    headers = {"Content-Type": f"multipart/form-data; charset={charset}; boundary=x"}
+    reply = client.post(path, content=form, headers=headers)
+    if charset == "utf-8 ":
+        check_error(reply, 400)
+    else:
+        assert "in UTF-8" in check_error(reply, 415, "unsupported_encoding")
+        assert looked_up == []
+
+
+def test_what_requests_under_way_hold_is_bounded_and_shared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A caller's are; so are all; and what is answered holds nothing."""
+    monkeypatch.setattr(body_limits, "SHARE_BYTES", 100)
+
+    async def ask() -> None:
+        go_on, refused = asyncio.Event(), list[str]()
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await receive()
+            await go_on.wait()
+
+        middleware = BodyLimitMiddleware(app, 40, lambda: 10)
+
+        async def send(message: Message) -> None: ...
+
+        async def upload(caller: str) -> None:
+            async def receive() -> Message:
+                return {"type": "http.request", "body": b"x" * 40}
+
+            headers = [(b"content-type", b"multipart/form-data; boundary=x")]
+            scope = {"type": "http", "headers": headers, "state": {"caller": caller}}
+            try:
+                await middleware(scope, receive, send)
+            except ApiError as error:
+                refused.append(f"{caller} {error.status_code} {'yours' in str(error.detail)}")
+
+        tasks = [asyncio.create_task(upload(caller)) for caller in "aaabbccddeef"]
+        await asyncio.sleep(0.01)
+        assert refused == ["a 429 True", "f 429 False"]
+        go_on.set()
+        await asyncio.gather(*tasks)
+        await asyncio.gather(*(upload("a") for _ in range(2)))
+        assert len(refused) == 2
+
+    asyncio.run(ask())

@@ -105,8 +105,9 @@ def test_transparent_images_lie_on_black_as_uploads_do(tmp_path: Path, grey: boo
 
 
 def test_sixteen_bit_images_keep_their_range(tmp_path: Path) -> None:
-    save(tmp_path / "a.png", np.array([[0, 32768], [65535, 255]], np.uint16))
-    assert load_images(tmp_path, 2, grey=True).images.ravel().tolist() == [0, 128, 255, 0]
+    for name in ("a.png", "b.tiff"):
+        save(tmp_path / name, np.array([[0, 32768], [65535, 255]], np.uint16))
+    assert load_images(tmp_path, 2, grey=True).images.ravel().tolist() == 2 * [0, 128, 255, 0]
 
 
 def test_unreadable_files_are_left_out_and_named(

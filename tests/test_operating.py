@@ -259,3 +259,17 @@ def test_settings_that_would_not_work_are_refused(fields: dict[str, Any], says: 
 )
 def test_who_has_a_network_of_ipv6_is_one_caller(address: str, whose: str) -> None:
     assert access._whose(address) == whose
+
+
+@pytest.mark.parametrize(
+    ("client", "address"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("fe80::1%eth0", "fe80::1%eth0"),
+        ("fe80::1%\x9b31mred", "fe80::1"),
+        ("\x9b31mred", ""),
+        ("a" * 20_000, ""),
+    ],
+)
+def test_what_a_client_says_its_address_is_is_one_or_nothing(client: str, address: str) -> None:
+    assert access._address(client) == address

@@ -6,11 +6,13 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import pytest
 import uvicorn
 from prometheus_client import Counter
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
+from scanline.service.http import connections
 from scanline.service.http.connections import (
     MAX_PIPELINED,
     SENT_BYTES,
@@ -120,6 +122,48 @@ def test_who_has_left_with_a_reply_unread_is_not_cut_off_later() -> None:
         assert (hall.turned_away("unread"), hall.turned_away("late")) == (0, 0)
 
     run_skipping(leave())
+
+
+def test_of_replies_that_nobody_reads_the_oldest_are_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connections, "UNSENT_BYTES", 1000)
+
+    async def ask_and_read_nothing() -> None:
+        hall = Hall(reply)
+        guests = [hall.enter() for _ in range(4)]
+
+        def leave_unread(who: int, unread: int) -> None:
+            connection, wire = guests[who]
+            wire.unread = unread
+            connection.pause_writing()
+
+        for who in range(2):
+            leave_unread(who, 400)
+        guests[0][0].resume_writing()  # it has read everything, and counts no more
+        leave_unread(2, 400)
+        assert not any(wire.aborted for _, wire in guests)
+        leave_unread(3, 400)
+        assert [wire.aborted for _, wire in guests] == [False, True, False, False]
+        leave_unread(0, 1001)
+        assert [wire.aborted for _, wire in guests] == [True, True, True, True]
+        assert hall.turned_away("unread") == 4
+
+    run_skipping(ask_and_read_nothing())
+
+
+@pytest.mark.parametrize("body", ["Content-Length: 5", "Transfer-Encoding: chunked"])
+def test_a_body_behind_an_upgrade_is_no_request(body: str) -> None:
+    async def smuggle() -> None:
+        connection, wire = Hall(reply).enter()
+        head = f"PUT / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n{body}\r\n\r\n"
+        connection.data_received(head.encode() + GET)
+        await asyncio.sleep(0.1)
+        assert wire.sent.count(b"HTTP/1.1") == 2  # of one reply: in its line, and in its words
+        assert wire.sent.startswith(b"HTTP/1.1 400 ")
+        assert b"unsupported_upgrade" in wire.sent
+
+    run_skipping(smuggle())
 
 
 def test_of_many_that_come_at_once_each_takes_the_place_of_another() -> None:

@@ -50,7 +50,7 @@ def name_request(
     """Name a request as its caller does; ``seed`` is the one that its body asks for."""
     if name is None:
         return None
-    return Key(request.state.key, name, fingerprint(engine.name, spec, seed))
+    return Key(request.state.caller, name, fingerprint(engine.name, spec, seed))
 
 
 def begin(

@@ -52,7 +52,7 @@ def find_engine(
     engine = find_served(server, name).engine
     if n > (most := server.settings.max_images):
         raise ApiError(400, f"n: at most {most} images a request", param="n", code="too_many")
-    if not server.repeats.keeps(request.state.key, key):
+    if not server.repeats.keeps(request.state.caller, key):
         engine.queue.check_room(n, request.state.caller)
     return engine
 

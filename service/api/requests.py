@@ -110,7 +110,7 @@ class CompletionForm(Body):
         json_schema_extra={"examples": [{"image": "(a PNG's bytes)", "known_rows": 14, "n": 4}]},
     )
 
-    image: Annotated[Upload, Field(description="PNG, JPEG, WebP, GIF, BMP, TIFF or PPM.")]
+    image: Annotated[Upload, Field(description="PNG, JPEG, WebP, GIF, BMP or PPM.")]
     mask: Annotated[
         Upload | None,
         Field(

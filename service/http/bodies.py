@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from json import JSONDecodeError
 from typing import Any
@@ -65,8 +66,8 @@ def once_each(*lists: str) -> Callable[[Request], Awaitable[None]]:
 
     async def check(request: Request) -> None:
         form = await request.form()
-        for name in form:
-            if name not in lists and len(form.getlist(name)) > 1:
+        for name, times in Counter(name for name, _ in form.multi_items()).items():
+            if name not in lists and times > 1:
                 raise ApiError(400, f"{name}: send it once", param=name, code="too_many")
 
     return check

@@ -27,6 +27,7 @@ MAX_URL = 8192  # bytes
 MAX_HEADERS = 100
 MAX_PIPELINED = 16  # requests sent before the first of them is answered
 LINGER_SECONDS = 2.0  # a refused client is heard out, so that it reads why it was refused
+UNSENT_BYTES = 2**28  # of replies that clients have yet to read, all together
 SENT_BYTES = 16_384  # a client must take so much of a reply, or all of it, each `send_seconds`
 QUIET_SECONDS = 10.0  # between two log lines of connections turned away
 
@@ -54,6 +55,8 @@ class Door:
     ) -> None:
         self.bounds = bounds
         self.owing: dict[Connection, None] = {}  # us a whole request, the longest first
+        self._behind: dict[Connection, int] = {}  # with reading by so many bytes, the longest first
+        self._unsent = 0
         self._turned_away, self._requests, self._refused = turned_away, requests, refused
         self._said = -QUIET_SECONDS
 
@@ -61,6 +64,18 @@ class Door:
         """Count a refusal that no route gave."""
         self._requests.labels("other", "other", status).inc()
         self._refused.labels(code).inc()
+
+    def hold(self, connection: Connection, unsent: int) -> None:
+        """Note what a client has yet to read; of too much in all, the longest behind lose theirs."""
+        self._unsent += unsent - self._behind.get(connection, 0)
+        self._behind[connection] = unsent
+        if not unsent:
+            del self._behind[connection]
+        while self._unsent > UNSENT_BYTES:
+            longest = next(iter(self._behind))
+            self.hold(longest, 0)
+            self.turn_away("unread")
+            longest.transport.abort()
 
     def turn_away(self, reason: str) -> None:
         """Count a connection ended by the server, and log that there are too many, now and then."""
@@ -191,6 +206,11 @@ class Connection(HttpToolsProtocol):
         self._room = self._bounds.header_bytes
         if len(self.pipeline) >= MAX_PIPELINED:
             raise ValueError
+        if self.parser.should_upgrade() and self._has_body:
+            # The parser leaves the body unread, which would pass for the next request.
+            message = "a request with a body cannot upgrade; send it without Upgrade, as HTTP/1.1"
+            self._refusal = (400, message, "unsupported_upgrade")
+            raise ValueError
         super().on_headers_complete()
         if self.scope["http_version"] == "1.0":
             self.cycle.__class__ = UnframedCycle
@@ -227,6 +247,7 @@ class Connection(HttpToolsProtocol):
         """Note that the client is behind with reading."""
         super().pause_writing()
         self._unsent = self.transport.get_write_buffer_size()
+        self._door.hold(self, self._unsent)
         self._writing = self.loop.call_later(self._bounds.send_seconds, self._behind)
 
     def resume_writing(self) -> None:
@@ -241,9 +262,11 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
         else:
             self._unsent = left
+            self._door.hold(self, left)
             self._writing = self.loop.call_later(self._bounds.send_seconds, self._behind)
 
     def _sent(self) -> None:
+        self._door.hold(self, 0)
         if self._writing is not None:
             self._writing.cancel()
             self._writing = None
@@ -261,6 +284,14 @@ class Connection(HttpToolsProtocol):
     @property
     def _busy(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
+
+    @property
+    def _has_body(self) -> bool:
+        """Whether the headers announce one."""
+        return any(
+            name == b"transfer-encoding" or (name == b"content-length" and value.strip(b"0 "))
+            for name, value in self.headers
+        )
 
     def _expect(self, seconds: float | None) -> None:
         """Give the client so long to send what it is at, or as long as it likes."""

@@ -19,6 +19,7 @@ from scanline.service.metrics import Metrics
 log = logging.getLogger("scanline.access")
 
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+_INTERFACE = re.compile(r"[A-Za-z0-9_.-]{0,15}")  # of IPv6's addresses of a link
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -39,7 +40,7 @@ class AccessMiddleware:
             return
         sent = Headers(scope=scope).get("x-request-id", "")
         request_id = sent if _ID.fullmatch(sent) else f"req_{secrets.token_hex(12)}"
-        client = (scope.get("client") or ("",))[0]
+        client = _address((scope.get("client") or ("",))[0])
         state = scope.setdefault("state", {})
         state |= {"request_id": request_id, "key": "", "caller": _whose(client)}
         began, status = time.perf_counter(), 499  # 499: the client left before any reply
@@ -97,11 +98,20 @@ def _code(body: bytes) -> str | None:
     return code if isinstance(code, str) else None
 
 
-def _whose(address: str) -> str:
+def _address(client: str) -> str:
+    """Give a client's address; none for what is no address, as what it may have sent itself."""
+    address, _, interface = client.partition("%")
     try:
-        known = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:  # a socket of the file system has none
+        ipaddress.ip_address(address)
+    except ValueError:
+        return ""
+    return client if _INTERFACE.fullmatch(interface) else address
+
+
+def _whose(address: str) -> str:
+    if not address:  # a socket of the file system has none
         return address
+    known = ipaddress.ip_address(address.partition("%")[0])
     if known.version == 4 or known.ipv4_mapped:
         return address
     return str(ipaddress.ip_network((known, 64), strict=False))

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 from fastapi.responses import JSONResponse
+from python_multipart.multipart import parse_options_header
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from scanline.service.http.errors import ApiError, error_body
+from scanline.service.http.errors import SOON, ApiError, error_body
 
 MAX_PARTS = 1000
+SHARES = 4  # of what bodies may hold: a caller has one
+SHARE_BYTES = 2**26  # or two of the largest bodies
+_ENCODINGS = ("utf-8", "utf8", "us-ascii", "ascii")  # of a form's text
 
 
 class BodyLimitMiddleware:
@@ -18,11 +23,15 @@ class BodyLimitMiddleware:
 
     A form, which may hold pictures, has at most ``upload`` bytes, any other body ``other()``. That
     is JSON, parsed where it keeps everyone waiting, and what takes long is less its bytes than what
-    they hold: it has at most ``MAX_PARTS``. A compressed body is refused with 415.
+    they hold: it has at most ``MAX_PARTS``. A compressed body is refused with 415, and a form in
+    another encoding than UTF-8: Python has one that takes hours, and keeps the name of any other.
+    What all requests under way hold is bounded, and what a caller's do to a share of that (429).
     """
 
     def __init__(self, app: ASGIApp, upload: int, other: Callable[[], int]) -> None:
         self.app, self.upload, self.other = app, upload, other
+        self._held = Counter[str]()  # bytes, by the caller
+        self._all = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
@@ -36,7 +45,13 @@ class BodyLimitMiddleware:
             refusal = JSONResponse(body, 415, headers={"Accept-Encoding": "identity"})
             await refusal(scope, receive, send)
             return
-        form = headers.get("content-type", "").strip().lower().startswith("multipart/form-data")
+        kind = headers.get("content-type", "")
+        form = kind.strip().lower().startswith("multipart/form-data")
+        if form and _encoding(kind) not in _ENCODINGS:
+            message = "send the form in UTF-8, and its Content-Type without a charset"
+            body = error_body(415, message, code="unsupported_encoding")
+            await JSONResponse(body, 415)(scope, receive, send)
+            return
         limit = self.upload if form else self.other()
         too_large = f"the body is over {limit:,} bytes; send " + (
             "a smaller picture" if form else "less, and pictures as multipart/form-data"
@@ -47,12 +62,14 @@ class BodyLimitMiddleware:
             await JSONResponse(body, 413, {"Connection": "close"})(scope, receive, send)
             return
         seen = parts = 0
+        caller = scope["state"]["caller"]
 
         async def limited() -> Message:
             nonlocal seen, parts
             message = await receive()
             body = message.get("body", b"")
             seen += len(body)
+            self._hold(caller, len(body))
             if seen > limit:
                 close = {"Connection": "close"}
                 raise ApiError(413, too_large, code="too_large", headers=close)
@@ -63,4 +80,35 @@ class BodyLimitMiddleware:
                     raise ApiError(400, f"{holds}; send less", code="too_many")
             return message
 
-        await self.app(scope, limited, send)
+        try:
+            await self.app(scope, limited, send)
+        finally:
+            self._all -= seen
+            self._held[caller] -= seen
+            if not self._held[caller]:
+                del self._held[caller]
+
+    def _hold(self, caller: str, size: int) -> None:
+        """Count what came of a body; raises ``ApiError`` where requests under way have too much."""
+        self._all += size
+        self._held[caller] += size
+        share = share_bytes(max(self.upload, self.other()))
+        own = self._held[caller] > share
+        if size and (own or self._all > SHARES * share):
+            whose = "yours" if own else "all of them"
+            raise ApiError(
+                429, f"requests under way, {whose} together, hold too much; send this again when "
+                "some are answered",
+                code="uploads_full", headers=SOON | {"Connection": "close"},
+            )  # fmt: skip
+
+
+def share_bytes(largest: int) -> int:
+    """Give what the bodies of a caller's requests under way may hold, of so large ones at most."""
+    return max(SHARE_BYTES, 2 * largest)
+
+
+def _encoding(content_type: str) -> str:
+    """Read what a form's text is encoded in, as Starlette does."""
+    options: dict[bytes, bytes] = parse_options_header(content_type)[1]
+    return options.get(b"charset", b"utf-8").decode("latin-1").strip().lower()
