@@ -94,13 +94,14 @@ def room_for_connections(wanted: int, upload: int = 0) -> int:
     ``upload`` is how large a form may be.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    others = OTHER_FILES + SHARES * share_bytes(upload) // UPLOAD_BYTES
-    needed = wanted + others
+    uploads = SHARES * share_bytes(upload) // UPLOAD_BYTES
+    needed = wanted + uploads + OTHER_FILES
     if soft != resource.RLIM_INFINITY and soft < needed:
         soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         if soft < needed:
-            wanted = max(soft - others, 1)
+            left = max(soft - OTHER_FILES, 1)
+            wanted = left - min(uploads, left // 2)
             log.warning("only %d files may be open, so at most %d connections", soft, wanted)
     return wanted
 

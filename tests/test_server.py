@@ -366,8 +366,8 @@ def test_open_files_bound_the_connections(
             assert innocent.post("/v1/samples", json={"model": "tiny"}).status_code == 200
         server.terminate()
         log = server.ended()
-    assert "only 200 files may be open, so at most 72 connections" in log
-    assert "all 72 connections are taken" in log
+    assert "only 200 files may be open, so at most 36 connections" in log
+    assert "all 36 connections are taken" in log
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == limits
 
 

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# All that only a CUDA device can show, in under eight minutes: the tests marked gpu, how long the
-# attention takes beside its bytes, and how fast images are drawn and pixels trained on.
+# All that only a CUDA device can show, in under eight minutes: which ways of starting kernels work,
+# the tests marked gpu, how long the attention takes beside its bytes, and how fast images are drawn
+# and pixels trained on.
 #   kernels/cuda/device_check.sh [folder for the full log]
-# Needs a python3 ($PYTHON) with a CUDA build of PyTorch, Triton, safetensors and pytest, and neither
-# the package installed nor what the service imports; installs nothing. Every figure is printed as
+# Needs a python3 ($PYTHON) with a CUDA build of PyTorch, Triton, safetensors, tqdm and pytest, and
+# neither the package installed nor what the service imports; installs nothing. Every figure is printed as
 # it comes, so that what is stopped half-way has told all that it knew.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
@@ -13,14 +14,17 @@ mkdir -p "$(dirname "$log")"
 : >"$log"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-processes=8
+cores=$(nproc)
+processes=$((cores > 16 ? 14 : cores > 3 ? cores - 2 : 2))
 deadline=480
 failed=0
 
 # The package, importable without being installed.
 mkdir "$work/scanline"
 ln -s "$PWD/kernels" "$PWD/model" "$PWD/service" "$PWD/weights" "$work/scanline/"
-export PYTHONPATH="$work" PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+export PYTHONPATH="$work" PYTHONUNBUFFERED=1
+# What is compared with is torch alone: no build of ours, and none by every process at once.
+export CXX=none
 
 # Pytest's settings without the project's plugins; each of several processes takes its share.
 cat >"$work/pytest.ini" <<'INI'
@@ -83,20 +87,23 @@ if [ $? -eq 1 ]; then  # and not 124: a first import may be slow
     exit 1
 fi
 
-# Those that take the device's memory, or watch it, come alone and last.
+plain=()
+stage starts 45 . "$python" -m scanline.model.bench.starting || plain=(--plain)
+
+# Those that take the device's memory, or watch it, come alone.
 alone='stays_flat or 32_bits'
 running=()
 for i in $(seq 0 $((processes - 1))); do
-    SHARES=$processes SHARE=$i tests "tests-$i" 240 "not ($alone)" &
+    SHARES=$processes SHARE=$i tests "tests-$i" 200 "not ($alone)" &
     running+=($!)
 done
 for job in "${running[@]}"; do wait "$job" || failed=1; done
+SHARES=1 SHARE=0 tests tests-alone 45 "$alone"
 # What matters most comes first: time may run out.
-for model in mnist cifar10 mnist-paper cifar10-paper; do
-    stage "bench-$model" 60 . \
-        "$python" -m scanline.model.bench.cuda "$model" --repeats 3 --seconds 0.5
+for model in mnist-paper cifar10-paper mnist cifar10; do
+    stage "bench-$model" 75 . \
+        "$python" -m scanline.model.bench.cuda "$model" --repeats 3 --seconds 0.5 "${plain[@]}"
 done
 stage attention 45 . "$python" -m scanline.kernels.cuda.attention_bench
-SHARES=1 SHARE=0 tests tests-alone 60 "$alone"
 echo "the full log: $log"
 exit "$failed"

@@ -89,7 +89,8 @@ def mixture_log_probs(
 
     The heat divides the components' logits and multiplies their scales.
     """
-    b_value = tl.arange(0, LEVELS).to(tl.float32) / 127.5 - 1.0
+    # Rounded as torch does, or the compiler makes it a product, and of equals one is likelier.
+    b_value = tl.div_rn(tl.arange(0, LEVELS).to(tl.float32), 127.5) - 1.0
     b_top = tl.full([LEVELS], float("-inf"), tl.float32)
     b_sum = tl.zeros([LEVELS], tl.float32)
     warmer = tl.log(heat)

@@ -93,7 +93,7 @@ def shape_mixture(
         u = uniform(seed, particle, first_draw + 1 + c)
         value = draw(b_log, u, temperature == 0, top_p, LEVELS)
         tl.store(p_values + c, value.to(tl.uint8))
-        scaled = value.to(tl.float32) / 127.5 - 1.0
+        scaled = tl.div_rn(value.to(tl.float32), 127.5) - 1.0
         if c == 0:
             first = scaled
         else:
@@ -168,7 +168,7 @@ def decide_mixture(
             drawn = tl.where(drawn > 0.0, drawn, 0.0)  # what is no number becomes 0 too
             value = tl.minimum(drawn, LEVELS - 1.0).to(tl.int32)
         tl.store(p_values + c, value.to(tl.uint8))
-        scaled = value.to(tl.float32) / 127.5 - 1.0
+        scaled = tl.div_rn(value.to(tl.float32), 127.5) - 1.0
         b_total += logistic_log_prob(scaled, b_mean, b_log_scale)
         if c == 0:
             first = scaled

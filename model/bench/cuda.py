@@ -15,10 +15,12 @@ import json
 import platform
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,22 +33,28 @@ from scanline.model.config import ModelConfig
 from scanline.model.decoders.contract import BackendError
 from scanline.model.decoders.opening import open_decoder
 from scanline.model.network import LinearTransformer
+from scanline.model.training.recipe import TrainingConfig
+from scanline.model.training.trainer import Trainer
 
 SLOTS = (1, 128, 1_024, 10_000)
-TRAINING_IMAGES = {"mnist-paper": 64, "cifar10-paper": 16}
+TRAINING_IMAGES = {"mnist-paper": 64, "cifar10-paper": 16, "mnist": 64, "cifar10": 64}
 COPY_BYTES = 1 << 30
 LEARNED_ERROR = 0.02  # bits/dim, and part of a gradient's length, that bf16 may change
 
 
 @dataclass(frozen=True)
 class Training:
-    """Forward and backward passes of a network in bf16, of so many images at once."""
+    """Forward and backward passes of a network in bf16, of so many images at once.
+
+    ``step_milliseconds`` has the optimizers' too, and all else of a run's step.
+    """
 
     model: str
     images: int
     milliseconds: float
     pixels_a_second: float
     gigabytes: float
+    step_milliseconds: float
 
 
 @dataclass(frozen=True)
@@ -152,10 +160,20 @@ def time_training(
         seconds = seconds_of(lambda: _learn(model, canvas), device, repeats)
         most = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
         pixels = images * model.config.pixels / seconds
-        return Training(name, images, seconds * 1e3, pixels, most / 1e9)
+        step = time_step(model.config, images, device, repeats)
+        return Training(name, images, seconds * 1e3, pixels, most / 1e9, step * 1e3)
     finally:
         model.zero_grad()
         model.cpu().eval()
+
+
+def time_step(config: ModelConfig, images: int, device: torch.device, repeats: int) -> float:
+    """Give the seconds of a training step, as ``scanline train`` takes it, without labels."""
+    canvas = torch.randint(0, 256, (images, config.pixels, config.channels), dtype=torch.uint8)
+    with tempfile.TemporaryDirectory() as folder:
+        recipe = TrainingConfig(steps=repeats + 2, batch=images)
+        trainer = Trainer(config, recipe, Path(folder), device)
+        return seconds_of(lambda: trainer.take_step(canvas, None), device, repeats)
 
 
 def check_training(name: str, model: LinearTransformer) -> None:
@@ -199,9 +217,10 @@ def run_bench(
     slots: Sequence[int] = SLOTS,
     seconds: float = 1.0,
     repeats: int = 5,
+    plain: bool = False,
     progress: Callable[[str], object] = lambda line: None,
 ) -> CudaReport:
-    """Time networks on the CUDA device.
+    """Time networks on the CUDA device; if ``plain``, kernels that the host starts one by one.
 
     ``progress`` is told each line of the tables as it is measured. Raises ``BackendError`` without
     a device, ``RuntimeError`` where something does not agree with the reference.
@@ -219,7 +238,11 @@ def run_bench(
         notes.append(line)
         progress(line)
 
-    opening = partial(open_decoder, backend="triton")
+    opening: bench.Opening = partial(open_decoder, backend="triton")
+    if plain:
+        from scanline.model.decoders.triton import TritonDecoder
+
+        opening = partial(TritonDecoder, graphs=False, overlap=False)
     for checkpoint in checkpoints:
         name, model = checkpoint.name, checkpoint.model
         bench.check(model, opening)
@@ -235,9 +258,9 @@ def run_bench(
             timed = replace(timed, gbytes_a_second=moved / step / 1e9)
             timings.append(timed.beside(Limit("bytes", moved / rate)))
             progress(bench.row(timings[-1]))
-            if model.config.classes:
+            if model.config.classes and count == max(slots):
                 note(as_drawn(checkpoint, count, opening, seconds, repeats))
-            if count == 1:
+            if count == 1 and not plain:
                 after = time_one_after_another(name, model, seconds, repeats)
                 note(f"{name}, 1 slot, kernels one after another: {after:.3f} ms a step")
             note(
@@ -255,7 +278,7 @@ def run_bench(
         note(
             f"{name}: training on {images} images at once, {timed_training.milliseconds:.1f} ms "
             f"forward and backward, {timed_training.pixels_a_second:,.0f} pixels/s, "
-            f"{timed_training.gigabytes:.1f} GB"
+            f"{timed_training.gigabytes:.1f} GB; {timed_training.step_milliseconds:.1f} ms a step"
         )
     return CudaReport(hardware, {"copy": round(rate / 1e9, 1)}, timings, notes, training)
 
@@ -267,6 +290,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.0, help="of one run")
     parser.add_argument("--repeats", type=int, default=5, help="runs, whose median counts")
     parser.add_argument("--slots", type=int, nargs="+", default=SLOTS, help="images at once")
+    parser.add_argument(
+        "--plain", action="store_true", help="without graphs or overlap, where those do not work"
+    )
     options = parser.parse_args()
 
     def progress(line: str) -> None:
@@ -275,7 +301,7 @@ def main() -> None:
     try:
         report = run_bench(
             find_models(options.models), slots=options.slots, seconds=options.seconds,
-            repeats=options.repeats, progress=progress,
+            repeats=options.repeats, plain=options.plain, progress=progress,
         )  # fmt: skip
     except (RuntimeError, ValueError) as error:
         sys.exit(str(error))

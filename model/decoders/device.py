@@ -67,8 +67,8 @@ class Device:
     def lost(self) -> bool:
         """Whether nothing can be done on it any more: some errors leave a process no device."""
         try:
-            if self.cuda:
-                torch.cuda.synchronize(self.torch)
+            if self._stream is not None:  # and not the device: a graph may be captured elsewhere
+                self._stream.synchronize()
         except RuntimeError:
             return True
         return False

@@ -66,7 +66,7 @@ class Door:
         self._refused.labels(code).inc()
 
     def hold(self, connection: Connection, unsent: int) -> None:
-        """Note what a client has yet to read; of too much in all, the longest behind lose theirs."""
+        """Note what a client has yet to read; of too much in all, the longest behind go."""
         self._unsent += unsent - self._behind.get(connection, 0)
         self._behind[connection] = unsent
         if not unsent:

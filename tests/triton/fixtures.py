@@ -27,6 +27,8 @@ gpu = [
     pytest.mark.gpu,
     pytest.mark.skipif(not CUDA, reason="needs a CUDA device, and no TRITON_INTERPRET"),
 ]
+# Of a test for a device too; under the interpreter it says nothing.
+anywhere = pytest.mark.skipif(False, reason="") if INTERPRETED else pytest.mark.gpu
 # What crosses in the kernels: how the past is embedded, and how the values of a step are decided.
 # The blocks (norm, activation) and the rest run along; each option is there twice at least.
 GRID = {

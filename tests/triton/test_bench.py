@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from scanline.model.bench import cuda as bench_cuda
+from scanline.model.bench import starting
 from scanline.model.checkpoint import Checkpoint
 from scanline.model.decoders.contract import BackendError
 from scanline.model.decoders.device import find_device
+from scanline.model.decoders.triton import TritonDecoder
 from scanline.model.network import LinearTransformer
 from tests.conftest import tiny_config
 from tests.decoders.fixtures import network_of
@@ -44,6 +46,21 @@ def test_the_benchmark_measures_a_device(monkeypatch: pytest.MonkeyPatch) -> Non
     assert guided[0].endswith("ms a step of 4 slots")
     assert any("tiny, 1 slot, kernels one after another: " in line for line in report.notes)
     json.dumps(asdict(report))
+
+
+def test_each_way_of_starting_kernels_is_told_of() -> None:
+    """One that fails, and one that draws something else, beside those that work."""
+    network = network_of(SMALL)
+    another = LinearTransformer(SMALL)
+    ways = {
+        **starting.WAYS,
+        "never": lambda *of: TritonDecoder(*of, delay=0),
+        "of another": lambda network, slots: TritonDecoder(another, slots),
+    }
+    said = dict(zip(ways, starting.try_ways(network, ways), strict=True))
+    assert [same for _, same in said.values()] == [True] * len(starting.WAYS) + [False] * 2
+    assert said["never"][0] == "never: ValueError: delay must be at least 1, not 0"
+    assert said["of another"][0].startswith("of another: OTHER bytes")
 
 
 def test_the_benchmark_trains_nothing_that_differs(monkeypatch: pytest.MonkeyPatch) -> None:

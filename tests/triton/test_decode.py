@@ -16,6 +16,7 @@ from tests.triton.fixtures import (
     GRID,
     ODD,
     SMALL,
+    anywhere,
     check,
     check_flights,
     draw,
@@ -58,6 +59,7 @@ def test_it_draws_what_the_reference_draws() -> None:
     assert np.array_equal(decoder.canvas, reference.canvas)
 
 
+@anywhere
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, under the interpreter
 @pytest.mark.parametrize("scale", [1.0, 1e30])
 @every_small
@@ -76,6 +78,7 @@ def test_extreme_numbers_stay_in_range(config: ModelConfig, scale: float) -> Non
     assert (decoder.canvas[:, 1:] == 0).all()
 
 
+@anywhere
 @every_small
 def test_late_writes_change_nothing(config: ModelConfig) -> None:
     """Pixels, bits and sums are to the last bit those of writing the state at every step."""
@@ -84,6 +87,7 @@ def test_late_writes_change_nothing(config: ModelConfig) -> None:
     assert draw(TritonDecoder(network, 3, delay=4), inputs, 1) == plain
 
 
+@anywhere
 @every_small
 def test_prefill_is_stepping_to_the_last_bit(config: ModelConfig) -> None:
     network, inputs = network_of(config), blank(config, 3)
@@ -101,6 +105,7 @@ def test_prefill_is_stepping_to_the_last_bit(config: ModelConfig) -> None:
     assert np.array_equal(filled.positions, lengths)
 
 
+@anywhere
 @every_small
 def test_other_slots_are_not_read_and_not_written(config: ModelConfig) -> None:
     """Two slots work among slots, and in scratch memory, full of NaN."""
@@ -114,6 +119,8 @@ def test_other_slots_are_not_read_and_not_written(config: ModelConfig) -> None:
     others = [0, 2, 4]
     decoder.buffers["canvas"][others] = 77
     decoder.buffers["positions"][others] = 1
+    if decoder.device.cuda:
+        torch.cuda.synchronize()  # the decoder's stream waits for no other
     images = {  # slots first
         name: buffer.transpose(0, 1) if name in ("kv", "z", "waiting", "ring") else buffer
         for name, buffer in decoder.buffers.items()
