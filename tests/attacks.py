@@ -93,6 +93,18 @@ def _many_chunks() -> bytes:
     return data[:end] + empty * 500_000 + data[end:]
 
 
+def _many_segments() -> bytes:
+    """Give a JPEG of a great many parts of Exif, each of which Pillow adds to all before it."""
+    data, large = _picture(28, "JPEG"), b"\xff\xe1\xff\xf0Exif\0\0" + bytes(65_512)
+    return data[:2] + large * 80 + b"\xff\xe1\0\x08Exif\0\0" * 100_000 + data[2:]
+
+
+def _in_punycode() -> bytes:
+    """Give a form whose text Python would decode for minutes."""
+    form = _form("/v1/completions", [_picture(28)], seed="a" * 900_000 + "-" + "b" * 99_000)
+    return form.replace(b"multipart/form-data;", b"multipart/form-data; charset=punycode;", 1)
+
+
 def _stream(images: int) -> bytes:
     body = {"n": images, "stream": True, "granularity": "pixel"}
     return _json("/v1/samples", json.dumps(body).encode())
@@ -141,6 +153,13 @@ ATTACKS: dict[str, Callable[[], Attack]] = {
     "plain PPM of 7 MB": lambda: Attack(
         _form("/v1/completions", [_plain_ppm(1080)], fit="cover", known_rows=1)
     ),
+    "plain PPM of 4 MB of comments": lambda: Attack(
+        _form("/v1/completions", [_plain_ppm(28) + b"#\n" * 2_000_000], known_rows=1)
+    ),
+    "JPEG of 100,000 segments": lambda: Attack(
+        _form("/v1/completions", [_many_segments()], fit="cover", known_rows=1)
+    ),
+    "form in Punycode": lambda: Attack(_in_punycode()),
     "score of 24 PNG of 2000² pixels, left after 1 s": lambda: Attack(
         _form("/v1/score", [_picture(2000, mode="RGBA")] * 24, fit="cover"), patience=1.0
     ),

@@ -31,7 +31,7 @@ WAYS: Mapping[str, Callable[..., TritonDecoder]] = {
 def try_ways(
     network: LinearTransformer, ways: Mapping[str, Callable[..., TritonDecoder]] = WAYS
 ) -> Iterator[tuple[str, bool]]:
-    """Draw the same images in each way; give a line of it, and whether its bytes are the first's."""
+    """Draw the same images in each way; give a line of it, and whether the bytes are the same."""
     slots, first = np.arange(IMAGES, dtype=np.int32), None
     for name, opened in ways.items():
         try:
