@@ -91,7 +91,7 @@ def room_for_connections(wanted: int, upload: int = 0) -> int:
     """Raise the limit on open files, so far as it may be, and say how many connections it allows.
 
     Where the system has no file left, nobody at all can connect, and nothing can tell them so.
-    ``upload`` is how large a form may be.
+    ``upload`` is how large a body may be.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     uploads = SHARES * share_bytes(upload) // UPLOAD_BYTES
@@ -101,7 +101,7 @@ def room_for_connections(wanted: int, upload: int = 0) -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         if soft < needed:
             left = max(soft - OTHER_FILES, 1)
-            wanted = left - min(uploads, left // 2)
+            wanted = min(wanted, left - min(uploads, left // 2))
             log.warning("only %d files may be open, so at most %d connections", soft, wanted)
     return wanted
 
@@ -113,7 +113,9 @@ def serve(settings: Settings) -> None:
         log.warning("SCANLINE_API_KEY is empty: anyone may call /v1")
     checkpoints = load_checkpoints(settings.weights, settings.models)
     scanline = Scanline(settings)
-    settings.max_connections = room_for_connections(settings.max_connections, settings.max_upload)
+    settings.max_connections = room_for_connections(
+        settings.max_connections, max(settings.max_upload, settings.max_json or 0)
+    )
     sockets = listen(settings.host, settings.port)  # before anything is opened, or said to be
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     log.info("listening on http://%s:%d", host, sockets[0].getsockname()[1])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Callable
 from typing import BinaryIO
 
@@ -13,12 +15,19 @@ from scanline.model.pictures import PictureError, open_picture
 
 MAX_PIXELS = 4_000_000  # that are decoded
 MAX_REDUCED = 2**24  # of a JPEG that is made smaller while it is decoded
-MAX_SCANS = 64  # of a JPEG, each of which goes over all of it; encoders write about ten
-MAX_SEGMENTS = 256  # of a JPEG's Exif and XMP: Pillow copies all that came before for each
+MAX_PARTS = 10_000  # of a JPEG, of a kind; encoders write some hundreds, of those below few
+PARTS = {
+    0xDA: ("scans", 64),  # each goes over all of the picture
+    0xE1: ("segments of Exif or XMP", 256),  # for each Pillow copies all that came before
+}
 MAX_SLOW = 2**16  # pixels of a kind that Pillow decodes in Python, a thousand times slower
 MAX_COMMENTS = 1000  # of a PPM in words, for each of which Pillow moves all that follows
 # Without TIFF: a tile of a small one may hold gigabytes, and libtiff itself writes to stderr.
 FORMATS = tuple(name for name in pictures.FORMATS if name != "TIFF")
+
+# A JPEG's with a length behind it: no restart in a scan, and no value that looks like one.
+_MARKER = re.compile(rb"\xff[\xc0-\xcf\xd9-\xfe]")
+_END = 0xD9
 
 CheckSize = Callable[[int, int], object]
 
@@ -45,10 +54,10 @@ def open_upload(
             if needed is not None:
                 picture.draft(None, (needed, needed))
                 _check_pixels(*picture.size, MAX_PIXELS)
-        elif any(tile[0] in Image.DECODERS for tile in picture.tile) and (
-            width * height > MAX_SLOW
-            or (picture.format == "PPM" and _count(file, b"#") > MAX_COMMENTS)
-        ):
+            return
+        decoders = {tile[0] for tile in picture.tile}
+        slow = width * height > MAX_SLOW and decoders & Image.DECODERS.keys()
+        if slow or ("ppm_plain" in decoders and _commented(file)):
             raise PictureError(
                 f"a {picture.format} of this kind and size takes too long to read; save it as PNG"
             )
@@ -81,21 +90,20 @@ def _check_either_way_up(check_size: CheckSize, width: int, height: int) -> None
 
 def _check_parts(file: BinaryIO, param: str) -> None:
     """Refuse a JPEG of more parts than any encoder writes, before Pillow reads the first."""
-    jpeg = file.read(2) == b"\xff\xd8"
+    data = file.read() if file.read(2) == b"\xff\xd8" else b""
     file.seek(0)
-    if not jpeg:
-        return
-    for marker, what, most in (
-        (b"\xff\xda", "scans", MAX_SCANS),
-        (b"\xff\xe1", "segments of Exif or XMP", MAX_SEGMENTS),
-    ):
-        if _count(file, marker) > most:
-            raise PictureError(f"the JPEG has over {most} {what}; save it again", param)
+    counts, at = Counter[int](), 0  # of what lies behind the picture's end none, as a phone's film
+    while (marker := _MARKER.search(data, at)) and (kind := marker[0][1]) != _END:
+        at = marker.end() + int.from_bytes(data[marker.end() : marker.end() + 2])
+        counts[kind] += 1
+        what, most = PARTS.get(kind, ("parts", MAX_PARTS))
+        if counts[kind] > most:
+            raise PictureError(f"the JPEG has over {most:,} {what}; save it again", param)
 
 
-def _count(file: BinaryIO, what: bytes) -> int:
+def _commented(file: BinaryIO) -> bool:
     place = file.tell()
     file.seek(0)
-    count = file.read().count(what)
+    comments = file.read().count(b"#")
     file.seek(place)
-    return count
+    return comments > MAX_COMMENTS

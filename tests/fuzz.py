@@ -101,7 +101,7 @@ class Fuzz:
         kind = (
             "PNG"
             if mode not in ("L", "RGB")
-            else pick.choice(("PNG", "JPEG", "BMP", "GIF", "TIFF"))
+            else pick.choice(("PNG", "JPEG", "BMP", "GIF", "WEBP", "PPM"))
         )
         Image.new(mode, size).save(buffer, kind)
         data = bytearray(buffer.getvalue())

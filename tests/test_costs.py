@@ -114,7 +114,11 @@ def test_what_takes_long_to_decode_is_refused(client: httpx.Client) -> None:
     assert complete(client, commented + 900 * b"#\n").status_code == 200
     reply = complete(client, commented + 1100 * b"#\n")
     assert "takes too long to read" in check_error(reply, 400, "invalid_image")
+    binary = b"P6\n64 32\n35\n" + b"#" * 64 * 32 * 3  # whose pixels are no comments
+    assert complete(client, binary).status_code == 200
     plain = encode(random_picture(), "JPEG")
+    film = plain + 300 * b"\xff\xda\xff\xe1"  # behind the picture, as phones add one
+    assert complete(client, film).status_code == 200
     for count, status in ((250, 200), (260, 400)):
         segmented = plain[:2] + count * b"\xff\xe1\0\x08Exif\0\0" + plain[2:]
         assert complete(client, segmented).status_code == status

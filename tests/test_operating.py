@@ -188,6 +188,21 @@ def test_any_of_several_keys_is_taken_and_each_has_its_own_names() -> None:
         check_error(ask("one", "Basic"), 401, "invalid_api_key")
 
 
+def test_an_idempotency_key_is_its_caller_s() -> None:
+    """Without API keys, an address's."""
+    scanline, app = build({"trusted_proxies": "127.0.0.1"})
+    with listening(app, lambda: scanline.ready) as url:
+
+        def ask(address: str, n: int) -> httpx.Response:
+            headers = {"X-Forwarded-For": address, "Idempotency-Key": "1"}
+            return httpx.post(f"{url}/v1/samples", json={"n": n}, headers=headers)
+
+        first, other = ask("192.0.2.1", 1), ask("192.0.2.2", 2)
+        assert (first.status_code, other.status_code) == (200, 200)
+        assert ask("192.0.2.1", 1).json()["id"] == first.json()["id"]
+        check_error(ask("192.0.2.1", 2), 422, "idempotency_key_reused")
+
+
 @pytest.mark.parametrize("keys", ["a,b", ""])
 def test_a_caller_has_no_more_images_in_flight_than_its_share(keys: str) -> None:
     decoder, go_on = FakeDecoder(GREY, 2), threading.Event()

@@ -148,6 +148,12 @@ def test_of_replies_that_nobody_reads_the_oldest_are_dropped(
         leave_unread(0, 1001)
         assert [wire.aborted for _, wire in guests] == [True, True, True, True]
         assert hall.turned_away("unread") == 4
+        guests = [hall.enter() for _ in range(1999)]
+        for who in range(1998):
+            leave_unread(who, 1)
+            guests[who][1].aborted = False
+        leave_unread(1998, 1000)
+        assert [wire.aborted for _, wire in guests[998:]] == [True] * 1000 + [False]
 
     run_skipping(ask_and_read_nothing())
 

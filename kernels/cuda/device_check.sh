@@ -88,7 +88,8 @@ if [ $? -eq 1 ]; then  # and not 124: a first import may be slow
 fi
 
 plain=()
-stage starts 45 . "$python" -m scanline.model.bench.starting || plain=(--plain)
+stage starts 45 . "$python" -m scanline.model.bench.starting
+[ $? -ne 1 ] || plain=(--plain)  # and not 124, which says nothing of graphs
 
 # Those that take the device's memory, or watch it, come alone.
 alone='stays_flat or 32_bits'

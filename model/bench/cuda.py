@@ -243,6 +243,7 @@ def run_bench(
         from scanline.model.decoders.triton import TritonDecoder
 
         opening = partial(TritonDecoder, graphs=False, overlap=False)
+        note("kernels started one by one, without graphs or overlap: slower than served")
     for checkpoint in checkpoints:
         name, model = checkpoint.name, checkpoint.model
         bench.check(model, opening)

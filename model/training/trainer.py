@@ -280,8 +280,8 @@ class Trainer:
         if self.rank > 0:
             return
         # How it is drawn outlasts its training, though it was said meanwhile.
-        defaults = known_defaults(self.weights) or self._defaults
-        facts = self.facts() | ({"defaults": defaults} if defaults else {})
+        self._defaults = known_defaults(self.weights) or self._defaults
+        facts = self.facts() | ({"defaults": self._defaults} if self._defaults else {})
         save_checkpoint(self.weights, self.average, facts)
         buffer = io.BytesIO()
         everything = {
@@ -294,6 +294,7 @@ class Trainer:
             "data": self.data,
             "held_out": self.held_out,
             "weights": self.weights.name,
+            "defaults": self._defaults,
             "model": self.model.state_dict(),
             "average": self.average.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
@@ -344,3 +345,4 @@ class Trainer:
         self.step, self.seconds = saved["step"], saved["seconds"]
         self.validation, self.origin = saved["validation"], saved.get("origin")
         self.data, self.weights = saved.get("data"), weights_file(self.folder, saved)
+        self._defaults = saved.get("defaults", {})

@@ -73,7 +73,7 @@ class Door:
             del self._behind[connection]
         while self._unsent > UNSENT_BYTES:
             longest = next(iter(self._behind))
-            self.hold(longest, 0)
+            self._unsent -= self._behind.pop(longest)
             self.turn_away("unread")
             longest.transport.abort()
 
@@ -247,8 +247,8 @@ class Connection(HttpToolsProtocol):
         """Note that the client is behind with reading."""
         super().pause_writing()
         self._unsent = self.transport.get_write_buffer_size()
-        self._door.hold(self, self._unsent)
         self._writing = self.loop.call_later(self._bounds.send_seconds, self._behind)
+        self._door.hold(self, self._unsent)
 
     def resume_writing(self) -> None:
         """Note that the client has read everything."""

@@ -52,9 +52,12 @@ _ERRORS: dict[int, dict[str, Any]] = {
     404: {"description": "There is no such model or generation."},
     406: {"description": "No media type asked for can be given."},
     413: {"description": "The body is too large."},
-    415: {"description": "The body is compressed."},
+    415: {"description": "The body is compressed, or a form that is not in UTF-8."},
     422: {"description": "The `Idempotency-Key` came before with another request."},
-    429: {"description": "The queue is full, or your share of it.", "headers": _RETRY},
+    429: {
+        "description": "The queue is full, or your share of it; or requests hold too much.",
+        "headers": _RETRY,
+    },
     500: {"description": "Drawing failed."},
     503: {"description": "The server is loading or shutting down.", "headers": _RETRY},
 }

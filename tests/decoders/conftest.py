@@ -20,8 +20,9 @@ def backend(request: pytest.FixtureRequest) -> str:
     try:
         open_decoder(LinearTransformer(tiny_config()), 1, name)
     except BackendError as error:
-        if name == "triton" and torch.cuda.is_available():
-            raise  # it is there to be tested
+        there = torch.version.cuda and torch.cuda.is_available()
+        if name == "triton" and there and torch.cuda.get_device_capability() >= (8, 0):
+            raise
         pytest.skip(f"{name}: {error}")
     callspec = getattr(request.node, "callspec", None)
     config = callspec.params.get("config") if callspec else None

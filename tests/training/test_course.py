@@ -333,6 +333,11 @@ def test_how_images_are_drawn_outlasts_training_on(tmp_path: Path) -> None:
     for _ in range(2):
         other.save()
         assert load_checkpoint(other.weights).defaults == defaults
+    other.weights.unlink()
+    other = Trainer(MODEL, CONFIG, tmp_path / "other", CPU)
+    other.resume()
+    other.save()
+    assert load_checkpoint(other.weights).defaults == defaults
 
 
 def test_a_run_says_how_many_images_it_held_out(tmp_path: Path) -> None:
