@@ -87,7 +87,7 @@ def configure(
     )
 
 
-def room_for_connections(wanted: int, upload: int = 0) -> int:
+def room_for_connections(wanted: int, upload: int) -> int:
     """Raise the limit on open files, so far as it may be, and say how many connections it allows.
 
     Where the system has no file left, nobody at all can connect, and nothing can tell them so.

@@ -201,7 +201,7 @@ def test_a_length_of_more_digits_than_python_reads_is_too_large() -> None:
 def test_a_form_is_in_utf_8(
     client: httpx.Client, path: str, charset: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Python decodes Punycode in hours, and keeps every name of an encoding that there is not."""
+    """Python decodes Punycode in minutes, and keeps every name of an encoding that there is not."""
     looked_up: list[str] = []
     lookup = codecs.lookup
 

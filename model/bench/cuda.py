@@ -240,9 +240,8 @@ def run_bench(
 
     opening: bench.Opening = partial(open_decoder, backend="triton")
     if plain:
-        from scanline.model.decoders.triton import TritonDecoder
+        from scanline.model.bench.starting import open_plain as opening
 
-        opening = partial(TritonDecoder, graphs=False, overlap=False)
         note("kernels started one by one, without graphs or overlap: slower than served")
     for checkpoint in checkpoints:
         name, model = checkpoint.name, checkpoint.model

@@ -55,7 +55,7 @@ class Door:
     ) -> None:
         self.bounds = bounds
         self.owing: dict[Connection, None] = {}  # us a whole request, the longest first
-        self._behind: dict[Connection, int] = {}  # with reading by so many bytes, the longest first
+        self.behind: dict[Connection, int] = {}  # with reading by so many bytes, the longest first
         self._unsent = 0
         self._turned_away, self._requests, self._refused = turned_away, requests, refused
         self._said = -QUIET_SECONDS
@@ -67,13 +67,13 @@ class Door:
 
     def hold(self, connection: Connection, unsent: int) -> None:
         """Note what a client has yet to read; of too much in all, the longest behind go."""
-        self._unsent += unsent - self._behind.get(connection, 0)
-        self._behind[connection] = unsent
+        self._unsent += unsent - self.behind.get(connection, 0)
+        self.behind[connection] = unsent
         if not unsent:
-            del self._behind[connection]
+            del self.behind[connection]
         while self._unsent > UNSENT_BYTES:
-            longest = next(iter(self._behind))
-            self._unsent -= self._behind.pop(longest)
+            longest = next(iter(self.behind))
+            self._unsent -= self.behind.pop(longest)
             self.turn_away("unread")
             longest.transport.abort()
 
@@ -117,7 +117,6 @@ class Connection(HttpToolsProtocol):
         self._refusal: tuple[int, str, str] | None = None
         self._reading: asyncio.TimerHandle | None = None  # when the client must have sent
         self._writing: asyncio.TimerHandle | None = None  # when it must have read
-        self._unsent = 0
 
     # --- coming and going ---------------------------------------------------------------------
 
@@ -246,9 +245,8 @@ class Connection(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """Note that the client is behind with reading."""
         super().pause_writing()
-        self._unsent = self.transport.get_write_buffer_size()
         self._writing = self.loop.call_later(self._bounds.send_seconds, self._behind)
-        self._door.hold(self, self._unsent)
+        self._door.hold(self, self.transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
         """Note that the client has read everything."""
@@ -257,11 +255,10 @@ class Connection(HttpToolsProtocol):
 
     def _behind(self) -> None:
         left = self.transport.get_write_buffer_size()
-        if left > self._unsent - SENT_BYTES:
+        if left > self._door.behind.get(self, 0) - SENT_BYTES:
             self._door.turn_away("unread")
             self.transport.abort()
         else:
-            self._unsent = left
             self._door.hold(self, left)
             self._writing = self.loop.call_later(self._bounds.send_seconds, self._behind)
 

@@ -20,9 +20,19 @@ from scanline.service.generation import FinishReason, Generation, Spec
 from scanline.service.progress import Observer
 from scanline.service.queue import Limits
 from scanline.service.server import open_engine
-from tests.service_fixtures import save_tiny, settings, until
+from tests.service_fixtures import GREY, save_tiny, settings, until
 
 SLOTS = 8
+HOLE = np.ones(GREY.pixels, np.bool_)
+HOLE[7:19] = False
+VALUES = np.random.default_rng(0).integers(0, 256, (GREY.pixels, 1), np.uint8)
+SPECS = {
+    "one": Spec(n=1, seed=3),
+    "many": Spec(n=21, seed=2**64 - 4, any_label=True, temperature=0.8, top_p=0.9),
+    "guided": Spec(n=5, seed=1, label=1, guidance=2.0),
+    "completion": Spec(n=3, seed=5, canvas=VALUES, known=np.arange(GREY.pixels) < 13),
+    "particles": Spec(n=4, seed=5, particles=3, canvas=VALUES, known=HOLE),
+}
 
 
 class Here:

@@ -14,19 +14,16 @@ from scanline.service.cluster.parts import Known, Look, News, Part, Report
 from scanline.service.cluster.replica import Replica
 from scanline.service.generation import FinishReason, Place, Spec
 from scanline.service.queue import Limits
-from tests.cluster.fixtures import SLOTS, Call, assert_as_by_one_engine, drawn, fleet_of, idle
+from tests.cluster.fixtures import (
+    SLOTS,
+    SPECS,
+    Call,
+    assert_as_by_one_engine,
+    drawn,
+    fleet_of,
+    idle,
+)
 from tests.service_fixtures import DEADLINE, GREY, save_tiny, until
-
-HOLE = np.ones(GREY.pixels, np.bool_)
-HOLE[7:19] = False
-VALUES = np.random.default_rng(0).integers(0, 256, (GREY.pixels, 1), np.uint8)
-SPECS = {
-    "one": Spec(n=1, seed=3),
-    "many": Spec(n=21, seed=2**64 - 4, any_label=True, temperature=0.8, top_p=0.9),
-    "guided": Spec(n=5, seed=1, label=1, guidance=2.0),
-    "completion": Spec(n=3, seed=5, canvas=VALUES, known=np.arange(GREY.pixels) < 13),
-    "particles": Spec(n=4, seed=5, particles=3, canvas=VALUES, known=HOLE),
-}
 
 
 @pytest.mark.parametrize("name", SPECS)

@@ -63,6 +63,18 @@ def test_each_way_of_starting_kernels_is_told_of() -> None:
     assert said["of another"][0].startswith("of another: OTHER bytes")
 
 
+@pytest.mark.parametrize(
+    ("works", "status"), [([True, True], 0), ([False, True], 1), ([True, False], 3)]
+)
+def test_it_is_told_apart_whether_a_server_s_way_works(
+    monkeypatch: pytest.MonkeyPatch, works: list[bool], status: int
+) -> None:
+    monkeypatch.setattr(starting, "try_ways", lambda network: [("a way", one) for one in works])
+    with pytest.raises(SystemExit) as stop:
+        starting.main()
+    assert stop.value.code == status
+
+
 def test_the_benchmark_trains_nothing_that_differs(monkeypatch: pytest.MonkeyPatch) -> None:
     network = network_of(SMALL)
     learn = bench_cuda._learn

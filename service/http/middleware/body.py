@@ -24,7 +24,7 @@ class BodyLimitMiddleware:
     A form, which may hold pictures, has at most ``upload`` bytes, any other body ``other()``. That
     is JSON, parsed where it keeps everyone waiting, and what takes long is less its bytes than what
     they hold: it has at most ``MAX_PARTS``. A compressed body is refused with 415, and a form in
-    another encoding than UTF-8: Python has one that takes hours, and keeps the name of any other.
+    another encoding than UTF-8: Python has one that takes minutes, and keeps the name of any other.
     What all requests under way hold is bounded, and what a caller's do to a share of that (429).
     """
 
@@ -62,14 +62,14 @@ class BodyLimitMiddleware:
             await JSONResponse(body, 413, {"Connection": "close"})(scope, receive, send)
             return
         seen = parts = 0
-        caller = scope["state"]["caller"]
+        caller, share = scope["state"]["caller"], share_bytes(max(self.upload, self.other()))
 
         async def limited() -> Message:
             nonlocal seen, parts
             message = await receive()
             body = message.get("body", b"")
             seen += len(body)
-            self._hold(caller, len(body))
+            self._hold(caller, len(body), share)
             if seen > limit:
                 close = {"Connection": "close"}
                 raise ApiError(413, too_large, code="too_large", headers=close)
@@ -88,11 +88,10 @@ class BodyLimitMiddleware:
             if not self._held[caller]:
                 del self._held[caller]
 
-    def _hold(self, caller: str, size: int) -> None:
+    def _hold(self, caller: str, size: int, share: int) -> None:
         """Count what came of a body; raises ``ApiError`` where requests under way have too much."""
         self._all += size
         self._held[caller] += size
-        share = share_bytes(max(self.upload, self.other()))
         own = self._held[caller] > share
         if size and (own or self._all > SHARES * share):
             whose = "yours" if own else "all of them"
