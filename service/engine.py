@@ -176,7 +176,8 @@ class Engine:
         most = min(max(least, self.slots // ADMIT_SHARE), most)
         heaviest = max((generation.demand for generation in self._drawing), default=0)
         free = len(self._free) - self._spare
-        taken = self.queue.take(free, most, self._spare, heaviest // LIGHT)
+        known = self._steps.turns.absorbable
+        taken = self.queue.take(free, most, self._spare, heaviest // LIGHT, known)
         if not taken:
             return
         needed = sum(one.generation.spec.slots for one in taken)
@@ -222,7 +223,10 @@ class Engine:
             inputs.label[row], inputs.guidance[row] = image.label, spec.guidance
             if run.twins:
                 inputs.twin[row] = run.twins[0]
-        self.decoder.begin([run.slots[0] for run in runs], inputs)
+        some = self._light()
+        self._steps.begin(
+            [run.slots[0] for run in runs], inputs, [run.generation in some for run in runs]
+        )
         for run in runs:
             if run.particles is not None:
                 run.particles.begin(self.decoder)
@@ -235,8 +239,7 @@ class Engine:
         if not self._running:
             self._steps.forget()
             return 0
-        heaviest = max(generation.demand for generation in self._drawing)
-        some = {generation for generation in self._drawing if generation.size * LIGHT <= heaviest}
+        some = self._light()
         light = self._steps.turns.light_next(len(some), len(self._drawing) - len(some))
         config, positions = self.decoder.config, self.decoder.ahead
         # Thousands of images may run, and a device waits for this: no work on each of them.
@@ -266,6 +269,11 @@ class Engine:
         self._steps.launch([(alone, n), (particles, min(n, room))], light=light)
         # Few images are shown as soon as may be, and particles are weighed at rest.
         return 0 if crowd or few else self.decoder.flights - 1
+
+    def _light(self) -> set[Generation]:
+        """Give the generations that want few slots beside the heaviest of those that are drawn."""
+        heaviest = max(generation.demand for generation in self._drawing)
+        return {generation for generation in self._drawing if generation.size * LIGHT <= heaviest}
 
     def _weigh(self) -> None:
         """Weigh the particles of every image that has come to a place for it."""

@@ -78,6 +78,11 @@ class Spec:
             return 0
         return int(self.known.size if self.known.all() else self.known.argmin())
 
+    @property
+    def absorbed(self) -> int:
+        """Count the pixels that are absorbed where one of its images begins, its twin's too."""
+        return self.prefix * (2 if self.guided else 1)
+
 
 class Place(NamedTuple):
     """Where an image is drawn: its pixels, ``[T, C]``, and its position, ``[1]``.

@@ -274,29 +274,32 @@ class Queue:
             self._leaving.difference_update(leavers)
         return leavers
 
-    def take(self, free: int, most: int, spare: int = 0, light: int = 0) -> list[Taken]:
+    def take(
+        self, free: int, most: int, spare: int = 0, light: int = 0, known: float = math.inf
+    ) -> list[Taken]:
         """Take waiting images for the ``free`` slots, in their order.
 
-        Together they need no more than ``most``, unless one alone does. One that needs more than
-        are free waits for them, and the others behind it: else those that need few would always be
-        first. But ``spare`` slots are there for those whose generation wants at most ``light``.
+        Together they need no more than ``most`` and absorb no more than ``known`` pixels, unless
+        one alone does. One that needs more than are free waits for them, and the others behind it:
+        else those that need few would always be first. But ``spare`` slots are there for those
+        whose generation wants at most ``light``.
         """
         taken: list[Taken] = []
         with self._changed:
             while self._order:
                 generation = self._order.first()
-                slots = generation.spec.slots
-                if slots > free or (taken and slots > most):
+                slots, absorbed = generation.spec.slots, generation.spec.absorbed
+                if slots > free or (taken and (slots > most or absorbed > known)):
                     break
-                free, most = free - slots, most - slots
+                free, most, known = free - slots, most - slots, max(known - absorbed, 0)
                 taken.append(self._take(generation, spare=False))
             for generation in tuple(self._order) if spare and light else ():
-                slots = generation.spec.slots
+                slots, absorbed = generation.spec.slots, generation.spec.absorbed
                 if generation.size > light or slots > spare:
                     continue
-                if taken and slots > most:
+                if taken and (slots > most or absorbed > known):
                     break
-                spare, most = spare - slots, most - slots
+                spare, most, known = spare - slots, most - slots, max(known - absorbed, 0)
                 taken.append(self._take(generation, spare=True))
             self.waiting -= len(taken)
         return taken

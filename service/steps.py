@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scanline.model.decoders.contract import NO_SLOT, Decoder
+from scanline.model.decoders.contract import NO_SLOT, Decoder, Inputs
 from scanline.service.generation import Clock
 from scanline.service.progress import Observer
 from scanline.service.queue import Queue
@@ -50,6 +50,15 @@ class Steps:
     def in_flight(self) -> int:
         """Count the steps that have not landed."""
         return len(self._flying)
+
+    def begin(self, slots: Sequence[int], inputs: Inputs, light: Sequence[bool]) -> None:
+        """Begin images, each of a ``light`` generation or not: absorbing counts as its time."""
+        began = self._clock()
+        self._decoder.begin(slots, inputs)
+        took = self._clock() - began
+        absorbed = inputs.prefixes * np.where(inputs.twin == NO_SLOT, 1, 2)
+        if pixels := int(absorbed.sum()):
+            self.turns.absorbed(pixels, int(absorbed[np.array(light)].sum()), took)
 
     def launch(self, calls: Sequence[tuple[NDArray[np.int32], int]], *, light: bool) -> None:
         """Launch a step: of each call some slots, and up to how many pixels of each."""

@@ -36,6 +36,7 @@ class Turns:
 
     def __init__(self) -> None:
         self.paces = {True: Pace(), False: Pace()}  # of the light ones, and of the heavy ones
+        self._absorbs = 0.0  # known pixels a second; unknown before the first image, taken alone
         self._had = {True: 0.0, False: 0.0}  # seconds, those of many generations counting less
         self._shared = False
         self._share = 1.0  # of the light ones, the heavy ones' being 1
@@ -56,3 +57,18 @@ class Turns:
     def took(self, light: bool, seconds: float) -> None:
         """Count the time of a group's step."""
         self._had[light] += seconds / self._share if light else seconds
+
+    @property
+    def absorbable(self) -> float:
+        """Count the known pixels that new images may absorb between two steps.
+
+        So many as hold up those who draw no longer than the longest step, or a usual one where
+        there are light ones, whose time it is not.
+        """
+        return self._absorbs * (STEP_SECONDS if self._shared else LONGEST_SECONDS)
+
+    def absorbed(self, pixels: int, of_light: int, seconds: float) -> None:
+        """Count the time of absorbing so many known pixels, and learn from it."""
+        self._absorbs = pixels / max(seconds, 1e-7)
+        self.took(True, seconds * of_light / pixels)
+        self.took(False, seconds * (pixels - of_light) / pixels)

@@ -74,6 +74,12 @@ def _picture(side: int, kind: str = "PNG", mode: str = "L", **options: object) -
     return buffer.getvalue()
 
 
+def _all_but_a_row() -> bytes:
+    """Give a form of 64 images that are there but for their last row, each with a twin."""
+    fields = {"n": 64, "known_rows": 27, "label": 1, "guidance": 2}
+    return _form("/v1/completions", [_picture(28)], **fields)
+
+
 def _plain_ppm(side: int) -> bytes:
     return b"P3\n%d %d\n255\n" % (side, side) + b"0 0 0\n" * side**2
 
@@ -169,6 +175,7 @@ ATTACKS: dict[str, Callable[[], Attack]] = {
     "64 images of 2044² pixels": lambda: Attack(_enlarged(64, 2044)),
     "4 images of 2044² pixels": lambda: Attack(_enlarged(4, 2044)),
     "256 images of 280² pixels": lambda: Attack(_enlarged(256, 280)),
+    "64 images but for their last row": lambda: Attack(_all_but_a_row(), patience=60),
     "half a head": lambda: Attack(b"GET / HTTP/1.1\r\nHost", patience=60),
     "half a body": lambda: Attack(_json("/v1/samples", b"{" * 100)[:-1], patience=60),
     "streams of 64 images, unread": lambda: Attack(_stream(64), patience=0),

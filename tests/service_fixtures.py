@@ -82,7 +82,7 @@ class FakeDecoder(Decoder):
     def _start(self, slots: NDArray[np.int32], lengths: NDArray[np.int32]) -> None:
         self.state[slots] = 0
         for slot, length in zip(slots.tolist(), lengths.tolist(), strict=True):
-            for _ in range(length):
+            for _ in range(length if self.absorbs else 0):
                 self._pixel(slot)
 
     def _copy(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
@@ -117,11 +117,13 @@ class FakeDecoder(Decoder):
 class LateDecoder(FakeDecoder):
     """The same on a pretended device: what a launch draws is seen once it has landed."""
 
+    absorbs = False
     flights = 2
 
     def __init__(self, config: ModelConfig, max_slots: int) -> None:
         super().__init__(config, max_slots)
         self.device = FakeDecoder(config, max_slots)
+        self.device.absorbs = False
         self.launched: list[tuple[list[int], list[Shown]]] = []  # the slots in flight
 
     @property

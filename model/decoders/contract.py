@@ -109,6 +109,7 @@ class Decoder(ABC):
     backend: str
     precision: str = "float32"  # what products are computed in
     memory: int = 0  # bytes of the host's that its slots come to take once they are used
+    absorbs: bool = True  # whether images begin behind their leading known pixels
     flights: int = 1  # how many launches are to be in flight, so that a device never waits
 
     def __init__(self, config: ModelConfig, max_slots: int) -> None:
@@ -149,9 +150,10 @@ class Decoder(ABC):
     def begin(self, slots: Slots, inputs: Inputs) -> None:
         """Put images before their first pixel, one row a slot, and absorb their leading known ones.
 
-        An image begins at the first pixel that is not known; those before it take one parallel
-        pass, or on a device a step each, for all these images together. Raises ``ValueError`` on
-        slots that are not there or come twice, twins among them, and on inputs that make no sense.
+        A backend that ``absorbs`` begins an image at its first unknown pixel; those before it take
+        one parallel pass. On a device an image begins at its first pixel, and steps pass over what
+        is known. Raises ``ValueError`` on slots that are not there or come twice, twins among them,
+        and on inputs that make no sense.
         """
         rows = np.asarray(slots, np.int32)
         there = rows != NO_SLOT
@@ -172,7 +174,10 @@ class Decoder(ABC):
 
     @abstractmethod
     def _start(self, slots: NDArray[np.int32], lengths: NDArray[np.int32]) -> None:
-        """Zero the state of these slots, whose inputs are there, and absorb their first pixels."""
+        """Zero the state of these slots, whose inputs are there.
+
+        Where the backend ``absorbs``, absorb their first pixels, so many.
+        """
 
     def fork(self, sources: Slots, targets: Slots, twins: Slots | None = None) -> None:
         """Copy images, each with all that it is, to other slots: both go on with the same bytes.

@@ -88,6 +88,7 @@ class TritonDecoder(Decoder):
     """
 
     backend = "triton"
+    absorbs = False  # a step of few images takes as long as one of many: they go along with those
     flights = 2
 
     def __init__(
@@ -160,10 +161,7 @@ class TritonDecoder(Decoder):
         return f"{self.backend} {triton.__version__} {self.device.kind} {self.precision}"
 
     def _start(self, slots: NDArray[np.int32], lengths: NDArray[np.int32]) -> None:
-        """Absorb known pixels by stepping through them, all slots together.
-
-        So a prefilled state is a stepped one to the last bit, and 64 images cost no more than one.
-        """
+        """Zero the slots' state and send their inputs, behind what is in flight."""
         self._ahead[slots] = 0
         self._ages[slots] += 1
         with self.device.working():
@@ -172,14 +170,6 @@ class TritonDecoder(Decoder):
             self.buffers["kv"].index_fill_(1, index, 0)
             self.buffers["z"].index_fill_(1, index, 0)
             self._upload(slots)
-        images = ~np.isin(slots, self.inputs.twin[slots])
-        slots, lengths = slots[images], lengths[images]
-        done = 0
-        for length in np.unique(
-            lengths[lengths > 0]
-        ).tolist():  # a step would land what is in flight
-            self.step(slots[lengths >= length], length - done)
-            done = length
 
     def _copy(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
         self._ahead[targets] = self._ahead[sources]

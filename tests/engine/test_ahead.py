@@ -63,6 +63,28 @@ def test_images_come_and_go_between_steps_in_flight() -> None:
     assert max(seen) == LateDecoder.flights
 
 
+def test_known_pixels_are_passed_over_beside_those_who_draw() -> None:
+    """On a device few images cost what many do: so they have no steps of their own for it."""
+    decoder = LateDecoder(GREY, MANY)
+    gate = Gate(decoder)
+    with running(decoder, clock=Clock()) as engine:
+        drawing = engine.queue.submit(Spec(n=1, seed=0))
+        gate.wait()
+        known = np.arange(GREY.pixels) < 17
+        other = engine.queue.submit(completion(GREY, 1, known))
+        gate.turn(2)
+        assert other.status is Status.RUNNING
+        assert other.images[0].position < 17
+        assert other.drawn == 0
+        assert other.first_pixel is None
+        gate.open()
+        for generation in (drawing, other):
+            with engine.queue.reading(generation):
+                assert_right(generation)
+        assert other.first_pixel is not None
+    assert {len(slots) for slots, _ in decoder.steps} == {1, 2}
+
+
 def test_an_image_that_leaves_has_its_steps_in_flight_forgotten() -> None:
     decoder = LateDecoder(GREY, MANY)
     gate, ticks = Gate(decoder), itertools.count()

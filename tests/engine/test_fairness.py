@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import threading
 
 import numpy as np
 import pytest
 
 from scanline.service.generation import Generation, Spec, Status
-from scanline.service.turns import STEP_SECONDS
+from scanline.service.queue import Limits, Queue
+from scanline.service.turns import LONGEST_SECONDS, STEP_SECONDS
 from tests.clocks import Clock
 from tests.engine.fixtures import (
     Gate,
@@ -117,6 +119,48 @@ def test_a_crowd_is_let_in_a_part_at_a_time_with_a_step_between(
     for part in range(len(admitted)):
         expected += [("load", admitted[part]), ("step", sum(admitted[: part + 1]))]
     assert seen[: len(expected)] == expected
+
+
+@pytest.mark.parametrize(("slots_each", "at_once"), [(1, 3), (2, 1)], ids=["plain", "guided"])
+def test_known_pixels_are_absorbed_a_few_images_at_a_time_with_a_step_between(
+    slots_each: int, at_once: int
+) -> None:
+    """To absorb one image's takes a third of the longest step, and its twin's as long again."""
+    decoder, clock = FakeDecoder(GREY, 64), Clock()
+    loads: list[int] = []
+    steps_before: list[int] = []
+
+    def load(slots: list[int]) -> None:
+        loads.append(len(slots))
+        steps_before.append(len(decoder.steps))
+        clock.now += len(slots) * slots_each * LONGEST_SECONDS / 3
+
+    decoder.before_load = load
+    known = np.arange(GREY.pixels) < 20
+    spec = completion(GREY, 0, known, n=10)
+    if slots_each == 2:
+        spec = dataclasses.replace(spec, label=1, guidance=2.0)
+    with opened(decoder, clock=clock) as engine:
+        generation = engine.queue.submit(spec)
+        engine.start()
+        with engine.queue.reading(generation):
+            finished(generation)
+            assert generation.error is None
+    assert loads[0] == 1  # which teaches how long it takes
+    assert set(loads[1:-1]) == {at_once}
+    assert sum(loads) == 10
+    assert all(later > earlier for earlier, later in itertools.pairwise(steps_before))
+
+
+def test_an_image_of_nothing_known_is_taken_though_no_more_is_absorbed() -> None:
+    queue = Queue("it", GREY, Limits(), Clock())
+    known = np.arange(GREY.pixels) < 20
+    for seed in range(4):
+        spec = Spec(n=1, seed=seed) if seed % 2 else completion(GREY, seed, known)
+        queue.submit(spec, caller=str(seed))
+    taken = queue.take(64, 64, known=19)
+    assert [one.image.seed for one in taken] == [0, 1]  # those behind keep their places
+    assert [one.image.seed for one in queue.take(64, 64, known=20)] == [2, 3]
 
 
 def test_an_image_of_more_slots_than_are_given_at_once_is_let_in_alone() -> None:

@@ -105,7 +105,7 @@ def test_large_requests_leave_room_for_small_ones() -> None:
 @pytest.mark.parametrize(
     ("fields", "seconds"),
     [
-        ({"n": 12}, {1: 2, 2: 2, 3: 5, 9: 14, 10: 14}),
+        ({"n": 12}, {1: 2, 2: 3, 3: 5, 9: 14, 10: 15}),
         ({"n": 11, "label": 1, "guidance": 2.0}, {1: 2, 2: 5, 9: 26}),
     ],
     ids=["two at a time", "guided, one at a time"],
@@ -120,9 +120,10 @@ def test_the_time_to_come_back_is_until_there_is_room_for_what_is_asked(
     with running(decoder, clock=Clock(), max_waiting=12) as engine:
         generation = engine.queue.submit(spec)
         gate.wait()
-        gate.turn()  # of one pixel
+        gate.turn()  # of one pixel; then the second image has absorbed what is known of it
         assert generation.images[0].position == 10
-        # So that what runs takes two more seconds, and an image three in all.
+        # So that what runs takes two more seconds, a little more in its second slot, and an image
+        # three in all.
         engine.queue.rate = 2 * 30 / 3
         assert engine.queue.waiting == 10
         said = {}

@@ -58,11 +58,12 @@ def test_the_first_pixel_is_told_once_it_is_there_and_known_ones_do_not_count(
     decoder, seen = decoders(GREY, 2), list[list[int]]()
     with opened(decoder, Watching(), Clock()) as engine:
         known = np.arange(GREY.pixels) < 8
-        generation = engine.queue.submit(completion(GREY, 1, known, n=2))
+        generation = engine.queue.submit(completion(GREY, 1, known))
         engine.start()
         with engine.queue.reading(generation):
             assert_right(generation)
-    assert seen == [[9, 9]]
+    # Where steps pass over what is known: of one pixel, and then of a row.
+    assert seen == [[9 if decoder.absorbs else 1 + 2 * GREY.width]]
 
 
 @pytest.mark.parametrize(

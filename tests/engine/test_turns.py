@@ -12,13 +12,14 @@ from scanline.model.decoders.opening import open_decoder
 from scanline.service.engine import Engine
 from scanline.service.generation import FinishReason, Generation, Spec, Status
 from scanline.service.queue import Limits, Queue
-from scanline.service.turns import STEP_SECONDS, Turns
+from scanline.service.turns import LONGEST_SECONDS, STEP_SECONDS, Turns
 from tests.clocks import Clock
 from tests.conftest import random_network
 from tests.engine.fixtures import (
     BOTH,
     Gate,
     assert_right,
+    completion,
     drawn,
     finished,
     opened,
@@ -86,6 +87,45 @@ def test_a_small_request_has_half_the_time_whatever_runs_beside_it() -> None:
     assert set(of_large) == {64}
     step = 64 / 1024  # and about as long in all as the others had, to within one of their steps
     assert abs(together - alone) <= step + STEP_SECONDS
+
+
+def test_what_a_large_one_knows_is_absorbed_in_its_own_time() -> None:
+    """Its images are there but for their last pixels, and so more of them are always to come."""
+    decoder, clock = FakeDecoder(LARGE, 66), Clock()
+    known = np.arange(LARGE.pixels) < LARGE.pixels - 4
+    seconds = {True: 0.0, False: 0.0}  # of the large one, and of the small one
+    small: list[Generation] = []
+
+    def count(slots: list[int], each: float) -> None:
+        large = [slot for slot in slots if slot != small_slot(small)]
+        clock.now += each * len(slots)
+        if small and not small[0].finished:
+            seconds[slots == large] += each * len(slots)
+
+    def load(slots: list[int]) -> None:
+        count([slot for slot in slots if slot != small_slot(small)], 0.01)  # it knows nothing
+
+    def draw(slots: list[int]) -> None:
+        if len(decoder.steps) == 20:
+            small.append(engine.queue.submit(Spec(n=1, seed=1000)))
+        count(slots, decoder.steps[-1][1] / 1024)
+
+    decoder.before_load, decoder.before_step = load, draw
+    with opened(decoder, clock=clock, spare=2) as engine:
+        large = engine.queue.submit(completion(LARGE, 0, known, n=1000))
+        with engine.queue.reading(large):
+            engine.start()
+            until(lambda: small)
+            with engine.queue.reading(small[0]):
+                assert_right(small[0])
+            engine.queue.cancel(large)
+            finished(large)
+    assert seconds[False] == pytest.approx(alone := LARGE.pixels / 1024)
+    assert seconds[True] <= alone + 3 * LONGEST_SECONDS
+
+
+def small_slot(small: list[Generation]) -> int:
+    return small[0].images[0].slot if small and small[0].status is Status.RUNNING else -1
 
 
 def test_the_light_ones_have_more_time_the_more_they_are() -> None:
