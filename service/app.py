@@ -121,9 +121,17 @@ def create_app(scanline: Scanline, open_models: Callable[[], None]) -> FastAPI:
 
 
 def _add_operations(app: FastAPI, scanline: Scanline) -> None:
-    @app.get("/livez", tags=["operations"], response_class=PlainTextResponse)
+    @app.get(
+        "/livez",
+        tags=["operations"],
+        response_class=PlainTextResponse,
+        responses={503: {"description": "To be started again.", "model": ErrorReply}},
+    )
     async def livez() -> str:
-        """Say that the process answers."""
+        """Say that the process answers, and that what draws does not hang."""
+        for name, served in scanline.models.items():
+            if served.engine.stuck:
+                raise not_ready(f"what draws {name} hangs: start the server again")
         return "ok\n"
 
     @app.get(

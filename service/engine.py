@@ -6,12 +6,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 
 from scanline.model.decoders.contract import FEW_SLOTS, Decoder, Inputs
-from scanline.model.particles import Particles
 from scanline.service.generation import (
     Clock,
     FinishReason,
@@ -22,25 +20,17 @@ from scanline.service.generation import (
     Weighed,
 )
 from scanline.service.progress import Observer, Progress
-from scanline.service.queue import Limits, Queue, Taken
+from scanline.service.queue import Limits, Queue
+from scanline.service.runs import Run, Runs
 from scanline.service.steps import Steps
-from scanline.service.turns import LIGHT
 
 log = logging.getLogger("scanline.engine")
 
 ADMIT_AT_ONCE = 64, 320  # images taken in between two steps, so that a crowd stalls nobody:
 ADMIT_SHARE = 8  # one slot in so many, within these bounds
-
-
-class _Run(NamedTuple):
-    """An image that runs: its slots, the first of which is its name here, and their twins."""
-
-    generation: Generation
-    image: Image
-    slots: list[int]
-    twins: list[int]
-    particles: Particles | None
-    spare: bool
+HUNG_SECONDS = 5.0  # beyond its time, after which nobody waits for a thread to end
+FAILURES = 8  # in a row, after which the decoder is tried by itself
+STUCK_SECONDS = 60.0  # after which a step will not end any more
 
 
 class Engine:
@@ -62,12 +52,7 @@ class Engine:
         self.slots = decoder.max_slots - spare  # that anyone may have
         self.queue = Queue(name, decoder.config, limits, clock)
         self._progress = Progress(self.queue, observer, clock)
-        self._free = list(range(decoder.max_slots - 1, -1, -1))
-        self._spare = spare  # of them, how many are for the light alone
-        self._running: dict[int, _Run] = {}
-        self._owners = np.empty(decoder.max_slots, object)  # whose image has that name, if it runs
-        self._crowds = 0  # images that run with several particles
-        self._drawing: dict[Generation, int] = {}  # how many of its images run
+        self._runs = Runs(decoder.config, decoder.max_slots, spare)
         self._published = np.zeros(decoder.max_slots, np.int32)  # positions, for readers
         self._places = [
             Place(canvas, self._published[slot : slot + 1])
@@ -75,6 +60,8 @@ class Engine:
         ]
         self._steps = Steps(decoder, self.queue, observer, clock)
         self.broken = False  # nothing will be drawn any more until the process is started again
+        self._failures = 0  # of the decoder, since it last drew
+        self._began: float | None = None  # when the loop did, if it has work
         self._thread = threading.Thread(target=self._run, name=f"engine-{name}", daemon=True)
 
     def start(self) -> None:
@@ -85,7 +72,11 @@ class Engine:
         """Close the queue, which says how, and wait for the thread to end; from another thread."""
         self.queue.close(drain)
         if self._thread.ident is not None:
-            self._thread.join()
+            self._thread.join(drain + HUNG_SECONDS)
+            if self._thread.is_alive():
+                log.critical(
+                    "%s does not end: a step of the %s backend hangs", self.name, self.backend
+                )
 
     @property
     def backend(self) -> str:
@@ -115,40 +106,82 @@ class Engine:
     @property
     def slots_in_use(self) -> int:
         """Count the slots that images hold."""
-        return self.decoder.max_slots - len(self._free)
+        return self.decoder.max_slots - len(self._runs.free)
 
     @property
     def running(self) -> int:
         """Count the images running."""
-        return len(self._running)
+        return len(self._runs)
 
     @property
     def alive(self) -> bool:
         """Whether the thread runs and takes work."""
-        return self._thread.is_alive() and not self.queue.closed
+        return self._thread.is_alive() and not self.queue.closed and not self.stuck
+
+    @property
+    def stuck(self) -> bool:
+        """Whether it has been at one step for so long that this will hardly end."""
+        began = self._began
+        return began is not None and time.monotonic() - began > STUCK_SECONDS
 
     def _run(self) -> None:
-        while self.queue.wait():
-            self._drop_leavers()
-            try:
-                # On a device steps run while the host publishes and admits.
-                leave = self._launch()
-                self._publish()
-                self._admit()
-                self._steps.land(leave)
-                self._weigh()
-            except Exception:
-                # The decoder's state is in doubt for every image it held, and for no other.
-                log.exception("a step failed; ending the generations it touched")
-                self._steps.forget()
-                self._fail({run.generation for run in self._running.values()})
-                self._give_up_if_broken()
+        try:
+            while self.queue.wait():
+                self._began = time.monotonic()
+                self._turn()
+                self._began = None
+        except Exception:
+            log.critical("the engine of %s met a bug", self.name, exc_info=True)
+            self._give_up()
+
+    def _turn(self) -> None:
+        self._drop_leavers()
+        try:
+            # On a device steps run while the host publishes and admits.
+            leave = self._launch()
+            self._publish()
+            self._admit()
+            self._steps.land(leave)
+            self._weigh()
+        except Exception:
+            # The decoder's state is in doubt for every image it held, and for no other.
+            log.exception("a step failed; ending the generations it touched")
+            self._steps.forget()
+            self._fail(set(self._runs.of))
+            self._give_up_if_broken()
 
     def _give_up_if_broken(self) -> None:
+        self._failures += 1
         self.broken = self.broken or self.decoder.broken
+        if self._failures >= FAILURES and not self.broken:
+            self.broken = not self._draws()
         if self.broken:
-            log.critical("the %s backend has lost its device and can draw no more", self.backend)
+            log.critical("the %s backend can draw no more", self.backend)
             self.queue.close(0.0)
+
+    def _draws(self) -> bool:
+        """Whether a plain image can be drawn: or else it is not what was asked for that fails."""
+        slot = self._runs.free[-1:]
+        try:
+            self.decoder.begin(slot, Inputs.blank(self.config, 1))
+            self.decoder.step(slot, 1)
+        except Exception:
+            log.exception("a plain image fails too")
+            return False
+        self._failures = 0
+        return True
+
+    def _give_up(self) -> None:
+        """Take no more work, and answer all that there is."""
+        self.broken, self._began = True, None
+        self.queue.close(0.0)
+        self.queue.goes_on()
+        for generation in self.queue.leavers():
+            try:
+                self._end(generation, FinishReason.ERROR)
+            except Exception:
+                log.exception("a generation cannot be ended as it should")
+                self.queue.finish(generation)
 
     def _drop_leavers(self) -> None:
         for generation in self.queue.leavers():
@@ -163,7 +196,7 @@ class Engine:
     def _end(self, generation: Generation, reason: FinishReason) -> None:
         """Finish every image of a generation that is not finished yet."""
         self.queue.withdraw(generation)
-        for name in [name for name, run in self._running.items() if run.generation is generation]:
+        for name in tuple(self._runs.of.get(generation, ())):
             self._release(name, reason)
         for image in generation.images:
             if image.status is Status.WAITING:
@@ -174,44 +207,26 @@ class Engine:
         """Give free slots to waiting images, callers in turn."""
         least, most = ADMIT_AT_ONCE
         most = min(max(least, self.slots // ADMIT_SHARE), most)
-        heaviest = max((generation.demand for generation in self._drawing), default=0)
-        free = len(self._free) - self._spare
-        known = self._steps.turns.absorbable
-        taken = self.queue.take(free, most, self._spare, heaviest // LIGHT, known)
+        runs = self._runs
+        free, known = len(runs.free) - runs.spare, self._steps.turns.absorbable
+        taken = self.queue.take(free, most, runs.spare, runs.heaviest, known)
         if not taken:
             return
         needed = sum(one.generation.spec.slots for one in taken)
-        self._published[self._free[-needed:]] = 0  # before a reader is shown them
-        runs = [self._run_image(one) for one in taken]
+        self._published[runs.free[-needed:]] = 0  # before a reader is shown them
+        begun = [runs.add(one) for one in taken]
+        for run in begun:
+            run.image.run(run.slots[0], self._places[run.slots[0]])
         for generation in dict.fromkeys(one.generation for one in taken):
             self._progress.begin(generation)
         try:
-            self._load(runs)
+            self._load(begun)
         except Exception:
             log.exception("loading images failed; ending their generations")
             self._fail({one.generation for one in taken})
             self._give_up_if_broken()
 
-    def _run_image(self, taken: Taken) -> _Run:
-        """Give an image its slots."""
-        generation, image, spare = taken
-        spec, config = generation.spec, self.decoder.config
-        slots = [self._free.pop() for _ in range(spec.particles)]
-        twins = [self._free.pop() for _ in slots] if spec.guided else []
-        particles = None
-        if spec.particles > 1:
-            known = np.zeros(config.pixels, np.bool_) if spec.known is None else spec.known
-            particles = Particles(config, image.seed, known, slots, twins or None)
-        run = _Run(generation, image, slots, twins, particles, spare)
-        self._spare -= spec.slots if spare else 0
-        self._running[slots[0]] = run
-        self._owners[slots[0]] = generation
-        self._crowds += particles is not None
-        self._drawing[generation] = self._drawing.get(generation, 0) + 1
-        image.run(slots[0], self._places[slots[0]])
-        return run
-
-    def _load(self, runs: list[_Run]) -> None:
+    def _load(self, runs: list[Run]) -> None:
         config = self.decoder.config
         inputs = Inputs.blank(config, len(runs))
         inputs.seed[:] = [run.image.seed for run in runs]
@@ -223,7 +238,7 @@ class Engine:
             inputs.label[row], inputs.guidance[row] = image.label, spec.guidance
             if run.twins:
                 inputs.twin[row] = run.twins[0]
-        some = self._light()
+        some = self._runs.light
         self._steps.begin(
             [run.slots[0] for run in runs], inputs, [run.generation in some for run in runs]
         )
@@ -236,20 +251,23 @@ class Engine:
 
         The others' images stay where they are meanwhile. Gives how many steps need not land yet.
         """
-        if not self._running:
+        if not self._runs:
             self._steps.forget()
             return 0
-        some = self._light()
-        light = self._steps.turns.light_next(len(some), len(self._drawing) - len(some))
+        some = self._runs.light
+        callers, others = (
+            {one.caller for one in each} for each in (some, self._runs.of.keys() - some)
+        )
+        light = self._steps.turns.light_next(len(callers), len(others))
         config, positions = self.decoder.config, self.decoder.ahead
         # Thousands of images may run, and a device waits for this: no work on each of them.
-        alone, crowd = np.fromiter(self._running, np.int32, len(self._running)), []
-        if 0 < len(some) < len(self._drawing):
-            alone = alone[[(owner in some) is light for owner in self._owners[alone].tolist()]]
+        alone, crowd = np.fromiter(self._runs.by_name, np.int32, len(self._runs)), []
+        if 0 < len(some) < len(self._runs.of):
+            alone = alone[[(owner in some) is light for owner in self._runs.owners[alone].tolist()]]
         alone = alone[positions[alone] < config.pixels]  # others are complete where they will land
         room = config.pixels
-        if self._crowds:
-            runs = [self._running[name] for name in alone.tolist()]
+        if self._runs.crowds:
+            runs = [self._runs.by_name[name] for name in alone.tolist()]
             alone = np.array([run.slots[0] for run in runs if run.particles is None], np.int32)
             for run in runs:
                 if run.particles is not None:
@@ -270,14 +288,9 @@ class Engine:
         # Few images are shown as soon as may be, and particles are weighed at rest.
         return 0 if crowd or few else self.decoder.flights - 1
 
-    def _light(self) -> set[Generation]:
-        """Give the generations that want few slots beside the heaviest of those that are drawn."""
-        heaviest = max(generation.demand for generation in self._drawing)
-        return {generation for generation in self._drawing if generation.size * LIGHT <= heaviest}
-
     def _weigh(self) -> None:
         """Weigh the particles of every image that has come to a place for it."""
-        for run in self._running.values() if self._crowds else ():
+        for run in self._runs.by_name.values() if self._runs.crowds else ():
             if run.particles is not None:
                 run.particles.weigh(self.decoder, self._shower(run.image))
 
@@ -287,10 +300,11 @@ class Engine:
 
     def _publish(self) -> None:
         """Move positions forward, finish what is complete, and wake the readers of what moved."""
-        slots = np.fromiter(self._running, np.int32, len(self._running))
+        slots = np.fromiter(self._runs.by_name, np.int32, len(self._runs))
         moved = slots[self._published[slots] != self.decoder.positions[slots]]
+        self._failures = 0 if len(moved) else self._failures
         np.copyto(self._published, self.decoder.positions)
-        news: dict[Generation, None] = dict.fromkeys(self._owners[moved].tolist())
+        news: dict[Generation, None] = dict.fromkeys(self._runs.owners[moved].tolist())
         for slot in slots[self._published[slots] == self.decoder.config.pixels].tolist():
             self._release(slot, FinishReason.LENGTH)
         for generation in news:
@@ -298,9 +312,7 @@ class Engine:
 
     def _release(self, name: int, reason: FinishReason) -> None:
         """Finish an image that runs, and take its slots back."""
-        run = self._running.pop(name)
-        self._owners[name] = None
-        self._crowds -= run.particles is not None
+        run = self._runs.remove(name)
         slot, bits = name, None
         if reason is FinishReason.LENGTH:
             if run.particles is not None:
@@ -309,8 +321,3 @@ class Engine:
                 slot = int(run.particles.slots[run.particles.shown])
             bits = float(self.decoder.bits[slot].sum(dtype=np.float64))
         self._progress.finish_image(run.generation, run.image, reason, bits)
-        self._free += reversed(run.slots + run.twins)
-        self._spare += run.generation.spec.slots if run.spare else 0
-        self._drawing[run.generation] -= 1
-        if not self._drawing[run.generation]:
-            del self._drawing[run.generation]

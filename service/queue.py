@@ -8,15 +8,19 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
 from scanline.model.config import ModelConfig
 from scanline.service.generation import Clock, Generation, Image, Spec
 from scanline.service.order import Order
 from scanline.service.outlook import Outlook
+from scanline.service.turns import LIGHT
 
-RESERVED = 16  # one place in so many is for small requests alone, half of these for new callers;
-SMALL = 256  # they ask for at most one image for so many places
+OWN = 8  # one place in so many is not for callers who wait already,
+RESERVED = 32  # and one in so many for small requests alone,
+SMALL = 256  # of at most one image for so many places
+LOOKED_AT = 256  # generations that wait, when spare slots are given
 RATE_SECONDS = 0.3  # of drawing, by which the rate follows
 CLOSED = "the server is shutting down; send the request to another one"
 FIRST_READER_SECONDS = 5.0  # a generation that nobody has come to read by then is cancelled
@@ -200,11 +204,11 @@ class Queue:
         if self.closed:
             raise ClosedError(CLOSED)
         most = self.limits.max_waiting
-        if self.waiting:  # or large requests, or one caller's, would shut others out
-            reserved = most // RESERVED
-            if n <= max(1, most // SMALL):
-                reserved = reserved // 2 if self._order.waits(caller) else 0
-            most -= reserved
+        if self.waiting:  # or one caller's, or large requests, would shut others out
+            if self._order.waits(caller):
+                most -= most // OWN
+            elif n > max(1, most // SMALL):
+                most -= most // RESERVED
         if self.waiting + n > most:
             seconds = self._seconds_until_taken(self.waiting + n - most)
             raise QueueFullError(retry_after=math.ceil(min(max(seconds, 1.0), 120.0)))
@@ -275,14 +279,14 @@ class Queue:
         return leavers
 
     def take(
-        self, free: int, most: int, spare: int = 0, light: int = 0, known: float = math.inf
+        self, free: int, most: int, spare: int = 0, heaviest: int = 0, known: float = math.inf
     ) -> list[Taken]:
         """Take waiting images for the ``free`` slots, in their order.
 
         Together they need no more than ``most`` and absorb no more than ``known`` pixels, unless
         one alone does. One that needs more than are free waits for them, and the others behind it:
         else those that need few would always be first. But ``spare`` slots are there for those
-        whose generation wants at most ``light``.
+        whose generation is light beside the ``heaviest`` that is drawn, or beside the next.
         """
         taken: list[Taken] = []
         with self._changed:
@@ -293,9 +297,11 @@ class Queue:
                     break
                 free, most, known = free - slots, most - slots, max(known - absorbed, 0)
                 taken.append(self._take(generation, spare=False))
-            for generation in tuple(self._order) if spare and light else ():
+            if self._order:
+                heaviest = max(heaviest, self._order.first().demand)
+            for generation in tuple(islice(self._order, LOOKED_AT)) if spare else ():
                 slots, absorbed = generation.spec.slots, generation.spec.absorbed
-                if generation.size > light or slots > spare:
+                if generation.size * LIGHT > heaviest or slots > spare:
                     continue
                 if taken and (slots > most or absorbed > known):
                     break

@@ -31,7 +31,7 @@ class Turns:
 
     An image of a light one, of few slots, so takes at most about twice its time alone, whatever the
     heavy ones do: these wait where they are, each state in its slot. The light ones have half the
-    time, and more where they are more; they begin with a step's head start.
+    time, and more where they have more callers; they begin with a step's head start.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Turns:
         self._share = 1.0  # of the light ones, the heavy ones' being 1
 
     def light_next(self, light: int, heavy: int) -> bool:
-        """Say whether the light generations are next, if there are so many of each."""
+        """Say whether the light generations are next, if each group's are of so many callers."""
         if not light or not heavy:
             self._shared = False
             return heavy == 0

@@ -54,6 +54,11 @@ class Workshop(Protocol):
         """Whether it never will again, in this process."""
         ...
 
+    @property
+    def stuck(self) -> bool:
+        """Whether it has been at one thing for so long that only a new process will help."""
+        ...
+
     def close(self, drain: float) -> None:
         """Take no more work, and end what is not finished within ``drain`` seconds."""
         ...

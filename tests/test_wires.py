@@ -111,6 +111,32 @@ def test_one_that_stops_reading_half_way_is_cut_off() -> None:
     run_skipping(read_some_and_no_more())
 
 
+def test_who_leaves_with_a_second_request_sent_is_missed_by_the_first() -> None:
+    async def ask_twice_and_leave() -> None:
+        told: list[str] = []
+
+        async def wait_for_the_end(scope: Scope, receive: Receive, send: Send) -> None:
+            while (message := await receive())["type"] == "http.request":
+                pass
+            told.append(message["type"])
+
+        hall = Hall(wait_for_the_end)
+        for how in ("leaves", "is refused"):
+            connection, _ = hall.enter()
+            connection.data_received(GET + GET)
+            await asyncio.sleep(0.1)
+            assert not told
+            if how == "leaves":
+                connection.connection_lost(None)
+            else:
+                connection.data_received(b"no HTTP\r\n\r\n")
+            await asyncio.sleep(0.1)
+            assert told == ["http.disconnect"]
+            told.clear()
+
+    run_skipping(ask_twice_and_leave())
+
+
 def test_who_has_left_with_a_reply_unread_is_not_cut_off_later() -> None:
     async def leave() -> None:
         hall = Hall(reply)

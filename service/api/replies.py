@@ -83,12 +83,13 @@ ImageReply = PngImage | ValuesImage
 
 def image_reply(generation: Generation, image: Image, output: Output) -> ImageReply:
     """Describe an image, its pixels in the form asked for."""
-    done, particles = image.status is Status.FINISHED, image.particles
+    status = image.status  # read once: it may finish meanwhile
+    done, particles = status is Status.FINISHED, image.particles
     classes = generation.config.classes
     facts: dict[str, Any] = {
         "index": image.index,
         "seed": image.seed,
-        "status": image.status,
+        "status": status,
         "finish_reason": image.finish_reason,
         "position": image.position,
         "bits_per_dim": generation.bits_per_dim(image),

@@ -35,8 +35,13 @@ class Entrance:
         settings = self._settings
         set_up_logs(settings.log_format, settings.log_level)
         checkpoints = load_checkpoints(settings.weights, list(self._models))
-        scanline = Scanline(settings)
+        self._scanline = scanline = Scanline(settings)
         return create_app(scanline, lambda: scanline.open(checkpoints, self._open))
+
+    def check_health(self) -> None:
+        """Raise ``RuntimeError`` where the models could not be opened (Ray Serve's hook)."""
+        if self._scanline.failure is not None:
+            raise RuntimeError(self._scanline.failure)
 
     def _open(self, checkpoint: Checkpoint, settings: Settings, metrics: ModelMetrics) -> Workshop:
         return open_fleet(checkpoint, self._models[checkpoint.name], settings, metrics)

@@ -24,7 +24,6 @@ from scanline.service.cluster.parts import Look, News, Part, Report
 from scanline.service.generation import Clock, FinishReason, Generation, Image, Place, Status
 from scanline.service.progress import Observer, Progress
 from scanline.service.queue import Limits, Queue
-from scanline.service.turns import LIGHT
 
 log = logging.getLogger("scanline.cluster")
 
@@ -159,6 +158,11 @@ class Fleet:
         """Never: replicas come and go."""
         return False
 
+    @property
+    def stuck(self) -> bool:
+        """Never: a replica that hangs is ended by itself."""
+        return False
+
     def metrics(self) -> dict[str, list[Metric]]:
         """Give the replicas' own metrics, as they last reported them."""
         return {name: report.metrics for name, report in self.reports.items()}
@@ -248,9 +252,7 @@ class Fleet:
         free, spare = max(free, 0), max(spare, 0)
         heaviest = max((one.demand for one in self._at_replicas), default=0)
         new: dict[Generation, list[Image]] = {}
-        for generation, image, is_spare in self.queue.take(
-            free, free + spare, spare, heaviest // LIGHT
-        ):
+        for generation, image, is_spare in self.queue.take(free, free + spare, spare, heaviest):
             new.setdefault(generation, []).append(image)
             self._held[image] = is_spare
             self._in_use[is_spare] += generation.spec.slots

@@ -93,7 +93,7 @@ class Replica:
     def check_health(self) -> None:
         """Raise ``RuntimeError`` where nothing is drawn any more (Ray Serve's hook)."""
         if not self._engine.alive:
-            raise RuntimeError(f"the engine of {self._name} has ended")
+            raise RuntimeError(f"the engine of {self._name} has ended, or hangs")
 
     def _end_if_broken(self) -> None:
         """End the process: with nothing to draw it would be chosen for every part meanwhile."""

@@ -8,13 +8,18 @@ import logging
 import secrets
 import select
 import time
+from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
 import httptools
 from prometheus_client import Counter
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 from uvicorn.server import ServerState
 
 from scanline.service.http.errors import error_body
@@ -113,6 +118,7 @@ class Connection(HttpToolsProtocol):
         self._room = self._bounds.header_bytes  # bytes until the parser must have got somewhere
         self._whole = True  # no message is half read
         self._in_head = True
+        self._cycles: deque[RequestResponseCycle] = deque()  # unanswered, the one under way first
         self._ended = False  # whatever else comes is not for us
         self._refusal: tuple[int, str, str] | None = None
         self._reading: asyncio.TimerHandle | None = None  # when the client must have sent
@@ -142,6 +148,7 @@ class Connection(HttpToolsProtocol):
         self._door.owing.pop(self, None)
         self._expect(None)
         self._sent()
+        self._leave()
         super().connection_lost(exc)
 
     # --- from the client ----------------------------------------------------------------------
@@ -211,6 +218,7 @@ class Connection(HttpToolsProtocol):
             self._refusal = (400, message, "unsupported_upgrade")
             raise ValueError
         super().on_headers_complete()
+        self._cycles.append(self.cycle)
         if self.scope["http_version"] == "1.0":
             self.cycle.__class__ = UnframedCycle
         # A queued request is not read on, and so its body not late.
@@ -235,6 +243,7 @@ class Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """Go on with the next request, or wait for it."""
+        self._cycles.popleft()
         super().on_response_complete()
         if not self._busy and not self.transport.is_closing():
             self._door.owing[self] = None
@@ -297,6 +306,12 @@ class Connection(HttpToolsProtocol):
         late = self._late
         self._reading = None if seconds is None else self.loop.call_later(seconds, late)
 
+    def _leave(self) -> None:
+        """Tell the application that its client is gone: uvicorn tells of the last request alone."""
+        for cycle in self._cycles:
+            cycle.disconnected = True
+            cycle.message_event.set()
+
     def _late(self) -> None:
         self._reading = None
         self._door.turn_away("late")
@@ -310,9 +325,7 @@ class Connection(HttpToolsProtocol):
         """Say why in JSON, if no other reply is under way, and close."""
         self._ended = True
         self._expect(None)
-        if self._busy:
-            self.cycle.disconnected = True  # the application has lost its client
-            self.cycle.message_event.set()
+        self._leave()
         if self.pipeline or (self._busy and self.cycle.response_started):
             self.transport.abort()
             return

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 from scanline.model.decoders.contract import Inputs, Slots
-from scanline.service.engine import Engine
+from scanline.service import engine as engine_module
+from scanline.service.engine import FAILURES, Engine
 from scanline.service.generation import FinishReason, Generation, Spec
+from scanline.service.progress import Progress
 from scanline.service.queue import ClosedError, Limits, QueueFullError
 from tests.engine.fixtures import (
     BOTH,
@@ -86,22 +88,6 @@ def test_a_load_that_raises_ends_only_the_images_that_it_would_have_loaded(
         after = engine.queue.submit(completion(GREY, 1, np.arange(GREY.pixels) < 8, n=4))
         with engine.queue.reading(after):
             assert_right(after)
-
-
-def test_failing_for_ever_ends_every_generation_and_the_engine_lives() -> None:
-    decoder = FakeDecoder(GREY, 2)
-
-    def fail(slots: list[int]) -> None:
-        raise MemoryError
-
-    decoder.before_step = fail
-    with running(decoder) as engine:
-        for seed in range(20):
-            generation = engine.queue.submit(Spec(n=3, seed=seed))
-            with engine.queue.reading(generation):
-                finished(generation)
-            assert generation.error
-        assert engine.alive
 
 
 @BOTH
@@ -198,3 +184,88 @@ def test_a_device_that_is_lost_while_an_image_begins_ends_the_engine() -> None:
     until(lambda: not engine.alive)
     assert engine.broken
     engine.close(0)
+
+
+@pytest.mark.parametrize("what", ["before_step", "before_load"])
+def test_a_decoder_that_fails_at_anything_ends_the_engine(what: str) -> None:
+    decoder = FakeDecoder(GREY, 2)
+    engine = Engine("grey", decoder, Limits())
+
+    def fail(slots: list[int]) -> None:
+        raise MemoryError
+
+    setattr(decoder, what, fail)
+    engine.start()
+    for seed in range(FAILURES):
+        assert not engine.broken
+        touched = engine.queue.submit(Spec(n=1, seed=seed))
+        with engine.queue.reading(touched):
+            finished(touched)
+        assert touched.error is not None
+    until(lambda: engine.broken and not engine.alive)
+    engine.close(0)
+
+
+def test_one_request_that_always_fails_ends_no_engine() -> None:
+    """It could be anybody's: so a plain image is tried before the engine gives up."""
+    decoder = FakeDecoder(GREY, 2)
+
+    def fail(slots: list[int]) -> None:
+        if decoder.inputs.temperature[slots[0]] == 0.5:
+            raise RuntimeError("this temperature is too much for it")
+
+    decoder.before_step = fail
+    with running(decoder) as engine:
+        for seed in range(2 * FAILURES + 1):
+            touched = engine.queue.submit(Spec(n=1, seed=seed, temperature=0.5))
+            with engine.queue.reading(touched):
+                finished(touched)
+            assert touched.error is not None
+        decoder.steps.clear()
+        after = engine.queue.submit(Spec(n=1, seed=0))
+        with engine.queue.reading(after):
+            assert_right(after)
+        assert_every_slot_is_free(engine, decoder)
+
+
+def test_a_bug_of_the_engine_s_own_answers_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = FakeDecoder(GREY, 2)
+    gate = Gate(decoder)
+    engine = Engine("grey", decoder, Limits())
+    engine.start()
+    generations = [engine.queue.submit(Spec(n=3, seed=seed)) for seed in range(3)]
+    gate.wait()
+
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(Progress, "finish_image", fail)
+    engine.queue.cancel(generations[0])
+    gate.open()
+    for generation in generations:
+        with engine.queue.reading(generation):
+            finished(generation)
+    until(lambda: engine.broken and not engine.alive)
+    with pytest.raises(ClosedError):
+        engine.queue.submit(Spec(n=1, seed=0))
+    engine.close(0)
+
+
+def test_a_step_that_hangs_is_told_and_waited_for_no_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    decoder = FakeDecoder(GREY, 2)
+    gate = Gate(decoder)
+    monkeypatch.setattr(engine_module, "STUCK_SECONDS", 0.0)
+    monkeypatch.setattr(engine_module, "HUNG_SECONDS", 0.0)
+    engine = Engine("grey", decoder, Limits())
+    engine.start()
+    assert engine.alive  # with nothing to do it is not stuck
+    generation = engine.queue.submit(Spec(n=1, seed=0))
+    gate.wait()
+    until(lambda: engine.stuck)
+    assert not engine.alive
+    engine.close(0)  # comes back
+    gate.open()
+    finished(generation)
+    until(lambda: not engine._thread.is_alive())

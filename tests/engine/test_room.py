@@ -28,15 +28,14 @@ def test_the_waiting_bound_refuses_with_a_sane_wait() -> None:
         gate.wait()
         second = engine.queue.submit(Spec(n=10, seed=0))
         assert engine.queue.waiting == 10
-        for refused in (engine.queue.submit, lambda r: engine.queue.check_room(r.n)):
-            with pytest.raises(QueueFullError, match="try again in"):
-                refused(Spec(n=1, seed=0))
+        with pytest.raises(QueueFullError, match="try again in"):
+            engine.queue.submit(Spec(n=1, seed=0), caller="another")
         assert engine.queue.waiting == 10
         clock.now += GOOD_SECONDS
         for rate, seconds in ((10.0, 3), (1e9, 1), (1e-9, 120)):  # 30 pixels until one is taken
             engine.queue.rate = rate
             with pytest.raises(QueueFullError) as error:
-                engine.queue.check_room(1)
+                engine.queue.check_room(1, "another")
             assert error.value.retry_after == seconds
         gate.open()
         for generation in (first, second):
@@ -77,7 +76,7 @@ def test_thousands_who_wait_ask_for_their_place_at_the_cost_of_one(
         gate.open()
 
 
-def test_large_requests_leave_room_for_small_ones() -> None:
+def test_large_requests_and_those_of_one_caller_leave_room_for_others() -> None:
     decoder = FakeDecoder(GREY, 1)
     gate = Gate(decoder)
     with running(decoder, max_waiting=512) as engine:
@@ -89,15 +88,21 @@ def test_large_requests_leave_room_for_small_ones() -> None:
         engine.queue.cancel(large)
         gate.turn()
         until(lambda: engine.queue.waiting == 0)
-        for _ in range(8):
+        for _ in range(7):
             engine.queue.submit(Spec(n=60, seed=0))
-        assert engine.queue.waiting == 480
-        with pytest.raises(QueueFullError):
-            engine.queue.check_room(3)
-        for j in range(16):  # of 512 places, a sixteenth is theirs, and half of that new callers'
-            engine.queue.submit(Spec(n=2, seed=0), caller="" if j < 8 else str(j))
+        for n in (29, 60):  # of 512 places, an eighth is not for one who waits already
+            with pytest.raises(QueueFullError):
+                engine.queue.check_room(n)
+        engine.queue.submit(Spec(n=28, seed=0))
         with pytest.raises(QueueFullError):
             engine.queue.check_room(1)
+        engine.queue.submit(Spec(n=48, seed=0), caller="large")
+        with pytest.raises(QueueFullError):  # and the last sixteen are for small requests
+            engine.queue.check_room(3, "another")
+        for j in range(8):
+            engine.queue.submit(Spec(n=2, seed=0), caller=str(j))
+        with pytest.raises(QueueFullError):
+            engine.queue.check_room(1, "another")
         engine.queue.cancel(first)
         gate.open()
 
@@ -130,7 +135,7 @@ def test_the_time_to_come_back_is_until_there_is_room_for_what_is_asked(
         full = engine.queue.limits.max_waiting - 10
         for wanted in seconds:
             with pytest.raises(QueueFullError) as error:
-                engine.queue.check_room(wanted + full)
+                engine.queue.check_room(wanted + full, "another")
             said[wanted] = error.value.retry_after
         gate.open()
         engine.queue.cancel(generation)
@@ -173,10 +178,11 @@ def test_a_small_queue_keeps_room_for_a_single_image() -> None:
     with running(decoder, max_waiting=32) as engine:
         engine.queue.submit(Spec(n=1, seed=0))
         gate.wait()
-        generations = [engine.queue.submit(Spec(n=2, seed=0)) for _ in range(15)]
+        spec = Spec(n=2, seed=0)
+        generations = [engine.queue.submit(spec, caller=str(j)) for j in range(15)]
         with pytest.raises(QueueFullError):
-            engine.queue.check_room(2)
-        engine.queue.check_room(1)
+            engine.queue.check_room(2, "another")
+        engine.queue.check_room(1, "another")
         for one in generations:
             engine.queue.cancel(one)
         gate.open()

@@ -280,16 +280,51 @@ def test_what_was_set_aside_goes_on_with_the_same_bytes(
 def test_spare_slots_are_for_those_who_want_few_of_them_in_all() -> None:
     queue = Queue("it", GREY, Limits(), Clock())
     queue.submit(Spec(n=1, seed=0, label=1, guidance=2.0, particles=6))  # of twelve slots
-    assert queue.take(0, 64, spare=20, light=11) == []
-    (taken,) = queue.take(0, 64, spare=20, light=12)
+    assert queue.take(0, 64, spare=20, heaviest=44) == []
+    (taken,) = queue.take(0, 64, spare=20, heaviest=48)
     assert taken.spare
+
+
+def test_spare_slots_are_for_those_behind_a_large_one_that_waits() -> None:
+    queue = Queue("it", GREY, Limits(), Clock())
+    queue.submit(Spec(n=1, seed=0, particles=8), caller="large")
+    queue.submit(Spec(n=1, seed=1), caller="small")
+    (taken,) = queue.take(7, 64, spare=8, heaviest=1)  # only others of one slot are drawn
+    assert taken.image.seed == 1
+    assert taken.spare
+
+
+def test_one_caller_s_many_small_requests_have_half_the_time_together() -> None:
+    decoder = FakeDecoder(LARGE, 66)
+    clock = Clock()
+    had = {True: 0.0, False: 0.0}  # seconds of the small ones' steps, and of the large one's
+
+    def draw(slots: list[int]) -> None:
+        took = decoder.steps[-1][1] / 1024
+        clock.now += took
+        if len(small) == 8 and not any(one.finished for one in small):
+            had[len(slots) <= 8] += took
+
+    small: list[Generation] = []
+    decoder.before_step = draw
+    with opened(decoder, clock=clock, spare=16) as engine:
+        large = engine.queue.submit(Spec(n=200, seed=0), caller="large")
+        small += [engine.queue.submit(Spec(n=1, seed=j), caller="small") for j in range(8)]
+        with engine.queue.reading(large):
+            engine.start()
+            for one in small:
+                finished(one)
+            engine.queue.cancel(large)
+            finished(large)
+    assert had[True] > 10 * STEP_SECONDS
+    assert abs(had[True] - had[False]) <= 2 * STEP_SECONDS
 
 
 def test_spare_slots_are_given_to_no_more_at_once_than_others_are() -> None:
     queue = Queue("it", GREY, Limits(), Clock())
     for seed in range(4):
         queue.submit(Spec(n=1, seed=seed))
-    assert len(queue.take(0, 2, spare=10, light=5)) == 2
+    assert len(queue.take(0, 2, spare=10, heaviest=20)) == 2
     assert queue.waiting == 2
 
 
