@@ -208,8 +208,9 @@ class Engine:
         least, most = ADMIT_AT_ONCE
         most = min(max(least, self.slots // ADMIT_SHARE), most)
         runs = self._runs
-        free, known = len(runs.free) - runs.spare, self._steps.turns.absorbable
-        taken = self.queue.take(free, most, runs.spare, runs.heaviest, known)
+        free, turns = len(runs.free) - runs.spare, self._steps.turns
+        heavy = not runs.light or turns.heavy_next
+        taken = self.queue.take(free, most, runs.spare, runs.heaviest, turns.absorbable, heavy)
         if not taken:
             return
         needed = sum(one.generation.spec.slots for one in taken)

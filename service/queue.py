@@ -279,14 +279,21 @@ class Queue:
         return leavers
 
     def take(
-        self, free: int, most: int, spare: int = 0, heaviest: int = 0, known: float = math.inf
+        self,
+        free: int,
+        most: int,
+        spare: int = 0,
+        heaviest: int = 0,
+        known: float = math.inf,
+        heavy: bool = True,
     ) -> list[Taken]:
         """Take waiting images for the ``free`` slots, in their order.
 
         Together they need no more than ``most`` and absorb no more than ``known`` pixels, unless
         one alone does. One that needs more than are free waits for them, and the others behind it:
         else those that need few would always be first. But ``spare`` slots are there for those
-        whose generation is light beside the ``heaviest`` that is drawn, or beside the next.
+        whose generation is light beside the ``heaviest`` that is drawn, or beside the next; and
+        only where it is the ``heavy`` ones' turn they may absorb anything.
         """
         taken: list[Taken] = []
         with self._changed:
@@ -294,6 +301,8 @@ class Queue:
                 generation = self._order.first()
                 slots, absorbed = generation.spec.slots, generation.spec.absorbed
                 if slots > free or (taken and (slots > most or absorbed > known)):
+                    break
+                if absorbed and not heavy and generation.size * LIGHT > heaviest:
                     break
                 free, most, known = free - slots, most - slots, max(known - absorbed, 0)
                 taken.append(self._take(generation, spare=False))

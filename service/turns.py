@@ -54,6 +54,11 @@ class Turns:
         self._share = max(1.0, light / heavy)
         return self._had[True] <= self._had[False]
 
+    @property
+    def heavy_next(self) -> bool:
+        """Whether the heavy ones are next, or have no light ones beside them."""
+        return not self._shared or self._had[False] < self._had[True]
+
     def took(self, light: bool, seconds: float) -> None:
         """Count the time of a group's step."""
         self._had[light] += seconds / self._share if light else seconds

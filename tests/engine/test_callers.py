@@ -84,10 +84,10 @@ def test_one_caller_leaves_room_for_others() -> None:
         submit = engine.queue.submit
         live = [submit(Spec(n=1, seed=0), caller="many")]
         gate.wait()
-        live += [submit(Spec(n=2, seed=0), caller="many") for _ in range(248)]
-        with pytest.raises(QueueFullError):  # half of the small requests' 32 places are not its
+        live += [submit(Spec(n=2, seed=0), caller="many") for _ in range(224)]
+        with pytest.raises(QueueFullError):  # an eighth of the places is not its
             submit(Spec(n=1, seed=0), caller="many")
-        live += [submit(Spec(n=1, seed=0), caller=f"another {j}") for j in range(16)]
+        live += [submit(Spec(n=1, seed=0), caller=f"another {j}") for j in range(64)]
         with pytest.raises(QueueFullError):
             engine.queue.check_room(1, "one more")
         for one in live:

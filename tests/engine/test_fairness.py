@@ -163,6 +163,15 @@ def test_an_image_of_nothing_known_is_taken_though_no_more_is_absorbed() -> None
     assert [one.image.seed for one in queue.take(64, 64, known=20)] == [2, 3]
 
 
+def test_a_large_one_absorbs_what_it_knows_where_it_is_its_turn() -> None:
+    queue = Queue("it", GREY, Limits(), Clock())
+    known = np.arange(GREY.pixels) < 20
+    queue.submit(completion(GREY, 0, known, n=40), caller="large")
+    queue.submit(completion(GREY, 100, known), caller="small")
+    assert [one.image.seed for one in queue.take(4, 4, 1, 8, heavy=False)] == [100]
+    assert [one.image.seed for one in queue.take(4, 4, 1, 8, heavy=True)] == [0, 1, 2, 3]
+
+
 def test_an_image_of_more_slots_than_are_given_at_once_is_let_in_alone() -> None:
     """Two images of 64 particles, each with its twin: 128 slots, and 64 are given at once."""
     decoder = FakeDecoder(GREY, 256)
