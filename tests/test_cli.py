@@ -251,6 +251,26 @@ def test_evaluate_judges_samples_and_keeps_how_to_draw(
     assert "samples must be 2 to 6" in capsys.readouterr().err
 
 
+def test_evaluate_judges_a_folder_s_pictures(
+    photographs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setenv("SCANLINE_CACHE", str(tmp_path / "cache"))
+    weights = tmp_path / "mine"
+    save_tiny(weights, "mine", replace(GREY, classes=("cats", "dogs")))
+    given = ["evaluate", "--weights", weights]
+    assert run_command(*given, "--images", photographs, "--samples", 9, "--label") == 1
+    assert "samples must be 2 to 2" in capsys.readouterr().err
+    assert not Path("cache").exists()  # refused before a classifier was trained
+    judged = [*given, "--images", photographs, "--epochs", 1]
+    assert run_command(*judged, "--samples", 2, "--label") == 0
+    assert "2 samples, classes as the test images have them" in capsys.readouterr().out
+    assert run_command(*given, "--images", photographs / "cats", "--holes", 1) == 0
+    said = capsys.readouterr().out  # of a folder without classes, which no classifier learns from
+    assert "squared error" in said
+    assert "right" not in said
+
+
 def test_import_refuses_what_it_cannot_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

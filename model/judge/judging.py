@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scanline.model.checkpoint import Checkpoint, Defaults
 from scanline.model.data.published import Dataset
 from scanline.model.drawing import Label, paint
-from scanline.model.judge.classifier import Classifier, accuracy
+from scanline.model.judge.classifier import Classifier, accuracy, by_chance, doubt
 from scanline.model.judge.frechet import frechet_distance
 
 _TAILS = (0.1, 99.9)  # percentiles of the test images' bits/dim that bound what is ordinary
@@ -22,8 +22,9 @@ _MARGIN = 0.1  # of either, beyond it
 class Verdict:
     """Figures of ``samples`` pictures; shares are of 1.
 
-    ``right``: of those drawn of a class, each in turn, the share that the classifier takes for it;
-    None of pictures without a label. ``accuracy``: its share of the test images. ``distance``: the
+    ``right``: of those drawn of a class, the share that the classifier takes for it; None of
+    pictures without a label. ``accuracy``: its share of the test images, and ``guessed`` that of
+    always naming the commonest class. ``distance``: the
     Fréchet distance to as many test images in its ``features`` features, and ``real_distance`` that
     of as many training images. ``below`` and ``above``: how many have less bits/dim than ``least``,
     or more than ``most``, which few test images have.
@@ -34,6 +35,7 @@ class Verdict:
     accuracy: float
     distance: float
     real_distance: float
+    guessed: float
     features: int
     below: int
     above: int
@@ -56,6 +58,7 @@ class Verdict:
             "images, and a tenth of either beyond)"
         )
 
+            + (f"\n{doubted}" if (doubted := doubt(self.accuracy, self.guessed)) else "")
 
 def judge(
     checkpoint: Checkpoint,
@@ -107,6 +110,7 @@ def judge(
     least, most = ordinary_range(measured.bits_per_dim)
     return Verdict(
         samples=samples,
+        guessed=by_chance(test),
         right=float((seen == np.array(labels)).mean()) if with_label else None,
         accuracy=accuracy(classifier, test),
         distance=frechet_distance(features, real_features),

@@ -86,7 +86,6 @@ def evaluate(
     from scanline.kernels.native.abi import precision_of
     from scanline.model.checkpoint import Defaults, load_one
     from scanline.model.figures import record_defaults, record_figure, record_precision
-    from scanline.model.judge.judging import spread
     from scanline.model.training.runs import judging_data, test_data
     from scanline.service.shape import settle
 
@@ -114,7 +113,7 @@ def evaluate(
     config, facts, own = checkpoint.model.config, checkpoint.facts, checkpoint.defaults
     if holes is not None:
         training, test = judging_data(config, facts, dataset, images, data_dir, download)
-        _complete(checkpoint, training, spread(test, min(holes, len(test))), epochs)
+        _complete(checkpoint, training, test, holes, epochs)
         return
     if samples is None:
         data = test_data(config, facts, dataset, images, data_dir, download)
@@ -189,18 +188,26 @@ def _classifier(training: Dataset, epochs: int | None) -> Classifier:
         return trained(training, recipe, device, bar.update)
 
 
-def _complete(checkpoint: Checkpoint, training: Dataset, test: Dataset, epochs: int | None) -> None:
+def _complete(
+    checkpoint: Checkpoint, training: Dataset, test: Dataset, count: int, epochs: int | None
+) -> None:
+    from scanline.model.judge.classifier import accuracy, by_chance, doubt, teaches
     from scanline.model.judge.holes import Completed, judge_holes
 
     def tell(one: Completed) -> None:
         right = "" if one.right is None else f", {one.right:.1%} right"
         typer.echo(
+    from scanline.model.judge.judging import spread
             f"{one.hole:16} {one.particles:3} particles: squared error {one.squared_error:.4f}"
             f"{right}, {one.bits_per_dim:.4f} bits/dim, {one.seconds:.3f} s a picture"
         )
 
-    typer.echo(f"{_pair(checkpoint, test)}, {len(test)} test images{_noted(test)}")
-    judge_holes(checkpoint, test, (1, 8, 64), classifier=_classifier(training, epochs), tell=tell)
+    some = spread(test, min(count, len(test)))
+    typer.echo(f"{_pair(checkpoint, test)}, {len(some)} test images{_noted(test)}")
+    classifier = _classifier(training, epochs) if teaches(training) else None
+    judge_holes(checkpoint, some, (1, 8, 64), classifier=classifier, tell=tell)
+    if classifier and (doubted := doubt(accuracy(classifier, test), by_chance(test))):
+        typer.echo(f"of what is right, {doubted}")
 
 
 def _judge(
