@@ -209,24 +209,28 @@ def test_ordinary_is_what_lies_between_the_outermost_thousandths_and_a_margin() 
     np.testing.assert_allclose(bounds, (2.002 * 0.9, 3.998 * 1.1))
 
 
-def of_the_model(count: int, seed: int, label: int | None = None) -> Dataset:
+def of_the_model(count: int, seed: int, name: str = "mnist") -> Dataset:
     """Give pictures that the tiny model drew, as if they were real, their labels in turn."""
     labels = np.arange(count) % 3
     images = draw(tiny_model(), count, seed=seed, label=labels, backend="reference")
-    return Dataset("own", images, labels, GREY.classes, "")
+    return Dataset(name, images, labels, GREY.classes, "")
 
 
-def test_a_verdict_counts_what_was_drawn() -> None:
+@pytest.mark.parametrize("name", ["mnist", "images"])
+def test_a_verdict_counts_what_was_drawn(name: str) -> None:
     checkpoint = Checkpoint("tiny", tiny_model(), {"defaults": {"guidance": 2.0, "top_p": 0.95}})
     classifier = train(bars(60), replace(RECIPE, epochs=1), CPU)
-    real, training = of_the_model(45, seed=1000), bars(60)
+    real, training = of_the_model(45, seed=1000, name=name), bars(60)
     told: list[int] = []
     verdict = judge(
         checkpoint, classifier, training, real, 30, with_label=True, seed=7, backend="reference",
         progress=told.append,
     )  # fmt: skip
     assert sum(told) == 60
-    labels = [0, 1, 2] * 10
+    # Every third of two is left out: 0, 1, 3, 4, 6, …
+    chosen = real.take(np.arange(30) * 45 // 30)
+    assert chosen.labels is not None
+    labels = [0, 1, 2] * 10 if name == "mnist" else chosen.labels.tolist()  # a folder's own shares
     drawn = paint(
         tiny_model(), 30, seed=7, label=labels, guidance=2, top_p=0.95, backend="reference"
     )

@@ -34,7 +34,11 @@ def evaluate(
     ] = None,
     images: ImagesDir = None,
     label: Annotated[
-        bool, typer.Option("--label", help="Give the true label too; to samples, each in turn.")
+        bool,
+        typer.Option(
+            "--label",
+            help="Give the true label too; to samples, each in turn, or as a folder's images have.",
+        ),
     ] = False,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many.")] = None,
     record: Annotated[
@@ -193,11 +197,11 @@ def _complete(
 ) -> None:
     from scanline.model.judge.classifier import accuracy, by_chance, doubt, teaches
     from scanline.model.judge.holes import Completed, judge_holes
+    from scanline.model.judge.judging import spread
 
     def tell(one: Completed) -> None:
         right = "" if one.right is None else f", {one.right:.1%} right"
         typer.echo(
-    from scanline.model.judge.judging import spread
             f"{one.hole:16} {one.particles:3} particles: squared error {one.squared_error:.4f}"
             f"{right}, {one.bits_per_dim:.4f} bits/dim, {one.seconds:.3f} s a picture"
         )
@@ -216,15 +220,19 @@ def _judge(
 ) -> None:  # fmt: skip
     from tqdm import tqdm
 
-    from scanline.model.judge.judging import judge
+    from scanline.model.judge.judging import check, in_turn, judge
 
+    check(checkpoint.model.config, training, test, samples, with_label)
     classifier = _classifier(training, epochs)
     with tqdm(total=2 * samples, unit="image", desc="samples", file=sys.stderr) as bar:
         verdict = judge(
             checkpoint, classifier, training, test, samples, with_label=with_label, style=style,
             temperature=temperature, seed=seed, progress=bar.update,
         )  # fmt: skip
-    of = f"each class in turn, guidance {style.guidance:g}" if with_label else "no label"
+    of = "no label"
+    if with_label:
+        shares = "each class in turn" if in_turn(test) else "classes as the test images have them"
+        of = f"{shares}, guidance {style.guidance:g}"
     typer.echo(
         f"{_pair(checkpoint, test)}, {samples:,} samples, {of}, top_p {style.top_p:g}, temperature "
         f"{temperature:g}, seeds from {seed}{_noted(test)}:\n{verdict}"
