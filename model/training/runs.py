@@ -21,6 +21,7 @@ from scanline.model.training.resuming import fingerprint, weights_file
 from scanline.model.training.stop import Stop
 from scanline.model.training.trainer import Trainer
 
+from scanline.model.training.streams import outlived
 DEFAULT_SIZE = 28  # pixels a side of a person's own pictures
 _FEW_LAYERS = 4  # of a network for a person's own pictures: they are few, and so are the minutes
 _HOLD_OUT = 1000  # images at most that are held out where nobody says how many
@@ -272,7 +273,7 @@ class Run:
         """
         count = choose_count(self.recipe.batch, processes)
         asked = Stop(sys.stderr.write)
-        with asked.listening() as stop, joined(count, self._help, data) as device:
+        with outlived(), asked.listening() as stop, joined(count, self._help, data) as device:
             trainer = self._trainer(device)
             trainer.train(data, validation, stop, quiet=False, after_validation=after_validation)
         where = f"{trainer.step:,} of {self.recipe.steps:,} steps; {trainer.weights}"

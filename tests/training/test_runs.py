@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import math
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -239,6 +242,33 @@ def test_a_run_is_resumed_or_begun_with_weights_not_both(tmp_path: Path) -> None
             network=tiny_config(), recipe=TrainingConfig(steps=1), folder=tmp_path,
             resume=True, start_from=tmp_path / "a.safetensors",
         )  # fmt: skip
+
+
+def test_a_run_says_once_how_many_images_it_has(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    carried_out(tmp_path / "run")
+    assert capsys.readouterr().err.count("8 images, 0 held out\n") == 1
+    classes = of_shape(5, 4, 1, classes=("a", "b"))
+    assert runs._counted(classes, classes) == "2 images in 2 classes, 1 held out"
+
+
+class Unread(io.StringIO):
+    """A pipe whose reader has ended."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError(32, "Broken pipe")
+
+
+def test_a_run_outlives_whoever_read_what_it_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C ends ``tee`` at once, and the run only after its step."""
+    for stream in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, stream, Unread())
+    said = carried_out(tmp_path / "run", after=lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    assert said.startswith("done: 2 of 2 steps")
+    assert (tmp_path / "run" / "training.pt").exists()
 
 
 def test_a_run_that_learns_by_heart_says_where_it_was_best() -> None:
