@@ -276,7 +276,10 @@ class Trainer:
         }
 
     def save(self) -> None:
-        """Write the averaged weights to serve and all that resuming needs, each atomically."""
+        """Write the averaged weights to serve and all that resuming needs, each atomically.
+
+        Raises ``FloatingPointError``, and writes nothing, where some are no numbers.
+        """
         if self.rank > 0:
             return
         # How it is drawn outlasts its training, though it was said meanwhile.
@@ -299,6 +302,11 @@ class Trainer:
             "average": self.average.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
         }
+        if not all(bool(one.isfinite().all()) for one in (*self._parameters, *self._averages)):
+            raise FloatingPointError(
+                f"the weights are no numbers after step {self.step}, and are not saved: begin "
+                "again in another folder at a lower rate, --from the weights here if any"
+            )
         torch.save(everything, buffer)
         write_atomically(self.folder / "training.pt", buffer.getvalue())
 
