@@ -148,6 +148,8 @@ class Trainer:
         with bar, few_collections():
             while self.step < self.config.steps and not self._agreed(stop):
                 began = time.perf_counter()
+            if validation is not None and not stop.asked and self._missed():
+                self._take_stock(validation, bar, after_validation)
                 bits = self.bits = self.take_step(images, labels)
                 took = time.perf_counter() - began
                 self.seconds += took
@@ -155,11 +157,9 @@ class Trainer:
                 bar.set_postfix_str(f"{bits:.3f} bits/dim, {rate:.0f} images/s")
                 bar.update()
                 self._log(step=self.step, bits_per_dim=bits, images_per_second=rate)
-                last = self.step == self.config.steps
-                validated = self.step % self.config.evaluate_every == 0 or last
-                if validated:
-                    self._validate(validation, bar)
-                if validated or self.step % self.config.checkpoint_every == 0:
+                if self._due():
+                    self._take_stock(validation, bar, after_validation)
+                elif self.step % self.config.checkpoint_every == 0:
                     self.save()
                     saved = self.step
                 if validated and after_validation and self.rank == 0:
@@ -169,6 +169,29 @@ class Trainer:
                         bar.write(f"step {self.step}: no pictures of it, for {error}")
         if saved != self.step:
             self.save()
+    def _due(self) -> bool:
+        return self.step % self.config.evaluate_every == 0 or self.step == self.config.steps
+
+    def _missed(self) -> bool:
+        """Whether a validation was due and broken off, as by a second Ctrl-C."""
+        done = {one["step"] for one in self.validation}
+        return self.step > 0 and self._due() and self.step not in done
+
+    def _take_stock(
+        self,
+        validation: Dataset | None,
+        bar: tqdm[Any],
+        after_validation: Callable[[LinearTransformer, Path], None] | None,
+    ) -> None:
+        """Validate, save, and draw how the run stands."""
+        self._validate(validation, bar)
+        self.save()
+        if after_validation and self.rank == 0:
+            try:
+                after_validation(self.average, self.folder)
+            except (OSError, RuntimeError, ValueError) as error:
+                bar.write(f"step {self.step}: no pictures of it, for {error}")
+
 
     def _agreed(self, stop: Stop) -> bool:
         """Whether any process was asked to stop: all must leave after the same step."""
