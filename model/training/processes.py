@@ -99,7 +99,8 @@ def joined(count: int, work: Callable[..., object], *arguments: object) -> Itera
                 other.tell((work, arguments))  # not sooner: it might fail while we join
             yield device
             for other in others:
-                other.tell(None)
+                with contextlib.suppress(RuntimeError):  # it is not needed any more
+                    other.tell(None)
             for other in others:
                 other.process.join(_FAREWELL)
         except RuntimeError as error:

@@ -199,6 +199,15 @@ def test_one_that_dies_while_it_starts_is_seen_however_much_it_was_to_be_given()
     assert not multiprocessing.active_children()
 
 
+def test_one_that_dies_after_the_last_step_ends_no_run() -> None:
+    with joined(2, _nothing) as device:
+        assert device.type in ("cpu", "cuda")
+        for other in multiprocessing.active_children():
+            other.kill()
+            other.join()
+    assert not multiprocessing.active_children()
+
+
 def _take(device: torch.device, much: bytes) -> None:
     pass
 
