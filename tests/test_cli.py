@@ -140,7 +140,7 @@ def test_train_goes_on_where_it_stopped_and_the_result_draws_and_is_measured(
     assert recipe["shift"] == 1
     assert run_command("train", *small, *given, "--steps", 2, "--out", "second", "--resume") == 1
     assert "leave one of them out" in capsys.readouterr().err
-    same = ["--images", photographs, "--size", 8, "--grey"]  # all else is as it was begun
+    same = ["--images", photographs]  # all else is as it was begun
     assert run_command("train", *same, "--out", "first", "--resume") == 0
     assert "done: 3 of 3 steps" in capsys.readouterr().out
     assert run_command("train", *same, "--batch", 3, "--out", "first", "--resume") == 1
@@ -331,8 +331,9 @@ WRONG: list[tuple[list[object], str]] = [
     (["evaluate", "--model", "tiny", "--images", ".", "--dataset", "mnist"], "not for --images"),
     (["train", "mnist", "--size", 64], "--size and --grey are for --images"),
     (["train", "mnist", "--grey"], "--size and --grey are for --images"),
-    (["train", "--images", ".", "--processes", 3], "16 images does not divide by 3 processes"),
-    (["train", "--images", ".", "--data-dir", "."], "not for --images"),
+    (["train", "--images", "."], "lies in ., and its own pictures would be taken"),
+    (["train", "--images", ".", "--out", "../run", "--processes", 3], "does not divide by 3"),
+    (["train", "--images", ".", "--out", "../run", "--data-dir", "."], "not for --images"),
     (["bench", "mnist", "--http", "--slots", 2], "--http goes with --backend and --repeats"),
     (["bench", "mnist", "--http", "--pretend", 9, "--repeats", 2], "--pretend goes with --http"),
     (["bench", "mnist", "--training", "--seconds", 1], "--training goes with"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -198,7 +199,7 @@ def run_folder(out: Path | None, dataset: str | None, images: Path | None, resum
     """Choose a run's folder, ``runs/`` and the data's name unless told.
 
     Raises ``ValueError`` where it holds a run, or what is left of one, that is not to be resumed,
-    or none that is.
+    or none that is, and where it lies among the images.
     """
     folder = out or Path("runs") / (dataset or (images.resolve().name if images else ""))
     resumable = (folder / "training.pt").exists()
@@ -210,6 +211,11 @@ def run_folder(out: Path | None, dataset: str | None, images: Path | None, resum
         )
     weights = weights_file(folder, {})
     left = [path for path in (weights, folder / "log.jsonl") if path.exists()]
+    if images is not None and folder.resolve().is_relative_to(images.resolve()):
+        raise ValueError(
+            f"the run's folder {folder} lies in {images}, and its own pictures would be taken for "
+            "images to train on: give another --out, and move a run that is there already"
+        )
     if left and not resume:
         begin = f", with --from {weights} to begin with its weights" if weights in left else ""
         raise ValueError(
@@ -225,7 +231,7 @@ def by_heart(validation: Sequence[Mapping[str, float]], trained: float) -> str:
     ``trained`` is what the last batch of training images cost, in bits/dim: where it is no less
     than the least of what is held out, nothing was learned by heart.
     """
-    if not validation:
+    if not validation or math.isnan(trained):  # of a resumed run that was done
         return ""
     best = min(validation, key=lambda one: one["bits_per_dim"])
     least, now, step = best["bits_per_dim"], validation[-1]["bits_per_dim"], best["step"]

@@ -181,7 +181,9 @@ def test_a_run_has_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     assert run_folder(None, "mnist", None, resume=False) == Path("runs/mnist")
     assert run_folder(None, None, Path("my/cats"), resume=False) == Path("runs/cats")
-    assert run_folder(None, None, Path(), resume=False) == Path("runs") / tmp_path.name
+    for images, out in ((Path(), None), (tmp_path, Path("here")), (Path("here"), Path("here"))):
+        with pytest.raises(ValueError, match=r"lies in .*: give another --out"):
+            run_folder(out, None, images, resume=False)
     assert run_folder(Path("here"), "mnist", None, resume=False) == Path("here")
     with pytest.raises(ValueError, match="no run to resume in here"):
         run_folder(Path("here"), "mnist", None, resume=True)
@@ -284,3 +286,4 @@ def test_a_run_that_learns_by_heart_says_where_it_was_best() -> None:
     diverged = by_heart(validated(1.5, 1.4, 1.46, 2.0), 2.1)
     assert "has lost what it had learned" in diverged
     assert "at a lower --learning-rate" in diverged
+    assert by_heart(validated(1.0, 3.0), math.nan) == ""  # resumed when it was done
