@@ -258,6 +258,12 @@ class Run:
     recipe: TrainingConfig
     folder: Path
     resume: bool = False
+def _counted(data: Dataset, validation: Dataset | None) -> str:
+    held_out, classes = len(validation or ()), len(data.classes)
+    of = f" in {classes} class{'es' if classes > 1 else ''}" if classes else ""
+    return f"{len(data) + held_out:,} images{of}, {held_out:,} held out"
+
+
     start_from: Path | None = None
 
     def __post_init__(self) -> None:
@@ -289,6 +295,8 @@ class Run:
             return "stopped before the first step: nothing was kept"
         done = trainer.step == self.recipe.steps
         said = f"done: {where}" if done else f"stopped at {where}; --resume goes on"
+            if trainer.rank == 0:
+                sys.stderr.write(f"{_counted(data, validation)}\n")
         return said + by_heart(trainer.validation, trainer.bits)
 
     def _help(self, device: torch.device, data: Dataset) -> None:
