@@ -13,21 +13,23 @@ import torch
 
 from scanline.model.checkpoint import load_checkpoint
 from scanline.model.config import CIFAR10_CLASSES, DIGITS, PRESETS, ModelConfig
+from scanline.model.data.download import SOURCES
 from scanline.model.data.folder import load_images
-from scanline.model.data.published import Dataset, load_dataset, split_validation
+from scanline.model.data.published import Dataset, content_order, load_dataset, split_validation
 from scanline.model.network import LinearTransformer
 from scanline.model.training.processes import choose_count, joined
 from scanline.model.training.recipe import TrainingConfig
 from scanline.model.training.resuming import fingerprint, weights_file
 from scanline.model.training.stop import Stop
+from scanline.model.training.streams import outlived
 from scanline.model.training.trainer import Trainer
 
-from scanline.model.training.streams import outlived
 DEFAULT_SIZE = 28  # pixels a side of a person's own pictures
 _FEW_LAYERS = 4  # of a network for a person's own pictures: they are few, and so are the minutes
 _HOLD_OUT = 1000  # images at most that are held out where nobody says how many
 # What tells one kind of network from another; a preset's sizes and parts change with the versions.
 _KIND = ("input", "order", "head", "norm", "activation", "positions")
+_WHOLE = "all of the folder, whatever of it the model was trained on"
 _ALL_SEEN = "the model was trained on all of them"
 _BY_HEART = 0.05  # bits/dim above the best that tell a network that learns by heart
 
@@ -73,7 +75,12 @@ def _held_out(data: Dataset) -> int:
 def _parted(data: Dataset, hold_out: int | None) -> tuple[Dataset, Dataset | None]:
     """Part images into those to train on and those held out, the same for all who ask."""
     count = _held_out(data) if hold_out is None else hold_out
-    return split_validation(data, count, seed=0) if count else (data, None)
+    return _split(data, count) if count else (data, None)
+
+
+def _split(data: Dataset, count: int) -> tuple[Dataset, Dataset]:
+    """Hold out images, of a folder those that stay so when others join them."""
+    return split_validation(data, count, seed=0, by_content=data.name not in SOURCES)
 
 
 def _parted_as_trained(
@@ -104,9 +111,10 @@ def test_data(
     if images is not None:
         data = _pictures(config, images, dataset, data_dir, download)
         parts = _parted_as_trained(data, facts)
-        if parts is None:
-            return _noted(data, "all of the folder, whatever of it the model was trained on")
-        return parts[1] or _noted(data, _ALL_SEEN)
+        if parts is not None and parts[1] is not None:
+            return parts[1]
+        mixed = data.take(content_order(data, seed=0))  # the first of them are of every class
+        return _noted(mixed, _ALL_SEEN if parts else _WHOLE)
     known = {DIGITS: "mnist", CIFAR10_CLASSES: "cifar10"}
     if dataset is None and config.classes not in known:
         raise ValueError("say what to measure on: --images FOLDER, or --dataset mnist or cifar10")
@@ -147,7 +155,7 @@ def judging_data(
     parts = _parted_as_trained(data, facts)
     if parts is not None and parts[1] is not None:
         return parts[0], parts[1]
-    training, test = split_validation(data, max(1, _held_out(data)), seed=0)
+    training, test = _split(data, max(1, _held_out(data)))
     return training, test if parts is None else _noted(test, _ALL_SEEN)
 
 
@@ -202,6 +210,11 @@ def run_folder(out: Path | None, dataset: str | None, images: Path | None, resum
     or none that is, and where it lies among the images.
     """
     folder = out or Path("runs") / (dataset or (images.resolve().name if images else ""))
+    if images is not None and folder.resolve().is_relative_to(images.resolve()):
+        raise ValueError(
+            f"the run's folder {folder} lies in {images}, and its own pictures would be taken for "
+            "images to train on: give another --out, and move a run that is there already"
+        )
     resumable = (folder / "training.pt").exists()
     if resume and not resumable:
         raise ValueError(f"there is no run to resume in {folder}")
@@ -211,11 +224,6 @@ def run_folder(out: Path | None, dataset: str | None, images: Path | None, resum
         )
     weights = weights_file(folder, {})
     left = [path for path in (weights, folder / "log.jsonl") if path.exists()]
-    if images is not None and folder.resolve().is_relative_to(images.resolve()):
-        raise ValueError(
-            f"the run's folder {folder} lies in {images}, and its own pictures would be taken for "
-            "images to train on: give another --out, and move a run that is there already"
-        )
     if left and not resume:
         begin = f", with --from {weights} to begin with its weights" if weights in left else ""
         raise ValueError(
@@ -250,6 +258,12 @@ def by_heart(validation: Sequence[Mapping[str, float]], trained: float) -> str:
     )
 
 
+def _counted(data: Dataset, validation: Dataset | None) -> str:
+    held_out, classes = len(validation or ()), len(data.classes)
+    of = f" in {classes} class{'es' if classes > 1 else ''}" if classes else ""
+    return f"{len(data) + held_out:,} images{of}, {held_out:,} held out"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """What to train, how, and where; new, resumed, or begun with a checkpoint's weights."""
@@ -258,12 +272,6 @@ class Run:
     recipe: TrainingConfig
     folder: Path
     resume: bool = False
-def _counted(data: Dataset, validation: Dataset | None) -> str:
-    held_out, classes = len(validation or ()), len(data.classes)
-    of = f" in {classes} class{'es' if classes > 1 else ''}" if classes else ""
-    return f"{len(data) + held_out:,} images{of}, {held_out:,} held out"
-
-
     start_from: Path | None = None
 
     def __post_init__(self) -> None:
@@ -287,6 +295,8 @@ def _counted(data: Dataset, validation: Dataset | None) -> str:
         asked = Stop(sys.stderr.write)
         with outlived(), asked.listening() as stop, joined(count, self._help, data) as device:
             trainer = self._trainer(device)
+            if trainer.rank == 0:
+                sys.stderr.write(f"{_counted(data, validation)}\n")
             trainer.train(data, validation, stop, quiet=False, after_validation=after_validation)
         where = f"{trainer.step:,} of {self.recipe.steps:,} steps; {trainer.weights}"
         if trainer.rank > 0:
@@ -295,8 +305,6 @@ def _counted(data: Dataset, validation: Dataset | None) -> str:
             return "stopped before the first step: nothing was kept"
         done = trainer.step == self.recipe.steps
         said = f"done: {where}" if done else f"stopped at {where}; --resume goes on"
-            if trainer.rank == 0:
-                sys.stderr.write(f"{_counted(data, validation)}\n")
         return said + by_heart(trainer.validation, trainer.bits)
 
     def _help(self, device: torch.device, data: Dataset) -> None:

@@ -109,6 +109,27 @@ def test_what_was_trained_on_measures_and_judges_nothing(
         assert "whatever of it the model was trained on" in everything.note
 
 
+def test_what_joins_a_folder_moves_nothing_that_was_trained_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = (None, Path("pictures"), 2, True, 5, None, False)
+    numbered(40, monkeypatch)
+    trained, _ = training_data(*given)
+    numbered(60, monkeypatch)
+    _, validation = training_data(*given)
+    assert not numbers(trained) & numbers(validation)
+
+
+def test_the_first_pictures_of_a_folder_are_of_every_class(pictures: Path) -> None:
+    given: tuple[Any, ...] = (tiny_config(), {}, None, pictures, None, False)
+    labels = test_data(*given).labels
+    assert labels is not None
+    assert labels[:12].tolist() != sorted(labels[:12])
+    held_out = judging_data(*given)[1].labels
+    assert held_out is not None
+    np.testing.assert_array_equal(held_out, labels[: len(held_out)])
+
+
 def test_a_data_set_is_trained_on_without_its_test_images(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,29 +244,6 @@ def test_a_run_that_is_stopped_at_its_end_is_done(tmp_path: Path) -> None:
     assert said.startswith("done: 2 of 2 steps")
 
 
-def test_a_run_that_is_stopped_before_its_first_step_keeps_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    @contextlib.contextmanager
-    def interrupted(*_: object) -> Iterator[torch.device]:
-        os.kill(os.getpid(), signal.SIGINT)  # while the other processes start
-        yield torch.device("cpu")
-
-    monkeypatch.setattr(runs, "joined", interrupted)
-    said = carried_out(tmp_path / "run")
-    assert said == "stopped before the first step: nothing was kept"
-    assert list((tmp_path / "run").iterdir()) == []
-    assert run_folder(tmp_path / "run", None, None, resume=False) == tmp_path / "run"
-
-
-def test_a_run_is_resumed_or_begun_with_weights_not_both(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="leave one of them out"):
-        Run(
-            network=tiny_config(), recipe=TrainingConfig(steps=1), folder=tmp_path,
-            resume=True, start_from=tmp_path / "a.safetensors",
-        )  # fmt: skip
-
-
 def test_a_run_says_once_how_many_images_it_has(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -273,12 +271,36 @@ def test_a_run_outlives_whoever_read_what_it_said(
     assert (tmp_path / "run" / "training.pt").exists()
 
 
+def test_a_run_that_is_stopped_before_its_first_step_keeps_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextlib.contextmanager
+    def interrupted(*_: object) -> Iterator[torch.device]:
+        os.kill(os.getpid(), signal.SIGINT)  # while the other processes start
+        yield torch.device("cpu")
+
+    monkeypatch.setattr(runs, "joined", interrupted)
+    said = carried_out(tmp_path / "run")
+    assert said == "stopped before the first step: nothing was kept"
+    assert list((tmp_path / "run").iterdir()) == []
+    assert run_folder(tmp_path / "run", None, None, resume=False) == tmp_path / "run"
+
+
+def test_a_run_is_resumed_or_begun_with_weights_not_both(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="leave one of them out"):
+        Run(
+            network=tiny_config(), recipe=TrainingConfig(steps=1), folder=tmp_path,
+            resume=True, start_from=tmp_path / "a.safetensors",
+        )  # fmt: skip
+
+
 def test_a_run_that_learns_by_heart_says_where_it_was_best() -> None:
     def validated(*bits: float) -> list[dict[str, float]]:
         return [{"step": 1000 * (j + 1), "bits_per_dim": one} for j, one in enumerate(bits)]
 
     for good in ([], validated(3.0), validated(1.5, 1.4, 1.44)):
         assert by_heart(good, 1.3) == ""
+    assert by_heart(validated(1.0, 3.0), math.nan) == ""  # resumed when it was done
     said = by_heart(validated(1.5, 1.4, 1.46, 2.0), 1.3)
     assert "learns its pictures by heart" in said
     assert "cost 1.400 bits/dim at step 2,000, and costs 2.000 now" in said
@@ -286,4 +308,3 @@ def test_a_run_that_learns_by_heart_says_where_it_was_best() -> None:
     diverged = by_heart(validated(1.5, 1.4, 1.46, 2.0), 2.1)
     assert "has lost what it had learned" in diverged
     assert "at a lower --learning-rate" in diverged
-    assert by_heart(validated(1.0, 3.0), math.nan) == ""  # resumed when it was done
