@@ -210,7 +210,7 @@ def run_folder(out: Path | None, dataset: str | None, images: Path | None, resum
     or none that is, and where it lies among the images.
     """
     folder = out or Path("runs") / (dataset or (images.resolve().name if images else ""))
-    if images is not None and folder.resolve().is_relative_to(images.resolve()):
+    if images and not dataset and folder.resolve().is_relative_to(images.resolve()):
         raise ValueError(
             f"the run's folder {folder} lies in {images}, and its own pictures would be taken for "
             "images to train on: give another --out, and move a run that is there already"
