@@ -140,7 +140,7 @@ def test_train_goes_on_where_it_stopped_and_the_result_draws_and_is_measured(
     assert recipe["shift"] == 1
     assert run_command("train", *small, *given, "--steps", 2, "--out", "second", "--resume") == 1
     assert "leave one of them out" in capsys.readouterr().err
-    same = ["--images", photographs, "--size", 8, "--grey"]  # all else is as it was begun
+    same = ["--images", photographs]  # all else is as it was begun
     assert run_command("train", *same, "--out", "first", "--resume") == 0
     assert "done: 3 of 3 steps" in capsys.readouterr().out
     assert run_command("train", *same, "--batch", 3, "--out", "first", "--resume") == 1
@@ -251,6 +251,26 @@ def test_evaluate_judges_samples_and_keeps_how_to_draw(
     assert "samples must be 2 to 6" in capsys.readouterr().err
 
 
+def test_evaluate_judges_a_folder_s_pictures(
+    photographs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setenv("SCANLINE_CACHE", str(tmp_path / "cache"))
+    weights = tmp_path / "mine"
+    save_tiny(weights, "mine", replace(GREY, classes=("cats", "dogs")))
+    given = ["evaluate", "--weights", weights]
+    assert run_command(*given, "--images", photographs, "--samples", 9, "--label") == 1
+    assert "samples must be 2 to 2" in capsys.readouterr().err
+    assert not Path("cache").exists()  # refused before a classifier was trained
+    judged = [*given, "--images", photographs, "--epochs", 1]
+    assert run_command(*judged, "--samples", 2, "--label") == 0
+    assert "2 samples, classes as the test images have them" in capsys.readouterr().out
+    assert run_command(*given, "--images", photographs / "cats", "--holes", 1) == 0
+    said = capsys.readouterr().out  # of a folder without classes, which no classifier learns from
+    assert "squared error" in said
+    assert "right" not in said
+
+
 def test_import_refuses_what_it_cannot_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -311,8 +331,9 @@ WRONG: list[tuple[list[object], str]] = [
     (["evaluate", "--model", "tiny", "--images", ".", "--dataset", "mnist"], "not for --images"),
     (["train", "mnist", "--size", 64], "--size and --grey are for --images"),
     (["train", "mnist", "--grey"], "--size and --grey are for --images"),
-    (["train", "--images", ".", "--processes", 3], "16 images does not divide by 3 processes"),
-    (["train", "--images", ".", "--data-dir", "."], "not for --images"),
+    (["train", "--images", "."], "lies in ., and its own pictures would be taken"),
+    (["train", "--images", ".", "--out", "../run", "--processes", 3], "does not divide by 3"),
+    (["train", "--images", ".", "--out", "../run", "--data-dir", "."], "not for --images"),
     (["bench", "mnist", "--http", "--slots", 2], "--http goes with --backend and --repeats"),
     (["bench", "mnist", "--http", "--pretend", 9, "--repeats", 2], "--pretend goes with --http"),
     (["bench", "mnist", "--training", "--seconds", 1], "--training goes with"),

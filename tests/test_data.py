@@ -246,6 +246,19 @@ def test_a_split_is_the_same_for_the_same_seed_and_covers_everything() -> None:
     assert len(data.split_validation(numbered(3), 0.01, seed=0)[1]) == 1
 
 
+def test_a_split_by_content_moves_few_when_others_join() -> None:
+    few, more = numbered(20), numbered(30).take(np.arange(30)[::-1])
+    training, validation = data.split_validation(few, 5, seed=0, by_content=True)
+    held, kept = validation.images.ravel().tolist(), training.images.ravel().tolist()
+    assert held == data.content_order(few, 0)[:5].tolist() != sorted(held)
+    assert kept == sorted(set(range(20)) - set(held))
+    again = data.split_validation(more, 5, seed=0, by_content=True)
+    assert not set(kept) & set(again[1].images.ravel().tolist())
+    assert set(kept) <= set(again[0].images.ravel().tolist())
+    other = data.split_validation(few, 5, seed=1, by_content=True)[1]
+    assert set(other.images.ravel().tolist()) != set(held)
+
+
 @pytest.mark.parametrize("held", [0, 20, 21, -1, 0.0, 1.0, 1.5, -0.5, 0.99, float("nan")])
 def test_a_split_with_an_empty_part_is_refused(held: float) -> None:
     with pytest.raises(DataError, match="cannot hold out"):

@@ -110,6 +110,21 @@ def test_sixteen_bit_images_keep_their_range(tmp_path: Path) -> None:
     assert load_images(tmp_path, 2, grey=True).images.ravel().tolist() == 2 * [0, 128, 255, 0]
 
 
+def test_every_usual_suffix_is_read_and_other_files_are_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for j, (suffix, kind) in enumerate(
+        [("jfif", "JPEG"), ("jpe", "JPEG"), ("pnm", "PPM"), ("pbm", "PPM"), ("PNG", "PNG")]
+    ):
+        Image.new("1" if suffix == "pbm" else "L", (4, 4), 1).save(tmp_path / f"{j}.{suffix}", kind)
+    assert len(load_images(tmp_path, 4, grey=True)) == 5
+    assert "not read" not in caplog.text
+    for name in ("a.heic", "b.HEIC", "README", ".DS_Store"):
+        (tmp_path / name).touch()
+    assert len(load_images(tmp_path, 4, grey=True)) == 5
+    assert "3 other files are not read (no suffix, .heic): save" in caplog.text
+
+
 def test_unreadable_files_are_left_out_and_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

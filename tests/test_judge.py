@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,16 @@ from numpy.typing import NDArray
 from scanline.model.checkpoint import Checkpoint, Defaults
 from scanline.model.data.published import Dataset, load_dataset
 from scanline.model.drawing import draw, paint
-from scanline.model.judge.classifier import Classifier, Recipe, _moved, accuracy, train, trained
+from scanline.model.judge.classifier import (
+    Classifier,
+    Recipe,
+    _moved,
+    accuracy,
+    by_chance,
+    doubt,
+    train,
+    trained,
+)
 from scanline.model.judge.frechet import frechet_distance
 from scanline.model.judge.holes import Completed, holes, judge_holes
 from scanline.model.judge.judging import judge, ordinary_range
@@ -115,6 +124,62 @@ def test_pictures_without_classes_are_refused() -> None:
             of(nameless, RECIPE, CPU)
 
 
+def test_pictures_of_one_class_are_refused() -> None:
+    alike = replace(bars(30), labels=np.zeros(30, np.int64))
+    for of in (train, trained):
+        with pytest.raises(ValueError, match="these images are of one: give images of two"):
+            of(alike, RECIPE, CPU)
+
+
+def test_few_pictures_are_seen_until_they_are_known() -> None:
+    data, seen = bars(60), list[int]()
+    classifier = train(data, Recipe.suited(data), CPU, seen.append)
+    assert len(seen) >= 200
+    assert max(seen) <= 15
+    assert accuracy(classifier, bars(120, seed=1)) > 0.9
+
+
+@pytest.mark.parametrize("steps", [1, 2, 4, 5])
+def test_the_learning_rate_falls_to_the_end_however_few_steps(
+    steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates: list[float] = []
+
+    class Watched(torch.optim.AdamW):
+        def step(self, closure: object = None) -> None:  # type: ignore[override]
+            rates.append(self.param_groups[0]["lr"])
+            super().step()
+
+    monkeypatch.setattr(torch.optim, "AdamW", Watched)
+    train(bars(60), replace(RECIPE, epochs=steps, batch=60), CPU)
+    assert len(rates) == steps
+    assert rates[-1] < RECIPE.rate / 1000
+
+
+def test_the_published_sets_have_the_recipes_that_they_had() -> None:
+    """Their classifiers are kept, and figures recorded by them."""
+    usual = {
+        "features": 64, "batch": 128, "rate": 0.006, "weight_decay": 0.02, "seed": 0, "version": 1,
+    }  # fmt: skip
+    digits = Dataset("mnist", np.zeros((60_000, 28, 28, 1), np.uint8), None, ())
+    assert asdict(Recipe.suited(digits)) == usual | {
+        "epochs": 4, "widths": (16, 32, 64), "shift": 2, "mirror": False,
+    }  # fmt: skip
+    photographs = Dataset("cifar10", np.zeros((50_000, 32, 32, 3), np.uint8), None, ())
+    assert asdict(Recipe.suited(photographs)) == usual | {
+        "epochs": 6, "widths": (32, 64, 128), "shift": 3, "mirror": True,
+    }  # fmt: skip
+
+
+def test_a_classifier_no_better_than_chance_is_doubted() -> None:
+    uneven = replace(bars(10), labels=np.array([0] * 7 + [1, 2, 2]))
+    assert by_chance(uneven) == 0.7
+    said = doubt(0.72, 0.7)
+    assert "mean nothing: the classifier is right on 72.0%" in said
+    assert "commonest class on 70.0%" in said
+    assert doubt(0.9, 0.7) == ""
+
+
 def test_grey_and_colour_have_recipes_of_their_own() -> None:
     grey, colour = Recipe.suited(bars(3)), Recipe.suited(bars(3, channels=3), 2, seed=5)
     assert not grey.mirror  # a mirrored 2 is no 2
@@ -144,24 +209,28 @@ def test_ordinary_is_what_lies_between_the_outermost_thousandths_and_a_margin() 
     np.testing.assert_allclose(bounds, (2.002 * 0.9, 3.998 * 1.1))
 
 
-def of_the_model(count: int, seed: int, label: int | None = None) -> Dataset:
+def of_the_model(count: int, seed: int, name: str = "mnist") -> Dataset:
     """Give pictures that the tiny model drew, as if they were real, their labels in turn."""
     labels = np.arange(count) % 3
     images = draw(tiny_model(), count, seed=seed, label=labels, backend="reference")
-    return Dataset("own", images, labels, GREY.classes, "")
+    return Dataset(name, images, labels, GREY.classes, "")
 
 
-def test_a_verdict_counts_what_was_drawn() -> None:
+@pytest.mark.parametrize("name", ["mnist", "images"])
+def test_a_verdict_counts_what_was_drawn(name: str) -> None:
     checkpoint = Checkpoint("tiny", tiny_model(), {"defaults": {"guidance": 2.0, "top_p": 0.95}})
     classifier = train(bars(60), replace(RECIPE, epochs=1), CPU)
-    real, training = of_the_model(45, seed=1000), bars(60)
+    real, training = of_the_model(45, seed=1000, name=name), bars(60)
     told: list[int] = []
     verdict = judge(
         checkpoint, classifier, training, real, 30, with_label=True, seed=7, backend="reference",
         progress=told.append,
     )  # fmt: skip
     assert sum(told) == 60
-    labels = [0, 1, 2] * 10
+    # Every third of two is left out: 0, 1, 3, 4, 6, …
+    chosen = real.take(np.arange(30) * 45 // 30)
+    assert chosen.labels is not None
+    labels = [0, 1, 2] * 10 if name == "mnist" else chosen.labels.tolist()  # a folder's own shares
     drawn = paint(
         tiny_model(), 30, seed=7, label=labels, guidance=2, top_p=0.95, backend="reference"
     )
@@ -169,8 +238,9 @@ def test_a_verdict_counts_what_was_drawn() -> None:
     assert verdict.samples == 30
     assert verdict.right == (seen == labels).mean()
     assert verdict.accuracy == accuracy(classifier, real)
-    # Every third of two is left out: 0, 1, 3, 4, 6, …
-    chosen = real.take(np.arange(30) * 45 // 30)
+    assert verdict.guessed == by_chance(real) == 1 / 3
+    assert "mean nothing" in str(replace(verdict, accuracy=0.35))
+    assert "mean nothing" not in str(replace(verdict, accuracy=0.95))
     _, theirs = classifier.look(chosen.images)
     assert verdict.distance == pytest.approx(frechet_distance(features, theirs))
     _, learned = classifier.look(training.images[::2])

@@ -13,7 +13,10 @@ from scanline.model.pictures import FORMATS, fit_picture, lay_flat, open_picture
 
 log = logging.getLogger("scanline.data")
 
-_SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm"}
+_SUFFIXES = {
+    ".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm",
+    ".pgm", ".pbm", ".pnm",
+}  # fmt: skip
 
 
 def load_images(folder: Path, size: int | tuple[int, int], grey: bool) -> Dataset:
@@ -22,7 +25,8 @@ def load_images(folder: Path, size: int | tuple[int, int], grey: bool) -> Datase
     Images are turned upright by their EXIF tag, cropped about the centre to the shape of `size`,
     resized (Lanczos) and laid on black where transparent; of an animation, the first frame.
     `images` is `[N, H, W, 1]` if `grey`, else `[N, H, W, 3]`. Sub-folders with images are the
-    classes, in the order of their names. Unreadable files are left out and named in a warning.
+    classes, in the order of their names. Unreadable files are left out and named in a warning, and
+    so are those not tried, by their suffixes.
     Raises DataError when nothing can be read, or images lie both in and beside class folders.
     """
     height, width = (size, size) if isinstance(size, int) else size
@@ -32,9 +36,16 @@ def load_images(folder: Path, size: int | tuple[int, int], grey: bool) -> Datase
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder: give one that holds images")
     try:  # compared part by part, so that a class's images stay together whatever its name
-        files = sorted(path.relative_to(folder).parts for path in _walk(folder))
+        found = sorted(path.relative_to(folder).parts for path in _walk(folder))
     except OSError as error:
         raise DataError(f"{folder} cannot be read ({error}): check its permissions") from error
+    files = [parts for parts in found if _suffix(parts) in _SUFFIXES]
+    if others := sorted({_suffix(parts) for parts in found} - _SUFFIXES):
+        kinds = ", ".join(suffix or "no suffix" for suffix in others[:5])
+        log.warning(
+            "%s: %s other files are not read (%s): save what is a picture as one of %s",
+            folder, f"{len(found) - len(files):,}", kinds, ", ".join(FORMATS),
+        )  # fmt: skip
     loose = sum(len(parts) == 1 for parts in files)
     if 0 < loose < len(files):
         raise DataError(
@@ -68,7 +79,7 @@ def load_images(folder: Path, size: int | tuple[int, int], grey: bool) -> Datase
 
 
 def _walk(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
-    """Every image file below `folder`, but for what systems and editors hide there."""
+    """Every file below `folder`, but for what systems and editors hide there."""
     above = (*above, folder.resolve())
     for path in folder.iterdir():
         if path.name.startswith((".", "__MACOSX")):
@@ -76,8 +87,12 @@ def _walk(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
         if path.is_dir():
             if path.resolve() not in above:  # a link back up would never end
                 yield from _walk(path, above)
-        elif path.suffix.lower() in _SUFFIXES:
+        else:
             yield path
+
+
+def _suffix(parts: tuple[str, ...]) -> str:
+    return Path(parts[-1]).suffix.lower()
 
 
 def _read_image(path: Path, height: int, width: int, grey: bool) -> npt.NDArray[np.uint8]:

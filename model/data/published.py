@@ -105,13 +105,21 @@ def load_dataset(
     return _read_mnist(contents) if name == "mnist" else _read_cifar(paths[0].parent, contents)
 
 
+def content_order(dataset: Dataset, seed: int) -> npt.NDArray[np.int64]:
+    """Order images `[N]` by a hash of their pixels: as by chance, whatever others there are."""
+    keys = [hashlib.sha256(seed.to_bytes(8) + x.tobytes()).digest() for x in dataset.images]
+    return np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int64)
+
+
 def split_validation(
-    dataset: Dataset, fraction_or_count: float | int, seed: int
+    dataset: Dataset, fraction_or_count: float | int, seed: int, *, by_content: bool = False
 ) -> tuple[Dataset, Dataset]:
     """Split into (training, validation), the same way for the same seed on every machine.
 
     A float in (0, 1) is the fraction held out, an int the number of images; both parts keep
-    the original order. Raises DataError when either part would be empty.
+    the original order. `by_content` the images held out are the first in `content_order`, and in
+    it, so that others that join them move hardly any. Raises DataError when either part would be
+    empty.
     """
     N = len(dataset)
     if isinstance(fraction_or_count, int):
@@ -125,9 +133,12 @@ def split_validation(
         )
     # NumPy promises that a bit generator's stream never changes, but not Generator.permutation.
     order = np.argsort(np.random.Philox(key=seed).random_raw(N), kind="stable")
+    if by_content:
+        order = content_order(dataset, seed)
     note = f"validation: {held:,} of {N:,} images held out, seed {seed}"
     whole = replace(dataset, note="; ".join(filter(None, (dataset.note, note))))
-    return whole.take(np.sort(order[held:])), whole.take(np.sort(order[:held]))
+    chosen = order[:held] if by_content else np.sort(order[:held])
+    return whole.take(np.sort(order[held:])), whole.take(chosen)
 
 
 def _contents(wanted: Sequence[str], paths: Sequence[Path]) -> Iterator[tuple[str, str, bytes]]:

@@ -30,6 +30,8 @@ log = logging.getLogger("scanline.judge")
 
 _AT_ONCE = 500  # pictures looked at together: bounds memory
 _WARM_UP = 0.25  # share of the steps in which the learning rate rises
+_FEWEST_STEPS = 200  # that tell classes of few images apart; of fewer, its norms hardly begin
+_GAIN = 0.25  # share of what guessing gets wrong that a classifier worth asking gets right
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,10 +56,17 @@ class Recipe:
 
     @classmethod
     def suited(cls, data: Dataset, epochs: int | None = None, seed: int = 0) -> Recipe:
-        """Choose for grey drawings or colour photographs, which may be mirrored."""
-        if data.images.shape[-1] == 1:
-            return cls(epochs=epochs or 4, widths=(16, 32, 64), shift=2, mirror=False, seed=seed)
-        return cls(epochs=epochs or 6, widths=(32, 64, 128), shift=3, mirror=True, seed=seed)
+        """Choose for grey drawings or colour photographs, which may be mirrored.
+
+        Few images are seen in smaller batches and, unless ``epochs`` says how often, more often.
+        """
+        grey = data.images.shape[-1] == 1
+        batch = min(cls.batch, max(4, len(data) // 4))
+        enough = math.ceil(_FEWEST_STEPS / math.ceil(len(data) / batch))
+        return cls(
+            epochs=epochs or max(4 if grey else 6, enough), batch=batch, seed=seed,
+            widths=(16, 32, 64) if grey else (32, 64, 128), shift=2 if grey else 3, mirror=not grey,
+        )  # fmt: skip
 
 
 class Classifier(nn.Module):
@@ -108,6 +117,26 @@ def accuracy(classifier: Classifier, data: Dataset) -> float:
     return float((classifier.look(data.images)[0] == _labels(data)).mean())
 
 
+def by_chance(data: Dataset) -> float:
+    """Give the accuracy of naming the commonest class of a data set for each of its images."""
+    return float(np.bincount(_labels(data)).max() / len(data))
+
+
+def doubt(right: float, guessed: float) -> str:
+    """Say so where a classifier is hardly better than chance; else nothing."""
+    if right > guessed + _GAIN * (1 - guessed):
+        return ""
+    return (
+        f"these figures mean nothing: the classifier is right on {right:.1%} of the test images "
+        f"and naming their commonest class on {guessed:.1%}; give more training images, or --epochs"
+    )
+
+
+def teaches(data: Dataset) -> bool:
+    """Whether a classifier can learn from a data set: it has images of two classes or more."""
+    return data.labels is not None and len(np.unique(data.labels)) > 1
+
+
 def train(
     data: Dataset,
     recipe: Recipe,
@@ -116,9 +145,9 @@ def train(
 ) -> Classifier:
     """Train a classifier on labelled images; ``progress`` is told how many each batch held.
 
-    Raises ``ValueError`` where the data has no classes.
+    Raises ``ValueError`` where the data has no classes, or images of one alone.
     """
-    of = _labels(data)
+    of = _lessons(data)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
         classifier = Classifier(_shape(data), len(data.classes), recipe)
@@ -127,10 +156,11 @@ def train(
         classifier.parameters(), lr=recipe.rate, weight_decay=recipe.weight_decay
     )
     per_epoch = math.ceil(len(data) / recipe.batch)
-    steps = max(recipe.epochs * per_epoch, 8)  # it divides by nothing where the first is the top
+    steps = recipe.epochs * per_epoch
     schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, recipe.rate, total_steps=steps, pct_start=_WARM_UP
-    )
+        optimizer, recipe.rate, total_steps=steps,
+        pct_start=_WARM_UP if steps > 4 else 0.0,  # torch divides by 0 where the first is the top
+    )  # fmt: skip
     for epoch in range(recipe.epochs):
         chance = np.random.default_rng([recipe.seed, epoch])
         # Parts as equal as can be: a last one of a single image would have no variance.
@@ -188,6 +218,16 @@ def _labels(data: Dataset) -> NDArray[np.int64]:
     return data.labels
 
 
+def _lessons(data: Dataset) -> NDArray[np.int64]:
+    labels = _labels(data)
+    if not teaches(data):
+        raise ValueError(
+            "the judge's classifier learns to tell classes apart, and these images are of one: "
+            "give images of two classes or more, each in a sub-folder"
+        )
+    return labels
+
+
 def _shape(data: Dataset) -> tuple[int, int, int]:
     height, width, channels = data.images.shape[1:]
     return height, width, channels
@@ -198,7 +238,7 @@ def _key(data: Dataset, recipe: Recipe) -> str:
     digest = hashlib.sha256(json.dumps(dataclasses.asdict(recipe)).encode())
     digest.update(repr((data.images.shape, data.classes)).encode())
     digest.update(np.ascontiguousarray(data.images).data)
-    digest.update(np.ascontiguousarray(_labels(data)).data)
+    digest.update(np.ascontiguousarray(_lessons(data)).data)
     return digest.hexdigest()[:16]
 
 

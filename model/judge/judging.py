@@ -9,9 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanline.model.checkpoint import Checkpoint, Defaults
+from scanline.model.config import ModelConfig
+from scanline.model.data.download import SOURCES
 from scanline.model.data.published import Dataset
 from scanline.model.drawing import Label, paint
-from scanline.model.judge.classifier import Classifier, accuracy
+from scanline.model.judge.classifier import Classifier, accuracy, by_chance, doubt
 from scanline.model.judge.frechet import frechet_distance
 
 _TAILS = (0.1, 99.9)  # percentiles of the test images' bits/dim that bound what is ordinary
@@ -22,8 +24,9 @@ _MARGIN = 0.1  # of either, beyond it
 class Verdict:
     """Figures of ``samples`` pictures; shares are of 1.
 
-    ``right``: of those drawn of a class, each in turn, the share that the classifier takes for it;
-    None of pictures without a label. ``accuracy``: its share of the test images. ``distance``: the
+    ``right``: of those drawn of a class, the share that the classifier takes for it; None of
+    pictures without a label. ``accuracy``: its share of the test images, and ``guessed`` that of
+    always naming the commonest class. ``distance``: the
     Fréchet distance to as many test images in its ``features`` features, and ``real_distance`` that
     of as many training images. ``below`` and ``above``: how many have less bits/dim than ``least``,
     or more than ``most``, which few test images have.
@@ -32,6 +35,7 @@ class Verdict:
     samples: int
     right: float | None
     accuracy: float
+    guessed: float
     distance: float
     real_distance: float
     features: int
@@ -54,6 +58,7 @@ class Verdict:
             f"{self.astray:.1%} astray: {self.above} above {self.most:.3f} bits/dim, {self.below} "
             f"below {self.least:.3f} ({_TAILS[0]} and {_TAILS[1]} percentiles of these test "
             "images, and a tenth of either beyond)"
+            + (f"\n{doubted}" if (doubted := doubt(self.accuracy, self.guessed)) else "")
         )
 
 
@@ -74,23 +79,19 @@ def judge(
 ) -> Verdict:
     """Draw samples, sample j of ``seed + j``, and judge them against as many test images.
 
-    With a label, of each class in turn. ``style`` is the model's own if None. ``progress`` is told
-    of pictures drawn and pictures measured, twice as many as samples in all. Raises ``ValueError``
-    where there are not as many test or training images, or their classes are not the model's.
+    With a label, of each class in turn, or, beside a folder's test images, of as many of each class
+    as of theirs. ``style`` is the model's own if None. ``progress`` is told of pictures drawn and
+    pictures measured, twice as many as samples in all. Raises ``ValueError`` as ``check`` does.
     """
     config = checkpoint.model.config
-    if not 2 <= samples <= min(len(test), len(training)):
-        raise ValueError(
-            f"samples must be 2 to {min(len(test), len(training)):,}, as many as there are images "
-            "to compare them with"
-        )
-    if with_label and not config.classes == test.classes == training.classes:
-        raise ValueError("the data's classes are not the model's; judge without labels")
+    check(config, training, test, samples, with_label)
     real, known = spread(test, samples), np.ones((config.height, config.width), np.bool_)
     labels: list[Label] = [None] * samples
     true: Sequence[Label] | NDArray[np.integer] = labels
     if with_label and real.labels is not None:
-        labels, true = [j % len(config.classes) for j in range(samples)], real.labels
+        labels, true = real.labels.tolist(), real.labels
+        if in_turn(test):
+            labels = [j % len(config.classes) for j in range(samples)]
     style = style or checkpoint.defaults
     guidance = style.guidance if with_label else 1.0
     drawn = paint(
@@ -109,6 +110,7 @@ def judge(
         samples=samples,
         right=float((seen == np.array(labels)).mean()) if with_label else None,
         accuracy=accuracy(classifier, test),
+        guessed=by_chance(test),
         distance=frechet_distance(features, real_features),
         real_distance=frechet_distance(training_features, real_features),
         features=features.shape[1],
@@ -117,6 +119,24 @@ def judge(
         least=least,
         most=most,
     )
+
+
+def check(
+    config: ModelConfig, training: Dataset, test: Dataset, samples: int, with_label: bool
+) -> None:
+    """Raise ``ValueError`` on too few test or training images, or classes not the model's."""
+    if not 2 <= samples <= min(len(test), len(training)):
+        raise ValueError(
+            f"samples must be 2 to {min(len(test), len(training)):,}, as many as there are images "
+            "to compare them with"
+        )
+    if with_label and not config.classes == test.classes == training.classes:
+        raise ValueError("the data's classes are not the model's; judge without labels")
+
+
+def in_turn(test: Dataset) -> bool:
+    """Whether samples are drawn of each class in turn: a published set has as many of each."""
+    return test.name in SOURCES
 
 
 def ordinary_range(bits_per_dim: NDArray[np.float64]) -> tuple[float, float]:

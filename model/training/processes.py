@@ -33,6 +33,7 @@ from tqdm import tqdm
 
 from scanline.kernels.native.build import TRAINING, NativeBuildError, load_build
 from scanline.kernels.native.cpu import usable_cores
+from scanline.model.training.stop import SIGNALS
 
 _FEWEST = 4  # images for each: with fewer, what each does for itself costs more than it gains
 # Until all have joined, those that are all up here or torchrun's anywhere; and while one validates:
@@ -98,7 +99,8 @@ def joined(count: int, work: Callable[..., object], *arguments: object) -> Itera
                 other.tell((work, arguments))  # not sooner: it might fail while we join
             yield device
             for other in others:
-                other.tell(None)
+                with contextlib.suppress(RuntimeError):  # it is not needed any more
+                    other.tell(None)
             for other in others:
                 other.process.join(_FAREWELL)
         except RuntimeError as error:
@@ -223,12 +225,12 @@ def _started(count: int, store: Path) -> Iterator[list[_Other]]:
 
 @contextlib.contextmanager
 def _signals_later() -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM wait for the block's end; processes started in it never see them."""
+    """Let signals to stop wait for the block's end; processes started in it never see them."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
     resource_tracker.ensure_running()  # it would let them through
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield
     finally:
@@ -240,7 +242,7 @@ def _help(first: Connection, rank: int, count: int, store: Path) -> None:
 
     What the user can mend the first meets too, and says.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_leave_with_the_first, daemon=True).start()
     tqdm.set_lock(threading.RLock())  # for its own, Python would complain if this one is killed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,13 +13,15 @@ import torch
 
 from scanline.model.checkpoint import load_checkpoint
 from scanline.model.config import CIFAR10_CLASSES, DIGITS, PRESETS, ModelConfig
+from scanline.model.data.download import SOURCES
 from scanline.model.data.folder import load_images
-from scanline.model.data.published import Dataset, load_dataset, split_validation
+from scanline.model.data.published import Dataset, content_order, load_dataset, split_validation
 from scanline.model.network import LinearTransformer
 from scanline.model.training.processes import choose_count, joined
 from scanline.model.training.recipe import TrainingConfig
 from scanline.model.training.resuming import fingerprint, weights_file
 from scanline.model.training.stop import Stop
+from scanline.model.training.streams import outlived
 from scanline.model.training.trainer import Trainer
 
 DEFAULT_SIZE = 28  # pixels a side of a person's own pictures
@@ -26,6 +29,7 @@ _FEW_LAYERS = 4  # of a network for a person's own pictures: they are few, and s
 _HOLD_OUT = 1000  # images at most that are held out where nobody says how many
 # What tells one kind of network from another; a preset's sizes and parts change with the versions.
 _KIND = ("input", "order", "head", "norm", "activation", "positions")
+_WHOLE = "all of the folder, whatever of it the model was trained on"
 _ALL_SEEN = "the model was trained on all of them"
 _BY_HEART = 0.05  # bits/dim above the best that tell a network that learns by heart
 
@@ -71,7 +75,12 @@ def _held_out(data: Dataset) -> int:
 def _parted(data: Dataset, hold_out: int | None) -> tuple[Dataset, Dataset | None]:
     """Part images into those to train on and those held out, the same for all who ask."""
     count = _held_out(data) if hold_out is None else hold_out
-    return split_validation(data, count, seed=0) if count else (data, None)
+    return _split(data, count) if count else (data, None)
+
+
+def _split(data: Dataset, count: int) -> tuple[Dataset, Dataset]:
+    """Hold out images, of a folder those that stay so when others join them."""
+    return split_validation(data, count, seed=0, by_content=data.name not in SOURCES)
 
 
 def _parted_as_trained(
@@ -102,9 +111,10 @@ def test_data(
     if images is not None:
         data = _pictures(config, images, dataset, data_dir, download)
         parts = _parted_as_trained(data, facts)
-        if parts is None:
-            return _noted(data, "all of the folder, whatever of it the model was trained on")
-        return parts[1] or _noted(data, _ALL_SEEN)
+        if parts is not None and parts[1] is not None:
+            return parts[1]
+        mixed = data.take(content_order(data, seed=0))  # the first of them are of every class
+        return _noted(mixed, _ALL_SEEN if parts else _WHOLE)
     known = {DIGITS: "mnist", CIFAR10_CLASSES: "cifar10"}
     if dataset is None and config.classes not in known:
         raise ValueError("say what to measure on: --images FOLDER, or --dataset mnist or cifar10")
@@ -145,7 +155,7 @@ def judging_data(
     parts = _parted_as_trained(data, facts)
     if parts is not None and parts[1] is not None:
         return parts[0], parts[1]
-    training, test = split_validation(data, max(1, _held_out(data)), seed=0)
+    training, test = _split(data, max(1, _held_out(data)))
     return training, test if parts is None else _noted(test, _ALL_SEEN)
 
 
@@ -197,9 +207,14 @@ def run_folder(out: Path | None, dataset: str | None, images: Path | None, resum
     """Choose a run's folder, ``runs/`` and the data's name unless told.
 
     Raises ``ValueError`` where it holds a run, or what is left of one, that is not to be resumed,
-    or none that is.
+    or none that is, and where it lies among the images.
     """
     folder = out or Path("runs") / (dataset or (images.resolve().name if images else ""))
+    if images and not dataset and folder.resolve().is_relative_to(images.resolve()):
+        raise ValueError(
+            f"the run's folder {folder} lies in {images}, and its own pictures would be taken for "
+            "images to train on: give another --out, and move a run that is there already"
+        )
     resumable = (folder / "training.pt").exists()
     if resume and not resumable:
         raise ValueError(f"there is no run to resume in {folder}")
@@ -224,7 +239,7 @@ def by_heart(validation: Sequence[Mapping[str, float]], trained: float) -> str:
     ``trained`` is what the last batch of training images cost, in bits/dim: where it is no less
     than the least of what is held out, nothing was learned by heart.
     """
-    if not validation:
+    if not validation or math.isnan(trained):  # of a resumed run that was done
         return ""
     best = min(validation, key=lambda one: one["bits_per_dim"])
     least, now, step = best["bits_per_dim"], validation[-1]["bits_per_dim"], best["step"]
@@ -241,6 +256,12 @@ def by_heart(validation: Sequence[Mapping[str, float]], trained: float) -> str:
         f"{step:,.0f}, and costs {now:.3f} now; train on more pictures, or in another folder with "
         f"--steps {step:.0f}"
     )
+
+
+def _counted(data: Dataset, validation: Dataset | None) -> str:
+    held_out, classes = len(validation or ()), len(data.classes)
+    of = f" in {classes} class{'es' if classes > 1 else ''}" if classes else ""
+    return f"{len(data) + held_out:,} images{of}, {held_out:,} held out"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,8 +293,10 @@ class Run:
         """
         count = choose_count(self.recipe.batch, processes)
         asked = Stop(sys.stderr.write)
-        with asked.listening() as stop, joined(count, self._help, data) as device:
+        with outlived(), asked.listening() as stop, joined(count, self._help, data) as device:
             trainer = self._trainer(device)
+            if trainer.rank == 0:
+                sys.stderr.write(f"{_counted(data, validation)}\n")
             trainer.train(data, validation, stop, quiet=False, after_validation=after_validation)
         where = f"{trainer.step:,} of {self.recipe.steps:,} steps; {trainer.weights}"
         if trainer.rank > 0:

@@ -7,10 +7,14 @@ import signal
 from collections.abc import Callable, Iterator
 from types import FrameType
 
+HANG_UP = getattr(signal, "SIGHUP", None)  # the terminal's end; Windows has none
+SIGNALS = tuple(number for number in (signal.SIGINT, signal.SIGTERM, HANG_UP) if number)
+
 
 class Stop:
-    """Turns the first Ctrl-C or SIGTERM into a wish to stop after the step; the next kills.
+    """Turns the first Ctrl-C, SIGTERM or SIGHUP into a wish to stop after the step.
 
+    The next Ctrl-C or SIGTERM kills; a terminal that closes may send more than one SIGHUP.
     ``say`` is told of the wish, for its fulfilment may take minutes.
     """
 
@@ -20,14 +24,21 @@ class Stop:
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         self.asked = True
-        for each in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(each, signal.SIG_DFL)
-        self._say("\nstopping after what is being done now; once more ends it here, unsaved\n")
+        for each in SIGNALS:
+            if signal.getsignal(each) == self._ask:
+                signal.signal(each, signal.SIG_IGN if each == HANG_UP else signal.SIG_DFL)
+        # Nobody may read it any more, or the signal came amid a write to the same stream.
+        with contextlib.suppress(OSError, RuntimeError):
+            self._say("\nstopping after what is being done now; once more ends it here, unsaved\n")
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[Stop]:
-        """Listen for the signals inside the block, and put the old handlers back after it."""
-        before = {s: signal.signal(s, self._ask) for s in (signal.SIGINT, signal.SIGTERM)}
+        """Listen for the signals inside the block, and put the old handlers back after it.
+
+        SIGHUP stays ignored where it is, as ``nohup`` has it.
+        """
+        heeded = [s for s in SIGNALS if s != HANG_UP or signal.getsignal(s) != signal.SIG_IGN]
+        before = {s: signal.signal(s, self._ask) for s in heeded}
         try:
             yield self
         finally:

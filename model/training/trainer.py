@@ -10,7 +10,6 @@ import contextlib
 import ctypes
 import gc
 import io
-import json
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -36,6 +35,7 @@ from scanline.model.evaluation import evaluate
 from scanline.model.network import LinearTransformer
 from scanline.model.training import growth
 from scanline.model.training.exchange import Reducer
+from scanline.model.training.journal import Journal
 from scanline.model.training.optimizers import make_optimizers, take_steps
 from scanline.model.training.processes import every_core
 from scanline.model.training.recipe import (
@@ -97,6 +97,7 @@ class Trainer:
         self.average.load_state_dict(self.model.state_dict())
         folder.mkdir(parents=True, exist_ok=True)
         self.weights = weights_file(folder, {})
+        self._journal = Journal(folder)
         self.step = 0
         self.bits = math.nan  # what the last batch cost, a dimension
         self.seconds = 0.0  # spent training, over all sessions of the run
@@ -137,7 +138,8 @@ class Trainer:
         self._check(data)
         self.held_out = 0 if validation is None else len(validation)
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._mend_log()
+        if self.rank == 0:
+            self._journal.mend()
         images = torch.from_numpy(data.images.reshape(len(data), -1, data.images.shape[-1]))
         labels = None if data.labels is None else torch.from_numpy(data.labels)
         start = self.step
@@ -146,6 +148,8 @@ class Trainer:
         )
         saved = start
         with bar, few_collections():
+            if validation is not None and not stop.asked and self._missed():
+                self._take_stock(validation, bar, after_validation)
             while self.step < self.config.steps and not self._agreed(stop):
                 began = time.perf_counter()
                 bits = self.bits = self.take_step(images, labels)
@@ -155,20 +159,38 @@ class Trainer:
                 bar.set_postfix_str(f"{bits:.3f} bits/dim, {rate:.0f} images/s")
                 bar.update()
                 self._log(step=self.step, bits_per_dim=bits, images_per_second=rate)
-                last = self.step == self.config.steps
-                validated = self.step % self.config.evaluate_every == 0 or last
-                if validated:
-                    self._validate(validation, bar)
-                if validated or self.step % self.config.checkpoint_every == 0:
+                if self._due():
+                    self._take_stock(validation, bar, after_validation)
+                elif self.step % self.config.checkpoint_every == 0:
                     self.save()
-                    saved = self.step
-                if validated and after_validation and self.rank == 0:
-                    try:
-                        after_validation(self.average, self.folder)
-                    except (OSError, RuntimeError, ValueError) as error:
-                        bar.write(f"step {self.step}: no pictures of it, for {error}")
+                else:
+                    continue
+                saved = self.step
         if saved != self.step:
             self.save()
+
+    def _due(self) -> bool:
+        return self.step % self.config.evaluate_every == 0 or self.step == self.config.steps
+
+    def _missed(self) -> bool:
+        """Whether a validation was due and broken off, as by a second Ctrl-C."""
+        done = {one["step"] for one in self.validation}
+        return self.step > 0 and self._due() and self.step not in done
+
+    def _take_stock(
+        self,
+        validation: Dataset | None,
+        bar: tqdm[Any],
+        after_validation: Callable[[LinearTransformer, Path], None] | None,
+    ) -> None:
+        """Validate, save, and draw how the run stands."""
+        self._validate(validation, bar)
+        self.save()
+        if after_validation and self.rank == 0:
+            try:
+                after_validation(self.average, self.folder)
+            except (OSError, RuntimeError, ValueError) as error:
+                bar.write(f"step {self.step}: no pictures of it, for {error}")
 
     def _agreed(self, stop: Stop) -> bool:
         """Whether any process was asked to stop: all must leave after the same step."""
@@ -250,17 +272,15 @@ class Trainer:
         self._log(step=self.step, validation=result.bits_per_dim, error=result.known_error)
 
     def _log(self, **fields: float | None) -> None:
-        if self.rank == 0:
-            line = {k: None if value is None else round(value, 5) for k, value in fields.items()}
-            with (self.folder / "log.jsonl").open("a") as file:
-                file.write(json.dumps(line | {"seconds": round(self.seconds, 2)}) + "\n")
-
-    def _mend_log(self) -> None:
-        """End a line that was never written whole, as on a full disk."""
-        log = self.folder / "log.jsonl"
-        if self.rank == 0 and log.exists() and not log.read_bytes().endswith(b"\n"):
-            with log.open("a") as file:
-                file.write("\n")
+        """Write a line of the log, or save what it would tell of and raise ``OSError``."""
+        if self.rank > 0:
+            return
+        try:
+            self._journal.add(fields | {"seconds": round(self.seconds, 2)})
+        except OSError:
+            with contextlib.suppress(OSError, FloatingPointError):  # the log's is what is told
+                self.save()
+            raise
 
     def facts(self) -> dict[str, Any]:
         """Describe the run for the checkpoint's metadata."""
@@ -276,9 +296,17 @@ class Trainer:
         }
 
     def save(self) -> None:
-        """Write the averaged weights to serve and all that resuming needs, each atomically."""
+        """Write the averaged weights to serve and all that resuming needs, each atomically.
+
+        Raises ``FloatingPointError``, and writes nothing, where some are no numbers.
+        """
         if self.rank > 0:
             return
+        if not all(bool(one.isfinite().all()) for one in (*self._parameters, *self._averages)):
+            raise FloatingPointError(
+                f"the weights are no numbers after step {self.step}, and are not saved: begin "
+                "again in another folder at a lower rate, --from the weights here if any"
+            )
         # How it is drawn outlasts its training, though it was said meanwhile.
         self._defaults = known_defaults(self.weights) or self._defaults
         facts = self.facts() | ({"defaults": self._defaults} if self._defaults else {})

@@ -34,7 +34,11 @@ def evaluate(
     ] = None,
     images: ImagesDir = None,
     label: Annotated[
-        bool, typer.Option("--label", help="Give the true label too; to samples, each in turn.")
+        bool,
+        typer.Option(
+            "--label",
+            help="Give the true label too; to samples, each in turn, or as a folder's images have.",
+        ),
     ] = False,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many.")] = None,
     record: Annotated[
@@ -86,7 +90,6 @@ def evaluate(
     from scanline.kernels.native.abi import precision_of
     from scanline.model.checkpoint import Defaults, load_one
     from scanline.model.figures import record_defaults, record_figure, record_precision
-    from scanline.model.judge.judging import spread
     from scanline.model.training.runs import judging_data, test_data
     from scanline.service.shape import settle
 
@@ -114,7 +117,7 @@ def evaluate(
     config, facts, own = checkpoint.model.config, checkpoint.facts, checkpoint.defaults
     if holes is not None:
         training, test = judging_data(config, facts, dataset, images, data_dir, download)
-        _complete(checkpoint, training, spread(test, min(holes, len(test))), epochs)
+        _complete(checkpoint, training, test, holes, epochs)
         return
     if samples is None:
         data = test_data(config, facts, dataset, images, data_dir, download)
@@ -189,8 +192,12 @@ def _classifier(training: Dataset, epochs: int | None) -> Classifier:
         return trained(training, recipe, device, bar.update)
 
 
-def _complete(checkpoint: Checkpoint, training: Dataset, test: Dataset, epochs: int | None) -> None:
+def _complete(
+    checkpoint: Checkpoint, training: Dataset, test: Dataset, count: int, epochs: int | None
+) -> None:
+    from scanline.model.judge.classifier import accuracy, by_chance, doubt, teaches
     from scanline.model.judge.holes import Completed, judge_holes
+    from scanline.model.judge.judging import spread
 
     def tell(one: Completed) -> None:
         right = "" if one.right is None else f", {one.right:.1%} right"
@@ -199,8 +206,12 @@ def _complete(checkpoint: Checkpoint, training: Dataset, test: Dataset, epochs: 
             f"{right}, {one.bits_per_dim:.4f} bits/dim, {one.seconds:.3f} s a picture"
         )
 
-    typer.echo(f"{_pair(checkpoint, test)}, {len(test)} test images{_noted(test)}")
-    judge_holes(checkpoint, test, (1, 8, 64), classifier=_classifier(training, epochs), tell=tell)
+    some = spread(test, min(count, len(test)))
+    typer.echo(f"{_pair(checkpoint, test)}, {len(some)} test images{_noted(test)}")
+    classifier = _classifier(training, epochs) if teaches(training) else None
+    judge_holes(checkpoint, some, (1, 8, 64), classifier=classifier, tell=tell)
+    if classifier and (doubted := doubt(accuracy(classifier, test), by_chance(test))):
+        typer.echo(f"of what is right, {doubted}")
 
 
 def _judge(
@@ -209,15 +220,19 @@ def _judge(
 ) -> None:  # fmt: skip
     from tqdm import tqdm
 
-    from scanline.model.judge.judging import judge
+    from scanline.model.judge.judging import check, in_turn, judge
 
+    check(checkpoint.model.config, training, test, samples, with_label)
     classifier = _classifier(training, epochs)
     with tqdm(total=2 * samples, unit="image", desc="samples", file=sys.stderr) as bar:
         verdict = judge(
             checkpoint, classifier, training, test, samples, with_label=with_label, style=style,
             temperature=temperature, seed=seed, progress=bar.update,
         )  # fmt: skip
-    of = f"each class in turn, guidance {style.guidance:g}" if with_label else "no label"
+    of = "no label"
+    if with_label:
+        shares = "each class in turn" if in_turn(test) else "classes as the test images have them"
+        of = f"{shares}, guidance {style.guidance:g}"
     typer.echo(
         f"{_pair(checkpoint, test)}, {samples:,} samples, {of}, top_p {style.top_p:g}, temperature "
         f"{temperature:g}, seeds from {seed}{_noted(test)}:\n{verdict}"

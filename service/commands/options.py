@@ -44,7 +44,10 @@ ImagesDir = Annotated[
     Path | None, typer.Option("--images", help="A folder of pictures; its sub-folders are classes.")
 ]
 Size = Annotated[
-    int | None, typer.Option(min=2, max=256, help="Pixels a side that --images get; 28 if none.")
+    int | None,
+    typer.Option(
+        min=2, max=256, help="Pixels a side that --images get; 28, or a resumed run's, if none."
+    ),
 ]
 Grey = Annotated[bool, typer.Option("--grey", help="Make --images grey.")]
 Download = Annotated[bool, typer.Option(help="Fetch the data set if it is not there.")]

@@ -92,6 +92,8 @@ def train(
         begun, recipe, held_out = known_run(folder)
         recipe = replace(recipe, **{k: v for k, v in asked.items() if _given(context, k)})
         hold_out = held_out if hold_out is None else hold_out
+        if images is not None:
+            size, grey = size or begun.height, grey or begun.channels == 1
     else:
         recipe = TrainingConfig(**asked)
     data, validation = training_data(dataset, images, size, grey, hold_out, data_dir, download)

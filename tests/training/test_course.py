@@ -113,9 +113,53 @@ def test_a_validation_that_is_broken_off_loses_no_step(
     trainer = Trainer(MODEL, replace(CONFIG, evaluate_every=3), tmp_path, CPU)
     with pytest.raises(KeyboardInterrupt):
         trainer.train(dataset(), dataset(4), Stop(), quiet=True)
-    again = Trainer(MODEL, CONFIG, tmp_path, CPU)
+    monkeypatch.undo()
+    again = Trainer(MODEL, replace(CONFIG, evaluate_every=3), tmp_path, CPU)
     again.resume()
     assert again.step == 3
+    drawn: list[int] = []
+    again.train(
+        dataset(), dataset(4), Stop(), quiet=True,
+        after_validation=lambda *_: drawn.append(again.step),
+    )  # fmt: skip
+    assert [one["step"] for one in again.validation] == [3, 6]
+    assert drawn == [3, 6]
+    assert [line["step"] for line in log_of(tmp_path) if "validation" in line] == [3, 6]
+
+
+def test_a_last_validation_that_is_broken_off_is_made_up_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("scanline.model.training.trainer.evaluate", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, validation=dataset(4))
+    monkeypatch.undo()
+    for _ in range(2):
+        run(tmp_path, resume=True, validation=dataset(4))
+        facts = load_checkpoint(weights_of(tmp_path)).facts
+        assert [one["step"] for one in facts["validation"]] == [6]
+
+
+def test_a_log_that_cannot_be_written_costs_no_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, opened = Trainer(MODEL, CONFIG, tmp_path / "full", CPU), Path.open
+
+    def full(path: Path, mode: str = "r", *rest: Any, **more: Any) -> Any:
+        if path.name == "log.jsonl" and mode == "a" and trainer.step == 3:
+            raise OSError(28, "No space left on device")
+        return opened(path, mode, *rest, **more)
+
+    monkeypatch.setattr(Path, "open", full)
+    with pytest.raises(OSError, match=r"log\.jsonl cannot be written \(No space left on device\)"):
+        trainer.train(dataset(), None, Stop(), quiet=True)
+    monkeypatch.undo()
+    assert load_checkpoint(weights_of(tmp_path / "full")).facts["steps"] == 3
+    resumed = run(tmp_path / "full", resume=True)
+    assert_same_bits(state(resumed), state(run(tmp_path / "whole")))
 
 
 def test_a_wish_to_stop_is_confirmed() -> None:

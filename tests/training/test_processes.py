@@ -99,6 +99,16 @@ def test_control_c_leaves_a_run_to_resume(
     assert not [file for file in tmp_path.iterdir() if file.name.startswith(".")]
 
 
+def test_a_closed_terminal_leaves_a_run_to_resume(tmp_path: Path, begin: Begin) -> None:
+    process = begin(tmp_path, 10**6, processes=2)
+    wait_for_steps(process, tmp_path, 2)
+    os.killpg(process.pid, signal.SIGHUP)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert f"stopped at {len(log_of(tmp_path))}" in output
+    assert load_checkpoint(weights_of(tmp_path)).facts["steps"] == len(log_of(tmp_path))
+
+
 @pytest.mark.parametrize(("launcher", "count"), [((), 2), (TORCHRUN, 1)], ids=["two", "torchrun"])
 def test_two_processes_train_like_one(
     tmp_path: Path, begin: Begin, launcher: tuple[str, ...], count: int
@@ -186,6 +196,15 @@ def test_one_that_dies_while_it_starts_is_seen_however_much_it_was_to_be_given()
     finally:
         over.set()
         killer.join()
+    assert not multiprocessing.active_children()
+
+
+def test_one_that_dies_after_the_last_step_ends_no_run() -> None:
+    with joined(2, _nothing) as device:
+        assert device.type in ("cpu", "cuda")
+        for other in multiprocessing.active_children():
+            other.kill()
+            other.join()
     assert not multiprocessing.active_children()
 
 

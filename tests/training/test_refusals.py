@@ -13,6 +13,7 @@ import torch
 
 from scanline.model.checkpoint import load_checkpoint
 from scanline.model.data.published import Dataset
+from scanline.model.training.optimizers import take_steps
 from scanline.model.training.recipe import TrainingConfig
 from scanline.model.training.stop import Stop
 from scanline.model.training.trainer import Trainer
@@ -59,6 +60,26 @@ def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_last_checkpoint(
     assert_same_bits(
         state(run(tmp_path, config, resume=True)), state(run(tmp_path / "healthy", config))
     )
+
+
+def test_weights_that_are_no_numbers_replace_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step before a save breaks them, and no loss has told of it yet."""
+    config = replace(CONFIG, checkpoint_every=2, steps=5, decay=0.0)
+    trainer = Trainer(MODEL, config, tmp_path, CPU)
+
+    def step(optimizers: list[torch.optim.Optimizer], factor: float) -> None:
+        take_steps(optimizers, factor)
+        if trainer.step == 3:
+            trainer.model.head.predictor.bias.data.fill_(torch.nan)
+
+    monkeypatch.setattr("scanline.model.training.trainer.take_steps", step)
+    with pytest.raises(FloatingPointError, match="no numbers after step 4, and are not saved"):
+        trainer.train(dataset(), None, Stop(), quiet=True)
+    monkeypatch.undo()
+    assert load_checkpoint(weights_of(tmp_path)).facts["steps"] == 2
+    assert run(tmp_path, config, resume=True).step == 5
 
 
 @pytest.mark.parametrize(

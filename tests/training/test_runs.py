@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import math
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -106,6 +109,27 @@ def test_what_was_trained_on_measures_and_judges_nothing(
         assert "whatever of it the model was trained on" in everything.note
 
 
+def test_what_joins_a_folder_moves_nothing_that_was_trained_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = (None, Path("pictures"), 2, True, 5, None, False)
+    numbered(40, monkeypatch)
+    trained, _ = training_data(*given)
+    numbered(60, monkeypatch)
+    _, validation = training_data(*given)
+    assert not numbers(trained) & numbers(validation)
+
+
+def test_the_first_pictures_of_a_folder_are_of_every_class(pictures: Path) -> None:
+    given: tuple[Any, ...] = (tiny_config(), {}, None, pictures, None, False)
+    labels = test_data(*given).labels
+    assert labels is not None
+    assert labels[:12].tolist() != sorted(labels[:12])
+    held_out = judging_data(*given)[1].labels
+    assert held_out is not None
+    np.testing.assert_array_equal(held_out, labels[: len(held_out)])
+
+
 def test_a_data_set_is_trained_on_without_its_test_images(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,7 +202,9 @@ def test_a_run_has_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     assert run_folder(None, "mnist", None, resume=False) == Path("runs/mnist")
     assert run_folder(None, None, Path("my/cats"), resume=False) == Path("runs/cats")
-    assert run_folder(None, None, Path(), resume=False) == Path("runs") / tmp_path.name
+    for images, out in ((Path(), None), (tmp_path, Path("here")), (Path("here"), Path("here"))):
+        with pytest.raises(ValueError, match=r"lies in .*: give another --out"):
+            run_folder(out, None, images, resume=False)
     assert run_folder(Path("here"), "mnist", None, resume=False) == Path("here")
     with pytest.raises(ValueError, match="no run to resume in here"):
         run_folder(Path("here"), "mnist", None, resume=True)
@@ -218,6 +244,33 @@ def test_a_run_that_is_stopped_at_its_end_is_done(tmp_path: Path) -> None:
     assert said.startswith("done: 2 of 2 steps")
 
 
+def test_a_run_says_once_how_many_images_it_has(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    carried_out(tmp_path / "run")
+    assert capsys.readouterr().err.count("8 images, 0 held out\n") == 1
+    classes = of_shape(5, 4, 1, classes=("a", "b"))
+    assert runs._counted(classes, classes) == "2 images in 2 classes, 1 held out"
+
+
+class Unread(io.StringIO):
+    """A pipe whose reader has ended."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError(32, "Broken pipe")
+
+
+def test_a_run_outlives_whoever_read_what_it_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C ends ``tee`` at once, and the run only after its step."""
+    for stream in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, stream, Unread())
+    said = carried_out(tmp_path / "run", after=lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    assert said.startswith("done: 2 of 2 steps")
+    assert (tmp_path / "run" / "training.pt").exists()
+
+
 def test_a_run_that_is_stopped_before_its_first_step_keeps_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -247,6 +300,7 @@ def test_a_run_that_learns_by_heart_says_where_it_was_best() -> None:
 
     for good in ([], validated(3.0), validated(1.5, 1.4, 1.44)):
         assert by_heart(good, 1.3) == ""
+    assert by_heart(validated(1.0, 3.0), math.nan) == ""  # resumed when it was done
     said = by_heart(validated(1.5, 1.4, 1.46, 2.0), 1.3)
     assert "learns its pictures by heart" in said
     assert "cost 1.400 bits/dim at step 2,000, and costs 2.000 now" in said

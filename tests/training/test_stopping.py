@@ -1,9 +1,11 @@
-"""A wish to stop: the first signal is one, a second of either kind kills."""
+"""A wish to stop: the first signal is one, a second kills, but for a terminal's end."""
 
 from __future__ import annotations
 
 import os
 import signal
+
+import pytest
 
 from scanline.model.training.stop import Stop
 
@@ -17,3 +19,35 @@ def test_the_first_signal_asks_and_the_handlers_come_back() -> None:
         for second in (signal.SIGINT, signal.SIGTERM):  # it kills
             assert signal.getsignal(second) == signal.SIG_DFL
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+def test_a_closed_terminal_asks_however_often_it_says_so() -> None:
+    before = signal.getsignal(signal.SIGHUP)
+    with Stop().listening() as stop:
+        for _ in range(2):
+            signal.raise_signal(signal.SIGHUP)
+        assert stop.asked
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL
+    assert signal.getsignal(signal.SIGHUP) == before
+
+
+def test_what_was_begun_with_nohup_does_not_heed_a_terminal_s_end() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Stop().listening() as stop:
+            signal.raise_signal(signal.SIGHUP)
+            assert not stop.asked
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError, RuntimeError])
+def test_a_wish_that_cannot_be_confirmed_is_one(error: type[Exception]) -> None:
+    """Whoever read it has ended, or the signal came amid a write to the same stream."""
+
+    def gone(words: str) -> None:
+        raise error
+
+    with Stop(gone).listening() as stop:
+        signal.raise_signal(signal.SIGINT)
+        assert stop.asked
