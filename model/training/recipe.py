@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +21,8 @@ class TrainingConfig:
     behind the blocks. ``batch`` counts images over all processes. ``drop_label`` is the share of
     images trained without their label, ``average`` the moving average's decay, ``decay`` the share
     of the steps at the end over which the learning rate falls to zero. ``shift`` is by how many
-    pixels an image may be moved each way; fewer and fewer are as the learning rate falls.
+    pixels an image may be moved each way; fewer and fewer are as the learning rate falls. With
+    ``mirror`` every second image, by chance, is seen in a mirror.
     """
 
     steps: int
@@ -38,6 +37,7 @@ class TrainingConfig:
     average: float = 0.998
     drop_label: float = 0.2
     shift: int = 0
+    mirror: bool = False
     checkpoint_every: int = 250
     evaluate_every: int = 1000
     precision: str = "auto"
@@ -77,31 +77,3 @@ def batch_indices(step: int, count: int, config: TrainingConfig) -> np.ndarray[A
         chosen = positions // count == epoch
         indices[chosen] = order[positions[chosen] % count]
     return indices
-
-
-def batch_moves(step: int, config: TrainingConfig) -> np.ndarray[Any, Any]:
-    """Choose how far a step's images are moved down and right, in pixels, int64 ``[batch, 2]``.
-
-    At the learning rate's height every image draws a move, which may be none, and at its end no
-    image does: what is learnt last is what
-    the images are like where they stand.
-    """
-    draw = np.random.default_rng([config.seed, 2, step])
-    moves = draw.integers(-config.shift, config.shift, (config.batch, 2), endpoint=True)
-    stays = draw.random(config.batch) >= learning_rate_factor(step, config)
-    moves[stays] = 0
-    return moves
-
-
-def moved(canvas: Tensor, moves: Tensor, height: int, width: int) -> Tensor:
-    """Move pictures ``[B, T, C]`` by ``moves: [B, 2]``; what comes in repeats the edge it came by.
-
-    Every intensity stays one of the picture's own, as turning or scaling would not have it.
-    """
-    down, right = moves.unbind(1)
-    rows = (torch.arange(height) - down[:, None]).clamp(0, height - 1)
-    columns = (torch.arange(width) - right[:, None]).clamp(0, width - 1)
-    pictures = canvas.unflatten(1, (height, width))
-    each = torch.arange(len(canvas))[:, None, None]
-    shown: Tensor = pictures[each, rows[:, :, None], columns[:, None, :]]
-    return shown.flatten(1, 2)

@@ -34,6 +34,7 @@ from scanline.model.data.published import Dataset
 from scanline.model.evaluation import evaluate
 from scanline.model.network import LinearTransformer
 from scanline.model.training import growth
+from scanline.model.training.augmentation import augmented
 from scanline.model.training.exchange import Reducer
 from scanline.model.training.journal import Journal
 from scanline.model.training.optimizers import make_optimizers, take_steps
@@ -41,9 +42,7 @@ from scanline.model.training.processes import every_core
 from scanline.model.training.recipe import (
     TrainingConfig,
     batch_indices,
-    batch_moves,
     learning_rate_factor,
-    moved,
 )
 from scanline.model.training.resuming import fingerprint, known_defaults, read_state, weights_file
 from scanline.model.training.stop import Stop
@@ -222,10 +221,8 @@ class Trainer:
         mine = slice(self.rank * share, (self.rank + 1) * share)
         indices = torch.from_numpy(batch_indices(self.step, len(images), config)[mine])
         canvas = images[indices]
-        if config.shift:
-            moves = torch.from_numpy(batch_moves(self.step, config)[mine])
-            network = self.model.config
-            canvas = moved(canvas, moves, network.height, network.width)
+        network = self.model.config
+        canvas = augmented(canvas, self.step, config, mine, network.height, network.width)
         canvas = canvas.to(self.device)
         label: Tensor | None = None
         if self.model.config.classes and labels is not None:

@@ -37,6 +37,10 @@ def train(
     shift: Annotated[
         int, typer.Option(min=0, help="Pixels an image may be moved each way while training.")
     ] = 0,
+    mirror: Annotated[
+        bool,
+        typer.Option("--mirror/--no-mirror", help="Show every second image in a mirror."),
+    ] = False,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1)] = 0,
     layers: Annotated[int | None, typer.Option(help="Change the preset's n_layers.")] = None,
     width: Annotated[
@@ -83,7 +87,7 @@ def train(
     asked: dict[str, Any] = {
         "steps": steps, "batch": batch, "seed": seed, "learning_rate": learning_rate,
         "muon_rate": muon_rate, "edge_rate": edge_rate, "decay": decay, "shift": shift,
-        "precision": precision,
+        "mirror": mirror, "precision": precision,
         "checkpoint_every": checkpoint_every, "evaluate_every": evaluate_every, "compile": compile_,
     }  # fmt: skip
     folder = run_folder(out, dataset, images, resume)

@@ -255,6 +255,7 @@ def test_a_finished_run_resumes_to_nothing(tmp_path: Path) -> None:
         {"edge_rate": 1e-5},
         {"average": 0.9}, {"drop_label": 0.5}, {"weight_decay": 0.0}, {"precision": "bf16"},
         {"shift": 1},
+        {"mirror": True},
     ],
     ids=str,
 )  # fmt: skip

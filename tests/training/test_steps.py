@@ -13,7 +13,8 @@ import torch
 from scanline.model.checkpoint import load_checkpoint
 from scanline.model.config import NO_LABEL
 from scanline.model.evaluation import evaluate
-from scanline.model.training.recipe import batch_indices, batch_moves, learning_rate_factor, moved
+from scanline.model.training.augmentation import augmented, batch_mirrored, batch_moves, moved
+from scanline.model.training.recipe import batch_indices, learning_rate_factor
 from scanline.model.training.resuming import fingerprint
 from scanline.model.training.stop import Stop
 from scanline.model.training.trainer import Trainer
@@ -124,6 +125,29 @@ def test_a_moved_image_is_itself_elsewhere_and_repeats_its_edge() -> None:
         padded = np.pad(picture, ((9, 9), (9, 9), (0, 0)), mode="edge")
         expected = padded[9 - down :, 9 - right :][:5, :6]
         np.testing.assert_array_equal(seen.numpy().reshape(5, 6, 3), expected)
+
+
+def test_every_second_image_is_seen_in_a_mirror() -> None:
+    """After it was moved, each channel with its own intensities, and another half of each step."""
+    pictures = np.random.default_rng(0).integers(0, 256, (400, 5, 6, 3), np.uint8)
+    canvas = torch.from_numpy(pictures.reshape(400, 30, 3))
+    config = replace(CONFIG, batch=400, mirror=True)
+    seen = augmented(canvas, 7, config, slice(None), 5, 6).numpy().reshape(400, 5, 6, 3)
+    chosen = batch_mirrored(7, config)
+    np.testing.assert_array_equal(seen[chosen], pictures[chosen][:, :, ::-1])
+    np.testing.assert_array_equal(seen[~chosen], pictures[~chosen])
+    assert chosen.mean() == pytest.approx(0.5, abs=0.1)
+    assert not np.array_equal(chosen, batch_mirrored(8, config))
+    assert not np.array_equal(chosen, batch_mirrored(7, replace(config, seed=4)))
+    half = augmented(canvas[200:], 7, config, slice(200, 400), 5, 6)
+    np.testing.assert_array_equal(half.numpy().reshape(200, 5, 6, 3), seen[200:])
+    assert augmented(canvas, 7, replace(config, mirror=False), slice(None), 5, 6) is canvas
+    both = replace(config, shift=1, warmup=0, decay=0.0)
+    moves = torch.from_numpy(batch_moves(7, both))
+    expected = moved(canvas, moves, 5, 6).numpy().reshape(400, 5, 6, 3)
+    expected[chosen] = expected[chosen][:, :, ::-1]
+    twice = augmented(canvas, 7, both, slice(None), 5, 6)
+    np.testing.assert_array_equal(twice.numpy().reshape(400, 5, 6, 3), expected)
 
 
 def test_what_is_learnt_from_is_what_was_moved(tmp_path: Path) -> None:
