@@ -84,6 +84,7 @@ class Page {
     }).catch((error) => {
       delete this.loading[name]; // to be tried again
       this.complain(explain(error));
+      reload.hidden = false; // Chromium remembers that an import failed
       throw error;
     });
     return this.loading[name];
@@ -112,6 +113,7 @@ class Page {
 
   /** Say what is wrong with the page itself; null if nothing is any more. */
   complain(sentence) {
+    reload.hidden = true;
     loading.hidden = sentence === null;
     loading.querySelector("[role=status]").textContent = sentence ?? "";
   }
@@ -123,7 +125,10 @@ class Page {
   /** Do what the address says. */
   async go() {
     const wanted = readAddress();
-    if (!wanted) return;
+    if (!wanted) {
+      if (!this.current) location.replace("#draw"); // something must be shown
+      return;
+    }
     const { view, query } = wanted;
     const fields = new URLSearchParams(query);
     const model = fields.get("model");
@@ -176,6 +181,8 @@ if (!location.hash && location.search) { // a shared link, as the server reads i
   history.replaceState(null, "", `${location.pathname}#draw${location.search}`);
 }
 const loading = document.getElementById("loading");
+const reload = document.getElementById("reload");
+reload.addEventListener("click", () => location.reload());
 const models = await loadModels(loading);
 loading.hidden = true;
 new Page(models).go();

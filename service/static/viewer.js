@@ -1,7 +1,7 @@
 /** One image, enlarged: replayed at any speed, saved, shared, or taken further. */
 
 import { toHash } from "./address.js";
-import { explain } from "./api.js";
+import { explain, missing } from "./api.js";
 import { stamp } from "./chunks.js";
 import { setRange } from "./fields.js";
 import { Gallery, titleOf } from "./gallery.js";
@@ -37,9 +37,9 @@ export class Viewer {
     saves("viewer-large", "-large.png", async (picture, _, hash) =>
       stamp(await toPng(picture, undefined, ENLARGED), hash));
     saves("viewer-apng", "-drawing.png", async (...what) =>
-      (await import("./apng.js")).encodeDrawing(...what));
+      (await import("./apng.js").catch(missing)).encodeDrawing(...what));
     saves("viewer-gif", ".gif", async (picture, seconds) =>
-      (await import("./gif.js")).encodeGif(picture, seconds));
+      (await import("./gif.js").catch(missing)).encodeGif(picture, seconds));
     on("viewer-keep", () => {
       this.gallery.keep(this.hash, toCanvas(this.picture), titleOf(this.link.fields));
       this.tellKept();

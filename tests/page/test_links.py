@@ -175,6 +175,12 @@ def test_any_class_may_be_asked_for_by_a_link(visit: Open) -> None:
     expect(page.locator("#draw-classes input[value=random]")).to_have_count(1)
 
 
+def test_an_address_of_no_view_draws(visit: Open) -> None:
+    page = visit("#nosuch")
+    finished(page)
+    assert hash_of(page).startswith("#draw")
+
+
 def test_the_skip_link_keeps_the_view(visit: Open) -> None:
     page = visit("#complete")
     finished(page, "complete")

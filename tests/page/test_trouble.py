@@ -306,3 +306,23 @@ def test_a_view_that_cannot_be_fetched_says_so(visit: Open) -> None:
     page.route("**/play.js", lambda route: route.abort())
     page.click("nav [data-view=play]")
     expect(page.locator("#loading")).to_contain_text("cannot be reached")
+    page.unroute("**/play.js")
+    page.click("#reload")
+    expect(page.locator("#play-said")).to_contain_text("Picture 1 of 5")
+    expect(page.locator("#reload")).to_be_hidden()
+
+
+@pytest.mark.parametrize(
+    ("module", "button"),
+    [("apng", "#viewer-apng"), ("gif", "#viewer-gif"), ("zip", "#draw [data-do=zip]")],
+)
+def test_what_cannot_be_saved_for_want_of_a_module_says_so(
+    visit: Open, module: str, button: str
+) -> None:
+    page = visit("#draw?n=1&seed=5", allowed=["ERR_FAILED"])
+    finished(page)
+    page.route(f"**/{module}.js", lambda route: route.abort())
+    if module != "zip":
+        page.locator("#draw .sheet button").first.click()
+    page.click(button)
+    expect(page.get_by_text("Reload the page")).to_be_visible()
