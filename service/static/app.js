@@ -162,6 +162,7 @@ class Page {
     for (const dialog of document.querySelectorAll("#viewer, #copy-dialog")) dialog.close();
     if (view !== this.current) scrollTo(0, 0);
     this.current = view;
+    document.title = `${this.tab(view).textContent} – Scanline`;
     for (const name of VIEWS) {
       document.getElementById(name).hidden = name !== view;
       if (name === view) this.tab(name).setAttribute("aria-current", "page");

@@ -34,6 +34,12 @@ export function listenToDice(form, draw) {
   });
 }
 
+/** Enable a button again, and give it back the focus that it lost by being disabled. */
+export function enable(button) {
+  button.disabled = false;
+  if (document.activeElement === document.body) button.focus({ preventScroll: true });
+}
+
 /** Read a link's seed; it is for this drawing alone, and fills no field. */
 export function seedOf(fields) {
   const seed = Number(fields.get("seed"));

@@ -89,7 +89,9 @@ export class PlayView {
     round.model = this.ask(round, half);
     round.model.catch(() => {}); // told when it is looked at
     this.say(`Picture ${this.at + 1} of ${ROUNDS}. What will it be?`);
+    const pressed = document.activeElement === byId("play-next"); // which is about to be hidden
     this.offer({ guess: true });
+    if (pressed) this.choices.firstElementChild.focus();
   }
 
   /** Have the model guess: the class under which the upper half costs it the fewest bits. */

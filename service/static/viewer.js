@@ -50,6 +50,7 @@ export class Viewer {
       const view = await page.view(name);
       if (model !== page.model) page.use(model.id); // of a comparison, or chosen meanwhile
       view.take(picture, link);
+      document.getElementById(`${name}-title`).focus({ preventScroll: true });
     });
     takes("viewer-inside", "inside");
     takes("viewer-complete", "complete");

@@ -148,6 +148,34 @@ def test_the_accessibility_tree_names_everything(visit: Open, view: str) -> None
     assert page.locator("output").count() == 0, "an output is read aloud whenever it changes"
 
 
+def test_what_is_pressed_keeps_the_focus(visit: Open) -> None:
+    page = visit("#learn")
+    for button in ("#scene-dice button >> nth=0", "#scene-dice button >> nth=1",
+                   "#scene-memory button", "#scene-limits button"):  # fmt: skip
+        expect(page.locator(button)).to_be_enabled()
+        page.press(button, "Enter")
+        expect(page.locator(button)).to_be_enabled()
+        expect(page.locator(button)).to_be_focused()
+    page.click("nav >> text=Play")
+    expect(page.locator("#play-choices button").first).to_be_enabled()
+    page.press("#play-choices button >> nth=1", "Enter")
+    expect(page.locator("#play-next")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.locator("#play-choices button").first).to_be_focused()
+
+
+@pytest.mark.parametrize("view", ["complete", "inside"])
+def test_a_view_that_an_image_is_taken_to_has_the_focus(visit: Open, view: str) -> None:
+    page = visit("#draw?n=1&seed=5")
+    finished(page)
+    expect(page).to_have_title("Draw – Scanline")
+    page.locator("#draw .sheet button").click()
+    page.press(f"#viewer-{view}", "Enter")
+    expect(page.locator(f"#{view}-title")).to_be_focused()
+    name = {"complete": "Complete", "inside": "Look inside"}[view]
+    expect(page).to_have_title(f"{name} – Scanline")
+
+
 def test_a_screen_reader_is_told_where_the_brush_is(visit: Open) -> None:
     page = visit("#complete")
     finished(page, "complete")

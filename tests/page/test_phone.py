@@ -38,6 +38,17 @@ def test_the_panel_stays_while_the_images_scroll(visit: Open) -> None:
         expect(page.locator("#draw-form button[type=submit]")).to_be_in_viewport(ratio=1)
 
 
+def test_a_picture_with_the_focus_is_not_under_the_panel(visit: Open) -> None:
+    page = visit("#draw?n=64&seed=5", **PHONE)
+    finished(page)
+    page.locator("#draw .sheet button").last.focus()
+    for _ in range(40):
+        page.keyboard.press("Shift+Tab")
+        assert box(page, ":focus")["y"] >= box(page, "#draw-form")["bottom"]
+    page.set_viewport_size({"width": 740, "height": 340})  # where it would fill the screen
+    assert box(page, "#draw-form")["bottom"] < 0
+
+
 def test_few_tiles_are_large(visit: Open) -> None:
     widths = {}
     for n in (1, 4, 12, 64):
