@@ -128,7 +128,7 @@ export class CompleteView {
   /** Erase the lower half of a picture, and complete it at once. */
   pick(picture, reveal = true) {
     this.load({ ...picture, known: null });
-    this.easel.keepRows(Math.round(this.model.height / 2));
+    this.easel.keepRows(Math.round(this.model.height / 2), true);
     return this.complete({ reveal });
   }
 
@@ -146,7 +146,7 @@ export class CompleteView {
     try {
       const picture = await fromFile(file, this.model);
       this.load(picture);
-      if (!picture.known.includes(0)) this.easel.keepRows(Math.round(this.model.height / 2));
+      if (!picture.known.includes(0)) this.easel.keepRows(Math.round(this.model.height / 2), true);
       this.sheet.report.say("Your picture is on the easel. Erase what you like, then complete it.");
       const drawnOn = paperOf(await this.examples);
       byId("paper-offer").hidden = lightness(drawnOn) >= DARK

@@ -202,6 +202,20 @@ def test_a_slide_is_taken_back_as_one(visit: Open) -> None:
     expect(rows).to_have_value(before)
 
 
+def test_a_drawing_is_there_again_after_an_example(visit: Open) -> None:
+    page = visit("#complete")
+    finished(page, "complete")
+    page.click("#blank")
+    expect(page.locator("#easel")).to_be_focused()
+    sketch(page, 0.3)
+    drawn = pixels(page, "#easel")
+    page.click("#examples button")
+    assert pixels(page, "#easel") != drawn
+    page.focus("#easel")
+    page.keyboard.press("Control+z")
+    assert pixels(page, "#easel") == drawn
+
+
 def test_examples_that_fail_can_be_asked_for_again(visit: Open) -> None:
     page = visit(allowed=["500"])
     finished(page)
