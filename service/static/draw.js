@@ -11,6 +11,9 @@ const AXES = {
   temperature: "temperature", guidance: "guidance", top_p: "top-p", label: "class", model: "model",
 };
 
+/** What of a link says how to draw; a link that says none of it leaves that to the form. */
+const SAID = ["seed", "label", "by", "temperature", "guidance", "top_p"];
+
 /** Choose a class, or what to draw with, and draw. */
 export class DrawView {
   /** @param {object} page the `Page` of app.js */
@@ -88,7 +91,7 @@ export class DrawView {
       return null;
     }
     if (fields.has("n")) n.value = fields.get("n");
-    if (seed !== null || fields.has("label")) {
+    if (SAID.some((name) => fields.has(name))) {
       chip.checked = true;
       this.shaping.guided(Boolean(this.label));
       this.shaping.take(fields);

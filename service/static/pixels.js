@@ -111,8 +111,12 @@ export async function toText(blob) {
 
 /** Turn such text back into a blob. */
 export function fromText(text) {
-  const bytes = atob(text.replaceAll("-", "+").replaceAll("_", "/"));
-  return new Blob([Uint8Array.from(bytes, (c) => c.charCodeAt(0))], { type: "image/png" });
+  try {
+    const bytes = atob(text.replaceAll("-", "+").replaceAll("_", "/"));
+    return new Blob([Uint8Array.from(bytes, (c) => c.charCodeAt(0))], { type: "image/png" });
+  } catch {
+    throw new Error("That is no picture.");
+  }
 }
 
 /** Hand a blob to the person as a file. */
