@@ -68,7 +68,8 @@ class Page {
     });
     receiveFiles(async (file) => {
       // What cannot be read, as a folder, is told of as any file that is no picture.
-      if (this.restore(await readStamp(file).catch(() => null))) return;
+      const taken = ["complete", "inside"].includes(this.current); // it is wanted right there
+      if (!taken && this.restore(await readStamp(file).catch(() => null))) return;
       const view = this.current === "inside" ? "inside" : "complete";
       (await this.view(view)).bring(file);
     });

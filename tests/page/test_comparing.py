@@ -206,6 +206,9 @@ def test_favourites_are_kept_in_the_browser(visit: Open) -> None:
     kept = page.locator("[data-strip=kept] img")
     expect(kept).to_have_count(1)
     finished(page)
+    page.click("#gallery .minor")
+    expect(page.locator("[data-strip=drawn] img")).to_have_count(0)
+    expect(kept).to_have_count(1)
     second = drawn(page)[1]
     kept.click()
     expect(page.locator("#draw .sheet li")).to_have_count(1)
