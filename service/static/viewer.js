@@ -63,7 +63,7 @@ export class Viewer {
     Object.assign(this, { tile, tiles });
     this.picture = tile.player.picture;
     const { seed, bits_per_dim: bits, label } = tile.result;
-    const { model, link } = tile.part;
+    const { model, link, title } = tile.part;
     const chosen = label ? { label } : {}; // of its own, where the seeds chose the classes
     this.link = { view: link.view, fields: { ...link.fields, n: 1, seed, ...chosen } };
     this.hash = toHash(this.link.view, this.link.fields);
@@ -71,6 +71,7 @@ export class Viewer {
     this.name = `scanline-${model.id}-${seed}`;
     document.getElementById("viewer-title").textContent = `Image ${tile.index + 1}`;
     document.getElementById("viewer-facts").textContent = [
+      [label, model.id].includes(title) ? null : title,
       `Seed ${seed}`,
       label ? `asked for ${label}` : null,
       bits === null ? null : `${bits.toFixed(3)} bits/dim`,
