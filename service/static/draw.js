@@ -24,7 +24,6 @@ export class DrawView {
     this.shaping = new Shaping(document.getElementById("draw-shaping"));
     this.form.addEventListener("submit", (event) => {
       event.preventDefault();
-      document.getElementById("draw-options").togglePopover(false);
       this.draw({ reveal: true });
     });
     this.form.addEventListener("change", ({ target: { name } }) => {
@@ -93,6 +92,7 @@ export class DrawView {
     if (fields.has("n")) n.value = fields.get("n");
     if (SAID.some((name) => fields.has(name))) {
       chip.checked = true;
+      chip.parentElement.scrollIntoView({ block: "nearest", inline: "nearest" });
       this.shaping.guided(Boolean(this.label));
       this.shaping.take(fields);
       by.value = "";
@@ -104,6 +104,7 @@ export class DrawView {
   /** Draw what the form says; of a link's seed where there is one. */
   draw({ seed = null, reveal = false } = {}) {
     const { model, page } = this;
+    if (reveal) document.getElementById("draw-options").togglePopover(false);
     const { n, seed: typed, pace, by: { value: by } } = this.form.elements;
     const count = readNumber(n, 12);
     const fields = {

@@ -22,6 +22,21 @@ def test_the_settings_are_a_sheet(visit: Open) -> None:
     expect(page.locator("#draw-options")).to_be_hidden()
 
 
+def test_the_settings_make_room_for_what_they_draw(visit: Open) -> None:
+    page = visit("#draw?n=8&seed=5&label=a+frog", **PHONE | {"viewport": {"width": 320, "height": 740}})
+    finished(page)
+    expect(page.locator("#draw-classes label", has_text="a frog")).to_be_in_viewport(ratio=1)
+    page.click("#draw-form .opener")
+    page.click("#draw-form [data-dice]")
+    expect(page.locator("#draw-options")).to_be_hidden()
+    page.click("#draw-form .opener")
+    page.select_option("#draw-by", "temperature")
+    expect(page.locator("#draw-options")).to_be_hidden()
+    finished(page)
+    assert box(page, "#draw .sheet button")["width"] >= 70
+    assert page.evaluate("() => document.documentElement.scrollWidth") <= 320
+
+
 def test_a_wide_screen_has_room_for_the_settings(visit: Open) -> None:
     page = visit("#draw?n=4&seed=5", **LAPTOP)
     finished(page)
