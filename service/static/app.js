@@ -17,7 +17,8 @@ const MODULES = {
 
 /** Give the models, once the server has loaded them. */
 async function loadModels(notice) {
-  const say = (sentence) => { notice.querySelector("[role=status]").textContent = sentence; };
+  const line = notice.querySelector("[role=status]");
+  const say = (sentence) => { if (line.textContent !== sentence) line.textContent = sentence; };
   const enter = document.getElementById("enter-key");
   for (;;) {
     try {

@@ -271,6 +271,29 @@ def test_who_would_rather_give_no_key_is_left_alone(visit: Open) -> None:
         page.context.close()
 
 
+def test_what_is_still_so_is_not_told_again(visit: Open) -> None:
+    page = visit()
+    finished(page)
+    asked: list[int] = []
+
+    def refuse(route: Route) -> None:
+        asked.append(1)
+        if len(asked) > 3:
+            route.continue_()
+        else:
+            route.fulfill(json={"data": []})
+
+    page.route("**/v1/models", refuse)
+    page.add_init_script("""document.addEventListener("DOMContentLoaded", () => {
+        window.told = [];
+        new MutationObserver((all) => window.told.push(...all.map(() => 1)))
+            .observe(document.querySelector("#loading [role=status]"), { childList: true });
+    });""")
+    page.reload()
+    finished(page)
+    assert len(page.evaluate("window.told")) == 1
+
+
 @pytest.mark.parametrize("secret", ["“open sesame”", "schlüssel", "ключ"])
 def test_a_key_may_be_any_text(visit: Open, secret: str) -> None:
     scanline, app = build({"api_key": secret}, {"grey": FakeDecoder(GREY, 4)})
