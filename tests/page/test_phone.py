@@ -23,7 +23,9 @@ def test_the_settings_are_a_sheet(visit: Open) -> None:
 
 
 def test_the_settings_make_room_for_what_they_draw(visit: Open) -> None:
-    page = visit("#draw?n=8&seed=5&label=a+frog", **PHONE | {"viewport": {"width": 320, "height": 740}})
+    page = visit(
+        "#draw?n=8&seed=5&label=a+frog", **PHONE | {"viewport": {"width": 320, "height": 740}}
+    )
     finished(page)
     expect(page.locator("#draw-classes label", has_text="a frog")).to_be_in_viewport(ratio=1)
     page.click("#draw-form .opener")

@@ -222,3 +222,19 @@ def test_a_large_picture_fits_into_text(visit: Open) -> None:
         }"""
     )
     assert same
+
+
+@pytest.mark.parametrize(
+    ("module", "button"),
+    [("apng", "#viewer-apng"), ("gif", "#viewer-gif"), ("zip", "#draw [data-do=zip]")],
+)
+def test_what_cannot_be_saved_for_want_of_a_module_says_so(
+    visit: Open, module: str, button: str
+) -> None:
+    page = visit("#draw?n=1&seed=5", allowed=["ERR_FAILED"])
+    finished(page)
+    page.route(f"**/{module}.js", lambda route: route.abort())
+    if module != "zip":
+        page.locator("#draw .sheet button").first.click()
+    page.click(button)
+    expect(page.get_by_text("Reload the page")).to_be_visible()
