@@ -82,6 +82,11 @@ export function postPicture(path, fields, pngs, signal) {
   return call(path, { method: "POST", body, signal });
 }
 
+/** Fail where a part of the page did not come: Chromium remembers that an import failed. */
+export function missing() {
+  throw new Error("A part of this page did not come. Reload the page.");
+}
+
 /** Say what went wrong, for a person. */
 export function explain(error) {
   if (error instanceof ApiError && error.status === 401) return "This server asks for a key.";

@@ -17,7 +17,8 @@ const MODULES = {
 
 /** Give the models, once the server has loaded them. */
 async function loadModels(notice) {
-  const say = (sentence) => { notice.querySelector("[role=status]").textContent = sentence; };
+  const line = notice.querySelector("[role=status]");
+  const say = (sentence) => { if (line.textContent !== sentence) line.textContent = sentence; };
   const enter = document.getElementById("enter-key");
   for (;;) {
     try {
@@ -68,7 +69,8 @@ class Page {
     });
     receiveFiles(async (file) => {
       // What cannot be read, as a folder, is told of as any file that is no picture.
-      if (this.restore(await readStamp(file).catch(() => null))) return;
+      const taken = ["complete", "inside"].includes(this.current); // it is wanted right there
+      if (!taken && this.restore(await readStamp(file).catch(() => null))) return;
       const view = this.current === "inside" ? "inside" : "complete";
       (await this.view(view)).bring(file);
     });
@@ -84,6 +86,7 @@ class Page {
     }).catch((error) => {
       delete this.loading[name]; // to be tried again
       this.complain(explain(error));
+      reload.hidden = false; // Chromium remembers that an import failed
       throw error;
     });
     return this.loading[name];
@@ -112,6 +115,7 @@ class Page {
 
   /** Say what is wrong with the page itself; null if nothing is any more. */
   complain(sentence) {
+    reload.hidden = true;
     loading.hidden = sentence === null;
     loading.querySelector("[role=status]").textContent = sentence ?? "";
   }
@@ -123,7 +127,10 @@ class Page {
   /** Do what the address says. */
   async go() {
     const wanted = readAddress();
-    if (!wanted) return;
+    if (!wanted) {
+      if (!this.current) location.replace("#draw"); // something must be shown
+      return;
+    }
     const { view, query } = wanted;
     const fields = new URLSearchParams(query);
     const model = fields.get("model");
@@ -157,6 +164,7 @@ class Page {
     for (const dialog of document.querySelectorAll("#viewer, #copy-dialog")) dialog.close();
     if (view !== this.current) scrollTo(0, 0);
     this.current = view;
+    document.title = `${this.tab(view).textContent} – Scanline`;
     for (const name of VIEWS) {
       document.getElementById(name).hidden = name !== view;
       if (name === view) this.tab(name).setAttribute("aria-current", "page");
@@ -176,6 +184,8 @@ if (!location.hash && location.search) { // a shared link, as the server reads i
   history.replaceState(null, "", `${location.pathname}#draw${location.search}`);
 }
 const loading = document.getElementById("loading");
+const reload = document.getElementById("reload");
+reload.addEventListener("click", () => location.reload());
 const models = await loadModels(loading);
 loading.hidden = true;
 new Page(models).go();

@@ -1,7 +1,7 @@
 /** What can be done with a finished sheet: sorted, shown by cost, saved as a whole. */
 
 import { toHash } from "./address.js";
-import { explain, patiently, postPicture } from "./api.js";
+import { explain, missing, patiently, postPicture } from "./api.js";
 import { stamp } from "./chunks.js";
 import { mostBits, paintHeat } from "./heat.js";
 import { area, save, toPng } from "./pixels.js";
@@ -105,7 +105,7 @@ export class Arrange {
       const fields = { ...part.link.fields, n: 1, seed, ...(label ? { label } : {}) };
       return [name, await stamp(await toPng(player.picture), toHash(part.link.view, fields))];
     }));
-    const { zip } = await import("./zip.js");
+    const { zip } = await import("./zip.js").catch(missing);
     return zip([...files, ["images.csv", new Blob([`${rows.join("\r\n")}\r\n`])]]);
   }
 }

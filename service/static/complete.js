@@ -128,7 +128,7 @@ export class CompleteView {
   /** Erase the lower half of a picture, and complete it at once. */
   pick(picture, reveal = true) {
     this.load({ ...picture, known: null });
-    this.easel.keepRows(Math.round(this.model.height / 2));
+    this.easel.keepRows(Math.round(this.model.height / 2), true);
     return this.complete({ reveal });
   }
 
@@ -146,7 +146,7 @@ export class CompleteView {
     try {
       const picture = await fromFile(file, this.model);
       this.load(picture);
-      if (!picture.known.includes(0)) this.easel.keepRows(Math.round(this.model.height / 2));
+      if (!picture.known.includes(0)) this.easel.keepRows(Math.round(this.model.height / 2), true);
       this.sheet.report.say("Your picture is on the easel. Erase what you like, then complete it.");
       const drawnOn = paperOf(await this.examples);
       byId("paper-offer").hidden = lightness(drawnOn) >= DARK
@@ -165,10 +165,22 @@ export class CompleteView {
     this.easel.load(picture);
   }
 
-  /** Begin with a sheet of the model's own paper, and a pen that can be seen on it. */
+  /** Begin with a black sheet, or one of the model's own paper as soon as that is known. */
   async startBlank() {
     this.askOnce();
+    this.spread([0, 0, 0]);
+    this.sheet.report.say("Draw the upper part, then let it be completed.");
+    byId("easel").focus();
+    const { easel, easel: { picture } } = this;
     const paper = paperOf(await this.examples);
+    // Not over what was drawn or put there meanwhile.
+    if (easel.picture !== picture || easel.lowest !== null || !lightness(paper)) return;
+    easel.undo(); // takes back both sheets at once
+    this.spread(paper);
+  }
+
+  /** Put a sheet of this paper on the easel, and a pen that can be seen on it at hand. */
+  spread(paper) {
     const pen = lightness(paper) < 128 ? 255 : 0;
     const { tool, brush, colour } = this.form.elements;
     this.load(blank(this.model, paper));
@@ -178,8 +190,6 @@ export class CompleteView {
     setRange(brush, Math.max(1, Math.round(this.model.width / 12)), "");
     brush.dispatchEvent(new Event("input"));
     this.takeTool();
-    this.sheet.report.say("Draw the upper part, then let it be completed.");
-    byId("easel").focus();
   }
 
   invert() {

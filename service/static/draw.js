@@ -11,6 +11,9 @@ const AXES = {
   temperature: "temperature", guidance: "guidance", top_p: "top-p", label: "class", model: "model",
 };
 
+/** What of a link says how to draw; a link that says none of it leaves that to the form. */
+const SAID = ["seed", "label", "by", "temperature", "guidance", "top_p"];
+
 /** Choose a class, or what to draw with, and draw. */
 export class DrawView {
   /** @param {object} page the `Page` of app.js */
@@ -21,7 +24,6 @@ export class DrawView {
     this.shaping = new Shaping(document.getElementById("draw-shaping"));
     this.form.addEventListener("submit", (event) => {
       event.preventDefault();
-      document.getElementById("draw-options").togglePopover(false);
       this.draw({ reveal: true });
     });
     this.form.addEventListener("change", ({ target: { name } }) => {
@@ -88,8 +90,9 @@ export class DrawView {
       return null;
     }
     if (fields.has("n")) n.value = fields.get("n");
-    if (seed !== null || fields.has("label")) {
+    if (SAID.some((name) => fields.has(name))) {
       chip.checked = true;
+      chip.parentElement.scrollIntoView({ block: "nearest", inline: "nearest" });
       this.shaping.guided(Boolean(this.label));
       this.shaping.take(fields);
       by.value = "";
@@ -101,6 +104,7 @@ export class DrawView {
   /** Draw what the form says; of a link's seed where there is one. */
   draw({ seed = null, reveal = false } = {}) {
     const { model, page } = this;
+    if (reveal) document.getElementById("draw-options").togglePopover(false);
     const { n, seed: typed, pace, by: { value: by } } = this.form.elements;
     const count = readNumber(n, 12);
     const fields = {

@@ -4,6 +4,8 @@ import { area, toImageData } from "./pixels.js";
 
 const UNDO = 30;
 
+const alike = (a, b) => ["width", "height", "channels"].every((name) => a[name] === b[name]);
+
 /** Edits a picture; `known` marks what is not erased. */
 export class Easel {
   /**
@@ -27,12 +29,13 @@ export class Easel {
     canvas.addEventListener("blur", () => { this.cursor = null; this.draw(); });
   }
 
-  /** Put a picture on the easel. */
+  /** Put a picture on the easel; Undo brings back what it takes the place of. */
   load(picture) {
+    if (!this.picture || !alike(this.picture.shape, picture.shape)) this.past = [];
+    else if (this.picture.known.includes(1)) this.remember();
     const known = picture.known?.slice() ?? new Uint8Array(area(picture.shape)).fill(1);
     this.picture = { shape: picture.shape, values: picture.values.slice(), known };
     this.original = picture.values.slice();
-    this.past = [];
     this.lowest = null; // the last row that was drawn in
     this.paper = [0, 0, 0];
     this.canvas.width = picture.shape.width;
@@ -60,9 +63,9 @@ export class Easel {
   undo() {
     const last = this.past.pop();
     if (!last) return;
-    const { values, known, original, lowest } = last;
+    const { values, known, ...rest } = last;
     Object.assign(this.picture, { values, known });
-    Object.assign(this, { original, lowest });
+    Object.assign(this, rest);
     this.changed();
   }
 
@@ -74,8 +77,8 @@ export class Easel {
   }
 
   remember() {
-    const { picture: { values, known }, original, lowest } = this;
-    this.past.push({ values: values.slice(), known: known.slice(), original, lowest });
+    const { picture: { values, known }, original, lowest, paper } = this;
+    this.past.push({ values: values.slice(), known: known.slice(), original, lowest, paper });
     if (this.past.length > UNDO) this.past.shift();
   }
 
@@ -135,6 +138,8 @@ export class Easel {
       this.remember();
       this.stroke(this.cursor, this.cursor);
       this.tellPlace();
+    } else if (event.key === "z" && (event.ctrlKey || event.metaKey)) {
+      this.undo();
     } else {
       return;
     }

@@ -1,6 +1,7 @@
 /** Form fields: numbers within bounds, ranges that say their value, and seeds. */
 
 const MAX_RANDOM = 100_000; // short enough to be read out to somebody
+const MAX_SEED = Number.MAX_SAFE_INTEGER - 63; // of 64 images, whose seeds count up from it
 
 /** A seed nobody chose. */
 export const randomSeed = () => Math.floor(Math.random() * MAX_RANDOM);
@@ -34,15 +35,21 @@ export function listenToDice(form, draw) {
   });
 }
 
+/** Enable a button again, and give it back the focus that it lost by being disabled. */
+export function enable(button) {
+  button.disabled = false;
+  if (document.activeElement === document.body) button.focus({ preventScroll: true });
+}
+
 /** Read a link's seed; it is for this drawing alone, and fills no field. */
 export function seedOf(fields) {
   const seed = Number(fields.get("seed"));
-  return fields.has("seed") && Number.isSafeInteger(seed) && seed >= 0 ? seed : null;
+  return fields.has("seed") && Number.isInteger(seed) && seed >= 0 && seed <= MAX_SEED ? seed : null;
 }
 
 /** Say that a link asks for a seed which is none. */
 export const noSeed = (seed) =>
-  `A seed is a whole number from 0 to ${Number.MAX_SAFE_INTEGER} here, not “${seed}”.`;
+  `A seed is a whole number from 0 to ${MAX_SEED} here, not “${seed}”.`;
 
 /** Give the class that a link means: its name, in other letters too, or its number. */
 export function classOf({ classes }, wanted) {

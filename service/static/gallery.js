@@ -21,12 +21,12 @@ export const titleOf = ({ model, label, seed }) =>
 
 /** The two strips. */
 export class Gallery {
-  /** @param {HTMLElement} place holds a strip of each kind, and a button that empties both */
+  /** @param {HTMLElement} place holds a strip of each kind, and a button that empties one */
   constructor(place) {
     this.place = place;
     this.strips = load();
     place.querySelector("button").addEventListener("click", () => {
-      this.strips = { drawn: [], kept: [] };
+      this.strips.drawn = []; // what is kept is kept until it is not wanted any more
       this.store();
     });
     addEventListener("storage", ({ key }) => {

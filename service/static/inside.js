@@ -3,7 +3,7 @@
 import { explain, patiently, post, postJson, postPicture } from "./api.js";
 import { chooseFile } from "./arrivals.js";
 import { Expectation } from "./expectation.js";
-import { given, guides, randomSeed, setRange } from "./fields.js";
+import { given, guides, noSeed, randomSeed, seedOf, setRange } from "./fields.js";
 import { mostBits, paintHeat, surprises } from "./heat.js";
 import { area, fromFile, fromText, toPng, toText } from "./pixels.js";
 import { Plate } from "./plate.js";
@@ -91,10 +91,13 @@ export class InsideView {
 
   /** Show what a link says, or draw something new. */
   async open(fields) {
-    const [seed, at] = ["seed", "at"].map((name) => {
-      const number = Number(fields.get(name) ?? NaN);
-      return Number.isSafeInteger(number) && number >= 0 ? number : null;
-    });
+    const seed = seedOf(fields);
+    if (fields.has("seed") && seed === null) {
+      this.say(noSeed(fields.get("seed")));
+      return;
+    }
+    const place = Number(fields.get("at") ?? NaN);
+    const at = Number.isSafeInteger(place) && place >= 0 ? place : null;
     const made = Object.fromEntries(["label", "temperature", "guidance", "top_p"]
       .filter((name) => fields.get(name)).map((name) => [name, fields.get(name)]));
     for (const name of ["temperature", "guidance", "top_p"]) {

@@ -86,17 +86,21 @@ function cutOut(known, bitmap, shape, { scale, left, top }) {
   const context = canvas.getContext("2d", { willReadFrequently: true });
   context.drawImage(bitmap, 0, 0);
   const { data } = context.getImageData(0, 0, bitmap.width, bitmap.height);
+  const pixels = new Uint32Array(data.buffer); // alpha comes last, and is highest
   const NEAR = 1e-6; // so that a rounding error has no part in the pixel beyond an edge
-  const first = (at, shift) => Math.max(0, Math.floor(at * scale + shift + NEAR));
-  const end = (at, shift, size) =>
-    Math.max(0, Math.min(size, Math.ceil((at + 1) * scale + shift - NEAR)));
-  for (let q = 0; q < bitmap.width * bitmap.height; q += 1) {
-    if (data[4 * q + 3] !== 0) continue;
-    const [x, y] = [q % bitmap.width, Math.floor(q / bitmap.width)];
-    for (let row = first(y, top); row < end(y, top, shape.height); row += 1) {
-      known.fill(
-        0, row * shape.width + first(x, left), row * shape.width + end(x, left, shape.width),
-      );
+  const range = (at, shift, size) => [
+    Math.max(0, Math.floor(at * scale + shift + NEAR)),
+    Math.max(0, Math.min(size, Math.ceil((at + 1) * scale + shift - NEAR))),
+  ];
+  const columns = Array.from({ length: bitmap.width }, (_, x) => range(x, left, shape.width));
+  const [first, end] = [0, 1].map((side) => Int32Array.from(columns, (column) => column[side]));
+  for (let y = 0; y < bitmap.height; y += 1) {
+    const [from, to] = range(y, top, shape.height);
+    for (let x = 0; x < bitmap.width; x += 1) {
+      if (pixels[y * bitmap.width + x] >>> 24) continue;
+      for (let row = from; row < to; row += 1) {
+        known.fill(0, row * shape.width + first[x], row * shape.width + end[x]);
+      }
     }
   }
 }
@@ -111,8 +115,12 @@ export async function toText(blob) {
 
 /** Turn such text back into a blob. */
 export function fromText(text) {
-  const bytes = atob(text.replaceAll("-", "+").replaceAll("_", "/"));
-  return new Blob([Uint8Array.from(bytes, (c) => c.charCodeAt(0))], { type: "image/png" });
+  try {
+    const bytes = atob(text.replaceAll("-", "+").replaceAll("_", "/"));
+    return new Blob([Uint8Array.from(bytes, (c) => c.charCodeAt(0))], { type: "image/png" });
+  } catch {
+    throw new Error("That is no picture.");
+  }
 }
 
 /** Hand a blob to the person as a file. */

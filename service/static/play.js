@@ -2,7 +2,7 @@
 
 import { explain, patiently, postJson, postPicture } from "./api.js";
 import { addressOf, copy, systemShares } from "./share.js";
-import { randomSeed, seedOf } from "./fields.js";
+import { noSeed, randomSeed, seedOf } from "./fields.js";
 import { area, toPng } from "./pixels.js";
 import { Player, calm } from "./player.js";
 import { percent } from "./words.js";
@@ -40,7 +40,12 @@ export class PlayView {
 
   /** Play the round of a link, or a new one. */
   open(fields) {
-    return this.begin(seedOf(fields) ?? randomSeed());
+    const seed = seedOf(fields);
+    if (!fields.has("seed") || seed !== null) return this.begin(seed ?? randomSeed());
+    this.use(this.model);
+    this.offer({ over: true });
+    this.say(noSeed(fields.get("seed")));
+    return null;
   }
 
   /** Have five pictures drawn, of classes that their seeds choose. */
@@ -89,7 +94,9 @@ export class PlayView {
     round.model = this.ask(round, half);
     round.model.catch(() => {}); // told when it is looked at
     this.say(`Picture ${this.at + 1} of ${ROUNDS}. What will it be?`);
+    const pressed = document.activeElement === byId("play-next"); // which is about to be hidden
     this.offer({ guess: true });
+    if (pressed) this.choices.firstElementChild.focus();
   }
 
   /** Have the model guess: the class under which the upper half costs it the fewest bits. */

@@ -62,7 +62,8 @@ export async function follow(open, on, say, signal) {
       throw new TypeError("the stream ended early");
     } catch (error) {
       if (signal.aborted) {
-        if (id) await call(`v1/generations/${id}`, { method: "DELETE" }).catch(() => {});
+        // Nobody waits for the answer, and it is sent even as the page is left.
+        if (id) call(`v1/generations/${id}`, { method: "DELETE", keepalive: true }).catch(() => {});
         throw error;
       }
       const status = error instanceof ApiError ? error.status : null;

@@ -71,11 +71,20 @@ export class Tile {
     if (effective) lines.push(`${Math.round(effective)} of ${this.part.fields.particles} tries counted`);
     this.caption.replaceChildren(...lines.flatMap((line, k) =>
       (k ? [document.createElement("br"), line] : [line])));
+    if (this.part.title) this.caption.append(this.row());
+  }
+
+  /** Name its row, which is seen where the sheet is sorted and the rows are one. */
+  row() {
+    const line = document.createElement("span");
+    line.className = "compared";
+    line.append(document.createElement("br"), this.part.title);
+    return line;
   }
 
   name() {
     const state = this.done ? `seed ${this.result.seed}: enlarge` : this.caption.textContent;
-    const name = `Image ${this.index + 1}, ${state}`;
+    const name = [`Image ${this.index + 1}`, this.part.title, state].filter(Boolean).join(", ");
     if (this.button.ariaLabel !== name) this.button.ariaLabel = name;
   }
 }

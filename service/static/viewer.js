@@ -1,7 +1,7 @@
 /** One image, enlarged: replayed at any speed, saved, shared, or taken further. */
 
 import { toHash } from "./address.js";
-import { explain } from "./api.js";
+import { explain, missing } from "./api.js";
 import { stamp } from "./chunks.js";
 import { setRange } from "./fields.js";
 import { Gallery, titleOf } from "./gallery.js";
@@ -37,9 +37,9 @@ export class Viewer {
     saves("viewer-large", "-large.png", async (picture, _, hash) =>
       stamp(await toPng(picture, undefined, ENLARGED), hash));
     saves("viewer-apng", "-drawing.png", async (...what) =>
-      (await import("./apng.js")).encodeDrawing(...what));
+      (await import("./apng.js").catch(missing)).encodeDrawing(...what));
     saves("viewer-gif", ".gif", async (picture, seconds) =>
-      (await import("./gif.js")).encodeGif(picture, seconds));
+      (await import("./gif.js").catch(missing)).encodeGif(picture, seconds));
     on("viewer-keep", () => {
       this.gallery.keep(this.hash, toCanvas(this.picture), titleOf(this.link.fields));
       this.tellKept();
@@ -50,6 +50,7 @@ export class Viewer {
       const view = await page.view(name);
       if (model !== page.model) page.use(model.id); // of a comparison, or chosen meanwhile
       view.take(picture, link);
+      document.getElementById(`${name}-title`).focus({ preventScroll: true });
     });
     takes("viewer-inside", "inside");
     takes("viewer-complete", "complete");
@@ -62,7 +63,7 @@ export class Viewer {
     Object.assign(this, { tile, tiles });
     this.picture = tile.player.picture;
     const { seed, bits_per_dim: bits, label } = tile.result;
-    const { model, link } = tile.part;
+    const { model, link, title } = tile.part;
     const chosen = label ? { label } : {}; // of its own, where the seeds chose the classes
     this.link = { view: link.view, fields: { ...link.fields, n: 1, seed, ...chosen } };
     this.hash = toHash(this.link.view, this.link.fields);
@@ -70,6 +71,7 @@ export class Viewer {
     this.name = `scanline-${model.id}-${seed}`;
     document.getElementById("viewer-title").textContent = `Image ${tile.index + 1}`;
     document.getElementById("viewer-facts").textContent = [
+      [label, model.id].includes(title) ? null : title,
       `Seed ${seed}`,
       label ? `asked for ${label}` : null,
       bits === null ? null : `${bits.toFixed(3)} bits/dim`,

@@ -126,6 +126,21 @@ def test_images_are_sorted_by_what_they_cost(visit: Open) -> None:
     assert bits(page) == before
 
 
+def test_what_is_compared_is_told_of_each_image(visit: Open) -> None:
+    page = visit("#draw?n=2&seed=5&by=temperature")
+    finished(page)
+    rows = page.locator("#draw .sheet small .compared")
+    expect(rows.nth(2)).to_be_hidden()
+    page.click("#draw [data-do=sort]")
+    expect(rows.nth(2)).to_be_visible()
+    told = page.locator("#draw .sheet small").first.inner_text()
+    (row,) = re.findall(r"Temperature [\d.]+", told)
+    button = page.locator("#draw .sheet button").first
+    assert f", {row}, seed" in (button.get_attribute("aria-label") or "")
+    button.click()
+    expect(page.locator("#viewer-facts")).to_contain_text(row)
+
+
 def test_every_tile_shows_its_heat_map(visit: Open) -> None:
     page = visit("#draw?n=3&seed=5&label=one")
     finished(page)
@@ -206,6 +221,9 @@ def test_favourites_are_kept_in_the_browser(visit: Open) -> None:
     kept = page.locator("[data-strip=kept] img")
     expect(kept).to_have_count(1)
     finished(page)
+    page.click("#gallery .minor")
+    expect(page.locator("[data-strip=drawn] img")).to_have_count(0)
+    expect(kept).to_have_count(1)
     second = drawn(page)[1]
     kept.click()
     expect(page.locator("#draw .sheet li")).to_have_count(1)

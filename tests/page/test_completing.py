@@ -153,6 +153,22 @@ def test_paper_and_pen_are_those_of_the_model(visit: Open, paper: int, pen: int)
     assert np.abs(easel(page).astype(int) - pen).min() < 20
 
 
+def test_drawing_can_begin_before_the_examples_come(visit: Open) -> None:
+    page = visit()
+    finished(page)
+    held: list[Route] = []
+    page.route("**/v1/samples", held.append)
+    page.click("nav >> text=Complete")
+    page.click("#blank")
+    expect(page.locator("#easel")).to_be_focused()
+    assert (easel(page) == 0).all()
+    expect(page.locator("#complete [data-report]")).to_contain_text("Draw the upper part")
+    for route in held:
+        examples_of(250)(route)
+    expect(page.locator("#examples canvas")).to_have_count(6)
+    assert (easel(page) == 250).all()
+
+
 def completing_on(visit: Open, paper: int) -> Page:
     """Open the view with examples on such paper."""
     page: Page = visit()
@@ -200,6 +216,20 @@ def test_a_slide_is_taken_back_as_one(visit: Open) -> None:
     expect(rows).to_have_value("5")
     page.click("#undo")
     expect(rows).to_have_value(before)
+
+
+def test_a_drawing_is_there_again_after_an_example(visit: Open) -> None:
+    page = visit("#complete")
+    finished(page, "complete")
+    page.click("#blank")
+    expect(page.locator("#easel")).to_be_focused()
+    sketch(page, 0.3)
+    drawn = pixels(page, "#easel")
+    page.click("#examples button")
+    assert pixels(page, "#easel") != drawn
+    page.focus("#easel")
+    page.keyboard.press("Control+z")
+    assert pixels(page, "#easel") == drawn
 
 
 def test_examples_that_fail_can_be_asked_for_again(visit: Open) -> None:

@@ -143,17 +143,32 @@ def test_a_class_that_the_model_has_not_is_told(visit: Open, view: str) -> None:
     expect(page.locator(f"#{view} .sheet li")).to_have_count(0)
 
 
-@pytest.mark.parametrize("view", ["draw", "complete"])
-@pytest.mark.parametrize("seed", [2**53, -3, "abc"])
+@pytest.mark.parametrize("view", ["draw", "complete", "inside", "play"])
+@pytest.mark.parametrize("seed", [2**53 - 1, -3, "abc"])
 def test_a_seed_that_the_page_cannot_draw_is_told(visit: Open, view: str, seed: object) -> None:
     image = base64.urlsafe_b64encode(encode(random_picture())).decode().rstrip("=")
     asked = f"#{view}?model=grey&n=1&seed={seed}"
-    page = visit(asked if view == "draw" else f"{asked}&image={image}")
-    alert = page.locator(f"#{view} [role=alert]")
-    expect(alert).to_have_text(
-        f"A seed is a whole number from 0 to {2**53 - 1} here, not “{seed}”."
+    page = visit(f"{asked}&image={image}" if view == "complete" else asked)
+    said = {"inside": ".deeds [role=status]", "play": "#play-said"}.get(view, "[role=alert]")
+    expect(page.locator(f"#{view} {said}")).to_have_text(
+        f"A seed is a whole number from 0 to {2**53 - 64} here, not “{seed}”."
     )
     expect(page.locator(f"#{view} .sheet li")).to_have_count(0)
+    if view == "play":
+        page.click("#play-again")
+        expect(page.locator("#play-said")).to_contain_text("Picture 1 of 5")
+
+
+def test_a_link_of_dials_alone_turns_them(visit: Open) -> None:
+    page = visit("#draw?n=2&top_p=0.9&temperature=0.5")
+    finished(page)
+    assert {"top_p=0.9", "temperature=0.5"} <= set(hash_of(page).partition("?")[2].split("&"))
+
+
+@pytest.mark.parametrize("view", ["complete", "inside"])
+def test_a_links_damaged_picture_is_told_in_plain_words(visit: Open, view: str) -> None:
+    page = visit(f"#{view}?image=%25%25")
+    expect(page.locator(f"#{view} [data-report]").first).to_contain_text("That is no picture.")
 
 
 @pytest.mark.parametrize("label", ["A FROG", "2"])
@@ -173,6 +188,12 @@ def test_any_class_may_be_asked_for_by_a_link(visit: Open) -> None:
     page.goto(page.url.split("#")[0] + "#draw?model=grey&n=1&seed=4&label=random")
     expect(page.locator("#draw .sheet small").first).to_contain_text("seed 4")
     expect(page.locator("#draw-classes input[value=random]")).to_have_count(1)
+
+
+def test_an_address_of_no_view_draws(visit: Open) -> None:
+    page = visit("#nosuch")
+    finished(page)
+    assert hash_of(page).startswith("#draw")
 
 
 def test_the_skip_link_keeps_the_view(visit: Open) -> None:

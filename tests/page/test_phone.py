@@ -22,6 +22,23 @@ def test_the_settings_are_a_sheet(visit: Open) -> None:
     expect(page.locator("#draw-options")).to_be_hidden()
 
 
+def test_the_settings_make_room_for_what_they_draw(visit: Open) -> None:
+    page = visit(
+        "#draw?n=8&seed=5&label=a+frog", **PHONE | {"viewport": {"width": 320, "height": 740}}
+    )
+    finished(page)
+    expect(page.locator("#draw-classes label", has_text="a frog")).to_be_in_viewport(ratio=1)
+    page.click("#draw-form .opener")
+    page.click("#draw-form [data-dice]")
+    expect(page.locator("#draw-options")).to_be_hidden()
+    page.click("#draw-form .opener")
+    page.select_option("#draw-by", "temperature")
+    expect(page.locator("#draw-options")).to_be_hidden()
+    finished(page)
+    assert box(page, "#draw .sheet button")["width"] >= 70
+    assert page.evaluate("() => document.documentElement.scrollWidth") <= 320
+
+
 def test_a_wide_screen_has_room_for_the_settings(visit: Open) -> None:
     page = visit("#draw?n=4&seed=5", **LAPTOP)
     finished(page)
@@ -36,6 +53,18 @@ def test_the_panel_stays_while_the_images_scroll(visit: Open) -> None:
         page.locator("#draw .sheet li").last.scroll_into_view_if_needed()
         assert page.evaluate("() => scrollY") > 100
         expect(page.locator("#draw-form button[type=submit]")).to_be_in_viewport(ratio=1)
+
+
+def test_a_picture_with_the_focus_is_not_under_the_panel(visit: Open) -> None:
+    page = visit("#draw?n=64&seed=5", **PHONE)
+    finished(page)
+    page.locator("#draw .sheet button").last.focus()
+    for _ in range(40):
+        page.keyboard.press("Shift+Tab")
+        assert box(page, ":focus")["y"] >= box(page, "#draw-form")["bottom"]
+    page.set_viewport_size({"width": 740, "height": 340})  # where it would fill the screen
+    page.locator("#draw .sheet button").last.focus()
+    assert box(page, "#draw-form")["bottom"] < 0
 
 
 def test_few_tiles_are_large(visit: Open) -> None:

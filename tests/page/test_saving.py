@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.page.fixtures import Open, expect, finished, hash_of, pixels, slide, upload
+from tests.page.fixtures import Open, expect, finished, hash_of, measured, pixels, slide, upload
 from tests.service_fixtures import COLOUR, GREY, encode, random_picture
 
 if TYPE_CHECKING:
@@ -78,6 +78,22 @@ def test_a_completion_is_brought_back_too(visit: Open) -> None:
     drop(other, data)
     finished(other, "complete")
     assert pixels(other, "#complete .sheet canvas") == [shown[0], shown[3]]
+
+
+def test_a_saved_picture_may_be_completed_and_looked_into(visit: Open) -> None:
+    page = visit("#draw?n=1&seed=8")
+    finished(page)
+    page.locator("#draw .sheet button").click()
+    data = saved(page, "#viewer-png")
+    page.keyboard.press("Escape")
+    page.click("nav [data-view=complete]")
+    finished(page, "complete")
+    drop(page, data)
+    expect(page.locator("#complete [data-report]")).to_contain_text("on the easel")
+    page.click("nav [data-view=inside]")
+    measured(page)
+    drop(page, data)
+    expect(page.locator("#inside-caption")).to_contain_text("Your picture")
 
 
 def test_a_picture_of_another_server_is_a_picture(visit: Open) -> None:
@@ -206,3 +222,19 @@ def test_a_large_picture_fits_into_text(visit: Open) -> None:
         }"""
     )
     assert same
+
+
+@pytest.mark.parametrize(
+    ("module", "button"),
+    [("apng", "#viewer-apng"), ("gif", "#viewer-gif"), ("zip", "#draw [data-do=zip]")],
+)
+def test_what_cannot_be_saved_for_want_of_a_module_says_so(
+    visit: Open, module: str, button: str
+) -> None:
+    page = visit("#draw?n=1&seed=5", allowed=["ERR_FAILED"])
+    finished(page)
+    page.route(f"**/{module}.js", lambda route: route.abort())
+    if module != "zip":
+        page.locator("#draw .sheet button").first.click()
+    page.click(button)
+    expect(page.get_by_text("Reload the page")).to_be_visible()

@@ -7,7 +7,6 @@ import time
 from typing import TYPE_CHECKING
 
 import httpx
-import pytest
 
 from scanline.service.server import Scanline
 from tests.page.fixtures import Open, expect, finished, measured, pixels
@@ -178,6 +177,18 @@ def test_a_drawing_that_is_cancelled_twice_has_failed(visit: Open) -> None:
     assert len(asked) == 2
 
 
+def test_cancelling_waits_for_no_answer(visit: Open, grey: FakeDecoder) -> None:
+    page = visit("#draw?n=1&seed=5", reduced_motion="no-preference")
+    finished(page)
+    grey.before_step = lambda slots: time.sleep(0.3)
+    page.route("**/v1/generations/*", lambda route: None)  # never answered
+    page.click("#draw-form button[type=submit]")
+    expect(page.locator("#draw .sheet small").first).to_have_text("drawing")
+    with page.expect_request(lambda request: request.method == "DELETE"):
+        page.click("#draw [data-cancel]")
+    expect(page.locator("#draw [data-report]")).to_contain_text("Cancelled")
+
+
 def test_a_full_server_is_asked_again(visit: Open) -> None:
     page = visit(allowed=["429"])
     finished(page)
@@ -221,74 +232,27 @@ def test_the_queue_is_told(
     other.join()
 
 
-def test_a_key_is_asked_for_once(visit: Open) -> None:
-    scanline, app = build({"api_key": "open sesame"}, {"grey": FakeDecoder(GREY, 4)})
-    with listening(app, lambda: scanline.ready) as url:
-        page = visit(url=url, allowed=["401"])
-        expect(page.locator("#key-dialog")).to_be_visible()
-        expect(page.locator("#key-wrong")).to_be_hidden()
-        page.fill("#key", "open barley")
-        page.keyboard.press("Enter")
-        expect(page.locator("#key-wrong")).to_be_visible()
-        page.fill("#key", "open sesame")
-        page.keyboard.press("Enter")
-        finished(page)
-        page.reload()
-        finished(page)
-        page.context.close()
+def test_what_is_still_so_is_not_told_again(visit: Open) -> None:
+    page = visit()
+    finished(page)
+    asked: list[int] = []
 
+    def refuse(route: Route) -> None:
+        asked.append(1)
+        if len(asked) > 3:
+            route.continue_()
+        else:
+            route.fulfill(json={"data": []})
 
-def test_who_would_rather_give_no_key_is_left_alone(visit: Open) -> None:
-    scanline, app = build({"api_key": "open sesame"}, {"grey": FakeDecoder(GREY, 4)})
-    with listening(app, lambda: scanline.ready) as url:
-        page = visit(url=url, allowed=["401"])
-        page.click("text=Not now")
-        expect(page.locator("#loading")).to_contain_text("asks for a key")
-        asked: list[str] = []
-        page.on("request", lambda request: asked.append(request.url))
-        page.wait_for_timeout(1200)  # longer than the page waits before it asks again
-        assert asked == []
-        expect(page.locator("#key-dialog")).to_be_hidden()
-        page.click("#enter-key")
-        page.fill("#key", "open sesame")
-        page.keyboard.press("Enter")
-        finished(page)
-        page.evaluate("location.hash = '#draw?model=ghost&n=1&seed=5'")
-        expect(page.locator("#loading")).to_contain_text("no model “ghost”")
-        expect(page.locator("#enter-key")).to_be_hidden()
-        page.context.close()
-
-
-@pytest.mark.parametrize("secret", ["“open sesame”", "schlüssel", "ключ"])
-def test_a_key_may_be_any_text(visit: Open, secret: str) -> None:
-    scanline, app = build({"api_key": secret}, {"grey": FakeDecoder(GREY, 4)})
-    with listening(app, lambda: scanline.ready) as url:
-        page = visit(url=url, allowed=["401"])
-        page.fill("#key", "”wrong“")
-        page.keyboard.press("Enter")
-        expect(page.locator("#key-wrong")).to_be_visible()
-        page.fill("#key", secret)
-        page.keyboard.press("Enter")
-        finished(page)
-        page.context.close()
-
-
-FORBIDDEN = """for (const name of ["sessionStorage", "localStorage"]) {
-  Object.defineProperty(window, name, { get() { throw new DOMException("no", "SecurityError"); } });
-}"""
-
-
-def test_the_page_works_where_nothing_may_be_stored(visit: Open) -> None:
-    scanline, app = build({"api_key": "open sesame"}, {"grey": FakeDecoder(GREY, 4)})
-    with listening(app, lambda: scanline.ready) as url:
-        page = visit("#draw?n=1&seed=5", url=url, allowed=["401"], script=FORBIDDEN)
-        page.fill("#key", "open sesame")
-        page.keyboard.press("Enter")
-        finished(page)
-        page.click("#draw-form button[type=submit]")
-        drawn = page.locator("#gallery [data-strip=drawn] li")
-        expect(drawn).to_have_count(2)  # and not the last alone
-        page.context.close()
+    page.route("**/v1/models", refuse)
+    page.add_init_script("""document.addEventListener("DOMContentLoaded", () => {
+        window.told = [];
+        new MutationObserver((all) => window.told.push(...all.map(() => 1)))
+            .observe(document.querySelector("#loading [role=status]"), { childList: true });
+    });""")
+    page.reload()
+    finished(page)
+    assert len(page.evaluate("window.told")) == 1
 
 
 def test_a_model_that_is_not_here_is_said_to_be(visit: Open) -> None:
@@ -306,3 +270,7 @@ def test_a_view_that_cannot_be_fetched_says_so(visit: Open) -> None:
     page.route("**/play.js", lambda route: route.abort())
     page.click("nav [data-view=play]")
     expect(page.locator("#loading")).to_contain_text("cannot be reached")
+    page.unroute("**/play.js")
+    page.click("#reload")
+    expect(page.locator("#play-said")).to_contain_text("Picture 1 of 5")
+    expect(page.locator("#reload")).to_be_hidden()

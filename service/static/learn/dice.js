@@ -2,7 +2,7 @@
 
 import { patiently, postJson, postPicture } from "../api.js";
 import { Chart } from "../chart.js";
-import { randomSeed } from "../fields.js";
+import { enable, randomSeed } from "../fields.js";
 import { surprises } from "../heat.js";
 import { area, toPng } from "../pixels.js";
 import { Player, calm } from "../player.js";
@@ -47,7 +47,7 @@ export class DiceScene {
     this.values = [];
     this.done = false;
     this.rest.textContent = "Roll all the rest";
-    this.busy(true);
+    this.busy();
     const asked = { model: model.id, seed: SEED, output: "values" };
     const drawn = await patiently(() => postJson("v1/samples", asked, signal), signal);
     const picture = { shape: model, values: Uint8Array.from(drawn.images[0].values), known: null };
@@ -67,17 +67,27 @@ export class DiceScene {
   offerAgain() {
     this.done = true;
     this.rest.textContent = "Begin again";
-    this.rest.disabled = false;
+    this.free(this.rest);
   }
 
-  busy(yes) {
-    this.roll.disabled = this.rest.disabled = yes;
+  /** Let nothing be pressed until it is answered. */
+  busy() {
+    this.pressed = [this.roll, this.rest].find((button) => button === document.activeElement)
+      ?? this.pressed;
+    this.roll.disabled = this.rest.disabled = true;
+  }
+
+  /** Let these be pressed again; the focus returns, to the one that was pressed where it can. */
+  free(...buttons) {
+    for (const button of buttons) button.disabled = false;
+    if (this.pressed) enable(buttons.includes(this.pressed) ? this.pressed : buttons[0]);
+    this.pressed = null;
   }
 
   /** Ask for the distribution of the next value, and show it. */
   async guess() {
     const { model, signal, values } = this;
-    this.busy(true);
+    this.busy();
     if (values.length === area(model) * model.channels) {
       this.offerAgain();
       return;
@@ -87,7 +97,7 @@ export class DiceScene {
     this.probabilities = reply.probabilities;
     if (model.channels === 3) this.chart.channel = reply.channel;
     this.chart.show(this.probabilities, null, null);
-    this.busy(false);
+    this.free(this.roll, this.rest);
   }
 
   name(value) {
@@ -119,7 +129,7 @@ export class DiceScene {
     const position = Math.floor(this.values.length / model.channels);
     const known = new Uint8Array(area(model)).fill(1, 0, position);
     const png = await toPng(player.picture, (p) => known[p]);
-    this.busy(true);
+    this.busy();
     player.rate = calm.matches ? Infinity : (area(model) - position) / SECONDS;
     const fields = { model: model.id, seed: randomSeed(), stream: true };
     await follow(

@@ -1,6 +1,7 @@
 /** Scene four: what it cannot do. */
 
 import { patiently, postJson, postPicture } from "../api.js";
+import { enable } from "../fields.js";
 import { area, toImageData, toPng } from "../pixels.js";
 
 const SEED = 61;
@@ -42,7 +43,7 @@ export class LimitsScene {
       );
       this.say("The upper halves were drawn without a look at the lower one.");
     } finally {
-      this.button.disabled = false;
+      enable(this.button);
     }
   }
 

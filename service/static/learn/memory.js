@@ -1,7 +1,7 @@
 /** Scene two: a state of fixed size beside a memory that grows with every pixel. */
 
 import { post } from "../api.js";
-import { guides, randomSeed } from "../fields.js";
+import { enable, guides, randomSeed } from "../fields.js";
 import { area } from "../pixels.js";
 import { Player, calm } from "../player.js";
 import { follow } from "../stream.js";
@@ -43,7 +43,7 @@ export class MemoryScene {
         signal,
       );
     } finally {
-      this.button.disabled = false;
+      enable(this.button);
     }
   }
 
