@@ -150,6 +150,7 @@ def test_the_accessibility_tree_names_everything(visit: Open, view: str) -> None
 
 def test_what_is_pressed_keeps_the_focus(visit: Open) -> None:
     page = visit("#learn")
+    shown(page, "learn")
     for button in ("#scene-dice button >> nth=0", "#scene-dice button >> nth=1",
                    "#scene-memory button", "#scene-limits button"):  # fmt: skip
         expect(page.locator(button)).to_be_enabled()
@@ -157,7 +158,7 @@ def test_what_is_pressed_keeps_the_focus(visit: Open) -> None:
         expect(page.locator(button)).to_be_enabled()
         expect(page.locator(button)).to_be_focused()
     page.click("nav >> text=Play")
-    expect(page.locator("#play-choices button").first).to_be_enabled()
+    shown(page, "play")
     page.press("#play-choices button >> nth=1", "Enter")
     expect(page.locator("#play-next")).to_be_focused()
     page.keyboard.press("Enter")

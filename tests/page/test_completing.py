@@ -157,7 +157,7 @@ def test_drawing_can_begin_before_the_examples_come(visit: Open) -> None:
     page = visit()
     finished(page)
     held: list[Route] = []
-    page.route("**/v1/samples", held.append)
+    page.route("**/v1/samples", lambda route: held.append(route))
     page.click("nav >> text=Complete")
     page.click("#blank")
     expect(page.locator("#easel")).to_be_focused()
