@@ -170,15 +170,6 @@ def test_what_is_saved_is_named_after_what_was_shown_then(visit: Open) -> None:
         assert "seed=8" in picture.text["Scanline"]  # type: ignore[attr-defined]
 
 
-def test_what_cannot_be_saved_is_told(visit: Open) -> None:
-    page = visit("#draw?n=2&seed=8", allowed=["ERR_FAILED"])
-    finished(page)
-    page.route("**/gif.js", lambda route: route.abort())
-    page.locator("#draw .sheet button").first.click()
-    page.click("#viewer-gif")
-    expect(page.locator("#viewer [role=status]")).to_contain_text("cannot be reached")
-
-
 def test_what_cannot_be_read_is_told(visit: Open) -> None:
     page = visit("#draw?n=1&seed=8")
     finished(page)

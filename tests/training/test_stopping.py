@@ -22,13 +22,16 @@ def test_the_first_signal_asks_and_the_handlers_come_back() -> None:
 
 
 def test_a_closed_terminal_asks_however_often_it_says_so() -> None:
-    before = signal.getsignal(signal.SIGHUP)
-    with Stop().listening() as stop:
-        for _ in range(2):
-            signal.raise_signal(signal.SIGHUP)
-        assert stop.asked
-        assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL
-    assert signal.getsignal(signal.SIGHUP) == before
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # or these tests run below nohup
+    try:
+        with Stop().listening() as stop:
+            for _ in range(2):
+                signal.raise_signal(signal.SIGHUP)
+            assert stop.asked
+            assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_what_was_begun_with_nohup_does_not_heed_a_terminal_s_end() -> None:

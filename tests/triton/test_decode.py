@@ -89,7 +89,9 @@ def test_late_writes_change_nothing(config: ModelConfig) -> None:
 
 @anywhere
 @every_small
-def test_prefill_is_stepping_to_the_last_bit(config: ModelConfig) -> None:
+def test_known_pixels_are_passed_over_as_they_were_drawn_to_the_last_bit(
+    config: ModelConfig,
+) -> None:
     network, inputs = network_of(config), blank(config, 3)
     lengths = np.array([0, 1, config.pixels - 1], np.int32)
     stepped, filled = TritonDecoder(network, 3), TritonDecoder(network, 3)
@@ -100,6 +102,8 @@ def test_prefill_is_stepping_to_the_last_bit(config: ModelConfig) -> None:
     inputs.canvas[:] = stepped.canvas
     inputs.known[:] = np.arange(config.pixels) < lengths[:, None]
     filled.begin([-1, 0, 1, 2], inputs.rows([0, 0, 1, 2]))
+    for slot, length in enumerate(lengths):
+        filled.step([slot], int(length))
     for name in ("positions", "bits", "kv", "z"):
         assert getattr(filled, name).tobytes() == getattr(stepped, name).tobytes(), name
     assert np.array_equal(filled.positions, lengths)
