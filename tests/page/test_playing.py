@@ -9,7 +9,7 @@ import httpx
 import numpy as np
 from PIL import Image
 
-from tests.page.fixtures import Open, expect, pixels
+from tests.page.fixtures import Open, expect, finished, pixels
 from tests.page.test_links import CLIPBOARD, copied
 from tests.service_fixtures import GREY, encode
 
@@ -98,6 +98,7 @@ def test_a_model_without_classes_says_why_there_is_nothing_to_guess(visit: Open)
 
 def test_a_busy_server_is_asked_again(visit: Open) -> None:
     page = visit(allowed=["429"])
+    finished(page)  # what is drawn first
     asked: list[str] = []
 
     def busy(route: Route) -> None:
