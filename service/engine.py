@@ -205,11 +205,13 @@ class Engine:
 
     def _admit(self) -> None:
         """Give free slots to waiting images, callers in turn."""
+        if not self.queue.waiting:
+            return
         least, most = ADMIT_AT_ONCE
         most = min(max(least, self.slots // ADMIT_SHARE), most)
         runs = self._runs
         free, turns = len(runs.free) - runs.spare, self._steps.turns
-        heavy = not runs.light or turns.heavy_next
+        heavy = turns.heavy_next or not runs.light
         taken = self.queue.take(free, most, runs.spare, runs.heaviest, turns.absorbable, heavy)
         if not taken:
             return

@@ -132,9 +132,8 @@ def split_validation(
             "and 1, or a whole number smaller than theirs"
         )
     # NumPy promises that a bit generator's stream never changes, but not Generator.permutation.
-    order = np.argsort(np.random.Philox(key=seed).random_raw(N), kind="stable")
-    if by_content:
-        order = content_order(dataset, seed)
+    chance = np.random.Philox(key=seed).random_raw
+    order = content_order(dataset, seed) if by_content else np.argsort(chance(N), kind="stable")
     note = f"validation: {held:,} of {N:,} images held out, seed {seed}"
     whole = replace(dataset, note="; ".join(filter(None, (dataset.note, note))))
     chosen = order[:held] if by_content else np.sort(order[:held])

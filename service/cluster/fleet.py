@@ -160,7 +160,7 @@ class Fleet:
 
     @property
     def stuck(self) -> bool:
-        """Never: a replica that hangs is ended by itself."""
+        """Never: a replica that hangs is no longer healthy, and Ray's to end."""
         return False
 
     def metrics(self) -> dict[str, list[Metric]]:
