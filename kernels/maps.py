@@ -28,8 +28,9 @@ def summed_rows(table: Tensor, ids: Tensor) -> Tensor:
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype:
-    """Give what a CPU multiplies ``x`` in now."""
-    return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
+    """Give what ``x`` is multiplied in now, where it lies."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
 def multiply(x: Tensor, weight: Tensor) -> Tensor:

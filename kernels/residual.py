@@ -2,7 +2,8 @@
 
     sum = x + added        y = convolution(norm(sum))
 
-On a CPU each is one pass over memory in C++ where that can be built, else plain torch.
+On a CPU each is one pass over memory in C++ where that can be built; on an NVIDIA device the sum,
+its norm and the convolution are Triton kernels; elsewhere all is plain torch.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from scanline.kernels.cuda.available import MAX_FEATURES, has_kernels
 from scanline.kernels.maps import autocast_dtype, multiply
 from scanline.kernels.native.training import residual as native
 from scanline.kernels.native.training.passes import takes
@@ -78,7 +80,15 @@ def residual(
     if conv_weight is not None:
         check_conv(x.shape[-1], conv_weight, columns, stride)
     given = [*norm, *([] if conv_weight is None else [conv_weight])]
-    if not takes(x, torch.float32) or any(weight.dtype != torch.float32 for weight in given):
+    if any(tensor.dtype != torch.float32 for tensor in (x, *given)):
+        return naive_residual(x, added, norm, conv_weight, columns, stride, eps)
+    if has_kernels(x.device) and x.shape[-1] <= MAX_FEATURES:
+        from scanline.kernels.cuda.residual import triton_residual  # Triton need not be there
+
+        product, bias = (None, None) if added is None else (added.x, added.bias)
+        seen = x.dtype if exact else autocast_dtype(x)
+        return triton_residual(x, product, bias, norm, conv_weight, columns, stride, eps, seen)
+    if not takes(x, torch.float32):
         return naive_residual(x, added, norm, conv_weight, columns, stride, eps)
     product = bias = None
     if added is not None:

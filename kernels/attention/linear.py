@@ -13,7 +13,6 @@ chunked form carries both in one matrix of V + 1 columns.
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -28,6 +27,7 @@ from scanline.kernels.attention.definitions import (
     check_shapes,
 )
 from scanline.kernels.attention.features import FeatureMap, features
+from scanline.kernels.cuda.available import has_kernels
 from scanline.kernels.native.training.attention import attends, attention
 
 
@@ -118,16 +118,6 @@ class _ChunkedLinearAttention(torch.autograd.Function):
         )
 
 
-@torch.compiler.assume_constant_result
-def _has_kernels(device: torch.device) -> bool:
-    nvidia = device.type == "cuda" and torch.version.hip is None
-    return (
-        nvidia
-        and torch.cuda.get_device_capability(device) >= (8, 0)
-        and find_spec("triton") is not None
-    )
-
-
 def uses_triton(q: Tensor, v: Tensor, chunk: int = CHUNK) -> bool:
     """Whether ``linear_attention`` runs its Triton kernels for these tensors and this chunk.
 
@@ -139,7 +129,7 @@ def uses_triton(q: Tensor, v: Tensor, chunk: int = CHUNK) -> bool:
         and min(q.shape[3], v.shape[3]) >= 16
         and max(q.shape[3], v.shape[3]) <= 128
         and chunk == CHUNK
-        and _has_kernels(q.device)
+        and has_kernels(q.device)
     )
 
 

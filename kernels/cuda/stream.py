@@ -1,0 +1,198 @@
+"""Device code of what stands between two products; ``residual.py`` launches it.
+
+    total = x + added + bias        seen = convolution(norm(total))
+
+A norm is kept as two numbers a position, its mean and the reciprocal of its deviation, from which
+all that reads it makes it again: the convolution its five places of it, the way back too. Rows of
+features lie one behind another; positions are numbered within an image, rows over all images.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def sum_kernel(
+    x, added, bias, total, mean, scale, rows, eps,
+    D: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    """Add, and give the sum (where something is added) and its norm's mean and scale."""
+    row, o_d = tl.program_id(0).to(tl.int64) * BT + tl.arange(0, BT), tl.arange(0, BD)
+    m = (row < rows)[:, None] & (o_d < D)[None, :]
+    at = row[:, None] * D + o_d[None, :]
+    b = tl.load(x + at, mask=m, other=0.0)
+    if added is not None:
+        b += tl.load(added + at, mask=m, other=0.0).to(tl.float32)
+        if bias is not None:
+            b += tl.load(bias + o_d, mask=o_d < D, other=0.0)[None, :]
+        tl.store(total + at, b, mask=m)
+    middle = tl.sum(b, 1) / D
+    centred = tl.where(m, b - middle[:, None], 0.0)
+    tl.store(mean + row, middle, mask=row < rows)
+    tl.store(scale + row, 1 / tl.sqrt_rn(tl.sum(centred * centred, 1) / D + eps), mask=row < rows)
+
+
+@triton.jit
+def distance(TAP: tl.constexpr, columns, stride):
+    """Give how many steps before its own a tap of the convolution reads."""
+    if TAP == 0:
+        steps = 0 * stride
+    elif TAP == 1:
+        steps = stride
+    elif TAP == 2:
+        steps = columns + stride
+    elif TAP == 3:
+        steps = columns
+    else:
+        steps = columns - stride
+    return steps
+
+
+@triton.jit
+def inside(TAP: tl.constexpr, t, columns, stride):
+    """Say of positions whether what a tap reads there is of the image, above its first row or not.
+
+    Left of the first column and right of the last there is nothing.
+    """
+    if TAP == 1 or TAP == 2:
+        within = t % columns >= stride
+    elif TAP == 4:
+        within = t % columns < columns - stride
+    else:
+        within = t >= 0
+    return within
+
+
+@triton.jit
+def read_tap(
+    total, mean, scale, b_g, b_b, conv, first, t, m_t, o_d, m_d, columns, stride,
+    TAP: tl.constexpr, D: tl.constexpr, CONVOLVED: tl.constexpr,
+):  # fmt: skip
+    """Give what a tap adds at positions ``t`` of the image whose first row is ``first``."""
+    there = t - distance(TAP, columns, stride)
+    m_t = m_t & (there >= 0) & inside(TAP, t, columns, stride)
+    m = m_t[:, None] & m_d[None, :]
+    row = first + there
+    b = tl.load(total + row[:, None] * D + o_d[None, :], mask=m, other=0.0)
+    middle, factor = tl.load(mean + row, mask=m_t), tl.load(scale + row, mask=m_t)
+    b = (b - middle[:, None]) * factor[:, None] * b_g[None, :] + b_b[None, :]
+    if CONVOLVED:
+        b *= tl.load(conv + TAP * D + o_d, mask=m_d, other=0.0)[None, :]
+    return tl.where(m, b, 0.0)
+
+
+@triton.jit(do_not_specialize=["T", "tiles", "columns", "stride"])
+def seen_kernel(
+    total, mean, scale, norm_weight, norm_bias, conv, seen, T, tiles, columns, stride,
+    D: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr, CONVOLVED: tl.constexpr,
+):  # fmt: skip
+    """Normalise the sum and convolve it, a tile of an image's positions a program."""
+    first = (tl.program_id(0) // tiles).to(tl.int64) * T
+    t, o_d = (tl.program_id(0) % tiles) * BT + tl.arange(0, BT), tl.arange(0, BD)
+    m_t, m_d = t < T, o_d < D
+    b_g = tl.load(norm_weight + o_d, mask=m_d, other=0.0)
+    b_b = tl.load(norm_bias + o_d, mask=m_d, other=0.0)
+    b = tl.zeros([BT, BD], tl.float32)
+    for TAP in tl.static_range(5 if CONVOLVED else 1):
+        b += read_tap(
+            total, mean, scale, b_g, b_b, conv, first, t, m_t, o_d, m_d, columns, stride,
+            TAP, D, CONVOLVED,
+        )  # fmt: skip
+    at = (first + t)[:, None] * D + o_d[None, :]
+    tl.store(seen + at, b.to(seen.dtype.element_ty), mask=m_t[:, None] & m_d[None, :])
+
+
+@triton.jit
+def pull_tap(
+    grad_seen, first, t, m_t, o_d, m_d, T, columns, stride, TAP: tl.constexpr, D: tl.constexpr
+):  # fmt: skip
+    """Give the gradient of what a tap made of positions ``t``, which lies that much later."""
+    there = t + distance(TAP, columns, stride)
+    m_t = m_t & (there < T) & inside(TAP, there, columns, stride)
+    at = (first + there)[:, None] * D + o_d[None, :]
+    m = m_t[:, None] & m_d[None, :]
+    return tl.load(grad_seen + at, mask=m, other=0.0).to(tl.float32)
+
+
+@triton.jit(do_not_specialize=["T", "tiles", "all_tiles", "each", "columns", "stride"])
+def backward_kernel(
+    total, mean, scale, norm_weight, norm_bias, conv, grad_seen, grad_total, grad_x, grad_added,
+    of_programs, T, tiles, all_tiles, each, columns, stride,
+    D: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr, CONVOLVED: tl.constexpr,
+):  # fmt: skip
+    """Give the gradient of the sum, and this program's share of the weights' gradients.
+
+    A program takes ``each`` tiles in a row. ``of_programs: [programs, 8, D]`` are those of the
+    bias, the norm's weight and bias, and the five taps; gradients of the sum go to ``grad_x``
+    and, in its own dtype, to ``grad_added``.
+    """
+    o_d = tl.arange(0, BD)
+    m_d = o_d < D
+    b_g = tl.load(norm_weight + o_d, mask=m_d, other=0.0)
+    b_b = tl.load(norm_bias + o_d, mask=m_d, other=0.0)
+    s_bias, s_g, s_b = (
+        tl.zeros([BD], tl.float32),
+        tl.zeros([BD], tl.float32),
+        tl.zeros([BD], tl.float32),
+    )
+    s_0, s_1, s_2 = (
+        tl.zeros([BD], tl.float32),
+        tl.zeros([BD], tl.float32),
+        tl.zeros([BD], tl.float32),
+    )
+    s_3, s_4 = tl.zeros([BD], tl.float32), tl.zeros([BD], tl.float32)
+    for n in range(0, each):
+        tile = tl.program_id(0) * each + n
+        first = (tile // tiles).to(tl.int64) * T
+        t = (tile % tiles) * BT + tl.arange(0, BT)
+        m_t = (t < T) & (tile < all_tiles)
+        m = m_t[:, None] & m_d[None, :]
+        row = first + t
+        at = row[:, None] * D + o_d[None, :]
+        middle, factor = (
+            tl.load(mean + row, mask=m_t, other=0.0),
+            tl.load(scale + row, mask=m_t, other=0.0),
+        )
+        b_x = tl.load(total + at, mask=m, other=0.0)
+        b_x = tl.where(m, (b_x - middle[:, None]) * factor[:, None], 0.0)
+        b_n = tl.where(m, b_x * b_g[None, :] + b_b[None, :], 0.0)
+        g = pull_tap(grad_seen, first, t, m_t, o_d, m_d, T, columns, stride, 0, D)
+        if CONVOLVED:
+            s_0 += tl.sum(g * b_n, 0)
+            g *= tl.load(conv + o_d, mask=m_d, other=0.0)[None, :]
+            h = pull_tap(grad_seen, first, t, m_t, o_d, m_d, T, columns, stride, 1, D)
+            s_1 += tl.sum(h * b_n, 0)
+            g += h * tl.load(conv + D + o_d, mask=m_d, other=0.0)[None, :]
+            h = pull_tap(grad_seen, first, t, m_t, o_d, m_d, T, columns, stride, 2, D)
+            s_2 += tl.sum(h * b_n, 0)
+            g += h * tl.load(conv + 2 * D + o_d, mask=m_d, other=0.0)[None, :]
+            h = pull_tap(grad_seen, first, t, m_t, o_d, m_d, T, columns, stride, 3, D)
+            s_3 += tl.sum(h * b_n, 0)
+            g += h * tl.load(conv + 3 * D + o_d, mask=m_d, other=0.0)[None, :]
+            h = pull_tap(grad_seen, first, t, m_t, o_d, m_d, T, columns, stride, 4, D)
+            s_4 += tl.sum(h * b_n, 0)
+            g += h * tl.load(conv + 4 * D + o_d, mask=m_d, other=0.0)[None, :]
+        s_g += tl.sum(g * b_x, 0)
+        s_b += tl.sum(g, 0)
+        g *= b_g[None, :]
+        along, of_mean = tl.sum(g * b_x, 1) / D, tl.sum(g, 1) / D
+        g = (g - of_mean[:, None] - b_x * along[:, None]) * factor[:, None]
+        if grad_total is not None:
+            g += tl.load(grad_total + at, mask=m, other=0.0)
+        g = tl.where(m, g, 0.0)
+        s_bias += tl.sum(g, 0)
+        tl.store(grad_x + at, g, mask=m)
+        if grad_added is not None:
+            tl.store(grad_added + at, g.to(grad_added.dtype.element_ty), mask=m)
+    of_mine = of_programs + tl.program_id(0).to(tl.int64) * (8 * D) + o_d
+    tl.store(of_mine, s_bias, mask=m_d)
+    tl.store(of_mine + D, s_g, mask=m_d)
+    tl.store(of_mine + 2 * D, s_b, mask=m_d)
+    if CONVOLVED:
+        tl.store(of_mine + 3 * D, s_0, mask=m_d)
+        tl.store(of_mine + 4 * D, s_1, mask=m_d)
+        tl.store(of_mine + 5 * D, s_2, mask=m_d)
+        tl.store(of_mine + 6 * D, s_3, mask=m_d)
+        tl.store(of_mine + 7 * D, s_4, mask=m_d)
