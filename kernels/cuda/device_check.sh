@@ -2,7 +2,7 @@
 # All that only a CUDA device can show, in under eight minutes: which ways of starting kernels work,
 # the tests marked gpu, how long the attention takes beside its bytes, and how fast images are drawn
 # and pixels trained on.
-#   kernels/cuda/device_check.sh [folder for the full log]
+#   [DEADLINE=seconds] kernels/cuda/device_check.sh [folder for the full log]
 # Needs a python3 ($PYTHON) with a CUDA build of PyTorch, Triton, safetensors, tqdm and pytest, and
 # neither the package installed nor what the service imports; installs nothing. Every figure is printed as
 # it comes, so that what is stopped half-way has told all that it knew.
@@ -15,8 +15,8 @@ mkdir -p "$(dirname "$log")"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cores=$(nproc)
-processes=$((cores > 16 ? 14 : cores > 3 ? cores - 2 : 2))
-deadline=480
+processes=$((cores > 16 ? 14 : cores > 5 ? cores - 4 : 2))
+deadline=${DEADLINE:-480}
 failed=0
 
 # The package, importable without being installed.
@@ -94,6 +94,13 @@ stage starts 45 . "$python" -m scanline.model.bench.starting
 # Those that take the device's memory, or watch it, come alone.
 alone='stays_flat or 32_bits'
 running=()
+models=(mnist-paper cifar10-paper mnist cifar10)
+# Meanwhile each benchmark compiles what it will time.
+for model in "${models[@]}"; do
+    stage "compile-$model" 200 'Error|not timed' \
+        "$python" -m scanline.model.bench.cuda "$model" --repeats 1 --seconds 0.01 "${plain[@]}" &
+    running+=($!)
+done
 for i in $(seq 0 $((processes - 1))); do
     SHARES=$processes SHARE=$i tests "tests-$i" 200 "not ($alone)" &
     running+=($!)
@@ -101,7 +108,7 @@ done
 for job in "${running[@]}"; do wait "$job" || failed=1; done
 SHARES=1 SHARE=0 tests tests-alone 45 "$alone"
 # What matters most comes first: time may run out.
-for model in mnist-paper cifar10-paper mnist cifar10; do
+for model in "${models[@]}"; do
     stage "bench-$model" 75 . \
         "$python" -m scanline.model.bench.cuda "$model" --repeats 3 --seconds 0.5 "${plain[@]}"
 done
