@@ -36,6 +36,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Product:
     floats = (torch.float32, torch.bfloat16)
     if takes(bias, torch.float32) and takes(x, *floats) and autocast_dtype(x) in floats:
         return Product(multiply(x, weight), bias)
+    if has_kernels(x.device) and weight.dtype == bias.dtype == torch.float32:
+        from scanline.kernels.cuda.linear import triton_linear
+
+        return Product(triton_linear(x, weight, bias, autocast_dtype(x)))
     return Product(F.linear(x, weight, bias))
 
 

@@ -28,6 +28,7 @@ from triton.compiler import ASTSource
 
 from scanline.kernels.cuda import attention as triton_attention
 from scanline.kernels.cuda import decode as triton_decode
+from scanline.kernels.cuda import linear as triton_linear
 from scanline.kernels.cuda import residual as triton_residual
 from scanline.kernels.cuda.overlap import CAPABILITY
 from scanline.kernels.cuda.variants import Variant
@@ -53,8 +54,9 @@ class Usage:
 def launched(arch: int) -> list[Variant]:
     """List every variant as it is launched on ``sm_<arch>``."""
     overlap = divmod(arch, 10) >= CAPABILITY
-    training = [*triton_attention.variants(), *triton_residual.variants()]
-    return [*training, *triton_decode.variants(overlap=overlap)]
+    training = (triton_attention, triton_linear, triton_residual)
+    found = [variant for module in training for variant in module.variants()]
+    return [*found, *triton_decode.variants(overlap=overlap)]
 
 
 def source(variant: Variant) -> ASTSource:

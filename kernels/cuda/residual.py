@@ -18,7 +18,7 @@ from scanline.kernels.cuda.variants import Variant
 
 TAPS = 5
 # Numbers in a tile and warps to it: 8 a thread, but 4 on the way back, which needs the registers.
-_SUM, _SEEN, _BACK = (2048, 4), (2048, 8), (1024, 8)
+_SUM, _SEEN, _BACK = (2048, 4), (2048, 8), (512, 4)
 _PROGRAMS = (
     528  # that share the backward pass, and whose shares of the weights' are summed: 4 × 132
 )

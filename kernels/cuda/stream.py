@@ -106,14 +106,21 @@ def seen_kernel(
 
 @triton.jit
 def pull_tap(
-    grad_seen, first, t, m_t, o_d, m_d, T, columns, stride, TAP: tl.constexpr, D: tl.constexpr
+    grad_seen, conv, first, t, m_t, o_d, m_d, T, columns, stride, TAP: tl.constexpr,
+    D: tl.constexpr, CONVOLVED: tl.constexpr,
 ):  # fmt: skip
-    """Give the gradient of what a tap made of positions ``t``, which lies that much later."""
+    """Give the gradient of what a tap made of positions ``t``, that much later, and what it adds.
+
+    The first is what the tap's weight sees, the second that gradient times the weight.
+    """
     there = t + distance(TAP, columns, stride)
     m_t = m_t & (there < T) & inside(TAP, there, columns, stride)
     at = (first + there)[:, None] * D + o_d[None, :]
-    m = m_t[:, None] & m_d[None, :]
-    return tl.load(grad_seen + at, mask=m, other=0.0).to(tl.float32)
+    g = tl.load(grad_seen + at, mask=m_t[:, None] & m_d[None, :], other=0.0).to(tl.float32)
+    weighed = g
+    if CONVOLVED:
+        weighed = g * tl.load(conv + TAP * D + o_d, mask=m_d, other=0.0)[None, :]
+    return g, weighed
 
 
 @triton.jit(do_not_specialize=["T", "tiles", "all_tiles", "each", "columns", "stride"])
@@ -124,25 +131,16 @@ def backward_kernel(
 ):  # fmt: skip
     """Give the gradient of the sum, and this program's share of the weights' gradients.
 
-    A program takes ``each`` tiles in a row. ``of_programs: [programs, 8, D]`` are those of the
-    bias, the norm's weight and bias, and the five taps; gradients of the sum go to ``grad_x``
-    and, in its own dtype, to ``grad_added``.
+    A program takes ``each`` tiles in a row, and sums over their positions once it is through.
+    ``of_programs: [programs, 8, D]`` are those of the bias, the norm's weight and bias, and the
+    five taps; gradients of the sum go to ``grad_x`` and, in its own dtype, to ``grad_added``.
     """
     o_d = tl.arange(0, BD)
     m_d = o_d < D
     b_g = tl.load(norm_weight + o_d, mask=m_d, other=0.0)
     b_b = tl.load(norm_bias + o_d, mask=m_d, other=0.0)
-    s_bias, s_g, s_b = (
-        tl.zeros([BD], tl.float32),
-        tl.zeros([BD], tl.float32),
-        tl.zeros([BD], tl.float32),
-    )
-    s_0, s_1, s_2 = (
-        tl.zeros([BD], tl.float32),
-        tl.zeros([BD], tl.float32),
-        tl.zeros([BD], tl.float32),
-    )
-    s_3, s_4 = tl.zeros([BD], tl.float32), tl.zeros([BD], tl.float32)
+    none = tl.zeros([BT, BD], tl.float32)
+    s_bias, s_g, s_b, s_0, s_1, s_2, s_3, s_4 = none, none, none, none, none, none, none, none
     for n in range(0, each):
         tile = tl.program_id(0) * each + n
         first = (tile // tiles).to(tl.int64) * T
@@ -151,48 +149,68 @@ def backward_kernel(
         m = m_t[:, None] & m_d[None, :]
         row = first + t
         at = row[:, None] * D + o_d[None, :]
-        middle, factor = (
-            tl.load(mean + row, mask=m_t, other=0.0),
-            tl.load(scale + row, mask=m_t, other=0.0),
-        )
+        middle = tl.load(mean + row, mask=m_t, other=0.0)
+        factor = tl.load(scale + row, mask=m_t, other=0.0)
         b_x = tl.load(total + at, mask=m, other=0.0)
         b_x = tl.where(m, (b_x - middle[:, None]) * factor[:, None], 0.0)
         b_n = tl.where(m, b_x * b_g[None, :] + b_b[None, :], 0.0)
-        g = pull_tap(grad_seen, first, t, m_t, o_d, m_d, T, columns, stride, 0, D)
+        h, g = pull_tap(
+            grad_seen, conv, first, t, m_t, o_d, m_d, T, columns, stride, 0, D, CONVOLVED
+        )
         if CONVOLVED:
-            s_0 += tl.sum(g * b_n, 0)
-            g *= tl.load(conv + o_d, mask=m_d, other=0.0)[None, :]
-            h = pull_tap(grad_seen, first, t, m_t, o_d, m_d, T, columns, stride, 1, D)
-            s_1 += tl.sum(h * b_n, 0)
-            g += h * tl.load(conv + D + o_d, mask=m_d, other=0.0)[None, :]
-            h = pull_tap(grad_seen, first, t, m_t, o_d, m_d, T, columns, stride, 2, D)
-            s_2 += tl.sum(h * b_n, 0)
-            g += h * tl.load(conv + 2 * D + o_d, mask=m_d, other=0.0)[None, :]
-            h = pull_tap(grad_seen, first, t, m_t, o_d, m_d, T, columns, stride, 3, D)
-            s_3 += tl.sum(h * b_n, 0)
-            g += h * tl.load(conv + 3 * D + o_d, mask=m_d, other=0.0)[None, :]
-            h = pull_tap(grad_seen, first, t, m_t, o_d, m_d, T, columns, stride, 4, D)
-            s_4 += tl.sum(h * b_n, 0)
-            g += h * tl.load(conv + 4 * D + o_d, mask=m_d, other=0.0)[None, :]
-        s_g += tl.sum(g * b_x, 0)
-        s_b += tl.sum(g, 0)
+            s_0 += h * b_n
+            h, w = pull_tap(
+                grad_seen, conv, first, t, m_t, o_d, m_d, T, columns, stride, 1, D, True
+            )
+            s_1, g = s_1 + h * b_n, g + w
+            h, w = pull_tap(
+                grad_seen, conv, first, t, m_t, o_d, m_d, T, columns, stride, 2, D, True
+            )
+            s_2, g = s_2 + h * b_n, g + w
+            h, w = pull_tap(
+                grad_seen, conv, first, t, m_t, o_d, m_d, T, columns, stride, 3, D, True
+            )
+            s_3, g = s_3 + h * b_n, g + w
+            h, w = pull_tap(
+                grad_seen, conv, first, t, m_t, o_d, m_d, T, columns, stride, 4, D, True
+            )
+            s_4, g = s_4 + h * b_n, g + w
+        s_g += g * b_x
+        s_b += g
         g *= b_g[None, :]
         along, of_mean = tl.sum(g * b_x, 1) / D, tl.sum(g, 1) / D
         g = (g - of_mean[:, None] - b_x * along[:, None]) * factor[:, None]
         if grad_total is not None:
             g += tl.load(grad_total + at, mask=m, other=0.0)
         g = tl.where(m, g, 0.0)
-        s_bias += tl.sum(g, 0)
+        s_bias += g
         tl.store(grad_x + at, g, mask=m)
         if grad_added is not None:
             tl.store(grad_added + at, g.to(grad_added.dtype.element_ty), mask=m)
     of_mine = of_programs + tl.program_id(0).to(tl.int64) * (8 * D) + o_d
-    tl.store(of_mine, s_bias, mask=m_d)
-    tl.store(of_mine + D, s_g, mask=m_d)
-    tl.store(of_mine + 2 * D, s_b, mask=m_d)
+    tl.store(of_mine, tl.sum(s_bias, 0), mask=m_d)
+    tl.store(of_mine + D, tl.sum(s_g, 0), mask=m_d)
+    tl.store(of_mine + 2 * D, tl.sum(s_b, 0), mask=m_d)
     if CONVOLVED:
-        tl.store(of_mine + 3 * D, s_0, mask=m_d)
-        tl.store(of_mine + 4 * D, s_1, mask=m_d)
-        tl.store(of_mine + 5 * D, s_2, mask=m_d)
-        tl.store(of_mine + 6 * D, s_3, mask=m_d)
-        tl.store(of_mine + 7 * D, s_4, mask=m_d)
+        tl.store(of_mine + 3 * D, tl.sum(s_0, 0), mask=m_d)
+        tl.store(of_mine + 4 * D, tl.sum(s_1, 0), mask=m_d)
+        tl.store(of_mine + 5 * D, tl.sum(s_2, 0), mask=m_d)
+        tl.store(of_mine + 6 * D, tl.sum(s_3, 0), mask=m_d)
+        tl.store(of_mine + 7 * D, tl.sum(s_4, 0), mask=m_d)
+
+
+@triton.jit(do_not_specialize=["N", "each"])
+def column_sums_kernel(
+    x, sums, N, each, COLUMNS: tl.constexpr, BT: tl.constexpr, BO: tl.constexpr
+):  # fmt: skip
+    """Sum rows of ``x: [N, COLUMNS]``, ``each`` tiles a program: ``sums: [programs, COLUMNS]``."""
+    o_o = tl.program_id(1) * BO + tl.arange(0, BO)
+    total = tl.zeros([BT, BO], tl.float32)
+    for n in range(0, each):
+        row = (tl.program_id(0) * each + n).to(tl.int64) * BT + tl.arange(0, BT)
+        m = (row < N)[:, None] & (o_o < COLUMNS)[None, :]
+        total += tl.load(x + row[:, None] * COLUMNS + o_o[None, :], mask=m, other=0.0).to(
+            tl.float32
+        )
+    at = sums + tl.program_id(0).to(tl.int64) * COLUMNS + o_o
+    tl.store(at, tl.sum(total, 0), mask=o_o < COLUMNS)

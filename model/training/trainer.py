@@ -38,6 +38,7 @@ from scanline.model.training.augmentation import augmented
 from scanline.model.training.exchange import Reducer
 from scanline.model.training.journal import Journal
 from scanline.model.training.optimizers import make_optimizers, take_steps
+from scanline.model.training.passes import Passes
 from scanline.model.training.processes import every_core
 from scanline.model.training.recipe import (
     TrainingConfig,
@@ -109,9 +110,7 @@ class Trainer:
         self.bf16 = config.precision == "bf16" or (
             config.precision == "auto" and _bf16_pays(device)
         )
-        self._forward: Callable[..., Tensor] = (
-            torch.compile(self.model) if config.compile else self.model
-        )
+        self._passes = Passes(self.model, bf16=self.bf16, compiled=config.compile)
         self._parameters: list[Tensor] = [*self.model.parameters()]
         self._averages: list[Tensor] = [*self.average.parameters()]
         bits = torch.zeros((), device=device)
@@ -229,25 +228,22 @@ class Trainer:
             draws = np.random.default_rng([config.seed, 1, self.step]).random(config.batch)[mine]
             dropped = torch.from_numpy(draws < config.drop_label)
             label = labels[indices].masked_fill(dropped, NO_LABEL).to(self.device)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
-            parameters = self._forward(canvas, label)
-        loss = self.model.bits_from(parameters, canvas).sum(1).mean() / self.model.config.dims
-        loss.backward()
+        bits = self._passes(canvas, label)
         gradients = [p.grad for p in self._parameters if p.grad is not None]
-        bits = loss.detach()
         if self._reducer:
             self._reducer.average([*gradients, bits])
         norm = torch.nn.utils.get_total_norm(gradients)
-        if norm > 1:
+        # A device is not waited for before all of a step is under way.
+        if self.device.type == "cuda" or norm > 1:
             torch.nn.utils.clip_grads_with_norm_(self._parameters, 1.0, norm)
+        factor = learning_rate_factor(self.step, config)
+        take_steps(self.optimizers, factor)
         value = bits.item()
         if not (math.isfinite(value) and math.isfinite(norm.item())):
             raise FloatingPointError(
                 f"the loss is {value} and its gradient's norm {norm.item()} at step {self.step}: "
                 "begin again in another folder at a lower rate, --from the weights here if any"
             )
-        factor = learning_rate_factor(self.step, config)
-        take_steps(self.optimizers, factor)
         self.step += 1
         self._move_average()
         return value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -61,6 +62,15 @@ def masked(config: ModelConfig, count: int, seed: int = 0) -> Inputs:
         inputs.known[row, : row % 4] = True
     inputs.temperature[:] = generator.choice([0.0, 0.7, 1.0, 1.3], count)
     return inputs
+
+
+def begin_behind_what_is_known(decoder: Decoder, slots: Sequence[int], inputs: Inputs) -> None:
+    """Begin images, and bring each to its first unknown pixel where that is left to steps."""
+    decoder.begin(slots, inputs)
+    if not decoder.absorbs:
+        lengths = inputs.prefixes
+        for length in np.unique(lengths):
+            decoder.step(np.asarray(slots, np.int32)[lengths == length], int(length))
 
 
 def draw(

@@ -29,7 +29,11 @@ def test_slot_minus_one_begins_nothing(config: ModelConfig, backend: str) -> Non
     inputs.known[:] = np.arange(config.pixels) < np.array([[5], [4], [9]])
     decoder = open_decoder(network_of(config), 3, backend)
     decoder.begin([-1, 2, -1], inputs)
-    assert decoder.positions.tolist() == [0, 0, 4]
+    assert decoder.positions.tolist() == [0, 0, 4 if decoder.absorbs else 0]
+    decoder.step([0, 1, 2], 4)
+    assert decoder.positions.tolist() == [4, 4, 8 if decoder.absorbs else 4]
+    assert np.array_equal(decoder.canvas[2, :4], inputs.canvas[1, :4])
+    assert (decoder.canvas[:2, 4:] == 0).all()
 
 
 @pytest.mark.parametrize("temperature", [-0.5, np.inf, np.nan])
@@ -109,7 +113,7 @@ def test_many_small_steps_equal_one_large(
         n = sizes[done % len(sizes)]
         decoder.step([0, 1, 2], n)
         done += n
-        absorbed = inputs.prefixes if decoder.absorbs else 0
+        absorbed = inputs.prefixes * decoder.absorbs
         reached = np.minimum(absorbed + done, config.pixels)
         assert np.array_equal(decoder.positions, reached)
     assert np.array_equal(decoder.canvas, whole)

@@ -95,7 +95,8 @@ def test_what_is_known_is_as_what_was_drawn(
         assert np.array_equal(filled.canvas, stepped.canvas)
     for decoder in (stepped, filled):
         expected = torch.from_numpy(network_bits(network, decoder.canvas, inputs))
-        assert_close(torch.from_numpy(decoder.bits), expected, dtype)
+        most = expected.max()
+        assert_close(torch.from_numpy(decoder.bits) / most, expected / most, dtype)
 
 
 @every_layer

@@ -17,6 +17,7 @@ from tests.conftest import assert_close, random_network, tiny_config
 from tests.decoders.fixtures import (
     KINDS,
     PRECISION,
+    begin_behind_what_is_known,
     blank,
     every_layer,
     masked,
@@ -104,7 +105,7 @@ def test_frequencies_are_those_of_the_definition(
     inputs.canvas[:, :2] = [[3], [1]]
     inputs.temperature[:] = temperature
     decoder = open_decoder(network, 2 * IMAGES, backend)
-    decoder.begin(np.arange(IMAGES), inputs)
+    begin_behind_what_is_known(decoder, range(IMAGES), inputs)
     decoder.step(np.arange(IMAGES), 1)
     drawn = np.bincount(decoder.canvas[:IMAGES, 2, 0], minlength=256)
     expected = IMAGES * shaped(network, inputs.canvas[0], 2, g, top_p, temperature)
@@ -269,7 +270,7 @@ def test_below_one_guidance_cuts_off_nothing_before_it_is_applied(backend: str) 
     inputs.known[:, :2] = True
     inputs.canvas[:, :2] = [[3], [1]]
     decoder = open_decoder(network, 2 * IMAGES, backend)
-    decoder.begin(np.arange(IMAGES), inputs)
+    begin_behind_what_is_known(decoder, range(IMAGES), inputs)
     decoder.step(np.arange(IMAGES), 1)
     drawn = np.bincount(decoder.canvas[:IMAGES, 2, 0], minlength=256)
     expected = IMAGES * shaped(network, inputs.canvas[0], 2, 0.5, 0.3, 1.0)

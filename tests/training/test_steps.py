@@ -81,13 +81,13 @@ def test_labels_are_dropped_at_the_rate_asked_for(tmp_path: Path) -> None:
         given.clear()
         config = replace(CONFIG, steps=5, batch=400, drop_label=share)
         trainer = Trainer(MODEL, config, tmp_path / str(share), CPU)
-        forward = trainer._forward
+        forward = trainer._passes._forward
 
         def watched(canvas: torch.Tensor, label: torch.Tensor, forward: Any = forward) -> Any:
             given.append(label)
             return forward(canvas, label)
 
-        trainer._forward = watched
+        trainer._passes._forward = watched
         trainer.train(data, None, Stop(), quiet=True)
         labels = torch.stack(given)
         dropped = labels == NO_LABEL
@@ -155,7 +155,7 @@ def test_what_is_learnt_from_is_what_was_moved(tmp_path: Path) -> None:
     data = dataset(40)
     given: list[torch.Tensor] = []
     trainer = Trainer(MODEL, replace(CONFIG, batch=40, warmup=0, decay=0.0, shift=1), tmp_path, CPU)
-    forward, bits_from = trainer._forward, trainer.model.bits_from
+    forward, bits_from = trainer._passes._forward, trainer.model.bits_from
 
     def watched(canvas: torch.Tensor, label: torch.Tensor) -> Any:
         given.append(canvas)
@@ -165,7 +165,7 @@ def test_what_is_learnt_from_is_what_was_moved(tmp_path: Path) -> None:
         assert torch.equal(canvas, given[-1])
         return bits_from(parameters, canvas)
 
-    trainer._forward, trainer.model.bits_from = watched, measured  # type: ignore[method-assign]
+    trainer._passes._forward, trainer.model.bits_from = watched, measured  # type: ignore[method-assign]
     before = data.images.copy()
     trainer.train(data, None, Stop(), quiet=True)
     np.testing.assert_array_equal(data.images, before)
@@ -213,13 +213,13 @@ def test_each_of_two_processes_takes_its_half_of_a_step(tmp_path: Path, rank: in
     for world in (1, 2):
         trainer = Trainer(MODEL, config, tmp_path, CPU)
         trainer.world, trainer.rank = world, rank if world == 2 else 0
-        forward = trainer._forward
+        forward = trainer._passes._forward
 
         def watched(canvas: torch.Tensor, label: torch.Tensor, forward: Any = forward) -> Any:
             given.append((canvas, label))
             return forward(canvas, label)
 
-        trainer._forward = watched
+        trainer._passes._forward = watched
         trainer.take_step(images, labels)
     half = slice(20 * rank, 20 * (rank + 1))
     for whole, mine in zip(*given, strict=True):

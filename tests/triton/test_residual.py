@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from scanline.kernels.cuda.linear import column_sums, triton_linear
 from scanline.kernels.cuda.residual import triton_residual
 from scanline.kernels.residual import Product, naive_residual, residual
 from tests.conftest import assert_close
@@ -120,3 +121,27 @@ class TestUsed:
             x, added, bias, (norm[0], norm[1]), taps, COLUMNS, 1, 1e-5, dtype
         )  # fmt: skip
         assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 5), (70, 64), (97, 130), (0, 3)])
+def test_columns_are_summed(
+    place: Place, rows: int, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scanline.kernels.cuda.linear._PROGRAMS", 3)
+    x = torch.randn(rows, columns).to(place.device, place.dtype)
+    sums = column_sums(x)
+    assert sums.dtype == torch.float32
+    assert_close(sums, x.double().sum(0), torch.float32)
+
+
+def test_a_linear_map_and_its_gradients(place: Place) -> None:
+    tensors = [torch.randn(*shape).to(place.device) for shape in [(2, 9, 16), (24, 16), (24,)]]
+    given, exact = leaves(tensors), leaves(tensors, torch.float64)
+    x, weight, bias = given
+    y, expected = triton_linear(x, weight, bias, place.dtype), torch.nn.functional.linear(*exact)
+    assert y.dtype == place.dtype
+    mine = torch.autograd.grad(y.double().square().sum(), given)
+    theirs = torch.autograd.grad(expected.square().sum(), exact)
+    for one, other in zip((y, *mine), (expected, *theirs), strict=True):
+        assert_close(one / other.abs().max(), other / other.abs().max(), place.dtype)
+    assert all(one.dtype == torch.float32 for one in mine)
