@@ -33,6 +33,7 @@ from scanline.model.config import ModelConfig
 from scanline.model.decoders.contract import BackendError
 from scanline.model.decoders.opening import open_decoder
 from scanline.model.network import LinearTransformer
+from scanline.model.training.passes import Passes
 from scanline.model.training.recipe import TrainingConfig
 from scanline.model.training.trainer import Trainer
 
@@ -157,7 +158,9 @@ def time_training(
         canvas = torch.randint(0, 256, shape, dtype=torch.uint8, device=device)
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-        seconds = seconds_of(lambda: _learn(model, canvas), device, repeats)
+        seconds = seconds_of(
+            partial(_passed, Passes(model, bf16=True), model, canvas), device, repeats
+        )
         most = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
         pixels = images * model.config.pixels / seconds
         step = time_step(model.config, images, device, repeats)
@@ -185,7 +188,7 @@ def check_training(name: str, model: LinearTransformer) -> None:
     losses, gradients = [], []
     for device, bf16 in ((torch.device("cpu"), False), (here, True)):
         model.to(device)
-        losses.append(float(_learn(model, canvas.to(device), bf16)))
+        losses.append(float(_passed(Passes(model, bf16=bf16), model, canvas.to(device))))
         gradients.append(torch.cat([p.grad.flatten().cpu() for p in model.parameters()
                                     if p.grad is not None]))  # fmt: skip
     length = float(gradients[0].norm())
@@ -197,13 +200,9 @@ def check_training(name: str, model: LinearTransformer) -> None:
         )
 
 
-def _learn(model: LinearTransformer, canvas: torch.Tensor, bf16: bool = True) -> torch.Tensor:
+def _passed(passes: Passes, model: LinearTransformer, canvas: torch.Tensor) -> torch.Tensor:
     model.zero_grad()
-    with torch.autocast(canvas.device.type, torch.bfloat16, enabled=bf16):
-        parameters = model(canvas)
-    loss = model.bits_from(parameters, canvas).sum(1).mean() / model.config.dims
-    loss.backward()
-    return loss.detach()
+    return passes(canvas, None)
 
 
 def _wait(device: torch.device) -> None:

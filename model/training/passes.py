@@ -62,7 +62,9 @@ class _Recording:
     canvas: Tensor
     labels: Tensor | None
     bits: Tensor
-    gradients: Sequence[tuple[Tensor, Tensor | None]]  # of each parameter, where the graph leaves it
+    gradients: Sequence[
+        tuple[Tensor, Tensor | None]
+    ]  # of each parameter, where the graph leaves it
 
     def run(self, canvas: Tensor, labels: Tensor | None) -> Tensor:
         self.canvas.copy_(canvas)

@@ -15,6 +15,7 @@ from scanline.model.decoders.contract import BackendError
 from scanline.model.decoders.device import find_device
 from scanline.model.decoders.triton import TritonDecoder
 from scanline.model.network import LinearTransformer
+from scanline.model.training.passes import Passes
 from tests.conftest import tiny_config
 from tests.decoders.fixtures import network_of
 from tests.triton.fixtures import SMALL
@@ -77,13 +78,13 @@ def test_it_is_told_apart_whether_a_server_s_way_works(
 
 def test_the_benchmark_trains_nothing_that_differs(monkeypatch: pytest.MonkeyPatch) -> None:
     network = network_of(SMALL)
-    learn = bench_cuda._learn
+    passed = bench_cuda._passed
 
-    def wrong(model: LinearTransformer, canvas: torch.Tensor, bf16: bool = True) -> torch.Tensor:
-        return learn(model, 255 - canvas if bf16 else canvas, bf16)
+    def wrong(passes: Passes, model: LinearTransformer, canvas: torch.Tensor) -> torch.Tensor:
+        return passed(passes, model, 255 - canvas if passes._bf16 else canvas)
 
     bench_cuda.check_training("tiny", network)
-    monkeypatch.setattr(bench_cuda, "_learn", wrong)
+    monkeypatch.setattr(bench_cuda, "_passed", wrong)
     with pytest.raises(RuntimeError, match=r"tiny in bf16: .* from the reference: not timed"):
         bench_cuda.check_training("tiny", network)
 
