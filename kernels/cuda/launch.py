@@ -68,10 +68,11 @@ class Launch:
 class Steps:
     """A step's launches, run pixel after pixel for the first rows of a batch.
 
-    ``parts`` is how many steps a pixel takes, ``most`` how many rows there ever are.
+    ``parts`` is how many steps a pixel takes, ``most`` how many rows there ever are. The launches
+    are those of the largest of their numbers of rows that is not more than there are.
     """
 
-    def __init__(self, launches: Sequence[Launch], parts: int, most: int) -> None:
+    def __init__(self, launches: Mapping[int, Sequence[Launch]], parts: int, most: int) -> None:
         self._launches, self._parts, self._most = launches, parts, most
         self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
 
@@ -85,6 +86,11 @@ class Steps:
                 else:
                     graph.replay()
             pixels %= size
+
+    def compile(self) -> None:
+        """Start every kernel once, of no slots: nothing is compiled while a graph is captured."""
+        for rows in self._launches:
+            self._launch(rows, 1)
 
     def capture(self) -> None:
         """Make every graph now, so that none is made while somebody waits.
@@ -111,7 +117,8 @@ class Steps:
         return min(int(triton.next_power_of_2(rows)), self._most)
 
     def _launch(self, rows: int, pixels: int) -> None:
+        launches = self._launches[max(least for least in self._launches if least <= rows)]
         for _ in range(pixels):
             for part in range(self._parts):
-                for launch in self._launches:
+                for launch in launches:
                     launch.run(rows, part)

@@ -56,6 +56,14 @@ class Device:
             self._stream = torch.cuda.Stream(self.torch)
 
     @property
+    def shared(self) -> int:
+        """Bytes of shared memory that a block of threads may have; Triton compiles to ask."""
+        if not self.cuda:
+            return 0
+        asked = triton.runtime.driver.active.utils.get_device_properties(self.torch.index)
+        return int(asked["max_shared_mem"])
+
+    @property
     def free(self) -> int | None:
         """Bytes of memory that may be taken; None where only the host's memory bounds them."""
         if not self.cuda:

@@ -127,13 +127,16 @@ class TritonDecoder(Decoder):
                 self.buffers = allocate(self._sizes, max_slots, device.torch)
                 for name, buffer in self.buffers.items():
                     buffer.fill_(-1 if name == "slots" else 0)
-                launches = triton_decode.plan(
-                    self._sizes, self._weights, self.buffers,
-                    device.overlaps if overlap is None else overlap,
-                )  # fmt: skip
+                overlaps = device.overlaps if overlap is None else overlap
+                launches = {
+                    rows: triton_decode.plan(
+                        self._sizes, self._weights, self.buffers, overlaps, many=rows > 1
+                    )
+                    for rows in self._plans(max_slots)
+                }
                 self._steps = Steps(launches, self._sizes.parts, max_slots)
                 self._upload(np.arange(max_slots, dtype=np.int32))
-                self._steps.run(1, 1)  # of no slots: nothing is compiled while a graph is captured
+                self._steps.compile()
                 if device.cuda and graphs:
                     self._steps.capture()
             except torch.OutOfMemoryError as error:
@@ -150,6 +153,11 @@ class TritonDecoder(Decoder):
     def unsupported(cls, config: ModelConfig) -> str | None:
         """Name the first option that the kernels do not know."""
         return refuse_unknown(config, _KNOWN)
+
+    def _plans(self, slots: int) -> list[int]:
+        """List from how many rows on each plan of a step is for."""
+        wide = self.device.shared >= triton_decode.SHARED_MANY
+        return [1, triton_decode.MANY] if wide and slots >= triton_decode.MANY else [1]
 
     @property
     def broken(self) -> bool:

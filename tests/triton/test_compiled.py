@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from scanline.kernels.cuda.decode import plan, variants
+from scanline.kernels.cuda.decode import BN_MANY, plan, variants
 from scanline.kernels.cuda.launch import Steps
+from scanline.kernels.cuda.matrix import project_kernel
 from scanline.kernels.cuda.sizes import COMPILED, allocate, allocate_weights, state_bytes
 from scanline.model.config import PRESETS
 from scanline.model.decoders.packing import sizes_of
@@ -21,19 +22,37 @@ def test_the_presets_are_compiled() -> None:
 
 def test_the_variants_are_the_launches() -> None:
     """Every launch of a preset is among them, once, and names all arguments of its kernel."""
-    found = variants()
+    found = variants(overlap=True)
     names = [variant.name for variant in found]
     assert len(set(names)) == len(names)
     for variant in found:
         given = variant.signature.keys() | variant.constants.keys()
         assert given == set(variant.kernel.arg_names), variant.name
     sizes = COMPILED["mnist-paper"]
-    launches = plan(sizes, allocate_weights(sizes, "meta"), allocate(sizes, 64, "meta"))
-    assert len(launches) == 5 * 8 + 4
+    memory = allocate_weights(sizes, "meta"), allocate(sizes, 64, "meta")
+    few, many = (plan(sizes, *memory, overlap=True, many=many) for many in (False, True))
+    assert len(few) == len(many) == 5 * 8 + 4
     compiled = [(v.kernel, v.signature, v.constants) for v in found]
-    for launch in launches:
+    for launch in (*few, *many):
         mine = launch.variant("")
         assert (mine.kernel, mine.signature, mine.constants) in compiled
+
+
+def test_plans_for_few_and_many_rows_sum_in_one_order() -> None:
+    """Rows and columns of tiles may differ, not summands, nor the tiles of a row's statistics."""
+    for name, sizes in COMPILED.items():
+        memory = allocate_weights(sizes, "meta"), allocate(sizes, 64, "meta")
+        few, many = (plan(sizes, *memory, many=many) for many in (False, True))
+        differ = {
+            key
+            for one, other in zip(few, many, strict=True)
+            for key in one.constants
+            if one.constants[key] != other.constants[key]
+        }
+        assert differ == ({"BN"} if sizes.d_model >= BN_MANY else set()), name
+        pairs = zip(few, many, strict=True)
+        kernels = {one.kernel for one, other in pairs if one.constants != other.constants}
+        assert kernels <= {project_kernel}, name
 
 
 def test_bytes_of_a_step_are_counted() -> None:
@@ -66,7 +85,7 @@ def test_pixels_are_drawn_in_as_few_graphs_as_do_it(monkeypatch: pytest.MonkeyPa
             replayed.append(self.holds)
 
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-    steps = Steps([Kernel()], parts=2, most=5)  # type: ignore[list-item]
+    steps = Steps({1: [Kernel()]}, parts=2, most=5)  # type: ignore[list-item]
     steps.run(3, 10)
     assert launched == [(3, part) for _ in range(10) for part in (0, 1)]
     steps.capture()
@@ -77,3 +96,24 @@ def test_pixels_are_drawn_in_as_few_graphs_as_do_it(monkeypatch: pytest.MonkeyPa
         one = [(bucket, 0), (bucket, 1)]
         assert replayed == [8 * one, 8 * one, one]
     assert len(launched) == captured
+
+
+def test_many_rows_have_launches_of_their_own() -> None:
+    """The largest number not above the rows', or above those that a graph is made for."""
+    run: list[tuple[str, int]] = []
+
+    class Kernel:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def run(self, rows: int, part: int) -> None:
+            run.append((self.name, rows))
+
+    launches = {1: [Kernel("few")], 4: [Kernel("many")]}
+    steps = Steps(launches, parts=1, most=9)  # type: ignore[arg-type]
+    steps.compile()
+    assert run == [("few", 1), ("many", 4)]
+    run.clear()
+    for rows in (1, 3, 4, 9):
+        steps.run(rows, 1)
+    assert run == [("few", 1), ("few", 3), ("many", 4), ("many", 9)]

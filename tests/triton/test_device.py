@@ -6,9 +6,11 @@ import gc
 import logging
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
+from scanline.kernels.cuda.decode import MANY
 from scanline.model.config import PRESETS, ModelConfig
 from scanline.model.decoders.contract import BackendError
 from scanline.model.decoders.opening import open_decoder
@@ -52,6 +54,19 @@ class TestDevice:
         expected = draw(eager, inputs)
         for n in (1, 3, 17, 10**6):
             assert draw(graphs, inputs, n) == expected
+
+    @pytest.mark.parametrize("graphs", [True, False])
+    def test_many_draw_what_few_do(self, graphs: bool) -> None:
+        """To the bit, though their tiles are wider."""
+        config = replace(PRESETS["mnist-paper"], height=2, width=3, n_layers=2)
+        network, inputs = network_of(config), some(config, MANY + 70)
+        many = TritonDecoder(network, MANY + 70, graphs=graphs)
+        draw(many, inputs)
+        few = TritonDecoder(network, 5, graphs=graphs)
+        for rows in (range(5), range(MANY - 3, MANY + 2), range(MANY + 65, MANY + 70)):
+            draw(few, inputs.rows(list(rows)))
+            assert np.array_equal(few.canvas, many.canvas[list(rows)])
+            assert np.array_equal(few.bits, many.bits[list(rows)])
 
     @every_small
     @pytest.mark.parametrize("precision", ["bf16", "float32"])

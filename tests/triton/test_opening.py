@@ -97,7 +97,7 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: object) -> None:
         raise RuntimeError("Failed to find C compiler")
 
-    monkeypatch.setattr(Steps, "run", fail)
+    monkeypatch.setattr(Steps, "compile", fail)
     with pytest.raises(BackendError, match=r"\(Failed to find C compiler\); .* install gcc"):
         open_decoder(network_of(SMALL), 1, "triton")
 
