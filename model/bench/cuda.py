@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 from scanline.model.bench import cpu as bench
+from scanline.model.bench.kernels import described, kernel_times
 from scanline.model.bench.limits import Limit, least_bytes
 from scanline.model.bench.models import find_models
 from scanline.model.checkpoint import Checkpoint
@@ -247,7 +248,10 @@ def run_bench(
         bench.check(model, opening)
         for count in slots:
             try:
-                timed = bench.time_backend(name, model, opening, seconds, repeats, count)
+                decoder = opening(model, count)
+                timed = bench.time_decoder(name, decoder, seconds, repeats)
+                spent = described(kernel_times(decoder))
+                del decoder  # before another's memory is taken
             except (BackendError, torch.OutOfMemoryError) as error:
                 torch.cuda.empty_cache()
                 note(f"{name}: {error}")
@@ -264,7 +268,7 @@ def run_bench(
                 note(f"{name}, 1 slot, kernels one after another: {after:.3f} ms a step")
             note(
                 f"{name}, {count} slots: {moved / 1e6:.1f} MB a step; a copy of as many bytes "
-                f"takes {moved / rate / step:.0%} of its time"
+                f"takes {moved / rate / step:.0%} of its time; {spent}"
             )
     training: list[Training] = []
     for checkpoint in checkpoints:

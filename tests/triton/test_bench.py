@@ -10,6 +10,7 @@ import torch
 
 from scanline.model.bench import cuda as bench_cuda
 from scanline.model.bench import starting
+from scanline.model.bench.kernels import described
 from scanline.model.checkpoint import Checkpoint
 from scanline.model.decoders.contract import BackendError
 from scanline.model.decoders.device import find_device
@@ -46,7 +47,15 @@ def test_the_benchmark_measures_a_device(monkeypatch: pytest.MonkeyPatch) -> Non
     guided = [line for line in report.notes if "2 labelled at guidance 2, top_p 0.9: " in line]
     assert guided[0].endswith("ms a step of 4 slots")
     assert any("tiny, 1 slot, kernels one after another: " in line for line in report.notes)
+    expected = "us in kernels" if device.type == "cuda" else "no kernel was seen"
+    assert any("2 slots: " in line and expected in line for line in report.notes)
     json.dumps(asdict(report))
+
+
+def test_it_is_told_where_a_step_s_time_goes() -> None:
+    times = {"a_kernel": 2.0, "state_kernel": 170.4, "b": 3.0, "c": 4.0, "d": 5.0, "e": 1.0}
+    assert described(times) == "state 170, d 5, c 4, b 3, others 3 of 185 us in kernels"
+    assert described({"state_kernel": 7.0}) == "state 7 of 7 us in kernels"
 
 
 def test_each_way_of_starting_kernels_is_told_of() -> None:

@@ -1,0 +1,43 @@
+"""Which kernels a step's time goes to, as torch's profiler sees them on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch.profiler import ProfilerActivity, profile
+
+from scanline.model.bench.cpu import begin
+from scanline.model.decoders.contract import Decoder
+
+PIXELS = 16  # two replays of the larger graph
+_NAMED = 4  # kernels; what is left is one number
+
+
+def kernel_times(decoder: Decoder) -> dict[str, float]:
+    """Give the microseconds that each kernel's launches take of a step of all slots together.
+
+    Profiled kernels do not overlap, so that their sum is a little more than a step takes. Under
+    Triton's interpreter there are none.
+    """
+    import triton  # need not be there
+
+    if triton.knobs.runtime.interpret:
+        return {}
+    slots = begin(decoder)
+    decoder.step(slots, 1)
+    pixels = min(PIXELS, decoder.config.pixels - 1)
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        decoder.step(slots, pixels)  # which waits for them
+    steps = pixels * decoder.config.steps_per_pixel
+    return {row.key: row.self_device_time_total / steps for row in profiled.key_averages()}
+
+
+def described(times: Mapping[str, float]) -> str:
+    """Say which kernels take the most of a step, and how much, in microseconds."""
+    if not times:
+        return "no kernel was seen"
+    most = sorted(times.items(), key=lambda item: -item[1])
+    parts = [f"{name.removesuffix('_kernel')} {time:.0f}" for name, time in most[:_NAMED]]
+    if rest := sum(time for _, time in most[_NAMED:]):
+        parts.append(f"others {rest:.0f}")
+    return f"{', '.join(parts)} of {sum(times.values()):.0f} us in kernels"
