@@ -31,16 +31,23 @@ class Product(NamedTuple):
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Product:
     """Multiply ``x: [B, T, I]`` with ``weight: [D, I]``, and leave ``bias: [D]`` to the next pass.
 
-    torch would copy it into every row first.
+    On a CPU torch would copy it into every row first, on a device sum its gradient slowly.
     """
     floats = (torch.float32, torch.bfloat16)
     if takes(bias, torch.float32) and takes(x, *floats) and autocast_dtype(x) in floats:
         return Product(multiply(x, weight), bias)
+    if has_kernels(x.device) and bias.dtype == torch.float32:
+        return Product(F.linear(x, weight), bias)
+    return Product(F.linear(x, weight, bias))
+
+
+def whole_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Give W x + b where no pass that could add the bias comes next; as ``linear``."""
     if has_kernels(x.device) and weight.dtype == bias.dtype == torch.float32:
         from scanline.kernels.cuda.linear import triton_linear
 
-        return Product(triton_linear(x, weight, bias, autocast_dtype(x)))
-    return Product(F.linear(x, weight, bias))
+        return triton_linear(x, weight, bias, autocast_dtype(x))
+    return F.linear(x, weight, bias)
 
 
 def whole(added: Product) -> Tensor:
@@ -105,6 +112,8 @@ def residual(
 
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Give GELU(W x + b): ``x: [..., D]``, ``weight: [F, D]``, ``bias: [F]`` → ``[..., F]``."""
+    if has_kernels(x.device):
+        return F.gelu(whole_linear(x, weight, bias))
     product = linear(x, weight, bias)
     if product.bias is None:
         return F.gelu(product.x)

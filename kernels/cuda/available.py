@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+import functools
+import logging
+import os
+import shutil
 from importlib.util import find_spec
 
 import torch
 
 MAX_FEATURES = 1024  # of a position, which one program of residual.py's holds whole
+PROGRAMS = 528  # that share a long sum: 4 for each of an H100's multiprocessors
+
+log = logging.getLogger("scanline.kernels")
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@functools.cache
 def has_kernels(device: torch.device) -> bool:
-    """Say whether it is an NVIDIA device of capability 8.0 or more, with Triton installed."""
-    nvidia = device.type == "cuda" and torch.version.hip is None
-    return (
-        nvidia
-        and torch.cuda.get_device_capability(device) >= (8, 0)
-        and find_spec("triton") is not None
+    """Say whether it is an NVIDIA device of capability 8.0 or more, and Triton works here.
+
+    Triton needs a C compiler; where there is none, a warning says so once.
+    """
+    if device.type != "cuda" or torch.version.hip is not None or find_spec("triton") is None:
+        return False
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return False
+    if os.environ.get("CC") or any(map(shutil.which, ("gcc", "clang", "cc"))):
+        return True
+    log.warning(
+        "training and evaluation go on without Triton's kernels, slower: they need a C compiler "
+        "(`apt-get install gcc python3-dev`)"
     )
+    return False

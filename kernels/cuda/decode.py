@@ -44,7 +44,7 @@ STATE_TILE = 512  # numbers of the state that a warp holds at once: 1,024 took a
 CONVOLVED = 256  # features that a program convolves
 EXACT_WARPS = 8  # of a product without tensor cores
 MAX_REGISTERS = 255  # a thread: else the compiler may spill a few to fit one more block
-MANY = 4096  # rows from which on wider tiles still leave a program to every multiprocessor
+MANY = 4096  # rows from which on wider tiles are still enough for the multiprocessors
 BN_MANY = 256  # columns of theirs: of 10,000 rows of 256 features they take a fifth less time
 WARPS_MANY = 8
 SHARED_MANY = 160 << 10  # bytes of shared memory that a block must be able to have for them
@@ -278,16 +278,13 @@ class _Step:
 
 
 def variants(networks: Mapping[str, Sizes] = COMPILED, *, overlap: bool = False) -> list[Variant]:
-    """Give every kernel that these networks launch, each once, in bf16, and in float32 too.
-
-    With those of the plan for many rows where they ``overlap``: on the large devices since 9.0.
-    """
+    """Give every kernel that these networks launch, each once, in bf16, and in float32 too."""
     found: dict[tuple[object, ...], Variant] = {}
     for name, sizes in networks.items():
         for dtype in (torch.bfloat16, torch.float32):
             s = replace(sizes, dtype=dtype)
             memory = allocate_weights(s, "meta"), allocate(s, 2 * BM, "meta")
-            for many in (False, True) if overlap else (False,):
+            for many in (False, True):
                 place = f"{name}/{TYPES[dtype]}" + "/many" * many
                 for launch in plan(s, *memory, overlap, many):
                     variant = launch.variant(place)

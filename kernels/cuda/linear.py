@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from scanline.kernels.cuda.available import PROGRAMS
 from scanline.kernels.cuda.stream import column_sums_kernel
 from scanline.kernels.cuda.variants import Variant
 
 _ROWS, _COLUMNS, _WARPS = 32, 64, 4  # of a tile
-_PROGRAMS = 528  # that share the rows
 
 
 @torch.library.custom_op("scanline::column_sums", mutates_args=())
@@ -27,7 +27,7 @@ def column_sums(x: Tensor) -> Tensor:
     N, columns = x.shape
     across = triton.cdiv(columns, _COLUMNS)
     tiles = triton.cdiv(N, _ROWS)
-    each = max(1, triton.cdiv(tiles * across, _PROGRAMS))
+    each = max(1, triton.cdiv(tiles * across, PROGRAMS))
     programs = triton.cdiv(tiles, each)
     sums = x.new_empty(programs, columns, dtype=torch.float32)
     if sums.numel():

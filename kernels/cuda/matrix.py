@@ -1,8 +1,8 @@
 """The decode step's matrix products, each with what stands before and behind it fused in.
 
-A product is ``y = f(A Wᵀ + b)`` over rows ``[B, IN]`` of which only those with a slot count. Tiles
-are fixed, the loop over ``IN`` runs in one order and is never split, so a row comes out the same to
-the last bit alone or among thousands.
+A product is ``y = f(A Wᵀ + b)`` over rows ``[B, IN]`` of which only those with a slot count. The
+loop over ``IN`` runs in one order, in steps of one size, and is never split, so a row comes out the
+same to the last bit alone or among thousands, whose tiles may be wider.
 
 Layer norm costs no kernel of its own, and no program needs a whole row: whoever writes a tile of
 the residual stream writes the tile's mean and its sum of squared deviations beside it, and whoever

@@ -13,15 +13,13 @@ import torch
 import triton
 from torch import Tensor
 
+from scanline.kernels.cuda.available import PROGRAMS
 from scanline.kernels.cuda.stream import backward_kernel, seen_kernel, sum_kernel
 from scanline.kernels.cuda.variants import Variant
+from scanline.kernels.short_conv import TAPS
 
-TAPS = 5
 # Numbers in a tile and warps to it: 8 a thread, but 4 on the way back, which needs the registers.
 _SUM, _SEEN, _BACK = (2048, 4), (2048, 8), (512, 4)
-_PROGRAMS = (
-    528  # that share the backward pass, and whose shares of the weights' are summed: 4 × 132
-)
 
 
 def _tiles(D: int, numbers: int) -> dict[str, int]:
@@ -77,7 +75,7 @@ def _backward(
     of_added = torch.empty_like(grad, dtype=added) if other else grad.new_empty(0)
     sizes = _tiles(D, _BACK[0])
     tiles = triton.cdiv(T, sizes["BT"])
-    each = max(1, triton.cdiv(B * tiles, _PROGRAMS))
+    each = max(1, triton.cdiv(B * tiles, PROGRAMS))
     programs = triton.cdiv(B * tiles, each)
     of_programs = grad.new_zeros(programs, 3 + TAPS, D)
     if programs:
@@ -161,7 +159,7 @@ def variants() -> list[Variant]:
         conv: dict[str, object] = {"CONVOLVED": convolved} | ({} if convolved else {"conv": None})
         alike: dict[str, object] = {"grad_added": None} if dtype == "fp32" else {}
         launches: list[tuple[str, Any, dict[str, object], tuple[int, int]]] = [
-            ("", sum_kernel, {"bias": None}, _SUM),
+            ("", sum_kernel, {}, _SUM),
             ("/first", sum_kernel, {"bias": None, "added": None}, _SUM),
             ("", seen_kernel, conv, _SEEN),
             ("", backward_kernel, conv | alike, _BACK),

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from torch import Tensor
-from torch.nn import functional as F
 
 from scanline.kernels.attention.definitions import AttentionState, linear_attention_step
 from scanline.kernels.attention.features import feature_count, features, random_directions
 from scanline.kernels.attention.linear import linear_attention, packed_linear_attention
-from scanline.kernels.residual import Product, linear
+from scanline.kernels.residual import Product, linear, whole_linear
 from scanline.model.config import ModelConfig
 from scanline.model.layers.attention import Attention
 from scanline.model.layers.layer import State
@@ -41,8 +40,8 @@ class LinearAttention(Attention):
 
     def attend(self, x: Tensor) -> Tensor:
         projection = self.projection()
-        native = self.feature_map == "elu"  # whose passes add the bias
-        product = linear(x, *projection) if native else Product(F.linear(x, *projection))
+        native = self.feature_map == "elu" and x.device.type == "cpu"  # whose passes add the bias
+        product = linear(x, *projection) if native else Product(whole_linear(x, *projection))
         heads = (3, self.n_heads, self.head_size)
         bias = None if product.bias is None else product.bias.view(heads)
         qkv = product.x.unflatten(-1, heads)

@@ -34,18 +34,33 @@ class Passes:
 
     def __call__(self, canvas: Tensor, labels: Tensor | None) -> Tensor:
         if self._records and self._recording is None:
-            try:
-                self._recording = _record(self._run, self._network, canvas, labels)
-            except RuntimeError as error:
-                self._records = False
-                log.warning(
-                    "training goes on, slower, without a CUDA graph, which cannot be made: %s",
-                    error,
-                )
-                self._network.zero_grad()
+            self._record(canvas, labels)
         if self._recording is None:
             return self._run(canvas, labels)
         return self._recording.run(canvas, labels)
+
+    def _record(self, canvas: Tensor, labels: Tensor | None) -> None:
+        """Rehearse, and record where that can be done."""
+        canvas, labels = canvas.clone(), None if labels is None else labels.clone()
+        network, device = self._network, canvas.device
+        # Rehearsed where it is recorded: torch would wait for another stream in the midst of it.
+        stream = torch.cuda.Stream(device)
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            for _ in range(_REHEARSALS):
+                self._run(canvas, labels)
+                network.zero_grad()
+        stream.synchronize()
+        try:
+            self._recording = _recorded(self._run, network, stream, canvas, labels)
+        except RuntimeError as error:
+            self._records = False
+            network.zero_grad()
+            log.warning(
+                "training goes on, slower, without a CUDA graph, which cannot be made, and without "
+                "the memory that it began to take: %s",
+                error,
+            )
 
     def _run(self, canvas: Tensor, labels: Tensor | None) -> Tensor:
         network = self._network
@@ -58,15 +73,20 @@ class Passes:
 
 @dataclass(frozen=True)
 class _Recording:
+    """A graph, what it reads, and where it leaves the bits and each parameter's gradient."""
+
     graph: torch.cuda.CUDAGraph
     canvas: Tensor
     labels: Tensor | None
     bits: Tensor
-    gradients: Sequence[
-        tuple[Tensor, Tensor | None]
-    ]  # of each parameter, where the graph leaves it
+    gradients: Sequence[tuple[Tensor, Tensor | None]]
 
     def run(self, canvas: Tensor, labels: Tensor | None) -> Tensor:
+        if canvas.shape != self.canvas.shape or (labels is None) != (self.labels is None):
+            raise ValueError(
+                f"a graph recorded of {[*self.canvas.shape]} cannot run a batch of another shape, "
+                f"or one with labels where it had none: {[*canvas.shape]}"
+            )
         self.canvas.copy_(canvas)
         if self.labels is not None and labels is not None:
             self.labels.copy_(labels)
@@ -76,20 +96,16 @@ class _Recording:
         return self.bits
 
 
-def _record(
-    run: Pass, network: LinearTransformer, canvas: Tensor, labels: Tensor | None
-) -> _Recording:
-    canvas, labels = canvas.clone(), None if labels is None else labels.clone()
-    # Rehearsed where it is recorded: torch would wait for another stream in the midst of it.
-    stream = torch.cuda.Stream(canvas.device)
-    stream.wait_stream(torch.cuda.current_stream(canvas.device))
-    with torch.cuda.stream(stream):
-        for _ in range(_REHEARSALS):
-            run(canvas, labels)
-            network.zero_grad()
-    stream.synchronize()
+def _recorded(
+    run: Pass, network: LinearTransformer, stream: torch.cuda.Stream, canvas: Tensor,
+    labels: Tensor | None,
+) -> _Recording:  # fmt: skip
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
+    # Whatever fails, torch is to go on where it was; and other threads may use the device.
+    with (
+        torch.cuda.stream(torch.cuda.current_stream(canvas.device)),
+        torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"),
+    ):
         bits = run(canvas, labels)
     gradients = [(parameter, parameter.grad) for parameter in network.parameters()]
     return _Recording(graph, canvas, labels, bits, gradients)

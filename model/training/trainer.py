@@ -131,7 +131,8 @@ class Trainer:
         ``after_validation`` is given the averaged network and the folder, to draw samples with.
         Raises ``ValueError`` where the images or labels do not fit the model, and
         ``FloatingPointError`` if the loss stops being a number (the checkpoint stays the last
-        good one). A resumed run raises ``CheckpointError`` where the data are others.
+        good one; the weights in memory are spoilt). A resumed run raises ``CheckpointError`` where
+        the data are others.
         """
         self._check(data)
         self.held_out = 0 if validation is None else len(validation)

@@ -95,7 +95,7 @@ def test_what_is_known_is_as_what_was_drawn(
         assert np.array_equal(filled.canvas, stepped.canvas)
     for decoder in (stepped, filled):
         expected = torch.from_numpy(network_bits(network, decoder.canvas, inputs))
-        most = expected.max()
+        most = expected.max() if backend == "triton" else 1  # whose activations are bf16 as well
         assert_close(torch.from_numpy(decoder.bits) / most, expected / most, dtype)
 
 

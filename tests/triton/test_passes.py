@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from scanline.kernels import residual
+from scanline.kernels.native.training import passes as native
 from scanline.model.config import ModelConfig
 from scanline.model.network import LinearTransformer
 from scanline.model.training import passes as training_passes
 from scanline.model.training.passes import Passes
 from tests.conftest import assert_close
-from tests.decoders.fixtures import KINDS, network_of
-from tests.triton.fixtures import gpu
+from tests.decoders.fixtures import GREY, KINDS, network_of
+from tests.triton.fixtures import INTERPRETED, anywhere, gpu
+
+NETWORKS = KINDS | {
+    "relu": replace(GREY, activation="relu"),
+    "polynomial": replace(GREY, feature_map="polynomial"),
+    "lsh": replace(GREY, attention="lsh-1"),
+    "softmax": replace(GREY, attention="softmax"),
+}
 
 
 def batch(config: ModelConfig, seed: int) -> tuple[Tensor, Tensor | None]:
     generator = torch.Generator().manual_seed(seed)
     shape = (3, config.pixels, config.channels)
     canvas = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
-    labels = torch.tensor([-1, 0, 1]) if config.classes else None
+    labels = torch.tensor([-1, 0, 1]).roll(seed) if config.classes else None
     return canvas, labels
 
 
@@ -38,7 +50,7 @@ class TestRecorded:
     pytestmark = gpu
 
     @pytest.mark.parametrize("bf16", [False, True])
-    @pytest.mark.parametrize("config", KINDS.values(), ids=KINDS.keys())
+    @pytest.mark.parametrize("config", NETWORKS.values(), ids=NETWORKS.keys())
     def test_a_graph_gives_what_its_kernels_give(self, config: ModelConfig, bf16: bool) -> None:
         """Of other images than those it was recorded with, after a step of the weights."""
         network = network_of(config).cuda()
@@ -60,20 +72,65 @@ class TestRecorded:
 def test_where_no_graph_can_be_made_it_is_said_and_training_goes_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refused(*_: Any) -> None:
+    """With the gradients of the batch alone, though the attempt left some behind."""
+
+    def refused(run: Any, network: LinearTransformer, stream: Any, *batch: Any) -> None:
+        run(*batch)
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(training_passes, "_record", refused)
+    def nothing(*_: Any) -> None: ...
+
+    stream = SimpleNamespace(wait_stream=nothing, synchronize=nothing)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda _: stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", nothing)
+    monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
+    monkeypatch.setattr(training_passes, "_recorded", refused)
     config = KINDS["grey"]
     network = network_of(config)
     passes, plain = Passes(network, bf16=False), Passes(network, bf16=False)
     passes._records = True
+    network.zero_grad()
     with caplog.at_level(logging.WARNING, "scanline.training"):
         for _ in range(2):
             mine = learnt(passes, network, *batch(config, 0))
-    assert [record.message for record in caplog.records] == [
-        "training goes on, slower, without a CUDA graph, which cannot be made: "
-        "operation not permitted when stream is capturing"
-    ]
+    (said,) = (record.message for record in caplog.records)
+    assert said.startswith("training goes on, slower, without a CUDA graph, which cannot be made")
+    assert said.endswith(": operation not permitted when stream is capturing")
     for one, other in zip(mine, learnt(plain, network, *batch(config, 0)), strict=True):
         assert torch.equal(one, other)
+
+
+def test_a_graph_refuses_batches_of_another_shape() -> None:
+    canvas, labels = batch(KINDS["grey"], 0)
+    assert labels is not None
+    graph: Any = SimpleNamespace(replay=lambda: None)
+    recording = training_passes._Recording(graph, canvas, labels, torch.zeros(()), [])
+    recording.run(canvas, labels)
+    for other in ((canvas[:1], labels[:1]), (canvas, None)):
+        with pytest.raises(ValueError, match=r"recorded of \[3, 20, 1\] cannot run a batch of"):
+            recording.run(*other)
+
+
+@anywhere
+@pytest.mark.parametrize("config", NETWORKS.values(), ids=NETWORKS.keys())
+def test_networks_learn_the_same_with_the_kernels(
+    config: ModelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chosen as on a device, run in the interpreter if need be."""
+    place = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
+    config = replace(config, height=3, width=3)
+    network = network_of(config).to(place)
+    canvas, labels = (None if one is None else one.to(place) for one in batch(config, 0))
+    assert canvas is not None
+    results = []
+    with native.off():
+        for there in (False, True):
+            monkeypatch.setattr(residual, "has_kernels", lambda _, there=there: there)
+            network.zero_grad()
+            bits = Passes(network, bf16=False)._run(canvas, labels)
+            results.append([bits, *(p.grad for p in network.parameters() if p.grad is not None)])
+    most = max(
+        float(one.abs().max()) for one in results[0][1:]
+    )  # some gradients are rounding alone
+    for one, other in zip(*results, strict=True):
+        assert_close(other / most, one / most, torch.float32)

@@ -68,7 +68,7 @@ def test_any_width(place: Place, D: int) -> None:
 
 def test_programs_that_take_several_tiles(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Images end within a tile, and the last program has fewer."""
-    monkeypatch.setattr("scanline.kernels.cuda.residual._PROGRAMS", 4)
+    monkeypatch.setattr("scanline.kernels.cuda.residual.PROGRAMS", 4)
     compare(place, some(place, 20, 128, images=3), convolved=True)
 
 
@@ -127,7 +127,7 @@ class TestUsed:
 def test_columns_are_summed(
     place: Place, rows: int, columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scanline.kernels.cuda.linear._PROGRAMS", 3)
+    monkeypatch.setattr("scanline.kernels.cuda.linear.PROGRAMS", 3)
     x = torch.randn(rows, columns).to(place.device, place.dtype)
     sums = column_sums(x)
     assert sums.dtype == torch.float32
