@@ -17,12 +17,16 @@ log = logging.getLogger("scanline.kernels")
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-@functools.cache
 def has_kernels(device: torch.device) -> bool:
     """Say whether it is an NVIDIA device of capability 8.0 or more, and Triton works here.
 
     Triton needs a C compiler; where there is none, a warning says so once.
     """
+    return _asked(device)
+
+
+@functools.cache
+def _asked(device: torch.device) -> bool:
     if device.type != "cuda" or torch.version.hip is not None or find_spec("triton") is None:
         return False
     if torch.cuda.get_device_capability(device) < (8, 0):
