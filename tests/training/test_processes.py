@@ -100,7 +100,11 @@ def test_control_c_leaves_a_run_to_resume(
 
 
 def test_a_closed_terminal_leaves_a_run_to_resume(tmp_path: Path, begin: Begin) -> None:
-    process = begin(tmp_path, 10**6, processes=2)
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # or these tests run below nohup
+    try:
+        process = begin(tmp_path, 10**6, processes=2)
+    finally:
+        signal.signal(signal.SIGHUP, before)
     wait_for_steps(process, tmp_path, 2)
     os.killpg(process.pid, signal.SIGHUP)
     output, errors = process.communicate(timeout=60)
