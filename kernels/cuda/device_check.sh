@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# All that only a CUDA device can show, in some four minutes and under eight: which ways of starting kernels work,
+# All that only a CUDA device can show, in under eight minutes: which ways of starting kernels work,
 # the tests marked gpu, how long the attention takes beside its bytes, and how fast images are drawn
 # and pixels trained on.
 #   [DEADLINE=seconds] kernels/cuda/device_check.sh [folder for the full log]

@@ -28,6 +28,11 @@ def _tiles(D: int, numbers: int) -> dict[str, int]:
     return {"D": D, "BT": max(1, numbers // wide), "BD": wide}
 
 
+def _warps(D: int, numbers: int, warps: int) -> int:
+    """Give as many warps as its tile has, more where one row is larger than that."""
+    return warps * max(1, int(triton.next_power_of_2(D)) // numbers)
+
+
 def _even(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.contiguous()
 
@@ -47,14 +52,14 @@ def _forward(
     if x.numel():
         sizes = _tiles(D, _SUM[0])
         sum_kernel[(triton.cdiv(B * T, sizes["BT"]),)](
-            x, added, bias, total, mean, scale, B * T, eps, **sizes, num_warps=_SUM[1]
+            x, added, bias, total, mean, scale, B * T, eps, **sizes, num_warps=_warps(D, *_SUM)
         )
         sizes = _tiles(D, _SEEN[0])
         tiles = triton.cdiv(T, sizes["BT"])
         seen_kernel[(B * tiles,)](
             x if added is None else total, mean, scale, norm_weight, norm_bias, conv_weight, seen,
             T, tiles, columns, stride, **sizes, CONVOLVED=conv_weight is not None,
-            num_warps=_SEEN[1],
+            num_warps=_warps(D, *_SEEN),
         )  # fmt: skip
     return total, seen, mean, scale
 
@@ -82,7 +87,7 @@ def _backward(
         backward_kernel[(programs,)](
             total, mean, scale, norm_weight, norm_bias, conv_weight, grad_seen, grad_total, grad,
             of_added if other else None, of_programs, T, tiles, B * tiles, each, columns, stride,
-            **sizes, CONVOLVED=conv_weight is not None, num_warps=_BACK[1],
+            **sizes, CONVOLVED=conv_weight is not None, num_warps=_warps(D, *_BACK),
         )  # fmt: skip
     return grad, of_added, of_programs.sum(0)
 
@@ -165,15 +170,15 @@ def variants() -> list[Variant]:
             ("", backward_kernel, conv | alike, _BACK),
             ("/first", backward_kernel, conv | {"grad_added": None, "grad_total": None}, _BACK),
         ]
-        for what, kernel, given, (numbers, warps) in launches:
-            constants = given | _tiles(D, numbers)
+        for what, kernel, given, tile in launches:
+            constants = given | _tiles(D, tile[0])
             types = {
                 argument: _type(argument, dtype)
                 for argument in kernel.arg_names
                 if argument not in constants
             }
             variant = f"{kernel.__name__}/{name}{what}"
-            found.append(Variant(variant, kernel, types, constants, warps, 3))
+            found.append(Variant(variant, kernel, types, constants, _warps(D, *tile), 3))
     return found
 
 

@@ -21,6 +21,7 @@ import triton.language as tl
 
 from scanline.kernels.cuda.matrix import normalise, write_statistics
 from scanline.kernels.cuda.overlap import follow
+from scanline.kernels.cuda.taps import distance, inside
 
 OUTSIDE = 256  # id of a value that is not there
 
@@ -97,18 +98,10 @@ def convolve_kernel(
     b_now = tl.sum(b_x, 0)  # one row
     b_y = tl.load(p_weight + o_col, mask=m_col, other=0.0) * b_now
     p_mine = p_ring + slot * (RING * D)
-    below = step >= COLUMNS
-    left, right = step % COLUMNS >= PARTS, step % COLUMNS < COLUMNS - PARTS
     for tap in tl.static_range(1, 5):
-        if tap == 1:
-            distance, there = PARTS, left
-        elif tap == 2:
-            distance, there = COLUMNS + PARTS, below & left
-        elif tap == 3:
-            distance, there = COLUMNS, below
-        else:
-            distance, there = COLUMNS - PARTS, below & right
-        o_then = ((step + RING - distance) % RING) * D + o_col
+        back = distance(tap, COLUMNS, PARTS)
+        there = (step >= back) & inside(tap, step, COLUMNS, PARTS)
+        o_then = ((step + RING - back) % RING) * D + o_col
         b_then = tl.load(p_mine + o_then, mask=m_col & there, other=0.0)
         b_y += tl.load(p_weight + tap * D + o_col, mask=m_col, other=0.0) * b_then
     tl.store(p_mine + (step % RING) * D + o_col, b_now, mask=m_col)

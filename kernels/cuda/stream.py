@@ -12,6 +12,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from scanline.kernels.cuda.taps import distance, inside
+
 
 @triton.jit
 def sum_kernel(
@@ -32,37 +34,6 @@ def sum_kernel(
     centred = tl.where(m, b - middle[:, None], 0.0)
     tl.store(mean + row, middle, mask=row < rows)
     tl.store(scale + row, 1 / tl.sqrt_rn(tl.sum(centred * centred, 1) / D + eps), mask=row < rows)
-
-
-@triton.jit
-def distance(TAP: tl.constexpr, columns, stride):
-    """Give how many steps before its own a tap of the convolution reads."""
-    if TAP == 0:
-        steps = 0 * stride
-    elif TAP == 1:
-        steps = stride
-    elif TAP == 2:
-        steps = columns + stride
-    elif TAP == 3:
-        steps = columns
-    else:
-        steps = columns - stride
-    return steps
-
-
-@triton.jit
-def inside(TAP: tl.constexpr, t, columns, stride):
-    """Say of positions whether what a tap reads there is of the image, above its first row or not.
-
-    Left of the first column and right of the last there is nothing.
-    """
-    if TAP == 1 or TAP == 2:
-        within = t % columns >= stride
-    elif TAP == 4:
-        within = t % columns < columns - stride
-    else:
-        within = t >= 0
-    return within
 
 
 @triton.jit
@@ -106,21 +77,21 @@ def seen_kernel(
 
 @triton.jit
 def pull_tap(
-    grad_seen, conv, first, t, m_t, o_d, m_d, T, columns, stride, TAP: tl.constexpr,
-    D: tl.constexpr, CONVOLVED: tl.constexpr,
+    b_g, b_s, b_n, grad_seen, conv, first, t, m_t, o_d, m_d, T, columns, stride,
+    TAP: tl.constexpr, D: tl.constexpr, CONVOLVED: tl.constexpr,
 ):  # fmt: skip
-    """Give the gradient of what a tap made of positions ``t``, that much later, and what it adds.
+    """Add what a tap made of positions ``t`` to their gradient and to that of the tap's weight.
 
-    The first is what the tap's weight sees, the second that gradient times the weight.
+    The tap's output lies that much later; ``b_n`` is what it read.
     """
     there = t + distance(TAP, columns, stride)
     m_t = m_t & (there < T) & inside(TAP, there, columns, stride)
     at = (first + there)[:, None] * D + o_d[None, :]
     g = tl.load(grad_seen + at, mask=m_t[:, None] & m_d[None, :], other=0.0).to(tl.float32)
-    weighed = g
+    b_s += g * b_n
     if CONVOLVED:
-        weighed = g * tl.load(conv + TAP * D + o_d, mask=m_d, other=0.0)[None, :]
-    return g, weighed
+        g *= tl.load(conv + TAP * D + o_d, mask=m_d, other=0.0)[None, :]
+    return b_g + g, b_s
 
 
 @triton.jit(do_not_specialize=["T", "tiles", "all_tiles", "each", "columns", "stride"])
@@ -154,27 +125,27 @@ def backward_kernel(
         b_x = tl.load(total + at, mask=m, other=0.0)
         b_x = tl.where(m, (b_x - middle[:, None]) * factor[:, None], 0.0)
         b_n = tl.where(m, b_x * b_g[None, :] + b_b[None, :], 0.0)
-        h, g = pull_tap(
-            grad_seen, conv, first, t, m_t, o_d, m_d, T, columns, stride, 0, D, CONVOLVED
-        )
+        g, s_0 = pull_tap(
+            none, s_0, b_n, grad_seen, conv, first, t, m_t, o_d, m_d, T, columns, stride,
+            0, D, CONVOLVED,
+        )  # fmt: skip
         if CONVOLVED:
-            s_0 += h * b_n
-            h, w = pull_tap(
-                grad_seen, conv, first, t, m_t, o_d, m_d, T, columns, stride, 1, D, True
-            )
-            s_1, g = s_1 + h * b_n, g + w
-            h, w = pull_tap(
-                grad_seen, conv, first, t, m_t, o_d, m_d, T, columns, stride, 2, D, True
-            )
-            s_2, g = s_2 + h * b_n, g + w
-            h, w = pull_tap(
-                grad_seen, conv, first, t, m_t, o_d, m_d, T, columns, stride, 3, D, True
-            )
-            s_3, g = s_3 + h * b_n, g + w
-            h, w = pull_tap(
-                grad_seen, conv, first, t, m_t, o_d, m_d, T, columns, stride, 4, D, True
-            )
-            s_4, g = s_4 + h * b_n, g + w
+            g, s_1 = pull_tap(
+                g, s_1, b_n, grad_seen, conv, first, t, m_t, o_d, m_d, T, columns, stride,
+                1, D, True,
+            )  # fmt: skip
+            g, s_2 = pull_tap(
+                g, s_2, b_n, grad_seen, conv, first, t, m_t, o_d, m_d, T, columns, stride,
+                2, D, True,
+            )  # fmt: skip
+            g, s_3 = pull_tap(
+                g, s_3, b_n, grad_seen, conv, first, t, m_t, o_d, m_d, T, columns, stride,
+                3, D, True,
+            )  # fmt: skip
+            g, s_4 = pull_tap(
+                g, s_4, b_n, grad_seen, conv, first, t, m_t, o_d, m_d, T, columns, stride,
+                4, D, True,
+            )  # fmt: skip
         s_g += g * b_x
         s_b += g
         g *= b_g[None, :]
