@@ -35,10 +35,20 @@ export function listenToDice(form, draw) {
   });
 }
 
-/** Enable a button again, and give it back the focus that it lost by being disabled. */
-export function enable(button) {
-  button.disabled = false;
-  if (document.activeElement === document.body) button.focus({ preventScroll: true });
+/**
+ * Disable buttons; gives what enables some of them again, where the focus returns that one of them
+ * lost by this, unless something else has had it since.
+ */
+export function hold(...buttons) {
+  const held = new AbortController();
+  let lost = buttons.find((button) => button === document.activeElement);
+  for (const button of buttons) button.disabled = true;
+  document.addEventListener("focusin", () => { lost = null; }, { signal: held.signal });
+  return (...again) => {
+    held.abort();
+    for (const button of again) button.disabled = false;
+    if (lost) (again.includes(lost) ? lost : again[0]).focus({ preventScroll: true });
+  };
 }
 
 /** Read a link's seed; it is for this drawing alone, and fills no field. */

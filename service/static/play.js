@@ -141,7 +141,10 @@ export class PlayView {
     const over = at === ROUNDS - 1;
     this.offer({ next: !over, over, share: over });
     byId("play-score").textContent = `You ${this.right}, the model ${this.theirs}, of ${at + 1}.`;
-    byId(over ? "play-share" : "play-next").focus();
+    const { activeElement } = document; // a choice that is disabled now, or nothing, or elsewhere
+    if (activeElement === document.body || activeElement.disabled) {
+      byId(over ? "play-share" : "play-next").focus();
+    }
   }
 
   /** Offer what can be done now. */

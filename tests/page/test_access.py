@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,8 @@ from tests.page.fixtures import LAPTOP, PHONE, Open, expect, finished, measured,
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
+
+    from tests.service_fixtures import FakeDecoder
 
 VIEWS = ["draw", "complete", "inside", "play", "learn"]
 PAGE_BYTES = 60_000  # of a view that is opened, compressed
@@ -272,3 +275,17 @@ def test_all_views_together_are_not_much_larger() -> None:
     files = [path for path in Path(STATIC).rglob("*") if path.is_file()]
     assert {path.suffix for path in files} <= {".html", ".css", ".js", ".svg"}
     assert sum(len(gzip.compress(path.read_bytes())) for path in files) <= ALL_BYTES
+
+
+def test_what_is_enabled_again_takes_the_focus_from_nothing(visit: Open, grey: FakeDecoder) -> None:
+    page = visit("#learn")
+    shown(page, "learn")
+    rest, memory = (page.locator(f"#scene-{b}") for b in ("dice button >> nth=1", "memory button"))
+    for button in (rest, memory):
+        expect(button).to_be_enabled()
+    grey.before_step = lambda slots: time.sleep(0.01)
+    rest.press("Enter")
+    memory.press("Enter")
+    for button in (rest, memory):
+        expect(button).to_be_enabled()
+    expect(memory).to_be_focused()

@@ -2,7 +2,7 @@
 
 import { patiently, postJson, postPicture } from "../api.js";
 import { Chart } from "../chart.js";
-import { enable, randomSeed } from "../fields.js";
+import { hold, randomSeed } from "../fields.js";
 import { surprises } from "../heat.js";
 import { area, toPng } from "../pixels.js";
 import { Player, calm } from "../player.js";
@@ -72,16 +72,13 @@ export class DiceScene {
 
   /** Let nothing be pressed until it is answered. */
   busy() {
-    this.pressed = [this.roll, this.rest].find((button) => button === document.activeElement)
-      ?? this.pressed;
-    this.roll.disabled = this.rest.disabled = true;
+    this.release ??= hold(this.roll, this.rest);
   }
 
-  /** Let these be pressed again; the focus returns, to the one that was pressed where it can. */
+  /** Let these be pressed again. */
   free(...buttons) {
-    for (const button of buttons) button.disabled = false;
-    if (this.pressed) enable(buttons.includes(this.pressed) ? this.pressed : buttons[0]);
-    this.pressed = null;
+    this.release?.(...buttons);
+    this.release = null;
   }
 
   /** Ask for the distribution of the next value, and show it. */
@@ -126,10 +123,10 @@ export class DiceScene {
   /** Have the server roll for every pixel that is left. */
   async rollAll() {
     const { model, signal, player } = this;
+    this.busy();
     const position = Math.floor(this.values.length / model.channels);
     const known = new Uint8Array(area(model)).fill(1, 0, position);
     const png = await toPng(player.picture, (p) => known[p]);
-    this.busy();
     player.rate = calm.matches ? Infinity : (area(model) - position) / SECONDS;
     const fields = { model: model.id, seed: randomSeed(), stream: true };
     await follow(

@@ -1,7 +1,7 @@
 /** Scene four: what it cannot do. */
 
 import { patiently, postJson, postPicture } from "../api.js";
-import { enable } from "../fields.js";
+import { hold } from "../fields.js";
 import { area, toImageData, toPng } from "../pixels.js";
 
 const SEED = 61;
@@ -24,7 +24,7 @@ export class LimitsScene {
 
   async show() {
     const { model, signal } = this;
-    this.button.disabled = true;
+    const release = hold(this.button);
     try {
       const asked = { model: model.id, seed: SEED, output: "values" };
       const seen = await patiently(() => postJson("v1/samples", asked, signal), signal);
@@ -43,7 +43,7 @@ export class LimitsScene {
       );
       this.say("The upper halves were drawn without a look at the lower one.");
     } finally {
-      enable(this.button);
+      release(this.button);
     }
   }
 

@@ -1,7 +1,7 @@
 /** Scene two: a state of fixed size beside a memory that grows with every pixel. */
 
 import { post } from "../api.js";
-import { enable, guides, randomSeed } from "../fields.js";
+import { guides, hold, randomSeed } from "../fields.js";
 import { area } from "../pixels.js";
 import { Player, calm } from "../player.js";
 import { follow } from "../stream.js";
@@ -32,7 +32,7 @@ export class MemoryScene {
     const { model, signal, player } = this;
     const label = guides(model) ? { label: "random" } : {};
     const asked = { model: model.id, seed: randomSeed(), stream: true, ...label };
-    this.button.disabled = true;
+    const release = hold(this.button);
     player.begin(model);
     player.rate = calm.matches ? Infinity : area(model) / SECONDS;
     try {
@@ -43,7 +43,7 @@ export class MemoryScene {
         signal,
       );
     } finally {
-      enable(this.button);
+      release(this.button);
     }
   }
 
