@@ -21,6 +21,7 @@ import triton
 from torch import Tensor
 
 from scanline.kernels.attention.definitions import EPS
+from scanline.kernels.cuda.block import block, fits, takes
 from scanline.kernels.cuda.head import sample_kernel
 from scanline.kernels.cuda.launch import TYPES, Launch
 from scanline.kernels.cuda.matrix import (
@@ -28,6 +29,7 @@ from scanline.kernels.cuda.matrix import (
     BM,
     BN_PROJECT,
     BN_RESIDUAL,
+    NORM_EPS,
     normalise_kernel,
     project_kernel,
     residual_kernel,
@@ -39,7 +41,6 @@ from scanline.kernels.cuda.variants import Variant
 MIXTURES = 10
 MIN_LOG_SCALE = -7.0
 MIN_WARM_LOG_SCALE = -9.5
-NORM_EPS = 1e-5
 STATE_TILE = 512  # numbers of the state that a warp holds at once: 1,024 took an eighth longer
 CONVOLVED = 256  # features that a program convolves
 EXACT_WARPS = 8  # of a product without tensor cores
@@ -58,18 +59,22 @@ def _warps(weight: Tensor) -> dict[str, int]:
 
 def plan(
     s: Sizes, weights: Mapping[str, Tensor], buffers: Mapping[str, Tensor], overlap: bool = False,
-    many: bool = False,
+    many: bool = False, blocks: bool = False,
 ) -> list[Launch]:  # fmt: skip
     """Lay out one step of the network; run it for each part of a pixel.
 
     With ``overlap`` each kernel is set up while the one before it still runs (``overlap.py``).
     A plan for ``many`` rows has other tiles, never another order of a sum: its bytes are the same.
+    With ``blocks`` all that stands between two states is one kernel where it can be (``block.py``).
     """
     step = _Step(s, weights, buffers, many)
     step.embed()
     for layer in range(s.layers):
         step.attend(layer)
-        step.feed_forward(layer)
+        if blocks and takes(s, layer):
+            step.block(layer)
+        else:
+            step.feed_forward(layer)
     step.finish()
     return [replace(x, constants={**x.constants, "OVERLAP": overlap}) for x in step.launches]
 
@@ -89,6 +94,7 @@ class _Step:
         self.launches: list[Launch] = []
         self.stream = [(buffers[f"x{i}"], buffers[f"statistics{i}"]) for i in (0, 1)]
         self.norm: str | None = None
+        self.projected = False  # whether q, k and v are there already
         self.rows: dict[str, Tensor | str | None] = {
             "p_slots": buffers["slots"], "p_positions": buffers["positions"], "part": "part",
         }  # fmt: skip
@@ -119,7 +125,8 @@ class _Step:
         tile = min(side, max(1, warps * STATE_TILE // side))
         if s.pre_norm:
             self.norm = f"{layer}.norm1"
-        self._project(layer, 1, "qkv", "qkv", features=2 * s.d_model)
+        if not self.projected:
+            self._project(layer, 1, "qkv", "qkv", features=2 * s.d_model)
         self.launches.append(Launch(
             f"{layer}.state", state_kernel,
             {
@@ -133,14 +140,17 @@ class _Step:
             },
             beside=s.heads, num_warps=warps,
         ))  # fmt: skip
-        self._add(f"{layer}.out", "o")
-        if not s.pre_norm:
-            self.norm = f"{layer}.norm1"
+
+    def block(self, layer: int) -> None:
+        """Go on to the next layer's q, k and v, or to what the head is given."""
+        x, _ = self.stream[0]
+        self.launches.append(block(self.sizes, self.weights, self.buffers, layer, x))
+        self.projected = True
 
     def feed_forward(self, layer: int) -> None:
         s = self.sizes
-        if s.pre_norm:
-            self.norm = f"{layer}.norm2"
+        self._add(f"{layer}.out", "o")
+        self.norm = f"{layer}.norm2" if s.pre_norm else f"{layer}.norm1"
         self._project(layer, 2, "linear1", "hidden", activation="gelu" if s.gelu else "relu")
         self._add(f"{layer}.linear2", "hidden")
         if not s.pre_norm:
@@ -149,9 +159,9 @@ class _Step:
     def finish(self) -> None:
         """Normalise once more, and decide the values."""
         s = self.sizes
-        if not s.pre_norm:
+        if not s.pre_norm and not self.projected:
             self._normalise()
-        self.norm = "norm"
+        self.norm = None if self.projected else "norm"
         self._product("head", self.stream[0][0], "parameters")
         self.launches.append(Launch(
             "sample", sample_kernel,
@@ -284,9 +294,9 @@ def variants(networks: Mapping[str, Sizes] = COMPILED, *, overlap: bool = False)
         for dtype in (torch.bfloat16, torch.float32):
             s = replace(sizes, dtype=dtype)
             memory = allocate_weights(s, "meta"), allocate(s, 2 * BM, "meta")
-            for many in (False, True):
-                place = f"{name}/{TYPES[dtype]}" + "/many" * many
-                for launch in plan(s, *memory, overlap, many):
+            for how in ("few", "many", "blocks")[: 3 if fits(s, True) else 2]:
+                place = f"{name}/{TYPES[dtype]}/{how}"
+                for launch in plan(s, *memory, overlap, how == "many", how == "blocks"):
                     variant = launch.variant(place)
                     same = (
                         variant.kernel.__name__, *sorted(variant.signature.items()),

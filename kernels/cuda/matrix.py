@@ -18,6 +18,7 @@ import triton.language as tl
 
 from scanline.kernels.cuda.overlap import follow
 
+NORM_EPS = 1e-5  # of layer norm
 BM, BK = 64, 64  # rows and summands of every tile
 BN_PROJECT = 128  # columns a program of ``project_kernel``: wide, so that rows are read seldom
 BN_RESIDUAL = 64  # and of ``residual_kernel``: narrow, as these outputs are few and their sums long
@@ -98,6 +99,22 @@ def product(
 
 
 @triton.jit
+def feature(b_y):
+    """Give φ = elu + 1 (eq. 7)."""
+    return tl.maximum(b_y, 0.0) + tl.exp(tl.minimum(b_y, 0.0))
+
+
+@triton.jit
+def activate(b_y, ACTIVATION: tl.constexpr):
+    """Give f(y) of the feed-forward network, or y."""
+    if ACTIVATION == "relu":
+        b_y = tl.maximum(b_y, 0.0)
+    elif ACTIVATION == "gelu":
+        b_y = 0.5 * b_y * (1.0 + tl.erf(b_y * 0.7071067811865476))
+    return b_y
+
+
+@triton.jit
 def project_kernel(
     p_slots, p_x, p_statistics, p_norm_weight, p_norm_bias, p_weight, p_bias, p_y,
     IN: tl.constexpr, OUT: tl.constexpr, NORM: tl.constexpr, ACTIVATION: tl.constexpr,
@@ -120,12 +137,8 @@ def project_kernel(
     )  # fmt: skip
     b_y += tl.load(p_bias + o_col, mask=m_col, other=0.0)[None, :]
     if FEATURES > 0:
-        b_feature = tl.maximum(b_y, 0.0) + tl.exp(tl.minimum(b_y, 0.0))
-        b_y = tl.where((o_col < FEATURES)[None, :], b_feature, b_y)
-    if ACTIVATION == "relu":
-        b_y = tl.maximum(b_y, 0.0)
-    elif ACTIVATION == "gelu":
-        b_y = 0.5 * b_y * (1.0 + tl.erf(b_y * 0.7071067811865476))
+        b_y = tl.where((o_col < FEATURES)[None, :], feature(b_y), b_y)
+    b_y = activate(b_y, ACTIVATION)
     tl.store(
         p_y + o_row[:, None] * OUT + o_col[None, :],
         b_y.to(p_y.dtype.element_ty),

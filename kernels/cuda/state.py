@@ -71,6 +71,25 @@ def embed_kernel(
     write_statistics(p_statistics, o_row, o_row >= 0, b_x[None, :], i_n, D, BN)
 
 
+@triton.jit
+def convolve(
+    b_now, p_weight, p_mine, b_step, m_live, o_col, m_col,
+    COLUMNS: tl.constexpr, PARTS: tl.constexpr, RING: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    """Convolve rows ``[rows, columns]`` with their rings, ``p_mine: [rows, 1]``, at their steps.
+
+    What rows that do not live give has no meaning.
+    """
+    b_y = tl.load(p_weight + o_col, mask=m_col, other=0.0)[None, :] * b_now
+    for tap in tl.static_range(1, 5):
+        back = distance(tap, COLUMNS, PARTS)
+        m_there = m_live & (b_step >= back) & inside(tap, b_step, COLUMNS, PARTS)
+        o_then = ((b_step + RING - back) % RING * D)[:, None] + o_col[None, :]
+        b_then = tl.load(p_mine + o_then, mask=m_there[:, None] & m_col[None, :], other=0.0)
+        b_y += tl.load(p_weight + tap * D + o_col, mask=m_col, other=0.0)[None, :] * b_then
+    return b_y
+
+
 @triton.jit(do_not_specialize=["part"])
 def convolve_kernel(
     p_slots, p_positions, p_x, p_statistics, p_norm_weight, p_norm_bias, p_weight, p_ring, p_y,
@@ -95,17 +114,13 @@ def convolve_kernel(
             b_x, p_statistics, p_norm_weight, p_norm_bias, o_row, o_row >= 0, o_col,
             D, BN_STATISTICS, EPS,
         )  # fmt: skip
-    b_now = tl.sum(b_x, 0)  # one row
-    b_y = tl.load(p_weight + o_col, mask=m_col, other=0.0) * b_now
-    p_mine = p_ring + slot * (RING * D)
-    for tap in tl.static_range(1, 5):
-        back = distance(tap, COLUMNS, PARTS)
-        there = (step >= back) & inside(tap, step, COLUMNS, PARTS)
-        o_then = ((step + RING - back) % RING) * D + o_col
-        b_then = tl.load(p_mine + o_then, mask=m_col & there, other=0.0)
-        b_y += tl.load(p_weight + tap * D + o_col, mask=m_col, other=0.0) * b_then
-    tl.store(p_mine + (step % RING) * D + o_col, b_now, mask=m_col)
-    tl.store(p_y + i_b.to(tl.int64) * D + o_col, b_y, mask=m_col)
+    p_mine = p_ring + slot * (RING * D) + tl.arange(0, 1)[:, None]
+    b_y = convolve(
+        b_x, p_weight, p_mine, step + tl.arange(0, 1), o_row >= 0, o_col, m_col,
+        COLUMNS, PARTS, RING, D,
+    )  # fmt: skip
+    tl.store(p_mine + (step % RING * D + o_col)[None, :], b_x, mask=m_col[None, :])
+    tl.store(p_y + o_row[:, None] * D + o_col[None, :], b_y, mask=m_col[None, :])
 
 
 @triton.jit(do_not_specialize=["part"])

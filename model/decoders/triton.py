@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from triton.errors import TritonError
 
+from scanline.kernels.cuda import block
 from scanline.kernels.cuda import decode as triton_decode
 from scanline.kernels.cuda.launch import Steps
 from scanline.kernels.cuda.sizes import DELAY, allocate, allocate_weights
@@ -83,8 +84,10 @@ class TritonDecoder(Decoder):
     ``precision`` is bf16 by default, float32 under Triton's interpreter, whose bf16 arithmetic is
     wrong. ``delay`` is how many steps of an image share one write of its state: the bytes drawn do
     not depend on it. ``graphs`` false starts every kernel from the host, ``overlap`` false none
-    before the one before it has ended; by default they overlap where the device can do it. Raises
-    ``BackendError`` where there is no such device, or not enough of its memory for ``max_slots``.
+    before the one before it has ended; by default they overlap where the device can do it.
+    ``blocks`` makes one kernel of all that stands between two states (``kernels/cuda/block.py``):
+    the same image by other sums, so its bytes are its own. Raises ``BackendError`` where there is
+    no such device, or not enough of its memory for ``max_slots``.
     """
 
     backend = "triton"
@@ -100,6 +103,7 @@ class TritonDecoder(Decoder):
         delay: int = DELAY,
         graphs: bool = True,
         overlap: bool | None = None,
+        blocks: bool = False,
     ) -> None:
         self.device = device = Device()
         self.precision: Precision = precision or ("bf16" if device.cuda else "float32")
@@ -113,6 +117,11 @@ class TritonDecoder(Decoder):
                 "or newer: leave overlap out"
             )
         self._sizes = sizes_of(model.config, self.precision, delay)
+        if blocks and not block.fits(self._sizes, device.cuda):
+            raise BackendError(
+                f"blocks are of bf16 products of at most {block.WIDEST} features here, not "
+                f"of {self.precision} and {model.config.d_model}: leave blocks out"
+            )
         self._plan_memory(max_slots)  # before the host's arrays are made for nothing
         super().__init__(model.config, max_slots)
         self._flights: list[Flight] = []  # the oldest first
@@ -130,7 +139,7 @@ class TritonDecoder(Decoder):
                 overlaps = device.overlaps if overlap is None else overlap
                 launches = {
                     rows: triton_decode.plan(
-                        self._sizes, self._weights, self.buffers, overlaps, many=rows > 1
+                        self._sizes, self._weights, self.buffers, overlaps, rows > 1, blocks
                     )
                     for rows in self._plans(max_slots)
                 }

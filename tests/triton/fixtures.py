@@ -63,6 +63,7 @@ RGB = tiny_config(
     height=1, width=2, n_layers=1, n_heads=1, channels=3, order="subpixel",
     head="logistic_mixture", norm="post",
 )  # fmt: skip
+with_blocks = pytest.mark.parametrize("blocks", [False, True], ids=["kernels", "blocks"])
 every_small = pytest.mark.parametrize("config", [SMALL, RGB], ids=["grey", "rgb"])
 
 
@@ -92,13 +93,13 @@ def exact(
     return parameters, bits, sums
 
 
-def check(config: ModelConfig, precision: Precision) -> None:
+def check(config: ModelConfig, precision: Precision, blocks: bool = False) -> None:
     """Draw two images pixel by pixel, and compare all that comes of it with the definition."""
     network, inputs = network_of(config), some(config, 2)
     scatter_seeds(inputs)
     inputs.temperature[0] = 0
     inputs.known[:, 0] = False  # or the first pixels would be absorbed, and not seen one by one
-    decoder = TritonDecoder(network, 2, precision=precision)
+    decoder = TritonDecoder(network, 2, precision=precision, blocks=blocks)
     decoder.begin([0, 1], inputs)
     last = []  # the parameters of each pixel's last step
     for pixel in range(config.pixels):

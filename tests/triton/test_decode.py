@@ -23,6 +23,7 @@ from tests.triton.fixtures import (
     every_small,
     slots_of,
     some,
+    with_blocks,
 )
 
 
@@ -110,13 +111,14 @@ def test_known_pixels_are_passed_over_as_they_were_drawn_to_the_last_bit(
 
 
 @anywhere
+@with_blocks
 @every_small
-def test_other_slots_are_not_read_and_not_written(config: ModelConfig) -> None:
+def test_other_slots_are_not_read_and_not_written(config: ModelConfig, blocks: bool) -> None:
     """Two slots work among slots, and in scratch memory, full of NaN."""
     network, inputs = network_of(config), some(config, 2)
-    clean = TritonDecoder(network, 2)
+    clean = TritonDecoder(network, 2, blocks=blocks)
     draw(clean, inputs)
-    decoder = TritonDecoder(network, 5)
+    decoder = TritonDecoder(network, 5, blocks=blocks)
     for buffer in decoder.buffers.values():
         if buffer.is_floating_point():
             buffer.fill_(torch.nan)
@@ -159,19 +161,20 @@ def test_what_is_launched_lands(config: ModelConfig) -> None:
     check_flights(config, "float32")
 
 
+@with_blocks
 @every_small
-def test_the_same_bytes_among_others(config: ModelConfig) -> None:
+def test_the_same_bytes_among_others(config: ModelConfig, blocks: bool) -> None:
     """Images arrive at random, in any slot of which some were left half-way, and leave."""
     count, width = 3, 2
     network, inputs = network_of(config), some(config, count, seed=3)
     expected = []
-    alone = TritonDecoder(network, 1)
+    alone = TritonDecoder(network, 1, blocks=blocks)
     for image in range(count):
         alone.begin([0], inputs.rows([image]))
         alone.step([0], config.pixels)
         expected.append((alone.canvas.tobytes(), alone.bits.tobytes(), alone.kv.tobytes()))
     generator = np.random.default_rng(0)
-    decoder = TritonDecoder(network, width)
+    decoder = TritonDecoder(network, width, blocks=blocks)
     decoder.begin([0, 1], inputs.rows([2, 1]))
     decoder.step([1, 0], 1)  # cancelled after one pixel
     waiting, running = list(range(count)), dict[int, int]()
