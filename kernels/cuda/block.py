@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from scanline.kernels.cuda.launch import Launch
-from scanline.kernels.cuda.matrix import BM, NORM_EPS, activate, feature
+from scanline.kernels.cuda.matrix import BM, NORM_EPS, activate, below, feature
 from scanline.kernels.cuda.overlap import follow
 from scanline.kernels.cuda.sizes import Sizes
 from scanline.kernels.cuda.state import convolve, row_of
@@ -28,12 +28,6 @@ WIDEST = 256  # features of a row that a program can hold
 HIDDEN, STAGES = 64, 2  # features that pass by at a time, and how many such are under way
 COLUMNS = 16  # that are convolved at a time
 NARROW = 128  # features of rows that four warps hold, where two programs share a multiprocessor
-
-
-@triton.jit
-def below(o, SIZE: tl.constexpr, TILE: tl.constexpr):
-    """Say which are below ``SIZE``: all, and the compiler knows it, where tiles end with it."""
-    return o == o if SIZE % TILE == 0 else o < SIZE
 
 
 @triton.jit

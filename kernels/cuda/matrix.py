@@ -2,7 +2,9 @@
 
 A product is ``y = f(A Wᵀ + b)`` over rows ``[B, IN]`` of which only those with a slot count. The
 loop over ``IN`` runs in one order, in steps of one size, and is never split, so a row comes out the
-same to the last bit alone or among thousands, whose tiles may be wider.
+same to the last bit alone or among thousands, whose tiles may be wider. Buffers of rows are whole
+tiles: a row without a slot is worked on as the others are, for nothing, which costs less than to
+leave it out.
 
 Layer norm costs no kernel of its own, and no program needs a whole row: whoever writes a tile of
 the residual stream writes the tile's mean and its sum of squared deviations beside it, and whoever
@@ -25,26 +27,36 @@ BN_RESIDUAL = 64  # and of ``residual_kernel``: narrow, as these outputs are few
 
 
 @triton.jit
-def write_statistics(p_statistics, o_row, m_row, b_y, i_tile, D: tl.constexpr, BN: tl.constexpr):
+def below(o, SIZE: tl.constexpr, TILE: tl.constexpr):
+    """Say which are below ``SIZE``: all, and the compiler knows it, where tiles end with it."""
+    return o == o if SIZE % TILE == 0 else o < SIZE
+
+
+@triton.jit
+def statistics_of(D: tl.constexpr, BN: tl.constexpr):
+    """Give how many numbers a row's statistics are: two a tile."""
+    return 2 * ((D + BN - 1) // BN)
+
+
+@triton.jit
+def write_statistics(p_statistics, o_row, b_y, i_tile, D: tl.constexpr, BN: tl.constexpr):
     """Note mean and squared deviations of one tile ``[rows, BN]`` of the stream."""
     TILES: tl.constexpr = (D + BN - 1) // BN
-    m_col = i_tile * BN + tl.arange(0, BN) < D
+    m_col = below(i_tile * BN + tl.arange(0, BN), D, BN)
     count = tl.minimum(D - i_tile * BN, BN).to(tl.float32)
     b_mean = tl.sum(tl.where(m_col[None, :], b_y, 0.0), 1) / count
     b_away = tl.where(m_col[None, :], b_y - b_mean[:, None], 0.0)
     p_mine = p_statistics + (o_row * TILES + i_tile) * 2
-    tl.store(p_mine, b_mean, mask=m_row)
-    tl.store(p_mine + 1, tl.sum(b_away * b_away, 1), mask=m_row)
+    tl.store(p_mine, b_mean)
+    tl.store(p_mine + 1, tl.sum(b_away * b_away, 1))
 
 
 @triton.jit
-def read_statistics(
-    p_statistics, o_row, m_row, D: tl.constexpr, BN: tl.constexpr, EPS: tl.constexpr
-):
+def read_statistics(p_statistics, o_row, D: tl.constexpr, BN: tl.constexpr, EPS: tl.constexpr):
     """Give each row's mean, and one over its standard deviation."""
     TILES: tl.constexpr = (D + BN - 1) // BN
     o_tile = tl.arange(0, triton.next_power_of_2(TILES))
-    m_tile = m_row[:, None] & (o_tile < TILES)[None, :]
+    m_tile = (o_tile < TILES)[None, :]
     b_count = tl.minimum(tl.maximum(D - o_tile * BN, 0), BN).to(tl.float32)
     o_each = (o_row[:, None] * TILES + o_tile[None, :]) * 2
     b_means = tl.load(p_statistics + o_each, mask=m_tile, other=0.0)
@@ -57,12 +69,11 @@ def read_statistics(
 
 @triton.jit
 def normalise(
-    b_x, p_statistics, p_norm_weight, p_norm_bias, o_row, m_row, o_col,
+    b_x, p_statistics, p_norm_weight, p_norm_bias, o_row, o_col, m_col,
     D: tl.constexpr, BN: tl.constexpr, EPS: tl.constexpr,
 ):  # fmt: skip
     """Give the layer norm of one tile of rows whose statistics are known."""
-    m_col = o_col < D
-    b_mean, b_rstd = read_statistics(p_statistics, o_row, m_row, D, BN, EPS)
+    b_mean, b_rstd = read_statistics(p_statistics, o_row, D, BN, EPS)
     b_scale = tl.load(p_norm_weight + o_col, mask=m_col, other=0.0)
     b_shift = tl.load(p_norm_bias + o_col, mask=m_col, other=0.0)
     return (b_x - b_mean[:, None]) * b_rstd[:, None] * b_scale[None, :] + b_shift[None, :]
@@ -70,21 +81,18 @@ def normalise(
 
 @triton.jit
 def product(
-    p_x, p_statistics, p_norm_weight, p_norm_bias, p_weight, o_row, m_row, o_col,
-    IN: tl.constexpr, OUT: tl.constexpr, NORM: tl.constexpr, EPS: tl.constexpr,
+    p_x, p_statistics, p_norm_weight, p_norm_bias, p_weight, o_row, o_col, m_col,
+    IN: tl.constexpr, NORM: tl.constexpr, EPS: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BN_STATISTICS: tl.constexpr,
 ):  # fmt: skip
     """Give the tile ``[BM, BN]`` of norm(x) Wᵀ in float32."""
-    m_col = o_col < OUT
     if NORM:
-        b_mean, b_rstd = read_statistics(p_statistics, o_row, m_row, IN, BN_STATISTICS, EPS)
+        b_mean, b_rstd = read_statistics(p_statistics, o_row, IN, BN_STATISTICS, EPS)
     b_acc = tl.zeros([BM, BN], tl.float32)
     for i_k in range(0, IN, BK):
         o_k = i_k + tl.arange(0, BK)
-        m_k = o_k < IN
-        b_x = tl.load(
-            p_x + o_row[:, None] * IN + o_k[None, :], mask=m_row[:, None] & m_k[None, :], other=0.0
-        )
+        m_k = below(o_k, IN, BK)
+        b_x = tl.load(p_x + o_row[:, None] * IN + o_k[None, :], mask=m_k[None, :], other=0.0)
         if NORM:
             b_scale = tl.load(p_norm_weight + o_k, mask=m_k, other=0.0)
             b_shift = tl.load(p_norm_bias + o_k, mask=m_k, other=0.0)
@@ -125,15 +133,17 @@ def project_kernel(
     """Compute y = f(norm(x) Wᵀ + b), with φ = elu + 1 (eq. 7) on the first FEATURES columns."""
     if OVERLAP:
         follow()
-    o_row = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
+    first, o_row = tl.program_id(0).to(tl.int64) * BM, tl.arange(0, BM)
     o_col = tl.program_id(1) * BN + tl.arange(0, BN)
-    b_slot = tl.load(p_slots + o_row)
-    if tl.max(b_slot, 0) < 0:
+    if tl.max(tl.load(p_slots + first + o_row), 0) < 0:
         return
-    m_row, m_col = b_slot >= 0, o_col < OUT
+    p_x, p_y = p_x + first * IN, p_y + first * OUT
+    if NORM:
+        p_statistics += first * statistics_of(IN, BN_STATISTICS)
+    m_col = below(o_col, OUT, BN)
     b_y = product(
-        p_x, p_statistics, p_norm_weight, p_norm_bias, p_weight, o_row, m_row, o_col,
-        IN, OUT, NORM, EPS, BM, BN, BK, BN_STATISTICS,
+        p_x, p_statistics, p_norm_weight, p_norm_bias, p_weight, o_row, o_col, m_col,
+        IN, NORM, EPS, BM, BN, BK, BN_STATISTICS,
     )  # fmt: skip
     b_y += tl.load(p_bias + o_col, mask=m_col, other=0.0)[None, :]
     if FEATURES > 0:
@@ -142,7 +152,7 @@ def project_kernel(
     tl.store(
         p_y + o_row[:, None] * OUT + o_col[None, :],
         b_y.to(p_y.dtype.element_ty),
-        mask=m_row[:, None] & m_col[None, :],
+        mask=m_col[None, :],
     )
 
 
@@ -161,26 +171,26 @@ def residual_kernel(
     if OVERLAP:
         follow()
     i_n = tl.program_id(1)
-    o_row = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
+    first, o_row = tl.program_id(0).to(tl.int64) * BM, tl.arange(0, BM)
     o_col = i_n * BN + tl.arange(0, BN)
-    b_slot = tl.load(p_slots + o_row)
-    if tl.max(b_slot, 0) < 0:
+    if tl.max(tl.load(p_slots + first + o_row), 0) < 0:
         return
-    m_row, m_col = b_slot >= 0, o_col < OUT
-    b_y = product(
-        p_a, p_a, p_a, p_a, p_weight, o_row, m_row, o_col, IN, OUT, False, EPS, BM, BN, BK, BN
-    )
+    p_a, p_x, p_y = p_a + first * IN, p_x + first * OUT, p_y + first * OUT
+    p_y_statistics += first * statistics_of(OUT, BN)
+    if NORM:
+        p_x_statistics += first * statistics_of(OUT, BN)
+    m_col = below(o_col, OUT, BN)
+    b_y = product(p_a, p_a, p_a, p_a, p_weight, o_row, o_col, m_col, IN, False, EPS, BM, BN, BK, BN)
     b_y += tl.load(p_bias + o_col, mask=m_col, other=0.0)[None, :]
-    m_y = m_row[:, None] & m_col[None, :]
     o_y = o_row[:, None] * OUT + o_col[None, :]
-    b_x = tl.load(p_x + o_y, mask=m_y, other=0.0)
+    b_x = tl.load(p_x + o_y, mask=m_col[None, :], other=0.0)
     if NORM:
         b_x = normalise(
-            b_x, p_x_statistics, p_norm_weight, p_norm_bias, o_row, m_row, o_col, OUT, BN, EPS
+            b_x, p_x_statistics, p_norm_weight, p_norm_bias, o_row, o_col, m_col, OUT, BN, EPS
         )
     b_y += b_x
-    tl.store(p_y + o_y, b_y, mask=m_y)
-    write_statistics(p_y_statistics, o_row, m_row, b_y, i_n, OUT, BN)
+    tl.store(p_y + o_y, b_y, mask=m_col[None, :])
+    write_statistics(p_y_statistics, o_row, b_y, i_n, OUT, BN)
 
 
 @triton.jit
@@ -195,12 +205,13 @@ def normalise_kernel(
     i_n = tl.program_id(1)
     o_row = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
     o_col = i_n * BN + tl.arange(0, BN)
-    m_row = tl.load(p_slots + o_row) >= 0
-    m_y = m_row[:, None] & (o_col < D)[None, :]
+    if tl.max(tl.load(p_slots + o_row), 0) < 0:
+        return
+    m_col = below(o_col, D, BN)
     o_y = o_row[:, None] * D + o_col[None, :]
-    b_x = tl.load(p_x + o_y, mask=m_y, other=0.0)
+    b_x = tl.load(p_x + o_y, mask=m_col[None, :], other=0.0)
     b_y = normalise(
-        b_x, p_x_statistics, p_norm_weight, p_norm_bias, o_row, m_row, o_col, D, BN, EPS
+        b_x, p_x_statistics, p_norm_weight, p_norm_bias, o_row, o_col, m_col, D, BN, EPS
     )
-    tl.store(p_y + o_y, b_y, mask=m_y)
-    write_statistics(p_y_statistics, o_row, m_row, b_y, i_n, D, BN)
+    tl.store(p_y + o_y, b_y, mask=m_col[None, :])
+    write_statistics(p_y_statistics, o_row, b_y, i_n, D, BN)

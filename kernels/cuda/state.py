@@ -68,7 +68,7 @@ def embed_kernel(
         b_x += tl.load(p_label_table + label * D + o_col, mask=m_col, other=0.0)
     o_row = i_b.to(tl.int64) + tl.arange(0, 1)
     tl.store(p_x + o_row * D + o_col, b_x, mask=m_col)
-    write_statistics(p_statistics, o_row, o_row >= 0, b_x[None, :], i_n, D, BN)
+    write_statistics(p_statistics, o_row, b_x[None, :], i_n, D, BN)
 
 
 @triton.jit
@@ -111,7 +111,7 @@ def convolve_kernel(
     b_x = tl.load(p_x + o_row[:, None] * D + o_col[None, :], mask=m_col[None, :], other=0.0)
     if NORM:
         b_x = normalise(
-            b_x, p_statistics, p_norm_weight, p_norm_bias, o_row, o_row >= 0, o_col,
+            b_x, p_statistics, p_norm_weight, p_norm_bias, o_row, o_col, m_col,
             D, BN_STATISTICS, EPS,
         )  # fmt: skip
     p_mine = p_ring + slot * (RING * D) + tl.arange(0, 1)[:, None]

@@ -13,50 +13,28 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import statistics
 import sys
-import tempfile
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from scanline.model.bench import cpu as bench
+from scanline.model.bench.device_training import Training, seconds_of, time_training
 from scanline.model.bench.kernels import described, kernel_times
 from scanline.model.bench.limits import Limit, least_bytes
 from scanline.model.bench.models import find_models
-from scanline.model.checkpoint import Checkpoint
+from scanline.model.checkpoint import Checkpoint, Defaults
 from scanline.model.config import ModelConfig
 from scanline.model.decoders.contract import BackendError
 from scanline.model.decoders.opening import open_decoder
 from scanline.model.network import LinearTransformer
-from scanline.model.training.passes import Passes
-from scanline.model.training.recipe import TrainingConfig
-from scanline.model.training.trainer import Trainer
 
 SLOTS = (1, 128, 1_024, 10_000)
 TRAINING_IMAGES = {"mnist-paper": 64, "cifar10-paper": 16, "mnist": 64, "cifar10": 64}
 COPY_BYTES = 1 << 30
-LEARNED_ERROR = 0.02  # bits/dim, and part of a gradient's length, that bf16 may change
-
-
-@dataclass(frozen=True)
-class Training:
-    """Forward and backward passes of a network in bf16, of so many images at once.
-
-    ``step_milliseconds`` has the optimizers' too, and all else of a run's step.
-    """
-
-    model: str
-    images: int
-    milliseconds: float
-    pixels_a_second: float
-    gigabytes: float
-    step_milliseconds: float
 
 
 @dataclass(frozen=True)
@@ -94,19 +72,6 @@ def describe(device: torch.device) -> dict[str, Any]:
     return hardware
 
 
-def seconds_of(run: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """Give the median time of a run, which is made twice beforehand to warm up."""
-    times = []
-    for repeat in range(-2, repeats):
-        _wait(device)
-        began = time.perf_counter()
-        run()
-        _wait(device)
-        if repeat >= 0:
-            times.append(time.perf_counter() - began)
-    return statistics.median(times)
-
-
 def copy_rate(device: torch.device, size: int, repeats: int = 20) -> float:
     """Measure bytes a second, read and written, of a copy within the device's memory."""
     source = torch.ones(size, dtype=torch.uint8, device=device)
@@ -122,93 +87,29 @@ def step_bytes(config: ModelConfig, slots: int) -> float:
     return least_bytes(config, 0, "bf16") + slots * state_bytes(sizes_of(config))
 
 
-def time_one_after_another(
-    name: str, model: LinearTransformer, seconds: float, repeats: int
-) -> float:
-    """Give a step's milliseconds where no kernel is set up before the one before has ended."""
-    from scanline.model.decoders.triton import TritonDecoder
-
-    decoder = TritonDecoder(model, 1, overlap=False)
-    return bench.time_decoder(name, decoder, seconds, repeats).milliseconds_a_step
-
-
-def as_drawn(
-    checkpoint: Checkpoint, images: int, opening: bench.Opening, seconds: float, repeats: int
-) -> str:
-    """Say what a step takes of labelled images drawn at the model's defaults, twins beside them."""
-    style, name = checkpoint.defaults, checkpoint.name
-    slots = images if style.guidance == 1 else 2 * images
-    how = f"{name}, {images} labelled at guidance {style.guidance:g}, top_p {style.top_p:g}"
+def drawn_in(
+    how: str, *, checkpoint: Checkpoint, slots: int, opening: bench.Opening, seconds: float,
+    repeats: int, style: Defaults | None = None,
+) -> str:  # fmt: skip
+    """Say what a step takes of a decoder that is opened in a way of its own, and of what."""
+    said = f"{checkpoint.name}, {how}"
     try:
         decoder = opening(checkpoint.model, slots)
-        timed = bench.time_decoder(name, decoder, seconds, repeats, style)
+        timed = bench.time_decoder(checkpoint.name, decoder, seconds, repeats, style)
+        spent = described(kernel_times(decoder))
     except (BackendError, torch.OutOfMemoryError) as error:
         torch.cuda.empty_cache()
-        return f"{how}: {error}"
-    return f"{how}: {timed.milliseconds_a_step:.3f} ms a step of {slots} slots"
+        return f"{said}: {error}"
+    return f"{said}: {timed.milliseconds_a_step:.3f} ms a step of {slots} slots; {spent}"
 
 
-def time_training(
-    name: str, model: LinearTransformer, images: int, device: torch.device, repeats: int
-) -> Training:
-    """Time forward and backward together, once loss and gradients are those of float32."""
-    model = model.to(device).train()
+def opens(model: LinearTransformer, opening: bench.Opening) -> bool:
+    """Whether it can be opened so here; raises ``RuntimeError`` where it then is not exact."""
     try:
-        check_training(name, model)
-        shape = (images, model.config.pixels, model.config.channels)
-        canvas = torch.randint(0, 256, shape, dtype=torch.uint8, device=device)
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
-        seconds = seconds_of(
-            partial(_passed, Passes(model, bf16=True), model, canvas), device, repeats
-        )
-        most = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
-        pixels = images * model.config.pixels / seconds
-        step = time_step(model.config, images, device, repeats)
-        return Training(name, images, seconds * 1e3, pixels, most / 1e9, step * 1e3)
-    finally:
-        model.zero_grad()
-        model.cpu().eval()
-
-
-def time_step(config: ModelConfig, images: int, device: torch.device, repeats: int) -> float:
-    """Give the seconds of a training step, as ``scanline train`` takes it, without labels."""
-    canvas = torch.randint(0, 256, (images, config.pixels, config.channels), dtype=torch.uint8)
-    with tempfile.TemporaryDirectory() as folder:
-        recipe = TrainingConfig(steps=repeats + 2, batch=images)
-        trainer = Trainer(config, recipe, Path(folder), device)
-        return seconds_of(lambda: trainer.take_step(canvas, None), device, repeats)
-
-
-def check_training(name: str, model: LinearTransformer) -> None:
-    """Raise ``RuntimeError`` unless bf16 gives the loss and the gradient of float32 on the CPU."""
-    generator = torch.Generator().manual_seed(0)
-    shape = (1, model.config.pixels, model.config.channels)
-    canvas = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
-    here = model.norm.weight.device
-    losses, gradients = [], []
-    for device, bf16 in ((torch.device("cpu"), False), (here, True)):
-        model.to(device)
-        losses.append(float(_passed(Passes(model, bf16=bf16), model, canvas.to(device))))
-        gradients.append(torch.cat([p.grad.flatten().cpu() for p in model.parameters()
-                                    if p.grad is not None]))  # fmt: skip
-    length = float(gradients[0].norm())
-    errors = abs(losses[1] - losses[0]), float((gradients[1] - gradients[0]).norm()) / length
-    if not max(errors) <= LEARNED_ERROR:
-        raise RuntimeError(
-            f"{name} in bf16: {errors[0]:.4f} bits/dim and {errors[1]:.4f} of the gradient from "
-            "the reference: not timed"
-        )
-
-
-def _passed(passes: Passes, model: LinearTransformer, canvas: torch.Tensor) -> torch.Tensor:
-    model.zero_grad()
-    return passes(canvas, None)
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+        bench.check(model, opening)
+    except BackendError:
+        return False
+    return True
 
 
 def run_bench(
@@ -226,6 +127,9 @@ def run_bench(
     a device, ``RuntimeError`` where something does not agree with the reference.
     """
     device = find_device()
+    from scanline.model.decoders.triton import TritonDecoder  # Triton need not be there
+
+    in_turn, blocks = partial(TritonDecoder, overlap=False), partial(TritonDecoder, blocks=True)
     hardware = describe(device)
     rate = copy_rate(device, COPY_BYTES)
     progress(", ".join(f"{name} {value}" for name, value in hardware.items()))
@@ -246,6 +150,7 @@ def run_bench(
     for checkpoint in checkpoints:
         name, model = checkpoint.name, checkpoint.model
         bench.check(model, opening)
+        with_blocks = not plain and opens(model, blocks)
         for count in slots:
             try:
                 decoder = opening(model, count)
@@ -261,15 +166,20 @@ def run_bench(
             timed = replace(timed, gbytes_a_second=moved / step / 1e9)
             timings.append(timed.beside(Limit("bytes", moved / rate)))
             progress(bench.row(timings[-1]))
-            if model.config.classes and count == max(slots):
-                note(as_drawn(checkpoint, count, opening, seconds, repeats))
-            if count == 1 and not plain:
-                after = time_one_after_another(name, model, seconds, repeats)
-                note(f"{name}, 1 slot, kernels one after another: {after:.3f} ms a step")
             note(
                 f"{name}, {count} slots: {moved / 1e6:.1f} MB a step; a copy of as many bytes "
                 f"takes {moved / rate / step:.0%} of its time; {spent}"
             )
+            drawn = partial(drawn_in, checkpoint=checkpoint, seconds=seconds, repeats=repeats)
+            if count == 1 and not plain:
+                note(drawn("kernels one after another", slots=1, opening=in_turn))
+            if with_blocks:
+                note(drawn("blocks", slots=count, opening=blocks))
+            if model.config.classes and count == max(slots):
+                style = checkpoint.defaults  # of which an image may take a twin along
+                how = f"{count} labelled at guidance {style.guidance:g}, top_p {style.top_p:g}"
+                both = count if style.guidance == 1 else 2 * count
+                note(drawn(how, slots=both, opening=opening, style=style))
     training: list[Training] = []
     for checkpoint in checkpoints:
         name = checkpoint.name

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from scanline.model.bench import cuda as bench_cuda
-from scanline.model.bench import starting
+from scanline.model.bench import device_training, starting
 from scanline.model.bench.kernels import described
 from scanline.model.checkpoint import Checkpoint
 from scanline.model.decoders.contract import BackendError
@@ -45,8 +45,10 @@ def test_the_benchmark_measures_a_device(monkeypatch: pytest.MonkeyPatch) -> Non
         assert copied == pytest.approx(report.peaks["copy"], abs=0.1)
     assert any("× bytes" in line for line in lines)
     guided = [line for line in report.notes if "2 labelled at guidance 2, top_p 0.9: " in line]
-    assert guided[0].endswith("ms a step of 4 slots")
-    assert any("tiny, 1 slot, kernels one after another: " in line for line in report.notes)
+    assert "ms a step of 4 slots; " in guided[0]
+    for way, slots in (("kernels one after another", 1), ("blocks", 1), ("blocks", 2)):
+        said = [line for line in report.notes if line.startswith(f"tiny, {way}: ")]
+        assert any(f" ms a step of {slots} slots; " in line for line in said), way
     expected = "us in kernels" if device.type == "cuda" else "no kernel was seen"
     assert any("2 slots: " in line and expected in line for line in report.notes)
     json.dumps(asdict(report))
@@ -87,15 +89,15 @@ def test_it_is_told_apart_whether_a_server_s_way_works(
 
 def test_the_benchmark_trains_nothing_that_differs(monkeypatch: pytest.MonkeyPatch) -> None:
     network = network_of(SMALL)
-    passed = bench_cuda._passed
+    passed = device_training._passed
 
     def wrong(passes: Passes, model: LinearTransformer, canvas: torch.Tensor) -> torch.Tensor:
         return passed(passes, model, 255 - canvas if passes._bf16 else canvas)
 
-    bench_cuda.check_training("tiny", network)
-    monkeypatch.setattr(bench_cuda, "_passed", wrong)
+    device_training.check_training("tiny", network)
+    monkeypatch.setattr(device_training, "_passed", wrong)
     with pytest.raises(RuntimeError, match=r"tiny in bf16: .* from the reference: not timed"):
-        bench_cuda.check_training("tiny", network)
+        device_training.check_training("tiny", network)
 
 
 def test_the_benchmark_needs_a_device(monkeypatch: pytest.MonkeyPatch) -> None:

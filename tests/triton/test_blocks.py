@@ -12,6 +12,7 @@ from scanline.kernels.cuda import decode as triton_decode
 from scanline.kernels.cuda.sizes import COMPILED, Sizes, allocate, allocate_weights
 from scanline.model.config import ModelConfig
 from scanline.model.decoders.contract import BackendError
+from scanline.model.decoders.packing import sizes_of
 from scanline.model.decoders.triton import TritonDecoder
 from tests.conftest import tiny_config
 from tests.decoders.fixtures import network_of
@@ -73,6 +74,6 @@ class TestDevice:
     @pytest.mark.parametrize("config", [*GRID.values(), *ODD.values()], ids=[*GRID, *ODD])
     def test_bf16_is_near_float64(self, config: ModelConfig) -> None:
         assert CUDA
-        if not block.fits(TritonDecoder(network_of(config), 1)._sizes, device=True):
+        if not block.fits(sizes_of(config, "bf16"), device=True):
             pytest.skip("no layer of it is a block")
         check(config, "bf16", blocks=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -29,6 +30,7 @@ from tests.triton.fixtures import (
     gpu,
     slots_of,
     some,
+    with_blocks,
 )
 
 
@@ -43,26 +45,29 @@ class TestDevice:
         check(config, precision)
 
     @every_small
-    @pytest.mark.parametrize("precision", ["bf16", "float32"])
+    @pytest.mark.parametrize(
+        ("precision", "blocks"), [("bf16", False), ("float32", False), ("bf16", True)]
+    )
     def test_graphs_and_early_launches_change_nothing(
-        self, config: ModelConfig, precision: Precision
+        self, config: ModelConfig, precision: Precision, blocks: bool
     ) -> None:
         large = replace(config, height=7, width=5)
         inputs, network = some(large, 9), network_of(large)
-        eager = TritonDecoder(network, 9, precision=precision, graphs=False, overlap=False)
-        graphs = TritonDecoder(network, 9, precision=precision)
+        opened = partial(TritonDecoder, network, 9, precision=precision, blocks=blocks)
+        eager, graphs = opened(graphs=False, overlap=False), opened()
         expected = draw(eager, inputs)
         for n in (1, 3, 17, 10**6):
             assert draw(graphs, inputs, n) == expected
 
+    @with_blocks
     @pytest.mark.parametrize("graphs", [True, False])
-    def test_many_draw_what_few_do(self, graphs: bool) -> None:
+    def test_many_draw_what_few_do(self, graphs: bool, blocks: bool) -> None:
         """To the bit, though their tiles are wider."""
         config = replace(PRESETS["mnist-paper"], height=2, width=3, n_layers=2)
         network, inputs = network_of(config), some(config, MANY + 70)
-        many = TritonDecoder(network, MANY + 70, graphs=graphs)
+        many = TritonDecoder(network, MANY + 70, graphs=graphs, blocks=blocks)
         draw(many, inputs)
-        few = TritonDecoder(network, 5, graphs=graphs)
+        few = TritonDecoder(network, 5, graphs=graphs, blocks=blocks)
         for rows in (range(5), range(MANY - 3, MANY + 2), range(MANY + 65, MANY + 70)):
             draw(few, inputs.rows(list(rows)))
             assert np.array_equal(few.canvas, many.canvas[list(rows)])
