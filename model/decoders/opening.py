@@ -28,9 +28,10 @@ def open_decoder(
     """Open a backend for a model: ``auto`` takes the best that works here and logs which and why.
 
     ``threads`` is how many cores ``native`` may use, all by default, and ``precision`` what it
-    computes products in, by default what the CPU is best at; other backends have their own.
-    Raises ``ValueError`` on an unknown name and on threads for another backend, and
-    ``BackendError`` where one asked for by name cannot run here.
+    computes products in, by default what the CPU is best at; other backends have their own, and
+    where ``auto`` takes a device the log says that threads are not used. Raises ``ValueError`` on
+    an unknown name and on threads for another backend, and ``BackendError`` where one asked for by
+    name cannot run here.
     """
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, not {backend!r}")
@@ -45,21 +46,27 @@ def open_decoder(
         raise ValueError("the triton backend draws on a device: leave threads out")
     if backend == "triton" or (backend == "auto" and torch.cuda.is_available()):
         try:
-            return _open_triton(model, max_slots)
+            decoder = _open_triton(model, max_slots)
         except BackendError as error:
             if backend != "auto":
                 raise
             log.warning("decoding on the CPU: %s", error)
+        else:
+            if threads is not None:
+                log.warning(
+                    "%d threads are not used: they are for a CPU, without a device", threads
+                )
+            return decoder
     try:
-        decoder = NativeDecoder(model, max_slots, threads, precision=precision)
+        native = NativeDecoder(model, max_slots, threads, precision=precision)
     except BackendError as error:
         if backend != "auto" or isinstance(error, RoomError):
             raise
         whose = "" if threads is None else " and torch's own threads"
         log.warning("decoding with the slow reference backend%s: %s", whose, error)
         return ReferenceDecoder(model, max_slots)
-    log.info("decoding with the %s, %d threads", decoder.variant, decoder.threads)
-    return decoder
+    log.info("decoding with the %s, %d threads", native.variant, native.threads)
+    return native
 
 
 def _open_triton(model: LinearTransformer, max_slots: int) -> Decoder:

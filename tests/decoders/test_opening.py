@@ -6,11 +6,14 @@ import dataclasses
 
 import numpy as np
 import pytest
+import torch
 
 from scanline.model.config import ModelConfig
+from scanline.model.decoders import opening
 from scanline.model.decoders.contract import BackendError
 from scanline.model.decoders.native import NativeDecoder
 from scanline.model.decoders.opening import open_decoder
+from scanline.model.decoders.reference import ReferenceDecoder
 from tests.decoders.fixtures import GREY, blank, draw, network_of
 from tests.network.variants import FEW
 
@@ -32,6 +35,18 @@ def test_auto_opens_something_that_draws() -> None:
     decoder.step([0], GREY.pixels)
     assert decoder.positions.tolist() == [GREY.pixels]
     assert np.array_equal(decoder.canvas, draw(network, decoder.backend, inputs)[0])
+
+
+def test_auto_says_that_a_device_needs_no_threads(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(opening, "_open_triton", ReferenceDecoder)  # it stands for one
+    assert open_decoder(network_of(GREY), 1, threads=2).backend == "reference"
+    assert "2 threads are not used" in caplog.text
+    caplog.clear()
+    assert open_decoder(network_of(GREY), 1).backend == "reference"
+    assert "threads" not in caplog.text
 
 
 def test_the_few_variants_have_every_start_and_order() -> None:
