@@ -27,9 +27,10 @@ from scanline.kernels.native.cpu import cpu, cpu_isas, usable_cores
 from scanline.kernels.native.training import passes
 from scanline.model.bench.limits import Machine, operations
 from scanline.model.config import PRESETS, ModelConfig
+from scanline.model.training.machine import few_collections
 from scanline.model.training.processes import choose_count, joined
 from scanline.model.training.recipe import TrainingConfig
-from scanline.model.training.trainer import Trainer, few_collections
+from scanline.model.training.trainer import Trainer
 
 MODELS = ("mnist", "cifar10")
 BATCH = 16

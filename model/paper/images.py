@@ -19,9 +19,10 @@ from scanline.model.data.published import Dataset, load_dataset
 from scanline.model.evaluation import evaluate
 from scanline.model.paper.drawing import ANEW, time_drawing, ways
 from scanline.model.paper.report import Report, Row, timed
+from scanline.model.training.machine import few_collections
 from scanline.model.training.recipe import TrainingConfig
 from scanline.model.training.stop import Stop
-from scanline.model.training.trainer import Trainer, few_collections
+from scanline.model.training.trainer import Trainer
 
 TRAINED = ("softmax", "lsh-1", "lsh-4", "linear")
 

@@ -7,12 +7,10 @@ What is served is a moving average of the weights.
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import gc
 import io
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -37,6 +35,7 @@ from scanline.model.training import growth
 from scanline.model.training.augmentation import augmented
 from scanline.model.training.exchange import Reducer
 from scanline.model.training.journal import Journal
+from scanline.model.training.machine import bf16_pays, few_collections, keep_memory
 from scanline.model.training.optimizers import make_optimizers, take_steps
 from scanline.model.training.passes import Passes
 from scanline.model.training.processes import every_core
@@ -47,33 +46,6 @@ from scanline.model.training.recipe import (
 )
 from scanline.model.training.resuming import fingerprint, known_defaults, read_state, weights_file
 from scanline.model.training.stop import Stop
-
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc malloc.h
-
-
-def _bf16_pays(device: torch.device) -> bool:
-    if device.type == "cuda":
-        return bool(torch.cuda.is_bf16_supported())
-    return bool(torch.backends.mkldnn.is_available() and torch.cpu._is_avx512_bf16_supported())
-
-
-def _keep_memory() -> None:
-    """Ask glibc to keep freed blocks: fresh pages for every activation cost a fifth of a step."""
-    with contextlib.suppress(OSError, AttributeError):  # another C library: nothing to ask
-        libc = ctypes.CDLL("libc.so.6")
-        libc.mallopt(_M_MMAP_THRESHOLD, 2**30)
-        libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
-
-
-@contextlib.contextmanager
-def few_collections() -> Iterator[None]:
-    """Leave what there is to itself: walking all of torch's objects took a tenth of a step."""
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 class Trainer:
@@ -106,17 +78,15 @@ class Trainer:
         self.data: str | None = None  # what it is trained on, once it is
         self.held_out = 0  # images of the same set that it is not
         self._defaults: dict[str, float] = {}  # of the weights that it began with
-        self.optimizers = make_optimizers(self.model, config, bf16=_bf16_pays(device))
-        self.bf16 = config.precision == "bf16" or (
-            config.precision == "auto" and _bf16_pays(device)
-        )
+        self.optimizers = make_optimizers(self.model, config, bf16=bf16_pays(device))
+        self.bf16 = config.precision == "bf16" or (config.precision == "auto" and bf16_pays(device))
         self._passes = Passes(self.model, bf16=self.bf16, compiled=config.compile)
         self._parameters: list[Tensor] = [*self.model.parameters()]
         self._averages: list[Tensor] = [*self.average.parameters()]
         bits = torch.zeros((), device=device)
         self._reducer = Reducer([*self._parameters, bits]) if self.world > 1 else None
         if device.type == "cpu":
-            _keep_memory()
+            keep_memory()
 
     def train(
         self,

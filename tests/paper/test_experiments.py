@@ -271,7 +271,7 @@ def test_the_pace_is_that_of_the_runs_own_steps(
         taken.append((self.folder, self.bf16, self.config))
         return right(self, *data)
 
-    monkeypatch.setattr("scanline.model.training.trainer._bf16_pays", lambda _: True)
+    monkeypatch.setattr("scanline.model.training.trainer.bf16_pays", lambda _: True)
     monkeypatch.setattr("scanline.model.paper.report.clock", lambda _: now)
     monkeypatch.setattr(Trainer, "take_step", take_step)
     table = replace(TABLE, training_seconds=0.8)

@@ -1,17 +1,12 @@
-"""The command line: what each command does, and how it ends on what a user can mend."""
-
-from __future__ import annotations
+"""Commands that train, measure and import."""
 
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image as Picture
@@ -21,99 +16,7 @@ from scanline.model.config import DIGITS
 from scanline.model.training.curve import LINE, MARK
 from tests.command_line import run_command
 from tests.published import hide_other_data, write_mnist
-from tests.service_fixtures import COLOUR, GREY, logs_kept, random_picture, save_tiny
-
-COMMANDS = ["serve", "sample", "complete", "train", "evaluate", "import"]
-
-
-@pytest.fixture(autouse=True)
-def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """Run in an empty folder, and leave the logs and threads of the test process as they were."""
-    monkeypatch.chdir(tmp_path)
-    threads = torch.get_num_threads()
-    with logs_kept():
-        yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture
-def weights(tmp_path: Path) -> Path:
-    save_tiny(tmp_path / "weights", "tiny", GREY)
-    save_tiny(tmp_path / "weights", "colour", COLOUR)
-    return tmp_path / "weights"
-
-
-@pytest.fixture
-def photographs(tmp_path: Path) -> Path:
-    """Twenty small pictures in two classes."""
-    folder = tmp_path / "photographs"
-    for j in range(20):
-        path = folder / ("cats" if j % 2 else "dogs") / f"{j}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        random_picture(GREY, j).resize((9, 7)).save(path)
-    return folder
-
-
-def cells(
-    path: Path, count: int, scale: int = 1
-) -> list[np.ndarray[tuple[int, ...], np.dtype[np.uint8]]]:
-    """Cut a grid of ``GREY`` images apart again."""
-    values = np.asarray(Picture.open(path))[::scale, ::scale]
-    columns = int(np.ceil(np.sqrt(count)))
-    return [
-        values[y : y + GREY.height, x : x + GREY.width]
-        for y, x in ((j // columns * 8, j % columns * 7) for j in range(count))
-    ]
-
-
-@pytest.mark.parametrize("command", ["", *COMMANDS])
-def test_help_says_what_a_command_does(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(*[command][: len(command)], "--help") == 0
-    said = capsys.readouterr().out
-    assert "Usage" in said
-    for name in COMMANDS if not command else []:
-        assert name in said
-
-
-def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command("--version") == 0
-    assert capsys.readouterr().out == f"scanline {version('scanline')}\n"
-
-
-def test_sample_writes_a_grid_and_the_same_one_again(
-    weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def sample(name: str, *options: object) -> bytes:
-        out = tmp_path / name
-        given = ["--weights", weights, "--model", "tiny", "--backend", "reference", *options]
-        assert run_command("sample", out, *given) == 0
-        assert f"wrote {out}" in capsys.readouterr().out
-        return out.read_bytes()
-
-    first = sample("a.png", "-n", 5, "--seed", 3, "--scale", 2, "--label", "a frog")
-    assert sample("b.png", "-n", 5, "--seed", 3, "--scale", 2, "--label", "2") == first
-    assert sample("c.png", "-n", 5, "--seed", 4, "--scale", 2, "--label", "2") != first
-    images = cells(tmp_path / "a.png", 5, 2)
-    sample("one.png", "-n", 1, "--seed", 5, "--scale", 1, "--label", "2")
-    np.testing.assert_array_equal(cells(tmp_path / "one.png", 1)[0], images[2])
-    with Picture.open(tmp_path / "a.png") as large:
-        assert large.size == (2 * (3 * 7 - 2), 2 * (2 * 8 - 2))
-    cold = ["-n", 2, "--temperature", 0, "--scale", 1]
-    sample("cold.png", *cold)
-    one, other = cells(tmp_path / "cold.png", 2)
-    np.testing.assert_array_equal(one, other)
-
-
-def test_complete_keeps_the_rows_that_are_known(weights: Path, tmp_path: Path) -> None:
-    picture = random_picture(GREY)
-    picture.save("given.png")
-    out = tmp_path / "ways.png"
-    given = ["--weights", weights, "--model", "tiny", "--backend", "reference", "--scale", 1]
-    assert run_command("complete", "given.png", out, "--rows", 3, "-n", 4, *given) == 0
-    ways = cells(out, 4)
-    for way in ways:
-        np.testing.assert_array_equal(way[:3], np.asarray(picture)[:3])
-    assert len({way.tobytes() for way in ways}) == 4
+from tests.service_fixtures import GREY, save_tiny
 
 
 def test_train_goes_on_where_it_stopped_and_the_result_draws_and_is_measured(
@@ -289,111 +192,6 @@ def test_import_refuses_what_it_cannot_read(
     assert run_command("import", "part.pt", "model.safetensors", "--preset", "mnist") == 1
     assert "mnist-paper or cifar10-paper" in capsys.readouterr().err
     assert not Path("model.safetensors").exists()
-
-
-def test_a_model_need_not_be_named(weights: Path, tmp_path: Path) -> None:
-    for name, options in (("a.png", []), ("b.png", ["--model", "colour"])):  # of fewer steps
-        assert run_command("sample", tmp_path / name, "--weights", weights, "-n", 1, *options) == 0
-    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
-
-
-WRONG: list[tuple[list[object], str]] = [
-    (["sample", "--model", "other"], "there is no model 'other'"),
-    (["sample", "--weights", "nowhere"], "no *.safetensors in nowhere"),
-    (["sample", "samples.jpg", "--model", "tiny"], "name a file that ends in .png"),
-    (["bench", "mnist", "--seconds", "inf"], "finite"),
-    (["bench", "mnist", "--seconds", "nan"], "finite"),
-    (["sample", "--model", "tiny", "--label", "toad"], "zero, one, a frog"),
-    (["sample", "--model", "colour", "--label", "1"], "no classes"),
-    (["sample", "--model", "tiny", "--backend", "abacus"], "abacus"),
-    (["sample", "/proc/none/a.png", "--model", "tiny", "--backend", "reference"], "/proc/none"),
-    (["complete", "text.png", "--model", "tiny", "--rows", 2], "no picture"),
-    (["complete", "good.png", "--model", "tiny", "--rows", 6], "--rows must be 0 to 5"),
-    (["complete", "good.png", "--model", "tiny"], "give --rows, or a picture that is transparent"),
-    (["complete", "good.png", "--model", "tiny", "--rows", -1], "0 to 5"),
-    (["complete", "good.png", "--model", "colour", "--rows", 1, "--fit", "exact"], "5 × 6"),
-    (["train"], "say what to train on"),
-    (["train", "mnist", "--images", "."], "say what to train on"),
-    (["train", "digits"], "there is no 'digits'"),
-    (["train", "--images", "nowhere"], "nowhere"),
-    (["train", "--images", "empty"], "empty"),
-    (["evaluate", "--model", "tiny", "--images", "empty"], "empty"),
-    (
-        ["evaluate", "--model", "tiny", "--guidance", 2, "--seed", 0],
-        "--guidance, --seed: only with",
-    ),
-    (["evaluate", "--model", "tiny", "--set-defaults"], "only with --samples"),
-    (["evaluate", "--model", "tiny", "--samples", 9, "--record"], "leave --record and --limit out"),
-    (["evaluate", "--model", "tiny", "--samples", 9, "--guidance", 2], "guidance draws towards"),
-    (["evaluate", "--model", "tiny", "--samples", 9, "--label", "--top-p", 0], "top_p must be"),
-    (["evaluate", "--model", "colour", "--samples", 9, "--label"], "no classes"),
-    (["evaluate", "--model", "tiny", "--holes", 9, "--label"], "leave --label out"),
-    (["evaluate", "--model", "tiny", "--images", ".", "--dataset", "mnist"], "not for --images"),
-    (["train", "mnist", "--size", 64], "--size and --grey are for --images"),
-    (["train", "mnist", "--grey"], "--size and --grey are for --images"),
-    (["train", "--images", "."], "lies in ., and its own pictures would be taken"),
-    (["train", "--images", ".", "--out", "../run", "--processes", 3], "does not divide by 3"),
-    (["train", "--images", ".", "--out", "../run", "--data-dir", "."], "not for --images"),
-    (["bench", "mnist", "--http", "--slots", 2], "--http goes with --backend and --repeats"),
-    (["bench", "mnist", "--http", "--pretend", 9, "--repeats", 2], "--pretend goes with --http"),
-    (["bench", "mnist", "--training", "--seconds", 1], "--training goes with"),
-    (["bench", "--training", "--weights", "."], "--training goes with"),
-    (["bench", "imagenet", "--weights", "weights"], "there is no model 'imagenet' in weights"),
-    (["bench", "mnist", "--device", "cuda", "--pretend", 9], "--device cuda goes with"),
-]
-
-
-@pytest.mark.parametrize(("arguments", "says"), WRONG)
-def test_what_a_user_can_mend_ends_with_a_sentence(
-    arguments: list[object], says: str, weights: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Path("text.png").write_text("hello")
-    Path("empty").mkdir()
-    random_picture(GREY).save("good.png")
-    if arguments[0] not in ("train", "bench") and "--weights" not in arguments:
-        arguments = [*arguments, "--weights", weights]
-    assert run_command(*arguments) == 1
-    error = capsys.readouterr().err
-    assert "scanline: " in error
-    assert says in error
-    assert "Traceback" not in error
-    assert not Path("samples.png").exists()
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [["sample", "-n", 0], ["sample", "--seed", -1], ["sample", "--seed", 2**64],
-     ["sample", "--temperature", "nan"], ["sample", "--temperature", 3],
-     ["complete", "none.png"], ["complete", "none.png", "--temperature", "nan"],
-     ["evaluate", "--samples", 9, "--temperature", "nan"], ["train", "mnist", "--seed", 2**63],
-     ["train", "mnist", "--steps", 0],
-     ["train", "mnist", "--processes", 0], ["train", "mnist", "--shift", -1],
-     ["train", "--size", 1], ["import", "one"],
-     ["evaluate", "--limit", 0], ["sample", "--colour", 1], ["draw"]],
-)  # fmt: skip
-def test_a_wrong_option_is_a_usage_error(
-    arguments: list[object], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_command(*arguments) == 2
-    error = capsys.readouterr().err
-    assert "Usage" in error
-    assert "Traceback" not in error
-
-
-@pytest.mark.parametrize("name", ["figure1", "figure2", "supplement", "table1", "table2"])
-def test_a_data_folder_is_read_or_refused(
-    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def run(name: str, folder: Path, *, quick: bool, data_dir: Path | None) -> None:
-        raise ValueError(f"{name} of {data_dir}")
-
-    monkeypatch.setattr("scanline.model.paper.experiments.run", run)
-    reads = name.startswith("table")
-    assert run_command("paper", name, "--quick", "--data-dir", "data") == (1 if reads else 2)
-    error = " ".join(capsys.readouterr().err.replace("│", " ").split())
-    assert (f"{name} of data" if reads else "No such option: --data-dir") in error
-    assert run_command("paper", name, "--quick") == 1
-    assert f"{name} of None" in capsys.readouterr().err
 
 
 def test_training_needs_none_of_the_services_packages(photographs: Path, tmp_path: Path) -> None:

@@ -1,0 +1,106 @@
+"""How a command ends on what a user can mend."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.command_line import run_command
+from tests.service_fixtures import GREY, random_picture
+
+WRONG: list[tuple[list[object], str]] = [
+    (["sample", "--model", "other"], "there is no model 'other'"),
+    (["sample", "--weights", "nowhere"], "no *.safetensors in nowhere"),
+    (["sample", "samples.jpg", "--model", "tiny"], "name a file that ends in .png"),
+    (["bench", "mnist", "--seconds", "inf"], "finite"),
+    (["bench", "mnist", "--seconds", "nan"], "finite"),
+    (["sample", "--model", "tiny", "--label", "toad"], "zero, one, a frog"),
+    (["sample", "--model", "colour", "--label", "1"], "no classes"),
+    (["sample", "--model", "tiny", "--backend", "abacus"], "abacus"),
+    (["sample", "/proc/none/a.png", "--model", "tiny", "--backend", "reference"], "/proc/none"),
+    (["complete", "text.png", "--model", "tiny", "--rows", 2], "no picture"),
+    (["complete", "good.png", "--model", "tiny", "--rows", 6], "--rows must be 0 to 5"),
+    (["complete", "good.png", "--model", "tiny"], "give --rows, or a picture that is transparent"),
+    (["complete", "good.png", "--model", "tiny", "--rows", -1], "0 to 5"),
+    (["complete", "good.png", "--model", "colour", "--rows", 1, "--fit", "exact"], "5 × 6"),
+    (["train"], "say what to train on"),
+    (["train", "mnist", "--images", "."], "say what to train on"),
+    (["train", "digits"], "there is no 'digits'"),
+    (["train", "--images", "nowhere"], "nowhere"),
+    (["train", "--images", "empty"], "empty"),
+    (["evaluate", "--model", "tiny", "--images", "empty"], "empty"),
+    (
+        ["evaluate", "--model", "tiny", "--guidance", 2, "--seed", 0],
+        "--guidance, --seed: only with",
+    ),
+    (["evaluate", "--model", "tiny", "--set-defaults"], "only with --samples"),
+    (["evaluate", "--model", "tiny", "--samples", 9, "--record"], "leave --record and --limit out"),
+    (["evaluate", "--model", "tiny", "--samples", 9, "--guidance", 2], "guidance draws towards"),
+    (["evaluate", "--model", "tiny", "--samples", 9, "--label", "--top-p", 0], "top_p must be"),
+    (["evaluate", "--model", "colour", "--samples", 9, "--label"], "no classes"),
+    (["evaluate", "--model", "tiny", "--holes", 9, "--label"], "leave --label out"),
+    (["evaluate", "--model", "tiny", "--images", ".", "--dataset", "mnist"], "not for --images"),
+    (["train", "mnist", "--size", 64], "--size and --grey are for --images"),
+    (["train", "mnist", "--grey"], "--size and --grey are for --images"),
+    (["train", "--images", "."], "lies in ., and its own pictures would be taken"),
+    (["train", "--images", ".", "--out", "../run", "--processes", 3], "does not divide by 3"),
+    (["train", "--images", ".", "--out", "../run", "--data-dir", "."], "not for --images"),
+    (["bench", "mnist", "--http", "--slots", 2], "--http goes with --backend and --repeats"),
+    (["bench", "mnist", "--http", "--pretend", 9, "--repeats", 2], "--pretend goes with --http"),
+    (["bench", "mnist", "--training", "--seconds", 1], "--training goes with"),
+    (["bench", "--training", "--weights", "."], "--training goes with"),
+    (["bench", "imagenet", "--weights", "weights"], "there is no model 'imagenet' in weights"),
+    (["bench", "mnist", "--device", "cuda", "--pretend", 9], "--device cuda goes with"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "says"), WRONG)
+def test_what_a_user_can_mend_ends_with_a_sentence(
+    arguments: list[object], says: str, weights: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("text.png").write_text("hello")
+    Path("empty").mkdir()
+    random_picture(GREY).save("good.png")
+    if arguments[0] not in ("train", "bench") and "--weights" not in arguments:
+        arguments = [*arguments, "--weights", weights]
+    assert run_command(*arguments) == 1
+    error = capsys.readouterr().err
+    assert "scanline: " in error
+    assert says in error
+    assert "Traceback" not in error
+    assert not Path("samples.png").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["sample", "-n", 0], ["sample", "--seed", -1], ["sample", "--seed", 2**64],
+     ["sample", "--temperature", "nan"], ["sample", "--temperature", 3],
+     ["complete", "none.png"], ["complete", "none.png", "--temperature", "nan"],
+     ["evaluate", "--samples", 9, "--temperature", "nan"], ["train", "mnist", "--seed", 2**63],
+     ["train", "mnist", "--steps", 0],
+     ["train", "mnist", "--processes", 0], ["train", "mnist", "--shift", -1],
+     ["train", "--size", 1], ["import", "one"],
+     ["evaluate", "--limit", 0], ["sample", "--colour", 1], ["draw"]],
+)  # fmt: skip
+def test_a_wrong_option_is_a_usage_error(
+    arguments: list[object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(*arguments) == 2
+    error = capsys.readouterr().err
+    assert "Usage" in error
+    assert "Traceback" not in error
+
+
+@pytest.mark.parametrize("name", ["figure1", "figure2", "supplement", "table1", "table2"])
+def test_a_data_folder_is_read_or_refused(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(name: str, folder: Path, *, quick: bool, data_dir: Path | None) -> None:
+        raise ValueError(f"{name} of {data_dir}")
+
+    monkeypatch.setattr("scanline.model.paper.experiments.run", run)
+    reads = name.startswith("table")
+    assert run_command("paper", name, "--quick", "--data-dir", "data") == (1 if reads else 2)
+    error = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert (f"{name} of data" if reads else "No such option: --data-dir") in error
+    assert run_command("paper", name, "--quick") == 1
+    assert f"{name} of None" in capsys.readouterr().err
