@@ -2,9 +2,9 @@
 
 A program has whole rows of the stream. It adds the attention's output product, normalises, sends
 the rows through the feed-forward network, whose hidden features never leave it, normalises again,
-and gives the next layer's q, k and v: weights pass by, rows stay where they are. Of a layer's five
-to seven kernels two are left, and a row is read and written once. Every sum has one order, whatever
-stands in the other rows.
+and gives the next layer's q, k and v: weights pass by, rows stay where they are, and what registers
+cannot hold meanwhile waits in memory near by. Of a layer's five to seven kernels two are left.
+Every sum has one order, whatever stands in the other rows.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -28,6 +28,7 @@ WIDEST = 256  # features of a row that a program can hold
 HIDDEN, STAGES = 64, 2  # features that pass by at a time, and how many such are under way
 COLUMNS = 16  # that are convolved at a time
 NARROW = 128  # features of rows that four warps hold, where two programs share a multiprocessor
+SHARED = 161 << 10  # bytes of shared memory that a block of threads must have for wider ones
 
 
 @triton.jit
@@ -45,7 +46,7 @@ def norm_rows(b_x, p_weight, p_bias, o_d, m_d, D: tl.constexpr, EPS: tl.constexp
 def see(
     b_n, p_n, p_u, p_conv, p_ring, p_slots, p_positions, part, o_row, o_d, m_d,
     T: tl.constexpr, PARTS: tl.constexpr, COLUMNS: tl.constexpr, RING: tl.constexpr,
-    D: tl.constexpr, BD: tl.constexpr, BC: tl.constexpr,
+    D: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """Give what the next product sees of normalised rows: convolved where there is a convolution.
 
@@ -57,7 +58,7 @@ def see(
         tl.debug_barrier()
         b_slot, b_step, m_live = row_of(p_slots, p_positions, o_row, part, T, PARTS)
         p_mine = p_ring + (b_slot * (RING * D))[:, None]
-        for i_c in range(0, BD, BC):
+        for i_c in range(0, D, BC):
             o_c = i_c + tl.arange(0, BC)
             m_c = below(o_c, D, BC)
             o_now = o_row[:, None] * D + o_c[None, :]
@@ -137,7 +138,7 @@ def block_kernel(
             tl.store(p_x + o_x, b_n, mask=m_d[None, :])
     b_u = see(
         b_n, p_n, p_u, p_middle_conv, p_middle_ring, p_slots, p_positions, part, o_row, o_d, m_d,
-        T, PARTS, COLUMNS, RING, D, BD, BC,
+        T, PARTS, COLUMNS, RING, D, BC,
     )  # fmt: skip
 
     if PRE or p_middle_conv is not None:  # the registers were needed meanwhile
@@ -166,7 +167,7 @@ def block_kernel(
             tl.store(p_x + o_x, b_n, mask=m_d[None, :])
         b_u = see(
             b_n, p_n, p_u, p_next_conv, p_next_ring, p_slots, p_positions, part, o_row, o_d, m_d,
-            T, PARTS, COLUMNS, RING, D, BD, BC,
+            T, PARTS, COLUMNS, RING, D, BC,
         )  # fmt: skip
         for i_n in range(0, 3 * D, BN):
             o_f = i_n + o_n
@@ -188,9 +189,23 @@ def takes(s: Sizes, layer: int) -> bool:
     )
 
 
-def fits(s: Sizes, device: bool) -> bool:
-    """Whether some layers can be blocks; a device, not the interpreter, has room for bf16 alone."""
-    return takes(s, s.layers - 1) and not (device and s.dtype == torch.float32)
+def refusal(s: Sizes, shared: int | None) -> str | None:
+    """Say why no layer can be a block, None where some can.
+
+    ``shared`` is what memory a device's block of threads may share, None for the interpreter, which
+    computes in float32; a device has no room for that.
+    """
+    if s.d_model > WIDEST:
+        return f"its rows are of {s.d_model} features, and those of blocks of {WIDEST} at most"
+    if shared is not None and s.dtype == torch.float32:
+        return "it computes in float32, and blocks in bf16"
+    if shared is not None and s.d_model > NARROW and shared < SHARED:
+        return (
+            f"rows of {s.d_model} features take {SHARED:,} bytes of shared memory, not {shared:,}"
+        )
+    if not takes(s, s.layers - 1):
+        return "its products are float32 in one layer and bf16 in others"
+    return None
 
 
 def block(
@@ -221,7 +236,7 @@ def block(
             arguments[f"p_{short}_conv"] = weights[f"{of}.conv{half}.weight"]
             arguments[f"p_{short}_ring"] = buffers["ring"][2 * of + half - 1]
     arguments |= {f"p_{name}": buffers[name] for name in ("slots", "positions", "o", "qkv")}
-    arguments |= {"p_n": buffers["convolved"], "p_u": buffers["hidden"]}  # of scratch
+    arguments |= {"p_n": buffers["convolved"], "p_u": buffers["seen"]}
     side = max(16, triton.next_power_of_2(s.d_model))
     return Launch(
         f"{layer}.block", block_kernel, arguments | {"p_x": stream, "part": "part"},

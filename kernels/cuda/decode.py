@@ -3,9 +3,9 @@
 A step is a fixed list of launches without a word from the host in between, so it can be captured
 in a CUDA graph: embed; for each layer the q, k, v product, the state, the output product, and the
 two products of the feed-forward network, with a short convolution before either half if the network
-has them; the head's product; the sampling. ``plan`` makes the list;
-what is compiled ahead of time (``variants``) and how much memory a slot takes (``allocate`` on the
-device ``meta``) are read off the same list and the same buffers.
+has them, or the state and a block of all else; the head's product; the sampling. ``plan`` makes the
+list; what is compiled ahead of time (``variants``) and how much memory a slot takes (``allocate``
+on the device ``meta``) are read off the same list and the same buffers.
 
 Rows of a batch point to slots; a row whose slot is -1, or whose image is finished, reads and
 writes nothing of any slot.
@@ -21,7 +21,7 @@ import triton
 from torch import Tensor
 
 from scanline.kernels.attention.definitions import EPS
-from scanline.kernels.cuda.block import block, fits, takes
+from scanline.kernels.cuda.block import SHARED, block, refusal, takes
 from scanline.kernels.cuda.head import sample_kernel
 from scanline.kernels.cuda.launch import TYPES, Launch
 from scanline.kernels.cuda.matrix import (
@@ -148,7 +148,7 @@ class _Step:
         self.projected = True
 
     def feed_forward(self, layer: int) -> None:
-        s = self.sizes
+        s, self.projected = self.sizes, False
         self._add(f"{layer}.out", "o")
         self.norm = f"{layer}.norm2" if s.pre_norm else f"{layer}.norm1"
         self._project(layer, 2, "linear1", "hidden", activation="gelu" if s.gelu else "relu")
@@ -294,7 +294,7 @@ def variants(networks: Mapping[str, Sizes] = COMPILED, *, overlap: bool = False)
         for dtype in (torch.bfloat16, torch.float32):
             s = replace(sizes, dtype=dtype)
             memory = allocate_weights(s, "meta"), allocate(s, 2 * BM, "meta")
-            for how in ("few", "many", "blocks")[: 3 if fits(s, True) else 2]:
+            for how in ("few", "many", "blocks")[: 2 if refusal(s, SHARED) else 3]:
                 place = f"{name}/{TYPES[dtype]}/{how}"
                 for launch in plan(s, *memory, overlap, how == "many", how == "blocks"):
                     variant = launch.variant(place)

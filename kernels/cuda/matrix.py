@@ -28,7 +28,10 @@ BN_RESIDUAL = 64  # and of ``residual_kernel``: narrow, as these outputs are few
 
 @triton.jit
 def below(o, SIZE: tl.constexpr, TILE: tl.constexpr):
-    """Say which are below ``SIZE``: all, and the compiler knows it, where tiles end with it."""
+    """Say which are below ``SIZE``: all, and the compiler knows it, where tiles end with it.
+
+    Of no tile that begins beyond it.
+    """
     return o == o if SIZE % TILE == 0 else o < SIZE
 
 

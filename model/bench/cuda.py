@@ -14,7 +14,7 @@ import argparse
 import json
 import platform
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -30,7 +30,6 @@ from scanline.model.checkpoint import Checkpoint, Defaults
 from scanline.model.config import ModelConfig
 from scanline.model.decoders.contract import BackendError
 from scanline.model.decoders.opening import open_decoder
-from scanline.model.network import LinearTransformer
 
 SLOTS = (1, 128, 1_024, 10_000)
 TRAINING_IMAGES = {"mnist-paper": 64, "cifar10-paper": 16, "mnist": 64, "cifar10": 64}
@@ -96,20 +95,30 @@ def drawn_in(
     try:
         decoder = opening(checkpoint.model, slots)
         timed = bench.time_decoder(checkpoint.name, decoder, seconds, repeats, style)
-        spent = described(kernel_times(decoder))
+        spent = described(kernel_times(decoder, style))
     except (BackendError, torch.OutOfMemoryError) as error:
         torch.cuda.empty_cache()
         return f"{said}: {error}"
     return f"{said}: {timed.milliseconds_a_step:.3f} ms a step of {slots} slots; {spent}"
 
 
-def opens(model: LinearTransformer, opening: bench.Opening) -> bool:
-    """Whether it can be opened so here; raises ``RuntimeError`` where it then is not exact."""
+def drawn_with_blocks(
+    checkpoint: Checkpoint, slots: Sequence[int], seconds: float, repeats: int
+) -> Iterator[str]:
+    """Say what a step of so many slots takes where layers are blocks, or why they are not."""
+    from scanline.model.decoders.triton import TritonDecoder
+
+    opening = partial(TritonDecoder, blocks=True)
     try:
-        bench.check(model, opening)
-    except BackendError:
-        return False
-    return True
+        bench.check(checkpoint.model, opening)
+    except (BackendError, RuntimeError) as error:  # all else is timed by now
+        yield f"{checkpoint.name}, blocks: {error}"
+        return
+    for count in slots:
+        yield drawn_in(
+            "blocks", checkpoint=checkpoint, slots=count, opening=opening, seconds=seconds,
+            repeats=repeats,
+        )  # fmt: skip
 
 
 def run_bench(
@@ -129,7 +138,7 @@ def run_bench(
     device = find_device()
     from scanline.model.decoders.triton import TritonDecoder  # Triton need not be there
 
-    in_turn, blocks = partial(TritonDecoder, overlap=False), partial(TritonDecoder, blocks=True)
+    in_turn = partial(TritonDecoder, overlap=False)
     hardware = describe(device)
     rate = copy_rate(device, COPY_BYTES)
     progress(", ".join(f"{name} {value}" for name, value in hardware.items()))
@@ -150,7 +159,6 @@ def run_bench(
     for checkpoint in checkpoints:
         name, model = checkpoint.name, checkpoint.model
         bench.check(model, opening)
-        with_blocks = not plain and opens(model, blocks)
         for count in slots:
             try:
                 decoder = opening(model, count)
@@ -173,8 +181,6 @@ def run_bench(
             drawn = partial(drawn_in, checkpoint=checkpoint, seconds=seconds, repeats=repeats)
             if count == 1 and not plain:
                 note(drawn("kernels one after another", slots=1, opening=in_turn))
-            if with_blocks:
-                note(drawn("blocks", slots=count, opening=blocks))
             if model.config.classes and count == max(slots):
                 style = checkpoint.defaults  # of which an image may take a twin along
                 how = f"{count} labelled at guidance {style.guidance:g}, top_p {style.top_p:g}"
@@ -193,6 +199,9 @@ def run_bench(
             f"forward and backward, {timed_training.pixels_a_second:,.0f} pixels/s, "
             f"{timed_training.gigabytes:.1f} GB; {timed_training.step_milliseconds:.1f} ms a step"
         )
+    for checkpoint in checkpoints if not plain else []:
+        for line in drawn_with_blocks(checkpoint, slots, seconds, repeats):
+            note(line)
     return CudaReport(hardware, {"copy": round(rate / 1e9, 1)}, timings, notes, training)
 
 

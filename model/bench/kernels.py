@@ -7,23 +7,24 @@ from collections.abc import Mapping
 from torch.profiler import ProfilerActivity, profile
 
 from scanline.model.bench.cpu import begin
+from scanline.model.checkpoint import Defaults
 from scanline.model.decoders.contract import Decoder
 
 PIXELS = 16  # two replays of the larger graph
 _NAMED = 4  # kernels; what is left is one number
 
 
-def kernel_times(decoder: Decoder) -> dict[str, float]:
+def kernel_times(decoder: Decoder, style: Defaults | None = None) -> dict[str, float]:
     """Give the microseconds that each kernel's launches take of a step of all slots together.
 
-    Profiled kernels do not overlap, so that their sum is a little more than a step takes. Under
-    Triton's interpreter there are none.
+    ``style`` as ``begin`` has it. Profiled kernels do not overlap, so that their sum is a little
+    more than a step takes. Under Triton's interpreter there are none.
     """
     import triton  # need not be there
 
     if triton.knobs.runtime.interpret:
         return {}
-    slots = begin(decoder)
+    slots = begin(decoder, style)
     decoder.step(slots, 1)
     pixels = min(PIXELS, decoder.config.pixels - 1)
     with profile(activities=[ProfilerActivity.CUDA]) as profiled:

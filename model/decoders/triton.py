@@ -117,11 +117,11 @@ class TritonDecoder(Decoder):
                 "or newer: leave overlap out"
             )
         self._sizes = sizes_of(model.config, self.precision, delay)
-        if blocks and not block.fits(self._sizes, device.cuda):
-            raise BackendError(
-                f"blocks are of bf16 products of at most {block.WIDEST} features here, not "
-                f"of {self.precision} and {model.config.d_model}: leave blocks out"
-            )
+        self._blocks = blocks
+        if blocks and (
+            reason := block.refusal(self._sizes, device.shared if device.cuda else None)
+        ):
+            raise BackendError(f"no layer of this network is a block here: {reason}")
         self._plan_memory(max_slots)  # before the host's arrays are made for nothing
         super().__init__(model.config, max_slots)
         self._flights: list[Flight] = []  # the oldest first
@@ -175,7 +175,8 @@ class TritonDecoder(Decoder):
 
     @property
     def variant(self) -> str:
-        return f"{self.backend} {triton.__version__} {self.device.kind} {self.precision}"
+        how = self.precision + " blocks" * self._blocks
+        return f"{self.backend} {triton.__version__} {self.device.kind} {how}"
 
     def _start(self, slots: NDArray[np.int32], lengths: NDArray[np.int32]) -> None:
         """Zero the slots' state and send their inputs, behind what is in flight."""

@@ -53,6 +53,10 @@ ODD = {
         height=1, width=2, channels=3, n_layers=1, head="logistic_mixture", encoding="linear"
     ),
     "convolved": tiny_config(height=3, width=2, n_layers=1, short_conv="2x3"),
+    # Rows that end with a tile of what is convolved together, before a power of two.
+    "convolved, narrow between": tiny_config(
+        height=3, width=2, n_layers=2, short_conv="2x3", d_model=48, n_heads=3, d_ff=20
+    ),
     "convolved subpixels": tiny_config(
         height=2, width=2, channels=3, order="subpixel", n_layers=1, n_heads=1, norm="post",
         short_conv="2x3",

@@ -8,6 +8,7 @@ from dataclasses import asdict
 import pytest
 import torch
 
+from scanline.model.bench import cpu as bench
 from scanline.model.bench import cuda as bench_cuda
 from scanline.model.bench import device_training, starting
 from scanline.model.bench.kernels import described
@@ -104,3 +105,13 @@ def test_the_benchmark_needs_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(BackendError, match="there is no CUDA device to time here"):
         bench_cuda.run_bench([])
+
+
+def test_blocks_that_fail_cost_no_other_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(model: LinearTransformer, opening: object) -> None:
+        raise RuntimeError("is 0.5 bits/dim from the reference: not timed")
+
+    monkeypatch.setattr(bench, "check", wrong)
+    tiny = Checkpoint("tiny", network_of(SMALL), {})
+    said = list(bench_cuda.drawn_with_blocks(tiny, [1, 2], 0.01, 1))
+    assert said == ["tiny, blocks: is 0.5 bits/dim from the reference: not timed"]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from scanline.kernels.cuda import decode as triton_decode
+from scanline.kernels.cuda.sizes import allocate
 from scanline.model.config import ModelConfig
 from scanline.model.decoders.reference import ReferenceDecoder
 from scanline.model.decoders.triton import TritonDecoder
@@ -115,6 +119,7 @@ def test_known_pixels_are_passed_over_as_they_were_drawn_to_the_last_bit(
 @every_small
 def test_other_slots_are_not_read_and_not_written(config: ModelConfig, blocks: bool) -> None:
     """Two slots work among slots, and in scratch memory, full of NaN."""
+    config = replace(config, n_layers=2 if blocks else 1)  # that one gives to the next
     network, inputs = network_of(config), some(config, 2)
     clean = TritonDecoder(network, 2, blocks=blocks)
     draw(clean, inputs)
@@ -145,6 +150,31 @@ def test_other_slots_are_not_read_and_not_written(config: ModelConfig, blocks: b
         assert torch.equal(images[name][others].nan_to_num(-1), old.nan_to_num(-1)), name
 
 
+@with_blocks
+@pytest.mark.parametrize("name", ["wide", "convolved, narrow between", "convolved subpixels"])
+def test_nothing_is_written_behind_a_buffer(
+    name: str, blocks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where tiles are larger than rows, features or images are."""
+    guards: list[torch.Tensor] = []
+
+    def guarded(*arguments: Any) -> dict[str, torch.Tensor]:
+        given = allocate(*arguments)
+        if any(buffer.is_meta for buffer in given.values()):
+            return given
+        for buffer_name, buffer in given.items():
+            room = torch.full((buffer.numel() + 8192,), 77, dtype=buffer.dtype)
+            given[buffer_name] = room[: buffer.numel()].view(buffer.shape)
+            guards.append(room[buffer.numel() :])
+        return given
+
+    monkeypatch.setattr("scanline.model.decoders.triton.allocate", guarded)
+    config = ODD[name]
+    draw(TritonDecoder(network_of(config), 3, blocks=blocks), some(config))
+    assert len(guards) > 20
+    assert all((guard == 77).all() for guard in guards)
+
+
 def test_an_image_of_which_nothing_is_known_begins_beside_what_is_in_flight() -> None:
     decoder = TritonDecoder(network_of(SMALL), 2)
     decoder.begin([0], blank(SMALL, 1))
@@ -166,6 +196,7 @@ def test_what_is_launched_lands(config: ModelConfig) -> None:
 def test_the_same_bytes_among_others(config: ModelConfig, blocks: bool) -> None:
     """Images arrive at random, in any slot of which some were left half-way, and leave."""
     count, width = 3, 2
+    config = replace(config, n_layers=2 if blocks else 1)
     network, inputs = network_of(config), some(config, count, seed=3)
     expected = []
     alone = TritonDecoder(network, 1, blocks=blocks)

@@ -51,7 +51,7 @@ class TestDevice:
     def test_graphs_and_early_launches_change_nothing(
         self, config: ModelConfig, precision: Precision, blocks: bool
     ) -> None:
-        large = replace(config, height=7, width=5)
+        large = replace(config, height=7, width=5, n_layers=2)
         inputs, network = some(large, 9), network_of(large)
         opened = partial(TritonDecoder, network, 9, precision=precision, blocks=blocks)
         eager, graphs = opened(graphs=False, overlap=False), opened()
