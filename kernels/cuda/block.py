@@ -26,7 +26,7 @@ from scanline.kernels.cuda.state import convolve, row_of
 
 WIDEST = 256  # features of a row that a program can hold
 HIDDEN, STAGES = 64, 2  # features that pass by at a time, and how many such are under way
-COLUMNS = 16  # that are convolved at a time
+CHUNK = 16  # columns that are convolved at a time
 NARROW = 128  # features of rows that four warps hold, where two programs share a multiprocessor
 SHARED = 161 << 10  # bytes of shared memory that a block of threads must have for wider ones
 
@@ -245,7 +245,7 @@ def block(
             "D": s.d_model, "FF": s.d_ff, "PRE": s.pre_norm,
             "ACTIVATION": "gelu" if s.gelu else "relu", "EPS": NORM_EPS,
             "BM": BM, "BD": side, "BK": min(side, HIDDEN), "BN": HIDDEN,
-            "BC": min(side, COLUMNS),
+            "BC": min(side, CHUNK),
         },
         rows=BM, num_warps=4 if side <= NARROW else 8, num_stages=STAGES,
     )  # fmt: skip
