@@ -294,9 +294,9 @@ def variants(networks: Mapping[str, Sizes] = COMPILED, *, overlap: bool = False)
         for dtype in (torch.bfloat16, torch.float32):
             s = replace(sizes, dtype=dtype)
             memory = allocate_weights(s, "meta"), allocate(s, 2 * BM, "meta")
-            for how in ("few", "many", "blocks")[: 2 if refusal(s, SHARED) else 3]:
-                place = f"{name}/{TYPES[dtype]}/{how}"
-                for launch in plan(s, *memory, overlap, how == "many", how == "blocks"):
+            for how in ("", "/many", "/blocks")[: 2 if refusal(s, SHARED) else 3]:
+                place = f"{name}/{TYPES[dtype]}{how}"
+                for launch in plan(s, *memory, overlap, how == "/many", how == "/blocks"):
                     variant = launch.variant(place)
                     same = (
                         variant.kernel.__name__, *sorted(variant.signature.items()),
