@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from scanline.kernels.cuda.launch import Launch
-from scanline.kernels.cuda.matrix import BM, NORM_EPS, activate, below, feature
+from scanline.kernels.cuda.matrix import BM, NORM_EPS, activate, below, feature, product
 from scanline.kernels.cuda.overlap import follow
 from scanline.kernels.cuda.sizes import Sizes
 from scanline.kernels.cuda.state import convolve, row_of
@@ -119,16 +119,7 @@ def block_kernel(
 
     b_y = tl.load(p_x + o_x, mask=m_d[None, :], other=0.0)
     b_y += tl.load(p_out_bias + o_d, mask=m_d, other=0.0)[None, :]
-    for i_k in range(0, D, BK):
-        o_k = i_k + tl.arange(0, BK)
-        m_k = below(o_k, D, BK)
-        b_o = tl.load(p_o + o_row[:, None] * D + o_k[None, :], mask=m_k[None, :], other=0.0)
-        b_w = tl.load(
-            p_out_weight + o_d[None, :] * D + o_k[:, None],
-            mask=m_d[None, :] & m_k[:, None],
-            other=0.0,
-        )
-        b_y = tl.dot(b_o, b_w, b_y, input_precision="ieee")
+    b_y = product(b_y, p_o, p_o, p_o, p_o, p_out_weight, o_row, o_d, m_d, D, False, EPS, BK, BD)
     if PRE:
         tl.store(p_x + o_x, b_y, mask=m_d[None, :])
     b_n = norm_rows(b_y, p_middle_weight, p_middle_bias, o_d, m_d, D, EPS)
@@ -182,11 +173,9 @@ def block_kernel(
 
 
 def takes(s: Sizes, layer: int) -> bool:
-    """Whether what follows this layer's state can be one kernel: of narrow rows, in one dtype."""
+    """Whether what follows this layer's state can be one kernel: its products have one dtype."""
     first = 0 if not s.pre_norm else layer  # post-norm's stream is normalised by all or by none
-    return s.d_model <= WIDEST and all(
-        s.dtype_of(f"{i}.linear1") == s.dtype for i in range(first, layer + 1)
-    )
+    return all(s.dtype_of(f"{i}.linear1") == s.dtype for i in range(first, layer + 1))
 
 
 def refusal(s: Sizes, shared: int | None) -> str | None:

@@ -84,14 +84,13 @@ def normalise(
 
 @triton.jit
 def product(
-    p_x, p_statistics, p_norm_weight, p_norm_bias, p_weight, o_row, o_col, m_col,
-    IN: tl.constexpr, NORM: tl.constexpr, EPS: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BN_STATISTICS: tl.constexpr,
+    b_acc, p_x, p_statistics, p_norm_weight, p_norm_bias, p_weight, o_row, o_col, m_col,
+    IN: tl.constexpr, NORM: tl.constexpr, EPS: tl.constexpr, BK: tl.constexpr,
+    BN_STATISTICS: tl.constexpr,
 ):  # fmt: skip
-    """Give the tile ``[BM, BN]`` of norm(x) Wᵀ in float32."""
+    """Add the tile ``[BM, BN]`` of norm(x) Wᵀ to ``b_acc``, in float32."""
     if NORM:
         b_mean, b_rstd = read_statistics(p_statistics, o_row, IN, BN_STATISTICS, EPS)
-    b_acc = tl.zeros([BM, BN], tl.float32)
     for i_k in range(0, IN, BK):
         o_k = i_k + tl.arange(0, BK)
         m_k = below(o_k, IN, BK)
@@ -145,8 +144,8 @@ def project_kernel(
         p_statistics += first * statistics_of(IN, BN_STATISTICS)
     m_col = below(o_col, OUT, BN)
     b_y = product(
-        p_x, p_statistics, p_norm_weight, p_norm_bias, p_weight, o_row, o_col, m_col,
-        IN, NORM, EPS, BM, BN, BK, BN_STATISTICS,
+        tl.zeros([BM, BN], tl.float32), p_x, p_statistics, p_norm_weight, p_norm_bias, p_weight,
+        o_row, o_col, m_col, IN, NORM, EPS, BK, BN_STATISTICS,
     )  # fmt: skip
     b_y += tl.load(p_bias + o_col, mask=m_col, other=0.0)[None, :]
     if FEATURES > 0:
@@ -183,7 +182,10 @@ def residual_kernel(
     if NORM:
         p_x_statistics += first * statistics_of(OUT, BN)
     m_col = below(o_col, OUT, BN)
-    b_y = product(p_a, p_a, p_a, p_a, p_weight, o_row, o_col, m_col, IN, False, EPS, BM, BN, BK, BN)
+    b_y = product(
+        tl.zeros([BM, BN], tl.float32), p_a, p_a, p_a, p_a, p_weight, o_row, o_col, m_col,
+        IN, False, EPS, BK, BN,
+    )  # fmt: skip
     b_y += tl.load(p_bias + o_col, mask=m_col, other=0.0)[None, :]
     o_y = o_row[:, None] * OUT + o_col[None, :]
     b_x = tl.load(p_x + o_y, mask=m_col[None, :], other=0.0)

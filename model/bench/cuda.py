@@ -103,12 +103,10 @@ def drawn_in(
 
 
 def drawn_with_blocks(
-    checkpoint: Checkpoint, slots: Sequence[int], seconds: float, repeats: int
-) -> Iterator[str]:
+    checkpoint: Checkpoint, slots: Sequence[int], opening: bench.Opening, seconds: float,
+    repeats: int,
+) -> Iterator[str]:  # fmt: skip
     """Say what a step of so many slots takes where layers are blocks, or why they are not."""
-    from scanline.model.decoders.triton import TritonDecoder
-
-    opening = partial(TritonDecoder, blocks=True)
     try:
         bench.check(checkpoint.model, opening)
     except (BackendError, RuntimeError) as error:  # all else is timed by now
@@ -138,7 +136,7 @@ def run_bench(
     device = find_device()
     from scanline.model.decoders.triton import TritonDecoder  # Triton need not be there
 
-    in_turn = partial(TritonDecoder, overlap=False)
+    in_turn, blocks = partial(TritonDecoder, overlap=False), partial(TritonDecoder, blocks=True)
     hardware = describe(device)
     rate = copy_rate(device, COPY_BYTES)
     progress(", ".join(f"{name} {value}" for name, value in hardware.items()))
@@ -200,7 +198,7 @@ def run_bench(
             f"{timed_training.gigabytes:.1f} GB; {timed_training.step_milliseconds:.1f} ms a step"
         )
     for checkpoint in checkpoints if not plain else []:
-        for line in drawn_with_blocks(checkpoint, slots, seconds, repeats):
+        for line in drawn_with_blocks(checkpoint, slots, blocks, seconds, repeats):
             note(line)
     return CudaReport(hardware, {"copy": round(rate / 1e9, 1)}, timings, notes, training)
 

@@ -53,9 +53,7 @@ def open_decoder(
             log.warning("decoding on the CPU: %s", error)
         else:
             if threads is not None:
-                log.warning(
-                    "%d threads are not used: they are for a CPU, without a device", threads
-                )
+                log.info("%d threads are not used: they are for a CPU, without a device", threads)
             return decoder
     try:
         native = NativeDecoder(model, max_slots, threads, precision=precision)

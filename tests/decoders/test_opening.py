@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 
 import numpy as np
 import pytest
@@ -40,6 +41,7 @@ def test_auto_opens_something_that_draws() -> None:
 def test_auto_says_that_a_device_needs_no_threads(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(opening, "_open_triton", ReferenceDecoder)  # it stands for one
     assert open_decoder(network_of(GREY), 1, threads=2).backend == "reference"

@@ -113,5 +113,5 @@ def test_blocks_that_fail_cost_no_other_figure(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(bench, "check", wrong)
     tiny = Checkpoint("tiny", network_of(SMALL), {})
-    said = list(bench_cuda.drawn_with_blocks(tiny, [1, 2], 0.01, 1))
+    said = list(bench_cuda.drawn_with_blocks(tiny, [1, 2], TritonDecoder, 0.01, 1))
     assert said == ["tiny, blocks: is 0.5 bits/dim from the reference: not timed"]
