@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from scanline.kernels.compiling import assume_constant
 from scanline.kernels.native.cpu import cpu
 from scanline.kernels.native.training import products, tables
 from scanline.kernels.native.training.passes import available, takes
@@ -45,7 +46,7 @@ def multiply(x: Tensor, weight: Tensor) -> Tensor:
     return F.linear(x, weight)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@assume_constant
 def _pairs_pay() -> bool:
     if torch.get_num_threads() > 1:  # torch's, which wait for its next product, would be in the way
         return False
@@ -67,7 +68,7 @@ def exact_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return F.linear(x, weight, bias)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@assume_constant
 def _onednn_pays() -> bool:
     onednn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     return bool(onednn and torch.cpu._is_avx512_supported() and "Intel" not in cpu()[0])

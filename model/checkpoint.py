@@ -176,8 +176,15 @@ def _now(name: str) -> str:
 
 def _network(config: ModelConfig, tensors: dict[str, Tensor], source: str) -> LinearTransformer:
     """Make a network of tensors with the right names, shapes and finite values, or raise."""
-    with torch.device("meta"):  # a foreign config's sizes are not to fill the memory
-        wanted = {n: t.shape for n, t in LinearTransformer(config).state_dict().items()}
+    held, D = sum(tensor.numel() for tensor in tensors.values()), config.d_model
+    least = config.n_layers * (3 * D * D + 2 * D * config.d_ff)
+    if held < least:  # a foreign config's sizes are not to fill the memory
+        raise CheckpointError(
+            f"{source} does not fit its config: the layers alone have {least:,} weights or more, "
+            f"and it holds {held:,}"
+        )
+    model = LinearTransformer(config)
+    wanted = {name: tensor.shape for name, tensor in model.state_dict().items()}
     missing, extra = wanted.keys() - tensors.keys(), tensors.keys() - wanted.keys()
     if missing or extra:
         raise CheckpointError(
@@ -191,7 +198,6 @@ def _network(config: ModelConfig, tensors: dict[str, Tensor], source: str) -> Li
             )
         if not tensors[name].isfinite().all():
             raise CheckpointError(f"{source}: {name} holds NaN or infinity; train it again")
-    model = LinearTransformer(config)
     model.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
     return model.eval()
 

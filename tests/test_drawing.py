@@ -253,6 +253,17 @@ def test_the_package_draws_without_importing_torch_before_it_must() -> None:
         scanline.model.paint  # type: ignore[attr-defined]  # noqa: B018
 
 
+def test_what_draws_and_serves_does_not_wait_for_torch_s_compiler() -> None:
+    """Its import takes as long as the rest of torch's: of every start, for nothing."""
+    code = (
+        "import sys, scanline.service.app\n"
+        "from scanline.model import draw\n"
+        "draw('mnist', 1, backend='native')\n"
+        "assert 'torch._dynamo' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
 def test_a_class_called_random_is_that_class() -> None:
     model = tiny_model(dataclasses.replace(GREY, classes=("Random", "one", "two")))
     named, numbered = (draw(model, 6, label=label, backend="reference") for label in ("random", 0))

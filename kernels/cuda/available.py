@@ -10,13 +10,15 @@ from importlib.util import find_spec
 
 import torch
 
+from scanline.kernels.compiling import assume_constant
+
 MAX_FEATURES = 1024  # of a position, which one program of residual.py's holds whole
 PROGRAMS = 528  # that share a long sum: 4 for each of an H100's multiprocessors
 
 log = logging.getLogger("scanline.kernels")
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@assume_constant
 def has_kernels(device: torch.device) -> bool:
     """Say whether it is an NVIDIA device of capability 8.0 or more, and Triton works here.
 

@@ -58,6 +58,7 @@ def test_views_keep_what_they_show(visit: Open) -> None:
     page.click("nav >> text=Learn")
     expect(page.locator("#learn")).to_be_visible()
     expect(page.locator("#scene-bits [data-said]")).to_contain_text("bits")
+    expect(page.locator("#scene-dice button").first).to_be_enabled()
     asked = drawings(page)
     page.click("nav >> text=Draw")
     assert hash_of(page) == address

@@ -21,6 +21,7 @@ from contextvars import ContextVar
 import torch
 from torch import Tensor
 
+from scanline.kernels.compiling import assume_constant
 from scanline.kernels.native.build import TRAINING, NativeBuildError, load_build
 
 log = logging.getLogger("scanline.native")
@@ -104,7 +105,7 @@ def off() -> Iterator[None]:
         _OFF.reset(token)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@assume_constant
 def passes() -> Passes | None:
     """Give the passes for as many threads as torch has, or None where they cannot be built."""
     return None if _OFF.get() else _passes(torch.get_num_threads(), os.getpid())
@@ -112,13 +113,13 @@ def passes() -> Passes | None:
 
 def available() -> bool:
     """Whether the passes are there."""
-    those: Passes | None = passes()
+    those = passes()
     return those is not None
 
 
 def ready() -> Passes:
     """Give the passes, for an operator that has been chosen because they are there."""
-    those: Passes | None = passes()
+    those = passes()
     if those is None:
         raise NativeBuildError("the native passes cannot be built here")
     return those
