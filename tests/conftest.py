@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import gc
 import os
@@ -16,6 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from scanline.kernels.native.build import DECODER, TRAINING, NativeBuildError, load_build
 from scanline.model.config import ModelConfig
 from scanline.model.network import LinearTransformer
 
@@ -96,6 +98,19 @@ def settled() -> Iterator[None]:
     yield
     sys.setswitchinterval(interval)
     gc.unfreeze()
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give a cache folder of a test's own, in which there is nothing but the native code."""
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    for source in (DECODER, TRAINING):
+        with contextlib.suppress(NativeBuildError):  # no compiler is here
+            built = Path(load_build(source=source)._name)
+            (folder / built.name).symlink_to(built)
+    monkeypatch.setenv("SCANLINE_CACHE", str(folder))
+    return folder
 
 
 @pytest.fixture

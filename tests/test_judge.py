@@ -29,15 +29,9 @@ from scanline.model.judge.holes import Completed, holes, judge_holes
 from scanline.model.judge.judging import judge, ordinary_range
 from tests.service_fixtures import GREY, tiny_model
 
+pytestmark = pytest.mark.usefixtures("own_cache")  # for classifiers
 CPU = torch.device("cpu")
 RECIPE = Recipe(epochs=6, widths=(8, 8, 8), shift=1, mirror=False, features=6, batch=16)
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Keep classifiers in a folder of the test's own."""
-    monkeypatch.setenv("SCANLINE_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 def bars(count: int, seed: int = 0, channels: int = 1) -> Dataset:
@@ -87,7 +81,7 @@ def test_the_same_seed_and_pictures_give_the_same_classifier() -> None:
 
 
 def test_a_classifier_is_kept_and_found_again(
-    cache: Path, caplog: pytest.LogCaptureFixture
+    own_cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     data, short = bars(40), replace(RECIPE, epochs=1)
     held: list[int] = []
@@ -96,7 +90,7 @@ def test_a_classifier_is_kept_and_found_again(
     again = trained(data, short, CPU, held.append)
     assert sum(held) == 40
     np.testing.assert_array_equal(again.look(data.images)[1], first.look(data.images)[1])
-    (file,) = cache.rglob("*.safetensors")
+    (file,) = own_cache.rglob("*.safetensors")
     assert file.name.startswith("bars-")
     for others, recipe in (
         (bars(40, seed=1), short),

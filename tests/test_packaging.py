@@ -52,7 +52,10 @@ def page_in(service: Path) -> set[str]:
     return {str(path.relative_to(static)) for path in static.rglob("*.*")}
 
 
-def test_it_draws_from_a_wheel_beside_other_peoples_modules(source: Path, tmp_path: Path) -> None:
+def test_it_draws_from_a_wheel_beside_other_peoples_modules(
+    source: Path, tmp_path: Path, own_cache: Path
+) -> None:
+    builds = {*own_cache.iterdir()}
     options = ["--no-deps", "--no-build-isolation", "--no-index", "--verbose"]
     run(*PIP, "wheel", ".", *options, "--wheel-dir", tmp_path, cwd=source)
     (wheel,) = tmp_path.glob("*.whl")
@@ -62,12 +65,13 @@ def test_it_draws_from_a_wheel_beside_other_peoples_modules(source: Path, tmp_pa
     (elsewhere / "kernels").mkdir(parents=True)
     for name in ("model.py", "service.py", "kernels/__init__.py"):
         (elsewhere / name).write_text("raise ImportError('somebody else wrote this')\n")
-    settings = {"PYTHONPATH": str(installed), "SCANLINE_CACHE": str(tmp_path / "cache")}
+    settings = {"PYTHONPATH": str(installed), "SCANLINE_CACHE": str(own_cache)}
     command = [sys.executable, "-m", "scanline.service", "sample", "seven.png"]
     options = ["-n", "1", "--model", "mnist", "--label", "7", "--scale", "1"]
     run(*command, *options, cwd=elsewhere, **settings)
     with Image.open(elsewhere / "seven.png") as picture:
         assert picture.size == (28, 28)
+    assert {*own_cache.iterdir()} == builds, "its native code is not the checkout's"
     where = "import scanline.service.app as app; print(app.__file__)"
     said = run(sys.executable, "-c", where, cwd=elsewhere, **settings)
     assert said == f"{installed / 'scanline' / 'service' / 'app.py'}\n"

@@ -17,18 +17,19 @@ import pytest
 from tests.conftest import ROOT
 
 FOLDER = ROOT / "tests" / "triton"
-FILES = [
-    *(f"triton/{path.name}" for path in sorted(FOLDER.glob("test_*.py"))),
-    "engine/test_on_triton.py",
-]
-FILES.remove("triton/test_device.py")
+ALONE = ["triton/test_decode.py", "triton/test_shaping.py"]  # the longest
+OTHERS = sorted(
+    {f"triton/{path.name}" for path in FOLDER.glob("test_*.py")} - {*ALONE, "triton/test_device.py"}
+)
+# Few processes, for each imports torch and Triton anew.
+TOGETHER = [*([file] for file in ALONE), OTHERS[::2], [*OTHERS[1::2], "engine/test_on_triton.py"]]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 @pytest.mark.skipif("TRITON_INTERPRET" in os.environ, reason="this process interprets already")
-@pytest.mark.timeout(1500)  # a file, where any other test is one of many
-@pytest.mark.parametrize("file", FILES)
-def test_the_kernels_in_the_interpreter(file: str) -> None:
+@pytest.mark.timeout(1500)  # whole files, where any other test is one of many
+@pytest.mark.parametrize("files", TOGETHER, ids=lambda files: files[0])
+def test_the_kernels_in_the_interpreter(files: list[str]) -> None:
     ran = subprocess.run(
         [
             sys.executable,
@@ -38,10 +39,12 @@ def test_the_kernels_in_the_interpreter(file: str) -> None:
             "not gpu",
             "-p",
             "no:cacheprovider",
-            f"tests/{file}",
+            "-p",
+            "pytest_timeout",
+            *(f"tests/{file}" for file in files),
         ],
         cwd=ROOT,
-        env=os.environ | {"TRITON_INTERPRET": "1"},
+        env=os.environ | {"TRITON_INTERPRET": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
         check=False,

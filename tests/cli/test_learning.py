@@ -91,9 +91,11 @@ def test_train_takes_a_kind_of_attention(
 
 
 def test_evaluate_reads_the_published_formats(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     hide_other_data(monkeypatch)
+    monkeypatch.setenv("SCANLINE_CACHE", str(own_cache))
     write_mnist(tmp_path / "data" / "mnist")
     save_tiny(tmp_path / "weights", "mnist", replace(GREY, height=28, width=28, classes=DIGITS))
     given = ["evaluate", "--weights", "weights", "--data-dir", "data"]
@@ -112,10 +114,11 @@ def test_evaluate_reads_the_published_formats(
 
 
 def test_evaluate_judges_samples_and_keeps_how_to_draw(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     hide_other_data(monkeypatch)
-    monkeypatch.setenv("SCANLINE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("SCANLINE_CACHE", str(own_cache))
     write_mnist(tmp_path / "data" / "mnist")
     path = save_tiny(
         tmp_path / "weights", "mnist", replace(GREY, height=28, width=28, classes=DIGITS)
@@ -155,16 +158,14 @@ def test_evaluate_judges_samples_and_keeps_how_to_draw(
 
 
 def test_evaluate_judges_a_folder_s_pictures(
-    photographs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    monkeypatch.setenv("SCANLINE_CACHE", str(tmp_path / "cache"))
+    photographs: Path, own_cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     weights = tmp_path / "mine"
     save_tiny(weights, "mine", replace(GREY, classes=("cats", "dogs")))
     given = ["evaluate", "--weights", weights]
     assert run_command(*given, "--images", photographs, "--samples", 9, "--label") == 1
     assert "samples must be 2 to 2" in capsys.readouterr().err
-    assert not Path("cache").exists()  # refused before a classifier was trained
+    assert not (own_cache / "judge").exists()  # refused before a classifier was trained
     judged = [*given, "--images", photographs, "--epochs", 1]
     assert run_command(*judged, "--samples", 2, "--label") == 0
     assert "2 samples, classes as the test images have them" in capsys.readouterr().out
@@ -180,7 +181,7 @@ def test_import_refuses_what_it_cannot_read(
     torch.save({"model_state": {"predictor.bias": torch.zeros(3)}}, "part.pt")
     Path("text.pt").write_text("no checkpoint")
     for file, out, says in (
-        ("part.pt", "model.safetensors", "missing"),
+        ("part.pt", "model.safetensors", "the layers alone have"),
         ("text.pt", "model.safetensors", "text.pt"),
         ("none.pt", "model.safetensors", "there is no file"),
         ("part.pt", "model.pt", "must end in .safetensors"),
