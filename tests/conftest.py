@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import faulthandler
+import functools
 import gc
 import os
 import sys
@@ -56,6 +58,11 @@ def random_network(
     config: ModelConfig, seed: int = 0, dtype: torch.dtype = torch.float64
 ) -> LinearTransformer:
     """Give a network whose every parameter is random, those that start as 0 or 1 too."""
+    return copy.deepcopy(_random_network(config, seed, dtype))
+
+
+@functools.lru_cache(maxsize=64)  # many tests take the same few
+def _random_network(config: ModelConfig, seed: int, dtype: torch.dtype) -> LinearTransformer:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         network = LinearTransformer(config).to(dtype).eval()
