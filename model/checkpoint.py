@@ -180,7 +180,7 @@ def _network(config: ModelConfig, tensors: dict[str, Tensor], source: str) -> Li
     least = config.n_layers * (3 * D * D + 2 * D * config.d_ff)
     if held < least:  # a foreign config's sizes are not to fill the memory
         raise CheckpointError(
-            f"{source} does not fit its config: the layers alone have {least:,} weights or more, "
+            f"{source} does not fit its config: its layers alone need {least:,} weights or more, "
             f"and it holds {held:,}"
         )
     model = LinearTransformer(config)

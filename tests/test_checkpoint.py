@@ -213,7 +213,7 @@ def test_sizes_of_a_config_alone_take_no_memory(
     config = network.config.to_dict() | {"n_layers": 256, "d_model": 8192, "d_ff": 65536}
     rewritten(path, config=json.dumps(config))
     monkeypatch.setattr(checkpoint, "LinearTransformer", lambda config: pytest.fail("was made"))
-    with pytest.raises(CheckpointError, match="does not fit its config: the layers alone have"):
+    with pytest.raises(CheckpointError, match="does not fit its config: its layers alone need"):
         load_checkpoint(path)
 
 

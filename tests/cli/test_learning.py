@@ -181,7 +181,7 @@ def test_import_refuses_what_it_cannot_read(
     torch.save({"model_state": {"predictor.bias": torch.zeros(3)}}, "part.pt")
     Path("text.pt").write_text("no checkpoint")
     for file, out, says in (
-        ("part.pt", "model.safetensors", "the layers alone have"),
+        ("part.pt", "model.safetensors", "its layers alone need"),
         ("text.pt", "model.safetensors", "text.pt"),
         ("none.pt", "model.safetensors", "there is no file"),
         ("part.pt", "model.pt", "must end in .safetensors"),

@@ -44,12 +44,6 @@ def served(
     here.end()
 
 
-def of_the_fleet(served: Served) -> None:
-    """Skip what the fleet does whoever listens, but once."""
-    if served.way != "serve":
-        pytest.skip("tested where the service listens itself")
-
-
 def check_stream(raw: bytes, alone: Engine, spec: Spec) -> None:
     """Check that a stream is whole, each pixel sent once, and every byte as drawn alone."""
     events = parse_sse(raw)
@@ -141,7 +135,6 @@ def test_a_killed_replica_is_missed_by_no_stream(served: Served, alone: Engine) 
 
 
 def test_a_large_request_is_spread_over_all_replicas(served: Served, alone: Engine) -> None:
-    of_the_fleet(served)
     before = served.by_replica("scanline_pixels_total")
     with httpx.Client(base_url=served.url, timeout=300) as client:
         headers = {"Accept": "application/x-npy"}
@@ -155,7 +148,6 @@ def test_a_large_request_is_spread_over_all_replicas(served: Served, alone: Engi
 
 
 def test_a_silent_replica_stops_no_other(served: Served) -> None:
-    of_the_fleet(served)
     with httpx.Client(base_url=served.url, timeout=300) as client, ThreadPoolExecutor(4) as pool:
         silent = served.pids()[0]
         os.kill(silent, signal.SIGSTOP)

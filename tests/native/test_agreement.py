@@ -44,9 +44,9 @@ def test_float32_agrees_with_float64(config: ModelConfig) -> None:
 
 
 @pytest.mark.parametrize("config", [*FEW.values(), *ODD_SIZES.values()])
-def test_every_isa_agrees_with_float64(config: ModelConfig, isa: str) -> None:
-    for precision in PRECISIONS:
-        check_against_float64(config, precision, isa)
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_every_isa_agrees_with_float64(config: ModelConfig, precision: Precision, isa: str) -> None:
+    check_against_float64(config, precision, isa)
 
 
 @every_kind

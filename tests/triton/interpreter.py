@@ -23,7 +23,7 @@ def _kernel() -> tuple[object, object]:
 
 
 def patch_once() -> None:
-    """Patch the language for the rest of the process; again does nothing."""
+    """Patch the language for the rest of the process."""
     interpreter._patch_lang(_kernel)
     interpreter._patch_lang = lambda fn: interpreter._LangPatchScope()
     builder = interpreter.interpreter_builder

@@ -127,7 +127,6 @@ def test_what_is_no_number_stays_in_range(config: ModelConfig) -> None:
     sampled(network, parameters, unlabelled, inputs)  # twins and neighbours are checked there
 
 
-@pytest.mark.gpu  # minutes in the interpreter, for what the head draws too
 @pytest.mark.parametrize("head", ["categorical", "mixture"])
 @pytest.mark.parametrize(("g", "top_p", "temperature"), [(1, 0.6, 1), (2.5, 0.8, 0.7)])
 def test_frequencies_are_those_of_the_definition(

@@ -113,8 +113,7 @@ def passes() -> Passes | None:
 
 def available() -> bool:
     """Whether the passes are there."""
-    those = passes()
-    return those is not None
+    return passes() is not None
 
 
 def ready() -> Passes:
