@@ -171,10 +171,16 @@ def _add_errors(app: FastAPI) -> None:
         message = str(error.detail)
         if isinstance(error.__cause__, ClientDisconnect):  # while FastAPI read the body
             return await on_gone(request, error)
-        if error.status_code == 400 and error.__cause__ is not None:  # FastAPI says no more
-            form = "form" in request.headers.get("content-type", "")
-            message = "the form cannot be read" if form else unreadable(error.__cause__)
-            code = "form_invalid" if form else "json_invalid"
+        if error.status_code == 400 and not isinstance(error, ApiError):  # of reading a body
+            if "form" in request.headers.get("content-type", ""):
+                what = message.rstrip(".") if error.__cause__ is None else "what came is no form"
+                message = (
+                    f"the form cannot be read ({what}); send it as multipart/form-data, pictures "
+                    "as files"
+                )
+                code = "form_invalid"
+            elif error.__cause__ is not None:  # FastAPI says no more
+                message, code = unreadable(error.__cause__), "json_invalid"
         if not isinstance(error, ApiError) and error.status_code == 404:
             message = f"there is nothing at {request.url.path}; /docs lists what there is"
         if not isinstance(error, ApiError) and error.status_code == 405:

@@ -76,7 +76,7 @@ async def card(request: Request, server: Server, link: Annotated[Card, Query()])
     config = engine.config
     images = [image.read(0, config.pixels) for image in generation.images]
     scale = max(1, SIDE // (config.width * (1 if n == 1 else 2)))
-    async with client_of(request) as gone:
-        png = await server.writing.run(gone, to_grid, images, config, scale)
+    async with client_of(request) as client:
+        png = await server.writing.run(client, to_grid, images, config, scale)
     headers = {"Cache-Control": "public, max-age=86400"}
     return Response(png, media_type="image/png", headers=headers)

@@ -41,6 +41,7 @@ def set_up_logs(style: str, level: str) -> None:
     handler.setFormatter(JsonFormatter() if style == "json" else plain)
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # whoever sent it is told
     logging.captureWarnings(True)
     mute_pillow()
 

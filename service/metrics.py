@@ -79,10 +79,11 @@ class Metrics:
         )
         self.turned_away = Counter(
             "scanline_connections_turned_away",
-            "Connections ended by the server: full, crowded (made room), late, unread, left.",
+            "Connections ended by the server: full, crowded (idle, made room), share (busy, of the "
+            "client with the most, made room), late, unread, left.",
             ["reason"], registry=own,
         )  # fmt: skip
-        for why in ("full", "crowded", "late", "unread", "left"):
+        for why in ("full", "crowded", "share", "late", "unread", "left"):
             self.turned_away.labels(why)
         self._registry.register(_Gauges(engines))
         Info("scanline_build", "What runs.", registry=own).info(

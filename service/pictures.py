@@ -87,7 +87,7 @@ def _painted(
     """Read a mask: bool ``[T]``, true where its pixels are transparent (alpha 0): to be drawn.
 
     One of the picture's ``own`` size is fitted as that is. Raises ``PictureError`` on one with
-    nothing transparent.
+    nothing transparent, or nothing that is left of it.
     """
     marked = transparent(_open_mask(mask, config, own))
     paint = fit_hole(marked, config.height, config.width, fit).reshape(-1)
@@ -95,6 +95,12 @@ def _painted(
         raise PictureError(
             "the mask has no transparent pixel (alpha 0), so there is nothing to draw; make the "
             "parts to be drawn transparent",
+            "mask",
+        )
+    if not paint.any():
+        raise PictureError(
+            f"fit {fit} crops away all that the mask marks; mark a part nearer the middle, or "
+            "choose contain",
             "mask",
         )
     return paint
@@ -126,7 +132,14 @@ def read_upload(
         return canvas, np.arange(config.pixels) < known_rows * config.width
     if mask is not None:
         return canvas, ~_painted(mask, config, own, fit)
-    hole = fit_hole(transparent(picture), config.height, config.width, fit)
+    clear = transparent(picture)
+    hole = fit_hole(clear, config.height, config.width, fit)
+    if clear.any() and not hole.any():
+        raise PictureError(
+            f"fit {fit} crops away all of the picture that is transparent; make a part nearer the "
+            "middle transparent, or choose contain",
+            "image",
+        )
     if not hole.any():
         raise UnmarkedError(
             "nothing says which part to draw: give known_rows, or a mask, or a picture that is "

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -13,6 +12,7 @@ from typing import NamedTuple
 
 from scanline.model.config import ModelConfig
 from scanline.service.generation import Clock, Generation, Image, Spec
+from scanline.service.kept import Kept
 from scanline.service.order import Order
 from scanline.service.outlook import Outlook
 from scanline.service.turns import LIGHT
@@ -50,6 +50,11 @@ class Limits:
     keep_seconds: float = 300.0
     grace: float = 5.0
 
+    @property
+    def keeps(self) -> bool:
+        """Whether a generation can be read once it has finished."""
+        return self.keep_finished > 0 and self.keep_seconds > 0
+
 
 class Taken(NamedTuple):
     """An image that is to run, in spare slots or not."""
@@ -83,8 +88,7 @@ class Queue:
         self._order = Order()
         self._live: dict[str, Generation] = {}
         self._leaving: set[Generation] = set()  # cancelled, or without a reader
-        self._finished: OrderedDict[str, Generation] = OrderedDict()
-        self._kept = 0  # images of finished generations
+        self._finished = Kept(limits.keep_finished, limits.keep_seconds)
         self._closing: float | None = None  # when what still runs is told to end
         self._outlook: Outlook | None = None  # the last one made
         self._changed = threading.Condition()  # guards all of the above
@@ -161,8 +165,7 @@ class Queue:
     def find(self, identifier: str) -> Generation | None:
         """Give a live generation, or a finished one that is still kept."""
         with self._changed:
-            self._forget_old()
-            return self._live.get(identifier) or self._finished.get(identifier)
+            return self._live.get(identifier) or self._finished.find(identifier, self._clock())
 
     @contextlib.contextmanager
     def reading(self, generation: Generation, grace: float | None = None) -> Iterator[None]:
@@ -231,16 +234,6 @@ class Queue:
     def _tell(self) -> None:
         self._changed.notify()
         self._told()
-
-    def _forget_old(self) -> None:
-        oldest_kept = self._clock() - self.limits.keep_seconds
-        while self._finished:
-            first = next(iter(self._finished.values()))
-            assert first.ended is not None
-            if self._kept <= self.limits.keep_finished and first.ended >= oldest_kept:
-                return
-            self._finished.popitem(last=False)
-            self._kept -= first.spec.n
 
     # --- the engine's thread ----------------------------------------------------------------
 
@@ -337,7 +330,6 @@ class Queue:
         with self._changed:
             del self._live[generation.id]
             self._leaving.discard(generation)
-            self._finished[generation.id] = generation
-            self._kept += generation.spec.n
-            generation.finish(self._clock())
-            self._forget_old()
+            now = self._clock()
+            generation.finish(now)
+            self._finished.add(generation, now)

@@ -16,7 +16,8 @@ from fastapi import FastAPI
 
 from scanline.model.checkpoint import load_checkpoints
 from scanline.service.app import create_app
-from scanline.service.http.connections import Connection, Door
+from scanline.service.http.connections import Connection
+from scanline.service.http.door import Door
 from scanline.service.http.middleware.body import SHARES, share_bytes
 from scanline.service.interpreter import settle
 from scanline.service.logs import set_up_logs

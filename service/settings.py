@@ -13,7 +13,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from scanline.model.checkpoint import SHIPPED
-from scanline.service.http.connections import Bounds
+from scanline.service.http.door import Bounds
 from scanline.service.queue import Limits
 
 # Read elsewhere: where data sets are, and how the native decoder is built and kept.
@@ -237,6 +237,12 @@ class Settings(BaseSettings):
             raise ValueError(
                 f"max_images_per_caller {self.max_images_per_caller} must be at least max_images "
                 f"{self.max_images}, or the largest request allowed would always be refused"
+            )
+        if 0 < self.keep_finished < self.max_images:
+            raise ValueError(
+                f"keep_finished {self.keep_finished} must be at least max_images "
+                f"{self.max_images}, or the largest request allowed could never be read again; 0 "
+                "keeps none"
             )
         return self
 

@@ -169,6 +169,14 @@ ATTACKS: dict[str, Callable[[], Attack]] = {
     "score of 24 PNG of 2000² pixels, left after 1 s": lambda: Attack(
         _form("/v1/score", [_picture(2000, mode="RGBA")] * 24, fit="cover"), patience=1.0
     ),
+    "200 completions of a PNG of 2000² pixels": lambda: Attack(
+        _form("/v1/completions", [_picture(2000)], fit="cover", known_rows=1),
+        patience=60,
+        connections=200,
+    ),
+    "40 scores of 100 pictures": lambda: Attack(
+        _form("/v1/score", [_picture(28)] * 100), patience=60, connections=40
+    ),
     "score of 256 pictures, left after 1 s": lambda: Attack(
         _form("/v1/score", [_picture(28)] * 256), patience=1.0
     ),
@@ -253,13 +261,23 @@ def under_attack(
 
 
 def waits_of_innocent(url: str, seconds: float, body: dict[str, object]) -> list[float]:
-    """Ask for one image again and again, over a new connection each; seconds that each took."""
+    """Ask for one image again and again, over a new connection each; seconds that each took.
+
+    Every other one is the rest of a picture.
+    """
     waits: list[float] = []
+    picture = _picture(28)
     ends = time.monotonic() + seconds
     while time.monotonic() < ends:
         began = time.monotonic()
         try:
-            reply = httpx.post(f"{url}/v1/samples", json=body, timeout=60)
+            if len(waits) % 2:
+                reply = httpx.post(
+                    f"{url}/v1/completions", files={"image": picture},
+                    data=body | {"known_rows": 14}, timeout=60,
+                )  # fmt: skip
+            else:
+                reply = httpx.post(f"{url}/v1/samples", json=body, timeout=60)
             waits.append(time.monotonic() - began if reply.status_code == 200 else math.inf)
         except httpx.TransportError:
             waits.append(math.inf)

@@ -11,7 +11,7 @@ import struct
 import threading
 import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -25,6 +25,7 @@ from scanline.service.api import routes
 from scanline.service.api import score as scores
 from scanline.service.http.errors import ApiError
 from scanline.service.http.pools import Pool
+from scanline.service.http.waiting import Client
 from scanline.service.logs import set_up_logs
 from scanline.service.openai import rendering
 from scanline.service.pictures import read_upload
@@ -283,17 +284,76 @@ def test_a_photograph_that_is_not_made_smaller_is_bounded_as_any_other() -> None
         open_upload(io.BytesIO(photo), needed=2000)
 
 
-def test_a_pool_has_no_more_waiting_than_it_may() -> None:
-    go_on, pool = threading.Event(), Pool(1, 2)
+@contextlib.asynccontextmanager
+async def clients(*callers: str) -> AsyncIterator[list[Client]]:
+    """Give a client of each caller, none of whom leaves."""
+    gone = asyncio.create_task(asyncio.sleep(3600))
+    try:
+        yield [Client(caller, gone) for caller in callers]
+    finally:
+        gone.cancel()
+
+
+def test_a_pool_has_no_more_waiting_than_it_may_and_room_for_whoever_has_none() -> None:
+    go_on, pool = threading.Event(), Pool(1, 8)
 
     async def ask() -> None:
-        gone = asyncio.create_task(asyncio.sleep(60))
-        asked = [asyncio.create_task(pool.run(gone, go_on.wait, 60)) for _ in range(3)]
-        await asyncio.to_thread(until, lambda: pool.queued == 2)
-        with pytest.raises(ApiError, match="too many pictures"):
-            await asyncio.wait_for(pool.run(gone, go_on.wait, 1), 5)
-        go_on.set()
-        assert await asyncio.gather(*asked) == [True] * 3
-        gone.cancel()
+        async with clients("many", "another") as (many, another):
+            asked = [asyncio.create_task(pool.run(many, go_on.wait, 60)) for _ in range(8)]
+            await asyncio.to_thread(until, lambda: pool.queued == 7)
+            with pytest.raises(ApiError, match="too many pictures"):
+                await pool.run(many, go_on.wait, 1)
+            asked.append(asyncio.create_task(pool.run(another, go_on.wait, 60)))
+            await asyncio.to_thread(until, lambda: pool.queued == 8)
+            for client in (many, another):
+                with pytest.raises(ApiError, match="too many pictures"):
+                    await pool.run(client, go_on.wait, 1)
+            go_on.set()
+            assert await asyncio.gather(*asked) == [True] * 9
+            assert pool.queued == 0
+
+    asyncio.run(ask())
+
+
+def test_callers_take_turns_in_a_pool() -> None:
+    go_on, pool = threading.Event(), Pool(1)
+    done: list[str] = []
+
+    def work(name: str) -> None:
+        assert go_on.wait(DEADLINE)
+        done.append(name)
+
+    async def ask() -> None:
+        async with clients("a", "b") as (a, b):
+            pieces = [(a, "a0"), (a, "a1"), (a, "a2"), (a, "a3"), (b, "b0"), (b, "b1")]
+            asked = []
+            for client, name in pieces:
+                asked.append(asyncio.create_task(pool.run(client, work, name)))
+                await asyncio.sleep(0)
+            go_on.set()
+            await asyncio.gather(*asked)
+
+    asyncio.run(ask())
+    assert done == ["a0", "a1", "b0", "a2", "b1", "a3"]
+
+
+def test_who_leaves_a_pool_holds_nobody_up() -> None:
+    """Whether before its turn, at it, or in the middle of its work, which nothing can end."""
+    go_on, pool = threading.Event(), Pool(1)
+
+    async def ask() -> None:
+        async with clients("a", "b") as (a, b):
+            asked = [asyncio.create_task(pool.run(one, go_on.wait, 60)) for one in (a, a, b, b)]
+            await asyncio.to_thread(until, lambda: pool.queued == 3)
+            asked[1].cancel()
+            await asyncio.wait(asked[1:2])
+            assert pool.queued == 2
+            asked[0].cancel()  # at work
+            asked[0].add_done_callback(lambda _: asked[2].cancel())  # whose turn it is by then
+            go_on.set()
+            assert await asyncio.wait_for(asked[3], DEADLINE)
+            assert [one.cancelled() for one in asked] == [True, True, True, False]
+            assert await asyncio.wait_for(pool.run(a, go_on.wait, 1), DEADLINE)
+            assert pool.queued == 0
 
     asyncio.run(ask())

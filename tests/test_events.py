@@ -17,6 +17,7 @@ from scanline.service.api.replies import PngImage, ValuesImage
 from scanline.service.api.requests import Granularity
 from scanline.service.generation import FinishReason, Generation, Place, Spec
 from scanline.service.http.sse import sse_event
+from scanline.service.http.waiting import Client
 from scanline.service.openai.events import CompletedImage, PartialImage
 from tests.service_fixtures import GREY, build, listening, no_streams, parse_sse, rebuild
 
@@ -82,7 +83,9 @@ def test_every_value_is_written_where_it_is(
         gone = asyncio.get_running_loop().create_task(asyncio.sleep(3600))
         parts = [
             part
-            async for part in stream_events(generation, gone, no_streams(), granularity=granularity)
+            async for part in stream_events(
+                generation, Client("", gone), no_streams(), granularity=granularity
+            )
         ]
         gone.cancel()
         return b"".join(parts)

@@ -15,7 +15,7 @@ import pytest
 from pydantic import ValidationError
 
 from scanline.service import __version__
-from scanline.service.http.middleware import access
+from scanline.service.http.addresses import address_of, network_of
 from scanline.service.logs import JsonFormatter
 from scanline.service.server import Scanline
 from scanline.service.settings import Settings
@@ -273,7 +273,7 @@ def test_settings_that_would_not_work_are_refused(fields: dict[str, Any], says: 
     ],
 )
 def test_who_has_a_network_of_ipv6_is_one_caller(address: str, whose: str) -> None:
-    assert access._whose(address) == whose
+    assert network_of(address) == whose
 
 
 @pytest.mark.parametrize(
@@ -287,4 +287,4 @@ def test_who_has_a_network_of_ipv6_is_one_caller(address: str, whose: str) -> No
     ],
 )
 def test_what_a_client_says_its_address_is_is_one_or_nothing(client: str, address: str) -> None:
-    assert access._address(client) == address
+    assert address_of(client) == address

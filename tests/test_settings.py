@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from scanline.service.commands.cli import main
-from scanline.service.http.connections import Bounds
+from scanline.service.http.door import Bounds
 from scanline.service.settings import Settings
 from tests.service_fixtures import logs_kept
 
@@ -77,7 +77,7 @@ WRONG = {
     "body_seconds": ["0"],
     "send_seconds": ["0", "nan"],
     "keep_alive_seconds": ["0"],
-    "keep_finished": ["-1"],
+    "keep_finished": ["-1", "255"],
     "keep_seconds": ["-1", "nan", "soon"],
     "grace_seconds": ["-0.1"],
     "drain_seconds": ["-1", "x"],

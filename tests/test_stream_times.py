@@ -19,6 +19,7 @@ from scanline.service.http.sse import (
     TICK,
     Streams,
 )
+from scanline.service.http.waiting import Client
 from tests.clocks import run_skipping
 from tests.service_fixtures import GREY, no_streams, parse_sse, rebuild
 
@@ -29,7 +30,7 @@ async def read(generation: Generation, streams: Streams) -> list[tuple[float, by
     """Give a stream's parts, each with the second it came."""
     loop = asyncio.get_running_loop()
     gone = loop.create_task(asyncio.sleep(3600))
-    events = stream_events(generation, gone, streams)
+    events = stream_events(generation, Client("", gone), streams)
     parts = [(loop.time(), part) async for part in events]
     gone.cancel()
     return parts

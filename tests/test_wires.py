@@ -12,14 +12,9 @@ from prometheus_client import Counter
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from scanline.service.http import connections
-from scanline.service.http.connections import (
-    MAX_PIPELINED,
-    SENT_BYTES,
-    Bounds,
-    Connection,
-    Door,
-)
+from scanline.service.http import door
+from scanline.service.http.connections import MAX_PIPELINED, SENT_BYTES, Connection
+from scanline.service.http.door import Bounds, Door
 from tests.clocks import run_skipping
 
 BOUNDS = Bounds(header_seconds=1, body_seconds=1, send_seconds=1)
@@ -30,8 +25,8 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 class Wire(asyncio.Transport):
     """A client's end: what it was sent, how much of it is unread, and whether it was cut off."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, address: str = "") -> None:
+        super().__init__({"peername": (address, 1)} if address else None)
         self.sent, self.unread, self.aborted = b"", 0, False
 
     def write(self, data: Any) -> None:
@@ -69,10 +64,10 @@ class Hall:
         self._config = uvicorn.Config(app, log_config=None, ws="none", lifespan="off")
         self._state = ServerState()
 
-    def enter(self) -> tuple[Connection, Wire]:
+    def enter(self, address: str = "") -> tuple[Connection, Wire]:
         """Let another client in."""
-        loop = asyncio.get_running_loop()
-        connection, wire = Connection(self._config, self._state, {}, loop, door=self.door), Wire()
+        loop, wire = asyncio.get_running_loop(), Wire(address)
+        connection = Connection(self._config, self._state, {}, loop, door=self.door)
         connection.connection_made(wire)
         return connection, wire
 
@@ -153,7 +148,7 @@ def test_who_has_left_with_a_reply_unread_is_not_cut_off_later() -> None:
 def test_of_replies_that_nobody_reads_the_oldest_are_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(connections, "UNSENT_BYTES", 1000)
+    monkeypatch.setattr(door, "UNSENT_BYTES", 1000)
 
     async def ask_and_read_nothing() -> None:
         hall = Hall(reply)
@@ -210,18 +205,35 @@ def test_of_many_that_come_at_once_each_takes_the_place_of_another() -> None:
     run_skipping(come())
 
 
-def test_one_that_was_answered_before_its_body_ended_makes_room_all_the_same() -> None:
-    async def go_on() -> None:
-        hall = Hall(reply, Bounds(connections=1))
-        first, wire = hall.enter()
-        first.data_received(b"PUT / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n")
-        await asyncio.sleep(0.1)
-        assert wire.sent.startswith(b"HTTP/1.1 204 ")
-        first.data_received(b"12345")
-        _, next_one = hall.enter()
-        assert (wire.aborted, next_one.aborted) == (True, False)
+def test_where_all_are_busy_one_of_the_client_that_has_the_most_makes_room() -> None:
+    """The newest of them, and for a client that then has no more than they."""
 
-    run_skipping(go_on())
+    async def come() -> None:
+        hall = Hall(think, Bounds(connections=5))
+
+        def ask(address: str) -> Wire:
+            connection, wire = hall.enter(address)
+            if wire.aborted:
+                connection.connection_lost(None)
+            else:
+                connection.data_received(GET)
+            return wire
+
+        crowd = [ask("10.0.0.1") for _ in range(5)]
+        assert b"full" in ask("10.0.0.1").sent
+        assert hall.turned_away("full") == 1
+        assert not any(wire.aborted for wire in crowd)
+        others = [ask("2001:db8::1"), ask("2001:db8::2")]  # of one network
+        assert [wire.aborted for wire in crowd] == [False] * 3 + [True] * 2
+        assert b"full" in ask("2001:db8::3").sent  # who would have as many
+        assert [wire.aborted for wire in crowd] == [False] * 3 + [True] * 2
+        another = ask("10.0.0.2")
+        assert [wire.aborted for wire in crowd] == [False] * 2 + [True] * 3
+        assert not any(wire.aborted for wire in [*others, another])
+        assert hall.turned_away("share") == 3
+        assert hall.turned_away("full") == 2
+
+    run_skipping(come())
 
 
 def test_one_that_was_answered_before_its_body_ended_may_not_idle_for_ever() -> None:

@@ -25,7 +25,7 @@ from scanline.service.http.sse import (
     sse_event,
     sse_line,
 )
-from scanline.service.http.waiting import failure, news, wait_finished
+from scanline.service.http.waiting import Client, failure, news, wait_finished
 
 WAITING_SECONDS = 2.0  # between two events that say so
 PIXELS_PER_EVENT = 4096  # of many images; one image is never split
@@ -124,7 +124,7 @@ _TEXTS = np.array([f"{i % 256}{',' if i < 256 else chr(10)}" for i in range(512)
 
 async def stream_events(
     generation: Generation,
-    gone: asyncio.Task[Any],
+    client: Client,
     streams: Streams,
     *,
     granularity: Granularity = "auto",
@@ -163,13 +163,13 @@ async def stream_events(
             if finished:
                 break
             if drawn:
-                await wait_finished(generation, gone, pause(loop.time()))
+                await wait_finished(generation, client, pause(loop.time()))
                 if generation.changes != seen:  # by then there is news, without another waking
                     continue
             while True:
                 waits = place is not None and generation.status is Status.WAITING
                 seconds = WAITING_SECONDS if waits else KEEP_ALIVE_SECONDS
-                if await news(generation, gone, seconds, seen):
+                if await news(generation, client, seconds, seen):
                     break
                 if place is not None and generation.status is Status.WAITING:
                     ahead, wait = place()

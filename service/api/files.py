@@ -59,6 +59,6 @@ async def get_sample(
     if failed := cut_off(generation):
         raise failed
     config = generation.config
-    async with client_of(request) as gone:
-        png = await server.writing.run(gone, to_png, image.read(0, config.pixels), config)
+    async with client_of(request) as client:
+        png = await server.writing.run(client, to_png, image.read(0, config.pixels), config)
     return Response(png, media_type="image/png", headers=headers)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import Annotated, Any, NamedTuple
 
@@ -34,7 +33,7 @@ from scanline.service.http.bodies import known_query, once_each
 from scanline.service.http.errors import ApiError, errors
 from scanline.service.http.media import MEDIA, NAMING, Media, choose_media, json_reply, naming
 from scanline.service.http.sse import stream_reply
-from scanline.service.http.waiting import client_of, cut_off, draw_to_end, wait_finished
+from scanline.service.http.waiting import Client, client_of, cut_off, draw_to_end, wait_finished
 from scanline.service.pictures import read_upload, to_grid, to_npy, to_png, to_zip
 from scanline.service.server import Scanline
 from scanline.service.workshop import Workshop
@@ -99,9 +98,9 @@ async def create_completions(
     config = engine.config
     served = find_served(server, form.model)
     shape = settle_shape(served, form.label, form.top_p, form.guidance, form.particles)
-    async with client_of(request) as gone:
+    async with client_of(request) as client:
         canvas, known = await server.reading.run(
-            gone,
+            client,
             read_upload,
             form.image.file,
             form.mask.file if form.mask else None,
@@ -131,8 +130,8 @@ async def get_generation(
 ) -> Response:
     """Look at a generation, while it runs or for some minutes after."""
     _, generation = _find(server, identifier)
-    async with client_of(request) as gone:
-        return await server.writing.run(gone, _described, generation, output)
+    async with client_of(request) as client:
+        return await server.writing.run(client, _described, generation, output)
 
 
 @router.get(
@@ -172,9 +171,9 @@ async def cancel_generation(request: Request, server: Server, identifier: str) -
     """Cancel a generation; what is drawn already stays readable. Cancelling twice is no error."""
     engine, generation = _find(server, identifier)
     engine.queue.cancel(generation)
-    async with client_of(request) as gone:
-        await wait_finished(generation, gone)
-        return await server.writing.run(gone, _described, generation)
+    async with client_of(request) as client:
+        await wait_finished(generation, client)
+        return await server.writing.run(client, _described, generation)
 
 
 @router.get("/models", tags=["models"], responses=errors())
@@ -229,21 +228,21 @@ async def _draw(
     if media == "text/event-stream":
         generation = begin(request, server, engine, spec, key)
         return _stream(request, server, engine, generation, granularity, None, output)
-    if wants_background(prefer):
+    if wants_background(prefer) and engine.queue.limits.keeps:  # or its result would be nowhere
         generation = begin(request, server, engine, spec, key, detached=True)
         headers = {
             "Location": f"{request.scope.get('root_path', '')}/v1/generations/{generation.id}",
             "Preference-Applied": "respond-async",
             **naming(generation),
         }
-        async with client_of(request) as gone:
-            return await server.writing.run(gone, _described, generation, output, headers, 202)
+        async with client_of(request) as client:
+            return await server.writing.run(client, _described, generation, output, headers, 202)
     generation = begin(request, server, engine, spec, key)
     # Nobody can come back for the reply, and so the generation leaves with its reader, unless it
     # has a name.
     await draw_to_end(request, engine, generation, grace=0 if key is None else None)
-    async with client_of(request) as gone:
-        return await server.writing.run(gone, _reply, generation, media, output)
+    async with client_of(request) as client:
+        return await server.writing.run(client, _reply, generation, media, output)
 
 
 def _described(
@@ -282,10 +281,10 @@ def _stream(
     resumed: list[Cursor] | None,
     output: Output,
 ) -> StreamingResponse:
-    def events(gone: asyncio.Task[None]) -> AsyncIterator[bytes]:
+    def events(client: Client) -> AsyncIterator[bytes]:
         return stream_events(
             generation,
-            gone,
+            client,
             server.streams,
             granularity=granularity,
             resumed=resumed,

@@ -49,11 +49,11 @@ async def score(
     canvases: list[NDArray[np.uint8]] = []
     parts: list[NDArray[np.float32]] = []
     at_once = max(1, STEPS_AT_ONCE // config.steps)
-    async with client_of(request) as gone:
+    async with client_of(request) as client:
         for number, upload in enumerate(form.image):
             try:
                 read = (read_picture, upload.file, config, form.fit)
-                canvases.append(await server.reading.run(gone, *read))
+                canvases.append(await server.reading.run(client, *read))
             except PictureError as error:
                 if len(form.image) == 1:
                     raise
@@ -61,9 +61,9 @@ async def score(
         for first in range(0, len(canvases), at_once):
             some = np.stack(canvases[first : first + at_once])
             measure = (pixel_bits, served.network, some, label)
-            parts.append(await server.measuring.run(gone, *measure))
+            parts.append(await server.measuring.run(client, *measure))
         bits = np.concatenate(parts)
-        return await server.writing.run(gone, _scores, served.engine, bits, form.per_pixel)
+        return await server.writing.run(client, _scores, served.engine, bits, form.per_pixel)
 
 
 def _scores(engine: Workshop, bits: NDArray[np.float32], per_pixel: bool) -> Response:
@@ -103,9 +103,9 @@ async def distribution(
             code="too_many",
         )
     label = find_label(config, body.label)
-    async with client_of(request) as gone:
+    async with client_of(request) as client:
         measure = (next_value, served.network, body.values, label)
-        expected = await server.measuring.run(gone, *measure)
+        expected = await server.measuring.run(client, *measure)
     position, channel = divmod(len(body.values), config.channels)
     return DistributionReply(
         model=served.engine.name,

@@ -7,13 +7,10 @@ import json
 import logging
 import secrets
 import select
-import time
 from collections import deque
-from dataclasses import dataclass
 from typing import Any
 
 import httptools
-from prometheus_client import Counter
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
@@ -22,6 +19,8 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 from uvicorn.server import ServerState
 
+from scanline.service.http.addresses import address_of, network_of
+from scanline.service.http.door import Door
 from scanline.service.http.errors import error_body
 from scanline.service.http.middleware.safe_headers import SAFE
 from scanline.service.http.unframed import UnframedCycle
@@ -32,68 +31,7 @@ MAX_URL = 8192  # bytes
 MAX_HEADERS = 100
 MAX_PIPELINED = 16  # requests sent before the first of them is answered
 LINGER_SECONDS = 2.0  # a refused client is heard out, so that it reads why it was refused
-UNSENT_BYTES = 2**28  # of replies that clients have yet to read, all together
 SENT_BYTES = 16_384  # a client must take so much of a reply, or all of it, each `send_seconds`
-QUIET_SECONDS = 10.0  # between two log lines of connections turned away
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bounds:
-    """What a connection may take: bytes of a head, seconds of each part, and how many there are."""
-
-    header_bytes: int = 32_768
-    header_seconds: float = 10.0
-    body_seconds: float = 60.0
-    send_seconds: float = 30.0
-    connections: int = 2000
-
-
-class Door:
-    """Whose requests are yet to come, and what is said of those who are turned away.
-
-    ``turned_away`` counts connections by reason, ``requests`` replies by route, method and status,
-    and ``refused`` refusals by the error's code.
-    """
-
-    def __init__(
-        self, bounds: Bounds, turned_away: Counter, requests: Counter, refused: Counter
-    ) -> None:
-        self.bounds = bounds
-        self.owing: dict[Connection, None] = {}  # us a whole request, the longest first
-        self.behind: dict[Connection, int] = {}  # with reading by so many bytes, the longest first
-        self._unsent = 0
-        self._turned_away, self._requests, self._refused = turned_away, requests, refused
-        self._said = -QUIET_SECONDS
-
-    def refused(self, status: int, code: str) -> None:
-        """Count a refusal that no route gave."""
-        self._requests.labels("other", "other", status).inc()
-        self._refused.labels(code).inc()
-
-    def hold(self, connection: Connection, unsent: int) -> None:
-        """Note what a client has yet to read; of too much in all, the longest behind go."""
-        self._unsent += unsent - self.behind.get(connection, 0)
-        self.behind[connection] = unsent
-        if not unsent:
-            del self.behind[connection]
-        while self._unsent > UNSENT_BYTES:
-            longest = next(iter(self.behind))
-            self._unsent -= self.behind.pop(longest)
-            self.turn_away("unread")
-            longest.transport.abort()
-
-    def turn_away(self, reason: str) -> None:
-        """Count a connection ended by the server, and log that there are too many, now and then."""
-        self._turned_away.labels(reason).inc()
-        now = time.monotonic()
-        if reason in ("full", "crowded") and now - self._said >= QUIET_SECONDS:
-            self._said = now
-            log.warning(
-                "all %d connections are taken: %s; raise SCANLINE_MAX_CONNECTIONS and the limit "
-                "on open files if these are honest clients",
-                self.bounds.connections,
-                "the longest idle is closed" if reason == "crowded" else "a new one is refused",
-            )
 
 
 class Connection(HttpToolsProtocol):
@@ -101,7 +39,7 @@ class Connection(HttpToolsProtocol):
 
     A head, a URL, trailers, or what lies between two pieces of a body may have so many bytes; a
     head, a body and the client's reading of a reply may take so long. Refusals are JSON. Where
-    there is one connection too many, the one that owes us a request the longest makes room.
+    there is one connection too many, another makes room, or it is refused (`Door.enter`).
     """
 
     def __init__(
@@ -127,25 +65,19 @@ class Connection(HttpToolsProtocol):
     # --- coming and going ---------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take a client, if need be in the place of one that asks for nothing."""
+        """Take a client, if need be in the place of another."""
         super().connection_made(transport)
         transport.set_write_buffer_limits(0)  # writing is paused while anything is unsent
-        if len(self.connections) > self._bounds.connections:
-            if not self._door.owing:
-                self._door.turn_away("full")
-                self._refuse(503, "the server has all the connections it can take", "full")
-                transport.close()
-                return
-            longest = next(iter(self._door.owing))
-            del self._door.owing[longest]
-            self._door.turn_away("crowded")
-            longest.transport.abort()
-        self._door.owing[self] = None
+        whose = network_of(address_of(self.client[0] if self.client else ""))
+        if not self._door.enter(self, whose, len(self.connections)):
+            self._refuse(503, "the server has all the connections it can take", "full")
+            transport.close()
+            return
         self._expect(self._bounds.header_seconds)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the client."""
-        self._door.owing.pop(self, None)
+        self._door.leave(self)
         self._expect(None)
         self._sent()
         self._leave()

@@ -3,49 +3,102 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar
 
 import anyio
 from anyio import to_thread
 
 from scanline.service.http.errors import ApiError
-from scanline.service.http.waiting import ClientGoneError
+from scanline.service.http.waiting import Client, ClientGoneError
 
 T = TypeVar("T")
 
+OWN = 8  # one place in so many is not for callers whose work waits already
+
 
 class Pool:
-    """So many threads for one kind of work; who comes first is served first.
+    """So many threads for one kind of work; callers take turns, each with its first piece.
 
     ``waiting`` pieces of work may wait, or any number. Long work comes in pieces: between two of
     them others get their turn, and nothing more is done for a client that has left.
     """
 
     def __init__(self, threads: int, waiting: int | None = None) -> None:
-        self._turns = anyio.CapacityLimiter(threads)
+        self._threads = anyio.CapacityLimiter(threads)
+        self._free = threads
         self.waiting = waiting
+        self.queued = 0  # pieces of work that wait now
+        # Each caller's, in their order; a dict, so that any that leaves does so at once.
+        self._turns: OrderedDict[str, dict[asyncio.Future[None], None]] = OrderedDict()
 
-    @property
-    def queued(self) -> int:
-        """How many pieces of work wait now."""
-        return self._turns.statistics().tasks_waiting
-
-    async def run(self, gone: asyncio.Task[Any], work: Callable[..., T], *arguments: object) -> T:
-        """Do a piece of work in a thread, in its turn, while ``gone`` is not done.
+    async def run(self, client: Client, work: Callable[..., T], *arguments: Any) -> T:
+        """Do a piece of a client's work in a thread, in its turn.
 
         Raises ``ApiError`` (429) where too many wait, ``ClientGoneError`` if the client has left
         before its turn.
         """
-        if self.waiting is not None and self.queued >= self.waiting:
+        self._check_room(client.caller)
+        async with self._turn(client.caller):
+            if client.gone.done():
+                raise ClientGoneError
+            return await to_thread.run_sync(work, *arguments, limiter=self._threads)
+
+    def _check_room(self, caller: str) -> None:
+        if self.waiting is None or self._free:
+            return
+        most = self.waiting
+        if caller in self._turns:  # or one alone would shut the others out
+            most -= most // OWN
+        if self.queued >= most:
             raise ApiError(
                 429, "too many pictures are being worked on; try again in a second",
                 code="queue_full", headers={"Retry-After": "1"},
             )  # fmt: skip
 
-        def unless_gone() -> T:
-            if gone.done():
-                raise ClientGoneError
-            return work(*arguments)
+    @contextlib.asynccontextmanager
+    async def _turn(self, caller: str) -> AsyncIterator[None]:
+        if self._free:
+            self._free -= 1
+        else:
+            await self._wait(caller)
+        try:
+            yield
+        finally:
+            self._pass_on()
 
-        return await to_thread.run_sync(unless_gone, limiter=self._turns)
+    async def _wait(self, caller: str) -> None:
+        turn = asyncio.get_running_loop().create_future()
+        self._turns.setdefault(caller, {})[turn] = None
+        self.queued += 1
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.cancelled():
+                self._leave(caller, turn)
+            else:  # it came at the same moment
+                self._pass_on()
+            raise
+
+    def _pass_on(self) -> None:
+        """Give the turn to the caller who has waited for one the longest."""
+        while self._turns:
+            caller, own = next(iter(self._turns.items()))
+            turn = next(iter(own))
+            self._turns.move_to_end(caller)
+            self._leave(caller, turn)
+            if not turn.cancelled():  # which its task is about to see
+                turn.set_result(None)
+                return
+        self._free += 1
+
+    def _leave(self, caller: str, turn: asyncio.Future[None]) -> None:
+        own = self._turns.get(caller, {})
+        if turn not in own:
+            return
+        del own[turn]
+        self.queued -= 1
+        if not own:
+            del self._turns[caller]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import math
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -15,7 +14,7 @@ from pydantic_core import to_json
 
 from scanline.service.generation import Generation
 from scanline.service.http.media import naming
-from scanline.service.http.waiting import ClientGoneError, client_of
+from scanline.service.http.waiting import Client, ClientGoneError, client_of
 from scanline.service.workshop import Workshop
 
 KEEP_ALIVE_SECONDS = 15.0
@@ -103,11 +102,11 @@ def stream_reply(
     request: Request,
     engine: Workshop,
     generation: Generation,
-    events: Callable[[asyncio.Task[None]], AsyncIterator[bytes]],
+    events: Callable[[Client], AsyncIterator[bytes]],
     streams: Streams,
     grace: float | None = None,
 ) -> StreamingResponse:
-    """Reply with what ``events`` yields; it is given a task that ends when the client leaves.
+    """Reply with what ``events`` yields; it is given the client.
 
     ``streams`` counts it while it is open. ``grace`` is how many seconds the generation then waits
     for another reader, by default the engine's own.
@@ -119,8 +118,8 @@ def stream_reply(
             engine.queue.reading(generation, grace),
             contextlib.suppress(ClientGoneError),
         ):
-            async with client_of(request) as gone:
-                async for event in events(gone):
+            async with client_of(request) as client:
+                async for event in events(client):
                     yield event
 
     headers = _HEADERS | naming(generation)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import NamedTuple
 
 from fastapi import Request
 
@@ -19,17 +19,24 @@ class ClientGoneError(Exception):
     """The client closed its connection before the answer was complete."""
 
 
+class Client(NamedTuple):
+    """Who waits for a reply: whose turns it has, and a task that ends when it leaves."""
+
+    caller: str
+    gone: asyncio.Task[None]
+
+
 async def _client_gone(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
 @contextlib.asynccontextmanager
-async def client_of(request: Request) -> AsyncIterator[asyncio.Task[None]]:
-    """Watch the client inside the block, its body read: yields a task that ends when it leaves."""
+async def client_of(request: Request) -> AsyncIterator[Client]:
+    """Watch the client inside the block, its body read."""
     gone = asyncio.create_task(_client_gone(request))
     try:
-        yield gone
+        yield Client(request.state.caller, gone)
     finally:
         gone.cancel()
 
@@ -37,12 +44,12 @@ async def client_of(request: Request) -> AsyncIterator[asyncio.Task[None]]:
 async def _called_back(
     generation: Generation,
     register: Callable[[Callable[[], None]], None],
-    gone: asyncio.Task[Any],
+    client: Client,
     seconds: float | None,
 ) -> bool:
     """Wait until another thread calls what is registered; False if ``seconds`` pass first.
 
-    Raises ``ClientGoneError`` as soon as ``gone`` is done.
+    Raises ``ClientGoneError`` as soon as the client leaves.
     """
     loop = asyncio.get_running_loop()
     called: asyncio.Future[bool] = loop.create_future()
@@ -56,50 +63,50 @@ async def _called_back(
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(resolve, True)
 
-    def leave(gone: asyncio.Task[Any]) -> None:
+    def leave(gone: asyncio.Task[None]) -> None:
         resolve(False)
 
     # Lighter than asyncio.wait, and every event of every stream waits here.
-    gone.add_done_callback(leave)
+    client.gone.add_done_callback(leave)
     timer = None if seconds is None else loop.call_later(seconds, resolve, False)
     register(wake)
     try:
         in_time = await called
     finally:
-        gone.remove_done_callback(leave)
+        client.gone.remove_done_callback(leave)
         if timer is not None:
             timer.cancel()
         if called.cancelled() or not called.result():
             generation.forget(wake)  # or those who come and go would pile up
-    if gone.done():
+    if client.gone.done():
         raise ClientGoneError
     return in_time
 
 
 async def news(
     generation: Generation,
-    gone: asyncio.Task[Any],
+    client: Client,
     seconds: float | None,
     seen: int | None = None,
 ) -> bool:
     """Wait for a generation's next change; False if ``seconds`` pass without one.
 
     ``seen`` is its ``changes`` when it was last read, so that none in between is missed. Raises
-    ``ClientGoneError`` as soon as ``gone`` is done.
+    ``ClientGoneError`` as soon as the client leaves.
     """
     return await _called_back(
-        generation, lambda wake: generation.when_news(wake, seen), gone, seconds
+        generation, lambda wake: generation.when_news(wake, seen), client, seconds
     )
 
 
 async def wait_finished(
-    generation: Generation, gone: asyncio.Task[Any], seconds: float | None = None
+    generation: Generation, client: Client, seconds: float | None = None
 ) -> bool:
     """Wait for a generation's end; False if ``seconds`` pass before it.
 
     Raises ``ClientGoneError`` if the client leaves before both.
     """
-    return await _called_back(generation, generation.when_finished, gone, seconds)
+    return await _called_back(generation, generation.when_finished, client, seconds)
 
 
 async def draw_to_end(
@@ -111,8 +118,8 @@ async def draw_to_end(
     client leaves.
     """
     with engine.queue.reading(generation, grace):
-        async with client_of(request) as gone:
-            await wait_finished(generation, gone)
+        async with client_of(request) as client:
+            await wait_finished(generation, client)
     if failed := failure(generation):
         raise failed
 

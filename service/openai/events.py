@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from scanline.service.generation import FinishReason, Generation, Image
 from scanline.service.http.errors import ErrorReply
 from scanline.service.http.pools import Pool
 from scanline.service.http.sse import COMMENT, KEEP_ALIVE_SECONDS, describe_stream, sse_event
-from scanline.service.http.waiting import cut_off, news
+from scanline.service.http.waiting import Client, cut_off, news
 from scanline.service.openai.rendering import Rendering
 from scanline.service.openai.replies import USAGE, TokenUsage
 from scanline.service.openai.requests import FileFormat
@@ -75,7 +74,7 @@ EVENT_STREAM = describe_stream(EVENTS)
 
 async def stream_images(
     generation: Generation,
-    gone: asyncio.Task[Any],
+    client: Client,
     kind: Kind,
     rendering: Rendering,
     partials: int,
@@ -99,13 +98,13 @@ async def stream_images(
                 told[image.index] += 1
                 event: ImageEvent
                 if look < partials:
-                    event = await pool.run(gone, teller.partial, image, position, look)
+                    event = await pool.run(client, teller.partial, image, position, look)
                 else:
-                    event = await pool.run(gone, teller.completed, image)
+                    event = await pool.run(client, teller.completed, image)
                 yield sse_event(event.type, event)
         if finished:
             break
-        while not await news(generation, gone, KEEP_ALIVE_SECONDS, seen):
+        while not await news(generation, client, KEEP_ALIVE_SECONDS, seen):
             yield COMMENT
     if failed := cut_off(generation):
         yield sse_event("error", failed.reply)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -23,7 +22,7 @@ from scanline.service.http.bodies import known_query
 from scanline.service.http.errors import errors
 from scanline.service.http.media import NAMING, json_reply, naming
 from scanline.service.http.sse import stream_reply
-from scanline.service.http.waiting import client_of, cut_off, draw_to_end
+from scanline.service.http.waiting import Client, client_of, cut_off, draw_to_end
 from scanline.service.openai.edits import Edit, read_canvas, read_edit
 from scanline.service.openai.events import EVENT_STREAM, Kind, stream_images
 from scanline.service.openai.prompts import understand
@@ -74,9 +73,9 @@ async def create_edit(
     edit: Edit = await read_edit(request)
     body = edit.options
     engine, rendering, spec = _settle(request, server, body, idempotency_key)
-    async with client_of(request) as gone:
+    async with client_of(request) as client:
         read = (read_canvas, edit, engine.config)
-        canvas, known = await server.reading.run(gone, *read)
+        canvas, known = await server.reading.run(client, *read)
     spec = replace(spec, canvas=canvas, known=known)
     key = name_request(request, idempotency_key, engine, spec, body.seed)
     return await _draw(request, server, engine, spec, body, "image_edit", rendering, key)
@@ -123,10 +122,10 @@ async def _draw(
     grace = 0 if key is None else None
     if body.stream:
 
-        def events(gone: asyncio.Task[None]) -> AsyncIterator[bytes]:
+        def events(client: Client) -> AsyncIterator[bytes]:
             pool = server.pool_for(rendering.pixels)
             looks = body.partial_images or 0
-            return stream_images(generation, gone, kind, rendering, looks, pool)
+            return stream_images(generation, client, kind, rendering, looks, pool)
 
         return stream_reply(request, engine, generation, events, server.streams, grace=grace)
     await draw_to_end(request, engine, generation, grace=grace)
@@ -135,11 +134,11 @@ async def _draw(
     config = generation.config
     pool = server.pool_for(rendering.pixels)
     files: list[str] = []
-    async with client_of(request) as gone:
+    async with client_of(request) as client:
         for image in generation.images:
             pixels = image.read(0, config.pixels)
-            files.append(await pool.run(gone, rendering.encode, pixels, config))
-        return await server.writing.run(gone, _reply, generation, rendering, files)
+            files.append(await pool.run(client, rendering.encode, pixels, config))
+        return await server.writing.run(client, _reply, generation, rendering, files)
 
 
 def _reply(generation: Generation, rendering: Rendering, files: list[str]) -> Response:

@@ -189,6 +189,14 @@ def test_completions_refuse_what_makes_no_sense(here: Here) -> None:
     both = here.complete(good, transparent, known_rows=1)
     assert "not both" in check_error(both, 400, param="mask")
     assert "nothing to draw" in check_error(here.complete(good, good), 400, param="mask")
+    wide = Picture.new("LA", (24, 6), (9, 255))
+    marked = wide.copy()
+    marked.paste((0, 0), (0, 0, 4, 6))  # which covering 5 × 6 pixels leaves out
+    gone = here.complete(encode(wide), encode(marked), fit="cover")
+    assert "crops away all that the mask marks" in check_error(gone, 400, param="mask")
+    gone = here.complete(encode(marked), fit="cover")
+    assert "crops away all of the picture" in check_error(gone, 400, param="image")
+    assert here.complete(encode(marked), fit="contain").status_code == 200
     small = encode(Picture.new("LA", (2, 2)))
     assert "the mask is 2 × 2" in check_error(here.complete(good, small), 400, param="mask")
     check_error(here.complete(good, b"no mask"), 400, param="mask")
@@ -208,10 +216,26 @@ def test_completions_refuse_what_makes_no_sense(here: Here) -> None:
     check_error(text, 400, param="image")
     check_error(here.client.post("/v1/completions"), 400)
     check_error(here.client.post("/v1/completions", json={"image": "x"}), 400)
-    broken = {"Content-Type": "multipart/form-data"}
-    check_error(here.client.post("/v1/completions", content=b"--x", headers=broken), 400)
-    cut = {"Content-Type": "multipart/form-data; boundary=x"}
-    check_error(here.client.post("/v1/completions", content=b"--x\r\nnonsense", headers=cut), 400)
+
+
+@pytest.mark.parametrize("route", ["completions", "score", "images/edits"])
+def test_a_form_that_cannot_be_read_is_refused_with_its_fault(here: Here, route: str) -> None:
+    part = b'--x\r\nContent-Disposition: form-data; name="seed"\r\n\r\n%b\r\n'
+    wrong = {
+        "boundary": (b"--x", ""),
+        "Invalid multipart data": (b"junk", "; boundary=x"),
+        '"name" must be provided': (b"--x\r\nContent-Type: a/b\r\n\r\n1\r\n--x--", "; boundary=x"),
+        "Too many fields": (part % b"1" * 1001 + b"--x--\r\n", "; boundary=x"),
+    }
+    for says, (body, boundary) in wrong.items():
+        headers = {"Content-Type": f"multipart/form-data{boundary}"}
+        reply = here.client.post(f"/v1/{route}", content=body, headers=headers)
+        message = check_error(reply, 400, "form_invalid")
+        assert message.startswith("the form cannot be read (")
+        assert says in message
+        assert "pictures as files" in message
+    refused = 'scanline_refused_total{reason="form_invalid"}'
+    assert refused in here.client.get("/metrics").text
 
 
 def test_a_body_over_the_limit_is_413(here: Here) -> None:

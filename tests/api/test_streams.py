@@ -16,6 +16,7 @@ from scanline.service.api.cursors import END, Cursor, read_cursors, write_cursor
 from scanline.service.api.events import _Reader, stream_events
 from scanline.service.api.requests import Granularity
 from scanline.service.generation import FinishReason, Generation, Place, Spec
+from scanline.service.http.waiting import Client
 from tests.api.fixtures import CONFIGS, Held, Here, held, png
 from tests.service_fixtures import (
     COLOUR,
@@ -172,7 +173,7 @@ def test_a_stream_misses_nothing_that_happens_while_it_sends(
 
     async def read() -> list[Event]:
         gone = asyncio.create_task(asyncio.sleep(60))
-        stream = stream_events(generation, gone, no_streams())
+        stream = stream_events(generation, Client("", gone), no_streams())
         raw = await anext(stream)
         published[0] = 7
         raw += await anext(stream)
@@ -200,7 +201,7 @@ def test_a_reader_may_come_back_for_rows_and_then_for_pixels() -> None:
         gone = asyncio.create_task(asyncio.sleep(60))
         resumed = None if seen is None else read_cursors(seen, generation)
         stream = stream_events(
-            generation, gone, no_streams(), granularity=granularity, resumed=resumed
+            generation, Client("", gone), no_streams(), granularity=granularity, resumed=resumed
         )
         raw = b"".join([await anext(stream) for _ in range(1 if resumed else 2)])
         gone.cancel()
@@ -230,7 +231,7 @@ def test_rows_come_whole_but_for_the_last_of_a_cancelled_image_and_each_image_on
 
     async def read() -> list[Event]:
         gone = asyncio.create_task(asyncio.sleep(60))
-        stream = stream_events(generation, gone, no_streams(), granularity="row")
+        stream = stream_events(generation, Client("", gone), no_streams(), granularity="row")
         raw = await anext(stream)
         for position in (7, 12, 30):  # rows are five pixels wide
             published[:] = position
@@ -282,7 +283,7 @@ def test_a_long_replay_comes_in_several_events() -> None:
 
     async def read(granularity: Granularity) -> list[Event]:
         gone = asyncio.create_task(asyncio.sleep(60))
-        stream = stream_events(generation, gone, no_streams(), granularity=granularity)
+        stream = stream_events(generation, Client("", gone), no_streams(), granularity=granularity)
         raw = b"".join([part async for part in stream])
         gone.cancel()
         return parse_sse(raw)
@@ -337,7 +338,7 @@ def test_rows_are_whole_where_another_particle_is_shown_too() -> None:
 
     async def read() -> list[Any]:
         gone = asyncio.create_task(asyncio.sleep(60))
-        stream = stream_events(generation, gone, no_streams(), granularity="row")
+        stream = stream_events(generation, Client("", gone), no_streams(), granularity="row")
         raw = await anext(stream) + await anext(stream)
         image.move(place, 7)
         generation.wake()

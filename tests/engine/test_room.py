@@ -11,7 +11,7 @@ import pytest
 from scanline.service.engine import Engine
 from scanline.service.generation import Generation, Spec
 from scanline.service.outlook import GOOD_SECONDS
-from scanline.service.queue import QueueFullError
+from scanline.service.queue import Limits, Queue, QueueFullError
 from tests.clocks import Clock
 from tests.engine.fixtures import Gate, assert_right, completion, running
 from tests.service_fixtures import GREY, FakeDecoder, until
@@ -158,6 +158,29 @@ def test_finished_generations_are_kept_by_count() -> None:
         with engine.queue.reading(generation):
             assert_right(generation)
         until(lambda: engine.queue.find(generation.id) is None)
+
+
+def test_a_crowd_of_finished_ones_pushes_out_its_own() -> None:
+    """Drawn or cancelled: what another caller has finished stays, and so does what is new."""
+    queue = Queue("it", GREY, Limits(keep_finished=16), Clock())
+
+    def finish(n: int, caller: str) -> Generation:
+        generation = queue.submit(Spec(n=n, seed=0), caller=caller)
+        queue.withdraw(generation)
+        queue.finish(generation)
+        return generation
+
+    def there(*generations: Generation) -> list[bool]:
+        return [queue.find(one.id) is one for one in generations]
+
+    few = [finish(1, "few") for _ in range(4)]
+    crowd = [finish(3, "crowd") for _ in range(40)]
+    assert there(*few) == [True] * 4
+    assert there(*crowd) == [False] * 36 + [True] * 4
+    # Nobody has a large share but the one that comes, and that is not pushed out by itself.
+    large = finish(16, "large")
+    assert there(large, *few, *crowd[36:]) == [True] + [False] * 8
+    assert there(finish(17, "large"), large) == [False, False]
 
 
 def test_finished_generations_are_kept_by_time() -> None:

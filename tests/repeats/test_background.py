@@ -11,8 +11,12 @@ import pytest
 from scanline.service.server import Scanline
 from tests.repeats.fixtures import ASYNC, drawn
 from tests.service_fixtures import (
+    GREY,
+    FakeDecoder,
+    build,
     check_error,
     encode,
+    listening,
     parse_sse,
     random_picture,
     until,
@@ -112,3 +116,13 @@ def test_a_stream_is_a_stream_whatever_is_preferred(client: httpx.Client) -> Non
     assert reply.status_code == 200
     assert "preference-applied" not in reply.headers
     assert parse_sse(reply.content)[-1].name == "completed"
+
+
+def test_where_nothing_is_kept_nothing_is_left_to_the_background() -> None:
+    """Or its result would be nowhere: the reply is the result instead."""
+    scanline, app = build({"keep_finished": 0}, {"fake": FakeDecoder(GREY, 2)})
+    with listening(app, lambda: scanline.ready) as url, httpx.Client(base_url=url) as client:
+        reply = client.post("/v1/samples", json={"n": 2}, headers=ASYNC)
+    assert reply.status_code == 200
+    assert "preference-applied" not in reply.headers
+    assert [image["finish_reason"] for image in reply.json()["images"]] == ["length"] * 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import logging
 import re
@@ -13,13 +12,13 @@ from urllib.parse import quote
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from scanline.service.http.addresses import address_of, network_of
 from scanline.service.http.paths import path_below
 from scanline.service.metrics import Metrics
 
 log = logging.getLogger("scanline.access")
 
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
-_INTERFACE = re.compile(r"[A-Za-z0-9_.-]{0,15}")  # of IPv6's addresses of a link
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -40,9 +39,9 @@ class AccessMiddleware:
             return
         sent = Headers(scope=scope).get("x-request-id", "")
         request_id = sent if _ID.fullmatch(sent) else f"req_{secrets.token_hex(12)}"
-        client = _address((scope.get("client") or ("",))[0])
+        client = address_of((scope.get("client") or ("",))[0])
         state = scope.setdefault("state", {})
-        state |= {"request_id": request_id, "key": "", "caller": _whose(client)}
+        state |= {"request_id": request_id, "key": "", "caller": network_of(client)}
         began, status = time.perf_counter(), 499  # 499: the client left before any reply
 
         async def send_with_id(message: Message) -> None:
@@ -96,22 +95,3 @@ def _code(body: bytes) -> str | None:
     except (ValueError, LookupError, TypeError):
         return None
     return code if isinstance(code, str) else None
-
-
-def _address(client: str) -> str:
-    """Give a client's address; none for what is no address, as what it may have sent itself."""
-    address, _, interface = client.partition("%")
-    try:
-        ipaddress.ip_address(address)
-    except ValueError:
-        return ""
-    return client if _INTERFACE.fullmatch(interface) else address
-
-
-def _whose(address: str) -> str:
-    if not address:  # a socket of the file system has none
-        return address
-    known = ipaddress.ip_address(address.partition("%")[0])
-    if known.version == 4 or known.ipv4_mapped:
-        return address
-    return str(ipaddress.ip_network((known, 64), strict=False))

@@ -1,0 +1,117 @@
+"""Who may be connected: how many clients, who makes room for others, and what is said of it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+
+from prometheus_client import Counter
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+log = logging.getLogger("scanline.connections")
+
+UNSENT_BYTES = 2**28  # of replies that clients have yet to read, all together
+QUIET_SECONDS = 10.0  # between two log lines of connections turned away
+_CROWDED = {
+    "full": "a new one is refused",
+    "crowded": "the longest idle is closed",
+    "share": "one of the client that has the most is closed",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """What a connection may take: bytes of a head, seconds of each part, and how many there are."""
+
+    header_bytes: int = 32_768
+    header_seconds: float = 10.0
+    body_seconds: float = 60.0
+    send_seconds: float = 30.0
+    connections: int = 2000
+
+
+class Door:
+    """Whose requests are yet to come, and what is said of those who are turned away.
+
+    ``turned_away`` counts connections by reason, ``requests`` replies by route, method and status,
+    and ``refused`` refusals by the error's code.
+    """
+
+    def __init__(
+        self, bounds: Bounds, turned_away: Counter, requests: Counter, refused: Counter
+    ) -> None:
+        self.bounds = bounds
+        self.owing: dict[HttpToolsProtocol, None] = {}  # us a whole request, the longest first
+        # With reading by so many bytes, the longest first.
+        self.behind: dict[HttpToolsProtocol, int] = {}
+        self._of: dict[str, dict[HttpToolsProtocol, None]] = {}  # each client's, the newest last
+        self._whose: dict[HttpToolsProtocol, str] = {}
+        self._unsent = 0
+        self._turned_away, self._requests, self._refused = turned_away, requests, refused
+        self._said = -QUIET_SECONDS
+
+    def enter(self, connection: HttpToolsProtocol, whose: str, there: int) -> bool:
+        """Take a connection, with which so many are ``there``; False if none makes room for it.
+
+        One without a request makes room, who owes it the longest; where all have one, the newest
+        of the client that has the most, if that is more than the newcomer has with this one.
+        """
+        if there > self.bounds.connections and not self._make_room(whose):
+            return False
+        self._whose[connection] = whose
+        self._of.setdefault(whose, {})[connection] = None
+        self.owing[connection] = None
+        return True
+
+    def leave(self, connection: HttpToolsProtocol) -> None:
+        """Forget a connection, if it was taken."""
+        self.owing.pop(connection, None)
+        if (whose := self._whose.pop(connection, None)) is not None:
+            del self._of[whose][connection]
+            if not self._of[whose]:
+                del self._of[whose]
+
+    def _make_room(self, whose: str) -> bool:
+        most = max(self._of.values(), key=len, default={})
+        if self.owing:
+            reason, one = "crowded", next(iter(self.owing))
+        elif len(most) > len(self._of.get(whose, ())) + 1:
+            reason, one = "share", next(reversed(most))
+        else:
+            self.turn_away("full")
+            return False
+        self.leave(one)
+        self.turn_away(reason)
+        one.transport.abort()
+        return True
+
+    def refused(self, status: int, code: str) -> None:
+        """Count a refusal that no route gave."""
+        self._requests.labels("other", "other", status).inc()
+        self._refused.labels(code).inc()
+
+    def hold(self, connection: HttpToolsProtocol, unsent: int) -> None:
+        """Note what a client has yet to read; of too much in all, the longest behind go."""
+        self._unsent += unsent - self.behind.get(connection, 0)
+        self.behind[connection] = unsent
+        if not unsent:
+            del self.behind[connection]
+        while self._unsent > UNSENT_BYTES:
+            longest = next(iter(self.behind))
+            self._unsent -= self.behind.pop(longest)
+            self.turn_away("unread")
+            longest.transport.abort()
+
+    def turn_away(self, reason: str) -> None:
+        """Count a connection ended by the server, and log that there are too many, now and then."""
+        self._turned_away.labels(reason).inc()
+        now = time.monotonic()
+        if reason in _CROWDED and now - self._said >= QUIET_SECONDS:
+            self._said = now
+            log.warning(
+                "all %d connections are taken: %s; raise SCANLINE_MAX_CONNECTIONS and the limit "
+                "on open files if these are honest clients",
+                self.bounds.connections,
+                _CROWDED[reason],
+            )
