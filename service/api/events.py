@@ -13,7 +13,15 @@ from pydantic import BaseModel, with_config
 from typing_extensions import TypedDict
 
 from scanline.service.api.cursors import END, Cursor, write_cursors
-from scanline.service.api.replies import USAGE, PngImage, Usage, example, image_reply
+from scanline.service.api.replies import (
+    USAGE,
+    ImageLabel,
+    PngImage,
+    Usage,
+    example,
+    image_reply,
+    label_of,
+)
 from scanline.service.api.requests import Granularity, Output
 from scanline.service.generation import FinishReason, Generation, Image, Status
 from scanline.service.http.errors import ErrorReply
@@ -32,17 +40,18 @@ PIXELS_PER_EVENT = 4096  # of many images; one image is never split
 PART_BYTES = 32_768  # events that come together are sent together, up to so many bytes
 
 
-_SEEDED: dict[str, Any] = {"index": 0, "seed": 1}
+_SEEDED: dict[str, Any] = {"index": 0, "seed": 1, "label": "7"}
 _UPDATE: dict[str, Any] = {"index": 0, "position": 56, "values": [0, 0, 12]}
 
 
 class SeededImage(BaseModel):
-    """An image to come, and the seed that draws it again."""
+    """An image to come: the seed that draws it again, and of what class."""
 
     model_config = example(**_SEEDED)
 
     index: int
     seed: int
+    label: ImageLabel
 
 
 class Started(BaseModel):
@@ -71,7 +80,10 @@ class Started(BaseModel):
             width=config.width,
             height=config.height,
             channels=config.channels,
-            images=[SeededImage(index=i.index, seed=i.seed) for i in generation.images],
+            images=[
+                SeededImage(index=i.index, seed=i.seed, label=label_of(generation, i))
+                for i in generation.images
+            ],
             queue_position=ahead,
         )
 

@@ -38,6 +38,11 @@ _MODEL = {
 _SCORE = {"index": 0, "bits": 493.9, "bits_per_dim": 0.63, "pixel_bits": None}
 
 
+ImageLabel = Annotated[
+    str | None, Field(description="The class that it is drawn of, if it is of one.")
+]
+
+
 class ImageFacts(BaseModel):
     """One image, without its pixels; its exact bits/dim once it is finished."""
 
@@ -49,9 +54,7 @@ class ImageFacts(BaseModel):
     finish_reason: ReasonWord | None
     position: Annotated[int, Field(description="Pixels decided.")]
     bits_per_dim: float | None
-    label: Annotated[
-        str | None, Field(description="The class that it was drawn of, if it was of one.")
-    ]
+    label: ImageLabel
     effective_particles: Annotated[
         float | None,
         Field(description="Of one drawn by several particles: how many had weight at the end."),
@@ -81,11 +84,15 @@ class ValuesImage(ImageFacts):
 ImageReply = PngImage | ValuesImage
 
 
+def label_of(generation: Generation, image: Image) -> str | None:
+    """Name the class that an image is drawn of; None if it is of none."""
+    return None if image.label == NO_LABEL else generation.config.classes[image.label]
+
+
 def image_reply(generation: Generation, image: Image, output: Output) -> ImageReply:
     """Describe an image, its pixels in the form asked for."""
     status = image.status  # read once: it may finish meanwhile
     done, particles = status is Status.FINISHED, image.particles
-    classes = generation.config.classes
     facts: dict[str, Any] = {
         "index": image.index,
         "seed": image.seed,
@@ -93,7 +100,7 @@ def image_reply(generation: Generation, image: Image, output: Output) -> ImageRe
         "finish_reason": image.finish_reason,
         "position": image.position,
         "bits_per_dim": generation.bits_per_dim(image),
-        "label": None if image.label == NO_LABEL else classes[image.label],
+        "label": label_of(generation, image),
         "effective_particles": None if particles is None else round(particles.effective, 2),
         "log_evidence": None if particles is None else round(particles.log_evidence, 3),
     }

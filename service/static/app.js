@@ -49,6 +49,7 @@ class Page {
   constructor(models) {
     this.models = models;
     this.shown = {}; // the address of what each view shows
+    this.places = {}; // how far down each view was left
     this.viewer = new Viewer(this);
     this.views = {}; // a view is loaded when it is first shown
     this.loading = {};
@@ -142,9 +143,10 @@ class Page {
     const loaded = await this.view(view); // before it is shown: what is seen can be pressed
     if (this.wanted !== wanted) return; // another was asked for meanwhile,
     if (location.hash !== hash && readAddress()) return; // or is about to be: it would be lost
-    this.bringForward(view);
     const asked = [...fields.keys()].some((name) => name !== "model");
-    if (this.shown[view] && (!asked || this.shown[view] === location.hash)) {
+    const same = this.shown[view] && (!asked || this.shown[view] === location.hash);
+    this.bringForward(view, same ? this.places[view] : 0);
+    if (same) {
       writeAddress(this.shown[view]);
       loaded.again?.();
     } else {
@@ -160,9 +162,10 @@ class Page {
     writeAddress(this.shown[view] ?? toHash(view, { model: this.model.id }));
   }
 
-  bringForward(view) {
+  bringForward(view, place = 0) {
     for (const dialog of document.querySelectorAll("#viewer, #copy-dialog")) dialog.close();
-    if (view !== this.current) scrollTo(0, 0);
+    const other = view !== this.current;
+    if (other && this.current) this.places[this.current] = scrollY;
     this.current = view;
     document.title = `${this.tab(view).textContent} – Scanline`;
     for (const name of VIEWS) {
@@ -170,6 +173,7 @@ class Page {
       if (name === view) this.tab(name).setAttribute("aria-current", "page");
       else this.tab(name).removeAttribute("aria-current");
     }
+    if (other) scrollTo(0, place);
   }
 
   /** Keep what makes a view's pictures again; in the address too while the view is shown. */

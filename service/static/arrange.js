@@ -31,6 +31,8 @@ export class Arrange {
       make("sort", "Sort by bits/dim", (button) => this.sort(press(button))),
       make("heat", "Heat maps", (button) => this.heat(press(button))),
     ];
+    this.toggles[0].title = "Bits/dim: how much the picture surprised the model, see Learn. Less is likelier";
+    this.toggles[1].title = "What each pixel cost: bright ones were surprises";
     make("zip", "Save all", async () => save(await this.pack(), "scanline.zip"));
     list.before(bar);
     this.bar = bar;

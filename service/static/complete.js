@@ -3,7 +3,7 @@
 import { explain, postPicture } from "./api.js";
 import { chooseFile } from "./arrivals.js";
 import { Easel } from "./easel.js";
-import { drawExamples, lightness, paperOf, thumbnail } from "./examples.js";
+import { drawExamples, lightness, paperOf, places, thumbnail } from "./examples.js";
 import { classOf, echo, listenToDice, noClass, noSeed, randomSeed, readNumber, seedOf, setRange } from "./fields.js";
 import { area, blank, fromFile, fromText, toPng, toText } from "./pixels.js";
 import { LookAhead, rowsOf } from "./lookahead.js";
@@ -12,6 +12,7 @@ import { Sheet } from "./sheet.js";
 
 const DARK = 48; // lightness of paper, 0 … 255: less is dark,
 const LIGHTER = 128; // and so much more is light
+const COMING = "The model is drawing examples …";
 const byId = (id) => document.getElementById(id);
 const toHex = (rgb) => `#${rgb.map((value) => value.toString(16).padStart(2, "0")).join("")}`;
 
@@ -47,7 +48,10 @@ export class CompleteView {
     on("blank", () => this.startBlank());
     on("undo", () => this.easel.undo());
     on("invert", () => this.invert());
-    on("paper-invert", () => this.invert());
+    on("paper-lift", () => {
+      byId("paper-offer").hidden = true;
+      this.easel.lift(paperOf([this.easel.picture]));
+    });
     on("more-examples", () => this.askExamples());
     chooseFile(byId("upload"), byId("file"), (file) => this.bring(file));
   }
@@ -68,6 +72,8 @@ export class CompleteView {
     byId("examples").replaceChildren();
     this.easel.load({ ...blank(model), known: new Uint8Array(area(model)) });
     this.examples = null;
+    this.asked = false; // for anything to be completed
+    this.tell("");
   }
 
   /** Show a link's picture, or an example that is half erased. */
@@ -103,8 +109,9 @@ export class CompleteView {
     } else {
       const { model } = this;
       const [first] = await examples;
-      // A person may have been faster, and put something else there.
-      if (first && model === this.model && !this.easel.picture.known.includes(1)) {
+      // A person may have been faster, and put something else there, or had nothing completed.
+      const untouched = !this.asked && !this.easel.picture.known.includes(1);
+      if (first && model === this.model && untouched) {
         await this.pick(first, false);
       }
     }
@@ -114,11 +121,15 @@ export class CompleteView {
   async askExamples() {
     const { model } = this;
     this.examples = drawExamples(model).catch((error) => {
-      if (model === this.model) this.sheet.report.complain(`No examples came. ${explain(error)}`);
+      if (model === this.model) this.complain(`No examples came. ${explain(error)}`);
       return [];
     });
+    byId("more-examples").hidden = true;
+    byId("examples").replaceChildren(...places());
+    this.tell(COMING);
     const pictures = await this.examples;
     if (model !== this.model) return pictures;
+    if (byId("easel-said").textContent === COMING) this.tell("");
     byId("more-examples").hidden = pictures.length > 0;
     byId("examples").replaceChildren(...pictures.map((picture, k) =>
       thumbnail(picture, k + 1, () => this.pick(picture))));
@@ -145,15 +156,26 @@ export class CompleteView {
     this.askOnce();
     try {
       const picture = await fromFile(file, this.model);
-      this.load(picture);
+      this.begin(picture);
       if (!picture.known.includes(0)) this.easel.keepRows(Math.round(this.model.height / 2), true);
-      this.sheet.report.say("Your picture is on the easel. Erase what you like, then complete it.");
+      this.tell("Your picture is on the easel. Erase what you like, then complete it.");
       const drawnOn = paperOf(await this.examples);
       byId("paper-offer").hidden = lightness(drawnOn) >= DARK
         || lightness(paperOf([picture])) - lightness(drawnOn) < LIGHTER;
     } catch (error) {
-      this.sheet.report.complain(explain(error));
+      this.complain(explain(error));
     }
+  }
+
+  /** Say what can be done now, right above the easel. */
+  tell(sentence) {
+    byId("easel-said").textContent = sentence;
+  }
+
+  /** Say what went wrong, in sight. */
+  complain(sentence) {
+    this.sheet.report.complain(sentence);
+    this.sheet.report.reveal();
   }
 
   askOnce() {
@@ -162,14 +184,22 @@ export class CompleteView {
 
   load(picture) {
     byId("paper-offer").hidden = true;
+    this.tell("");
     this.easel.load(picture);
+  }
+
+  /** Put something on the easel that is not completed yet: what was is another picture's. */
+  begin(picture) {
+    this.sheet.clear();
+    this.page.link("complete", { model: this.model.id });
+    this.load(picture);
   }
 
   /** Begin with a black sheet, or one of the model's own paper as soon as that is known. */
   async startBlank() {
     this.askOnce();
     this.spread([0, 0, 0]);
-    this.sheet.report.say("Draw the upper part, then let it be completed.");
+    this.tell("Draw the upper part, then let it be completed.");
     byId("easel").focus();
     const { easel, easel: { picture } } = this;
     const paper = paperOf(await this.examples);
@@ -177,13 +207,14 @@ export class CompleteView {
     if (easel.picture !== picture || easel.lowest !== null || !lightness(paper)) return;
     easel.undo(); // takes back both sheets at once
     this.spread(paper);
+    this.tell("Draw the upper part, then let it be completed.");
   }
 
   /** Put a sheet of this paper on the easel, and a pen that can be seen on it at hand. */
   spread(paper) {
     const pen = lightness(paper) < 128 ? 255 : 0;
     const { tool, brush, colour } = this.form.elements;
-    this.load(blank(this.model, paper));
+    this.begin(blank(this.model, paper));
     this.easel.paper = paper;
     tool.value = "draw";
     colour.value = toHex([pen, pen, pen]);
@@ -233,9 +264,11 @@ export class CompleteView {
    */
   async complete({ seed = null, reveal = false, by = null } = {}) {
     if (!this.hasGap()) {
-      this.sheet.report.complain("Nothing is erased yet. Rub something out, or lower the known rows.");
+      this.tell("Nothing is erased yet. Rub something out, or lower the known rows.");
       return;
     }
+    this.asked = true;
+    this.tell("");
     const { model, easel: { picture } } = this;
     const { n, seed: typed, label, pace } = this.form.elements;
     const given = { ...picture, values: picture.values.slice(), known: picture.known.slice() };

@@ -47,6 +47,10 @@ export class DrawView {
     for (const name of names) {
       this.offer(name, { random: "anything", "": guided ? "no label" : "anything" }[name] ?? name);
     }
+    if (guided) {
+      this.chip("random").parentElement.title = "Each image of a class that its seed chooses";
+      this.chip("").parentElement.title = "The model is told no class, and is less sure what it draws";
+    }
     this.chip(names[0]).checked = true;
     this.shaping.guided(Boolean(names[0]));
     const axes = axesOf(model, this.page.models);

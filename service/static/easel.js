@@ -3,6 +3,7 @@
 import { area, toImageData } from "./pixels.js";
 
 const UNDO = 30;
+const SHADE = 20; // of 255, by which paper in a photograph is darker in one place than another
 
 const alike = (a, b) => ["width", "height", "channels"].every((name) => a[name] === b[name]);
 
@@ -56,6 +57,26 @@ export class Easel {
     this.remember();
     this.picture.values = this.picture.values.map((value) => 255 - value);
     this.original = this.original.map((value) => 255 - value);
+    this.changed();
+  }
+
+  /**
+   * Turn dark strokes on light paper, of this colour, into light ones on black, as far apart as they
+   * can be: what is left of the paper is noise to a model that never saw any.
+   */
+  lift(paper) {
+    this.remember();
+    const { channels } = this.picture.shape;
+    const black = paper.map((value) => 255 - value + SHADE);
+    const white = black.map((value, c) => this.picture.values.reduce((most, dark, k) =>
+      (k % channels === c ? Math.max(most, 255 - dark) : most), value + 1));
+    const turn = (value, k) => {
+      const c = k % channels;
+      const share = (255 - value - black[c]) / (white[c] - black[c]);
+      return Math.round(255 * Math.min(1, Math.max(0, share)));
+    };
+    this.picture.values = this.picture.values.map(turn);
+    this.original = this.original.map(turn);
     this.changed();
   }
 

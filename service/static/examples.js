@@ -19,6 +19,13 @@ export async function drawExamples(model) {
     ({ shape: model, values: Uint8Array.from(values), known: null }));
 }
 
+/** Make the places where the examples will be. */
+export const places = () => Array.from({ length: COUNT }, () => {
+  const item = document.createElement("li");
+  item.className = "coming";
+  return item;
+});
+
 /** Make the button that picks an example. */
 export function thumbnail(picture, number, pick) {
   const item = document.createElement("li");

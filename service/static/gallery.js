@@ -25,6 +25,9 @@ export class Gallery {
   constructor(place) {
     this.place = place;
     this.strips = load();
+    place.addEventListener("click", ({ target }) => {
+      if (target.closest("a")) scrollTo(0, 0); // what it leads to is drawn up there
+    });
     place.querySelector("button").addEventListener("click", () => {
       this.strips.drawn = []; // what is kept is kept until it is not wanted any more
       this.store();

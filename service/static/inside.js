@@ -78,6 +78,7 @@ export class InsideView {
     this.source = source;
     this.title = "";
     this.bits = null;
+    byId("inside-surprise").disabled = true; // until it is known what each pixel cost
     this.chosenPlace = null;
     this.drawing = false;
     this.player.stop();
@@ -252,6 +253,7 @@ export class InsideView {
       const [score] = (await reply.json()).data;
       if (signal.aborted) return;
       this.bits = score.pixel_bits;
+      byId("inside-surprise").disabled = false;
       byId("heat-most").textContent = mostBits(this.bits);
       const plain = 8 * this.player.picture.values.length;
       this.title += `: ${score.bits_per_dim.toFixed(3)} bits/dim, ${whole.format(score.bits)} bits `

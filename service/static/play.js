@@ -1,10 +1,11 @@
 /** The view "Play": told by its upper half, what will it be? You against the model. */
 
-import { explain, patiently, postJson, postPicture } from "./api.js";
+import { explain, patiently, post, postPicture } from "./api.js";
 import { addressOf, copy, systemShares } from "./share.js";
 import { noSeed, randomSeed, seedOf } from "./fields.js";
-import { area, toPng } from "./pixels.js";
+import { area, blank, toPng } from "./pixels.js";
 import { Player, calm } from "./player.js";
+import { follow } from "./stream.js";
 import { percent } from "./words.js";
 
 const ROUNDS = 5;
@@ -63,15 +64,28 @@ export class PlayView {
       return;
     }
     this.say("Drawing five pictures …");
+    this.rounds = Array.from({ length: ROUNDS }, () => ({ picture: blank(model), drawn: 0 }));
+    this.next();
+    const asked = { model: model.id, seed, n: ROUNDS, label: "random", stream: true };
     try {
-      const asked = { model: model.id, seed, n: ROUNDS, label: "random", output: "values" };
-      const { images } = await patiently(() => postJson("v1/samples", asked, signal), signal);
-      if (signal.aborted) return;
-      this.rounds = images.map(({ label, values }) =>
-        ({ label, picture: { shape: model, values: Uint8Array.from(values), known: null } }));
-      this.next();
+      await follow(() => post("v1/samples", asked, signal), (event) => this.hear(event),
+        (sentence) => signal.aborted || this.say(sentence), signal);
     } catch (error) {
       if (!signal.aborted) this.fail(error);
+    }
+  }
+
+  /** Take in an event of the drawing of all five. */
+  hear({ name, data }) {
+    if (name === "started") {
+      data.images.forEach(({ label }, k) => { this.rounds[k].label = label; });
+    } else if (name === "pixels") {
+      for (const { index, position, values } of data.updates) {
+        const round = this.rounds[index];
+        round.picture.values.set(values, position * this.model.channels);
+        round.drawn = Math.max(round.drawn, position + values.length / this.model.channels);
+      }
+      this.showMore();
     }
   }
 
@@ -80,29 +94,42 @@ export class PlayView {
     this.offer({ over: true });
   }
 
-  /** Show the upper half of the next picture. */
+  /** Show the upper half of the next picture, as it comes. */
   next() {
     const { model, player } = this;
     this.at += 1;
-    const round = this.rounds[this.at];
-    const half = model.width * Math.floor(model.height / 2);
     player.stop();
     player.begin(model);
     player.rate = calm.matches ? Infinity : area(model) / SECONDS;
-    player.write(0, round.picture.values.subarray(0, half * model.channels));
     player.canvas.ariaLabel = `The upper half of picture ${this.at + 1}`;
+    if (this.at) this.say("Drawing the next one …");
+    const pressed = document.activeElement === byId("play-next"); // which is about to be hidden
+    this.offer({});
+    this.showMore();
+    if (pressed) this.choices.firstElementChild.focus();
+  }
+
+  /** Show what there is of the picture: of its upper half, until it is guessed. */
+  showMore() {
+    const { model, player } = this;
+    const round = this.rounds[this.at];
+    const half = model.width * Math.floor(model.height / 2);
+    const end = round.guessed ? round.drawn : Math.min(round.drawn, half);
+    const shown = player.available * model.channels;
+    if (end > player.available) {
+      player.write(player.available, round.picture.values.subarray(shown, end * model.channels));
+    }
+    if (round.model || round.drawn < half) return;
     round.model = this.ask(round, half);
     round.model.catch(() => {}); // told when it is looked at
     this.say(`Picture ${this.at + 1} of ${ROUNDS}. What will it be?`);
-    const pressed = document.activeElement === byId("play-next"); // which is about to be hidden
     this.offer({ guess: true });
-    if (pressed) this.choices.firstElementChild.focus();
   }
 
   /** Have the model guess: the class under which the upper half costs it the fewest bits. */
   async ask({ picture }, half) {
     const { model, abort: { signal } } = this;
-    const png = await toPng(picture);
+    const png = await toPng(picture); // whose lower half makes no difference to the upper one
     const costs = [];
     for (const label of model.classes) { // one by one: others play too, and you are thinking
       const fields = { model: model.id, per_pixel: "true", label };
@@ -123,7 +150,8 @@ export class PlayView {
     const { at, player, abort } = this;
     const round = this.rounds[at];
     this.offer({});
-    player.write(0, round.picture.values);
+    round.guessed = true;
+    this.showMore();
     player.canvas.ariaLabel = `Picture ${at + 1}, which was to be ${round.label}`;
     if (label === round.label) this.right += 1;
     const yours = label === round.label

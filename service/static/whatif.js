@@ -62,7 +62,7 @@ export class WhatIf {
   /** Stand at another pixel; what was chosen elsewhere is forgotten. */
   stand(picture, at, label) {
     if (this.place?.picture === picture && this.place.at === at) return;
-    this.place = { picture, at, label, chosen: false };
+    this.place = { picture, at, label, chosen: false, offered: false };
     this.shaping.guided(Boolean(label));
   }
 
@@ -70,6 +70,7 @@ export class WhatIf {
   offer(at, expected) {
     const busy = this.values.contains(document.activeElement);
     if (this.place.at !== at || this.place.chosen || busy) return;
+    this.place.offered = true;
     this.values.querySelectorAll("input").forEach((input, c) => {
       input.value = expected[c] ?? expected[0];
     });
@@ -77,10 +78,11 @@ export class WhatIf {
 
   /** Keep all before this pixel, put the chosen values in, and have the rest drawn. */
   async goOn() {
-    const { model, chosen, place: { picture, at, label } } = this;
-    const known = new Uint8Array(area(model)).fill(1, 0, at + 1);
+    const { model, chosen, place: { picture, at, label, ...place } } = this;
+    const put = place.chosen || place.offered; // else what stands there is another pixel's
+    const known = new Uint8Array(area(model)).fill(1, 0, put ? at + 1 : at);
     const given = { shape: model, values: picture.values.slice(), known };
-    given.values.set(chosen, at * model.channels);
+    if (put) given.values.set(chosen, at * model.channels);
     const png = await toPng(given, (p) => known[p]);
     const fields = {
       model: model.id,

@@ -72,7 +72,11 @@ def test_a_streams_pixels_are_the_images(here: Here, granularity: str, model: st
     assert started["model"] == model
     assert (started["width"], started["height"]) == (config.width, config.height)
     assert started["channels"] == config.channels
-    assert started["images"] == [{"index": j, "seed": 4 + j} for j in range(n)]
+    labels = [event.data["label"] for event in events if event.name == "image"]
+    assert started["images"] == [
+        {"index": j, "seed": 4 + j, "label": label}
+        for j, label in zip(range(n), labels, strict=True)
+    ]
     assert started["queue_position"] == 0
     sizes = {
         len(update["values"]) // config.channels

@@ -100,7 +100,7 @@ def test_an_upload_is_completed(visit: Open) -> None:
     finished(page, "complete")
     picture = random_picture()
     upload(page, encode(picture))
-    expect(page.locator("#complete [data-report]")).to_contain_text("on the easel")
+    expect(page.locator("#easel-said")).to_contain_text("on the easel")
     slide(page, "#complete-rows", 4)
     page.click("#complete-form button[type=submit]")
     finished(page, "complete")
@@ -131,12 +131,12 @@ def test_what_is_not_erased_cannot_be_completed(visit: Open) -> None:
     page = visit("#complete")
     finished(page, "complete")
     upload(page, encode(random_picture()))
-    expect(page.locator("#complete [data-report]")).to_contain_text("on the easel")
+    expect(page.locator("#easel-said")).to_contain_text("on the easel")
     page.check("#tools [value=restore]")
     slide(page, "#complete-brush", 15)
     touch(page, "#easel", 2, 3, GREY.width, GREY.height)
     page.click("#complete-form button[type=submit]")
-    expect(page.locator("#complete [role=alert]")).to_contain_text("Nothing is erased")
+    expect(page.locator("#easel-said")).to_contain_text("Nothing is erased")
 
 
 @pytest.mark.parametrize(("paper", "pen"), [(0, 255), (250, 0)])
@@ -162,7 +162,7 @@ def test_drawing_can_begin_before_the_examples_come(visit: Open) -> None:
     page.click("#blank")
     expect(page.locator("#easel")).to_be_focused()
     assert (easel(page) == 0).all()
-    expect(page.locator("#complete [data-report]")).to_contain_text("Draw the upper part")
+    expect(page.locator("#easel-said")).to_contain_text("Draw the upper part")
     for route in held:
         examples_of(250)(route)
     expect(page.locator("#examples canvas")).to_have_count(6)
@@ -179,23 +179,75 @@ def completing_on(visit: Open, paper: int) -> Page:
     return page
 
 
-def test_light_paper_can_be_inverted(visit: Open) -> None:
+def test_light_paper_is_made_dark_and_even(visit: Open) -> None:
     page = completing_on(visit, 0)
     upload(page, encode(Image.new("L", (GREY.width, GREY.height), 10)))
-    expect(page.locator("#complete [data-report]")).to_contain_text("on the easel")
+    expect(page.locator("#easel-said")).to_contain_text("on the easel")
     expect(page.locator("#paper-offer")).to_be_hidden()
     upload(page, encode(Image.new("L", (GREY.width, GREY.height), 250)))
-    page.click("#paper-invert")
+    page.click("#paper-lift")
     expect(page.locator("#paper-offer")).to_be_hidden()
-    assert easel(page)[0, 0] == 5
+    assert easel(page)[0, 0] == 0
     page.click("#undo")
     assert easel(page)[0, 0] == 250
+    page.click("#invert")
+    assert easel(page)[0, 0] == 5, "that is all that this does"
+
+
+def test_a_stroke_on_a_photographed_paper_is_white_on_black(visit: Open) -> None:
+    """Inverted alone its paper would be grey, and what a model makes of that is noise."""
+    page = completing_on(visit, 0)
+    shade = np.linspace(195, 210, GREY.pixels).reshape(GREY.height, GREY.width)
+    shade[1, 1:4] = (60, 120, 60)
+    upload(page, encode(Image.fromarray(shade.astype(np.uint8))))
+    page.click("#paper-lift")
+    shown = easel(page)[:3]
+    stroke = np.zeros_like(shown, bool)
+    stroke[1, 1:4] = True
+    assert (shown[~stroke] == 0).all()
+    assert (shown[1, [1, 3]] == 255).all()
+    assert 0 < shown[1, 2] < 255
+
+
+def test_what_was_completed_stays_when_the_examples_come(visit: Open) -> None:
+    page = visit()
+    finished(page)
+    held: list[Route] = []
+    page.route("**/v1/samples", lambda route: held.append(route))
+    page.click("nav >> text=Complete")
+    expect(page.locator("#easel-said")).to_contain_text("drawing examples")
+    expect(page.locator("#examples li")).to_have_count(6)
+    page.click("#complete-form button[type=submit]")
+    finished(page, "complete")
+    drawn, address = pixels(page, "#complete .sheet canvas"), page.url
+    for route in held:
+        examples_of(250)(route)
+    expect(page.locator("#examples canvas")).to_have_count(6)
+    assert pixels(page, "#complete .sheet canvas") == drawn
+    assert page.url == address
+    expect(page.locator("#easel-said")).to_be_empty()
+
+
+def test_another_picture_takes_away_what_was_made_of_the_last(visit: Open) -> None:
+    page = visit("#complete")
+    finished(page, "complete")
+    upload(page, encode(random_picture()))
+    expect(page.locator("#complete .sheet li")).to_have_count(0)
+    expect(page.locator("#complete [data-share]")).to_be_hidden()
+    assert "image=" not in page.url
+
+
+def test_what_went_wrong_is_in_sight_on_a_phone(visit: Open) -> None:
+    page = visit("#complete", **PHONE)
+    finished(page, "complete")
+    upload(page, b"no picture")
+    expect(page.locator("#complete [role=alert]")).to_be_in_viewport()
 
 
 def test_only_dark_paper_is_said_to_be_dark(visit: Open) -> None:
     page = completing_on(visit, 100)
     upload(page, encode(Image.new("L", (GREY.width, GREY.height), 250)))
-    expect(page.locator("#complete [data-report]")).to_contain_text("on the easel")
+    expect(page.locator("#easel-said")).to_contain_text("on the easel")
     expect(page.locator("#paper-offer")).to_be_hidden()
 
 
@@ -249,7 +301,7 @@ def test_a_picture_with_a_hole_is_completed_and_the_order_told(visit: Open) -> N
     page = visit("#complete")
     finished(page, "complete")
     upload(page, encode(random_picture()))
-    expect(page.locator("#complete [data-report]")).to_contain_text("on the easel")
+    expect(page.locator("#easel-said")).to_contain_text("on the easel")
     expect(page.locator("#order-note")).to_be_hidden()
     slide(page, "#complete-rows", GREY.height - 1)
     slide(page, "#complete-brush", 1)

@@ -55,7 +55,7 @@ def test_numbers_that_no_form_takes_are_fitted(visit: Open) -> None:
 def test_a_number_that_is_missing_is_filled_in(visit: Open) -> None:
     page = visit("#draw?n=2&seed=5", **PHONE)
     finished(page)
-    page.click("#draw-form .opener")
+    page.click("#draw-form .buttons .narrow")
     page.fill("#draw-n", "")
     page.fill("#draw-seed", "-3")
     page.keyboard.press("Escape")

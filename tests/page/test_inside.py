@@ -141,6 +141,21 @@ def test_the_model_goes_on_from_another_value(visit: Open) -> None:
     assert not any(given[3::4][place + 1 :])
 
 
+def test_where_nothing_was_offered_yet_the_model_chooses(visit: Open) -> None:
+    """What stands in the fields is another pixel's, or nobody's."""
+    page = visit("#inside")
+    picture = random_picture()
+    look_at(page, encode(picture))
+    page.route("**/v1/distribution", lambda route: None)  # no answer comes
+    touch(page, "#inside-picture", 3, 2, GREY.width, GREY.height)
+    page.click("#whatif-form button[type=submit]")
+    expect(page.locator("#whatif-stage [data-report]")).to_contain_text("a second")
+    given = pixels(page, "#whatif-stage .sheet canvas")[0]
+    place = 2 * GREY.width + 3
+    assert all(given[3::4][:place])
+    assert not any(given[3::4][place:])
+
+
 def test_temperature_reshapes_what_is_shown(visit: Open) -> None:
     page = visit("#inside")
     look_at(page, encode(random_picture()))

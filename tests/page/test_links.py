@@ -112,7 +112,7 @@ def test_a_picture_pasted_elsewhere_goes_onto_the_easel(visit: Open) -> None:
     finished(page)
     picture = random_picture(seed=3)
     paste(page, encode(picture))
-    expect(page.locator("#complete [data-report]")).to_contain_text("on the easel")
+    expect(page.locator("#easel-said")).to_contain_text("on the easel")
     assert hash_of(page).startswith("#complete")
     rows = np.array(pixels(page, "#easel")[0]).reshape(GREY.height, GREY.width, 4)
     assert np.array_equal(rows[:3, :, 0], np.asarray(picture)[:3])

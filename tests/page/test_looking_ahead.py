@@ -18,7 +18,7 @@ def with_a_hole(visit: Open, **options: Any) -> Page:
     page: Page = visit("#complete", **options)
     finished(page, "complete")
     upload(page, encode(random_picture()))
-    expect(page.locator("#complete [data-report]")).to_contain_text("on the easel")
+    expect(page.locator("#easel-said")).to_contain_text("on the easel")
     slide(page, "#complete-rows", GREY.height - 1)
     slide(page, "#complete-brush", 1)
     touch(page, "#easel", 2, 2, GREY.width, GREY.height)

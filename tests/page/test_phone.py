@@ -9,7 +9,7 @@ def test_the_settings_are_a_sheet(visit: Open) -> None:
     page = visit("#draw?n=4&seed=5", **PHONE)
     finished(page)
     expect(page.locator("#draw-n")).to_be_hidden()
-    page.click("#draw-form .opener")
+    page.click("#draw-form .buttons .narrow")
     expect(page.locator("#draw-n")).to_be_in_viewport()
     assert box(page, "#draw-options")["bottom"] >= 843
     page.fill("#draw-n", "2")
@@ -17,7 +17,13 @@ def test_the_settings_are_a_sheet(visit: Open) -> None:
     expect(page.locator("#draw-options")).to_be_hidden()
     expect(page.locator("#draw .sheet li")).to_have_count(2)
     finished(page)
-    page.click("#draw-form .opener")
+    page.click("#draw-form .buttons .narrow")
+    page.fill("#draw-n", "3")
+    page.click("#draw-options [type=submit]")
+    expect(page.locator("#draw-options")).to_be_hidden()
+    expect(page.locator("#draw .sheet li")).to_have_count(3)
+    finished(page)
+    page.click("#draw-form .buttons .narrow")
     page.keyboard.press("Escape")
     expect(page.locator("#draw-options")).to_be_hidden()
 
@@ -28,10 +34,10 @@ def test_the_settings_make_room_for_what_they_draw(visit: Open) -> None:
     )
     finished(page)
     expect(page.locator("#draw-classes label", has_text="a frog")).to_be_in_viewport(ratio=1)
-    page.click("#draw-form .opener")
+    page.click("#draw-form .buttons .narrow")
     page.click("#draw-form [data-dice]")
     expect(page.locator("#draw-options")).to_be_hidden()
-    page.click("#draw-form .opener")
+    page.click("#draw-form .buttons .narrow")
     page.select_option("#draw-by", "temperature")
     expect(page.locator("#draw-options")).to_be_hidden()
     finished(page)
@@ -43,7 +49,7 @@ def test_a_wide_screen_has_room_for_the_settings(visit: Open) -> None:
     page = visit("#draw?n=4&seed=5", **LAPTOP)
     finished(page)
     expect(page.locator("#draw-n")).to_be_in_viewport()
-    expect(page.locator("#draw-form .opener")).to_be_hidden()
+    expect(page.locator("#draw-form .buttons .narrow")).to_be_hidden()
 
 
 def test_the_panel_stays_while_the_images_scroll(visit: Open) -> None:
@@ -52,7 +58,7 @@ def test_the_panel_stays_while_the_images_scroll(visit: Open) -> None:
         finished(page)
         page.locator("#draw .sheet li").last.scroll_into_view_if_needed()
         assert page.evaluate("() => scrollY") > 100
-        expect(page.locator("#draw-form button[type=submit]")).to_be_in_viewport(ratio=1)
+        expect(page.locator("#draw-form .buttons [type=submit]")).to_be_in_viewport(ratio=1)
 
 
 def test_a_picture_with_the_focus_is_not_under_the_panel(visit: Open) -> None:

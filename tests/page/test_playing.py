@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from typing import TYPE_CHECKING
 
 import httpx
@@ -11,7 +12,7 @@ from PIL import Image
 
 from tests.page.fixtures import Open, expect, finished, pixels
 from tests.page.test_links import CLIPBOARD, copied
-from tests.service_fixtures import GREY, encode
+from tests.service_fixtures import DEADLINE, GREY, FakeDecoder, encode
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page, Route
@@ -38,6 +39,31 @@ def test_a_picture_is_shown_down_to_its_middle(visit: Open) -> None:
     whole = np.array(pixels(page, "#play-canvas")[0]).reshape(-1, 4)
     assert (whole[:, 3] == 255).all()
     assert np.array_equal(whole[:HALF], shown[:HALF])
+
+
+def test_the_first_picture_is_guessed_while_the_others_are_drawn(
+    visit: Open, grey: FakeDecoder
+) -> None:
+    page = visit()
+    finished(page)
+    go_on = threading.Event()
+
+    def wait(slots: list[int]) -> None:
+        if grey.positions[slots].max() > HALF:
+            assert go_on.wait(DEADLINE)
+
+    grey.before_step = wait
+    page.goto(page.url.split("#")[0] + "#play?seed=3")
+    expect(page.locator("#play-said")).to_contain_text("Picture 1 of 5")
+    page.click("#play-choices >> text='zero'")
+    expect(page.locator("#play-said")).to_contain_text("the model says")
+    before = np.array(pixels(page, "#play-canvas")[0]).reshape(-1, 4)
+    assert not before[:, 3].all()
+    go_on.set()
+    page.wait_for_function(
+        "() => document.querySelector('#play-canvas').getContext('2d')"
+        ".getImageData(0, 0, 5, 6).data.every((v, k) => k % 4 < 3 || v)"
+    )
 
 
 def test_guesses_are_counted_beside_the_models(visit: Open) -> None:

@@ -66,7 +66,7 @@ def test_a_completion_is_brought_back_too(visit: Open) -> None:
     page = visit("#complete")
     finished(page, "complete")
     upload(page, encode(random_picture()))
-    expect(page.locator("#complete [data-report]")).to_contain_text("on the easel")
+    expect(page.locator("#easel-said")).to_contain_text("on the easel")
     slide(page, "#complete-rows", 4)
     page.click("#complete-form button[type=submit]")
     finished(page, "complete")
@@ -89,7 +89,7 @@ def test_a_saved_picture_may_be_completed_and_looked_into(visit: Open) -> None:
     page.click("nav [data-view=complete]")
     finished(page, "complete")
     drop(page, data)
-    expect(page.locator("#complete [data-report]")).to_contain_text("on the easel")
+    expect(page.locator("#easel-said")).to_contain_text("on the easel")
     page.click("nav [data-view=inside]")
     measured(page)
     drop(page, data)
@@ -105,7 +105,7 @@ def test_a_picture_of_another_server_is_a_picture(visit: Open) -> None:
         info = PngInfo()
         info.add_text("Scanline", made)
         drop(page, encode(random_picture(), pnginfo=info))
-        expect(page.locator("#complete [data-report]")).to_contain_text("on the easel")
+        expect(page.locator("#easel-said")).to_contain_text("on the easel")
         page.click("nav [data-view=learn]")
 
 
