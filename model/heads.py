@@ -101,6 +101,11 @@ def _to_unit(values: Tensor, dtype: torch.dtype) -> Tensor:
     return values.to(dtype) / 127.5 - 1
 
 
+def _cooled(logits: Tensor, heat: Tensor) -> Tensor:
+    """Divide logits by a temperature, the largest being 0 before: the coldest would be infinite."""
+    return (logits - logits.amax(-1, keepdim=True)) / heat
+
+
 def _inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
     """Draw the first index whose cumulated weight exceeds ``u`` × total: ``[B, X], [B] → [B]``."""
     cumulated = weights.cumsum(-1)
@@ -188,15 +193,13 @@ class Head(nn.Module):
         """
         hot = torch.ones_like(parameters[:, :1]) if heat is None else heat.unsqueeze(-1)
         if self.categorical:
-            logits = self.logits(parameters, channel, values)
-            # The largest is 0 before it is divided, or the coldest would be infinite.
-            cold = (logits - logits.amax(-1, keepdim=True)) / hot
+            cold = _cooled(self.logits(parameters, channel, values), hot)
             return F.log_softmax(cold, -1).clamp(min=MIN_LOG_PROB)
         mixture = split_mixture(parameters, self.channels)
         log_scales = (mixture.log_scales + hot.log().unsqueeze(-1)).clamp(min=MIN_WARM_LOG_SCALE)
         scaled = _to_unit(values, parameters.dtype)
-        weights = mixture.weights - mixture.weights.amax(-1, keepdim=True)
-        log_weights = F.log_softmax(weights / hot, -1).clamp(min=MIN_LOG_PROB)
+        cold = _cooled(mixture.weights, hot)
+        log_weights = F.log_softmax(cold, -1).clamp(min=MIN_LOG_PROB)
         for earlier in range(channel):  # the components' weights given the values before (Bayes)
             means, value = channel_means(mixture, earlier, scaled), scaled[:, earlier : earlier + 1]
             log_weights = log_weights + logistic_log_prob(value, means, log_scales[:, earlier])
@@ -259,15 +262,14 @@ class Head(nn.Module):
         values = self._no_values(parameters)
         for channel in range(self.channels):
             logits = self.logits(parameters, channel, values)
-            weights = F.softmax(logits / heat.unsqueeze(-1), -1)
+            weights = F.softmax(_cooled(logits, heat.unsqueeze(-1)), -1)
             values[:, channel] = _inverse_cdf(weights, uniforms[:, channel])
         return values
 
     def _sample_mixture(self, parameters: Tensor, uniforms: Tensor, heat: Tensor) -> Tensor:
         mixture = split_mixture(parameters, self.channels)
-        component = _inverse_cdf(
-            F.softmax(mixture.weights / heat.unsqueeze(-1), -1), uniforms[:, 0]
-        ).unsqueeze(-1)
+        cold = _cooled(mixture.weights, heat.unsqueeze(-1))
+        component = _inverse_cdf(F.softmax(cold, -1), uniforms[:, 0]).unsqueeze(-1)
         values = self._no_values(parameters)
         for channel in range(self.channels):
             scaled = _to_unit(values, parameters.dtype)

@@ -41,6 +41,8 @@ from scanline.kernels.cuda.variants import Variant
 MIXTURES = 10
 MIN_LOG_SCALE = -7.0
 MIN_WARM_LOG_SCALE = -9.5
+MIN_LOG_PROB = -1e4
+UNROLLED = 8  # tiles of a head's state, no more: of 32 the compiler makes 18 s of work
 STATE_TILE = 512  # numbers of the state that a warp holds at once: 1,024 took an eighth longer
 CONVOLVED = 256  # features that a program convolves
 EXACT_WARPS = 8  # of a product without tensor cores
@@ -136,7 +138,7 @@ class _Step:
             },
             self.place | {
                 "H": s.heads, "K": s.head_size, "DELAY": s.delay, "EPS": EPS, "BK": side,
-                "BV": tile,
+                "BV": tile, "UNROLLED": UNROLLED,
             },
             beside=s.heads, num_warps=warps,
         ))  # fmt: skip
@@ -177,7 +179,7 @@ class _Step:
                 "FIRST_VALUE": s.first_value, "C": s.channels, "DRAWS": s.draws,
                 "OUTPUTS": s.outputs, "CATEGORICAL": s.categorical, "LEVELS": LEVELS,
                 "M": MIXTURES, "MIN_LOG_SCALE": MIN_LOG_SCALE,
-                "MIN_WARM_LOG_SCALE": MIN_WARM_LOG_SCALE,
+                "MIN_WARM_LOG_SCALE": MIN_WARM_LOG_SCALE, "LEAST": MIN_LOG_PROB,
                 "BM": triton.next_power_of_2(MIXTURES),
             },
             num_warps=1, maxnreg=MAX_REGISTERS,

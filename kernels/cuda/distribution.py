@@ -65,6 +65,16 @@ def log_sum_exp(b_x, AXIS: tl.constexpr):
 
 
 @triton.jit
+def cooled(b_logit, heat, LEAST: tl.constexpr):
+    """Give ln P at a temperature, none less than ``LEAST``, so that no two infinities meet.
+
+    The largest is 0 before it is divided, or the coldest would be infinite.
+    """
+    b_cold = (b_logit - tl.max(b_logit, 0)) / heat
+    return tl.maximum(b_cold - tl.log(tl.sum(tl.exp(b_cold), 0)), LEAST)
+
+
+@triton.jit
 def component(
     p_parameters, i_m, first, second, c: tl.constexpr, C: tl.constexpr, M: tl.constexpr,
     MIN_LOG_SCALE: tl.constexpr,
@@ -84,8 +94,9 @@ def component(
 def mixture_log_probs(
     p_parameters, first, second, heat, c: tl.constexpr, C: tl.constexpr, LEVELS: tl.constexpr,
     M: tl.constexpr, MIN_LOG_SCALE: tl.constexpr, MIN_WARM_LOG_SCALE: tl.constexpr,
+    LEAST: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
-    """Give ln P of a channel's values, but for a constant, given the earlier channels'.
+    """Give ln P of a channel's values, none less than ``LEAST``, given the earlier channels'.
 
     The heat divides the components' logits and multiplies their scales.
     """
@@ -94,8 +105,11 @@ def mixture_log_probs(
     b_top = tl.full([LEVELS], float("-inf"), tl.float32)
     b_sum = tl.zeros([LEVELS], tl.float32)
     warmer = tl.log(heat)
+    o_m = tl.arange(0, BM)
+    b_logit = tl.load(p_parameters + o_m, mask=o_m < M, other=float("-inf"))
+    b_weight = cooled(b_logit, heat, LEAST)
     for i_m in range(M):
-        weight = tl.load(p_parameters + i_m) / heat
+        weight = tl.sum(tl.where(o_m == i_m, b_weight, 0.0), 0)
         for earlier in tl.static_range(
             c
         ):  # the components' weights given the values before (Bayes)
@@ -110,7 +124,7 @@ def mixture_log_probs(
         b_more = tl.maximum(b_top, b_log)
         b_sum = b_sum * tl.exp(b_top - b_more) + tl.exp(b_log - b_more)
         b_top = b_more
-    return b_top + tl.log(b_sum)
+    return cooled(b_top + tl.log(b_sum), 1.0, LEAST)
 
 
 @triton.jit

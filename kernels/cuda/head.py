@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 
 from scanline.kernels.cuda.distribution import (
+    cooled,
     draw,
     inverse_cdf,
     log_sum_exp,
@@ -47,7 +48,7 @@ def logits(p_parameters, p_tables, first, second, c: tl.constexpr, LEVELS: tl.co
 def shape_categorical(
     p_parameters, p_tables, p_values, seed, particle, first_draw, temperature, top_p, guidance,
     rows,
-    C: tl.constexpr, OUTPUTS: tl.constexpr, LEVELS: tl.constexpr,
+    C: tl.constexpr, OUTPUTS: tl.constexpr, LEVELS: tl.constexpr, LEAST: tl.constexpr,
 ):  # fmt: skip
     """Draw C values, tempered, guided by the second of two rows, and cut to the likeliest.
 
@@ -58,7 +59,8 @@ def shape_categorical(
     for c in tl.static_range(C):
         b_log = tl.zeros([LEVELS], tl.float32)
         for row in range(rows):
-            b_mine = logits(p_parameters + row * OUTPUTS, p_tables, first, second, c, LEVELS) / heat
+            b_logit = logits(p_parameters + row * OUTPUTS, p_tables, first, second, c, LEVELS)
+            b_mine = cooled(b_logit, heat, LEAST)
             b_log += tl.where(row == 0, guidance, 1.0 - guidance) * b_mine
             if (row == 0) & (rows > 1) & (guidance > 1.0) & (top_p < 1.0):
                 b_log = only_likely(b_log, b_mine, top_p)
@@ -75,7 +77,8 @@ def shape_categorical(
 def shape_mixture(
     p_parameters, p_values, seed, particle, first_draw, temperature, top_p, guidance, rows,
     C: tl.constexpr, OUTPUTS: tl.constexpr, LEVELS: tl.constexpr, M: tl.constexpr,
-    MIN_LOG_SCALE: tl.constexpr, MIN_WARM_LOG_SCALE: tl.constexpr,
+    MIN_LOG_SCALE: tl.constexpr, MIN_WARM_LOG_SCALE: tl.constexpr, LEAST: tl.constexpr,
+    BM: tl.constexpr,
 ):  # fmt: skip
     """Draw C values as ``shape_categorical`` does; no component is drawn first."""
     heat = tl.where(temperature == 0, 1.0, temperature)
@@ -85,7 +88,7 @@ def shape_mixture(
         for row in range(rows):
             b_mine = mixture_log_probs(
                 p_parameters + row * OUTPUTS, first, second, heat, c, C, LEVELS, M, MIN_LOG_SCALE,
-                MIN_WARM_LOG_SCALE,
+                MIN_WARM_LOG_SCALE, LEAST, BM,
             )  # fmt: skip
             b_log += tl.where(row == 0, guidance, 1.0 - guidance) * b_mine
             if (row == 0) & (rows > 1) & (guidance > 1.0) & (top_p < 1.0):
@@ -184,7 +187,7 @@ def sample_kernel(
     T: tl.constexpr, PARTS: tl.constexpr, FIRST: tl.constexpr, FIRST_VALUE: tl.constexpr,
     C: tl.constexpr, DRAWS: tl.constexpr, OUTPUTS: tl.constexpr, CATEGORICAL: tl.constexpr,
     LEVELS: tl.constexpr, M: tl.constexpr, MIN_LOG_SCALE: tl.constexpr,
-    MIN_WARM_LOG_SCALE: tl.constexpr, BM: tl.constexpr,
+    MIN_WARM_LOG_SCALE: tl.constexpr, LEAST: tl.constexpr, BM: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Decide what one step decides, add up the pixel's bits, and move on after its last step."""
@@ -216,12 +219,12 @@ def sample_kernel(
             if CATEGORICAL:
                 shape_categorical(
                     p_mine, p_tables, p_values, seed, particle, first_draw, temperature, top_p,
-                    guidance, rows, C, OUTPUTS, LEVELS,
+                    guidance, rows, C, OUTPUTS, LEVELS, LEAST,
                 )  # fmt: skip
             else:
                 shape_mixture(
                     p_mine, p_values, seed, particle, first_draw, temperature, top_p, guidance,
-                    rows, C, OUTPUTS, LEVELS, M, MIN_LOG_SCALE, MIN_WARM_LOG_SCALE,
+                    rows, C, OUTPUTS, LEVELS, M, MIN_LOG_SCALE, MIN_WARM_LOG_SCALE, LEAST, BM,
                 )  # fmt: skip
             tl.debug_barrier()  # one thread has written what all read
             known = known | True

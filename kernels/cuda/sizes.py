@@ -220,6 +220,7 @@ COMPILED: dict[str, Sizes] = {
     "mnist": Sizes(**_MNIST),
     "cifar10": Sizes(outputs=100, draws=4, categorical=False, **_CIFAR10),
     "heads of 64": Sizes(**_MNIST | {"heads": 2}),
+    "a head of 512": Sizes(**_MNIST | {"heads": 1, "d_model": 512}),
     "not convolved": Sizes(**_MNIST | {"short_conv": False}),
     "categorical RGB": Sizes(outputs=768, draws=3, categorical=True, **_CIFAR10),
     "paper's, convolved": Sizes(

@@ -52,7 +52,7 @@ def embed_kernel(
         return
     o_p, o_col = tl.arange(0, BP), i_n * BN + tl.arange(0, BN)
     m_p, m_col = o_p < PLACES, o_col < D
-    b_source = tl.load(p_sources + step * PLACES + o_p, mask=m_p, other=-1)
+    b_source = tl.load(p_sources + step.to(tl.int64) * PLACES + o_p, mask=m_p, other=-1)
     b_value = tl.load(p_canvas + slot * VALUES + b_source, mask=b_source >= 0, other=0)
     b_id = tl.where(b_source >= 0, b_value.to(tl.int32), OUTSIDE)
     o_entry = (o_p * (OUTSIDE + 1) + b_id) * SIZE
@@ -61,7 +61,7 @@ def embed_kernel(
         mask=m_p[:, None] & (o_col < SIZE)[None, :],
         other=0.0,
     )
-    b_x = tl.sum(b_each, 0) + tl.load(p_code + step * D + o_col, mask=m_col, other=0.0)
+    b_x = tl.sum(b_each, 0) + tl.load(p_code + step.to(tl.int64) * D + o_col, mask=m_col, other=0.0)
     if CLASSES > 0:
         label = tl.load(p_label + slot)
         label = tl.where(label < 0, CLASSES, label)
@@ -123,11 +123,37 @@ def convolve_kernel(
     tl.store(p_y + o_row[:, None] * D + o_col[None, :], b_y, mask=m_col[None, :])
 
 
+@triton.jit
+def advance(
+    b_s, b_q, b_k, denominator, p_s, p_v, p_wait, p_o, turn, m_k, o_k, o_v, i_v,
+    K: tl.constexpr, DELAY: tl.constexpr,
+):  # fmt: skip
+    """Add to columns ``i_v …`` of S what waits and what is new, and give those of o."""
+    m_v = i_v + o_v < K
+    m_s = m_k[:, None] & m_v[None, :]
+    b_v = tl.load(p_v + i_v + o_v, mask=m_v, other=0.0).to(tl.float32)
+    for i_w in tl.static_range(DELAY - 1):
+        p_then = p_wait + 2 * i_w * K
+        b_key = tl.load(p_then + o_k, mask=m_k & (i_w < turn), other=0.0)
+        b_value = tl.load(p_then + K + i_v + o_v, mask=m_v & (i_w < turn), other=0.0)
+        b_s += b_key[:, None] * b_value[None, :]
+    b_s += b_k[:, None] * b_v[None, :]
+    b_o = tl.sum(b_q[:, None] * b_s, 0) / denominator
+    tl.store(p_o + i_v + o_v, b_o.to(p_o.dtype.element_ty), mask=m_v)
+    if turn == DELAY - 1:
+        # Threads may share an element: all have read it before one of them writes it.
+        tl.debug_barrier()
+        tl.store(p_s + i_v, b_s, mask=m_s)
+    else:
+        tl.store(p_wait + (2 * turn + 1) * K + i_v + o_v, b_v, mask=m_v)
+
+
 @triton.jit(do_not_specialize=["part"])
 def state_kernel(
     p_slots, p_positions, p_qkv, p_kv, p_z, p_waiting, p_o, part,
     T: tl.constexpr, PARTS: tl.constexpr, FIRST: tl.constexpr, H: tl.constexpr, K: tl.constexpr,
     DELAY: tl.constexpr, EPS: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    UNROLLED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Advance one head of one row (eq. 18-20): S += k vᵀ, z += k, o = qᵀS / (qᵀz + ε)."""
@@ -154,25 +180,23 @@ def state_kernel(
         b_z += tl.load(p_wait + 2 * i_w * K + o_k, mask=m_k & (i_w < turn), other=0.0)
     b_z += b_k
     denominator = tl.sum(b_q * b_z, 0) + EPS
-    for i_v in tl.static_range(0, K, BV):
-        m_v = i_v + o_v < K
-        m_s = m_k[:, None] & m_v[None, :]
-        b_s = b_first if i_v == 0 else tl.load(p_s + i_v, mask=m_s, other=0.0)
-        b_v = tl.load(p_v + i_v + o_v, mask=m_v, other=0.0).to(tl.float32)
-        for i_w in tl.static_range(DELAY - 1):
-            p_then = p_wait + 2 * i_w * K
-            b_key = tl.load(p_then + o_k, mask=m_k & (i_w < turn), other=0.0)
-            b_value = tl.load(p_then + K + i_v + o_v, mask=m_v & (i_w < turn), other=0.0)
-            b_s += b_key[:, None] * b_value[None, :]
-        b_s += b_k[:, None] * b_v[None, :]
-        b_o = tl.sum(b_q[:, None] * b_s, 0) / denominator
-        tl.store(p_o + (i_b * H + i_h) * K + i_v + o_v, b_o.to(p_o.dtype.element_ty), mask=m_v)
-        if turn == DELAY - 1:
-            # Threads may share an element: all have read it before one of them writes it.
-            tl.debug_barrier()
-            tl.store(p_s + i_v, b_s, mask=m_s)
-        else:
-            tl.store(p_wait + (2 * turn + 1) * K + i_v + o_v, b_v, mask=m_v)
+    p_mine = p_o + (i_b * H + i_h) * K
+    if K <= UNROLLED * BV:
+        for i_v in tl.static_range(0, K, BV):
+            m_s = m_k[:, None] & (i_v + o_v < K)[None, :]
+            b_s = b_first if i_v == 0 else tl.load(p_s + i_v, mask=m_s, other=0.0)
+            advance(
+                b_s, b_q, b_k, denominator, p_s, p_v, p_wait, p_mine, turn, m_k, o_k, o_v, i_v,
+                K, DELAY,
+            )  # fmt: skip
+    else:  # so many copies of it would compile for minutes
+        for i_v in range(0, K, BV):
+            m_s = m_k[:, None] & (i_v + o_v < K)[None, :]
+            b_s = tl.load(p_s + i_v, mask=m_s, other=0.0)
+            advance(
+                b_s, b_q, b_k, denominator, p_s, p_v, p_wait, p_mine, turn, m_k, o_k, o_v, i_v,
+                K, DELAY,
+            )  # fmt: skip
     if turn == DELAY - 1:
         tl.debug_barrier()
         tl.store(p_z + i_sh * K + o_k, b_z, mask=m_k)

@@ -213,7 +213,8 @@ class Decoder(ABC):
 
     def renew(self, slots: Slots, particles: Sequence[int] | NDArray[np.integer[Any]]) -> None:
         """Give slots the uniforms of other particles of their images, for the pixels to come."""
-        self.inputs.particle[self._chosen(slots)] = np.asarray(particles, np.uint64)
+        there = np.asarray(slots, np.int32) != NO_SLOT
+        self.inputs.particle[self._chosen(slots)] = np.asarray(particles, np.uint64)[there]
 
     @abstractmethod
     def step(self, slots: Slots, n: int) -> None:

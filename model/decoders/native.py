@@ -156,7 +156,8 @@ class NativeDecoder(Decoder):
         self._native.copy(np.ascontiguousarray(sources), np.ascontiguousarray(targets))
 
     def step(self, slots: Slots, n: int) -> None:
-        self._native.step(np.ascontiguousarray(slots, np.int32), n)
+        # No more than there are, for C++ counts in 32 bits.
+        self._native.step(np.ascontiguousarray(slots, np.int32), min(n, self.config.pixels))
 
 
 def _weights(model: LinearTransformer) -> dict[str, NDArray[np.float32] | None]:

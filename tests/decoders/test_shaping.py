@@ -208,6 +208,17 @@ def test_a_fork_goes_on_with_the_bytes_of_its_source(
     assert np.array_equal(decoder.canvas[0], alone.canvas[0])
 
 
+@pytest.mark.parametrize("top_p", [1.0, 0.9])
+def test_the_coldest_are_the_likeliest(backend: str, top_p: float) -> None:
+    config = KINDS["grey"]
+    inputs = blank(config, 4)
+    inputs.temperature[:], inputs.top_p[:], inputs.label[:] = (0, 1e-30, 1e-38, 1e-40), top_p, 1
+    decoder = open_decoder(network_of(config), 4, backend)
+    decoder.begin(range(4), inputs)
+    decoder.step(range(4), config.pixels)
+    assert all(np.array_equal(decoder.canvas[0], one) for one in decoder.canvas[1:])
+
+
 def test_a_fork_with_other_noise_draws_something_else(backend: str) -> None:
     config = KINDS["grey"]
     network, inputs = network_of(config), blank(config, 1)
@@ -215,7 +226,8 @@ def test_a_fork_with_other_noise_draws_something_else(backend: str) -> None:
     decoder.begin([0], inputs)
     decoder.step([0], 5)
     decoder.fork([0], [1])
-    decoder.renew([1], [1])
+    decoder.renew([-1, 1, -1], [7, 1, 8])
+    assert decoder.inputs.particle.tolist() == [0, 1]
     decoder.step([0, 1], config.pixels)
     assert np.array_equal(decoder.canvas[0, :5], decoder.canvas[1, :5])
     assert not np.array_equal(decoder.canvas[0, 5:], decoder.canvas[1, 5:])

@@ -70,6 +70,13 @@ def test_slots_that_are_not_there_or_named_twice_are_refused(backend: str) -> No
     assert decoder.positions.tolist() == [0, 0, 0]
 
 
+def test_any_number_of_pixels_may_be_asked_for(backend: str) -> None:
+    decoder = open_decoder(network_of(GREY), 1, backend)
+    decoder.begin([0], blank(GREY, 1))
+    decoder.step([0], 2**31)
+    assert decoder.positions.tolist() == [GREY.pixels]
+
+
 def test_no_slots_at_all_is_nothing_to_do(backend: str) -> None:
     decoder = open_decoder(network_of(GREY), 2, backend)
     for slots in (np.array([], np.int32), np.array([-1, -1], np.int32)):

@@ -298,3 +298,27 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 def test_a_forked_process_has_threads_of_its_own() -> None:
     """And does not wait for the other's, neither at work nor at its end."""
     subprocess.run([sys.executable, "-c", FORKED], check=True)
+
+
+ENDING = """
+import threading
+from scanline.kernels.native.training import passes
+given = passes.passes()
+assert given is not None
+at_work = threading.Event()
+def work():
+    with given._turn:  # as in the middle of a pass
+        at_work.set()
+        threading.Event().wait()
+threading.Thread(target=work, daemon=True).start()
+at_work.wait()
+given.library.training_close = lambda pool: print("closed")
+"""
+
+
+def test_a_process_ends_without_taking_the_threads_from_a_pass_under_way() -> None:
+    """Which would wait for them for ever, or find them gone."""
+    done = subprocess.run(
+        [sys.executable, "-c", ENDING], check=True, capture_output=True, timeout=60
+    )
+    assert done.stdout == b""

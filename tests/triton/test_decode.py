@@ -37,11 +37,13 @@ def test_float32_agrees_with_float64(config: ModelConfig) -> None:
 
 
 @every_small
+@pytest.mark.parametrize("unrolled", [triton_decode.UNROLLED, 0])
 def test_a_state_in_several_tiles_agrees_too(
-    config: ModelConfig, monkeypatch: pytest.MonkeyPatch
+    config: ModelConfig, unrolled: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Heads too large for one tile of a program: here tiles of a column or two."""
+    """Heads too large for one tile of a program, or for a few: here tiles of a column or two."""
     monkeypatch.setattr(triton_decode, "STATE_TILE", 16)
+    monkeypatch.setattr(triton_decode, "UNROLLED", unrolled)
     check(config, "float32")
 
 

@@ -20,6 +20,7 @@ from scanline.kernels.cuda.sizes import allocate, allocate_weights
 from scanline.model.config import ModelConfig
 from scanline.model.decoders.contract import Inputs
 from scanline.model.decoders.device import find_device
+from scanline.model.decoders.native import NativeDecoder
 from scanline.model.decoders.packing import fill, sizes_of
 from scanline.model.decoders.reference import ReferenceDecoder
 from scanline.model.decoders.triton import TritonDecoder
@@ -267,3 +268,29 @@ def test_a_slot_is_not_named_beside_the_image_whose_twin_it_is() -> None:
     decoder.begin([0], inputs)
     with pytest.raises(ValueError, match="slots must be -1 or different"):
         decoder.step([0, 1], 1)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, under the interpreter
+@pytest.mark.parametrize("config", [HEADS["categorical"], HEADS["mixture"]], ids=lambda c: c.head)
+def test_the_coldest_are_drawn_as_by_definition(config: ModelConfig) -> None:
+    """Though what such a temperature divides is beyond all numbers."""
+    network, cold = network_of(config), [1e-9, 1e-30, 1e-38, 1e-40]
+    shapes = [(t, top_p, g) for t in cold for top_p, g in ((1, 1), (0.9, 1), (1, 3), (0.5, 10))]
+    inputs = blank(config, len(shapes))
+    scatter_seeds(inputs)
+    inputs.temperature[:], inputs.top_p[:], inputs.guidance[:] = zip(*shapes, strict=True)
+    guided = np.flatnonzero(inputs.guidance != 1)
+    inputs.label[:] = 1
+    inputs.twin[guided] = np.arange(len(guided)) + len(shapes)
+    drawn = []
+    slots = len(shapes) + len(guided)
+    for decoder in (
+        ReferenceDecoder(network, slots),
+        NativeDecoder(network, slots, precision="float32"),
+        TritonDecoder(network, slots, precision="float32"),
+    ):
+        decoder.begin(range(len(shapes)), inputs)
+        decoder.step(range(len(shapes)), config.pixels)
+        drawn.append(decoder.canvas[: len(shapes)])
+    assert np.array_equal(drawn[1], drawn[0])
+    assert np.array_equal(drawn[2], drawn[0])

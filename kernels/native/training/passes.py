@@ -64,7 +64,8 @@ class Passes:
                 f"{threads} threads for training cannot be had: set OMP_NUM_THREADS lower"
             )
         self._turn = threading.Lock()  # the pool does one thing at a time
-        weakref.finalize(self, _close, self.library, self.pool, os.getpid())
+        self.close = weakref.finalize(self, _close, self.library, self.pool, os.getpid())
+        self.close.atexit = False  # another thread may be in a pass still
 
     def run(self, name: str, *arguments: object) -> None:
         """Call a function with sizes, numbers, and tensors for its arrays, None being null.
