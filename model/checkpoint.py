@@ -122,6 +122,10 @@ def _read(
     except FileNotFoundError:
         raise CheckpointError(f"there is no checkpoint at {path}") from None
     except (safetensors.SafetensorError, OSError) as error:
+        if path.is_dir():
+            raise CheckpointError(
+                f"{path} is a folder: name the file in it, as {path / path.name}.safetensors"
+            ) from None
         raise CheckpointError(
             f"{path} is damaged or no safetensors file ({error}); fetch or train it again, and "
             "turn a PyTorch file into one with `scanline import`"
@@ -264,7 +268,8 @@ def load_tensors(path: Path, device: torch.device | str = "cpu") -> Any:
     except FileNotFoundError:
         raise CheckpointError(f"there is no file {path}") from None
     except Exception as error:  # a damaged pickle can raise anything
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        # The first sentence: torch goes on with how to run what the file says.
+        reason = (str(error) or type(error).__name__).splitlines()[0].split(". ")[0]
         raise CheckpointError(f"{path} is no PyTorch file of plain tensors: {reason}") from None
 
 

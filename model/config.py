@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import unicodedata
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_type_hints
 
@@ -27,6 +28,11 @@ DIGITS = tuple("0123456789")
 CIFAR10_CLASSES = (
     "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
 )  # fmt: skip
+
+
+def _plain(name: str) -> str:
+    """Give a name as others may write it: two ways to put an accent on a letter are one."""
+    return unicodedata.normalize("NFC", name.strip())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +102,13 @@ class ModelConfig:
             raise ValueError(
                 f"the names of the classes must differ and not be empty: {self.classes}"
             )
+        for name in self.classes:
+            try:
+                name.encode()
+            except UnicodeEncodeError:  # of a folder that another system named, in its own letters
+                raise ValueError(
+                    f"the name of the class {name!r} is no UTF-8: rename its folder"
+                ) from None
 
     @property
     def draws_by_steps(self) -> bool:
@@ -163,8 +176,8 @@ class ModelConfig:
     def class_number(self, label: int | str | None) -> int:
         """Find a class by name or number; -1 for None, which is no label.
 
-        A name in other letters, large for small, is one where only one class can be meant. Raises
-        ``ValueError`` where there is no such class.
+        A name in other letters, as large for small, is one where only one class can be meant.
+        Raises ``ValueError`` where there is no such class.
         """
         if label is None:
             return NO_LABEL
@@ -172,11 +185,10 @@ class ModelConfig:
             raise ValueError("this model has no classes; leave the label out")
         if isinstance(label, str):
             name = label.strip()
-            if name in self.classes:
-                return self.classes.index(name)
-            lower = [one.lower() for one in self.classes]
-            if lower.count(name.lower()) == 1:
-                return lower.index(name.lower())
+            for same in (str, str.strip, _plain, lambda one: _plain(one).lower()):
+                names = [same(one) for one in self.classes]
+                if names.count(same(label)) == 1:
+                    return names.index(same(label))
             label = int(name) if name.isascii() and name.isdigit() and len(name) < 10 else -1
         if not 0 <= label < len(self.classes):
             raise ValueError(

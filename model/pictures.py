@@ -14,6 +14,7 @@ from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 
 # Named, so that no file can reach Pillow's less guarded readers (EPS starts Ghostscript).
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
+_PHOTOMETRIC = 262  # TIFF's tag
 BACKGROUND = 0  # black, as behind the shipped models' digits
 
 Fit = Literal["exact", "cover", "contain"]
@@ -50,7 +51,10 @@ def open_picture(
         picture: Image.Image = opened
         if picture.format == "PPM" and picture.mode == "I":  # which has 16 bits, not 32
             picture = picture.convert("I;16")
-        return to_plain(ImageOps.exif_transpose(picture))
+        plain = to_plain(ImageOps.exif_transpose(picture))
+        # A TIFF may have 0 for white, which Pillow turns round in one of 8 bits alone.
+        white_is_0 = getattr(opened, "tag_v2", {}).get(_PHOTOMETRIC) == 0
+        return ImageOps.invert(plain) if white_is_0 and opened.mode.startswith("I;16") else plain
     except PictureError as error:
         raise PictureError(str(error), param) from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):

@@ -176,7 +176,7 @@ def test_another_kind_of_file_is_refused(tmp_path: Path, content: bytes) -> None
 
 
 def test_a_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="damaged or no safetensors file"):
+    with pytest.raises(CheckpointError, match="is a folder: name the file in it"):
         load_checkpoint(tmp_path)
 
 

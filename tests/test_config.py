@@ -195,7 +195,16 @@ def test_a_class_is_found_by_its_name_and_in_other_letters_where_only_one_can_be
     assert [letters.class_number(name) for name in ("A", "a", " b ", "frog", "3", 1)] == [
         0, 2, 1, 3, 3, 1,
     ]  # fmt: skip
+    accents = tiny_config(classes=("U\u0308n", " cat", "cat"))  # as macOS unpacks it
+    assert [accents.class_number(name) for name in ("\u00dcn", "\u00fcn", " cat", "cat")] == [
+        0, 0, 1, 2,
+    ]  # fmt: skip
     twice = tiny_config(classes=("AB", "ab"))
     assert twice.class_number("ab") == 1
     with pytest.raises(ValueError, match="no such class; there are AB, ab"):
         twice.class_number("Ab")
+
+
+def test_a_class_has_a_name_that_can_be_sent() -> None:
+    with pytest.raises(ValueError, match=r"'caf\\udce9' is no UTF-8: rename its folder"):
+        tiny_config(classes=("tea", "caf\udce9"))

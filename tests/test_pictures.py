@@ -75,6 +75,12 @@ def test_sixteen_bits_are_scaled_not_cut_off() -> None:
     picture = Picture.fromarray(values.reshape(GREY.height, GREY.width))
     for kind in ("PNG", "PPM"):
         np.testing.assert_array_equal(canvas_of(encode(picture, kind))[:, 0], values >> 8)
+    black_is_0, white_is_0 = (
+        np.asarray(open_picture(io.BytesIO(encode(picture, "TIFF", tiffinfo=tags)))).ravel()
+        for tags in ({}, {262: 0})
+    )
+    np.testing.assert_array_equal(black_is_0, values >> 8)
+    np.testing.assert_array_equal(white_is_0, 255 - (values >> 8))
     hole = int(values[7])
     canvas, known = read_upload(
         io.BytesIO(encode(picture, "PNG", transparency=hole)), None, None, "exact", GREY

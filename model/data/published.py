@@ -129,7 +129,7 @@ def split_validation(
     if not 0 < held < N:
         raise DataError(
             f"cannot hold out {fraction_or_count} of {N:,} images: give a fraction between 0 "
-            "and 1, or a whole number smaller than theirs"
+            "and 1, or a whole number smaller than theirs, or more images"
         )
     # NumPy promises that a bit generator's stream never changes, but not Generator.permutation.
     chance = np.random.Philox(key=seed).random_raw

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from scanline.model.checkpoint import write_atomically
 from scanline.model.paper.claims import IMAGES, SPEECH
 from scanline.model.paper.drawing import NATIVE
 from scanline.model.paper.experiments import EXPERIMENTS
@@ -39,7 +40,7 @@ def write_page(folder: Path, page: Path) -> None:
 
     Raises ``ValueError`` where there are none, or where they are of different machines.
     """
-    page.write_text(make_page(folder, page.parent))
+    write_atomically(page, make_page(folder, page.parent).encode())
 
 
 def make_page(folder: Path, beside: Path) -> str:

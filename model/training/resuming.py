@@ -37,7 +37,8 @@ def weights_file(folder: Path, saved: dict[str, Any]) -> Path:
 
     A folder that was copied or renamed would else hold two, and might serve the one left behind.
     """
-    usual = folder / f"{folder.resolve().name}.safetensors"
+    name = folder.resolve().name.lstrip(".") or "model"  # of dot files nothing is served
+    usual = folder / f"{name}.safetensors"
     former = folder / Path(saved.get("weights", usual.name)).name
     return former if former.is_file() else usual
 

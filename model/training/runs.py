@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from scanline.model.checkpoint import load_checkpoint
 from scanline.model.config import CIFAR10_CLASSES, DIGITS, PRESETS, ModelConfig
@@ -17,6 +19,7 @@ from scanline.model.data.download import SOURCES
 from scanline.model.data.folder import load_images
 from scanline.model.data.published import Dataset, content_order, load_dataset, split_validation
 from scanline.model.network import LinearTransformer
+from scanline.model.training.claim import claimed
 from scanline.model.training.processes import choose_count, joined
 from scanline.model.training.recipe import TrainingConfig
 from scanline.model.training.resuming import fingerprint, weights_file
@@ -155,6 +158,11 @@ def judging_data(
     parts = _parted_as_trained(data, facts)
     if parts is not None and parts[1] is not None:
         return parts[0], parts[1]
+    if len(data) < 2:
+        raise ValueError(
+            f"{images} holds one picture: a judge learns from some and compares with others, so "
+            "give two or more"
+        )
     training, test = _split(data, max(1, _held_out(data)))
     return training, test if parts is None else _noted(test, _ALL_SEEN)
 
@@ -218,11 +226,16 @@ def run_folder(out: Path | None, dataset: str | None, images: Path | None, resum
     resumable = (folder / "training.pt").exists()
     if resume and not resumable:
         raise ValueError(f"there is no run to resume in {folder}")
-    if resumable and not resume:
-        raise ValueError(
-            f"{folder} already holds a run: add --resume to go on, or give another --out"
-        )
+    if not resume:
+        _check_free(folder)
     weights = weights_file(folder, {})
+    try:
+        weights.name.encode()
+    except UnicodeEncodeError:
+        raise ValueError(
+            f"the folder {str(folder)!r} has a name that is no UTF-8, and its weights would have "
+            "the same: give another --out"
+        ) from None
     left = [path for path in (weights, folder / "log.jsonl") if path.exists()]
     if left and not resume:
         begin = f", with --from {weights} to begin with its weights" if weights in left else ""
@@ -231,6 +244,13 @@ def run_folder(out: Path | None, dataset: str | None, images: Path | None, resum
             f"to resume: give another --out{begin}"
         )
     return folder
+
+
+def _check_free(folder: Path) -> None:
+    if (folder / "training.pt").exists():
+        raise ValueError(
+            f"{folder} already holds a run: add --resume to go on, or give another --out"
+        )
 
 
 def by_heart(validation: Sequence[Mapping[str, float]], trained: float) -> str:
@@ -293,7 +313,12 @@ class Run:
         """
         count = choose_count(self.recipe.batch, processes)
         asked = Stop(sys.stderr.write)
-        with outlived(), asked.listening() as stop, joined(count, self._help, data) as device:
+        with (
+            outlived(),
+            asked.listening() as stop,
+            joined(count, self._help, data) as device,
+            self._claimed(),
+        ):
             trainer = self._trainer(device)
             if trainer.rank == 0:
                 sys.stderr.write(f"{_counted(data, validation)}\n")
@@ -306,6 +331,17 @@ class Run:
         done = trainer.step == self.recipe.steps
         said = f"done: {where}" if done else f"stopped at {where}; --resume goes on"
         return said + by_heart(trainer.validation, trainer.bits)
+
+    @contextlib.contextmanager
+    def _claimed(self) -> Iterator[None]:
+        """Have the folder, as the first process does for all."""
+        if dist.is_initialized() and dist.get_rank() > 0:
+            yield
+            return
+        with claimed(self.folder):
+            if not self.resume:  # another may have begun, and ended, since the folder was chosen
+                _check_free(self.folder)
+            yield
 
     def _help(self, device: torch.device, data: Dataset) -> None:
         """Take another process's share of every batch."""

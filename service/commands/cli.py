@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -50,6 +52,9 @@ def _options(
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; whatever a user can mend ends it with a sentence and status 1."""
     mute_pillow()
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed before it began, as by `>&-`
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - for as long as it runs
     try:
         app(args=arguments)
     except (ValueError, RuntimeError, FloatingPointError, OSError, MemoryError) as error:

@@ -195,6 +195,21 @@ def test_import_refuses_what_it_cannot_read(
     assert not Path("model.safetensors").exists()
 
 
+@pytest.mark.parametrize("closed", ["stdout", "stderr"])
+def test_a_command_needs_nobody_who_reads_it(
+    closed: str, photographs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the shell closed it, by ``>&-``."""
+    monkeypatch.setattr(sys, closed, None)
+    run_command("train", "--images", photographs, "--size", 8, "--grey", "--layers", 1,
+                "--width", 8, "--heads", 2, "--batch", 2, "--steps", 1, "--processes", 1,
+                "--out", tmp_path / "run")  # fmt: skip
+    assert (tmp_path / "run" / "run.safetensors").exists()
+    assert run_command("sample", tmp_path / "a.png", "--weights", tmp_path / "run") == 0
+    assert (tmp_path / "a.png").exists()
+    getattr(sys, closed).close()  # or its end would be warned of
+
+
 def test_training_needs_none_of_the_services_packages(photographs: Path, tmp_path: Path) -> None:
     """A machine with a GPU may have torch and little else."""
     for name in ("fastapi", "pydantic", "pydantic_settings", "starlette", "uvicorn"):

@@ -220,7 +220,7 @@ def test_a_truncated_pytorch_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "half.pt"
     torch.save({"predictor.bias": torch.ones(3000)}, path)
     path.write_bytes(path.read_bytes()[:5000])
-    with pytest.raises(CheckpointError, match=r"half.pt is no PyTorch file of plain tensors: \S"):
+    with pytest.raises(CheckpointError, match=r"half.pt is no PyTorch file of [^.]+$"):
         import_paper_checkpoint(path, "mnist-paper")
 
 

@@ -22,7 +22,7 @@ from scanline.model.config import PRESETS
 from scanline.model.data.published import Dataset
 from scanline.model.training import runs
 from scanline.model.training.recipe import TrainingConfig
-from scanline.model.training.resuming import fingerprint
+from scanline.model.training.resuming import fingerprint, weights_file
 from scanline.model.training.runs import (
     Run,
     by_heart,
@@ -215,6 +215,20 @@ def test_a_run_has_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.Monke
         run_folder(Path("here"), "mnist", None, resume=False)
 
 
+def test_a_folder_whose_name_its_weights_cannot_have(tmp_path: Path) -> None:
+    """One that is no UTF-8 is refused, and a dot is left out: such files nothing serves."""
+    with pytest.raises(ValueError, match=r"no UTF-8.*: give another --out"):
+        run_folder(Path(os.fsdecode(b"runs/caf\xe9")), "mnist", None, resume=False)
+    assert weights_file(tmp_path / ".hidden", {}) == tmp_path / ".hidden" / "hidden.safetensors"
+    assert weights_file(Path("/"), {}).name == "model.safetensors"
+
+
+def test_one_picture_judges_nothing(tmp_path: Path) -> None:
+    Image.new("L", (9, 7)).save(tmp_path / "one.png")
+    with pytest.raises(ValueError, match=r"holds one picture: .* give two or more"):
+        judging_data(tiny_config(), {}, None, tmp_path, None, False)
+
+
 @pytest.mark.parametrize("left", [["run.safetensors", "log.jsonl"], ["log.jsonl"]])
 def test_what_is_left_of_a_run_is_not_written_over(tmp_path: Path, left: list[str]) -> None:
     """Someone deleted its ``training.pt``, or it ended before there was one."""
@@ -269,6 +283,16 @@ def test_a_run_outlives_whoever_read_what_it_said(
     said = carried_out(tmp_path / "run", after=lambda *_: os.kill(os.getpid(), signal.SIGINT))
     assert said.startswith("done: 2 of 2 steps")
     assert (tmp_path / "run" / "training.pt").exists()
+
+
+def test_two_runs_have_no_folder_together(tmp_path: Path) -> None:
+    def another(*_: object) -> None:
+        with pytest.raises(ValueError, match="a run is under way"):
+            carried_out(tmp_path / "run")
+
+    assert carried_out(tmp_path / "run", after=another).startswith("done: 2 of 2 steps")
+    with pytest.raises(ValueError, match="already holds a run"):  # begun since it was chosen
+        carried_out(tmp_path / "run")
 
 
 def test_a_run_that_is_stopped_before_its_first_step_keeps_nothing(

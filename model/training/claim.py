@@ -1,0 +1,43 @@
+"""A run has its folder for itself."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+_PARTIAL = re.compile(r"\.(training\.pt|.+\.safetensors)\.[0-9a-f]{8}")  # of a file being written
+_OLD = 60  # seconds, by which it is being written no more
+
+
+@contextlib.contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """Have a folder for this run inside the block, without what a killed one left half written.
+
+    Raises ``ValueError`` where another run has it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / ".lock"
+    with path.open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held = os.path.samestat(os.fstat(lock.fileno()), path.stat())
+        except (BlockingIOError, FileNotFoundError):
+            held = False
+        except OSError:  # a file system without locks: as if nobody else were there
+            held = True
+        if not held:
+            raise ValueError(
+                f"a run is under way in {folder}: wait for its end, or give another --out"
+            )
+        for left in folder.iterdir():
+            if _PARTIAL.fullmatch(left.name) and left.stat().st_mtime < time.time() - _OLD:
+                left.unlink(missing_ok=True)
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)  # one who has it open sees that it is another
