@@ -5,8 +5,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # What is installed at first: the package's extras.
 EXTRAS ?= dev
-# Many tests wait, for a browser or a server: two processes more than there are cores, up to four.
-WORKERS = $(shell $(PYTHON) -c "import os; print(min(4, os.cpu_count() + 2))")
+# Many tests wait, for a browser or a server: one process more than there are cores, up to four.
+WORKERS = $(shell $(PYTHON) -c "import os; print(min(4, os.cpu_count() + 1))")
 
 .PHONY: serve test lint gate arm bench e2e cluster docker clean
 
