@@ -3,8 +3,6 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# What is installed at first: the package's extras.
-EXTRAS ?= dev
 # Many tests wait, for a browser or a server: one process more than there are cores, up to four.
 WORKERS = $(shell $(PYTHON) -c "import os; print(min(4, os.cpu_count() + 1))")
 
@@ -41,7 +39,7 @@ docker:
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	mkdir -p $(VENV)/source/scanline  # the package's layout, for mypy
 	ln -sfn $(CURDIR)/kernels $(CURDIR)/model $(CURDIR)/service $(VENV)/source/scanline
 	touch $@

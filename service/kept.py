@@ -1,4 +1,4 @@
-"""Finished generations, kept a while for replay: so many images, and none pushed out by a crowd."""
+"""Finished generations, kept a while for replay: so many images, and a crowd pushes out its own."""
 
 from __future__ import annotations
 

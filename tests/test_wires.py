@@ -320,3 +320,29 @@ def test_the_application_hears_at_once_that_its_client_was_refused() -> None:
         assert heard == ["http.disconnect"]
 
     run_skipping(break_off())
+
+
+def test_one_that_was_answered_before_its_body_ended_makes_room_all_the_same() -> None:
+    async def go_on() -> None:
+        hall = Hall(reply, Bounds(connections=1))
+        first, wire = hall.enter()
+        first.data_received(b"PUT / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n")
+        await asyncio.sleep(0.1)
+        assert wire.sent.startswith(b"HTTP/1.1 204 ")
+        first.data_received(b"12345")
+        _, next_one = hall.enter()
+        assert (wire.aborted, next_one.aborted) == (True, False)
+
+    run_skipping(go_on())
+
+
+def test_refused_ones_that_have_not_gone_yet_make_no_room() -> None:
+    async def come() -> None:
+        hall = Hall(think, Bounds(connections=2))
+        for _ in range(2):
+            hall.enter("10.0.0.1")[0].data_received(GET)
+        more = [hall.enter("10.0.0.1")[1] for _ in range(3)]
+        assert all(b"full" in wire.sent for wire in more)
+        assert hall.turned_away("full") == 3
+
+    run_skipping(come())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import time
@@ -24,20 +23,24 @@ def claimed(folder: Path) -> Iterator[None]:
     path = folder / ".lock"
     with path.open("a") as lock:
         try:
+            import fcntl  # not on Windows
+
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             held = os.path.samestat(os.fstat(lock.fileno()), path.stat())
         except (BlockingIOError, FileNotFoundError):
             held = False
-        except OSError:  # a file system without locks: as if nobody else were there
+        except (OSError, ImportError):  # no locks here: as if nobody else were there
             held = True
         if not held:
             raise ValueError(
                 f"a run is under way in {folder}: wait for its end, or give another --out"
             )
         for left in folder.iterdir():
-            if _PARTIAL.fullmatch(left.name) and left.stat().st_mtime < time.time() - _OLD:
-                left.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # gone meanwhile
+                if _PARTIAL.fullmatch(left.name) and left.stat().st_mtime < time.time() - _OLD:
+                    left.unlink()
         try:
             yield
         finally:
-            path.unlink(missing_ok=True)  # one who has it open sees that it is another
+            with contextlib.suppress(OSError):
+                path.unlink()  # one who has it open sees that it is another

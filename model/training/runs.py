@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from scanline.model.checkpoint import load_checkpoint
 from scanline.model.config import CIFAR10_CLASSES, DIGITS, PRESETS, ModelConfig
@@ -316,8 +316,8 @@ class Run:
         with (
             outlived(),
             asked.listening() as stop,
+            self._claimed(),  # before others read what is to be resumed
             joined(count, self._help, data) as device,
-            self._claimed(),
         ):
             trainer = self._trainer(device)
             if trainer.rank == 0:
@@ -335,7 +335,7 @@ class Run:
     @contextlib.contextmanager
     def _claimed(self) -> Iterator[None]:
         """Have the folder, as the first process does for all."""
-        if dist.is_initialized() and dist.get_rank() > 0:
+        if int(os.environ.get("RANK", 0)) > 0:  # of torchrun's processes; others are begun later
             yield
             return
         with claimed(self.folder):

@@ -279,5 +279,5 @@ class Connection(HttpToolsProtocol):
         self.transport.write(STATUS_LINE[status] + head + b"\r\n" + body)
         if self.transport.can_write_eof():
             self.transport.write_eof()
-        self._door.owing[self] = None  # nothing, but it may make room
+        self._door.owe(self)  # nothing, but it may make room
         self.loop.call_later(LINGER_SECONDS, self.transport.abort)

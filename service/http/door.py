@@ -64,6 +64,11 @@ class Door:
         self.owing[connection] = None
         return True
 
+    def owe(self, connection: HttpToolsProtocol) -> None:
+        """Note that a connection has no request, if it was taken: another's place is none."""
+        if connection in self._whose:
+            self.owing[connection] = None
+
     def leave(self, connection: HttpToolsProtocol) -> None:
         """Forget a connection, if it was taken."""
         self.owing.pop(connection, None)

@@ -50,7 +50,7 @@ export class CompleteView {
     on("invert", () => this.invert());
     on("paper-lift", () => {
       byId("paper-offer").hidden = true;
-      this.easel.lift(paperOf([this.easel.picture]));
+      this.easel.lift(this.paper);
     });
     on("more-examples", () => this.askExamples());
     chooseFile(byId("upload"), byId("file"), (file) => this.bring(file));
@@ -121,7 +121,7 @@ export class CompleteView {
   async askExamples() {
     const { model } = this;
     this.examples = drawExamples(model).catch((error) => {
-      if (model === this.model) this.complain(`No examples came. ${explain(error)}`);
+      if (model === this.model) this.tell(`No examples came. ${explain(error)}`);
       return [];
     });
     byId("more-examples").hidden = true;
@@ -160,8 +160,9 @@ export class CompleteView {
       if (!picture.known.includes(0)) this.easel.keepRows(Math.round(this.model.height / 2), true);
       this.tell("Your picture is on the easel. Erase what you like, then complete it.");
       const drawnOn = paperOf(await this.examples);
+      this.paper = paperOf([picture]);
       byId("paper-offer").hidden = lightness(drawnOn) >= DARK
-        || lightness(paperOf([picture])) - lightness(drawnOn) < LIGHTER;
+        || lightness(this.paper) - lightness(drawnOn) < LIGHTER;
     } catch (error) {
       this.complain(explain(error));
     }
@@ -201,10 +202,12 @@ export class CompleteView {
     this.spread([0, 0, 0]);
     this.tell("Draw the upper part, then let it be completed.");
     byId("easel").focus();
-    const { easel, easel: { picture } } = this;
+    const { easel, easel: { picture, past: { length } } } = this;
     const paper = paperOf(await this.examples);
     // Not over what was drawn or put there meanwhile.
-    if (easel.picture !== picture || easel.lowest !== null || !lightness(paper)) return;
+    const touched = easel.picture !== picture || easel.lowest !== null
+      || easel.past.length !== length || picture.known.includes(0);
+    if (touched || !lightness(paper)) return;
     easel.undo(); // takes back both sheets at once
     this.spread(paper);
     this.tell("Draw the upper part, then let it be completed.");

@@ -66,10 +66,11 @@ export class Easel {
    */
   lift(paper) {
     this.remember();
-    const { channels } = this.picture.shape;
+    const { known, shape: { channels } } = this.picture;
     const black = paper.map((value) => 255 - value + SHADE);
     const white = black.map((value, c) => this.picture.values.reduce((most, dark, k) =>
-      (k % channels === c ? Math.max(most, 255 - dark) : most), value + 1));
+      (k % channels === c && known[Math.floor(k / channels)] ? Math.max(most, 255 - dark) : most),
+    value + 1));
     const turn = (value, k) => {
       const c = k % channels;
       const share = (255 - value - black[c]) / (white[c] - black[c]);

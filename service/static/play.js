@@ -69,7 +69,7 @@ export class PlayView {
     const asked = { model: model.id, seed, n: ROUNDS, label: "random", stream: true };
     try {
       await follow(() => post("v1/samples", asked, signal), (event) => this.hear(event),
-        (sentence) => signal.aborted || this.say(sentence), signal);
+        (sentence) => signal.aborted || this.rounds[this.at].model || this.say(sentence), signal);
     } catch (error) {
       if (!signal.aborted) this.fail(error);
     }
@@ -90,6 +90,7 @@ export class PlayView {
   }
 
   fail(error) {
+    this.abort.abort(error); // whatever else is asked for is of no use
     this.say(explain(error));
     this.offer({ over: true });
   }

@@ -290,7 +290,7 @@ def test_examples_that_fail_can_be_asked_for_again(visit: Open) -> None:
     error = {"message": "drawing failed", "type": "x", "param": None, "code": "x"}
     page.route("**/v1/samples", lambda route: route.fulfill(status=500, json={"error": error}))
     page.click("nav >> text=Complete")
-    expect(page.locator("#complete [role=alert]")).to_contain_text("No examples came")
+    expect(page.locator("#easel-said")).to_contain_text("No examples came")
     page.unroute("**/v1/samples")
     page.click("#more-examples")
     expect(page.locator("#examples canvas")).to_have_count(6)
