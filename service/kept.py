@@ -22,10 +22,6 @@ class Kept:
         self._images: Counter[str] = Counter()  # by caller
         self._count = 0
 
-    def __len__(self) -> int:
-        """Count the images."""
-        return self._count
-
     def find(self, identifier: str, now: float) -> Generation | None:
         """Give one that is still kept."""
         self._forget_old(now)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from dataclasses import dataclass
 
-from prometheus_client import Counter
+import prometheus_client
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 log = logging.getLogger("scanline.connections")
@@ -32,21 +33,24 @@ class Bounds:
 
 
 class Door:
-    """Whose requests are yet to come, and what is said of those who are turned away.
+    """Who is in, whose requests are yet to come, and what is said of those who are turned away.
 
     ``turned_away`` counts connections by reason, ``requests`` replies by route, method and status,
     and ``refused`` refusals by the error's code.
     """
 
     def __init__(
-        self, bounds: Bounds, turned_away: Counter, requests: Counter, refused: Counter
+        self,
+        bounds: Bounds,
+        turned_away: prometheus_client.Counter,
+        requests: prometheus_client.Counter,
+        refused: prometheus_client.Counter,
     ) -> None:
         self.bounds = bounds
         self.owing: dict[HttpToolsProtocol, None] = {}  # us a whole request, the longest first
         # With reading by so many bytes, the longest first.
         self.behind: dict[HttpToolsProtocol, int] = {}
-        self._of: dict[str, dict[HttpToolsProtocol, None]] = {}  # each client's, the newest last
-        self._whose: dict[HttpToolsProtocol, str] = {}
+        self._whose: dict[HttpToolsProtocol, str] = {}  # of all that were taken, the newest last
         self._unsent = 0
         self._turned_away, self._requests, self._refused = turned_away, requests, refused
         self._said = -QUIET_SECONDS
@@ -60,7 +64,6 @@ class Door:
         if there > self.bounds.connections and not self._make_room(whose):
             return False
         self._whose[connection] = whose
-        self._of.setdefault(whose, {})[connection] = None
         self.owing[connection] = None
         return True
 
@@ -72,20 +75,19 @@ class Door:
     def leave(self, connection: HttpToolsProtocol) -> None:
         """Forget a connection, if it was taken."""
         self.owing.pop(connection, None)
-        if (whose := self._whose.pop(connection, None)) is not None:
-            del self._of[whose][connection]
-            if not self._of[whose]:
-                del self._of[whose]
+        self._whose.pop(connection, None)
 
     def _make_room(self, whose: str) -> bool:
-        most = max(self._of.values(), key=len, default={})
         if self.owing:
             reason, one = "crowded", next(iter(self.owing))
-        elif len(most) > len(self._of.get(whose, ())) + 1:
-            reason, one = "share", next(reversed(most))
         else:
-            self.turn_away("full")
-            return False
+            counts = Counter(self._whose.values())
+            most = max(counts, key=counts.__getitem__, default=whose)
+            if counts[most] <= counts[whose] + 1:
+                self.turn_away("full")
+                return False
+            newest = (one for one in reversed(self._whose) if self._whose[one] == most)
+            reason, one = "share", next(newest)
         self.leave(one)
         self.turn_away(reason)
         one.transport.abort()

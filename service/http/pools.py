@@ -13,10 +13,9 @@ from anyio import to_thread
 
 from scanline.service.http.errors import ApiError
 from scanline.service.http.waiting import Client, ClientGoneError
+from scanline.service.queue import OWN
 
 T = TypeVar("T")
-
-OWN = 8  # one place in so many is not for callers whose work waits already
 
 
 class Pool:
@@ -50,7 +49,7 @@ class Pool:
         if self.waiting is None or self._free:
             return
         most = self.waiting
-        if caller in self._turns:  # or one alone would shut the others out
+        if caller in self._turns:  # as where images wait: one alone would shut the others out
             most -= most // OWN
         if self.queued >= most:
             raise ApiError(

@@ -76,7 +76,7 @@ def test_a_replica_refuses_nothing_and_keeps_nothing(tmp_path: Path) -> None:
         many = [submit(Spec(n=1, seed=j), detached=True) for j in range(40)]
         until(lambda: all(one.finished for one in many), "their end")
         drawn(fleet, Spec(n=1, seed=0))
-        until(lambda: not replica._engine.queue._finished, "its being forgotten")
+        until(lambda: not replica._engine.queue._finished._all, "its being forgotten")
 
 
 def test_a_cancelled_generation_is_let_go_by_every_replica(tmp_path: Path) -> None:
