@@ -27,7 +27,7 @@ from scanline.kernels.attention.definitions import (
     check_shapes,
 )
 from scanline.kernels.attention.features import FeatureMap, features
-from scanline.kernels.cuda.available import has_kernels
+from scanline.kernels.cuda.available import MAX_HEAD, has_kernels
 from scanline.kernels.native.training.attention import attends, attention
 
 
@@ -121,13 +121,13 @@ class _ChunkedLinearAttention(torch.autograd.Function):
 def uses_triton(q: Tensor, v: Tensor, chunk: int = CHUNK) -> bool:
     """Whether ``linear_attention`` runs its Triton kernels for these tensors and this chunk.
 
-    They take float32, float16 and bfloat16, heads of 16 to 128 and chunks of 32, on an NVIDIA
-    device of capability 8.0 or more where Triton is installed.
+    They take float32, float16 and bfloat16, heads of 16 to 64 and chunks of 32 (their own may be
+    others), on an NVIDIA device of capability 8.0 or more where Triton is installed.
     """
     return (
         q.dtype != torch.float64
         and min(q.shape[3], v.shape[3]) >= 16
-        and max(q.shape[3], v.shape[3]) <= 128
+        and max(q.shape[3], v.shape[3]) <= MAX_HEAD
         and chunk == CHUNK
         and has_kernels(q.device)
     )
@@ -207,7 +207,12 @@ def packed_linear_attention(
             bias = qkv.new_zeros(qkv.shape[2:])
         o: Tensor = attention(qkv, bias.float(), *_first_state(q, None), EPS)[0]
         return o
-    q, k, v = (qkv if bias is None else qkv + bias.to(qkv.dtype)).unbind(2)
+    qkv = qkv if bias is None else qkv + bias.to(qkv.dtype)
+    q, k, v = qkv.unbind(2)
+    if feature_map == "elu" and uses_triton(q, v, CHUNK):
+        from scanline.kernels.cuda.attention import triton_packed_attention  # as above
+
+        return triton_packed_attention(qkv, feature_map)
     return linear_attention(q, k, v, feature_map=feature_map, directions=directions)[0]
 
 

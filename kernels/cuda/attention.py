@@ -1,73 +1,79 @@
 """Causal linear attention on a CUDA device: eq. 9-15 in chunks of 32, in Triton.
 
-Two launches forward: one program a head and tile of the state walks the chunks and writes the
-state before each, then all outputs are computed at once, one program a chunk. The one-launch form
-that keeps the state in registers from chunk to chunk moves fewer bytes (at K = V = 32 in float32 a
-chunk reads and writes 16 KB, and its state 8 KB more), but products in float32 precision leave it
-no registers, and it has only B × H programs to fill a GPU with. Here there are T / 32 times as
-many, so that one image is as quick as its bytes allow. The states are summed again for the
-backward pass, which keeps only q, k, v, o and the denominators.
+One launch forward, one back: a program walks the chunks of one head with the state in registers,
+so that a position's numbers are read once and the states between chunks never see memory. The
+backward pass keeps q, k, v, o and the denominators; it walks forward for q's gradient and in
+reverse for k's and v's, all at once, and leaves the three side by side, as the product that made q,
+k and v wants them.
 
 φ and its derivative are applied on the way in and out, in float32, as are all sums. Products use
-the tensor cores in three passes of tf32 (``tf32x3``), whose error is float32's own; a single pass
-would lose half of the digits. Tiles are fixed, so that an image's result does not depend on its
-neighbours in the batch.
+the tensor cores, in three passes of tf32 (``tf32x3``), whose error is float32's own; of a product's
+bfloat16 output as such, from no state on, which is how a network trains, in bfloat16. Tiles are
+fixed, so that an image's result does not depend on its neighbours in the batch.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
 from scanline.kernels.attention.definitions import (
-    CHUNK,
     EPS,
     AttentionState,
     check_shapes,
 )
 from scanline.kernels.attention.features import FeatureMap
-from scanline.kernels.cuda.chunks import (
-    backward_k_kernel,
-    backward_q_kernel,
-    backward_v_kernel,
-    forward_kernel,
-    states_kernel,
-)
+from scanline.kernels.cuda.available import MAX_HEAD
+from scanline.kernels.cuda.chunks import backward_kernel, forward_kernel
 from scanline.kernels.cuda.variants import Variant
 
-NUM_WARPS, NUM_STAGES, MAX_REGISTERS = 2, 2, 255
-_FLOAT32 = {  # pointers to float32 whatever the inputs' dtype
-    "denominator", "grad_denominator", "kv", "z", "initial_kv", "initial_z", "final_kv", "final_z",
-}  # fmt: skip
+NUM_STAGES = 2
+# States before and after, which are not there where q, k and v come packed.
+_ENDS = ("kv", "z", "grad_kv", "grad_z", "initial_kv", "initial_z", "final_kv", "final_z")
+_FLOAT32 = {"denominator", *_ENDS}  # pointers to float32 whatever the inputs' dtype
 
 
-def _tile(size: int) -> int:
-    return 16 if size <= 16 else 32
+def _side(size: int) -> int:
+    return max(16, int(triton.next_power_of_2(size)))
 
 
-def _step(size: int) -> int:
-    """Give how much of a head is summed over at once: more than this, in a loop, would spill."""
-    return 32 if size == 32 else 16
+class _Plan(NamedTuple):
+    """How a launch is compiled: its constants, warps to a program and registers to a thread."""
+
+    constants: dict[str, object]
+    num_warps: int
+    maxnreg: int
 
 
-def _constants(kernel: Any, K: int, V: int, elu: bool) -> dict[str, object]:
-    over_k = kernel in (forward_kernel, backward_v_kernel)
-    over_v = kernel in (backward_q_kernel, backward_k_kernel)
-    return {
-        "K": K, "V": V, "BT": CHUNK,
-        "BK": _step(K) if over_k else _tile(K), "BV": _step(V) if over_v else _tile(V),
-        "ELU": elu, "PRECISION": "tf32x3",
+def _plan(
+    dtype: torch.dtype, K: int, V: int, elu: bool, packed: bool, capability: tuple[int, int]
+) -> _Plan:
+    narrow, wide = packed and dtype == torch.bfloat16, max(K, V)
+    constants: dict[str, object] = {
+        "K": K, "V": V, "BT": 32 if narrow else 16, "BK": _side(K), "BV": _side(V),
+        "BW": 16 if wide <= (16 if narrow else 32) else 32, "ELU": elu,
+        "PRECISION": "bf16" if narrow else "tf32x3",
     }  # fmt: skip
+    if narrow and wide <= 32:  # no more than two warps have work
+        # Six such programs fit a multiprocessor, which is all of an image's; but for code that
+        # would spill a few registers then.
+        six = capability < (10, 0) and K == V == constants["BK"]
+        return _Plan(constants, 2, 168 if six else 255)
+    return _Plan(constants, 4, 255)
 
 
-def _launch(kernel: Any, grid: tuple[int, int], *arguments: object, **constants: object) -> None:
+def _capability(x: Tensor) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(x.device) if x.is_cuda else (9, 0)
+
+
+def _launch(kernel: Any, grid: tuple[int, ...], plan: _Plan, *arguments: object) -> None:
     if grid[0] > 0:
         kernel[grid](
-            *arguments, **constants,
-            num_warps=NUM_WARPS, num_stages=NUM_STAGES, maxnreg=MAX_REGISTERS,
+            *arguments, **plan.constants,
+            num_warps=plan.num_warps, num_stages=NUM_STAGES, maxnreg=plan.maxnreg,
         )  # fmt: skip
 
 
@@ -75,39 +81,46 @@ def _rows(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-class _Sizes:
-    """What the launches of one call have in common."""
+def _even(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.contiguous()
 
-    def __init__(self, q: Tensor, v: Tensor, elu: bool) -> None:
-        self.B, self.T, self.H, self.K = q.shape
-        self.V = v.shape[3]
-        self.elu = elu
-        self.chunks = triton.cdiv(self.T, CHUNK)
-        self.tiles_k = triton.cdiv(self.K, _tile(self.K))
-        self.tiles_v = triton.cdiv(self.V, _tile(self.V))
 
-    def states(
-        self, k: Tensor, v: Tensor, kv: Tensor, z: Tensor, weights: tuple[Tensor, Tensor] | None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Sum the state at every chunk from ``kv, z`` on; with weights, the gradients', reversed.
+def _tiles(size: int, plan: _Plan) -> int:
+    return int(triton.cdiv(size, plan.constants["BW"]))
 
-        Returns ``[B, H, chunks, K, V]``, ``[B, H, chunks, K]`` and the state at the end.
-        """
-        chunk_kv = kv.new_empty(self.B, self.H, self.chunks, self.K, self.V)
-        chunk_z = kv.new_empty(self.B, self.H, self.chunks, self.K)
-        final_kv, final_z = kv.new_empty(kv.shape), z.new_empty(z.shape)
-        _launch(
-            states_kernel, (self.B * self.H, self.tiles_k * self.tiles_v),
-            k, v, *(weights or (None, None)), kv, z, chunk_kv, chunk_z, final_kv, final_z,
-            *k.stride()[:3], *v.stride()[:3], self.T, self.H,
-            **_constants(states_kernel, self.K, self.V, self.elu), REVERSE=weights is not None,
-        )  # fmt: skip
-        return chunk_kv, chunk_z, final_kv, final_z
 
-    def outputs(self, kernel: Any, tiles: int, *arguments: object) -> None:
-        """Launch one of the kernels that take every chunk on its own."""
-        constants = _constants(kernel, self.K, self.V, self.elu)
-        _launch(kernel, (self.B * self.H * self.chunks, tiles), *arguments, **constants)
+def _walk(
+    q: Tensor, k: Tensor, v: Tensor, kv: Tensor | None, z: Tensor | None,
+    final: tuple[Tensor, Tensor] | None, eps: float, elu: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Give o and the denominators ``[B, T, H]``, and fill in the ``final`` state."""
+    (B, T, H, K), V = q.shape, v.shape[3]
+    o = v.new_empty(v.shape)
+    denominator = v.new_empty(v.shape[:3], dtype=torch.float32)
+    plan = _plan(q.dtype, K, V, elu, kv is None, _capability(q))
+    _launch(
+        forward_kernel, (B * H, _tiles(V, plan)), plan, q, k, v, kv, z, o, denominator,
+        *(final or (None, None)), *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], T, H, eps,
+    )  # fmt: skip
+    return o, denominator
+
+
+def _walk_back(
+    grad_o: Tensor, grad_kv: Tensor | None, grad_z: Tensor | None, q: Tensor, k: Tensor, v: Tensor,
+    kv: Tensor | None, z: Tensor | None, o: Tensor, denominator: Tensor,
+    initial: tuple[Tensor, Tensor] | None, elu: bool,
+) -> Tensor:  # fmt: skip
+    """Give the gradients of q, k and v side by side ``[B, T, H (2 K + V)]``, fill ``initial``'s."""
+    (B, T, H, K), V = q.shape, v.shape[3]
+    grad = q.new_empty(B, T, H * (2 * K + V))
+    plan = _plan(q.dtype, K, V, elu, kv is None, _capability(q))
+    walks = 2 * _tiles(K, plan) + _tiles(V, plan)
+    _launch(
+        backward_kernel, (B * H * walks,), plan, q, k, v, kv, z, o, denominator,
+        grad_o.contiguous(), grad_kv, grad_z, grad, *(initial or (None, None)),
+        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], T, H,
+    )  # fmt: skip
+    return grad
 
 
 @torch.library.custom_op("scanline::linear_attention", mutates_args=())
@@ -115,48 +128,42 @@ def _forward(
     q: Tensor, k: Tensor, v: Tensor, kv: Tensor, z: Tensor, eps: float, elu: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Give o, the denominators ``[B, T, H]`` and the final state."""
-    sizes = _Sizes(q, v, elu)
+    final = kv.new_empty(kv.shape), z.new_empty(z.shape)
     q, k, v = _rows(q), _rows(k), _rows(v)
-    o = v.new_empty(v.shape)
-    denominator = kv.new_empty(v.shape[:3])
-    chunk_kv, chunk_z, final_kv, final_z = sizes.states(k, v, kv, z, None)
-    sizes.outputs(
-        forward_kernel, sizes.tiles_v, q, k, v, chunk_kv, chunk_z, o, denominator,
-        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], sizes.T, sizes.H, eps,
-    )  # fmt: skip
-    return o, denominator, final_kv, final_z
+    o, denominator = _walk(q, k, v, kv.contiguous(), z.contiguous(), final, eps, elu)
+    return o, denominator, *final
 
 
 @torch.library.custom_op("scanline::linear_attention_backward", mutates_args=())
 def _backward(
     grad_o: Tensor, grad_kv: Tensor, grad_z: Tensor, q: Tensor, k: Tensor, v: Tensor,
     kv: Tensor, z: Tensor, o: Tensor, denominator: Tensor, elu: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Give the gradients of q, k, v and the initial state."""
-    sizes = _Sizes(q, v, elu)
-    q, k, v = _rows(q), _rows(k), _rows(v)
-    grad_o, grad_kv, grad_z = grad_o.contiguous(), grad_kv.contiguous(), grad_z.contiguous()
-    grad_q, grad_k, grad_v = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
-    grad_denominator = denominator.new_empty(denominator.shape)
-    strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3])
-    T, H = sizes.T, sizes.H
-    chunk_kv, chunk_z, _, _ = sizes.states(k, v, kv, z, None)
-    sizes.outputs(
-        backward_q_kernel, sizes.tiles_k, q, k, v, chunk_kv, chunk_z, o, denominator, grad_o,
-        grad_q, grad_denominator, *strides, T, H,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Give the gradients of q, k and v side by side, and of the initial state."""
+    initial = kv.new_empty(kv.shape), z.new_empty(z.shape)
+    grad = _walk_back(
+        grad_o, _even(grad_kv), _even(grad_z), _rows(q), _rows(k), _rows(v),
+        kv.contiguous(), z.contiguous(), o, denominator, initial, elu,
     )  # fmt: skip
-    chunk_kv, chunk_z, initial_kv, initial_z = sizes.states(
-        q, grad_o, grad_kv, grad_z, (denominator, grad_denominator)
-    )
-    sizes.outputs(
-        backward_k_kernel, sizes.tiles_k, q, k, v, chunk_kv, chunk_z, denominator, grad_o,
-        grad_denominator, grad_k, *strides, T, H,
+    return grad, *initial
+
+
+@torch.library.custom_op("scanline::packed_linear_attention", mutates_args=())
+def _packed(qkv: Tensor, eps: float, elu: bool) -> tuple[Tensor, Tensor]:
+    """Give o and the denominators of ``qkv: [B, T, 3, H, K]``, from no state on."""
+    q, k, v = _rows(qkv).unbind(2)
+    return _walk(q, k, v, None, None, None, eps, elu)
+
+
+@torch.library.custom_op("scanline::packed_linear_attention_backward", mutates_args=())
+def _packed_backward(
+    grad_o: Tensor, qkv: Tensor, o: Tensor, denominator: Tensor, elu: bool
+) -> Tensor:
+    q, k, v = _rows(qkv).unbind(2)
+    grad = _walk_back(
+        grad_o, None, None, q, k, v, None, None, o, denominator, None, elu,
     )  # fmt: skip
-    sizes.outputs(
-        backward_v_kernel, sizes.tiles_v, q, k, chunk_kv, denominator, grad_o, grad_v,
-        *strides[:6], T, H,
-    )  # fmt: skip
-    return grad_q, grad_k, grad_v, initial_kv, initial_z
+    return grad.view(qkv.shape)
 
 
 @_forward.register_fake
@@ -175,25 +182,55 @@ def _(
 def _(
     grad_o: Tensor, grad_kv: Tensor, grad_z: Tensor, q: Tensor, k: Tensor, v: Tensor,
     kv: Tensor, z: Tensor, o: Tensor, denominator: Tensor, elu: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    x = [tensor.new_empty(tensor.shape) for tensor in (q, k, v, kv, z)]
-    return x[0], x[1], x[2], x[3], x[4]
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    (B, T, H, K), V = q.shape, v.shape[3]
+    grad = q.new_empty(B, T, H * (2 * K + V))
+    return grad, kv.new_empty(kv.shape), z.new_empty(z.shape)
+
+
+@_packed.register_fake
+def _(qkv: Tensor, eps: float, elu: bool) -> tuple[Tensor, Tensor]:
+    B, T, _, H, K = qkv.shape
+    return qkv.new_empty(B, T, H, K), qkv.new_empty(B, T, H, dtype=torch.float32)
+
+
+@_packed_backward.register_fake
+def _(grad_o: Tensor, qkv: Tensor, o: Tensor, denominator: Tensor, elu: bool) -> Tensor:
+    return qkv.new_empty(qkv.shape)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    q, k, v, kv, z, _, ctx.elu = inputs
-    o, denominator, _, _ = output
-    ctx.save_for_backward(q, k, v, kv, z, o, denominator)
+    *tensors, _, ctx.elu = inputs
+    o, denominator, *_ = output
+    ctx.save_for_backward(*tensors, o, denominator)
     ctx.mark_non_differentiable(denominator)
 
 
 def _gradients(
-    ctx: Any, grad_o: Tensor, grad_denominator: Tensor, grad_kv: Tensor, grad_z: Tensor
+    ctx: Any, grad_o: Tensor, _: Tensor, grad_kv: Tensor, grad_z: Tensor
 ) -> tuple[Tensor | None, ...]:
-    return *_backward(grad_o, grad_kv, grad_z, *ctx.saved_tensors, ctx.elu), None, None
+    q, _, v, *_ = ctx.saved_tensors
+    (B, T, H, K), V = q.shape, v.shape[3]
+    grad, kv, z = _backward(grad_o, grad_kv, grad_z, *ctx.saved_tensors, ctx.elu)
+    of_q, of_k, of_v = grad.split([H * K, H * K, H * V], 2)
+    return of_q.view(B, T, H, K), of_k.view(B, T, H, K), of_v.view(B, T, H, V), kv, z, None, None
+
+
+def _packed_gradients(ctx: Any, grad_o: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    return _packed_backward(grad_o, *ctx.saved_tensors, ctx.elu), None, None
 
 
 _forward.register_autograd(_gradients, setup_context=_keep)
+_packed.register_autograd(_packed_gradients, setup_context=_keep)
+
+
+def _knows(feature_map: FeatureMap | None, widest: int) -> bool:
+    """Whether it is φ that the kernels apply, and not one applied before."""
+    if widest > MAX_HEAD:
+        raise ValueError(f"the kernels take heads of {MAX_HEAD} features at most, not {widest}")
+    if feature_map not in ("elu", None):
+        raise ValueError(f"the kernels' feature map is 'elu', or None, not {feature_map!r}")
+    return feature_map == "elu"
 
 
 def triton_linear_attention(
@@ -208,45 +245,55 @@ def triton_linear_attention(
 
     ``q, k: [B, T, H, K]``, ``v: [B, T, H, V]``, in float32, float16 or bfloat16 and with any
     strides; returns ``o`` like ``v`` and the final state in float32. The feature map is ``elu``, or
-    None for one already applied. Raises ``ValueError`` on wrong shapes or another feature map.
+    None for one already applied. Raises ``ValueError`` on wrong shapes, heads of more than
+    ``available.MAX_HEAD`` features, or another feature map.
     """
     check_shapes(q, k, v, initial_state)
-    if feature_map not in ("elu", None):
-        raise ValueError(f"the kernels' feature map is 'elu', or None, not {feature_map!r}")
+    elu = _knows(feature_map, max(q.shape[3], v.shape[3]))
     B, _, H, K = q.shape
     if initial_state is None:
         kv = q.new_zeros(B, H, K, v.shape[3], dtype=torch.float32)
         z = q.new_zeros(B, H, K, dtype=torch.float32)
     else:
-        kv, z = (x.to(torch.float32).contiguous() for x in initial_state)
-    o, _, final_kv, final_z = _forward(q, k, v, kv, z, eps, feature_map == "elu")
+        kv, z = (x.to(torch.float32) for x in initial_state)
+    o, _, final_kv, final_z = _forward(q, k, v, kv, z, eps, elu)
     return o, AttentionState(final_kv, final_z)
 
 
-def variants() -> list[Variant]:
-    """List what is launched: the usual head sizes and dtypes, features given, an odd head."""
-    cases = [(dtype, size, True) for dtype in ("fp32", "bf16") for size in (16, 32, 64, 128)]
+def triton_packed_attention(
+    qkv: Tensor, feature_map: FeatureMap | None = None, eps: float = EPS
+) -> Tensor:
+    """Compute ``triton_linear_attention`` of ``qkv: [B, T, 3, H, K]`` from no state on, o alone.
+
+    One product's output in, one gradient for it back, neither put together nor taken apart. In
+    bfloat16 all is multiplied in that, and summed in float32.
+    """
+    o: Tensor = _packed(qkv, eps, _knows(feature_map, qkv.shape[4]))[0]
+    return o
+
+
+def variants(arch: int) -> list[Variant]:
+    """List what is launched on ``sm_<arch>``: usual heads and dtypes, an odd head, features."""
+    cases = [(dtype, size, True) for dtype in ("fp32", "bf16") for size in (16, 32, 64)]
     cases += [("fp16", 32, True), ("fp32", 32, False), ("fp32", 20, True), ("bf16", 20, True)]
-    launches: list[tuple[Any, dict[str, object]]] = [
-        (states_kernel, {"REVERSE": False, "denominator": None, "grad_denominator": None}),
-        (states_kernel, {"REVERSE": True}),
-        (forward_kernel, {}), (backward_q_kernel, {}), (backward_k_kernel, {}),
-        (backward_v_kernel, {}),
-    ]  # fmt: skip
+    dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
     found = []
     for dtype, size, elu in cases:
-        for kernel, extra in launches:
-            constants = _constants(kernel, size, size, elu) | extra
-            name = f"{kernel.__name__}/{dtype}/{size}"
-            name += "/reverse" if extra.get("REVERSE") else ""
-            name += "" if elu else "/features given"
-            types = {
-                argument: _type(argument, dtype, size)
-                for argument in kernel.arg_names
-                if argument not in constants
-            }
-            options = (NUM_WARPS, NUM_STAGES, MAX_REGISTERS)
-            found.append(Variant(name, kernel, types, constants, *options))
+        for packed in (False, True):
+            plan = _plan(dtypes[dtype], size, size, elu, packed, divmod(arch, 10))
+            ends: dict[str, object] = dict.fromkeys(_ENDS) if packed else {}
+            for kernel in (forward_kernel, backward_kernel):
+                constants = plan.constants | ends
+                constants = {key: constants[key] for key in constants if key in kernel.arg_names}
+                name = f"attention_{kernel.__name__}/{dtype}/{size}"
+                name += ("/packed" if packed else "") + ("" if elu else "/features given")
+                types = {
+                    argument: _type(argument, dtype, size)
+                    for argument in kernel.arg_names
+                    if argument not in constants
+                }
+                options = (plan.num_warps, NUM_STAGES, plan.maxnreg)
+                found.append(Variant(name, kernel, types, constants, *options))
     return found
 
 

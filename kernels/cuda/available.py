@@ -13,6 +13,7 @@ import torch
 from scanline.kernels.compiling import assume_constant
 
 MAX_FEATURES = 1024  # of a position, which one program of residual.py's holds whole
+MAX_HEAD = 64  # features of a head of attention, which one program of chunks.py's holds whole
 PROGRAMS = 528  # that share a long sum: 4 for each of an H100's multiprocessors
 
 log = logging.getLogger("scanline.kernels")

@@ -54,9 +54,8 @@ class Usage:
 def launched(arch: int) -> list[Variant]:
     """List every variant as it is launched on ``sm_<arch>``."""
     overlap = divmod(arch, 10) >= CAPABILITY
-    training = (triton_attention, triton_linear, triton_residual)
-    found = [variant for module in training for variant in module.variants()]
-    return [*found, *triton_decode.variants(overlap=overlap)]
+    found = [*triton_attention.variants(arch), *triton_linear.variants()]
+    return [*found, *triton_residual.variants(), *triton_decode.variants(overlap=overlap)]
 
 
 def source(variant: Variant) -> ASTSource:

@@ -15,7 +15,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -27,12 +26,12 @@ from scanline.model.checkpoint import (
     save_checkpoint,
     write_atomically,
 )
-from scanline.model.config import NO_LABEL, ModelConfig
+from scanline.model.config import ModelConfig
 from scanline.model.data.published import Dataset
 from scanline.model.evaluation import evaluate
 from scanline.model.network import LinearTransformer
 from scanline.model.training import growth
-from scanline.model.training.augmentation import augmented
+from scanline.model.training.batches import batch
 from scanline.model.training.exchange import Reducer
 from scanline.model.training.journal import Journal
 from scanline.model.training.machine import bf16_pays, few_collections, keep_memory
@@ -41,7 +40,6 @@ from scanline.model.training.passes import Passes
 from scanline.model.training.processes import every_core
 from scanline.model.training.recipe import (
     TrainingConfig,
-    batch_indices,
     learning_rate_factor,
 )
 from scanline.model.training.resuming import fingerprint, known_defaults, read_state, weights_file
@@ -81,6 +79,9 @@ class Trainer:
         self.optimizers = make_optimizers(self.model, config, bf16=bf16_pays(device))
         self.bf16 = config.precision == "bf16" or (config.precision == "auto" and bf16_pays(device))
         self._passes = Passes(self.model, bf16=self.bf16, compiled=config.compile)
+        # The next step's batch, and what it is of.
+        self._ahead: tuple[tuple[int, Tensor, Tensor | None], tuple[Tensor, Tensor | None]] | None
+        self._ahead = None
         self._parameters: list[Tensor] = [*self.model.parameters()]
         self._averages: list[Tensor] = [*self.average.parameters()]
         bits = torch.zeros((), device=device)
@@ -186,20 +187,10 @@ class Trainer:
 
     def take_step(self, images: Tensor, labels: Tensor | None) -> float:
         """Train on the next batch of ``images: [N, T, C]``, ``labels: [N]``; gives its bits/dim."""
-        config = self.config
-        share = config.batch // self.world
-        mine = slice(self.rank * share, (self.rank + 1) * share)
-        indices = torch.from_numpy(batch_indices(self.step, len(images), config)[mine])
-        canvas = images[indices]
-        network = self.model.config
-        canvas = augmented(canvas, self.step, config, mine, network.height, network.width)
-        canvas = canvas.to(self.device)
-        label: Tensor | None = None
-        if self.model.config.classes and labels is not None:
-            draws = np.random.default_rng([config.seed, 1, self.step]).random(config.batch)[mine]
-            dropped = torch.from_numpy(draws < config.drop_label)
-            label = labels[indices].masked_fill(dropped, NO_LABEL).to(self.device)
-        bits = self._passes(canvas, label)
+        canvas, label = self._batch(self.step, images, labels)
+        bits = self._passes(
+            canvas.to(self.device), None if label is None else label.to(self.device)
+        )
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         if self._reducer:
             self._reducer.average([*gradients, bits])
@@ -207,8 +198,10 @@ class Trainer:
         # A device is not waited for before all of a step is under way.
         if self.device.type == "cuda" or norm > 1:
             torch.nn.utils.clip_grads_with_norm_(self._parameters, 1.0, norm)
-        factor = learning_rate_factor(self.step, config)
-        take_steps(self.optimizers, factor)
+        take_steps(self.optimizers, learning_rate_factor(self.step, self.config))
+        if self.device.type == "cuda" and self.step + 1 < self.config.steps:
+            following = self._batch(self.step + 1, images, labels)  # while the device is at work
+            self._ahead = (self.step + 1, images, labels), following
         value = bits.item()
         if not (math.isfinite(value) and math.isfinite(norm.item())):
             raise FloatingPointError(
@@ -218,6 +211,18 @@ class Trainer:
         self.step += 1
         self._move_average()
         return value
+
+    def _batch(
+        self, step: int, images: Tensor, labels: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Give this process's share of a step's batch, which may have been made ahead."""
+        if self._ahead is not None:
+            of, made = self._ahead
+            if of[0] == step and of[1] is images and of[2] is labels:
+                return made
+        share = self.config.batch // self.world
+        mine = slice(self.rank * share, (self.rank + 1) * share)
+        return batch(step, images, labels, self.config, mine, self.model.config)
 
     @torch.no_grad()
     def _move_average(self) -> None:

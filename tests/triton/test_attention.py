@@ -18,7 +18,7 @@ from torch import Tensor
 from scanline.kernels.attention.definitions import AttentionState, naive_linear_attention
 from scanline.kernels.attention.features import FeatureMap, elu_feature_map
 from scanline.kernels.cuda import attention as triton_attention
-from scanline.kernels.cuda.attention import triton_linear_attention
+from scanline.kernels.cuda.attention import triton_linear_attention, triton_packed_attention
 from tests.conftest import assert_close
 from tests.triton.fixtures import INTERPRETED
 from tests.triton.places import Place, inputs, leaves
@@ -61,8 +61,7 @@ def compare(
     [
         (1, 16, 16, True), (2, 32, 32, False), (31, 32, 32, True), (32, 32, 32, True),
         (33, 32, 32, False), (97, 32, 32, True), (65, 16, 16, False), (65, 64, 64, True),
-        (33, 128, 128, True), (65, 32, 80, True), (34, 128, 16, False), (65, 20, 24, True),
-        (33, 17, 127, True),
+        (33, 17, 63, True), (65, 32, 48, True), (34, 64, 16, False), (65, 20, 24, True),
     ],
 )  # fmt: skip
 def test_equals_naive_with_gradients(
@@ -70,6 +69,25 @@ def test_equals_naive_with_gradients(
 ) -> None:
     q, k, v, state = inputs(place, T, B=2 if K + V < 100 else 1, K=K, V=V)
     compare(place, q, k, v, state if with_state else None)
+
+
+@pytest.mark.parametrize(("T", "K"), [(1, 16), (33, 32), (64, 32), (97, 64), (65, 20)])
+def test_packed_equals_naive_with_its_gradient(place: Place, T: int, K: int) -> None:
+    parts = inputs(place, T, K=K, V=K)[:3]
+    results = []
+    for dtype in (torch.float64, None):
+        (qkv,) = leaves([torch.stack(parts, 2)], dtype)
+        if dtype is None:
+            o = triton_packed_attention(qkv, "elu")
+        else:
+            q, k, v = qkv.unbind(2)
+            o, _ = naive_linear_attention(q, k, v, feature_map="elu")
+        weight = torch.randn(o.shape, generator=torch.Generator().manual_seed(1)).to(o.device)
+        (gradient,) = torch.autograd.grad((weight * o.double()).sum(), qkv)
+        results.append((o, gradient))
+    for expected, actual in zip(*results, strict=True):
+        assert actual.dtype == place.dtype
+        assert_close(actual.double(), expected, place.dtype)
 
 
 @pytest.mark.parametrize("through", [0, 1, 2])
@@ -152,7 +170,7 @@ def test_outputs_are_written_whole_and_nothing_else(
     o, final = triton_linear_attention(x[0], x[1], x[2], AttentionState(x[3], x[4]), 1e-6, "elu")
     torch.autograd.grad([o, *final], x, [o, *final])
     monkeypatch.undo()
-    assert len(buffers) == 2 + 4 + 3 * 4  # outputs, gradients, and three sums of states
+    assert len(buffers) == 4 + 3  # outputs and state, gradients side by side and of the state
     for buffer, size in buffers:
         assert not buffer[guard : guard + size].isnan().any()
         assert (buffer[:guard] == buffer.new_tensor(mark)).all()
@@ -226,6 +244,9 @@ def test_wrong_inputs_are_refused(place: Place) -> None:
         triton_linear_attention(q, k[:, 1:], v, state)
     with pytest.raises(ValueError, match="feature map"):
         triton_linear_attention(q, k, v, state, feature_map="relu")
+    q, k, v, _ = inputs(place, 4, V=65)
+    with pytest.raises(ValueError, match="heads of 64 features at most, not 65"):
+        triton_linear_attention(q, k, v)
 
 
 @pytest.mark.gpu
@@ -242,7 +263,7 @@ def test_more_programs_than_a_grid_axis_but_the_first_holds() -> None:
 @pytest.mark.skipif(INTERPRETED, reason="needs tens of gigabytes")
 def test_more_elements_than_32_bits_count() -> None:
     """The last image of 2,100 whose outputs are 2.2 billion numbers is what it is alone."""
-    q, k, v, _ = inputs(Place("cuda", torch.bfloat16), 1024, B=1, H=8, K=16, V=128)
+    q, k, v, _ = inputs(Place("cuda", torch.bfloat16), 1024, B=1, H=16, K=16, V=64)
     many = [x.expand(2100, -1, -1, -1) for x in (q, k, v)]
     o, final = triton_linear_attention(many[0], many[1], many[2], feature_map="elu")
     assert o.numel() > 2**31

@@ -24,12 +24,15 @@ def use_triton(monkeypatch: pytest.MonkeyPatch, place: Place) -> list[int]:
     """Count the kernels' runs; in the interpreter, send CPU tensors there as if on a device."""
     runs: list[int] = []
 
-    def counted(*arguments: object) -> object:
-        runs.append(1)
-        return plain(*arguments)
+    def counted(plain: Callable[..., object]) -> Callable[..., object]:
+        def run(*arguments: object) -> object:
+            runs.append(1)
+            return plain(*arguments)
 
-    plain: Callable[..., object] = triton_linear_attention
-    monkeypatch.setattr(triton_attention, "triton_linear_attention", counted)
+        return run
+
+    for name in ("triton_linear_attention", "triton_packed_attention"):
+        monkeypatch.setattr(triton_attention, name, counted(getattr(triton_attention, name)))
     if place.device == "cpu":
         monkeypatch.setattr(dispatch, "uses_triton", lambda q, v, chunk: True)
     return runs
