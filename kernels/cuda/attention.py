@@ -30,7 +30,6 @@ from scanline.kernels.cuda.available import MAX_HEAD
 from scanline.kernels.cuda.chunks import backward_kernel, forward_kernel
 from scanline.kernels.cuda.variants import Variant
 
-NUM_STAGES = 2
 # States before and after, which are not there where q, k and v come packed.
 _ENDS = ("kv", "z", "grad_kv", "grad_z", "initial_kv", "initial_z", "final_kv", "final_z")
 _FLOAT32 = {"denominator", *_ENDS}  # pointers to float32 whatever the inputs' dtype
@@ -41,10 +40,14 @@ def _side(size: int) -> int:
 
 
 class _Plan(NamedTuple):
-    """How a launch is compiled: its constants, warps to a program and registers to a thread."""
+    """How a launch is compiled: its constants, warps to a program, registers to a thread.
+
+    Of ``num_stages`` chunks one is at work, and the others are on their way from memory.
+    """
 
     constants: dict[str, object]
     num_warps: int
+    num_stages: int
     maxnreg: int
 
 
@@ -61,8 +64,8 @@ def _plan(
         # Six such programs fit a multiprocessor, which is all of an image's; but for code that
         # would spill a few registers then.
         six = capability < (10, 0) and K == V == constants["BK"]
-        return _Plan(constants, 2, 168 if six else 255)
-    return _Plan(constants, 4, 255)
+        return _Plan(constants, 2, 3, 168 if six else 255)
+    return _Plan(constants, 4, 2, 255)
 
 
 def _capability(x: Tensor) -> tuple[int, int]:
@@ -73,7 +76,7 @@ def _launch(kernel: Any, grid: tuple[int, ...], plan: _Plan, *arguments: object)
     if grid[0] > 0:
         kernel[grid](
             *arguments, **plan.constants,
-            num_warps=plan.num_warps, num_stages=NUM_STAGES, maxnreg=plan.maxnreg,
+            num_warps=plan.num_warps, num_stages=plan.num_stages, maxnreg=plan.maxnreg,
         )  # fmt: skip
 
 
@@ -292,7 +295,7 @@ def variants(arch: int) -> list[Variant]:
                     for argument in kernel.arg_names
                     if argument not in constants
                 }
-                options = (plan.num_warps, NUM_STAGES, plan.maxnreg)
+                options = (plan.num_warps, plan.num_stages, plan.maxnreg)
                 found.append(Variant(name, kernel, types, constants, *options))
     return found
 

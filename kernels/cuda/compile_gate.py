@@ -114,8 +114,11 @@ def _report(variant: Variant, arch: int, cache: str, reply: Connection) -> None:
     try:
         reply.send(compile_variant(variant, arch))
     except Exception as error:  # told in the table
-        lines = str(error).strip().splitlines() or [""]
-        reply.send(Usage(error=f"{type(error).__name__}: {lines[-1][:200]}"))
+        cause: BaseException = error  # of a fault in a function that a kernel calls, the fault
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        lines = str(cause).strip().splitlines() or [""]
+        reply.send(Usage(error=f"{type(cause).__name__}: {lines[-1][:200]}"))
 
 
 def compile_all(

@@ -18,7 +18,7 @@ from torch import Tensor
 from scanline.kernels.cuda.decode import plan
 from scanline.kernels.cuda.sizes import allocate, allocate_weights
 from scanline.model.config import ModelConfig
-from scanline.model.decoders.contract import Inputs
+from scanline.model.decoders.contract import Decoder, Inputs
 from scanline.model.decoders.device import find_device
 from scanline.model.decoders.native import NativeDecoder
 from scanline.model.decoders.packing import fill, sizes_of
@@ -284,13 +284,15 @@ def test_the_coldest_are_drawn_as_by_definition(config: ModelConfig) -> None:
     inputs.twin[guided] = np.arange(len(guided)) + len(shapes)
     drawn = []
     slots = len(shapes) + len(guided)
-    for decoder in (
+    decoders: list[Decoder] = [
         ReferenceDecoder(network, slots),
-        NativeDecoder(network, slots, precision="float32"),
         TritonDecoder(network, slots, precision="float32"),
-    ):
+    ]
+    if INTERPRETED:  # on a device there may be no compiler for it
+        decoders.append(NativeDecoder(network, slots, precision="float32"))
+    for decoder in decoders:
         decoder.begin(range(len(shapes)), inputs)
         decoder.step(range(len(shapes)), config.pixels)
         drawn.append(decoder.canvas[: len(shapes)])
-    assert np.array_equal(drawn[1], drawn[0])
-    assert np.array_equal(drawn[2], drawn[0])
+    for one in drawn[1:]:
+        assert np.array_equal(one, drawn[0])
