@@ -52,6 +52,16 @@ def test_nothing_that_it_runs_imports_the_service() -> None:
     assert ran.returncode == 0, ran.stderr
 
 
+def test_a_stage_that_is_not_there_is_refused() -> None:
+    ran = subprocess.run(
+        ["bash", str(SCRIPT)],
+        cwd=ROOT, env=os.environ | {"STAGES": "tests speed"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 2
+    assert ran.stdout == "STAGES may name tests, bench and attention, not speed\n"
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="it would run all there is")
 def test_without_a_device_it_collects_its_tests_and_says_so(tmp_path: Path) -> None:
     ran = subprocess.run(

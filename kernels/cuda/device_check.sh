@@ -2,7 +2,8 @@
 # All that only a CUDA device can show, in under eight minutes: which ways of starting kernels work,
 # the tests marked gpu, how long the attention takes beside its bytes, and how fast images are drawn
 # and pixels trained on.
-#   [DEADLINE=seconds] kernels/cuda/device_check.sh [folder for the full log]
+#   [DEADLINE=seconds] [STAGES='tests bench attention'] [MODELS='mnist …'] [SLOTS='1 10000']
+#   kernels/cuda/device_check.sh [folder for the full log]
 # Needs a python3 ($PYTHON) with a CUDA build of PyTorch, Triton, safetensors, tqdm and pytest, and
 # neither the package installed nor what the service imports; installs nothing. Every figure is printed as
 # it comes, so that what is stopped half-way has told all that it knew.
@@ -17,7 +18,17 @@ trap 'rm -rf "$work"' EXIT
 cores=$(nproc)
 processes=$((cores > 16 ? 14 : cores > 5 ? cores - 4 : 2))
 deadline=${DEADLINE:-480}
+stages=" ${STAGES:-tests bench attention} "
 failed=0
+for one in $stages; do
+    case $one in
+    tests | bench | attention) ;;
+    *)
+        echo "STAGES may name tests, bench and attention, not $one"
+        exit 2
+        ;;
+    esac
+done
 
 # The package, importable without being installed.
 mkdir "$work/scanline"
@@ -94,24 +105,28 @@ stage starts 45 . "$python" -m scanline.model.bench.starting
 # Those that take the device's memory, or watch it, come alone.
 alone='stays_flat or 32_bits'
 running=()
-models=(mnist-paper cifar10-paper mnist cifar10)
+models=()
+[[ $stages != *' bench '* ]] || read -ra models <<<"${MODELS:-mnist-paper cifar10-paper mnist cifar10}"
+[ -z "${SLOTS:-}" ] || plain+=(--slots $SLOTS)
 # Meanwhile each benchmark compiles what it will time.
 for model in "${models[@]}"; do
     stage "compile-$model" 200 'Error|not timed' \
         "$python" -m scanline.model.bench.cuda "$model" --repeats 1 --seconds 0.01 "${plain[@]}" &
     running+=($!)
 done
-for i in $(seq 0 $((processes - 1))); do
-    SHARES=$processes SHARE=$i tests "tests-$i" 200 "not ($alone)" &
-    running+=($!)
-done
+if [[ $stages == *' tests '* ]]; then
+    for i in $(seq 0 $((processes - 1))); do
+        SHARES=$processes SHARE=$i tests "tests-$i" 200 "not ($alone)" &
+        running+=($!)
+    done
+fi
 for job in "${running[@]}"; do wait "$job" || failed=1; done
-SHARES=1 SHARE=0 tests tests-alone 45 "$alone"
+[[ $stages != *' tests '* ]] || SHARES=1 SHARE=0 tests tests-alone 45 "$alone"
 # What matters most comes first: time may run out.
 for model in "${models[@]}"; do
     stage "bench-$model" 75 . \
         "$python" -m scanline.model.bench.cuda "$model" --repeats 3 --seconds 0.5 "${plain[@]}"
 done
-stage attention 45 . "$python" -m scanline.kernels.cuda.attention_bench
+[[ $stages != *' attention '* ]] || stage attention 45 . "$python" -m scanline.kernels.cuda.attention_bench
 echo "the full log: $log"
 exit "$failed"

@@ -195,7 +195,8 @@ def run_bench(
         note(
             f"{name}: training on {images} images at once, {timed_training.milliseconds:.1f} ms "
             f"forward and backward, {timed_training.pixels_a_second:,.0f} pixels/s, "
-            f"{timed_training.gigabytes:.1f} GB; {timed_training.step_milliseconds:.1f} ms a step"
+            f"{timed_training.gigabytes:.1f} GB; {timed_training.step_milliseconds:.1f} ms a step; "
+            f"{described(timed_training.kernels)}"
         )
     for checkpoint in checkpoints if not plain else []:
         for line in drawn_with_blocks(checkpoint, slots, blocks, seconds, repeats):

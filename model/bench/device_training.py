@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from scanline.model.bench.kernels import times_of
 from scanline.model.config import ModelConfig
 from scanline.model.network import LinearTransformer
 from scanline.model.training.passes import Passes
@@ -28,7 +29,8 @@ LEARNED_ERROR = 0.02  # bits/dim, and part of a gradient's length, that bf16 may
 class Training:
     """Forward and backward passes of a network in bf16, of so many images at once.
 
-    ``step_milliseconds`` has the optimizers' too, and all else of a run's step.
+    ``step_milliseconds`` has the optimizers' too, and all else of a run's step; ``kernels`` are
+    the microseconds of the passes that each kernel takes.
     """
 
     model: str
@@ -37,6 +39,7 @@ class Training:
     pixels_a_second: float
     gigabytes: float
     step_milliseconds: float
+    kernels: dict[str, float]
 
 
 def seconds_of(run: Callable[[], object], device: torch.device, repeats: int) -> float:
@@ -63,13 +66,13 @@ def time_training(
         canvas = torch.randint(0, 256, shape, dtype=torch.uint8, device=device)
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-        seconds = seconds_of(
-            partial(_passed, Passes(model, bf16=True), model, canvas), device, repeats
-        )
+        run = partial(_passed, Passes(model, bf16=True), model, canvas)
+        seconds = seconds_of(run, device, repeats)
+        kernels = times_of(run)
         most = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
         pixels = images * model.config.pixels / seconds
         step = time_step(model.config, images, device, repeats)
-        return Training(name, images, seconds * 1e3, pixels, most / 1e9, step * 1e3)
+        return Training(name, images, seconds * 1e3, pixels, most / 1e9, step * 1e3, kernels)
     finally:
         model.zero_grad()
         model.cpu().eval()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
+import torch
 from torch.profiler import ProfilerActivity, profile
 
 from scanline.model.bench.cpu import begin
@@ -12,25 +13,31 @@ from scanline.model.decoders.contract import Decoder
 
 PIXELS = 16  # two replays of the larger graph
 _NAMED = 4  # kernels; what is left is one number
+_LONGEST = 60  # letters of a name: those of C++ templates fill a page
 
 
 def kernel_times(decoder: Decoder, style: Defaults | None = None) -> dict[str, float]:
     """Give the microseconds that each kernel's launches take of a step of all slots together.
 
     ``style`` as ``begin`` has it. Profiled kernels do not overlap, so that their sum is a little
-    more than a step takes. Under Triton's interpreter there are none.
+    more than a step takes.
     """
-    import triton  # need not be there
-
-    if triton.knobs.runtime.interpret:
-        return {}
     slots = begin(decoder, style)
     decoder.step(slots, 1)
     pixels = min(PIXELS, decoder.config.pixels - 1)
-    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
-        decoder.step(slots, pixels)  # which waits for them
+    times = times_of(lambda: decoder.step(slots, pixels))  # which waits for them
     steps = pixels * decoder.config.steps_per_pixel
-    return {row.key: row.self_device_time_total / steps for row in profiled.key_averages()}
+    return {name: time / steps for name, time in times.items()}
+
+
+def times_of(run: Callable[[], object]) -> dict[str, float]:
+    """Give the microseconds that each kernel takes of a run; none without a CUDA device."""
+    if not torch.cuda.is_available():
+        return {}
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        run()
+        torch.cuda.synchronize()
+    return {row.key: row.self_device_time_total for row in profiled.key_averages()}
 
 
 def described(times: Mapping[str, float]) -> str:
@@ -38,7 +45,12 @@ def described(times: Mapping[str, float]) -> str:
     if not times:
         return "no kernel was seen"
     most = sorted(times.items(), key=lambda item: -item[1])
-    parts = [f"{name.removesuffix('_kernel')} {time:.0f}" for name, time in most[:_NAMED]]
+    parts = [f"{_short(name)} {time:.0f}" for name, time in most[:_NAMED]]
     if rest := sum(time for _, time in most[_NAMED:]):
         parts.append(f"others {rest:.0f}")
     return f"{', '.join(parts)} of {sum(times.values()):.0f} us in kernels"
+
+
+def _short(name: str) -> str:
+    name = name.removesuffix("_kernel").removeprefix("void ")
+    return name if len(name) <= _LONGEST else f"{name[:_LONGEST]}…"

@@ -39,6 +39,7 @@ def test_the_benchmark_measures_a_device(monkeypatch: pytest.MonkeyPatch) -> Non
     assert report.peaks["copy"] > 0
     assert [(t.model, t.images) for t in report.training] == [("tiny", 2)]
     assert report.training[0].pixels_a_second > 0
+    assert bool(report.training[0].kernels) == (device.type == "cuda")
     for timing in report.timings:
         assert timing.limit == "bytes"
         assert timing.times_limit is not None
@@ -59,6 +60,7 @@ def test_it_is_told_where_a_step_s_time_goes() -> None:
     times = {"a_kernel": 2.0, "state_kernel": 170.4, "b": 3.0, "c": 4.0, "d": 5.0, "e": 1.0}
     assert described(times) == "state 170, d 5, c 4, b 3, others 3 of 185 us in kernels"
     assert described({"state_kernel": 7.0}) == "state 7 of 7 us in kernels"
+    assert described({f"void {'t' * 99}": 7.0}) == f"{'t' * 60}… 7 of 7 us in kernels"
 
 
 def test_each_way_of_starting_kernels_is_told_of() -> None:
