@@ -10,11 +10,13 @@ from scanline.model.config import NO_LABEL, ModelConfig
 from scanline.model.training.augmentation import augmented
 from scanline.model.training.recipe import TrainingConfig, batch_indices
 
+Batch = tuple[Tensor, Tensor | None]  # images uint8 [B, T, C], and labels int64 [B]
+
 
 def batch(
     step: int, images: Tensor, labels: Tensor | None, config: TrainingConfig, share: slice,
     network: ModelConfig,
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+) -> Batch:  # fmt: skip
     """Give a process's ``share`` of a step's images and labels, where those of all of them lie.
 
     ``images: uint8 [N, T, C]``, ``labels: int64 [N]`` or None → ``[B, T, C]``, ``[B]``; -1 is the

@@ -31,7 +31,7 @@ from scanline.model.data.published import Dataset
 from scanline.model.evaluation import evaluate
 from scanline.model.network import LinearTransformer
 from scanline.model.training import growth
-from scanline.model.training.batches import batch
+from scanline.model.training.batches import Batch, batch
 from scanline.model.training.exchange import Reducer
 from scanline.model.training.journal import Journal
 from scanline.model.training.machine import bf16_pays, few_collections, keep_memory
@@ -79,9 +79,8 @@ class Trainer:
         self.optimizers = make_optimizers(self.model, config, bf16=bf16_pays(device))
         self.bf16 = config.precision == "bf16" or (config.precision == "auto" and bf16_pays(device))
         self._passes = Passes(self.model, bf16=self.bf16, compiled=config.compile)
-        # The next step's batch, and what it is of.
-        self._ahead: tuple[tuple[int, Tensor, Tensor | None], tuple[Tensor, Tensor | None]] | None
-        self._ahead = None
+        # The next step's batch, and which step's it is, of which images and labels.
+        self._ahead: tuple[tuple[int, Tensor, Tensor | None], Batch] | None = None
         self._parameters: list[Tensor] = [*self.model.parameters()]
         self._averages: list[Tensor] = [*self.average.parameters()]
         bits = torch.zeros((), device=device)
@@ -199,8 +198,8 @@ class Trainer:
         if self.device.type == "cuda" or norm > 1:
             torch.nn.utils.clip_grads_with_norm_(self._parameters, 1.0, norm)
         take_steps(self.optimizers, learning_rate_factor(self.step, self.config))
-        if self.device.type == "cuda" and self.step + 1 < self.config.steps:
-            following = self._batch(self.step + 1, images, labels)  # while the device is at work
+        if self.step + 1 < self.config.steps:
+            following = self._batch(self.step + 1, images, labels)  # while a device is at work
             self._ahead = (self.step + 1, images, labels), following
         value = bits.item()
         if not (math.isfinite(value) and math.isfinite(norm.item())):
@@ -212,9 +211,7 @@ class Trainer:
         self._move_average()
         return value
 
-    def _batch(
-        self, step: int, images: Tensor, labels: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
+    def _batch(self, step: int, images: Tensor, labels: Tensor | None) -> Batch:
         """Give this process's share of a step's batch, which may have been made ahead."""
         if self._ahead is not None:
             of, made = self._ahead
