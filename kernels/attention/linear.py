@@ -121,8 +121,9 @@ class _ChunkedLinearAttention(torch.autograd.Function):
 def uses_triton(q: Tensor, v: Tensor, chunk: int = CHUNK) -> bool:
     """Whether ``linear_attention`` runs its Triton kernels for these tensors and this chunk.
 
-    They take float32, float16 and bfloat16, heads of 16 to 64 and chunks of 32 (their own may be
-    others), on an NVIDIA device of capability 8.0 or more where Triton is installed.
+    They take float32, float16 and bfloat16, heads of 16 to 64 features (of which random maps have
+    four for each number) and the usual chunk, though theirs are their own, on an NVIDIA device of
+    capability 8.0 or more where Triton is installed.
     """
     return (
         q.dtype != torch.float64

@@ -1,4 +1,4 @@
-"""Causal linear attention on a CUDA device: eq. 9-15 in chunks of 32, in Triton.
+"""Causal linear attention on a CUDA device: eq. 9-15 in chunks of 16 or 32, in Triton.
 
 One launch forward, one back: a program walks the chunks of one head with the state in registers,
 so that a position's numbers are read once and the states between chunks never see memory. The
@@ -50,6 +50,9 @@ class _Plan(NamedTuple):
     num_stages: int
     maxnreg: int
 
+    def constants_of(self, kernel: Any) -> dict[str, object]:
+        return {name: self.constants[name] for name in self.constants if name in kernel.arg_names}
+
 
 def _plan(
     dtype: torch.dtype, K: int, V: int, elu: bool, packed: bool, capability: tuple[int, int]
@@ -75,7 +78,7 @@ def _capability(x: Tensor) -> tuple[int, int]:
 def _launch(kernel: Any, grid: tuple[int, ...], plan: _Plan, *arguments: object) -> None:
     if grid[0] > 0:
         kernel[grid](
-            *arguments, **plan.constants,
+            *arguments, **plan.constants_of(kernel),
             num_warps=plan.num_warps, num_stages=plan.num_stages, maxnreg=plan.maxnreg,
         )  # fmt: skip
 
@@ -84,8 +87,8 @@ def _rows(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def _even(x: Tensor | None) -> Tensor | None:
-    return None if x is None else x.contiguous()
+def _widest(q: Tensor, k: Tensor, v: Tensor) -> torch.dtype:
+    return torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
 
 
 def _tiles(size: int, plan: _Plan) -> int:
@@ -115,7 +118,7 @@ def _walk_back(
 ) -> Tensor:  # fmt: skip
     """Give the gradients of q, k and v side by side ``[B, T, H (2 K + V)]``, fill ``initial``'s."""
     (B, T, H, K), V = q.shape, v.shape[3]
-    grad = q.new_empty(B, T, H * (2 * K + V))
+    grad = q.new_empty(B, T, H * (2 * K + V), dtype=_widest(q, k, v))
     plan = _plan(q.dtype, K, V, elu, kv is None, _capability(q))
     walks = 2 * _tiles(K, plan) + _tiles(V, plan)
     _launch(
@@ -145,7 +148,7 @@ def _backward(
     """Give the gradients of q, k and v side by side, and of the initial state."""
     initial = kv.new_empty(kv.shape), z.new_empty(z.shape)
     grad = _walk_back(
-        grad_o, _even(grad_kv), _even(grad_z), _rows(q), _rows(k), _rows(v),
+        grad_o, grad_kv.contiguous(), grad_z.contiguous(), _rows(q), _rows(k), _rows(v),
         kv.contiguous(), z.contiguous(), o, denominator, initial, elu,
     )  # fmt: skip
     return grad, *initial
@@ -187,7 +190,7 @@ def _(
     kv: Tensor, z: Tensor, o: Tensor, denominator: Tensor, elu: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     (B, T, H, K), V = q.shape, v.shape[3]
-    grad = q.new_empty(B, T, H * (2 * K + V))
+    grad = q.new_empty(B, T, H * (2 * K + V), dtype=_widest(q, k, v))
     return grad, kv.new_empty(kv.shape), z.new_empty(z.shape)
 
 
@@ -212,11 +215,11 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 def _gradients(
     ctx: Any, grad_o: Tensor, _: Tensor, grad_kv: Tensor, grad_z: Tensor
 ) -> tuple[Tensor | None, ...]:
-    q, _, v, *_ = ctx.saved_tensors
-    (B, T, H, K), V = q.shape, v.shape[3]
+    inputs = ctx.saved_tensors[:3]
     grad, kv, z = _backward(grad_o, grad_kv, grad_z, *ctx.saved_tensors, ctx.elu)
-    of_q, of_k, of_v = grad.split([H * K, H * K, H * V], 2)
-    return of_q.view(B, T, H, K), of_k.view(B, T, H, K), of_v.view(B, T, H, V), kv, z, None, None
+    parts = grad.split([x.shape[2] * x.shape[3] for x in inputs], 2)
+    of = [part.view(x.shape).to(x.dtype) for part, x in zip(parts, inputs, strict=True)]
+    return *of, kv, z, None, None
 
 
 def _packed_gradients(ctx: Any, grad_o: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
@@ -269,8 +272,11 @@ def triton_packed_attention(
     """Compute ``triton_linear_attention`` of ``qkv: [B, T, 3, H, K]`` from no state on, o alone.
 
     One product's output in, one gradient for it back, neither put together nor taken apart. In
-    bfloat16 all is multiplied in that, and summed in float32.
+    bfloat16 all is multiplied in that, and summed in float32. Raises ``ValueError`` on another
+    shape or feature map, or heads of more than ``available.MAX_HEAD`` features.
     """
+    if qkv.ndim != 5 or qkv.shape[2] != 3:
+        raise ValueError(f"qkv must be [B, T, 3, H, K], not {[*qkv.shape]}")
     o: Tensor = _packed(qkv, eps, _knows(feature_map, qkv.shape[4]))[0]
     return o
 
@@ -284,10 +290,10 @@ def variants(arch: int) -> list[Variant]:
     for dtype, size, elu in cases:
         for packed in (False, True):
             plan = _plan(dtypes[dtype], size, size, elu, packed, divmod(arch, 10))
-            ends: dict[str, object] = dict.fromkeys(_ENDS) if packed else {}
+            ends = _ENDS if packed else ()
             for kernel in (forward_kernel, backward_kernel):
-                constants = plan.constants | ends
-                constants = {key: constants[key] for key in constants if key in kernel.arg_names}
+                absent = {name: None for name in ends if name in kernel.arg_names}
+                constants = plan.constants_of(kernel) | absent
                 name = f"attention_{kernel.__name__}/{dtype}/{size}"
                 name += ("/packed" if packed else "") + ("" if elu else "/features given")
                 types = {

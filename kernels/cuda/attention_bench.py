@@ -1,7 +1,8 @@
 """How long the attention takes on a device, beside the bytes it must move.
 
 ``python -m scanline.kernels.cuda.attention_bench`` prints, for the shapes that training meets, the
-milliseconds of one layer's forward and of forward and backward, in Triton and in torch operations.
+milliseconds of one layer's forward and of forward and backward, in Triton, of q, k and v as one
+product, and in torch operations.
 ``floor`` is what reading q, k, v and writing o once would take at the rate of a copy on the same
 device.
 """
@@ -12,13 +13,15 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from scanline.kernels.attention.definitions import naive_linear_attention
-from scanline.kernels.attention.linear import linear_attention
+from scanline.kernels.attention.definitions import CHUNK, naive_linear_attention
+from scanline.kernels.attention.linear import linear_attention, packed_linear_attention
 
+ALLOWED = {torch.float32: 1e-5, torch.bfloat16: 1e-2}  # of the length of what is given
 SHAPES = ((64, 784, 8, 32), (256, 784, 4, 32), (64, 3072, 8, 32), (1, 3072, 8, 32))
 
 
@@ -37,35 +40,43 @@ def median_ms(run: Callable[[], object], device: torch.device, repeats: int) -> 
 
 def check(device: torch.device) -> None:
     """Raise ``ValueError`` unless what is timed is the definition, on random inputs."""
-    q, k, v = (torch.randn(2, 97, 3, 32, device=device) for _ in range(3))
-    o, _ = linear_attention(q, k, v, feature_map="elu")
-    exact, _ = naive_linear_attention(q.double(), k.double(), v.double(), feature_map="elu")
-    error = ((o.double() - exact).norm() / exact.norm()).item()
-    if not error < 1e-5:
-        raise ValueError(f"the attention is wrong by {error:.1e}: not timed")
+    for dtype, allowed in ALLOWED.items():
+        qkv = torch.randn(2, 97, 3, 3, 32, device=device).to(dtype)
+        o = packed_linear_attention(qkv, None, "elu")
+        q, k, v = qkv.double().unbind(2)
+        exact, _ = naive_linear_attention(q, k, v, feature_map="elu")
+        error = ((o.double() - exact).norm() / exact.norm()).item()
+        if not error < allowed:
+            raise ValueError(f"the attention is wrong by {error:.1e} in {dtype}: not timed")
 
 
 def row(
     shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device, repeats: int
 ) -> str:
     """Time one ``[B, T, H, K]`` and give its line of the table."""
-    q, k, v = (torch.randn(shape, device=device, dtype=dtype, requires_grad=True) for _ in "qkv")
-    grad = torch.randn_like(q)
+    B, T, H, K = shape
+    qkv = torch.randn(B, T, 3, H, K, device=device, dtype=dtype, requires_grad=True)
+    grad = torch.randn(shape, device=device, dtype=dtype)
 
-    def forward(chunk: int) -> Tensor:
+    def packed() -> Tensor:
+        return packed_linear_attention(qkv, None, "elu")
+
+    def torch_s() -> Tensor:  # which another chunk than the kernels' takes
+        q, k, v = qkv.unbind(2)
+        return linear_attention(q, k, v, chunk=CHUNK - 1, feature_map="elu")[0]
+
+    def forward(attend: Callable[[], Tensor]) -> None:
         with torch.no_grad():
-            return linear_attention(q, k, v, chunk=chunk, feature_map="elu")[0]
+            attend()
 
-    def train(chunk: int) -> None:
-        o, _ = linear_attention(q, k, v, chunk=chunk, feature_map="elu")
-        torch.autograd.grad(o, (q, k, v), grad)
+    def train(attend: Callable[[], Tensor]) -> None:
+        torch.autograd.grad(attend(), qkv, grad)
 
-    big = torch.cat([q.detach().flatten(), v.detach().flatten()])
+    big = torch.empty(2 * grad.numel(), device=device, dtype=dtype)
     floor = median_ms(big.clone, device, repeats)  # reads two tensors, writes two
-    # Another chunk than the kernels' takes the torch operations.
     figures = [
-        median_ms(lambda run=run, chunk=chunk: run(chunk), device, repeats)  # type: ignore[misc]
-        for chunk in (32, 31)
+        median_ms(partial(run, attend), device, repeats)
+        for attend in (packed, torch_s)
         for run in (forward, train)
     ]
     name = f"{'x'.join(map(str, shape))} {str(dtype).removeprefix('torch.')}"

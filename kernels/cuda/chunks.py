@@ -1,7 +1,7 @@
 """Device code of causal linear attention (eq. 9-15), a chunk of positions at a time.
 
 A program walks the chunks of one head, forward or in reverse, with the sums of those behind it in
-registers. An output, and each gradient, is always the same three terms,
+registers. An output, and each gradient, is always the same two terms,
 
     out_j = x_j · state + Σ_i (x_j · y_i) w_i        i ≤ j, or i ≥ j in reverse
 
@@ -60,8 +60,8 @@ def forward_kernel(
     q, k, v, initial_kv, initial_z, o, denominator, final_kv, final_z,
     q_stride_b, q_stride_t, q_stride_h, k_stride_b, k_stride_t, k_stride_h,
     v_stride_b, v_stride_t, v_stride_h, T, H, eps,
-    K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    BW: tl.constexpr, ELU: tl.constexpr, PRECISION: tl.constexpr,
+    K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BW: tl.constexpr,
+    ELU: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Give ``BW`` columns of eq. 9 and the state after the last position, one program a head."""
     i_bh = tl.program_id(0).to(tl.int64)

@@ -18,9 +18,9 @@ trap 'rm -rf "$work"' EXIT
 cores=$(nproc)
 processes=$((cores > 16 ? 14 : cores > 5 ? cores - 4 : 2))
 deadline=${DEADLINE:-480}
-stages=" ${STAGES:-tests bench attention} "
+read -rd '' -a stages <<<"${STAGES:-tests bench attention}" || true
 failed=0
-for one in $stages; do
+for one in "${stages[@]}"; do
     case $one in
     tests | bench | attention) ;;
     *)
@@ -29,6 +29,7 @@ for one in $stages; do
         ;;
     esac
 done
+stages=" ${stages[*]} "
 
 # The package, importable without being installed.
 mkdir "$work/scanline"
@@ -98,20 +99,20 @@ if [ $? -eq 1 ]; then  # and not 124: a first import may be slow
     exit 1
 fi
 
-plain=()
+options=()
 stage starts 45 . "$python" -m scanline.model.bench.starting
-[ $? -ne 3 ] || plain=(--plain)  # a server's way does not work, and another may
+[ $? -ne 3 ] || options=(--plain)  # a server's way does not work, and another may
 
 # Those that take the device's memory, or watch it, come alone.
 alone='stays_flat or 32_bits'
 running=()
 models=()
 [[ $stages != *' bench '* ]] || read -ra models <<<"${MODELS:-mnist-paper cifar10-paper mnist cifar10}"
-[ -z "${SLOTS:-}" ] || plain+=(--slots $SLOTS)
+[ -z "${SLOTS:-}" ] || options+=(--slots $SLOTS)
 # Meanwhile each benchmark compiles what it will time.
 for model in "${models[@]}"; do
     stage "compile-$model" 200 'Error|not timed' \
-        "$python" -m scanline.model.bench.cuda "$model" --repeats 1 --seconds 0.01 "${plain[@]}" &
+        "$python" -m scanline.model.bench.cuda "$model" --repeats 1 --seconds 0.01 "${options[@]}" &
     running+=($!)
 done
 if [[ $stages == *' tests '* ]]; then
@@ -125,7 +126,7 @@ for job in "${running[@]}"; do wait "$job" || failed=1; done
 # What matters most comes first: time may run out.
 for model in "${models[@]}"; do
     stage "bench-$model" 75 . \
-        "$python" -m scanline.model.bench.cuda "$model" --repeats 3 --seconds 0.5 "${plain[@]}"
+        "$python" -m scanline.model.bench.cuda "$model" --repeats 3 --seconds 0.5 "${options[@]}"
 done
 [[ $stages != *' attention '* ]] || stage attention 45 . "$python" -m scanline.kernels.cuda.attention_bench
 echo "the full log: $log"

@@ -37,11 +37,12 @@ def times_of(run: Callable[[], object]) -> dict[str, float]:
     with profile(activities=[ProfilerActivity.CUDA]) as profiled:
         run()
         torch.cuda.synchronize()
-    return {row.key: row.self_device_time_total for row in profiled.key_averages()}
+    times = {row.key: row.self_device_time_total for row in profiled.key_averages()}
+    return {name: time for name, time in times.items() if time > 0}  # what waits is named too
 
 
 def described(times: Mapping[str, float]) -> str:
-    """Say which kernels take the most of a step, and how much, in microseconds."""
+    """Say which kernels take the most of a run, and how much, in microseconds."""
     if not times:
         return "no kernel was seen"
     most = sorted(times.items(), key=lambda item: -item[1])

@@ -185,7 +185,10 @@ class Trainer:
         self.data = mine
 
     def take_step(self, images: Tensor, labels: Tensor | None) -> float:
-        """Train on the next batch of ``images: [N, T, C]``, ``labels: [N]``; gives its bits/dim."""
+        """Train on the next batch of ``images: [N, T, C]``, ``labels: [N]``; gives its bits/dim.
+
+        The batch after it is made meanwhile: what is changed in place is seen a step later.
+        """
         canvas, label = self._batch(self.step, images, labels)
         bits = self._passes(
             canvas.to(self.device), None if label is None else label.to(self.device)

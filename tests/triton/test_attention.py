@@ -72,7 +72,14 @@ def test_equals_naive_with_gradients(
 
 
 @pytest.mark.parametrize(("T", "K"), [(1, 16), (33, 32), (64, 32), (97, 64), (65, 20)])
-def test_packed_equals_naive_with_its_gradient(place: Place, T: int, K: int) -> None:
+@pytest.mark.parametrize("wide", [False, True], ids=["", "chunks as of bfloat16"])
+def test_packed_equals_naive_with_its_gradient(
+    place: Place, T: int, K: int, wide: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if wide:  # of which the interpreter knows nothing else
+        narrow = triton_attention._plan(torch.bfloat16, K, K, True, True, (9, 0))
+        plan = narrow._replace(constants=narrow.constants | {"PRECISION": "tf32x3"})
+        monkeypatch.setattr(triton_attention, "_plan", lambda *_: plan)
     parts = inputs(place, T, K=K, V=K)[:3]
     results = []
     for dtype in (torch.float64, None):
@@ -88,6 +95,15 @@ def test_packed_equals_naive_with_its_gradient(place: Place, T: int, K: int) -> 
     for expected, actual in zip(*results, strict=True):
         assert actual.dtype == place.dtype
         assert_close(actual.double(), expected, place.dtype)
+
+
+def test_a_gradient_is_no_narrower_than_what_it_is_of(place: Place) -> None:
+    q, k, v, _ = inputs(place, 33)
+    x = [*leaves((q, k), torch.float16), *leaves((v,), torch.float32)]
+    o, _ = triton_linear_attention(x[0], x[1], x[2], feature_map="elu")
+    gradients = torch.autograd.grad(o, x, torch.full_like(o, 2.0**17))  # beyond float16's
+    assert [gradient.dtype for gradient in gradients] == [y.dtype for y in x]
+    assert gradients[2].isfinite().all()
 
 
 @pytest.mark.parametrize("through", [0, 1, 2])
@@ -158,7 +174,8 @@ def test_outputs_are_written_whole_and_nothing_else(
         if sys._getframe(1).f_globals["__name__"] != triton_attention.__name__:
             return plain(x, *shape, **options)
         sizes = torch.Size(shape[0] if isinstance(shape[0], Sequence) else shape)
-        buffer = x.new_full((sizes.numel() + 2 * guard,), mark)
+        dtype = options.get("dtype", x.dtype)
+        buffer = x.new_full((sizes.numel() + 2 * guard,), mark, dtype=dtype)
         buffers.append((buffer, sizes.numel()))
         inner = buffer[guard : guard + sizes.numel()]
         return inner.fill_(torch.nan).view(sizes)
@@ -169,8 +186,12 @@ def test_outputs_are_written_whole_and_nothing_else(
     x = leaves((q, k, v, *state))
     o, final = triton_linear_attention(x[0], x[1], x[2], AttentionState(x[3], x[4]), 1e-6, "elu")
     torch.autograd.grad([o, *final], x, [o, *final])
-    monkeypatch.undo()
     assert len(buffers) == 4 + 3  # outputs and state, gradients side by side and of the state
+    (qkv,) = leaves([torch.stack([q, k, q], 2)])
+    o = triton_packed_attention(qkv, "elu")
+    torch.autograd.grad(o, qkv, o)
+    monkeypatch.undo()
+    assert len(buffers) == 7 + 3  # outputs and denominators, one gradient
     for buffer, size in buffers:
         assert not buffer[guard : guard + size].isnan().any()
         assert (buffer[:guard] == buffer.new_tensor(mark)).all()
@@ -236,6 +257,11 @@ def test_a_second_derivative_is_refused_rather_than_wrong(place: Place) -> None:
     (first,) = torch.autograd.grad(o.square().sum(), q, create_graph=True)
     with pytest.raises(RuntimeError, match="linear_attention_backward"):
         first.sum().backward()  # type: ignore[no-untyped-call]
+    (qkv,) = leaves([torch.stack((q, k, v), 2)])
+    o = triton_packed_attention(qkv, "elu")
+    (first,) = torch.autograd.grad(o.square().sum(), qkv, create_graph=True)
+    with pytest.raises(RuntimeError, match="packed_linear_attention_backward"):
+        first.sum().backward()  # type: ignore[no-untyped-call]
 
 
 def test_wrong_inputs_are_refused(place: Place) -> None:
@@ -247,6 +273,9 @@ def test_wrong_inputs_are_refused(place: Place) -> None:
     q, k, v, _ = inputs(place, 4, V=65)
     with pytest.raises(ValueError, match="heads of 64 features at most, not 65"):
         triton_linear_attention(q, k, v)
+    for shape in ((2, 4, 2, 2, 16), (2, 4, 3, 16)):
+        with pytest.raises(ValueError, match=r"qkv must be \[B, T, 3, H, K\], not"):
+            triton_packed_attention(q.new_zeros(shape), "elu")
 
 
 @pytest.mark.gpu
@@ -270,3 +299,12 @@ def test_more_elements_than_32_bits_count() -> None:
     alone, end = triton_linear_attention(q, k, v, feature_map="elu")
     assert torch.equal(o[-1], alone[0])
     assert torch.equal(final.kv[-1], end.kv[0])
+    del o, final, many
+    one = torch.stack((q, k, k), 2)
+    (packed,) = leaves([one.expand(2800, -1, -1, -1, -1)])
+    assert packed.numel() > 2**31  # of which the gradient has as many
+    o = triton_packed_attention(packed, "elu")
+    (gradient,) = torch.autograd.grad(o, packed, o)
+    (small,) = leaves([one])
+    o = triton_packed_attention(small, "elu")
+    assert torch.equal(gradient[-1], torch.autograd.grad(o, small, o)[0][0])

@@ -19,20 +19,22 @@ from scanline.model.network import LinearTransformer
 from tests.conftest import assert_close, random_canvas, tiny_config
 from tests.triton.places import Place, inputs, leaves
 
+WHOLE, PACKED = "triton_linear_attention", "triton_packed_attention"
 
-def use_triton(monkeypatch: pytest.MonkeyPatch, place: Place) -> list[int]:
-    """Count the kernels' runs; in the interpreter, send CPU tensors there as if on a device."""
-    runs: list[int] = []
 
-    def counted(plain: Callable[..., object]) -> Callable[..., object]:
+def use_triton(monkeypatch: pytest.MonkeyPatch, place: Place) -> list[str]:
+    """Name the kernels' runs; in the interpreter, send CPU tensors there as if on a device."""
+    runs: list[str] = []
+
+    def counted(name: str, plain: Callable[..., object]) -> Callable[..., object]:
         def run(*arguments: object) -> object:
-            runs.append(1)
+            runs.append(name)
             return plain(*arguments)
 
         return run
 
-    for name in ("triton_linear_attention", "triton_packed_attention"):
-        monkeypatch.setattr(triton_attention, name, counted(getattr(triton_attention, name)))
+    for name in (WHOLE, PACKED):
+        monkeypatch.setattr(triton_attention, name, counted(name, getattr(triton_attention, name)))
     if place.device == "cpu":
         monkeypatch.setattr(dispatch, "uses_triton", lambda q, v, chunk: True)
     return runs
@@ -45,11 +47,11 @@ def test_the_dispatch(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not uses_triton(q.double(), v.double())
     assert not uses_triton(q, v, chunk=16)
     assert not uses_triton(q[..., :15], v)
-    assert not uses_triton(q, v.repeat(1, 1, 1, 9))
+    assert not uses_triton(q, v.repeat(1, 1, 1, 5))
     expected, _ = naive_linear_attention(q.double(), k.double(), v.double(), feature_map="elu")
     runs = use_triton(monkeypatch, place)
     o, _ = linear_attention(q, k, v, feature_map="elu")
-    assert len(runs) == 1
+    assert runs == [WHOLE]
     assert_close(o.double(), expected, o.dtype)
 
 
@@ -69,7 +71,8 @@ def test_a_network_trains_and_prefills_on_it(place: Place, monkeypatch: pytest.M
     with torch.autocast(place.device, place.dtype, enabled=place.dtype == torch.bfloat16):
         bits = network.bits(canvas).mean()
     bits.backward()  # type: ignore[no-untyped-call]
-    assert len(runs) == config.n_layers
+    assert runs == [PACKED] * config.n_layers
+    runs.clear()
     assert_close(bits.double(), expected, place.dtype)
     for mine, theirs in zip(network.parameters(), double.parameters(), strict=True):
         assert mine.grad is not None
@@ -77,7 +80,7 @@ def test_a_network_trains_and_prefills_on_it(place: Place, monkeypatch: pytest.M
         assert_close(mine.grad.double(), theirs.grad, place.dtype)
     with torch.no_grad():
         states, _ = network.prefill(canvas, lengths)
-    assert len(runs) == 2 * config.n_layers
+    assert runs == [WHOLE] * config.n_layers
     for state, expected_state in zip(states, expected_states, strict=True):
         for name, tensor in state.items():
             assert_close(tensor.double(), expected_state[name], torch.float32)
@@ -106,7 +109,6 @@ def test_the_benchmark_times_what_it_has_checked(
     attention_bench.check(device)
     line = attention_bench.row((1, 3, 1, 16), place.dtype, device, 1)
     assert len(line.split()) == 2 + 5
-    monkeypatch.setattr(attention_bench, "naive_linear_attention", linear_attention)
-    monkeypatch.setattr(attention_bench, "linear_attention", lambda q, k, v, **_: (2 * v, None))
+    monkeypatch.setattr(attention_bench, "packed_linear_attention", lambda qkv, *_: qkv[:, :, 2])
     with pytest.raises(ValueError, match="wrong by"):
         attention_bench.check(device)
