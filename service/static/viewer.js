@@ -54,6 +54,9 @@ export class Viewer {
     });
     takes("viewer-inside", "inside");
     takes("viewer-complete", "complete");
+    this.others = document.getElementById("viewer-others");
+    [-1, 1].forEach((step, i) =>
+      this.others.children[i].addEventListener("click", () => this.step(step)));
     this.dialog.addEventListener("close", () => this.player.stop());
     this.dialog.addEventListener("keydown", (event) => this.key(event));
   }
@@ -77,6 +80,7 @@ export class Viewer {
       bits === null ? null : `${bits.toFixed(3)} bits/dim`,
       `${model.width} × ${model.height}, ${model.id}`,
     ].filter(Boolean).join(" · ");
+    this.others.hidden = tiles.length < 2;
     this.share.offer(this.link);
     this.player.load(this.picture);
     this.setSpeed();
@@ -106,9 +110,13 @@ export class Viewer {
   /** Arrow keys step through the sheet, unless a slider has the focus. */
   key(event) {
     const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-    if (!step || event.target.tagName === "INPUT") return;
-    const shown = this.tiles.toSorted((a, b) => (precedes(a, b) ? -1 : 1)); // it may be sorted
-    const next = shown[shown.indexOf(this.tile) + step];
-    if (next?.result) this.open(next, this.tiles);
+    if (step && event.target.tagName !== "INPUT") this.step(step);
+  }
+
+  /** Show the next finished image on the sheet, or the one before: behind the last the first. */
+  step(step) {
+    const shown = this.tiles.filter(({ result }) => result)
+      .sort((a, b) => (precedes(a, b) ? -1 : 1)); // it may be sorted
+    this.open(shown.at((shown.indexOf(this.tile) + step) % shown.length), this.tiles);
   }
 }

@@ -122,6 +122,20 @@ def test_cancel_keeps_what_is_drawn(visit: Open, grey: FakeDecoder) -> None:
     expect(page.locator("#draw [data-cancel]")).to_be_hidden()
 
 
+def test_what_is_enlarged_gives_way_to_its_neighbours(visit: Open) -> None:
+    page = visit("#draw?n=3&seed=8")
+    finished(page)
+    page.locator("#draw .sheet button").first.click()
+    for button, seed in (("Next", 9), ("Previous", 8), ("Previous", 10), ("Next", 8)):
+        page.locator("#viewer-others button", has_text=button).click()
+        expect(page.locator("#viewer-facts")).to_contain_text(f"Seed {seed}")
+    page = visit("#draw?n=1&seed=8")
+    finished(page)
+    page.locator("#draw .sheet button").first.click()
+    expect(page.locator("#viewer")).to_be_visible()
+    expect(page.locator("#viewer-others")).to_be_hidden()
+
+
 def test_an_image_is_enlarged_replayed_and_saved(visit: Open, tmp_path: Path) -> None:
     page = visit("#draw?n=2&seed=8")
     finished(page)
