@@ -7,8 +7,8 @@ reverse for k's and v's, all at once, and leaves the three side by side, as the 
 k and v wants them.
 
 φ and its derivative are applied on the way in and out, in float32, as are all sums. Products use
-the tensor cores, in three passes of tf32 (``tf32x3``), whose error is float32's own; of a product's
-bfloat16 output as such, from no state on, which is how a network trains, in bfloat16. Tiles are
+the tensor cores, in three passes of tf32 (``tf32x3``), whose error is float32's own; but where q, k
+and v come as one bfloat16 product, from no state on, as in training, they are bfloat16's. Tiles are
 fixed, so that an image's result does not depend on its neighbours in the batch.
 """
 
