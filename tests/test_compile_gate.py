@@ -7,7 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -97,15 +97,15 @@ def test_what_is_launched_is_what_the_gate_compiles(
     class Kernel:
         """Stands for a kernel: reads its arguments as Triton's launcher does."""
 
-        def __init__(self, real: object) -> None:
-            self.real = real
+        def __init__(self, real: Any) -> None:
+            self.real, self.arg_names = real, real.arg_names
 
         def __getitem__(self, grid: tuple[int, int]) -> Kernel:
             assert all(0 < programs < 2**31 for programs in grid)
             return self
 
         def __call__(self, *values: object, **options: object) -> None:
-            names = self.real.arg_names  # type: ignore[attr-defined]
+            names = self.arg_names
             launch = {name: options.pop(name) for name in ("num_warps", "num_stages", "maxnreg")}
             constants, types = dict(options), {}
             for name, value in zip(names, values, strict=False):
@@ -115,7 +115,7 @@ def test_what_is_launched_is_what_the_gate_compiles(
                     constants[name] = value
                 else:
                     types[name] = found + (":16" if key == "D" else "")
-            name = f"attention_{self.real.__name__}/{kind}/{size}"  # type: ignore[attr-defined]
+            name = f"attention_{self.real.__name__}/{kind}/{size}"
             name += "/packed" if "grad_kv" in constants or "final_kv" in constants else ""
             name += "" if constants["ELU"] else "/features given"
             launched[name] = Variant(name, self.real, types, constants, **launch)  # type: ignore[arg-type]
