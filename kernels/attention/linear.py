@@ -203,17 +203,18 @@ def packed_linear_attention(
     Returns ``o: [B, T, H, K]``.
     """
     q, _, v = qkv.unbind(2)
-    if feature_map == "elu" and attends(qkv) and not uses_triton(q, v, CHUNK):
+    on_device = feature_map == "elu" and uses_triton(q, v, CHUNK)
+    if feature_map == "elu" and attends(qkv) and not on_device:
         if bias is None:
             bias = qkv.new_zeros(qkv.shape[2:])
         o: Tensor = attention(qkv, bias.float(), *_first_state(q, None), EPS)[0]
         return o
     qkv = qkv if bias is None else qkv + bias.to(qkv.dtype)
-    q, k, v = qkv.unbind(2)
-    if feature_map == "elu" and uses_triton(q, v, CHUNK):
+    if on_device:
         from scanline.kernels.cuda.attention import triton_packed_attention  # as above
 
         return triton_packed_attention(qkv, feature_map)
+    q, k, v = qkv.unbind(2)
     return linear_attention(q, k, v, feature_map=feature_map, directions=directions)[0]
 
 
