@@ -74,9 +74,11 @@ def test_metrics_tell_of_requests_from_end_to_end() -> None:
 def test_what_is_refused_is_counted_by_its_reason(
     held: tuple[Scanline, httpx.Client, threading.Event],
 ) -> None:
-    _, client, _ = held
+    scanline, client, _ = held
     for _ in range(3):
         client.post("/v1/samples", json={"n": 4}, headers={"Prefer": "respond-async"})
+        # Before the first has its slot, four and four are more than one caller may have wait.
+        until(lambda: scanline.models["grey"].engine.slots_in_use == 1)
     client.post("/v1/samples", json={"n": 0})
     client.post("/v1/samples", content=b"x", headers={"Content-Encoding": "gzip"})
     client.get("/v1/generations/none")

@@ -157,10 +157,11 @@ def test_what_was_begun_is_given_again_though_nothing_new_is_taken(drained: bool
             fields, headers = {"n": "2", "known_rows": "1"}, {"Idempotency-Key": name} | ASYNC
             return client.post("/v1/completions", files=picture, data=fields, headers=headers)
 
-        queue = scanline.models["grey"].engine.queue
+        engine = scanline.models["grey"].engine
+        queue = engine.queue
         begun = drawing("draw").json()["id"], completing("complete").json()["id"]
         asked = [pool.submit(client.get, "/v1/samples/grey/9.png")]
-        until(lambda: len(queue._live) == 3)
+        until(lambda: len(queue._live) == 3 and engine.slots_in_use == 2)
         if drained:
             queue.close(60)
         while not drained and client.post("/v1/samples", json={}, headers=ASYNC).is_success:
