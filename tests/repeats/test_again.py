@@ -159,9 +159,11 @@ def test_what_was_begun_is_given_again_though_nothing_new_is_taken(drained: bool
 
         engine = scanline.models["grey"].engine
         queue = engine.queue
-        begun = drawing("draw").json()["id"], completing("complete").json()["id"]
+        drawn = drawing("draw").json()["id"]
+        until(lambda: engine.slots_in_use == 2)  # the others wait, and fill the queue
+        begun = drawn, completing("complete").json()["id"]
         asked = [pool.submit(client.get, "/v1/samples/grey/9.png")]
-        until(lambda: len(queue._live) == 3 and engine.slots_in_use == 2)
+        until(lambda: len(queue._live) == 3)
         if drained:
             queue.close(60)
         while not drained and client.post("/v1/samples", json={}, headers=ASYNC).is_success:
