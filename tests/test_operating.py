@@ -89,6 +89,22 @@ def test_what_is_refused_is_counted_by_its_reason(
         assert value(client, f'scanline_refused_total{{reason="{reason}"}}') == count, reason
 
 
+def test_a_step_that_does_not_end_is_told_to_whoever_starts_the_process_again(
+    held: tuple[Scanline, httpx.Client, threading.Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scanline.service.engine.STUCK_SECONDS", 0.05)
+    _, client, go_on = held
+    begun = client.post("/v1/samples", json={}, headers={"Prefer": "respond-async"})
+    until(lambda: client.get("/livez").status_code == 503)
+    why = check_error(client.get("/livez"), 503, "not_ready")
+    assert "what draws grey hangs: start the server again" in why
+    assert "nothing draws grey now" in check_error(client.get("/readyz"), 503, "not_ready")
+    go_on.set()
+    until(lambda: client.get("/livez").text == "ok\n")
+    until(lambda: client.get(begun.headers["location"]).json()["status"] == "finished")
+    assert client.get("/readyz").text == "ready\n"
+
+
 def test_streams_are_counted_while_they_are_open(
     held: tuple[Scanline, httpx.Client, threading.Event],
 ) -> None:
