@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+EXTRAS ?= dev  # what the first run installs: dev,e2e,cluster is all that the tests can use
 # Many tests wait, for a browser or a server: one process more than there are cores, up to four.
 WORKERS = $(shell $(PYTHON) -c "import os; print(min(4, os.cpu_count() + 1))")
 
@@ -39,7 +40,7 @@ docker:
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(strip $(EXTRAS))]'
 	mkdir -p $(VENV)/source/scanline  # the package's layout, for mypy
 	ln -sfn $(CURDIR)/kernels $(CURDIR)/model $(CURDIR)/service $(VENV)/source/scanline
 	touch $@

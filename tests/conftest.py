@@ -82,6 +82,12 @@ def random_canvas(config: ModelConfig, rows: int, seed: int = 0) -> Tensor:
     return torch.from_numpy(values)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the slowest, or one process has them left where the others are done."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown() -> Iterator[None]:
     """Limit what follows a test too: where it failed, its own limits hold no more."""

@@ -27,6 +27,7 @@ TOGETHER = [*([file] for file in ALONE), OTHERS[::2], [*OTHERS[1::2], "engine/te
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 @pytest.mark.skipif("TRITON_INTERPRET" in os.environ, reason="this process interprets already")
+@pytest.mark.slow
 @pytest.mark.timeout(1500)  # whole files, where any other test is one of many
 @pytest.mark.parametrize("files", TOGETHER, ids=lambda files: files[0])
 def test_the_kernels_in_the_interpreter(files: list[str]) -> None:

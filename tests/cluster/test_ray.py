@@ -29,10 +29,12 @@ from tests.service_fixtures import (
 )
 
 pytest.importorskip("ray.serve", reason="Ray is not installed: pip install 'scanline[cluster]'")
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]  # processes by the dozen begin
+# Processes by the dozen begin.
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(900)]
 
 STREAMS = 12  # of two images: more than there are slots
 WAYS = ("serve", "proxy")  # the service as a process of its own, and as an application of Ray Serve
+once = pytest.mark.parametrize("served", ["serve"], indirect=True, scope="module")
 
 
 @pytest.fixture(scope="module", params=WAYS)
@@ -134,6 +136,7 @@ def test_a_killed_replica_is_missed_by_no_stream(served: Served, alone: Engine) 
     served.wait_ready(2)  # Ray has begun another
 
 
+@once
 def test_a_large_request_is_spread_over_all_replicas(served: Served, alone: Engine) -> None:
     before = served.by_replica("scanline_pixels_total")
     with httpx.Client(base_url=served.url, timeout=300) as client:
@@ -147,6 +150,7 @@ def test_a_large_request_is_spread_over_all_replicas(served: Served, alone: Engi
     assert reply.content.index(first.tobytes()) > 0
 
 
+@once
 def test_a_silent_replica_stops_no_other(served: Served) -> None:
     with httpx.Client(base_url=served.url, timeout=300) as client, ThreadPoolExecutor(4) as pool:
         silent = served.pids()[0]
@@ -164,9 +168,8 @@ def test_a_silent_replica_stops_no_other(served: Served) -> None:
         assert [one.result().status_code for one in asked] == [200] * 4
 
 
+@once  # Ray's own command ends, and with it the cluster that it began
 def test_sigterm_lets_a_stream_finish(served: Served, alone: Engine) -> None:
-    if served.way == "proxy":
-        pytest.skip("Ray's own command ends, and with it the cluster that it began")
     body = {"n": 4, "seed": 5, "stream": True}
     with httpx.stream("POST", f"{served.url}/v1/samples", json=body, timeout=120) as reply:
         chunks = reply.iter_raw()

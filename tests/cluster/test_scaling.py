@@ -14,7 +14,8 @@ from scanline.service.generation import Spec
 from tests.cluster.serving import SLOTS, Served, expected
 
 pytest.importorskip("ray.serve", reason="Ray is not installed: pip install 'scanline[cluster]'")
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]  # processes by the dozen begin
+# Processes by the dozen begin.
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 async def ask(client: httpx.AsyncClient, seed: int) -> httpx.Response:
