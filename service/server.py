@@ -50,10 +50,17 @@ class Served:
     created: int
     defaults: Defaults
 
-    @cached_property
+    @property
     def mark(self) -> str:
-        """What a drawing of it depends on beside the request: weights, program and machine."""
-        digest = hashlib.sha256(f"{__version__} {self.engine.variant}".encode())
+        """What a drawing of it depends on beside the request: weights, program and machine.
+
+        A cluster's replicas, and with them the kind of machine, may be others later.
+        """
+        return f"{__version__} {self.engine.variant} {self._weights}"
+
+    @cached_property
+    def _weights(self) -> str:
+        digest = hashlib.sha256()
         for name, tensor in sorted(self.network.state_dict().items()):
             digest.update(name.encode() + tensor.cpu().float().numpy().tobytes())
         return digest.hexdigest()

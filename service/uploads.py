@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import BinaryIO
 
 from PIL import Image, ImageFile
@@ -15,11 +16,13 @@ from scanline.model.pictures import PictureError, open_picture
 
 MAX_PIXELS = 4_000_000  # that are decoded
 MAX_REDUCED = 2**24  # of a JPEG that is made smaller while it is decoded
-MAX_PARTS = 10_000  # of a JPEG, of a kind; encoders write some hundreds, of those below few
+MAX_PARTS = 10_000  # of a picture, of a kind; encoders write some hundreds, of those below few
 PARTS = {
     0xDA: ("scans", 64),  # each goes over all of the picture
     0xE1: ("segments of Exif or XMP", 256),  # for each Pillow copies all that came before
 }
+FULL = 64  # bytes in each part of a GIF, on the average: encoders fill 255
+PNG, GIF = b"\x89PNG\r\n\x1a\n", b"GIF8"
 MAX_SLOW = 2**16  # pixels of a kind that Pillow decodes in Python, a thousand times slower
 MAX_COMMENTS = 1000  # of a PPM in words, for each of which Pillow moves all that follows
 # Without TIFF: a tile of a small one may hold gigabytes, and libtiff itself writes to stderr.
@@ -89,9 +92,57 @@ def _check_either_way_up(check_size: CheckSize, width: int, height: int) -> None
 
 
 def _check_parts(file: BinaryIO, param: str) -> None:
-    """Refuse a JPEG of more parts than any encoder writes, before Pillow reads the first."""
-    data = file.read() if file.read(2) == b"\xff\xd8" else b""
+    """Refuse a picture of more parts than any encoder writes, before Pillow reads the first.
+
+    It goes from one to the next in Python.
+    """
+    start = file.read(8)
+    data = start + file.read() if start.startswith((b"\xff\xd8", PNG, GIF)) else b""
     file.seek(0)
+    if start.startswith(b"\xff\xd8"):
+        _check_segments(data, param)
+    elif start.startswith(PNG) and _ends_late(_chunks(data), MAX_PARTS):
+        raise PictureError(f"the PNG has over {MAX_PARTS:,} chunks; save it again", param)
+    elif start.startswith(GIF) and _ends_late(_blocks(data), MAX_PARTS + len(data) // FULL):
+        raise PictureError("the GIF is in parts smaller than encoders write; save it again", param)
+
+
+def _ends_late(parts: Iterable[int], most: int) -> bool:
+    """Whether there are more than so many."""
+    return next(islice(parts, most, None), None) is not None
+
+
+def _chunks(png: bytes) -> Iterator[int]:
+    """Give where each chunk of a PNG begins."""
+    at = len(PNG)
+    while at < len(png):
+        yield at
+        at += 12 + int.from_bytes(png[at : at + 4])
+
+
+def _blocks(gif: bytes) -> Iterator[int]:
+    """Give where each block of a GIF begins, and each part of one."""
+
+    def colours(flags: int) -> int:
+        return 3 << (flags & 7) + 1 if flags & 0x80 else 0
+
+    at = 13 + colours(gif[10]) if len(gif) > 10 else len(gif)
+    while at < len(gif) and gif[at] != 0x3B:  # its end
+        yield at
+        if gif[at] == 0x2C:  # an image: its place, its colours, the size of its codes
+            at += 11 + (colours(gif[at + 9]) if at + 9 < len(gif) else 0)
+        elif gif[at] == 0x21:  # an extension, and its kind
+            at += 2
+        else:  # nothing, which Pillow passes over
+            at += 1
+            continue
+        while at < len(gif) and gif[at]:
+            yield at
+            at += 1 + gif[at]
+        at += 1
+
+
+def _check_segments(data: bytes, param: str) -> None:
     counts, at = Counter[int](), 0  # of what lies behind the picture's end none, as a phone's film
     while (marker := _MARKER.search(data, at)) and (kind := marker[0][1]) != _END:
         at = marker.end() + int.from_bytes(data[marker.end() : marker.end() + 2])

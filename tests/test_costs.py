@@ -130,6 +130,28 @@ def test_what_takes_long_to_decode_is_refused(client: httpx.Client) -> None:
     assert complete(client, progressive).status_code == 200
 
 
+def test_pictures_of_many_small_parts_are_refused(client: httpx.Client) -> None:
+    """Pillow goes from one to the next in Python, before it knows the picture's size."""
+    png = encode(random_picture().resize((64, 64)))
+    chunk = struct.pack(">I", 0) + b"teSt" + struct.pack(">I", zlib.crc32(b"teSt"))
+    for place in (33, len(png) - 12):  # before the pixels, and after
+        for count, status in ((9_000, 200), (10_000, 400)):
+            reply = complete(client, png[:place] + chunk * count + png[place:])
+            assert reply.status_code == status
+        assert "the PNG has over 10,000 chunks" in check_error(reply, 400, "invalid_image")
+    for side in (1, 64, 1900):  # as encoders write it, in parts of 255 bytes
+        noise = np.random.default_rng(0).integers(0, 256, (side, side), np.uint8)
+        assert complete(client, encode(Image.fromarray(noise), "GIF")).status_code == 200
+    gif = encode(random_picture(), "GIF")
+    end = gif.rindex(b";")
+    for junk in (b"!\xfe\0" * 12_000, b"!\xfe" + b"\1a" * 12_000 + b"\0", b"\0" * 12_000):
+        refused = complete(client, gif[:end] + junk + gif[end:])
+        assert "the GIF is in parts smaller" in check_error(refused, 400, "invalid_image")
+    assert complete(client, gif[:end] + b"!\xfe\1a\0" * 1000 + gif[end:]).status_code == 200
+    for cut in (6, 10, 12, 20, end):  # whatever is missing
+        assert complete(client, gif[:cut]).status_code in (200, 400)
+
+
 def test_a_photograph_is_made_smaller_while_it_is_decoded(client: httpx.Client) -> None:
     grey = Image.linear_gradient("L").resize((4000, 3000))
     exif = Image.Exif()

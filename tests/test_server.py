@@ -286,6 +286,7 @@ def test_sigterm_cuts_off_what_takes_too_long_and_exits_0(weights: Path, tmp_pat
             "POST", "/v1/samples", json={"model": "slow", "n": 20, "stream": True}
         ) as stream,
     ):
+        until(lambda: server.gauge("scanline_running_images", "slow") == 8)  # or it is refused
         plain = pool.submit(server.client.post, "/v1/samples", json={"model": "slow", "n": 20})
         until(lambda: server.gauge("scanline_waiting_images", "slow") == 32)
         server.terminate()

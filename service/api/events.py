@@ -119,10 +119,11 @@ class Pixels(TypedDict):
 class Completed(BaseModel):
     """Event ``completed``: everything is drawn, or cancelled."""
 
-    model_config = example(id="gen_5f2c", usage=USAGE)
+    model_config = example(id="gen_5f2c", usage=USAGE, warnings=[])
 
     id: str
     usage: Usage
+    warnings: list[str]
 
 
 EVENTS = {
@@ -192,7 +193,9 @@ async def stream_events(
     if failed := failure(generation):
         yield sse_event("error", failed.reply, END)
     else:
-        yield sse_event("completed", Completed(id=generation.id, usage=Usage.of(generation)), END)
+        usage, warnings = Usage.of(generation), generation.warnings
+        done = Completed(id=generation.id, usage=usage, warnings=warnings)
+        yield sse_event("completed", done, END)
 
 
 class _Reader:

@@ -301,9 +301,10 @@ class Fleet:
             image = part.images[look.image]
             if image.status is Status.FINISHED:
                 continue
-            if (new := look.start + len(look.pixels) - image.position) > 0:
-                self._drawn += new * part.generation.spec.slots
-                part.tries = 1
+            if (stop := look.start + len(look.pixels)) > image.position:
+                spec, part.tries = part.generation.spec, 1
+                # Leading known pixels are absorbed, not drawn.
+                self._drawn += max(0, stop - max(image.position, spec.prefix)) * spec.slots
             self._look(part.generation, image, look)
         self._progress.advance(part.generation)
 

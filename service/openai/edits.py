@@ -49,7 +49,7 @@ async def read_edit(request: Request) -> Edit:
             param="content-type", code="unsupported",
         )  # fmt: skip
     try:
-        options = EditsRequest.model_validate(fields)
+        options = EditsRequest.model_validate(fields, strict=kind == "application/json")
     except ValidationError as error:
         raise RequestValidationError(
             [{**problem, "loc": ("body", *problem["loc"])} for problem in error.errors()]
@@ -85,7 +85,7 @@ async def _read_form(request: Request) -> Parts:
                 (masks if name == "mask" else images).append(content)
             elif isinstance(value, UploadFile) or name in fields:
                 raise ApiError(400, f"{name}: must be one text", param=name, code="invalid_value")
-            else:
+            elif value or name == "prompt":  # an empty field is one left out, as everywhere
                 fields[name] = value
     return fields, images, masks
 

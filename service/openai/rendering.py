@@ -132,7 +132,8 @@ def choose_rendering(body: ImageOptions, config: ModelConfig) -> Rendering:
     looks = (body.partial_images or 0) if body.stream else 0
     images = (body.n or 1) * (1 + looks)
     rendering = Rendering(frame, kind_of_file, quality, warnings)
-    if frame.scale > 1 and images * rendering.pixels > MAX_PIXELS:
+    own = frame[:2] == (config.width, config.height)
+    if not own and images * rendering.pixels > MAX_PIXELS:
         raise ApiError(
             400,
             f"size: {images} images of {rendering.pixels:,} pixels, partial ones included, are "

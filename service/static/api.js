@@ -3,6 +3,8 @@
 import { Key } from "./key.js";
 
 export const MAX_TRIES = 8;
+const FIRST_DELAY = 0.25;
+const LONGEST_DELAY = 15;
 
 export const key = new Key();
 
@@ -35,17 +37,25 @@ export async function call(path, init = {}) {
 /** Write a text as a header takes it: its bytes in UTF-8, each as a character. */
 const inBytes = (text) => String.fromCharCode(...new TextEncoder().encode(text));
 
-/** Send a request again, when the server says, if it is too busy for it. */
-export async function patiently(send, signal) {
+/** Send a request again, when the server says, if it is too busy; where `lost`, if it is away too. */
+export async function patiently(send, signal, lost = false) {
   for (let tries = 1; ; tries += 1) {
     try {
       return await send();
     } catch (error) {
-      const busy = error instanceof ApiError && error.status === 429;
-      if (!busy || tries === MAX_TRIES) throw error;
-      await pause(error.retryAfter, signal);
+      const busy = error.status === 429;
+      if (!(busy || (lost && isLost(error))) || tries === MAX_TRIES) throw error;
+      await pause(busy ? error.retryAfter : backOff(tries), signal);
     }
   }
+}
+
+/** Whether a server that is gone, or comes or goes, is the reason. */
+export const isLost = (error) => error instanceof TypeError || error.status === 503;
+
+/** Give the seconds to wait before a try: ever more, and never quite the same for everyone. */
+export function backOff(tries) {
+  return Math.min(LONGEST_DELAY, FIRST_DELAY * 2 ** (tries - 1)) * (0.75 + Math.random() / 2);
 }
 
 /** Wait, unless cancelled. */
@@ -95,5 +105,7 @@ export function explain(error) {
   }
   if (error instanceof TypeError) return "The server cannot be reached. Is it still running?";
   const sentence = String(error.message);
-  return sentence.charAt(0).toUpperCase() + sentence.slice(1) + (sentence.endsWith(".") ? "" : ".");
+  const reload = error.code === "model_not_found" ? " Reload the page." : "";
+  const end = sentence.endsWith(".") ? "" : ".";
+  return sentence.charAt(0).toUpperCase() + sentence.slice(1) + end + reload;
 }

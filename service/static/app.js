@@ -64,6 +64,7 @@ class Page {
       (await this.view(view)).open(new URLSearchParams());
     });
     addEventListener("hashchange", () => this.go());
+    addEventListener("click", () => { key.declined = false; }, true); // to be asked, for each act
     document.querySelector(".skip").addEventListener("click", (event) => {
       event.preventDefault(); // the address says what is shown, not where the focus is
       document.getElementById("main").focus();

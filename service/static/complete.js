@@ -159,7 +159,9 @@ export class CompleteView {
       this.begin(picture);
       if (!picture.known.includes(0)) this.easel.keepRows(Math.round(this.model.height / 2), true);
       this.tell("Your picture is on the easel. Erase what you like, then complete it.");
+      const { picture: mine } = this.easel;
       const drawnOn = paperOf(await this.examples);
+      if (this.easel.picture !== mine) return; // another lies there by now
       this.paper = paperOf([picture]);
       byId("paper-offer").hidden = lightness(drawnOn) >= DARK
         || lightness(this.paper) - lightness(drawnOn) < LIGHTER;

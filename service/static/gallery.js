@@ -67,9 +67,13 @@ export class Gallery {
   }
 
   store() {
-    try {
-      localStorage.setItem(NAME, JSON.stringify(this.strips));
-    } catch { /* it is full, or forbidden: then only this tab remembers */ }
+    const stored = { ...this.strips, drawn: [...this.strips.drawn] };
+    do {
+      try {
+        localStorage.setItem(NAME, JSON.stringify(stored));
+        break;
+      } catch { /* it is full: what was drawn makes room; or forbidden: only this tab remembers */ }
+    } while (stored.drawn.pop());
     this.show();
   }
 

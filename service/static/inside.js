@@ -190,6 +190,7 @@ export class InsideView {
         abort.signal,
       );
       if (abort.signal.aborted) return;
+      this.say("");
       this.title = titleOf(source);
       await this.measure();
     } catch (error) {

@@ -19,8 +19,14 @@ export class LearnView {
       const place = document.getElementById(`scene-${name}`);
       const line = place.querySelector("[data-said]");
       const say = (sentence) => { line.textContent = sentence; };
-      const fail = (error) => error.name !== "AbortError" && say(explain(error));
-      return { scene: new Scene(place, say, fail), say, fail };
+      const one = { say, failed: false };
+      one.fail = (error) => {
+        if (error.name === "AbortError") return;
+        one.failed = true;
+        say(explain(error));
+      };
+      one.scene = new Scene(place, say, one.fail);
+      return one;
     });
   }
 
@@ -49,9 +55,17 @@ export class LearnView {
     this.abort = new AbortController();
     this.page.link("learn", { model: this.model.id });
     document.getElementById("learn-model").textContent = this.model.id;
-    for (const { scene, say, fail } of this.scenes) {
-      say("");
-      Promise.resolve(scene.set(this.model, this.abort.signal)).catch(fail);
-    }
+    this.scenes.forEach((one) => this.set(one));
+  }
+
+  /** The view is in front again: what failed meanwhile begins anew. */
+  again() {
+    this.scenes.filter(({ failed }) => failed).forEach((one) => this.set(one));
+  }
+
+  set(one) {
+    one.failed = false;
+    one.say("");
+    Promise.resolve(one.scene.set(this.model, this.abort.signal)).catch(one.fail);
   }
 }

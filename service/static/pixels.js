@@ -9,6 +9,12 @@
 /** Count the pixels of a shape. */
 export const area = (shape) => shape.width * shape.height;
 
+/** Fail where what is drawn has another shape than the page believes. */
+export function checkShape(drawn, shape) {
+  if (["width", "height", "channels"].every((name) => drawn[name] === shape[name])) return;
+  throw new Error("The server has another model of this name now. Reload the page.");
+}
+
 /** Make an empty picture: black, or of one colour. */
 export function blank(shape, rgb = [0, 0, 0]) {
   const values = new Uint8Array(area(shape) * shape.channels);

@@ -3,7 +3,7 @@
 import { explain, patiently, post, postPicture } from "./api.js";
 import { addressOf, copy, systemShares } from "./share.js";
 import { noSeed, randomSeed, seedOf } from "./fields.js";
-import { area, blank, toPng } from "./pixels.js";
+import { area, blank, checkShape, toPng } from "./pixels.js";
 import { Player, calm } from "./player.js";
 import { follow } from "./stream.js";
 import { percent } from "./words.js";
@@ -18,6 +18,7 @@ export class PlayView {
   constructor(page) {
     this.page = page;
     this.player = new Player(byId("play-canvas"));
+    this.view = byId("play");
     this.choices = byId("play-choices");
     byId("play-next").addEventListener("click", () => this.next());
     byId("play-again").addEventListener("click", () => this.begin(randomSeed()));
@@ -78,6 +79,7 @@ export class PlayView {
   /** Take in an event of the drawing of all five. */
   hear({ name, data }) {
     if (name === "started") {
+      checkShape(data, this.model);
       data.images.forEach(({ label }, k) => { this.rounds[k].label = label; });
     } else if (name === "pixels") {
       for (const { index, position, values } of data.updates) {
@@ -87,6 +89,12 @@ export class PlayView {
       }
       this.showMore();
     }
+  }
+
+  /** Whether the focus is nowhere, or at a choice that is disabled. */
+  get unfocused() {
+    const { activeElement } = document;
+    return activeElement === document.body || activeElement.disabled;
   }
 
   fail(error) {
@@ -104,10 +112,8 @@ export class PlayView {
     player.rate = calm.matches ? Infinity : area(model) / SECONDS;
     player.canvas.ariaLabel = `The upper half of picture ${this.at + 1}`;
     if (this.at) this.say("Drawing the next one …");
-    const pressed = document.activeElement === byId("play-next"); // which is about to be hidden
     this.offer({});
     this.showMore();
-    if (pressed) this.choices.firstElementChild.focus();
   }
 
   /** Show what there is of the picture: of its upper half, until it is guessed. */
@@ -134,7 +140,8 @@ export class PlayView {
     const costs = [];
     for (const label of model.classes) { // one by one: others play too, and you are thinking
       const fields = { model: model.id, per_pixel: "true", label };
-      const reply = await patiently(() => postPicture("v1/score", fields, png, signal), signal);
+      const reply = await patiently(
+        () => postPicture("v1/score", fields, png, signal), signal, true);
       const [score] = (await reply.json()).data;
       costs.push(score.pixel_bits.slice(0, half).reduce((sum, bits) => sum + bits, 0));
     }
@@ -170,19 +177,22 @@ export class PlayView {
     const over = at === ROUNDS - 1;
     this.offer({ next: !over, over, share: over });
     byId("play-score").textContent = `You ${this.right}, the model ${this.theirs}, of ${at + 1}.`;
-    const { activeElement } = document; // a choice that is disabled now, or nothing, or elsewhere
-    if (activeElement === document.body || activeElement.disabled) {
+    if (this.unfocused) {
       byId(over ? "play-share" : "play-next").focus();
     }
   }
 
   /** Offer what can be done now. */
   offer({ guess = false, next = false, over = false, share = false }) {
+    this.pressed ||= this.view.contains(document.activeElement); // it is to lose the focus
     for (const button of this.choices.children) button.disabled = !guess;
     byId("play-next").hidden = !next;
     byId("play-again").hidden = !over;
     byId("play-share").hidden = !share;
     if (this.at < 0) byId("play-score").textContent = "";
+    if (!guess) return;
+    if (this.pressed && this.unfocused) this.choices.firstElementChild.focus();
+    this.pressed = false;
   }
 
   say(sentence) {

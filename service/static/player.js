@@ -1,6 +1,6 @@
 /** A canvas on which a picture appears pixel by pixel, at the pace of whoever watches. */
 
-import { area, blank } from "./pixels.js";
+import { area, blank, checkShape } from "./pixels.js";
 
 export const calm = matchMedia("(prefers-reduced-motion: reduce)");
 
@@ -80,6 +80,7 @@ export class Player {
 
   /** Take an event of a stream that draws one image. */
   hear({ name, data }) {
+    if (name === "started") checkShape(data, this.picture.shape);
     if (name !== "pixels") return;
     for (const { position, values } of data.updates) this.write(position, values);
   }

@@ -1,9 +1,10 @@
 /** A sheet of images being drawn: one request, or several, a row each. */
 
 import { toHash } from "./address.js";
-import { call, explain } from "./api.js";
+import { explain } from "./api.js";
 import { Arrange } from "./arrange.js";
 import { titleOf } from "./gallery.js";
+import { checkShape } from "./pixels.js";
 import { Report } from "./report.js";
 import { ShareBar } from "./share.js";
 import { follow } from "./stream.js";
@@ -131,6 +132,7 @@ export class Sheet {
 
   /** Take in one event of a part's stream. */
   hear({ name, data }, tiles) {
+    if (name === "started") checkShape(data, tiles[0].part.model);
     if (name === "started" || name === "waiting") {
       if (data.queue_position > 0) {
         const ahead = data.queue_position;
@@ -156,23 +158,12 @@ export class Sheet {
     this.facts = `${count(tiles.length)} in ${rough.format(took)} s: ${whole.format(pixels)} pixels, `
       + `${rough.format(rate)} a second${slow ? " (shown slower, to be watched)" : ""}.`;
     this.cancelButton.textContent = "Show all";
-    this.progress();
-    this.warn();
-  }
-
-  /** Add what the server warns of where tries were drawn side by side. */
-  async warn() {
-    const { done, job, facts } = this;
-    for (const [k, { id }] of done.entries()) {
-      if (!job.parts.some(({ fields }) => fields.particles > 1)) return;
-      const reply = await call(`v1/generations/${id}`).catch(() => null);
-      const [warning] = (await reply?.json())?.warnings ?? [];
-      if (this.facts !== facts || !warning) continue;
+    const [warning] = done.flatMap(({ warnings }) => warnings);
+    if (warning) {
       const plain = warning.replaceAll("particles", "tries").replaceAll("particle", "try");
       this.facts += ` Beware: ${plain}.`;
-      this.progress();
-      return;
     }
+    this.progress();
   }
 
   moved() {
@@ -213,6 +204,9 @@ export class Sheet {
 
   busy(yes) {
     this.stopped = false;
+    if (!yes && document.activeElement === this.cancelButton) { // which is about to be hidden
+      this.cancelButton.parentElement.querySelector("[type=submit]").focus();
+    }
     this.cancelButton.hidden = !yes;
     this.cancelButton.textContent = "Cancel";
     this.list.ariaBusy = String(yes);

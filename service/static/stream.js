@@ -1,9 +1,6 @@
 /** Drawings as they come: server-sent events, and streams that survive a lost connection. */
 
-import { ApiError, MAX_TRIES, call, pause } from "./api.js";
-
-const FIRST_DELAY = 0.25;
-const LONGEST_DELAY = 15;
+import { ApiError, MAX_TRIES, backOff, call, isLost, pause } from "./api.js";
 
 /** A drawing that was given up halfway. */
 class BrokenOff extends Error {}
@@ -68,9 +65,8 @@ export async function follow(open, on, say, signal) {
       }
       const status = error instanceof ApiError ? error.status : null;
       const forgotten = error instanceof BrokenOff ? !broken : status === 404 && id !== null;
-      const lost = error instanceof TypeError || status === 503;
       tries += 1;
-      if (!(lost || forgotten || status === 429) || tries > MAX_TRIES) throw error;
+      if (!(isLost(error) || forgotten || status === 429) || tries > MAX_TRIES) throw error;
       broken ||= error instanceof BrokenOff;
       if (forgotten) [id, last, cut] = [null, null, false];
       if (status === 404) continue;
@@ -82,11 +78,6 @@ export async function follow(open, on, say, signal) {
       await pause(delay, signal);
     }
   }
-}
-
-/** Give the seconds to wait before a try: ever more, and never quite the same for everyone. */
-function backOff(tries) {
-  return Math.min(LONGEST_DELAY, FIRST_DELAY * 2 ** (tries - 1)) * (0.75 + Math.random() / 2);
 }
 
 function resume(id, last, signal) {

@@ -46,6 +46,22 @@ def test_looking_at_and_cancelling_a_generation(holding: tuple[Here, Held]) -> N
     check_error(here.client.get("/v1/generations/gen_no/events"), 404, "generation_not_found")
 
 
+def test_a_body_where_none_is_read_means_nothing(holding: tuple[Here, Held]) -> None:
+    """Whoever watches for the client's leaving sees it, and takes it for neither that nor a bug."""
+    here, decoder = holding
+    started = here.client.post("/v1/samples", json={}, headers={"Prefer": "respond-async"})
+    address, body = started.headers["location"], b":" * 1500
+    with here.client.stream("GET", f"{address}/events", content=body) as stream:
+        decoder.let(GREY.pixels)
+        events = parse_sse(stream.read())
+    assert events[-1].name == "completed"
+    assert events[-1].data["warnings"] == []
+    for method, path in (("DELETE", address), ("GET", address), ("GET", "/v1/samples/fake/3.png")):
+        decoder.let(GREY.pixels)
+        assert here.client.request(method, path, content=body).status_code == 200
+    assert here.client.post("/v1/samples", content=body).status_code == 400
+
+
 def test_head_of_a_stream_is_its_head_alone(holding: tuple[Here, Held]) -> None:
     here, _ = holding
     reply = here.client.post("/v1/samples", json={}, headers={"Prefer": "respond-async"})

@@ -33,13 +33,17 @@ def test_replicas_draw_the_bytes_of_one_engine(name: str, tmp_path: Path) -> Non
 
 
 def test_the_rate_is_that_of_all_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A guided image has two."""
+    """A guided image has two; leading known pixels are not drawn."""
     measured: list[int] = []
     with fleet_of(tmp_path) as (fleet, _):
         monkeypatch.setattr(fleet.queue, "measure", lambda pixels, _: measured.append(pixels))
-        generation = drawn(fleet, SPECS["guided"])
-        pixels = 2 * len(generation.images) * fleet.config.pixels
-        until(lambda: sum(measured) == pixels, "a report")
+        for name in ("guided", "completion"):
+            measured.clear()
+            generation = drawn(fleet, SPECS[name])
+            spec, pixels = generation.spec, fleet.config.pixels
+            assert (spec.slots, spec.prefix > 0) == ((2, False) if name == "guided" else (1, True))
+            to_draw = spec.slots * spec.n * (pixels - spec.prefix)
+            until(lambda wanted=to_draw: sum(measured) == wanted, "a report")  # type: ignore[misc]
 
 
 def test_nothing_is_told_of_an_image_until_it_is_past_what_is_known() -> None:

@@ -176,3 +176,23 @@ def test_a_client_that_leaves_while_it_sends_an_edit_is_no_bug(
         assert connection.recv(99).startswith(b"HTTP/1.1 100 ")  # it waits for the body
     until(lambda: left() == before + 1, "the server's noticing")
     assert [r for r in caplog.records if r.levelno >= logging.ERROR] == []
+
+
+def test_an_edit_as_json_takes_no_texts_for_numbers(http: httpx.Client) -> None:
+    """As all other JSON; in a form, where all are texts, an empty one is left out."""
+    picture = encode(random_picture())
+    url = "data:image/png;base64," + base64.b64encode(picture).decode()
+    body: dict[str, Any] = {"prompt": "", "model": "grey", "images": [{"image_url": url}]}
+    mask = {"mask": {"image_url": url}}
+    for fields in ({"n": "2"}, {"n": True}, {"stream": "no"}):
+        check_error(http.post("/v1/images/edits", json=body | mask | fields), 400)
+    form = {"prompt": "", "model": "grey", "n": "", "size": "", "label": ""}
+    reply = http.post("/v1/images/edits", files={"image": masked_whole(picture)}, data=form)
+    assert reply.status_code == 200, reply.text
+
+
+def masked_whole(picture: bytes) -> bytes:
+    """Give the picture, all of it transparent."""
+    image = Image.open(io.BytesIO(picture)).convert("RGBA")
+    image.putalpha(0)
+    return encode(image)

@@ -22,6 +22,7 @@ from tests.service_fixtures import (
     GREY,
     FakeDecoder,
     build,
+    check_error,
     fake_image,
     listening,
 )
@@ -213,3 +214,17 @@ def test_an_unknown_model_is_not_found(client: openai.OpenAI) -> None:
 def test_null_is_left_out(http: httpx.Client) -> None:
     body = {"prompt": "", "n": None, "size": None, "seed": None, "quality": None, "stream": None}
     assert http.post("/v1/images/generations", json=body).status_code == 200
+
+
+def test_what_a_reply_may_have_is_bounded_where_a_frame_enlarges_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A model larger than half the size asked for stands in a larger frame as it is."""
+    monkeypatch.setattr("scanline.service.openai.rendering.MAX_PIXELS", 3 * 256**2)
+    config = replace(GREY, height=200, width=200)
+    decoder = FakeDecoder(config, 4)
+    scanline, app = build({"max_images": 256}, {"large": decoder})
+    with listening(app, lambda: scanline.ready) as url, httpx.Client(base_url=url) as client:
+        body = {"prompt": "", "model": "large", "size": "256x256", "n": 4}
+        refused = check_error(client.post("/v1/images/generations", json=body), 400, "too_many")
+        assert "ask for at most 3 of this size" in refused

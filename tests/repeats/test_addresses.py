@@ -85,6 +85,20 @@ def test_many_who_ask_for_a_sample_at_once_have_it_drawn_once() -> None:
     assert np.array_equal(decode_png(picture, GREY), expected)
 
 
+def test_another_kind_of_machine_is_another_tag(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a cluster's replicas may be, which come and go."""
+    decoder = FakeDecoder(GREY, 2)
+    scanline, app = build(decoders={"grey": decoder})
+    with listening(app, lambda: scanline.ready) as url, httpx.Client(base_url=url) as client:
+        first = client.get("/v1/samples/grey/3.png").headers["etag"]
+        asked = {"If-None-Match": first}
+        assert client.get("/v1/samples/grey/3.png", headers=asked).status_code == 304
+        monkeypatch.setattr("scanline.service.engine.Engine.variant", "another kind")
+        reply = client.get("/v1/samples/grey/3.png", headers=asked)
+        assert reply.status_code == 200
+        assert reply.headers["etag"] != first
+
+
 def test_a_cancelled_sample_is_no_picture(
     held: tuple[Scanline, httpx.Client, threading.Event],
 ) -> None:

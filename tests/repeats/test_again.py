@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -88,13 +89,17 @@ def test_a_request_in_openais_words_that_comes_again_is_drawn_once(client: httpx
 def test_a_client_that_was_cut_off_finds_its_request_again() -> None:
     decoder, go_on = FakeDecoder(GREY, 2), threading.Event()
     decoder.before_step = lambda slots: (go_on.wait(), None)[1]
-    scanline, app = build(decoders={"grey": decoder})
+    scanline, app = build({"grace_seconds": 600.0}, {"grey": decoder})
     key = {"Idempotency-Key": "mine"}
     with listening(app, lambda: scanline.ready) as url, httpx.Client(base_url=url) as client:
-        with pytest.raises(httpx.ReadTimeout):
-            client.post("/v1/samples", json={}, headers=key, timeout=0.3)
         queue = scanline.models["grey"].engine.queue
-        until(lambda: scanline.models["grey"].engine.running == 1)
+        server = httpx.URL(url)
+        with socket.create_connection((server.host, server.port or 80)) as cut_off:
+            cut_off.sendall(
+                b"POST /v1/samples HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                b"Idempotency-Key: mine\r\nContent-Length: 2\r\n\r\n{}"
+            )
+            until(lambda: scanline.models["grey"].engine.running == 1)
         with ThreadPoolExecutor(2) as pool:
             replies = [
                 pool.submit(client.post, "/v1/samples", json={}, headers=key, timeout=60)

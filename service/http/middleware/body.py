@@ -61,6 +61,7 @@ class BodyLimitMiddleware:
             body = error_body(413, too_large, code="too_large")
             await JSONResponse(body, 413, {"Connection": "close"})(scope, receive, send)
             return
+        read = scope["method"] not in ("GET", "HEAD", "DELETE")
         seen = parts = 0
         caller, share = scope["state"]["caller"], share_bytes(max(self.upload, self.other()))
 
@@ -68,6 +69,8 @@ class BodyLimitMiddleware:
             nonlocal seen, parts
             message = await receive()
             body = message.get("body", b"")
+            if body and not read:  # who waits for the client's leaving would be refused it
+                return {**message, "body": b""}
             seen += len(body)
             self._hold(caller, len(body), share)
             if seen > limit:

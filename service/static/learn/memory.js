@@ -42,6 +42,7 @@ export class MemoryScene {
         this.say,
         signal,
       );
+      this.say("");
     } finally {
       release(this.button);
     }
