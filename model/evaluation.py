@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from scanline.model.config import ModelConfig
 from scanline.model.data.published import Dataset
 from scanline.model.network import LinearTransformer
 
@@ -35,6 +36,15 @@ class Evaluation:
         return f"{self.bits_per_dim:.4f} ± {self.standard_error:.4f} bits/dim, {self.images} images"
 
 
+def check_shape(config: ModelConfig, data: Dataset) -> None:
+    """Raise ``ValueError`` where images are of another shape than a model draws."""
+    if data.images.shape[1:] != (config.height, config.width, config.channels):
+        raise ValueError(
+            f"the model draws {config.height} × {config.width} × {config.channels} images, "
+            f"the data holds {' × '.join(map(str, data.images.shape[1:]))}"
+        )
+
+
 @torch.no_grad()
 def evaluate(
     model: LinearTransformer,
@@ -53,11 +63,7 @@ def evaluate(
     Raises ``ValueError`` where the data has no labels to give, or does not fit the model.
     """
     config = model.config
-    if data.images.shape[1:] != (config.height, config.width, config.channels):
-        raise ValueError(
-            f"the model draws {config.height} × {config.width} × {config.channels} images, "
-            f"the data holds {' × '.join(map(str, data.images.shape[1:]))}"
-        )
+    check_shape(config, data)
     if with_label and (data.labels is None or data.classes != config.classes):
         raise ValueError("the data's classes are not the model's; evaluate without labels")
     if batch is None:

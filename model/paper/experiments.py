@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from tqdm import tqdm
 from scanline.model.paper import copying, images, latency, lengths
 from scanline.model.paper.report import Report, Row
 from scanline.model.paper.speech import table as speech
+from scanline.model.training.claim import claimed
 
 EXPERIMENTS = ("figure1", "figure2", "table1", "table2", "table3", "supplement")
 
@@ -24,19 +26,23 @@ def run(name: str, folder: Path, *, quick: bool, data_dir: Path | None = None) -
 
     It is kept in ``folder`` as ``NAME.json``. ``data_dir`` holds the data sets, and for table 3 it
     is a folder of speech. Runs on a CUDA device if there is one. Raises ``ValueError`` on an
-    unknown name, or where the folder holds rows of other settings.
+    unknown name, or where the folder holds rows of other settings, or another process makes some.
     """
     if name not in EXPERIMENTS:
         raise ValueError(f"there is no {name!r}; there are {', '.join(EXPERIMENTS)}")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     settings, plan = _planned(name, quick, data_dir)
-    report = Report(folder, name, {"quick": quick, **asdict(settings)})
-    todo = plan(report, data_dir, device)
-    with tqdm(todo, unit="row", desc=name) as bar:
-        for key, make in bar:
-            bar.set_postfix_str(key)
-            report.row(key, make)
-    report.finish()
+    try:
+        with claimed(folder / name):  # another process's rows would be lost, and its training
+            report = Report(folder, name, {"quick": quick, **asdict(settings)})
+            with tqdm(plan(report, data_dir, device), unit="row", desc=name) as bar:
+                for key, make in bar:
+                    bar.set_postfix_str(key)
+                    report.row(key, make)
+            report.finish()
+    finally:
+        with contextlib.suppress(OSError):  # it holds what was trained, if anything was
+            (folder / name).rmdir()
     return report
 
 

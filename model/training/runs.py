@@ -18,6 +18,7 @@ from scanline.model.config import CIFAR10_CLASSES, DIGITS, PRESETS, ModelConfig
 from scanline.model.data.download import SOURCES
 from scanline.model.data.folder import load_images
 from scanline.model.data.published import Dataset, content_order, load_dataset, split_validation
+from scanline.model.evaluation import check_shape
 from scanline.model.network import LinearTransformer
 from scanline.model.training.claim import claimed
 from scanline.model.training.processes import choose_count, joined
@@ -30,6 +31,8 @@ from scanline.model.training.trainer import Trainer
 DEFAULT_SIZE = 28  # pixels a side of a person's own pictures
 _FEW_LAYERS = 4  # of a network for a person's own pictures: they are few, and so are the minutes
 _HOLD_OUT = 1000  # images at most that are held out where nobody says how many
+# What a run has of the checkpoint that it starts from.
+_OWN = ("n_layers", "d_model", "d_ff", "n_heads", "attention", "feature_map")
 # What tells one kind of network from another; a preset's sizes and parts change with the versions.
 _KIND = ("input", "order", "head", "norm", "activation", "positions")
 _WHOLE = "all of the folder, whatever of it the model was trained on"
@@ -121,7 +124,9 @@ def test_data(
     known = {DIGITS: "mnist", CIFAR10_CLASSES: "cifar10"}
     if dataset is None and config.classes not in known:
         raise ValueError("say what to measure on: --images FOLDER, or --dataset mnist or cifar10")
-    return load_dataset(dataset or known[config.classes], "test", data_dir, download=download)
+    data = load_dataset(dataset or known[config.classes], "test", data_dir, download=download)
+    check_shape(config, data)  # before anything is drawn to be compared with it
+    return data
 
 
 def _pictures(config: ModelConfig, images: Path, *others: object) -> Dataset:
@@ -180,9 +185,10 @@ def choose_network(
 ) -> ModelConfig:
     """Choose the network: a preset, else the one nearest to the data; changed where asked.
 
-    One that starts from a checkpoint has its sizes, and a run that was ``begun`` goes on with its
-    own. A ``width`` changes the feed-forward network's with it, to four times as much. Raises
-    ``ValueError`` on what no network can be, and on a preset of another kind than what was begun.
+    One that starts from a checkpoint has its sizes and its attention, and a run that was ``begun``
+    goes on with its own. A ``width`` changes the feed-forward network's with it, to four times as
+    much. Raises ``ValueError`` on what no network can be, and on a preset of another kind than what
+    was begun.
     """
     if begun is not None:
         network, asked = begun, PRESETS[preset] if preset is not None else begun
@@ -201,8 +207,7 @@ def choose_network(
         )
     if start_from is not None and begun is None:
         start = load_checkpoint(start_from).model.config
-        sizes = {name: getattr(start, name) for name in ("n_layers", "d_model", "d_ff", "n_heads")}
-        network = replace(network, **sizes)
+        network = replace(network, **{name: getattr(start, name) for name in _OWN})
     d_ff = None if width is None else 4 * width
     changes: dict[str, Any] = {
         "n_layers": layers, "d_model": width, "d_ff": d_ff, "n_heads": heads,

@@ -89,6 +89,7 @@ def evaluate(
     """
     from scanline.kernels.native.abi import precision_of
     from scanline.model.checkpoint import Defaults, load_one
+    from scanline.model.decoders.reference import ReferenceDecoder
     from scanline.model.figures import record_defaults, record_figure, record_precision
     from scanline.model.training.runs import judging_data, test_data
     from scanline.service.shape import settle
@@ -115,6 +116,8 @@ def evaluate(
         raise ValueError("--record is for the whole set: leave --limit out")
     checkpoint = load_one(weights, model)
     config, facts, own = checkpoint.model.config, checkpoint.facts, checkpoint.defaults
+    if (samples or holes) and (why := ReferenceDecoder.unsupported(config)):
+        raise ValueError(why)
     if holes is not None:
         training, test = judging_data(config, facts, dataset, images, data_dir, download)
         _complete(checkpoint, training, test, holes, epochs)

@@ -79,6 +79,7 @@ def train(
     """Train a model on MNIST, CIFAR-10 or a folder of pictures; Ctrl-C stops, --resume goes on."""
     from dataclasses import replace
 
+    from scanline.model.checkpoint import load_checkpoint
     from scanline.model.training.recipe import TrainingConfig
     from scanline.model.training.resuming import known_run
     from scanline.model.training.runs import Run, choose_network, run_folder, training_data
@@ -96,10 +97,11 @@ def train(
         begun, recipe, held_out = known_run(folder)
         recipe = replace(recipe, **{k: v for k, v in asked.items() if _given(context, k)})
         hold_out = held_out if hold_out is None else hold_out
-        if images is not None:
-            size, grey = size or begun.height, grey or begun.channels == 1
     else:
         recipe = TrainingConfig(**asked)
+    before = begun if start_from is None or begun else load_checkpoint(start_from).model.config
+    if before and images is not None:
+        size, grey = size or before.height, grey or before.channels == 1
     data, validation = training_data(dataset, images, size, grey, hold_out, data_dir, download)
     network = choose_network(
         dataset, data, layers, width, heads, attention, feature_map, start_from, begun

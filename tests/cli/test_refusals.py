@@ -1,11 +1,12 @@
 """How a command ends on what a user can mend."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.command_line import run_command
-from tests.service_fixtures import GREY, random_picture
+from tests.service_fixtures import GREY, random_picture, save_tiny
 
 WRONG: list[tuple[list[object], str]] = [
     (["sample", "--model", "other"], "there is no model 'other'"),
@@ -104,3 +105,14 @@ def test_a_data_folder_is_read_or_refused(
     assert (f"{name} of data" if reads else "No such option: --data-dir") in error
     assert run_command("paper", name, "--quick") == 1
     assert f"{name} of None" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--samples", "--holes"])
+def test_what_does_not_draw_is_not_judged_by_what_it_draws(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Told before the minutes in which a classifier is trained."""
+    save_tiny(tmp_path, "hashed", replace(GREY, attention="lsh-1"))
+    given = ["--weights", tmp_path, "--images", tmp_path / "nowhere"]
+    assert run_command("evaluate", *given, option, 9) == 1
+    assert "no state to draw from" in " ".join(capsys.readouterr().err.split())

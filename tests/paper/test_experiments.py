@@ -322,3 +322,18 @@ def test_each_experiment_has_rows_quick_and_full(name: str, tmp_path: Path) -> N
         assert json.dumps(asdict(settings))
     with pytest.raises(ValueError, match="there is no 'table9'; there are figure1, figure2"):
         experiments.run("table9", tmp_path, quick=True)
+
+
+def test_an_experiment_has_its_folder_for_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or the rows of one process would take the place of the other's."""
+
+    def plan(*_: object) -> experiments.Rows:
+        with pytest.raises(ValueError, match=r"a run is under way in .*figure1"):
+            experiments.run("figure1", tmp_path, quick=True)
+        return [("a", dict)]
+
+    monkeypatch.setattr(experiments, "_planned", lambda *_: (SMALL, plan))
+    experiments.run("figure1", tmp_path, quick=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["figure1.json"]

@@ -162,7 +162,8 @@ def test_a_model_is_measured_on_a_folder_or_the_test_set_of_its_classes(
     for own in (replace(digits, classes=()), replace(digits, classes=("cat", "dog"))):
         with pytest.raises(ValueError, match="say what to measure on"):
             test_data(own, {}, None, None, tmp_path, False)
-    assert test_data(colour, {}, "mnist", None, tmp_path, False).images.shape[1:] == (28, 28, 1)
+    with pytest.raises(ValueError, match=r"draws .* × 3 images, the data holds 28 × 28 × 1"):
+        test_data(colour, {}, "mnist", None, tmp_path, False)
 
 
 def test_a_network_is_a_preset_or_the_nearest_to_the_data() -> None:
@@ -187,6 +188,16 @@ def test_a_network_that_starts_from_a_checkpoint_has_its_sizes(tmp_path: Path) -
     assert begun.classes == PRESETS["mnist"].classes
     deeper = choose_network("mnist", of_shape(28, 28, 1), layers=5, start_from=path)
     assert deeper == replace(begun, n_layers=5)
+    relu = tiny_config(feature_map="relu")
+    other = choose_network(
+        "mnist", of_shape(28, 28, 1), start_from=save_tiny(tmp_path, "b", config=relu)
+    )
+    assert (other.attention, other.feature_map) == ("linear", "relu")
+    softmax = tiny_config(attention="softmax")
+    other = choose_network(
+        "mnist", of_shape(28, 28, 1), start_from=save_tiny(tmp_path, "c", config=softmax)
+    )
+    assert other.attention == "softmax"
 
 
 def test_a_run_goes_on_under_a_preset_of_its_own_kind_alone() -> None:
