@@ -37,8 +37,8 @@ export async function call(path, init = {}) {
 /** Write a text as a header takes it: its bytes in UTF-8, each as a character. */
 const inBytes = (text) => String.fromCharCode(...new TextEncoder().encode(text));
 
-/** Send a request again, when the server says, if it is too busy; where `lost`, if it is away too. */
-export async function patiently(send, signal, lost = false) {
+/** Send a request again, when the server says, if it is too busy; unless not `lost`, if it is away. */
+export async function patiently(send, signal, lost = true) {
   for (let tries = 1; ; tries += 1) {
     try {
       return await send();

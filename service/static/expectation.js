@@ -81,7 +81,8 @@ export class Expectation {
     const askAll = (named) => Promise.all(Array.from({ length: there ? channels : 1 }, async (_, c) => {
       const values = Array.from(picture.values.subarray(0, at * channels + c));
       const asked = { model: model.id, values, ...named };
-      return (await patiently(() => postJson("v1/distribution", asked))).probabilities;
+      // Told at once where the server is away: it is asked at every key.
+      return (await patiently(() => postJson("v1/distribution", asked), null, false)).probabilities;
     }));
     const guided = label && this.on.values().guidance !== 1;
     const [distributions, unlabelled] = await Promise.all(

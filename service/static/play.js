@@ -140,8 +140,7 @@ export class PlayView {
     const costs = [];
     for (const label of model.classes) { // one by one: others play too, and you are thinking
       const fields = { model: model.id, per_pixel: "true", label };
-      const reply = await patiently(
-        () => postPicture("v1/score", fields, png, signal), signal, true);
+      const reply = await patiently(() => postPicture("v1/score", fields, png, signal), signal);
       const [score] = (await reply.json()).data;
       costs.push(score.pixel_bits.slice(0, half).reduce((sum, bits) => sum + bits, 0));
     }

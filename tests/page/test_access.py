@@ -166,6 +166,27 @@ def test_what_is_pressed_keeps_the_focus(visit: Open) -> None:
     expect(page.locator("#play-next")).to_be_focused()
     page.keyboard.press("Enter")
     expect(page.locator("#play-choices button").first).to_be_focused()
+    for last in range(4):
+        page.keyboard.press("Enter")
+        expect(page.locator("#play-share" if last == 3 else "#play-next")).to_be_focused()
+        if last < 3:
+            page.keyboard.press("Enter")
+            expect(page.locator("#play-choices button").first).to_be_focused()
+    page.press("#play-again", "Enter")
+    expect(page.locator("#play-choices button").first).to_be_focused()
+
+
+def test_a_drawing_that_is_cancelled_leaves_the_focus_in_its_form(
+    visit: Open, grey: FakeDecoder
+) -> None:
+    page = visit()
+    finished(page)
+    grey.before_step = lambda slots: time.sleep(0.2)
+    page.click("#draw-form button[type=submit] >> nth=0")
+    page.press("#draw [data-cancel]", "Enter")
+    expect(page.locator("#draw [data-report]")).to_contain_text("Cancelled")
+    focused = page.evaluate("document.activeElement.matches('#draw-form [type=submit]')")
+    assert focused
 
 
 @pytest.mark.parametrize("view", ["complete", "inside"])

@@ -209,6 +209,29 @@ def test_what_was_drawn_can_be_pressed_while_more_is_remembered(visit: Open) -> 
     expect(page.locator("#draw .sheet small").first).to_contain_text("seed 5")
 
 
+def test_what_was_drawn_makes_room_for_what_is_kept(visit: Open) -> None:
+    page = visit("#draw?n=1&seed=5")
+    finished(page)
+    for seed in (6, 7, 8):
+        page.evaluate(f"location.hash = '#draw?n=1&seed={seed}'")
+        expect(page.locator("[data-strip=drawn] img")).to_have_count(seed - 4)
+    page.evaluate(
+        """() => {
+            const most = JSON.stringify(localStorage).length;
+            const store = Storage.prototype.setItem;
+            Storage.prototype.setItem = function (name, value) {
+                if (value.length > most - 100) throw new DOMException("full", "QuotaExceededError");
+                store.call(this, name, value);
+            };
+        }"""
+    )
+    page.click("#draw .sheet button")
+    page.click("#viewer-keep")
+    page.reload()
+    expect(page.locator("[data-strip=kept] img")).to_have_count(1)
+    assert 0 < page.locator("[data-strip=drawn] img").count() < 4
+
+
 def test_favourites_are_kept_in_the_browser(visit: Open) -> None:
     page = visit("#draw?n=2&seed=5")
     finished(page)

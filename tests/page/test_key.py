@@ -46,6 +46,18 @@ def test_who_would_rather_give_no_key_is_left_alone(visit: Open) -> None:
         page.context.close()
 
 
+def test_who_gave_no_key_is_asked_again_when_they_act_again(visit: Open) -> None:
+    page = visit(allowed=["401"])
+    finished(page)
+    error = {"message": "send the key", "code": "invalid_api_key"}
+    page.route("**/v1/samples", lambda route: route.fulfill(status=401, json={"error": error}))
+    for _ in range(2):
+        page.click("#draw-form button[type=submit]")
+        expect(page.locator("#key-dialog")).to_be_visible()
+        page.keyboard.press("Escape")
+        expect(page.locator("#draw [role=alert]")).to_contain_text("asks for a key")
+
+
 @pytest.mark.parametrize("secret", ["“open sesame”", "schlüssel", "ключ"])
 def test_a_key_may_be_any_text(visit: Open, secret: str) -> None:
     scanline, app = build({"api_key": secret}, {"grey": FakeDecoder(GREY, 4)})

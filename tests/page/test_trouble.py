@@ -265,6 +265,65 @@ def test_a_model_that_is_not_here_is_said_to_be(visit: Open) -> None:
     finished(page)
 
 
+def test_a_model_that_is_another_by_now_is_said_to_be(visit: Open) -> None:
+    """After a server that began anew: its pixels would be laid out wrongly, or wanted for ever."""
+    page = visit("#draw?n=1&seed=5", allowed=["404"])
+    finished(page)
+
+    def answer(route: Route) -> None:
+        reply = route.fetch()
+        wider = reply.text().replace(f'"width":{GREY.width}', f'"width":{GREY.width + 3}', 1)
+        route.fulfill(response=reply, body=wider)
+
+    page.route("**/v1/samples", answer)
+    page.click("#draw-form button[type=submit]")
+    told = page.locator("#draw [role=alert]")
+    expect(told).to_contain_text("another model of this name now. Reload the page.")
+    page.click("nav [data-view=play]")
+    expect(page.locator("#play-said")).to_contain_text("Reload the page.")
+    page.unroute("**/v1/samples")
+    error = {"message": "there is no model 'grey'", "code": "model_not_found"}
+    page.route("**/v1/samples", lambda route: route.fulfill(status=404, json={"error": error}))
+    page.click("nav [data-view=draw]")
+    page.click("#draw-form button[type=submit]")
+    expect(told).to_contain_text("There is no model 'grey'. Reload the page.")
+
+
+def test_a_game_goes_on_though_a_guess_was_lost(visit: Open) -> None:
+    page = visit("#play?seed=3", allowed=["ERR_FAILED", "503"])
+    lost: list[str] = []
+
+    def lose(route: Route) -> None:
+        lost.append(route.request.url)
+        if len(lost) == 1:
+            route.abort()
+        elif len(lost) == 2:
+            error = {"message": "shutting down", "code": "closing"}
+            route.fulfill(status=503, json={"error": error})
+        else:
+            route.continue_()
+
+    page.route("**/v1/score", lose)
+    expect(page.locator("#play-said")).to_contain_text("Picture 1 of 5")
+    page.click("#play-choices >> text='zero'")
+    expect(page.locator("#play-said")).to_contain_text("the model says")
+    assert len(lost) > 2
+
+
+def test_a_scene_that_failed_begins_anew_when_it_is_looked_at_again(visit: Open) -> None:
+    page = visit(allowed=["400"])
+    finished(page)
+    error = {"message": "no such thing", "code": "x"}
+    page.route("**/v1/score", lambda route: route.fulfill(status=400, json={"error": error}))
+    page.click("nav [data-view=learn]")
+    said = page.locator("#scene-bits [data-said]")
+    expect(said).to_contain_text("No such thing.")
+    page.click("nav [data-view=draw]")
+    page.unroute("**/v1/score")
+    page.click("nav [data-view=learn]")
+    expect(said).to_contain_text("bits instead of")
+
+
 def test_a_view_that_cannot_be_fetched_says_so(visit: Open) -> None:
     page = visit(allowed=["ERR_FAILED", "Failed to fetch"])
     finished(page)

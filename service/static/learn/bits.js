@@ -18,12 +18,11 @@ export class BitsScene {
 
   async set(model, signal) {
     const asked = { model: model.id, seed: SEED, output: "values" };
-    const drawn = await patiently(() => postJson("v1/samples", asked, signal), signal, true);
+    const drawn = await patiently(() => postJson("v1/samples", asked, signal), signal);
     const picture = { shape: model, values: Uint8Array.from(drawn.images[0].values) };
     const fields = { model: model.id, per_pixel: "true" };
     const png = await toPng(picture);
-    const reply = await patiently(
-      () => postPicture("v1/score", fields, png, signal), signal, true);
+    const reply = await patiently(() => postPicture("v1/score", fields, png, signal), signal);
     const [{ bits, pixel_bits: each }] = (await reply.json()).data;
     for (const canvas of [this.picture, this.heat]) {
       canvas.width = model.width;
