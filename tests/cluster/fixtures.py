@@ -70,9 +70,12 @@ class Call:
         if self._life == 0:
             self.cancel()
             raise ConnectionError("the replica died")
-        if self._life is not None:
-            self._life -= 1
-        return await anext(self._news)
+        news = await anext(self._news)
+        if self._life is None:
+            return news
+        self._life -= 1
+        # Of a late reader it is told all at once, and then nothing would be left to others.
+        return [look._replace(end=None) for look in news]
 
     def cancel(self) -> None:
         self._closing = asyncio.ensure_future(self._news.aclose())  # type: ignore[attr-defined]
