@@ -242,7 +242,9 @@ def test_what_requests_under_way_hold_is_bounded_and_shared(
                 return {"type": "http.request", "body": b"x" * 40}
 
             headers = [(b"content-type", b"multipart/form-data; boundary=x")]
-            scope = {"type": "http", "headers": headers, "state": {"caller": caller}}
+            scope = {
+                "type": "http", "method": "POST", "headers": headers, "state": {"caller": caller},
+            }  # fmt: skip
             try:
                 await middleware(scope, receive, send)
             except ApiError as error:
