@@ -99,9 +99,10 @@ def train(
         hold_out = held_out if hold_out is None else hold_out
     else:
         recipe = TrainingConfig(**asked)
-    before = begun if start_from is None or begun else load_checkpoint(start_from).model.config
-    if before and images is not None:
-        size, grey = size or before.height, grey or before.channels == 1
+    if images is not None:
+        before = begun or (load_checkpoint(start_from).model.config if start_from else None)
+        if before is not None:
+            size, grey = size or before.height, grey or before.channels == 1
     data, validation = training_data(dataset, images, size, grey, hold_out, data_dir, download)
     network = choose_network(
         dataset, data, layers, width, heads, attention, feature_map, start_from, begun

@@ -26,7 +26,7 @@ export class Key {
 
   /**
    * Ask for another key than the one refused; false where the person would rather not, which
-   * they are asked no second time.
+   * they are asked no second time until they act again.
    */
   async ask(refused) {
     if (this.value !== refused) return true; // another call has asked meanwhile

@@ -58,6 +58,10 @@ def test_train_goes_on_where_it_stopped_and_the_result_draws_and_is_measured(
     trained = load_checkpoint(Path("first/first.safetensors"))
     assert trained.model.config.classes == ("cats", "dogs")
     assert (trained.model.config.height, trained.model.config.width) == (8, 8)
+    begin = ["--from", "first/first.safetensors", "--batch", 4, "--precision", "fp32"]
+    assert run_command("train", *same, *begin, "--steps", 1, "--out", "third") == 0
+    assert "done: 1 of 1 steps" in capsys.readouterr().out  # its size, and grey as it is
+    assert load_checkpoint(Path("third/third.safetensors")).model.config == trained.model.config
 
     for label in ([], ["--label"]):
         known = ["--weights", "first", "--model", "first", *label]
