@@ -40,7 +40,8 @@ docker:
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(strip $(EXTRAS))]'
+	@# Modules are compiled as they are imported: most never are.
+	$(BIN)/python -m pip install --no-compile --quiet --disable-pip-version-check --editable '.[$(strip $(EXTRAS))]'
 	mkdir -p $(VENV)/source/scanline  # the package's layout, for mypy
 	ln -sfn $(CURDIR)/kernels $(CURDIR)/model $(CURDIR)/service $(VENV)/source/scanline
 	touch $@

@@ -222,6 +222,11 @@ def find_checkpoints(folder: Path) -> dict[str, Path]:
     return found
 
 
+def read_config(path: Path) -> ModelConfig:
+    """Read of which network a checkpoint is, without its weights; raises ``CheckpointError``."""
+    return _read(path, weights=False)[0]
+
+
 def load_checkpoints(folder: Path, names: Sequence[str] = ()) -> list[Checkpoint]:
     """Read these models of a folder, or all of them, the default first.
 
@@ -243,7 +248,11 @@ def load_checkpoints(folder: Path, names: Sequence[str] = ()) -> list[Checkpoint
 
 def load_one(folder: Path | None = None, name: str | None = None) -> Checkpoint:
     """Read one model of a folder (the shipped ones'), or its default; raises as above."""
-    return load_checkpoints(folder or SHIPPED, [name] if name else [])[0]
+    folder = folder or SHIPPED
+    if name:
+        return load_checkpoints(folder, [name])[0]
+    paths = find_checkpoints(folder).values()
+    return load_checkpoint(min(paths, key=lambda path: read_config(path).steps))
 
 
 # The authors' names for a layer's parts, and ours.

@@ -23,12 +23,12 @@ Fit = Literal["exact", "cover", "contain"]
 class PictureError(ValueError):
     """A picture that cannot be used; the message says why and what to send instead.
 
-    ``param`` is the field at fault: ``image``, ``mask`` or ``known_rows``.
+    ``param`` is the field at fault, ``image``, ``mask`` or ``known_rows``, ``code`` its kind.
     """
 
-    def __init__(self, message: str, param: str = "image") -> None:
+    def __init__(self, message: str, param: str = "image", code: str = "invalid_image") -> None:
         super().__init__(message)
-        self.param = param
+        self.param, self.code = param, code
 
 
 def open_picture(

@@ -39,7 +39,7 @@ from scanline.service.http.middleware.failure import FailureMiddleware
 from scanline.service.http.middleware.head import HeadMiddleware
 from scanline.service.http.middleware.key import KeyMiddleware
 from scanline.service.http.middleware.safe_headers import SafeHeadersMiddleware
-from scanline.service.http.waiting import ClientGoneError
+from scanline.service.http.waiting import ClientGoneError, client_of
 from scanline.service.metrics import CONTENT_TYPE
 from scanline.service.openai.routes import router as openai_router
 from scanline.service.pages import DOCS_STATIC, add_pages
@@ -149,9 +149,11 @@ def _add_operations(app: FastAPI, scanline: Scanline) -> None:
         return "ready\n"
 
     @app.get("/metrics", tags=["operations"], response_class=PlainTextResponse)
-    async def metrics() -> Response:
+    async def metrics(request: Request) -> Response:
         """Give metrics in Prometheus's text format."""
-        return Response(scanline.metrics.render(), media_type=CONTENT_TYPE)
+        async with client_of(request) as client:  # they take milliseconds
+            text = await scanline.writing.run(client, scanline.metrics.render)
+        return Response(text, media_type=CONTENT_TYPE)
 
 
 def _methods(request: Request) -> set[str]:

@@ -23,12 +23,12 @@ from scanline.service.progress import Observer, Progress
 from scanline.service.queue import Limits, Queue
 from scanline.service.runs import Run, Runs
 from scanline.service.steps import Steps
+from scanline.service.workshop import HUNG_SECONDS, answer_all
 
 log = logging.getLogger("scanline.engine")
 
 ADMIT_AT_ONCE = 64, 320  # images taken in between two steps, so that a crowd stalls nobody:
 ADMIT_SHARE = 8  # one slot in so many, within these bounds
-HUNG_SECONDS = 5.0  # beyond its time, after which nobody waits for a thread to end
 FAILURES = 8  # in a row, after which the decoder is tried by itself
 STUCK_SECONDS = 60.0  # after which a step will not end any more
 
@@ -132,7 +132,8 @@ class Engine:
                 self._began = None
         except Exception:
             log.critical("the engine of %s met a bug", self.name, exc_info=True)
-            self._give_up()
+            self.broken, self._began = True, None
+            answer_all(self.queue, self._end)
 
     def _turn(self) -> None:
         self._drop_leavers()
@@ -170,18 +171,6 @@ class Engine:
             return False
         self._failures = 0
         return True
-
-    def _give_up(self) -> None:
-        """Take no more work, and answer all that there is."""
-        self.broken, self._began = True, None
-        self.queue.close(0.0)
-        self.queue.goes_on()
-        for generation in self.queue.leavers():
-            try:
-                self._end(generation, FinishReason.ERROR)
-            except Exception:
-                log.exception("a generation cannot be ended as it should")
-                self.queue.finish(generation)
 
     def _drop_leavers(self) -> None:
         for generation in self.queue.leavers():

@@ -206,7 +206,7 @@ class Generation:
         self.cancelled = False
         self.detached = False  # from its readers: it goes on without any
         self.readers = 0
-        self.abandoned: float | None = None  # when the last reader left
+        self.expires: float | None = None  # when it is cancelled, unless a reader comes
         self.changes = 0  # how often there was news
         # Dicts as sets in order: one reader of thousands leaves as quickly as any.
         self._waiters: dict[Callable[[], None], None] = {}  # for any news

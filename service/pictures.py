@@ -65,13 +65,17 @@ def transparent(picture: Image.Image) -> NDArray[np.bool_]:
     return np.equal(alpha, 0)
 
 
-def _open_mask(file: BinaryIO, config: ModelConfig, own: tuple[int, int]) -> Image.Image:
-    """Open a mask of the model's size, or of the picture's ``own``."""
-    sizes = dict.fromkeys([(config.width, config.height), own])
+def _open_mask(file: BinaryIO, config: ModelConfig, own: tuple[int, int], fit: Fit) -> Image.Image:
+    """Open a mask of the model's size, or one that is fitted: of the picture's ``own`` shape."""
+    size = (config.width, config.height)
+    wanted = f"{size[0]} × {size[1]}"
+    if own != size:
+        wanted += f", or the picture's, {own[0]} × {own[1]}, or that made smaller"
 
     def check_size(width: int, height: int) -> None:
-        if (width, height) not in sizes:
-            wanted = ", or the picture's, ".join(f"{W} × {H}" for W, H in sizes)
+        # Within what two sides lose as they are rounded.
+        alike = fit != "exact" and abs(width * own[1] - height * own[0]) <= max(own)
+        if (width, height) != size and not alike:
             raise PictureError(
                 f"the mask is {width} × {height}; it must have the model's size, {wanted}", "mask"
             )
@@ -86,10 +90,10 @@ def _painted(
 ) -> NDArray[np.bool_]:
     """Read a mask: bool ``[T]``, true where its pixels are transparent (alpha 0): to be drawn.
 
-    One of the picture's ``own`` size is fitted as that is. Raises ``PictureError`` on one with
+    One of the picture's ``own`` shape is fitted as that is. Raises ``PictureError`` on one with
     nothing transparent, or nothing that is left of it.
     """
-    marked = transparent(_open_mask(mask, config, own))
+    marked = transparent(_open_mask(mask, config, own, fit))
     paint = fit_hole(marked, config.height, config.width, fit).reshape(-1)
     if not marked.any():
         raise PictureError(
@@ -119,12 +123,13 @@ def read_upload(
     transparent part in the picture itself. Raises ``PictureError``.
     """
     if known_rows is not None and mask is not None:
-        raise PictureError("send known_rows or mask, not both", "mask")
+        raise PictureError("send known_rows or mask, not both", "mask", "unsupported")
     if known_rows is not None and not 0 <= known_rows < config.height:
         raise PictureError(
             f"known_rows must be 0 to {config.height - 1}, so that something is left to draw; "
             f"it is {known_rows}",
             "known_rows",
+            "out_of_range",
         )
     picture, own = _open(image, config, fit)
     canvas = to_canvas(fit_to(config, picture, fit))
@@ -143,7 +148,8 @@ def read_upload(
     if not hole.any():
         raise UnmarkedError(
             "nothing says which part to draw: give known_rows, or a mask, or a picture that is "
-            "transparent where it is unknown"
+            "transparent where it is unknown",
+            code="missing",
         )
     return canvas, ~hole.reshape(-1)
 

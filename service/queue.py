@@ -129,15 +129,15 @@ class Queue:
         """Have a generation drawn though nobody reads it."""
         with self._changed:
             generation.detached = True
-            generation.abandoned = None
+            generation.expires = None
             if not generation.cancelled:
                 self._leaving.discard(generation)
 
     def _await_reader(self, generation: Generation) -> None:
         if not generation.detached:
-            # Until a reader comes it counts as abandoned: nothing runs for nobody.
+            # Until a reader comes its time runs: nothing runs for nobody.
             wait = max(self.limits.grace, FIRST_READER_SECONDS)
-            generation.abandoned = self._clock() + wait
+            generation.expires = self._clock() + wait
             self._leaving.add(generation)
 
     def place(self, generation: Generation) -> tuple[int, float]:
@@ -175,7 +175,7 @@ class Queue:
         """
         with self._changed:
             generation.readers += 1
-            generation.abandoned = None
+            generation.expires = None
             if not generation.cancelled:
                 self._leaving.discard(generation)
         try:
@@ -185,7 +185,7 @@ class Queue:
                 generation.readers -= 1
                 if generation.readers == 0 and not generation.detached:
                     wait = self.limits.grace if grace is None else grace
-                    generation.abandoned = self._clock() + wait
+                    generation.expires = self._clock() + wait
                     self._let_go(generation)
 
     def close(self, drain: float) -> None:
@@ -265,7 +265,7 @@ class Queue:
         now = self._clock()
         with self._changed:
             for generation in self._leaving:
-                if generation.abandoned is not None and now >= generation.abandoned:
+                if generation.expires is not None and now >= generation.expires:
                     generation.cancelled = True
             leavers = [generation for generation in self._leaving if generation.cancelled]
             self._leaving.difference_update(leavers)

@@ -23,6 +23,8 @@ _SERVICE_LINK = re.compile(
     r"(\w+_)?(service_host|service_port(_\w+)?|port_\d+_(tcp|udp)(_(proto|port|addr))?)"
 )
 # What browsers send: a scheme, a host and a port, and nothing behind them.
+# As Content-Security-Policy has them, in whose header they stand: names in ASCII (xn--…).
+_ANCESTOR = re.compile(r"\*|'self'|([a-z][a-z0-9+.-]*://)?[A-Za-z0-9*.:\[\]_-]+|[a-z][a-z0-9+.-]*:")
 _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s]+")
 _PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 _OF_A_CLUSTER = {
@@ -208,6 +210,14 @@ class Settings(BaseSettings):
                 raise ValueError(f"{one!r} is no origin, as https://pages.example:8443 is, or *")
         return value
 
+    @field_validator("frame_ancestors")
+    @classmethod
+    def _ancestors(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for one in value:
+            if not _ANCESTOR.fullmatch(one):
+                raise ValueError(f"{one!r} is no origin, as https://pages.example:8443 is")
+        return value
+
     @field_validator("api_key")
     @classmethod
     def _not_blank(cls, value: SecretStr | None) -> SecretStr | None:
@@ -224,7 +234,7 @@ class Settings(BaseSettings):
         for one in value:
             if one != "*":
                 ip_network(one)
-        return value
+        return ("*",) if "*" in value else value  # which uvicorn takes alone
 
     @model_validator(mode="after")
     def _room_for_one(self) -> Settings:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from typing import Protocol
 
 from scanline.model.config import ModelConfig
+from scanline.service.generation import FinishReason, Generation
 from scanline.service.queue import Queue
+
+log = logging.getLogger("scanline.workshop")
+
+HUNG_SECONDS = 5.0  # beyond its time, after which nobody waits for a thread to end
 
 
 class Workshop(Protocol):
@@ -62,3 +69,15 @@ class Workshop(Protocol):
     def close(self, drain: float) -> None:
         """Take no more work, and end what is not finished within ``drain`` seconds."""
         ...
+
+
+def answer_all(queue: Queue, end: Callable[[Generation, FinishReason], None]) -> None:
+    """Close the queue of a workshop that met a bug, and end with an error all that is in it."""
+    queue.close(0.0)
+    queue.goes_on()
+    for generation in queue.leavers():
+        try:
+            end(generation, FinishReason.ERROR)
+        except Exception:
+            log.exception("a generation cannot be ended as it should")
+            queue.finish(generation)

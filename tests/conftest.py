@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from scanline.kernels.native.build import DECODER, TRAINING, NativeBuildError, load_build
+from scanline.kernels.native.cpu import cpu_isas
 from scanline.model.config import ModelConfig
 from scanline.model.network import LinearTransformer
 
@@ -124,6 +125,12 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             (folder / built.name).symlink_to(built)
     monkeypatch.setenv("SCANLINE_CACHE", str(folder))
     return folder
+
+
+def build_sooner(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have an ISA built with less care, unless it is this CPU's or what most CPUs have."""
+    if isa not in (cpu_isas()[0], "avx2"):
+        monkeypatch.setenv("SCANLINE_CXXFLAGS", "-O1")
 
 
 @pytest.fixture

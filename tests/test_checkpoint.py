@@ -23,6 +23,7 @@ from scanline.model.checkpoint import (
     find_checkpoints,
     load_checkpoint,
     load_checkpoints,
+    load_one,
     save_checkpoint,
     write_atomically,
 )
@@ -249,6 +250,15 @@ def test_weights_that_are_no_numbers_are_refused(tmp_path: Path, value: float) -
     rewritten(path, lambda tensors: tensors["norm.bias"].__setitem__(3, value))
     with pytest.raises(CheckpointError, match=r"norm.bias holds NaN or infinity; train it again"):
         load_checkpoint(path)
+
+
+def test_the_default_is_read_without_the_weights_of_others(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "a.safetensors", random_network(tiny_config(height=9)), {})
+    save_checkpoint(tmp_path / "b.safetensors", random_network(tiny_config()), {})
+    rewritten(tmp_path / "a.safetensors", lambda tensors: tensors.pop("norm.bias"))
+    assert load_one(tmp_path).name == "b"
+    with pytest.raises(CheckpointError, match=r"norm\.bias"):
+        load_checkpoints(tmp_path)
 
 
 def test_a_wrong_shape_is_refused(tmp_path: Path) -> None:

@@ -17,7 +17,15 @@ from tests.conftest import ROOT
 SCRIPT = ROOT / "kernels" / "cuda" / "device_check.sh"
 FOLDERS = re.findall(r"tests/(\w+)", SCRIPT.read_text())
 RUN = [path for name in FOLDERS for path in sorted((ROOT / "tests" / name).glob("*.py"))]
-ABSENT = ("fastapi", "pydantic", "pydantic_settings", "typer", "uvicorn", "scanline.service")
+ABSENT = (
+    "fastapi",
+    "httpx",
+    "pydantic",
+    "pydantic_settings",
+    "typer",
+    "uvicorn",
+    "scanline.service",
+)
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="Triton is not installed"

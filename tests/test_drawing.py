@@ -104,14 +104,14 @@ def test_completions_by_particles_are_those_of_the_engine(fields: dict[str, Any]
 
 
 def test_each_picture_may_have_its_own_label() -> None:
-    mixed = draw(tiny_model(), 4, label=["a frog", None, 1, "2"], backend="reference")
+    mixed = draw(tiny_model(), 4, label=["a frog", None, 1, "2"])
     numbers = np.array([2, 0, 1, 2])
     for image, label in enumerate([2, None, 1, 2]):
-        alone = draw(tiny_model(), 1, seed=image, label=label, backend="reference")
+        alone = draw(tiny_model(), 1, seed=image, label=label)
         np.testing.assert_array_equal(mixed[image], alone[0])
     np.testing.assert_array_equal(
-        draw(tiny_model(), 4, label=numbers, backend="reference"),
-        draw(tiny_model(), 4, label=numbers.tolist(), backend="reference"),
+        draw(tiny_model(), 4, label=numbers),
+        draw(tiny_model(), 4, label=numbers.tolist()),
     )
 
 
@@ -120,14 +120,14 @@ def test_a_checkpoint_s_own_guidance_and_top_p_hold_unless_others_are_named() ->
     assert own.defaults == Defaults(3.0, 0.7)
 
     def of(model: Source, **fields: Any) -> bytes:
-        return draw(model, 4, backend="reference", **fields).tobytes()
+        return draw(model, 4, **fields).tobytes()
 
     assert of(own, label=1) == of(plain, label=1, guidance=3.0, top_p=0.7)
     assert of(own) == of(plain, top_p=0.7)
     assert (
         of(own, label=1, guidance=1.0, top_p=1.0) == of(plain, label=1) == of(tiny_model(), label=1)
     )
-    some = draw(own, 2, label=[1, None], backend="reference")
+    some = draw(own, 2, label=[1, None])
     assert of(own, label=1).startswith(some[0].tobytes())
     assert of(own)[some[0].nbytes :].startswith(some[1].tobytes())
     assert len({of(own, label=1), of(own, label=1, top_p=1.0), of(plain, label=1)}) == 3
@@ -163,9 +163,9 @@ def test_a_model_is_a_network_a_checkpoint_a_file_or_the_name_of_a_shipped_one(
     tmp_path: Path,
 ) -> None:
     path = save_tiny(tmp_path)
-    one = draw(tiny_model(), 2, backend="reference")
-    np.testing.assert_array_equal(draw(path, 2, backend="reference"), one)
-    np.testing.assert_array_equal(draw(checkpoint(), 2, backend="reference"), one)
+    one = draw(tiny_model(), 2)
+    np.testing.assert_array_equal(draw(path, 2), one)
+    np.testing.assert_array_equal(draw(checkpoint(), 2), one)
     assert draw("mnist", 1, label=7).shape == (1, 28, 28, 1)
     with pytest.raises(ValueError, match="no model 'nothing'"):
         draw("nothing", 1)
@@ -192,7 +192,7 @@ def test_a_model_is_a_network_a_checkpoint_a_file_or_the_name_of_a_shipped_one(
 )
 def test_what_makes_no_sense_is_refused(fields: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        draw(tiny_model(), **dict[str, Any](n=3, backend="reference") | fields)
+        draw(tiny_model(), **dict[str, Any](n=3) | fields)
 
 
 def test_pictures_of_another_kind_are_refused() -> None:
@@ -266,7 +266,7 @@ def test_what_draws_and_serves_does_not_wait_for_torch_s_compiler() -> None:
 
 def test_a_class_called_random_is_that_class() -> None:
     model = tiny_model(dataclasses.replace(GREY, classes=("Random", "one", "two")))
-    named, numbered = (draw(model, 6, label=label, backend="reference") for label in ("random", 0))
+    named, numbered = (draw(model, 6, label=label) for label in ("random", 0))
     np.testing.assert_array_equal(named, numbered)
 
 
@@ -275,7 +275,7 @@ def test_the_bits_are_those_of_the_particle_that_was_chosen() -> None:
     known = np.ones(SHAPE[:2], np.bool_)
     known[2:4, 1:4] = False
     painted = paint(
-        tiny_model(), 6, label=1, particles=5, known=known, backend="reference",
+        tiny_model(), 6, label=1, particles=5, known=known,
         given=np.broadcast_to(picture, (6, *SHAPE)),
     )  # fmt: skip
     exact = torch.from_numpy(score(tiny_model(), painted.pictures, 1))

@@ -206,7 +206,7 @@ def test_ordinary_is_what_lies_between_the_outermost_thousandths_and_a_margin() 
 def of_the_model(count: int, seed: int, name: str = "mnist") -> Dataset:
     """Give pictures that the tiny model drew, as if they were real, their labels in turn."""
     labels = np.arange(count) % 3
-    images = draw(tiny_model(), count, seed=seed, label=labels, backend="reference")
+    images = draw(tiny_model(), count, seed=seed, label=labels)
     return Dataset(name, images, labels, GREY.classes, "")
 
 
@@ -217,7 +217,7 @@ def test_a_verdict_counts_what_was_drawn(name: str) -> None:
     real, training = of_the_model(45, seed=1000, name=name), bars(60)
     told: list[int] = []
     verdict = judge(
-        checkpoint, classifier, training, real, 30, with_label=True, seed=7, backend="reference",
+        checkpoint, classifier, training, real, 30, with_label=True, seed=7,
         progress=told.append,
     )  # fmt: skip
     assert sum(told) == 60
@@ -225,9 +225,7 @@ def test_a_verdict_counts_what_was_drawn(name: str) -> None:
     chosen = real.take(np.arange(30) * 45 // 30)
     assert chosen.labels is not None
     labels = [0, 1, 2] * 10 if name == "mnist" else chosen.labels.tolist()  # a folder's own shares
-    drawn = paint(
-        tiny_model(), 30, seed=7, label=labels, guidance=2, top_p=0.95, backend="reference"
-    )
+    drawn = paint(tiny_model(), 30, seed=7, label=labels, guidance=2, top_p=0.95)
     seen, features = classifier.look(drawn.pictures)
     assert verdict.samples == 30
     assert verdict.right == (seen == labels).mean()
@@ -251,16 +249,15 @@ def test_a_model_s_own_pictures_are_near_and_ordinary_and_foreign_ones_are_not()
     checkpoint = Checkpoint("tiny", tiny_model())
     classifier = train(bars(60), replace(RECIPE, epochs=1), CPU)
     own, foreign = of_the_model(60, seed=1000), bars(60)
-    near = judge(checkpoint, classifier, own, own, 60, with_label=True, backend="reference")
+    near = judge(checkpoint, classifier, own, own, 60, with_label=True)
     assert near.real_distance == pytest.approx(0, abs=1e-6)
     assert near.astray < 0.2
-    far = judge(checkpoint, classifier, foreign, foreign, 60, backend="reference")
+    far = judge(checkpoint, classifier, foreign, foreign, 60)
     assert far.right is None
     assert "class" not in str(far).split(";")[0].replace("classifier", "")
     assert far.distance > near.distance
     plain = Defaults()
-    same = judge(checkpoint, classifier, own, own, 60, style=plain, with_label=True,
-                 backend="reference")  # fmt: skip
+    same = judge(checkpoint, classifier, own, own, 60, style=plain, with_label=True)  # fmt: skip
     assert same == near
 
 
@@ -316,19 +313,15 @@ def test_real_pictures_have_their_own_labels_and_drawn_ones_the_temperature() ->
     real = of_the_model(45, seed=1000)
     verdict = judge(
         checkpoint, classifier, bars(60), real, 30, with_label=True, temperature=0.5,
-        backend="reference",
     )  # fmt: skip
     chosen = real.take(np.arange(30) * 45 // 30)
     assert chosen.labels is not None
     known = np.ones((GREY.height, GREY.width), np.bool_)
     measured = paint(
         tiny_model(), 30, label=chosen.labels, given=chosen.images, known=known,
-        backend="reference",
     )  # fmt: skip
     assert (verdict.least, verdict.most) == ordinary_range(measured.bits_per_dim)
-    drawn = paint(
-        tiny_model(), 30, label=[0, 1, 2] * 10, guidance=2, temperature=0.5, backend="reference"
-    )
+    drawn = paint(tiny_model(), 30, label=[0, 1, 2] * 10, guidance=2, temperature=0.5)
     features = [classifier.look(pictures)[1] for pictures in (drawn.pictures, chosen.images)]
     assert verdict.distance == pytest.approx(frechet_distance(*features))
 
@@ -337,9 +330,7 @@ def test_without_a_label_nothing_is_guided() -> None:
     classifier, data = train(bars(60), replace(RECIPE, epochs=1), CPU), bars(12)
     guided = Checkpoint("tiny", tiny_model(), {"defaults": {"guidance": 2.0}})
     plain = Checkpoint("tiny", tiny_model())
-    one, other = (
-        judge(model, classifier, data, data, 6, backend="reference") for model in (guided, plain)
-    )
+    one, other = (judge(model, classifier, data, data, 6) for model in (guided, plain))
     assert one == other
 
 

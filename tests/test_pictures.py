@@ -193,6 +193,11 @@ def test_a_mask_of_the_pictures_own_size_is_fitted_with_it(
     _, expected = read_upload(io.BytesIO(encode(cut)), None, None, fit, GREY)
     assert known.tolist() == expected.tolist()
     assert 0 < known.sum() < known.size
+    # As one of over 4 megapixels has to be.
+    smaller = mask.resize((40, 36), Picture.Resampling.NEAREST)
+    sent.seek(0)
+    _, known = read_upload(sent, io.BytesIO(encode(smaller)), None, fit, GREY)
+    assert known.tolist() == expected.tolist()
     other = io.BytesIO(encode(Picture.new("LA", (72, 80))))
     with pytest.raises(PictureError, match="the model's size, 5 × 6, or the picture's, 80 × 72"):
         read_upload(io.BytesIO(encode(picture, kind, exif=exif)), other, None, fit, GREY)

@@ -47,6 +47,7 @@ def test_every_field_is_a_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert settings.models == ("b", "a")
     assert settings.weights == tmp_path
     assert settings.cors_origins == ("https://a.example",)
+    assert Settings(trusted_proxies="10.0.0.1,*").trusted_proxies == ("*",)  # type: ignore[arg-type]
     assert settings.frame_ancestors == ("https://a.example", "'self'")
     assert settings.root_path == "/a/b"
     assert settings.limits.max_waiting == 6

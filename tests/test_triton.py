@@ -17,12 +17,12 @@ import pytest
 from tests.conftest import ROOT
 
 FOLDER = ROOT / "tests" / "triton"
-ALONE = ["triton/test_decode.py", "triton/test_shaping.py"]  # the longest
+FIRST = ["triton/test_decode.py", "triton/test_attention_used.py", "engine/test_on_triton.py"]
 OTHERS = sorted(
-    {f"triton/{path.name}" for path in FOLDER.glob("test_*.py")} - {*ALONE, "triton/test_device.py"}
+    {f"triton/{path.name}" for path in FOLDER.glob("test_*.py")} - {*FIRST, "triton/test_device.py"}
 )
-# Few processes, for each imports torch and Triton anew.
-TOGETHER = [*([file] for file in ALONE), OTHERS[::2], [*OTHERS[1::2], "engine/test_on_triton.py"]]
+# Two processes that take as long, for each imports torch and Triton anew.
+TOGETHER = [FIRST, OTHERS]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")

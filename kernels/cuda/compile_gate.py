@@ -166,7 +166,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the gate, print its table, and give the exit code."""
     parser = argparse.ArgumentParser(prog="compile_gate", description=__doc__)
     parser.add_argument("--arch", default="80,90,100", help="capabilities, as 80,90,100")
-    parser.add_argument("--match", default="", help="only variants whose names match this regex")
+    parser.add_argument(
+        "--match", default="", help="only those whose “name sm_90” match this regex"
+    )
     parser.add_argument("--timeout", type=float, default=120, help="seconds a variant")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     options = parser.parse_args(arguments)
@@ -174,7 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("TRITON_INTERPRET is set: there is nothing to compile")
     arches = [int(arch) for arch in options.arch.split(",")]
     everything = [(variant, arch) for arch in arches for variant in launched(arch)]
-    jobs = [job for job in everything if re.search(options.match, job[0].name)]
+    jobs = [(v, arch) for v, arch in everything if re.search(options.match, f"{v.name} sm_{arch}")]
     if not jobs:
         parser.error(f"no variant's name matches {options.match!r}")
     width = max(len(variant.name) for variant, _ in jobs)

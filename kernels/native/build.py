@@ -215,16 +215,18 @@ def _load_private(compiler: Sequence[str], isa: str, source: Path, name: str) ->
             ) from error
 
 
-def build_all() -> list[Path]:
-    """Build everything for every ISA of this CPU's kind into the cache; gives the files."""
+def build(isa: str, source: Path) -> Path:
+    """Build a source for an ISA of this CPU's kind into the cache; gives the file."""
     compiler, folder = find_compiler(), _cache()
     folder.mkdir(parents=True, exist_ok=True)
-    paths: list[Path] = []
-    for source in (DECODER, TRAINING):
-        for isa in machine_isas():
-            paths.append(folder / _name(isa, compiler, source))
-            _build(compiler, isa, source, paths[-1])
-    return paths
+    path = folder / _name(isa, compiler, source)
+    _build(compiler, isa, source, path)
+    return path
+
+
+def build_all() -> list[Path]:
+    """Build everything for every ISA of this CPU's kind into the cache; gives the files."""
+    return [build(isa, source) for source in (DECODER, TRAINING) for isa in machine_isas()]
 
 
 if __name__ == "__main__":

@@ -61,6 +61,8 @@ inline int inverse_cdf(const float* weights, int size, float u) {
         cumulated += weights[index];
         if (cumulated > threshold) break;
     }
+    // Added up in another order they may fall short of u: then it is the last that has any weight.
+    while (index > 0 && weights[index] == 0.0f) --index;
     return index;
 }
 

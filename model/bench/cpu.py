@@ -275,6 +275,9 @@ def run_bench(
                 except ModuleNotFoundError as error:
                     notes.append(f"no peer: {error}; install pytorch-fast-transformers")
                     break
+                except BackendError as error:  # so many slots, as a rule: fewer may be had
+                    notes.append(f"{name}, {count} slots: {error}")
+                    continue
                 if machine:
                     timing = timing.beside(machine.limit(model.config, count, timing.precision))
                 timings.append(timing)

@@ -156,7 +156,11 @@ def run_bench(
         note("kernels started one by one, without graphs or overlap: slower than served")
     for checkpoint in checkpoints:
         name, model = checkpoint.name, checkpoint.model
-        bench.check(model, opening)
+        try:
+            bench.check(model, opening)
+        except (BackendError, torch.OutOfMemoryError) as error:
+            note(f"{name}: {error}")
+            continue
         for count in slots:
             try:
                 decoder = opening(model, count)
@@ -190,7 +194,12 @@ def run_bench(
         if name not in TRAINING_IMAGES:
             continue
         images = TRAINING_IMAGES[name]
-        training.append(time_training(name, checkpoint.model, images, device, repeats))
+        try:
+            training.append(time_training(name, checkpoint.model, images, device, repeats))
+        except torch.OutOfMemoryError as error:
+            torch.cuda.empty_cache()
+            note(f"{name}: training on {images} images at once: {error}")
+            continue
         timed_training = training[-1]
         note(
             f"{name}: training on {images} images at once, {timed_training.milliseconds:.1f} ms "

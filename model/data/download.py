@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 from tqdm import tqdm
 
 from scanline.kernels.cache import cache_folder
@@ -78,7 +77,7 @@ def find(name: str, split: str, data_dir: Path | None = None) -> list[Path]:
             incomplete = f" ({folder} has some of them, but not {', '.join(missing)})"
     raise MissingDataError(
         f"no {name} {split} files in {' or '.join(map(str, roots))}{incomplete}: name their folder "
-        "with --data-dir or SCANLINE_DATA_DIR, or have them downloaded"
+        "with --data-dir or SCANLINE_DATA_DIR, or have them downloaded with --download"
     )
 
 
@@ -124,6 +123,8 @@ def _present(folder: Path, file: str) -> Path | None:
 
 def _fetch(url: str, target: Path, digest: str) -> None:
     """Download a file that is not there or damaged, under another name until it is whole."""
+    import httpx  # which what is there already does without
+
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
     by_hand = f"or put {target.name} into {target.parent} by hand"
     try:
@@ -155,6 +156,8 @@ def _fetch(url: str, target: Path, digest: str) -> None:
 
 def _stream(url: str, path: Path) -> str:
     """Save what `url` sends to `path` and return its SHA-256."""
+    import httpx
+
     digest = hashlib.sha256()
     headers = {"Accept-Encoding": "identity"}
     timeout = httpx.Timeout(30, connect=10)

@@ -248,6 +248,22 @@ _SIZES = {
 }  # fmt: skip
 
 
+# What the compiled backends know of each option.
+LINEAR_NETWORKS = {
+    "input": ("previous", "neighbourhood"),
+    "encoding": ("table", "linear", "table+linear"),
+    "order": ("subpixel", "pixel"),
+    "head": ("logistic_mixture", "categorical"),
+    "attention": ("linear",),
+    "feature_map": ("elu",),
+    "short_conv": ("none", "2x3"),
+    "norm": ("pre", "post"),
+    "activation": ("gelu", "relu"),
+    "positions": ("learned", "sinusoidal"),
+    "start": ("learned", "given"),
+}
+
+
 def refuse_unknown(config: ModelConfig, known: Mapping[str, Sequence[object]]) -> str | None:
     """Name the first option that a backend does not know; None if it knows them all.
 

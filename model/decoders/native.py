@@ -13,24 +13,16 @@ from scanline.kernels.native import abi as native
 from scanline.kernels.native.build import NativeBuildError
 from scanline.kernels.native.cpu import usable_cores
 from scanline.model.config import ModelConfig
-from scanline.model.decoders.contract import BackendError, Decoder, Slots, refuse_unknown
+from scanline.model.decoders.contract import (
+    LINEAR_NETWORKS,
+    BackendError,
+    Decoder,
+    Slots,
+    refuse_unknown,
+)
 from scanline.model.decoders.room import check_room
 from scanline.model.inputs import sinusoidal_code
 from scanline.model.network import LinearTransformer
-
-_KNOWN = {
-    "input": ("previous", "neighbourhood"),
-    "encoding": ("table", "linear", "table+linear"),
-    "order": ("subpixel", "pixel"),
-    "head": ("logistic_mixture", "categorical"),
-    "attention": ("linear",),
-    "feature_map": ("elu",),
-    "short_conv": ("none", "2x3"),
-    "norm": ("pre", "post"),
-    "activation": ("gelu", "relu"),
-    "positions": ("learned", "sinusoidal"),
-    "start": ("learned", "given"),
-}
 
 
 def _numpy(tensor: Tensor) -> NDArray[np.float32]:
@@ -114,7 +106,7 @@ class NativeDecoder(Decoder):
     @classmethod
     def unsupported(cls, config: ModelConfig) -> str | None:
         """Name the first option that the C++ does not know."""
-        return refuse_unknown(config, _KNOWN)
+        return refuse_unknown(config, LINEAR_NETWORKS)
 
     @property
     def isa(self) -> str:

@@ -28,6 +28,7 @@ from scanline.kernels.cuda.launch import Steps
 from scanline.kernels.cuda.sizes import DELAY, allocate, allocate_weights
 from scanline.model.config import ModelConfig
 from scanline.model.decoders.contract import (
+    LINEAR_NETWORKS,
     BackendError,
     Decoder,
     Inputs,
@@ -47,19 +48,6 @@ _SENT_AS = {np.dtype(np.bool_): np.uint8, np.dtype(np.uint64): np.int64}  # torc
 # What Triton raises where it finds no driver, compiler or headers, or cannot compile.
 _NOT_STARTED = (RuntimeError, OSError, AssertionError, SubprocessError, TritonError)
 _STATE = ("kv", "z", "waiting", "ring")  # buffers with the slots second
-_KNOWN = {
-    "input": ("previous", "neighbourhood"),
-    "encoding": ("table", "linear", "table+linear"),
-    "order": ("subpixel", "pixel"),
-    "head": ("logistic_mixture", "categorical"),
-    "attention": ("linear",),
-    "feature_map": ("elu",),
-    "short_conv": ("none", "2x3"),
-    "norm": ("pre", "post"),
-    "activation": ("gelu", "relu"),
-    "positions": ("learned", "sinusoidal"),
-    "start": ("learned", "given"),
-}
 
 
 @dataclass(frozen=True)
@@ -161,7 +149,7 @@ class TritonDecoder(Decoder):
     @classmethod
     def unsupported(cls, config: ModelConfig) -> str | None:
         """Name the first option that the kernels do not know."""
-        return refuse_unknown(config, _KNOWN)
+        return refuse_unknown(config, LINEAR_NETWORKS)
 
     def _plans(self, slots: int) -> list[int]:
         """List from how many rows on each plan of a step is for."""

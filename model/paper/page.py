@@ -65,7 +65,11 @@ def make_page(folder: Path, beside: Path) -> str:
         "",
         f"Hardware: {machine['cpu']}, {machine['isa']}, {threads} of {machine['cores']} cores, "
         f"{machine['gpu'] or 'no GPU'}; PyTorch {machine['torch']}."
-        + (" Seconds are those that the process computed." if machine["threads"] == 1 else ""),
+        + (
+            " Seconds are those that the process computed."
+            if machine["threads"] == 1 and not machine["gpu"]
+            else ""
+        ),
         "",
         "| the paper's claim | here | holds |",
         "|---|---|---|",

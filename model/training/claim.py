@@ -9,7 +9,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-_PARTIAL = re.compile(r"\.(training\.pt|.+\.safetensors)\.[0-9a-f]{8}")  # of a file being written
+# Of a file being written.
+_PARTIAL = re.compile(r"\.(training\.pt|(samples|curve)\.png|.+\.safetensors)\.[0-9a-f]{8}")
 _OLD = 60  # seconds, by which it is being written no more
 
 

@@ -6,9 +6,12 @@ it adds nothing yet and learns at once (LLaMA Pro, Wu et al. 2024, section 3.1).
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 from torch import Tensor
 
+from scanline.model.checkpoint import CheckpointError
 from scanline.model.config import ModelConfig
 
 _BACK = ("attention.out.", "linear2.")  # a block's maps back into the stream
@@ -25,6 +28,15 @@ def differences(small: ModelConfig, large: ModelConfig) -> list[str]:
     if small.norm == "pre" and small.n_layers < large.n_layers:
         theirs["n_layers"] = mine["n_layers"]
     return [name for name, value in mine.items() if theirs[name] != value]
+
+
+def check_start(path: Path, small: ModelConfig, large: ModelConfig) -> None:
+    """Raise ``CheckpointError`` unless ``large`` can be made of the checkpoint's ``small``."""
+    if differ := differences(small, large):
+        raise CheckpointError(
+            f"{path} is of another network ({', '.join(differ)}); "
+            "start from one of the same, or of fewer layers"
+        )
 
 
 def grown(tensors: dict[str, Tensor], small: ModelConfig, large: ModelConfig) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from scanline.model.checkpoint import load_checkpoint
+from scanline.model.checkpoint import read_config
 from scanline.model.config import CIFAR10_CLASSES, DIGITS, PRESETS, ModelConfig
 from scanline.model.data.download import SOURCES
 from scanline.model.data.folder import load_images
@@ -21,6 +21,7 @@ from scanline.model.data.published import Dataset, content_order, load_dataset, 
 from scanline.model.evaluation import check_shape
 from scanline.model.network import LinearTransformer
 from scanline.model.training.claim import claimed
+from scanline.model.training.growth import check_start
 from scanline.model.training.processes import choose_count, joined
 from scanline.model.training.recipe import TrainingConfig
 from scanline.model.training.resuming import fingerprint, weights_file
@@ -205,15 +206,19 @@ def choose_network(
         network = replace(
             nearest, height=height, width=side, classes=data.classes, n_layers=_FEW_LAYERS
         )
+    start = None
     if start_from is not None and begun is None:
-        start = load_checkpoint(start_from).model.config
+        start = read_config(start_from)
         network = replace(network, **{name: getattr(start, name) for name in _OWN})
     d_ff = None if width is None else 4 * width
     changes: dict[str, Any] = {
         "n_layers": layers, "d_model": width, "d_ff": d_ff, "n_heads": heads,
         "attention": attention, "feature_map": feature_map,
     }  # fmt: skip
-    return replace(network, **{name: value for name, value in changes.items() if value is not None})
+    network = replace(network, **{n: value for n, value in changes.items() if value is not None})
+    if start_from is not None and start is not None:
+        check_start(start_from, start, network)
+    return network
 
 
 def run_folder(out: Path | None, dataset: str | None, images: Path | None, resume: bool) -> Path:

@@ -76,8 +76,9 @@ class Trainer:
         self.data: str | None = None  # what it is trained on, once it is
         self.held_out = 0  # images of the same set that it is not
         self._defaults: dict[str, float] = {}  # of the weights that it began with
-        self.optimizers = make_optimizers(self.model, config, bf16=bf16_pays(device))
-        self.bf16 = config.precision == "bf16" or (config.precision == "auto" and bf16_pays(device))
+        pays = config.precision != "fp32" and bf16_pays(device)
+        self.optimizers = make_optimizers(self.model, config, bf16=pays)
+        self.bf16 = pays or config.precision == "bf16"
         self._passes = Passes(self.model, bf16=self.bf16, compiled=config.compile)
         # The next step's batch, and which step's it is, of which images and labels.
         self._ahead: tuple[tuple[int, Tensor, Tensor | None], Batch] | None = None
@@ -307,11 +308,7 @@ class Trainer:
         """
         start = load_checkpoint(path)
         mine = self.model.config
-        if differ := growth.differences(start.model.config, mine):
-            raise CheckpointError(
-                f"{path} is of another network ({', '.join(differ)}); "
-                "start from one of the same, or of fewer layers"
-            )
+        growth.check_start(path, start.model.config, mine)
         tensors = growth.grown(start.model.state_dict(), start.model.config, mine)
         for network in (self.model, self.average):
             network.load_state_dict(network.state_dict() | tensors)

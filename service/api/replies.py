@@ -91,15 +91,15 @@ def label_of(generation: Generation, image: Image) -> str | None:
 
 def image_reply(generation: Generation, image: Image, output: Output) -> ImageReply:
     """Describe an image, its pixels in the form asked for."""
-    status = image.status  # read once: it may finish meanwhile
+    status = image.status  # read once, and first: it may finish meanwhile
     done, particles = status is Status.FINISHED, image.particles
     facts: dict[str, Any] = {
         "index": image.index,
         "seed": image.seed,
         "status": status,
-        "finish_reason": image.finish_reason,
+        "finish_reason": image.finish_reason if done else None,
         "position": image.position,
-        "bits_per_dim": generation.bits_per_dim(image),
+        "bits_per_dim": generation.bits_per_dim(image) if done else None,
         "label": label_of(generation, image),
         "effective_particles": None if particles is None else round(particles.effective, 2),
         "log_evidence": None if particles is None else round(particles.log_evidence, 3),
@@ -158,17 +158,17 @@ class GenerationReply(BaseModel):
     @classmethod
     def of(cls, generation: Generation, output: Output = "png") -> GenerationReply:
         """Describe a generation as it is now, its images' pixels in the form asked for."""
-        config = generation.config
+        config, status = generation.config, generation.status  # first, as an image's
         return cls(
             id=generation.id,
             model=generation.model,
-            status=generation.status,
+            status=status,
             width=config.width,
             height=config.height,
             channels=config.channels,
             images=[image_reply(generation, image, output) for image in generation.images],
             usage=Usage.of(generation),
-            error=generation.error,
+            error=generation.error if status is Status.FINISHED else None,
             warnings=generation.warnings,
         )
 

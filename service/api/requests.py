@@ -114,8 +114,8 @@ class CompletionForm(Body):
     mask: Annotated[
         Upload | None,
         Field(
-            description="A picture of the same size, or of the model's: draw where it is "
-            "transparent (alpha 0)."
+            description="A picture of the same shape, or of the model's size: draw where it "
+            "is transparent (alpha 0)."
         ),
     ] = None
     known_rows: Annotated[

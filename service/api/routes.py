@@ -30,7 +30,7 @@ from scanline.service.api.replies import GenerationReply, ModelList, ModelReply
 from scanline.service.api.requests import CompletionForm, Granularity, Output, SampleRequest
 from scanline.service.generation import Generation, Spec
 from scanline.service.http.bodies import known_query, once_each
-from scanline.service.http.errors import ApiError, errors
+from scanline.service.http.errors import ApiError, errors, not_ready
 from scanline.service.http.media import MEDIA, NAMING, Media, choose_media, json_reply, naming
 from scanline.service.http.sse import stream_reply
 from scanline.service.http.waiting import Client, client_of, cut_off, draw_to_end, wait_finished
@@ -40,18 +40,24 @@ from scanline.service.workshop import Workshop
 
 router = APIRouter(prefix="/v1", dependencies=[Depends(bearer), Depends(known_query)])
 _LOCATION = {"description": "The generation's address.", "schema": {"type": "string"}}
-_REPLIES: dict[int | str, dict[str, Any]] = errors(404, 406, 413, 415, 422, 429, 500, 503) | {
+_IMAGES: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "The images, in the form that `Accept` (or `stream`) asks for.",
         "content": {kind: {} for kind in MEDIA[1:]} | EVENT_STREAM,
         "headers": NAMING,
     },
-    202: {
-        "description": "With `Prefer: respond-async`: begun.",
-        "model": GenerationReply,
-        "headers": NAMING | {"Location": _LOCATION},
-    },
 }
+_REPLIES = (
+    errors(404, 406, 413, 415, 422, 429, 500, 503)
+    | _IMAGES
+    | {
+        202: {
+            "description": "With `Prefer: respond-async`: begun.",
+            "model": GenerationReply,
+            "headers": NAMING | {"Location": _LOCATION},
+        },
+    }
+)
 
 
 @router.post("/samples", tags=["draw"], response_model=GenerationReply, responses=_REPLIES)
@@ -123,15 +129,23 @@ async def create_completions(
 
 @router.get(
     "/generations/{identifier}", tags=["draw"], response_model=GenerationReply,
-    responses=errors(404),
+    responses=errors(404, 406, 429, 500, 503) | _IMAGES,
 )  # fmt: skip
 async def get_generation(
     request: Request, server: Server, identifier: str, output: Output = "png"
 ) -> Response:
-    """Look at a generation, while it runs or for some minutes after."""
-    _, generation = _find(server, identifier)
+    """Look at a generation, while it runs or for some minutes after; as files once it is finished.
+
+    Which, says `Accept`, as where it is asked for.
+    """
+    engine, generation = _find(server, identifier)
+    media = choose_media(request, False, {"output"} & request.query_params.keys())
+    if media == "text/event-stream":
+        return _stream(request, server, engine, generation, "auto", None, output)
+    if media != "application/json" and not generation.finished:
+        raise not_ready("it is still being drawn; ask again in a moment, or for application/json")
     async with client_of(request) as client:
-        return await server.writing.run(client, _described, generation, output)
+        return await server.writing.run(client, _reply, generation, media, output)
 
 
 @router.get(

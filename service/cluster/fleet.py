@@ -24,6 +24,7 @@ from scanline.service.cluster.parts import Look, News, Part, Report
 from scanline.service.generation import Clock, FinishReason, Generation, Image, Place, Status
 from scanline.service.progress import Observer, Progress
 from scanline.service.queue import Limits, Queue
+from scanline.service.workshop import HUNG_SECONDS, answer_all
 
 log = logging.getLogger("scanline.cluster")
 
@@ -99,6 +100,7 @@ class Fleet:
         self._at_replicas: dict[Generation, int] = {}
         self._drawn = 0  # pixels of all slots since the last report
         self._reported = clock()
+        self.broken = False  # by a bug here: replicas come and go
         self._thread = threading.Thread(target=self._run, name=f"fleet-{name}", daemon=True)
 
     def start(self) -> None:
@@ -109,7 +111,9 @@ class Fleet:
         """Close the queue, which says how, and wait for the thread to end; from another thread."""
         self.queue.close(drain)
         if self._thread.ident is not None:
-            self._thread.join()
+            self._thread.join(drain + HUNG_SECONDS)
+            if self._thread.is_alive():
+                log.critical("%s does not end: what gives its images to replicas hangs", self.name)
 
     # --- what the routes ask ------------------------------------------------------------------
 
@@ -154,11 +158,6 @@ class Fleet:
         return self._thread.is_alive() and not self.queue.closed and bool(self.reports)
 
     @property
-    def broken(self) -> bool:
-        """Never: replicas come and go."""
-        return False
-
-    @property
     def stuck(self) -> bool:
         """Never: a replica that hangs is no longer healthy, and Ray's to end."""
         return False
@@ -177,13 +176,20 @@ class Fleet:
             self._loop.call_soon_threadsafe(self._wake.set)
 
     def _run(self) -> None:
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            runner.run(self._work())
+        try:
+            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+                runner.run(self._work())
+        except Exception:
+            log.critical("the fleet of %s met a bug", self.name, exc_info=True)
+            self.broken = True
+            answer_all(self.queue, self._end)
 
     async def _work(self) -> None:
         meeting = asyncio.create_task(self._meet())
         while self.queue.goes_on():
             self._wake.clear()
+            if meeting.done():  # it never ends by itself
+                meeting.result()
             self._drop_leavers()
             self._admit()
             with contextlib.suppress(TimeoutError):

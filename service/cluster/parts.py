@@ -63,13 +63,11 @@ News = list[Look]  # of a part, by its replica
 
 
 class Report(NamedTuple):
-    """How a replica is: its slots, what they hold, with what it draws, and its metrics."""
+    """How a replica is: its slots, with what it draws, and its metrics."""
 
     replica: str
     slots: int
     spare: int
-    slots_in_use: int
-    running: int
     backend: str
     variant: str
     metrics: list[Metric]

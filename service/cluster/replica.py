@@ -79,8 +79,8 @@ class Replica:
         self._shares[entrance] = (time.monotonic(), share)
         engine = self._engine
         return Report(
-            self._name, engine.slots, engine.slots_in_all - engine.slots, engine.slots_in_use,
-            engine.running, engine.backend, engine.variant, self._metrics.drawing(),
+            self._name, engine.slots, engine.slots_in_all - engine.slots, engine.backend,
+            engine.variant, self._metrics.drawing(),
         )  # fmt: skip
 
     def record_autoscaling_stats(self) -> dict[str, float]:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from scanline.service.commands.options import DataDir
+from scanline.service.commands.options import DataDir, Download
 
 Quick = Annotated[
     bool, typer.Option("--quick", help="Minutes: smaller networks, shorter lengths, less time.")
@@ -27,19 +27,24 @@ Speech = Annotated[
     ),
 ]
 FOLDER = Path("runs/paper")
-READING = ("table1", "table2")  # published data sets
+READING = {"table1": "mnist", "table2": "cifar10"}  # published data sets
 
 paper = typer.Typer(no_args_is_help=True, help="Run the paper's figures and tables again.")
 
 
-def _run(name: str, quick: bool, out: Path, threads: int, data_dir: Path | None) -> None:
+def _run(
+    name: str, quick: bool, out: Path, threads: int, data_dir: Path | None, fetch: bool = False
+) -> None:
     import torch
 
+    from scanline.model.data.published import load_dataset
     from scanline.model.paper.experiments import run
     from scanline.model.paper.plots import plot
     from scanline.model.paper.tables import markdown
 
     torch.set_num_threads(threads)
+    if fetch:
+        load_dataset(READING[name], "test", data_dir, download=True)
     report = run(name, out, quick=quick, data_dir=data_dir)
     typer.echo(markdown(name, report.rows))
     plot(name, report.rows, out / f"{name}.png")
@@ -48,9 +53,13 @@ def _run(name: str, quick: bool, out: Path, threads: int, data_dir: Path | None)
 
 def _experiment(name: str, what: str) -> Callable[..., None]:
     def of_images(
-        quick: Quick = False, out: Folder = FOLDER, threads: Threads = 1, data_dir: DataDir = None
+        quick: Quick = False,
+        out: Folder = FOLDER,
+        threads: Threads = 1,
+        data_dir: DataDir = None,
+        download: Download = False,
     ) -> None:
-        _run(name, quick, out, threads, data_dir)
+        _run(name, quick, out, threads, data_dir, download)
 
     def of_nothing(quick: Quick = False, out: Folder = FOLDER, threads: Threads = 1) -> None:
         _run(name, quick, out, threads, None)

@@ -79,7 +79,8 @@ def train(
     """Train a model on MNIST, CIFAR-10 or a folder of pictures; Ctrl-C stops, --resume goes on."""
     from dataclasses import replace
 
-    from scanline.model.checkpoint import load_checkpoint
+    from scanline.model.checkpoint import read_config
+    from scanline.model.training.processes import choose_count
     from scanline.model.training.recipe import TrainingConfig
     from scanline.model.training.resuming import known_run
     from scanline.model.training.runs import Run, choose_network, run_folder, training_data
@@ -99,8 +100,9 @@ def train(
         hold_out = held_out if hold_out is None else hold_out
     else:
         recipe = TrainingConfig(**asked)
+    choose_count(recipe.batch, processes)  # or say what is wrong, before any data is read
     if images is not None:
-        before = begun or (load_checkpoint(start_from).model.config if start_from else None)
+        before = begun or (read_config(start_from) if start_from else None)
         if before is not None:
             size, grey = size or before.height, grey or before.channels == 1
     data, validation = training_data(dataset, images, size, grey, hold_out, data_dir, download)

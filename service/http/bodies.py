@@ -15,6 +15,7 @@ from pydantic_core import PydanticCustomError
 from scanline.service.http.errors import ApiError
 
 MAX_FIELDS = 64
+FORMS = ("multipart/form-data", "application/x-www-form-urlencoded")
 
 
 class Body(BaseModel):
@@ -62,9 +63,18 @@ def unreadable(cause: BaseException | None) -> str:
 
 
 def once_each(*lists: str) -> Callable[[Request], Awaitable[None]]:
-    """Give a dependency that refuses a form's field sent twice, but for ``lists``."""
+    """Give a dependency that refuses a body that is no form, or a field sent twice in it.
+
+    Those named in ``lists`` may come more than once.
+    """
 
     async def check(request: Request) -> None:
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind not in FORMS:
+            raise ApiError(
+                400, "send multipart/form-data, with pictures as files",
+                param="content-type", code="unsupported",
+            )  # fmt: skip
         form = await request.form()
         for name, times in Counter(name for name, _ in form.multi_items()).items():
             if name not in lists and times > 1:

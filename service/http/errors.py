@@ -103,7 +103,7 @@ def refusal(error: Exception) -> ApiError:
     """Say over HTTP why a picture, or any work at all, is refused: one of ``REFUSALS``."""
     match error:
         case PictureError():
-            return ApiError(400, str(error), param=error.param, code="invalid_image")
+            return ApiError(400, str(error), param=error.param, code=error.code)
         case QueueFullError():
             headers = {"Retry-After": str(error.retry_after)}
             return ApiError(429, str(error), code="queue_full", headers=headers)

@@ -68,7 +68,7 @@ def _acceptable(request: Request) -> Media:
 
 
 def naming(generation: Generation) -> dict[str, str]:
-    """Give the headers of every reply that draws: its generation and the first image's seed."""
+    """Give the headers of a generation's replies: its name and the first image's seed."""
     return {"X-Generation-ID": generation.id, "X-Seed": str(generation.spec.seed)}
 
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import anyio
 from anyio import to_thread
 
-from scanline.service.http.errors import ApiError
+from scanline.service.http.errors import SOON, ApiError
 from scanline.service.http.waiting import Client, ClientGoneError
 from scanline.service.queue import OWN
 
@@ -54,7 +54,7 @@ class Pool:
         if self.queued >= most:
             raise ApiError(
                 429, "too many pictures are being worked on; try again in a second",
-                code="queue_full", headers={"Retry-After": "1"},
+                code="queue_full", headers=SOON,
             )  # fmt: skip
 
     @contextlib.asynccontextmanager

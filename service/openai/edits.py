@@ -83,6 +83,8 @@ async def _read_form(request: Request) -> Parts:
                     raise ApiError(400, f"{name}: must be a file", param=name, code="invalid_image")
                 content = io.BytesIO(await value.read())  # the form closes its own files
                 (masks if name == "mask" else images).append(content)
+            elif isinstance(value, UploadFile) and name not in EditsRequest.model_fields:
+                fields[name] = ""  # to be refused by its name
             elif isinstance(value, UploadFile) or name in fields:
                 raise ApiError(400, f"{name}: must be one text", param=name, code="invalid_value")
             elif value or name == "prompt":  # an empty field is one left out, as everywhere

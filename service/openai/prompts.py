@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import unicodedata
 from collections.abc import Iterator, Mapping
 
 from scanline.model.config import ModelConfig
@@ -29,14 +30,15 @@ def understand(
     """
     first = next(iter(models))
     wishes = list(_wishes(prompt))
+    named_as = {name: [_plain(one) for one in config.classes] for name, config in models.items()}
     if not wishes[0]:
         return first, None
-    for name, config in models.items():
+    for name, classes in named_as.items():
         for wish in wishes:
-            if wish in config.classes:
-                return name, config.classes.index(wish)
-    for name, config in models.items():
-        classes = [one.lower() for one in config.classes]
+            if wish in classes:
+                return name, classes.index(wish)
+    for name, classes in named_as.items():
+        classes = [one.lower() for one in classes]
         for wish in map(str.lower, wishes):
             if classes.count(wish) == 1:
                 return name, classes.index(wish)
@@ -63,7 +65,7 @@ def understand(
 
 def _wishes(prompt: str) -> Iterator[str]:
     """Give the prompt, and what is left of it as the words around a class are taken away."""
-    words = re.sub(r"[\s\"'“”‘’.!?:,]+", " ", prompt).split()
+    words = _plain(prompt).split()
     yield " ".join(words)
     while words and words[-1].lower() in _AFTER:
         words.pop()
@@ -71,3 +73,8 @@ def _wishes(prompt: str) -> Iterator[str]:
     while words and words[0].lower() in _BEFORE:
         words.pop(0)
         yield " ".join(words)
+
+
+def _plain(words: str) -> str:
+    """Leave out what stands between words, and write each letter in one way."""
+    return " ".join(re.sub(r"[\s\"'“”‘’.!?:,]+", " ", unicodedata.normalize("NFC", words)).split())

@@ -51,7 +51,7 @@ export async function patiently(send, signal, lost = true) {
 }
 
 /** Whether a server that is gone, or comes or goes, is the reason. */
-export const isLost = (error) => error instanceof TypeError || error.status === 503;
+export const isLost = (error) => error instanceof TypeError || error.status > 501;
 
 /** Give the seconds to wait before a try: ever more, and never quite the same for everyone. */
 export function backOff(tries) {
@@ -92,6 +92,21 @@ export function postPicture(path, fields, pngs, signal) {
   return call(path, { method: "POST", body, signal });
 }
 
+/** Have a picture drawn, all at once. */
+export async function drawn(model, fields, signal) {
+  const asked = { model: model.id, output: "values", ...fields };
+  const { images: [{ values }] } =
+    await patiently(() => postJson("v1/samples", asked, signal), signal);
+  return { shape: model, values: Uint8Array.from(values), known: null };
+}
+
+/** Have pictures measured, and what each of their pixels cost. */
+export async function score(model, pngs, label, signal) {
+  const fields = { model: model.id, per_pixel: "true", ...(label ? { label } : {}) };
+  const reply = await patiently(() => postPicture("v1/score", fields, pngs, signal), signal);
+  return (await reply.json()).data;
+}
+
 /** Fail where a part of the page did not come: Chromium remembers that an import failed. */
 export function missing() {
   throw new Error("A part of this page did not come. Reload the page.");
@@ -100,7 +115,7 @@ export function missing() {
 /** Say what went wrong, for a person. */
 export function explain(error) {
   if (error instanceof ApiError && error.status === 401) return "This server asks for a key.";
-  if (error instanceof ApiError && error.status === 503) {
+  if (error instanceof ApiError && error.status > 501) {
     return "The server is starting or shutting down. Try again in a moment.";
   }
   if (error instanceof TypeError) return "The server cannot be reached. Is it still running?";

@@ -29,9 +29,9 @@ function band(picture, top, bottom, scale, visible) {
  *
  * @param {import("./pixels.js").Picture} picture
  * @param {number} seconds how long it takes, the last look not counted
- * @param {string | null} made the hash of the link that draws it again
+ * @param {string} made the hash of the link that draws it again
  */
-export async function encodeDrawing(picture, seconds, made = null) {
+export async function encodeDrawing(picture, seconds, made) {
   const { width } = picture.shape;
   const scale = scaleOf(picture.shape);
   const known = picture.known ?? new Uint8Array(area(picture.shape));
@@ -40,7 +40,7 @@ export async function encodeDrawing(picture, seconds, made = null) {
   const parts = [
     SIGNATURE,
     chunk("IHDR", pack(...size, [1, 8], [1, 6], [1, 0], [1, 0], [1, 0])),
-    ...(made ? [text(made)] : []),
+    text(made),
     chunk("acTL", pack([4, stops.length], [4, 0])),
     chunk("IDAT", await deflate(band(picture, 0, picture.shape.height, scale, () => true))),
   ];

@@ -120,6 +120,7 @@ class Page {
     reload.hidden = true;
     loading.hidden = sentence === null;
     loading.querySelector("[role=status]").textContent = sentence ?? "";
+    if (sentence) scrollTo(0, 0);
   }
 
   tab(view) {
@@ -174,6 +175,7 @@ class Page {
       if (name === view) this.tab(name).setAttribute("aria-current", "page");
       else this.tab(name).removeAttribute("aria-current");
     }
+    if (!document.activeElement.checkVisibility()) document.getElementById("main").focus();
     if (other) scrollTo(0, place);
   }
 
@@ -181,7 +183,7 @@ class Page {
   link(view, fields) {
     this.shown[view] = toHash(view, fields);
     this.tab(view).hash = this.shown[view];
-    if (view === this.current) writeAddress(this.shown[view]);
+    if (view === this.current && (this.wanted?.view ?? view) === view) writeAddress(this.shown[view]);
   }
 }
 

@@ -1,7 +1,7 @@
 /** What can be done with a finished sheet: sorted, shown by cost, saved as a whole. */
 
 import { toHash } from "./address.js";
-import { explain, missing, patiently, postPicture } from "./api.js";
+import { explain, missing, score } from "./api.js";
 import { stamp } from "./chunks.js";
 import { mostBits, paintHeat } from "./heat.js";
 import { area, save, toPng } from "./pixels.js";
@@ -84,12 +84,11 @@ export class Arrange {
     const groups = Map.groupBy(tiles, ({ part, result }) => `${part.model.id}/${result.label}`);
     await Promise.all([...groups.values()].map(async (group) => {
       const [{ part: { model }, result: { label } }] = group;
-      const fields = { model: model.id, per_pixel: "true", ...(label ? { label } : {}) };
       for (let from = 0; from < group.length; from += 64) {
         const some = group.slice(from, from + 64).filter((tile) => !tile.bits);
         if (!some.length) continue;
         const pngs = await Promise.all(some.map(({ player }) => toPng(player.picture)));
-        const { data } = await (await patiently(() => postPicture("v1/score", fields, pngs))).json();
+        const data = await score(model, pngs, label);
         some.forEach((tile, k) => { tile.bits = data[k].pixel_bits; });
       }
     }));

@@ -24,12 +24,12 @@ export class Chart {
     this.shown = null;
     this.pointed = null;
     new ResizeObserver(() => this.draw()).observe(canvas);
-    const held = (event) => canvas.hasPointerCapture(event.pointerId);
+    const held = ({ pointerId, pointerType }) =>
+      pointerType !== "touch" && canvas.hasPointerCapture(pointerId); // a finger may only scroll
     canvas.addEventListener("pointerdown", (event) => {
-      if (event.button !== 0 || !this.shown) return;
-      canvas.setPointerCapture(event.pointerId);
-      pick(this.valueAt(event));
+      if (event.button === 0 && this.shown) canvas.setPointerCapture(event.pointerId);
     });
+    canvas.addEventListener("click", (event) => this.shown && pick(this.valueAt(event)));
     canvas.addEventListener("pointermove", (event) => {
       this.pointed = this.valueAt(event);
       if (held(event)) pick(this.pointed);

@@ -3,11 +3,6 @@
 const number = (name, title, values) => (fields) =>
   values.map((value) => ({ title: `${title} ${value}`, fields: { ...fields, [name]: value } }));
 
-/** Leave a class's own fields out. */
-function unlabelled({ label, guidance, ...fields }) {
-  return fields;
-}
-
 const AXES = {
   temperature: number("temperature", "Temperature", [0.5, 0.7, 0.85, 1, 1.2]),
   guidance: (fields) => number("guidance", "Guidance", [1, 2, 3, 5, 8])(
@@ -16,7 +11,7 @@ const AXES = {
   label: (fields, model) => model.classes.map((label) =>
     ({ title: label, fields: { guidance: model.guidance, ...fields, label } })),
   model: (fields, _, models) => models.map((model) => {
-    const { top_p: _own, ...rest } = unlabelled(fields);
+    const { label: _1, guidance: _2, top_p: _3, ...rest } = fields; // a class's own, and a model's
     return { title: model.id, model, fields: { ...rest, model: model.id, top_p: model.top_p } };
   }),
 };

@@ -4,7 +4,7 @@ import { explain, postPicture } from "./api.js";
 import { chooseFile } from "./arrivals.js";
 import { Easel } from "./easel.js";
 import { drawExamples, lightness, paperOf, places, thumbnail } from "./examples.js";
-import { classOf, echo, listenToDice, noClass, noSeed, randomSeed, readNumber, seedOf, setRange } from "./fields.js";
+import { classOf, listenToDice, noClass, noSeed, randomSeed, readNumber, seedOf, setRange } from "./fields.js";
 import { area, blank, fromFile, fromText, toPng, toText } from "./pixels.js";
 import { LookAhead, rowsOf } from "./lookahead.js";
 import { Shaping } from "./shaping.js";
@@ -27,8 +27,12 @@ export class CompleteView {
     this.shaping = new Shaping(byId("complete-shaping"), () => this.settled());
     this.ahead = new LookAhead(byId("ahead"), () => this.complete({ reveal: true, by: "particles" }));
     const { brush, rows } = this.form.elements;
-    echo(brush, String);
-    brush.addEventListener("input", () => { this.easel.size = Number(brush.value); });
+    const take = () => {
+      this.easel.size = Number(brush.value);
+      setRange(brush, brush.value, brush.value);
+    };
+    brush.addEventListener("input", take);
+    take();
     let sliding = false; // one slide is one change, and one undo
     rows.addEventListener("input", () => {
       this.easel.keepRows(Number(rows.value), sliding);
@@ -68,6 +72,8 @@ export class CompleteView {
     this.shaping.use(model);
     this.settled();
     colour.hidden = model.channels === 1;
+    colour.value = "#ffffff";
+    this.takeTool();
     byId("paper-offer").hidden = true;
     byId("examples").replaceChildren();
     this.easel.load({ ...blank(model), known: new Uint8Array(area(model)) });
@@ -270,6 +276,7 @@ export class CompleteView {
   async complete({ seed = null, reveal = false, by = null } = {}) {
     if (!this.hasGap()) {
       this.tell("Nothing is erased yet. Rub something out, or lower the known rows.");
+      byId("easel-said").scrollIntoView({ block: "nearest" });
       return;
     }
     this.asked = true;

@@ -5,8 +5,6 @@ import { area, toImageData } from "./pixels.js";
 const UNDO = 30;
 const SHADE = 20; // of 255, by which paper in a photograph is darker in one place than another
 
-const alike = (a, b) => ["width", "height", "channels"].every((name) => a[name] === b[name]);
-
 /** Edits a picture; `known` marks what is not erased. */
 export class Easel {
   /**
@@ -22,7 +20,7 @@ export class Easel {
     this.size = 5;
     this.colour = [255, 255, 255];
     this.paper = [0, 0, 0];
-    this.past = [];
+    this.pasts = {}; // of each model
     this.cursor = null;
     canvas.addEventListener("pointerdown", (event) => this.press(event));
     canvas.addEventListener("pointermove", (event) => this.drag(event));
@@ -32,8 +30,8 @@ export class Easel {
 
   /** Put a picture on the easel; Undo brings back what it takes the place of. */
   load(picture) {
-    if (!this.picture || !alike(this.picture.shape, picture.shape)) this.past = [];
-    else if (this.picture.known.includes(1)) this.remember();
+    if (this.picture?.known.includes(1)) this.remember();
+    this.past = this.pasts[picture.shape.id] ??= [];
     const known = picture.known?.slice() ?? new Uint8Array(area(picture.shape)).fill(1);
     this.picture = { shape: picture.shape, values: picture.values.slice(), known };
     this.original = picture.values.slice();

@@ -1,22 +1,18 @@
 /** Pictures to start from, drawn by the model, and the paper they are drawn on. */
 
-import { patiently, postJson } from "./api.js";
-import { area, colour, toImageData } from "./pixels.js";
+import { drawn } from "./api.js";
+import { area, colour, toCanvas } from "./pixels.js";
 
 const COUNT = 6;
 const FIRST_SEED = 23;
 
 /** Have the model draw examples, each of another class if it has classes. */
 export async function drawExamples(model) {
-  const { id, classes } = model;
-  const wanted = Array.from({ length: COUNT }, (_, k) => ({
-    model: id, seed: FIRST_SEED + k, output: "values",
+  const { classes } = model;
+  return Promise.all(Array.from({ length: COUNT }, (_, k) => drawn(model, {
+    seed: FIRST_SEED + k,
     ...(classes.length ? { label: classes[(3 + 4 * k) % classes.length] } : {}),
-  }));
-  const replies = await Promise.all(wanted.map((body) =>
-    patiently(() => postJson("v1/samples", body))));
-  return replies.map(({ images: [{ values }] }) =>
-    ({ shape: model, values: Uint8Array.from(values), known: null }));
+  })));
 }
 
 /** Make the places where the examples will be. */
@@ -30,14 +26,10 @@ export const places = () => Array.from({ length: COUNT }, () => {
 export function thumbnail(picture, number, pick) {
   const item = document.createElement("li");
   const button = document.createElement("button");
-  const canvas = document.createElement("canvas");
   button.type = "button";
   button.ariaLabel = `Example ${number}: erase its lower half and complete it`;
-  canvas.width = picture.shape.width;
-  canvas.height = picture.shape.height;
-  canvas.getContext("2d").putImageData(toImageData(picture), 0, 0);
   button.addEventListener("click", pick);
-  button.append(canvas);
+  button.append(toCanvas(picture));
   item.append(button);
   return item;
 }

@@ -19,14 +19,6 @@ export function setRange(range, value, text) {
   range.ariaValueText = text;
 }
 
-/** Say a range's value whenever it changes; gives what says it now. */
-export function echo(range, text = (value) => value.toFixed(2)) {
-  const show = () => setRange(range, range.value, text(Number(range.value)));
-  range.addEventListener("input", show);
-  show();
-  return show;
-}
-
 /** Have a form's dice forget the seed that was typed, and draw. */
 export function listenToDice(form, draw) {
   form.querySelector("[data-dice]").addEventListener("click", () => {

@@ -79,6 +79,7 @@ export class Gallery {
 
   /** Show what there is; what stays where it was is not moved, for it may be being pressed. */
   show() {
+    const { activeElement } = document;
     for (const [kind, entries] of Object.entries(this.strips)) {
       const strip = this.place.querySelector(`[data-strip=${kind}]`);
       strip.hidden = entries.length === 0;
@@ -93,6 +94,7 @@ export class Gallery {
       }
     }
     this.place.hidden = !Object.values(this.strips).some((entries) => entries.length);
+    activeElement.focus({ preventScroll: true }); // moved, it has lost it
   }
 }
 

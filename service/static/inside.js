@@ -1,6 +1,6 @@
 /** The view "Look inside": what surprised the model, and what it expects next. */
 
-import { explain, patiently, post, postJson, postPicture } from "./api.js";
+import { drawn, explain, post, score } from "./api.js";
 import { chooseFile } from "./arrivals.js";
 import { Expectation } from "./expectation.js";
 import { given, guides, noSeed, randomSeed, seedOf, setRange } from "./fields.js";
@@ -30,7 +30,7 @@ export class InsideView {
       chosen: () => this.whatIf.chosen,
       pick: (channel, value) => this.whatIf.pick(channel, value),
       changed: () => this.answered(),
-      failed: (error) => this.say(explain(error)),
+      failed: (error) => this.complain(explain(error)),
     });
     const on = { touch: (p) => this.goTo(p), release: () => this.keepLink() };
     this.plates = [new Plate(byId("inside-picture"), on), new Plate(byId("inside-heat"), on)];
@@ -87,6 +87,7 @@ export class InsideView {
       canvas.height = this.model.height;
     }
     this.player.begin(this.model);
+    this.whatIf.sheet.clear();
     this.say("");
   }
 
@@ -94,7 +95,7 @@ export class InsideView {
   async open(fields) {
     const seed = seedOf(fields);
     if (fields.has("seed") && seed === null) {
-      this.say(noSeed(fields.get("seed")));
+      this.complain(noSeed(fields.get("seed")));
       return;
     }
     const place = Number(fields.get("at") ?? NaN);
@@ -112,16 +113,13 @@ export class InsideView {
         const { model } = this;
         this.clear({ seed, ...made });
         const { signal } = this.abort;
-        const asked = { model: model.id, seed, output: "values", ...made };
-        const { images: [{ values }] } =
-          await patiently(() => postJson("v1/samples", asked, signal), signal);
-        const picture = { shape: model, values: Uint8Array.from(values) };
+        const picture = await drawn(model, { seed, ...made }, signal);
         await this.show(picture, titleOf({ seed, ...made }), { seed, ...made }, at);
       } else {
         await this.drawNew(seed === null ? { ...this.anything(), ...made } : { seed, ...made });
       }
     } catch (error) {
-      if (error.name !== "AbortError") this.say(explain(error));
+      if (error.name !== "AbortError") this.complain(explain(error));
     }
   }
 
@@ -146,7 +144,7 @@ export class InsideView {
       const picture = await fromFile(file, this.model);
       await this.show(picture, "Your picture", { image: await toText(await toPng(picture)) });
     } catch (error) {
-      this.say(explain(error));
+      this.complain(explain(error));
     }
   }
 
@@ -185,7 +183,10 @@ export class InsideView {
     try {
       await follow(
         () => post("v1/samples", { model: this.model.id, ...source, stream: true }, abort.signal),
-        (event) => this.player.hear(event),
+        (event) => {
+          this.player.hear(event);
+          if (this.chosenPlace !== null) this.player.stop();
+        },
         (sentence) => !abort.signal.aborted && this.say(sentence),
         abort.signal,
       );
@@ -194,7 +195,9 @@ export class InsideView {
       this.title = titleOf(source);
       await this.measure();
     } catch (error) {
-      if (!abort.signal.aborted) this.say(explain(error));
+      if (abort.signal.aborted) return;
+      this.complain(explain(error));
+      byId("inside-caption").textContent = this.title = "Not drawn to its end";
     } finally {
       if (this.abort === abort) this.drawing = false;
     }
@@ -246,22 +249,19 @@ export class InsideView {
   /** Have the picture measured, and show what each pixel cost. */
   async measure() {
     const { signal } = this.abort;
-    const { label } = this.source;
-    const fields = { model: this.model.id, per_pixel: "true", ...(label ? { label } : {}) };
     try {
       const png = await toPng(this.player.picture);
-      const reply = await patiently(() => postPicture("v1/score", fields, png, signal), signal);
-      const [score] = (await reply.json()).data;
+      const [measured] = await score(this.model, png, this.source.label, signal);
       if (signal.aborted) return;
-      this.bits = score.pixel_bits;
+      this.bits = measured.pixel_bits;
       byId("inside-surprise").disabled = false;
       byId("heat-most").textContent = mostBits(this.bits);
       const plain = 8 * this.player.picture.values.length;
-      this.title += `: ${score.bits_per_dim.toFixed(3)} bits/dim, ${whole.format(score.bits)} bits `
+      this.title += `: ${measured.bits_per_dim.toFixed(3)} bits/dim, ${whole.format(measured.bits)} bits `
         + `instead of ${whole.format(plain)}`;
       this.moved(this.player.position);
     } catch (error) {
-      if (!signal.aborted) this.say(explain(error));
+      if (!signal.aborted) this.complain(explain(error));
     }
   }
 
@@ -299,6 +299,11 @@ export class InsideView {
       this.report.replaceChildren(line);
     }
     line.textContent = sentence;
+  }
+
+  complain(sentence) {
+    this.say(sentence);
+    this.report.scrollIntoView({ block: "nearest" });
   }
 }
 

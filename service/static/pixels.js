@@ -40,10 +40,10 @@ export function toImageData(picture, visible = () => true) {
 }
 
 /** Paint a picture on a canvas of its size. */
-export function toCanvas(picture) {
+export function toCanvas(picture, visible) {
   const canvas = document.createElement("canvas");
   Object.assign(canvas, { width: picture.shape.width, height: picture.shape.height });
-  canvas.getContext("2d").putImageData(toImageData(picture), 0, 0);
+  canvas.getContext("2d").putImageData(toImageData(picture, visible), 0, 0);
   return canvas;
 }
 

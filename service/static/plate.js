@@ -11,15 +11,17 @@ export class Plate {
     this.sign = canvas.parentElement.querySelector(".mark");
     if (!on) return;
     const touch = (event) => on.touch(this.pixelAt(event));
+    const drags = ({ pointerType }) => pointerType !== "touch"; // a finger may only scroll
     canvas.addEventListener("pointerdown", (event) => {
-      if (event.button !== 0) return;
-      canvas.setPointerCapture(event.pointerId);
-      touch(event);
+      if (event.button === 0 && drags(event)) canvas.setPointerCapture(event.pointerId);
     });
     canvas.addEventListener("pointermove", (event) => {
-      if (canvas.hasPointerCapture(event.pointerId)) touch(event);
+      if (drags(event) && canvas.hasPointerCapture(event.pointerId)) touch(event);
     });
-    canvas.addEventListener("lostpointercapture", () => on.release());
+    canvas.addEventListener("click", (event) => {
+      touch(event);
+      on.release();
+    });
   }
 
   pixelAt(event) {

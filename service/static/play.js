@@ -1,7 +1,7 @@
 /** The view "Play": told by its upper half, what will it be? You against the model. */
 
-import { explain, patiently, post, postPicture } from "./api.js";
-import { addressOf, copy, systemShares } from "./share.js";
+import { explain, post, score } from "./api.js";
+import { shareLink } from "./share.js";
 import { noSeed, randomSeed, seedOf } from "./fields.js";
 import { area, blank, checkShape, toPng } from "./pixels.js";
 import { Player, calm } from "./player.js";
@@ -139,10 +139,8 @@ export class PlayView {
     const png = await toPng(picture); // whose lower half makes no difference to the upper one
     const costs = [];
     for (const label of model.classes) { // one by one: others play too, and you are thinking
-      const fields = { model: model.id, per_pixel: "true", label };
-      const reply = await patiently(() => postPicture("v1/score", fields, png, signal), signal);
-      const [score] = (await reply.json()).data;
-      costs.push(score.pixel_bits.slice(0, half).reduce((sum, bits) => sum + bits, 0));
+      const [{ pixel_bits: each }] = await score(model, png, label, signal);
+      costs.push(each.slice(0, half).reduce((sum, bits) => sum + bits, 0));
     }
     const least = Math.min(...costs);
     const weights = costs.map((bits) => 2 ** (least - bits));
@@ -200,10 +198,9 @@ export class PlayView {
 
   /** Hand the score on, with the same five pictures. */
   async share() {
-    const url = addressOf({ view: "play", fields: { model: this.model.id, seed: this.seed } });
     const text = `From the upper half, I told ${this.right} of ${ROUNDS} pictures; the model that drew `
       + `them told ${this.theirs}. Your turn:`;
-    if (systemShares()) await navigator.share({ title: "Scanline", text, url }).catch(() => {});
-    else if (await copy(`${text} ${url}`)) this.say("Score copied, with a link to the same pictures.");
+    const link = { view: "play", fields: { model: this.model.id, seed: this.seed } };
+    if (await shareLink(link, text)) this.say("Score copied, with a link to the same pictures.");
   }
 }

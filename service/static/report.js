@@ -2,31 +2,25 @@
 
 import { calm } from "./player.js";
 
-/** Says how a drawing goes, and above that one thing else, which the drawing leaves there. */
+/** Says how a drawing goes. */
 export class Report {
   /** @param {HTMLElement} place */
   constructor(place) {
     this.place = place;
     // There from the start, so that what they come to say is read out.
-    [this.remark, this.state] = [lineOf("status"), lineOf("status")];
+    this.state = lineOf("status");
     this.bar = document.createElement("div");
     this.bar.className = "progress";
     this.bar.hidden = true;
     this.bar.append(document.createElement("span"));
-    place.replaceChildren(this.remark, this.state, this.bar);
+    place.replaceChildren(this.state, this.bar);
   }
 
   /** Say nothing. */
   clear() {
-    this.remark.textContent = this.state.textContent = "";
+    this.state.textContent = "";
     this.bar.hidden = true;
     this.place.querySelector("[role=alert]")?.remove();
-  }
-
-  /** Say one sentence, in place of all that was said. */
-  say(sentence) {
-    this.clear();
-    this.remark.textContent = sentence;
   }
 
   /** Say what went wrong. */

@@ -9,7 +9,7 @@ const TOKEN = "SCANLINE_API_KEY"; // the key itself is never copied
  * Give the whole address of a link. What the server can draw by itself is in its query, so that it
  * can show a picture where the link is posted; the page turns that into its own kind of address.
  */
-export function addressOf({ view, fields }) {
+function addressOf({ view, fields }) {
   const hash = toHash(view, fields);
   return new URL(view === "draw" ? hash.replace("#draw", "") : hash, document.baseURI.split("#")[0]).href;
 }
@@ -91,10 +91,10 @@ export async function copy(text) {
 }
 
 /** Share a link as the system does on a phone, or copy it. */
-export async function shareLink(link) {
+export async function shareLink(link, text) {
   const url = addressOf(link);
-  if (!systemShares()) return copy(url);
-  await navigator.share({ title: "Scanline", url }).catch(() => {}); // not shared after all
+  if (!systemShares()) return copy(text ? `${text} ${url}` : url);
+  await navigator.share({ title: "Scanline", text, url }).catch(() => {}); // not shared after all
   return false;
 }
 

@@ -29,7 +29,6 @@ export class WhatIf {
   /** Take a model: one number a channel. */
   use(model) {
     this.model = model;
-    this.sheet.clear();
     this.shaping.use(model);
     this.shaping.take(new Map([["guidance", 1], ["top_p", 1]])); // first, the model as it is
     const names = model.channels === 3 ? ["Red", "Green", "Blue"] : ["Brightness"];
@@ -81,6 +80,10 @@ export class WhatIf {
     const { model, chosen, place: { picture, at, label, ...place } } = this;
     const put = place.chosen || place.offered; // else what stands there is another pixel's
     const known = new Uint8Array(area(model)).fill(1, 0, put ? at + 1 : at);
+    if (!known.includes(0)) {
+      this.sheet.report.complain("Nothing comes after this pixel. Choose one before it.");
+      return;
+    }
     const given = { shape: model, values: picture.values.slice(), known };
     if (put) given.values.set(chosen, at * model.channels);
     const png = await toPng(given, (p) => known[p]);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 from typing import Any
 
@@ -112,3 +113,17 @@ def test_a_picture_of_another_size_is_fitted_or_refused(here: Here) -> None:
     images = [values(i, GREY).reshape(6, 5) for i in reply.json()["images"]]
     assert any((image[2:4] == 200).all(1).any() for image in images)
     assert len({image.tobytes() for image in images}) == 3
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/score"])
+def test_a_body_that_is_no_form_is_told_so(here: Here, path: str) -> None:
+    body = {"image": base64.b64encode(encode(random_picture())).decode(), "known_rows": 2}
+    message = check_error(here.client.post(path, json=body), 400, "unsupported", "content-type")
+    assert "multipart/form-data" in message
+
+
+def test_what_is_wrong_beside_the_picture_is_not_called_the_picture(here: Here) -> None:
+    picture = encode(random_picture())
+    check_error(here.complete(picture, known_rows=6), 400, "out_of_range", "known_rows")
+    check_error(here.complete(picture, mask=picture, known_rows=2), 400, "unsupported", "mask")
+    check_error(here.complete(picture), 400, "missing", "image")

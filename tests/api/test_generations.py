@@ -90,6 +90,31 @@ def test_files_of_a_cancelled_drawing_are_refused(holding: tuple[Here, Held], me
         until(lambda: generation.readers == 1)
         here.client.delete(url)
         check_error(asking.result(), 503, "cancelled")
+    check_error(here.client.get(url, headers=accept), 503, "cancelled")
+
+
+@pytest.mark.parametrize("media", ["application/x-npy", "image/png", "application/zip"])
+def test_a_background_drawing_comes_as_a_file_once_it_is_finished(
+    holding: tuple[Here, Held], media: str
+) -> None:
+    here, decoder = holding
+    body, accept = {"n": 2, "seed": 3}, {"Accept": media}
+    begun = here.client.post("/v1/samples", json=body, headers={"Prefer": "respond-async"})
+    url = begun.headers["location"]
+    waiting = here.client.get(url, headers=accept)
+    assert "still being drawn" in check_error(waiting, 503, "not_ready")
+    assert waiting.headers["retry-after"] == "1"
+    check_error(here.client.get(url, headers={"Accept": "text/csv"}), 406, "not_acceptable")
+    decoder.let(GREY.pixels)
+    until(lambda: here.client.get(url).json()["status"] == "finished", "the end")
+    reply = here.client.get(url, headers=accept)
+    assert (reply.status_code, reply.headers["content-type"]) == (200, media)
+    assert reply.headers["x-seed"] == "3"
+    decoder.let(GREY.pixels)
+    assert reply.content == here.client.post("/v1/samples", json=body, headers=accept).content
+    check_error(here.client.get(f"{url}?output=values", headers=accept), 400, "unsupported")
+    events = here.client.get(url, headers={"Accept": "text/event-stream"}).text
+    assert "event: completed" in events
 
 
 def test_a_json_client_that_leaves_frees_its_slots_whatever_the_grace() -> None:

@@ -97,9 +97,13 @@ class Served:
     def wait_idle(self) -> None:
         """Wait until no replica draws anything, and all of them have told so."""
         deadline = time.monotonic() + 120
-        while any(self.by_replica("scanline_slots_in_use").values()):
+        before = None
+        # A report tells of the second before it, and may be another second old.
+        while any(self.by_replica("scanline_slots_in_use").values()) or before != (
+            before := self.by_replica("scanline_pixels_total")
+        ):
             assert time.monotonic() < deadline, "replicas still draw what nobody wants"
-            time.sleep(0.2)
+            time.sleep(2.5)
 
     def wait_drawn(self, before: dict[str, float], pixels: int) -> list[float]:
         """Wait until the replicas report so many pixels since then, and give the share of each."""

@@ -13,7 +13,7 @@ from scanline.service.cluster.fleet import TRIES, Fleet, _Assignment
 from scanline.service.cluster.parts import Known, Look, News, Part, Report
 from scanline.service.cluster.replica import Replica
 from scanline.service.generation import FinishReason, Place, Spec
-from scanline.service.queue import Limits
+from scanline.service.queue import ClosedError, Limits
 from tests.cluster.fixtures import (
     SLOTS,
     SPECS,
@@ -215,3 +215,21 @@ def test_what_fails_at_one_replica_is_drawn_again(
         generation = drawn(fleet, Spec(n=4, seed=0))
         assert generation.error is None
         assert_as_by_one_engine(tmp_path, generation)
+
+
+@pytest.mark.parametrize("method", ["_admit", "_check_variants"])
+def test_a_bug_of_the_fleet_s_own_answers_everybody(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with fleet_of(tmp_path) as (fleet, _):
+        running = fleet.queue.submit(Spec(n=3, seed=0), detached=True)
+        until(lambda: fleet.running or running.finished, "images at replicas")
+
+        def fail(*_: object) -> None:
+            raise MemoryError
+
+        monkeypatch.setattr(fleet, method, fail)
+        until(lambda: fleet.broken and running.finished, "the end of it")
+        assert not fleet.alive
+        with pytest.raises(ClosedError):
+            fleet.queue.submit(Spec(n=1, seed=0))

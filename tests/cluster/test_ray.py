@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import os
 import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -33,17 +35,34 @@ pytest.importorskip("ray.serve", reason="Ray is not installed: pip install 'scan
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(900)]
 
 STREAMS = 12  # of two images: more than there are slots
-WAYS = ("serve", "proxy")  # the service as a process of its own, and as an application of Ray Serve
-once = pytest.mark.parametrize("served", ["serve"], indirect=True, scope="module")
 
 
-@pytest.fixture(scope="module", params=WAYS)
-def served(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Served]:
-    here = Served(tmp_path_factory.mktemp("cluster"), request.param)
-    yield here
-    here.end()
+@contextlib.contextmanager
+def cluster(folder: Path, way: str) -> Iterator[Served]:
+    here = Served(folder, way)
+    try:
+        yield here
+    finally:
+        here.end()
+
+
+def test_a_process_of_its_own(tmp_path: Path, alone: Engine) -> None:
+    """All in one test, for a cluster takes half a minute to begin."""
+    with cluster(tmp_path, "serve") as served:
+        check_it_is_the_same_service(served, alone)
+        check_a_full_queue_is_told_in_the_services_own_words(served)
+        check_a_killed_replica_is_missed_by_no_stream(served, alone)
+        check_a_large_request_is_spread_over_all_replicas(served, alone)
+        check_a_silent_replica_stops_no_other(served)
+        check_sigterm_lets_a_stream_finish(served, alone)
+
+
+def test_an_application_of_ray_serve(tmp_path: Path, alone: Engine) -> None:
+    """What its proxy may change; Ray's own command ends at SIGTERM, and its cluster with it."""
+    with cluster(tmp_path, "proxy") as served:
+        check_it_is_the_same_service(served, alone)
+        check_a_full_queue_is_told_in_the_services_own_words(served)
+        check_a_killed_replica_is_missed_by_no_stream(served, alone)
 
 
 def check_stream(raw: bytes, alone: Engine, spec: Spec) -> None:
@@ -59,7 +78,7 @@ def check_stream(raw: bytes, alone: Engine, spec: Spec) -> None:
         np.testing.assert_array_equal(decode_png(pngs[index], CONFIG), picture)
 
 
-def test_it_is_the_same_service(served: Served, alone: Engine) -> None:
+def check_it_is_the_same_service(served: Served, alone: Engine) -> None:
     with httpx.Client(base_url=served.url, timeout=120) as client:
         (model,) = client.get("/v1/models").json()["data"]
         assert (model["backend"], model["slots"]) == ("reference", 2 * SLOTS)
@@ -86,7 +105,7 @@ def test_it_is_the_same_service(served: Served, alone: Engine) -> None:
         check_error(reply, 400, "too_many")
 
 
-def test_a_full_queue_is_told_in_the_services_own_words(served: Served) -> None:
+def check_a_full_queue_is_told_in_the_services_own_words(served: Served) -> None:
     with httpx.Client(base_url=served.url, timeout=120) as client:
         begun = [
             client.post("/v1/samples", json={"n": 200}, headers={"Prefer": "respond-async"})
@@ -128,7 +147,7 @@ async def streams_with_a_death(served: Served) -> list[bytes]:
         return await asyncio.gather(*asking)
 
 
-def test_a_killed_replica_is_missed_by_no_stream(served: Served, alone: Engine) -> None:
+def check_a_killed_replica_is_missed_by_no_stream(served: Served, alone: Engine) -> None:
     received = asyncio.run(streams_with_a_death(served))
     assert "drawn again" in served.log()
     for number, raw in enumerate(received):
@@ -136,8 +155,8 @@ def test_a_killed_replica_is_missed_by_no_stream(served: Served, alone: Engine) 
     served.wait_ready(2)  # Ray has begun another
 
 
-@once
-def test_a_large_request_is_spread_over_all_replicas(served: Served, alone: Engine) -> None:
+def check_a_large_request_is_spread_over_all_replicas(served: Served, alone: Engine) -> None:
+    served.wait_idle()
     before = served.by_replica("scanline_pixels_total")
     with httpx.Client(base_url=served.url, timeout=300) as client:
         headers = {"Accept": "application/x-npy"}
@@ -150,8 +169,7 @@ def test_a_large_request_is_spread_over_all_replicas(served: Served, alone: Engi
     assert reply.content.index(first.tobytes()) > 0
 
 
-@once
-def test_a_silent_replica_stops_no_other(served: Served) -> None:
+def check_a_silent_replica_stops_no_other(served: Served) -> None:
     with httpx.Client(base_url=served.url, timeout=300) as client, ThreadPoolExecutor(4) as pool:
         silent = served.pids()[0]
         os.kill(silent, signal.SIGSTOP)
@@ -168,8 +186,7 @@ def test_a_silent_replica_stops_no_other(served: Served) -> None:
         assert [one.result().status_code for one in asked] == [200] * 4
 
 
-@once  # Ray's own command ends, and with it the cluster that it began
-def test_sigterm_lets_a_stream_finish(served: Served, alone: Engine) -> None:
+def check_sigterm_lets_a_stream_finish(served: Served, alone: Engine) -> None:
     body = {"n": 4, "seed": 5, "stream": True}
     with httpx.stream("POST", f"{served.url}/v1/samples", json=body, timeout=120) as reply:
         chunks = reply.iter_raw()

@@ -41,11 +41,11 @@ async def load_until(served: Served, clients: int, replicas: int) -> dict[int, h
 
 def test_replicas_follow_the_load_and_nothing_is_lost(tmp_path: Path, alone: Engine) -> None:
     here = Served(
-        tmp_path, "serve", min_replicas=1, max_replicas=3, replica_images=SLOTS,
+        tmp_path, "serve", min_replicas=1, max_replicas=2, replica_images=SLOTS,
         scale_up_seconds=1, scale_down_seconds=4,
     )  # fmt: skip
     try:
-        rising = asyncio.run(load_until(here, clients=8, replicas=3))
+        rising = asyncio.run(load_until(here, clients=8, replicas=2))
         falling = asyncio.run(load_until(here, clients=1, replicas=1))
     finally:
         here.end()

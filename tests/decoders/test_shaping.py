@@ -25,8 +25,8 @@ from tests.decoders.fixtures import (
     state_of,
 )
 
-IMAGES = {"reference": 150}  # one after another
-MANY = 400
+IMAGES = {"reference": 100}  # one after another
+MANY = 300
 SMALL = {
     "grey": tiny_config(height=2, width=2, classes=("cat", "dog")),
     "rgb": tiny_config(

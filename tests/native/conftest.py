@@ -9,12 +9,14 @@ import pytest
 from scanline.kernels.native import abi as native
 from scanline.kernels.native.build import NativeBuildError
 from scanline.kernels.native.cpu import machine_isas
+from tests.conftest import build_sooner
 
 
 @pytest.fixture(params=machine_isas())
-def isa(request: pytest.FixtureRequest) -> str:
+def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Give each of the machine's ISAs; skips, visibly, those that this CPU or compiler lacks."""
     name = str(request.param)
+    build_sooner(name, monkeypatch)
     try:
         native.load_library(name)
     except NativeBuildError as error:
@@ -34,7 +36,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(scope="module")
 def built() -> Path:
     """Give the portable build that every other test of it uses."""
-    name: str = native.load_library("portable")._name
+    with pytest.MonkeyPatch.context() as sooner:
+        build_sooner("portable", sooner)
+        name: str = native.load_library("portable")._name
     return Path(name)
 
 

@@ -115,7 +115,7 @@ def test_the_same_bytes_for_any_threads_and_company(
 @pytest.mark.parametrize("guided", [False, True])
 def test_the_same_bytes_where_threads_have_many_images(kind: str, guided: bool, isa: str) -> None:
     """Any thread draws any part: of so many images, even nine threads have several each."""
-    count = 61 if guided else 131
+    count = 35 if guided else 67
     wide = replace(KINDS[kind], height=9, width=8, d_model=48, n_heads=3, classes=("a", "b"))
     network, inputs = network_of(wide), masked(wide, count, seed=3)
     images = np.arange(count, dtype=np.int32)

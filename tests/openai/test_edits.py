@@ -133,6 +133,12 @@ def test_an_edit_in_json_takes_data_urls(http: httpx.Client) -> None:
         check_error(wrong, 400, "invalid_image", "images")
 
 
+def test_a_file_under_an_unknown_name_is_refused_by_it(http: httpx.Client) -> None:
+    files = {"image": encode(random_picture()), "images": encode(random_picture())}
+    reply = http.post("/v1/images/edits", data={"prompt": ""}, files=files)
+    check_error(reply, 400, "extra_forbidden", "images")
+
+
 def test_edits_that_cannot_be(client: openai.OpenAI, http: httpx.Client) -> None:
     picture = random_picture()
 

@@ -85,6 +85,15 @@ def test_a_class_in_other_letters_is_another() -> None:
         understand("draw Ab", {"letters": replace(letters, classes=("AB", "ab"))}, True)
 
 
+@pytest.mark.parametrize("name", ["St. Bernard", "children's", "v1.0", "cafe\u0301"])
+def test_a_class_is_named_as_it_is_listed(name: str) -> None:
+    classes = ("cat", "St. Bernard", "children's", "v1.0", "caf\u00e9")
+    models = {"first": ANIMALS, "mine": replace(ANIMALS, classes=classes)}
+    expected = classes.index(name) if name in classes else 4
+    for prompt in (name, f"Draw a {name.upper()}!"):
+        assert understand(prompt, models, False) == ("mine", expected)
+
+
 def test_several_images_name_their_seeds(client: openai.OpenAI) -> None:
     reply = client.images.generate(prompt="one", n=3, extra_body={"seed": 40, "temperature": 0.5})
     assert reply.data is not None

@@ -7,6 +7,7 @@ import pytest
 from scanline.kernels.native import cpu
 from scanline.kernels.native.build import NativeBuildError, find_compiler
 from scanline.kernels.native.training import passes
+from tests.conftest import build_sooner
 
 
 @pytest.fixture(params=cpu.cpu_isas())
@@ -16,6 +17,7 @@ def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
         find_compiler()
     except NativeBuildError as missing:
         pytest.skip(str(missing))
+    build_sooner(request.param, monkeypatch)
     chosen = passes.Passes(1, request.param)
     monkeypatch.setattr(passes, "passes", lambda: chosen)
     return str(request.param)

@@ -54,7 +54,7 @@ def test_a_file_system_without_locks_is_no_reason_not_to_train(
 
 
 def test_what_a_killed_run_left_half_written_is_taken_away(tmp_path: Path) -> None:
-    left = [".training.pt.0123abcd", ".run.safetensors.00000000"]
+    left = [".training.pt.0123abcd", ".run.safetensors.00000000", ".curve.png.0a1b2c3d"]
     kept = ["training.pt", "run.safetensors", ".notes.0123abcd", ".training.pt.tmp"]
     for name in (*left, *kept):
         (tmp_path / name).touch()

@@ -18,6 +18,7 @@ import pytest
 import torch
 from PIL import Image
 
+from scanline.model.checkpoint import CheckpointError
 from scanline.model.config import PRESETS
 from scanline.model.data.published import Dataset
 from scanline.model.training import runs
@@ -178,7 +179,8 @@ def test_a_network_is_a_preset_or_the_nearest_to_the_data() -> None:
 
 
 def test_a_network_that_starts_from_a_checkpoint_has_its_sizes(tmp_path: Path) -> None:
-    small, path = tiny_config(), save_tiny(tmp_path, config=tiny_config())
+    small = replace(PRESETS["mnist"], n_layers=2, n_heads=2, d_model=16, d_ff=24)
+    path = save_tiny(tmp_path, config=small)
     begun = choose_network("mnist", of_shape(28, 28, 1), start_from=path)
     assert (begun.n_layers, begun.d_model, begun.d_ff) == (
         small.n_layers,
@@ -188,16 +190,18 @@ def test_a_network_that_starts_from_a_checkpoint_has_its_sizes(tmp_path: Path) -
     assert begun.classes == PRESETS["mnist"].classes
     deeper = choose_network("mnist", of_shape(28, 28, 1), layers=5, start_from=path)
     assert deeper == replace(begun, n_layers=5)
-    relu = tiny_config(feature_map="relu")
+    relu = replace(small, feature_map="relu")
     other = choose_network(
         "mnist", of_shape(28, 28, 1), start_from=save_tiny(tmp_path, "b", config=relu)
     )
     assert (other.attention, other.feature_map) == ("linear", "relu")
-    softmax = tiny_config(attention="softmax")
+    softmax = replace(small, attention="softmax")
     other = choose_network(
         "mnist", of_shape(28, 28, 1), start_from=save_tiny(tmp_path, "c", config=softmax)
     )
     assert other.attention == "softmax"
+    with pytest.raises(CheckpointError, match=r"another network \(d_model, d_ff\); start from"):
+        choose_network("mnist", of_shape(28, 28, 1), width=24, start_from=path)
 
 
 def test_a_run_goes_on_under_a_preset_of_its_own_kind_alone() -> None:

@@ -26,7 +26,10 @@ MIXED = tiny_config(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("config", [*GRID.values(), *ODD.values()], ids=[*GRID, *ODD])
+SOME = dict([*GRID.items()][::3]) | ODD  # what is before and behind the blocks is the same
+
+
+@pytest.mark.parametrize("config", SOME.values(), ids=SOME)
 def test_float32_agrees_with_float64(config: ModelConfig) -> None:
     check(config, "float32", blocks=True)
 

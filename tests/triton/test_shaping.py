@@ -32,8 +32,8 @@ INTERPRETED = bool(triton.knobs.runtime.interpret)
 pytestmark = [] if INTERPRETED else [pytest.mark.gpu]
 
 GREY = tiny_config(height=2, width=2, n_layers=1, classes=("cat", "dog"), short_conv="2x3")
-RGB = replace(GREY, channels=3, head="logistic_mixture", encoding="linear")
-SUBPIXEL = replace(RGB, order="subpixel", norm="post", width=2, height=1)
+RGB = replace(GREY, channels=3, head="logistic_mixture", encoding="linear", height=1)
+SUBPIXEL = replace(RGB, order="subpixel", norm="post")
 KINDS = {"grey": GREY, "rgb": RGB, "subpixel": SUBPIXEL}
 every_kind = pytest.mark.parametrize("config", KINDS.values(), ids=KINDS.keys())
 HEADS = {
@@ -134,7 +134,7 @@ def test_frequencies_are_those_of_the_definition(
     head: str, g: float, top_p: float, temperature: float
 ) -> None:
     """The first channel's values of one distribution, drawn again and again, by chi-square."""
-    config, count = HEADS[head], 100
+    config, count = HEADS[head], 48
     network, inputs = network_of(config), blank(config, count)
     inputs.temperature[:], inputs.top_p[:], inputs.guidance[:] = temperature, top_p, g
     given, without = (head_parameters(config, 1, seed) for seed in (1, 2))
@@ -233,7 +233,7 @@ def test_a_fork_goes_on_with_the_bytes_of_its_source(config: ModelConfig) -> Non
     inputs.label[:], inputs.guidance[:], inputs.twin[:] = 1, 2.0, 1
     inputs.known[:, 0] = False
     decoder = TritonDecoder(network, 6)
-    for forked_after in (1, config.pixels - 1):
+    for forked_after in {1, config.pixels - 1}:
         decoder.begin([0], inputs)
         decoder.step([0], forked_after)
         decoder.fork([0, 0], [3, 4], [5, 2])
@@ -274,7 +274,7 @@ def test_a_slot_is_not_named_beside_the_image_whose_twin_it_is() -> None:
 @pytest.mark.parametrize("config", [HEADS["categorical"], HEADS["mixture"]], ids=lambda c: c.head)
 def test_the_coldest_are_drawn_as_by_definition(config: ModelConfig) -> None:
     """Though what such a temperature divides is beyond all numbers."""
-    network, cold = network_of(config), [1e-9, 1e-30, 1e-38, 1e-40]
+    network, cold = network_of(config), [1e-9, 1e-40]
     shapes = [(t, top_p, g) for t in cold for top_p, g in ((1, 1), (0.9, 1), (1, 3), (0.5, 10))]
     inputs = blank(config, len(shapes))
     scatter_seeds(inputs)

@@ -1,6 +1,6 @@
 /** Scene three: what a bit is, and that a model which guesses well compresses. */
 
-import { patiently, postJson, postPicture } from "../api.js";
+import { drawn, score } from "../api.js";
 import { paintHeat } from "../heat.js";
 import { area, toImageData, toPng } from "../pixels.js";
 
@@ -17,13 +17,8 @@ export class BitsScene {
   }
 
   async set(model, signal) {
-    const asked = { model: model.id, seed: SEED, output: "values" };
-    const drawn = await patiently(() => postJson("v1/samples", asked, signal), signal);
-    const picture = { shape: model, values: Uint8Array.from(drawn.images[0].values) };
-    const fields = { model: model.id, per_pixel: "true" };
-    const png = await toPng(picture);
-    const reply = await patiently(() => postPicture("v1/score", fields, png, signal), signal);
-    const [{ bits, pixel_bits: each }] = (await reply.json()).data;
+    const picture = await drawn(model, { seed: SEED }, signal);
+    const [{ bits, pixel_bits: each }] = await score(model, await toPng(picture), null, signal);
     for (const canvas of [this.picture, this.heat]) {
       canvas.width = model.width;
       canvas.height = model.height;

@@ -1,6 +1,6 @@
 /** Scene one: a pixel, a guess, a roll of the dice, and then all the others. */
 
-import { patiently, postJson, postPicture } from "../api.js";
+import { drawn, patiently, postJson, postPicture, score } from "../api.js";
 import { Chart } from "../chart.js";
 import { hold, randomSeed } from "../fields.js";
 import { surprises } from "../heat.js";
@@ -48,13 +48,8 @@ export class DiceScene {
     this.done = false;
     this.rest.textContent = "Roll all the rest";
     this.busy();
-    const asked = { model: model.id, seed: SEED, output: "values" };
-    const drawn = await patiently(() => postJson("v1/samples", asked, signal), signal);
-    const picture = { shape: model, values: Uint8Array.from(drawn.images[0].values), known: null };
-    const fields = { model: model.id, per_pixel: "true" };
-    const png = await toPng(picture);
-    const reply = await patiently(() => postPicture("v1/score", fields, png, signal), signal);
-    const bits = (await reply.json()).data[0].pixel_bits;
+    const picture = await drawn(model, { seed: SEED }, signal);
+    const [{ pixel_bits: bits }] = await score(model, await toPng(picture), null, signal);
     const [start] = surprises(bits.slice(0, Math.ceil(bits.length / 2)), 1);
     this.player.write(0, picture.values.slice(0, start * model.channels));
     this.player.stop();

@@ -1,8 +1,8 @@
 /** Scene four: what it cannot do. */
 
-import { patiently, postJson, postPicture } from "../api.js";
+import { drawn, patiently, postPicture } from "../api.js";
 import { hold } from "../fields.js";
-import { area, toImageData, toPng } from "../pixels.js";
+import { area, toCanvas, toPng } from "../pixels.js";
 
 const SEED = 61;
 const OTHER_SEED = 1000; // of the upper halves; the same would draw the same one again
@@ -26,9 +26,7 @@ export class LimitsScene {
     const { model, signal } = this;
     const release = hold(this.button);
     try {
-      const asked = { model: model.id, seed: SEED, output: "values" };
-      const seen = await patiently(() => postJson("v1/samples", asked, signal), signal);
-      const picture = { shape: model, values: Uint8Array.from(seen.images[0].values) };
+      const picture = await drawn(model, { seed: SEED }, signal);
       const first = model.width * Math.round(model.height / 2);
       const png = await toPng(picture, (p) => p >= first);
       const fields = { model: model.id, n: WAYS, seed: OTHER_SEED, output: "values" };
@@ -37,9 +35,9 @@ export class LimitsScene {
       const { images } = await reply.json();
       const known = new Uint8Array(area(model)).fill(1, first);
       this.row.replaceChildren(
-        this.frame(toImageData(picture, (p) => known[p]), "What it was given: the lower half"),
+        this.frame(picture, "What it was given: the lower half", (p) => known[p]),
         ...images.map(({ values }, k) => this.frame(
-          toImageData({ shape: model, values: Uint8Array.from(values) }), `Its upper half, way ${k + 1}`)),
+          { shape: model, values: Uint8Array.from(values) }, `Its upper half, way ${k + 1}`)),
       );
       this.say("The upper halves were drawn without a look at the lower one.");
     } finally {
@@ -47,13 +45,10 @@ export class LimitsScene {
     }
   }
 
-  frame(image, name) {
-    const canvas = document.createElement("canvas");
-    canvas.width = image.width;
-    canvas.height = image.height;
+  frame(picture, name, visible) {
+    const canvas = toCanvas(picture, visible);
     canvas.setAttribute("role", "img");
     canvas.ariaLabel = name;
-    canvas.getContext("2d").putImageData(image, 0, 0);
     return canvas;
   }
 }
