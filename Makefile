@@ -7,13 +7,16 @@ EXTRAS ?= dev  # what the first run installs: dev,e2e,cluster is all that the te
 # Many tests wait, for a browser or a server: one process more than there are cores, up to four.
 WORKERS = $(shell $(PYTHON) -c "import os; print(min(4, os.cpu_count() + 1))")
 
-.PHONY: serve test lint gate arm bench e2e cluster docker clean
+.PHONY: serve test test-all lint gate arm bench e2e cluster docker clean
 
 serve: $(READY)  ## serve the shipped models on http://127.0.0.1:8000
 	$(BIN)/scanline serve
 
-test: $(READY)  ## run every test that this machine can
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
+test: $(READY)  ## test everything, a quarter of an hour
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal $(TESTS)
+
+test-all: TESTS = --broad  ## the same for more instruction sets, kernels, clusters and attacks, half an hour
+test-all: test
 
 lint: $(READY)  ## the gates: ruff and mypy, both strict
 	$(BIN)/ruff check

@@ -9,7 +9,7 @@ import functools
 import gc
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -83,9 +83,18 @@ def random_canvas(config: ModelConfig, rows: int, seed: int = 0) -> Tensor:
     return torch.from_numpy(values)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let ``make test-all`` ask for the tests that are left out of every day's."""
+    parser.addoption("--broad", action="store_true", help="run what is marked broad, too")
+
+
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Begin with the slowest, or one process has them left where the others are done."""
+    if not config.getoption("--broad"):
+        broad = [item for item in items if item.get_closest_marker("broad")]
+        items[:] = [item for item in items if not item.get_closest_marker("broad")]
+        config.hook.pytest_deselected(items=broad)
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
@@ -125,6 +134,12 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             (folder / built.name).symlink_to(built)
     monkeypatch.setenv("SCANLINE_CACHE", str(folder))
     return folder
+
+
+def some_of(isas: Sequence[str]) -> list[Any]:
+    """Give ISAs to test, the best first: it, what most CPUs have and none; the others broadly."""
+    usual = (isas[0], "avx2", "portable")
+    return [pytest.param(i, marks=() if i in usual else pytest.mark.broad, id=i) for i in isas]
 
 
 def build_sooner(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:

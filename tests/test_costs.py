@@ -289,7 +289,7 @@ QUICK = ("one endless header", "JSON, 590 KB of wrong values", "PNG of 4096² pi
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in ATTACKS]
+    "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.broad) for n in ATTACKS]
 )
 def test_an_innocent_client_is_served_during_an_attack(client: httpx.Client, name: str) -> None:
     url = client.base_url

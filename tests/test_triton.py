@@ -30,12 +30,13 @@ TOGETHER = [FIRST, OTHERS]
 @pytest.mark.slow
 @pytest.mark.timeout(1500)  # whole files, where any other test is one of many
 @pytest.mark.parametrize("files", TOGETHER, ids=lambda files: files[0])
-def test_the_kernels_in_the_interpreter(files: list[str]) -> None:
+def test_the_kernels_in_the_interpreter(files: list[str], pytestconfig: pytest.Config) -> None:
     ran = subprocess.run(
         [
             sys.executable,
             "-m",
             "pytest",
+            *(["--broad"] if pytestconfig.getoption("--broad") else []),
             "-m",
             "not gpu",
             "-p",

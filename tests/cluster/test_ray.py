@@ -57,6 +57,7 @@ def test_a_process_of_its_own(tmp_path: Path, alone: Engine) -> None:
         check_sigterm_lets_a_stream_finish(served, alone)
 
 
+@pytest.mark.broad
 def test_an_application_of_ray_serve(tmp_path: Path, alone: Engine) -> None:
     """What its proxy may change; Ray's own command ends at SIGTERM, and its cluster with it."""
     with cluster(tmp_path, "proxy") as served:

@@ -15,7 +15,7 @@ from tests.cluster.serving import SLOTS, Served, expected
 
 pytest.importorskip("ray.serve", reason="Ray is not installed: pip install 'scanline[cluster]'")
 # Processes by the dozen begin.
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.broad, pytest.mark.timeout(900)]
 
 
 async def ask(client: httpx.AsyncClient, seed: int) -> httpx.Response:

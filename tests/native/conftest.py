@@ -9,10 +9,10 @@ import pytest
 from scanline.kernels.native import abi as native
 from scanline.kernels.native.build import NativeBuildError
 from scanline.kernels.native.cpu import machine_isas
-from tests.conftest import build_sooner
+from tests.conftest import build_sooner, some_of
 
 
-@pytest.fixture(params=machine_isas())
+@pytest.fixture(params=some_of(machine_isas()))
 def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Give each of the machine's ISAs; skips, visibly, those that this CPU or compiler lacks."""
     name = str(request.param)

@@ -20,7 +20,7 @@ from scanline.kernels.native.cpu import ISAS, cpu_isas, machine_isas
 from scanline.model.decoders.contract import BackendError
 from scanline.model.decoders.opening import open_decoder
 from scanline.model.decoders.reference import ReferenceDecoder
-from tests.conftest import ROOT
+from tests.conftest import ROOT, some_of
 from tests.native.fixtures import STRICT, TINY, runs
 
 
@@ -145,7 +145,7 @@ def test_a_compiler_that_fails(
     "source", [native_build.DECODER, native_build.TRAINING], ids=lambda s: s.stem
 )
 @pytest.mark.parametrize("compiler", ["g++", "clang++"])
-@pytest.mark.parametrize("isa", machine_isas())
+@pytest.mark.parametrize("isa", some_of(machine_isas()))
 def test_compilers_have_nothing_to_warn_of(source: Path, compiler: str, isa: str) -> None:
     """As they parse; what gcc sees only where it optimises, the build for the sanitizers shows."""
     flags = [*native_build.FLAGS, *ISAS[isa].flags, *STRICT.split(), "-fsyntax-only"]
@@ -239,6 +239,7 @@ SANITIZE = (
 )  # fmt: skip
 
 
+@pytest.mark.broad
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # the build alone takes a minute or two
 @pytest.mark.parametrize(

@@ -284,6 +284,25 @@ def test_a_drawing_is_there_again_after_an_example(visit: Open) -> None:
     assert pixels(page, "#easel") == drawn
 
 
+def test_a_drawing_is_there_again_after_another_model(visit: Open) -> None:
+    page = visit("#complete")
+    finished(page, "complete")
+    page.click("#blank")
+    expect(page.locator("#easel")).to_be_focused()
+    sketch(page, 0.3)
+    drawn = pixels(page, "#easel")
+    for model in ("colour", "grey"):
+        page.select_option("#model", model)
+        finished(page, "complete")
+    assert pixels(page, "#easel") != drawn
+    page.focus("#easel")
+    for _ in range(4):  # what stands there now, and what stood there meanwhile
+        page.keyboard.press("Control+z")
+        if pixels(page, "#easel") == drawn:
+            return
+    raise AssertionError("the drawing is not there again")
+
+
 def test_examples_that_fail_can_be_asked_for_again(visit: Open) -> None:
     page = visit(allowed=["500"])
     finished(page)

@@ -58,6 +58,15 @@ def test_a_finished_image_can_be_looked_into(visit: Open) -> None:
     assert len({tuple(p) for p in np.array(pixels(page, "#inside-heat")[0]).reshape(-1, 4)}) > 3
 
 
+def test_nothing_goes_on_behind_the_last_pixel(visit: Open) -> None:
+    page = visit("#inside")
+    look_at(page, encode(random_picture()))
+    slide(page, "#inside-position", GREY.pixels - 1)
+    page.click("#whatif-form button[type=submit]")
+    said = page.locator("#whatif-stage [role=alert]")
+    expect(said).to_have_text("Nothing comes after this pixel. Choose one before it.")
+
+
 def test_a_touched_pixel_tells_what_was_expected(visit: Open) -> None:
     page = visit("#inside")
     picture = random_picture()

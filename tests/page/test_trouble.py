@@ -189,6 +189,25 @@ def test_cancelling_waits_for_no_answer(visit: Open, grey: FakeDecoder) -> None:
     expect(page.locator("#draw [data-report]")).to_contain_text("Cancelled")
 
 
+def test_a_proxy_whose_server_begins_anew_is_asked_again(visit: Open) -> None:
+    page = visit(allowed=["502"])
+    finished(page)
+    asked: list[int] = []
+
+    def answer(route: Route) -> None:
+        asked.append(1)
+        if len(asked) < 3:
+            route.fulfill(status=502, body="no server")
+        else:
+            route.continue_()
+
+    page.route("**/v1/samples", answer)
+    page.click("#draw-form button[type=submit]")
+    expect(page.locator("#draw [data-report]")).to_contain_text("Reconnecting in")
+    finished(page)
+    assert len(asked) == 3
+
+
 def test_a_full_server_is_asked_again(visit: Open) -> None:
     page = visit(allowed=["429"])
     finished(page)

@@ -71,6 +71,15 @@ with_blocks = pytest.mark.parametrize("blocks", [False, True], ids=["kernels", "
 every_small = pytest.mark.parametrize("config", [SMALL, RGB], ids=["grey", "rgb"])
 
 
+def some_first(configs: dict[str, ModelConfig], *names: str) -> pytest.MarkDecorator:
+    """Test a ``config`` of each of these names, and the others broadly."""
+    params = [
+        pytest.param(config, marks=() if name in names else pytest.mark.broad, id=name)
+        for name, config in configs.items()
+    ]
+    return pytest.mark.parametrize("config", params)
+
+
 def some(config: ModelConfig, count: int = 3, seed: int = 0) -> Inputs:
     """Give images a few of whose pixels are known, at several temperatures."""
     inputs = masked(config, count, seed)

@@ -18,7 +18,7 @@ from scanline.model.decoders.packing import sizes_of
 from scanline.model.decoders.triton import TritonDecoder
 from tests.conftest import tiny_config
 from tests.decoders.fixtures import network_of
-from tests.triton.fixtures import GRID, ODD, check, draw, exact, gpu, some
+from tests.triton.fixtures import GRID, ODD, check, draw, exact, gpu, some, some_first
 
 MIXED = tiny_config(
     height=2, width=2, n_layers=3, channels=3, head="logistic_mixture", encoding="linear",
@@ -26,10 +26,7 @@ MIXED = tiny_config(
 )  # fmt: skip
 
 
-SOME = dict([*GRID.items()][::3]) | ODD  # what is before and behind the blocks is the same
-
-
-@pytest.mark.parametrize("config", SOME.values(), ids=SOME)
+@some_first(GRID | ODD, "convolved, narrow between", "RGB mixture")
 def test_float32_agrees_with_float64(config: ModelConfig) -> None:
     check(config, "float32", blocks=True)
 

@@ -27,6 +27,7 @@ from scanline.model.decoders.triton import TritonDecoder
 from scanline.model.network import LinearTransformer
 from tests.conftest import assert_close, tiny_config
 from tests.decoders.fixtures import blank, masked, network_of, noises, scatter_seeds
+from tests.triton.fixtures import some_first
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 pytestmark = [] if INTERPRETED else [pytest.mark.gpu]
@@ -35,7 +36,8 @@ GREY = tiny_config(height=2, width=2, n_layers=1, classes=("cat", "dog"), short_
 RGB = replace(GREY, channels=3, head="logistic_mixture", encoding="linear", height=1)
 SUBPIXEL = replace(RGB, order="subpixel", norm="post")
 KINDS = {"grey": GREY, "rgb": RGB, "subpixel": SUBPIXEL}
-every_kind = pytest.mark.parametrize("config", KINDS.values(), ids=KINDS.keys())
+every_kind = some_first(KINDS, *KINDS)
+first_kind = some_first(KINDS, "grey")
 HEADS = {
     "categorical": GREY,
     "categorical RGB": replace(GREY, channels=3),
@@ -128,7 +130,7 @@ def test_what_is_no_number_stays_in_range(config: ModelConfig) -> None:
     sampled(network, parameters, unlabelled, inputs)  # twins and neighbours are checked there
 
 
-@pytest.mark.parametrize("head", ["categorical", "mixture"])
+@pytest.mark.parametrize("head", ["categorical", pytest.param("mixture", marks=pytest.mark.broad)])
 @pytest.mark.parametrize(("g", "top_p", "temperature"), [(1, 0.6, 1), (2.5, 0.8, 0.7)])
 def test_frequencies_are_those_of_the_definition(
     head: str, g: float, top_p: float, temperature: float
@@ -199,7 +201,7 @@ def test_guided_images_are_those_of_the_reference(config: ModelConfig) -> None:
             assert np.array_equal(mine.bits[twin], mine.bits[image])
 
 
-@every_kind
+@first_kind
 def test_guided_images_among_others_draw_the_same_bytes(config: ModelConfig) -> None:
     """In any slots and company, begun at any time; a twin's slot has been another's before."""
     network, count = network_of(config), 3
@@ -226,7 +228,7 @@ def test_guided_images_among_others_draw_the_same_bytes(config: ModelConfig) -> 
         assert (decoder.canvas[slot].tobytes(), decoder.bits[slot].tobytes()) == bytes_alone
 
 
-@every_kind
+@first_kind
 def test_a_fork_goes_on_with_the_bytes_of_its_source(config: ModelConfig) -> None:
     """To two slots, twins with them, early and late; then each at its own pace."""
     network, inputs = network_of(config), masked(config, 1, seed=3)
@@ -271,6 +273,7 @@ def test_a_slot_is_not_named_beside_the_image_whose_twin_it_is() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, under the interpreter
+@pytest.mark.broad
 @pytest.mark.parametrize("config", [HEADS["categorical"], HEADS["mixture"]], ids=lambda c: c.head)
 def test_the_coldest_are_drawn_as_by_definition(config: ModelConfig) -> None:
     """Though what such a temperature divides is beyond all numbers."""
