@@ -7,12 +7,16 @@ EXTRAS ?= dev  # what the first run installs: dev,e2e,cluster is all that the te
 # Many tests wait, for a browser or a server: one process more than there are cores, up to four.
 WORKERS = $(shell $(PYTHON) -c "import os; print(min(4, os.cpu_count() + 1))")
 
+# Where Python is told to keep no bytecode, each of the hundreds of processes that tests begin would compile
+# all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: serve test test-all lint gate arm bench e2e cluster docker clean
 
 serve: $(READY)  ## serve the shipped models on http://127.0.0.1:8000
 	$(BIN)/scanline serve
 
-test: $(READY)  ## test everything, a quarter of an hour
+test: $(READY)  ## run every day's tests, a quarter of an hour
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal $(TESTS)
 
 test-all: TESTS = --broad  ## the same for more instruction sets, kernels, clusters and attacks, half an hour

@@ -22,9 +22,12 @@ OTHER_VARIABLES = ("data_dir", "cache", "cxxflags")
 _SERVICE_LINK = re.compile(
     r"(\w+_)?(service_host|service_port(_\w+)?|port_\d+_(tcp|udp)(_(proto|port|addr))?)"
 )
-# What browsers send: a scheme, a host and a port, and nothing behind them.
 # As Content-Security-Policy has them, in whose header they stand: names in ASCII (xn--…).
-_ANCESTOR = re.compile(r"\*|'self'|([a-z][a-z0-9+.-]*://)?[A-Za-z0-9*.:\[\]_-]+|[a-z][a-z0-9+.-]*:")
+_ANCESTOR = re.compile(
+    r"\*|'self'|'none'|([A-Za-z][\w+.-]*://)?[A-Za-z0-9*.:\[\]_-]+(/[!-+\--:<-~]*)?|[a-z][a-z0-9+.-]*:",
+    re.ASCII,
+)
+# What browsers send: a scheme, a host and a port, and nothing behind them.
 _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s]+")
 _PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 _OF_A_CLUSTER = {

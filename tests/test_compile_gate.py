@@ -50,7 +50,7 @@ def test_one_variant_of_every_kernel_compiles() -> None:
     """
     few = "embed|0.state|0.qkv|0.out|norm|sample|blocks/0.block"
     match = rf"(_kernel/bf16/32|mnist-paper/bf16/({few})|/0.conv1).* sm_90$"
-    match += "|(attention_forward_kernel/bf16/32|mnist-paper/bf16/(0.qkv|0.out)) sm_"
+    match += "|(attention_.*_kernel/bf16/32|mnist-paper/bf16/(0.qkv|0.out)|blocks/0.block) sm_"
     command = [
         sys.executable,
         "-m",
@@ -64,7 +64,9 @@ def test_one_variant_of_every_kernel_compiles() -> None:
     assert ran.returncode == 0, ran.stdout + ran.stderr
     everything = [*VARIANTS.values(), *triton_decode.variants()]
     for kernel in {variant.kernel.__name__ for variant in everything}:
-        cores = kernel in ("forward_kernel", "project_kernel", "residual_kernel")
+        cores = kernel in (
+            "forward_kernel", "backward_kernel", "project_kernel", "residual_kernel", "block_kernel"
+        )  # fmt: skip
         for arch in (80, 90, 100) if cores else (90,):
             row = rf"^(attention_)?{kernel}/.* {arch} +\d+ +\d+ +0 +\d+\.\d$"
             assert re.search(row, ran.stdout, re.M), (kernel, arch)

@@ -44,6 +44,7 @@ cat >"$work/pytest.ini" <<'INI'
 markers =
     gpu: needs a CUDA device
     slow: minutes, not seconds
+    broad: one more of what others test
 faulthandler_timeout = 120
 INI
 cat >"$work/share.py" <<'PYTHON'
@@ -86,7 +87,7 @@ tests() {
     stage "$name" "$seconds" \
         '\| (FAILED|ERROR) |(FAILED|ERROR) +\[|[0-9]+ (passed|failed|errors?)|collected|Timeout' \
         "$python" -m pytest -c "$work/pytest.ini" --rootdir . -p share -p no:cacheprovider \
-        -m gpu -k "$which" -v --tb=short "$@" tests/decoders tests/triton
+        -m gpu --broad -k "$which" -v --tb=short "$@" tests/decoders tests/triton
 }
 
 stage versions 180 . "$python" -c '

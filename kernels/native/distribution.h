@@ -38,7 +38,7 @@ inline void softmax_weights(const float* x, int size, float heat, float* weights
     for (int i = 0; i < size; i += LANES) store(weights + i, exp((load(x + i) - best) / heat));
 }
 
-// The first index whose cumulated weight exceeds u × total; the last one if rounding, or a weight
+// The first index whose cumulated weight exceeds u × total; the last with weight if rounding, or a weight
 // that is no number, lets none. Sums run in groups of 16, then inside one group.
 inline int inverse_cdf(const float* weights, int size, float u) {
     constexpr int GROUP = 16;

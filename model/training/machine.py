@@ -15,7 +15,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc malloc.h
 def bf16_pays(device: torch.device) -> bool:
     """Whether a device multiplies bfloat16 faster than float32."""
     if device.type == "cuda":
-        return bool(torch.cuda.is_bf16_supported())
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     return bool(torch.backends.mkldnn.is_available() and torch.cpu._is_avx512_bf16_supported())
 
 

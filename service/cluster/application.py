@@ -39,9 +39,14 @@ class Entrance:
         return create_app(scanline, lambda: scanline.open(checkpoints, self._open))
 
     def check_health(self) -> None:
-        """Raise ``RuntimeError`` where the models could not be opened (Ray Serve's hook)."""
+        """Raise ``RuntimeError`` where the models could not be opened, or one can draw no more.
+
+        Ray Serve's hook: it begins the entrance anew then.
+        """
         if self._scanline.failure is not None:
             raise RuntimeError(self._scanline.failure)
+        if broken := [name for name, one in self._scanline.models.items() if one.engine.broken]:
+            raise RuntimeError(f"{broken[0]} can draw no more (see the log)")
 
     def _open(self, checkpoint: Checkpoint, settings: Settings, metrics: ModelMetrics) -> Workshop:
         return open_fleet(checkpoint, self._models[checkpoint.name], settings, metrics)

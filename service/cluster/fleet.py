@@ -101,6 +101,7 @@ class Fleet:
         self._drawn = 0  # pixels of all slots since the last report
         self._reported = clock()
         self.broken = False  # by a bug here: replicas come and go
+        self._bug: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=f"fleet-{name}", daemon=True)
 
     def start(self) -> None:
@@ -190,6 +191,8 @@ class Fleet:
             self._wake.clear()
             if meeting.done():  # it never ends by itself
                 meeting.result()
+            if self._bug is not None:
+                raise self._bug
             self._drop_leavers()
             self._admit()
             with contextlib.suppress(TimeoutError):
@@ -274,7 +277,13 @@ class Fleet:
     def _assign(self, part: _Assignment) -> None:
         task = asyncio.get_running_loop().create_task(self._draw(part))
         self._tasks[part] = task
-        task.add_done_callback(lambda _: self._tasks.pop(part))
+        task.add_done_callback(lambda _: self._done(part))
+
+    def _done(self, part: _Assignment) -> None:
+        task = self._tasks.pop(part)
+        if not task.cancelled() and task.exception() is not None:
+            self._bug = task.exception()
+            self._wake.set()
 
     async def _draw(self, part: _Assignment) -> None:
         """Have a part drawn; what its replica does not finish is given to another."""

@@ -44,7 +44,8 @@ def _run(
 
     torch.set_num_threads(threads)
     if fetch:
-        load_dataset(READING[name], "test", data_dir, download=True)
+        for split in ("train", "test"):
+            load_dataset(READING[name], split, data_dir, download=True)
     report = run(name, out, quick=quick, data_dir=data_dir)
     typer.echo(markdown(name, report.rows))
     plot(name, report.rows, out / f"{name}.png")

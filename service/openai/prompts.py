@@ -31,16 +31,20 @@ def understand(
     first = next(iter(models))
     wishes = list(_wishes(prompt))
     named_as = {name: [_plain(one) for one in config.classes] for name, config in models.items()}
+    for name, config in models.items():
+        for wish in (prompt.strip(), *wishes):
+            if wish in config.classes:
+                return name, config.classes.index(wish)
     if not wishes[0]:
         return first, None
     for name, classes in named_as.items():
         for wish in wishes:
-            if wish in classes:
+            if wish and classes.count(wish) == 1:
                 return name, classes.index(wish)
     for name, classes in named_as.items():
         classes = [one.lower() for one in classes]
         for wish in map(str.lower, wishes):
-            if classes.count(wish) == 1:
+            if wish and classes.count(wish) == 1:
                 return name, classes.index(wish)
             if wish in _DIGITS and (digit := str(_DIGITS.index(wish))) in classes:
                 return name, classes.index(digit)

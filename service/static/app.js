@@ -34,7 +34,7 @@ async function loadModels(notice) {
         key.declined = false;
         continue;
       }
-      say(error.status === 503 ? "The models are loading …" : `${explain(error)} Trying again …`);
+      say(error.status > 501 ? "The models are loading …" : `${explain(error)} Trying again …`);
     }
     await new Promise((resolve) => setTimeout(resolve, LOADING_MS));
   }

@@ -72,8 +72,6 @@ export class CompleteView {
     this.shaping.use(model);
     this.settled();
     colour.hidden = model.channels === 1;
-    colour.value = "#ffffff";
-    this.takeTool();
     byId("paper-offer").hidden = true;
     byId("examples").replaceChildren();
     this.easel.load({ ...blank(model), known: new Uint8Array(area(model)) });
@@ -223,14 +221,19 @@ export class CompleteView {
 
   /** Put a sheet of this paper on the easel, and a pen that can be seen on it at hand. */
   spread(paper) {
-    const pen = lightness(paper) < 128 ? 255 : 0;
-    const { tool, brush, colour } = this.form.elements;
+    const { tool, brush } = this.form.elements;
     this.begin(blank(this.model, paper));
     this.easel.paper = paper;
     tool.value = "draw";
-    colour.value = toHex([pen, pen, pen]);
     setRange(brush, Math.max(1, Math.round(this.model.width / 12)), "");
     brush.dispatchEvent(new Event("input"));
+    this.takePen();
+  }
+
+  /** Take a pen that can be seen on the paper. */
+  takePen() {
+    const pen = lightness(this.easel.paper) < 128 ? 255 : 0;
+    this.form.elements.colour.value = toHex([pen, pen, pen]);
     this.takeTool();
   }
 
@@ -248,6 +251,7 @@ export class CompleteView {
   /** The easel changed: say how much is known, and the truth about the order. */
   edited() {
     const { known, shape } = this.easel.picture;
+    if (shape.channels === 1) this.takePen(); // nobody else can
     const rows = Math.floor((known.includes(0) ? known.indexOf(0) : known.length) / shape.width);
     setRange(this.form.elements.rows, rows, String(rows));
     byId("order-note").hidden = !this.easel.scattered;

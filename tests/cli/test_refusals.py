@@ -44,6 +44,8 @@ WRONG: list[tuple[list[object], str]] = [
     (["train", "mnist", "--grey"], "--size and --grey are for --images"),
     (["train", "--images", "."], "lies in ., and its own pictures would be taken"),
     (["train", "--images", ".", "--out", "../run", "--processes", 3], "does not divide by 3"),
+    # Before what may be many pictures are read: there are none.
+    (["train", "--images", "nowhere", "--out", "../run", "--processes", 3], "does not divide by 3"),
     (["train", "--images", ".", "--out", "../run", "--data-dir", "."], "not for --images"),
     (["bench", "mnist", "--http", "--slots", 2], "--http goes with --backend and --repeats"),
     (["bench", "mnist", "--http", "--pretend", 9, "--repeats", 2], "--pretend goes with --http"),

@@ -217,19 +217,43 @@ def test_what_fails_at_one_replica_is_drawn_again(
         assert_as_by_one_engine(tmp_path, generation)
 
 
-@pytest.mark.parametrize("method", ["_admit", "_check_variants"])
+class Held:
+    """A part of which nothing comes, until its replica dies."""
+
+    def __init__(self, dies: threading.Event) -> None:
+        self._dies = dies
+
+    def __aiter__(self) -> Held:
+        return self
+
+    async def __anext__(self) -> News:
+        while not self._dies.is_set():  # noqa: ASYNC110 - another thread sets it
+            await asyncio.sleep(0.01)
+        raise ConnectionError("the replica died")
+
+    def cancel(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("method", ["_admit", "_check_variants", "_assign"])
 def test_a_bug_of_the_fleet_s_own_answers_everybody(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with fleet_of(tmp_path) as (fleet, _):
+    with fleet_of(tmp_path) as (fleet, here):
+        dies = threading.Event()
+        monkeypatch.setattr(here, "draw", lambda part: Held(dies))
         running = fleet.queue.submit(Spec(n=3, seed=0), detached=True)
-        until(lambda: fleet.running or running.finished, "images at replicas")
+        until(lambda: fleet.running == 3, "images at replicas")
 
         def fail(*_: object) -> None:
             raise MemoryError
 
         monkeypatch.setattr(fleet, method, fail)
+        if method == "_assign":
+            dies.set()
         until(lambda: fleet.broken and running.finished, "the end of it")
+        assert running.error
+        assert {image.finish_reason for image in running.images} == {FinishReason.ERROR}
         assert not fleet.alive
         with pytest.raises(ClosedError):
             fleet.queue.submit(Spec(n=1, seed=0))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from scanline.kernels.native import abi as native
@@ -10,12 +12,14 @@ from scanline.model.bench import cpu as bench
 from scanline.model.bench import limits
 from scanline.model.bench.models import find_model, find_models
 from scanline.model.bench.peer import Peer
+from scanline.model.checkpoint import Checkpoint
 from scanline.model.config import PRESETS
-from scanline.model.decoders.contract import Decoder
+from scanline.model.decoders.contract import BackendError, Decoder
 from scanline.model.decoders.reference import ReferenceDecoder
 from scanline.model.network import LinearTransformer
 from tests.conftest import tiny_config
 from tests.decoders.fixtures import network_of
+from tests.native.fixtures import TINY
 
 
 def test_the_benchmark_reports_every_backend() -> None:
@@ -36,6 +40,23 @@ def test_the_benchmark_reports_every_backend() -> None:
     assert all(peak > 0 for peak in report.peaks.values())
     with pytest.raises(ValueError, match=r"there is no 'imagenet'; there are .*mnist-paper"):
         find_models(["imagenet"])
+
+
+def test_a_size_that_does_not_fit_ends_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    time_backend = bench.time_backend
+
+    def refuse(name: str, model: LinearTransformer, opening: Any, *rest: Any) -> Any:
+        if rest[-1] == 2:
+            raise BackendError("2 slots do not fit")
+        return time_backend(name, model, opening, *rest)
+
+    monkeypatch.setattr(bench, "time_backend", refuse)
+    report = bench.run_bench(
+        [Checkpoint("tiny", TINY)], backends=["reference"], slots=[1, 2, 3], threads=1,
+        seconds=0.01, repeats=1, progress=lambda line: None,
+    )  # fmt: skip
+    assert [timing.slots for timing in report.timings] == [1, 3]
+    assert "tiny, 2 slots: 2 slots do not fit" in report.notes
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,17 @@ def test_a_class_is_named_as_it_is_listed(name: str) -> None:
         assert understand(prompt, models, False) == ("mine", expected)
 
 
+def test_a_class_of_dots_is_not_what_is_left_of_any_prompt() -> None:
+    models = {"letters": replace(ANIMALS, classes=("A", "B", ".", "C.", "C"))}
+    named = {"C": 4, "C.": 3, ".": 2, "a letter b": None, "please": None, "the": None}
+    for prompt, number in named.items():
+        if number is not None:
+            assert understand(prompt, models, False) == ("letters", number)
+            continue
+        with pytest.raises(ApiError, match="understands sentences"):
+            understand(prompt, models, False)
+
+
 def test_several_images_name_their_seeds(client: openai.OpenAI) -> None:
     reply = client.images.generate(prompt="one", n=3, extra_body={"seed": 40, "temperature": 0.5})
     assert reply.data is not None

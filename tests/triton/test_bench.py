@@ -63,7 +63,6 @@ def test_it_is_told_where_a_step_s_time_goes() -> None:
     assert described({f"void {'t' * 99}": 7.0}) == f"{'t' * 60}… 7 of 7 us in kernels"
 
 
-@pytest.mark.broad
 def test_each_way_of_starting_kernels_is_told_of() -> None:
     """One that fails, and one that draws something else, beside those that work."""
     network = network_of(SMALL)

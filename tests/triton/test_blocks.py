@@ -20,13 +20,14 @@ from tests.conftest import tiny_config
 from tests.decoders.fixtures import network_of
 from tests.triton.fixtures import GRID, ODD, check, draw, exact, gpu, some, some_first
 
+RELU = next(name for name, config in GRID.items() if config.activation == "relu")
 MIXED = tiny_config(
     height=2, width=2, n_layers=3, channels=3, head="logistic_mixture", encoding="linear",
     short_conv="2x3",
 )  # fmt: skip
 
 
-@some_first(GRID | ODD, "convolved, narrow between", "RGB mixture")
+@some_first(GRID | ODD, "convolved, narrow between", "RGB mixture", "given", RELU)
 def test_float32_agrees_with_float64(config: ModelConfig) -> None:
     check(config, "float32", blocks=True)
 

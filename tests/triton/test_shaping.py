@@ -273,8 +273,7 @@ def test_a_slot_is_not_named_beside_the_image_whose_twin_it_is() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, under the interpreter
-@pytest.mark.broad
-@pytest.mark.parametrize("config", [HEADS["categorical"], HEADS["mixture"]], ids=lambda c: c.head)
+@some_first({name: HEADS[name] for name in ("categorical", "mixture")}, "categorical")
 def test_the_coldest_are_drawn_as_by_definition(config: ModelConfig) -> None:
     """Though what such a temperature divides is beyond all numbers."""
     network, cold = network_of(config), [1e-9, 1e-40]
