@@ -38,7 +38,9 @@ def test_float32_agrees_with_float64(config: ModelConfig) -> None:
 
 
 @every_small
-@pytest.mark.parametrize("unrolled", [triton_decode.UNROLLED, 0])
+@pytest.mark.parametrize(
+    "unrolled", [pytest.param(triton_decode.UNROLLED, marks=pytest.mark.broad), 0]
+)
 def test_a_state_in_several_tiles_agrees_too(
     config: ModelConfig, unrolled: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
