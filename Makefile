@@ -19,7 +19,7 @@ serve: $(READY)  ## serve the shipped models on http://127.0.0.1:8000
 test: $(READY)  ## run every day's tests, a quarter of an hour
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal $(TESTS)
 
-test-all: TESTS = --broad  ## the same for more instruction sets, kernels, clusters and attacks, half an hour
+test-all: TESTS = --broad  ## the same for more instruction sets, kernels, clusters and attacks, some minutes more
 test-all: test
 
 lint: $(READY)  ## the gates: ruff and mypy, both strict

@@ -240,19 +240,19 @@ def load_checkpoints(folder: Path, names: Sequence[str] = ()) -> list[Checkpoint
             raise CheckpointError(f"there is no model {name!r} in {folder}; there are: {there}")
         if names.count(name) > 1:
             raise CheckpointError(f"the model {name!r} is named twice: name each once")
-    checkpoints = [load_checkpoint(paths[name]) for name in names or paths]
-    if not names:
-        checkpoints.sort(key=lambda checkpoint: checkpoint.model.config.steps)
-    return checkpoints
+    return [load_checkpoint(paths[name]) for name in names or _default_first(paths)]
 
 
 def load_one(folder: Path | None = None, name: str | None = None) -> Checkpoint:
     """Read one model of a folder (the shipped ones'), or its default; raises as above."""
     folder = folder or SHIPPED
-    if name:
-        return load_checkpoints(folder, [name])[0]
-    paths = find_checkpoints(folder).values()
-    return load_checkpoint(min(paths, key=lambda path: read_config(path).steps))
+    names = [name] if name else _default_first(find_checkpoints(folder))[:1]
+    return load_checkpoints(folder, names)[0]
+
+
+def _default_first(paths: dict[str, Path]) -> list[str]:
+    """Order models by their steps an image, without reading their weights."""
+    return sorted(paths, key=lambda name: read_config(paths[name]).steps)
 
 
 # The authors' names for a layer's parts, and ours.

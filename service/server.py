@@ -194,6 +194,13 @@ class Scanline:
                 f"{room / 1e9:.3g} GB are there for them: {how}serve fewer models"
             )
 
+    def failed(self) -> str | None:
+        """Say why its process is to end, if it is: no models, or one that can draw no more."""
+        for name, served in self.models.items():
+            if self.ready and served.engine.broken:
+                self.failure = f"{name} can draw no more (see the log): start the server again"
+        return self.failure
+
     def drain(self, seconds: float | None = None) -> None:
         """Take no more work, let what runs finish within the drain time, and end the rest."""
         with self._turning:
@@ -234,8 +241,4 @@ class Process(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Stop too where the models could not be opened, or one can draw no more."""
-        scanline = self._scanline
-        for name, served in scanline.models.items():
-            if scanline.ready and served.engine.broken:
-                scanline.failure = f"{name} can draw no more (see the log): start the server again"
-        return scanline.failure is not None or await super().on_tick(counter)
+        return self._scanline.failed() is not None or await super().on_tick(counter)

@@ -19,7 +19,15 @@ from scanline.service.api import replies
 from scanline.service.http.middleware.failure import FailureMiddleware
 from scanline.service.server import Process, Scanline
 from scanline.service.serving import configure
-from tests.service_fixtures import DEADLINE, build, check_error, until
+from tests.service_fixtures import (
+    DEADLINE,
+    GREY,
+    FakeDecoder,
+    build,
+    check_error,
+    listening,
+    until,
+)
 
 FLUSH = 1  # seconds that uvicorn gives to what is still open once the drain is over
 
@@ -102,3 +110,17 @@ def test_what_is_cut_off_within_its_reply_is_not_answered_twice() -> None:
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(ask())
     assert [message["type"] for message in sent] == ["http.response.start"]
+
+
+def test_who_can_draw_no_more_ends_the_process() -> None:
+    """By uvicorn's tick, or where Ray Serve asks after the entrance's health."""
+    scanline, app = build(decoders={"grey": FakeDecoder(GREY, 2)})
+    with listening(app, lambda: scanline.ready):
+        assert scanline.failed() is None
+        scanline.models["grey"].engine.broken = True  # type: ignore[misc]
+        expected = "grey can draw no more (see the log): start the server again"
+        assert scanline.failed() == expected
+        entrance = pytest.importorskip("scanline.service.cluster.application").Entrance({}, {})
+        entrance._scanline = scanline
+        with pytest.raises(RuntimeError, match="grey can draw no more"):
+            entrance.check_health()

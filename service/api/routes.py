@@ -129,7 +129,7 @@ async def create_completions(
 
 @router.get(
     "/generations/{identifier}", tags=["draw"], response_model=GenerationReply,
-    responses=errors(404, 406, 429, 500, 503) | _IMAGES,
+    responses=errors(404, 406, 500, 503) | _IMAGES,
 )  # fmt: skip
 async def get_generation(
     request: Request, server: Server, identifier: str, output: Output = "png"

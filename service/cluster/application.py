@@ -43,10 +43,8 @@ class Entrance:
 
         Ray Serve's hook: it begins the entrance anew then.
         """
-        if self._scanline.failure is not None:
-            raise RuntimeError(self._scanline.failure)
-        if broken := [name for name, one in self._scanline.models.items() if one.engine.broken]:
-            raise RuntimeError(f"{broken[0]} can draw no more (see the log)")
+        if failure := self._scanline.failed():
+            raise RuntimeError(failure)
 
     def _open(self, checkpoint: Checkpoint, settings: Settings, metrics: ModelMetrics) -> Workshop:
         return open_fleet(checkpoint, self._models[checkpoint.name], settings, metrics)

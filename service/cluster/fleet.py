@@ -101,7 +101,7 @@ class Fleet:
         self._drawn = 0  # pixels of all slots since the last report
         self._reported = clock()
         self.broken = False  # by a bug here: replicas come and go
-        self._bug: BaseException | None = None
+        self._bug: BaseException | None = None  # what a task raised
         self._thread = threading.Thread(target=self._run, name=f"fleet-{name}", daemon=True)
 
     def start(self) -> None:
@@ -187,10 +187,9 @@ class Fleet:
 
     async def _work(self) -> None:
         meeting = asyncio.create_task(self._meet())
+        meeting.add_done_callback(self._heed)
         while self.queue.goes_on():
             self._wake.clear()
-            if meeting.done():  # it never ends by itself
-                meeting.result()
             if self._bug is not None:
                 raise self._bug
             self._drop_leavers()
@@ -277,10 +276,11 @@ class Fleet:
     def _assign(self, part: _Assignment) -> None:
         task = asyncio.get_running_loop().create_task(self._draw(part))
         self._tasks[part] = task
-        task.add_done_callback(lambda _: self._done(part))
+        task.add_done_callback(lambda _: self._tasks.pop(part))
+        task.add_done_callback(self._heed)
 
-    def _done(self, part: _Assignment) -> None:
-        task = self._tasks.pop(part)
+    def _heed(self, task: asyncio.Task[None]) -> None:
+        """Have the loop raise what a task of ours raised."""
         if not task.cancelled() and task.exception() is not None:
             self._bug = task.exception()
             self._wake.set()

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
@@ -37,18 +35,9 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(900)]
 STREAMS = 9  # of two images: more than there are slots
 
 
-@contextlib.contextmanager
-def cluster(folder: Path, way: str) -> Iterator[Served]:
-    here = Served(folder, way)
-    try:
-        yield here
-    finally:
-        here.end()
-
-
 def test_a_process_of_its_own(tmp_path: Path, alone: Engine) -> None:
     """All in one test, for a cluster takes half a minute to begin."""
-    with cluster(tmp_path, "serve") as served:
+    with Served(tmp_path, "serve") as served:
         check_it_is_the_same_service(served, alone)
         check_a_full_queue_is_told_in_the_services_own_words(served)
         check_a_killed_replica_is_missed_by_no_stream(served, alone)
@@ -60,7 +49,7 @@ def test_a_process_of_its_own(tmp_path: Path, alone: Engine) -> None:
 @pytest.mark.broad
 def test_an_application_of_ray_serve(tmp_path: Path, alone: Engine) -> None:
     """What its proxy may change; Ray's own command ends at SIGTERM, and its cluster with it."""
-    with cluster(tmp_path, "proxy") as served:
+    with Served(tmp_path, "proxy") as served:
         check_it_is_the_same_service(served, alone)
         check_a_full_queue_is_told_in_the_services_own_words(served)
         check_a_killed_replica_is_missed_by_no_stream(served, alone)

@@ -40,15 +40,12 @@ async def load_until(served: Served, clients: int, replicas: int) -> dict[int, h
 
 
 def test_replicas_follow_the_load_and_nothing_is_lost(tmp_path: Path, alone: Engine) -> None:
-    here = Served(
+    with Served(
         tmp_path, "serve", min_replicas=1, max_replicas=2, replica_images=SLOTS,
         scale_up_seconds=1, scale_down_seconds=4,
-    )  # fmt: skip
-    try:
+    ) as here:  # fmt: skip
         rising = asyncio.run(load_until(here, clients=8, replicas=2))
         falling = asyncio.run(load_until(here, clients=1, replicas=1))
-    finally:
-        here.end()
     replies = [*rising.items(), *falling.items()]
     assert {reply.status_code for _, reply in replies} <= {200, 429}
     drawn_ones = {seed: reply.json()["images"] for seed, reply in replies if reply.is_success}

@@ -270,13 +270,19 @@ def test_a_slide_is_taken_back_as_one(visit: Open) -> None:
     expect(rows).to_have_value(before)
 
 
-def test_a_drawing_is_there_again_after_an_example(visit: Open) -> None:
+def sketched(visit: Open) -> tuple[Page, list[list[int]]]:
+    """Draw something on a new sheet; give the page, and how the easel looks then."""
     page = visit("#complete")
     finished(page, "complete")
     page.click("#blank")
     expect(page.locator("#easel")).to_be_focused()
     sketch(page, 0.3)
     drawn = pixels(page, "#easel")
+    return page, drawn
+
+
+def test_a_drawing_is_there_again_after_an_example(visit: Open) -> None:
+    page, drawn = sketched(visit)
     page.click("#examples button")
     assert pixels(page, "#easel") != drawn
     page.focus("#easel")
@@ -285,12 +291,7 @@ def test_a_drawing_is_there_again_after_an_example(visit: Open) -> None:
 
 
 def test_a_drawing_is_there_again_after_another_model(visit: Open) -> None:
-    page = visit("#complete")
-    finished(page, "complete")
-    page.click("#blank")
-    expect(page.locator("#easel")).to_be_focused()
-    sketch(page, 0.3)
-    drawn = pixels(page, "#easel")
+    page, drawn = sketched(visit)
     for model in ("colour", "grey"):
         page.select_option("#model", model)
         finished(page, "complete")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import httpx
 
@@ -13,7 +13,7 @@ from tests.page.fixtures import Open, expect, finished, measured, pixels
 from tests.service_fixtures import GREY, FakeDecoder, build, idle, listening, until
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Route
+    from playwright.sync_api import Page, Route
 
 
 def test_a_failure_of_the_server_is_told(visit: Open, grey: FakeDecoder) -> None:
@@ -189,19 +189,25 @@ def test_cancelling_waits_for_no_answer(visit: Open, grey: FakeDecoder) -> None:
     expect(page.locator("#draw [data-report]")).to_contain_text("Cancelled")
 
 
-def test_a_proxy_whose_server_begins_anew_is_asked_again(visit: Open) -> None:
-    page = visit(allowed=["502"])
-    finished(page)
+def answer_first(page: Page, times: int, **reply: Any) -> list[int]:
+    """Answer the first drawings asked for so; give a list that grows with each."""
     asked: list[int] = []
 
     def answer(route: Route) -> None:
         asked.append(1)
-        if len(asked) < 3:
-            route.fulfill(status=502, body="no server")
-        else:
+        if len(asked) > times:
             route.continue_()
+        else:
+            route.fulfill(**reply)
 
     page.route("**/v1/samples", answer)
+    return asked
+
+
+def test_a_proxy_whose_server_begins_anew_is_asked_again(visit: Open) -> None:
+    page = visit(allowed=["502"])
+    finished(page)
+    asked = answer_first(page, 2, status=502, body="no server")
     page.click("#draw-form button[type=submit]")
     expect(page.locator("#draw [data-report]")).to_contain_text("Reconnecting in")
     finished(page)
@@ -211,17 +217,9 @@ def test_a_proxy_whose_server_begins_anew_is_asked_again(visit: Open) -> None:
 def test_a_full_server_is_asked_again(visit: Open) -> None:
     page = visit(allowed=["429"])
     finished(page)
-    asked: list[int] = []
-
-    def refuse_once(route: Route) -> None:
-        asked.append(1)
-        if len(asked) > 1:
-            route.continue_()
-            return
-        error = {"message": "the queue is full", "type": "x", "param": None, "code": "queue_full"}
-        route.fulfill(status=429, headers={"Retry-After": "1"}, json={"error": error})
-
-    page.route("**/v1/samples", refuse_once)
+    error = {"message": "the queue is full", "type": "x", "param": None, "code": "queue_full"}
+    full = {"status": 429, "headers": {"Retry-After": "1"}, "json": {"error": error}}
+    asked = answer_first(page, 1, **full)
     page.click("#draw-form button[type=submit]")
     expect(page.locator("#draw [data-report]")).to_contain_text("full. Trying again")
     finished(page)

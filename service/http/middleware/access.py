@@ -63,7 +63,7 @@ class AccessMiddleware:
     def _count(self, scope: Scope, status: int, seconds: float) -> None:
         # The route's pattern, not the path: a label for every id would grow without bound.
         route = getattr(scope.get("route"), "path", "other")
-        # And so would one for every method that somebody tries.
+        # And each method that somebody tries where it means nothing would stay as a histogram.
         method = scope["method"] if scope["method"] in _METHODS and status != 405 else "other"
         self._metrics.requests.labels(route, method, status).inc()
         self._metrics.request_seconds.labels(route, method).observe(seconds)
