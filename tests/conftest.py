@@ -108,6 +108,21 @@ def pytest_runtest_teardown() -> Iterator[None]:
         faulthandler.cancel_dump_traceback_later()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Leave thousands of tests to themselves, which every garbage collection would walk through."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture
+def unfrozen() -> Iterator[None]:
+    """Start a test where the garbage collector leaves nothing to itself."""
+    gc.unfreeze()
+    yield
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     """Start every test from one seed, so that a failure can be run again alone."""
@@ -120,7 +135,6 @@ def settled() -> Iterator[None]:
     interval = sys.getswitchinterval()
     yield
     sys.setswitchinterval(interval)
-    gc.unfreeze()
 
 
 @pytest.fixture

@@ -29,7 +29,13 @@ def keep_memory() -> None:
 
 @contextlib.contextmanager
 def few_collections() -> Iterator[None]:
-    """Leave what there is to itself: walking all of torch's objects took a tenth of a step."""
+    """Leave what there is to itself: walking all of torch's objects took a tenth of a step.
+
+    Does nothing where things are left to themselves already: to unfreeze is to unfreeze all.
+    """
+    if gc.get_freeze_count():
+        yield
+        return
     gc.collect()
     gc.freeze()
     try:

@@ -16,6 +16,7 @@ from scanline.model.checkpoint import CheckpointError, Defaults, load_checkpoint
 from scanline.model.evaluation import evaluate
 from scanline.model.figures import record_defaults
 from scanline.model.training.curve import read_curve
+from scanline.model.training.machine import few_collections
 from scanline.model.training.resuming import known_run
 from scanline.model.training.stop import Stop
 from scanline.model.training.trainer import Trainer
@@ -339,6 +340,7 @@ def test_a_torn_line_of_the_log_costs_itself_alone(tmp_path: Path) -> None:
     assert training[:, 0].tolist() == [1, 3, 4]
 
 
+@pytest.mark.usefixtures("unfrozen")
 def test_garbage_collections_leave_alone_what_was_there(tmp_path: Path) -> None:
     """While it trains, and no longer, also where it fails."""
     frozen: list[int] = []
@@ -352,6 +354,10 @@ def test_garbage_collections_leave_alone_what_was_there(tmp_path: Path) -> None:
         trainer.train(dataset(), None, Stop(), quiet=True, after_validation=watch)
     assert frozen[0] > 0
     assert gc.get_freeze_count() == 0
+    gc.freeze()
+    with few_collections():
+        pass
+    assert gc.get_freeze_count() > 0  # another's, who goes on
 
 
 def test_a_resumed_run_keeps_its_time_and_its_validations(tmp_path: Path) -> None:
