@@ -12,17 +12,19 @@ from pydantic import BaseModel, Field
 
 from scanline.model.noise import MAX_SEED
 from scanline.service.api.beginning import begin
-from scanline.service.api.lookup import Server, find_engine, find_served, settle_shape
+from scanline.service.api.files import KnownTags, Named
+from scanline.service.api.lookup import Server, find_served, settle_shape
 from scanline.service.api.requests import MAX_TEMPERATURE
 from scanline.service.generation import Spec
 from scanline.service.http.errors import ApiError
-from scanline.service.http.waiting import client_of, draw_to_end
+from scanline.service.http.waiting import client_of, cut_off, draw_to_end
 from scanline.service.pictures import to_grid
 
 MOST = 4  # images: a link may be of many more, which a chat would show too small
 MAX_PAGE_SEED = 2**53 - 1  # the largest whole number that the page's language has
 _SEED = re.compile(r"[0-9]{1,16}")
 SIDE = 600  # pixels, or a little less
+FRESH_SECONDS = 600  # for which a cache need not ask whether the weights are others
 
 router = APIRouter()
 
@@ -62,21 +64,27 @@ def card_tags(request: Request) -> str:
 
 
 @router.get("/card.png", include_in_schema=False)
-async def card(request: Request, server: Server, link: Annotated[Card, Query()]) -> Response:
+async def card(
+    request: Request, server: Server, link: Annotated[Card, Query()], tags: KnownTags
+) -> Response:
     """Draw the first images of a link, enlarged; 404 where the API wants a key."""
     if server.settings.api_key is not None:
         raise ApiError(404, "this server draws for those who have its key", code="not_found")
-    n = min(link.n, MOST)
-    engine = find_engine(request, server, link.model, n)
+    n = min(link.n, MOST, server.settings.max_images)
     served = find_served(server, link.model)
-    shape = settle_shape(served, link.label, link.top_p, link.guidance)
+    shape = settle_shape(served, link.label or None, link.top_p, link.guidance)
     spec = Spec(n=n, seed=link.seed, temperature=link.temperature, **shape._asdict())
-    generation = begin(request, server, engine, spec)
-    await draw_to_end(request, engine, generation)
-    config = engine.config
+    named = Named.of(served, spec)
+    headers = {"ETag": named.tag, "Cache-Control": f"public, max-age={FRESH_SECONDS}"}
+    if named.known(tags):
+        return Response(status_code=304, headers=headers)
+    generation = begin(request, server, served.engine, spec, named.key)
+    await draw_to_end(request, served.engine, generation)
+    if failed := cut_off(generation):
+        raise failed
+    config = served.engine.config
     images = [image.read(0, config.pixels) for image in generation.images]
     scale = max(1, SIDE // (config.width * (1 if n == 1 else 2)))
     async with client_of(request) as client:
         png = await server.writing.run(client, to_grid, images, config, scale)
-    headers = {"Cache-Control": "public, max-age=86400"}
     return Response(png, media_type="image/png", headers=headers)

@@ -178,6 +178,7 @@ class Engine:
             self._end(generation, reason)
 
     def _fail(self, generations: set[Generation]) -> None:
+        log.error("ended with an error: %s", ", ".join(sorted(one.id for one in generations)))
         for generation in generations:
             generation.error = "drawing failed inside the server; send the request again"
             self._end(generation, FinishReason.ERROR)

@@ -21,6 +21,7 @@ from scanline.service.card import card_tags
 STATIC = Path(__file__).parent / "static"
 DOCS_STATIC = "/docs/static"  # where FastAPIOffline keeps Swagger's own files
 
+_NEVER = re.compile(r"q=0(\.0*)?")
 _ZIPPED = ("text/", "application/javascript", "image/svg")  # PNG would not get smaller
 
 
@@ -35,11 +36,11 @@ class PageFiles(StaticFiles):
         """Give a file; compressed once, for all who take it so."""
         response = await super().get_response(path, scope)
         response.headers["Cache-Control"] = "no-cache"
+        response.headers["Vary"] = "Accept-Encoding"
         media = response.headers.get("content-type", "")
         if not isinstance(response, FileResponse) or not media.startswith(_ZIPPED):
             return response
-        response.headers["Vary"] = "Accept-Encoding"
-        if "gzip" not in Headers(scope=scope).get("accept-encoding", ""):
+        if not _takes_gzip(Headers(scope=scope).get("accept-encoding", "")):
             return response
         changed = response.stat_result.st_mtime if response.stat_result else 0.0
         file = (str(response.path), changed)
@@ -50,6 +51,15 @@ class PageFiles(StaticFiles):
         headers = {name: response.headers[name] for name in kept if name in response.headers}
         headers |= {"Content-Encoding": "gzip", "etag": f"W/{headers.get('etag', '')}"}
         return Response(self._zipped[file], headers=headers)
+
+
+def _takes_gzip(accepted: str) -> bool:
+    """Say whether an `Accept-Encoding` names gzip (RFC 9110, section 12.5.3)."""
+    for part in accepted.split(","):
+        coding, _, quality = part.partition(";")
+        if coding.strip().lower() in ("gzip", "x-gzip"):
+            return _NEVER.fullmatch(quality.strip().lower()) is None
+    return False
 
 
 def page_policy(scripts: str, styles: str, frame_ancestors: tuple[str, ...]) -> str:

@@ -50,6 +50,10 @@ class Served:
     created: int
     defaults: Defaults
 
+    def __post_init__(self) -> None:
+        """Read the weights now: they take tens of milliseconds, which no request should wait."""
+        _ = self._weights
+
     @property
     def mark(self) -> str:
         """What a drawing of it depends on beside the request: weights, program and machine.

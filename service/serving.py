@@ -26,7 +26,7 @@ from scanline.service.settings import Settings
 
 log = logging.getLogger("scanline.server")
 
-OTHER_FILES = 128  # open beside connections and uploads: libraries, checkpoints
+OTHER_FILES = 128  # open beside connections and uploads: libraries, checkpoints, refusals
 UPLOAD_BYTES = 2**20  # the least that is kept in a file
 FLUSH_SECONDS = 5  # for the last bytes of open streams, once everything is drawn
 

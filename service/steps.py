@@ -17,7 +17,7 @@ from scanline.service.turns import Turns
 
 
 class _Step(NamedTuple):
-    """So many calls of the decoder: so many slots, up to ``pixels`` each, ``drawn`` in all.
+    """So many calls of the decoder: so many slots, at most ``pixels`` of one, ``drawn`` in all.
 
     Their ``twins``, which no call names, draw so many more. They ``began`` at that time of the
     clock, and to launch them took so many seconds. They are of the ``light`` generations, or of the
@@ -64,17 +64,17 @@ class Steps:
         """Launch a step: of each call some slots, and up to how many pixels of each."""
         began = self._clock()
         calls = [(slots, pixels) for slots, pixels in calls if len(slots)]
-        drawn = twins = 0
+        longest = drawn = twins = 0
         for slots, pixels in calls:
             left = self._decoder.config.pixels - self._decoder.ahead[slots]
             each = np.minimum(left, pixels)
+            longest = max(longest, int(each.max()))
             drawn += int(each.sum())
             twins += int(each[self._decoder.inputs.twin[slots] != NO_SLOT].sum())
             self._decoder.launch(slots, pixels)
         slots_in_all = sum(len(slots) for slots, _ in calls)
-        pixels = max(pixels for _, pixels in calls)
         took = self._clock() - began
-        step = _Step(light, len(calls), slots_in_all, pixels, drawn, twins, began, took)
+        step = _Step(light, len(calls), slots_in_all, longest, drawn, twins, began, took)
         self._flying.append(step)
 
     def land(self, leave: int) -> None:

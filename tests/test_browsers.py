@@ -63,7 +63,10 @@ def test_static_files_are_compressed_for_who_takes_it(client: httpx.Client) -> N
             assert small.content == plain.content
             assert small.headers["vary"] == plain.headers["vary"] == "Accept-Encoding"
         again = client.get(path, headers={"If-None-Match": small.headers["etag"]})
-        assert again.status_code == 304
+        assert (again.status_code, again.headers["vary"]) == (304, "Accept-Encoding")
+        for never in ("gzip;q=0", "br, gzip; q=0.0", "*", "agzip"):
+            refused = client.get(path, headers={"Accept-Encoding": never})
+            assert "content-encoding" not in refused.headers, never
 
 
 def test_nobody_is_redirected_to_a_host_they_named(client: httpx.Client) -> None:

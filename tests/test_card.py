@@ -49,6 +49,21 @@ def test_a_links_page_names_its_picture(client: httpx.Client, n: int) -> None:
     assert np.array_equal(first, drawn)
 
 
+def test_a_picture_asked_for_again_is_not_drawn_again() -> None:
+    decoder, steps = FakeDecoder(GREY, 8), list[int]()
+    decoder.before_step = lambda slots: steps.append(len(slots))
+    scanline, app = build({"max_images": 2, "max_waiting": 2}, {"grey": decoder})
+    with listening(app, lambda: scanline.ready) as url, httpx.Client(base_url=url) as here:
+        first = here.get("/card.png?seed=5&n=9&label=").raise_for_status()
+        drawn = len(steps)
+        again = here.get("/card.png?seed=5&n=9").raise_for_status()
+        assert (again.content, len(steps)) == (first.content, drawn)
+        tag = first.headers["etag"]
+        known = here.get("/card.png?seed=5&n=9", headers={"If-None-Match": tag})
+        assert (known.status_code, known.headers["etag"]) == (304, tag)
+        assert here.get("/card.png?seed=6&n=9").headers["etag"] != tag
+
+
 def test_a_page_of_no_drawing_names_none(client: httpx.Client) -> None:
     assert card_of(client, "") is None
     assert card_of(client, "n=3") is None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import re
 import select
@@ -11,25 +10,24 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import httpx
 import pytest
 
+from tests.connections import (
+    BODY,
+    CHUNKED,
+    HEAD,
+    WHOLE,
+    check_refusal,
+    dial,
+    read_all,
+    serve,
+    turned_away,
+)
 from tests.service_fixtures import DEADLINE, GREY, FakeDecoder, build, listening, parse_sse, until
 
 QUICK = {"header_seconds": 0.3, "body_seconds": 0.3, "send_seconds": 0.3, "keep_alive_seconds": 0.3}
-BODY = b'{"seed": 1}'
-HEAD = b"POST /v1/samples HTTP/1.1\r\nHost: here\r\nContent-Type: application/json\r\n"
-CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
-WHOLE = HEAD + b"Content-Length: %d\r\n\r\n%s" % (len(BODY), BODY)
-
-
-@contextlib.contextmanager
-def serve(**fields: Any) -> Iterator[httpx.Client]:
-    scanline, app = build(fields)
-    with listening(app, lambda: scanline.ready) as url, httpx.Client(base_url=url) as client:
-        yield client
 
 
 @pytest.fixture(scope="module")
@@ -44,20 +42,6 @@ def quick() -> Iterator[httpx.Client]:
         yield client
 
 
-def dial(client: httpx.Client) -> socket.socket:
-    url = client.base_url
-    assert url.port is not None
-    return socket.create_connection((url.host, url.port), timeout=DEADLINE)
-
-
-def read_all(connection: socket.socket) -> bytes:
-    """Read until the server closes."""
-    parts = []
-    while part := connection.recv(65536):
-        parts.append(part)
-    return b"".join(parts)
-
-
 def send_until_refused(connection: socket.socket, first: bytes, again: bytes, most: int) -> bytes:
     """Send ``first``, then ``again`` up to ``most`` bytes in all, and read all that comes."""
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -65,29 +49,6 @@ def send_until_refused(connection: socket.socket, first: bytes, again: bytes, mo
         for _ in range(most // len(again)):
             connection.sendall(again)
     return read_all(connection)
-
-
-def check_refusal(raw: bytes, status: int, code: str) -> None:
-    """Check that a raw reply is one error in the usual shape, on a connection then closed."""
-    head, _, body = raw.partition(b"\r\n\r\n")
-    first, *lines = head.decode().split("\r\n")
-    headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
-    assert first.startswith(f"HTTP/1.1 {status} "), raw
-    assert headers["content-type"] == "application/json"
-    assert headers["connection"] == "close"
-    assert headers["x-content-type-options"] == "nosniff"
-    assert int(headers["content-length"]) == len(body)
-    assert headers["x-request-id"].startswith("req_")
-    error = json.loads(body)["error"]
-    assert set(error) == {"message", "type", "param", "code"}
-    assert error["code"] == code
-
-
-def turned_away(client: httpx.Client, reason: str) -> float:
-    name = "scanline_connections_turned_away_total"
-    found = re.search(rf'^{name}{{reason="{reason}"}} (\S+)$', client.get("/metrics").text, re.M)
-    assert found
-    return float(found[1])
 
 
 ENDLESS = {
@@ -308,32 +269,6 @@ def test_silent_connections_make_room(caplog: pytest.LogCaptureFixture) -> None:
         assert turned_away(client, "crowded") >= 16
         assert turned_away(client, "full") == 0
     assert caplog.text.count("all 4 connections are taken: the longest idle is closed") == 1
-
-
-def test_one_connection_too_many_is_refused_in_words(caplog: pytest.LogCaptureFixture) -> None:
-    decoder = FakeDecoder(GREY, 8)
-    go_on = threading.Event()
-    decoder.before_step = lambda slots: (go_on.wait(DEADLINE), None)[1]
-    scanline, app = build({"max_connections": 2}, {"fake": decoder})
-    with (
-        listening(app, lambda: scanline.ready) as url,
-        httpx.Client(base_url=url) as client,
-        caplog.at_level(logging.WARNING, "scanline.connections"),
-        contextlib.ExitStack() as stack,
-    ):
-        busy = [stack.enter_context(dial(client)) for _ in range(2)]
-        for connection in busy:
-            connection.sendall(WHOLE)
-        engine = scanline.models["fake"].engine
-        until(lambda: engine.slots_in_use + engine.queue.waiting == 2, "two requests")
-        with dial(client) as one_more:
-            check_refusal(read_all(one_more), 503, "full")
-        go_on.set()
-        for connection in busy:
-            assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
-            connection.close()
-        until(lambda: turned_away(client, "full") >= 1)
-    assert "all 2 connections are taken: a new one is refused" in caplog.text
 
 
 @pytest.mark.parametrize("length", ["0" * 5000 + "2", "9" * 5000], ids=["small", "huge"])

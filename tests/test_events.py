@@ -16,6 +16,7 @@ from scanline.service.api.events import Completed, Pixels, Started, stream_event
 from scanline.service.api.replies import PngImage, ValuesImage
 from scanline.service.api.requests import Granularity
 from scanline.service.generation import FinishReason, Generation, Place, Spec
+from scanline.service.http.pools import Pool
 from scanline.service.http.sse import sse_event
 from scanline.service.http.waiting import Client
 from scanline.service.openai.events import CompletedImage, PartialImage
@@ -84,7 +85,7 @@ def test_every_value_is_written_where_it_is(
         parts = [
             part
             async for part in stream_events(
-                generation, Client("", gone), no_streams(), granularity=granularity
+                generation, Client("", gone), no_streams(), Pool(1), granularity=granularity
             )
         ]
         gone.cancel()

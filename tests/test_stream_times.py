@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from scanline.service.api.events import stream_events
 from scanline.service.generation import FinishReason, Generation, Place, Spec
+from scanline.service.http.pools import Pool
 from scanline.service.http.sse import (
     EVENTS_IN_ALL,
     KEEP_ALIVE_SECONDS,
@@ -20,6 +21,9 @@ from scanline.service.http.sse import (
     Streams,
 )
 from scanline.service.http.waiting import Client
+from scanline.service.openai.events import stream_images
+from scanline.service.openai.rendering import choose_rendering
+from scanline.service.openai.requests import GenerationsRequest
 from tests.clocks import run_skipping
 from tests.service_fixtures import GREY, no_streams, parse_sse, rebuild
 
@@ -30,7 +34,7 @@ async def read(generation: Generation, streams: Streams) -> list[tuple[float, by
     """Give a stream's parts, each with the second it came."""
     loop = asyncio.get_running_loop()
     gone = loop.create_task(asyncio.sleep(3600))
-    events = stream_events(generation, Client("", gone), streams)
+    events = stream_events(generation, Client("", gone), streams, Pool(1))
     parts = [(loop.time(), part) async for part in events]
     gone.cancel()
     return parts
@@ -144,3 +148,37 @@ def test_a_stream_without_news_says_that_it_lives() -> None:
     assert [event.name for event in parse_sse(b"".join(part for _, part in parts))] == [
         "started", "image", "completed",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["rows", "looks"])
+def test_news_that_a_stream_does_not_tell_is_silence_to_its_reader(kind: str) -> None:
+    """A row takes its time, or a whole image: a proxy would take the connection for dead."""
+    generation = Generation("fake", GREY, Spec(n=1, seed=0))
+    (image,) = generation.images
+    published = np.zeros(1, np.int32)
+
+    async def draw_slowly() -> None:
+        image.run(0, Place(np.zeros((GREY.pixels, 1), np.uint8), published))
+        for _ in range(round(3.5 * KEEP_ALIVE_SECONDS)):
+            published[0] = min(published[0] + 1, GREY.width - 1)
+            generation.wake()
+            await asyncio.sleep(1)
+        image.finish(FinishReason.CANCELLED, None)
+        generation.finish(generation.clock())
+
+    async def read_all() -> list[tuple[float, bytes]]:
+        loop = asyncio.get_running_loop()
+        client = Client("", loop.create_task(asyncio.sleep(3600)))
+        if kind == "rows":
+            events = stream_events(generation, client, no_streams(), Pool(1), granularity="row")
+        else:
+            rendering = choose_rendering(GenerationsRequest(prompt=""), GREY)
+            events = stream_images(generation, client, "image_generation", rendering, 0, Pool(1))
+        drawing = asyncio.create_task(draw_slowly())
+        parts = [(loop.time(), part) async for part in events]
+        await drawing
+        client.gone.cancel()
+        return parts
+
+    comments = [round(time) for time, part in run_skipping(read_all()) if part.startswith(b":")]
+    assert comments == [round(k * KEEP_ALIVE_SECONDS) for k in (1, 2, 3)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, NamedTuple
 
-from fastapi import Header, Request
+from fastapi import Depends, Header, Request
 
 from scanline.service.generation import Generation, Spec
 from scanline.service.queue import Queue
@@ -21,7 +21,7 @@ IdempotencyKey = Annotated[
         "gives the same generation, for as long as that is kept.",
     ),
 ]
-Prefer = Annotated[
+_Prefer = Annotated[
     str | None,
     Header(
         description="`respond-async`: reply at once with 202 and, as `Location`, the generation's "
@@ -30,10 +30,13 @@ Prefer = Annotated[
 ]
 
 
-def wants_background(prefer: str | None) -> bool:
-    """Say whether a `Prefer` header asks not to wait (RFC 7240)."""
-    wishes = (prefer or "").split(",")
+def _wants_background(request: Request, prefer: _Prefer = None) -> bool:
+    """Say whether the `Prefer` headers, one or several, ask not to wait (RFC 7240)."""
+    wishes = ",".join(request.headers.getlist("prefer")).split(",")
     return any(wish.partition(";")[0].strip().lower() == "respond-async" for wish in wishes)
+
+
+Background = Annotated[bool, Depends(_wants_background)]
 
 
 class Key(NamedTuple):

@@ -25,6 +25,7 @@ from scanline.service.api.replies import (
 from scanline.service.api.requests import Granularity, Output
 from scanline.service.generation import FinishReason, Generation, Image, Status
 from scanline.service.http.errors import ErrorReply
+from scanline.service.http.pools import Pool
 from scanline.service.http.sse import (
     COMMENT,
     KEEP_ALIVE_SECONDS,
@@ -36,7 +37,8 @@ from scanline.service.http.sse import (
 from scanline.service.http.waiting import Client, failure, news, wait_finished
 
 WAITING_SECONDS = 2.0  # between two events that say so
-PIXELS_PER_EVENT = 4096  # of many images; one image is never split
+PIXELS_PER_EVENT = 4096
+MOST_VALUES = 16_384  # of an image of which an event is written in about a millisecond
 PART_BYTES = 32_768  # events that come together are sent together, up to so many bytes
 
 
@@ -139,6 +141,7 @@ async def stream_events(
     generation: Generation,
     client: Client,
     streams: Streams,
+    pool: Pool,
     *,
     granularity: Granularity = "auto",
     resumed: list[Cursor] | None = None,
@@ -151,20 +154,29 @@ async def stream_events(
     now and then while it has to, ``pixels`` as they are drawn, as often as the other ``streams``
     leave it, ``image`` as each is finished, its pixels as ``output`` says, and ``completed`` or
     ``error`` at the end. An event's id says how far its reader is then. Comments keep an idle
-    connection open. Raises ``ClientGoneError`` when the client leaves.
+    connection open. Events of large images are written in the ``pool``. Raises ``ClientGoneError``
+    when the client leaves.
     """
     loop = asyncio.get_running_loop()
     if resumed is None:
         waits = generation.status is Status.WAITING
         ahead = place()[0] if place is not None and waits else 0
         yield sse_event("started", Started.of(generation, ahead))
+    spoke = loop.time()
     reader = _Reader(generation, granularity, output, resumed)
+
+    async def write(events: Iterator[bytes]) -> bytes | None:
+        if generation.config.values > MOST_VALUES:
+            return await pool.run(client, next, events, None)
+        return next(events, None)
+
     with streams.share() as pause:
         while True:
             # Read before the pixels: what is finished now has all of its pixels below.
             seen, finished = generation.changes, generation.finished
             drawn, part = False, bytearray()
-            for event in reader.news():
+            events = reader.news()
+            while (event := await write(events)) is not None:
                 drawn = True
                 part += event
                 if len(part) >= PART_BYTES:
@@ -176,20 +188,22 @@ async def stream_events(
             if finished:
                 break
             if drawn:
-                await wait_finished(generation, client, pause(loop.time()))
+                spoke = loop.time()
+                await wait_finished(generation, client, pause(spoke))
                 if generation.changes != seen:  # by then there is news, without another waking
                     continue
-            while True:
-                waits = place is not None and generation.status is Status.WAITING
-                seconds = WAITING_SECONDS if waits else KEEP_ALIVE_SECONDS
-                if await news(generation, client, seconds, seen):
-                    break
-                if place is not None and generation.status is Status.WAITING:
-                    ahead, wait = place()
-                    still = Waiting(queue_position=ahead, estimated_seconds=round(wait, 1))
-                    yield sse_event("waiting", still)
-                else:
-                    yield COMMENT
+            waits = place is not None and generation.status is Status.WAITING
+            until = spoke + (WAITING_SECONDS if waits else KEEP_ALIVE_SECONDS)
+            await news(generation, client, until - loop.time(), seen)
+            if loop.time() < until:  # there is news, though not of a row that is complete
+                continue
+            if place is not None and generation.status is Status.WAITING:
+                ahead, wait = place()
+                still = Waiting(queue_position=ahead, estimated_seconds=round(wait, 1))
+                yield sse_event("waiting", still)
+            else:
+                yield COMMENT
+            spoke = loop.time()
     if failed := failure(generation):
         yield sse_event("error", failed.reply, END)
     else:
@@ -239,15 +253,17 @@ class _Reader:
                 stop -= stop % width
                 start -= start % width
             # What changed is told, even where nothing of it is shown as yet.
-            position = begin if stop <= start else stop
-            self._cursors[image.index] = Cursor(position, cursor.changes + len(changed))
-            if stop <= start:
-                continue
-            size = {"pixel": 1, "row": width, "auto": stop - start}[self._granularity]
-            event.add(image, start, stop, size)
-            if event.pixels >= PIXELS_PER_EVENT:
-                yield event.write()
-                event = _Pixels()
+            cursor = Cursor(begin, cursor.changes + len(changed))
+            self._cursors[image.index] = cursor
+            most = max(PIXELS_PER_EVENT // width, 1) * width
+            size = {"pixel": 1, "row": width, "auto": most}[self._granularity]
+            for first in range(start, stop, most):
+                end = min(first + most, stop)
+                event.add(image, first, end, size)
+                self._cursors[image.index] = cursor._replace(position=end)
+                if event.pixels >= most:
+                    yield event.write()
+                    event = _Pixels()
         if event.pixels:
             yield event.write()
 

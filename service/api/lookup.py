@@ -13,7 +13,6 @@ from scanline.service.http.errors import ApiError, not_ready
 from scanline.service.queue import CLOSED, ClosedError
 from scanline.service.server import Scanline, Served
 from scanline.service.shape import Shape, ShapeError, settle
-from scanline.service.workshop import Workshop
 
 # For the documentation alone: KeyMiddleware has checked the key before any body was read.
 bearer = HTTPBearer(auto_error=False, description="Only where the server has an API key set.")
@@ -42,19 +41,19 @@ def find_served(server: Scanline, name: str | None) -> Served:
     return server.models[name]
 
 
-def find_engine(
+def find_with_room(
     request: Request, server: Scanline, name: str | None, n: int, key: str | None = None
-) -> Workshop:
-    """Find the model's engine, and refuse early what it has no room for.
+) -> Served:
+    """Find a model by name, and refuse early what its engine has no room for.
 
     What came before under the request's idempotency ``key``, and is kept, needs none.
     """
-    engine = find_served(server, name).engine
+    served = find_served(server, name)
     if n > (most := server.settings.max_images):
         raise ApiError(400, f"n: at most {most} images a request", param="n", code="too_many")
     if not server.repeats.keeps(request.state.caller, key):
-        engine.queue.check_room(n, request.state.caller)
-    return engine
+        served.engine.queue.check_room(n, request.state.caller)
+    return served
 
 
 def choose_seed(seed: int | None) -> int:

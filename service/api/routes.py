@@ -9,12 +9,11 @@ from fastapi import APIRouter, Depends, Form, Header, Request, Response
 from fastapi.responses import StreamingResponse
 
 from scanline.service.api.beginning import (
+    Background,
     IdempotencyKey,
     Key,
-    Prefer,
     begin,
     name_request,
-    wants_background,
 )
 from scanline.service.api.cursors import END, Cursor, read_cursors
 from scanline.service.api.events import EVENT_STREAM, stream_events
@@ -22,15 +21,15 @@ from scanline.service.api.lookup import (
     Server,
     bearer,
     choose_seed,
-    find_engine,
     find_served,
+    find_with_room,
     settle_shape,
 )
 from scanline.service.api.replies import GenerationReply, ModelList, ModelReply
 from scanline.service.api.requests import CompletionForm, Granularity, Output, SampleRequest
 from scanline.service.generation import Generation, Spec
 from scanline.service.http.bodies import known_query, once_each
-from scanline.service.http.errors import ApiError, errors, not_ready
+from scanline.service.http.errors import SOON, ApiError, errors
 from scanline.service.http.media import MEDIA, NAMING, Media, choose_media, json_reply, naming
 from scanline.service.http.sse import stream_reply
 from scanline.service.http.waiting import Client, client_of, cut_off, draw_to_end, wait_finished
@@ -65,13 +64,13 @@ async def create_samples(
     request: Request,
     server: Server,
     body: SampleRequest,
+    background: Background,
     idempotency_key: IdempotencyKey = None,
-    prefer: Prefer = None,
 ) -> Response:
     """Draw images, of a class or of anything."""
     media = choose_media(request, body.stream, body.chosen)
-    engine = find_engine(request, server, body.model, body.n, idempotency_key)
-    served = find_served(server, body.model)
+    served = find_with_room(request, server, body.model, body.n, idempotency_key)
+    engine = served.engine
     shape = settle_shape(served, body.label, body.top_p, body.guidance)
     spec = Spec(
         n=body.n,
@@ -81,7 +80,7 @@ async def create_samples(
     )
     key = name_request(request, idempotency_key, engine, spec, body.seed)
     shown = _Shown(media, body.granularity, body.output)
-    return await _draw(request, server, engine, spec, shown, prefer, key)
+    return await _draw(request, server, engine, spec, shown, background, key)
 
 
 @router.post(
@@ -92,17 +91,16 @@ async def create_completions(
     request: Request,
     server: Server,
     form: Annotated[CompletionForm, Form(media_type="multipart/form-data")],
+    background: Background,
     idempotency_key: IdempotencyKey = None,
-    prefer: Prefer = None,
 ) -> Response:
     """Complete a picture whose unknown part is below `known_rows`, or transparent.
 
     Transparent in `mask` if one is sent, else in the picture itself.
     """
     media = choose_media(request, form.stream, form.chosen)
-    engine = find_engine(request, server, form.model, form.n, idempotency_key)
-    config = engine.config
-    served = find_served(server, form.model)
+    served = find_with_room(request, server, form.model, form.n, idempotency_key)
+    engine = served.engine
     shape = settle_shape(served, form.label, form.top_p, form.guidance, form.particles)
     async with client_of(request) as client:
         canvas, known = await server.reading.run(
@@ -112,7 +110,7 @@ async def create_completions(
             form.mask.file if form.mask else None,
             form.known_rows,
             form.fit,
-            config,
+            engine.config,
         )
     spec = Spec(
         n=form.n,
@@ -124,12 +122,12 @@ async def create_completions(
     )
     key = name_request(request, idempotency_key, engine, spec, form.seed)
     shown = _Shown(media, form.granularity, form.output)
-    return await _draw(request, server, engine, spec, shown, prefer, key)
+    return await _draw(request, server, engine, spec, shown, background, key)
 
 
 @router.get(
     "/generations/{identifier}", tags=["draw"], response_model=GenerationReply,
-    responses=errors(404, 406, 500, 503) | _IMAGES,
+    responses=errors(404, 406, 409, 500, 503) | _IMAGES,
 )  # fmt: skip
 async def get_generation(
     request: Request, server: Server, identifier: str, output: Output = "png"
@@ -142,10 +140,12 @@ async def get_generation(
     media = choose_media(request, False, {"output"} & request.query_params.keys())
     if media == "text/event-stream":
         return _stream(request, server, engine, generation, "auto", None, output)
-    if media != "application/json" and not generation.finished:
-        raise not_ready("it is still being drawn; ask again in a moment, or for application/json")
+    if media != "application/json":
+        _check_whole(generation)
     async with client_of(request) as client:
-        return await server.writing.run(client, _reply, generation, media, output)
+        reply = await server.writing.run(client, _reply, generation, media, output)
+    reply.headers.update({"Cache-Control": "no-store", "Vary": "Accept"})
+    return reply
 
 
 @router.get(
@@ -218,6 +218,16 @@ def _find(server: Scanline, identifier: str) -> tuple[Workshop, Generation]:
     )
 
 
+def _check_whole(generation: Generation) -> None:
+    """Raise ``ApiError`` where there are no files to give: as yet, or because it was cancelled."""
+    if not generation.finished:
+        message = "it is still being drawn; ask again in a moment, or for application/json"
+        raise ApiError(409, message, code="not_finished", headers=SOON)
+    if generation.error is None and cut_off(generation):
+        message = "the drawing was cancelled; ask for application/json to see what there is of it"
+        raise ApiError(409, message, code="cancelled")
+
+
 # --- to the reply -------------------------------------------------------------------------------
 
 
@@ -235,14 +245,14 @@ async def _draw(
     engine: Workshop,
     spec: Spec,
     shown: _Shown,
-    prefer: str | None,
+    background: bool,
     key: Key | None,
 ) -> Response:
     media, granularity, output = shown
     if media == "text/event-stream":
         generation = begin(request, server, engine, spec, key)
         return _stream(request, server, engine, generation, granularity, None, output)
-    if wants_background(prefer) and engine.queue.limits.keeps:  # or its result would be nowhere
+    if background and engine.queue.limits.keeps:  # or its result would be nowhere
         generation = begin(request, server, engine, spec, key, detached=True)
         headers = {
             "Location": f"{request.scope.get('root_path', '')}/v1/generations/{generation.id}",
@@ -300,6 +310,7 @@ def _stream(
             generation,
             client,
             server.streams,
+            server.pool_for(generation.config.pixels),
             granularity=granularity,
             resumed=resumed,
             output=output,

@@ -12,24 +12,21 @@ from typing import Any
 
 import httptools
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import (
-    STATUS_LINE,
-    HttpToolsProtocol,
-    RequestResponseCycle,
-)
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from scanline.service.http.addresses import address_of, network_of
+from scanline.service.http.cycle import Cycle
 from scanline.service.http.door import Door
 from scanline.service.http.errors import error_body
 from scanline.service.http.middleware.safe_headers import SAFE
-from scanline.service.http.unframed import UnframedCycle
 
 log = logging.getLogger("scanline.connections")
 
 MAX_URL = 8192  # bytes
 MAX_HEADERS = 100
 MAX_PIPELINED = 16  # requests sent before the first of them is answered
+LOOK_SECONDS = 1.0  # between two looks at whether one who is not read has gone
 LINGER_SECONDS = 2.0  # a refused client is heard out, so that it reads why it was refused
 SENT_BYTES = 16_384  # a client must take so much of a reply, or all of it, each `send_seconds`
 
@@ -41,6 +38,8 @@ class Connection(HttpToolsProtocol):
     head, a body and the client's reading of a reply may take so long. Refusals are JSON. Where
     there is one connection too many, another makes room, or it is refused (`Door.enter`).
     """
+
+    cycle: Cycle  # of the last request
 
     def __init__(
         self,
@@ -56,11 +55,12 @@ class Connection(HttpToolsProtocol):
         self._room = self._bounds.header_bytes  # bytes until the parser must have got somewhere
         self._whole = True  # no message is half read
         self._in_head = True
-        self._cycles: deque[RequestResponseCycle] = deque()  # unanswered, the one under way first
+        self._cycles: deque[Cycle] = deque()  # unanswered, the one under way first
         self._ended = False  # whatever else comes is not for us
         self._refusal: tuple[int, str, str] | None = None
         self._reading: asyncio.TimerHandle | None = None  # when the client must have sent
         self._writing: asyncio.TimerHandle | None = None  # when it must have read
+        self._looking: asyncio.TimerHandle | None = None  # when to see whether it is there
 
     # --- coming and going ---------------------------------------------------------------------
 
@@ -71,7 +71,8 @@ class Connection(HttpToolsProtocol):
         whose = network_of(address_of(self.client[0] if self.client else ""))
         if not self._door.enter(self, whose, len(self.connections)):
             self._refuse(503, "the server has all the connections it can take", "full")
-            transport.close()
+            if not self._door.hear_out(self):
+                transport.close()
             return
         self._expect(self._bounds.header_seconds)
 
@@ -80,6 +81,8 @@ class Connection(HttpToolsProtocol):
         self._door.leave(self)
         self._expect(None)
         self._sent()
+        if self._looking is not None:
+            self._looking.cancel()
         self._leave()
         super().connection_lost(exc)
 
@@ -150,11 +153,12 @@ class Connection(HttpToolsProtocol):
             self._refusal = (400, message, "unsupported_upgrade")
             raise ValueError
         super().on_headers_complete()
+        self.cycle.__class__ = Cycle
         self._cycles.append(self.cycle)
-        if self.scope["http_version"] == "1.0":
-            self.cycle.__class__ = UnframedCycle
         # A queued request is not read on, and so its body not late.
         self._expect(None if self.pipeline else self._bounds.body_seconds)
+        if self.pipeline and self._looking is None:
+            self._looking = self.loop.call_later(LOOK_SECONDS, self._look)
 
     def on_body(self, body: bytes) -> None:
         """Take a piece of a body."""
@@ -170,6 +174,8 @@ class Connection(HttpToolsProtocol):
         # If it was answered before its end, uvicorn's wait for the next one was cut short.
         self._expect(None if self._busy else self._bounds.header_seconds)
         super().on_message_complete()
+        if self.cycle.lingers:
+            self.transport.close()
 
     # --- to the client ------------------------------------------------------------------------
 
@@ -216,6 +222,15 @@ class Connection(HttpToolsProtocol):
         poll = select.poll()
         poll.register(self.transport.get_extra_info("socket").fileno(), select.POLLRDHUP)
         return bool(poll.poll(0))
+
+    def _look(self) -> None:
+        """End one who went: nothing is read while requests are queued, not even the end."""
+        self._looking = None
+        if self.pipeline and self._left():
+            self._door.turn_away("left")
+            self.transport.abort()
+        elif self.pipeline:
+            self._looking = self.loop.call_later(LOOK_SECONDS, self._look)
 
     # --- bounds -------------------------------------------------------------------------------
 

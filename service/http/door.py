@@ -12,6 +12,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 log = logging.getLogger("scanline.connections")
 
+HEARD_OUT = 32  # connections of those who were refused, beside those that may be there
 UNSENT_BYTES = 2**28  # of replies that clients have yet to read, all together
 QUIET_SECONDS = 10.0  # between two log lines of connections turned away
 _CROWDED = {
@@ -51,6 +52,7 @@ class Door:
         # With reading by so many bytes, the longest first.
         self.behind: dict[HttpToolsProtocol, int] = {}
         self._whose: dict[HttpToolsProtocol, str] = {}  # of all that were taken, the newest last
+        self._heard_out: set[HttpToolsProtocol] = set()  # who are heard out
         self._unsent = 0
         self._turned_away, self._requests, self._refused = turned_away, requests, refused
         self._said = -QUIET_SECONDS
@@ -61,6 +63,7 @@ class Door:
         One without a request makes room, who owes it the longest; where all have one, the newest
         of the client that has the most, if that is more than the newcomer has with this one.
         """
+        there -= len(self._heard_out)
         if there > self.bounds.connections and not self._make_room(whose):
             return False
         self._whose[connection] = whose
@@ -72,8 +75,16 @@ class Door:
         if connection in self._whose:
             self.owing[connection] = None
 
+    def hear_out(self, connection: HttpToolsProtocol) -> bool:
+        """Let one that was not taken send on for a moment, where few do: it then reads why."""
+        if len(self._heard_out) >= HEARD_OUT:
+            return False
+        self._heard_out.add(connection)
+        return True
+
     def leave(self, connection: HttpToolsProtocol) -> None:
         """Forget a connection, if it was taken."""
+        self._heard_out.discard(connection)
         self.owing.pop(connection, None)
         self._whose.pop(connection, None)
 

@@ -51,6 +51,10 @@ _ERRORS: dict[int, dict[str, Any]] = {
     401: {"description": "The API key is missing or wrong."},
     404: {"description": "There is no such model or generation."},
     406: {"description": "No media type asked for can be given."},
+    409: {
+        "description": "It is not drawn yet, or was cancelled: there are no files of it.",
+        "headers": _RETRY,
+    },
     413: {"description": "The body is too large."},
     415: {"description": "The body is compressed, or a form that is not in UTF-8."},
     422: {"description": "The `Idempotency-Key` came before with another request."},

@@ -78,6 +78,8 @@ async def _read_form(request: Request) -> Parts:
     masks: list[BinaryIO] = []
     async with request.form() as form:
         for name, value in form.multi_items():
+            if (value == "" and name != "prompt") or _unchosen(value):
+                continue  # an empty field is one left out, as everywhere
             if name in ("image", "image[]", "mask"):
                 if not isinstance(value, UploadFile):
                     raise ApiError(400, f"{name}: must be a file", param=name, code="invalid_image")
@@ -87,9 +89,14 @@ async def _read_form(request: Request) -> Parts:
                 fields[name] = ""  # to be refused by its name
             elif isinstance(value, UploadFile) or name in fields:
                 raise ApiError(400, f"{name}: must be one text", param=name, code="invalid_value")
-            elif value or name == "prompt":  # an empty field is one left out, as everywhere
+            else:
                 fields[name] = value
     return fields, images, masks
+
+
+def _unchosen(value: str | UploadFile) -> bool:
+    """Whether a field is what a browser sends of a file that nobody chose."""
+    return isinstance(value, UploadFile) and not value.filename and not value.size
 
 
 async def _read_json(request: Request) -> Parts:

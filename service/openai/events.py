@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -87,6 +88,8 @@ async def stream_images(
     exact pixel, so it depends on the seed alone. Images are encoded in the pool. Raises
     ``ClientGoneError`` when the client leaves.
     """
+    loop = asyncio.get_running_loop()
+    spoke = loop.time()
     told = [0] * len(generation.images)
     teller = _Teller(generation, kind, rendering)
     while True:
@@ -102,10 +105,14 @@ async def stream_images(
                 else:
                     event = await pool.run(client, teller.completed, image)
                 yield sse_event(event.type, event)
+                spoke = loop.time()
         if finished:
             break
-        while not await news(generation, client, KEEP_ALIVE_SECONDS, seen):
+        # What is drawn between two looks is news too, of which nobody hears.
+        await news(generation, client, spoke + KEEP_ALIVE_SECONDS - loop.time(), seen)
+        if loop.time() >= spoke + KEEP_ALIVE_SECONDS:
             yield COMMENT
+            spoke = loop.time()
     if failed := cut_off(generation):
         yield sse_event("error", failed.reply)
 

@@ -13,8 +13,8 @@ from scanline.service.api.lookup import (
     Server,
     bearer,
     choose_seed,
-    find_engine,
     find_served,
+    find_with_room,
     settle_shape,
 )
 from scanline.service.generation import Generation, Spec
@@ -93,15 +93,15 @@ def _settle(
     named = [body.model] if body.model is not None else list(server.models)
     configs = {name: server.models[name].engine.config for name in named}
     model, label = understand(body.prompt, configs, named=body.model is not None)
-    engine = find_engine(request, server, model, body.n or 1, key)
-    shape = settle_shape(server.models[model], label, body.top_p, body.guidance)
+    served = find_with_room(request, server, model, body.n or 1, key)
+    shape = settle_shape(served, label, body.top_p, body.guidance)
     spec = Spec(
         n=body.n or 1,
         seed=choose_seed(body.seed),
         temperature=1.0 if body.temperature is None else body.temperature,
         **shape._asdict(),
     )
-    return engine, choose_rendering(body, engine.config), spec
+    return served.engine, choose_rendering(body, served.engine.config), spec
 
 
 # --- to the reply -------------------------------------------------------------------------------

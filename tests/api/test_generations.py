@@ -90,7 +90,9 @@ def test_files_of_a_cancelled_drawing_are_refused(holding: tuple[Here, Held], me
         until(lambda: generation.readers == 1)
         here.client.delete(url)
         check_error(asking.result(), 503, "cancelled")
-    check_error(here.client.get(url, headers=accept), 503, "cancelled")
+    gone = here.client.get(url, headers=accept)
+    check_error(gone, 409, "cancelled")
+    assert "retry-after" not in gone.headers  # it never can be
 
 
 @pytest.mark.parametrize("media", ["application/x-npy", "image/png", "application/zip"])
@@ -102,7 +104,7 @@ def test_a_background_drawing_comes_as_a_file_once_it_is_finished(
     begun = here.client.post("/v1/samples", json=body, headers={"Prefer": "respond-async"})
     url = begun.headers["location"]
     waiting = here.client.get(url, headers=accept)
-    assert "still being drawn" in check_error(waiting, 503, "not_ready")
+    assert "still being drawn" in check_error(waiting, 409, "not_finished")
     assert waiting.headers["retry-after"] == "1"
     check_error(here.client.get(url, headers={"Accept": "text/csv"}), 406, "not_acceptable")
     decoder.let(GREY.pixels)
@@ -110,6 +112,8 @@ def test_a_background_drawing_comes_as_a_file_once_it_is_finished(
     reply = here.client.get(url, headers=accept)
     assert (reply.status_code, reply.headers["content-type"]) == (200, media)
     assert reply.headers["x-seed"] == "3"
+    # No cache may give it to who asks for another form, nor what is running by now for ever.
+    assert (reply.headers["vary"], reply.headers["cache-control"]) == ("Accept", "no-store")
     decoder.let(GREY.pixels)
     assert reply.content == here.client.post("/v1/samples", json=body, headers=accept).content
     check_error(here.client.get(f"{url}?output=values", headers=accept), 400, "unsupported")

@@ -16,6 +16,7 @@ from scanline.service.api.cursors import END, Cursor, read_cursors, write_cursor
 from scanline.service.api.events import _Reader, stream_events
 from scanline.service.api.requests import Granularity
 from scanline.service.generation import FinishReason, Generation, Place, Spec
+from scanline.service.http.pools import Pool
 from scanline.service.http.waiting import Client
 from tests.api.fixtures import CONFIGS, Held, Here, held, png
 from tests.service_fixtures import (
@@ -177,7 +178,7 @@ def test_a_stream_misses_nothing_that_happens_while_it_sends(
 
     async def read() -> list[Event]:
         gone = asyncio.create_task(asyncio.sleep(60))
-        stream = stream_events(generation, Client("", gone), no_streams())
+        stream = stream_events(generation, Client("", gone), no_streams(), Pool(1))
         raw = await anext(stream)
         published[0] = 7
         raw += await anext(stream)
@@ -205,7 +206,12 @@ def test_a_reader_may_come_back_for_rows_and_then_for_pixels() -> None:
         gone = asyncio.create_task(asyncio.sleep(60))
         resumed = None if seen is None else read_cursors(seen, generation)
         stream = stream_events(
-            generation, Client("", gone), no_streams(), granularity=granularity, resumed=resumed
+            generation,
+            Client("", gone),
+            no_streams(),
+            Pool(1),
+            granularity=granularity,
+            resumed=resumed,
         )
         raw = b"".join([await anext(stream) for _ in range(1 if resumed else 2)])
         gone.cancel()
@@ -235,7 +241,9 @@ def test_rows_come_whole_but_for_the_last_of_a_cancelled_image_and_each_image_on
 
     async def read() -> list[Event]:
         gone = asyncio.create_task(asyncio.sleep(60))
-        stream = stream_events(generation, Client("", gone), no_streams(), granularity="row")
+        stream = stream_events(
+            generation, Client("", gone), no_streams(), Pool(1), granularity="row"
+        )
         raw = await anext(stream)
         for position in (7, 12, 30):  # rows are five pixels wide
             published[:] = position
@@ -287,7 +295,9 @@ def test_a_long_replay_comes_in_several_events() -> None:
 
     async def read(granularity: Granularity) -> list[Event]:
         gone = asyncio.create_task(asyncio.sleep(60))
-        stream = stream_events(generation, Client("", gone), no_streams(), granularity=granularity)
+        stream = stream_events(
+            generation, Client("", gone), no_streams(), Pool(1), granularity=granularity
+        )
         raw = b"".join([part async for part in stream])
         gone.cancel()
         return parse_sse(raw)
@@ -299,6 +309,36 @@ def test_a_long_replay_comes_in_several_events() -> None:
         assert ids == ["4*1024,6*0", "8*1024,2*0", "10*1024"]
         drawn = rebuild(events, config)
         np.testing.assert_array_equal(np.stack([drawn[j] for j in range(10)]), pixels)
+
+
+def test_a_large_image_comes_in_several_events_too() -> None:
+    """Each such that it takes the event loop a moment, and resumed from any of them."""
+    config = replace(COLOUR, height=96, width=96)
+    generation = Generation("fake", config, Spec(n=1, seed=0))
+    (image,) = generation.images
+    pixels = np.random.default_rng(0).integers(0, 256, (config.pixels, 3), np.uint8)
+    image.run(0, Place(pixels, np.full(1, config.pixels, np.int32)))
+    image.finish(FinishReason.LENGTH, 1.0)
+    generation.finish(time.monotonic())
+
+    async def read(granularity: Granularity, seen: str | None = None) -> list[Event]:
+        gone = asyncio.create_task(asyncio.sleep(60))
+        stream = stream_events(
+            generation, Client("", gone), no_streams(), Pool(1), granularity=granularity,
+            resumed=None if seen is None else read_cursors(seen, generation),
+        )  # fmt: skip
+        raw = b"".join([part async for part in stream])
+        gone.cancel()
+        return parse_sse(raw)
+
+    for granularity in get_args(Granularity):
+        events = asyncio.run(read(granularity))
+        told = [event for event in events if event.name == "pixels"]
+        sizes = [sum(len(u["values"]) // 3 for u in event.data["updates"]) for event in told]
+        assert sizes == [4032, 4032, 1152]  # whole rows, 4096 pixels at most
+        np.testing.assert_array_equal(rebuild(events, config)[0], pixels)
+        rest = asyncio.run(read(granularity, told[0].id))
+        assert [event.data for event in rest] == [event.data for event in events[2:]]
 
 
 def test_a_stream_not_resumed_frees_its_slots_after_the_grace() -> None:
@@ -342,7 +382,9 @@ def test_rows_are_whole_where_another_particle_is_shown_too() -> None:
 
     async def read() -> list[Any]:
         gone = asyncio.create_task(asyncio.sleep(60))
-        stream = stream_events(generation, Client("", gone), no_streams(), granularity="row")
+        stream = stream_events(
+            generation, Client("", gone), no_streams(), Pool(1), granularity="row"
+        )
         raw = await anext(stream) + await anext(stream)
         image.move(place, 7)
         generation.wake()

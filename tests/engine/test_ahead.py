@@ -148,6 +148,23 @@ def test_a_step_on_a_device_lasts_as_long_as_the_hosts_work_beside_it() -> None:
     assert pace.room(1000) == pytest.approx(LONGEST_SECONDS / 0.001, abs=1)
 
 
+def test_a_last_step_that_is_short_is_not_taken_for_a_quick_one() -> None:
+    """It draws what is left of the pixels asked for; the next step would last many times as long."""
+    decoder, clock = FakeDecoder(GREY, 2), Clock()
+    steps = Steps(decoder, Queue("fake", GREY, Limits(), clock), None, clock)
+    steps.begin([0], Inputs.blank(GREY, 1), [False])
+    slots = np.zeros(1, np.int32)
+    for asked, drawn in ((29, 29), (29, 1)):
+
+        def move(_: list[int], drawn: int = drawn) -> None:
+            clock.now += 0.001 * drawn
+
+        decoder.before_step = move
+        steps.launch([(slots, asked)], light=False)
+        steps.land(0)
+        assert steps.turns.paces[False].room(1) == pytest.approx(STEP_SECONDS / 0.001, abs=1)
+
+
 def test_particles_are_weighed_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     decoder, flying = LateDecoder(GREY, MANY), list[int]()
     weigh = Particles.weigh

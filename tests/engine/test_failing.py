@@ -31,7 +31,7 @@ from tests.service_fixtures import GREY, FakeDecoder, until
 
 @BOTH
 def test_a_step_that_raises_ends_what_it_touched_and_nothing_else(
-    decoders: type[FakeDecoder],
+    decoders: type[FakeDecoder], caplog: pytest.LogCaptureFixture
 ) -> None:
     heard = Heard()
     decoder = decoders(GREY, 2)
@@ -53,7 +53,9 @@ def test_a_step_that_raises_ends_what_it_touched_and_nothing_else(
         assert {i.finish_reason for i in touched.images} == {FinishReason.ERROR}
         assert touched.error is not None
         assert "send the request again" in touched.error
+        assert touched.id in caplog.text  # the log has the reason
         assert spared.error is None
+        assert spared.id not in caplog.text
         after = engine.queue.submit(Spec(n=5, seed=3))
         with engine.queue.reading(after):
             assert_right(after)

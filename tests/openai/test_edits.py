@@ -133,6 +133,18 @@ def test_an_edit_in_json_takes_data_urls(http: httpx.Client) -> None:
         check_error(wrong, 400, "invalid_image", "images")
 
 
+def test_a_mask_left_empty_is_none(http: httpx.Client) -> None:
+    """As a browser's form sends one that nobody chose."""
+    picture = random_picture().convert("LA")
+    picture.putalpha(Image.new("L", picture.size))
+    sent = [("image", ("a.png", encode(picture), "image/png")), ("prompt", (None, ""))]
+    for mask in (("", b"", "application/octet-stream"), (None, "")):
+        files: Any = [*sent, ("mask", mask)]
+        assert http.post("/v1/images/edits", files=files).status_code == 200
+    files = {"mask": ("a.png", b""), "image": encode(picture), "prompt": (None, "")}
+    check_error(http.post("/v1/images/edits", files=files), 400, "invalid_image", "mask")
+
+
 def test_a_file_under_an_unknown_name_is_refused_by_it(http: httpx.Client) -> None:
     files = {"image": encode(random_picture()), "images": encode(random_picture())}
     reply = http.post("/v1/images/edits", data={"prompt": ""}, files=files)

@@ -34,8 +34,8 @@ def test_a_sample_at_its_address_is_asked_for_again_by_its_tag(client: httpx.Cli
     posted = client.post("/v1/samples", json=body, headers={"Accept": "image/png"})
     assert reply.content == posted.content
     tag = reply.headers["etag"]
-    for known in (tag, f'"other", W/{tag}', "*"):
-        again = client.get(address, headers={"If-None-Match": known})
+    for known in ([tag], [f'"other", W/{tag}'], ["*"], ['"other"', tag]):
+        again = client.get(address, headers=[("If-None-Match", each) for each in known])
         assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", tag)
     assert client.get(address, headers={"If-None-Match": '"x"'}).content == reply.content
     assert client.head(address).headers["etag"] == tag
@@ -44,6 +44,8 @@ def test_a_sample_at_its_address_is_asked_for_again_by_its_tag(client: httpx.Cli
     tags = {tag, *(client.get(other).headers["etag"] for other in others)}
     assert len(tags) == 5
     assert client.get(f"/v1/samples/grey/{MAX_SEED}.png").status_code == 200
+    plain = client.get("/v1/samples/grey/7.png")
+    assert client.get("/v1/samples/grey/7.png?label=").headers["etag"] == plain.headers["etag"]
 
 
 @pytest.mark.parametrize(
@@ -52,6 +54,12 @@ def test_a_sample_at_its_address_is_asked_for_again_by_its_tag(client: httpx.Cli
         ("grey/-1.png", 400, "seed"),
         (f"grey/{MAX_SEED + 1}.png", 400, "seed"),
         ("grey/x.png", 400, "seed"),
+        ("grey/07.png", 400, "seed"),
+        ("grey/+7.png", 400, "seed"),
+        ("grey/%207.png", 400, "seed"),
+        ("grey/7.0.png", 400, "seed"),
+        ("grey/7_0.png", 400, "seed"),
+        ("grey/٣.png", 400, "seed"),
         ("grey/7.jpg", 404, None),
         ("none/7.png", 404, "model"),
         ("grey/7.png?label=toad", 400, "label"),

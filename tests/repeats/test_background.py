@@ -28,7 +28,7 @@ def test_work_goes_on_though_nobody_reads_it(
     held: tuple[Scanline, httpx.Client, threading.Event], route: str
 ) -> None:
     scanline, client, go_on = held
-    headers = {"Prefer": "wait=5, Respond-Async; q=1"}
+    headers = [("Prefer", "wait=5"), ("Prefer", "handling=lenient, Respond-Async; q=1")]
     if route == "samples":
         reply = client.post("/v1/samples", json={"n": 3, "seed": 4}, headers=headers)
     else:

@@ -31,6 +31,7 @@ class KeyMiddleware:
             # Headers are bytes, decoded as Latin-1 by Starlette; a key may be any text, in UTF-8.
             sent = Headers(scope=scope).get("authorization", "").encode("latin-1")
             scheme, _, key = sent.partition(b" ")
+            key = key.lstrip(b" ")
             # Each is compared, so that the time says nothing of any.
             names = [name for one, name in self._keys.items() if secrets.compare_digest(one, key)]
             if not names or scheme.lower() != b"bearer":

@@ -1,0 +1,121 @@
+"""Clients who still send as they are answered, or have gone: heard out, or drawn for no more."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import select
+import threading
+import time
+
+import httpx
+import pytest
+
+from scanline.service.http import connections, door
+from tests.connections import HEAD, WHOLE, check_refusal, dial, read_all, serve, turned_away
+from tests.service_fixtures import DEADLINE, GREY, FakeDecoder, build, idle, listening, until
+
+
+@pytest.mark.parametrize("closes", [b"", b"Connection: close\r\n"])
+@pytest.mark.parametrize("announced", [True, False])
+def test_who_sends_too_much_reads_that_it_is_too_much(announced: bool, closes: bytes) -> None:
+    """A connection closed with bytes unread is reset, and what was written is lost with it."""
+    body, size = b" " * 2**16, 2**22
+    if announced:
+        length, piece, end = b"Content-Length: %d\r\n\r\n" % size, body, b""
+    else:
+        length, end = b"Transfer-Encoding: chunked\r\n\r\n", b"0\r\n\r\n"
+        piece = b"%x\r\n%s\r\n" % (len(body), body)
+    with serve(max_json=1024) as client:
+        for _ in range(4):
+            with dial(client) as connection:
+                connection.sendall(HEAD + closes + length + piece * (size // len(body)) + end)
+                check_refusal(read_all(connection), 413, "too_large")
+
+
+def test_one_connection_too_many_is_refused_in_words(caplog: pytest.LogCaptureFixture) -> None:
+    decoder = FakeDecoder(GREY, 8)
+    go_on = threading.Event()
+    decoder.before_step = lambda slots: (go_on.wait(DEADLINE), None)[1]
+    scanline, app = build({"max_connections": 2}, {"fake": decoder})
+    with (
+        listening(app, lambda: scanline.ready) as url,
+        httpx.Client(base_url=url) as client,
+        caplog.at_level(logging.WARNING, "scanline.connections"),
+        contextlib.ExitStack() as stack,
+    ):
+        busy = [stack.enter_context(dial(client)) for _ in range(2)]
+        for connection in busy:
+            connection.sendall(WHOLE)
+        engine = scanline.models["fake"].engine
+        until(lambda: engine.slots_in_use + engine.queue.waiting == 2, "two requests")
+        for _ in range(8):  # each has sent its request before it is told
+            with dial(client) as one_more:
+                one_more.sendall(WHOLE)
+                check_refusal(read_all(one_more), 503, "full")
+        go_on.set()
+        for connection in busy:
+            assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+            connection.close()
+        until(lambda: turned_away(client, "full") >= 1)
+    assert "all 2 connections are taken: a new one is refused" in caplog.text
+
+
+def test_few_of_the_refused_are_heard_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "LINGER_SECONDS", 3600.0)
+    monkeypatch.setattr(door, "HEARD_OUT", 2)
+    decoder, go_on = FakeDecoder(GREY, 8), threading.Event()
+    decoder.before_step = lambda slots: (go_on.wait(DEADLINE), None)[1]
+    scanline, app = build({"max_connections": 1}, {"fake": decoder})
+    with listening(app, lambda: scanline.ready) as url, contextlib.ExitStack() as stack:
+        client = stack.enter_context(httpx.Client(base_url=url))
+        busy = stack.enter_context(dial(client))
+        busy.sendall(WHOLE)
+        engine = scanline.models["fake"].engine
+        until(lambda: engine.slots_in_use + engine.queue.waiting == 1, "a request")
+        for _ in range(3):
+            refused = stack.enter_context(dial(client))
+            check_refusal(read_all(refused), 503, "full")
+        go_on.set()
+        assert busy.recv(65536).startswith(b"HTTP/1.1 200 ")
+        busy.close()
+        # Those who are heard out take nobody's place.
+        until(lambda: engine.running == 0)
+        with dial(client) as next_one:
+            next_one.sendall(WHOLE)
+            assert next_one.recv(65536).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.skipif(not hasattr(select, "POLLRDHUP"), reason="the system cannot tell")
+def test_who_goes_with_a_request_queued_is_drawn_for_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connections, "LOOK_SECONDS", 0.02)
+    decoder, go_on = FakeDecoder(GREY, 2), threading.Event()
+    decoder.before_step = lambda slots: (go_on.wait(DEADLINE), None)[1]
+    scanline, app = build({"grace_seconds": 0}, {"fake": decoder})
+    with listening(app, lambda: scanline.ready) as url, httpx.Client(base_url=url) as client:
+        with dial(client) as connection:
+            connection.sendall(WHOLE)
+            until(lambda: scanline.models["fake"].engine.running == 1, "a drawing")
+            connection.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+        until(lambda: turned_away(client, "left") == 1, "the server's noticing")
+        go_on.set()
+        until(lambda: idle(scanline), "the end of what nobody reads")
+        text = client.get("/metrics").text
+    ended = re.findall(r'^scanline_images_total.*"cancelled".* (\S+)$', text, re.M)
+    assert sum(map(float, ended)) == 1
+
+
+def test_nothing_is_drawn_once_nobody_can_be_told() -> None:
+    """As where one model can draw no more, and the process ends: what others draw is for nobody."""
+    decoder = FakeDecoder(GREY, 1)
+    decoder.before_step = lambda slots: time.sleep(0.02)
+    scanline, app = build({"drain_seconds": 3600}, {"fake": decoder})
+    with listening(app, lambda: scanline.ready) as url:
+        headers = {"Prefer": "respond-async"}
+        begun = httpx.post(f"{url}/v1/samples", json={"n": 100}, headers=headers).json()
+        generation = scanline.models["fake"].engine.queue.find(begun["id"])
+    assert generation is not None
+    assert generation.closed
