@@ -148,7 +148,7 @@ def _workshops(settings: Settings) -> Iterator[Opening]:
     try:
         from scanline.service.cluster.deploying import Cluster
     except ModuleNotFoundError as error:
-        raise ValueError(f"a cluster needs {error.name}: pip install 'scanline[cluster]'") from None
+        raise ValueError(f"a cluster needs {error.name}: pip install -e '.[cluster]'") from None
     try:
         cluster = Cluster()
     except (ConnectionError, RuntimeError, TimeoutError) as error:

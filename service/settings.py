@@ -253,7 +253,10 @@ class Settings(BaseSettings):
     def _replicas_of_a_cluster(self) -> Settings:
         alone = sorted(_OF_A_CLUSTER & self.model_fields_set)
         if alone and not self.cluster:
-            raise ValueError(f"{', '.join(alone)}: only with cluster, which draws on replicas")
+            names = ", ".join(f"SCANLINE_{name.upper()}" for name in alone)
+            raise ValueError(
+                f"{names}: only with SCANLINE_CLUSTER=true (--cluster), which draws on replicas"
+            )
         if self.max_replicas < self.min_replicas:
             raise ValueError(
                 f"max_replicas {self.max_replicas} must be at least min_replicas "

@@ -147,7 +147,10 @@ def test_there_cannot_be_fewer_replicas_at_most_than_at_least() -> None:
 
 
 def test_what_is_for_a_cluster_is_refused_without_one() -> None:
-    with pytest.raises(ValidationError, match="max_replicas, replica_gpus: only with cluster"):
+    with pytest.raises(
+        ValidationError,
+        match="_MAX_REPLICAS, SCANLINE_REPLICA_GPUS: only with",
+    ):
         Settings(max_replicas=3, replica_gpus=1)
 
 

@@ -70,7 +70,7 @@ def open_decoder(
 def _open_triton(model: LinearTransformer, max_slots: int) -> Decoder:
     if importlib.util.find_spec("triton") is None:
         raise BackendError(
-            "the triton backend needs Triton, which there is for Linux: pip install 'scanline[gpu]'"
+            "the triton backend needs Triton, which there is for Linux: pip install -e '.[gpu]'"
         )
     from scanline.model.decoders.triton import TritonDecoder
 

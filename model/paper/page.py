@@ -66,7 +66,7 @@ def make_page(folder: Path, beside: Path) -> str:
         f"Hardware: {machine['cpu']}, {machine['isa']}, {threads} of {machine['cores']} cores, "
         f"{machine['gpu'] or 'no GPU'}; PyTorch {machine['torch']}."
         + (
-            " Seconds are those that the process computed."
+            " Times are processor time, not wall-clock time."
             if machine["threads"] == 1 and not machine["gpu"]
             else ""
         ),

@@ -1,4 +1,4 @@
-"""Plots of the experiments, with matplotlib (``pip install 'scanline[paper]'``)."""
+"""Plots of the experiments, with matplotlib (``pip install -e '.[paper]'``)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def plot(name: str, rows: dict[str, Row], path: Path) -> None:
         from matplotlib.figure import Figure
     except ImportError:
         raise ValueError(
-            "plots need matplotlib: pip install 'scanline[paper]', then run this again"
+            "plots need matplotlib: pip install -e '.[paper]', then run this again"
         ) from None
     wide = name in ("figure1", "table1", "table2", "table3")
     figure = Figure(figsize=(10, 4.2) if wide else (7, 4.2), layout="constrained")

@@ -17,7 +17,10 @@ SECONDS, REPEATS = 1.0, 5
 def bench(
     models: Annotated[
         list[str] | None,
-        typer.Argument(help="Shipped models or presets, or of --weights; if none, those that fit."),
+        typer.Argument(
+            help="Shipped models or presets, or of --weights; if none, the paper's and the shipped "
+            "ones (--http: mnist-paper; with --pretend mnist)."
+        ),
     ] = None,
     weights: WeightsDir = None,
     backend: Annotated[
@@ -27,7 +30,10 @@ def bench(
     threads: Threads = None,
     isa: Annotated[
         str | None,
-        typer.Option(help="Instructions of the native backend: a lesser CPU's, to see its speed."),
+        typer.Option(
+            help="Instructions of the native backend: a lesser CPU's, to see its speed (amx, "
+            "avx512bf16, avx512vnni, avx512, avxvnni, avx2, neonbf16, neondot or portable)."
+        ),
     ] = None,
     precision: Annotated[
         str | None,

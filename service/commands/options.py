@@ -30,11 +30,13 @@ Temperature = Annotated[
 ]
 TopP = Annotated[
     float | None,
-    typer.Option(help="Keep the likeliest values that hold this share; the model's own if none."),
+    typer.Option(
+        help="Keep the likeliest values of this share, above 0 to 1; the model's own if none."
+    ),
 ]
 Guidance = Annotated[
     float | None,
-    typer.Option(help="How strongly to draw towards the label; the model's own if none."),
+    typer.Option(help="How strongly to draw towards the label, 0 to 10; the model's own if none."),
 ]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; all cores if left out.")]
 DataDir = Annotated[

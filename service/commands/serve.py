@@ -11,16 +11,18 @@ from scanline.service.commands.options import Threads, WeightsDir
 
 
 def serve(
-    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
-    port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one.")] = None,
+    host: Annotated[str | None, typer.Option(help="Where to listen; 127.0.0.1 if none.")] = None,
+    port: Annotated[int | None, typer.Option(help="8000 if none; 0 takes a free one.")] = None,
     weights: WeightsDir = None,
     models: Annotated[
         str | None, typer.Option(help="Serve only these, comma-separated, the default first.")
     ] = None,
     backend: Annotated[str | None, typer.Option(help="auto, reference, native or triton.")] = None,
-    slots: Annotated[int | None, typer.Option(help="Images drawn at once, a model.")] = None,
+    slots: Annotated[int | None, typer.Option(help="Images at once, a model; 64 if none.")] = None,
     threads: Threads = None,
-    max_waiting: Annotated[int | None, typer.Option(help="Images that may wait.")] = None,
+    max_waiting: Annotated[
+        int | None, typer.Option(help="Images that may wait, a model; 4096 if none.")
+    ] = None,
     cluster: Annotated[
         bool | None,
         typer.Option("--cluster", help="Draw in the Ray cluster of RAY_ADDRESS, or a new one."),
@@ -28,10 +30,13 @@ def serve(
     min_replicas: Annotated[int | None, typer.Option(help="Of each model, in a cluster.")] = None,
     max_replicas: Annotated[int | None, typer.Option(help="Of each model, in a cluster.")] = None,
     drain_seconds: Annotated[
-        float | None, typer.Option(help="What runs may take after SIGTERM.")
+        float | None,
+        typer.Option(help="Seconds that what runs has after SIGTERM; 30 if none."),
     ] = None,
-    log_format: Annotated[str | None, typer.Option(help="text or json.")] = None,
-    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+    log_format: Annotated[str | None, typer.Option(help="text or json; text if none.")] = None,
+    log_level: Annotated[
+        str | None, typer.Option(help="debug, info, warning or error; info if none.")
+    ] = None,
 ) -> None:
     """Serve models over HTTP; every setting is a SCANLINE_* variable too (see README)."""
     given = {name: value for name, value in locals().items() if value is not None}

@@ -26,10 +26,12 @@ def train(
         Path | None,
         typer.Option("--from", help="Begin with this checkpoint, its layers or more."),
     ] = None,
-    steps: Annotated[int, typer.Option(min=1)] = 20_000,
+    steps: Annotated[int, typer.Option(min=1, help="Batches to train on.")] = 20_000,
     batch: Annotated[int, typer.Option(min=1, help="Images a step, over all processes.")] = 16,
-    learning_rate: Annotated[float, typer.Option()] = 2e-3,
-    muon_rate: Annotated[float, typer.Option(help="Step size of the blocks' matrices.")] = 0.02,
+    learning_rate: Annotated[
+        float, typer.Option(help="AdamW's, for all but the blocks' matrices.")
+    ] = 2e-3,
+    muon_rate: Annotated[float, typer.Option(help="Muon's, for the blocks' matrices.")] = 0.02,
     edge_rate: Annotated[
         float | None, typer.Option(help="AdamW's for the maps in front of and behind the blocks.")
     ] = None,
@@ -41,7 +43,12 @@ def train(
         bool,
         typer.Option("--mirror/--no-mirror", help="Show every second image in a mirror."),
     ] = False,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1)] = 0,
+    seed: Annotated[
+        int,
+        typer.Option(
+            min=0, max=2**63 - 1, help="Of the first weights and the order of the images."
+        ),
+    ] = 0,
     layers: Annotated[int | None, typer.Option(help="Change the preset's n_layers.")] = None,
     width: Annotated[
         int | None, typer.Option(help="Change d_model; d_ff is four times it.")
@@ -64,8 +71,10 @@ def train(
             help="Images kept for validation; a tenth, 1,000 at most, if none. 0 trains on all.",
         ),
     ] = None,
-    checkpoint_every: Annotated[int, typer.Option(min=1)] = 250,
-    evaluate_every: Annotated[int, typer.Option(min=1)] = 1000,
+    checkpoint_every: Annotated[int, typer.Option(min=1, help="Steps between two saves.")] = 250,
+    evaluate_every: Annotated[
+        int, typer.Option(min=1, help="Steps between two validations.")
+    ] = 1000,
     precision: Annotated[str, typer.Option(help="auto, bf16 or fp32.")] = "auto",
     compile_: Annotated[
         bool,

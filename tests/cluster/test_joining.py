@@ -21,7 +21,7 @@ def settings() -> Settings:
 def test_without_ray(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, DEPLOYING, raising=False)
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ValueError, match=r"needs ray: pip install 'scanline\[cluster\]'"):
+    with pytest.raises(ValueError, match=r"needs ray: pip install -e '\.\[cluster\]'"):
         serve(settings)
 
 

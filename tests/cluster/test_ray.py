@@ -28,7 +28,7 @@ from tests.service_fixtures import (
     until,
 )
 
-pytest.importorskip("ray.serve", reason="Ray is not installed: pip install 'scanline[cluster]'")
+pytest.importorskip("ray.serve", reason="Ray is not installed: pip install -e '.[cluster]'")
 # Processes by the dozen begin.
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(900)]
 

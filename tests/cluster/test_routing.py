@@ -11,7 +11,7 @@ import pytest
 from scanline.service.cluster.parts import Part
 from scanline.service.generation import Spec
 
-pytest.importorskip("ray.serve", reason="Ray is not installed: pip install 'scanline[cluster]'")
+pytest.importorskip("ray.serve", reason="Ray is not installed: pip install -e '.[cluster]'")
 
 ONE, OTHER = (SimpleNamespace(replica_id=name) for name in ("one", "other"))
 

@@ -13,7 +13,7 @@ from scanline.service.engine import Engine
 from scanline.service.generation import Spec
 from tests.cluster.serving import SLOTS, Served, expected
 
-pytest.importorskip("ray.serve", reason="Ray is not installed: pip install 'scanline[cluster]'")
+pytest.importorskip("ray.serve", reason="Ray is not installed: pip install -e '.[cluster]'")
 # Processes by the dozen begin.
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.broad, pytest.mark.timeout(900)]
 

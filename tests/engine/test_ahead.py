@@ -149,7 +149,7 @@ def test_a_step_on_a_device_lasts_as_long_as_the_hosts_work_beside_it() -> None:
 
 
 def test_a_last_step_that_is_short_is_not_taken_for_a_quick_one() -> None:
-    """It draws what is left of the pixels asked for; the next step would last many times as long."""
+    """It draws what is left of what was asked for; the next one would last many times as long."""
     decoder, clock = FakeDecoder(GREY, 2), Clock()
     steps = Steps(decoder, Queue("fake", GREY, Limits(), clock), None, clock)
     steps.begin([0], Inputs.blank(GREY, 1), [False])

@@ -86,7 +86,7 @@ def test_without_triton(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptu
     """By name an error; ``auto`` says why it does not use the device, and draws on the CPU."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     network = LinearTransformer(SMALL)
-    with pytest.raises(BackendError, match=r"pip install 'scanline\[gpu\]'"):
+    with pytest.raises(BackendError, match=r"pip install -e '\.\[gpu\]'"):
         open_decoder(network, 1, "triton")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert open_decoder(network, 1).backend != "triton"
