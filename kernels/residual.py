@@ -44,7 +44,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Product:
 def whole_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Give W x + b where no pass that could add the bias comes next; as ``linear``."""
     if has_kernels(x.device) and weight.dtype == bias.dtype == torch.float32:
-        from scanline.kernels.cuda.linear import triton_linear
+        from scanline.kernels.cuda.bias import triton_linear
 
         return triton_linear(x, weight, bias, autocast_dtype(x))
     return F.linear(x, weight, bias)

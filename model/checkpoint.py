@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
-import secrets
-import stat
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,7 +17,8 @@ import torch
 from torch import Tensor
 
 from scanline.kernels.native.abi import PRECISIONS, Precision
-from scanline.model.config import MAX_GUIDANCE, PRESETS, ModelConfig
+from scanline.model.config import MAX_GUIDANCE, ModelConfig
+from scanline.model.files import write_atomically
 from scanline.model.network import LinearTransformer
 
 FORMAT = "scanline/2"
@@ -59,36 +57,6 @@ class Checkpoint:
         return known
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Replace a file's content in one step: a reader, or a crash, never sees half of it.
-
-    A link stays, and what it leads to is replaced. The file keeps its mode; a new one has what the
-    umask says. What is there and no regular file, as a FIFO or a device, is written into.
-    """
-    if path.exists() and not path.is_file():
-        path.write_bytes(data)
-        return
-    path = path.resolve()
-    mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else None
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-    handle = os.open(partial, flags, 0o666 if mode is None else 0o600)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            if mode is not None:
-                os.fchmod(handle, mode)
-            file.write(data)
-            file.flush()
-            os.fsync(handle)
-        partial.replace(path)
-    except BaseException as error:
-        partial.unlink(missing_ok=True)
-        if isinstance(error, OSError):  # a full disk's says nothing of the file
-            raise OSError(error.errno, error.strerror, str(path)) from error
-        raise
-
-
 def save_checkpoint(path: Path, model: LinearTransformer, facts: dict[str, Any]) -> None:
     """Write a model's weights, as they are, with its config and facts, atomically."""
     tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
@@ -103,7 +71,7 @@ def save_checkpoint(path: Path, model: LinearTransformer, facts: dict[str, Any])
 def load_checkpoint(path: Path) -> Checkpoint:
     """Read a checkpoint; raises ``CheckpointError`` on one that is missing, damaged or foreign."""
     config, facts, tensors = _read(path)
-    return Checkpoint(path.stem, _network(config, tensors, str(path)), facts)
+    return Checkpoint(path.stem, network_of(config, tensors, str(path)), facts)
 
 
 def load_facts(path: Path) -> dict[str, Any]:
@@ -178,7 +146,7 @@ def _now(name: str) -> str:
     return re.sub(r"^(blocks\.\d+)\.(query|key|value|out)\.", r"\1.attention.\2.", name)
 
 
-def _network(config: ModelConfig, tensors: dict[str, Tensor], source: str) -> LinearTransformer:
+def network_of(config: ModelConfig, tensors: dict[str, Tensor], source: str) -> LinearTransformer:
     """Make a network of tensors with the right names, shapes and finite values, or raise."""
     held, D = sum(tensor.numel() for tensor in tensors.values()), config.d_model
     least = config.n_layers * (3 * D * D + 2 * D * config.d_ff)
@@ -256,18 +224,6 @@ def _default_first(paths: dict[str, Path]) -> list[str]:
 
 
 # The authors' names for a layer's parts, and ours.
-_PAPER_PARTS = {
-    "attention.query_projection": "attention.query",
-    "attention.key_projection": "attention.key",
-    "attention.value_projection": "attention.value",
-    "attention.out_projection": "attention.out",
-    "linear1": "linear1",
-    "linear2": "linear2",
-    "norm1": "norm1",
-    "norm2": "norm2",
-}
-
-
 def load_tensors(path: Path, device: torch.device | str = "cpu") -> Any:
     """Read a PyTorch file without running code from it; raises ``CheckpointError`` if it cannot."""
     try:
@@ -280,38 +236,3 @@ def load_tensors(path: Path, device: torch.device | str = "cpu") -> Any:
         # The first sentence: torch goes on with how to run what the file says.
         reason = (str(error) or type(error).__name__).splitlines()[0].split(". ")[0]
         raise CheckpointError(f"{path} is no PyTorch file of plain tensors: {reason}") from None
-
-
-def import_paper_checkpoint(path: Path, preset: str, first_value: int = 0) -> Checkpoint:
-    """Turn a checkpoint of the paper's authors (a PyTorch file of tensors) into one of ours.
-
-    ``preset`` names the network, ``mnist-paper`` or ``cifar10-paper``. Their network never models
-    an image's first value: samples begin with ``first_value`` unless another is known. Raises
-    ``CheckpointError`` where the file is not such a network.
-    """
-    if preset not in ("mnist-paper", "cifar10-paper"):
-        raise CheckpointError(f"preset must be mnist-paper or cifar10-paper, not {preset!r}")
-    loaded = load_tensors(path)
-    for key in ("model_state", "model_state_dict", "state_dict", "model"):
-        if isinstance(loaded, dict) and isinstance(loaded.get(key), dict):
-            loaded = loaded[key]
-    if not isinstance(loaded, dict) or not all(
-        isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in loaded.items()
-    ):
-        raise CheckpointError(f"{path} holds no dictionary of tensors")
-    names = {"value_embedding.weight": "input.value_embedding.weight"}
-    for part in ("weight", "bias"):
-        names[f"transformer.norm.{part}"] = f"norm.{part}"
-        names[f"predictor.{part}"] = f"head.predictor.{part}"
-        for layer in range(PRESETS[preset].n_layers):
-            for theirs, ours in _PAPER_PARTS.items():
-                theirs = f"transformer.layers.{layer}.{theirs}.{part}"
-                names[theirs] = f"blocks.{layer}.{ours}.{part}"
-    tensors: dict[str, Tensor] = {}
-    for key, tensor in loaded.items():
-        name = str(key).removeprefix("module.")
-        if not name.endswith("pos_embedding.pe"):  # computed, never learned
-            tensors[names.get(name, name)] = tensor
-    fields = PRESETS[preset].to_dict() | {"start": "given", "first_value": first_value}
-    model = _network(ModelConfig.from_dict(fields), tensors, f"{path} as {preset}")
-    return Checkpoint(preset, model, {"imported_from": path.name})

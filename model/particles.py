@@ -44,7 +44,7 @@ class Particles:
         self.shown = 0
         self.log_evidence = 0.0
         self.effective = self.least = float(len(slots))
-        self._config, self._seed, self._known = config, seed, known
+        self._config, self._known = config, known
         unknown = np.flatnonzero(~known)
         self._first, self._last = (int(unknown[0]), int(unknown[-1])) if unknown.size else (0, -1)
         self._weighed = self._first

@@ -135,12 +135,12 @@ def wrong_size(found: tuple[int, int], wanted: tuple[int, int]) -> PictureError:
     )
 
 
-def lay_flat(picture: Image.Image, background: int = BACKGROUND) -> NDArray[np.uint8]:
-    """Lay a plain picture on a grey of 0 to 255, and give its values: uint8 ``[H, W, C]``."""
+def lay_flat(picture: Image.Image) -> NDArray[np.uint8]:
+    """Lay a plain picture on ``BACKGROUND``, and give its values: uint8 ``[H, W, C]``."""
     channels = 1 if picture.mode in ("L", "LA") else 3
     if picture.has_transparency_data:
         # Pillow composes RGBA only; grey goes there and back unchanged.
-        below = Image.new("RGBA", picture.size, (background,) * 3 + (255,))
+        below = Image.new("RGBA", picture.size, (BACKGROUND,) * 3 + (255,))
         picture = Image.alpha_composite(below, picture.convert("RGBA"))
         picture = picture.convert(_mode(channels, False))
     return np.array(picture, np.uint8).reshape(picture.height, picture.width, channels)

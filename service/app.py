@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from fastapi.responses import PlainTextResponse, Response
 from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -29,7 +29,6 @@ from scanline.service.http.errors import (
     ApiError,
     ErrorReply,
     describe,
-    error_body,
     not_ready,
     refusal,
 )
@@ -191,8 +190,8 @@ def _add_errors(app: FastAPI) -> None:
         headers = dict(error.headers or {})
         if error.status_code == 405:
             headers["Allow"] = ", ".join(sorted(_methods(request)))
-        body = error_body(error.status_code, message, param, code)
-        return JSONResponse(body, error.status_code, headers=headers)
+        status = error.status_code
+        return ApiError(status, message, param=param, code=code, headers=headers).response
 
     async def on_refusal(request: Request, error: Exception) -> Response:
         return await on_http_error(request, refusal(error))
@@ -207,5 +206,6 @@ def _add_errors(app: FastAPI) -> None:
         app.add_exception_handler(kind, on_gone)
 
     @app.exception_handler(RequestValidationError)
-    async def on_invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        return JSONResponse(error_body(400, *describe(error.errors())), 400)
+    async def on_invalid(request: Request, error: RequestValidationError) -> Response:
+        message, param, code = describe(error.errors())
+        return ApiError(400, message, param=param, code=code).response

@@ -10,8 +10,10 @@ from pathlib import Path
 from PIL import Image
 from tqdm import tqdm
 
-from scanline.model.checkpoint import Checkpoint, write_atomically
+from scanline.model.checkpoint import Checkpoint
 from scanline.model.decoders.opening import open_decoder
+from scanline.model.drawing import draw
+from scanline.model.files import write_atomically
 from scanline.model.network import LinearTransformer
 from scanline.model.training.curve import draw_curve
 from scanline.service.engine import Engine
@@ -26,7 +28,7 @@ SLOTS = 64
 
 def draw_grid(
     checkpoint: Checkpoint, spec: Spec, out: Path, scale: int, backend: str,
-    threads: int | None = None, quiet: bool = False,
+    threads: int | None = None,
 ) -> None:  # fmt: skip
     """Draw images with an engine of its own, and write it as a PNG grid.
 
@@ -45,7 +47,7 @@ def draw_grid(
         total = spec.n * (config.pixels - spec.prefix)
         with (
             engine.queue.reading(generation),
-            tqdm(total=total, unit="pixel", disable=quiet) as bar,
+            tqdm(total=total, unit="pixel") as bar,
         ):
             while not generation.finished:
                 time.sleep(0.05)
@@ -86,5 +88,6 @@ def show_progress(model: LinearTransformer, folder: Path) -> None:
     draw_curve(folder / "log.jsonl", folder / "curve.png")
     if not model.config.draws_by_steps:
         return
-    checkpoint = Checkpoint("training", model)
-    draw_grid(checkpoint, Spec(n=16, seed=0), folder / "samples.png", 4, "auto", quiet=True)
+    drawn = draw(Checkpoint("training", model), 16)
+    images = list(drawn.reshape(len(drawn), model.config.pixels, -1))
+    write_atomically(folder / "samples.png", to_grid(images, model.config, 4))

@@ -23,7 +23,7 @@ from scanline.service.progress import Observer, Progress
 from scanline.service.queue import Limits, Queue
 from scanline.service.runs import Run, Runs
 from scanline.service.steps import Steps
-from scanline.service.workshop import HUNG_SECONDS, answer_all
+from scanline.service.workshop import FAILED, HUNG_SECONDS, answer_all, end_leavers
 
 log = logging.getLogger("scanline.engine")
 
@@ -136,7 +136,7 @@ class Engine:
             answer_all(self.queue, self._end)
 
     def _turn(self) -> None:
-        self._drop_leavers()
+        end_leavers(self.queue, self._end)
         try:
             # On a device steps run while the host publishes and admits.
             leave = self._launch()
@@ -172,15 +172,10 @@ class Engine:
         self._failures = 0
         return True
 
-    def _drop_leavers(self) -> None:
-        for generation in self.queue.leavers():
-            reason = FinishReason.ERROR if generation.error else FinishReason.CANCELLED
-            self._end(generation, reason)
-
     def _fail(self, generations: set[Generation]) -> None:
         log.error("ended with an error: %s", ", ".join(sorted(one.id for one in generations)))
         for generation in generations:
-            generation.error = "drawing failed inside the server; send the request again"
+            generation.error = FAILED
             self._end(generation, FinishReason.ERROR)
 
     def _end(self, generation: Generation, reason: FinishReason) -> None:

@@ -129,7 +129,7 @@ class ModelMetrics:
         """Count a generation's time to its first pixel."""
         self._first.observe(after)
 
-    def stepped(self, seconds: float, pixels: int, slots: int) -> None:
+    def stepped(self, seconds: float, pixels: int) -> None:
         """Count one call of the decoder."""
         self._step.observe(seconds)
         self._pixels.inc(pixels)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from typing import NamedTuple
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from scanline.service.generation import Generation, Spec
@@ -26,6 +27,14 @@ def fingerprint(model: str, spec: Spec, seed: int | None) -> bytes:
     return digest.digest()
 
 
+class Key(NamedTuple):
+    """What a request is called, and by whom; its mark tells it from another of that name."""
+
+    whose: str
+    name: str
+    mark: bytes
+
+
 class Repeats:
     """Which generation a key began, while it is kept; from one thread only."""
 
@@ -43,17 +52,16 @@ class Repeats:
 
     def begin(
         self,
-        key: tuple[str, str],
-        mark: bytes,
+        key: Key,
         submit: Callable[[], tuple[Queue, Generation]],
         caller: str = "",
     ) -> Generation:
         """Give the generation that the key began, or ``submit`` one if it is gone or went wrong.
 
-        A key is whose it is, and what they call it. Raises what ``submit`` does, and
-        ``OtherRequestError`` where the key came with another ``mark``.
+        Raises what ``submit`` does, and ``OtherRequestError`` where the key came with another mark.
         """
-        if (begun := self._begun.get(key)) is not None:
+        name, mark = (key.whose, key.name), key.mark
+        if (begun := self._begun.get(name)) is not None:
             queue, known = self._from[begun]
             if queue.find(begun.id) is not None:
                 if known != mark:
@@ -61,5 +69,5 @@ class Repeats:
                 if begun.error is None and queue.expect(begun, caller):
                     return begun
         queue, generation = submit()
-        self._begun[key], self._from[generation] = generation, (queue, mark)
+        self._begun[name], self._from[generation] = generation, (queue, mark)
         return generation

@@ -103,4 +103,4 @@ class Steps:
             self.turns.paces[step.light].measure(took, step.pixels, step.slots, host)
             self._queue.measure(step.drawn + step.twins, since)
         if self._observer:
-            self._observer.stepped(took, step.drawn, step.slots)
+            self._observer.stepped(took, step.drawn)

@@ -12,6 +12,7 @@ from scanline.service.queue import Queue
 
 log = logging.getLogger("scanline.workshop")
 
+FAILED = "drawing failed inside the server; send the request again"
 HUNG_SECONDS = 5.0  # beyond its time, after which nobody waits for a thread to end
 
 
@@ -69,6 +70,12 @@ class Workshop(Protocol):
     def close(self, drain: float) -> None:
         """Take no more work, and end what is not finished within ``drain`` seconds."""
         ...
+
+
+def end_leavers(queue: Queue, end: Callable[[Generation, FinishReason], None]) -> None:
+    """End what was cancelled, or left by its readers."""
+    for generation in queue.leavers():
+        end(generation, FinishReason.ERROR if generation.error else FinishReason.CANCELLED)
 
 
 def answer_all(queue: Queue, end: Callable[[Generation, FinishReason], None]) -> None:

@@ -7,6 +7,7 @@ import copy
 import faulthandler
 import functools
 import gc
+import logging
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -124,9 +125,12 @@ def unfrozen() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _seeded() -> None:
-    """Start every test from one seed, so that a failure can be run again alone."""
+def _as_alone() -> Iterator[None]:
+    """Start every test from one seed and log level, so that a failure can be run again alone."""
     torch.manual_seed(0)
+    level = logging.root.level
+    yield
+    logging.root.setLevel(level)  # which a server sets for its process
 
 
 @pytest.fixture

@@ -25,8 +25,8 @@ from scanline.model.checkpoint import (
     load_checkpoints,
     load_one,
     save_checkpoint,
-    write_atomically,
 )
+from scanline.model.files import write_atomically
 from scanline.model.network import LinearTransformer
 from tests.conftest import random_canvas, random_network, tiny_config
 

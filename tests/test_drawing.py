@@ -234,7 +234,7 @@ def test_a_picture_is_written_into_a_fifo(tmp_path: Path) -> None:
     reader = threading.Thread(target=lambda: read.append(fifo.read_bytes()), daemon=True)
     reader.start()
     for out in (fifo, tmp_path / "file"):
-        drawing.draw_grid(checkpoint(), Spec(n=1, seed=0), out, 1, "reference", quiet=True)
+        drawing.draw_grid(checkpoint(), Spec(n=1, seed=0), out, 1, "reference")
     assert fifo.is_fifo()
     reader.join()
     assert read == [(tmp_path / "file").read_bytes()]

@@ -48,9 +48,7 @@ def check_shapes(
             )
 
 
-def linear_attention_step(
-    q: Tensor, k: Tensor, v: Tensor, state: AttentionState, eps: float = EPS
-) -> Tensor:
+def linear_attention_step(q: Tensor, k: Tensor, v: Tensor, state: AttentionState) -> Tensor:
     """Advance one position as an RNN (eq. 18-20), and the state with it, in place.
 
     ``q, k: [B, H, K]``, ``v: [B, H, V]``; returns ``o: [B, H, V]``.
@@ -59,7 +57,7 @@ def linear_attention_step(
     kv += k.unsqueeze(-1) * v.unsqueeze(-2)
     z += k
     numerator = torch.einsum("bhk,bhkv->bhv", q, kv)
-    denominator = (q * z).sum(-1, keepdim=True) + eps
+    denominator = (q * z).sum(-1, keepdim=True) + EPS
     return numerator / denominator
 
 

@@ -246,7 +246,7 @@ class NativeNetwork:
         self._library.scanline_crews(self._handle, count, crews)
         return crews[0], crews[1]
 
-    def trace(self, parameters: NDArray[np.float32] | None) -> None:
+    def trace(self, parameters: NDArray[np.float32]) -> None:
         """From now on write each row's head parameters to ``[N, steps, head_outputs]`` too."""
         self._trace = parameters
         self._library.scanline_trace(self._handle, _address(parameters))

@@ -71,11 +71,11 @@ def describe(device: torch.device) -> dict[str, Any]:
     return hardware
 
 
-def copy_rate(device: torch.device, size: int, repeats: int = 20) -> float:
+def copy_rate(device: torch.device, size: int) -> float:
     """Measure bytes a second, read and written, of a copy within the device's memory."""
     source = torch.ones(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    return 2 * size / seconds_of(lambda: target.copy_(source), device, repeats)
+    return 2 * size / seconds_of(lambda: target.copy_(source), device, 20)
 
 
 def step_bytes(config: ModelConfig, slots: int) -> float:

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanline.kernels.cache import cache_folder
-from scanline.model.checkpoint import write_atomically
 from scanline.model.data.published import Dataset
+from scanline.model.files import write_atomically
 
 log = logging.getLogger("scanline.judge")
 

@@ -30,11 +30,8 @@ QUICK = Sweep(positions=3, stateful_batches=(1, 4, 16, 64), anew_batches=(1, 4))
 
 def devices() -> list[torch.device]:
     """Give the CPU, and a CUDA device where there is one."""
-    return [torch.device(name) for name in ("cpu", "cuda") if name == "cpu" or _cuda()]
-
-
-def _cuda() -> bool:
-    return torch.cuda.is_available()
+    names = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    return [torch.device(name) for name in names]
 
 
 def rows(sweep: Sweep) -> Iterator[tuple[str, Callable[[], Row]]]:

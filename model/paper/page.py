@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from scanline.model.checkpoint import write_atomically
+from scanline.model.files import write_atomically
 from scanline.model.paper.claims import IMAGES, SPEECH
 from scanline.model.paper.drawing import NATIVE
 from scanline.model.paper.experiments import EXPERIMENTS

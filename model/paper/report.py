@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from scanline.kernels.native.cpu import cpu, cpu_isas, usable_cores
-from scanline.model.checkpoint import write_atomically
+from scanline.model.files import write_atomically
 
 Row = dict[str, Any]
 

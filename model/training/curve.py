@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from scanline.model.checkpoint import write_atomically
+from scanline.model.files import write_atomically
 
 _SIZE, _LEFT, _TOP, _RIGHT, _BOTTOM = (900, 480), 70, 40, 20, 50
 LINE, MARK = (90, 140, 210), (200, 80, 30)

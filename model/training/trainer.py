@@ -24,11 +24,11 @@ from scanline.model.checkpoint import (
     CheckpointError,
     load_checkpoint,
     save_checkpoint,
-    write_atomically,
 )
 from scanline.model.config import ModelConfig
 from scanline.model.data.published import Dataset
 from scanline.model.evaluation import evaluate
+from scanline.model.files import write_atomically
 from scanline.model.network import LinearTransformer
 from scanline.model.training import growth
 from scanline.model.training.batches import Batch, batch

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 from fastapi import Depends, Header, Request
 
 from scanline.service.generation import Generation, Spec
 from scanline.service.queue import Queue
-from scanline.service.repeats import fingerprint
+from scanline.service.repeats import Key, fingerprint
 from scanline.service.server import Scanline
 from scanline.service.workshop import Workshop
 
@@ -37,14 +37,6 @@ def _wants_background(request: Request, prefer: _Prefer = None) -> bool:
 
 
 Background = Annotated[bool, Depends(_wants_background)]
-
-
-class Key(NamedTuple):
-    """What a request is called, and by whom; its mark tells it from another of that name."""
-
-    whose: str
-    name: str
-    mark: bytes
 
 
 def name_request(
@@ -80,7 +72,7 @@ def begin(
     if key is None:
         _, generation = submit()
     else:
-        generation = server.repeats.begin((key.whose, key.name), key.mark, submit, caller)
+        generation = server.repeats.begin(key, submit, caller)
         if detached and not generation.detached:  # begun before, by one who wanted to wait
             engine.queue.detach(generation)
     request.state.generation = generation  # for the log

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from pydantic import BeforeValidator
 
 from scanline.model.noise import MAX_SEED
-from scanline.service.api.beginning import Key, begin
+from scanline.service.api.beginning import begin
 from scanline.service.api.lookup import Server, bearer, find_served, settle_shape
 from scanline.service.api.requests import LABEL_HELP, Guidance, Temperature, TopP
 from scanline.service.generation import Spec
@@ -17,7 +17,7 @@ from scanline.service.http.bodies import known_query
 from scanline.service.http.errors import errors
 from scanline.service.http.waiting import client_of, cut_off, draw_to_end
 from scanline.service.pictures import to_png
-from scanline.service.repeats import fingerprint
+from scanline.service.repeats import Key, fingerprint
 from scanline.service.server import Served
 
 router = APIRouter(prefix="/v1", dependencies=[Depends(bearer), Depends(known_query)])

@@ -11,7 +11,6 @@ from fastapi.responses import StreamingResponse
 from scanline.service.api.beginning import (
     Background,
     IdempotencyKey,
-    Key,
     begin,
     name_request,
 )
@@ -34,6 +33,7 @@ from scanline.service.http.media import MEDIA, NAMING, Media, choose_media, json
 from scanline.service.http.sse import stream_reply
 from scanline.service.http.waiting import Client, client_of, cut_off, draw_to_end, wait_finished
 from scanline.service.pictures import read_upload, to_grid, to_npy, to_png, to_zip
+from scanline.service.repeats import Key
 from scanline.service.server import Scanline
 from scanline.service.workshop import Workshop
 

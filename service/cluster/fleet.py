@@ -24,7 +24,7 @@ from scanline.service.cluster.parts import Look, News, Part, Report
 from scanline.service.generation import Clock, FinishReason, Generation, Image, Place, Status
 from scanline.service.progress import Observer, Progress
 from scanline.service.queue import Limits, Queue
-from scanline.service.workshop import HUNG_SECONDS, answer_all
+from scanline.service.workshop import FAILED, HUNG_SECONDS, answer_all, end_leavers
 
 log = logging.getLogger("scanline.cluster")
 
@@ -83,15 +83,15 @@ class Fleet:
         largest: int,
         limits: Limits,
         observer: Observer | None = None,
-        clock: Clock = time.perf_counter,
     ) -> None:
         self.name, self.config, self.largest = name, config, largest
         self.met = threading.Event()  # set once there is a replica
-        self.queue = Queue(name, config, limits, clock, self._tell)
+        self._clock: Clock = time.perf_counter
+        self.queue = Queue(name, config, limits, self._clock, self._tell)
         self.reports: dict[str, Report] = {}
         self._entrance = secrets.token_hex(8)
-        self._replicas, self._clock = replicas, clock
-        self._progress = Progress(self.queue, observer, clock)
+        self._replicas = replicas
+        self._progress = Progress(self.queue, observer, self._clock)
         self._loop = asyncio.new_event_loop()
         self._wake = asyncio.Event()
         self._tasks: dict[_Assignment, asyncio.Task[None]] = {}
@@ -99,7 +99,7 @@ class Fleet:
         self._in_use = {False: 0, True: 0}  # slots, spare ones and the others
         self._at_replicas: dict[Generation, int] = {}
         self._drawn = 0  # pixels of all slots since the last report
-        self._reported = clock()
+        self._reported = self._clock()
         self.broken = False  # by a bug here: replicas come and go
         self._bug: BaseException | None = None  # what a task raised
         self._thread = threading.Thread(target=self._run, name=f"fleet-{name}", daemon=True)
@@ -192,7 +192,7 @@ class Fleet:
             self._wake.clear()
             if self._bug is not None:
                 raise self._bug
-            self._drop_leavers()
+            end_leavers(self.queue, self._end)
             self._admit()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), TICK_SECONDS)
@@ -234,11 +234,6 @@ class Fleet:
         if self._drawn:
             self.queue.measure(self._drawn, seconds)
         self._drawn = 0
-
-    def _drop_leavers(self) -> None:
-        for generation in self.queue.leavers():
-            reason = FinishReason.ERROR if generation.error else FinishReason.CANCELLED
-            self._end(generation, reason)
 
     def _end(self, generation: Generation, reason: FinishReason) -> None:
         """Finish every image of a generation that is not finished yet."""
@@ -304,7 +299,7 @@ class Fleet:
             return
         log.warning("%s: %d images are drawn again: %s", self.name, len(left), failure)
         if part.tries == TRIES:
-            part.generation.error = "drawing failed inside the server; send the request again"
+            part.generation.error = FAILED
             self._end(part.generation, FinishReason.ERROR)
             return
         await asyncio.sleep(RETRY_SECONDS * (part.tries - 1))

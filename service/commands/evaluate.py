@@ -91,7 +91,7 @@ def evaluate(
     from scanline.model.checkpoint import Defaults, load_one
     from scanline.model.decoders.reference import ReferenceDecoder
     from scanline.model.figures import record_defaults, record_figure, record_precision
-    from scanline.model.training.runs import judging_data, test_data
+    from scanline.model.training.sets import judging_data, test_data
     from scanline.service.shape import settle
 
     of_samples = {

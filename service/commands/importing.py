@@ -17,7 +17,8 @@ def import_(
     ] = 0,
 ) -> None:
     """Turn a checkpoint of the paper's authors into one that can be served."""
-    from scanline.model.checkpoint import import_paper_checkpoint, save_checkpoint
+    from scanline.model.checkpoint import save_checkpoint
+    from scanline.model.importing import import_paper_checkpoint
 
     if out.suffix != ".safetensors":
         raise ValueError(f"{out} must end in .safetensors, or it would not be found to be served")

@@ -92,7 +92,8 @@ def train(
     from scanline.model.training.processes import choose_count
     from scanline.model.training.recipe import TrainingConfig
     from scanline.model.training.resuming import known_run
-    from scanline.model.training.runs import Run, choose_network, run_folder, training_data
+    from scanline.model.training.runs import Run, choose_network, run_folder
+    from scanline.model.training.sets import training_data
     from scanline.service.drawing import show_progress
 
     asked: dict[str, Any] = {

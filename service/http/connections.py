@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import secrets
 import select
@@ -18,7 +17,7 @@ from uvicorn.server import ServerState
 from scanline.service.http.addresses import address_of, network_of
 from scanline.service.http.cycle import Cycle
 from scanline.service.http.door import Door
-from scanline.service.http.errors import error_body
+from scanline.service.http.errors import ApiError
 from scanline.service.http.middleware.safe_headers import SAFE
 
 log = logging.getLogger("scanline.connections")
@@ -281,7 +280,7 @@ class Connection(HttpToolsProtocol):
         extra = {"request_id": request_id, "status": status, "client": client}
         log.info("%s %s %s", status, message, request_id, extra=extra)
         self._door.refused(status, code)
-        body = json.dumps(error_body(status, message, code=code)).encode()
+        body = ApiError(status, message, code=code).reply.model_dump_json().encode()
         headers = {
             b"content-type": b"application/json",
             b"content-length": str(len(body)).encode(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict
 from starlette.exceptions import HTTPException
 
@@ -89,8 +90,17 @@ class ApiError(HTTPException):
 
     @property
     def reply(self) -> ErrorReply:
-        """Give it as a reply or an event says it."""
-        return error_reply(self.status_code, self.detail, self.param, self.code)
+        """Give it its shape; what it quotes is cut where long, and made valid UTF-8."""
+        status, param = self.status_code, self.param
+        kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+        param = None if param is None else _printable(param, 100)
+        message = _printable(self.detail, 1000)
+        return ErrorReply(error=ErrorBody(message=message, type=kind, param=param, code=self.code))
+
+    @property
+    def response(self) -> JSONResponse:
+        """Give it as a reply."""
+        return JSONResponse(self.reply.model_dump(), self.status_code, self.headers)
 
 
 def not_ready(message: str) -> ApiError:
@@ -124,23 +134,6 @@ def refusal(error: Exception) -> ApiError:
                 code="idempotency_key_reused",
             )
     raise error
-
-
-def error_reply(
-    status: int, message: str, param: str | None = None, code: str | None = None
-) -> ErrorReply:
-    """Give an error its shape; what it quotes is cut where long, and made valid UTF-8."""
-    message, param = _printable(message, 1000), None if param is None else _printable(param, 100)
-    fallback = "invalid_request_error" if status < 500 else "server_error"
-    kind = _TYPES.get(status, fallback)
-    return ErrorReply(error=ErrorBody(message=message, type=kind, param=param, code=code))
-
-
-def error_body(
-    status: int, message: str, param: str | None = None, code: str | None = None
-) -> dict[str, Any]:
-    """Give the JSON body of an error."""
-    return error_reply(status, message, param, code).model_dump()
 
 
 def _printable(text: str, most: int) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from fastapi import APIRouter, Depends, Request, Response
 
-from scanline.service.api.beginning import IdempotencyKey, Key, begin, name_request
+from scanline.service.api.beginning import IdempotencyKey, begin, name_request
 from scanline.service.api.lookup import (
     Server,
     bearer,
@@ -29,6 +29,7 @@ from scanline.service.openai.prompts import understand
 from scanline.service.openai.rendering import Rendering, choose_rendering
 from scanline.service.openai.replies import ImagesReply
 from scanline.service.openai.requests import GenerationsRequest, ImageOptions, edits_body
+from scanline.service.repeats import Key
 from scanline.service.server import Scanline
 from scanline.service.workshop import Workshop
 

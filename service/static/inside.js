@@ -73,7 +73,7 @@ export class InsideView {
 
   /** Make room for another picture, made again by the fields of `source`. */
   clear(source) {
-    this.abort?.abort(new DOMException("replaced", "AbortError"));
+    this.abort?.abort();
     this.abort = new AbortController();
     this.source = source;
     this.title = "";

@@ -33,7 +33,7 @@ export class LearnView {
   /** Take a model; the scenes begin when the view is opened. */
   use(model) {
     this.model = model;
-    this.abort?.abort(new DOMException("replaced", "AbortError"));
+    this.abort?.abort();
     document.getElementById("learn-facts").replaceChildren(...Object.entries({
       Draws: `${model.width} × ${model.height} ${model.channels === 3 ? "colour" : "grey"} pictures`,
       Knows: model.classes.length ? model.classes.join(", ") : "no classes",
@@ -51,7 +51,7 @@ export class LearnView {
 
   /** Set every scene with the model. */
   open() {
-    this.abort?.abort(new DOMException("replaced", "AbortError"));
+    this.abort?.abort();
     this.abort = new AbortController();
     this.page.link("learn", { model: this.model.id });
     document.getElementById("learn-model").textContent = this.model.id;

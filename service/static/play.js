@@ -28,7 +28,7 @@ export class PlayView {
   /** Take a model: its classes are what may be guessed. */
   use(model) {
     this.model = model;
-    this.abort?.abort(new DOMException("replaced", "AbortError"));
+    this.abort?.abort();
     this.choices.replaceChildren(...model.classes.map((label) => {
       const button = document.createElement("button");
       button.type = "button";
@@ -53,7 +53,7 @@ export class PlayView {
   /** Have five pictures drawn, of classes that their seeds choose. */
   async begin(seed) {
     const { model } = this;
-    this.abort?.abort(new DOMException("replaced", "AbortError"));
+    this.abort?.abort();
     this.abort = new AbortController();
     const { signal } = this.abort;
     Object.assign(this, { seed, rounds: [], at: -1, right: 0, theirs: 0 });

@@ -46,7 +46,7 @@ export class Sheet {
 
   /** Stop the drawing that runs, if one does. */
   cancel() {
-    this.abort?.abort(new DOMException("cancelled", "AbortError"));
+    this.abort?.abort();
   }
 
   /** Show nothing, and stop what runs: its model is not looked at any more. */

@@ -65,12 +65,12 @@ class Heard:
         self.waits: list[float] = []
         self.first_pixels: list[float] = []
         self.ends: list[float] = []
-        self.steps: list[tuple[float, int, int]] = []
+        self.steps: list[tuple[float, int]] = []
         self.reasons: Counter[FinishReason] = Counter()
 
     @property
     def pixels(self) -> int:
-        return sum(pixels for _, pixels, _ in self.steps)
+        return sum(pixels for _, pixels in self.steps)
 
     def admitted(self, waited: float) -> None:
         self.waits.append(waited)
@@ -81,8 +81,8 @@ class Heard:
     def ended(self, after: float) -> None:
         self.ends.append(after)
 
-    def stepped(self, seconds: float, pixels: int, slots: int) -> None:
-        self.steps.append((seconds, pixels, slots))
+    def stepped(self, seconds: float, pixels: int) -> None:
+        self.steps.append((seconds, pixels))
 
     def finished(self, reason: FinishReason) -> None:
         self.reasons[reason] += 1

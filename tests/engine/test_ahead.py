@@ -225,4 +225,4 @@ def test_a_step_behind_another_lasts_from_where_that_landed() -> None:
         steps.launch([(slots, 1)], light=False)
     steps.land(1)
     steps.land(0)
-    assert [seconds for seconds, _, _ in heard.steps] == [1, 1]
+    assert [seconds for seconds, _ in heard.steps] == [1, 1]

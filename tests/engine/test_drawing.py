@@ -44,8 +44,7 @@ def test_one_generation_from_request_to_pixels(config: ModelConfig) -> None:
         times = [generation.created, generation.started, generation.first_pixel, generation.ended]
         assert times == sorted(t for t in times if t is not None)
     assert len(heard.waits) == len(heard.first_pixels) == 1
-    assert min(*heard.waits, *heard.first_pixels, *(seconds for seconds, _, _ in heard.steps)) >= 0
-    assert {slots for _, _, slots in heard.steps} <= {1, 2, 3, 4}
+    assert min(*heard.waits, *heard.first_pixels, *(seconds for seconds, _ in heard.steps)) >= 0
     assert heard.reasons == {FinishReason.LENGTH: 7}
     assert heard.pixels == 7 * config.pixels
 

@@ -44,7 +44,7 @@ def test_waiting_drawing_and_the_first_pixel_are_timed() -> None:
     )
     assert heard.waits == [2.5, 17.5]
     assert heard.first_pixels == [3.0, 18.0]
-    assert heard.steps == [(0.5, 1, 1)] * 60
+    assert heard.steps == [(0.5, 1)] * 60
 
 
 @BOTH

@@ -14,11 +14,11 @@ from torch.nn import functional as F
 
 from scanline.model.checkpoint import (
     CheckpointError,
-    import_paper_checkpoint,
     load_checkpoint,
     save_checkpoint,
 )
 from scanline.model.config import PRESETS, ModelConfig
+from scanline.model.importing import import_paper_checkpoint
 from tests.conftest import assert_close
 
 

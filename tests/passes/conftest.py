@@ -18,6 +18,6 @@ def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     except NativeBuildError as missing:
         pytest.skip(str(missing))
     build_sooner(request.param, monkeypatch)
-    chosen = passes.Passes(1, request.param)
+    chosen = passes.Library(1, request.param)
     monkeypatch.setattr(passes, "passes", lambda: chosen)
     return str(request.param)

@@ -35,7 +35,7 @@ def test_the_gradient_of_a_table_does_not_depend_on_threads(
     grad = torch.randn(200, 64)
     found: list[Tensor] = []
     for threads in (1, 3, 16):  # the last have pieces of one row, and some have none
-        chosen = passes.Passes(threads, isa)
+        chosen = passes.Library(threads, isa)
         monkeypatch.setattr(passes, "passes", lambda chosen=chosen: chosen)
         found += torch.autograd.grad(summed_rows(table, ids), table, grad)
     assert all(torch.equal(found[0], other) for other in found)
@@ -63,7 +63,7 @@ def test_a_weights_gradient_does_not_depend_on_threads(
     grad, x = torch.randn(700, 29), torch.randn(700, 40)
     found: list[Tensor] = []
     for threads in (1, 3, 16):  # of the last some have no output
-        chosen = passes.Passes(threads, isa)
+        chosen = passes.Library(threads, isa)
         monkeypatch.setattr(passes, "passes", lambda chosen=chosen: chosen)
         found.append(weight_gradient(grad, x))
     assert all(torch.equal(found[0], other) for other in found)

@@ -192,7 +192,7 @@ def gradients(
 def test_results_do_not_depend_on_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     config, found = shipped_shapes(), []
     for threads in (1, 3, 8):  # fewer than images, and more
-        chosen = passes.Passes(threads)
+        chosen = passes.Library(threads)
         monkeypatch.setattr(passes, "passes", lambda chosen=chosen: chosen)
         found.append(gradients(config, random_canvas(config, 5)))
     for others in found[1:]:
@@ -201,7 +201,7 @@ def test_results_do_not_depend_on_the_number_of_threads(monkeypatch: pytest.Monk
 
 
 def test_threads_of_python_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = passes.Passes(2)
+    chosen = passes.Library(2)
     monkeypatch.setattr(passes, "passes", lambda: chosen)
     logits = [torch.randn(2_000, 256) for _ in range(4)]
     values = torch.randint(0, 256, (2_000,), dtype=torch.uint8)

@@ -136,7 +136,7 @@ def test_an_image_is_shared_by_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there are fewer images than threads: the same numbers."""
     found = []
     for threads in (1, 5):
-        chosen = passes.Passes(threads)
+        chosen = passes.Library(threads)
         monkeypatch.setattr(passes, "passes", lambda chosen=chosen: chosen)
         torch.manual_seed(0)
         D = chosen.lanes

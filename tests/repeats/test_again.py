@@ -15,7 +15,7 @@ import pytest
 
 from scanline.service.generation import Generation, Spec
 from scanline.service.queue import Limits, Queue
-from scanline.service.repeats import Repeats, fingerprint
+from scanline.service.repeats import Key, Repeats, fingerprint
 from tests.clocks import Clock
 from tests.repeats.fixtures import ASYNC
 from tests.service_fixtures import (
@@ -118,7 +118,7 @@ def test_a_key_is_known_for_as_long_as_its_generation_is_kept() -> None:
     spec = Spec(n=1, seed=0)
 
     def submit(key: str) -> str:
-        return repeats.begin(("", key), b"", lambda: (queue, queue.submit(spec))).id
+        return repeats.begin(Key("", key, b""), lambda: (queue, queue.submit(spec))).id
 
     def find(identifier: str) -> Generation:
         generation = queue.find(identifier)
@@ -204,7 +204,7 @@ def test_a_request_that_failed_is_begun_anew() -> None:
     queue, repeats = Queue("it", GREY, Limits(), Clock()), Repeats()
 
     def submit() -> Generation:
-        return repeats.begin(("", "a"), b"", lambda: (queue, queue.submit(Spec(n=1, seed=0))))
+        return repeats.begin(Key("", "a", b""), lambda: (queue, queue.submit(Spec(n=1, seed=0))))
 
     first = submit()
     assert submit() is first

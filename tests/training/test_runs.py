@@ -21,18 +21,16 @@ from PIL import Image
 from scanline.model.checkpoint import CheckpointError
 from scanline.model.config import PRESETS
 from scanline.model.data.published import Dataset
-from scanline.model.training import runs
+from scanline.model.training import runs, sets
 from scanline.model.training.recipe import TrainingConfig
 from scanline.model.training.resuming import fingerprint, weights_file
 from scanline.model.training.runs import (
     Run,
     by_heart,
     choose_network,
-    judging_data,
     run_folder,
-    test_data,
-    training_data,
 )
+from scanline.model.training.sets import judging_data, test_data, training_data
 from tests.conftest import tiny_config
 from tests.published import hide_other_data, write_cifar, write_mnist
 from tests.service_fixtures import save_tiny
@@ -73,7 +71,7 @@ def numbered(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have every folder hold so many images, each with its number for its pixels."""
     images = np.arange(count, dtype=np.uint32).view(np.uint8).reshape(-1, 2, 2, 1)
     folder = Dataset("images", images, None, ())
-    monkeypatch.setattr(runs, "load_images", lambda *of: folder)
+    monkeypatch.setattr(sets, "load_images", lambda *of: folder)
 
 
 def numbers(data: Dataset | None) -> set[int]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from scanline.kernels.cuda.linear import column_sums, triton_linear
+from scanline.kernels.cuda.bias import column_sums, triton_linear
 from scanline.kernels.cuda.residual import triton_residual
 from scanline.kernels.residual import Product, naive_residual, residual
 from tests.conftest import assert_close
@@ -127,7 +127,7 @@ class TestUsed:
 def test_columns_are_summed(
     place: Place, rows: int, columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scanline.kernels.cuda.linear.PROGRAMS", 3)
+    monkeypatch.setattr("scanline.kernels.cuda.bias.PROGRAMS", 3)
     x = torch.randn(rows, columns).to(place.device, place.dtype)
     sums = column_sums(x)
     assert sums.dtype == torch.float32

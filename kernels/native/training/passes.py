@@ -45,7 +45,7 @@ _FUNCTIONS: dict[str, tuple[list[type], int]] = {
 }
 
 
-class Passes:
+class Library:
     """The native passes, run on a number of threads of their own; ``isa`` as in ``load_build``."""
 
     def __init__(self, threads: int, isa: str | None = None) -> None:
@@ -85,9 +85,9 @@ def _close(library: ctypes.CDLL, pool: int, owner: int) -> None:
 
 
 @functools.cache
-def _passes(threads: int, process: int) -> Passes | None:
+def _passes(threads: int, process: int) -> Library | None:
     try:
-        return Passes(threads)
+        return Library(threads)
     except NativeBuildError as error:
         log.warning("training and scoring go on without their native passes, slower: %s", error)
         return None
@@ -107,7 +107,7 @@ def off() -> Iterator[None]:
 
 
 @assume_constant
-def passes() -> Passes | None:
+def passes() -> Library | None:
     """Give the passes for as many threads as torch has, or None where they cannot be built."""
     return None if _OFF.get() else _passes(torch.get_num_threads(), os.getpid())
 
@@ -117,7 +117,7 @@ def available() -> bool:
     return passes() is not None
 
 
-def ready() -> Passes:
+def ready() -> Library:
     """Give the passes, for an operator that has been chosen because they are there."""
     those = passes()
     if those is None:

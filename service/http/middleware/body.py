@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from fastapi.responses import JSONResponse
 from python_multipart.multipart import parse_options_header
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from scanline.service.http.errors import SOON, ApiError, error_body
+from scanline.service.http.errors import SOON, ApiError
 
 MAX_PARTS = 1000
 SHARES = 4  # of what bodies may hold: a caller has one
@@ -41,25 +40,26 @@ class BodyLimitMiddleware:
         headers = Headers(scope=scope)
         if headers.get("content-encoding", "identity").strip().lower() not in ("identity", ""):
             message = "send the body as it is, without Content-Encoding"
-            body = error_body(415, message, code="unsupported_encoding")
-            refusal = JSONResponse(body, 415, headers={"Accept-Encoding": "identity"})
-            await refusal(scope, receive, send)
+            plain = {"Accept-Encoding": "identity"}
+            refusal = ApiError(415, message, code="unsupported_encoding", headers=plain)
+            await refusal.response(scope, receive, send)
             return
         kind = headers.get("content-type", "")
         form = kind.strip().lower().startswith("multipart/form-data")
         if form and _encoding(kind) not in _ENCODINGS:
             message = "send the form in UTF-8, and its Content-Type without a charset"
-            body = error_body(415, message, code="unsupported_encoding")
-            await JSONResponse(body, 415)(scope, receive, send)
+            refusal = ApiError(415, message, code="unsupported_encoding")
+            await refusal.response(scope, receive, send)
             return
         limit = self.upload if form else self.other()
-        too_large = f"the body is over {limit:,} bytes; send " + (
-            "a smaller picture" if form else "less, and pictures as multipart/form-data"
-        )
+        less = "a smaller picture" if form else "less, and pictures as multipart/form-data"
+        too_large = ApiError(
+            413, f"the body is over {limit:,} bytes; send {less}", code="too_large",
+            headers={"Connection": "close"},
+        )  # fmt: skip
         announced = headers.get("content-length", "").lstrip("0")
         if len(announced) > 19 or (announced.isdecimal() and int(announced) > limit):
-            body = error_body(413, too_large, code="too_large")
-            await JSONResponse(body, 413, {"Connection": "close"})(scope, receive, send)
+            await too_large.response(scope, receive, send)
             return
         read = scope["method"] not in ("GET", "HEAD", "DELETE")
         seen = parts = 0
@@ -74,8 +74,7 @@ class BodyLimitMiddleware:
             seen += len(body)
             self._hold(caller, len(body), share)
             if seen > limit:
-                close = {"Connection": "close"}
-                raise ApiError(413, too_large, code="too_large", headers=close)
+                raise too_large
             if not form:
                 parts += sum(map(body.count, (b"[", b"{", b":")))
                 if parts > MAX_PARTS:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from scanline.service.http.errors import error_body
+from scanline.service.http.errors import SOON, ApiError
 
 log = logging.getLogger("scanline.access")
 
@@ -41,12 +40,12 @@ class FailureMiddleware:
             if started:
                 raise
             message = "the server is shutting down; send the request again"
-            body = error_body(503, message, code="closing")
-            await JSONResponse(body, 503, {"Retry-After": "1"})(scope, receive, send)
+            refusal = ApiError(503, message, code="closing", headers=SOON)
+            await refusal.response(scope, receive, send)
         except Exception:
             request_id = scope["state"]["request_id"]
             log.exception("request %s met a bug", request_id, extra={"request_id": request_id})
             if not started:  # else the server cuts the reply off, as it must
                 message = "something went wrong inside the server; the log has the request's id"
-                body = error_body(500, message, code="internal_error")
-                await JSONResponse(body, 500)(scope, receive, send)
+                refusal = ApiError(500, message, code="internal_error")
+                await refusal.response(scope, receive, send)

@@ -6,11 +6,10 @@ import hashlib
 import secrets
 from collections.abc import Sequence
 
-from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from scanline.service.http.errors import error_body
+from scanline.service.http.errors import ApiError
 from scanline.service.http.paths import path_below
 
 
@@ -36,9 +35,9 @@ class KeyMiddleware:
             names = [name for one, name in self._keys.items() if secrets.compare_digest(one, key)]
             if not names or scheme.lower() != b"bearer":
                 message = "the API key is missing or wrong; send it as 'Authorization: Bearer …'"
-                body = error_body(401, message, code="invalid_api_key")
-                refusal = JSONResponse(body, 401, headers={"WWW-Authenticate": "Bearer"})
-                await refusal(scope, receive, send)
+                how = {"WWW-Authenticate": "Bearer"}
+                refusal = ApiError(401, message, code="invalid_api_key", headers=how)
+                await refusal.response(scope, receive, send)
                 return
             scope["state"]["key"] = scope["state"]["caller"] = names[0]
         await self.app(scope, receive, send)
