@@ -163,6 +163,12 @@ class Image:
             if self._place is place:  # as above
                 return pixels
 
+    def shown(self, position: int) -> NDArray[np.uint8]:
+        """Copy it as far as a ``position`` that it has reached, and what is known past it."""
+        pixels = self._given.copy()
+        pixels[:position] = self.read(0, position)
+        return pixels
+
 
 class Generation:
     """One request being worked on, safe to read from any thread.

@@ -41,6 +41,7 @@ _BY_HEART = 0.05  # bits/dim above the best that tell a network that learns by h
 def choose_network(
     preset: str | None,
     data: Dataset,
+    *,
     layers: int | None = None,
     width: int | None = None,
     heads: int | None = None,

@@ -8,9 +8,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 from fastapi.security import HTTPBearer
 
-from scanline.model.config import ModelConfig
 from scanline.service.http.errors import ApiError, not_ready
-from scanline.service.queue import CLOSED, ClosedError
 from scanline.service.server import Scanline, Served
 from scanline.service.shape import Shape, ShapeError, settle
 
@@ -84,19 +82,3 @@ def settle_shape(
             param=param, code="too_many",
         )  # fmt: skip
     return shape
-
-
-def find_measured(server: Scanline, name: str | None) -> Served:
-    """Find the model whose likelihoods are asked for; 503 once no more work is taken."""
-    served = find_served(server, name)
-    if served.engine.queue.closed:
-        raise ClosedError(CLOSED)
-    return served
-
-
-def find_label(config: ModelConfig, label: int | str | None) -> int:
-    """Find a class by name or number, -1 for none; 400 where the model has no such class."""
-    try:
-        return config.class_number(label)
-    except ValueError as error:
-        raise ApiError(400, str(error), param="label", code="unknown_class") from None

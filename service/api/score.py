@@ -8,9 +8,10 @@ import numpy as np
 from fastapi import APIRouter, Depends, Form, Request, Response
 from numpy.typing import NDArray
 
+from scanline.model.config import ModelConfig
 from scanline.model.likelihood import next_value, pixel_bits
 from scanline.model.pictures import PictureError
-from scanline.service.api.lookup import Server, bearer, find_label, find_measured
+from scanline.service.api.lookup import Server, bearer, find_served
 from scanline.service.api.replies import DistributionReply, Score, ScoreReply
 from scanline.service.api.requests import DistributionRequest, ScoreForm
 from scanline.service.http.bodies import known_query, once_each
@@ -18,6 +19,8 @@ from scanline.service.http.errors import ApiError, errors
 from scanline.service.http.media import json_reply
 from scanline.service.http.waiting import client_of
 from scanline.service.pictures import read_picture
+from scanline.service.queue import CLOSED, ClosedError
+from scanline.service.server import Scanline, Served
 from scanline.service.workshop import Workshop
 
 STEPS_AT_ONCE = 4096  # of the network: others get their turn some hundred milliseconds later
@@ -40,11 +43,11 @@ async def score(
 
     Repeat the field `image` for several. Transparent parts count as black.
     """
-    served = find_measured(server, form.model)
+    served = _find_measured(server, form.model)
     config = served.network.config
     if len(form.image) > (most := server.settings.max_images):
         raise ApiError(400, f"image: at most {most} a request", param="image", code="too_many")
-    label = find_label(config, form.label)
+    label = _find_label(config, form.label)
 
     canvases: list[NDArray[np.uint8]] = []
     parts: list[NDArray[np.float32]] = []
@@ -92,7 +95,7 @@ async def distribution(
     request: Request, server: Server, body: DistributionRequest
 ) -> DistributionReply:
     """Say how likely each of the 256 intensities is to come next, given the values so far."""
-    served = find_measured(server, body.model)
+    served = _find_measured(server, body.model)
     config = served.network.config
     if len(body.values) >= config.values:
         raise ApiError(
@@ -102,7 +105,7 @@ async def distribution(
             param="values",
             code="too_many",
         )
-    label = find_label(config, body.label)
+    label = _find_label(config, body.label)
     async with client_of(request) as client:
         measure = (next_value, served.network, body.values, label)
         expected = await server.measuring.run(client, *measure)
@@ -113,3 +116,19 @@ async def distribution(
         channel=channel,
         probabilities=[float(f"{p:.6g}") for p in expected],
     )
+
+
+def _find_measured(server: Scanline, name: str | None) -> Served:
+    """Find the model whose likelihoods are asked for; 503 once no more work is taken."""
+    served = find_served(server, name)
+    if served.engine.queue.closed:
+        raise ClosedError(CLOSED)
+    return served
+
+
+def _find_label(config: ModelConfig, label: int | str | None) -> int:
+    """Find a class by name or number, -1 for none; 400 where the model has no such class."""
+    try:
+        return config.class_number(label)
+    except ValueError as error:
+        raise ApiError(400, str(error), param="label", code="unknown_class") from None

@@ -117,8 +117,9 @@ def train(
             size, grey = size or before.height, grey or before.channels == 1
     data, validation = training_data(dataset, images, size, grey, hold_out, data_dir, download)
     network = choose_network(
-        dataset, data, layers, width, heads, attention, feature_map, start_from, begun
-    )
+        dataset, data, layers=layers, width=width, heads=heads, attention=attention,
+        feature_map=feature_map, start_from=start_from, begun=begun,
+    )  # fmt: skip
     run = Run(network=network, recipe=recipe, folder=folder, resume=resume, start_from=start_from)
     if said := run.carry_out(data, validation, show_progress, processes):
         typer.echo(said)

@@ -8,8 +8,6 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from scanline.service.api.replies import example
@@ -154,19 +152,10 @@ class _Teller:
         config = self.generation.config
         return {
             "type": f"{self.kind}.{name}",
-            "b64_json": self.rendering.encode(self._look(image, position), config),
+            "b64_json": self.rendering.encode(image.shown(position), config),
             "created_at": int(time.time()),
             "output_format": self.rendering.format,
             "size": self.rendering.size,
             "index": image.index,
             "seed": image.seed,
         }
-
-    def _look(self, image: Image, position: int) -> NDArray[np.uint8]:
-        """Give an image as far as ``position``, with the known pixels past it: ``[T, C]``."""
-        config, spec = self.generation.config, self.generation.spec
-        pixels = np.zeros((config.pixels, config.channels), np.uint8)
-        if spec.canvas is not None and spec.known is not None:
-            pixels[spec.known] = spec.canvas[spec.known]
-        pixels[:position] = image.read(0, position)
-        return pixels
