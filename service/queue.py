@@ -95,10 +95,13 @@ class Queue:
 
     # --- any thread -------------------------------------------------------------------------
 
-    def submit(self, spec: Spec, *, caller: str = "", detached: bool = False) -> Generation:
+    def submit(
+        self, spec: Spec, *, caller: str = "", detached: bool = False, grace: float | None = None
+    ) -> Generation:
         """Queue what is asked for, or raise ``QueueFullError`` or ``ClosedError``.
 
-        What is ``detached`` is drawn though nobody reads it.
+        What is ``detached`` is drawn though nobody reads it, all else for a reader who comes within
+        ``grace`` seconds, by default the limits' own, or within a moment.
         """
         generation = Generation(self._name, self._config, spec, self._clock, caller)
         with self._changed:
@@ -107,7 +110,7 @@ class Queue:
             generation.detached = detached
             self._order.add(generation)
             self._live[generation.id] = generation
-            self._await_reader(generation)
+            self._await_reader(generation, self.limits.grace if grace is None else grace)
             self.waiting += spec.n
             self._tell()
         return generation
@@ -122,7 +125,7 @@ class Queue:
                 return False
             self._order.pass_on(generation, caller)
             if not generation.finished and not generation.readers:
-                self._await_reader(generation)
+                self._await_reader(generation, self.limits.grace)
             return True
 
     def detach(self, generation: Generation) -> None:
@@ -133,11 +136,10 @@ class Queue:
             if not generation.cancelled:
                 self._leaving.discard(generation)
 
-    def _await_reader(self, generation: Generation) -> None:
+    def _await_reader(self, generation: Generation, grace: float) -> None:
         if not generation.detached:
             # Until a reader comes its time runs: nothing runs for nobody.
-            wait = max(self.limits.grace, FIRST_READER_SECONDS)
-            generation.expires = self._clock() + wait
+            generation.expires = self._clock() + max(grace, FIRST_READER_SECONDS)
             self._leaving.add(generation)
 
     def place(self, generation: Generation) -> tuple[int, float]:

@@ -56,8 +56,9 @@ def begin(
     key: Key | None = None,
     *,
     detached: bool = False,
+    grace: float | None = None,
 ) -> Generation:
-    """Submit what is to be drawn, unless it was before under this key.
+    """Submit what is to be drawn, unless it was before under this key, as ``Queue.submit`` does.
 
     Raises what ``Queue.submit`` and ``Callers.check`` do, and ``OtherRequestError``.
     """
@@ -65,7 +66,7 @@ def begin(
 
     def submit() -> tuple[Queue, Generation]:
         server.callers.check(caller, spec.n)
-        generation = engine.queue.submit(spec, caller=caller, detached=detached)
+        generation = engine.queue.submit(spec, caller=caller, detached=detached, grace=grace)
         server.callers.count(caller, generation)
         return engine.queue, generation
 

@@ -118,9 +118,9 @@ async def _draw(
     rendering: Rendering,
     key: Key | None,
 ) -> Response:
-    generation = begin(request, server, engine, spec, key)
     # Nobody can come back for the reply, unless the request has a name.
     grace = 0 if key is None else None
+    generation = begin(request, server, engine, spec, key, grace=grace)
     if body.stream:
 
         def events(client: Client) -> AsyncIterator[bytes]:
