@@ -223,7 +223,6 @@ def _default_first(paths: dict[str, Path]) -> list[str]:
     return sorted(paths, key=lambda name: read_config(paths[name]).steps)
 
 
-# The authors' names for a layer's parts, and ours.
 def load_tensors(path: Path, device: torch.device | str = "cpu") -> Any:
     """Read a PyTorch file without running code from it; raises ``CheckpointError`` if it cannot."""
     try:

@@ -9,6 +9,7 @@ from torch import Tensor
 from scanline.model.checkpoint import Checkpoint, CheckpointError, load_tensors, network_of
 from scanline.model.config import PRESETS, ModelConfig
 
+# The authors' names for a layer's parts, and ours.
 _PAPER_PARTS = {
     "attention.query_projection": "attention.query",
     "attention.key_projection": "attention.key",
