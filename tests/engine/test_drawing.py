@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from scanline.model.config import ModelConfig
 from scanline.model.decoders.reference import ReferenceDecoder
 from scanline.service.generation import FinishReason, Spec, Status
+from tests.clocks import Clock
 from tests.engine.fixtures import (
     BOTH,
     Heard,
@@ -21,6 +22,7 @@ from tests.engine.fixtures import (
     completion,
     drawn,
     finished,
+    opened,
     running,
 )
 from tests.service_fixtures import COLOUR, GREY, FakeDecoder, tiny_model
@@ -30,10 +32,18 @@ CONFIGS = pytest.mark.parametrize("config", [GREY, COLOUR], ids=["grey", "colour
 
 @CONFIGS
 def test_one_generation_from_request_to_pixels(config: ModelConfig) -> None:
-    heard = Heard()
-    with running(FakeDecoder(config, 4), heard) as engine:
+    decoder, heard, clock = FakeDecoder(config, 4), Heard(), Clock()
+
+    def draw(slots: list[int]) -> None:
+        clock.now += 0.5
+
+    decoder.before_step = draw
+    with opened(decoder, heard, clock) as engine:
         generation = engine.queue.submit(Spec(n=7, seed=2**64 - 3, temperature=0.5))
+        submitted = clock.now
+        clock.now += 2.5
         with engine.queue.reading(generation):
+            engine.start()
             assert_right(generation)
         assert [i.seed for i in generation.images] == [2**64 - 3, 2**64 - 2, 2**64 - 1, 0, 1, 2, 3]
         assert generation.status is Status.FINISHED
@@ -41,10 +51,11 @@ def test_one_generation_from_request_to_pixels(config: ModelConfig) -> None:
         assert generation.drawn == 7 * config.pixels
         assert engine.queue.find(generation.id) is generation
         assert engine.queue.find("gen_none") is None
-        times = [generation.created, generation.started, generation.first_pixel, generation.ended]
-        assert times == sorted(t for t in times if t is not None)
-    assert len(heard.waits) == len(heard.first_pixels) == 1
-    assert min(*heard.waits, *heard.first_pixels, *(seconds for seconds, _ in heard.steps)) >= 0
+        assert (generation.created, generation.started) == (submitted, submitted + 2.5)
+        assert (generation.first_pixel, generation.ended) == (submitted + 3, clock.now)
+    assert (heard.waits, heard.first_pixels) == ([2.5], [3.0])
+    assert heard.ends == [clock.now - submitted]
+    assert {seconds for seconds, _ in heard.steps} == {0.5}
     assert heard.reasons == {FinishReason.LENGTH: 7}
     assert heard.pixels == 7 * config.pixels
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from scanline.kernels.native import abi as native
-from scanline.kernels.native.build import NativeBuildError
-from scanline.kernels.native.cpu import machine_isas
+from scanline.kernels.native.build import FLAGS, NativeBuildError, find_compiler
+from scanline.kernels.native.cpu import ISAS, cpu_isas, machine_isas
 from tests.conftest import build_sooner, some_of
 
 
@@ -16,12 +17,26 @@ from tests.conftest import build_sooner, some_of
 def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Give each of the machine's ISAs; skips, visibly, those that this CPU or compiler lacks."""
     name = str(request.param)
+    if name not in cpu_isas():
+        pytest.skip(f"this CPU has no {name}")
     build_sooner(name, monkeypatch)
     try:
         native.load_library(name)
     except NativeBuildError as error:
+        if compiler_knows(name):
+            raise
         pytest.skip(str(error))
     return name
+
+
+def compiler_knows(isa: str) -> bool:
+    """Whether there is a compiler that can build a file of nothing for an ISA."""
+    try:
+        compiler = find_compiler()
+    except NativeBuildError:
+        return False
+    command = [*compiler, *FLAGS, *ISAS[isa].flags, "-fsyntax-only", "-x", "c++", "/dev/null"]
+    return subprocess.run(command, capture_output=True, check=False, timeout=60).returncode == 0
 
 
 @pytest.fixture

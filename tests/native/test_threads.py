@@ -22,14 +22,16 @@ def test_the_gil_is_released() -> None:
     config = tiny_config(height=64, width=64, d_model=64, n_layers=4)
     decoder = NativeDecoder(LinearTransformer(config), 8, 1)
     turns = 0
-    finished = threading.Event()
+    begun, finished = threading.Event(), threading.Event()
 
     def run() -> None:
+        begun.set()
         decoder.step(np.arange(8, dtype=np.int32), config.pixels)
         finished.set()
 
     worker = threading.Thread(target=run)
     worker.start()
+    begun.wait()
     while not finished.is_set():
         turns += 1
         time.sleep(0)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -177,13 +179,19 @@ def test_what_is_learnt_from_is_what_was_moved(tmp_path: Path) -> None:
         assert not torch.equal(canvas, flat[indices])
 
 
-def test_the_log_has_a_line_a_step_and_the_validations(tmp_path: Path) -> None:
+def test_the_log_has_a_line_a_step_and_the_validations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock that is half a second later each time it is asked."""
+    clock = SimpleNamespace(perf_counter=itertools.count(step=0.5).__next__)
+    monkeypatch.setattr("scanline.model.training.trainer.time", clock)
     config = replace(CONFIG, evaluate_every=4)
     trainer = run(tmp_path, config, validation=dataset(9, seed=5))
     lines = log_of(tmp_path)
     training = [line for line in lines if "bits_per_dim" in line]
     assert [line["step"] for line in training] == [1, 2, 3, 4, 5, 6]
-    assert all(line["images_per_second"] > 0 and line["seconds"] >= 0 for line in training)
+    assert [line["images_per_second"] for line in training] == [CONFIG.batch / 0.5] * 6
+    assert [line["seconds"] for line in training] == [0.5, 1, 1.5, 2, 2.5, 3]
     validations = [line for line in lines if "validation" in line]
     assert [line["step"] for line in validations] == [4, 6]
     last = evaluate(trainer.average, dataset(9, seed=5))
