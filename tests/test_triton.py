@@ -17,20 +17,16 @@ import pytest
 from tests.conftest import ROOT
 
 FOLDER = ROOT / "tests" / "triton"
-FIRST = ["triton/test_decode.py", "triton/test_attention_used.py", "engine/test_on_triton.py"]
-OTHERS = sorted(
-    {f"triton/{path.name}" for path in FOLDER.glob("test_*.py")} - {*FIRST, "triton/test_device.py"}
+FILES = sorted(
+    {f"triton/{path.name}" for path in FOLDER.glob("test_*.py")} - {"triton/test_device.py"}
 )
-# Two processes that take as long, for each imports torch and Triton anew.
-TOGETHER = [FIRST, OTHERS]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 @pytest.mark.skipif("TRITON_INTERPRET" in os.environ, reason="this process interprets already")
 @pytest.mark.slow
 @pytest.mark.timeout(1500)  # whole files, where any other test is one of many
-@pytest.mark.parametrize("files", TOGETHER, ids=lambda files: files[0])
-def test_the_kernels_in_the_interpreter(files: list[str], pytestconfig: pytest.Config) -> None:
+def test_the_kernels_in_the_interpreter(pytestconfig: pytest.Config) -> None:
     ran = subprocess.run(
         [
             sys.executable,
@@ -43,7 +39,7 @@ def test_the_kernels_in_the_interpreter(files: list[str], pytestconfig: pytest.C
             "no:cacheprovider",
             "-p",
             "pytest_timeout",
-            *(f"tests/{file}" for file in files),
+            *(f"tests/{file}" for file in [*FILES, "engine/test_on_triton.py"]),
         ],
         cwd=ROOT,
         env=os.environ | {"TRITON_INTERPRET": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},

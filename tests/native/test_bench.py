@@ -17,7 +17,7 @@ from scanline.model.config import PRESETS
 from scanline.model.decoders.contract import BackendError, Decoder
 from scanline.model.decoders.reference import ReferenceDecoder
 from scanline.model.network import LinearTransformer
-from tests.conftest import tiny_config
+from tests.conftest import build_sooner, tiny_config
 from tests.decoders.fixtures import network_of
 from tests.native.fixtures import TINY
 
@@ -72,13 +72,15 @@ def test_a_limit_is_what_takes_the_machine_longer(
     peaks = native.Peaks(operations, operations, operations, operations, rate, rate)
     monkeypatch.setattr(limits, "measure_peaks", lambda library, threads: peaks)
     monkeypatch.setattr(limits, "measure_bandwidth", lambda library, threads, size: rate)
+    build_sooner("portable", monkeypatch)
     machine = limits.Machine(native.load_library("portable"), 1)
     found = machine.limit(PRESETS["mnist-paper"], 64, "bf16")
     assert found.name == limit[0]
     assert found.seconds == pytest.approx(limit[1], rel=0.02)
 
 
-def test_what_cannot_be_measured_is_told() -> None:
+def test_what_cannot_be_measured_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    build_sooner("portable", monkeypatch)
     library = native.load_library("portable")
     with pytest.raises(native_build.NativeBuildError, match="memory or threads are short"):
         native.measure_bandwidth(library, 1, 1 << 60)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tests.page.fixtures import Open
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")  # for a session its event loop would be in others' way
 def browser() -> Iterator[Browser]:
     from tests.page.fixtures import ARGUMENTS, CHROMIUM, playwright  # not where they are missing
 

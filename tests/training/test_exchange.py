@@ -19,6 +19,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="NCCL wants a 
 
 SHAPES = [(3, 5), (), (7,)]
 STEPS = range(3)
+WITHOUT = ["nothing", "memfd", "memory", "a way to it"]
 
 
 def given(rank: int, step: int) -> list[Tensor]:
@@ -69,30 +70,42 @@ def exchange(_: torch.device, folder: Path, without: str) -> None:
         results = [x.clone() for x in divider.run(batches(step), work)]
         found += [means, results, weights_after_a_step(muon, step)]
     # Of five the first has two, and of one none.
-    assert sum(rows) == len(STEPS) * ((2 if rank == 0 else 4) if without == "nothing" else 6)
+    assert sum(rows) == len(STEPS) * ((2 if rank == 0 else 4) if without == "nothing" else 6), (
+        without
+    )
     torch.save(found, folder / f"{rank}.pt")
 
 
+def exchange_without(device: torch.device, folder: Path) -> None:
+    """Exchange without each in turn, and keep what came of it in a folder for each."""
+    for without in WITHOUT:
+        (folder / without).mkdir(exist_ok=True)
+        exchange(device, folder / without, without)
+
+
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="Linux's")
-@pytest.mark.parametrize("without", ["nothing", "memfd", "memory", "a way to it"])
 def test_all_get_the_same_means_and_the_same_of_divided_work(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, without: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with joined(2, exchange, tmp_path, without) as device:
-        exchange(device, tmp_path, without)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["0.pt", "1.pt"]
-    one, other = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
-    alone = new_muon()
-    for step in STEPS:
-        for name, wanted in [
-            ("means", [(a + b) / 2 for a, b in zip(given(0, step), given(1, step), strict=True)]),
-            ("results", [-batch for batch in batches(step)]),
-            ("weights", weights_after_a_step(alone, step)),
-        ]:
-            for mine, theirs, right in zip(one.pop(0), other.pop(0), wanted, strict=True):
-                assert torch.equal(mine, theirs), name
-                assert_close(mine, right)
+    with joined(2, exchange_without, tmp_path) as device:
+        exchange_without(device, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(WITHOUT)
+    for without in WITHOUT:
+        folder = tmp_path / without
+        assert sorted(path.name for path in folder.iterdir()) == ["0.pt", "1.pt"], without
+        one, other = (torch.load(folder / f"{rank}.pt") for rank in (0, 1))
+        alone = new_muon()
+        for step in STEPS:
+            both = zip(given(0, step), given(1, step), strict=True)
+            for name, wanted in [
+                ("means", [(a + b) / 2 for a, b in both]),
+                ("results", [-batch for batch in batches(step)]),
+                ("weights", weights_after_a_step(alone, step)),
+            ]:
+                for mine, theirs, right in zip(one.pop(0), other.pop(0), wanted, strict=True):
+                    assert torch.equal(mine, theirs), (without, name)
+                    assert_close(mine, right)
 
 
 def test_alone_work_is_done_as_it_comes() -> None:

@@ -25,9 +25,6 @@ from scanline.model.training.trainer import Trainer
 from tests.training.fixtures import CONFIG, CPU, MODEL, log_of, run, start, weights_of
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-WAYS = pytest.mark.parametrize(
-    ("launcher", "count"), [((), 1), ((), 2), (TORCHRUN, 1)], ids=["one", "two", "torchrun"]
-)
 
 Begin = Callable[..., "subprocess.Popen[str]"]
 
@@ -75,13 +72,30 @@ def gone(number: int) -> bool:
         return True
 
 
-@WAYS
+@pytest.mark.parametrize(
+    ("launcher", "count"),
+    [
+        pytest.param((), 1, marks=pytest.mark.broad, id="one"),
+        pytest.param((), 2, id="two"),
+        pytest.param(TORCHRUN, 1, id="torchrun"),
+    ],
+)
 def test_control_c_leaves_a_run_to_resume(
     tmp_path: Path, begin: Begin, launcher: tuple[str, ...], count: int
 ) -> None:
-    """As a terminal does it: the signal goes to the group, and from torchrun to its processes."""
-    process = begin(tmp_path, 10**6, *launcher, processes=count)
+    """As a terminal does it: the signal goes to the group, and from torchrun to its processes.
+
+    Where it closes, only the first process heeds that.
+    """
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # or these tests run below nohup
+    try:
+        process = begin(tmp_path, 10**6, *launcher, processes=count)
+    finally:
+        signal.signal(signal.SIGHUP, before)
     wait_for_steps(process, tmp_path, 4)
+    if count == 2:
+        (other,) = members(process) - {process.pid}
+        os.kill(other, signal.SIGHUP)
     os.killpg(process.pid, signal.SIGINT)
     output, errors = process.communicate(timeout=60)
     said = [line for line in output.splitlines() if line.startswith("stopped at")]
@@ -99,21 +113,13 @@ def test_control_c_leaves_a_run_to_resume(
     assert not [file for file in tmp_path.iterdir() if file.name.startswith(".")]
 
 
-def test_a_closed_terminal_leaves_a_run_to_resume(tmp_path: Path, begin: Begin) -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # or these tests run below nohup
-    try:
-        process = begin(tmp_path, 10**6, processes=2)
-    finally:
-        signal.signal(signal.SIGHUP, before)
-    wait_for_steps(process, tmp_path, 2)
-    os.killpg(process.pid, signal.SIGHUP)
-    output, errors = process.communicate(timeout=60)
-    assert process.returncode == 0, errors
-    assert f"stopped at {len(log_of(tmp_path))}" in output
-    assert load_checkpoint(weights_of(tmp_path)).facts["steps"] == len(log_of(tmp_path))
-
-
-@pytest.mark.parametrize(("launcher", "count"), [((), 2), (TORCHRUN, 1)], ids=["two", "torchrun"])
+@pytest.mark.parametrize(
+    ("launcher", "count"),
+    [
+        pytest.param((), 2, id="two"),
+        pytest.param(TORCHRUN, 1, marks=pytest.mark.broad, id="torchrun"),
+    ],
+)
 def test_two_processes_train_like_one(
     tmp_path: Path, begin: Begin, launcher: tuple[str, ...], count: int
 ) -> None:
@@ -203,15 +209,6 @@ def test_one_that_dies_while_it_starts_is_seen_however_much_it_was_to_be_given()
     assert not multiprocessing.active_children()
 
 
-def test_one_that_dies_after_the_last_step_ends_no_run() -> None:
-    with joined(2, _nothing) as device:
-        assert device.type in ("cpu", "cuda")
-        for other in multiprocessing.active_children():
-            other.kill()
-            other.join()
-    assert not multiprocessing.active_children()
-
-
 def _take(device: torch.device, much: bytes) -> None:
     pass
 
@@ -247,42 +244,40 @@ def test_as_many_processes_as_cores_with_four_images_each(monkeypatch: pytest.Mo
         choose_count(16, 2)
 
 
-def test_threads_are_shared_out_and_come_back() -> None:
-    before = torch.get_num_threads()
-    with joined(2, _nothing):
-        assert torch.get_num_threads() == max(1, processes._cores() // 2)
-        with processes.every_core():
-            assert torch.get_num_threads() == processes._cores() <= usable_cores()
-    assert torch.get_num_threads() == before
-
-
 def _nothing(device: torch.device) -> None:
     pass
 
 
-@pytest.mark.skipif(not Path("/proc/self/net/tcp").exists(), reason="needs Linux's /proc")
-def test_they_meet_at_the_loopback_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A laptop's network changes, and others may reach it; what failed leaves nothing behind."""
-    if torch.cuda.is_available():
-        pytest.skip("NCCL chooses by itself")
-    name = "GLOO_SOCKET_IFNAME"
+def test_two_share_the_cores_and_meet_at_the_loopback_unless_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A laptop's network changes, and others may reach it; what failed leaves nothing behind.
+
+    One that dies after the last step ends no run.
+    """
+    name, hook, threads = "GLOO_SOCKET_IFNAME", sys.excepthook, torch.get_num_threads()
+    # NCCL chooses by itself, and only Linux tells of the addresses.
+    chosen = Path("/proc/self/net/tcp").exists() and not torch.cuda.is_available()
+    if chosen:
+        monkeypatch.setenv(name, "none_of_them")
+        with pytest.raises(RuntimeError, match="none_of_them"), joined(2, _nothing):
+            raise AssertionError("never begins")
+        assert os.environ[name] == "none_of_them"
     monkeypatch.delenv(name, raising=False)
-    with joined(2, _nothing):
-        found, named = _addresses(), os.environ[name]
-    assert found == {"127.0.0.1"}
-    assert named == "lo"
-    assert name not in os.environ
-    monkeypatch.setenv(name, "none_of_them")
-    hook = sys.excepthook
-    with (
-        pytest.raises(RuntimeError, match="none_of_them"),
-        joined(2, _nothing),
-    ):
-        raise AssertionError("never begins")
-    assert os.environ[name] == "none_of_them"
-    monkeypatch.setenv(name, "lo")
-    with joined(2, _nothing):
+    with joined(2, _nothing) as device:
+        assert device.type in ("cpu", "cuda")
         assert torch.distributed.get_world_size() == 2
+        assert torch.get_num_threads() == max(1, processes._cores() // 2)
+        with processes.every_core():
+            assert torch.get_num_threads() == processes._cores() <= usable_cores()
+        if chosen:
+            assert (_addresses(), os.environ[name]) == ({"127.0.0.1"}, "lo")
+        for other in multiprocessing.active_children():
+            other.kill()
+            other.join()
+    assert not multiprocessing.active_children()
+    assert torch.get_num_threads() == threads
+    assert name not in os.environ
     assert sys.excepthook is hook
 
 
