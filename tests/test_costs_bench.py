@@ -13,7 +13,13 @@ pytestmark = pytest.mark.usefixtures("settled")
 MODELS = [Checkpoint("grey", tiny_model(GREY)), Checkpoint("colour", tiny_model(COLOUR))]
 
 
-@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param(MODELS[0], id="grey"),
+        pytest.param(MODELS[1], marks=pytest.mark.broad, id="colour"),
+    ],
+)
 def test_every_form_is_measured(model: Checkpoint) -> None:
     result = costs.bench_costs(model, 20_000, slots=8, seconds=0.1)
     assert [row["form"] for row in result["forms"]] == list(costs.FORMS)

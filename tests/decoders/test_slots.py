@@ -87,7 +87,7 @@ def test_no_slots_at_all_is_nothing_to_do(backend: str) -> None:
 
 
 @every_layer
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.broad)])
 def test_the_same_seed_gives_the_same_bytes_among_others(
     config: ModelConfig, seed: int, backend: str
 ) -> None:

@@ -60,8 +60,10 @@ def compare(
     ("T", "K", "V", "with_state"),
     [
         (1, 16, 16, True), (2, 32, 32, False), (31, 32, 32, True), (32, 32, 32, True),
-        (33, 32, 32, False), (97, 32, 32, True), (65, 16, 16, False), (65, 64, 64, True),
-        (33, 17, 63, True), (65, 32, 48, True), (34, 64, 16, False), (65, 20, 24, True),
+        (33, 32, 32, False), (97, 32, 32, True), (65, 64, 64, True), (33, 17, 63, True),
+        (34, 64, 16, False), (65, 20, 24, True),
+        pytest.param(65, 16, 16, False, marks=pytest.mark.broad),
+        pytest.param(65, 32, 48, True, marks=pytest.mark.broad),
     ],
 )  # fmt: skip
 def test_equals_naive_with_gradients(
@@ -71,8 +73,14 @@ def test_equals_naive_with_gradients(
     compare(place, q, k, v, state if with_state else None)
 
 
-@pytest.mark.parametrize(("T", "K"), [(1, 16), (33, 32), (64, 32), (97, 64), (65, 20)])
-@pytest.mark.parametrize("wide", [False, True], ids=["", "chunks as of bfloat16"])
+@pytest.mark.parametrize(
+    ("T", "K", "wide"),
+    [
+        (1, 16, False), (33, 32, False), (97, 64, False), (65, 20, False),
+        (1, 16, True), (33, 32, True), (64, 32, True), (97, 64, True), (65, 20, True),
+        pytest.param(64, 32, False, marks=pytest.mark.broad),
+    ],
+)  # fmt: skip
 def test_packed_equals_naive_with_its_gradient(
     place: Place, T: int, K: int, wide: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,7 +132,7 @@ def test_no_positions_leave_the_state_alone(place: Place) -> None:
     assert torch.equal(final.z, state.z)
 
 
-@pytest.mark.parametrize("cut", [1, 32, 40, 64])
+@pytest.mark.parametrize("cut", [1, 32, 40, pytest.param(64, marks=pytest.mark.broad)])
 def test_split_and_resumed_equals_whole(place: Place, cut: int) -> None:
     q, k, v, state = inputs(place, 65, K=32, V=24)
     whole, final = triton_linear_attention(q, k, v, state, feature_map="elu")
@@ -139,6 +147,12 @@ def test_split_and_resumed_equals_whole(place: Place, cut: int) -> None:
     assert_close(resumed.z, final.z)
 
 
+sizes = pytest.mark.parametrize(
+    ("T", "K", "V"),
+    [(33, 20, 24), (1, 16, 16), pytest.param(64, 32, 17, marks=pytest.mark.broad)],
+)
+
+
 def in_nan(x: Tensor) -> Tensor:
     """Give the same values as a strided view into a larger buffer of NaN."""
     B, T, H, X = x.shape
@@ -147,7 +161,7 @@ def in_nan(x: Tensor) -> Tensor:
     return view.copy_(x)
 
 
-@pytest.mark.parametrize(("T", "K", "V"), [(33, 20, 24), (1, 16, 16), (64, 32, 17)])
+@sizes
 def test_nothing_is_read_beside_the_inputs(place: Place, T: int, K: int, V: int) -> None:
     """Views of any strides, NaN around them, give what copies give, gradients too."""
     q, k, v, state = inputs(place, T, K=K, V=V)
@@ -162,7 +176,7 @@ def test_nothing_is_read_beside_the_inputs(place: Place, T: int, K: int, V: int)
         assert_close(strided, copied)
 
 
-@pytest.mark.parametrize(("T", "K", "V"), [(33, 20, 24), (1, 16, 16), (64, 32, 17)])
+@sizes
 def test_outputs_are_written_whole_and_nothing_else(
     place: Place, T: int, K: int, V: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,7 +239,7 @@ def test_a_key_of_minus_infinity_leaves_no_trace(place: Place) -> None:
 
 
 def test_an_image_does_not_depend_on_its_neighbours(place: Place) -> None:
-    q, k, v, state = inputs(place, 65, B=3)
+    q, k, v, state = inputs(place, 33, B=3)
     x = leaves((q, k, v))
     together, final = triton_linear_attention(x[0], x[1], x[2], state, feature_map="elu")
     gradients = torch.autograd.grad([together, final.kv], x, [together, final.kv])

@@ -12,13 +12,13 @@ import torch
 from scanline.kernels.cuda import decode as triton_decode
 from scanline.kernels.cuda.sizes import allocate
 from scanline.model.config import ModelConfig
-from scanline.model.decoders.reference import ReferenceDecoder
 from scanline.model.decoders.triton import TritonDecoder
 from tests.decoders.fixtures import blank, network_of
 from tests.network.variants import VARIANTS
 from tests.triton.fixtures import (
     GRID,
     ODD,
+    RGB,
     SMALL,
     anywhere,
     check,
@@ -29,6 +29,16 @@ from tests.triton.fixtures import (
     some,
     some_first,
     with_blocks,
+)
+
+GREY_KERNELS_AND_RGB_BLOCKS = pytest.mark.parametrize(
+    ("config", "blocks"),
+    [
+        pytest.param(SMALL, False, id="grey-kernels"),
+        pytest.param(SMALL, True, marks=pytest.mark.broad, id="grey-blocks"),
+        pytest.param(RGB, False, marks=pytest.mark.broad, id="rgb-kernels"),
+        pytest.param(RGB, True, id="rgb-blocks"),
+    ],
 )
 
 
@@ -57,16 +67,6 @@ def test_the_grid_has_every_option() -> None:
     ):  # fmt: skip
         here = {getattr(config, option) for config in [*GRID.values(), *ODD.values()]}
         assert here == {getattr(config, option) for config in VARIANTS.values()}, option
-
-
-def test_it_draws_what_the_reference_draws() -> None:
-    inputs, network = some(SMALL), network_of(SMALL)
-    reference = ReferenceDecoder(network, 3)
-    reference.begin([0, 1, 2], inputs)
-    reference.step([0, 1, 2], SMALL.pixels)
-    decoder = TritonDecoder(network, 3, precision="float32")
-    draw(decoder, inputs)
-    assert np.array_equal(decoder.canvas, reference.canvas)
 
 
 @anywhere
@@ -120,8 +120,7 @@ def test_known_pixels_are_passed_over_as_they_were_drawn_to_the_last_bit(
 
 
 @anywhere
-@with_blocks
-@every_small
+@GREY_KERNELS_AND_RGB_BLOCKS
 def test_other_slots_are_not_read_and_not_written(config: ModelConfig, blocks: bool) -> None:
     """Two slots work among slots, and in scratch memory, full of NaN."""
     config = replace(config, n_layers=2 if blocks else 1)  # that one gives to the next
@@ -198,13 +197,12 @@ def test_an_image_of_which_nothing_is_known_begins_beside_what_is_in_flight() ->
     assert decoder.positions.tolist() == [1, 0]
 
 
-@every_small
+@some_first({"grey": SMALL, "rgb": RGB}, "grey")
 def test_what_is_launched_lands(config: ModelConfig) -> None:
     check_flights(config, "float32")
 
 
-@with_blocks
-@every_small
+@GREY_KERNELS_AND_RGB_BLOCKS
 def test_the_same_bytes_among_others(config: ModelConfig, blocks: bool) -> None:
     """Images arrive at random, in any slot of which some were left half-way, and leave."""
     count, width = 3, 2
