@@ -240,28 +240,21 @@ def test_a_picture_is_written_into_a_fifo(tmp_path: Path) -> None:
     assert read == [(tmp_path / "file").read_bytes()]
 
 
-def test_the_package_draws_without_importing_torch_before_it_must() -> None:
+def test_the_package_draws_without_importing_torch_before_it_must_nor_its_compiler() -> None:
+    """That import takes as long as the rest of torch's: of every start, for nothing."""
     code = (
         "import sys, scanline.model.config, scanline.model as m\n"
         "assert 'torch' not in sys.modules\n"
         "assert {'draw', 'complete', 'score'} <= set(dir(m))\n"
         "from scanline.model import *\n"
-        "assert draw is m.draw and 'torch' in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
-    with pytest.raises(AttributeError, match="no attribute 'paint'"):
-        scanline.model.paint  # type: ignore[attr-defined]  # noqa: B018
-
-
-def test_what_draws_and_serves_does_not_wait_for_torch_s_compiler() -> None:
-    """Its import takes as long as the rest of torch's: of every start, for nothing."""
-    code = (
-        "import sys, scanline.service.app\n"
-        "from scanline.model import draw\n"
+        "assert draw is m.draw and 'torch' in sys.modules\n"
+        "import scanline.service.app\n"
         "draw('mnist', 1, backend='native')\n"
         "assert 'torch._dynamo' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    with pytest.raises(AttributeError, match="no attribute 'paint'"):
+        scanline.model.paint  # type: ignore[attr-defined]  # noqa: B018
 
 
 def test_a_class_called_random_is_that_class() -> None:

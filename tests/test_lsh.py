@@ -26,13 +26,13 @@ every_rounds = pytest.mark.parametrize("rounds", [1, 4])
 
 
 def inputs(
-    rounds: int, T: int, B: int = 2, H: int = 2, K: int = 6, V: int = 5, buckets: int = 8
+    rounds: int, T: int, B: int = 2, H: int = 2, K: int = 6, V: int = 5
 ) -> tuple[Tensor, Tensor, Tensor]:
     qk, v = (torch.randn(B, T, H, size, dtype=torch.float64) for size in (K, V))
-    return qk, v, random_turns(rounds, H, K, buckets).double()
+    return qk, v, random_turns(rounds, H, K, 8).double()
 
 
-@pytest.mark.parametrize(("T", "chunk"), [(1, 4), (3, 4), (32, 8), (37, 8), (64, 32), (40, 64)])
+@pytest.mark.parametrize(("T", "chunk"), [(1, 4), (3, 4), (32, 8), (37, 8), (24, 12), (40, 64)])
 @pytest.mark.parametrize("causal", [True, False])
 @every_rounds
 def test_it_is_its_formula_and_so_are_its_gradients(

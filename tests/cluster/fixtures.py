@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scanline.model.checkpoint import load_checkpoint
+from scanline.model.checkpoint import Checkpoint, load_checkpoint
 from scanline.service.cluster.fleet import Fleet
 from scanline.service.cluster.parts import News, Part, Report
 from scanline.service.cluster.replica import Replica
@@ -20,7 +21,7 @@ from scanline.service.generation import FinishReason, Generation, Spec
 from scanline.service.progress import Observer
 from scanline.service.queue import Limits
 from scanline.service.server import open_engine
-from tests.service_fixtures import GREY, save_tiny, settings, until
+from tests.service_fixtures import GREY, save_tiny, settings, tiny_model, until
 
 SLOTS = 8
 HOLE = np.ones(GREY.pixels, np.bool_)
@@ -122,14 +123,19 @@ def pictures(generation: Generation) -> list[NDArray[np.uint8]]:
     return [image.read(0, generation.config.pixels) for image in generation.images]
 
 
-def assert_as_by_one_engine(folder: Path, generation: Generation) -> None:
-    """Check every byte, and all that is said of it, against an engine in this process."""
-    checkpoint = load_checkpoint(folder / "tiny.safetensors")
-    engine = open_engine(checkpoint, settings(slots=SLOTS))
+@functools.cache  # for many tests draw the same
+def drawn_alone(spec: Spec) -> Generation:
+    """Have an engine in this process draw what a fleet does."""
+    engine = open_engine(Checkpoint("tiny", tiny_model()), settings(slots=SLOTS))
     try:
-        alone = drawn(engine, generation.spec)
+        return drawn(engine, spec)
     finally:
         engine.close(0.0)
+
+
+def assert_as_by_one_engine(generation: Generation) -> None:
+    """Check every byte, and all that is said of it, against an engine in this process."""
+    alone = drawn_alone(generation.spec)
     np.testing.assert_array_equal(pictures(generation), pictures(alone))
     for image, other in zip(generation.images, alone.images, strict=True):
         assert image.finish_reason is FinishReason.LENGTH

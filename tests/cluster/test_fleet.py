@@ -28,7 +28,7 @@ from tests.service_fixtures import until
 @pytest.mark.parametrize("name", SPECS)
 def test_replicas_draw_the_bytes_of_one_engine(name: str, tmp_path: Path) -> None:
     with fleet_of(tmp_path) as (fleet, _):
-        assert_as_by_one_engine(tmp_path, drawn(fleet, SPECS[name]))
+        assert_as_by_one_engine(drawn(fleet, SPECS[name]))
 
 
 def test_the_rate_is_that_of_all_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +151,7 @@ def test_without_replicas_images_wait_and_it_is_not_ready(tmp_path: Path) -> Non
             assert generation.status is Status.WAITING
             here.replicas = gone
             until(lambda: generation.finished, "its end")
-        assert_as_by_one_engine(tmp_path, generation)
+        assert_as_by_one_engine(generation)
 
 
 def test_closing_finishes_what_there_is_and_takes_no_more(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def test_what_a_dying_replica_leaves_is_drawn_by_others_to_the_byte(
         here.lives = [life, life]
         generation = drawn(fleet, SPECS[name])
         assert not here.lives
-        assert_as_by_one_engine(tmp_path, generation)
+        assert_as_by_one_engine(generation)
 
 
 def test_it_goes_on_where_the_dead_one_was(tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_it_goes_on_where_the_dead_one_was(tmp_path: Path) -> None:
         (_, first), (_, second) = here.parts
         assert first.known == [Known(0, 0)]
         assert 0 < second.known[0].position <= GREY.pixels
-        assert_as_by_one_engine(tmp_path, generation)
+        assert_as_by_one_engine(generation)
 
 
 def test_one_that_has_drawn_something_may_die_as_often_as_the_first() -> None:
@@ -90,7 +90,7 @@ def test_what_is_left_on_both_sides_of_an_image_has_its_own_seeds(
         monkeypatch.setattr(here, "draw", first)
         generation = drawn(fleet, Spec(n=3, seed=5))
         assert [part.spec.n for _, part in here.parts] == [3, 1, 1]
-        assert_as_by_one_engine(tmp_path, generation)
+        assert_as_by_one_engine(generation)
 
 
 def test_one_that_answers_nobody_stops_no_other(
@@ -111,7 +111,7 @@ def test_one_that_answers_nobody_stops_no_other(
         since = fleet._reported
         until(lambda: fleet._clock() - since > 0.5, "many meetings")
         assert fleet.alive
-        assert_as_by_one_engine(tmp_path, drawn(fleet, Spec(n=9, seed=0)))
+        assert_as_by_one_engine(drawn(fleet, Spec(n=9, seed=0)))
 
 
 @pytest.mark.parametrize("error", [OSError("no way there"), asyncio.CancelledError()], ids=repr)
@@ -135,7 +135,7 @@ def test_what_cannot_be_sent_or_asked_is_tried_again(
 
         monkeypatch.setattr(here, "draw", failing)
         monkeypatch.setattr(here, "meet", silent)
-        assert_as_by_one_engine(tmp_path, drawn(fleet, Spec(n=2, seed=0)))
+        assert_as_by_one_engine(drawn(fleet, Spec(n=2, seed=0)))
         until(lambda: not left["meet"], "a meeting")
         here.join()
         until(lambda: len(fleet.reports) == 2, "the report of one more")
@@ -198,7 +198,7 @@ def test_what_fails_everywhere_ends_in_an_error(tmp_path: Path) -> None:
         assert failed.error
         assert failed.images[0].finish_reason is FinishReason.ERROR
         assert len(here.parts) == TRIES
-        assert_as_by_one_engine(tmp_path, drawn(fleet, Spec(n=1, seed=0)))
+        assert_as_by_one_engine(drawn(fleet, Spec(n=1, seed=0)))
 
 
 def test_what_fails_at_one_replica_is_drawn_again(
@@ -214,7 +214,7 @@ def test_what_fails_at_one_replica_is_drawn_again(
         monkeypatch.setattr(decoder, "launch", fail)
         generation = drawn(fleet, Spec(n=4, seed=0))
         assert generation.error is None
-        assert_as_by_one_engine(tmp_path, generation)
+        assert_as_by_one_engine(generation)
 
 
 class Held:

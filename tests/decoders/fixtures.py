@@ -23,6 +23,24 @@ BACKENDS = ("reference", "native", pytest.param("triton", marks=pytest.mark.gpu)
 # What bits may differ by from the network's own: the coarsest precision that a backend may have by
 # default, which for native is the CPU's choice.
 PRECISION = {"reference": torch.float32, "native": torch.bfloat16, "triton": torch.bfloat16}
+
+
+def on_backends(
+    names: str, first: Sequence[object], others: Sequence[object]
+) -> pytest.MarkDecorator:
+    """Test every backend with the first values, and the others on the reference broadly."""
+    params = []
+    for backend in BACKENDS:
+        name, marks = (
+            (backend, ()) if isinstance(backend, str) else (backend.values[0], backend.marks)
+        )
+        for value in [*first, *others]:
+            broad = [pytest.mark.broad] if name == "reference" and value in others else []
+            values = value if isinstance(value, tuple) else (value,)
+            params.append(pytest.param(name, *values, marks=[*marks, *broad]))
+    return pytest.mark.parametrize(f"backend,{names}", params, indirect=["backend"])
+
+
 GREY = tiny_config(classes=("cat", "dog"))
 RGB = tiny_config(channels=3, head="logistic_mixture", encoding="linear", short_conv="2x3")
 PAPER = tiny_config(

@@ -100,7 +100,9 @@ def test_step_stops_at_the_last_pixel(config: ModelConfig, backend: str) -> None
 
 
 @every_layer
-@pytest.mark.parametrize("sizes", [(1,), (3, 1, 2), (7,)], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [(1,), (3, 1, 2), pytest.param((7,), marks=pytest.mark.broad)], ids=str
+)
 def test_many_small_steps_equal_one_large(
     config: ModelConfig, sizes: tuple[int, ...], backend: str
 ) -> None:

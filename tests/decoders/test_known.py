@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
 
 from scanline.model.config import ModelConfig
@@ -18,6 +17,7 @@ from tests.decoders.fixtures import (
     masked,
     network_bits,
     network_of,
+    on_backends,
     state_of,
 )
 from tests.network.variants import few_variants
@@ -56,7 +56,7 @@ def test_unknown_pixels_of_the_upload_leave_no_trace(config: ModelConfig, backen
 
 
 @every_layer
-@pytest.mark.parametrize("together", [True, False])
+@on_backends("together", [True], [False])
 def test_what_is_known_is_as_what_was_drawn(
     config: ModelConfig, together: bool, backend: str
 ) -> None:

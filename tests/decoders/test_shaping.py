@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 import torch
@@ -16,12 +14,13 @@ from scanline.model.network import LinearTransformer
 from tests.conftest import assert_close, random_network, tiny_config
 from tests.decoders.fixtures import (
     KINDS,
+    LAYERS,
     PRECISION,
     begin_behind_what_is_known,
     blank,
-    every_layer,
     masked,
     network_of,
+    on_backends,
     state_of,
 )
 
@@ -91,11 +90,20 @@ def guided(config: ModelConfig, count: int, g: float, top_p: float = 1.0) -> Inp
     return inputs
 
 
-@pytest.mark.parametrize("config", SMALL.values(), ids=SMALL.keys())
+SHAPES = [(2.0, 0.8, 0.7), (1.0, 0.6, 1.0), (2.5, 1.0, 1.0), (0.0, 0.8, 0.8), (8.0, 0.9, 1.0)]
+
+
 @pytest.mark.parametrize(
-    ("g", "top_p", "temperature"),
-    [(1.0, 0.6, 1.0), (2.5, 1.0, 1.0), (0.0, 0.8, 0.8), (2.0, 0.8, 0.7), (8.0, 0.9, 1.0)],
-)
+    ("config", "g", "top_p", "temperature"),
+    [
+        pytest.param(
+            config, *shape, marks=pytest.mark.broad if name == "softmax" and i else (),
+            id="-".join(map(str, (name, *shape))),
+        )
+        for name, config in SMALL.items()
+        for i, shape in enumerate(SHAPES)
+    ],
+)  # fmt: skip
 def test_frequencies_are_those_of_the_definition(
     config: ModelConfig, g: float, top_p: float, temperature: float, backend: str
 ) -> None:
@@ -181,17 +189,27 @@ def test_guided_images_among_others_draw_the_same_bytes(backend: str) -> None:
         assert np.array_equal(decoder.bits[slot], expected[row][1])
 
 
-@pytest.mark.parametrize("parts", list(itertools.product([0, 1], repeat=2)))
-@every_layer
+@pytest.mark.parametrize(
+    ("config", "guide", "twice"),
+    [
+        pytest.param(
+            config, guide, twice,
+            marks=pytest.mark.broad if config.classes and guide != twice else (),
+            id=f"{name}-{guide}-{twice}",
+        )
+        for name, config in LAYERS.items()
+        for guide in ([0, 1] if config.classes else [0])
+        for twice in (0, 1)
+    ],
+)  # fmt: skip
 def test_a_fork_goes_on_with_the_bytes_of_its_source(
-    config: ModelConfig, parts: tuple[int, int], backend: str
+    config: ModelConfig, guide: int, twice: int, backend: str
 ) -> None:
     """Forked at random pixels, to one slot or two, guided or not, and left alone by its copies."""
-    guide, twice = bool(parts[0]) and bool(config.classes), parts[1]
     network, inputs = network_of(config), masked(config, 2, seed=3)
     if guide:
         inputs.label[:], inputs.guidance[:], inputs.twin[:] = 1, 2.0, [2, 3]
-    generator = np.random.default_rng(parts)
+    generator = np.random.default_rng((guide, twice))
     alone = open_decoder(network, 4, backend)
     alone.begin([0, 1], inputs)
     alone.step([0, 1], config.pixels)
@@ -238,6 +256,7 @@ def test_a_fork_with_other_noise_draws_something_else(backend: str) -> None:
     [
         ([0], [0], None), ([0], [3], None), ([0, 1], [2, 2], None), ([0], [1, 2], None),
         ([-1], [2], None), ([0], [-1], None), ([0], [2], [1]), ([0, 1], [1, 2], None),
+        ([3], [2], None), ([-2], [2], None),
     ],
 )  # fmt: skip
 def test_forks_that_make_no_sense_are_refused(
@@ -291,15 +310,7 @@ def test_below_one_guidance_cuts_off_nothing_before_it_is_applied(backend: str) 
     assert np.abs(drawn - expected).sum() < images / 5
 
 
-@pytest.mark.parametrize("source", [3, -2])
-def test_forks_of_what_is_not_there_are_refused(source: int, backend: str) -> None:
-    decoder = open_decoder(network_of(KINDS["grey"]), 3, backend)
-    decoder.begin([0, 1], blank(KINDS["grey"], 2))
-    with pytest.raises(ValueError, match="slots must be"):
-        decoder.fork([source], [2])
-
-
-@pytest.mark.parametrize(("top_p", "most"), [(0.9, 230), (0.5, 127), (0.02, 5)])
+@on_backends("top_p,most", [(0.02, 5)], [(0.9, 230), (0.5, 127)])
 def test_of_equals_the_lower_are_kept_however_many_they_are(
     top_p: float, most: int, backend: str
 ) -> None:

@@ -73,7 +73,7 @@ def test_everything_can_be_done_with_the_keyboard(visit: Open) -> None:
 
 
 @pytest.mark.parametrize("view", VIEWS)
-@pytest.mark.parametrize("width", [320, 390])
+@pytest.mark.parametrize("width", [320, pytest.param(390, marks=pytest.mark.broad)])
 def test_a_phone_is_wide_enough(visit: Open, view: str, width: int) -> None:
     page = visit(f"#{view}", **PHONE | {"viewport": {"width": width, "height": 740}})
     shown(page, view)

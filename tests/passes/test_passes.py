@@ -222,8 +222,15 @@ def test_a_networks_gradients_are_those_of_float64() -> None:
         assert_close(grad / scale, exactly[name] / scale, torch.float32)
 
 
-@pytest.mark.parametrize("bf16", [False, True])
-@pytest.mark.parametrize("head", ["categorical", "logistic_mixture"])
+@pytest.mark.parametrize(
+    ("head", "bf16"),
+    [
+        ("categorical", False),
+        ("logistic_mixture", True),
+        pytest.param("categorical", True, marks=pytest.mark.broad),
+        pytest.param("logistic_mixture", False, marks=pytest.mark.broad),
+    ],
+)
 def test_they_compile_without_a_break_in_the_graph(
     head: Literal["categorical", "logistic_mixture"], bf16: bool
 ) -> None:

@@ -65,10 +65,29 @@ def test_two_runs_of_one_seed_are_the_same_and_of_two_are_not(tmp_path: Path) ->
     assert not torch.equal(first.model.head.predictor.bias, other.model.head.predictor.bias)
 
 
-@pytest.mark.parametrize("cut", [1, 3, 5])
-def test_stopped_and_resumed_equals_run_through(tmp_path: Path, cut: int) -> None:
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
+    """Give a run from its first step to its last."""
+    return run(tmp_path_factory.mktemp("runs") / "whole")
+
+
+@pytest.fixture(scope="module")
+def one_step(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give the folder of a run of a step."""
+    folder = tmp_path_factory.mktemp("runs") / "begun"
+    run(folder, replace(CONFIG, steps=1))
+    return folder
+
+
+@pytest.fixture
+def begun(one_step: Path, tmp_path: Path) -> Path:
+    """Give the folder of a run of a step, to go on in or to damage."""
+    return shutil.copytree(one_step, tmp_path / "begun")
+
+
+@pytest.mark.parametrize("cut", [1, pytest.param(3, marks=pytest.mark.broad), 5])
+def test_stopped_and_resumed_equals_run_through(tmp_path: Path, cut: int, whole: Trainer) -> None:
     """Weights, average, both optimizers and the steps after: all to the bit."""
-    whole = run(tmp_path / "whole", CONFIG)
     stop = Stop()
 
     class Counting(Trainer):
@@ -84,10 +103,11 @@ def test_stopped_and_resumed_equals_run_through(tmp_path: Path, cut: int) -> Non
     assert_same_bits(state(resumed), state(whole))
     assert_same_bits(
         dict(load_checkpoint(weights_of(tmp_path / "parts")).model.state_dict()),
-        dict(load_checkpoint(weights_of(tmp_path / "whole")).model.state_dict()),
+        dict(load_checkpoint(whole.weights).model.state_dict()),
     )
     logs = [
-        [line["bits_per_dim"] for line in log_of(tmp_path / name)] for name in ("parts", "whole")
+        [line["bits_per_dim"] for line in log_of(folder)]
+        for folder in (tmp_path / "parts", whole.folder)
     ]
     assert logs[0] == logs[1]
 
@@ -260,17 +280,15 @@ def test_a_finished_run_resumes_to_nothing(tmp_path: Path) -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_other_settings_do_not_resume(tmp_path: Path, change: dict[str, Any]) -> None:
-    run(tmp_path, replace(CONFIG, steps=1))
+def test_other_settings_do_not_resume(one_step: Path, change: dict[str, Any]) -> None:
     (name,) = change
     with pytest.raises(CheckpointError, match=rf"other settings \({name}\); give the same ones"):
-        Trainer(MODEL, replace(CONFIG, **change), tmp_path, CPU).resume()
+        Trainer(MODEL, replace(CONFIG, **change), one_step, CPU).resume()
 
 
-def test_another_model_does_not_resume(tmp_path: Path) -> None:
-    run(tmp_path, replace(CONFIG, steps=1))
+def test_another_model_does_not_resume(one_step: Path) -> None:
     with pytest.raises(CheckpointError, match=r"of another model \(\w+\); name the same one"):
-        Trainer(replace(MODEL, d_ff=32), CONFIG, tmp_path, CPU).resume()
+        Trainer(replace(MODEL, d_ff=32), CONFIG, one_step, CPU).resume()
 
 
 @pytest.mark.parametrize("content", [None, b"", b"hello", b"PK\x03\x04" + bytes(50), bytes(500)])
@@ -281,15 +299,14 @@ def test_what_is_no_training_state_does_not_resume(tmp_path: Path, content: byte
         Trainer(MODEL, CONFIG, tmp_path, CPU).resume()
 
 
-def test_a_truncated_or_foreign_state_does_not_resume(tmp_path: Path) -> None:
-    run(tmp_path, replace(CONFIG, steps=1))
-    path = tmp_path / "training.pt"
+def test_a_truncated_or_foreign_state_does_not_resume(begun: Path) -> None:
+    path = begun / "training.pt"
     path.write_bytes(path.read_bytes()[:4000])
     with pytest.raises(CheckpointError, match=r"training.pt is no PyTorch file"):
-        Trainer(MODEL, CONFIG, tmp_path, CPU).resume()
+        Trainer(MODEL, CONFIG, begun, CPU).resume()
     torch.save({"weight": torch.ones(2)}, path)
     with pytest.raises(CheckpointError, match=r"training.pt is not the state of a training run"):
-        Trainer(MODEL, CONFIG, tmp_path, CPU).resume()
+        Trainer(MODEL, CONFIG, begun, CPU).resume()
 
 
 @pytest.mark.parametrize(
@@ -303,18 +320,16 @@ def test_a_truncated_or_foreign_state_does_not_resume(tmp_path: Path) -> None:
         ("weights", 3),
     ],
 )
-def test_a_damaged_state_does_not_resume(tmp_path: Path, name: str, value: object) -> None:
-    run(tmp_path, replace(CONFIG, steps=1))
-    path = tmp_path / "training.pt"
+def test_a_damaged_state_does_not_resume(begun: Path, name: str, value: object) -> None:
+    path = begun / "training.pt"
     torch.save(torch.load(path, weights_only=True) | {name: value}, path)
     with pytest.raises(CheckpointError, match=r"training.pt is (damaged|not the state of a tra)"):
-        Trainer(MODEL, CONFIG, tmp_path, CPU).resume()
+        Trainer(MODEL, CONFIG, begun, CPU).resume()
 
 
-def test_other_images_do_not_resume(tmp_path: Path) -> None:
+def test_other_images_do_not_resume(begun: Path) -> None:
     """As with another share of them held out; only the same ones go on to the bit."""
-    run(tmp_path, replace(CONFIG, steps=1))
-    trainer = Trainer(MODEL, CONFIG, tmp_path, CPU)
+    trainer = Trainer(MODEL, CONFIG, begun, CPU)
     trainer.resume()
     for other in (dataset(21), dataset(22, seed=1), replace(dataset(), labels=None, classes=())):
         with pytest.raises((CheckpointError, ValueError), match=r"other images|the data's classes"):
