@@ -10,6 +10,7 @@ import gc
 import logging
 import os
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -76,9 +77,9 @@ def _random_network(config: ModelConfig, seed: int, dtype: torch.dtype) -> Linea
     return network
 
 
-def random_canvas(config: ModelConfig, rows: int, seed: int = 0) -> Tensor:
+def random_canvas(config: ModelConfig, rows: int) -> Tensor:
     """Give ``rows`` images of random values, uint8 ``[rows, T, C]``."""
-    values = np.random.default_rng(seed).integers(
+    values = np.random.default_rng(0).integers(
         0, 256, (rows, config.pixels, config.channels), np.uint8
     )
     return torch.from_numpy(values)
@@ -164,6 +165,18 @@ def build_sooner(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have an ISA built with less care, unless it is this CPU's or what most CPUs have."""
     if isa not in (cpu_isas()[0], "avx2"):
         monkeypatch.setenv("SCANLINE_CXXFLAGS", "-O1")
+
+
+@contextlib.contextmanager
+def read_fifo(path: Path) -> Iterator[list[bytes]]:
+    """Make a FIFO that somebody reads, and stays one; what comes through is there at the end."""
+    read = list[bytes]()
+    os.mkfifo(path)
+    reader = threading.Thread(target=lambda: read.append(path.read_bytes()), daemon=True)
+    reader.start()
+    yield read
+    assert path.is_fifo()
+    reader.join()
 
 
 @pytest.fixture

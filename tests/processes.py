@@ -21,11 +21,10 @@ def free_port() -> int:
 def wait_ready(
     url: str,
     process: subprocess.Popen[bytes],
-    seconds: float = 120,
     said: Callable[[], str] = lambda: "",
 ) -> None:
     """Wait until a server answers that it is ready; fails, with what it said, where it does not."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + 120
     while True:
         assert process.poll() is None, f"the server ended: {said()}"
         assert time.monotonic() < deadline, f"the server is not ready: {said()}"

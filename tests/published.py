@@ -46,7 +46,8 @@ def write_mnist(
     return images, labels
 
 
-def cifar_batch(count: int = 5, seed: int = 0) -> tuple[Bytes, Bytes, bytes]:
+def cifar_batch(seed: int = 0) -> tuple[Bytes, Bytes, bytes]:
+    count = 5
     images = np.random.default_rng(seed).integers(0, 256, (count, 32, 32, 3), np.uint8)
     labels = ((np.arange(count) + seed) % 10).astype(np.uint8)
     planes = images.transpose(0, 3, 1, 2).reshape(count, 3072)

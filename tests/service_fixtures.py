@@ -201,9 +201,9 @@ def fake_image(config: ModelConfig, spec: Spec, index: int) -> NDArray[np.uint8]
     return pixels
 
 
-def tiny_model(config: ModelConfig = GREY, seed: int = 0) -> LinearTransformer:
+def tiny_model(config: ModelConfig = GREY) -> LinearTransformer:
     """Give a small random network, float32, as a checkpoint would."""
-    return random_network(config, seed).float()
+    return random_network(config).float()
 
 
 def save_tiny(folder: Path, name: str = "tiny", config: ModelConfig = GREY) -> Path:

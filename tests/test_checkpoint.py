@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import stat
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from scanline.model.checkpoint import (
 )
 from scanline.model.files import write_atomically
 from scanline.model.network import LinearTransformer
-from tests.conftest import random_canvas, random_network, tiny_config
+from tests.conftest import random_canvas, random_network, read_fifo, tiny_config
 
 FACTS = {"steps": 3, "validation": [{"step": 1.0, "bits_per_dim": 2.5}], "data": "größer"}
 
@@ -110,13 +109,8 @@ def test_a_link_stays_and_what_it_leads_to_is_written(tmp_path: Path, there: boo
 
 
 def test_a_fifo_is_written_into(tmp_path: Path) -> None:
-    fifo, read = tmp_path / "fifo", list[bytes]()
-    os.mkfifo(fifo)
-    reader = threading.Thread(target=lambda: read.append(fifo.read_bytes()), daemon=True)
-    reader.start()
-    write_atomically(fifo, b"through")
-    assert fifo.is_fifo()
-    reader.join()
+    with read_fifo(tmp_path / "fifo") as read:
+        write_atomically(tmp_path / "fifo", b"through")
     assert read == [b"through"]
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,7 @@ from scanline.model.drawing import Source, paint
 from scanline.model.likelihood import pixel_bits
 from scanline.service import drawing
 from scanline.service.generation import Spec
-from tests.conftest import assert_close
+from tests.conftest import assert_close, read_fifo
 from tests.decoders.conftest import backend as backend  # the fixture
 from tests.decoders.fixtures import PRECISION
 from tests.engine.fixtures import drawn, running
@@ -229,14 +227,9 @@ def test_where_no_picture_can_be_written_none_is_drawn(
 
 
 def test_a_picture_is_written_into_a_fifo(tmp_path: Path) -> None:
-    fifo, read = tmp_path / "fifo", list[bytes]()
-    os.mkfifo(fifo)
-    reader = threading.Thread(target=lambda: read.append(fifo.read_bytes()), daemon=True)
-    reader.start()
-    for out in (fifo, tmp_path / "file"):
-        drawing.draw_grid(checkpoint(), Spec(n=1, seed=0), out, 1, "reference")
-    assert fifo.is_fifo()
-    reader.join()
+    with read_fifo(tmp_path / "fifo") as read:
+        for out in (tmp_path / "fifo", tmp_path / "file"):
+            drawing.draw_grid(checkpoint(), Spec(n=1, seed=0), out, 1, "reference")
     assert read == [(tmp_path / "file").read_bytes()]
 
 

@@ -297,9 +297,9 @@ def test_wrong_shapes_are_refused(
         form(torch.ones(q), torch.ones(k), torch.ones(v), state)
 
 
-def kept_bytes(T: int, K: int = 16, V: int = 24) -> int:
+def kept_bytes(T: int) -> int:
     """Bytes that one call keeps for its backward pass, storages counted once."""
-    q, k, v = leaves(inputs(T, K=K, V=V, dtype=torch.float32)[:3])
+    q, k, v = leaves(inputs(T, K=16, V=24, dtype=torch.float32)[:3])
     storages: dict[int, int] = {}
 
     def note(tensor: Tensor) -> Tensor:

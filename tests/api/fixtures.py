@@ -68,8 +68,8 @@ def serve(fields: dict[str, Any] | None = None, **decoders: Any) -> Iterator[Her
 class Held(FakeDecoder):
     """Draws one pixel of each image for every permit, all of them once it is open."""
 
-    def __init__(self, config: ModelConfig = GREY, max_slots: int = 4) -> None:
-        super().__init__(config, max_slots)
+    def __init__(self) -> None:
+        super().__init__(GREY, 4)
         self.permits, self.opened = threading.Semaphore(0), threading.Event()
 
     def step(self, slots: Any, n: int) -> None:

@@ -18,6 +18,7 @@ from scanline.service.queue import ClosedError
 from scanline.service.server import Process, open_engine
 from scanline.service.serving import configure
 from tests.api.fixtures import held, serve
+from tests.engine.fixtures import losing
 from tests.service_fixtures import (
     GREY,
     FakeDecoder,
@@ -230,11 +231,7 @@ def test_a_model_that_can_draw_no_more_ends_the_process() -> None:
         process = Process(configure(app, scanline), scanline)
         assert not asyncio.run(process.on_tick(1))
 
-        def fail(slots: list[int]) -> None:
-            decoder.broken = True
-            raise RuntimeError("an illegal memory access was encountered")
-
-        decoder.before_step = fail
+        decoder.before_step = losing(decoder)
         check_error(httpx.post(f"{url}/v1/samples", json={}, timeout=60), 500, "generation_failed")
         until(lambda: scanline.models["grey"].engine.broken)
         assert asyncio.run(process.on_tick(1))

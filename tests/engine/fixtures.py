@@ -140,6 +140,16 @@ def assert_every_slot_is_free(engine: Engine, decoder: FakeDecoder) -> None:
     assert sorted(together) == list(range(decoder.max_slots))
 
 
+def losing(decoder: FakeDecoder) -> Callable[[list[int]], None]:
+    """Give what fails as on a device that is lost, to be called before a step or a load."""
+
+    def fail(slots: list[int]) -> None:
+        decoder.broken = True
+        raise RuntimeError("an illegal memory access was encountered")
+
+    return fail
+
+
 def finished(generation: Generation) -> None:
     until(lambda: generation.finished, "the generation's end")
 

@@ -24,6 +24,7 @@ from tests.engine.fixtures import (
     assert_right,
     completion,
     finished,
+    losing,
     running,
 )
 from tests.service_fixtures import GREY, FakeDecoder, until
@@ -154,12 +155,8 @@ def test_a_device_that_is_lost_ends_the_engine(decoders: type[FakeDecoder]) -> N
     touched = engine.queue.submit(Spec(n=4, seed=0))
     gate.wait()
 
-    def fail(slots: list[int]) -> None:
-        decoder.broken = True
-        raise RuntimeError("an illegal memory access was encountered")
-
     with engine.queue.reading(touched):
-        decoder.before_step = fail
+        decoder.before_step = losing(decoder)
         gate.open()
         finished(touched)
     until(lambda: not engine.alive)
@@ -174,11 +171,7 @@ def test_a_device_that_is_lost_while_an_image_begins_ends_the_engine() -> None:
     decoder = FakeDecoder(GREY, 2)
     engine = Engine("grey", decoder, Limits())
 
-    def fail(slots: list[int]) -> None:
-        decoder.broken = True
-        raise RuntimeError("an illegal memory access was encountered")
-
-    decoder.before_load = fail
+    decoder.before_load = losing(decoder)
     engine.start()
     touched = engine.queue.submit(Spec(n=4, seed=0))
     with engine.queue.reading(touched):

@@ -21,14 +21,13 @@ TINY = LinearTransformer(tiny_config())
 
 
 def trace(
-    decoder: NativeDecoder, inputs: Inputs, n: int | None = None
+    decoder: NativeDecoder, inputs: Inputs
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Run all pixels as they are, known or drawn; give every step's parameters, and the bits."""
     slots = np.arange(len(inputs.canvas), dtype=np.int32)
     parameters = decoder.trace()
     decoder.begin(slots.tolist(), inputs)
-    for _ in range(0, decoder.config.pixels, n or decoder.config.pixels):
-        decoder.step(slots, n or decoder.config.pixels)
+    decoder.step(slots, decoder.config.pixels)
     return parameters[slots, int(decoder.config.start == "given") :], decoder.bits[slots]
 
 

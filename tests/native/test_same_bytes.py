@@ -7,16 +7,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
 from scanline.kernels.native.abi import Precision
 from scanline.kernels.native.cpu import usable_cores
 from scanline.model.config import PRESETS, ModelConfig
 from scanline.model.decoders.native import NativeDecoder
 from scanline.model.network import LinearTransformer
-from tests.conftest import tiny_config
 from tests.decoders.fixtures import KINDS, blank, every_kind, masked, network_of
-from tests.native.fixtures import TINY, trace
+from tests.native.fixtures import TINY
 
 
 @every_kind
@@ -133,18 +131,6 @@ def test_the_same_bytes_where_threads_have_many_images(kind: str, guided: bool, 
         assert (decoder.positions[images] == wide.pixels).all()
         drawn.add((decoder.canvas.tobytes(), decoder.bits.tobytes(), decoder.kv.tobytes()))
     assert len(drawn) == 1
-
-
-def test_a_decoder_owns_its_weights() -> None:
-    """Training on, or closing the model, does not reach into a running decoder."""
-    config = tiny_config()
-    network, inputs = network_of(config), blank(config, 1)
-    decoder = NativeDecoder(network, 1)
-    before = trace(decoder, inputs)[0].copy()
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter.zero_()
-    assert np.array_equal(trace(decoder, inputs)[0], before)
 
 
 def test_a_pair_is_never_torn_nor_a_part_too_large(isa: str) -> None:

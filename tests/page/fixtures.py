@@ -87,9 +87,9 @@ def touch(page: Page, selector: str, column: int, row: int, width: int, height: 
     )
 
 
-def upload(page: Page, data: bytes, kind: str = "image/png", field: str = "#file") -> None:
+def upload(page: Page, data: bytes, kind: str = "image/png") -> None:
     """Choose a file."""
-    page.set_input_files(field, {"name": "picture", "mimeType": kind, "buffer": data})
+    page.set_input_files("#file", {"name": "picture", "mimeType": kind, "buffer": data})
 
 
 def slide(page: Page, selector: str, value: float) -> None:

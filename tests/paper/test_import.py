@@ -22,9 +22,9 @@ from scanline.model.importing import import_paper_checkpoint
 from tests.conftest import assert_close
 
 
-def authors_tensors(layers: int, D: int = 256, seed: int = 0) -> dict[str, Tensor]:
+def authors_tensors(layers: int) -> dict[str, Tensor]:
     """Give a random checkpoint under the authors' names."""
-    generator = torch.Generator().manual_seed(seed)
+    D, generator = 256, torch.Generator().manual_seed(0)
 
     def normal(*shape: int, scale: float) -> Tensor:
         return torch.randn(*shape, generator=generator) * scale

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from PIL import Image
 
 from scanline.model.paper import copying, images, lengths
@@ -23,13 +21,6 @@ from tests.conftest import ROOT
 from tests.paper.test_experiments import SMALL, TASK
 
 RESULTS = ROOT / "model" / "paper" / "results"
-
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 def test_commands_leave_a_table_a_plot_and_rows_and_go_on(

@@ -6,7 +6,6 @@ import itertools
 import json
 import math
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,13 +34,6 @@ TASK = replace(table.QUICK, sizes=SIZES, batch=4, learning_rate=2e-2, lstm_learn
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
 spoken = pytest.mark.skipif(shutil.which("espeak-ng") is None, reason="espeak-ng is not installed")
-
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 def write_speech(folder: Path, train: int = 24, test: int = 8) -> Path:
