@@ -27,8 +27,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from scanline.kernels.cuda import attention as triton_attention
+from scanline.kernels.cuda import bias as triton_bias
 from scanline.kernels.cuda import decode as triton_decode
-from scanline.kernels.cuda import linear as triton_linear
 from scanline.kernels.cuda import residual as triton_residual
 from scanline.kernels.cuda.overlap import CAPABILITY
 from scanline.kernels.cuda.variants import Variant
@@ -54,7 +54,7 @@ class Usage:
 def launched(arch: int) -> list[Variant]:
     """List every variant as it is launched on ``sm_<arch>``."""
     overlap = divmod(arch, 10) >= CAPABILITY
-    found = [*triton_attention.variants(arch), *triton_linear.variants()]
+    found = [*triton_attention.variants(arch), *triton_bias.variants()]
     return [*found, *triton_residual.variants(), *triton_decode.variants(overlap=overlap)]
 
 
