@@ -72,8 +72,8 @@ def create_app(scanline: Scanline, open_models: Callable[[], None]) -> FastAPI:
         finally:
             await asyncio.to_thread(loading.join, LOADED_SECONDS)
             scanline.ended_early = loading.is_alive()
-            # By now nobody can be told of anything that is still drawn.
-            await asyncio.to_thread(scanline.drain, 0.0)
+            # Where one model can draw no more, nobody can be told of what others still draw.
+            await asyncio.to_thread(scanline.drain, None if scanline.failure is None else 0.0)
 
     app = FastAPIOffline(  # whose /docs needs no CDN
         title="Scanline", version=__version__, description=DESCRIPTION, lifespan=lifespan,

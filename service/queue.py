@@ -152,6 +152,11 @@ class Queue:
             ahead = self._look_out().places.get(generation.id, generation.queue_position)
             return ahead, self._seconds_until_taken(ahead + 1)
 
+    def slots_wanted(self) -> int:
+        """Count the slots that the waiting images want."""
+        with self._changed:
+            return sum(one.waiting * one.spec.slots for one in self._order)
+
     def check_room(self, n: int, caller: str = "") -> None:
         """Raise what ``submit`` would raise for ``n`` images now."""
         with self._changed:

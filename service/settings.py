@@ -95,7 +95,8 @@ class Settings(BaseSettings):
         float, Field(ge=0, description="A dropped stream may be resumed for this long.")
     ] = 5.0
     drain_seconds: Annotated[
-        float, Field(ge=0, description="After SIGTERM, what runs may take this long to finish.")
+        float,
+        Field(ge=0, le=86_400, description="What runs may take so long to finish after SIGTERM."),
     ] = 30.0
     api_key: Annotated[
         SecretStr | None,

@@ -117,5 +117,6 @@ def test_nothing_is_drawn_once_nobody_can_be_told() -> None:
         headers = {"Prefer": "respond-async"}
         begun = httpx.post(f"{url}/v1/samples", json={"n": 100}, headers=headers).json()
         generation = scanline.models["fake"].engine.queue.find(begun["id"])
+        scanline.failure = "another model can draw no more"
     assert generation is not None
     assert generation.closed

@@ -81,7 +81,7 @@ WRONG = {
     "keep_finished": ["-1", "255"],
     "keep_seconds": ["-1", "nan", "soon"],
     "grace_seconds": ["-0.1"],
-    "drain_seconds": ["-1", "x"],
+    "drain_seconds": ["-1", "x", "inf", "1e10"],
     "api_key": ["  "],
     "log_format": ["xml"],
     "log_level": ["loud"],

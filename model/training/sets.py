@@ -15,15 +15,9 @@ from scanline.model.evaluation import check_shape
 from scanline.model.training.resuming import fingerprint
 
 DEFAULT_SIZE = 28  # pixels a side of a person's own pictures
-_FEW_LAYERS = 4  # of a network for a person's own pictures: they are few, and so are the minutes
 _HOLD_OUT = 1000  # images at most that are held out where nobody says how many
-# What a run has of the checkpoint that it starts from.
-_OWN = ("n_layers", "d_model", "d_ff", "n_heads", "attention", "feature_map")
-# What tells one kind of network from another; a preset's sizes and parts change with the versions.
-_KIND = ("input", "order", "head", "norm", "activation", "positions")
 _WHOLE = "all of the folder, whatever of it the model was trained on"
 _ALL_SEEN = "the model was trained on all of them"
-_BY_HEART = 0.05  # bits/dim above the best that tell a network that learns by heart
 
 
 def training_data(

@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import FastAPI
 from ray import serve
 from ray.serve.handle import DeploymentHandle
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from scanline.model.checkpoint import Checkpoint, load_checkpoints
 from scanline.service.app import create_app
@@ -20,7 +21,7 @@ from scanline.service.workshop import Workshop
 REQUESTS_AT_ONCE = 100_000  # it refuses itself what is too much, in its own words
 OF_A_LISTENER = {
     "host", "port", "max_connections", "max_headers", "header_seconds", "body_seconds",
-    "send_seconds", "keep_alive_seconds", "trusted_proxies", "root_path",
+    "send_seconds", "keep_alive_seconds", "root_path",
 }  # fmt: skip
 
 
@@ -36,7 +37,10 @@ class Entrance:
         set_up_logs(settings.log_format, settings.log_level)
         checkpoints = load_checkpoints(settings.weights, list(self._models))
         self._scanline = scanline = Scanline(settings)
-        return create_app(scanline, lambda: scanline.open(checkpoints, self._open))
+        app = create_app(scanline, lambda: scanline.open(checkpoints, self._open))
+        if settings.trusted_proxies:  # Ray Serve's listener believes those of its own machine alone
+            app.add_middleware(ProxyHeadersMiddleware, trusted_hosts=list(settings.trusted_proxies))
+        return app
 
     def check_health(self) -> None:
         """Raise ``RuntimeError`` where the models could not be opened, or one can draw no more.
@@ -66,7 +70,8 @@ def build(arguments: dict[str, Any]) -> Any:
         name="entrance",
         num_replicas=1,
         max_ongoing_requests=REQUESTS_AT_ONCE,
-        ray_actor_options={"num_cpus": 0},
+        # At the head, which is not scaled down: it holds what is drawn.
+        ray_actor_options={"num_cpus": 0, "resources": {"node:__internal_head__": 0.001}},
         graceful_shutdown_timeout_s=settings.drain_seconds + 5,
     )
     return entrance.bind(own_settings(settings, keep_key=True), models)

@@ -27,20 +27,26 @@ log = logging.getLogger("scanline.cluster")
 ADDRESS = "RAY_ADDRESS"
 JOIN_SECONDS = 60.0  # that a cluster may begin to listen after us
 FIRST_REPORT_SECONDS = 30.0
+END_SECONDS = 10.0  # that a replica told to end has to finish its parts
 PARTS_AT_ONCE = 100_000  # of a replica: how many it has is the entrance's to say
 OBJECTS = 128 * 2**20  # bytes of shared memory: parts and news are small and go by message
 
 
 def own_settings(settings: Settings, keep_key: bool = False) -> dict[str, Any]:
-    """Give those that were set: the others are each machine's own, as where the weights are."""
-    own = settings.model_dump(exclude_unset=True, exclude={"api_key"})
+    """Give those that were set: the others are each machine's own, as where the weights are.
+
+    But how many slots there are is the same everywhere: an image must fit wherever it goes.
+    """
+    own = settings.model_dump(exclude_unset=True, exclude={"api_key"}) | {"slots": settings.slots}
+    if "weights" in own:  # replicas begin in another folder
+        own["weights"] = settings.weights.resolve()
     if keep_key and settings.api_key is not None:
         own["api_key"] = settings.api_key.get_secret_value()
     return own
 
 
 def deployment(name: str, settings: Settings) -> Any:
-    """Give a model's deployment, scaled by its images, not yet run."""
+    """Give a model's deployment, scaled by its images' slots, not yet run."""
     scaling = AutoscalingConfig(
         min_replicas=settings.min_replicas,
         max_replicas=settings.max_replicas,
@@ -49,7 +55,7 @@ def deployment(name: str, settings: Settings) -> Any:
         downscale_delay_s=settings.scale_down_seconds,
         metrics_interval_s=1.0,
         look_back_period_s=2.0,
-        policy=AutoscalingPolicy(policy_function="scanline.service.cluster.scaling:by_images"),
+        policy=AutoscalingPolicy(policy_function="scanline.service.cluster.scaling:by_slots"),
     )
     routing = RequestRouterConfig(
         request_router_class="scanline.service.cluster.routing:FewestImages"
@@ -61,7 +67,8 @@ def deployment(name: str, settings: Settings) -> Any:
         autoscaling_config=scaling,
         request_router_config=routing,
         ray_actor_options={"num_cpus": settings.replica_cpus, "num_gpus": settings.replica_gpus},
-        graceful_shutdown_timeout_s=settings.drain_seconds,
+        # What it has is drawn again by others; one that hangs holds it for as long as that.
+        graceful_shutdown_timeout_s=min(settings.drain_seconds, END_SECONDS),
         health_check_period_s=5.0,
         health_check_timeout_s=10.0,
     ).bind(name, own_settings(settings))

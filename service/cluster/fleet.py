@@ -33,7 +33,6 @@ AHEAD = 8  # of so many slots one more image is at its replica, so that none wai
 MEETING_SECONDS = 1.0  # between two reports
 LOST_SECONDS = 5.0  # without a report: then there is no replica any more,
 SILENT_SECONDS = 60.0  # or one is silent, which Ray sees sooner than that
-RETRY_SECONDS = 0.5  # before one more try, longer each time
 TICK_SECONDS = 0.05  # between two looks at what time alone brings
 TRIES = 4  # of an image, without a pixel more
 
@@ -72,7 +71,7 @@ class _Assignment:
 class Fleet:
     """Draws the generations of its ``queue`` on replicas, until closed: a ``Workshop``.
 
-    ``largest`` is how many slots each replica has.
+    ``most`` is how many slots a replica is to have.
     """
 
     def __init__(
@@ -80,11 +79,11 @@ class Fleet:
         name: str,
         config: ModelConfig,
         replicas: Replicas,
-        largest: int,
+        most: int,
         limits: Limits,
         observer: Observer | None = None,
     ) -> None:
-        self.name, self.config, self.largest = name, config, largest
+        self.name, self.config, self._most = name, config, most
         self.met = threading.Event()  # set once there is a replica
         self._clock: Clock = time.perf_counter
         self.queue = Queue(name, config, limits, self._clock, self._tell)
@@ -93,6 +92,7 @@ class Fleet:
         self._replicas = replicas
         self._progress = Progress(self.queue, observer, self._clock)
         self._loop = asyncio.new_event_loop()
+        self._next = asyncio.Event()  # set once they have met again
         self._wake = asyncio.Event()
         self._tasks: dict[_Assignment, asyncio.Task[None]] = {}
         self._held: dict[Image, bool] = {}  # those at replicas; whether in spare slots
@@ -117,6 +117,11 @@ class Fleet:
                 log.critical("%s does not end: what gives its images to replicas hangs", self.name)
 
     # --- what the routes ask ------------------------------------------------------------------
+
+    @property
+    def largest(self) -> int:
+        """Count the slots that one image may take at most: no more than the least replica has."""
+        return min([self._most, *(report.slots for report in self.reports.values())])
 
     @property
     def slots(self) -> int:
@@ -202,7 +207,7 @@ class Fleet:
         """Learn from time to time which replicas there are, and how they are."""
         while True:
             try:
-                share = self.queue.waiting / max(1, len(self.reports))
+                share = self.queue.slots_wanted() / max(1, len(self.reports))
                 meeting = self._replicas.meet(self._entrance, share)
                 reports = await asyncio.wait_for(meeting, LOST_SECONDS)
             except (Exception, asyncio.CancelledError) as error:  # one is dying, or there is none
@@ -218,6 +223,8 @@ class Fleet:
                 self.reports = {report.replica: report for report in reports}
                 self._measure(self._clock())
                 self.met.set()
+                self._next.set()
+                self._next = asyncio.Event()
                 self._wake.set()
             await asyncio.sleep(MEETING_SECONDS)
 
@@ -302,7 +309,8 @@ class Fleet:
             part.generation.error = FAILED
             self._end(part.generation, FinishReason.ERROR)
             return
-        await asyncio.sleep(RETRY_SECONDS * (part.tries - 1))
+        if part.tries > 1:  # where none answers, it waits until one does
+            await self._next.wait()
         for run in _runs(left):
             self._assign(_Assignment(part.generation, run, part.tries + 1))
 

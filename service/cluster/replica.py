@@ -74,7 +74,7 @@ class Replica:
             self._parts -= 1
 
     def meet(self, entrance: str, share: float) -> Report:
-        """Say how it is, to an entrance where that ``share`` of images waits for it."""
+        """Say how it is, to an entrance where images of that ``share`` of slots wait for it."""
         self._end_if_broken()
         self._shares[entrance] = (time.monotonic(), share)
         engine = self._engine
@@ -84,11 +84,11 @@ class Replica:
         )  # fmt: skip
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Count the images that it draws, and its share of those that wait (Ray Serve's hook)."""
+        """Count its slots in use, and its share of those waited for (Ray Serve's hook)."""
         oldest = time.monotonic() - SHARE_SECONDS
         self._shares = {name: told for name, told in self._shares.items() if told[0] >= oldest}
         shares = sum(share for _, share in self._shares.values())
-        return {"images": self._engine.running + self._engine.queue.waiting + shares}
+        return {"slots": self._engine.slots_in_use + self._engine.queue.slots_wanted() + shares}
 
     def check_health(self) -> None:
         """Raise ``RuntimeError`` where nothing is drawn any more (Ray Serve's hook)."""

@@ -79,6 +79,8 @@ def complete(
     from scanline.service.pictures import UnmarkedError, read_upload
     from scanline.service.shape import settle
 
+    if out.exists() and out.samefile(picture):
+        raise ValueError(f"{out} is the picture itself: name another file to write")
     checkpoint = load_one(weights, model)
     config = checkpoint.model.config
     if rows is not None and not 0 <= rows < config.height:

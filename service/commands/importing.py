@@ -22,6 +22,8 @@ def import_(
 
     if out.suffix != ".safetensors":
         raise ValueError(f"{out} must end in .safetensors, or it would not be found to be served")
+    if out.exists():
+        raise ValueError(f"{out} is there already: name another file, or delete it first")
     checkpoint = import_paper_checkpoint(file, preset, first_value)
     save_checkpoint(out, checkpoint.model, checkpoint.facts)
     typer.echo(f"wrote {out}; serve it with: scanline serve --weights {out.parent}")

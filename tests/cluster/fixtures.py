@@ -108,7 +108,7 @@ def fleet_of(
 
 
 def idle(replica: Replica) -> bool:
-    return replica.record_autoscaling_stats()["images"] == 0
+    return replica.record_autoscaling_stats()["slots"] == 0
 
 
 def drawn(workshop: Fleet | Engine, spec: Spec) -> Generation:

@@ -50,7 +50,7 @@ def test_ray_serve_takes_its_config(name: str) -> None:
     ("given", "said"),
     [
         ({"port": 9000}, "port: Ray Serve's proxy listens"),
-        ({"max_connections": 9, "trusted_proxies": "*"}, "max_connections, trusted_proxies: "),
+        ({"max_connections": 9, "root_path": "/x"}, "max_connections, root_path: "),
         ({"cluster": False}, "always draws on its replicas"),
         ({"min_replica": 2}, "min_replica\n  Extra inputs are not permitted"),
     ],

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from scanline.service.cluster.parts import Known, Part, look_at
+from scanline.service.cluster.parts import Known, Part, Report, look_at
+from scanline.service.cluster.scaling import by_slots
 from scanline.service.generation import FinishReason, Image, Place, Spec, Status
-from scanline.service.queue import ClosedError
+from scanline.service.queue import ClosedError, Limits, Queue
+from tests.clocks import Clock
 from tests.cluster.fixtures import (
     SLOTS,
     SPECS,
@@ -22,7 +25,7 @@ from tests.cluster.fixtures import (
     idle,
 )
 from tests.engine.fixtures import Heard
-from tests.service_fixtures import until
+from tests.service_fixtures import GREY, until
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -176,9 +179,39 @@ def test_an_image_that_waits_elsewhere_counts_for_the_scaling(tmp_path: Path) ->
     with fleet_of(tmp_path) as (_, here):
         replica = here.replicas[0]
         replica.meet("another entrance", 7.5)
-        assert replica.record_autoscaling_stats() == {"images": 7.5}
+        assert replica.record_autoscaling_stats() == {"slots": 7.5}
         replica.meet("another entrance", 0.0)
         assert idle(replica)
+
+
+def test_what_waits_is_counted_by_the_slots_that_it_wants(tmp_path: Path) -> None:
+    """So that replicas are added where images of many slots wait, though they are few."""
+    queue = Queue("it", GREY, Limits(), Clock())
+    queue.submit(Spec(n=3, seed=0, guidance=2.0, label=1))
+    queue.submit(Spec(n=2, seed=0, particles=5))
+    assert queue.slots_wanted() == 3 * 2 + 2 * 5
+    for replicas, slots in ((1, 8.0), (2, 8.1), (3, 24.0)):
+        context = SimpleNamespace(
+            aggregated_metrics={"slots": {"one": slots / 2, "other": slots / 2}},
+            config=SimpleNamespace(target_ongoing_requests=8),
+        )
+        assert by_slots(context) == (replicas, {})
+
+
+def test_an_image_fits_the_least_of_the_replicas(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As while they are replaced by others: it would wait there for ever, and others behind it."""
+    with fleet_of(tmp_path) as (fleet, here):
+        assert fleet.largest == SLOTS
+        meet = here.meet
+
+        async def smaller(entrance: str, share: float) -> list[Report]:
+            first, *rest = await meet(entrance, share)
+            return [first._replace(slots=3), *rest]
+
+        monkeypatch.setattr(here, "meet", smaller)
+        until(lambda: fleet.largest == 3, "its report")
 
 
 def test_replicas_are_told_that_a_part_is_cancelled(

@@ -201,6 +201,32 @@ def test_what_fails_everywhere_ends_in_an_error(tmp_path: Path) -> None:
         assert_as_by_one_engine(drawn(fleet, Spec(n=1, seed=0)))
 
 
+def test_what_cannot_be_drawn_for_a_while_waits_until_they_meet_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with fleet_of(tmp_path) as (fleet, here):
+        asked: list[Part] = []
+
+        def unreachable(part: Part) -> Call:
+            asked.append(part)
+            raise OSError("no way there")
+
+        async def nobody(entrance: str, share: float) -> list[Report]:
+            raise OSError("no way there")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(here, "draw", unreachable)
+            patch.setattr(here, "meet", nobody)
+            generation = fleet.queue.submit(Spec(n=1, seed=0))
+            until(lambda: len(asked) == 2, "a second try")
+            since = fleet._clock()
+            until(lambda: fleet._clock() > since + 0.3)  # many looks at what there is to do
+        with fleet.queue.reading(generation):
+            until(lambda: generation.finished, "their coming back")
+        assert len(asked) == 2
+        assert_as_by_one_engine(generation)
+
+
 def test_what_fails_at_one_replica_is_drawn_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
