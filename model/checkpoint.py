@@ -131,7 +131,8 @@ def _check_facts(facts: dict[str, Any]) -> None:
         if figure is not None and not _is_number(figure["bits_per_dim"]):
             raise TypeError(f"its figures are no numbers: {figure!r}")
     before = facts.get("started_from") or {}
-    for run, name in ((facts, "images_seen"), (facts, "held_out"), (before, "images_seen")):
+    named = [(facts, "images_seen"), (facts, "held_out"), (before, "images_seen")]
+    for run, name in [*named, *((one, "held_out") for one in before.get("runs", []))]:
         if not isinstance(run.get(name) or 0, int):
             raise TypeError(f"its {name} is no number: {run[name]!r}")
 

@@ -189,7 +189,11 @@ class ModelConfig:
                 names = [same(one) for one in self.classes]
                 if names.count(same(label)) == 1:
                     return names.index(same(label))
-            label = int(name) if name.isascii() and name.isdigit() and len(name) < 10 else -1
+            numbered = any(one.strip().isdigit() for one in self.classes)  # then a number is a name
+            known = name.isascii() and name.isdigit() and len(name) < 10 and not numbered
+            label = int(name) if known else -1
+        elif isinstance(label, bool) or not hasattr(label, "__index__"):
+            raise ValueError(f"a label is a class's name or number, not {label!r}")
         if not 0 <= label < len(self.classes):
             raise ValueError(
                 f"there is no such class; there are {', '.join(self.classes)}, "

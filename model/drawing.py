@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import index
 from pathlib import Path
 from typing import NamedTuple
 
@@ -86,13 +87,17 @@ def complete(
     guides them (model/particles.py). All else is as for ``draw``.
     """
     config = open_source(model).model.config
+    picture, known = np.asarray(picture), np.asarray(known)
     _check_pictures(config, picture[None])
     if known.shape != picture.shape[:2] or known.dtype != np.bool_:
-        raise ValueError(f"known must be bool [{config.height}, {config.width}]")
+        raise ValueError(
+            f"known must be bool [{config.height}, {config.width}], "
+            f"not {known.dtype} {[*known.shape]}"
+        )
     return paint(
         model, n, seed=seed, label=label, temperature=temperature, top_p=top_p,
         guidance=guidance, particles=particles, slots=slots, backend=backend, threads=threads,
-        given=np.broadcast_to(picture, (n, *picture.shape)), known=known,
+        given=np.broadcast_to(picture, (max(n, 0), *picture.shape)), known=known,
     ).pictures  # fmt: skip
 
 
@@ -101,7 +106,7 @@ def score(model: Source, pictures: NDArray[np.uint8], label: Labels = None) -> N
 
     ``label`` is a class by name or number, one for all or one a picture, None for none.
     """
-    network = open_source(model).model
+    network, pictures = open_source(model).model, np.asarray(pictures)
     _check_pictures(network.config, pictures)
     labels = _class_numbers(network.config, label, len(pictures))
     if not len(pictures):
@@ -135,6 +140,7 @@ def paint(
     """
     checkpoint = open_source(model)
     config, own = checkpoint.model.config, checkpoint.defaults
+    n, seed = index(n), index(seed)  # whole numbers of any kind
     if n < 1:
         raise ValueError(f"n must be at least 1, not {n}")
     if not 0 <= seed <= MAX_SEED:
@@ -186,18 +192,23 @@ def open_source(model: Source) -> Checkpoint:
         return model
     if isinstance(model, LinearTransformer):
         return Checkpoint("network", model)
-    return load_checkpoint(model) if isinstance(model, Path) else load_one(name=model)
+    if isinstance(model, Path):
+        return load_checkpoint(model)
+    if Path(model).is_file():
+        raise ValueError(f"{model!r} is no name of a shipped model: give Path({model!r})")
+    return load_one(name=model)
 
 
 def _class_numbers(
     config: ModelConfig, label: Labels, n: int, seeds: Sequence[int] = ()
 ) -> NDArray[np.int32]:
     """Give the number of each picture's class, -1 for none: ``[n]``; by its seed where asked."""
-    each: list[Label]
-    if label is None or isinstance(label, int | str):
-        each = [label] * n
+    each: Sequence[Label]
+    if isinstance(label, np.ndarray | np.generic):  # which holds -1 for none
+        flat = np.asarray(label).reshape(-1).tolist()
+        each = [None if one == NO_LABEL else one for one in flat] * (1 if np.ndim(label) else n)
     else:
-        each = label.tolist() if isinstance(label, np.ndarray) else list(label)
+        each = [label] * n if label is None or isinstance(label, int | str) else [*label]
     if len(each) != n:
         raise ValueError(f"give one label, or one for each of the {n} pictures, not {len(each)}")
     by_seed = seeds and config.classes and RANDOM not in map(str.lower, config.classes)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from scanline.model.checkpoint import (
 )
 from scanline.model.data.published import Dataset
 from scanline.model.evaluation import Evaluation, evaluate
+from scanline.model.files import in_turn
 from scanline.model.network import LinearTransformer
 from scanline.model.precision import MOST_COST, Cost
 
@@ -79,7 +78,7 @@ def _record(checkpoint: Checkpoint, folder: Path | None, key: str, fact: dict[st
     Raises ``CheckpointError`` where its weights are no longer those measured.
     """
     path = (folder or SHIPPED) / f"{checkpoint.name}.safetensors"
-    with _in_turn(path.resolve().parent):
+    with in_turn(path.resolve().parent):
         now = load_checkpoint(path)
         if not _same(now.model, checkpoint.model):
             raise CheckpointError(
@@ -88,19 +87,6 @@ def _record(checkpoint: Checkpoint, folder: Path | None, key: str, fact: dict[st
             )
         save_checkpoint(path, now.model, now.facts | {key: fact})
     return path
-
-
-@contextlib.contextmanager
-def _in_turn(folder: Path) -> Iterator[None]:
-    """Let one recording at a time into a folder; where the system has no such locks, all."""
-    with contextlib.ExitStack() as stack:
-        with contextlib.suppress(ImportError, OSError):  # Windows, or a network's file system
-            import fcntl
-
-            handle = os.open(folder, os.O_RDONLY)
-            stack.callback(os.close, handle)
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
 
 
 def _same(one: LinearTransformer, other: LinearTransformer) -> bool:

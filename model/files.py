@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -36,3 +38,16 @@ def write_atomically(path: Path, data: bytes) -> None:
         if isinstance(error, OSError):  # a full disk's says nothing of the file
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
+
+
+@contextlib.contextmanager
+def in_turn(folder: Path) -> Iterator[None]:
+    """Let one writer at a time into a folder; where the system has no such locks, all."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(ImportError, OSError):  # Windows, or a network's file system
+            import fcntl
+
+            handle = os.open(folder, os.O_RDONLY)
+            stack.callback(os.close, handle)
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield

@@ -26,7 +26,8 @@ def pixel_bits(
     parts: list[NDArray[np.float32]] = []
     for first in range(0, len(canvases), BATCH):
         batch = slice(first, first + BATCH)
-        bits = network.bits(torch.from_numpy(canvases[batch]), torch.from_numpy(labels[batch]))
+        some = torch.from_numpy(canvases[batch].copy())  # whatever the order of their bytes
+        bits = network.bits(some, torch.from_numpy(labels[batch]))
         parts.append(bits.numpy())
     return np.concatenate(parts)
 

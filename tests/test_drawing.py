@@ -178,6 +178,8 @@ def test_a_model_is_a_network_a_checkpoint_a_file_or_the_name_of_a_shipped_one(
         ({"label": "a dog"}, "no such class"),
         ({"label": [0, 1]}, "one for each of the 3"),
         ({"label": -1}, "no such class"),
+        ({"label": [0, 1, 1.5]}, "a class's name or number, not 1.5"),
+        ({"label": True}, "a class's name or number, not True"),
         ({"temperature": -1.0}, "temperatures"),
         ({"top_p": 0.0}, "top_p"),
         ({"guidance": 2.0}, "needs a label"),
@@ -191,6 +193,26 @@ def test_a_model_is_a_network_a_checkpoint_a_file_or_the_name_of_a_shipped_one(
 def test_what_makes_no_sense_is_refused(fields: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         draw(tiny_model(), **dict[str, Any](n=3) | fields)
+
+
+def test_whole_numbers_and_arrays_of_any_kind_are_taken() -> None:
+    model = tiny_model()
+    drawn = draw(model, 3, seed=5, label=1)
+    for label in (np.int64(1), np.array(1), np.array([1, 1, 1], np.int8), [np.int64(1)] * 3):
+        same = draw(model, np.int64(3), seed=np.uint64(5), label=label)  # type: ignore[arg-type]
+        assert np.array_equal(same, drawn)
+    without = draw(model, 2, label=np.array([1, -1]))
+    assert np.array_equal(without, draw(model, 2, label=[1, None]))
+    bits = score(model, drawn, label=1)
+    drawn.flags.writeable = False
+    others: list[Any] = [drawn.tolist(), drawn]
+    for pictures in (np.asarray(others[0], np.uint8), list(drawn), drawn):
+        assert np.array_equal(score(model, pictures, label=1), bits)  # type: ignore[arg-type]
+    assert np.array_equal(score(model, drawn[::-1], label=1), bits[::-1])
+    known = np.ones(SHAPE[:2], np.bool_)
+    known[3:] = False
+    ways = complete(model, list(drawn[0]), known.tolist(), 2)  # type: ignore[arg-type]
+    assert np.array_equal(ways, complete(model, drawn[0], known, 2))
 
 
 def test_pictures_of_another_kind_are_refused() -> None:

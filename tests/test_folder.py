@@ -1,5 +1,6 @@
 """Reading folders of images."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -144,6 +145,12 @@ def test_unreadable_files_are_left_out_and_named(
     assert dataset.note == "4 unreadable files left out"
     for name in ("cat/cut.png", "cat/float.tiff", "cat/postscript.png", "dog/text.jpg"):
         assert name in caplog.text
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo.png")
+    Image.new("L", (4, 4), 9).save(tmp_path / "one.png")
+    assert len(load_images(tmp_path, 4, True)) == 1
 
 
 def test_a_folder_that_gives_nothing_is_refused(tmp_path: Path) -> None:

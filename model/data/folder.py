@@ -87,7 +87,7 @@ def _walk(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
         if path.is_dir():
             if path.resolve() not in above:  # a link back up would never end
                 yield from _walk(path, above)
-        else:
+        elif path.is_file() or not path.exists():  # no FIFO, which would be waited for
             yield path
 
 

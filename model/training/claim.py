@@ -20,9 +20,15 @@ def claimed(folder: Path) -> Iterator[None]:
 
     Raises ``ValueError`` where another run has it.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / ".lock"
-    with path.open("a") as lock:
+    with contextlib.ExitStack() as stack:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = stack.enter_context(path.open("a"))
+        except OSError as error:
+            raise ValueError(
+                f"nothing can be written into {folder} ({error.strerror}): give another --out"
+            ) from None
         try:
             import fcntl  # not on Windows
 

@@ -12,6 +12,10 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         self._path = folder / "log.jsonl"
 
+    def begin(self) -> None:
+        """Begin it anew: what is there is of a run that was killed before it saved anything."""
+        self._path.unlink(missing_ok=True)
+
     def mend(self) -> None:
         """End a line that was never written whole, as on a full disk."""
         if self._path.exists() and not self._path.read_bytes().endswith(b"\n"):

@@ -31,6 +31,7 @@ _FEW_LAYERS = 4  # of a network for a person's own pictures: they are few, and s
 _OWN = ("n_layers", "d_model", "d_ff", "n_heads", "attention", "feature_map")
 # What tells one kind of network from another; a preset's sizes and parts change with the versions.
 _KIND = ("input", "order", "head", "norm", "activation", "positions")
+_BITS = 8  # of a value
 _BY_HEART = 0.05  # bits/dim above the best that tell a network that learns by heart
 
 
@@ -108,14 +109,29 @@ def run_folder(out: Path | None, dataset: str | None, images: Path | None, resum
             f"the folder {str(folder)!r} has a name that is no UTF-8, and its weights would have "
             "the same: give another --out"
         ) from None
-    left = [path for path in (weights, folder / "log.jsonl") if path.exists()]
-    if left and not resume:
-        begin = f", with --from {weights} to begin with its weights" if weights in left else ""
+    if weights.exists() and not resume:
         raise ValueError(
-            f"{folder} holds {' and '.join(path.name for path in left)} of a run that left nothing "
-            f"to resume: give another --out{begin}"
+            f"{folder} holds {weights.name} of a run that left nothing to resume: give another "
+            f"--out, with --from {weights} to begin with its weights"
         )
+    if any(path.exists() and not path.is_dir() for path in (folder, *folder.parents)):
+        raise ValueError(f"{folder} is or lies in a file: give another --out")
     return folder
+
+
+def check_resumed(
+    begun: ModelConfig, size: int | None, grey: bool, start_from: Path | None
+) -> None:
+    """Raise ``ValueError`` where what is asked of a run that goes on is another than it began with.
+
+    Before its images are read, which may take long.
+    """
+    if start_from:
+        raise ValueError("--from begins a run, which --resume goes on with: leave one of them out")
+    if size is not None and size != begun.height:
+        raise ValueError(f"the run's pictures have {begun.height} pixels a side: leave out --size")
+    if grey and begun.channels != 1:
+        raise ValueError("the run's pictures have colours: leave out --grey")
 
 
 def _check_free(folder: Path) -> None:
@@ -135,6 +151,12 @@ def by_heart(validation: Sequence[Mapping[str, float]], trained: float) -> str:
         return ""
     best = min(validation, key=lambda one: one["bits_per_dim"])
     least, now, step = best["bits_per_dim"], validation[-1]["bits_per_dim"], best["step"]
+    if now >= _BITS:
+        return (
+            f"\nit has learned nothing: what is held out costs {now:,.3f} bits/dim, and {_BITS} "
+            "where every value is guessed alike; train in another folder at a lower "
+            "--learning-rate and --muon-rate"
+        )
     if now < least + _BY_HEART:
         return ""
     if trained > least + _BY_HEART:
@@ -165,12 +187,6 @@ class Run:
     folder: Path
     resume: bool = False
     start_from: Path | None = None
-
-    def __post_init__(self) -> None:
-        if self.resume and self.start_from:
-            raise ValueError(
-                "--from begins a run, which --resume goes on with: leave one of them out"
-            )
 
     def carry_out(
         self,

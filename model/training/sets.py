@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,8 @@ from scanline.model.data.folder import load_images
 from scanline.model.data.published import Dataset, content_order, load_dataset, split_validation
 from scanline.model.evaluation import check_shape
 from scanline.model.training.resuming import fingerprint
+
+log = logging.getLogger("scanline.training")
 
 DEFAULT_SIZE = 28  # pixels a side of a person's own pictures
 _HOLD_OUT = 1000  # images at most that are held out where nobody says how many
@@ -28,10 +31,12 @@ def training_data(
     hold_out: int | None,
     data_dir: Path | None,
     download: bool,
+    start: Mapping[str, Any] | None = None,
 ) -> tuple[Dataset, Dataset | None]:
     """Read what to train on, and ``hold_out`` images of it to validate on.
 
-    They are a tenth if None, 1,000 at most. The test set stays out of it. Pictures of a folder are
+    If None, those that the run held out whose facts are the ``start``, where there is one of the
+    same images, else a tenth, 1,000 at most. The test set stays out of it. Pictures of a folder are
     fitted to ``size``, 28 pixels a side if None. Raises ``ValueError`` on an unclear wish, and
     where nothing is left to train on.
     """
@@ -47,10 +52,18 @@ def training_data(
         if size or grey:
             raise ValueError(f"--size and --grey are for --images; {dataset} has its own")
         if dataset not in PRESETS:
-            raise ValueError(f"there is no {dataset!r}; there are {', '.join(PRESETS)}")
+            is_folder = Path(str(dataset)).is_dir()
+            how = f"; to train on its pictures: --images {dataset}" if is_folder else ""
+            raise ValueError(f"there is no {dataset!r}; there are {', '.join(PRESETS)}{how}")
         name = str(dataset).removesuffix("-paper")
         data = load_dataset(name, "train", data_dir, download=download)
-    return _parted(data, hold_out)
+    unseen = _unseen(data, start or {})
+    training, validation = _parted(data, (unseen or None) if hold_out is None else hold_out)
+    if validation is not None and unseen is not None and len(validation) > unseen:
+        note = f"the start was trained on {len(validation) - unseen:,} of the images held out"
+        log.warning("%s", note)
+        validation = _noted(validation, note)
+    return training, validation
 
 
 def _held_out(data: Dataset) -> int:
@@ -62,6 +75,15 @@ def _parted(data: Dataset, hold_out: int | None) -> tuple[Dataset, Dataset | Non
     """Part images into those to train on and those held out, the same for all who ask."""
     count = _held_out(data) if hold_out is None else hold_out
     return _split(data, count) if count else (data, None)
+
+
+def _unseen(data: Dataset, facts: Mapping[str, Any]) -> int | None:
+    """Count the images that neither a checkpoint's run nor those before it trained on.
+
+    They are the first of those that are held out. None where these were trained on other data.
+    """
+    runs = [facts, *(facts.get("started_from") or {}).get("runs", [])]
+    return min((run["held_out"] for run in runs if _parted_as_trained(data, run)), default=None)
 
 
 def _split(data: Dataset, count: int) -> tuple[Dataset, Dataset]:
@@ -98,6 +120,9 @@ def test_data(
         data = _pictures(config, images, dataset, data_dir, download)
         parts = _parted_as_trained(data, facts)
         if parts is not None and parts[1] is not None:
+            unseen, held = _unseen(data, facts), len(parts[1])
+            if unseen is not None and unseen < held:
+                return _noted(parts[1], f"a run before was trained on {held - unseen:,} of them")
             return parts[1]
         mixed = data.take(content_order(data, seed=0))  # the first of them are of every class
         return _noted(mixed, _ALL_SEEN if parts else _WHOLE)

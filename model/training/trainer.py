@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,13 @@ from tqdm import tqdm
 from scanline.model.checkpoint import (
     CheckpointError,
     load_checkpoint,
+    load_facts,
     save_checkpoint,
 )
 from scanline.model.config import ModelConfig
 from scanline.model.data.published import Dataset
 from scanline.model.evaluation import evaluate
-from scanline.model.files import write_atomically
+from scanline.model.files import in_turn, write_atomically
 from scanline.model.network import LinearTransformer
 from scanline.model.training import growth
 from scanline.model.training.batches import Batch, batch
@@ -44,6 +46,8 @@ from scanline.model.training.recipe import (
 )
 from scanline.model.training.resuming import fingerprint, known_defaults, read_state, weights_file
 from scanline.model.training.stop import Stop
+
+log = logging.getLogger("scanline.training")
 
 
 class Trainer:
@@ -109,7 +113,7 @@ class Trainer:
         self.held_out = 0 if validation is None else len(validation)
         self.folder.mkdir(parents=True, exist_ok=True)
         if self.rank == 0:
-            self._journal.mend()
+            self._journal.mend() if self.step else self._journal.begin()
         images = torch.from_numpy(data.images.reshape(len(data), -1, data.images.shape[-1]))
         labels = None if data.labels is None else torch.from_numpy(data.labels)
         start = self.step
@@ -136,8 +140,15 @@ class Trainer:
                 else:
                     continue
                 saved = self.step
-        if saved != self.step:
+        if saved != self.step or (self.step and not self._served()):
             self.save()
+
+    def _served(self) -> bool:
+        """Whether the weights that are there are those of this step: they may have been deleted."""
+        try:
+            return load_facts(self.weights).get("steps") == self.step
+        except CheckpointError:
+            return False
 
     def _due(self) -> bool:
         return self.step % self.config.evaluate_every == 0 or self.step == self.config.steps
@@ -175,6 +186,11 @@ class Trainer:
         shape = (config.height, config.width, config.channels)
         if data.images.shape[1:] != shape:
             raise ValueError(f"images are {data.images.shape[1:]}, the model draws {shape}")
+        if self.config.shift >= min(config.height, config.width):
+            raise ValueError(
+                f"shift {self.config.shift} moves all of a picture of {config.width} × "
+                f"{config.height} out of sight: give less"
+            )
         if config.classes and data.classes != config.classes:
             raise ValueError(f"the data's classes {data.classes} are not the model's")
         mine = fingerprint(data)
@@ -277,10 +293,11 @@ class Trainer:
                 f"the weights are no numbers after step {self.step}, and are not saved: begin "
                 "again in another folder at a lower rate, --from the weights here if any"
             )
-        # How it is drawn outlasts its training, though it was said meanwhile.
-        self._defaults = known_defaults(self.weights) or self._defaults
-        facts = self.facts() | ({"defaults": self._defaults} if self._defaults else {})
-        save_checkpoint(self.weights, self.average, facts)
+        with in_turn(self.folder):
+            # How it is drawn outlasts its training, though it was said meanwhile.
+            self._defaults = known_defaults(self.weights) or self._defaults
+            facts = self.facts() | ({"defaults": self._defaults} if self._defaults else {})
+            save_checkpoint(self.weights, self.average, facts)
         buffer = io.BytesIO()
         everything = {
             "config": self.model.config.to_dict(),
@@ -314,7 +331,10 @@ class Trainer:
             network.load_state_dict(network.state_dict() | tensors)
         runs = (start.facts, start.facts.get("started_from") or {})  # its own, and all before it
         seen = sum(facts.get("images_seen") or 0 for facts in runs)
-        self.origin = {"name": start.name, "images_seen": seen}
+        # What they were trained on is not held out from this one.
+        before = [{key: start.facts.get(key) for key in ("trained_on", "held_out")}]
+        before += runs[1].get("runs", [])
+        self.origin = {"name": start.name, "images_seen": seen, "runs": before}
         self._defaults = start.facts.get("defaults", {})
 
     def resume(self) -> None:
@@ -327,6 +347,15 @@ class Trainer:
             raise CheckpointError(
                 f"{path} is damaged ({error}); start again in another folder, --from its weights"
             ) from None
+        ended = {name: saved["training"].get(name) for name in ("steps", "decay")}
+        then = replace(self.config, **{k: v for k, v in ended.items() if v is not None})
+        fallen, now = (learning_rate_factor(self.step, each) for each in (then, self.config))
+        if now > fallen and self.rank == 0:
+            log.warning(
+                "the learning rate had fallen to %.0f %% and goes on at %.0f %%: at first that "
+                "costs some of what was learned; a run --from its weights begins at any rate",
+                100 * fallen, 100 * now,
+            )  # fmt: skip
 
     def _restore(self, saved: dict[str, Any]) -> None:
         self.model.load_state_dict(saved["model"])

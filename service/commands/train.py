@@ -88,11 +88,11 @@ def train(
     """Train a model on MNIST, CIFAR-10 or a folder of pictures; Ctrl-C stops, --resume goes on."""
     from dataclasses import replace
 
-    from scanline.model.checkpoint import read_config
+    from scanline.model.checkpoint import load_facts, read_config
     from scanline.model.training.processes import choose_count
     from scanline.model.training.recipe import TrainingConfig
     from scanline.model.training.resuming import known_run
-    from scanline.model.training.runs import Run, choose_network, run_folder
+    from scanline.model.training.runs import Run, check_resumed, choose_network, run_folder
     from scanline.model.training.sets import training_data
     from scanline.service.drawing import show_progress
 
@@ -106,6 +106,7 @@ def train(
     begun = None
     if resume:
         begun, recipe, held_out = known_run(folder)
+        check_resumed(begun, size, grey, start_from)
         recipe = replace(recipe, **{k: v for k, v in asked.items() if _given(context, k)})
         hold_out = held_out if hold_out is None else hold_out
     else:
@@ -115,7 +116,10 @@ def train(
         before = begun or (read_config(start_from) if start_from else None)
         if before is not None:
             size, grey = size or before.height, grey or before.channels == 1
-    data, validation = training_data(dataset, images, size, grey, hold_out, data_dir, download)
+    start = load_facts(start_from) if start_from else None
+    data, validation = training_data(
+        dataset, images, size, grey, hold_out, data_dir, download, start
+    )
     network = choose_network(
         dataset, data, layers=layers, width=width, heads=heads, attention=attention,
         feature_map=feature_map, start_from=start_from, begun=begun,

@@ -23,6 +23,7 @@ WRONG: list[tuple[list[object], str]] = [
     (["complete", "good.png", "--model", "tiny"], "give --rows, or a picture that is transparent"),
     (["complete", "good.png", "--model", "tiny", "--rows", -1], "0 to 5"),
     (["complete", "good.png", "--model", "colour", "--rows", 1, "--fit", "exact"], "5 × 6"),
+    (["complete", "good.png", "good.png", "--model", "tiny", "--rows", 1], "the picture itself"),
     (["train"], "say what to train on"),
     (["train", "mnist", "--images", "."], "say what to train on"),
     (["train", "digits"], "there is no 'digits'"),
@@ -71,6 +72,16 @@ def test_what_a_user_can_mend_ends_with_a_sentence(
     assert says in error
     assert "Traceback" not in error
     assert not Path("samples.png").exists()
+
+
+def test_what_is_imported_replaces_nothing(
+    weights: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = weights / "tiny.safetensors"
+    before = path.read_bytes()
+    assert run_command("import", path, path) == 1
+    assert "is there already: name another file" in capsys.readouterr().err
+    assert path.read_bytes() == before
 
 
 @pytest.mark.parametrize(

@@ -251,14 +251,31 @@ def test_a_run_can_start_from_a_checkpoint(tmp_path: Path) -> None:
         log_of(tmp_path / "after")[0]["bits_per_dim"]
         < log_of(tmp_path / "before")[20]["bits_per_dim"]
     )
-    origin = {"name": "before", "images_seen": 160}
+    runs = [{"trained_on": before.data, "held_out": 0}]
+    origin = {"name": "before", "images_seen": 160, "runs": runs}
     assert load_checkpoint(weights_of(tmp_path / "after")).facts["started_from"] == origin
     assert run(tmp_path / "after", resume=True).origin == origin
     third = Trainer(MODEL, CONFIG, tmp_path / "third", CPU)
     third.start_from(weights_of(tmp_path / "after"))
-    assert third.origin == {"name": "after", "images_seen": 160 + CONFIG.steps * CONFIG.batch}
+    seen = 160 + CONFIG.steps * CONFIG.batch
+    assert third.origin == {"name": "after", "images_seen": seen, "runs": runs * 2}
     with pytest.raises(CheckpointError, match=r"of another network \(d_ff\); start from one"):
         Trainer(replace(MODEL, d_ff=32), CONFIG, tmp_path / "other", CPU).start_from(path)
+
+
+def test_a_run_that_goes_on_past_its_end_is_said_to_cost_something(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run(tmp_path)
+    run(tmp_path, resume=True)
+    assert "learning rate" not in caplog.text
+    run(tmp_path, replace(CONFIG, steps=60), resume=True)
+    assert "the learning rate had fallen to 0 % and goes on at" in caplog.text
+
+
+def test_a_shift_leaves_something_of_a_picture(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="out of sight: give less"):
+        run(tmp_path, replace(CONFIG, shift=4))
 
 
 def test_a_finished_run_resumes_to_nothing(tmp_path: Path) -> None:

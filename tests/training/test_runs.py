@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import math
 import os
 import signal
@@ -18,7 +19,7 @@ import pytest
 import torch
 from PIL import Image
 
-from scanline.model.checkpoint import CheckpointError
+from scanline.model.checkpoint import CheckpointError, load_checkpoint
 from scanline.model.config import PRESETS
 from scanline.model.data.published import Dataset
 from scanline.model.training import runs, sets
@@ -27,6 +28,7 @@ from scanline.model.training.resuming import fingerprint, weights_file
 from scanline.model.training.runs import (
     Run,
     by_heart,
+    check_resumed,
     choose_network,
     run_folder,
 )
@@ -143,6 +145,8 @@ def test_a_data_set_is_trained_on_without_its_test_images(
             training_data(dataset, images, None, False, 0, tmp_path, False)
     with pytest.raises(ValueError, match="there is no 'digits'; there are mnist"):
         training_data("digits", None, None, False, 0, tmp_path, False)
+    with pytest.raises(ValueError, match=f"to train on its pictures: --images {tmp_path}"):
+        training_data(str(tmp_path), None, None, False, 0, None, False)
 
 
 def test_a_model_is_measured_on_a_folder_or_the_test_set_of_its_classes(
@@ -242,26 +246,52 @@ def test_one_picture_judges_nothing(tmp_path: Path) -> None:
         judging_data(tiny_config(), {}, None, tmp_path, None, False)
 
 
-@pytest.mark.parametrize("left", [["run.safetensors", "log.jsonl"], ["log.jsonl"]])
-def test_what_is_left_of_a_run_is_not_written_over(tmp_path: Path, left: list[str]) -> None:
-    """Someone deleted its ``training.pt``, or it ended before there was one."""
+def test_weights_that_are_left_of_a_run_are_not_written_over(tmp_path: Path) -> None:
+    """Someone deleted its ``training.pt``."""
     folder = tmp_path / "run"
     folder.mkdir()
-    for name in left:
-        (folder / name).touch()
+    (folder / "run.safetensors").touch()
     with pytest.raises(ValueError, match="left nothing to resume: give another --out") as refused:
         run_folder(folder, "mnist", None, resume=False)
-    assert " and ".join(left) in str(refused.value)
-    assert (f"--from {folder / left[0]}" in str(refused.value)) is (len(left) == 2)
+    assert f"--from {folder / 'run.safetensors'}" in str(refused.value)
     with pytest.raises(ValueError, match="no run to resume"):
         run_folder(folder, "mnist", None, resume=True)
+
+
+def test_a_run_that_was_killed_before_it_saved_is_begun_anew(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "log.jsonl").write_text('{"step": 1, "bits_per_dim": 9.0}\n{"step"')
+    assert run_folder(folder, "mnist", None, resume=False) == folder
+    assert "done" in carried_out(folder)
+    lines = (folder / "log.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 2]
+
+
+@pytest.mark.parametrize("name", ["file", "file/run"])
+def test_a_run_goes_into_no_file(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="lies in a file: give another --out"):
+        run_folder(tmp_path / name, "mnist", None, resume=False)
+
+
+def test_weights_that_were_deleted_are_written_again(tmp_path: Path) -> None:
+    carried_out(tmp_path / "run")
+    weights = tmp_path / "run" / "run.safetensors"
+    before = load_checkpoint(weights).model.state_dict()
+    weights.unlink()
+    assert "done" in carried_out(tmp_path / "run", resume=True)
+    after = load_checkpoint(weights)
+    assert after.facts["steps"] == 2
+    assert all(torch.equal(one, before[name]) for name, one in after.model.state_dict().items())
 
 
 def carried_out(folder: Path, **course: Any) -> str:
     """Carry out a run of two steps on black images."""
     recipe = TrainingConfig(steps=2, batch=4, precision="fp32")
     black = Dataset("black", np.zeros((8, 5, 4, 1), np.uint8), None, ())
-    run = Run(network=tiny_config(n_layers=1), recipe=recipe, folder=folder)
+    resume = course.get("resume", False)
+    run = Run(network=tiny_config(n_layers=1), recipe=recipe, folder=folder, resume=resume)
     after = course.get("after", lambda network, folder: None)
     return run.carry_out(black, None, after, 1)
 
@@ -323,12 +353,55 @@ def test_a_run_that_is_stopped_before_its_first_step_keeps_nothing(
     assert run_folder(tmp_path / "run", None, None, resume=False) == tmp_path / "run"
 
 
-def test_a_run_is_resumed_or_begun_with_weights_not_both(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="leave one of them out"):
-        Run(
-            network=tiny_config(), recipe=TrainingConfig(steps=1), folder=tmp_path,
-            resume=True, start_from=tmp_path / "a.safetensors",
-        )  # fmt: skip
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ((None, False, Path("a.safetensors")), "leave one of them out"),
+        ((6, False, None), "has? 5 pixels a side: leave out --size"),
+        ((None, True, None), "leave out --grey"),
+    ],
+)
+def test_a_run_that_goes_on_is_asked_for_nothing_else(asked: tuple[Any, ...], says: str) -> None:
+    begun = tiny_config(channels=3)
+    check_resumed(begun, 5, False, None)
+    check_resumed(tiny_config(), None, True, None)
+    with pytest.raises(ValueError, match=says.replace("has?", "have")):
+        check_resumed(begun, *asked)
+
+
+def test_a_run_that_learned_nothing_says_so() -> None:
+    said = by_heart([{"step": 50, "bits_per_dim": 29842385.0954}], 8.0)
+    assert "learned nothing" in said
+    assert "at a lower --learning-rate" in said
+
+
+@pytest.mark.parametrize(("asked", "held_out"), [(None, 4), (4, 4), (6, 6)])
+def test_what_a_start_was_trained_on_is_not_held_out_or_said_to_be(
+    monkeypatch: pytest.MonkeyPatch, asked: int | None, held_out: int
+) -> None:
+
+    def parted(hold_out: int | None, start: dict[str, Any] | None = None) -> Any:
+        return training_data(None, Path("pictures"), 2, True, hold_out, None, False, start)
+
+    numbered(60, monkeypatch)
+    trained, held = parted(4)
+    assert held is not None
+    facts = {"trained_on": fingerprint(trained), "held_out": len(held)}
+    for start in (facts, {"trained_on": "x", "held_out": 3, "started_from": {"runs": [facts]}}):
+        data, validation = parted(asked, start)
+        assert validation is not None
+        assert len(validation) == held_out
+        seen = len(numbers(validation) & numbers(trained))
+        told = f"the start was trained on {seen} of the images held out"
+        assert (told in validation.note) is (seen > 0)
+        # And so it is said where the model is measured.
+        run = {"trained_on": fingerprint(data), "held_out": held_out,
+               "started_from": {"runs": [facts]}}  # fmt: skip
+        measured = test_data(
+            tiny_config(height=2, width=2), run, None, Path("pictures"), None, False
+        )
+        assert numbers(measured) == numbers(validation)
+        assert ("a run before was trained on" in measured.note) is (seen > 0)
 
 
 def test_a_run_that_learns_by_heart_says_where_it_was_best() -> None:
