@@ -72,7 +72,7 @@ def test_operations_are_named_as_what_they_do_and_give_only_what_they_can(schema
     assert named["create_image"] == named["edit_image"] == drawing | {"422"}
     assert named["list_models"] == {"200", "400", "401"}
     assert named["cancel_generation"] == {"200", "400", "401", "404"}
-    assert named["get_generation"] == drawing - {"413", "415", "429"} | {"406"}
+    assert named["get_generation"] == drawing - {"413", "415", "429"} | {"406", "409"}
     assert named["livez"] == {"200", "503"}
 
 
