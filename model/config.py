@@ -183,22 +183,21 @@ class ModelConfig:
             return NO_LABEL
         if not self.classes:
             raise ValueError("this model has no classes; leave the label out")
+        # A text that is a number is a name then, and no place.
+        numbered = isinstance(label, str) and any(one.strip().isdigit() for one in self.classes)
         if isinstance(label, str):
             name = label.strip()
             for same in (str, str.strip, _plain, lambda one: _plain(one).lower()):
                 names = [same(one) for one in self.classes]
                 if names.count(same(label)) == 1:
                     return names.index(same(label))
-            numbered = any(one.strip().isdigit() for one in self.classes)  # then a number is a name
             known = name.isascii() and name.isdigit() and len(name) < 10 and not numbered
             label = int(name) if known else -1
         elif isinstance(label, bool) or not hasattr(label, "__index__"):
             raise ValueError(f"a label is a class's name or number, not {label!r}")
         if not 0 <= label < len(self.classes):
-            raise ValueError(
-                f"there is no such class; there are {', '.join(self.classes)}, "
-                f"or 0 to {len(self.classes) - 1}"
-            )
+            places = "" if numbered else f", or 0 to {len(self.classes) - 1}"
+            raise ValueError(f"there is no such class; there are {', '.join(self.classes)}{places}")
         return label
 
     def to_dict(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scanline.model.checkpoint import Checkpoint, load_checkpoint, load_one
+from scanline.model.checkpoint import Checkpoint, CheckpointError, load_checkpoint, load_one
 from scanline.model.config import NO_LABEL, ModelConfig
 from scanline.model.decoders.contract import NO_SLOT, Inputs
 from scanline.model.decoders.opening import open_decoder
@@ -194,9 +194,12 @@ def open_source(model: Source) -> Checkpoint:
         return Checkpoint("network", model)
     if isinstance(model, Path):
         return load_checkpoint(model)
-    if Path(model).is_file():
-        raise ValueError(f"{model!r} is no name of a shipped model: give Path({model!r})")
-    return load_one(name=model)
+    try:
+        return load_one(name=model)
+    except CheckpointError:
+        if not Path(model).is_file():
+            raise
+    raise ValueError(f"{model!r} is no name of a shipped model: give Path({model!r})")
 
 
 def _class_numbers(

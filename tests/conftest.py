@@ -122,6 +122,7 @@ def unfrozen() -> Iterator[None]:
     """Start a test where the garbage collector leaves nothing to itself."""
     gc.unfreeze()
     yield
+    gc.collect()
     gc.freeze()
 
 

@@ -246,21 +246,6 @@ def test_a_split_is_the_same_for_the_same_seed_and_covers_everything() -> None:
     assert len(data.split_validation(numbered(3), 0.01, seed=0)[1]) == 1
 
 
-def test_a_split_by_content_parts_no_doubles() -> None:
-    images = np.repeat(np.arange(12, dtype=np.uint8), [1, 2, 20, 3, 1, 1, 4, 1, 1, 1, 1, 1])
-    whole = data.Dataset("images", images.reshape(-1, 1, 1, 1), None, ())
-    for count in range(1, len(whole)):
-        training, validation = data.split_validation(whole, count, seed=0, by_content=True)
-        assert len(training) + len(validation) == len(whole)
-        assert len(training)
-        assert len(validation)
-        assert not {*training.images.ravel()} & {*validation.images.ravel()}
-        again = data.split_validation(whole, len(validation), seed=0, by_content=True)
-        np.testing.assert_array_equal(again[1].images, validation.images)
-    alike = whole.take(np.arange(3, 23))
-    assert len(data.split_validation(alike, 4, seed=0, by_content=True)[1]) == 4
-
-
 def test_a_split_by_content_moves_few_when_others_join() -> None:
     few, more = numbered(20), numbered(30).take(np.arange(30)[::-1])
     training, validation = data.split_validation(few, 5, seed=0, by_content=True)

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 import scanline.model
 from scanline.model import complete, draw, score
-from scanline.model.checkpoint import Checkpoint, Defaults
+from scanline.model.checkpoint import Checkpoint, CheckpointError, Defaults
 from scanline.model.decoders.opening import open_decoder
-from scanline.model.drawing import Source, paint
+from scanline.model.drawing import Source, open_source, paint
 from scanline.model.likelihood import pixel_bits
 from scanline.service import drawing
 from scanline.service.generation import Spec
@@ -213,6 +213,19 @@ def test_whole_numbers_and_arrays_of_any_kind_are_taken() -> None:
     known[3:] = False
     ways = complete(model, list(drawn[0]), known.tolist(), 2)  # type: ignore[arg-type]
     assert np.array_equal(ways, complete(model, drawn[0], known, 2))
+
+
+def test_a_name_is_that_of_a_shipped_model_whatever_lies_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("mnist", "own.safetensors"):
+        Path(name).touch()
+    assert open_source("mnist").model.config.classes
+    with pytest.raises(ValueError, match=r"give Path\('own.safetensors'\)"):
+        open_source("own.safetensors")
+    with pytest.raises(CheckpointError, match="there is no model 'other'"):
+        open_source("other")
 
 
 def test_pictures_of_another_kind_are_refused() -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import re
 import select
+import socket
 import threading
 import time
+from collections.abc import AsyncIterator
 
 import httpx
 import pytest
+from fastapi.responses import StreamingResponse
 
 from scanline.service.http import connections, door
 from tests.connections import HEAD, WHOLE, check_refusal, dial, read_all, serve, turned_away
@@ -60,6 +64,62 @@ def test_one_connection_too_many_is_refused_in_words(caplog: pytest.LogCaptureFi
             connection.close()
         until(lambda: turned_away(client, "full") >= 1)
     assert "all 2 connections are taken: a new one is refused" in caplog.text
+
+
+def test_who_ends_their_request_during_the_reply_has_all_of_it() -> None:
+    scanline, app = build()
+    piece = b"x" * 2**24  # more than a socket holds
+
+    async def large() -> StreamingResponse:
+        async def pieces() -> AsyncIterator[bytes]:
+            yield piece
+            yield piece
+
+        headers = {"Connection": "close", "Content-Length": str(2 * len(piece))}
+        return StreamingResponse(pieces(), headers=headers)
+
+    app.add_api_route("/large", large, methods=["POST"])
+    head = b"POST /large HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with (
+        listening(app, lambda: scanline.ready) as url,
+        httpx.Client(base_url=url) as client,
+        dial(client) as connection,
+    ):
+        connection.sendall(head)
+        first = connection.recv(2**20)
+        connection.sendall(b"0\r\n\r\n")
+        reply = first + read_all(connection)
+    assert len(reply.partition(b"\r\n\r\n")[2]) == 2 * len(piece)
+
+
+def test_who_has_begun_to_read_is_not_taken_for_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that closes its own side behind its requests, as ``nc -N`` does."""
+    monkeypatch.setattr(connections, "LOOK_SECONDS", 0.02)
+    scanline, app = build()
+    shown, go_on = threading.Event(), threading.Event()
+
+    async def slow() -> StreamingResponse:
+        async def pieces() -> AsyncIterator[bytes]:
+            yield b"first"
+            shown.set()
+            await asyncio.to_thread(go_on.wait, DEADLINE)
+            yield b"last"
+
+        return StreamingResponse(pieces(), headers={"Content-Length": "9"})
+
+    app.add_api_route("/slow", slow)
+    with (
+        listening(app, lambda: scanline.ready) as url,
+        httpx.Client(base_url=url) as client,
+        dial(client) as connection,
+    ):
+        connection.sendall(b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert shown.wait(DEADLINE)
+        connection.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+        connection.shutdown(socket.SHUT_WR)
+        time.sleep(0.2)  # ten looks
+        go_on.set()
+        assert b"\r\n\r\nfirstlast" in read_all(connection)
 
 
 def test_few_of_the_refused_are_heard_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,22 +133,11 @@ def split_validation(
         )
     # NumPy promises that a bit generator's stream never changes, but not Generator.permutation.
     chance = np.random.Philox(key=seed).random_raw
-    if by_content:
-        order = content_order(dataset, seed)
-        held = _apart(dataset.images[order], held)
-    else:
-        order = np.argsort(chance(N), kind="stable")
+    order = content_order(dataset, seed) if by_content else np.argsort(chance(N), kind="stable")
     note = f"validation: {held:,} of {N:,} images held out, seed {seed}"
     whole = replace(dataset, note="; ".join(filter(None, (dataset.note, note))))
     chosen = order[:held] if by_content else np.sort(order[:held])
     return whole.take(np.sort(order[held:])), whole.take(chosen)
-
-
-def _apart(images: npt.NDArray[np.uint8], cut: int) -> int:
-    """Move a cut through images `[N, …]` in their order to where none has its double beyond it."""
-    same = (images[1:] == images[:-1]).reshape(len(images) - 1, -1).all(1)
-    edges = np.flatnonzero(~same) + 1
-    return int(edges[np.abs(edges - cut).argmin()]) if len(edges) else cut
 
 
 def _contents(wanted: Sequence[str], paths: Sequence[Path]) -> Iterator[tuple[str, str, bytes]]:

@@ -13,8 +13,9 @@ class Journal:
         self._path = folder / "log.jsonl"
 
     def begin(self) -> None:
-        """Begin it anew: what is there is of a run that was killed before it saved anything."""
-        self._path.unlink(missing_ok=True)
+        """Begin it anew; what is there, as of a run killed before it saved anything, goes aside."""
+        if self._path.exists():
+            self._path.replace(self._path.with_name("log-before.jsonl"))
 
     def mend(self) -> None:
         """End a line that was never written whole, as on a full disk."""

@@ -29,16 +29,12 @@ def keep_memory() -> None:
 
 @contextlib.contextmanager
 def few_collections() -> Iterator[None]:
-    """Leave what there is to itself: walking all of torch's objects took a tenth of a step.
-
-    Does nothing where things are left to themselves already: to unfreeze is to unfreeze all.
-    """
-    if gc.get_freeze_count():
-        yield
-        return
+    """Leave what there is to itself: walking all of torch's objects took a tenth of a step."""
+    before = gc.get_freeze_count()
     gc.collect()
     gc.freeze()
     try:
         yield
     finally:
-        gc.unfreeze()
+        if not before:  # or what another left to itself would be looked through again
+            gc.unfreeze()

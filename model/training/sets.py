@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -59,10 +60,9 @@ def training_data(
         data = load_dataset(name, "train", data_dir, download=download)
     unseen = _unseen(data, start or {})
     training, validation = _parted(data, (unseen or None) if hold_out is None else hold_out)
-    if validation is not None and unseen is not None and len(validation) > unseen:
-        note = f"the start was trained on {len(validation) - unseen:,} of the images held out"
-        log.warning("%s", note)
-        validation = _noted(validation, note)
+    seen = 0 if validation is None or unseen is None else len(validation) - unseen
+    if seen > 0 and int(os.environ.get("RANK", 0)) == 0:  # the first process says it for all
+        log.warning("the start was trained on %s of the images held out", f"{seen:,}")
     return training, validation
 
 
@@ -84,6 +84,14 @@ def _unseen(data: Dataset, facts: Mapping[str, Any]) -> int | None:
     """
     runs = [facts, *(facts.get("started_from") or {}).get("runs", [])]
     return min((run["held_out"] for run in runs if _parted_as_trained(data, run)), default=None)
+
+
+def _told(data: Dataset, held_out: Dataset, facts: Mapping[str, Any]) -> Dataset:
+    """Note how many of the images that a run held out were trained on before it."""
+    unseen = _unseen(data, facts)
+    if unseen is None or unseen >= len(held_out):
+        return held_out
+    return _noted(held_out, f"a run before was trained on {len(held_out) - unseen:,} of them")
 
 
 def _split(data: Dataset, count: int) -> tuple[Dataset, Dataset]:
@@ -120,10 +128,7 @@ def test_data(
         data = _pictures(config, images, dataset, data_dir, download)
         parts = _parted_as_trained(data, facts)
         if parts is not None and parts[1] is not None:
-            unseen, held = _unseen(data, facts), len(parts[1])
-            if unseen is not None and unseen < held:
-                return _noted(parts[1], f"a run before was trained on {held - unseen:,} of them")
-            return parts[1]
+            return _told(data, parts[1], facts)
         mixed = data.take(content_order(data, seed=0))  # the first of them are of every class
         return _noted(mixed, _ALL_SEEN if parts else _WHOLE)
     known = {DIGITS: "mnist", CIFAR10_CLASSES: "cifar10"}
@@ -167,7 +172,7 @@ def judging_data(
     data = _pictures(config, images, dataset, data_dir, download)
     parts = _parted_as_trained(data, facts)
     if parts is not None and parts[1] is not None:
-        return parts[0], parts[1]
+        return parts[0], _told(data, parts[1], facts)
     if len(data) < 2:
         raise ValueError(
             f"{images} holds one picture: a judge learns from some and compares with others, so "

@@ -293,7 +293,7 @@ class Trainer:
                 f"the weights are no numbers after step {self.step}, and are not saved: begin "
                 "again in another folder at a lower rate, --from the weights here if any"
             )
-        with in_turn(self.folder):
+        with in_turn(self.weights.resolve().parent):
             # How it is drawn outlasts its training, though it was said meanwhile.
             self._defaults = known_defaults(self.weights) or self._defaults
             facts = self.facts() | ({"defaults": self._defaults} if self._defaults else {})
@@ -333,7 +333,7 @@ class Trainer:
         seen = sum(facts.get("images_seen") or 0 for facts in runs)
         # What they were trained on is not held out from this one.
         before = [{key: start.facts.get(key) for key in ("trained_on", "held_out")}]
-        before += runs[1].get("runs", [])
+        before += [one for one in runs[1].get("runs", []) if one not in before]
         self.origin = {"name": start.name, "images_seen": seen, "runs": before}
         self._defaults = start.facts.get("defaults", {})
 

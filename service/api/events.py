@@ -165,26 +165,21 @@ async def stream_events(
     spoke = loop.time()
     reader = _Reader(generation, granularity, output, resumed)
 
-    async def write(events: Iterator[bytes]) -> bytes | None:
-        if generation.config.values > MOST_VALUES:
-            return await pool.run(client, next, events, None)
-        return next(events, None)
+    async def write(parts: Iterator[bytes]) -> bytes | None:
+        if generation.config.values > MOST_VALUES and reader.begun:
+            return await pool.run(client, next, parts, None)
+        return next(parts, None)
 
     with streams.share() as pause:
         while True:
             # Read before the pixels: what is finished now has all of its pixels below.
             seen, finished = generation.changes, generation.finished
-            drawn, part = False, bytearray()
-            events = reader.news()
-            while (event := await write(events)) is not None:
+            drawn, parts = False, _in_parts(reader.news())
+            while (part := await write(parts)) is not None:
                 drawn = True
-                part += event
+                yield part
                 if len(part) >= PART_BYTES:
-                    yield bytes(part)
-                    part.clear()
                     await asyncio.sleep(0)  # a long replay leaves room for others
-            if part:
-                yield bytes(part)
             if finished:
                 break
             if drawn:
@@ -212,6 +207,18 @@ async def stream_events(
         yield sse_event("completed", done, END)
 
 
+def _in_parts(events: Iterator[bytes]) -> Iterator[bytes]:
+    """Put events together that come together, up to so many bytes."""
+    part = bytearray()
+    for event in events:
+        part += event
+        if len(part) >= PART_BYTES:
+            yield bytes(part)
+            part.clear()
+    if part:
+        yield bytes(part)
+
+
 class _Reader:
     """How far a reader is, and what is new to it."""
 
@@ -225,6 +232,11 @@ class _Reader:
         self._generation, self._granularity, self._output = generation, granularity, output
         self._cursors = [Cursor()] * len(generation.images) if resumed is None else resumed
         self._untold = [image for image in generation.images if not self._cursors[image.index].told]
+
+    @property
+    def begun(self) -> bool:
+        """Whether there may be news: images begin in their order."""
+        return bool(self._untold) and self._untold[0].status is not Status.WAITING
 
     def news(self) -> Iterator[bytes]:
         """Write an event of each piece of news, and move on."""

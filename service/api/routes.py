@@ -261,11 +261,10 @@ async def _draw(
         }
         async with client_of(request) as client:
             return await server.writing.run(client, _described, generation, output, headers, 202)
+    generation = begin(request, server, engine, spec, key)
     # Nobody can come back for the reply, and so the generation leaves with its reader, unless it
     # has a name.
-    grace = 0 if key is None else None
-    generation = begin(request, server, engine, spec, key, grace=grace)
-    await draw_to_end(request, engine, generation, grace=grace)
+    await draw_to_end(request, engine, generation, grace=0 if key is None else None)
     async with client_of(request) as client:
         return await server.writing.run(client, _reply, generation, media, output)
 

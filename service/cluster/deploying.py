@@ -39,7 +39,7 @@ def own_settings(settings: Settings, keep_key: bool = False) -> dict[str, Any]:
     """
     own = settings.model_dump(exclude_unset=True, exclude={"api_key"}) | {"slots": settings.slots}
     if "weights" in own:  # replicas begin in another folder
-        own["weights"] = settings.weights.resolve()
+        own["weights"] = settings.weights.absolute()
     if keep_key and settings.api_key is not None:
         own["api_key"] = settings.api_key.get_secret_value()
     return own

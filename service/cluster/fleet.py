@@ -228,6 +228,15 @@ class Fleet:
                 self._wake.set()
             await asyncio.sleep(MEETING_SECONDS)
 
+    async def _meet_again(self) -> None:
+        """Wait until all report again; where some still draw, no longer than one may hang."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._next.wait(), LOST_SECONDS)
+                return
+            if self.reports:
+                return
+
     def _check_variants(self, reports: list[Report]) -> None:
         variants = {report.variant for report in reports}
         if len(variants) > 1 and variants != {one.variant for one in self.reports.values()}:
@@ -309,8 +318,8 @@ class Fleet:
             part.generation.error = FAILED
             self._end(part.generation, FinishReason.ERROR)
             return
-        if part.tries > 1:  # where none answers, it waits until one does
-            await self._next.wait()
+        if part.tries > 1:
+            await self._meet_again()
         for run in _runs(left):
             self._assign(_Assignment(part.generation, run, part.tries + 1))
 

@@ -50,6 +50,8 @@ class Replica:
     async def draw(self, part: Part) -> AsyncIterator[News]:
         """Draw a part, and yield what is new of it until its end; whoever leaves ends it."""
         self._end_if_broken()
+        if part.spec.slots > self._engine.largest:  # it would wait for ever, and all behind it
+            raise ValueError(f"an image takes {part.spec.slots} slots, and {self._name} has fewer")
         generation = self._engine.queue.submit(part.spec, caller=f"part {self._parts}")
         known = list(part.known)
         left = list(generation.images)  # whose end is yet to be told

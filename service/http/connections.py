@@ -173,7 +173,7 @@ class Connection(HttpToolsProtocol):
         # If it was answered before its end, uvicorn's wait for the next one was cut short.
         self._expect(None if self._busy else self._bounds.header_seconds)
         super().on_message_complete()
-        if self.cycle.lingers:
+        if self.cycle.lingers and self.cycle.response_complete:
             self.transport.close()
 
     # --- to the client ------------------------------------------------------------------------
@@ -223,9 +223,9 @@ class Connection(HttpToolsProtocol):
         return bool(poll.poll(0))
 
     def _look(self) -> None:
-        """End one who went: nothing is read while requests are queued, not even the end."""
+        """End one who went before a reply: with requests queued nothing is read, not even that."""
         self._looking = None
-        if self.pipeline and self._left():
+        if self.pipeline and not self._cycles[0].response_started and self._left():
             self._door.turn_away("left")
             self.transport.abort()
         elif self.pipeline:
@@ -260,6 +260,9 @@ class Connection(HttpToolsProtocol):
 
     def _late(self) -> None:
         self._reading = None
+        if self.cycle is not None and self.cycle.lingers:  # it was heard out for long enough
+            self.transport.abort()
+            return
         self._door.turn_away("late")
         if not self._busy and (self._whole or not self._in_head):  # nothing begun, or all said
             self.transport.abort()

@@ -31,3 +31,5 @@ class Cycle(RequestResponseCycle):
             if not message.get("more_body") and self.more_body and not self.keep_alive:
                 self.lingers = self.keep_alive = True
         await super().send(message)
+        if self.lingers and not self.more_body:  # it came in while the reply was still going out
+            self.transport.close()

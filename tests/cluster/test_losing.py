@@ -12,7 +12,7 @@ import pytest
 from scanline.service.cluster.fleet import TRIES, Fleet, _Assignment
 from scanline.service.cluster.parts import Known, Look, News, Part, Report
 from scanline.service.cluster.replica import Replica
-from scanline.service.generation import FinishReason, Place, Spec
+from scanline.service.generation import FinishReason, Generation, Place, Spec
 from scanline.service.queue import ClosedError, Limits
 from tests.cluster.fixtures import (
     SLOTS,
@@ -189,6 +189,15 @@ def test_a_replica_that_can_draw_no_more_ends(
         asyncio.run(anext(replica.draw(Part(Spec(n=1, seed=0), [Known(0, 0)]))))  # type: ignore[arg-type]
     assert ended == [1, 1]
     replica._engine.close(0.0)
+
+
+def test_what_is_too_large_for_a_replica_holds_it_up_for_nobody(tmp_path: Path) -> None:
+    with fleet_of(tmp_path, count=1) as (fleet, here):
+        wide = Generation("tiny", GREY, Spec(n=1, seed=0, particles=SLOTS + 1))
+        part = Part.of(wide, wide.images)
+        with pytest.raises(ValueError, match=f"takes {SLOTS + 1} slots"):
+            asyncio.run(anext(aiter(here.replicas[0].draw(part))))  # type: ignore[arg-type]
+        assert_as_by_one_engine(drawn(fleet, Spec(n=2, seed=0)))
 
 
 def test_what_fails_everywhere_ends_in_an_error(tmp_path: Path) -> None:

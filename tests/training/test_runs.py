@@ -373,11 +373,17 @@ def test_a_run_that_learned_nothing_says_so() -> None:
     said = by_heart([{"step": 50, "bits_per_dim": 29842385.0954}], 8.0)
     assert "learned nothing" in said
     assert "at a lower --learning-rate" in said
+    lost = [{"step": 50, "bits_per_dim": 2.9}, {"step": 100, "bits_per_dim": 9.0}]
+    assert "has lost what it had learned" in by_heart(lost, 9.0)
+    assert "learns its pictures by heart" in by_heart(lost, 1.0)
 
 
 @pytest.mark.parametrize(("asked", "held_out"), [(None, 4), (4, 4), (6, 6)])
 def test_what_a_start_was_trained_on_is_not_held_out_or_said_to_be(
-    monkeypatch: pytest.MonkeyPatch, asked: int | None, held_out: int
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    asked: int | None,
+    held_out: int,
 ) -> None:
 
     def parted(hold_out: int | None, start: dict[str, Any] | None = None) -> Any:
@@ -393,15 +399,20 @@ def test_what_a_start_was_trained_on_is_not_held_out_or_said_to_be(
         assert len(validation) == held_out
         seen = len(numbers(validation) & numbers(trained))
         told = f"the start was trained on {seen} of the images held out"
-        assert (told in validation.note) is (seen > 0)
+        assert (told in caplog.text) is (seen > 0)
+        caplog.clear()
         # And so it is said where the model is measured.
         run = {"trained_on": fingerprint(data), "held_out": held_out,
                "started_from": {"runs": [facts]}}  # fmt: skip
         measured = test_data(
             tiny_config(height=2, width=2), run, None, Path("pictures"), None, False
         )
-        assert numbers(measured) == numbers(validation)
-        assert ("a run before was trained on" in measured.note) is (seen > 0)
+        judged = judging_data(
+            tiny_config(height=2, width=2), run, None, Path("pictures"), None, False
+        )[1]
+        for each in (measured, judged):
+            assert numbers(each) == numbers(validation)
+            assert ("a run before was trained on" in each.note) is (seen > 0)
 
 
 def test_a_run_that_learns_by_heart_says_where_it_was_best() -> None:
