@@ -14,7 +14,8 @@ from collections.abc import AsyncIterator
 
 import httpx
 import pytest
-from fastapi.responses import StreamingResponse
+from fastapi.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from scanline.service.http import connections, door
 from tests.connections import HEAD, WHOLE, check_refusal, dial, read_all, serve, turned_away
@@ -68,27 +69,28 @@ def test_one_connection_too_many_is_refused_in_words(caplog: pytest.LogCaptureFi
 
 def test_who_ends_their_request_during_the_reply_has_all_of_it() -> None:
     scanline, app = build()
-    piece = b"x" * 2**24  # more than a socket holds
+    piece, waits = b"x" * 2**24, threading.Event()  # more than a socket holds
 
-    async def large() -> StreamingResponse:
-        async def pieces() -> AsyncIterator[bytes]:
-            yield piece
-            yield piece
+    class Pieces(Response):
+        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+            body = {"type": "http.response.body", "body": piece}
+            headers = [(b"connection", b"close"), (b"content-length", b"%d" % (2 * len(piece)))]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send(body | {"more_body": True})
+            asyncio.get_running_loop().call_later(0.05, waits.set)  # until the first is read
+            await send(body)
 
-        headers = {"Connection": "close", "Content-Length": str(2 * len(piece))}
-        return StreamingResponse(pieces(), headers=headers)
-
-    app.add_api_route("/large", large, methods=["POST"])
-    head = b"POST /large HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    app.add_api_route("/large", lambda: Pieces(), methods=["POST"])
     with (
         listening(app, lambda: scanline.ready) as url,
         httpx.Client(base_url=url) as client,
         dial(client) as connection,
     ):
-        connection.sendall(head)
-        first = connection.recv(2**20)
+        connection.sendall(b"POST /large HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+        assert waits.wait(DEADLINE)
         connection.sendall(b"0\r\n\r\n")
-        reply = first + read_all(connection)
+        time.sleep(0.05)
+        reply = read_all(connection)
     assert len(reply.partition(b"\r\n\r\n")[2]) == 2 * len(piece)
 
 
