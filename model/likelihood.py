@@ -26,9 +26,8 @@ def pixel_bits(
     parts: list[NDArray[np.float32]] = []
     for first in range(0, len(canvases), BATCH):
         batch = slice(first, first + BATCH)
-        some = torch.from_numpy(
-            canvases[batch].copy()
-        )  # which torch wants writeable, and not backwards
+        # A copy, for torch wants them writeable, and not backwards.
+        some = torch.from_numpy(canvases[batch].copy())
         bits = network.bits(some, torch.from_numpy(labels[batch]))
         parts.append(bits.numpy())
     return np.concatenate(parts)

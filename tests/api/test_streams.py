@@ -13,7 +13,7 @@ import pytest
 
 from scanline.model.config import ModelConfig
 from scanline.service.api.cursors import END, Cursor, read_cursors, write_cursors
-from scanline.service.api.events import _Reader, stream_events
+from scanline.service.api.events import stream_events
 from scanline.service.api.requests import Granularity
 from scanline.service.generation import FinishReason, Generation, Place, Spec
 from scanline.service.http.pools import Pool
@@ -167,114 +167,6 @@ def test_a_dropped_stream_is_resumed_and_rebuilds_exactly(holding: tuple[Here, H
     assert (ended.status_code, ended.content) == (204, b"")
 
 
-def test_a_stream_misses_nothing_that_happens_while_it_sends(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("scanline.service.api.events.KEEP_ALIVE_SECONDS", 0.2)
-    generation = Generation("fake", GREY, Spec(n=2, seed=0))
-    published = np.zeros(1, np.int32)
-    row = np.arange(GREY.pixels, dtype=np.uint8)[:, None]
-    generation.images[0].run(0, Place(row, published))
-
-    async def read() -> list[Event]:
-        gone = asyncio.create_task(asyncio.sleep(60))
-        stream = stream_events(generation, Client("", gone), no_streams(), Pool(1))
-        raw = await anext(stream)
-        published[0] = 7
-        raw += await anext(stream)
-        published[0] = 9  # while the last event is on its way; then no more news
-        generation.wake()
-        raw += await anext(stream)
-        gone.cancel()
-        return parse_sse(raw)
-
-    events = asyncio.run(read())
-    assert [event.name for event in events] == ["started", "pixels", "pixels"]
-    assert rebuild(events, GREY)[0].ravel().tolist() == list(range(9))
-
-
-def test_a_reader_may_come_back_for_rows_and_then_for_pixels() -> None:
-    """What another particle changed is told in the end, whatever the reader asked for between."""
-    generation = Generation("fake", GREY, Spec(n=2, seed=0, particles=2))
-    drawn = [np.full((GREY.pixels, 1), value, np.uint8) for value in (10, 20, 30)]
-    positions = [np.array([13], np.int32) for _ in drawn]
-    places = [Place(*place) for place in zip(drawn, positions, strict=True)]
-    for image, place in zip(generation.images, places[:2], strict=True):
-        image.run(0, place)
-
-    async def read(granularity: Granularity, seen: str | None) -> list[Event]:
-        gone = asyncio.create_task(asyncio.sleep(60))
-        resumed = None if seen is None else read_cursors(seen, generation)
-        stream = stream_events(
-            generation,
-            Client("", gone),
-            no_streams(),
-            Pool(1),
-            granularity=granularity,
-            resumed=resumed,
-        )
-        raw = b"".join([await anext(stream) for _ in range(1 if resumed else 2)])
-        gone.cancel()
-        return parse_sse(raw)
-
-    events = asyncio.run(read("auto", None))
-    generation.images[0].move(places[2], 12)  # rows are five pixels wide
-    positions[1][0] = 20  # so that there is news
-    events += asyncio.run(read("row", events[-1].id))
-    for position in positions:
-        position[0] = 25
-    events += asyncio.run(read("auto", events[-1].id))
-    shown = [0] * 25
-    for update in [u for e in events if e.name == "pixels" for u in e.data["updates"]]:
-        if update["index"] == 0:
-            end = update["position"] + len(update["values"])
-            shown[update["position"] : end] = update["values"]
-    assert shown == [10] * 12 + [30] * 13
-
-
-def test_rows_come_whole_but_for_the_last_of_a_cancelled_image_and_each_image_once() -> None:
-    generation = Generation("fake", GREY, Spec(n=2, seed=0))
-    first, second = generation.images
-    published = np.zeros((2, 1), np.int32)
-    for slot, image in enumerate(generation.images):
-        image.run(slot, Place(np.arange(GREY.pixels, dtype=np.uint8)[:, None], published[slot]))
-
-    async def read() -> list[Event]:
-        gone = asyncio.create_task(asyncio.sleep(60))
-        stream = stream_events(
-            generation, Client("", gone), no_streams(), Pool(1), granularity="row"
-        )
-        raw = await anext(stream)
-        for position in (7, 12, 30):  # rows are five pixels wide
-            published[:] = position
-            if position == 30:
-                first.finish(FinishReason.LENGTH, float(GREY.pixels))
-                published[1] = 13
-            generation.wake()
-            raw += await anext(stream)
-        second.finish(FinishReason.CANCELLED, None)
-        generation.finish(time.monotonic())
-        raw += b"".join([part async for part in stream])
-        gone.cancel()
-        return parse_sse(raw)
-
-    events = asyncio.run(read())
-    assert [e.name for e in events] == [
-        "started", "pixels", "pixels", "pixels", "image", "pixels", "image", "completed",
-    ]  # fmt: skip
-    sizes = [
-        [(u["index"], u["position"], len(u["values"])) for u in e.data["updates"]]
-        for e in events if e.name == "pixels"
-    ]  # fmt: skip
-    assert sizes == [
-        [(0, 0, 5), (1, 0, 5)],
-        [(0, 5, 5), (1, 5, 5)],
-        [(0, 10, 5), (0, 15, 5), (0, 20, 5), (0, 25, 5)],
-        [(1, 10, 3)],
-    ]
-    assert [e.data["index"] for e in events if e.name == "image"] == [0, 1]
-
-
 def test_an_events_id_says_how_far_its_reader_is() -> None:
     generation = Generation("fake", GREY, Spec(n=5, seed=0))
     whole = Cursor(30, told=True)
@@ -311,36 +203,6 @@ def test_a_long_replay_comes_in_several_events() -> None:
         np.testing.assert_array_equal(np.stack([drawn[j] for j in range(10)]), pixels)
 
 
-def test_a_large_image_comes_in_several_events_too() -> None:
-    """Each such that it takes the event loop a moment, and resumed from any of them."""
-    config = replace(COLOUR, height=96, width=96)
-    generation = Generation("fake", config, Spec(n=1, seed=0))
-    (image,) = generation.images
-    pixels = np.random.default_rng(0).integers(0, 256, (config.pixels, 3), np.uint8)
-    image.run(0, Place(pixels, np.full(1, config.pixels, np.int32)))
-    image.finish(FinishReason.LENGTH, 1.0)
-    generation.finish(time.monotonic())
-
-    async def read(granularity: Granularity, seen: str | None = None) -> list[Event]:
-        gone = asyncio.create_task(asyncio.sleep(60))
-        stream = stream_events(
-            generation, Client("", gone), no_streams(), Pool(1), granularity=granularity,
-            resumed=None if seen is None else read_cursors(seen, generation),
-        )  # fmt: skip
-        raw = b"".join([part async for part in stream])
-        gone.cancel()
-        return parse_sse(raw)
-
-    for granularity in get_args(Granularity):
-        events = asyncio.run(read(granularity))
-        told = [event for event in events if event.name == "pixels"]
-        sizes = [sum(len(u["values"]) // 3 for u in event.data["updates"]) for event in told]
-        assert sizes == [4032, 4032, 1152]  # whole rows, 4096 pixels at most
-        np.testing.assert_array_equal(rebuild(events, config)[0], pixels)
-        rest = asyncio.run(read(granularity, told[0].id))
-        assert [event.data for event in rest] == [event.data for event in events[2:]]
-
-
 def test_a_stream_not_resumed_frees_its_slots_after_the_grace() -> None:
     for here, decoder in held(grace_seconds=0.05):
         engine = here.scanline.models["fake"].engine
@@ -371,36 +233,3 @@ def test_two_readers_at_once_see_the_same(holding: tuple[Here, Held]) -> None:
         decoder.opened.set()
         for content in (first.read(), *(other.result().content for other in others)):
             assert len(check_stream(parse_sse(content), GREY)) == 3
-
-
-def test_rows_are_whole_where_another_particle_is_shown_too() -> None:
-    generation = Generation("fake", GREY, Spec(n=1, seed=0))
-    published = np.full(1, 15, np.int32)
-    place = Place(np.arange(GREY.pixels, dtype=np.uint8)[:, None], published)
-    (image,) = generation.images
-    image.run(0, place)
-
-    async def read() -> list[Any]:
-        gone = asyncio.create_task(asyncio.sleep(60))
-        stream = stream_events(
-            generation, Client("", gone), no_streams(), Pool(1), granularity="row"
-        )
-        raw = await anext(stream) + await anext(stream)
-        image.move(place, 7)
-        generation.wake()
-        raw += await anext(stream)
-        gone.cancel()
-        return parse_sse(raw)
-
-    events = asyncio.run(read())
-    positions = [[u["position"] for u in e.data["updates"]] for e in events if e.name == "pixels"]
-    assert positions == [[0, 5, 10], [5, 10]]
-
-
-def test_who_comes_back_for_rows_has_no_pixel_again_that_it_was_sent() -> None:
-    generation = Generation("fake", GREY, Spec(n=1, seed=0))
-    published = np.full(1, 8, np.int32)
-    generation.images[0].run(0, Place(np.zeros((GREY.pixels, 1), np.uint8), published))
-    reader = _Reader(generation, "row", "png", [Cursor(7)])
-    assert list(reader.news()) == []
-    assert reader._cursors == [Cursor(7)]
