@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,6 +51,14 @@ class Checkpoint:
     def defaults(self) -> Defaults:
         """How its images are drawn where nobody says otherwise; plainly where its facts do not."""
         return Defaults(**self.facts.get("defaults", {}))
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of its config and weights, in hexadecimal: whose network it is, however named."""
+        digest = hashlib.sha256(json.dumps(self.model.config.to_dict(), sort_keys=True).encode())
+        for name, tensor in sorted(self.model.state_dict().items()):
+            digest.update(name.encode() + tensor.cpu().float().numpy().tobytes())
+        return digest.hexdigest()
 
     @property
     def native_precision(self) -> Precision | None:

@@ -12,7 +12,8 @@ SHARE = 4  # a caller who keeps more than one place in so many pushes out their 
 class Kept:
     """The last to finish: ``most`` images of them, each generation for ``seconds``.
 
-    From one thread at a time: the queue's lock guards it.
+    The very last is kept though it alone has more, unless ``most`` is 0. From one thread at a
+    time: the queue's lock guards it.
     """
 
     def __init__(self, most: int, seconds: float) -> None:
@@ -34,7 +35,7 @@ class Kept:
         self._of.setdefault(generation.caller, OrderedDict())[generation.id] = generation
         self._images[generation.caller] += generation.spec.n
         self._count += generation.spec.n
-        while self._count > self._most:
+        while self._count > self._most and (len(self._all) > 1 or not self._most):
             self._drop(self._making_room(generation.caller))
 
     def _making_room(self, caller: str) -> Generation:

@@ -21,6 +21,7 @@ OWN = 8  # one place in so many is not for callers who wait already,
 RESERVED = 32  # and one in so many for small requests alone,
 SMALL = 256  # of at most one image for so many places
 LOOKED_AT = 256  # generations that wait, when spare slots are given
+KEPT_BYTES = 1 << 28  # of finished images
 RATE_SECONDS = 0.3  # of drawing, by which the rate follows
 CLOSED = "the server is shutting down; send the request to another one"
 FIRST_READER_SECONDS = 5.0  # a generation that nobody has come to read by then is cancelled
@@ -42,7 +43,8 @@ class ClosedError(Exception):
 class Limits:
     """Everything that is bounded: images waiting, and finished ones kept for replay.
 
-    ``grace`` is how many seconds a generation goes on after its last reader left.
+    Of large images fewer are kept, as many as ``KEPT_BYTES`` hold. ``grace`` is how many seconds a
+    generation goes on after its last reader left.
     """
 
     max_waiting: int = 4096
@@ -88,7 +90,8 @@ class Queue:
         self._order = Order()
         self._live: dict[str, Generation] = {}
         self._leaving: set[Generation] = set()  # cancelled, or without a reader
-        self._finished = Kept(limits.keep_finished, limits.keep_seconds)
+        most = min(limits.keep_finished, max(KEPT_BYTES // config.dims, 1))
+        self._finished = Kept(most, limits.keep_seconds)
         self._closing: float | None = None  # when what still runs is told to end
         self._outlook: Outlook | None = None  # the last one made
         self._changed = threading.Condition()  # guards all of the above

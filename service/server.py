@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from types import FrameType
-from typing import Any
 
 import uvicorn
 
 from scanline.kernels.native.cpu import usable_cores
-from scanline.model.checkpoint import Checkpoint, Defaults
+from scanline.model.checkpoint import Checkpoint
 from scanline.model.decoders.contract import BackendError
 from scanline.model.decoders.opening import open_decoder
 from scanline.model.decoders.room import RoomError, room_for_slots
-from scanline.model.network import LinearTransformer
 from scanline.service import __version__
 from scanline.service.callers import Callers
 from scanline.service.engine import Engine
@@ -42,17 +38,15 @@ LARGE = 2**18  # pixels of an image that takes tens of milliseconds to encode
 
 @dataclass(frozen=True)
 class Served:
-    """A model, the engine that draws with it, and the network itself, for likelihoods."""
+    """A model, the engine that draws with it, and when that was opened, in seconds since 1970."""
 
     engine: Workshop
-    facts: dict[str, Any]
-    network: LinearTransformer
+    checkpoint: Checkpoint
     created: int
-    defaults: Defaults
 
     def __post_init__(self) -> None:
         """Read the weights now: they take tens of milliseconds, which no request should wait."""
-        _ = self._weights
+        _ = self.checkpoint.digest
 
     @property
     def mark(self) -> str:
@@ -60,14 +54,7 @@ class Served:
 
         A cluster's replicas, and with them the kind of machine, may be others later.
         """
-        return f"{__version__} {self.engine.variant} {self._weights}"
-
-    @cached_property
-    def _weights(self) -> str:
-        digest = hashlib.sha256()
-        for name, tensor in sorted(self.network.state_dict().items()):
-            digest.update(name.encode() + tensor.cpu().float().numpy().tobytes())
-        return digest.hexdigest()
+        return f"{__version__} {self.engine.variant} {self.checkpoint.digest}"
 
 
 Opening = Callable[[Checkpoint, Settings, ModelMetrics], Workshop]
@@ -104,7 +91,7 @@ def open_engine(
 
 def _check_guided(name: str, served: Served) -> None:
     """Raise ``BackendError`` where a model's own guidance needs more slots than there are."""
-    guidance = served.defaults.guidance
+    guidance = served.checkpoint.defaults.guidance
     if guidance != 1 and served.engine.largest < 2:
         raise BackendError(
             f"{name} draws an image of a class in two slots (guidance {guidance:g}) and has one: "
@@ -160,10 +147,8 @@ class Scanline:
                 name = checkpoint.name
                 opened[name] = Served(
                     workshop(checkpoint, self.settings, self.metrics.observer(name)),
-                    checkpoint.facts,
-                    checkpoint.model,
+                    checkpoint,
                     int(time.time()),
-                    checkpoint.defaults,
                 )
                 _check_guided(name, opened[name])
                 # Each alone found the room there, for none has used its slots yet.

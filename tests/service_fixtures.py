@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from PIL import Image as Picture
 from prometheus_client import Gauge
 
-from scanline.model.checkpoint import Checkpoint, Defaults, save_checkpoint
+from scanline.model.checkpoint import Checkpoint, save_checkpoint
 from scanline.model.config import ModelConfig
 from scanline.model.decoders.contract import Decoder, Inputs, Slots
 from scanline.model.network import LinearTransformer
@@ -234,7 +234,7 @@ def build(
             observer = scanline.metrics.observer(name)
             engine = Engine(name, decoder, scanline.settings.limits, observer)
             engine.start()
-            served = Served(engine, {}, tiny_model(decoder.config), 0, Defaults())
+            served = Served(engine, Checkpoint(name, tiny_model(decoder.config)), 0)
             scanline.models = scanline.models | {name: served}
         scanline.ready = True
 

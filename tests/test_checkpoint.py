@@ -18,6 +18,7 @@ from torch import Tensor
 from scanline.model import checkpoint
 from scanline.model.checkpoint import (
     FORMAT,
+    Checkpoint,
     CheckpointError,
     find_checkpoints,
     load_checkpoint,
@@ -52,6 +53,7 @@ def test_round_trip(tmp_path: Path, fields: dict[str, Any]) -> None:
     loaded = load_checkpoint(path)
     assert loaded.name == "tiny"
     assert loaded.facts == FACTS
+    assert loaded.digest == Checkpoint("another", network).digest
     assert loaded.model.config == network.config
     assert not loaded.model.training
     for name, tensor in network.state_dict().items():

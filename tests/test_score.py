@@ -56,7 +56,7 @@ def client(server: tuple[Scanline, httpx.Client]) -> httpx.Client:
 
 @pytest.fixture
 def networks(server: tuple[Scanline, httpx.Client]) -> dict[str, LinearTransformer]:
-    return {name: served.network for name, served in server[0].models.items()}
+    return {name: served.checkpoint.model for name, served in server[0].models.items()}
 
 
 def score(client: httpx.Client, *pictures: bytes, **fields: str) -> httpx.Response:

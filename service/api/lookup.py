@@ -69,7 +69,9 @@ def settle_shape(
 ) -> Shape:
     """Settle what a request leaves to the model: 400 where it asks for what cannot be."""
     try:
-        shape = settle(served.engine.config, served.defaults, label, top_p, guidance, particles)
+        shape = settle(
+            served.engine.config, served.checkpoint.defaults, label, top_p, guidance, particles
+        )
     except ShapeError as error:
         raise ApiError(400, str(error), param=error.param, code=error.code) from None
     if shape.slots > (most := served.engine.largest):

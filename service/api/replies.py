@@ -212,15 +212,15 @@ class ModelReply(BaseModel):
             height=config.height,
             channels=config.channels,
             classes=list(config.classes),
-            bits_per_dim=known_figure(served.facts),
+            bits_per_dim=known_figure(served.checkpoint.facts),
             steps=config.steps,
             order=config.order,
             attention=config.attention,
-            parameters=sum(p.numel() for p in served.network.parameters()),
+            parameters=sum(p.numel() for p in served.checkpoint.model.parameters()),
             backend=engine.backend,
             slots=engine.slots,
-            guidance=served.defaults.guidance,
-            top_p=served.defaults.top_p,
+            guidance=served.checkpoint.defaults.guidance,
+            top_p=served.checkpoint.defaults.top_p,
         )
 
 

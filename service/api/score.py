@@ -44,7 +44,7 @@ async def score(
     Repeat the field `image` for several. Transparent parts count as black.
     """
     served = _find_measured(server, form.model)
-    config = served.network.config
+    config = served.checkpoint.model.config
     if len(form.image) > (most := server.settings.max_images):
         raise ApiError(400, f"image: at most {most} a request", param="image", code="too_many")
     label = _find_label(config, form.label)
@@ -63,7 +63,7 @@ async def score(
                 raise PictureError(f"image {number}: {error}") from None
         for first in range(0, len(canvases), at_once):
             some = np.stack(canvases[first : first + at_once])
-            measure = (pixel_bits, served.network, some, label)
+            measure = (pixel_bits, served.checkpoint.model, some, label)
             parts.append(await server.measuring.run(client, *measure))
         bits = np.concatenate(parts)
         return await server.writing.run(client, _scores, served.engine, bits, form.per_pixel)
@@ -96,7 +96,7 @@ async def distribution(
 ) -> DistributionReply:
     """Say how likely each of the 256 intensities is to come next, given the values so far."""
     served = _find_measured(server, body.model)
-    config = served.network.config
+    config = served.checkpoint.model.config
     if len(body.values) >= config.values:
         raise ApiError(
             400,
@@ -107,7 +107,7 @@ async def distribution(
         )
     label = _find_label(config, body.label)
     async with client_of(request) as client:
-        measure = (next_value, served.network, body.values, label)
+        measure = (next_value, served.checkpoint.model, body.values, label)
         expected = await server.measuring.run(client, *measure)
     position, channel = divmod(len(body.values), config.channels)
     return DistributionReply(

@@ -20,7 +20,7 @@ import uvicorn
 from numpy.typing import NDArray
 
 from scanline.kernels.native.cpu import cpu, usable_cores
-from scanline.model.checkpoint import Checkpoint, Defaults
+from scanline.model.checkpoint import Checkpoint
 from scanline.model.config import ModelConfig
 from scanline.model.decoders.contract import Decoder, Slots
 from scanline.model.network import LinearTransformer
@@ -123,13 +123,14 @@ class _Server:
 def _serving(network: LinearTransformer, decoder: Decoder, spare: int) -> Iterator[_Server]:
     settings = Settings(port=0, slots=decoder.max_slots - spare, drain_seconds=0.0)
     scanline = Scanline(settings)
+    plain = Checkpoint("pretended", network)
     engine = Engine(
-        "pretended", decoder, settings.limits, scanline.metrics.observer("pretended"), spare=spare
+        plain.name, decoder, settings.limits, scanline.metrics.observer(plain.name), spare=spare
     )
 
     def open_models() -> None:
         engine.start()
-        scanline.models = {"pretended": Served(engine, {}, network, 0, Defaults())}
+        scanline.models = {plain.name: Served(engine, plain, 0)}
         settle()
         scanline.ready = True
 

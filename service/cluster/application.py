@@ -64,7 +64,7 @@ def build(arguments: dict[str, Any]) -> Any:
     """
     settings = _settings(arguments)
     checkpoints = load_checkpoints(settings.weights, settings.models)
-    models = {one.name: deployment(one.name, settings) for one in checkpoints}
+    models = {one.name: deployment(one, settings) for one in checkpoints}
     entrance = serve.deployment(
         serve.ingress()(Entrance),
         name="entrance",

@@ -45,7 +45,7 @@ def own_settings(settings: Settings, keep_key: bool = False) -> dict[str, Any]:
     return own
 
 
-def deployment(name: str, settings: Settings) -> Any:
+def deployment(checkpoint: Checkpoint, settings: Settings) -> Any:
     """Give a model's deployment, scaled by its images' slots, not yet run."""
     scaling = AutoscalingConfig(
         min_replicas=settings.min_replicas,
@@ -62,7 +62,7 @@ def deployment(name: str, settings: Settings) -> Any:
     )
     return serve.deployment(
         Replica,
-        name=name,
+        name=checkpoint.name,
         max_ongoing_requests=PARTS_AT_ONCE,
         autoscaling_config=scaling,
         request_router_config=routing,
@@ -71,7 +71,7 @@ def deployment(name: str, settings: Settings) -> Any:
         graceful_shutdown_timeout_s=min(settings.drain_seconds, END_SECONDS),
         health_check_period_s=5.0,
         health_check_timeout_s=10.0,
-    ).bind(name, own_settings(settings))
+    ).bind(checkpoint.name, checkpoint.digest, own_settings(settings))
 
 
 def lacking(settings: Settings, free: Mapping[str, float]) -> str:
@@ -177,7 +177,8 @@ class Cluster:
                     "SCANLINE_MIN_REPLICAS lower, or serve fewer models"
                 )
             log.warning("%s: waiting until they are free, or the cluster grows", what)
-        handle = serve.run(deployment(name, settings), name=f"scanline-{name}", route_prefix=None)
+        models = deployment(checkpoint, settings)
+        handle = serve.run(models, name=f"scanline-{name}", route_prefix=None)
         return open_fleet(checkpoint, handle, settings, metrics)
 
     def leave(self) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import platform
 import secrets
 import sys
 import time
@@ -13,7 +14,7 @@ from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any
 
-from scanline.model.checkpoint import load_checkpoints
+from scanline.model.checkpoint import CheckpointError, load_checkpoints
 from scanline.service.cluster.parts import Known, News, Part, Report, look_at
 from scanline.service.generation import Image
 from scanline.service.interpreter import settle
@@ -31,15 +32,22 @@ SHARE_SECONDS = 5.0  # an entrance that has said nothing for so long has nothing
 class Replica:
     """Draws with one model; Ray Serve makes as many as are needed.
 
-    ``settings`` are those set by whoever deploys it, as for a server.
+    ``digest`` is that of the entrance's weights, ``settings`` are those set by whoever deploys it,
+    as for a server. Raises ``CheckpointError`` where the weights here are others: they would draw
+    other pictures for the same seed.
     """
 
-    def __init__(self, name: str, settings: dict[str, Any]) -> None:
+    def __init__(self, name: str, digest: str, settings: dict[str, Any]) -> None:
         own = Settings(**settings)
         own.max_waiting, own.keep_finished = sys.maxsize, 0  # the entrance sees to both
         if own.threads is None and own.backend in ("auto", "native"):
             own.threads = max(1, int(own.replica_cpus))
         (checkpoint,) = load_checkpoints(own.weights, [name])
+        if checkpoint.digest != digest:
+            raise CheckpointError(
+                f"the weights of {name} in {own.weights} on {platform.node()} are not those of the "
+                "entrance: give every machine the same files"
+            )
         self._name = f"{name}-{secrets.token_hex(4)}"
         self._metrics = Metrics(lambda: {name: self._engine})
         self._engine = open_engine(checkpoint, own, self._metrics.observer(name))

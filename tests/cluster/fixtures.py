@@ -42,7 +42,8 @@ class Here:
     def __init__(self, weights: Path, count: int, fields: dict[str, Any]) -> None:
         fields = {"weights": weights, "backend": "reference", "slots": SLOTS} | fields
         self._fields = fields
-        self.replicas = [Replica("tiny", fields) for _ in range(count)]
+        self._digest = load_checkpoint(weights / "tiny.safetensors").digest
+        self.replicas = [self._begin() for _ in range(count)]
         self.lives: list[int] = []
         self.parts: list[tuple[Replica, Part]] = []
 
@@ -55,7 +56,10 @@ class Here:
         return [replica.meet(entrance, share) for replica in self.replicas]
 
     def join(self) -> None:
-        self.replicas = [*self.replicas, Replica("tiny", self._fields)]
+        self.replicas = [*self.replicas, self._begin()]
+
+    def _begin(self) -> Replica:
+        return Replica("tiny", self._digest, self._fields)
 
 
 class Call:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from scanline.model.checkpoint import Checkpoint, CheckpointError, load_checkpoint
+from scanline.service.cluster.replica import Replica
 from scanline.service.serving import serve
 from scanline.service.settings import Settings
+from tests.service_fixtures import GREY, save_tiny, tiny_model
 
 DEPLOYING = "scanline.service.cluster.deploying"
 
@@ -47,3 +51,13 @@ def test_replicas_that_would_wait_for_ever_are_told_of() -> None:
     assert lacking(two, {"CPU": 2.0}) == "3 CPUs where 2 are free"
     gpus = Settings(cluster=True, replica_cpus=1, replica_gpus=0.5)
     assert lacking(gpus, {}) == "1 CPUs where 0 are free and 0.5 GPUs where 0 are free"
+
+
+def test_a_replica_with_other_weights_refuses_to_draw(tmp_path: Path) -> None:
+    digest = load_checkpoint(save_tiny(tmp_path, "theirs")).digest
+    fields = {"weights": tmp_path, "backend": "reference", "slots": 2}
+    Replica("theirs", digest, fields)._engine.close(0.0)
+    other = tiny_model(GREY)
+    other.head.predictor.bias.data += 1e-3
+    with pytest.raises(CheckpointError, match=r"weights of theirs in .* are not those of the en"):
+        Replica("theirs", Checkpoint("theirs", other).digest, fields)

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from scanline.model.checkpoint import load_checkpoint
 from scanline.service.cluster.fleet import TRIES, Fleet, _Assignment
 from scanline.service.cluster.parts import Known, Look, News, Part, Report
 from scanline.service.cluster.replica import Replica
@@ -179,8 +180,9 @@ def test_a_replica_that_can_draw_no_more_ends(
         raise ConnectionError("the process ended")
 
     monkeypatch.setattr("os._exit", end)
-    save_tiny(tmp_path)
-    replica = Replica("tiny", {"weights": tmp_path, "backend": "reference", "slots": SLOTS})
+    digest = load_checkpoint(save_tiny(tmp_path)).digest
+    fields = {"weights": tmp_path, "backend": "reference", "slots": SLOTS}
+    replica = Replica("tiny", digest, fields)
     replica.meet("", 0.0)
     replica._engine.broken = True
     with pytest.raises(ConnectionError):

@@ -160,27 +160,39 @@ def test_finished_generations_are_kept_by_count() -> None:
         until(lambda: engine.queue.find(generation.id) is None)
 
 
+def finished(queue: Queue, n: int, caller: str = "") -> Generation:
+    generation = queue.submit(Spec(n=n, seed=0), caller=caller)
+    queue.withdraw(generation)
+    queue.finish(generation)
+    return generation
+
+
+def there(queue: Queue, *generations: Generation) -> list[bool]:
+    return [queue.find(one.id) is one for one in generations]
+
+
 def test_a_crowd_of_finished_ones_pushes_out_its_own() -> None:
     """Drawn or cancelled: what another caller has finished stays, and so does what is new."""
     queue = Queue("it", GREY, Limits(keep_finished=16), Clock())
-
-    def finish(n: int, caller: str) -> Generation:
-        generation = queue.submit(Spec(n=n, seed=0), caller=caller)
-        queue.withdraw(generation)
-        queue.finish(generation)
-        return generation
-
-    def there(*generations: Generation) -> list[bool]:
-        return [queue.find(one.id) is one for one in generations]
-
-    few = [finish(1, "few") for _ in range(4)]
-    crowd = [finish(3, "crowd") for _ in range(40)]
-    assert there(*few) == [True] * 4
-    assert there(*crowd) == [False] * 36 + [True] * 4
+    few = [finished(queue, 1, "few") for _ in range(4)]
+    crowd = [finished(queue, 3, "crowd") for _ in range(40)]
+    assert there(queue, *few) == [True] * 4
+    assert there(queue, *crowd) == [False] * 36 + [True] * 4
     # Nobody has a large share but the one that comes, and that is not pushed out by itself.
-    large = finish(16, "large")
-    assert there(large, *few, *crowd[36:]) == [True] + [False] * 8
-    assert there(finish(17, "large"), large) == [False, False]
+    large = finished(queue, 16, "large")
+    assert there(queue, large, *few, *crowd[36:]) == [True] + [False] * 8
+    assert there(queue, finished(queue, 17, "large"), large) == [True, False]
+
+
+def test_of_large_images_fewer_are_kept_and_the_last_generation_whatever_its_size() -> None:
+    """Of 1,024 x 1,024 pixels in colour, 3 MB each, 256 MiB hold 85."""
+    config = dataclasses.replace(GREY, height=1024, width=1024, channels=3)
+    queue = Queue("it", config, Limits(), Clock())
+    first, second = finished(queue, 60), finished(queue, 25)
+    assert there(queue, first, second) == [True, True]
+    third = finished(queue, 1)
+    assert there(queue, first, second, third) == [False, True, True]
+    assert there(queue, finished(queue, 256), second, third) == [True, False, False]
 
 
 def test_finished_generations_are_kept_by_time() -> None:
