@@ -10,17 +10,16 @@ from pydantic import BeforeValidator
 
 from scanline.model.noise import MAX_SEED
 from scanline.service.api.beginning import begin
-from scanline.service.api.lookup import Server, bearer, find_served, settle_shape
+from scanline.service.api.lookup import EVERY_ROUTE, Server, find_served, settle_shape
 from scanline.service.api.requests import LABEL_HELP, Guidance, Temperature, TopP
 from scanline.service.generation import Spec
-from scanline.service.http.bodies import known_query
 from scanline.service.http.errors import errors
 from scanline.service.http.waiting import client_of, cut_off, draw_to_end
 from scanline.service.pictures import to_png
 from scanline.service.repeats import Key, fingerprint
 from scanline.service.server import Served
 
-router = APIRouter(prefix="/v1", dependencies=[Depends(bearer), Depends(known_query)])
+router = APIRouter(prefix="/v1", dependencies=EVERY_ROUTE)
 _CACHED = {name: {"schema": {"type": "string"}} for name in ("ETag", "Cache-Control")}
 _REPLIES: dict[int | str, dict[str, Any]] = errors(404, 429, 500, 503) | {
     200: {"description": "The sample.", "content": {"image/png": {}}, "headers": _CACHED},

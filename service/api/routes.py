@@ -17,8 +17,8 @@ from scanline.service.api.beginning import (
 from scanline.service.api.cursors import END, Cursor, read_cursors
 from scanline.service.api.events import EVENT_STREAM, stream_events
 from scanline.service.api.lookup import (
+    EVERY_ROUTE,
     Server,
-    bearer,
     choose_seed,
     find_served,
     find_with_room,
@@ -27,7 +27,7 @@ from scanline.service.api.lookup import (
 from scanline.service.api.replies import GenerationReply, ModelList, ModelReply
 from scanline.service.api.requests import CompletionForm, Granularity, Output, SampleRequest
 from scanline.service.generation import Generation, Spec
-from scanline.service.http.bodies import known_query, once_each
+from scanline.service.http.bodies import once_each
 from scanline.service.http.errors import SOON, ApiError, errors
 from scanline.service.http.media import MEDIA, NAMING, Media, choose_media, json_reply, naming
 from scanline.service.http.sse import stream_reply
@@ -37,7 +37,7 @@ from scanline.service.repeats import Key
 from scanline.service.server import Scanline
 from scanline.service.workshop import Workshop
 
-router = APIRouter(prefix="/v1", dependencies=[Depends(bearer), Depends(known_query)])
+router = APIRouter(prefix="/v1", dependencies=EVERY_ROUTE)
 _LOCATION = {"description": "The generation's address.", "schema": {"type": "string"}}
 _IMAGES: dict[int | str, dict[str, Any]] = {
     200: {

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from scanline.model.config import ModelConfig
 from scanline.model.likelihood import next_value, pixel_bits
 from scanline.model.pictures import PictureError
-from scanline.service.api.lookup import Server, bearer, find_served
+from scanline.service.api.lookup import EVERY_ROUTE, Server, find_served
 from scanline.service.api.replies import DistributionReply, Score, ScoreReply
 from scanline.service.api.requests import DistributionRequest, ScoreForm
-from scanline.service.http.bodies import known_query, once_each
+from scanline.service.http.bodies import once_each
 from scanline.service.http.errors import ApiError, errors
 from scanline.service.http.media import json_reply
 from scanline.service.http.waiting import client_of
@@ -25,7 +25,7 @@ from scanline.service.workshop import Workshop
 
 STEPS_AT_ONCE = 4096  # of the network: others get their turn some hundred milliseconds later
 
-router = APIRouter(prefix="/v1", dependencies=[Depends(bearer), Depends(known_query)])
+router = APIRouter(prefix="/v1", dependencies=EVERY_ROUTE)
 
 _ERRORS = errors(404, 413, 415, 429, 503)
 

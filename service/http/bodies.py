@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from json import JSONDecodeError
@@ -76,11 +78,28 @@ def once_each(*lists: str) -> Callable[[Request], Awaitable[None]]:
                 param="content-type", code="unsupported",
             )  # fmt: skip
         form = await request.form()
-        for name, times in Counter(name for name, _ in form.multi_items()).items():
-            if name not in lists and times > 1:
-                raise ApiError(400, f"{name}: send it once", param=name, code="too_many")
+        _check_once([name for name, _ in form.multi_items() if name not in lists])
 
     return check
+
+
+async def json_once_each(request: Request) -> None:
+    """Refuse a body of JSON that names a field twice: a parser keeps the last, and tells nobody.
+
+    One that does not parse is refused by whoever reads it.
+    """
+    if "json" in request.headers.get("content-type", "").partition(";")[0].lower():
+        body = await request.body()
+        with contextlib.suppress(ValueError, RecursionError):
+            json.loads(
+                body, object_pairs_hook=lambda pairs: _check_once([name for name, _ in pairs])
+            )
+
+
+def _check_once(names: list[str]) -> None:
+    if len(set(names)) < len(names):
+        twice = Counter(names).most_common(1)[0][0]
+        raise ApiError(400, f"{twice}: send it once", param=twice, code="too_many")
 
 
 async def known_query(request: Request) -> None:
@@ -94,5 +113,4 @@ async def known_query(request: Request) -> None:
                 400, f"{name}: there is no such query parameter; {what}",
                 param=name, code="extra_forbidden",
             )  # fmt: skip
-        if len(request.query_params.getlist(name)) > 1:
-            raise ApiError(400, f"{name}: send it once", param=name, code="too_many")
+    _check_once([name for name, _ in request.query_params.multi_items()])

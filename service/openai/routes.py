@@ -6,19 +6,18 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Request, Response
 
 from scanline.service.api.beginning import IdempotencyKey, begin, name_request
 from scanline.service.api.lookup import (
+    EVERY_ROUTE,
     Server,
-    bearer,
     choose_seed,
     find_served,
     find_with_room,
     settle_shape,
 )
 from scanline.service.generation import Generation, Spec
-from scanline.service.http.bodies import known_query
 from scanline.service.http.errors import errors
 from scanline.service.http.media import NAMING, json_reply, naming
 from scanline.service.http.sse import stream_reply
@@ -33,7 +32,10 @@ from scanline.service.repeats import Key
 from scanline.service.server import Scanline
 from scanline.service.workshop import Workshop
 
-router = APIRouter(prefix="/v1/images", dependencies=[Depends(bearer), Depends(known_query)])
+router = APIRouter(
+    prefix="/v1/images",
+    dependencies=EVERY_ROUTE,
+)
 _REPLIES: dict[int | str, dict[str, Any]] = errors(404, 413, 415, 422, 429, 500, 503) | {
     200: {
         "description": "The images; with `stream`, events `….partial_image` and `….completed`.",

@@ -104,6 +104,16 @@ def test_a_wrong_body_is_400_in_the_usual_shape(here: Here, name: str) -> None:
     assert len(message) < 1100  # nothing large is sent back
 
 
+@pytest.mark.parametrize("path", ["samples", "distribution", "images/generations", "images/edits"])
+def test_a_field_twice_in_json_is_refused(here: Here, path: str) -> None:
+    """A parser keeps the last one, and the first would have been ignored."""
+    for body in (b'{"n": 1, "seed": 4, "n": 2}', b'{"a": [{"n": 1, "n": 1}]}'):
+        headers = {"Content-Type": "application/json; charset=utf-8"}
+        reply = here.client.post(f"/v1/{path}", content=body, headers=headers)
+        assert check_error(reply, 400) == "n: send it once"
+        assert reply.json()["error"]["param"] == "n"
+
+
 def test_a_body_that_is_not_json_is_400(here: Here) -> None:
     for kind in ("text/plain", "application/x-www-form-urlencoded", "application/octet-stream"):
         reply = here.client.post("/v1/samples", content=b'{"n": 1}', headers={"Content-Type": kind})
