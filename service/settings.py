@@ -171,7 +171,7 @@ class Settings(BaseSettings):
             hint = (
                 f"did you mean SCANLINE_{near[0].upper()}?"
                 if near
-                else "the README lists those there are"
+                else "OPERATING.md lists those there are"
             )
             raise ValueError(f"{variable.upper()} is no setting; {hint}")
         return values

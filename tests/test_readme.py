@@ -1,4 +1,4 @@
-"""What README tells a newcomer to type works as it stands there, with the shipped weights."""
+"""What the documents tell a reader to type works as it stands there, with the shipped weights."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ from scanline.service.commands.cli import app
 from tests.processes import free_port, wait_ready
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text()
+GUIDES = ("README.md", "API.md", "OPERATING.md", "TRAINING.md", "FIGURES.md")
+PAGES = {name: (ROOT / name).read_text() for name in GUIDES}
+README = PAGES["README.md"]
 ADDRESS = "http://127.0.0.1:8000"
 
 
-def blocks(language: str, heading: str) -> list[str]:
+def blocks(language: str, heading: str, page: str = README) -> list[str]:
     """Give the code blocks of a language below a heading, up to the next heading."""
-    section = README.split(f"\n{heading}\n")[1]
+    section = page.split(f"\n{heading}\n")[1]
     section = re.split(r"^#{2,3} ", section, maxsplit=1, flags=re.MULTILINE)[0]
     return re.findall(rf"^```{language}\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
 
@@ -75,7 +77,9 @@ def test_python(server: str, tmp_path: Path) -> None:
     (stock,) = blocks("python", "### With OpenAI's client")
     run([sys.executable, "-c", stock.replace(ADDRESS, server)], tmp_path)
     assert size(tmp_path / "openai-1.png") == (280, 280)
-    plain, stream, many = blocks("python", "### From Python")
+    (plain,) = blocks("python", "### From Python")
+    (stream,) = blocks("python", "## Streams", PAGES["API.md"])
+    (many,) = blocks("python", "## Many at once", PAGES["API.md"])
     run([sys.executable, "-c", plain.replace(ADDRESS, server)], tmp_path)
     assert size(tmp_path / "four-ways.png") == (2 * 30 - 2, 2 * 30 - 2)
     lines = run([sys.executable, "-c", stream.replace(ADDRESS, server)], tmp_path).splitlines()
@@ -104,8 +108,9 @@ def test_in_python_without_a_server(tmp_path: Path) -> None:
 
 
 def commands() -> list[list[str]]:
-    """Every other `scanline` command in README, as words."""
-    found = re.findall(r"^\.venv/bin/scanline (.*?)(?:\s+#.*)?$", README, re.MULTILINE)
+    """Every `scanline` command of the guides, as words."""
+    text = "\n".join(PAGES.values())
+    found = re.findall(r"^\.venv/bin/scanline (.*?)(?:\s+#.*)?$", text, re.MULTILINE)
     return [shlex.split(line) for line in found]
 
 
@@ -135,27 +140,30 @@ def test_the_figures_of_the_shipped_weights_are_what_they_hold(name: str) -> Non
         for key in ("test", "test_with_label")
     )
     card, overview = ((ROOT / "weights" / page).read_text() for page in (f"{name}.md", "README.md"))
-    assert f"| `{name}` | {plain} | {labelled} |" in README
+    figures = PAGES["FIGURES.md"]
+    assert f"| `{name}` | {plain} | {labelled} |" in figures
+    assert f" | {plain.split()[0]} | the paper's" in README
     assert f"**{plain} bits/dim**" in card
     assert f"{labelled} with the true one" in card
     shipped = [line for line in overview.splitlines() if "**shipped**" in line]
     assert sum(line.endswith(f"| {plain.split()[0]} |") for line in shipped) == 1
     guidance, top_p = (f"{facts['defaults'][key]:g}" for key in ("guidance", "top_p"))
-    judged = {"mnist": README, "cifar10": card}[name]
+    judged = {"mnist": figures, "cifar10": card}[name]
     (share,) = re.findall(
         rf"\| \*\*{guidance}\*\* \| \*\*{top_p}\*\* \| \*\*([\d.]+) %\*\*", judged
     )
     if name == "cifar10":
         said = f"{guidance} at `top_p` {top_p}, {float(share):.0f} % of 1,000 labelled samples"
-        assert said in README
+        assert said in figures
+    else:
+        assert f"| {share} % |" in README
 
 
 def test_settings_are_all_told() -> None:
     from scanline.service.settings import Settings
 
-    table = README.split("## Running it for others")[1]
     for name in Settings.model_fields:
-        assert f"`{name.upper()}`" in table, name
+        assert f"`{name.upper()}`" in PAGES["OPERATING.md"], name
 
 
 def test_codes_of_errors_and_names_of_metrics_are_all_told() -> None:
@@ -169,7 +177,8 @@ def test_codes_of_errors_and_names_of_metrics_are_all_told() -> None:
     metrics = set(re.findall(r'"(scanline_[a-z_]+)"', source))
     assert len(codes) > 28
     assert len(metrics) > 10
-    assert {name for name in codes | metrics if f"`{name}`" not in README} == set()
+    assert {name for name in codes if f"`{name}`" not in PAGES["API.md"]} == set()
+    assert {name for name in metrics if f"`{name}`" not in PAGES["OPERATING.md"]} == set()
 
 
 def test_the_make_targets_are_there() -> None:
@@ -179,9 +188,20 @@ def test_the_make_targets_are_there() -> None:
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
 
 
-@pytest.mark.parametrize("page", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"])
-def test_the_files_that_a_page_names_are_there(page: str) -> None:
-    text = (ROOT / page).read_text()
+@pytest.mark.parametrize(
+    "page",
+    [*ROOT.glob("*.md"), *ROOT.glob("weights/*.md")],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
+def test_the_files_and_headings_that_a_page_names_are_there(page: Path) -> None:
+    text = page.read_text()
     named = set(re.findall(r"`((?:service|model|kernels|tests|weights)/[\w./-]*)`", text))
     assert {name for name in named if not (ROOT / name).exists()} <= {"weights/paper.safetensors"}
-    assert named or page == "README.md"
+    for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", text):
+        path, _, heading = target.partition("#")
+        file = page.parent / path if path else page
+        assert file.exists(), target
+        if heading:
+            titles = re.findall(r"^#+ (.*)$", file.read_text(), re.MULTILINE)
+            anchors = {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles}
+            assert heading in anchors, target

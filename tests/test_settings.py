@@ -177,7 +177,7 @@ def test_weights_that_cannot_be_served_stop_the_server_with_a_sentence(
         ("SCANLINE_API_KEYS", "did you mean SCANLINE_API_KEY?"),
         ("SCANLINE_SLOT", "did you mean SCANLINE_SLOTS?"),
         ("scanline_api_kye", "did you mean SCANLINE_API_KEY?"),
-        ("SCANLINE_COLOUR_OF_THE_SKY", "the README lists those there are"),
+        ("SCANLINE_COLOUR_OF_THE_SKY", "OPERATING.md lists those there are"),
     ],
 )
 def test_an_unknown_variable_stops_the_server_with_the_nearest_name(

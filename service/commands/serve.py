@@ -38,7 +38,7 @@ def serve(
         str | None, typer.Option(help="debug, info, warning or error; info if none.")
     ] = None,
 ) -> None:
-    """Serve models over HTTP; every setting is a SCANLINE_* variable too (see README)."""
+    """Serve models over HTTP; every setting is a SCANLINE_* variable too (see OPERATING.md)."""
     given = {name: value for name, value in locals().items() if value is not None}
     # What other commands do without: training runs where the service's packages are not installed.
     from pydantic import ValidationError
