@@ -23,12 +23,12 @@ from scanline.service.progress import Observer, Progress
 from scanline.service.queue import Limits, Queue
 from scanline.service.runs import Run, Runs
 from scanline.service.steps import Steps
-from scanline.service.workshop import FAILED, HUNG_SECONDS, answer_all, end_leavers
+from scanline.service.workshop import FAILED, answer_all, close_and_wait, end_leavers
 
 log = logging.getLogger("scanline.engine")
 
-ADMIT_AT_ONCE = 64, 320  # images taken in between two steps, so that a crowd stalls nobody:
-ADMIT_SHARE = 8  # one slot in so many, within these bounds
+ADMIT_AT_ONCE = 64, 320  # slots given out between two steps, at least and at most;
+ADMIT_SHARE = 8  # between these, an eighth of all: a crowd that comes stalls nobody
 FAILURES = 8  # in a row, after which the decoder is tried by itself
 STUCK_SECONDS = 60.0  # after which a step will not end any more
 
@@ -49,7 +49,9 @@ class Engine:
         spare: int = 0,
     ) -> None:
         self.name, self.decoder, self.config = name, decoder, decoder.config
-        self.slots = decoder.max_slots - spare  # that anyone may have
+        self.slots = self.largest = decoder.max_slots - spare  # that anyone, or one image, may have
+        self.slots_in_all = decoder.max_slots  # those kept for small requests among them
+        self.backend, self.variant, self.memory = decoder.backend, decoder.variant, decoder.memory
         self.queue = Queue(name, decoder.config, limits, clock)
         self._progress = Progress(self.queue, observer, clock)
         self._runs = Runs(decoder.config, decoder.max_slots, spare)
@@ -70,43 +72,12 @@ class Engine:
 
     def close(self, drain: float) -> None:
         """Close the queue, which says how, and wait for the thread to end; from another thread."""
-        self.queue.close(drain)
-        if self._thread.ident is not None:
-            self._thread.join(drain + HUNG_SECONDS)
-            if self._thread.is_alive():
-                log.critical(
-                    "%s does not end: a step of the %s backend hangs", self.name, self.backend
-                )
-
-    @property
-    def backend(self) -> str:
-        """The kind of its decoder."""
-        return self.decoder.backend
-
-    @property
-    def variant(self) -> str:
-        """All that its decoder's results depend on beside the model."""
-        return self.decoder.variant
-
-    @property
-    def memory(self) -> int:
-        """Bytes that its slots come to take once they are used."""
-        return self.decoder.memory
-
-    @property
-    def largest(self) -> int:
-        """Count the slots that one image may take at most."""
-        return self.slots
-
-    @property
-    def slots_in_all(self) -> int:
-        """Count the slots, those kept for small requests among them."""
-        return self.decoder.max_slots
+        close_and_wait(self.queue, drain, self._thread, f"a step of the {self.backend} backend")
 
     @property
     def slots_in_use(self) -> int:
         """Count the slots that images hold."""
-        return self.decoder.max_slots - len(self._runs.free)
+        return self.slots_in_all - len(self._runs.free)
 
     @property
     def running(self) -> int:
@@ -148,7 +119,7 @@ class Engine:
             # The decoder's state is in doubt for every image it held, and for no other.
             log.exception("a step failed; ending the generations it touched")
             self._steps.forget()
-            self._fail(set(self._runs.of))
+            self._fail(set(self._runs.leads))
             self._give_up_if_broken()
 
     def _give_up_if_broken(self) -> None:
@@ -181,8 +152,8 @@ class Engine:
     def _end(self, generation: Generation, reason: FinishReason) -> None:
         """Finish every image of a generation that is not finished yet."""
         self.queue.withdraw(generation)
-        for name in tuple(self._runs.of.get(generation, ())):
-            self._release(name, reason)
+        for lead in tuple(self._runs.leads.get(generation, ())):
+            self._release(lead, reason)
         for image in generation.images:
             if image.status is Status.WAITING:
                 self._progress.finish_image(generation, image, reason, None)
@@ -196,22 +167,23 @@ class Engine:
         most = min(max(least, self.slots // ADMIT_SHARE), most)
         runs = self._runs
         free, turns = len(runs.free) - runs.spare, self._steps.turns
-        heavy = turns.heavy_next or not runs.light
+        heavy = turns.heavy_may_absorb or not runs.light
         taken = self.queue.take(free, most, runs.spare, runs.heaviest, turns.absorbable, heavy)
         if not taken:
             return
         needed = sum(one.generation.spec.slots for one in taken)
         self._published[runs.free[-needed:]] = 0  # before a reader is shown them
-        begun = [runs.add(one) for one in taken]
-        for run in begun:
-            run.image.run(run.slots[0], self._places[run.slots[0]])
-        for generation in dict.fromkeys(one.generation for one in taken):
-            self._progress.begin(generation)
+        generations = dict.fromkeys(one.generation for one in taken)
         try:
+            begun = [runs.add(one) for one in taken]
+            for run in begun:
+                run.image.run(self._places[run.slots[0]])
+            for generation in generations:
+                self._progress.begin(generation)
             self._load(begun)
         except Exception:
             log.exception("loading images failed; ending their generations")
-            self._fail({one.generation for one in taken})
+            self._fail(set(generations))
             self._give_up_if_broken()
 
     def _load(self, runs: list[Run]) -> None:
@@ -244,18 +216,18 @@ class Engine:
             return 0
         some = self._runs.light
         callers, others = (
-            {one.caller for one in each} for each in (some, self._runs.of.keys() - some)
+            {one.caller for one in each} for each in (some, self._runs.leads.keys() - some)
         )
-        light = self._steps.turns.light_next(len(callers), len(others))
+        light = self._steps.turns.choose(len(callers), len(others))
         config, positions = self.decoder.config, self.decoder.ahead
         # Thousands of images may run, and a device waits for this: no work on each of them.
-        alone, crowd = np.fromiter(self._runs.by_name, np.int32, len(self._runs)), []
-        if 0 < len(some) < len(self._runs.of):
+        alone, crowd = np.fromiter(self._runs.by_lead, np.int32, len(self._runs)), []
+        if 0 < len(some) < len(self._runs.leads):
             alone = alone[[(owner in some) is light for owner in self._runs.owners[alone].tolist()]]
         alone = alone[positions[alone] < config.pixels]  # others are complete where they will land
         room = config.pixels
         if self._runs.crowds:
-            runs = [self._runs.by_name[name] for name in alone.tolist()]
+            runs = [self._runs.by_lead[lead] for lead in alone.tolist()]
             alone = np.array([run.slots[0] for run in runs if run.particles is None], np.int32)
             for run in runs:
                 if run.particles is not None:
@@ -278,7 +250,7 @@ class Engine:
 
     def _weigh(self) -> None:
         """Weigh the particles of every image that has come to a place for it."""
-        for run in self._runs.by_name.values() if self._runs.crowds else ():
+        for run in self._runs.by_lead.values() if self._runs.crowds else ():
             if run.particles is not None:
                 run.particles.weigh(self.decoder, self._shower(run.image))
 
@@ -288,24 +260,27 @@ class Engine:
 
     def _publish(self) -> None:
         """Move positions forward, finish what is complete, and wake the readers of what moved."""
-        slots = np.fromiter(self._runs.by_name, np.int32, len(self._runs))
+        slots = np.fromiter(self._runs.by_lead, np.int32, len(self._runs))
         moved = slots[self._published[slots] != self.decoder.positions[slots]]
         self._failures = 0 if len(moved) else self._failures
         np.copyto(self._published, self.decoder.positions)
         news: dict[Generation, None] = dict.fromkeys(self._runs.owners[moved].tolist())
-        for slot in slots[self._published[slots] == self.decoder.config.pixels].tolist():
-            self._release(slot, FinishReason.LENGTH)
-        for generation in news:
-            self._progress.advance(generation)
+        try:
+            for lead in slots[self._published[slots] == self.decoder.config.pixels].tolist():
+                self._release(lead, FinishReason.LENGTH)
+        finally:  # where one fails, those before it are finished all the same
+            for generation in news:
+                self._progress.advance(generation)
 
-    def _release(self, name: int, reason: FinishReason) -> None:
+    def _release(self, lead: int, reason: FinishReason) -> None:
         """Finish an image that runs, and take its slots back."""
-        run = self._runs.remove(name)
-        slot, bits = name, None
+        run, bits = self._runs.by_lead[lead], None
         if reason is FinishReason.LENGTH:
+            slot = lead
             if run.particles is not None:
                 run.particles.finish(self.decoder, self._shower(run.image))
                 run.image.particles = Weighed.of(run.particles)
                 slot = int(run.particles.slots[run.particles.shown])
             bits = float(self.decoder.bits[slot].sum(dtype=np.float64))
+        self._runs.remove(lead)
         self._progress.finish_image(run.generation, run.image, reason, bits)

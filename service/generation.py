@@ -10,7 +10,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import NamedTuple
@@ -115,15 +115,14 @@ class Image:
         self.status = Status.WAITING
         self.finish_reason: FinishReason | None = None
         self.bits: float | None = None  # of all its pixels, once drawn to the end
-        self.slot = -1
         self.particles: Weighed | None = None  # that drew it, once they have
         self.changed: list[int] = []  # first pixels from which another particle was shown
         self._place = nowhere
         self._given = nowhere.pixels  # what is shown of it where nothing was drawn
 
-    def run(self, slot: int, place: Place) -> None:
-        """Take a slot and draw there."""
-        self.slot, self._place, self.status = slot, place, Status.RUNNING
+    def run(self, place: Place) -> None:
+        """Be drawn there from now on."""
+        self._place, self.status = place, Status.RUNNING
 
     def move(self, place: Place, changed: int) -> None:
         """Show another place, whose pixels are others from ``changed`` on."""
@@ -139,10 +138,10 @@ class Image:
         place.position[0] = stop
 
     def finish(self, reason: FinishReason, bits: float | None) -> None:
-        """Give the slot up, keeping a copy of what was drawn in it."""
+        """Give the place up, keeping a copy of what was drawn there."""
         kept = Place(self._place.pixels.copy(), self._place.position.copy())
         kept.pixels[kept.position[0] :] = self._given[kept.position[0] :]
-        self._place, self.slot, self.bits = kept, -1, bits
+        self._place, self.bits = kept, bits
         self.finish_reason, self.status = reason, Status.FINISHED
 
     @property
@@ -173,8 +172,9 @@ class Image:
 class Generation:
     """One request being worked on, safe to read from any thread.
 
-    Times are seconds of its ``clock``; ``caller`` is whose turns it shares. ``error`` says, for a
-    user, why images ended in error.
+    Times are seconds of its ``clock``; ``caller`` is whose turns it shares. ``size`` is how many
+    slots all images of its request want, by default its own. ``error`` says, for a user, why images
+    ended in error.
     """
 
     def __init__(
@@ -184,12 +184,16 @@ class Generation:
         spec: Spec,
         clock: Clock = time.perf_counter,
         caller: str = "",
+        size: int | None = None,
     ) -> None:
         self.id = f"gen_{secrets.token_hex(12)}"
-        self.model, self.config, self.spec, self.caller = model, config, spec, caller
-        given = np.zeros((config.pixels, config.channels), np.uint8)
+        # What is shown where nothing is drawn yet: what is known, or blanks that take no memory.
+        given = np.broadcast_to(np.uint8(0), (config.pixels, config.channels))
         if spec.canvas is not None and spec.known is not None:
-            given[spec.known] = spec.canvas[spec.known]
+            given = np.where(spec.known[:, None], spec.canvas, np.uint8(0))
+            spec = replace(spec, canvas=given)
+        self.model, self.config, self.spec, self.caller = model, config, spec, caller
+        self.size = spec.n * spec.slots if size is None else size
         nowhere = Place(given, np.zeros(1, np.int32))
         seeds = [image_seed(spec.seed, j) for j in range(spec.n)]
         labels = [spec.label] * spec.n
@@ -242,14 +246,9 @@ class Generation:
         return [self.config.pixels - i.position for i in running for _ in range(self.spec.slots)]
 
     @property
-    def size(self) -> int:
-        """Count the slots that all its images together want."""
-        return self.spec.n * self.spec.slots
-
-    @property
     def demand(self) -> int:
-        """Count the slots that its unfinished images have or want."""
-        return self.unfinished * self.spec.slots
+        """Count the slots that its unfinished images have or want, of its size."""
+        return self.size * self.unfinished // self.spec.n
 
     @property
     def drawn(self) -> int:

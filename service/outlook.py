@@ -13,11 +13,11 @@ GOOD_SECONDS = 0.5
 
 
 class Outlook(NamedTuple):
-    """What places and estimates are told by: to make one goes through everything there is.
+    """How a queue stood, by which places and waits are told for a while: making one looks at all.
 
-    ``places`` by a generation's id, of those with images not yet taken; these ``images``, and the
-    ``slots`` that they want; and ``left``, for each slot in use, the pixels to go until it is free,
-    fewest first.
+    ``places`` are the images before a generation's first, by its id; ``images`` says how many wait,
+    and ``slots`` how many they want; ``left`` are, for each slot in use, the pixels until it is
+    free, in ascending order.
     """
 
     when: float

@@ -17,9 +17,9 @@ from scanline.service.order import Order
 from scanline.service.outlook import Outlook
 from scanline.service.turns import LIGHT
 
-OWN = 8  # one place in so many is not for callers who wait already,
-RESERVED = 32  # and one in so many for small requests alone,
-SMALL = 256  # of at most one image for so many places
+OWN = 8  # a caller with images waiting may fill the queue but for an eighth of its places,
+RESERVED = 32  # and a large request but for a 32nd:
+SMALL = 256  # one of more images than a 256th of the places
 LOOKED_AT = 256  # generations that wait, when spare slots are given
 KEPT_BYTES = 1 << 28  # of finished images
 RATE_SECONDS = 0.3  # of drawing, by which the rate follows
@@ -90,30 +90,32 @@ class Queue:
         self._order = Order()
         self._live: dict[str, Generation] = {}
         self._leaving: set[Generation] = set()  # cancelled, or without a reader
-        most = min(limits.keep_finished, max(KEPT_BYTES // config.dims, 1))
+        # What was drawn, and of a request of one image what was given of it, and which of that.
+        largest = 2 * config.dims + config.pixels
+        most = min(limits.keep_finished, max(KEPT_BYTES // largest, 1))
         self._finished = Kept(most, limits.keep_seconds)
         self._closing: float | None = None  # when what still runs is told to end
         self._outlook: Outlook | None = None  # the last one made
-        self._changed = threading.Condition()  # guards all of the above
+        self._changed = threading.Condition()  # guards all of this but the rate
 
     # --- any thread -------------------------------------------------------------------------
 
     def submit(
-        self, spec: Spec, *, caller: str = "", detached: bool = False, grace: float | None = None
+        self, spec: Spec, *, caller: str = "", size: int | None = None, detached: bool = False
     ) -> Generation:
         """Queue what is asked for, or raise ``QueueFullError`` or ``ClosedError``.
 
-        What is ``detached`` is drawn though nobody reads it, all else for a reader who comes within
-        ``grace`` seconds, by default the limits' own, or within a moment.
+        ``caller`` and ``size`` are a ``Generation``'s. What is ``detached`` is drawn though nobody
+        reads it, all else for a reader who comes within the grace time, or within a moment.
         """
-        generation = Generation(self._name, self._config, spec, self._clock, caller)
+        generation = Generation(self._name, self._config, spec, self._clock, caller, size)
         with self._changed:
             self._check_room(spec.n, caller)
             generation.queue_position = self._order.ahead(caller)
             generation.detached = detached
             self._order.add(generation)
             self._live[generation.id] = generation
-            self._await_reader(generation, self.limits.grace if grace is None else grace)
+            self._await_reader(generation)
             self.waiting += spec.n
             self._tell()
         return generation
@@ -128,7 +130,7 @@ class Queue:
                 return False
             self._order.pass_on(generation, caller)
             if not generation.finished and not generation.readers:
-                self._await_reader(generation, self.limits.grace)
+                self._await_reader(generation)
             return True
 
     def detach(self, generation: Generation) -> None:
@@ -139,10 +141,10 @@ class Queue:
             if not generation.cancelled:
                 self._leaving.discard(generation)
 
-    def _await_reader(self, generation: Generation, grace: float) -> None:
+    def _await_reader(self, generation: Generation) -> None:
         if not generation.detached:
             # Until a reader comes its time runs: nothing runs for nobody.
-            generation.expires = self._clock() + max(grace, FIRST_READER_SECONDS)
+            generation.expires = self._clock() + max(self.limits.grace, FIRST_READER_SECONDS)
             self._leaving.add(generation)
 
     def place(self, generation: Generation) -> tuple[int, float]:
@@ -295,8 +297,9 @@ class Queue:
         Together they need no more than ``most`` and absorb no more than ``known`` pixels, unless
         one alone does. One that needs more than are free waits for them, and the others behind it:
         else those that need few would always be first. But ``spare`` slots are there for those
-        whose generation is light beside the ``heaviest`` that is drawn, or beside the next; and
-        only where it is the ``heavy`` ones' turn they may absorb anything.
+        whose generation is light beside the ``heaviest`` that is drawn, or beside the next. An
+        image of a heavy one that has known pixels to absorb is taken in the ``heavy`` ones' turn
+        alone.
         """
         taken: list[Taken] = []
         with self._changed:

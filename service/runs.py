@@ -14,7 +14,7 @@ from scanline.service.turns import LIGHT
 
 
 class Run(NamedTuple):
-    """An image that runs: its slots, the first of which is its name here, and their twins."""
+    """An image that runs: its slots, the first of which leads, and their twins."""
 
     generation: Generation
     image: Image
@@ -25,61 +25,63 @@ class Run(NamedTuple):
 
 
 class Runs:
-    """The images that run, by name, and the slots that are free.
+    """The images that run, each by the slot that leads it, and the slots that are free.
 
-    ``spare`` of these are for small requests alone. ``of`` gives the names of each generation's,
-    ``owners`` the generation of each name; ``crowds`` counts those of several particles.
+    ``spare`` of these are for small requests alone. ``leads`` has the leads of each generation's
+    images, ``owners`` the generation of each; ``crowds`` counts images of several particles.
     """
 
     def __init__(self, config: ModelConfig, slots: int, spare: int) -> None:
         self._config = config
         self.free = list(range(slots - 1, -1, -1))  # the next one last
         self.spare = spare
-        self.by_name: dict[int, Run] = {}
-        self.of: dict[Generation, set[int]] = {}
+        self.by_lead: dict[int, Run] = {}
+        self.leads: dict[Generation, set[int]] = {}
         self.owners = np.empty(slots, object)
         self.crowds = 0
 
     def __len__(self) -> int:
-        return len(self.by_name)
+        return len(self.by_lead)
 
     def add(self, taken: Taken) -> Run:
-        """Give an image its slots."""
+        """Give an image its slots; where that fails it has none."""
         generation, image, spare = taken
         spec = generation.spec
-        slots = [self.free.pop() for _ in range(spec.particles)]
-        twins = [self.free.pop() for _ in slots] if spec.guided else []
+        both = self.free[: -spec.slots - 1 : -1]
+        slots, twins = both[: spec.particles], both[spec.particles :]
         particles = None
         if spec.particles > 1:
             known = np.zeros(self._config.pixels, np.bool_) if spec.known is None else spec.known
             particles = Particles(self._config, image.seed, known, slots, twins or None)
         run = Run(generation, image, slots, twins, particles, spare)
+        lead = slots[0]
+        del self.free[-spec.slots :]
         self.spare -= spec.slots if spare else 0
-        self.by_name[slots[0]] = run
-        self.owners[slots[0]] = generation
+        self.by_lead[lead] = run
+        self.owners[lead] = generation
         self.crowds += particles is not None
-        self.of.setdefault(generation, set()).add(slots[0])
+        self.leads.setdefault(generation, set()).add(lead)
         return run
 
-    def remove(self, name: int) -> Run:
+    def remove(self, lead: int) -> Run:
         """Take an image's slots back."""
-        run = self.by_name.pop(name)
-        self.owners[name] = None
+        run = self.by_lead.pop(lead)
+        self.owners[lead] = None
         self.crowds -= run.particles is not None
         self.free += reversed(run.slots + run.twins)
         self.spare += run.generation.spec.slots if run.spare else 0
-        self.of[run.generation].remove(name)
-        if not self.of[run.generation]:
-            del self.of[run.generation]
+        self.leads[run.generation].remove(lead)
+        if not self.leads[run.generation]:
+            del self.leads[run.generation]
         return run
 
     @property
     def heaviest(self) -> int:
         """Count the slots that the largest generation has or wants."""
-        return max((generation.demand for generation in self.of), default=0)
+        return max((generation.demand for generation in self.leads), default=0)
 
     @property
     def light(self) -> set[Generation]:
         """Give the generations that want few slots beside the heaviest."""
         heaviest = self.heaviest
-        return {generation for generation in self.of if generation.size * LIGHT <= heaviest}
+        return {generation for generation in self.leads if generation.size * LIGHT <= heaviest}

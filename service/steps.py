@@ -17,11 +17,11 @@ from scanline.service.turns import Turns
 
 
 class _Step(NamedTuple):
-    """So many calls of the decoder: so many slots, at most ``pixels`` of one, ``drawn`` in all.
+    """A launched step, of the ``light`` generations or of the heavy ones.
 
-    Their ``twins``, which no call names, draw so many more. They ``began`` at that time of the
-    clock, and to launch them took so many seconds. They are of the ``light`` generations, or of the
-    heavy ones.
+    It is so many ``calls`` of the decoder, over so many ``slots``; ``pixels`` is the most that one
+    of them draws, ``drawn`` what all draw together, and ``twins`` what their twins draw besides.
+    ``began`` says when the launch did, and ``took`` how many seconds it lasted.
     """
 
     light: bool

@@ -29,9 +29,9 @@ class Pace:
 class Turns:
     """Two groups share the time: the light generations, drawn by themselves, and the heavy ones.
 
-    An image of a light one, of few slots, so takes at most about twice its time alone, whatever the
-    heavy ones do: these wait where they are, each state in its slot. The light ones have half the
-    time, and more where they have more callers; they begin with a step's head start.
+    So a small request takes at most about twice as long as it would alone, whatever large ones run:
+    these wait where they are, each state in its slot. The light ones have half the time, and more
+    where they have more callers; they begin with a step's head start.
     """
 
     def __init__(self) -> None:
@@ -41,8 +41,8 @@ class Turns:
         self._shared = False
         self._share = 1.0  # of the light ones, the heavy ones' being 1
 
-    def light_next(self, light: int, heavy: int) -> bool:
-        """Say whether the light generations are next, if each group's are of so many callers."""
+    def choose(self, light: int, heavy: int) -> bool:
+        """Choose whose turn it is, where each group is of so many callers: the light ones'?"""
         if not light or not heavy:
             self._shared = False
             return heavy == 0
@@ -55,7 +55,7 @@ class Turns:
         return self._had[True] <= self._had[False]
 
     @property
-    def heavy_next(self) -> bool:
+    def heavy_may_absorb(self) -> bool:
         """Whether the heavy ones are next, or have no light ones beside them."""
         return not self._shared or self._had[False] < self._had[True]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from typing import Protocol
 
@@ -70,6 +71,18 @@ class Workshop(Protocol):
     def close(self, drain: float) -> None:
         """Take no more work, and end what is not finished within ``drain`` seconds."""
         ...
+
+
+def close_and_wait(queue: Queue, drain: float, thread: threading.Thread, work: str) -> None:
+    """Close a workshop's queue, which says how, and wait for its thread; from another thread.
+
+    One that does not end is told of in the log, by the ``work`` that hangs.
+    """
+    queue.close(drain)
+    if thread.ident is not None:
+        thread.join(drain + HUNG_SECONDS)
+        if thread.is_alive():
+            log.critical("%s does not end: %s hangs", thread.name, work)
 
 
 def end_leavers(queue: Queue, end: Callable[[Generation, FinishReason], None]) -> None:

@@ -76,7 +76,7 @@ def test_every_value_is_written_where_it_is(
     for image in generation.images:
         cut = image.index == 1
         position = np.full(1, 47 if cut else config.pixels, np.int32)
-        image.run(image.index, Place(canvas, position))
+        image.run(Place(canvas, position))
         image.finish(FinishReason.CANCELLED if cut else FinishReason.LENGTH, 0.0)
     generation.finish(generation.clock())
 

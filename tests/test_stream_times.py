@@ -44,7 +44,7 @@ async def draw(generation: Generation, values: NDArray[np.uint8]) -> None:
     """Draw its one image in a second, a pixel at a time."""
     (image,) = generation.images
     published = np.zeros(1, np.int32)
-    image.run(0, Place(values, published))
+    image.run(Place(values, published))
     for position in range(1, LARGE.pixels + 1):
         await asyncio.sleep(1 / LARGE.pixels)
         published[0] = position
@@ -158,7 +158,7 @@ def test_news_that_a_stream_does_not_tell_is_silence_to_its_reader(kind: str) ->
     published = np.zeros(1, np.int32)
 
     async def draw_slowly() -> None:
-        image.run(0, Place(np.zeros((GREY.pixels, 1), np.uint8), published))
+        image.run(Place(np.zeros((GREY.pixels, 1), np.uint8), published))
         for _ in range(round(3.5 * KEEP_ALIVE_SECONDS)):
             published[0] = min(published[0] + 1, GREY.width - 1)
             generation.wake()

@@ -56,7 +56,6 @@ def begin(
     key: Key | None = None,
     *,
     detached: bool = False,
-    grace: float | None = None,
 ) -> Generation:
     """Submit what is to be drawn, unless it was before under this key, as ``Queue.submit`` does.
 
@@ -66,7 +65,7 @@ def begin(
 
     def submit() -> tuple[Queue, Generation]:
         server.callers.check(caller, spec.n)
-        generation = engine.queue.submit(spec, caller=caller, detached=detached, grace=grace)
+        generation = engine.queue.submit(spec, caller=caller, detached=detached)
         server.callers.count(caller, generation)
         return engine.queue, generation
 

@@ -24,7 +24,7 @@ from scanline.service.cluster.parts import Look, News, Part, Report
 from scanline.service.generation import Clock, FinishReason, Generation, Image, Place, Status
 from scanline.service.progress import Observer, Progress
 from scanline.service.queue import Limits, Queue
-from scanline.service.workshop import FAILED, HUNG_SECONDS, answer_all, end_leavers
+from scanline.service.workshop import FAILED, answer_all, close_and_wait, end_leavers
 
 log = logging.getLogger("scanline.cluster")
 
@@ -110,11 +110,7 @@ class Fleet:
 
     def close(self, drain: float) -> None:
         """Close the queue, which says how, and wait for the thread to end; from another thread."""
-        self.queue.close(drain)
-        if self._thread.ident is not None:
-            self._thread.join(drain + HUNG_SECONDS)
-            if self._thread.is_alive():
-                log.critical("%s does not end: what gives its images to replicas hangs", self.name)
+        close_and_wait(self.queue, drain, self._thread, "what gives its images to replicas")
 
     # --- what the routes ask ------------------------------------------------------------------
 
@@ -277,7 +273,7 @@ class Fleet:
             self._in_use[is_spare] += generation.spec.slots
             self._at_replicas[generation] = self._at_replicas.get(generation, 0) + 1
             canvas = np.zeros((self.config.pixels, self.config.channels), np.uint8)
-            image.run(len(self._held), Place(canvas, np.zeros(1, np.int32)))
+            image.run(Place(canvas, np.zeros(1, np.int32)))
         for generation, images in new.items():
             self._progress.begin(generation)
             size = min(PART_IMAGES, -(-len(images) // len(self.reports)))

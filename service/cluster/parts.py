@@ -23,18 +23,22 @@ class Known(NamedTuple):
 class Part(NamedTuple):
     """Images of one generation that follow each other, as a drawing of their own.
 
-    A replica tells nothing of what is ``known`` already, by whomever it was drawn.
+    A replica tells nothing of what is ``known`` already, by whomever it was drawn. ``caller`` and
+    ``size`` are the generation's, by which a replica gives turns, too.
     """
 
     spec: Spec
     known: list[Known]
+    caller: str
+    size: int
 
     @classmethod
     def of(cls, generation: Generation, images: list[Image]) -> Part:
         """Take some images, whose indices follow each other, as they are now."""
         spec = generation.spec
         own = replace(spec, n=len(images), seed=image_seed(spec.seed, images[0].index))
-        return cls(own, [Known(image.position, len(image.changed)) for image in images])
+        known = [Known(image.position, len(image.changed)) for image in images]
+        return cls(own, known, generation.caller, generation.size)
 
 
 class End(NamedTuple):

@@ -60,13 +60,14 @@ class Replica:
         self._end_if_broken()
         if part.spec.slots > self._engine.largest:  # it would wait for ever, and all behind it
             raise ValueError(f"an image takes {part.spec.slots} slots, and {self._name} has fewer")
-        generation = self._engine.queue.submit(part.spec, caller=f"part {self._parts}")
+        queue = self._engine.queue
+        generation = queue.submit(part.spec, caller=part.caller, size=part.size)
         known = list(part.known)
         left = list(generation.images)  # whose end is yet to be told
         ended = _called(generation.when_finished)
         self._parts += 1
         try:
-            with self._engine.queue.reading(generation, grace=0):
+            with queue.reading(generation, grace=0):
                 while left:
                     seen = generation.changes
                     looks = _looks(left, known)

@@ -32,10 +32,7 @@ from scanline.service.repeats import Key
 from scanline.service.server import Scanline
 from scanline.service.workshop import Workshop
 
-router = APIRouter(
-    prefix="/v1/images",
-    dependencies=EVERY_ROUTE,
-)
+router = APIRouter(prefix="/v1/images", dependencies=EVERY_ROUTE)
 _REPLIES: dict[int | str, dict[str, Any]] = errors(404, 413, 415, 422, 429, 500, 503) | {
     200: {
         "description": "The images; with `stream`, events `….partial_image` and `….completed`.",
@@ -120,9 +117,9 @@ async def _draw(
     rendering: Rendering,
     key: Key | None,
 ) -> Response:
+    generation = begin(request, server, engine, spec, key)
     # Nobody can come back for the reply, unless the request has a name.
     grace = 0 if key is None else None
-    generation = begin(request, server, engine, spec, key, grace=grace)
     if body.stream:
 
         def events(client: Client) -> AsyncIterator[bytes]:

@@ -71,7 +71,7 @@ def test_what_is_cut_off_keeps_every_known_pixel() -> None:
     generation = Generation("it", GREY, Spec(n=2, seed=0, canvas=canvas, known=known))
     first, waiting = generation.images
     slot = np.where(known[:, None], canvas, 7).astype(np.uint8)
-    first.run(0, Place(slot, np.array([10], np.int32)))
+    first.run(Place(slot, np.array([10], np.int32)))
     for image in (first, waiting):
         image.finish(FinishReason.CANCELLED, None)
     expected = np.where(known[:, None], canvas, 0)

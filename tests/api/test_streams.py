@@ -181,7 +181,7 @@ def test_a_long_replay_comes_in_several_events() -> None:
     generation = Generation("fake", config, Spec(n=10, seed=0))
     pixels = np.random.default_rng(0).integers(0, 256, (10, 1024, 3), np.uint8)
     for image, row in zip(generation.images, pixels, strict=True):
-        image.run(0, Place(row, np.full(1, 1024, np.int32)))
+        image.run(Place(row, np.full(1, 1024, np.int32)))
         image.finish(FinishReason.LENGTH, 1024.0)
     generation.finish(time.monotonic())
 

@@ -33,7 +33,7 @@ def test_a_stream_misses_nothing_that_happens_while_it_sends(
     generation = Generation("fake", GREY, Spec(n=2, seed=0))
     published = np.zeros(1, np.int32)
     row = np.arange(GREY.pixels, dtype=np.uint8)[:, None]
-    generation.images[0].run(0, Place(row, published))
+    generation.images[0].run(Place(row, published))
 
     async def read() -> list[Event]:
         gone = asyncio.create_task(asyncio.sleep(60))
@@ -59,7 +59,7 @@ def test_a_reader_may_come_back_for_rows_and_then_for_pixels() -> None:
     positions = [np.array([13], np.int32) for _ in drawn]
     places = [Place(*place) for place in zip(drawn, positions, strict=True)]
     for image, place in zip(generation.images, places[:2], strict=True):
-        image.run(0, place)
+        image.run(place)
 
     async def read(granularity: Granularity, seen: str | None) -> list[Event]:
         gone = asyncio.create_task(asyncio.sleep(60))
@@ -96,7 +96,7 @@ def test_rows_come_whole_but_for_the_last_of_a_cancelled_image_and_each_image_on
     first, second = generation.images
     published = np.zeros((2, 1), np.int32)
     for slot, image in enumerate(generation.images):
-        image.run(slot, Place(np.arange(GREY.pixels, dtype=np.uint8)[:, None], published[slot]))
+        image.run(Place(np.arange(GREY.pixels, dtype=np.uint8)[:, None], published[slot]))
 
     async def read() -> list[Event]:
         gone = asyncio.create_task(asyncio.sleep(60))
@@ -140,7 +140,7 @@ def test_a_large_image_comes_in_several_events_too() -> None:
     generation = Generation("fake", config, Spec(n=1, seed=0))
     (image,) = generation.images
     pixels = np.random.default_rng(0).integers(0, 256, (config.pixels, 3), np.uint8)
-    image.run(0, Place(pixels, np.full(1, config.pixels, np.int32)))
+    image.run(Place(pixels, np.full(1, config.pixels, np.int32)))
     image.finish(FinishReason.LENGTH, 1.0)
     generation.finish(time.monotonic())
 
@@ -169,7 +169,7 @@ def test_rows_are_whole_where_another_particle_is_shown_too() -> None:
     published = np.full(1, 15, np.int32)
     place = Place(np.arange(GREY.pixels, dtype=np.uint8)[:, None], published)
     (image,) = generation.images
-    image.run(0, place)
+    image.run(place)
 
     async def read() -> list[Any]:
         gone = asyncio.create_task(asyncio.sleep(60))
@@ -191,7 +191,7 @@ def test_rows_are_whole_where_another_particle_is_shown_too() -> None:
 def test_who_comes_back_for_rows_has_no_pixel_again_that_it_was_sent() -> None:
     generation = Generation("fake", GREY, Spec(n=1, seed=0))
     published = np.full(1, 8, np.int32)
-    generation.images[0].run(0, Place(np.zeros((GREY.pixels, 1), np.uint8), published))
+    generation.images[0].run(Place(np.zeros((GREY.pixels, 1), np.uint8), published))
     reader = _Reader(generation, "row", "png", [Cursor(7)])
     assert list(reader.news()) == []
     assert reader._cursors == [Cursor(7)]

@@ -53,7 +53,7 @@ def test_one_that_has_drawn_something_may_die_as_often_as_the_first() -> None:
     fleet = Fleet("tiny", GREY, None, SLOTS, Limits())  # type: ignore[arg-type]
     generation = fleet.queue.submit(Spec(n=1, seed=0))
     canvas = np.zeros((GREY.pixels, 1), np.uint8)
-    generation.images[0].run(0, Place(canvas, np.zeros(1, np.int32)))
+    generation.images[0].run(Place(canvas, np.zeros(1, np.int32)))
     part = _Assignment(generation, generation.images, TRIES)
     fleet._take_over(part, [Look(0, 0, canvas[:0], [], None)])
     assert part.tries == TRIES
@@ -188,7 +188,7 @@ def test_a_replica_that_can_draw_no_more_ends(
     with pytest.raises(ConnectionError):
         replica.meet("", 0.0)
     with pytest.raises(ConnectionError):
-        asyncio.run(anext(replica.draw(Part(Spec(n=1, seed=0), [Known(0, 0)]))))  # type: ignore[arg-type]
+        asyncio.run(anext(replica.draw(Part(Spec(n=1, seed=0), [Known(0, 0)], "", 1))))  # type: ignore[arg-type]
     assert ended == [1, 1]
     replica._engine.close(0.0)
 

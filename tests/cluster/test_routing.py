@@ -18,7 +18,7 @@ ONE, OTHER = (SimpleNamespace(replica_id=name) for name in ("one", "other"))
 
 def request(name: str, n: int) -> Any:
     return SimpleNamespace(
-        args=[Part(Spec(n=n, seed=0), [])],
+        args=[Part(Spec(n=n, seed=0), [], "", n)],
         metadata=SimpleNamespace(internal_request_id=name),
         future=asyncio.get_running_loop().create_future(),
     )

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scanline.model.config import ModelConfig
 from scanline.model.decoders.contract import Decoder
 from scanline.service.engine import Engine
-from scanline.service.generation import FinishReason, Generation, Spec, Status
+from scanline.service.generation import FinishReason, Generation, Spec
 from scanline.service.queue import Limits
 from tests.service_fixtures import FakeDecoder, LateDecoder, fake_image, until
 
@@ -170,15 +170,9 @@ def assert_right(generation: Generation) -> None:
         np.testing.assert_array_equal(pixels, expected)
 
 
-def seeds_in(slots: list[int], generations: list[Generation]) -> list[int]:
-    """Give the seeds of the images that run in these slots."""
-    running = {
-        image.slot: image.seed
-        for generation in generations
-        for image in generation.images
-        if image.status is Status.RUNNING
-    }
-    return [running[slot] for slot in slots]
+def seeds_in(slots: list[int], engine: Engine) -> list[int]:
+    """Give the seeds of the images that these slots lead."""
+    return [engine._runs.by_lead[slot].image.seed for slot in slots]
 
 
 def completion(config: ModelConfig, seed: int, known: NDArray[np.bool_], n: int = 1) -> Spec:

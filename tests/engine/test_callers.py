@@ -60,7 +60,7 @@ def test_one_that_leaves_is_in_nobodys_way() -> None:
 def test_a_caller_of_many_requests_delays_another_by_an_image_each_time() -> None:
     decoder = FakeDecoder(GREY, 1)
     gate, generations, admitted = Gate(decoder), list[Generation](), list[int]()
-    decoder.before_load = lambda slots: admitted.extend(seeds_in(slots, generations))
+    decoder.before_load = lambda slots: admitted.extend(seeds_in(slots, engine))
     with running(decoder) as engine:
         for seed in range(0, 100, 10):
             generations.append(engine.queue.submit(Spec(n=2, seed=seed), caller="many"))

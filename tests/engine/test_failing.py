@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from scanline.model.decoders.contract import Inputs, Slots
+from scanline.model.particles import Particles
 from scanline.service import engine as engine_module
+from scanline.service import workshop
 from scanline.service.engine import FAILURES, Engine
 from scanline.service.generation import FinishReason, Generation, Spec
 from scanline.service.progress import Progress
@@ -25,6 +27,7 @@ from tests.engine.fixtures import (
     completion,
     finished,
     losing,
+    opened,
     running,
 )
 from tests.service_fixtures import GREY, FakeDecoder, until
@@ -201,6 +204,34 @@ def test_a_decoder_that_fails_at_anything_ends_the_engine(what: str) -> None:
     engine.close(0)
 
 
+@pytest.mark.parametrize("what", ["begun", "finished"])
+def test_an_image_that_cannot_be_begun_or_finished_ends_alone(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside one that is complete at the same moment, and is told so; no slot is lost."""
+
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    if what == "begun":
+        monkeypatch.setattr("scanline.service.runs.Particles", fail)
+    else:
+        monkeypatch.setattr(Particles, "finish", fail)
+    decoder = FakeDecoder(GREY, 4)
+    with opened(decoder) as engine:
+        if what == "finished":
+            spared = engine.queue.submit(Spec(n=1, seed=0))
+        touched = engine.queue.submit(Spec(n=1, seed=5, particles=2))
+        engine.start()
+        finished(touched)
+        assert touched.error is not None
+        if what == "begun":
+            spared = engine.queue.submit(Spec(n=1, seed=0))
+        with engine.queue.reading(spared):
+            assert_right(spared)
+        assert_every_slot_is_free(engine, decoder)
+
+
 def test_one_request_that_always_fails_ends_no_engine() -> None:
     """It could be anybody's: so a plain image is tried before the engine gives up."""
     decoder = FakeDecoder(GREY, 2)
@@ -252,7 +283,7 @@ def test_a_step_that_hangs_is_told_and_waited_for_no_longer(
     decoder = FakeDecoder(GREY, 2)
     gate = Gate(decoder)
     monkeypatch.setattr(engine_module, "STUCK_SECONDS", 0.0)
-    monkeypatch.setattr(engine_module, "HUNG_SECONDS", 0.0)
+    monkeypatch.setattr(workshop, "HUNG_SECONDS", 0.0)
     engine = Engine("grey", decoder, Limits())
     engine.start()
     assert engine.alive  # with nothing to do it is not stuck

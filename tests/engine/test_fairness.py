@@ -36,7 +36,7 @@ def test_a_small_request_is_not_starved_and_admission_goes_round() -> None:
     def note(slots: list[int]) -> None:
         held.set()
         submitted.wait()
-        order.extend(seeds_in(slots, generations))
+        order.extend(seeds_in(slots, engine))
 
     decoder.before_load = note
     with running(decoder) as engine:
@@ -63,7 +63,7 @@ def test_slots_are_given_in_turn_between_requests() -> None:
     with opened(decoder) as engine:
         specs = [Spec(n=3, seed=100), Spec(n=2, seed=200), Spec(n=2, seed=300)]
         generations = [engine.queue.submit(spec) for spec in specs]
-        decoder.before_load = lambda slots: order.extend(seeds_in(slots, generations))
+        decoder.before_load = lambda slots: order.extend(seeds_in(slots, engine))
         engine.start()
         for generation in generations:
             with engine.queue.reading(generation):

@@ -74,7 +74,7 @@ def test_an_image_that_ends_during_a_read_is_read_again() -> None:
     row, position = np.full((4, 1), 7, np.uint8), np.full(1, 4, np.int32)
     image = Image(0, 0, Place(row, position))
     late = Late(row, lambda: image.finish(FinishReason.LENGTH, None), reused=99)
-    image.run(0, Place(cast("NDArray[np.uint8]", late), position))
+    image.run(Place(cast("NDArray[np.uint8]", late), position))
     assert image.read(0, 4).ravel().tolist() == [7, 7, 7, 7]
 
 
@@ -82,7 +82,7 @@ def test_an_image_that_ends_while_its_position_is_read_is_asked_again() -> None:
     row, position = np.full((4, 1), 7, np.uint8), np.full(1, 4, np.int32)
     image = Image(0, 0, Place(row, position))
     late = Late(position, lambda: image.finish(FinishReason.LENGTH, None), reused=1)
-    image.run(0, Place(row, cast("NDArray[np.int32]", late)))
+    image.run(Place(row, cast("NDArray[np.int32]", late)))
     assert image.position == 4
 
 

@@ -185,14 +185,27 @@ def test_a_crowd_of_finished_ones_pushes_out_its_own() -> None:
 
 
 def test_of_large_images_fewer_are_kept_and_the_last_generation_whatever_its_size() -> None:
-    """Of 1,024 x 1,024 pixels in colour, 3 MB each, 256 MiB hold 85."""
+    """Of 1,024 x 1,024 pixels in colour, 7 MiB each with what was given of it, 256 MiB hold 36."""
     config = dataclasses.replace(GREY, height=1024, width=1024, channels=3)
     queue = Queue("it", config, Limits(), Clock())
-    first, second = finished(queue, 60), finished(queue, 25)
+    first, second = finished(queue, 20), finished(queue, 16)
     assert there(queue, first, second) == [True, True]
     third = finished(queue, 1)
     assert there(queue, first, second, third) == [False, True, True]
     assert there(queue, finished(queue, 256), second, third) == [True, False, False]
+
+
+def test_what_nothing_is_known_of_takes_no_memory_and_what_is_known_is_held_once() -> None:
+    blank = Generation("it", GREY, Spec(n=2, seed=0)).images[0]
+    assert not blank.shown(0).any()
+    assert blank._given.strides == (0, 0)
+    spec = completion(GREY, 0, np.arange(GREY.pixels) < 13)
+    known = Generation("it", GREY, spec)
+    assert known.spec.canvas is known.images[0]._given
+    assert known.spec.canvas is not None
+    assert spec.canvas is not None
+    np.testing.assert_array_equal(known.spec.canvas[:13], spec.canvas[:13])
+    assert not known.spec.canvas[13:].any()
 
 
 def test_finished_generations_are_kept_by_time() -> None:

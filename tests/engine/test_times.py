@@ -94,7 +94,7 @@ def test_pixels_drawn_are_those_after_what_was_known_of_images_that_have_begun()
     generation = Generation("it", GREY, completion(GREY, 0, np.arange(GREY.pixels) < 13, n=3))
     assert generation.drawn == 0
     canvas = np.zeros((GREY.pixels, 1), np.uint8)
-    generation.images[0].run(0, Place(canvas, np.array([20], np.int32)))
+    generation.images[0].run(Place(canvas, np.array([20], np.int32)))
     assert generation.drawn == 7
     whole = completion(GREY, 0, np.ones(GREY.pixels, np.bool_))
     assert whole.prefix == GREY.pixels
@@ -104,7 +104,7 @@ def test_slots_that_are_free_have_no_pixels_left() -> None:
     generation = Generation("it", GREY, Spec(n=3, seed=0, label=1, guidance=2.0))
     canvas = np.zeros((GREY.pixels, 1), np.uint8)
     for image in generation.images[:2]:
-        image.run(0, Place(canvas, np.array([20], np.int32)))
+        image.run(Place(canvas, np.array([20], np.int32)))
     generation.next_index = 2
     assert generation.pixels_left() == [10, 10, 10, 10]
     generation.images[0].finish(FinishReason.LENGTH, 1.0)

@@ -77,7 +77,8 @@ class AccessMiddleware:
         if state["key"]:
             extra["key"] = state["key"]
         drawn = ""
-        if (generation := state.get("generation")) is not None:
+        # Taken out of it: uvicorn keeps the last request of a connection, and all that it holds.
+        if (generation := state.pop("generation", None)) is not None:
             facts = {"generation": generation.id, "model": generation.model, "n": generation.spec.n}
             extra |= facts
             drawn = " {generation} {model} n={n}".format_map(facts)
