@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from scanline.service.cluster.parts import Known, Part, Report, look_at
 from scanline.service.cluster.scaling import by_slots
-from scanline.service.generation import FinishReason, Image, Place, Spec, Status
+from scanline.service.generation import FinishReason, Generation, Image, Place, Spec, Status
 from scanline.service.queue import ClosedError, Limits, Queue
 from tests.clocks import Clock
 from tests.cluster.fixtures import (
@@ -83,6 +84,29 @@ def test_a_replica_refuses_nothing_and_keeps_nothing(tmp_path: Path) -> None:
         until(lambda: all(one.finished for one in many), "their end")
         drawn(fleet, Spec(n=1, seed=0))
         until(lambda: not replica._engine.queue._finished._all, "its being forgotten")
+
+
+def test_a_replica_gives_turns_by_callers_and_by_whole_requests(tmp_path: Path) -> None:
+    """Not by parts, of which a large request has many, none of them large."""
+    with fleet_of(tmp_path, count=1) as (fleet, here):
+        queue = here.replicas[0]._engine.queue
+        begun: list[Generation] = []
+        submit = queue.submit
+
+        def note(*given: Any, **named: Any) -> Generation:
+            begun.append(submit(*given, **named))
+            return begun[-1]
+
+        queue.submit = note  # type: ignore[method-assign]
+        generation = fleet.queue.submit(Spec(n=21, seed=0, label=1, guidance=2.0), caller="me")
+        with fleet.queue.reading(generation):
+            until(lambda: generation.finished, "the generation's end")
+    assert len(begun) > 1
+    for part in begun:
+        assert (part.caller, part.size, part.demand) == ("me", 42, 0)
+    half = Generation("tiny", GREY, Spec(n=4, seed=0), size=42)
+    half.unfinished = 2
+    assert half.demand == 21
 
 
 def test_a_cancelled_generation_is_let_go_by_every_replica(tmp_path: Path) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 
+from scanline.service.generation import Generation
 from scanline.service.server import Scanline
 from tests.repeats.fixtures import ASYNC, drawn
 from tests.service_fixtures import (
@@ -126,3 +129,22 @@ def test_where_nothing_is_kept_nothing_is_left_to_the_background() -> None:
     assert reply.status_code == 200
     assert "preference-applied" not in reply.headers
     assert [image["finish_reason"] for image in reply.json()["images"]] == ["length"] * 2
+
+
+def test_a_connection_with_nothing_to_do_holds_no_generation() -> None:
+    """uvicorn keeps the last request of each, and the state of that, until there is another."""
+    scanline, app = build({"keep_finished": 0}, {"fake": FakeDecoder(GREY, 2)})
+    drawn: list[weakref.ref[Generation]] = []
+    with listening(app, lambda: scanline.ready) as url, httpx.Client(base_url=url) as client:
+        queue = scanline.models["fake"].engine.queue
+        finish = queue.finish
+
+        def note(generation: Generation) -> None:
+            drawn.append(weakref.ref(generation))
+            finish(generation)
+
+        queue.finish = note  # type: ignore[method-assign]
+        assert client.post("/v1/samples", json={"n": 2}).status_code == 200
+        assert client.post("/v1/samples", json={"stream": True}).status_code == 200
+        gc.collect()
+        until(lambda: [ref() for ref in drawn] == [None, None])
