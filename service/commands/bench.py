@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from scanline.service.commands.options import Threads, WeightsDir
+from scanline.service.commands.options import Threads, WeightsDir, goes_with
 
 SECONDS, REPEATS = 1.0, 5
 
@@ -65,72 +66,92 @@ def bench(
     """Time every decoder that runs here, or the service; prints a table and one JSON line."""
     if not math.isfinite(seconds or 0) or not math.isfinite(pretend or 0):
         raise ValueError("--seconds and --pretend must be finite numbers")
-    elsewhere = training or http or pretend or device != "cpu" or backend == "reference"
-    if (isa or precision) and elsewhere:
-        raise ValueError("--isa and --precision are for timing the native decoder alone")
+    given = {
+        "--weights": weights, "--backend": None if backend == "all" else backend, "--slots": slots,
+        "--threads": threads, "--isa": isa, "--precision": precision,
+        "--device": None if device == "cpu" else device, "--seconds": seconds,
+        "--repeats": repeats, "--peer": peer or None, "--http": http or None, "--pretend": pretend,
+        "--training": training or None,
+    }  # fmt: skip
+    names, seconds, repeats = models or [], seconds or SECONDS, repeats or REPEATS
     if training:
-        from scanline.model.bench.training import run_training_bench
+        goes_with("--training", given, "--threads", "--repeats")
+        _bench_training(names, threads, repeats)
+    elif device == "cuda":
+        goes_with("--device cuda", given, "--weights", "--slots", "--seconds", "--repeats")
+        _bench_device(names, weights, slots, seconds, repeats)
+    elif pretend is not None:
+        goes_with("--pretend", given, "--http", "--weights", "--slots", "--seconds")
+        if not http or len(slots or []) > 1:
+            raise ValueError("--pretend is with --http, and one --slots at most")
+        _bench_costs(names, weights, slots, seconds, pretend)
+    elif http:
+        goes_with("--http", given, "--weights", "--backend", "--repeats", "--pretend")
+        _bench_service(names, weights, "auto" if backend == "all" else backend, repeats)
+    else:
+        if backend == "reference" and (isa or precision):
+            raise ValueError("--isa and --precision are of the native backend")
+        from scanline.model.bench.cpu import BACKENDS, SLOTS, run_bench
+        from scanline.model.bench.models import find_models
 
-        others = http or pretend or peer or slots or seconds or weights
-        if others or backend != "all" or device != "cpu":
-            raise ValueError("--training goes with --threads and --repeats only")
-        trained = run_training_bench(models or [], threads, repeats or REPEATS, progress=typer.echo)
-        typer.echo(json.dumps(dataclasses.asdict(trained)))
-        return
-    from scanline.model.bench.models import find_models
-
-    if device == "cuda":
-        from scanline.model.bench import cuda as bench_cuda
-
-        if http or pretend or peer or threads is not None or backend != "all":
-            raise ValueError("--device cuda goes with --slots, --seconds and --repeats only")
-        on_device = bench_cuda.run_bench(
-            find_models(models or [], weights),
-            slots=slots or bench_cuda.SLOTS,
-            seconds=seconds or SECONDS,
-            repeats=repeats or REPEATS,
+        report = run_bench(
+            find_models(names, weights),
+            backends=BACKENDS if backend == "all" else [backend],
+            slots=slots or SLOTS,
+            threads=threads,
+            isa=isa,
+            precision=precision,
+            seconds=seconds,
+            repeats=repeats,
+            peer=peer,
             progress=typer.echo,
         )
-        typer.echo(json.dumps(dataclasses.asdict(on_device)))
-        return
-    if pretend is not None:
-        from scanline.service.bench import costs
+        typer.echo(json.dumps(dataclasses.asdict(report)))
+        if not report.timings:
+            raise ValueError("nothing could be timed; why is said above")
 
-        beside = peer or threads is not None or repeats or backend != "all"
-        if not http or beside or len(slots or []) > 1:
-            raise ValueError("--pretend goes with --http, --seconds and one --slots")
-        (count,) = slots or [costs.SLOTS]
-        for checkpoint in find_models(models or [], weights, ["mnist"]):
-            cost = costs.bench_costs(checkpoint, pretend, count, seconds or SECONDS)
-            typer.echo(costs.table(cost))
-            typer.echo(json.dumps(cost))
-        return
-    if http:
-        from scanline.service.bench.shares import bench_service, table
 
-        if peer or slots or seconds or threads is not None:
-            raise ValueError("--http goes with --backend and --repeats, or with --pretend")
-        for checkpoint in find_models(models or [], weights, ["mnist-paper"]):
-            result = bench_service(
-                checkpoint, "auto" if backend == "all" else backend, repeats=repeats or REPEATS
-            )
-            typer.echo(table(result))
-            typer.echo(json.dumps(result))
-        return
-    from scanline.model.bench.cpu import BACKENDS, SLOTS, run_bench
+def _bench_training(names: list[str], threads: int | None, repeats: int) -> None:
+    from scanline.model.bench.training import run_training_bench
+
+    report = run_training_bench(names, threads, repeats, progress=typer.echo)
+    typer.echo(json.dumps(dataclasses.asdict(report)))
+
+
+def _bench_device(
+    names: list[str], weights: Path | None, slots: list[int] | None, seconds: float, repeats: int
+) -> None:
+    from scanline.model.bench.cuda import SLOTS, run_bench
+    from scanline.model.bench.models import find_models
 
     report = run_bench(
-        find_models(models or [], weights),
-        backends=BACKENDS if backend == "all" else [backend],
+        find_models(names, weights),
         slots=slots or SLOTS,
-        threads=threads,
-        isa=isa,
-        precision=precision,
-        seconds=seconds or SECONDS,
-        repeats=repeats or REPEATS,
-        peer=peer,
+        seconds=seconds,
+        repeats=repeats,
         progress=typer.echo,
     )
     typer.echo(json.dumps(dataclasses.asdict(report)))
-    if not report.timings:
-        raise ValueError("nothing could be timed; why is said above")
+
+
+def _bench_costs(
+    names: list[str], weights: Path | None, slots: list[int] | None, seconds: float, rate: float
+) -> None:
+    from scanline.model.bench.models import find_models
+    from scanline.service.bench.costs import SLOTS, bench_costs, table
+
+    (count,) = slots or [SLOTS]
+    for checkpoint in find_models(names, weights, ["mnist"]):
+        cost = bench_costs(checkpoint, rate, count, seconds)
+        typer.echo(table(cost))
+        typer.echo(json.dumps(cost))
+
+
+def _bench_service(names: list[str], weights: Path | None, backend: str, repeats: int) -> None:
+    from scanline.model.bench.models import find_models
+    from scanline.service.bench.shares import bench_service, table
+
+    for checkpoint in find_models(names, weights, ["mnist-paper"]):
+        result = bench_service(checkpoint, backend, repeats=repeats)
+        typer.echo(table(result))
+        typer.echo(json.dumps(result))

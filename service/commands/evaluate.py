@@ -16,7 +16,8 @@ from scanline.service.commands.options import (
     ModelName,
     TopP,
     WeightsDir,
-    number,
+    goes_with,
+    refuse_nan,
 )
 
 if TYPE_CHECKING:
@@ -25,6 +26,16 @@ if TYPE_CHECKING:
     from scanline.model.evaluation import Evaluation
     from scanline.model.judge.classifier import Classifier
     from scanline.model.precision import Cost
+
+# What else each of its modes takes; the first is the figure of a test set.
+TAKES = {
+    "": ("--label", "--limit", "--record"),
+    "--precision": ("--limit", "--record"),
+    "--samples": (
+        "--label", "--guidance", "--top-p", "--temperature", "--seed", "--epochs", "--set-defaults",
+    ),
+    "--holes": ("--epochs",),
+}  # fmt: skip
 
 
 def evaluate(
@@ -67,7 +78,7 @@ def evaluate(
     top_p: TopP = None,
     temperature: Annotated[
         float | None,
-        typer.Option(min=0.0, max=2.0, callback=number, help="Of samples; 1 if none."),
+        typer.Option(min=0.0, max=2.0, callback=refuse_nan, help="Of samples; 1 if none."),
     ] = None,
     seed: Annotated[
         int | None,
@@ -94,54 +105,47 @@ def evaluate(
     from scanline.model.training.sets import judging_data, test_data
     from scanline.service.shape import settle
 
-    of_samples = {
-        "--guidance": guidance, "--top-p": top_p, "--temperature": temperature, "--seed": seed,
-        "--epochs": epochs, "--set-defaults": set_defaults or None,
+    given = {
+        "--label": label or None, "--limit": limit, "--record": record or None,
+        "--samples": samples, "--precision": precision, "--holes": holes, "--guidance": guidance,
+        "--top-p": top_p, "--temperature": temperature, "--seed": seed, "--epochs": epochs,
+        "--set-defaults": set_defaults or None,
     }  # fmt: skip
-    if (samples or holes) and (record or limit):
-        raise ValueError("drawn images are judged: leave --record and --limit out")
-    if precision and (samples or holes or label):
-        raise ValueError("--precision is measured on whole images without a label")
+    mode = "--precision" if precision else "--samples" if samples else "--holes" if holes else ""
+    goes_with(mode or "a test set's figure", given, *TAKES[mode])
     if precision:
         precision_of(precision)
-    if samples and holes:
-        raise ValueError("--samples or --holes, one at a time")
-    if holes:
-        if label:
-            raise ValueError("--holes are completed without a label: leave --label out")
-        del of_samples["--epochs"]
-    if not samples and (alone := [name for name, value in of_samples.items() if value is not None]):
-        raise ValueError(f"{', '.join(alone)}: only with --samples, which is how many to judge")
     if record and limit:
         raise ValueError("--record is for the whole set: leave --limit out")
     checkpoint = load_one(weights, model)
     config, facts, own = checkpoint.model.config, checkpoint.facts, checkpoint.defaults
     if (samples or holes) and (why := ReferenceDecoder.unsupported(config)):
         raise ValueError(why)
-    if holes is not None:
-        training, test = judging_data(config, facts, dataset, images, data_dir, download)
-        _complete(checkpoint, training, test, holes, epochs)
-        return
-    if samples is None:
-        data = test_data(config, facts, dataset, images, data_dir, download)
+    where = (dataset, images, data_dir, download)
+    if holes:
+        _complete(checkpoint, *judging_data(config, facts, *where), holes, epochs)
+    elif samples:
+        shape = settle(config, own, 0 if label else None, top_p, guidance)
+        style = Defaults(shape.guidance, shape.top_p)
+        heat = 1.0 if temperature is None else temperature
+        both = judging_data(config, facts, *where)
+        _judge(checkpoint, *both, samples, label, style, heat, seed or 0, epochs)
+        if set_defaults:
+            style = style if label else style._replace(guidance=own.guidance)
+            _recorded(record_defaults(checkpoint, weights, style))
+    else:
+        data = test_data(config, facts, *where)
         data = data.take(slice(limit)) if limit else data
         if precision:
             cost = _cost(checkpoint, data, precision)
+            path = record_precision(checkpoint, weights, cost) if record else None
+        else:
+            figure = _measure(checkpoint, data, label)
+            path = None
             if record:
-                _recorded(record_precision(checkpoint, weights, cost))
-            return
-        figure = _measure(checkpoint, data, label)
-        if record:
-            _recorded(record_figure(checkpoint, weights, data, figure, with_label=label))
-        return
-    shape = settle(config, own, 0 if label else None, top_p, guidance)
-    training, test = judging_data(config, facts, dataset, images, data_dir, download)
-    style = Defaults(shape.guidance, shape.top_p)
-    heat = 1.0 if temperature is None else temperature
-    _judge(checkpoint, training, test, samples, label, style, heat, seed or 0, epochs)
-    if set_defaults:
-        style = style if label else style._replace(guidance=own.guidance)
-        _recorded(record_defaults(checkpoint, weights, style))
+                path = record_figure(checkpoint, weights, data, figure, with_label=label)
+        if path:
+            _recorded(path)
 
 
 def _recorded(path: Path) -> None:

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 
-def number(value: float | None) -> float | None:
+def goes_with(mode: str, given: Mapping[str, object], *allowed: str) -> None:
+    """Raise ``ValueError`` on an option that means nothing beside a ``mode``, an option itself.
+
+    ``given`` has every option, None where it was left out.
+    """
+    own = mode.partition(" ")[0]
+    known = {own, *allowed}
+    if others := [name for name, value in given.items() if value is not None and name not in known]:
+        raise ValueError(f"{', '.join(others)}: not with {mode}, which takes {', '.join(allowed)}")
+
+
+def refuse_nan(value: float | None) -> float | None:
     """Refuse NaN, which is below no bound and above none."""
     if value != value:
         raise typer.BadParameter("NaN is no temperature")
@@ -26,7 +38,9 @@ Backend = Annotated[str, typer.Option(help="auto, reference, native or triton.")
 Seed = Annotated[int, typer.Option(min=0, max=2**64 - 1, help="Image j has seed + j.")]
 Temperature = Annotated[
     float,
-    typer.Option(min=0.0, max=2.0, callback=number, help="1 is the model as it is, 0 likeliest."),
+    typer.Option(
+        min=0.0, max=2.0, callback=refuse_nan, help="1 is the model as it is, 0 likeliest."
+    ),
 ]
 TopP = Annotated[
     float | None,
