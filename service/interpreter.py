@@ -10,7 +10,7 @@ import sys
 SWITCH_SECONDS = 0.0005
 
 
-def settle() -> None:
+def tune_interpreter() -> None:
     """Prepare a process that draws, once its models are open.
 
     Threads are switched sooner. What is loaded by now stays loaded, and the garbage collector looks

@@ -13,6 +13,7 @@ from prometheus_client import (
     Histogram,
     Info,
     ProcessCollector,
+    disable_created_metrics,
     generate_latest,
 )
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -31,15 +32,17 @@ _WAITS = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _STEPS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1)
 
 
-Replicas = Callable[[], Mapping[str, Sequence[Metric]]]  # what each counts, by its name
+ReplicaMetrics = Callable[[], Mapping[str, Sequence[Metric]]]  # what each counts, by its name
 
 
 class Metrics:
     """All metrics of one server, in a registry of their own."""
 
     def __init__(self, engines: Callable[[], Mapping[str, Workshop]]) -> None:
+        # A line for each metric, of when it began to be counted: nobody asks that.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
-        self.replicas: list[Replicas] = []  # of a cluster, a model each
+        self.replicas: list[ReplicaMetrics] = []  # of a cluster, a model each
         one, reason = ["model"], ["model", "finish_reason"]
         own = self._registry
         self.queue_seconds = Histogram(
@@ -97,11 +100,11 @@ class Metrics:
 
     def drawing(self) -> list[Metric]:
         """Give what is a replica's own, where models are drawn by several."""
-        return [metric for metric in _Plain(self._registry).collect() if metric.name in _DRAWING]
+        return [metric for metric in self._registry.collect() if metric.name in _DRAWING]
 
     def render(self) -> bytes:
         """Give everything in Prometheus's text format, what is a replica's under its name."""
-        return generate_latest(_Labelled(_Plain(self._registry), self.replicas))
+        return generate_latest(_Labelled(self._registry, self.replicas))
 
 
 class ModelMetrics:
@@ -117,7 +120,7 @@ class ModelMetrics:
         # Made now, so that a scrape shows zeros rather than nothing.
         self._images = {reason: metrics.images.labels(model, reason) for reason in FinishReason}
 
-    def show(self, replicas: Replicas) -> None:
+    def show(self, replicas: ReplicaMetrics) -> None:
         """Give what is drawn as these replicas count it, under their names."""
         self._metrics.replicas.append(replicas)
 
@@ -143,22 +146,10 @@ class ModelMetrics:
         self._images[reason].inc()
 
 
-class _Plain(Collector):
-    """Another collector's metrics without when each was created, which nobody asks."""
-
-    def __init__(self, whole: Collector) -> None:
-        self._whole = whole
-
-    def collect(self) -> Iterator[Metric]:
-        for metric in self._whole.collect():
-            metric.samples = [s for s in metric.samples if not s.name.endswith("_created")]
-            yield metric
-
-
 class _Labelled(Collector):
     """Another collector's metrics, those of replicas in the place of its own."""
 
-    def __init__(self, whole: Collector, replicas: Sequence[Replicas]) -> None:
+    def __init__(self, whole: Collector, replicas: Sequence[ReplicaMetrics]) -> None:
         self._whole, self._replicas = whole, replicas
 
     def collect(self) -> Iterator[Metric]:

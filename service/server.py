@@ -60,7 +60,7 @@ class Served:
 Opening = Callable[[Checkpoint, Settings, ModelMetrics], Workshop]
 
 
-def _spare(slots: int) -> int:
+def spare_slots(slots: int) -> int:
     """Count the spare slots beside so many."""
     return min(slots, SPARE_SLOTS)
 
@@ -74,7 +74,7 @@ def open_engine(
     checkpoint: Checkpoint, settings: Settings, observer: Observer | None = None
 ) -> Engine:
     """Open a checkpoint's decoder and start its engine; raises ``BackendError``."""
-    spare = _spare(settings.slots)
+    spare = spare_slots(settings.slots)
     log.info("opening %s", checkpoint.name)  # of which what follows is said
     try:
         decoder = open_decoder(
@@ -175,7 +175,7 @@ class Scanline:
         """Raise ``BackendError`` where their slots come to take more than ``room`` bytes."""
         taken = sum(served.engine.memory for served in opened.values())
         if taken > room:
-            slots = self.settings.slots + _spare(self.settings.slots)
+            slots = self.settings.slots + spare_slots(self.settings.slots)
             fit = _fitting(slots * room // taken)
             how = f"set SCANLINE_SLOTS to {fit}, or " if fit else ""
             raise BackendError(

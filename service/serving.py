@@ -19,7 +19,7 @@ from scanline.service.app import create_app
 from scanline.service.http.connections import Connection
 from scanline.service.http.door import Door
 from scanline.service.http.middleware.body import SHARES, share_bytes
-from scanline.service.interpreter import settle
+from scanline.service.interpreter import tune_interpreter
 from scanline.service.logs import set_up_logs
 from scanline.service.server import Opening, Process, Scanline, open_engine
 from scanline.service.settings import Settings
@@ -127,7 +127,7 @@ def serve(settings: Settings) -> None:
 
         def open_models() -> None:
             scanline.open(checkpoints, opening)
-            settle()
+            tune_interpreter()
 
         app = create_app(scanline, open_models)
         Process(configure(app, scanline), scanline).run(sockets)

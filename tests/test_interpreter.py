@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
-from scanline.service.interpreter import SWITCH_SECONDS, settle
+from scanline.service.interpreter import SWITCH_SECONDS, tune_interpreter
 
 
 @pytest.mark.usefixtures("settled")
 def test_what_is_loaded_is_looked_through_no_more_and_garbage_still_is() -> None:
     loaded = [{"kept": number} for number in range(100)]
-    settle()
+    tune_interpreter()
     assert sys.getswitchinterval() == pytest.approx(SWITCH_SECONDS)
     assert gc.get_freeze_count() > len(loaded)
     assert not any(one is loaded for one in gc.get_objects())

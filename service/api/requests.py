@@ -82,7 +82,6 @@ class SampleRequest(Body):
     """Draw images from nothing."""
 
     model_config = ConfigDict(
-        extra="forbid",
         strict=True,
         json_schema_extra={"examples": [{"n": 4, "label": "7", "seed": 1}]},
     )
@@ -105,8 +104,6 @@ class CompletionForm(Body):
     """Complete a picture: keep its known part, draw the rest ``n`` times."""
 
     model_config = ConfigDict(
-        extra="forbid",
-        arbitrary_types_allowed=True,
         json_schema_extra={"examples": [{"image": "(a PNG's bytes)", "known_rows": 14, "n": 4}]},
     )
 
@@ -142,8 +139,6 @@ class ScoreForm(Body):
     """Measure pictures."""
 
     model_config = ConfigDict(
-        extra="forbid",
-        arbitrary_types_allowed=True,
         json_schema_extra={"examples": [{"image": ["(a PNG's bytes)"], "label": "7"}]},
     )
 
@@ -160,9 +155,7 @@ class ScoreForm(Body):
 class DistributionRequest(Body):
     """Ask what may come next."""
 
-    model_config = ConfigDict(
-        extra="forbid", strict=True, json_schema_extra={"examples": [{"values": [0, 0, 0]}]}
-    )
+    model_config = ConfigDict(strict=True, json_schema_extra={"examples": [{"values": [0, 0, 0]}]})
 
     values: Annotated[
         list[Annotated[int, Field(ge=0, le=255)]],

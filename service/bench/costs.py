@@ -27,9 +27,9 @@ from scanline.model.network import LinearTransformer
 from scanline.service.app import create_app
 from scanline.service.bench.clients import Asking, ask, clients, pixels_drawn
 from scanline.service.engine import Engine
-from scanline.service.interpreter import settle
+from scanline.service.interpreter import tune_interpreter
 from scanline.service.pictures import to_png
-from scanline.service.server import Scanline, Served
+from scanline.service.server import Scanline, Served, spare_slots
 from scanline.service.serving import configure, listen
 from scanline.service.settings import Settings
 
@@ -131,7 +131,7 @@ def _serving(network: LinearTransformer, decoder: Decoder, spare: int) -> Iterat
     def open_models() -> None:
         engine.start()
         scanline.models = {plain.name: Served(engine, plain, 0)}
-        settle()
+        tune_interpreter()
         scanline.ready = True
 
     config = configure(create_app(scanline, open_models), scanline)
@@ -176,7 +176,7 @@ def bench_costs(
 ) -> dict[str, Any]:
     """Measure each form of reply of a model's images, drawn at ``rate`` a second."""
     network = checkpoint.model
-    spare = min(slots, 64)
+    spare = spare_slots(slots)
     decoder = PretendedDecoder(network.config, slots + spare, rate)
     images = max(1, slots * IN_FLIGHT // CLIENTS)  # a request
     pixels = network.config.pixels

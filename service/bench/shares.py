@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import socket
 import statistics
@@ -10,7 +11,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from scanline.service.bench.clients import Asking, clients, pixels_drawn
 CLIENTS, IMAGES, SLOTS = 16, 16, 64  # 256 images in flight on 64 slots
 DECODER_SECONDS = 2.0  # a quarter of a second swings too much
 REPLY_SECONDS = 4.0
+READY_SECONDS = 60.0
 # What the decoder is timed with alone: a model's own defaults would cost it more.
 PLAIN = {"temperature": 1.0, "top_p": 1.0, "guidance": 1.0}
 
@@ -43,28 +44,32 @@ def decoder_rate(decoder: Decoder) -> float:
     return drawn / seconds
 
 
-@contextmanager
+@contextlib.contextmanager
 def running_server(folder: Path, backend: str) -> Iterator[int]:
     """Serve a folder's models in a process of their own; yields the port."""
-    with closing(socket.create_server(("127.0.0.1", 0))) as probe:
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as probe:
         port = probe.getsockname()[1]
     options = ["--weights", str(folder), "--port", str(port), "--backend", backend]
     command = [sys.executable, "-m", "scanline.service", "serve", *options, "--slots", str(SLOTS)]
     with subprocess.Popen([*command, "--log-level", "warning"]) as process:
         try:
-            address = f"http://127.0.0.1:{port}"
-            for _ in range(600):
-                try:
-                    if httpx.get(f"{address}/readyz").status_code == 200:
-                        break
-                except httpx.TransportError:
-                    pass
-                time.sleep(0.1)
-            else:
-                raise RuntimeError("the server did not get ready within a minute")
+            _wait_ready(process, port)
             yield port
         finally:
             process.send_signal(signal.SIGTERM)
+
+
+def _wait_ready(process: subprocess.Popen[bytes], port: int) -> None:
+    deadline = time.monotonic() + READY_SECONDS
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}") as http:
+        while time.monotonic() < deadline:
+            if process.poll() is not None:
+                raise RuntimeError("the server ended before it was ready; why is said above")
+            with contextlib.suppress(httpx.TransportError):
+                if http.get("/readyz").status_code == 200:
+                    return
+            time.sleep(0.1)
+    raise RuntimeError(f"the server did not get ready within {READY_SECONDS:g} s")
 
 
 def first_pixel_milliseconds(port: int) -> float:

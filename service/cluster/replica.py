@@ -17,7 +17,7 @@ from typing import Any
 from scanline.model.checkpoint import CheckpointError, load_checkpoints
 from scanline.service.cluster.parts import Known, News, Part, Report, look_at
 from scanline.service.generation import Image
-from scanline.service.interpreter import settle
+from scanline.service.interpreter import tune_interpreter
 from scanline.service.metrics import Metrics
 from scanline.service.server import open_engine
 from scanline.service.settings import Settings
@@ -53,7 +53,7 @@ class Replica:
         self._engine = open_engine(checkpoint, own, self._metrics.observer(name))
         self._shares: dict[str, tuple[float, float]] = {}
         self._parts = 0
-        settle()
+        tune_interpreter()
 
     async def draw(self, part: Part) -> AsyncIterator[News]:
         """Draw a part, and yield what is new of it until its end; whoever leaves ends it."""

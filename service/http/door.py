@@ -48,11 +48,12 @@ class Door:
         refused: prometheus_client.Counter,
     ) -> None:
         self.bounds = bounds
-        self.owing: dict[HttpToolsProtocol, None] = {}  # us a whole request, the longest first
-        # With reading by so many bytes, the longest first.
+        # Those whose request is not whole yet, for the longest first.
+        self.owing: dict[HttpToolsProtocol, None] = {}
+        # How many bytes each has yet to read, who is behind for the longest first.
         self.behind: dict[HttpToolsProtocol, int] = {}
         self._whose: dict[HttpToolsProtocol, str] = {}  # of all that were taken, the newest last
-        self._heard_out: set[HttpToolsProtocol] = set()  # who are heard out
+        self._heard_out: set[HttpToolsProtocol] = set()  # refused and still read, to see why
         self._unsent = 0
         self._turned_away, self._requests, self._refused = turned_away, requests, refused
         self._said = -QUIET_SECONDS

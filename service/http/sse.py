@@ -31,8 +31,8 @@ class Streams:
     """The streams being sent. Those that tell of pixels share the events: more of them, less often.
 
     They speak at whole ticks, so that the event loop is woken once for many. Those that wait in
-    the queue, or send looks at whole images, take no part of it. ``cores`` is how many draw, and
-    what the event loop takes from two of them is felt.
+    the queue, or send looks at whole images, take no part of it. The event loop takes its time from
+    the ``cores`` that draw: the fewer they are, the fewer the events.
     """
 
     def __init__(self, gauge: Gauge, cores: int) -> None:
@@ -109,7 +109,7 @@ def stream_reply(
     """Reply with what ``events`` yields; it is given the client.
 
     ``streams`` counts it while it is open. ``grace`` is how many seconds the generation then waits
-    for another reader, by default the engine's own.
+    for another reader, by default the queue's own (``Limits.grace``).
     """
 
     async def body() -> AsyncIterator[bytes]:

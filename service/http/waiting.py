@@ -33,7 +33,7 @@ async def _client_gone(request: Request) -> None:
 
 @contextlib.asynccontextmanager
 async def client_of(request: Request) -> AsyncIterator[Client]:
-    """Watch the client inside the block, its body read."""
+    """Watch, inside the block, whether the client leaves; its request's body has been read."""
     gone = asyncio.create_task(_client_gone(request))
     try:
         yield Client(request.state.caller, gone)
@@ -46,41 +46,36 @@ async def _called_back(
     register: Callable[[Callable[[], None]], None],
     client: Client,
     seconds: float | None,
-) -> bool:
-    """Wait until another thread calls what is registered; False if ``seconds`` pass first.
+) -> None:
+    """Wait until another thread calls what is registered, or ``seconds`` have passed.
 
     Raises ``ClientGoneError`` as soon as the client leaves.
     """
     loop = asyncio.get_running_loop()
-    called: asyncio.Future[bool] = loop.create_future()
+    over: asyncio.Future[None] = loop.create_future()
 
-    def resolve(in_time: bool) -> None:
-        if not called.done():
-            called.set_result(in_time)
+    def end(gone: asyncio.Task[None] | None = None) -> None:
+        if not over.done():
+            over.set_result(None)
 
     def wake() -> None:
         # The loop may be closed by the time the engine calls.
         with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(resolve, True)
-
-    def leave(gone: asyncio.Task[None]) -> None:
-        resolve(False)
+            loop.call_soon_threadsafe(end)
 
     # Lighter than asyncio.wait, and every event of every stream waits here.
-    client.gone.add_done_callback(leave)
-    timer = None if seconds is None else loop.call_later(seconds, resolve, False)
+    client.gone.add_done_callback(end)
+    timer = None if seconds is None else loop.call_later(seconds, end)
     register(wake)
     try:
-        in_time = await called
+        await over
     finally:
-        client.gone.remove_done_callback(leave)
+        client.gone.remove_done_callback(end)
         if timer is not None:
             timer.cancel()
-        if called.cancelled() or not called.result():
-            generation.forget(wake)  # or those who come and go would pile up
+        generation.forget(wake)  # or those who come and go would pile up
     if client.gone.done():
         raise ClientGoneError
-    return in_time
 
 
 async def news(
@@ -88,25 +83,23 @@ async def news(
     client: Client,
     seconds: float | None,
     seen: int | None = None,
-) -> bool:
-    """Wait for a generation's next change; False if ``seconds`` pass without one.
+) -> None:
+    """Wait for a generation's next change, or until ``seconds`` have passed.
 
     ``seen`` is its ``changes`` when it was last read, so that none in between is missed. Raises
     ``ClientGoneError`` as soon as the client leaves.
     """
-    return await _called_back(
-        generation, lambda wake: generation.when_news(wake, seen), client, seconds
-    )
+    await _called_back(generation, lambda wake: generation.when_news(wake, seen), client, seconds)
 
 
 async def wait_finished(
     generation: Generation, client: Client, seconds: float | None = None
-) -> bool:
-    """Wait for a generation's end; False if ``seconds`` pass before it.
+) -> None:
+    """Wait for a generation's end, or until ``seconds`` have passed.
 
     Raises ``ClientGoneError`` if the client leaves before both.
     """
-    return await _called_back(generation, generation.when_finished, client, seconds)
+    await _called_back(generation, generation.when_finished, client, seconds)
 
 
 async def draw_to_end(
@@ -114,8 +107,8 @@ async def draw_to_end(
 ) -> None:
     """Wait for all of a generation; if its client leaves, it is cancelled after ``grace`` seconds.
 
-    None is the engine's own. Raises ``ApiError`` where drawing fails, ``ClientGoneError`` if the
-    client leaves.
+    None is the queue's own (``Limits.grace``). Raises ``ApiError`` where drawing fails, and
+    ``ClientGoneError`` if the client leaves.
     """
     with engine.queue.reading(generation, grace):
         async with client_of(request) as client:

@@ -17,8 +17,6 @@ _NO_EFFECT = "Accepted for compatibility; has no effect here, which `warnings` i
 class ImageOptions(Body):
     """What generations and edits share; every field but the prompt may be null or left out."""
 
-    model_config = ConfigDict(extra="forbid")
-
     prompt: Annotated[
         str,
         Field(
@@ -64,7 +62,6 @@ class GenerationsRequest(ImageOptions):
     """Draw images, in OpenAI's words; `seed`, `temperature`, `top_p` and `guidance` are extras."""
 
     model_config = ConfigDict(
-        extra="forbid",
         strict=True,
         json_schema_extra={"examples": [{"prompt": "7", "n": 2, "size": "280x280", "seed": 1}]},
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,7 +14,8 @@ import openai
 import pytest
 
 from scanline.service.generation import FinishReason, Spec
-from scanline.service.http.waiting import news
+from scanline.service.http.sse import COMMENT, stream_reply
+from scanline.service.http.waiting import Client
 from scanline.service.queue import Queue
 from scanline.service.server import Scanline
 from tests.openai.fixtures import expected_edit, masked, pixels_of, stock
@@ -82,22 +83,27 @@ def test_comments_keep_a_stream_open_and_the_client_sees_none(
     decoder, go_on = FakeDecoder(GREY, 2), threading.Event()
     decoder.before_step = lambda slots: (go_on.wait(), None)[1]
     scanline, app = build(decoders={"grey": decoder})
-    quiet: list[float | None] = []
+    sent = stream_reply
 
-    async def counted(*arguments: Any) -> bool:
-        told = await news(*arguments)
-        if not told:  # so a comment is sent
-            quiet.append(arguments[2])
-        if len(quiet) == 3:
-            go_on.set()
-        return told
+    def counted(*arguments: Any, **named: Any) -> Any:
+        request, engine, generation, events, streams = arguments
 
-    monkeypatch.setattr("scanline.service.openai.events.news", counted)
+        async def noted(client: Client) -> AsyncIterator[bytes]:
+            comments = 0
+            async for event in events(client):
+                comments += event == COMMENT
+                if comments == 3:
+                    go_on.set()
+                yield event
+
+        return sent(request, engine, generation, noted, streams, **named)
+
+    monkeypatch.setattr("scanline.service.openai.routes.stream_reply", counted)
     with listening(app, lambda: scanline.ready) as url, stock(url) as client:
         stream = client.images.generate(prompt="", stream=True, partial_images=1)
         types = [event.type.split(".")[1] for event in stream]
     assert types == ["partial_image", "completed"]
-    assert len(quiet) >= 3
+    assert go_on.is_set()  # after three comments
 
 
 def test_a_stream_has_neither_ids_nor_comments(http: httpx.Client) -> None:
