@@ -7,17 +7,18 @@ import re
 from typing import Annotated
 from urllib.parse import urlencode
 
+import numpy as np
 from fastapi import APIRouter, Query, Request, Response
+from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
+from scanline.model.config import ModelConfig
 from scanline.model.noise import MAX_SEED
-from scanline.service.api.beginning import begin
-from scanline.service.api.files import KnownTags, Named
+from scanline.service.api.files import KnownTags, reply_png
 from scanline.service.api.lookup import Server, find_served, settle_shape
 from scanline.service.api.requests import MAX_TEMPERATURE
 from scanline.service.generation import Spec
 from scanline.service.http.errors import ApiError
-from scanline.service.http.waiting import client_of, cut_off, draw_to_end
 from scanline.service.pictures import to_grid
 
 MOST = 4  # images: a link may be of many more, which a chat would show too small
@@ -74,17 +75,10 @@ async def card(
     served = find_served(server, link.model)
     shape = settle_shape(served, link.label or None, link.top_p, link.guidance)
     spec = Spec(n=n, seed=link.seed, temperature=link.temperature, **shape._asdict())
-    named = Named.of(served, spec)
-    headers = {"ETag": named.tag, "Cache-Control": f"public, max-age={FRESH_SECONDS}"}
-    if named.known(tags):
-        return Response(status_code=304, headers=headers)
-    generation = begin(request, server, served.engine, spec, named.key)
-    await draw_to_end(request, served.engine, generation)
-    if failed := cut_off(generation):
-        raise failed
-    config = served.engine.config
-    images = [image.read(0, config.pixels) for image in generation.images]
-    scale = max(1, SIDE // (config.width * (1 if n == 1 else 2)))
-    async with client_of(request) as client:
-        png = await server.writing.run(client, to_grid, images, config, scale)
-    return Response(png, media_type="image/png", headers=headers)
+
+    def encode(images: list[NDArray[np.uint8]], config: ModelConfig) -> bytes:
+        side = config.width * (1 if n == 1 else 2)
+        return to_grid(images, config, max(1, SIDE // side))
+
+    caching = f"public, max-age={FRESH_SECONDS}"
+    return await reply_png(request, server, served, spec, tags, caching, encode)

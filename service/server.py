@@ -1,16 +1,12 @@
-"""The running server: its models, its state from loading to drained, and its process."""
+"""The running server: its models, and its state from loading to drained."""
 
 from __future__ import annotations
 
 import logging
-import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from types import FrameType
-
-import uvicorn
+from dataclasses import dataclass
 
 from scanline.kernels.native.cpu import usable_cores
 from scanline.model.checkpoint import Checkpoint
@@ -99,7 +95,6 @@ def _check_guided(name: str, served: Served) -> None:
         )
 
 
-@dataclass
 class Scanline:
     """All that the routes share: settings, models, metrics, and whether to take work.
 
@@ -107,13 +102,11 @@ class Scanline:
     ``ended_early`` says that the server ended before either.
     """
 
-    settings: Settings
-    models: dict[str, Served] = field(default_factory=dict)
-    ready: bool = False
-    ended_early: bool = False
-    failure: str | None = None
-
-    def __post_init__(self) -> None:
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.models: dict[str, Served] = {}
+        self.ready = self.ended_early = False
+        self.failure: str | None = None
         self._turning = threading.Lock()  # what follows, ``ready`` and ``models``
         self._draining = False
         self.measuring = Pool(1, 32)  # likelihoods, beside the engines
@@ -122,7 +115,7 @@ class Scanline:
         self.writing = Pool(2)  # replies
         self.enlarging = Pool(1)  # images of replies, pixels made larger
         self.repeats = Repeats()
-        self.callers = Callers(self.settings.max_images_per_caller)
+        self.callers = Callers(settings.max_images_per_caller)
         self.metrics = Metrics(lambda: {name: m.engine for name, m in self.models.items()})
         self.streams = Streams(self.metrics.open_streams, usable_cores())
 
@@ -201,33 +194,3 @@ class Scanline:
             thread.start()
         for thread in closing:
             thread.join()
-
-
-class Process(uvicorn.Server):
-    """uvicorn, but SIGTERM drains first: sockets stay open and ``/readyz`` says 503 meanwhile."""
-
-    def __init__(self, config: uvicorn.Config, scanline: Scanline) -> None:
-        super().__init__(config)
-        self._scanline = scanline
-        self._signals = 0
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Drain at the first SIGTERM or Ctrl-C; at the second, cut off what still runs."""
-        self._signals += 1
-        first = self._signals == 1
-        doing = "finishing" if first else "cutting off"
-        log.info("%s: %s what runs", signal.Signals(sig).name, doing)
-        seconds = None if first else 0.0
-        threading.Thread(target=self._drain, args=(seconds,), name="drain", daemon=True).start()
-
-    def _drain(self, seconds: float | None) -> None:
-        ends = time.monotonic() + (self._scanline.settings.drain_seconds if seconds is None else 0)
-        self._scanline.drain(seconds)
-        # The engines are done; replies may still be on their way, and scores are no engine's.
-        while self.server_state.tasks and time.monotonic() < ends:
-            time.sleep(0.02)
-        self.should_exit = True
-
-    async def on_tick(self, counter: int) -> bool:
-        """Stop too where the models could not be opened, or one can draw no more."""
-        return self._scanline.failed() is not None or await super().on_tick(counter)

@@ -7,9 +7,13 @@ import errno
 import logging
 import os
 import resource
+import signal
 import socket
+import threading
+import time
 from collections.abc import Iterator
 from functools import partial
+from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
@@ -21,7 +25,7 @@ from scanline.service.http.door import Door
 from scanline.service.http.middleware.body import SHARES, share_bytes
 from scanline.service.interpreter import tune_interpreter
 from scanline.service.logs import set_up_logs
-from scanline.service.server import Opening, Process, Scanline, open_engine
+from scanline.service.server import Opening, Scanline, open_engine
 from scanline.service.settings import Settings
 
 log = logging.getLogger("scanline.server")
@@ -29,6 +33,36 @@ log = logging.getLogger("scanline.server")
 OTHER_FILES = 128  # open beside connections and uploads: libraries, checkpoints, refusals
 UPLOAD_BYTES = 2**20  # the least that is kept in a file
 FLUSH_SECONDS = 5  # for the last bytes of open streams, once everything is drawn
+
+
+class Process(uvicorn.Server):
+    """uvicorn, but SIGTERM drains first: sockets stay open and ``/readyz`` says 503 meanwhile."""
+
+    def __init__(self, config: uvicorn.Config, scanline: Scanline) -> None:
+        super().__init__(config)
+        self._scanline = scanline
+        self._signals = 0
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Drain at the first SIGTERM or Ctrl-C; at the second, cut off what still runs."""
+        self._signals += 1
+        first = self._signals == 1
+        doing = "finishing" if first else "cutting off"
+        log.info("%s: %s what runs", signal.Signals(sig).name, doing)
+        seconds = None if first else 0.0
+        threading.Thread(target=self._drain, args=(seconds,), name="drain", daemon=True).start()
+
+    def _drain(self, seconds: float | None) -> None:
+        ends = time.monotonic() + (self._scanline.settings.drain_seconds if seconds is None else 0)
+        self._scanline.drain(seconds)
+        # The engines are done; replies may still be on their way, and scores are no engine's.
+        while self.server_state.tasks and time.monotonic() < ends:
+            time.sleep(0.02)
+        self.should_exit = True
+
+    async def on_tick(self, counter: int) -> bool:
+        """Stop too where the models could not be opened, or one can draw no more."""
+        return self._scanline.failed() is not None or await super().on_tick(counter)
 
 
 def listen(host: str, port: int) -> list[socket.socket]:

@@ -17,8 +17,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from scanline.service.api import replies
 from scanline.service.http.middleware.failure import FailureMiddleware
-from scanline.service.server import Process, Scanline
-from scanline.service.serving import configure
+from scanline.service.server import Scanline
+from scanline.service.serving import Process, configure
 from tests.service_fixtures import (
     DEADLINE,
     GREY,

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Annotated, Any, NamedTuple
+from collections.abc import Callable
+from typing import Annotated, Any
 
+import numpy as np
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
+from numpy.typing import NDArray
 from pydantic import BeforeValidator
 
+from scanline.model.config import ModelConfig
 from scanline.model.noise import MAX_SEED
 from scanline.service.api.beginning import begin
 from scanline.service.api.lookup import EVERY_ROUTE, Server, find_served, settle_shape
@@ -17,7 +21,7 @@ from scanline.service.http.errors import errors
 from scanline.service.http.waiting import client_of, cut_off, draw_to_end
 from scanline.service.pictures import to_png
 from scanline.service.repeats import Key, fingerprint
-from scanline.service.server import Served
+from scanline.service.server import Scanline, Served
 
 router = APIRouter(prefix="/v1", dependencies=EVERY_ROUTE)
 _CACHED = {name: {"schema": {"type": "string"}} for name in ("ETag", "Cache-Control")}
@@ -47,22 +51,37 @@ def _known_tags(
 KnownTags = Annotated[set[str], Depends(_known_tags)]  # those of `If-None-Match`
 
 
-class Named(NamedTuple):
-    """A drawing under the name that it has for as long as its bytes are the same."""
+Encode = Callable[[list[NDArray[np.uint8]], ModelConfig], bytes]  # images of [T, C] to a PNG
 
-    tag: str
-    key: Key
 
-    @classmethod
-    def of(cls, served: Served, spec: Spec) -> Named:
-        """Name what a model draws."""
-        mark = fingerprint(served.engine.name, spec, spec.seed)
-        tag = f'"{hashlib.sha256(served.mark.encode() + mark).hexdigest()[:32]}"'
-        return cls(tag, Key("sample", tag, mark))
+async def reply_png(
+    request: Request,
+    server: Scanline,
+    served: Served,
+    spec: Spec,
+    tags: set[str],
+    caching: str,
+    encode: Encode,
+) -> Response:
+    """Draw what an address names, and reply with a picture of it; 304 if the client has it already.
 
-    def known(self, tags: set[str]) -> bool:
-        """Say whether the client has it already."""
-        return bool(tags & {self.tag, "*"})
+    Its ``ETag`` is the same for as long as the bytes are, and what was asked for a moment ago is
+    not drawn again. ``caching`` is the reply's ``Cache-Control``.
+    """
+    mark = fingerprint(served.engine.name, spec, spec.seed)
+    tag = f'"{hashlib.sha256(served.mark.encode() + mark).hexdigest()[:32]}"'
+    headers = {"ETag": tag, "Cache-Control": caching}
+    if tags & {tag, "*"}:
+        return Response(status_code=304, headers=headers)
+    generation = begin(request, server, served.engine, spec, Key("sample", tag, mark))
+    await draw_to_end(request, served.engine, generation)
+    if failed := cut_off(generation):
+        raise failed
+    config = generation.config
+    images = [image.read(0, config.pixels) for image in generation.images]
+    async with client_of(request) as client:
+        png = await server.writing.run(client, encode, images, config)
+    return Response(png, media_type="image/png", headers=headers)
 
 
 @router.get(
@@ -83,19 +102,11 @@ async def get_sample(
     served = find_served(server, model)
     shape = settle_shape(served, label or None, top_p, guidance)
     spec = Spec(n=1, seed=seed, temperature=temperature, **shape._asdict())
-    named = Named.of(served, spec)
     # What needs a key is for its owner's cache alone. A cache asks again each time, which costs
     # nothing, for with other weights the same address has another picture.
     whose = "private" if server.settings.api_keys else "public"
-    headers = {"ETag": named.tag, "Cache-Control": f"{whose}, no-cache"}
-    if named.known(tags):
-        return Response(status_code=304, headers=headers)
-    generation = begin(request, server, served.engine, spec, named.key)
-    await draw_to_end(request, served.engine, generation)
-    (image,) = generation.images
-    if failed := cut_off(generation):
-        raise failed
-    config = generation.config
-    async with client_of(request) as client:
-        png = await server.writing.run(client, to_png, image.read(0, config.pixels), config)
-    return Response(png, media_type="image/png", headers=headers)
+
+    def encode(images: list[NDArray[np.uint8]], config: ModelConfig) -> bytes:
+        return to_png(images[0], config)
+
+    return await reply_png(request, server, served, spec, tags, f"{whose}, no-cache", encode)

@@ -15,8 +15,8 @@ from scanline.model.decoders.contract import BackendError
 from scanline.service.app import create_app
 from scanline.service.engine import Engine
 from scanline.service.queue import ClosedError
-from scanline.service.server import Process, open_engine
-from scanline.service.serving import configure
+from scanline.service.server import open_engine
+from scanline.service.serving import Process, configure
 from tests.api.fixtures import held, serve
 from tests.engine.fixtures import losing
 from tests.service_fixtures import (

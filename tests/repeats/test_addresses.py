@@ -101,7 +101,8 @@ def test_another_kind_of_machine_is_another_tag(monkeypatch: pytest.MonkeyPatch)
         first = client.get("/v1/samples/grey/3.png").headers["etag"]
         asked = {"If-None-Match": first}
         assert client.get("/v1/samples/grey/3.png", headers=asked).status_code == 304
-        monkeypatch.setattr("scanline.service.engine.Engine.variant", "another kind")
+        engine = scanline.models["grey"].engine
+        monkeypatch.setattr(engine, "variant", "another kind")
         reply = client.get("/v1/samples/grey/3.png", headers=asked)
         assert reply.status_code == 200
         assert reply.headers["etag"] != first
