@@ -71,7 +71,7 @@ class Queue:
 
     Any thread may call what comes first here, the engine's thread alone what comes after.
     ``rate`` is how many pixels its slots draw a second, twins among them. Whenever there is
-    something to do, ``told`` is called, from any thread and quickly.
+    something to do, ``on_change`` is called, from any thread and quickly.
     """
 
     def __init__(
@@ -80,10 +80,10 @@ class Queue:
         config: ModelConfig,
         limits: Limits,
         clock: Clock,
-        told: Callable[[], None] = lambda: None,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self.limits = limits
-        self._told = told
+        self._on_change = on_change
         self.waiting = 0  # images
         self.rate = 0.0
         self._name, self._config, self._clock = name, config, clock
@@ -245,7 +245,7 @@ class Queue:
 
     def _tell(self) -> None:
         self._changed.notify()
-        self._told()
+        self._on_change()
 
     # --- the engine's thread ----------------------------------------------------------------
 

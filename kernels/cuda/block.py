@@ -25,7 +25,7 @@ from scanline.kernels.cuda.sizes import Sizes
 from scanline.kernels.cuda.state import convolve, row_of
 
 WIDEST = 256  # features of a row that a program can hold
-HIDDEN, STAGES = 64, 2  # features that pass by at a time, and how many such are under way
+HIDDEN, STAGES = 32, 4  # features that pass by at a time, and how many such are under way
 CHUNK = 16  # columns that are convolved at a time
 NARROW = 128  # features of rows that four warps hold, where two programs share a multiprocessor
 SHARED = 161 << 10  # bytes of shared memory that a block of threads must have for wider ones

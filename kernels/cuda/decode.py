@@ -117,7 +117,7 @@ class _Step:
                 "D": s.d_model, "CLASSES": s.classes, "OUTSIDE": OUTSIDE,
                 "BP": triton.next_power_of_2(s.places), "BN": BN_RESIDUAL,
             },
-            columns=s.tiles,
+            columns=s.tiles, num_warps=1 if s.places == 1 else 4,
         ))  # fmt: skip
 
     def attend(self, layer: int) -> None:

@@ -144,7 +144,7 @@ def allocate(s: Sizes, slots: int, device: torch.device | str) -> dict[str, Tens
         "twin": (torch.int32, (N,)),
         "kv": (torch.float32, (s.layers, N, H, K, K)),
         "z": (torch.float32, (s.layers, N, H, K)),
-        "waiting": (torch.float32, (s.layers, N, H, s.delay - 1, 2, K)),
+        "waiting": (s.dtype, (s.layers, N, H, s.delay - 1, 2, K)),
         "ring": (torch.float32, (2 * s.layers, N, s.ring, D)),
         "x0": (torch.float32, (R, D)),
         "x1": (torch.float32, (R, D)),
@@ -169,31 +169,31 @@ def state_bytes(s: Sizes) -> float:
     """Bytes of state that one step of one image moves, on average over ``delay`` steps.
 
     A head reads K (K + 1) numbers each step and writes them each ``delay``-th; a step that does
-    not writes its 2 K instead, and each reads what waits. A short convolution reads four steps of
-    its ring and writes one. In GB an image, and the images a second that 3.35 TB/s (H100) allow for
-    the state alone:
+    not writes its 2 K instead, in the products' dtype, and each reads what waits. A short
+    convolution reads four steps of its ring and writes one. In GB an image, with bf16 products, and
+    the images a second that 3.35 TB/s (H100) allow for the state alone:
 
     ============= ==== ========= ========= ========= =========
     preset        K    delay 1   delay 2   delay 4   delay 8
     ============= ==== ========= ========= ========= =========
-    mnist-paper   32   0.424     0.331     0.294     0.295
-                       7,903     10,128    11,401    11,370
-    cifar10-paper 32   3.322     2.592     2.303     2.309
-                       1,008     1,292     1,455     1,451
-    mnist         32   0.122     0.099     0.090     0.090
-                       27,453    33,925    37,424    37,341
-    cifar10       32   0.319     0.258     0.234     0.234
-                       10,509    12,987    14,326    14,294
+    mnist-paper   32   0.424     0.324     0.279     0.267
+                       7,903     10,329    11,991    12,569
+    cifar10-paper 32   3.322     2.542     2.189     2.089
+                       1,008     1,318     1,530     1,604
+    mnist         32   0.122     0.097     0.086     0.083
+                       27,453    34,486    38,998    40,513
+    cifar10       32   0.319     0.254     0.224     0.216
+                       10,509    13,202    14,929    15,509
     ============= ==== ========= ========= ========= =========
 
-    4 is as good as 8 at K = 32 with half of the buffer and of the additions; at K = 64, 8 would
-    move 5 % less.
+    8 would move 4 % less than 4, with twice the buffer and the additions; which is quicker has not
+    been measured.
     """
     K = s.head_size
-    state, entry, n = K * (K + 1), 2 * K, s.delay
-    numbers = state + (state + (n - 1) * entry + n * (n - 1) / 2 * entry) / n
-    ring = 2 * TAPS * s.d_model if s.short_conv else 0
-    return 4 * s.layers * (s.heads * numbers + ring)
+    state, entry, n = 4 * K * (K + 1), 2 * K * s.dtype.itemsize, s.delay
+    head = state + (state + (n - 1) * entry + n * (n - 1) / 2 * entry) / n
+    ring = 4 * 2 * TAPS * s.d_model if s.short_conv else 0
+    return s.layers * (s.heads * head + ring)
 
 
 _PAPER: dict[str, Any] = {

@@ -134,8 +134,9 @@ def advance(
     b_v = tl.load(p_v + i_v + o_v, mask=m_v, other=0.0).to(tl.float32)
     for i_w in tl.static_range(DELAY - 1):
         p_then = p_wait + 2 * i_w * K
-        b_key = tl.load(p_then + o_k, mask=m_k & (i_w < turn), other=0.0)
-        b_value = tl.load(p_then + K + i_v + o_v, mask=m_v & (i_w < turn), other=0.0)
+        m_w = i_w < turn
+        b_key = tl.load(p_then + o_k, mask=m_k & m_w, other=0.0).to(tl.float32)
+        b_value = tl.load(p_then + K + i_v + o_v, mask=m_v & m_w, other=0.0).to(tl.float32)
         b_s += b_key[:, None] * b_value[None, :]
     b_s += b_k[:, None] * b_v[None, :]
     b_o = tl.sum(b_q[:, None] * b_s, 0) / denominator
@@ -143,9 +144,10 @@ def advance(
     if turn == DELAY - 1:
         # Threads may share an element: all have read it before one of them writes it.
         tl.debug_barrier()
-        tl.store(p_s + i_v, b_s, mask=m_s)
+        tl.store(p_s + i_v, b_s, mask=m_s, eviction_policy="evict_first")
     else:
-        tl.store(p_wait + (2 * turn + 1) * K + i_v + o_v, b_v, mask=m_v)
+        b_wait = b_v.to(p_wait.dtype.element_ty)
+        tl.store(p_wait + (2 * turn + 1) * K + i_v + o_v, b_wait, mask=m_v)
 
 
 @triton.jit(do_not_specialize=["part"])
@@ -164,10 +166,11 @@ def state_kernel(
     o_k, o_v = tl.arange(0, BK), tl.arange(0, BV)
     i_sh = slot * H + i_h
     p_s = p_kv + i_sh * (K * K) + o_k[:, None] * K + o_v[None, :]
-    # The slot alone says where the state is: it is on its way before the position has come.
+    # The slot alone says where the state is; ptxas has it wait for the position all the same.
     m_k = (o_k < K) & (slot >= 0)
     b_z = tl.load(p_z + i_sh * K + o_k, mask=m_k, other=0.0)
-    b_first = tl.load(p_s, mask=m_k[:, None] & (o_v < K)[None, :], other=0.0)
+    m_first = m_k[:, None] & (o_v < K)[None, :]
+    b_first = tl.load(p_s, mask=m_first, other=0.0, eviction_policy="evict_first")
     if not live or step < FIRST:
         return
     turn = (step - FIRST) % DELAY  # how many keys wait
@@ -177,14 +180,17 @@ def state_kernel(
     b_q = tl.load(p_q + o_k, mask=m_k, other=0.0).to(tl.float32)
     b_k = tl.load(p_k + o_k, mask=m_k, other=0.0).to(tl.float32)
     for i_w in tl.static_range(DELAY - 1):
-        b_z += tl.load(p_wait + 2 * i_w * K + o_k, mask=m_k & (i_w < turn), other=0.0)
+        b_key = tl.load(p_wait + 2 * i_w * K + o_k, mask=m_k & (i_w < turn), other=0.0)
+        b_z += b_key.to(tl.float32)
     b_z += b_k
     denominator = tl.sum(b_q * b_z, 0) + EPS
     p_mine = p_o + (i_b * H + i_h) * K
     if K <= UNROLLED * BV:
         for i_v in tl.static_range(0, K, BV):
             m_s = m_k[:, None] & (i_v + o_v < K)[None, :]
-            b_s = b_first if i_v == 0 else tl.load(p_s + i_v, mask=m_s, other=0.0)
+            b_s = b_first
+            if i_v > 0:
+                b_s = tl.load(p_s + i_v, mask=m_s, other=0.0, eviction_policy="evict_first")
             advance(
                 b_s, b_q, b_k, denominator, p_s, p_v, p_wait, p_mine, turn, m_k, o_k, o_v, i_v,
                 K, DELAY,
@@ -192,7 +198,7 @@ def state_kernel(
     else:  # so many copies of it would compile for minutes
         for i_v in range(0, K, BV):
             m_s = m_k[:, None] & (i_v + o_v < K)[None, :]
-            b_s = tl.load(p_s + i_v, mask=m_s, other=0.0)
+            b_s = tl.load(p_s + i_v, mask=m_s, other=0.0, eviction_policy="evict_first")
             advance(
                 b_s, b_q, b_k, denominator, p_s, p_v, p_wait, p_mine, turn, m_k, o_k, o_v, i_v,
                 K, DELAY,
@@ -201,4 +207,4 @@ def state_kernel(
         tl.debug_barrier()
         tl.store(p_z + i_sh * K + o_k, b_z, mask=m_k)
     else:
-        tl.store(p_wait + 2 * turn * K + o_k, b_k, mask=m_k)
+        tl.store(p_wait + 2 * turn * K + o_k, b_k.to(p_wait.dtype.element_ty), mask=m_k)

@@ -257,7 +257,7 @@ class TritonDecoder(Decoder):
     def _sums(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         s = self._sizes
         with self.device.working():
-            kv, z, waiting = (self.buffers[name].cpu() for name in ("kv", "z", "waiting"))
+            kv, z, waiting = (self.buffers[name].float().cpu() for name in ("kv", "z", "waiting"))
         steps = torch.from_numpy(np.maximum(self._ahead * s.parts - s.first, 0))
         for i in range(s.delay - 1):
             there = (steps % s.delay > i).view(1, -1, 1, 1)

@@ -255,7 +255,7 @@ class _Reader:
     def _updates(self, images: list[Image]) -> Iterator[bytes]:
         """Take what each image has beyond its cursor: ``Pixels`` as JSON, an event's worth each."""
         width = self._generation.config.width
-        event = _Pixels()
+        event = _PixelsWriter()
         for image in images:
             cursor = self._cursors[image.index]
             changed = image.changed[cursor.changes :]
@@ -275,12 +275,12 @@ class _Reader:
                 self._cursors[image.index] = cursor._replace(position=end)
                 if event.pixels >= most:
                     yield event.write()
-                    event = _Pixels()
+                    event = _PixelsWriter()
         if event.pixels:
             yield event.write()
 
 
-class _Pixels:
+class _PixelsWriter:
     """An event ``pixels``, written all at once: value by value would take far longer."""
 
     def __init__(self) -> None:

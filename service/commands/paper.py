@@ -33,7 +33,7 @@ paper = typer.Typer(no_args_is_help=True, help="Run the paper's figures and tabl
 
 
 def _run(
-    name: str, quick: bool, out: Path, threads: int, data_dir: Path | None, fetch: bool = False
+    name: str, quick: bool, out: Path, threads: int, data: Path | None, fetch: bool = False
 ) -> None:
     import torch
 
@@ -45,8 +45,8 @@ def _run(
     torch.set_num_threads(threads)
     if fetch:
         for split in ("train", "test"):
-            load_dataset(READING[name], split, data_dir, download=True)
-    report = run(name, out, quick=quick, data_dir=data_dir)
+            load_dataset(READING[name], split, data, download=True)
+    report = run(name, out, quick=quick, data_dir=data)
     typer.echo(markdown(name, report.rows))
     plot(name, report.rows, out / f"{name}.png")
     typer.echo(f"\n{report.path} and {name}.png beside it")
