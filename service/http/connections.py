@@ -152,7 +152,7 @@ class Connection(HttpToolsProtocol):
             self._refusal = (400, message, "unsupported_upgrade")
             raise ValueError
         super().on_headers_complete()
-        self.cycle.__class__ = Cycle
+        self.cycle.__class__ = Cycle  # uvicorn builds its own class, and has no hook for another
         self._cycles.append(self.cycle)
         # A queued request is not read on, and so its body not late.
         self._expect(None if self.pipeline else self._bounds.body_seconds)

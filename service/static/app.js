@@ -1,7 +1,7 @@
 /** The page: its views, its models, and the address that brings the same pictures back. */
 
 import { VIEWS, readAddress, toHash, writeAddress } from "./address.js";
-import { call, explain, key } from "./api.js";
+import { call, explain, key, missing } from "./api.js";
 import { receiveFiles } from "./arrivals.js";
 import { readStamp } from "./chunks.js";
 import { Viewer } from "./viewer.js";
@@ -14,6 +14,10 @@ const MODULES = {
   play: async () => (await import("./play.js")).PlayView,
   learn: async () => (await import("./learn.js")).LearnView,
 };
+
+/** Name a model, and what it draws. */
+const about = ({ id, width, height, channels }) =>
+  `${id}, ${width} × ${height} ${channels === 1 ? "grey" : "colour"}`;
 
 /** Give the models, once the server has loaded them. */
 async function loadModels(notice) {
@@ -54,7 +58,7 @@ class Page {
     this.views = {}; // a view is loaded when it is first shown
     this.loading = {};
     this.select = document.getElementById("model");
-    this.select.replaceChildren(...models.map(({ id }) => new Option(id, id)));
+    this.select.replaceChildren(...models.map((model) => new Option(about(model), model.id)));
     document.getElementById("model-field").hidden = models.length < 2;
     this.select.addEventListener("change", async () => {
       const view = this.wanted?.view ?? this.current; // the one being loaded, or the one shown
@@ -80,7 +84,7 @@ class Page {
 
   /** Give a view, loaded when it is first asked for. */
   view(name) {
-    this.loading[name] ??= MODULES[name]().then((View) => {
+    this.loading[name] ??= MODULES[name]().catch(missing).then((View) => {
       const view = new View(this);
       view.use(this.model);
       this.views[name] = view;

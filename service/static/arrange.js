@@ -8,6 +8,7 @@ import { area, save, toPng } from "./pixels.js";
 
 const COLUMNS = ["model", "seed", "label", "bits_per_dim", "temperature", "guidance", "top_p", "particles"];
 const cost = ({ result }) => result.bits_per_dim ?? Infinity;
+const HEAT = "Heat maps";
 const quote = (cell) => (/[",\n]/.test(cell) ? `"${cell.replaceAll('"', '""')}"` : cell);
 
 /** The bar above a sheet. */
@@ -29,7 +30,7 @@ export class Arrange {
     };
     this.toggles = [
       make("sort", "Sort by bits/dim", (button) => this.sort(press(button))),
-      make("heat", "Heat maps", (button) => this.heat(press(button))),
+      make("heat", HEAT, (button) => this.heat(press(button))),
     ];
     this.toggles[0].title = "Bits/dim: how much the picture surprised the model, see Learn. Less is likelier";
     this.toggles[1].title = "What each pixel cost: bright ones were surprises";
@@ -62,20 +63,24 @@ export class Arrange {
     const { list, tiles } = this;
     list.querySelectorAll(".heat").forEach((canvas) => canvas.remove());
     if (!yes) return;
+    const [, button] = this.toggles;
+    button.textContent = "Measuring …";
     try {
       await this.measure(tiles);
     } catch (error) {
-      if (this.tiles === tiles) this.toggles[1].ariaPressed = "false";
+      if (this.tiles === tiles) button.ariaPressed = "false";
       throw error;
+    } finally {
+      button.textContent = HEAT;
     }
-    if (this.tiles !== tiles || this.toggles[1].ariaPressed === "false") return;
+    if (this.tiles !== tiles || button.ariaPressed === "false") return;
     const most = Math.max(...tiles.map(({ bits }) => mostBits(bits)));
-    for (const { button, bits, part: { model } } of tiles) {
+    for (const { button: over, bits, part: { model } } of tiles) {
       const canvas = document.createElement("canvas");
       canvas.className = "heat";
       [canvas.width, canvas.height] = [model.width, model.height];
       paintHeat(canvas, bits, area(model), false, most);
-      button.append(canvas);
+      over.append(canvas);
     }
   }
 

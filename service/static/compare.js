@@ -1,10 +1,12 @@
 /** What drawings can be compared by: the same seeds, row by row with another value of one thing. */
 
+import { guides } from "./fields.js";
+
 const number = (name, title, values) => (fields) =>
   values.map((value) => ({ title: `${title} ${value}`, fields: { ...fields, [name]: value } }));
 
 const AXES = {
-  temperature: number("temperature", "Temperature", [0.5, 0.7, 0.85, 1, 1.2]),
+  temperature: number("temperature", "Temperature", [0.85, 0.9, 1, 1.1, 1.2]),
   guidance: (fields) => number("guidance", "Guidance", [1, 2, 3, 5, 8])(
     { ...fields, label: fields.label || "random" }),
   top_p: number("top_p", "Top-p", [0.8, 0.9, 0.95, 0.98, 1]),
@@ -12,7 +14,8 @@ const AXES = {
     ({ title: label, fields: { guidance: model.guidance, ...fields, label } })),
   model: (fields, _, models) => models.map((model) => {
     const { label: _1, guidance: _2, top_p: _3, ...rest } = fields; // a class's own, and a model's
-    return { title: model.id, model, fields: { ...rest, model: model.id, top_p: model.top_p } };
+    const best = guides(model) ? { label: "random", guidance: model.guidance } : {};
+    return { title: model.id, model, fields: { ...rest, model: model.id, top_p: model.top_p, ...best } };
   }),
 };
 

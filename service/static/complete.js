@@ -161,8 +161,12 @@ export class CompleteView {
     try {
       const picture = await fromFile(file, this.model);
       this.begin(picture);
-      if (!picture.known.includes(0)) this.easel.keepRows(Math.round(this.model.height / 2), true);
-      this.tell("Your picture is on the easel. Erase what you like, then complete it.");
+      const { width, height, channels } = this.model;
+      const whole = !picture.known.includes(0);
+      if (whole) this.easel.keepRows(Math.round(height / 2), true);
+      this.tell(`Your picture is on the easel, as the model sees it: its middle, ${width} × ${height}`
+        + `${channels === 1 ? ", grey" : ""}${whole ? ", the lower half erased" : ""}. `
+        + "Erase or restore what you like, then complete it.");
       const { picture: mine } = this.easel;
       const drawnOn = paperOf(await this.examples);
       if (this.easel.picture !== mine) return; // another lies there by now
@@ -170,6 +174,7 @@ export class CompleteView {
       byId("paper-offer").hidden = lightness(drawnOn) >= DARK
         || lightness(this.paper) - lightness(drawnOn) < LIGHTER;
     } catch (error) {
+      this.tell("");
       this.complain(explain(error));
     }
   }
@@ -192,6 +197,7 @@ export class CompleteView {
   load(picture) {
     byId("paper-offer").hidden = true;
     this.tell("");
+    this.blank = false; // a sheet to draw on
     this.easel.load(picture);
   }
 
@@ -223,6 +229,7 @@ export class CompleteView {
   spread(paper) {
     const { tool, brush } = this.form.elements;
     this.begin(blank(this.model, paper));
+    this.blank = true;
     this.easel.paper = paper;
     tool.value = "draw";
     setRange(brush, Math.max(1, Math.round(this.model.width / 12)), "");
@@ -269,7 +276,10 @@ export class CompleteView {
   /** Whether something is left to draw; below a sketch, everything is. */
   hasGap() {
     const { easel } = this;
-    if (!easel.picture.known.includes(0) && easel.lowest !== null) easel.keepRows(easel.lowest + 1);
+    if (!easel.picture.known.includes(0) && easel.lowest !== null) {
+      // Not the tip of the last stroke, or the model is told that it ends there.
+      easel.keepRows(Math.max(1, easel.lowest + 1 - Math.ceil(easel.size / 2)));
+    }
     return easel.picture.known.includes(0);
   }
 
@@ -279,7 +289,8 @@ export class CompleteView {
    */
   async complete({ seed = null, reveal = false, by = null } = {}) {
     if (!this.hasGap()) {
-      this.tell("Nothing is erased yet. Rub something out, or lower the known rows.");
+      this.tell(this.blank
+        ? "Draw something first." : "Nothing is erased yet. Rub something out, or lower the known rows.");
       byId("easel-said").scrollIntoView({ block: "nearest" });
       return;
     }
@@ -297,6 +308,7 @@ export class CompleteView {
       ...this.ahead.fields,
     };
     n.value = fields.n;
+    if (typed.value && seed === null) typed.value = fields.seed;
     const linkTo = (asked) => ({ view: "complete", fields: { ...asked, image } });
     const image = await toText(png);
     if (model !== this.model) return; // another was chosen meanwhile

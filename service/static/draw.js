@@ -45,7 +45,7 @@ export class DrawView {
     const guided = guides(model);
     const names = guided ? ["random", ...model.classes, ""] : ["", ...model.classes];
     for (const name of names) {
-      this.offer(name, { random: "anything", "": guided ? "no label" : "anything" }[name] ?? name);
+      this.offer(name, { random: "anything", "": guided ? "no class" : "anything" }[name] ?? name);
     }
     if (guided) {
       this.chip("random").parentElement.title = "Each image of a class that its seed chooses";
@@ -54,7 +54,7 @@ export class DrawView {
     this.chip(names[0]).checked = true;
     this.shaping.guided(Boolean(names[0]));
     const axes = axesOf(model, this.page.models);
-    this.form.elements.by.replaceChildren(new Option("one way", ""),
+    this.form.elements.by.replaceChildren(new Option("nothing", ""),
       ...axes.map((axis) => new Option(`by ${AXES[axis]}`, axis)));
   }
 
@@ -117,7 +117,8 @@ export class DrawView {
       seed: seed ?? readNumber(typed, randomSeed()),
       ...this.shaping.fields(this.label),
     };
-    n.value = fields.n;
+    n.value = count;
+    if (typed.value && seed === null) typed.value = fields.seed;
     const shown = by ? { ...fields, by } : fields;
     page.link("draw", shown);
     const parts = rowsOf(by, fields, model, page.models).map((row) => ({

@@ -11,7 +11,7 @@ export async function drawExamples(model) {
   const { classes } = model;
   return Promise.all(Array.from({ length: COUNT }, (_, k) => drawn(model, {
     seed: FIRST_SEED + k,
-    ...(classes.length ? { label: classes[(3 + 4 * k) % classes.length] } : {}),
+    ...(classes.length ? { label: classes[(3 + 3 * k) % classes.length] } : {}),
   })));
 }
 

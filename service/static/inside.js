@@ -193,7 +193,12 @@ export class InsideView {
       if (abort.signal.aborted) return;
       this.say("");
       this.title = titleOf(source);
+      this.drawing = false;
       await this.measure();
+      await this.player.rested();
+      if (abort.signal.aborted || !this.bits || this.chosenPlace !== null) return;
+      this.goTo(surprises(this.bits, 1)[0]); // behind the last pixel nothing can be asked
+      this.keepLink();
     } catch (error) {
       if (abort.signal.aborted) return;
       this.complain(explain(error));

@@ -40,7 +40,7 @@ export class LearnView {
       Parameters: whole.format(model.parameters),
       "Steps an image": whole.format(model.steps),
       "Bits/dim": model.bits_per_dim === null ? "not measured" : model.bits_per_dim.toFixed(3),
-      "Runs on": `${model.backend}, ${whole.format(model.slots)} images at once`,
+      "Draws at once": `${whole.format(model.slots)} images (${model.backend})`,
     }).flatMap(([name, text]) => {
       const [term, description] = [document.createElement("dt"), document.createElement("dd")];
       term.textContent = name;

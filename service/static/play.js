@@ -1,4 +1,4 @@
-/** The view "Play": told by its upper half, what will it be? You against the model. */
+/** The view "Play": guessed from its upper half, what will it be? You against the model. */
 
 import { explain, post, score } from "./api.js";
 import { shareLink } from "./share.js";
@@ -157,10 +157,10 @@ export class PlayView {
     this.offer({});
     round.guessed = true;
     this.showMore();
-    player.canvas.ariaLabel = `Picture ${at + 1}, which was to be ${round.label}`;
+    player.canvas.ariaLabel = `Picture ${at + 1}, meant to be ${round.label}`;
     if (label === round.label) this.right += 1;
     const yours = label === round.label
-      ? `Right, it was to be ${round.label}.` : `You said ${label}; it was to be ${round.label}.`;
+      ? `Right, it is meant to be ${round.label}.` : `You said ${label}; it is meant to be ${round.label}.`;
     this.say(`${yours} The model is thinking …`);
     try {
       const { label: told, share } = await round.model;
@@ -198,8 +198,8 @@ export class PlayView {
 
   /** Hand the score on, with the same five pictures. */
   async share() {
-    const text = `From the upper half, I told ${this.right} of ${ROUNDS} pictures; the model that drew `
-      + `them told ${this.theirs}. Your turn:`;
+    const text = `From the upper half, I guessed ${this.right} of ${ROUNDS} pictures; the model that `
+      + `drew them guessed ${this.theirs}. Your turn:`;
     const link = { view: "play", fields: { model: this.model.id, seed: this.seed } };
     if (await shareLink(link, text)) this.say("Score copied, with a link to the same pictures.");
   }

@@ -5,7 +5,7 @@ import { setRange } from "./fields.js";
 const DIALS = {
   temperature: {
     name: "Temperature", min: 0, max: 1.5, step: 0.05,
-    words: "1 draws as it learned; less is safer, 0 always the likeliest",
+    words: "1 draws as it learned; less is plainer, and much less may leave the sheet empty",
   },
   guidance: {
     name: "Guidance", min: 0, max: 10, step: 0.25,

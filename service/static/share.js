@@ -32,7 +32,7 @@ function base64(image) {
 /** Write the request of a link as a command line that saves what comes as one PNG. */
 export function asCurl(link) {
   const { url, fields, image } = requestOf(link);
-  const lines = [`curl -sf ${quote(url)} -H 'Accept: image/png'`];
+  const lines = [`curl -sSf ${quote(url)} -H 'Accept: image/png'`];
   if (key.value) lines.push(`-H "Authorization: Bearer $${TOKEN}"`);
   if (image) {
     lines.push("-F image=@picture.png");

@@ -158,10 +158,8 @@ export class Sheet {
     this.facts = `${count(tiles.length)} in ${rough.format(took)} s: ${whole.format(pixels)} pixels, `
       + `${rough.format(rate)} a second${slow ? " (shown slower, to be watched)" : ""}.`;
     this.cancelButton.textContent = "Show all";
-    const [warning] = done.flatMap(({ warnings }) => warnings);
-    if (warning) {
-      const plain = warning.replaceAll("particles", "tries").replaceAll("particle", "try");
-      this.facts += ` Beware: ${plain}.`;
+    if (done.some(({ warnings }) => warnings.length)) { // of looking ahead alone
+      this.facts += " Few tries fitted what follows the gap: choose more under Look ahead, or erase less.";
     }
     this.progress();
   }

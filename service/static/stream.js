@@ -70,12 +70,11 @@ export async function follow(open, on, say, signal) {
       broken ||= error instanceof BrokenOff;
       if (forgotten) [id, last, cut] = [null, null, false];
       if (status === 404) continue;
-      const delay = status === 429 ? error.retryAfter : backOff(tries);
-      const left = Math.max(1, Math.round(delay));
-      say(status === 429
-        ? `The server is full. Trying again in ${left} s …`
-        : `Connection lost. Reconnecting in ${left} s …`);
-      await pause(delay, signal);
+      const why = status === 429 ? "The server is full. Trying again" : "Connection lost. Reconnecting";
+      for (let left = status === 429 ? error.retryAfter : backOff(tries); left > 0; left -= 1) {
+        say(`${why} in ${Math.ceil(left)} s …`);
+        await pause(Math.min(left, 1), signal);
+      }
     }
   }
 }

@@ -65,8 +65,8 @@ export class Tile {
   }
 
   tell() {
-    const { seed, bits_per_dim: bits, effective_particles: effective } = this.result;
-    const lines = [`seed ${seed}`];
+    const { seed, label, bits_per_dim: bits, effective_particles: effective } = this.result;
+    const lines = [...(label && label !== this.part.title ? [label] : []), `seed ${seed}`];
     if (bits !== null) lines.push(`${bits.toFixed(2)} bits/dim`);
     if (effective) lines.push(`${Math.round(effective)} of ${this.part.fields.particles} tries counted`);
     this.caption.replaceChildren(...lines.flatMap((line, k) =>

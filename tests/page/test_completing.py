@@ -111,7 +111,8 @@ def test_an_upload_is_completed(visit: Open) -> None:
     assert pixels(again, "#complete .sheet canvas") == pixels(page, "#complete .sheet canvas")
 
 
-def test_a_sketch_is_completed_below_its_last_row(visit: Open) -> None:
+def test_a_sketch_is_completed_from_the_tip_of_its_last_stroke_on(visit: Open) -> None:
+    """Were the tip known, the model would be told that the stroke ends there."""
     page = visit("#complete")
     finished(page, "complete")
     page.click("#blank")
@@ -123,8 +124,16 @@ def test_a_sketch_is_completed_below_its_last_row(visit: Open) -> None:
     page.click("#complete-form button[type=submit]")
     finished(page, "complete")
     given = np.array(pixels(page, "#complete .sheet canvas")[0]).reshape(GREY.height, -1, 4)
-    assert given[: drawn.max() + 1, :, 3].all()
-    assert not given[drawn.max() + 1 :, :, 3].any()
+    assert given[: drawn.max(), :, 3].all()
+    assert not given[drawn.max() :, :, 3].any()
+
+
+def test_an_empty_sheet_cannot_be_completed(visit: Open) -> None:
+    page = visit("#complete")
+    finished(page, "complete")
+    page.click("#blank")
+    page.click("#complete-form button[type=submit]")
+    expect(page.locator("#easel-said")).to_have_text("Draw something first.")
 
 
 def test_what_is_not_erased_cannot_be_completed(visit: Open) -> None:

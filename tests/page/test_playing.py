@@ -1,4 +1,4 @@
-"""The game: five pictures told by their upper halves, against the model."""
+"""The game: five pictures guessed from their upper halves, against the model."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_guesses_are_counted_beside_the_models(visit: Open) -> None:
         expect(page.locator("#play-said")).to_contain_text(f"Picture {k + 1} of 5")
         wrong = next(label for label in GREY.classes if label != image["label"])
         said = play(page, wrong if k == 2 else image["label"])
-        assert f"it was to be {image['label']}." in said
+        assert f"it is meant to be {image['label']}." in said
         picture = encode(_picture(image["values"]))
         costs = {
             label: sum(_bits(base, picture, label)[:HALF]) for label in GREY.classes
@@ -93,7 +93,7 @@ def test_guesses_are_counted_beside_the_models(visit: Open) -> None:
     page.click("#play-share")
     expect(page.locator("#play-said")).to_contain_text("Score copied")
     text = copied(page)
-    assert f"I told 4 of 5 pictures; the model that drew them told {theirs}." in text
+    assert f"I guessed 4 of 5 pictures; the model that drew them guessed {theirs}." in text
     again = visit("#" + text.partition("#")[2])
     expect(again.locator("#play-said")).to_contain_text("Picture 1 of 5")
     first = np.array(pixels(again, "#play-canvas")[0]).reshape(-1, 4)[:HALF, 0].tolist()

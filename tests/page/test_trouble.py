@@ -342,11 +342,11 @@ def test_a_scene_that_failed_begins_anew_when_it_is_looked_at_again(visit: Open)
 
 
 def test_a_view_that_cannot_be_fetched_says_so(visit: Open) -> None:
-    page = visit(allowed=["ERR_FAILED", "Failed to fetch"])
+    page = visit(allowed=["ERR_FAILED", "A part of this page did not come"])
     finished(page)
     page.route("**/play.js", lambda route: route.abort())
     page.click("nav [data-view=play]")
-    expect(page.locator("#loading")).to_contain_text("cannot be reached")
+    expect(page.locator("#loading")).to_contain_text("A part of this page did not come.")
     page.unroute("**/play.js")
     page.click("#reload")
     expect(page.locator("#play-said")).to_contain_text("Picture 1 of 5")

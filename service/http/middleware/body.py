@@ -21,10 +21,11 @@ class BodyLimitMiddleware:
     """Refuse a body that is too large with 413, at once where its length is announced.
 
     A form, which may hold pictures, has at most ``upload`` bytes, any other body ``other()``. That
-    is JSON, parsed where it keeps everyone waiting, and what takes long is less its bytes than what
-    they hold: it has at most ``MAX_PARTS``. A compressed body is refused with 415, and a form in
-    another encoding than UTF-8: Python has one that takes minutes, and keeps the name of any other.
-    What all requests under way hold is bounded, and what a caller's do to a share of that (429).
+    is JSON, whose parsing holds up the event loop, and costs by its lists, objects and names more
+    than by its bytes: it has at most ``MAX_PARTS`` of them. A compressed body is refused with 415,
+    and a form in another encoding than UTF-8: Python has one that takes minutes, and keeps the name
+    of any other. What all requests under way hold is bounded, and what a caller's do to a share of
+    that (429).
     """
 
     def __init__(self, app: ASGIApp, upload: int, other: Callable[[], int]) -> None:

@@ -42,7 +42,14 @@ export class MemoryScene {
         this.say,
         signal,
       );
-      this.say("");
+      await player.rested();
+      if (signal.aborted) return;
+      const pixels = area(model);
+      const read = `read its state ${whole.format(pixels)} times`;
+      const back = `looked back ${whole.format((pixels * (pixels - 1)) / 2)} times`;
+      this.say(model.attention === "softmax"
+        ? `This model ${back}; a linear one would have ${read}.`
+        : `This model ${read}; an ordinary one would have ${back}.`);
     } finally {
       release(this.button);
     }
