@@ -183,6 +183,7 @@ class ModelConfig:
             return NO_LABEL
         if not self.classes:
             raise ValueError("this model has no classes; leave the label out")
+        asked = label
         # A text that is a number is a name then, and no place.
         numbered = isinstance(label, str) and any(one.strip().isdigit() for one in self.classes)
         if isinstance(label, str):
@@ -196,8 +197,10 @@ class ModelConfig:
         elif isinstance(label, bool) or not hasattr(label, "__index__"):
             raise ValueError(f"a label is a class's name or number, not {label!r}")
         if not 0 <= label < len(self.classes):
-            places = "" if numbered else f", or 0 to {len(self.classes) - 1}"
-            raise ValueError(f"there is no such class; there are {', '.join(self.classes)}{places}")
+            numbers = any(one.strip().isdigit() for one in self.classes)
+            places = "" if numbers else f", or 0 to {len(self.classes) - 1}"
+            there = f"there are {', '.join(self.classes)}{places}"
+            raise ValueError(f"there is no class {asked!r}; {there}")
         return label
 
     def to_dict(self) -> dict[str, Any]:

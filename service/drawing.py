@@ -7,7 +7,6 @@ import tempfile
 import time
 from pathlib import Path
 
-from PIL import Image
 from tqdm import tqdm
 
 from scanline.model.checkpoint import Checkpoint
@@ -67,10 +66,10 @@ def _check_target(out: Path) -> None:
     """Raise ``ValueError`` where no picture can be written: drawing it first may take minutes."""
     if out.is_dir():
         raise ValueError(f"{out} is a folder: name a file in it, as {out / 'samples.png'}")
-    if out.suffix.lower() in Image.registered_extensions() and out.suffix.lower() != ".png":
-        raise ValueError(f"{out} would hold a PNG: name a file that ends in .png")
     if out.exists() and not out.is_file():
         return  # a FIFO or a device, which is written into
+    if out.suffix.lower() != ".png":
+        raise ValueError(f"{out} would hold a PNG: name a file that ends in .png")
     try:
         folder = out.resolve().parent
         folder.mkdir(parents=True, exist_ok=True)

@@ -42,6 +42,8 @@ def set_up_logs(style: str, level: str) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # whoever sent it is told
+    # Its word for the server itself: nothing of it is an error unless its level says so.
+    logging.getLogger("uvicorn.error").name = "uvicorn"
     logging.captureWarnings(True)
     mute_pillow()
 

@@ -201,11 +201,11 @@ def test_a_class_is_found_by_its_name_and_in_other_letters_where_only_one_can_be
     ]  # fmt: skip
     twice = tiny_config(classes=("AB", "ab"))
     assert twice.class_number("ab") == 1
-    with pytest.raises(ValueError, match="no such class; there are AB, ab"):
+    with pytest.raises(ValueError, match="no class 'Ab'; there are AB, ab, or 0 to 1"):
         twice.class_number("Ab")
     numbers = tiny_config(classes=("1", "10", "2"))
     assert [numbers.class_number(one) for one in ("1", "10", "2", 1)] == [0, 1, 2, 1]
-    with pytest.raises(ValueError, match=r"no such class; there are 1, 10, 2$"):
+    with pytest.raises(ValueError, match=r"no class '0'; there are 1, 10, 2$"):
         numbers.class_number("0")
 
 

@@ -11,7 +11,7 @@ from scanline.model.config import MAX_GUIDANCE
 from scanline.model.noise import MAX_SEED
 from scanline.model.particles import MAX_PARTICLES
 from scanline.model.pictures import Fit
-from scanline.service.http.bodies import Body
+from scanline.service.http.bodies import Body, form_of
 
 MAX_TEMPERATURE = 2.0
 
@@ -35,7 +35,8 @@ Temperature = Annotated[
         ge=0,
         le=MAX_TEMPERATURE,
         allow_inf_nan=False,
-        description="1 draws from the model as it is, less is safer, 0 takes the likeliest value.",
+        description="1 draws from the model as it is, less is plainer, and much less may leave "
+        "the sheet empty; 0 takes the likeliest value.",
     ),
 ]
 TopP = Annotated[
@@ -104,7 +105,7 @@ class CompletionForm(Body):
     """Complete a picture: keep its known part, draw the rest ``n`` times."""
 
     model_config = ConfigDict(
-        json_schema_extra={"examples": [{"image": "(a PNG's bytes)", "known_rows": 14, "n": 4}]},
+        json_schema_extra=form_of(image="(a PNG's bytes)", known_rows=14, n=4),
     )
 
     image: Annotated[Upload, Field(description="PNG, JPEG, WebP, GIF, BMP or PPM.")]
@@ -139,7 +140,7 @@ class ScoreForm(Body):
     """Measure pictures."""
 
     model_config = ConfigDict(
-        json_schema_extra={"examples": [{"image": ["(a PNG's bytes)"], "label": "7"}]},
+        json_schema_extra=form_of(image=["(a PNG's bytes)"], label="7"),
     )
 
     image: Annotated[

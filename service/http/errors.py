@@ -147,7 +147,7 @@ def describe(errors: Sequence[Mapping[str, Any]]) -> tuple[str, str | None, str 
     for error in errors:
         # FastAPI puts "body", "query" … first, and a union adds the name of each member it tried.
         field = str(error["loc"][1]) if len(error["loc"]) > 1 else None
-        message, code = str(error["msg"]), str(error["type"])
+        message, code = str(error["msg"]).removeprefix("Value error, "), str(error["type"])
         if code == "extra_forbidden":
             message = "there is no such field; take it out, or see /docs for those there are"
         elif code == "json_invalid":
@@ -156,7 +156,7 @@ def describe(errors: Sequence[Mapping[str, Any]]) -> tuple[str, str | None, str 
         elif code == "missing":
             message = "this field is required" if field else "the body is empty; send JSON"
         elif "Expected UploadFile" in message:
-            message = "must be a file"
+            message = f"must be a file (with curl, -F {field}=@picture.png)"
         elif code == "model_attributes_type":
             message = "send a JSON object, with Content-Type: application/json"
         sentences.append(f"{field}: {message}" if field else message)

@@ -82,7 +82,8 @@ async def _read_form(request: Request) -> Parts:
                 continue  # an empty field is one left out, as everywhere
             if name in ("image", "image[]", "mask"):
                 if not isinstance(value, UploadFile):
-                    raise ApiError(400, f"{name}: must be a file", param=name, code="invalid_image")
+                    file = f"{name}: must be a file (with curl, -F {name}=@picture.png)"
+                    raise ApiError(400, file, param=name, code="invalid_image")
                 content = io.BytesIO(await value.read())  # the form closes its own files
                 (masks if name == "mask" else images).append(content)
             elif isinstance(value, UploadFile) and name not in EditsRequest.model_fields:

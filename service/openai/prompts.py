@@ -19,14 +19,12 @@ _BEFORE = {
 _AFTER = {"please", "digit", "number", "numeral"}
 
 
-def understand(
-    prompt: str, models: Mapping[str, ModelConfig], named: bool
-) -> tuple[str, int | str | None]:
+def understand(prompt: str, models: Mapping[str, ModelConfig]) -> tuple[str, int | str | None]:
     """Find the model that a prompt is for, and what it names there; the first for an empty one.
 
     A class by its name, or a digit's word, with or without what is usually said before it ("draw a
-    7"); of a model that is ``named``, or of the first alone, also a class by number. None for an
-    empty prompt, "random" for itself. Raises ``ApiError`` on anything else.
+    7"); of the first model alone also a class by number. None for an empty prompt, "random" for
+    itself. Raises ``ApiError`` on anything else.
     """
     first = next(iter(models))
     wishes = list(_wishes(prompt))
@@ -54,14 +52,13 @@ def understand(
     if wishes[0].lower() == "random" and config.classes:
         return first, "random"
     known = {name: ", ".join(one.classes) for name, one in models.items() if one.classes}
-    if named or len(models) == 1:
-        what = f"a class ({known[first]}), or nothing" if known else "nothing"
-    else:
-        lists = "; ".join(f"{classes} ({name})" for name, classes in known.items())
-        what = f"a class, or nothing; there are {lists}" if known else "nothing"
+    lists = "; ".join(f"{name} draws {classes}" for name, classes in known.items())
+    what = "leave it empty"
+    if known:
+        what = f"name one class ({lists}), or leave it empty for anything"
     raise ApiError(
         400,
-        f"prompt: no model here understands sentences; name {what}, for anything it can draw",
+        f"prompt: no model here understands sentences; {what}",
         param="prompt",
         code="unknown_class",
     )

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from scanline.service.api.requests import Guidance, Model, Seed, Temperature, TopP
-from scanline.service.http.bodies import Body
+from scanline.service.http.bodies import Body, form_of
 
 FileFormat = Literal["png", "jpeg", "webp"]
 
@@ -88,8 +88,8 @@ def edits_body() -> dict[str, Any]:
             "image": binary | {"description": "The picture; `image[]` does as well."},
             "mask": binary | {"description": "To be painted where it is transparent (alpha 0)."},
         },
-        "examples": [{"prompt": "7", "image": "(a PNG's bytes)", "n": 2}],
     }
+    form_of(prompt="7", image="(a PNG's bytes)", n=2)(form)
     source = {
         "type": "object",
         "required": ["image_url"],

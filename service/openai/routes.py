@@ -92,7 +92,7 @@ def _settle(
         find_served(server, body.model)  # or say that there is none
     named = [body.model] if body.model is not None else list(server.models)
     configs = {name: server.models[name].engine.config for name in named}
-    model, label = understand(body.prompt, configs, named=body.model is not None)
+    model, label = understand(body.prompt, configs)
     served = find_with_room(request, server, model, body.n or 1, key)
     shape = settle_shape(served, label, body.top_p, body.guidance)
     spec = Spec(
