@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,7 +23,6 @@ from scanline.model.files import write_atomically
 from scanline.model.network import LinearTransformer
 
 FORMAT = "scanline/2"
-_FORMER = "scanline/1"  # when a block held its attention's matrices itself
 SHIPPED = Path(__file__).resolve().parent.parent / "weights"
 
 
@@ -108,9 +106,7 @@ def _read(
             f"{path} is damaged or no safetensors file ({error}); fetch or train it again, and "
             "turn a PyTorch file into one with `scanline import`"
         ) from None
-    if metadata.get("format") == _FORMER:
-        tensors = {_now(name): tensor for name, tensor in tensors.items()}
-    elif metadata.get("format") != FORMAT:
+    if metadata.get("format") != FORMAT:
         raise CheckpointError(
             f"{path} is a safetensors file, but not one of Scanline's (format {FORMAT}); "
             "train one with `scanline train`, or import one with `scanline import`"
@@ -152,11 +148,6 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _now(name: str) -> str:
-    """Give today's name of a tensor in a file of the former format."""
-    return re.sub(r"^(blocks\.\d+)\.(query|key|value|out)\.", r"\1.attention.\2.", name)
-
-
 def network_of(config: ModelConfig, tensors: dict[str, Tensor], source: str) -> LinearTransformer:
     """Make a network of tensors with the right names, shapes and finite values, or raise."""
     held, D = sum(tensor.numel() for tensor in tensors.values()), config.d_model
@@ -179,9 +170,11 @@ def network_of(config: ModelConfig, tensors: dict[str, Tensor], source: str) -> 
             raise CheckpointError(
                 f"{source}: {name} has shape {[*tensors[name].shape]}, its config says {[*shape]}"
             )
-        if not tensors[name].isfinite().all():
+    plain = {name: tensor.float() for name, tensor in tensors.items()}
+    for name, tensor in plain.items():
+        if not tensor.isfinite().all():
             raise CheckpointError(f"{source}: {name} holds NaN or infinity; train it again")
-    model.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
+    model.load_state_dict(plain)
     return model.eval()
 
 

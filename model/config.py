@@ -43,6 +43,13 @@ class ModelConfig:
     rest). ``start`` is ``learned`` where the network models the first value of the image too, and
     ``given`` for checkpoints of the paper's authors, which never do: there the first value is
     ``first_value`` unless the caller gives another.
+
+    A step sees its ``input``: the value before, or a neighbourhood of 17 pixels, each of whose
+    values enters by the ``encoding``: from an embedding table, by a linear map of its intensity, or
+    both. In the ``order`` ``pixel`` a step decides all channels of a pixel, in ``subpixel`` one
+    value. The ``head`` gives each value's probability, as logits or as a mixture of ten logistics.
+    ``short_conv`` mixes five neighbouring steps in front of each half of a layer, whose ``norm`` is
+    before (``pre``) or behind it. A ``feature_map`` is linear attention's.
     """
 
     height: int

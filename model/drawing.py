@@ -86,7 +86,8 @@ def complete(
     true. So many ``particles`` draw each side by side, a slot each, and what is known after a hole
     guides them (model/particles.py). All else is as for ``draw``.
     """
-    config = open_source(model).model.config
+    checkpoint = open_source(model)
+    config = checkpoint.model.config
     picture, known = np.asarray(picture), np.asarray(known)
     _check_pictures(config, picture[None])
     if known.shape != picture.shape[:2] or known.dtype != np.bool_:
@@ -95,7 +96,7 @@ def complete(
             f"not {known.dtype} {[*known.shape]}"
         )
     return paint(
-        model, n, seed=seed, label=label, temperature=temperature, top_p=top_p,
+        checkpoint, n, seed=seed, label=label, temperature=temperature, top_p=top_p,
         guidance=guidance, particles=particles, slots=slots, backend=backend, threads=threads,
         given=np.broadcast_to(picture, (max(n, 0), *picture.shape)), known=known,
     ).pictures  # fmt: skip
@@ -211,7 +212,7 @@ def _class_numbers(
         flat = np.asarray(label).reshape(-1).tolist()
         each = [None if one == NO_LABEL else one for one in flat] * (1 if np.ndim(label) else n)
     else:
-        each = [label] * n if label is None or isinstance(label, int | str) else [*label]
+        each = [*label] if isinstance(label, list | tuple) else [label] * n  # type: ignore[list-item]
     if len(each) != n:
         raise ValueError(f"give one label, or one for each of the {n} pictures, not {len(each)}")
     by_seed = seeds and config.classes and RANDOM not in map(str.lower, config.classes)

@@ -39,7 +39,8 @@ def next_value(
 ) -> NDArray[np.float32]:
     """Give the probability of each of the 256 values that may follow ``values``: ``[256]``.
 
-    ``values`` are in raster order with the channels innermost, fewer than an image has.
+    ``values`` are in raster order with the channels innermost, fewer than an image has; ``label``
+    is a class's number, or -1 for none.
     """
     config = network.config
     canvas = np.zeros(config.values, np.uint8)

@@ -215,6 +215,29 @@ def test_sizes_of_a_config_alone_take_no_memory(
 
 
 @pytest.mark.parametrize(
+    ("dtype", "value", "fits"),
+    [(torch.float64, 1e300, False), (torch.float64, 0.5, True), (torch.float8_e4m3fn, 0.5, True)],
+    ids=str,
+)
+def test_weights_of_other_dtypes_are_read_as_float32(
+    tmp_path: Path, dtype: torch.dtype, value: float, fits: bool
+) -> None:
+    path, network = saved(tmp_path)
+    tensors = {name: tensor.contiguous() for name, tensor in network.state_dict().items()}
+    tensors["norm.bias"] = torch.full_like(tensors["norm.bias"], value, dtype=torch.float64).to(
+        dtype
+    )
+    with safetensors.safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+    safetensors.torch.save_file(tensors, path, metadata)
+    if not fits:
+        with pytest.raises(CheckpointError, match=r"norm\.bias holds NaN or infinity"):
+            load_checkpoint(path)
+        return
+    assert (load_checkpoint(path).model.norm.bias == value).all()
+
+
+@pytest.mark.parametrize(
     "facts",
     [
         "[]", "3", "{", '{"test": 3}', '{"test": {}}', '{"test_with_label": {"bits_per_dim": "x"}}',

@@ -179,6 +179,7 @@ def test_a_model_is_a_network_a_checkpoint_a_file_or_the_name_of_a_shipped_one(
         ({"label": [0, 1]}, "one for each of the 3"),
         ({"label": -1}, "no class "),
         ({"label": [0, 1, 1.5]}, "a class's name or number, not 1.5"),
+        ({"label": 1.5}, "a class's name or number, not 1.5"),
         ({"label": True}, "a class's name or number, not True"),
         ({"temperature": -1.0}, "temperatures"),
         ({"top_p": 0.0}, "top_p"),

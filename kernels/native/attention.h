@@ -24,7 +24,7 @@ struct KeysValues {
     size_t stride;
 };
 
-// A head of one slot: `kv` [K, V], and z [V] behind it, where V is padded.
+// A head of one slot: `kv` [K, V], V padded, and z [K] behind it, padded as much.
 class HeadState {
 public:
     HeadState(float* kv, int keys, int padded) : kv_(kv), K_(keys), V_(padded) {}

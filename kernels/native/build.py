@@ -50,9 +50,17 @@ class InterruptedBuildError(NativeBuildError):
     """The compiler was ended before it was done, which says nothing of what it can build."""
 
 
+def _words(variable: str) -> list[str]:
+    """Read an environment variable as a shell would."""
+    try:
+        return shlex.split(os.environ.get(variable, ""))
+    except ValueError as error:
+        raise NativeBuildError(f"{variable} cannot be read: {str(error).lower()}") from None
+
+
 def find_compiler() -> list[str]:
     """Give the C++ compiler's command; raises ``NativeBuildError`` where there is none."""
-    named = shlex.split(os.environ.get("CXX", ""))
+    named = _words("CXX")
     for command in [named] if named else [["c++"], ["g++"], ["clang++"]]:
         if path := shutil.which(command[0]):
             return [path, *command[1:]]
@@ -146,7 +154,7 @@ def _age(path: Path) -> float:
 
 
 def _flags(isa: str) -> list[str]:
-    return [*FLAGS, *ISAS[isa].flags, *shlex.split(os.environ.get("SCANLINE_CXXFLAGS", ""))]
+    return [*FLAGS, *ISAS[isa].flags, *_words("SCANLINE_CXXFLAGS")]
 
 
 def _stem(isa: str, source: Path) -> str:

@@ -189,7 +189,7 @@ inline void keep_likeliest(float* weights, int size, float top_p) {
     Vec sums = {};
     for (int i = 0; i < size; i += LANES) sums = sums + load(weights + i);
     const float total = sum(sums);
-    // Those below their share of what may be lost are lost, together less than it: not sorted.
+    // The sort would drop these anyway: all of them hold less than half of what may be lost.
     const float least = (1.0f - top_p) * total / (2 * VALUES);
     int order[VALUES], likely = 0;
     for (int i = 0; i < size; ++i) {

@@ -28,7 +28,7 @@ public:
     // `unlabelled` are the parameters of the image's twin, null where it has none.
     float decide(const float* parameters, const float* unlabelled, Draw draw,
                  uint8_t* values) const {
-        if (!draw.known && (unlabelled || draw.top_p < 1.0f)) {
+        if (!draw.known && (unlabelled || draw.top_p < 1.0f || draw.temperature == 0.0f)) {
             shape(parameters, unlabelled, draw, values);
             draw.known = true;
         }
@@ -90,7 +90,8 @@ private:
     }
 
     // Draw from the 256 values of each channel in turn: tempered, guided, cut to the likeliest;
-    // beyond guidance 1 to those likeliest with the label before, too, by a quarter as much.
+    // beyond guidance 1 to those likeliest with the label before, too, by a quarter as much. At
+    // temperature 0 the likeliest.
     void shape(const float* parameters, const float* unlabelled, const Draw& draw,
                uint8_t* values) const {
         alignas(64) float shaped[VALUES], without[VALUES], likely[VALUES];
@@ -100,7 +101,7 @@ private:
         const int first = categorical_ ? 0 : 1;  // a mixture's component is not drawn
         for (int channel = 0; channel < channels_; ++channel) {
             std::fill_n(likely, VALUES, 1.0f);
-            // Guidance divides by what is all but impossible.
+            // Guidance weighs p(x|label) against p(x): both have to be right where both are tiny.
             log_probs(parameters, channel, values, heat, unlabelled && !cut ? likely : nullptr,
                       shaped);
             if (unlabelled) {
@@ -145,13 +146,8 @@ private:
         for (int channel = 0; channel < channels_; ++channel) {
             this->logits(parameters, channel, values, logits);
             if (!draw.known) {
-                int value;
-                if (draw.temperature == 0.0f) {
-                    value = first_largest(logits, VALUES);
-                } else {
-                    softmax_weights(logits, VALUES, draw.temperature, weights);
-                    value = inverse_cdf(weights, VALUES, draw.uniforms[channel]);
-                }
+                softmax_weights(logits, VALUES, draw.temperature, weights);
+                const int value = inverse_cdf(weights, VALUES, draw.uniforms[channel]);
                 values[channel] = static_cast<uint8_t>(value);
             }
             nats += log_sum_exp(logits, VALUES) - logits[values[channel]];
@@ -162,11 +158,10 @@ private:
     float mixture(const float* parameters, const Draw& draw, uint8_t* values) const {
         Mixture mixture;
         split(parameters, channels_, mixture);
-        if (!draw.known && draw.temperature != 0.0f) sample(mixture, draw, values);
+        if (!draw.known) sample(mixture, draw, values);
         const float normaliser = log_sum_exp(mixture.weights, MIX);
         for (int m = 0; m < MIX; m += LANES)
             store(mixture.weights + m, load(mixture.weights + m) - normaliser);
-        if (!draw.known && draw.temperature == 0.0f) most_likely(mixture, values);
         alignas(64) float means[MIX], total[MIX];
         std::memcpy(total, mixture.weights, sizeof total);
         float scaled[MAX_CHANNELS];
@@ -195,31 +190,6 @@ private:
             values[channel] = static_cast<uint8_t>(value > 0.0f ? (value < 255.0f ? value : 255.0f)
                                                                 : 0.0f);
             scaled[channel] = to_unit(values[channel]);
-        }
-    }
-
-    // The likeliest value of each channel in turn; `mixture.weights` are normalised.
-    void most_likely(const Mixture& mixture, uint8_t* values) const {
-        alignas(64) float log_weights[MIX], means[MIX], total[MIX];
-        std::memcpy(log_weights, mixture.weights, sizeof log_weights);
-        float scaled[MAX_CHANNELS];
-        for (int channel = 0; channel < channels_; ++channel) {
-            channel_means(mixture, channel, scaled, means);
-            float best = 0.0f;
-            int chosen = 0;
-            for (int value = 0; value < VALUES; ++value) {
-                std::memcpy(total, log_weights, sizeof total);
-                add_log_probs(to_unit(value), means, mixture.log_scales[channel], total);
-                const float likelihood = log_sum_exp(total, MIX);
-                if (value == 0 || likelihood > best) {
-                    best = likelihood;
-                    chosen = value;
-                }
-            }
-            values[channel] = static_cast<uint8_t>(chosen);
-            scaled[channel] = to_unit(chosen);
-            // The components' weights given the value just chosen (Bayes).
-            add_log_probs(scaled[channel], means, mixture.log_scales[channel], log_weights);
         }
     }
 

@@ -49,7 +49,7 @@ public:
         if (members_ == 1) return;
         const uint32_t phase = phase_.load(std::memory_order_relaxed);
         if (arrive(index)) {
-            phase_.store(phase + 1);  // in one order with who begins to sleep
+            phase_.store(phase + 1);  // sequentially consistent: who is about to sleep sees it
             phase_.notify_all();
         } else {
             if (wait_change(phase_, phase)) slept_.fetch_add(1, std::memory_order_relaxed);

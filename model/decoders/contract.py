@@ -7,7 +7,7 @@ bytes, alone or among thousands: a row's arithmetic never depends on the other r
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 from scanline.model.config import MAX_GUIDANCE, NO_LABEL, ModelConfig
 
 NO_SLOT = -1
-FEW_SLOTS = 64  # at most, whose images are shown as soon as may be, so that each step lands at once
+# Each launch of no more slots is landed at once, so that pixels are shown as they come; of more,
+# some stay in flight.
+FEW_SLOTS = 64
 Slots = Sequence[int] | NDArray[np.integer[Any]]
 
 
@@ -113,14 +115,19 @@ class Decoder(ABC):
     flights: int = 1  # how many launches are to be in flight, so that a device never waits
 
     def __init__(self, config: ModelConfig, max_slots: int) -> None:
-        if max_slots < 1:
-            raise ValueError(f"max_slots must be at least 1, not {max_slots}")
-        if reason := self.unsupported(config):
-            raise BackendError(f"the {self.backend} backend cannot run this model: {reason}")
+        self.check(config, max_slots)
         self.config, self.max_slots = config, max_slots
         self.bits: NDArray[np.float32] = np.zeros((max_slots, config.pixels), np.float32)
         self.positions: NDArray[np.int32] = np.zeros(max_slots, np.int32)
         self.inputs = Inputs.blank(config, max_slots)
+
+    @classmethod
+    def check(cls, config: ModelConfig, max_slots: int) -> None:
+        """Raise ``BackendError`` on a config that it cannot run, ``ValueError`` on no slots."""
+        if max_slots < 1:
+            raise ValueError(f"max_slots must be at least 1, not {max_slots}")
+        if reason := cls.unsupported(config):
+            raise BackendError(f"the {cls.backend} backend cannot run this model: {reason}")
 
     @property
     def variant(self) -> str:
@@ -264,15 +271,15 @@ LINEAR_NETWORKS = {
 }
 
 
-def refuse_unknown(config: ModelConfig, known: Mapping[str, Sequence[object]]) -> str | None:
-    """Name the first option that a backend does not know; None if it knows them all.
+def refuse_unknown(config: ModelConfig) -> str | None:
+    """Name the first option that the compiled backends do not know; None if they know them all.
 
-    ``known`` gives its values of each option. An option that is not among them may have its default
-    alone: so one that a backend was never told of is refused, not ignored.
+    An option that is not among ``LINEAR_NETWORKS`` may have its default alone: so one that they
+    were never told of is refused, not ignored.
     """
     for field in fields(config):
         value = getattr(config, field.name)
-        values = known.get(field.name, (field.default,))
+        values = LINEAR_NETWORKS.get(field.name, (field.default,))
         if field.name not in _SIZES and value not in values:
             return f"{field.name} {value!r} (it knows {', '.join(map(str, values))})"
     return None

@@ -14,13 +14,12 @@ from scanline.kernels.native.build import NativeBuildError
 from scanline.kernels.native.cpu import usable_cores
 from scanline.model.config import ModelConfig
 from scanline.model.decoders.contract import (
-    LINEAR_NETWORKS,
     BackendError,
     Decoder,
     Slots,
     refuse_unknown,
 )
-from scanline.model.decoders.room import check_room
+from scanline.model.decoders.room import ShortError, check_room
 from scanline.model.inputs import sinusoidal_code
 from scanline.model.network import LinearTransformer
 
@@ -43,7 +42,9 @@ class NativeDecoder(Decoder):
     ahead on guesses, where images are few, and keeps what was guessed right. ``team`` is how many
     threads share the work on few images, by default what the network's size is worth. The same
     seed gives the same bytes for every ``threads`` and ``team``, guessed or not. Raises
-    ``BackendError`` where the code cannot be built or run.
+    ``BackendError`` where the code cannot be built or run, of which ``RoomError`` and
+    ``ShortError`` say that memory or threads are short, and ``ValueError`` on an unknown
+    ``precision`` or ``isa``, or no thread.
     """
 
     backend = "native"
@@ -59,7 +60,7 @@ class NativeDecoder(Decoder):
         guess: bool = True,
         team: int | None = None,
     ) -> None:
-        super().__init__(model.config, max_slots)
+        self.check(model.config, max_slots)
         if threads is not None and threads < 1:
             raise ValueError(f"threads must be at least 1, not {threads}")
         if team is not None and team < 1:
@@ -74,7 +75,7 @@ class NativeDecoder(Decoder):
         arm = native.isa_of(library).startswith("neon")
         own: native.Precision = "bf16" if arm else "int16"
         self.precision: native.Precision = chosen or own
-        c = self.config
+        c = model.config
         sizes = {
             name: getattr(c, name)
             for name in (
@@ -89,9 +90,9 @@ class NativeDecoder(Decoder):
             "precision": native.PRECISIONS.index(self.precision), "threads": self.threads,
             "team": team or 0, "guess": guess,
         }  # fmt: skip
-        each = 4 * native.slot_state(library, sizes)
-        check_room(c, max_slots, each)
-        self.memory = max_slots * each
+        # Before the arrays are made for nothing.
+        self.memory = check_room(c, max_slots, 4 * native.slot_state(library, sizes))
+        super().__init__(c, max_slots)
         arrays: dict[str, NDArray[np.generic]] = {
             "bits": self.bits, "positions": self.positions,
             **{field.name: getattr(self.inputs, field.name) for field in fields(self.inputs)},
@@ -100,13 +101,13 @@ class NativeDecoder(Decoder):
             self._native = native.NativeNetwork(
                 library, sizes, _weights(model), _layers(model), arrays
             )
-        except NativeBuildError as error:
-            raise BackendError(f"the native backend cannot run: {error}") from error
+        except NativeBuildError as error:  # of memory or threads
+            raise ShortError(f"the native backend cannot run: {error}") from error
 
     @classmethod
     def unsupported(cls, config: ModelConfig) -> str | None:
         """Name the first option that the C++ does not know."""
-        return refuse_unknown(config, LINEAR_NETWORKS)
+        return refuse_unknown(config)
 
     @property
     def isa(self) -> str:

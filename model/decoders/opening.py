@@ -10,7 +10,7 @@ import torch
 from scanline.model.decoders.contract import BackendError, Decoder
 from scanline.model.decoders.native import NativeDecoder
 from scanline.model.decoders.reference import ReferenceDecoder
-from scanline.model.decoders.room import RoomError
+from scanline.model.decoders.room import ShortError
 from scanline.model.network import LinearTransformer
 
 log = logging.getLogger("scanline.decoder")
@@ -58,7 +58,7 @@ def open_decoder(
     try:
         native = NativeDecoder(model, max_slots, threads, precision=precision)
     except BackendError as error:
-        if backend != "auto" or isinstance(error, RoomError):
+        if backend != "auto" or isinstance(error, ShortError):
             raise
         whose = "" if threads is None else " and torch's own threads"
         log.warning("decoding with the slow reference backend%s: %s", whose, error)

@@ -26,13 +26,14 @@ class ReferenceDecoder(Decoder):
     def __init__(
         self, model: LinearTransformer, max_slots: int, dtype: torch.dtype = torch.float32
     ) -> None:
-        super().__init__(model.config, max_slots)
+        self.check(model.config, max_slots)
         self.model = LinearTransformer(model.config).to(dtype).eval()
         self.model.load_state_dict(model.state_dict())
         states = self.model.initial_state(1)
         each = sum(tensor.nbytes for state in states for tensor in state.values())
-        check_room(self.config, max_slots, each)
-        self.memory = max_slots * each
+        # Before the arrays are made for nothing.
+        self.memory = check_room(model.config, max_slots, each)
+        super().__init__(model.config, max_slots)
         self.states = self.model.initial_state(max_slots)
 
     @classmethod

@@ -38,16 +38,25 @@ def room_for_slots() -> int:
     return int(SHARE * free_memory())
 
 
-class RoomError(BackendError):
-    """There is no memory for so many slots, whatever the backend, but for ``most``."""
+class ShortError(BackendError):
+    """Memory or threads are short for what was asked for, whatever the backend."""
+
+
+class RoomError(ShortError):
+    """There is no memory for so many slots, but for ``most``."""
 
     def __init__(self, message: str, most: int) -> None:
         super().__init__(message)
         self.most = most
 
 
-def check_room(config: ModelConfig, slots: int, each: int) -> None:
-    """Raise ``RoomError``, which says how many would, where slots of ``each`` bytes do not fit."""
+def check_room(config: ModelConfig, slots: int, state: int) -> int:
+    """Give the bytes that slots come to take, each of a ``state`` of so many and what is drawn.
+
+    Raises ``RoomError``, which says how many slots would fit, where these do not.
+    """
+    # The canvas, which of it is known, and each pixel's bits.
+    each = state + config.pixels * (config.channels + 1 + 4)
     there = room_for_slots()
     if slots * each > there:
         why = ""
@@ -58,3 +67,4 @@ def check_room(config: ModelConfig, slots: int, each: int) -> None:
             f"each{why}; {there / 1e9:.3g} GB are there for them: open at most {there // each}",
             most=there // each,
         )
+    return slots * each

@@ -28,7 +28,6 @@ from scanline.kernels.cuda.launch import Steps
 from scanline.kernels.cuda.sizes import DELAY, allocate, allocate_weights
 from scanline.model.config import ModelConfig
 from scanline.model.decoders.contract import (
-    LINEAR_NETWORKS,
     BackendError,
     Decoder,
     Inputs,
@@ -149,7 +148,7 @@ class TritonDecoder(Decoder):
     @classmethod
     def unsupported(cls, config: ModelConfig) -> str | None:
         """Name the first option that the kernels do not know."""
-        return refuse_unknown(config, LINEAR_NETWORKS)
+        return refuse_unknown(config)
 
     def _plans(self, slots: int) -> list[int]:
         """List from how many rows on each plan of a step is for."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from scanline.kernels.attention.definitions import AttentionState, linear_attention_step
@@ -49,7 +50,7 @@ class LinearAttention(Attention):
 
     def prefill(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, State]:
         q, k, v = self.qkv(x)
-        beyond = lengths.new_tensor(range(x.shape[1])) >= lengths.unsqueeze(1)
+        beyond = torch.arange(x.shape[1], device=x.device) >= lengths.unsqueeze(1)
         k = self.features(k).masked_fill(beyond[..., None, None], 0)  # to leave nothing in the sums
         attended, sums = linear_attention(self.features(q), k, v)
         return self.joined(attended), {"kv": sums.kv, "z": sums.z}

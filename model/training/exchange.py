@@ -63,8 +63,8 @@ class Divider:
     def run(self, batches: Sequence[Tensor], work: Callable[[Tensor], Tensor]) -> list[Tensor]:
         """Give float32 ``work(batch)`` of each ``batch: [n, ...]``, which has its shape.
 
-        ``work`` must treat the n alike and each alone. The batches are of as many elements as was
-        said first, and what comes back is valid until the next call.
+        ``work`` must map each of the n by itself, whatever the others are. The batches are of as
+        many elements as was said first, and what comes back is valid until the next call.
         """
         if self._memory is None:
             return [work(batch).float() for batch in batches]

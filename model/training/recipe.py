@@ -18,11 +18,14 @@ class TrainingConfig:
     """How a run goes; raises ``ValueError`` on settings that make no sense.
 
     ``learning_rate`` is AdamW's, but ``edge_rate``, unless None, that of the linear maps before and
-    behind the blocks. ``batch`` counts images over all processes. ``drop_label`` is the share of
-    images trained without their label, ``average`` the moving average's decay, ``decay`` the share
-    of the steps at the end over which the learning rate falls to zero. ``shift`` is by how many
-    pixels an image may be moved each way; fewer and fewer are as the learning rate falls. With
-    ``mirror`` every second image, by chance, is seen in a mirror.
+    behind the blocks; ``muon_rate`` is that of the blocks' matrices, and ``weight_decay`` theirs
+    alone. ``warmup``, ``checkpoint_every`` and ``evaluate_every`` are in steps; ``seed`` chooses
+    weights, batches and dropped labels. ``precision`` is ``bf16``, ``fp32`` or ``auto``. ``batch``
+    counts images over all processes. ``drop_label`` is the share of images trained without their
+    label, ``average`` the moving average's decay, ``decay`` the share of the steps at the end over
+    which the learning rate falls to zero. ``shift`` is by how many pixels an image may be moved
+    each way; fewer and fewer are as the learning rate falls. With ``mirror`` every second image, by
+    chance, is seen in a mirror.
     """
 
     steps: int

@@ -151,6 +151,11 @@ def by_heart(validation: Sequence[Mapping[str, float]], trained: float) -> str:
         return ""
     best = min(validation, key=lambda one: one["bits_per_dim"])
     least, now, step = best["bits_per_dim"], validation[-1]["bits_per_dim"], best["step"]
+    if _BITS <= now == least < 2 * _BITS:
+        return (
+            f"\nit has learned little so far: what is held out costs {now:,.3f} bits/dim, and "
+            f"{_BITS} where every value is guessed alike; train for more --steps"
+        )
     if least >= _BITS:
         return (
             f"\nit has learned nothing: what is held out costs {now:,.3f} bits/dim, and {_BITS} "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from scanline.model.decoders.contract import BackendError
 from scanline.model.decoders.native import NativeDecoder
 from scanline.model.decoders.opening import open_decoder
 from scanline.model.decoders.reference import ReferenceDecoder
+from scanline.model.decoders.room import RoomError, ShortError
 from tests.decoders.fixtures import GREY, blank, draw, network_of
 from tests.network.variants import FEW
 
@@ -36,6 +38,21 @@ def test_auto_opens_something_that_draws() -> None:
     decoder.step([0], GREY.pixels)
     assert decoder.positions.tolist() == [GREY.pixels]
     assert np.array_equal(decoder.canvas, draw(network, decoder.backend, inputs)[0])
+
+
+@pytest.mark.parametrize("backend", ["native", "reference"])
+def test_slots_that_do_not_fit_are_refused_before_their_arrays_are_made(backend: str) -> None:
+    with pytest.raises(RoomError, match="open at most"):
+        open_decoder(network_of(GREY), 10**12, backend)
+
+
+def test_auto_does_not_draw_slowly_where_threads_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise ShortError("100000 threads cannot be had: ask for fewer")
+
+    monkeypatch.setattr(opening, "NativeDecoder", refuse)
+    with pytest.raises(ShortError, match="ask for fewer"):
+        open_decoder(network_of(GREY), 1, threads=100_000)
 
 
 def test_auto_says_that_a_device_needs_no_threads(

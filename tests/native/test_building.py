@@ -136,6 +136,9 @@ def test_a_compiler_that_fails(
     with pytest.raises(BackendError, match=r"failed \(error: no\); name another one in CXX"):
         open_decoder(TINY, 1, "native")
     assert list(cache.iterdir()) == []
+    monkeypatch.setenv("CXX", "g++ '-O2")
+    with pytest.raises(BackendError, match="CXX cannot be read: no closing quotation"):
+        open_decoder(TINY, 1, "native")
     monkeypatch.setenv("CXX", "/nowhere/c++")
     with pytest.raises(BackendError, match="CXX names '/nowhere/c\\+\\+', which is not there"):
         open_decoder(TINY, 1, "native")

@@ -240,6 +240,9 @@ def test_a_run_that_learned_nothing_says_so() -> None:
     said = by_heart([{"step": 50, "bits_per_dim": 29842385.0954}], 8.0)
     assert "learned nothing" in said
     assert "at a lower --learning-rate" in said
+    begun = [{"step": 3, "bits_per_dim": 9.1}, {"step": 6, "bits_per_dim": 9.0}]
+    assert "learned little so far" in by_heart(begun, 9.0)
+    assert "train for more --steps" in by_heart(begun[:1], 9.0)
     lost = [{"step": 50, "bits_per_dim": 2.9}, {"step": 100, "bits_per_dim": 9.0}]
     assert "has lost what it had learned" in by_heart(lost, 9.0)
     assert "learns its pictures by heart" in by_heart(lost, 1.0)

@@ -1,6 +1,6 @@
 // The gradient of a linear map's weight, Σ_n grad[n]ᵀ x[n], in float32.
 //
-// A library of products lays both matrices across first. Here a block of rows is copied as it lies, so
+// A library of products transposes both matrices first. Here a block of rows is copied as it lies, so
 // that a tile of sums stays in registers while the block goes by; where the CPU multiplies pairs of
 // bfloat16, two rows lie side by side.
 #pragma once
