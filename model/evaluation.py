@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from scanline.model.config import ModelConfig
 from scanline.model.data.published import Dataset
@@ -34,6 +35,12 @@ class Evaluation:
 
     def __str__(self) -> str:
         return f"{self.bits_per_dim:.4f} ± {self.standard_error:.4f} bits/dim, {self.images} images"
+
+
+def mean_and_error(values: NDArray[np.float64]) -> tuple[float, float]:
+    """Give the mean of values ``[N]`` and its standard error, which of one value is infinite."""
+    error = values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else np.inf
+    return float(values.mean()), float(error)
 
 
 def check_shape(config: ModelConfig, data: Dataset) -> None:
@@ -81,5 +88,4 @@ def evaluate(
         each.append(bits.double().sum(1).cpu().numpy() / config.dims)
         progress(len(images))
     values = np.concatenate(each)
-    error = values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else np.inf
-    return Evaluation(float(values.mean()), float(error), len(values))
+    return Evaluation(*mean_and_error(values), len(values))

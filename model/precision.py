@@ -12,6 +12,7 @@ from scanline.kernels.native.abi import Precision, precision_of
 from scanline.model.data.published import Dataset
 from scanline.model.decoders.contract import Inputs
 from scanline.model.decoders.native import NativeDecoder
+from scanline.model.evaluation import mean_and_error
 from scanline.model.network import LinearTransformer
 
 BATCH = 64
@@ -68,8 +69,7 @@ def measure_cost(
         each.append(rounded - exact)
         progress(len(exact))
     values = np.concatenate(each)
-    error = values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else np.inf
-    return Cost(named, float(values.mean()), float(error), len(values), data.name)
+    return Cost(named, *mean_and_error(values), len(values), data.name)
 
 
 def _bits(decoder: NativeDecoder, images: NDArray[np.uint8]) -> NDArray[np.float64]:

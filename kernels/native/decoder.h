@@ -35,7 +35,7 @@ public:
         slots_.reserve(seen_.size()), ends_.reserve(seen_.size());  // calls take no memory
         const auto cores = static_cast<int>(std::thread::hardware_concurrency());
         if (config.team || drawing_team_ == 1 || config.threads > cores) return;
-        const int last = pixels_ * (config.channels / config.step_channels) - 1;
+        const int last = pixels_ * steps_per_pixel(config) - 1;
         drawing_team_ = quickest_team(drawing_team_, network_, arrays_, states_.get(), last, pool_,
                                       *teams_.front(), members_);
     }
@@ -240,7 +240,7 @@ private:
 
     void decide(Decision& decision, Team& team) {
         const Row row = decision.row;
-        const int pixel = row.step / (config_.channels / config_.step_channels);
+        const int pixel = row.step / steps_per_pixel(config_);
         Draw draw{{},
                   arrays_.temperature[row.slot],
                   arrays_.top_p[row.slot],
@@ -255,7 +255,7 @@ private:
         decision.bits = head_.decide(parameters, unlabelled, draw, decision.values);
         if (trace_)
             std::copy_n(parameters, config_.head_outputs,
-                        trace_ + (at(row.slot, config_.channels / config_.step_channels) +
+                        trace_ + (at(row.slot, steps_per_pixel(config_)) +
                                   static_cast<size_t>(row.step)) *
                                      static_cast<size_t>(config_.head_outputs));
     }

@@ -18,7 +18,7 @@ public:
     Drawing(const Config& config, const Arrays& arrays, const int* slots, const int* ends, int count,
             bool twins, int ahead, Guesses* guesses)
         : config_(config), arrays_(arrays), pixels_(config.height * config.width),
-          parts_(config.channels / config.step_channels), ahead_(ahead), guesses_(guesses) {
+          parts_(steps_per_pixel(config)), ahead_(ahead), guesses_(guesses) {
         for (int i = 0; i < count; ++i) {
             const int slot = slots[i];
             const int twin = twins && i + 1 < count && arrays.twin[slot] == slots[i + 1]
@@ -60,9 +60,8 @@ public:
     }
 
     // Keep what the last pass decided: of each image the values up to the first that was not as
-    // presumed, that one with them. Gives how many steps that was.
-    int settle(const Pass& pass) {
-        int steps = 0;
+    // presumed, that one with them.
+    void settle(const Pass& pass) {
         for (int i = 0; i < count_; ++i) {
             Image& image = images_[i];
             if (image.rows == 0) continue;
@@ -74,9 +73,7 @@ public:
             image.late = std::max(0, done - image.kept);
             arrays_.positions[image.slot] = image.step / parts_;
             if (image.twin != NONE) arrays_.positions[image.twin] = image.step / parts_;
-            steps += done;
         }
-        return steps;
     }
 
 private:

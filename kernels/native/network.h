@@ -289,7 +289,7 @@ private:
                        const Seat& seat, const InputFormat& format) const {
         Member& member = seat.member;
         const float* const mine = config_.pre_norm ? member.normalised.get() : member.x.get();
-        const int stride = config_.channels / config_.step_channels;
+        const int stride = steps_per_pixel(config_);
         const int columns = config_.width * stride, wide = sizes_.wide;
         const int distances[TAPS] = {0, stride, columns + stride, columns, columns - stride};
         for (int r = 0; r < count; ++r) {

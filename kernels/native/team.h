@@ -66,7 +66,7 @@ struct Sizes {
           head_padded(round_up(head, LANES)), unit(PANEL),
           hidden(round_up(c.d_ff, PANEL)), parameters(round_up(c.head_outputs, PANEL)),
           head_state(static_cast<size_t>(head + 1) * static_cast<size_t>(head_padded)),
-          ring(c.short_conv ? (c.width + 1) * (c.channels / c.step_channels) + MAX_ROWS : 0),
+          ring(c.short_conv ? (c.width + 1) * steps_per_pixel(c) + MAX_ROWS : 0),
           rings(head_state * static_cast<size_t>(c.n_heads * c.n_layers)),
           slot_state(rings + size_t{2} * c.n_layers * ring * wide) {
         while (unit % head_padded) unit += PANEL;

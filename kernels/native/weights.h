@@ -47,6 +47,9 @@ struct Arrays {
 
 namespace scanline {
 
+// Steps of the network that one pixel takes.
+inline int steps_per_pixel(const Config& config) { return config.channels / config.step_channels; }
+
 // The causal neighbours (row, column) of a pixel, in the order of model/config.py.
 constexpr int NEIGHBOURS = 17;
 constexpr int NEIGHBOUR[NEIGHBOURS][2] = {
@@ -103,7 +106,7 @@ class Embedding {
 public:
     // `embedded` and `model` are sizes in whole vectors, `wide` is what a row of the stream holds.
     Embedding(const Config& c, const Weights& w, int embedded, int model, int wide)
-        : config_(c), pixels_(c.height * c.width), steps_per_pixel_(c.channels / c.step_channels),
+        : config_(c), pixels_(c.height * c.width), steps_per_pixel_(steps_per_pixel(c)),
           places_(NEIGHBOURS * c.channels + steps_per_pixel_ - 1),
           size_(c.sinusoidal ? c.d_model / 2 : c.d_model),
           values_(w.value_embedding, 256, size_, embedded), start_(w.start, 1, c.d_model, model),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any
 
 import typer
@@ -49,11 +49,14 @@ def serve(
     try:
         settings = Settings(**given)
     except ValidationError as error:
-        raise ValueError("\n".join(map(_sentence, error.errors()))) from error
+        told = [_sentence(problem, given) for problem in error.errors()]
+        raise ValueError("\n".join(told)) from error
     run(settings)
 
 
-def _sentence(problem: Mapping[str, Any]) -> str:
+def _sentence(problem: Mapping[str, Any], given: Collection[str]) -> str:
+    """Say what is wrong with a setting, by the flag that it was ``given`` as, or its variable."""
     name = ".".join(str(part) for part in problem["loc"])
     message = str(problem["msg"]).removeprefix("Value error, ")
-    return f"SCANLINE_{name.upper()}: {message}" if name else message
+    where = f"--{name.replace('_', '-')}" if name in given else f"SCANLINE_{name.upper()}"
+    return f"{where}: {message}" if name else message
