@@ -35,7 +35,11 @@ def relu_feature_map(x: Tensor) -> Tensor:
 
 
 def polynomial_feature_map(x: Tensor) -> Tensor:
-    """Map to all products of two features, whose kernel is (qᵀk)²: F = K (K + 1) / 2."""
+    """Map to all products of two features, whose kernel is (qᵀk)²: F = K (K + 1) / 2.
+
+    It is summed from terms of both signs: where q and the keys so far are all but orthogonal, as at
+    first positions they may be, float32 leaves little of it.
+    """
     K = x.shape[-1]
     row, column = torch.triu_indices(K, K, device=x.device)
     # Filled where they are: a CUDA graph records no copy from the host.
