@@ -108,7 +108,8 @@ def _read(
         ) from None
     if metadata.get("format") != FORMAT:
         raise CheckpointError(
-            f"{path} is a safetensors file, but not one of Scanline's (format {FORMAT}); "
+            f"{path} is a safetensors file, but not one of Scanline's (its format is "
+            f"{metadata.get('format')}, not {FORMAT}); "
             "train one with `scanline train`, or import one with `scanline import`"
         )
     try:

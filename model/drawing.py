@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import index
 from pathlib import Path
 from typing import NamedTuple
@@ -212,7 +212,8 @@ def _class_numbers(
         flat = np.asarray(label).reshape(-1).tolist()
         each = [None if one == NO_LABEL else one for one in flat] * (1 if np.ndim(label) else n)
     else:
-        each = [*label] if isinstance(label, list | tuple) else [label] * n  # type: ignore[list-item]
+        several = isinstance(label, Iterable) and not isinstance(label, str)
+        each = [*label] if several else [label] * n  # type: ignore[list-item,misc]
     if len(each) != n:
         raise ValueError(f"give one label, or one for each of the {n} pictures, not {len(each)}")
     by_seed = seeds and config.classes and RANDOM not in map(str.lower, config.classes)

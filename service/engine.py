@@ -155,7 +155,7 @@ class Engine:
         for lead in tuple(self._runs.leads.get(generation, ())):
             self._release(lead, reason)
         for image in generation.images:
-            if image.status is Status.WAITING:
+            if image.status is not Status.FINISHED:
                 self._progress.finish_image(generation, image, reason, None)
         self.queue.finish(generation)
 
@@ -173,17 +173,26 @@ class Engine:
             return
         needed = sum(one.generation.spec.slots for one in taken)
         self._published[runs.free[-needed:]] = 0  # before a reader is shown them
-        generations = dict.fromkeys(one.generation for one in taken)
+        begun, failed = list[Run](), set[Generation]()
+        for one in taken:
+            try:
+                begun.append(runs.add(one))
+            except Exception:
+                log.exception("an image cannot be begun; ending its generation")
+                failed.add(one.generation)
+        if failed:
+            self._fail(failed)
+            begun = [run for run in begun if run.generation not in failed]
+        for run in begun:
+            run.image.run(self._places[run.slots[0]])
+            self._progress.begin(run.generation)
+        if not begun:
+            return
         try:
-            begun = [runs.add(one) for one in taken]
-            for run in begun:
-                run.image.run(self._places[run.slots[0]])
-            for generation in generations:
-                self._progress.begin(generation)
             self._load(begun)
         except Exception:
             log.exception("loading images failed; ending their generations")
-            self._fail(set(generations))
+            self._fail({run.generation for run in begun})
             self._give_up_if_broken()
 
     def _load(self, runs: list[Run]) -> None:
@@ -265,12 +274,17 @@ class Engine:
         self._failures = 0 if len(moved) else self._failures
         np.copyto(self._published, self.decoder.positions)
         news: dict[Generation, None] = dict.fromkeys(self._runs.owners[moved].tolist())
-        try:
-            for lead in slots[self._published[slots] == self.decoder.config.pixels].tolist():
+        failed: set[Generation] = set()
+        for lead in slots[self._published[slots] == self.decoder.config.pixels].tolist():
+            try:
                 self._release(lead, FinishReason.LENGTH)
-        finally:  # where one fails, those before it are finished all the same
-            for generation in news:
-                self._progress.advance(generation)
+            except Exception:
+                log.exception("an image cannot be finished; ending its generation")
+                failed.add(self._runs.by_lead[lead].generation)
+        if failed:
+            self._fail(failed)
+        for generation in news:
+            self._progress.advance(generation)
 
     def _release(self, lead: int, reason: FinishReason) -> None:
         """Finish an image that runs, and take its slots back."""
@@ -282,5 +296,5 @@ class Engine:
                 run.image.particles = Weighed.of(run.particles)
                 slot = int(run.particles.slots[run.particles.shown])
             bits = float(self.decoder.bits[slot].sum(dtype=np.float64))
-        self._runs.remove(lead)
         self._progress.finish_image(run.generation, run.image, reason, bits)
+        self._runs.remove(lead)

@@ -13,10 +13,12 @@ from fastapi import Request
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
+from starlette.concurrency import run_in_threadpool
 
 from scanline.service.http.errors import ApiError
 
 MAX_FIELDS = 64
+LARGE_JSON = 100_000  # bytes, which take a millisecond to parse
 FORMS = ("multipart/form-data", "application/x-www-form-urlencoded")
 
 
@@ -107,10 +109,18 @@ async def json_once_each(request: Request) -> None:
     """
     if "json" in request.headers.get("content-type", "").partition(";")[0].lower():
         body = await request.body()
-        with contextlib.suppress(ValueError, RecursionError):
-            json.loads(
-                body, object_pairs_hook=lambda pairs: _check_once([name for name, _ in pairs])
-            )
+        if len(body) > LARGE_JSON:  # others would wait for it
+            await run_in_threadpool(_check_names, body)
+        else:
+            _check_names(body)
+
+
+def _check_names(body: bytes) -> None:
+    def check(pairs: list[tuple[str, Any]]) -> None:
+        _check_once([name for name, _ in pairs])
+
+    with contextlib.suppress(ValueError, RecursionError):
+        json.loads(body, object_pairs_hook=check)
 
 
 def _check_once(names: list[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
@@ -83,7 +84,7 @@ def edits_body() -> dict[str, Any]:
     form = options | {
         "title": "EditsForm",
         "required": ["prompt", "image"],
-        "properties": options["properties"]
+        "properties": copy.deepcopy(options["properties"])
         | {
             "image": binary | {"description": "The picture; `image[]` does as well."},
             "mask": binary | {"description": "To be painted where it is transparent (alpha 0)."},

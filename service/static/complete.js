@@ -276,9 +276,10 @@ export class CompleteView {
   /** Whether something is left to draw; below a sketch, everything is. */
   hasGap() {
     const { easel } = this;
-    if (!easel.picture.known.includes(0) && easel.lowest !== null) {
+    const below = easel.lowest !== null && easel.lowest + 1 < this.model.height;
+    if (!easel.picture.known.includes(0) && below) {
       // Not the tip of the last stroke, or the model is told that it ends there.
-      easel.keepRows(Math.max(1, easel.lowest + 1 - Math.ceil(easel.size / 2)));
+      easel.keepRows(Math.max(1, easel.lowest + 1 - easel.tip));
     }
     return easel.picture.known.includes(0);
   }
@@ -289,7 +290,7 @@ export class CompleteView {
    */
   async complete({ seed = null, reveal = false, by = null } = {}) {
     if (!this.hasGap()) {
-      this.tell(this.blank
+      this.tell(this.blank && this.easel.lowest === null
         ? "Draw something first." : "Nothing is erased yet. Rub something out, or lower the known rows.");
       byId("easel-said").scrollIntoView({ block: "nearest" });
       return;

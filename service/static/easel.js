@@ -35,7 +35,8 @@ export class Easel {
     const known = picture.known?.slice() ?? new Uint8Array(area(picture.shape)).fill(1);
     this.picture = { shape: picture.shape, values: picture.values.slice(), known };
     this.original = picture.values.slice();
-    this.lowest = null; // the last row that was drawn in
+    this.lowest = null; // the last row that was drawn in,
+    this.tip = 0; // and how many rows the end of that stroke takes
     this.paper = [0, 0, 0];
     this.canvas.width = picture.shape.width;
     this.canvas.height = picture.shape.height;
@@ -97,8 +98,8 @@ export class Easel {
   }
 
   remember() {
-    const { picture: { values, known }, original, lowest, paper } = this;
-    this.past.push({ values: values.slice(), known: known.slice(), original, lowest, paper });
+    const { picture: { values, known }, original, lowest, tip, paper } = this;
+    this.past.push({ values: values.slice(), known: known.slice(), original, lowest, tip, paper });
     if (this.past.length > UNDO) this.past.shift();
   }
 
@@ -200,7 +201,8 @@ export class Easel {
   touch(p, cover) {
     const { values, known, shape: { channels, width } } = this.picture;
     if (this.tool === "draw") {
-      this.lowest = Math.max(this.lowest ?? 0, Math.floor(p / width));
+      const row = Math.floor(p / width);
+      if (row > (this.lowest ?? -1)) [this.lowest, this.tip] = [row, Math.ceil(this.size / 2)];
       for (let c = 0; c < channels; c += 1) {
         const at = p * channels + c;
         const under = known[p] ? values[at] : this.paper[c];

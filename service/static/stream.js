@@ -71,8 +71,10 @@ export async function follow(open, on, say, signal) {
       if (forgotten) [id, last, cut] = [null, null, false];
       if (status === 404) continue;
       const why = status === 429 ? "The server is full. Trying again" : "Connection lost. Reconnecting";
-      for (let left = status === 429 ? error.retryAfter : backOff(tries); left > 0; left -= 1) {
-        say(`${why} in ${Math.ceil(left)} s …`);
+      const delay = status === 429 ? error.retryAfter : backOff(tries);
+      for (let left = delay; left > 0; left -= 1) {
+        const whole = Math.ceil(left);
+        if (left === delay || whole % 5 === 0) say(`${why} in ${whole} s …`); // it is read aloud
         await pause(Math.min(left, 1), signal);
       }
     }

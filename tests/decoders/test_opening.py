@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from scanline.kernels.native import abi
+from scanline.kernels.native.build import NativeBuildError
 from scanline.model.config import ModelConfig
 from scanline.model.decoders import opening
 from scanline.model.decoders.contract import BackendError
@@ -47,10 +49,10 @@ def test_slots_that_do_not_fit_are_refused_before_their_arrays_are_made(backend:
 
 
 def test_auto_does_not_draw_slowly_where_threads_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> NoReturn:
-        raise ShortError("100000 threads cannot be had: ask for fewer")
+    def refuse(*_: object) -> NoReturn:
+        raise NativeBuildError("100000 threads cannot be had: ask for fewer")
 
-    monkeypatch.setattr(opening, "NativeDecoder", refuse)
+    monkeypatch.setattr(abi, "NativeNetwork", refuse)
     with pytest.raises(ShortError, match="ask for fewer"):
         open_decoder(network_of(GREY), 1, threads=100_000)
 

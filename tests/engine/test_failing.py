@@ -6,6 +6,7 @@ import dataclasses
 import random
 import threading
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from scanline.model.particles import Particles
 from scanline.service import engine as engine_module
 from scanline.service import workshop
 from scanline.service.engine import FAILURES, Engine
-from scanline.service.generation import FinishReason, Generation, Spec
+from scanline.service.generation import FinishReason, Generation, Image, Spec
 from scanline.service.progress import Progress
 from scanline.service.queue import ClosedError, Limits, QueueFullError
 from tests.engine.fixtures import (
@@ -204,31 +205,53 @@ def test_a_decoder_that_fails_at_anything_ends_the_engine(what: str) -> None:
     engine.close(0)
 
 
-@pytest.mark.parametrize("what", ["begun", "finished"])
-def test_an_image_that_cannot_be_begun_or_finished_ends_alone(
-    what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Beside one that is complete at the same moment, and is told so; no slot is lost."""
+def test_an_image_that_cannot_be_begun_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside others that are taken with it; no slot is lost."""
 
     def fail(*_: object) -> None:
         raise MemoryError
 
-    if what == "begun":
-        monkeypatch.setattr("scanline.service.runs.Particles", fail)
-    else:
-        monkeypatch.setattr(Particles, "finish", fail)
-    decoder = FakeDecoder(GREY, 4)
+    monkeypatch.setattr("scanline.service.runs.Particles", fail)
+    decoder = FakeDecoder(GREY, 5)
     with opened(decoder) as engine:
-        if what == "finished":
-            spared = engine.queue.submit(Spec(n=1, seed=0))
-        touched = engine.queue.submit(Spec(n=1, seed=5, particles=2))
+        specs = [Spec(n=1, seed=0), Spec(n=2, seed=5, particles=2), Spec(n=2, seed=9)]
+        before, touched, after = [engine.queue.submit(spec) for spec in specs]
         engine.start()
+        for spared in (before, after):
+            with engine.queue.reading(spared):
+                assert_right(spared)
         finished(touched)
         assert touched.error is not None
-        if what == "begun":
-            spared = engine.queue.submit(Spec(n=1, seed=0))
-        with engine.queue.reading(spared):
-            assert_right(spared)
+        assert_every_slot_is_free(engine, decoder)
+
+
+@pytest.mark.parametrize("where", [(Particles, "finish"), (Image, "finish")], ids=str)
+def test_an_image_that_cannot_be_finished_ends_alone(
+    where: tuple[type, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside those that are complete at the same moment, and one half drawn; no slot is lost."""
+    finish = getattr(*where)
+
+    def fail(self: Particles | Image, *rest: Any) -> None:
+        if isinstance(self, Particles) or (self.seed == 5 and rest[0] is FinishReason.LENGTH):
+            raise MemoryError
+        finish(self, *rest)
+
+    monkeypatch.setattr(*where, fail)
+    decoder = FakeDecoder(GREY, 5)
+    with opened(decoder) as engine:
+        half = engine.queue.submit(Spec(n=1, seed=7))
+        known = np.arange(GREY.pixels) < 13
+        specs = [completion(GREY, seed, known) for seed in (0, 5, 9)]
+        specs[1] = dataclasses.replace(specs[1], particles=2)
+        before, touched, after = [engine.queue.submit(spec) for spec in specs]
+        engine.start()
+        for spared in (before, after, half):
+            with engine.queue.reading(spared):
+                assert_right(spared)
+        finished(touched)
+        assert touched.error is not None
+        monkeypatch.undo()
         assert_every_slot_is_free(engine, decoder)
 
 
