@@ -159,7 +159,7 @@ export class Sheet {
       + `${rough.format(rate)} a second${slow ? " (shown slower, to be watched)" : ""}.`;
     this.cancelButton.textContent = "Show all";
     if (done.some(({ warnings }) => warnings.length)) { // of looking ahead alone
-      this.facts += " Few tries fitted what follows the gap: choose more under Look ahead, or erase less.";
+      this.facts += " At some pixel few tries fitted what follows: more tries, or a smaller gap, do better.";
     }
     this.progress();
   }

@@ -225,7 +225,9 @@ def test_an_image_that_cannot_be_begun_ends_alone(monkeypatch: pytest.MonkeyPatc
         assert_every_slot_is_free(engine, decoder)
 
 
-@pytest.mark.parametrize("where", [(Particles, "finish"), (Image, "finish")], ids=str)
+@pytest.mark.parametrize(
+    "where", [(Particles, "finish"), (Image, "finish")], ids=["particles", "image"]
+)
 def test_an_image_that_cannot_be_finished_ends_alone(
     where: tuple[type, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
