@@ -4,8 +4,21 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Iterator
+from itertools import islice
+from typing import NamedTuple
 
-from scanline.service.generation import Generation
+from scanline.service.generation import Generation, Image
+from scanline.service.turns import LIGHT
+
+LOOKED_AT = 256  # generations that wait, when spare slots are given
+
+
+class Taken(NamedTuple):
+    """An image that is to run, in spare slots or not."""
+
+    generation: Generation
+    image: Image
+    spare: bool
 
 
 class Order:
@@ -51,6 +64,46 @@ class Order:
             self._callers[generation.caller].move_to_end(generation)
         else:
             self.remove(generation)
+
+    def choose(
+        self, free: int, most: int, spare: int, heaviest: int, known: float, heavy: bool
+    ) -> list[Taken]:
+        """Take images for the ``free`` slots, in their order.
+
+        Together they need no more than ``most`` and absorb no more than ``known`` pixels, unless
+        one alone does. One that needs more than are free waits for them, and the others behind it:
+        else those that need few would always be first. But ``spare`` slots are there for those
+        whose generation is light beside the ``heaviest`` that is drawn, or beside the next. An
+        image of a heavy one that has known pixels to absorb is taken in the ``heavy`` ones' turn
+        alone.
+        """
+        taken: list[Taken] = []
+        while self:
+            generation = self.first()
+            slots, absorbed = generation.spec.slots, generation.spec.absorbed
+            if slots > free or (taken and (slots > most or absorbed > known)):
+                break
+            if absorbed and not heavy and generation.size * LIGHT > heaviest:
+                break
+            free, most, known = free - slots, most - slots, max(known - absorbed, 0)
+            taken.append(self._next_of(generation, spare=False))
+        if self:
+            heaviest = max(heaviest, self.first().demand)
+        for generation in tuple(islice(self, LOOKED_AT)) if spare else ():
+            slots, absorbed = generation.spec.slots, generation.spec.absorbed
+            if generation.size * LIGHT > heaviest or slots > spare:
+                continue
+            if taken and (slots > most or absorbed > known):
+                break
+            spare, most, known = spare - slots, most - slots, max(known - absorbed, 0)
+            taken.append(self._next_of(generation, spare=True))
+        return taken
+
+    def _next_of(self, generation: Generation, *, spare: bool) -> Taken:
+        image = generation.images[generation.next_index]
+        generation.next_index += 1
+        self.take(generation)
+        return Taken(generation, image, spare)
 
     def remove(self, generation: Generation) -> None:
         """Leave one out whatever it has left."""

@@ -7,20 +7,16 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import islice
-from typing import NamedTuple
 
 from scanline.model.config import ModelConfig
-from scanline.service.generation import Clock, Generation, Image, Spec
+from scanline.service.generation import Clock, Generation, Spec
 from scanline.service.kept import Kept
-from scanline.service.order import Order
+from scanline.service.order import Order, Taken
 from scanline.service.outlook import Outlook
-from scanline.service.turns import LIGHT
 
 OWN = 8  # a caller with images waiting may fill the queue but for an eighth of its places,
 RESERVED = 32  # and a large request but for a 32nd:
 SMALL = 256  # one of more images than a 256th of the places
-LOOKED_AT = 256  # generations that wait, when spare slots are given
 KEPT_BYTES = 1 << 28  # of finished images
 RATE_SECONDS = 0.3  # of drawing, by which the rate follows
 CLOSED = "the server is shutting down; send the request to another one"
@@ -56,14 +52,6 @@ class Limits:
     def keeps(self) -> bool:
         """Whether a generation can be read once it has finished."""
         return self.keep_finished > 0 and self.keep_seconds > 0
-
-
-class Taken(NamedTuple):
-    """An image that is to run, in spare slots or not."""
-
-    generation: Generation
-    image: Image
-    spare: bool
 
 
 class Queue:
@@ -292,44 +280,11 @@ class Queue:
         known: float = math.inf,
         heavy: bool = True,
     ) -> list[Taken]:
-        """Take waiting images for the ``free`` slots, in their order.
-
-        Together they need no more than ``most`` and absorb no more than ``known`` pixels, unless
-        one alone does. One that needs more than are free waits for them, and the others behind it:
-        else those that need few would always be first. But ``spare`` slots are there for those
-        whose generation is light beside the ``heaviest`` that is drawn, or beside the next. An
-        image of a heavy one that has known pixels to absorb is taken in the ``heavy`` ones' turn
-        alone.
-        """
-        taken: list[Taken] = []
+        """Take waiting images for the ``free`` slots, as ``Order.choose`` says."""
         with self._changed:
-            while self._order:
-                generation = self._order.first()
-                slots, absorbed = generation.spec.slots, generation.spec.absorbed
-                if slots > free or (taken and (slots > most or absorbed > known)):
-                    break
-                if absorbed and not heavy and generation.size * LIGHT > heaviest:
-                    break
-                free, most, known = free - slots, most - slots, max(known - absorbed, 0)
-                taken.append(self._take(generation, spare=False))
-            if self._order:
-                heaviest = max(heaviest, self._order.first().demand)
-            for generation in tuple(islice(self._order, LOOKED_AT)) if spare else ():
-                slots, absorbed = generation.spec.slots, generation.spec.absorbed
-                if generation.size * LIGHT > heaviest or slots > spare:
-                    continue
-                if taken and (slots > most or absorbed > known):
-                    break
-                spare, most, known = spare - slots, most - slots, max(known - absorbed, 0)
-                taken.append(self._take(generation, spare=True))
+            taken = self._order.choose(free, most, spare, heaviest, known, heavy)
             self.waiting -= len(taken)
         return taken
-
-    def _take(self, generation: Generation, *, spare: bool) -> Taken:
-        image = generation.images[generation.next_index]
-        generation.next_index += 1
-        self._order.take(generation)
-        return Taken(generation, image, spare)
 
     def withdraw(self, generation: Generation) -> None:
         """Take none of a generation's images any more."""

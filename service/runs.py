@@ -9,7 +9,7 @@ import numpy as np
 from scanline.model.config import ModelConfig
 from scanline.model.particles import Particles
 from scanline.service.generation import Generation, Image
-from scanline.service.queue import Taken
+from scanline.service.order import Taken
 from scanline.service.turns import LIGHT
 
 

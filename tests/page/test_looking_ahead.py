@@ -135,6 +135,4 @@ def test_tries_that_were_lost_are_told(visit: Open) -> None:
 
     page.route("**/v1/completions", warn)
     page.click("#complete-form button[type=submit]")
-    expect(page.locator("#complete [data-report]")).to_contain_text(
-        "few tries fitted what follows"
-    )
+    expect(page.locator("#complete [data-report]")).to_contain_text("few tries fitted what follows")
