@@ -73,7 +73,7 @@ async def card(
         raise ApiError(404, "this server draws for those who have its key", code="not_found")
     n = min(link.n, MOST, server.settings.max_images)
     served = find_served(server, link.model)
-    shape = settle_shape(served, link.label or None, link.top_p, link.guidance)
+    shape = settle_shape(server, served, link.label or None, link.top_p, link.guidance)
     spec = Spec(n=n, seed=link.seed, temperature=link.temperature, **shape._asdict())
 
     def encode(images: list[NDArray[np.uint8]], config: ModelConfig) -> bytes:

@@ -100,7 +100,7 @@ async def get_sample(
 ) -> Response:
     """Draw one sample; its `ETag` is the same for as long as the bytes are."""
     served = find_served(server, model)
-    shape = settle_shape(served, label or None, top_p, guidance)
+    shape = settle_shape(server, served, label or None, top_p, guidance)
     spec = Spec(n=1, seed=seed, temperature=temperature, **shape._asdict())
     # What needs a key is for its owner's cache alone. A cache asks again each time, which costs
     # nothing, for with other weights the same address has another picture.

@@ -63,6 +63,7 @@ def choose_seed(seed: int | None) -> int:
 
 
 def settle_shape(
+    server: Scanline,
     served: Served,
     label: int | str | None,
     top_p: float | None,
@@ -75,7 +76,11 @@ def settle_shape(
             served.engine.config, served.checkpoint.defaults, label, top_p, guidance, particles
         )
     except ShapeError as error:
-        raise ApiError(400, str(error), param=error.param, code=error.code) from None
+        message = str(error)
+        if error.code == "unknown_class":
+            others = [n for n, one in server.models.items() if label in one.engine.config.classes]
+            message += f"; {others[0]} has it: name that as the model" if others else ""
+        raise ApiError(400, message, param=error.param, code=error.code) from None
     if shape.slots > (most := served.engine.largest):
         param = "particles" if particles > 1 else "guidance"
         less = "ask for fewer particles" if particles > 1 else "set guidance to 1"

@@ -71,7 +71,7 @@ async def create_samples(
     media = choose_media(request, body.stream, body.chosen)
     served = find_with_room(request, server, body.model, body.n, idempotency_key)
     engine = served.engine
-    shape = settle_shape(served, body.label, body.top_p, body.guidance)
+    shape = settle_shape(server, served, body.label, body.top_p, body.guidance)
     spec = Spec(
         n=body.n,
         seed=choose_seed(body.seed),
@@ -101,7 +101,7 @@ async def create_completions(
     media = choose_media(request, form.stream, form.chosen)
     served = find_with_room(request, server, form.model, form.n, idempotency_key)
     engine = served.engine
-    shape = settle_shape(served, form.label, form.top_p, form.guidance, form.particles)
+    shape = settle_shape(server, served, form.label, form.top_p, form.guidance, form.particles)
     async with client_of(request) as client:
         canvas, known = await server.reading.run(
             client,

@@ -94,7 +94,7 @@ def _settle(
     configs = {name: server.models[name].engine.config for name in named}
     model, label = understand(body.prompt, configs)
     served = find_with_room(request, server, model, body.n or 1, key)
-    shape = settle_shape(served, label, body.top_p, body.guidance)
+    shape = settle_shape(server, served, label, body.top_p, body.guidance)
     spec = Spec(
         n=body.n or 1,
         seed=choose_seed(body.seed),
