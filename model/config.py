@@ -192,7 +192,8 @@ class ModelConfig:
             raise ValueError("this model has no classes; leave the label out")
         asked = label
         # A text that is a number is a name then, and no place.
-        numbered = isinstance(label, str) and any(one.strip().isdigit() for one in self.classes)
+        numbers = any(one.strip().isdigit() for one in self.classes)
+        numbered = isinstance(label, str) and numbers
         if isinstance(label, str):
             name = label.strip()
             for same in (str, str.strip, _plain, lambda one: _plain(one).lower()):
@@ -204,7 +205,6 @@ class ModelConfig:
         elif isinstance(label, bool) or not hasattr(label, "__index__"):
             raise ValueError(f"a label is a class's name or number, not {label!r}")
         if not 0 <= label < len(self.classes):
-            numbers = any(one.strip().isdigit() for one in self.classes)
             places = "" if numbers else f", or 0 to {len(self.classes) - 1}"
             there = f"there are {', '.join(self.classes)}{places}"
             raise ValueError(f"there is no class {asked!r}; {there}")

@@ -68,7 +68,7 @@ def _check_target(out: Path) -> None:
         raise ValueError(f"{out} is a folder: name a file in it, as {out / 'samples.png'}")
     if out.exists() and not out.is_file():
         return  # a FIFO or a device, which is written into
-    if out.suffix.lower() not in (".png", "") or not (out.suffix or out.exists()):
+    if out.suffix.lower() != ".png" and (out.suffix or not out.exists()):
         raise ValueError(f"{out} would hold a PNG: name a file that ends in .png")
     try:
         folder = out.resolve().parent

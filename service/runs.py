@@ -63,7 +63,7 @@ class Runs:
         self.leads.setdefault(generation, set()).add(lead)
         return run
 
-    def remove(self, lead: int) -> Run:
+    def remove(self, lead: int) -> None:
         """Take an image's slots back."""
         run = self.by_lead.pop(lead)
         self.owners[lead] = None
@@ -73,7 +73,6 @@ class Runs:
         self.leads[run.generation].remove(lead)
         if not self.leads[run.generation]:
             del self.leads[run.generation]
-        return run
 
     @property
     def heaviest(self) -> int:

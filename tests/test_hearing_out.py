@@ -10,16 +10,29 @@ import select
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import httpx
 import pytest
+from fastapi import FastAPI
 from fastapi.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from scanline.service.http import connections, door
+from scanline.service.server import Scanline
 from tests.connections import HEAD, WHOLE, check_refusal, dial, read_all, serve, turned_away
 from tests.service_fixtures import DEADLINE, GREY, FakeDecoder, build, idle, listening, until
+
+
+@contextlib.contextmanager
+def dialled(scanline: Scanline, app: FastAPI) -> Iterator[socket.socket]:
+    """Serve an application, and give a connection to it."""
+    with (
+        listening(app, lambda: scanline.ready) as url,
+        httpx.Client(base_url=url) as client,
+        dial(client) as connection,
+    ):
+        yield connection
 
 
 @pytest.mark.parametrize("closes", [b"", b"Connection: close\r\n"])
@@ -81,11 +94,7 @@ def test_who_ends_their_request_during_the_reply_has_all_of_it() -> None:
             await send(body)
 
     app.add_api_route("/large", lambda: Pieces(), methods=["POST"])
-    with (
-        listening(app, lambda: scanline.ready) as url,
-        httpx.Client(base_url=url) as client,
-        dial(client) as connection,
-    ):
+    with dialled(scanline, app) as connection:
         connection.sendall(b"POST /large HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
         assert waits.wait(DEADLINE)
         connection.sendall(b"0\r\n\r\n")
@@ -110,11 +119,7 @@ def test_who_has_begun_to_read_is_not_taken_for_gone(monkeypatch: pytest.MonkeyP
         return StreamingResponse(pieces(), headers={"Content-Length": "9"})
 
     app.add_api_route("/slow", slow)
-    with (
-        listening(app, lambda: scanline.ready) as url,
-        httpx.Client(base_url=url) as client,
-        dial(client) as connection,
-    ):
+    with dialled(scanline, app) as connection:
         connection.sendall(b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n")
         assert shown.wait(DEADLINE)
         connection.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")

@@ -161,8 +161,8 @@ public:
     }
 
     // Multiply completed rows with some of the panels, and give each vector of the result, bias
-    // added, to `take(row, column, values)`. AVX-512's kernels are of even numbers of rows: the memory of
-    // `input` may be read, not used, one row beyond the last.
+    // added, to `take(row, column, values)`. AVX-512's kernels are of even numbers of rows: the
+    // memory of `input` may be read, not used, one row beyond the last.
     template <typename Take>
     void multiply(const std::byte* input, size_t stride, int rows, Range panels, Take take) const {
         alignas(64) float tile[BLOCK * MOST_PANELS * PANEL];

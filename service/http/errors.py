@@ -73,6 +73,9 @@ def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: ERROR | _ERRORS[status] for status in sorted({400, 401, *statuses})}
 
 
+NO_FILE = "must be a file (with curl, -F {}=@picture.png)"  # by the field's name
+
+
 class ApiError(HTTPException):
     """An error that a caller sees: an HTTP status, a sentence, and what it is about."""
 
@@ -156,7 +159,7 @@ def describe(errors: Sequence[Mapping[str, Any]]) -> tuple[str, str | None, str 
         elif code == "missing":
             message = "this field is required" if field else "the body is empty; send JSON"
         elif "Expected UploadFile" in message:
-            message = f"must be a file (with curl, -F {field}=@picture.png)"
+            message = NO_FILE.format(field)
         elif code == "model_attributes_type":
             message = "send a JSON object, with Content-Type: application/json"
         sentences.append(f"{field}: {message}" if field else message)

@@ -20,7 +20,7 @@ from starlette.datastructures import UploadFile
 from scanline.model.config import ModelConfig
 from scanline.model.pictures import PictureError
 from scanline.service.http.bodies import unreadable
-from scanline.service.http.errors import ApiError
+from scanline.service.http.errors import NO_FILE, ApiError
 from scanline.service.openai.rendering import Frame, frame_of
 from scanline.service.openai.requests import EditsRequest
 from scanline.service.pictures import fit_to, to_canvas, transparent
@@ -82,8 +82,8 @@ async def _read_form(request: Request) -> Parts:
                 continue  # an empty field is one left out, as everywhere
             if name in ("image", "image[]", "mask"):
                 if not isinstance(value, UploadFile):
-                    file = f"{name}: must be a file (with curl, -F {name}=@picture.png)"
-                    raise ApiError(400, file, param=name, code="invalid_image")
+                    message = f"{name}: {NO_FILE.format(name)}"
+                    raise ApiError(400, message, param=name, code="invalid_image")
                 content = io.BytesIO(await value.read())  # the form closes its own files
                 (masks if name == "mask" else images).append(content)
             elif isinstance(value, UploadFile) and name not in EditsRequest.model_fields:
