@@ -5,9 +5,10 @@
 with 0 outside, a weight a feature, and ``s`` the columns that make a pixel (3 where red, green and
 blue are columns of their own). Shapes: ``x, y: [B, R, C, D]``, ``weight: [5, D]``.
 
-On a CPU it runs in C++ where that can be built. Elsewhere it is written as added slices, a row of
-the image at a time: a row and the one above stay in the cache, where whole images would be read
-from memory once a tap, and torch's grouped convolution takes some 25 times as long.
+It is written as added slices, on a CPU a row of the image at a time: a row and the one above stay
+in the cache, where whole images would be read from memory once a tap, and torch's grouped
+convolution takes some 25 times as long. Layers with pre-norm have it in one pass with their norm
+(``kernels/residual.py``).
 """
 
 from __future__ import annotations
@@ -18,9 +19,6 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
-
-from scanline.kernels.native.training.passes import takes
-from scanline.kernels.native.training.residual import conv
 
 TAPS = 5
 
@@ -112,9 +110,7 @@ def short_conv(x: Tensor, weight: Tensor, stride: int = 1) -> Tensor:
         raise ValueError(f"x must be [B, R, C, D], not {[*x.shape]}")
     check_conv(x.shape[3], weight, x.shape[2], stride)
     x = x.contiguous().to(weight.dtype)
-    y: Tensor = (
-        conv(x, weight, stride) if takes(x, torch.float32) else _ShortConv.apply(x, weight, stride)
-    )
+    y: Tensor = _ShortConv.apply(x, weight, stride)
     return y
 
 

@@ -7,10 +7,11 @@ import unicodedata
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_type_hints
 
+from scanline.kernels.mixture import MIXTURES
+
 VALUES = 256  # intensities of one channel
 NO_LABEL = -1
 MAX_GUIDANCE = 10.0
-MIXTURES = 10  # logistics in a mixture (Salimans et al. 2017)
 TABLE = VALUES + 1  # entries of one neighbour's embedding table: every intensity, and "outside"
 
 # The 17 causal neighbours (row, column) of a pixel: 3 to its left, 7 in each of two rows above.

@@ -16,8 +16,9 @@ from scanline.model.decoders.contract import NO_SLOT, Inputs
 from scanline.model.decoders.opening import open_decoder
 from scanline.model.likelihood import pixel_bits
 from scanline.model.network import LinearTransformer
-from scanline.model.noise import MAX_SEED, RANDOM, image_seed, random_label
-from scanline.model.particles import MAX_PARTICLES, finish_by_particles
+from scanline.model.noise import MAX_SEED, image_seed, random_label
+from scanline.model.particles import finish_by_particles
+from scanline.model.shape import settle
 
 Source = LinearTransformer | Checkpoint | Path | str
 Label = int | str | None
@@ -109,7 +110,8 @@ def score(model: Source, pictures: NDArray[np.uint8], label: Labels = None) -> N
     """
     network, pictures = open_source(model).model, np.asarray(pictures)
     _check_pictures(network.config, pictures)
-    labels = _class_numbers(network.config, label, len(pictures))
+    names = _one_each(label, len(pictures))
+    labels = np.array([network.config.class_number(name) for name in names], np.int32)
     if not len(pictures):
         return np.zeros(0)
     bits = pixel_bits(network, _flat(pictures), labels).sum(1, dtype=np.float64)
@@ -147,13 +149,19 @@ def paint(
     if not 0 <= seed <= MAX_SEED:
         raise ValueError(f"a seed must be 0 to {MAX_SEED}, not {seed}")
     seeds = [image_seed(seed, image) for image in range(n)]
-    labels = _class_numbers(config, label, n, seeds)
-    wanted = own.guidance if guidance is None else guidance
-    scale = np.where(labels == NO_LABEL, 1 if guidance is None else wanted, wanted)
-    scale = scale.astype(np.float32)  # as decoders hold it: what is 1 there must be 1 here
-    if not 1 <= particles <= MAX_PARTICLES:
-        raise ValueError(f"particles must be 1 to {MAX_PARTICLES}, not {particles}")
-    slots_each = particles * (2 if (scale != 1).any() else 1)
+    each = _one_each(label, n)
+    mixed = len({one is None for one in each}) > 1  # a guidance is for those with a label then
+    shapes = {
+        one: settle(config, own, one, top_p, None if mixed and one is None else guidance, particles)
+        for one in set(each)
+    }
+    labels, scale = np.zeros(n, np.int32), np.ones(n, np.float32)
+    for image, one in enumerate(each):
+        shape = shapes[one]
+        by_seed = shape.any_label
+        labels[image] = random_label(seeds[image], len(config.classes)) if by_seed else shape.label
+        scale[image] = shape.guidance
+    slots_each = max(shape.slots for shape in shapes.values())
     if slots < slots_each:
         raise ValueError(f"an image takes {slots_each} slots here, and there are {slots}")
     at_once = min(n, slots // slots_each)
@@ -166,7 +174,7 @@ def paint(
         rows = np.arange(first, min(first + at_once, n))
         inputs = Inputs.blank(config, len(rows))
         inputs.temperature[:] = temperature
-        inputs.top_p[:] = own.top_p if top_p is None else top_p
+        inputs.top_p[:] = shapes[each[0]].top_p
         inputs.label[:], inputs.guidance[:] = labels[rows], scale[rows]
         leads = particles * (rows - first)
         inputs.twin[:] = np.where(scale[rows] == 1, NO_SLOT, particles * at_once + leads)
@@ -203,10 +211,8 @@ def open_source(model: Source) -> Checkpoint:
     raise ValueError(f"{model!r} is no name of a shipped model: give Path({model!r})")
 
 
-def _class_numbers(
-    config: ModelConfig, label: Labels, n: int, seeds: Sequence[int] = ()
-) -> NDArray[np.int32]:
-    """Give the number of each picture's class, -1 for none: ``[n]``; by its seed where asked."""
+def _one_each(label: Labels, n: int) -> Sequence[Label]:
+    """Give each picture's label as it was named: the one that is for all, or the one of each."""
     each: Sequence[Label]
     if isinstance(label, np.ndarray | np.generic):  # which holds -1 for none
         flat = np.asarray(label).reshape(-1).tolist()
@@ -216,14 +222,7 @@ def _class_numbers(
         each = [*label] if several else [label] * n  # type: ignore[list-item,misc]
     if len(each) != n:
         raise ValueError(f"give one label, or one for each of the {n} pictures, not {len(each)}")
-    by_seed = seeds and config.classes and RANDOM not in map(str.lower, config.classes)
-    numbers = np.zeros(n, np.int32)
-    for image, name in enumerate(each):
-        if by_seed and isinstance(name, str) and name.strip().lower() == RANDOM:
-            numbers[image] = random_label(seeds[image], len(config.classes))
-        else:
-            numbers[image] = config.class_number(name)
-    return numbers
+    return each
 
 
 def _check_pictures(config: ModelConfig, pictures: NDArray[np.uint8]) -> None:

@@ -19,12 +19,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanline.kernels.maps import exact_linear
+from scanline.kernels.mixture import MIN_LOG_PROB, MIN_LOG_SCALE, MIN_WARM_LOG_SCALE, MIXTURES
 from scanline.kernels.native.training import nats
-from scanline.model.config import MIXTURES, VALUES, ModelConfig
+from scanline.model.config import VALUES, ModelConfig
 
-MIN_LOG_SCALE = -7.0
-MIN_WARM_LOG_SCALE = -9.5  # once tempered: all of it in one bin already
-MIN_LOG_PROB = -1e4  # so that guidance never subtracts infinities
 _LN2 = math.log(2.0)
 
 

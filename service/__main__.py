@@ -1,4 +1,4 @@
-"""``python -m service`` is ``scanline``: what ``torchrun`` starts."""
+"""``python -m scanline.service`` is ``scanline``: what ``torchrun`` starts."""
 
 from scanline.service.commands.cli import main
 

@@ -21,14 +21,14 @@ from scanline.service.generation import (
 )
 from scanline.service.progress import Observer, Progress
 from scanline.service.queue import Limits, Queue
-from scanline.service.runs import Run, Runs
+from scanline.service.scheduling.runs import Run, Runs
 from scanline.service.steps import Steps
 from scanline.service.workshop import FAILED, answer_all, close_and_wait, end_leavers
 
 log = logging.getLogger("scanline.engine")
 
-ADMIT_AT_ONCE = 64, 320  # slots given out between two steps, at least and at most;
-ADMIT_SHARE = 8  # between these, an eighth of all: a crowd that comes stalls nobody
+ADMIT_AT_ONCE = 64, 320  # slots given out between two steps, at least and at most
+ADMIT_SHARE = 8  # an eighth of all slots is given out at once, within those bounds
 FAILURES = 8  # in a row, after which the decoder is tried by itself
 STUCK_SECONDS = 60.0  # after which a step will not end any more
 
@@ -218,7 +218,8 @@ class Engine:
     def _launch(self) -> int:
         """Start as many pixels as fit into a short step, of the light generations or the others.
 
-        The others' images stay where they are meanwhile. Gives how many steps need not land yet.
+        The others' images stay where they are meanwhile. Returns how many launches may stay in
+        flight.
         """
         if not self._runs:
             self._steps.forget()
@@ -261,9 +262,9 @@ class Engine:
         """Weigh the particles of every image that has come to a place for it."""
         for run in self._runs.by_lead.values() if self._runs.crowds else ():
             if run.particles is not None:
-                run.particles.weigh(self.decoder, self._shower(run.image))
+                run.particles.weigh(self.decoder, self._show_in(run.image))
 
-    def _shower(self, image: Image) -> Callable[[int, int], None]:
+    def _show_in(self, image: Image) -> Callable[[int, int], None]:
         """Give what shows an image in another of its slots, whose position is published too."""
         return lambda slot, changed: image.move(self._places[slot], changed)
 
@@ -292,7 +293,7 @@ class Engine:
         if reason is FinishReason.LENGTH:
             slot = lead
             if run.particles is not None:
-                run.particles.finish(self.decoder, self._shower(run.image))
+                run.particles.finish(self.decoder, self._show_in(run.image))
                 run.image.particles = Weighed.of(run.particles)
                 slot = int(run.particles.slots[run.particles.shown])
             bits = float(self.decoder.bits[slot].sum(dtype=np.float64))

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from scanline.model.config import ModelConfig
 from scanline.service.generation import Clock, Generation, Spec
 from scanline.service.kept import Kept
-from scanline.service.order import Order, Taken
-from scanline.service.outlook import Outlook
+from scanline.service.scheduling.order import Order, Taken
+from scanline.service.scheduling.outlook import Outlook
 
-OWN = 8  # a caller with images waiting may fill the queue but for an eighth of its places,
-RESERVED = 32  # and a large request but for a 32nd:
-SMALL = 256  # one of more images than a 256th of the places
+OWN = 8  # an eighth of the places is never filled by a caller who has images waiting already
+RESERVED = 32  # a 32nd of the places is never filled by a large request
+SMALL = 256  # a request of more images than a 256th of the places is large
 KEPT_BYTES = 1 << 28  # of finished images
 RATE_SECONDS = 0.3  # of drawing, by which the rate follows
 CLOSED = "the server is shutting down; send the request to another one"
@@ -282,7 +282,9 @@ class Queue:
     ) -> list[Taken]:
         """Take waiting images for the ``free`` slots, as ``Order.choose`` says."""
         with self._changed:
-            taken = self._order.choose(free, most, spare, heaviest, known, heavy)
+            taken = self._order.choose(
+                free=free, most=most, spare=spare, heaviest=heaviest, known=known, heavy=heavy
+            )
             self.waiting -= len(taken)
         return taken
 

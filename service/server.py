@@ -14,21 +14,21 @@ from scanline.model.decoders.contract import BackendError
 from scanline.model.decoders.opening import open_decoder
 from scanline.model.decoders.room import RoomError, room_for_slots
 from scanline.service import __version__
-from scanline.service.callers import Callers
 from scanline.service.engine import Engine
 from scanline.service.http.pools import Pool
 from scanline.service.http.sse import Streams
 from scanline.service.metrics import Metrics, ModelMetrics
 from scanline.service.progress import Observer
 from scanline.service.repeats import Repeats
+from scanline.service.scheduling.callers import Callers
 from scanline.service.settings import Settings
 from scanline.service.workshop import Workshop
 
 log = logging.getLogger("scanline.server")
 
 SPARE_SLOTS = 64  # at most, for small requests while large ones have all the others
-JSON_BYTES = 65_536  # of a body that is no form, beside a picture's values,
-VALUE_BYTES = 6  # each with a comma and a blank or two
+JSON_BYTES = 65_536  # of a body that is no form, beside the values of a picture in it
+VALUE_BYTES = 6  # of a picture's value in JSON, with a comma and a blank or two
 LARGE = 2**18  # pixels of an image that takes tens of milliseconds to encode
 
 

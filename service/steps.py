@@ -13,7 +13,7 @@ from scanline.model.decoders.contract import NO_SLOT, Decoder, Inputs
 from scanline.service.generation import Clock
 from scanline.service.progress import Observer
 from scanline.service.queue import Queue
-from scanline.service.turns import Turns
+from scanline.service.scheduling.turns import Turns
 
 
 class _Step(NamedTuple):

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from scanline.model.config import MIXTURES, NEIGHBOURS, PRESETS, ModelConfig
+from scanline.kernels.mixture import MIXTURES
+from scanline.model.config import NEIGHBOURS, PRESETS, ModelConfig
 from scanline.model.network import LinearTransformer
 from tests.conftest import tiny_config
 

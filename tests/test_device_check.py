@@ -14,8 +14,8 @@ import torch
 
 from tests.conftest import ROOT
 
-SCRIPT = ROOT / "kernels" / "cuda" / "device_check.sh"
-FOLDERS = re.findall(r"tests/(\w+)", SCRIPT.read_text())
+SCRIPT = ROOT / "tests" / "device_check.sh"
+FOLDERS = re.findall(r" tests/(\w+)\b(?!\.)", SCRIPT.read_text())
 RUN = [path for name in FOLDERS for path in sorted((ROOT / "tests" / name).glob("*.py"))]
 ABSENT = (
     "fastapi",

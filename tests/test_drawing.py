@@ -19,7 +19,7 @@ from scanline.model.checkpoint import Checkpoint, CheckpointError, Defaults
 from scanline.model.decoders.opening import open_decoder
 from scanline.model.drawing import Source, open_source, paint
 from scanline.model.likelihood import pixel_bits
-from scanline.service import drawing
+from scanline.service.commands.grid import draw_grid
 from scanline.service.generation import Spec
 from tests.conftest import assert_close, read_fifo
 from tests.decoders.conftest import backend as backend  # the fixture
@@ -183,7 +183,7 @@ def test_a_model_is_a_network_a_checkpoint_a_file_or_the_name_of_a_shipped_one(
         ({"label": True}, "a class's name or number, not True"),
         ({"temperature": -1.0}, "temperatures"),
         ({"top_p": 0.0}, "top_p"),
-        ({"guidance": 2.0}, "needs a label"),
+        ({"guidance": 2.0}, "draws towards a label"),
         ({"guidance": 11.0, "label": 1}, "guidance must be 0 to 10"),
         ({"guidance": 2.0, "label": 1, "slots": 1}, "takes 2 slots"),
         ({"slots": 0}, "takes 1 slots"),
@@ -257,15 +257,15 @@ def test_where_no_picture_can_be_written_none_is_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str, why: str
 ) -> None:
     (tmp_path / "text").touch()
-    monkeypatch.setattr(drawing, "open_decoder", None)
+    monkeypatch.setattr("scanline.service.commands.grid.open_decoder", None)
     with pytest.raises(ValueError, match=why):
-        drawing.draw_grid(checkpoint(), Spec(n=1, seed=0), tmp_path / out, 1, "reference")
+        draw_grid(checkpoint(), Spec(n=1, seed=0), tmp_path / out, 1, "reference")
 
 
 def test_a_picture_is_written_into_a_fifo(tmp_path: Path) -> None:
     with read_fifo(tmp_path / "fifo") as read:
         for out in (tmp_path / "fifo", tmp_path / "file.png"):
-            drawing.draw_grid(checkpoint(), Spec(n=1, seed=0), out, 1, "reference")
+            draw_grid(checkpoint(), Spec(n=1, seed=0), out, 1, "reference")
     assert read == [(tmp_path / "file.png").read_bytes()]
 
 

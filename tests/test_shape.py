@@ -20,7 +20,7 @@ from scanline.model.checkpoint import (
     save_checkpoint,
 )
 from scanline.model.decoders.opening import open_decoder
-from scanline.service.shape import Shape, ShapeError, settle
+from scanline.model.shape import Shape, ShapeError, settle
 from tests.service_fixtures import (
     COLOUR,
     GREY,

@@ -37,11 +37,8 @@ from scanline.kernels.cuda.matrix import (
 from scanline.kernels.cuda.sizes import COMPILED, LEVELS, Sizes, allocate, allocate_weights
 from scanline.kernels.cuda.state import OUTSIDE, convolve_kernel, embed_kernel, state_kernel
 from scanline.kernels.cuda.variants import Variant
+from scanline.kernels.mixture import MIN_LOG_PROB, MIN_LOG_SCALE, MIN_WARM_LOG_SCALE, MIXTURES
 
-MIXTURES = 10
-MIN_LOG_SCALE = -7.0
-MIN_WARM_LOG_SCALE = -9.5
-MIN_LOG_PROB = -1e4
 UNROLLED = 8  # tiles of a head's state, no more: of 32 the compiler makes 18 s of work
 STATE_TILE = 512  # numbers of the state that a warp holds at once: 1,024 took an eighth longer
 CONVOLVED = 256  # features that a program convolves

@@ -12,13 +12,13 @@ from scanline.model.config import NEIGHBOURS, TABLE, VALUES, ModelConfig
 from scanline.model.inputs import OUTSIDE, NeighbourhoodInput, sinusoidal_code
 from scanline.model.network import LinearTransformer
 
-Precision = Literal["bf16", "float32"]
+DevicePrecision = Literal["bf16", "float32"]
 DTYPES = {"bf16": torch.bfloat16, "float32": torch.float32}
 
 
 def sizes_of(
     config: ModelConfig,
-    precision: Precision = "bf16",
+    precision: DevicePrecision = "bf16",
     delay: int = DELAY,
 ) -> Sizes:
     """Describe a network to the kernels."""

@@ -35,7 +35,7 @@ from scanline.model.decoders.contract import (
     refuse_unknown,
 )
 from scanline.model.decoders.device import Device
-from scanline.model.decoders.packing import DTYPES, Precision, fill, sizes_of
+from scanline.model.decoders.packing import DTYPES, DevicePrecision, fill, sizes_of
 from scanline.model.decoders.room import RoomError
 from scanline.model.network import LinearTransformer
 
@@ -86,14 +86,14 @@ class TritonDecoder(Decoder):
         model: LinearTransformer,
         max_slots: int,
         *,
-        precision: Precision | None = None,
+        precision: DevicePrecision | None = None,
         delay: int = DELAY,
         graphs: bool = True,
         overlap: bool | None = None,
         blocks: bool = False,
     ) -> None:
         self.device = device = Device()
-        self.precision: Precision = precision or ("bf16" if device.cuda else "float32")
+        self.precision: DevicePrecision = precision or ("bf16" if device.cuda else "float32")
         if self.precision not in DTYPES:
             raise ValueError(f"precision must be bf16 or float32, not {precision!r}")
         if delay < 1:

@@ -36,12 +36,12 @@ from scanline.kernels.native.cpu import usable_cores
 from scanline.model.training.stop import SIGNALS
 
 _FEWEST = 4  # images for each: with fewer, what each does for itself costs more than it gains
-# Until all have joined, those that are all up here or torchrun's anywhere; and while one validates:
-# gloo notices then that one has ended, NCCL never.
-_MEETING, _MEETING_AFAR = timedelta(minutes=2), timedelta(minutes=10)
+_MEETING = timedelta(minutes=2)  # for all processes of this machine to join
+_MEETING_AFAR = timedelta(minutes=10)  # for torchrun's, on whatever machines
+# For one to validate, or to write, while the others wait: gloo notices if it ends, NCCL never does.
 _PATIENCE = {"gloo": timedelta(days=1), "nccl": timedelta(hours=1)}
 _FAREWELL = 30.0  # seconds for the others to end after the last step
-_LETTING_GO = 0.1  # seconds for torch's own thread, that needs a lock which its end is waited with
+_LETTING_GO = 0.1  # seconds for torch's own thread to take a lock, before its end is waited for
 _NOTICE = 10.0  # seconds in which one that broke the group is seen to have ended
 
 

@@ -32,7 +32,7 @@ _REPLIES: dict[int | str, dict[str, Any]] = errors(404, 429, 500, 503) | {
 
 
 def _digits(text: str) -> str:
-    """Refuse whatever else is a number to Python: an address too many for one picture."""
+    """Refuse whatever else is a number to Python: one picture has one address."""
     if not text.isascii() or not text.isdecimal() or (text[0] == "0" and len(text) > 1):
         raise ValueError("write it in digits alone, without zeros before it")
     return text

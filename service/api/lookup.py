@@ -8,10 +8,10 @@ from typing import Annotated
 from fastapi import Depends, Request
 from fastapi.security import HTTPBearer
 
+from scanline.model.shape import Shape, ShapeError, settle
 from scanline.service.http.bodies import json_once_each, known_query
 from scanline.service.http.errors import ApiError, not_ready
 from scanline.service.server import Scanline, Served
-from scanline.service.shape import Shape, ShapeError, settle
 
 # For the documentation alone: KeyMiddleware has checked the key before any body was read.
 _bearer = HTTPBearer(auto_error=False, description="Only where the server has an API key set.")

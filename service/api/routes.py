@@ -134,7 +134,7 @@ async def get_generation(
 ) -> Response:
     """Look at a generation, while it runs or for some minutes after; as files once it is finished.
 
-    Which, says `Accept`, as where it is asked for.
+    `Accept` chooses the form, as for `POST /v1/samples`.
     """
     engine, generation = _find(server, identifier)
     media = choose_media(request, False, {"output"} & request.query_params.keys())

@@ -31,8 +31,8 @@ log = logging.getLogger("scanline.cluster")
 PART_IMAGES = 16  # at most: small enough to spread, large enough to be told of together
 AHEAD = 8  # of so many slots one more image is at its replica, so that none waits for a message
 MEETING_SECONDS = 1.0  # between two reports
-LOST_SECONDS = 5.0  # without a report: then there is no replica any more,
-SILENT_SECONDS = 60.0  # or one is silent, which Ray sees sooner than that
+LOST_SECONDS = 5.0  # without a report, where asking fails: then there is no replica any more
+SILENT_SECONDS = 60.0  # where nobody answers: one is silent, which Ray sees sooner than that
 TICK_SECONDS = 0.05  # between two looks at what time alone brings
 TRIES = 4  # of an image, without a pixel more
 

@@ -38,9 +38,9 @@ def sample(
 ) -> None:
     """Draw images without a server, and write them as one PNG grid."""
     from scanline.model.checkpoint import load_one
-    from scanline.service.drawing import draw_grid
+    from scanline.model.shape import settle
+    from scanline.service.commands.grid import draw_grid
     from scanline.service.generation import Spec
-    from scanline.service.shape import settle
 
     checkpoint = load_one(weights, model)
     shape = settle(checkpoint.model.config, checkpoint.defaults, label, top_p, guidance)
@@ -74,10 +74,10 @@ def complete(
 ) -> None:
     """Complete a picture several ways without a server, and write them as one PNG grid."""
     from scanline.model.checkpoint import load_one
-    from scanline.service.drawing import draw_grid
+    from scanline.model.shape import settle
+    from scanline.service.commands.grid import draw_grid
     from scanline.service.generation import Spec
     from scanline.service.pictures import UnmarkedError, read_upload
-    from scanline.service.shape import settle
 
     if out.exists() and out.samefile(picture):
         raise ValueError(f"{out} is the picture itself: name another file to write")

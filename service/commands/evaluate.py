@@ -102,8 +102,8 @@ def evaluate(
     from scanline.model.checkpoint import Defaults, load_one
     from scanline.model.decoders.reference import ReferenceDecoder
     from scanline.model.figures import record_defaults, record_figure, record_precision
+    from scanline.model.shape import settle
     from scanline.model.training.sets import judging_data, test_data
-    from scanline.service.shape import settle
 
     given = {
         "--label": label or None, "--limit": limit, "--record": record or None,

@@ -94,7 +94,7 @@ def train(
     from scanline.model.training.resuming import known_run
     from scanline.model.training.runs import Run, check_resumed, choose_network, run_folder
     from scanline.model.training.sets import training_data
-    from scanline.service.drawing import show_progress
+    from scanline.service.commands.grid import show_progress
 
     asked: dict[str, Any] = {
         "steps": steps, "batch": batch, "seed": seed, "learning_rate": learning_rate,

@@ -10,9 +10,9 @@ from pydantic import BaseModel, ConfigDict
 from starlette.exceptions import HTTPException
 
 from scanline.model.pictures import PictureError
-from scanline.service.callers import TooManyError
 from scanline.service.queue import ClosedError, QueueFullError
 from scanline.service.repeats import OtherRequestError
+from scanline.service.scheduling.callers import TooManyError
 
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 

@@ -18,11 +18,11 @@ from scanline.service.http.waiting import Client, ClientGoneError, client_of
 from scanline.service.workshop import Workshop
 
 KEEP_ALIVE_SECONDS = 15.0
-EVENTS_PER_SECOND = 60  # of one stream,
-EVENTS_PER_CORE = 60  # and of all together for every core, a hundredth of which they take,
-EVENTS_IN_ALL = 240  # up to so many, which take less than a tenth of the event loop,
-LONGEST_PAUSE = 0.5  # seconds: each of a crowd of streams speaks so often all the same
-TICK = 1 / EVENTS_PER_SECOND  # seconds: at whole ones they speak, for each waking costs
+EVENTS_PER_SECOND = 60  # at most, of one stream
+EVENTS_PER_CORE = 60  # a second, of all streams, for each core: a hundredth of its time
+EVENTS_IN_ALL = 240  # a second, at most, of all streams: less than a tenth of the event loop's time
+LONGEST_PAUSE = 0.5  # seconds between two events of a stream, however many streams there are
+TICK = 1 / EVENTS_PER_SECOND  # seconds: streams speak at whole ticks, since each waking costs
 COMMENT = b": keep-alive\n"  # an empty line behind it, and some clients would see an event
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 

@@ -14,8 +14,8 @@ from scanline.model.decoders.contract import FEW_SLOTS, Inputs
 from scanline.model.particles import Particles
 from scanline.service.generation import FinishReason, Spec, Status
 from scanline.service.queue import Limits, Queue
+from scanline.service.scheduling.turns import HOST_ROOM, LONGEST_SECONDS, STEP_SECONDS, Pace
 from scanline.service.steps import Steps
-from scanline.service.turns import HOST_ROOM, LONGEST_SECONDS, STEP_SECONDS, Pace
 from tests.clocks import Clock
 from tests.engine.fixtures import Gate, Heard, assert_right, completion, finished, opened, running
 from tests.service_fixtures import GREY, FakeDecoder, LateDecoder

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from scanline.service.generation import Generation, Spec
-from scanline.service.order import Order
 from scanline.service.queue import QueueFullError
+from scanline.service.scheduling.order import Order
 from tests.engine.fixtures import Gate, running, seeds_in
 from tests.service_fixtures import GREY, FakeDecoder, until
 

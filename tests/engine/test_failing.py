@@ -211,7 +211,7 @@ def test_an_image_that_cannot_be_begun_ends_alone(monkeypatch: pytest.MonkeyPatc
     def fail(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("scanline.service.runs.Particles", fail)
+    monkeypatch.setattr("scanline.service.scheduling.runs.Particles", fail)
     decoder = FakeDecoder(GREY, 5)
     with opened(decoder) as engine:
         specs = [Spec(n=1, seed=0), Spec(n=2, seed=5, particles=2), Spec(n=2, seed=9)]

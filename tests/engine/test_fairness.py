@@ -11,7 +11,7 @@ import pytest
 
 from scanline.service.generation import Generation, Spec, Status
 from scanline.service.queue import Limits, Queue
-from scanline.service.turns import LONGEST_SECONDS, STEP_SECONDS
+from scanline.service.scheduling.turns import LONGEST_SECONDS, STEP_SECONDS
 from tests.clocks import Clock
 from tests.engine.fixtures import (
     Gate,

@@ -10,8 +10,8 @@ import pytest
 
 from scanline.service.engine import Engine
 from scanline.service.generation import Generation, Spec
-from scanline.service.outlook import GOOD_SECONDS
 from scanline.service.queue import Limits, Queue, QueueFullError
+from scanline.service.scheduling.outlook import GOOD_SECONDS
 from tests.clocks import Clock
 from tests.engine.fixtures import Gate, assert_right, completion, running
 from tests.service_fixtures import GREY, FakeDecoder, until

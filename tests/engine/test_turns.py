@@ -12,7 +12,7 @@ from scanline.model.decoders.opening import open_decoder
 from scanline.service.engine import Engine
 from scanline.service.generation import FinishReason, Generation, Spec, Status
 from scanline.service.queue import Limits, Queue
-from scanline.service.turns import LONGEST_SECONDS, STEP_SECONDS, Turns
+from scanline.service.scheduling.turns import LONGEST_SECONDS, STEP_SECONDS, Turns
 from tests.clocks import Clock
 from tests.conftest import random_network
 from tests.engine.fixtures import (

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from scanline.model.config import MIXTURES
+from scanline.kernels.mixture import MIXTURES
 from scanline.model.heads import Head, split_mixture
 from tests.conftest import tiny_config
 

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from scanline.model.config import MIXTURES
+from scanline.kernels.mixture import MIXTURES
 from scanline.model.heads import logistic_log_prob
 from tests.conftest import assert_close, tiny_config
 from tests.heads.fixtures import (

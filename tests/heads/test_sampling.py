@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from scanline.model.config import MIXTURES, ModelConfig
+from scanline.kernels.mixture import MIXTURES
+from scanline.model.config import ModelConfig
 from scanline.model.heads import Head, split_mixture
 from tests.conftest import tiny_config
 from tests.heads.fixtures import (

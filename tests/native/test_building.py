@@ -204,7 +204,6 @@ from scanline.kernels.native.training import passes
 from scanline.kernels.native.training.nats import categorical_nats, mixture_nats
 from scanline.kernels.native.training.products import weight_gradient
 from scanline.kernels.residual import Product, linear_gelu, residual
-from scanline.kernels.short_conv import short_conv
 
 def wants(*shape, dtype=torch.float32):
     return torch.randn(shape, dtype=dtype, requires_grad=True)
@@ -227,7 +226,6 @@ for threads, dtype in itertools.product((1, 3), (torch.float32, torch.bfloat16))
             x, y = residual(wants(2, positions, D), added, (wants(D), wants(D)), taps, 9, 3)
             z = linear_gelu(y, wants(2 * L, D), wants(2 * L))
         (x.sum() + z.float().sum()).backward()
-    short_conv(wants(1, 1, 4, L), wants(5, L), 3).sum().backward()
     summed_rows(wants(5, L), torch.randint(0, 5, (7, 3))).sum().backward()
     for channels, size in ((1, 30), (3, 100)):
         values = torch.randint(0, 256, (65, channels), dtype=torch.uint8)

@@ -16,14 +16,13 @@ from torch import Tensor
 
 from scanline.kernels.attention.definitions import AttentionState, naive_linear_attention
 from scanline.kernels.attention.linear import linear_attention
+from scanline.kernels.mixture import MIXTURES
 from scanline.kernels.native.build import NativeBuildError, find_compiler
 from scanline.kernels.native.training import passes
 from scanline.kernels.native.training.attention import attends
 from scanline.kernels.native.training.nats import categorical_nats
-from scanline.kernels.native.training.residual import conv
-from scanline.kernels.short_conv import naive_short_conv
 from scanline.model.bench.training import run_training_bench
-from scanline.model.config import MIXTURES, ModelConfig
+from scanline.model.config import ModelConfig
 from scanline.model.heads import Head
 from scanline.model.network import LinearTransformer
 from tests.conftest import assert_close, random_canvas, random_network, tiny_config
@@ -101,23 +100,6 @@ def test_a_key_of_minus_infinity_leaves_nothing_and_no_number_stays_none(isa: st
     q[:, 1] = torch.nan
     o, _ = linear_attention(q, k, v, feature_map="elu")
     assert o.isnan().all(-1).flatten().tolist() == [False, True, False, False, False]
-
-
-@pytest.mark.parametrize("stride", [1, 3])
-@pytest.mark.parametrize("shape", [(2, 5, 9), (1, 1, 4), (3, 4, 5)])
-def test_the_short_convolution_and_its_gradients_are_those_of_the_definition(
-    shape: tuple[int, int, int], stride: int, isa: str
-) -> None:
-    x = torch.randn(*shape, 3 * passes.ready().lanes, requires_grad=True)
-    weight = torch.randn(5, x.shape[-1], requires_grad=True)
-    exact = [x.detach().double().requires_grad_(), weight.detach().double().requires_grad_()]
-    y, expected = conv(x, weight, stride), naive_short_conv(exact[0], exact[1], stride)
-    assert_close(y, expected)
-    grad = torch.randn_like(y)
-    mine = torch.autograd.grad(y, (x, weight), grad)
-    theirs = torch.autograd.grad(expected, exact, grad.double())
-    for one, other in zip(mine, theirs, strict=True):
-        assert_close(one, other)
 
 
 @pytest.mark.parametrize("channels", [1, 3])

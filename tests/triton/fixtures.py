@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from scanline.model.config import ModelConfig
 from scanline.model.decoders.contract import Inputs
-from scanline.model.decoders.packing import Precision
+from scanline.model.decoders.packing import DevicePrecision
 from scanline.model.decoders.triton import TritonDecoder
 from tests.conftest import TOLERANCES, assert_close, random_network, tiny_config
 from tests.decoders.fixtures import masked, network_of, noises, scatter_seeds
@@ -106,7 +106,7 @@ def exact(
     return parameters, bits, sums
 
 
-def check(config: ModelConfig, precision: Precision, blocks: bool = False) -> None:
+def check(config: ModelConfig, precision: DevicePrecision, blocks: bool = False) -> None:
     """Draw two images pixel by pixel, and compare all that comes of it with the definition."""
     network, inputs = network_of(config), some(config, 2)
     scatter_seeds(inputs)
@@ -146,7 +146,7 @@ def check(config: ModelConfig, precision: Precision, blocks: bool = False) -> No
         assert np.array_equal(mine[unknown], drawn[unknown])
 
 
-def check_flights(config: ModelConfig, precision: Precision) -> None:
+def check_flights(config: ModelConfig, precision: DevicePrecision) -> None:
     """Launch one call after another, an image leaving its slot to another meanwhile, then land."""
     network, inputs = network_of(config), some(config)
     expected = []

@@ -15,7 +15,7 @@ from scanline.kernels.cuda.decode import MANY
 from scanline.model.config import PRESETS, ModelConfig
 from scanline.model.decoders.contract import BackendError
 from scanline.model.decoders.opening import open_decoder
-from scanline.model.decoders.packing import Precision
+from scanline.model.decoders.packing import DevicePrecision
 from scanline.model.decoders.triton import TritonDecoder
 from scanline.model.network import LinearTransformer
 from tests.decoders.fixtures import network_of
@@ -41,7 +41,7 @@ class TestDevice:
 
     @pytest.mark.parametrize("precision", ["bf16", "float32"])
     @pytest.mark.parametrize("config", [*GRID.values(), *ODD.values()], ids=[*GRID, *ODD])
-    def test_it_agrees_with_float64(self, config: ModelConfig, precision: Precision) -> None:
+    def test_it_agrees_with_float64(self, config: ModelConfig, precision: DevicePrecision) -> None:
         check(config, precision)
 
     @every_small
@@ -49,7 +49,7 @@ class TestDevice:
         ("precision", "blocks"), [("bf16", False), ("float32", False), ("bf16", True)]
     )
     def test_graphs_and_early_launches_change_nothing(
-        self, config: ModelConfig, precision: Precision, blocks: bool
+        self, config: ModelConfig, precision: DevicePrecision, blocks: bool
     ) -> None:
         large = replace(config, height=7, width=5, n_layers=2)
         inputs, network = some(large, 9), network_of(large)
@@ -75,11 +75,11 @@ class TestDevice:
 
     @every_small
     @pytest.mark.parametrize("precision", ["bf16", "float32"])
-    def test_what_is_launched_lands(self, config: ModelConfig, precision: Precision) -> None:
+    def test_what_is_launched_lands(self, config: ModelConfig, precision: DevicePrecision) -> None:
         check_flights(config, precision)
 
     @pytest.mark.parametrize("precision", ["bf16", "float32"])
-    def test_late_writes_change_nothing(self, precision: Precision) -> None:
+    def test_late_writes_change_nothing(self, precision: DevicePrecision) -> None:
         config = replace(PRESETS["mnist-paper"], height=3)
         network, inputs = network_of(config), some(config, 5)
         plain = draw(TritonDecoder(network, 5, precision=precision, delay=1), inputs)
@@ -87,7 +87,7 @@ class TestDevice:
 
     @pytest.mark.parametrize("precision", ["bf16", "float32"])
     @pytest.mark.parametrize("name", PRESETS)
-    def test_ten_thousand_slots(self, name: str, precision: Precision) -> None:
+    def test_ten_thousand_slots(self, name: str, precision: DevicePrecision) -> None:
         """Each of some rows spread among 10,000 is drawn as it is alone."""
         config = replace(PRESETS[name], height=2)
         network, count = LinearTransformer(config), 10_000

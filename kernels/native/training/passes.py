@@ -31,8 +31,6 @@ _HANDLE, _COUNT, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 _FUNCTIONS: dict[str, tuple[list[type], int]] = {
     "attention_forward": ([_HANDLE, _INT], 6),
     "attention_backward": ([_HANDLE, _INT], 10),
-    "short_conv_forward": ([_HANDLE], 3),
-    "short_conv_backward": ([_HANDLE], 5),
     "residual_forward": ([_HANDLE, _INT], 8),
     "residual_backward": ([_HANDLE, _INT], 9),
     "bias_gelu_forward": ([_COUNT, _COUNT, _COUNT, _INT], 3),

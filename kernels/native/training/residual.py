@@ -1,4 +1,4 @@
-"""What stands between two products of a layer, in C++ (residual.h, short_conv.h, activation.h)."""
+"""What stands between two products of a layer, in C++ (residual.h, activation.h)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,6 @@ _PIECE = 32  # positions to a piece where no row of an image is needed
 _ROWS = 64  # of a product, to a piece
 
 
-class _ConvSizes(ctypes.Structure):
-    """As in short_conv.h."""
-
-    _fields_ = [
-        (name, ctypes.c_int64) for name in ["images", "rows", "columns", "features", "stride"]
-    ]
-
-
 class _Sizes(ctypes.Structure):
     """As in residual.h."""
 
@@ -31,24 +23,6 @@ class _Sizes(ctypes.Structure):
         *[(name, ctypes.c_int64) for name in ["columns", "stride", "convolved"]],
         ("epsilon", ctypes.c_float),
     ]
-
-
-@torch.library.custom_op("scanline::short_conv", mutates_args=())
-def conv(x: Tensor, weight: Tensor, stride: int) -> Tensor:
-    """Convolve float32 ``x: [B, R, C, D]`` with ``weight: [5, D]``, D in whole vectors."""
-    x, weight = x.contiguous(), weight.contiguous()
-    y = torch.empty_like(x)
-    ready().run("short_conv_forward", ctypes.byref(_ConvSizes(*x.shape, stride)), x, weight, y)
-    return y
-
-
-@torch.library.custom_op("scanline::short_conv_backward", mutates_args=())
-def _conv_backward(grad: Tensor, x: Tensor, weight: Tensor, stride: int) -> tuple[Tensor, Tensor]:
-    grad, x, weight = grad.contiguous(), x.contiguous(), weight.contiguous()
-    grad_x, of_images = torch.empty_like(x), x.new_zeros(len(x), *weight.shape)
-    sizes = ctypes.byref(_ConvSizes(*x.shape, stride))
-    ready().run("short_conv_backward", sizes, grad, x, weight, grad_x, of_images)
-    return grad_x, of_images.sum(0)
 
 
 def _even(x: Tensor | None) -> Tensor | None:
@@ -134,16 +108,6 @@ def _rows(x: Tensor) -> tuple[int, int, int, bool]:
 # What torch.compile needs to know of each, and the way back.
 
 
-@conv.register_fake
-def _(x: Tensor, weight: Tensor, stride: int) -> Any:
-    return x.new_empty(x.shape)
-
-
-@_conv_backward.register_fake
-def _(grad: Tensor, x: Tensor, weight: Tensor, stride: int) -> Any:
-    return x.new_empty(x.shape), weight.new_empty(weight.shape)
-
-
 @residual.register_fake
 def _(x: Tensor, added: Tensor | None, *rest: Any) -> Any:
     total = x.new_empty(0 if added is None else x.shape)
@@ -165,15 +129,6 @@ def _(x: Tensor, bias: Tensor) -> Any:
 @_bias_gelu_backward.register_fake
 def _(grad: Tensor, x: Tensor, bias: Tensor) -> Any:
     return x.new_empty(x.shape), bias.new_empty(bias.shape)
-
-
-def _keep_conv(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, weight, ctx.stride = inputs
-    ctx.save_for_backward(x, weight)
-
-
-def _conv_grad(ctx: Any, grad: Tensor) -> Any:
-    return (*_conv_backward(grad, *ctx.saved_tensors, ctx.stride), None)
 
 
 def _keep_residual(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -210,6 +165,5 @@ def _gelu_grad(ctx: Any, grad: Tensor) -> Any:
     return _bias_gelu_backward(grad, *ctx.saved_tensors)
 
 
-conv.register_autograd(_conv_grad, setup_context=_keep_conv)
 residual.register_autograd(_residual_grad, setup_context=_keep_residual)
 bias_gelu.register_autograd(_gelu_grad, setup_context=_keep_gelu)

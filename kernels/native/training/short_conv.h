@@ -25,10 +25,6 @@ struct ImageRow {
     }
 };
 
-struct ConvSizes {
-    int64_t images, rows, columns, features, stride;
-};
-
 // y[c] = Σ_i weight[i] tap_i for each place of `here`, `row` above it. With DIRECTION -1 `row` is the
 // one below and all is mirrored: the gradient of the places that the taps were of.
 template <int DIRECTION, typename From, typename To>
@@ -76,39 +72,5 @@ inline void weigh_row(const ImageRow<T>& grad, const ImageRow<float>& here,
         }
     }
 }
-
-// The convolution alone, over one image.
-class ConvPass {
-public:
-    ConvPass(const ConvSizes& sizes, int64_t image)
-        : sizes_(sizes), row_(sizes.columns * sizes.features), first_(image * sizes.rows * row_) {}
-
-    // `x, y: [B, R, C, D]`, `weight: [5, D]`.
-    void forward(const float* x, const float* weight, float* y) const {
-        for (int64_t r = 0; r < sizes_.rows; ++r)
-            convolve_row<1>(row(x, r), row(x, r - 1), sizes_.features, sizes_.stride, weight,
-                            y + first_ + r * row_);
-    }
-
-    // `grad_weight: [5, D]`, this image's own.
-    void backward(const float* grad, const float* x, const float* weight, float* grad_x,
-                  float* grad_weight) const {
-        for (int64_t r = 0; r < sizes_.rows; ++r) {
-            convolve_row<-1>(row(grad, r), row(grad, r + 1), sizes_.features, sizes_.stride, weight,
-                             grad_x + first_ + r * row_);
-            weigh_row(row(grad, r), row(x, r), row(x, r - 1), sizes_.features, sizes_.stride,
-                      grad_weight);
-        }
-    }
-
-private:
-    ImageRow<float> row(const float* x, int64_t number) const {
-        if (number < 0 || number >= sizes_.rows) return {};
-        return {x + first_ + number * row_, sizes_.columns};
-    }
-
-    const ConvSizes& sizes_;
-    int64_t row_, first_;
-};
 
 }  // namespace scanline

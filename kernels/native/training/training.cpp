@@ -159,23 +159,6 @@ SCANLINE_API int attention_backward(void* pool, const AttentionSizes* sizes, int
     });
 }
 
-SCANLINE_API int short_conv_forward(void* pool, const ConvSizes* sizes, const float* x,
-                                    const float* weight, float* y) {
-    share_out(pool, sizes->images,
-              [&](int64_t i, int) { ConvPass(*sizes, i).forward(x, weight, y); });
-    return 0;
-}
-
-// `of_images: [B, 5, D]`, zeroed: the weight's gradient, an image's own each, summed by the caller.
-SCANLINE_API int short_conv_backward(void* pool, const ConvSizes* sizes, const float* grad,
-                                     const float* x, const float* weight, float* grad_x,
-                                     float* of_images) {
-    share_out(pool, sizes->images, [&](int64_t i, int) {
-        ConvPass(*sizes, i).backward(grad, x, weight, grad_x, of_images + i * TAPS * sizes->features);
-    });
-    return 0;
-}
-
 // Null: `added`, `bias` and `grad_added` where nothing is added, `grad_sum` where it is 0,
 // `conv_weight` without a convolution.
 SCANLINE_API int residual_forward(void* pool, const ResidualSizes* sizes, int bf16, const float* x,

@@ -1,4 +1,4 @@
-"""Drawing without a server: an engine of its own for a few images, written as a PNG grid."""
+"""What commands draw without a server: grids of a few images, and how a run gets on."""
 
 from __future__ import annotations
 

@@ -3,12 +3,12 @@
 # the tests marked gpu, how long the attention takes beside its bytes, and how fast images are drawn
 # and pixels trained on.
 #   [DEADLINE=seconds] [STAGES='tests bench attention'] [MODELS='mnist …'] [SLOTS='1 10000']
-#   kernels/cuda/device_check.sh [folder for the full log]
+#   tests/device_check.sh [folder for the full log]
 # Needs a python3 ($PYTHON) with a CUDA build of PyTorch, Triton, safetensors, tqdm and pytest, and
 # neither the package installed nor what the service imports; installs nothing. Every figure is printed as
 # it comes, so that what is stopped half-way has told all that it knew.
 set -uo pipefail
-cd "$(dirname "$0")/../.."
+cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
 log=${1:-$(mktemp -d)}/device_check.log
 mkdir -p "$(dirname "$log")"

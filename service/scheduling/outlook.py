@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from scanline.service.generation import Generation
-from scanline.service.order import Order
+from scanline.service.scheduling.order import Order
 
 GOOD_SECONDS = 0.5
 

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from scanline.service.generation import Generation, Image
-from scanline.service.turns import LIGHT
+from scanline.service.scheduling.turns import LIGHT
 
 LOOKED_AT = 256  # generations that wait, when spare slots are given
 
@@ -66,7 +66,7 @@ class Order:
             self.remove(generation)
 
     def choose(
-        self, free: int, most: int, spare: int, heaviest: int, known: float, heavy: bool
+        self, *, free: int, most: int, spare: int, heaviest: int, known: float, heavy: bool
     ) -> list[Taken]:
         """Take images for the ``free`` slots, in their order.
 

@@ -9,8 +9,8 @@ import numpy as np
 from scanline.model.config import ModelConfig
 from scanline.model.particles import Particles
 from scanline.service.generation import Generation, Image
-from scanline.service.order import Taken
-from scanline.service.turns import LIGHT
+from scanline.service.scheduling.order import Taken
+from scanline.service.scheduling.turns import LIGHT
 
 
 class Run(NamedTuple):
