@@ -167,8 +167,11 @@ class Engine:
         most = min(max(least, self.slots // ADMIT_SHARE), most)
         runs = self._runs
         free, turns = len(runs.free) - runs.spare, self._steps.turns
-        heavy = turns.heavy_may_absorb or not runs.light
-        taken = self.queue.take(free, most, runs.spare, runs.heaviest, turns.absorbable, heavy)
+        taken = self.queue.take(
+            free, most, runs.spare, runs.heaviest, turns.absorbable,
+            light=turns.may_absorb(True) or len(runs.light) == len(runs.leads),
+            heavy=turns.may_absorb(False) or not runs.light,
+        )  # fmt: skip
         if not taken:
             return
         needed = sum(one.generation.spec.slots for one in taken)

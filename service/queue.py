@@ -278,13 +278,16 @@ class Queue:
         spare: int = 0,
         heaviest: int = 0,
         known: float = math.inf,
+        *,
+        light: bool = True,
         heavy: bool = True,
     ) -> list[Taken]:
         """Take waiting images for the ``free`` slots, as ``Order.choose`` says."""
         with self._changed:
             taken = self._order.choose(
-                free=free, most=most, spare=spare, heaviest=heaviest, known=known, heavy=heavy
-            )
+                free=free, most=most, spare=spare, heaviest=heaviest, known=known,
+                light=light, heavy=heavy,
+            )  # fmt: skip
             self.waiting -= len(taken)
         return taken
 

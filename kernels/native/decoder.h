@@ -1,7 +1,6 @@
 // Many images in flight, whole pixels at a time: the loop over slots, threads and passes.
 #pragma once
 
-#include <climits>
 #include <memory>
 #include <optional>
 
@@ -101,13 +100,22 @@ public:
         for (int i = 0; i < count; ++i)
             if (lengths[i] < 0 || lengths[i] > pixels_) return false;
         ends_.assign(lengths, lengths + count);
-        const auto work = [&](Range slots, const Seat& seat) {
-            for (int i = slots.begin; i < slots.end; ++i) absorb(i, seat);
-        };
         const int threads = pool_.threads();
-        const bool few = count > 0 && count < threads;
-        spread(few ? crews_of(count, (threads + count - 1) / count, absorbing_team_) : each_alone(count),
-               count, 1, work);
+        const bool few = count > 0 && count < threads && alone_pixels_ <= 0;
+        const Crews crews = few ? crews_of(count, (threads + count - 1) / count, absorbing_team_)
+                                : each_alone(count);
+        spread(crews, count, 1, [&](Range slots, const Seat& seat) {
+            for (int i = slots.begin; i < slots.end; ++i) {
+                if (seat.leads()) clear(slots_[static_cast<size_t>(i)]);
+                absorb(i, seat);
+            }
+        });
+        if (count > 0 && alone_pixels_ > 0) alone_pixels_ -= *std::max_element(lengths, lengths + count);
+        if (arrived()) return true;
+        alone_pixels_ = ALONE_PIXELS;
+        spread(each_alone(count), count, 1, [&](Range slots, const Seat& seat) {
+            for (int i = slots.begin; i < slots.end; ++i) absorb(i, seat);
+        });
         return true;
     }
 
@@ -197,16 +205,18 @@ private:
             ahead, ahead > 1 ? &seat.team.guesses : nullptr);
     }
 
-    // Begin one of the collected slots, and take its known pixels in: all of them in as few passes.
+    // Put a slot before its first pixel.
+    void clear(int slot) {
+        const size_t size = network_.sizes().slot_state;
+        std::fill_n(states_.get() + static_cast<size_t>(slot) * size, size, 0.0f);
+        std::fill_n(arrays_.bits + at(slot, 1), pixels_, 0.0f);
+        arrays_.positions[slot] = 0;
+    }
+
+    // Take the known pixels of a collected slot in, as many as a pass may have; a team stops as above.
     void absorb(int index, const Seat& seat) {
-        const int slot = slots_[static_cast<size_t>(index)];
-        if (seat.leads()) {
-            const size_t size = network_.sizes().slot_state;
-            std::fill_n(states_.get() + static_cast<size_t>(slot) * size, size, 0.0f);
-            std::fill_n(arrays_.bits + at(slot, 1), pixels_, 0.0f);
-            arrays_.positions[slot] = 0;
-        }
-        run(seat, INT_MAX, &slot, &ends_[static_cast<size_t>(index)], 1, false, MAX_ROWS, nullptr);
+        const auto i = static_cast<size_t>(index);
+        run(seat, TOO_MANY_SLEEPS, &slots_[i], &ends_[i], 1, false, MAX_ROWS, nullptr);
     }
 
     // Pass after pass of a drawing, which the team's leader has, until the images are at their ends or

@@ -66,16 +66,17 @@ class Order:
             self.remove(generation)
 
     def choose(
-        self, *, free: int, most: int, spare: int, heaviest: int, known: float, heavy: bool
-    ) -> list[Taken]:
+        self, *, free: int, most: int, spare: int, heaviest: int, known: float, light: bool,
+        heavy: bool,
+    ) -> list[Taken]:  # fmt: skip
         """Take images for the ``free`` slots, in their order.
 
         Together they need no more than ``most`` and absorb no more than ``known`` pixels, unless
         one alone does. One that needs more than are free waits for them, and the others behind it:
         else those that need few would always be first. But ``spare`` slots are there for those
         whose generation is light beside the ``heaviest`` that is drawn, or beside the next. An
-        image of a heavy one that has known pixels to absorb is taken in the ``heavy`` ones' turn
-        alone.
+        image that has known pixels to absorb is taken in its group's turn alone, the ``light``
+        ones' or the ``heavy`` ones'.
         """
         taken: list[Taken] = []
         while self:
@@ -83,7 +84,7 @@ class Order:
             slots, absorbed = generation.spec.slots, generation.spec.absorbed
             if slots > free or (taken and (slots > most or absorbed > known)):
                 break
-            if absorbed and not heavy and generation.size * LIGHT > heaviest:
+            if absorbed and not (heavy if generation.size * LIGHT > heaviest else light):
                 break
             free, most, known = free - slots, most - slots, max(known - absorbed, 0)
             taken.append(self._next_of(generation, spare=False))
@@ -91,7 +92,7 @@ class Order:
             heaviest = max(heaviest, self.first().demand)
         for generation in tuple(islice(self, LOOKED_AT)) if spare else ():
             slots, absorbed = generation.spec.slots, generation.spec.absorbed
-            if generation.size * LIGHT > heaviest or slots > spare:
+            if generation.size * LIGHT > heaviest or slots > spare or (absorbed and not light):
                 continue
             if taken and (slots > most or absorbed > known):
                 break

@@ -54,10 +54,12 @@ class Turns:
         self._share = max(1.0, light / heavy)
         return self._had[True] <= self._had[False]
 
-    @property
-    def heavy_may_absorb(self) -> bool:
-        """Whether the heavy ones are next, or have no light ones beside them."""
-        return not self._shared or self._had[False] < self._had[True]
+    def may_absorb(self, light: bool) -> bool:
+        """Whether a group is next, or has no other beside it.
+
+        Else one who absorbs again and again would owe ever more time, which all of its group pay.
+        """
+        return not self._shared or light is (self._had[True] <= self._had[False])
 
     def took(self, light: bool, seconds: float) -> None:
         """Count the time of a group's step."""
