@@ -10,11 +10,21 @@ from typing import BinaryIO, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError
 
 # Named, so that no file can reach Pillow's less guarded readers (EPS starts Ghostscript).
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 _PHOTOMETRIC = 262  # TIFF's tag
+# How a picture is turned upright, by its Exif orientation.
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 BACKGROUND = 0  # black, as behind the shipped models' digits
 
 Fit = Literal["exact", "cover", "contain"]
@@ -47,11 +57,12 @@ def open_picture(
         opened = Image.open(file, formats=formats)
         if check is not None:
             check(opened)
+        _scale_clear(opened)
         opened.load()
         picture: Image.Image = opened
         if picture.format == "PPM" and picture.mode == "I":  # which has 16 bits, not 32
             picture = picture.convert("I;16")
-        plain = to_plain(ImageOps.exif_transpose(picture))
+        plain = to_plain(_turn_upright(picture, opened.getexif()))
         # A TIFF may have 0 for white, which Pillow turns round in one of 8 bits alone.
         white_is_0 = getattr(opened, "tag_v2", {}).get(_PHOTOMETRIC) == 0
         return ImageOps.invert(plain) if white_is_0 and opened.mode.startswith("I;16") else plain
@@ -65,6 +76,24 @@ def open_picture(
         ) from None
     except Exception as error:  # Pillow's readers raise anything at all on damaged files
         raise PictureError(f"the picture is damaged ({error}); save it again", param) from None
+
+
+def _scale_clear(opened: ImageFile.ImageFile) -> None:
+    """Scale a PNG's transparent value to 8 bits, as Pillow will the others, but not this one."""
+    clear = opened.info.get("transparency")
+    if opened.format != "PNG" or clear is None or not opened.tile:
+        return
+    kind = opened.tile[0].args
+    if kind in ("L;2", "L;4"):
+        opened.info["transparency"] = clear * {"L;2": 85, "L;4": 17}[kind]
+    elif kind == "RGB;16B":
+        opened.info["transparency"] = tuple(value >> 8 for value in clear)
+
+
+def _turn_upright(picture: Image.Image, exif: Image.Exif) -> Image.Image:
+    """Turn a picture by its orientation; Pillow's own way writes all other tags anew, in Python."""
+    way = _UPRIGHT.get(exif.get(ExifTags.Base.Orientation, 1))
+    return picture if way is None else picture.transpose(way)
 
 
 def to_plain(picture: Image.Image) -> Image.Image:

@@ -17,12 +17,18 @@ from scanline.model.pictures import PictureError, open_picture
 MAX_PIXELS = 4_000_000  # that are decoded
 MAX_REDUCED = 2**24  # of a JPEG that is made smaller while it is decoded
 MAX_PARTS = 10_000  # of a picture, of a kind; encoders write some hundreds, of those below few
-PARTS = {
+MAX_PADDING = (
+    10_000  # bytes before a picture that mean nothing, each of which Pillow reads in Python
+)
+MAX_EXIF = 2**20  # bytes: cameras write some thousands, and Pillow reads them in Python
+PARTS: dict[int | bytes, tuple[str, int]] = {
     0xDA: ("scans", 64),  # each goes over all of the picture
     0xE1: ("segments of Exif or XMP", 256),  # for each Pillow copies all that came before
+    b"iCCP": ("colour profiles", 4),  # each may be a megabyte, packed into a kilobyte
+    b"eXIf": ("chunks of Exif", 4),
 }
 FULL = 64  # bytes in each part of a GIF, on the average: encoders fill 255
-PNG, GIF = b"\x89PNG\r\n\x1a\n", b"GIF8"
+PNG, GIF, JPEG = b"\x89PNG\r\n\x1a\n", b"GIF8", b"\xff\xd8"
 MAX_SLOW = 2**16  # pixels of a kind that Pillow decodes in Python, a thousand times slower
 MAX_COMMENTS = 1000  # of a PPM in words, for each of which Pillow moves all that follows
 # Without TIFF: a tile of a small one may hold gigabytes, and libtiff itself writes to stderr.
@@ -30,7 +36,9 @@ FORMATS = tuple(name for name in pictures.FORMATS if name != "TIFF")
 
 # A JPEG's with a length behind it: no restart in a scan, and no value that looks like one.
 _MARKER = re.compile(rb"\xff[\xc0-\xcf\xd9-\xfe]")
-_END = 0xD9
+_SCAN, _END = 0xDA, 0xD9
+# The head of a PPM, PGM or PBM: two numbers, between blanks and comments, and as a rule a third.
+_PPM = re.compile(rb"P\w*+(?:(?:\s|#[^\r\n]*+)++[^\s#]++){2,3}")
 
 CheckSize = Callable[[int, int], object]
 
@@ -49,6 +57,7 @@ def open_upload(
 
     def check(picture: ImageFile.ImageFile) -> None:
         width, height = picture.size
+        _check_exif(len(picture.info.get("exif", b"")), param)
         jpeg = isinstance(picture, JpegImageFile)  # MPO too, which phones write
         _check_pixels(width, height, MAX_REDUCED if jpeg and needed else MAX_PIXELS)
         if check_size is not None:
@@ -97,14 +106,16 @@ def _check_parts(file: BinaryIO, param: str) -> None:
     It goes from one to the next in Python.
     """
     start = file.read(8)
-    data = start + file.read() if start.startswith((b"\xff\xd8", PNG, GIF)) else b""
+    data = start + file.read() if start.startswith((JPEG, PNG, GIF, b"P")) else b""
     file.seek(0)
-    if start.startswith(b"\xff\xd8"):
+    if start.startswith(JPEG):
         _check_segments(data, param)
-    elif start.startswith(PNG) and _ends_late(_chunks(data), MAX_PARTS):
-        raise PictureError(f"the PNG has over {MAX_PARTS:,} chunks; save it again", param)
+    elif start.startswith(PNG):
+        _check_chunks(data, param)
     elif start.startswith(GIF) and _ends_late(_blocks(data), MAX_PARTS + len(data) // FULL):
         raise PictureError("the GIF is in parts smaller than encoders write; save it again", param)
+    elif start.startswith(b"P") and not _PPM.match(data, 0, MAX_PADDING):
+        raise PictureError("the picture's head is too long, or damaged; save it again", param)
 
 
 def _ends_late(parts: Iterable[int], most: int) -> bool:
@@ -112,12 +123,18 @@ def _ends_late(parts: Iterable[int], most: int) -> bool:
     return next(islice(parts, most, None), None) is not None
 
 
-def _chunks(png: bytes) -> Iterator[int]:
-    """Give where each chunk of a PNG begins."""
-    at = len(PNG)
+def _check_chunks(png: bytes, param: str) -> None:
+    counts, at, chunks = Counter[bytes](), len(PNG), 0
     while at < len(png):
-        yield at
-        at += 12 + int.from_bytes(png[at : at + 4])
+        size, kind = int.from_bytes(png[at : at + 4]), png[at + 4 : at + 8]
+        at += 12 + size
+        chunks += 1
+        counts[kind] += 1
+        what, most = PARTS.get(kind, ("chunks", MAX_PARTS))
+        if counts[kind] > most or chunks > MAX_PARTS:
+            raise PictureError(f"the PNG has over {most:,} {what}; save it again", param)
+        if kind == b"eXIf":
+            _check_exif(size, param)
 
 
 def _blocks(gif: bytes) -> Iterator[int]:
@@ -142,14 +159,29 @@ def _blocks(gif: bytes) -> Iterator[int]:
         at += 1
 
 
-def _check_segments(data: bytes, param: str) -> None:
-    counts, at = Counter[int](), 0  # of what lies behind the picture's end none, as a phone's film
-    while (marker := _MARKER.search(data, at)) and (kind := marker[0][1]) != _END:
-        at = marker.end() + int.from_bytes(data[marker.end() : marker.end() + 2])
+def _check_segments(jpeg: bytes, param: str) -> None:
+    counts, at, padding = Counter[int](), len(JPEG), 0
+    while True:
+        marker = _MARKER.search(jpeg, at)
+        if not counts[_SCAN]:  # between markers of a scan there is the picture
+            padding += (marker.start() if marker else len(jpeg)) - at
+            if padding > MAX_PADDING:
+                raise PictureError("the JPEG is padded, or damaged; save it again", param)
+        if marker is None or (kind := marker[0][1]) == _END:
+            return  # what lies behind that does not count, as a phone's film
+        at = marker.end() + int.from_bytes(jpeg[marker.end() : marker.end() + 2])
         counts[kind] += 1
         what, most = PARTS.get(kind, ("parts", MAX_PARTS))
         if counts[kind] > most:
             raise PictureError(f"the JPEG has over {most:,} {what}; save it again", param)
+
+
+def _check_exif(size: int, param: str) -> None:
+    if size > MAX_EXIF:
+        raise PictureError(
+            f"the picture has {size:,} bytes of Exif, more than {MAX_EXIF:,}; save it without",
+            param,
+        )
 
 
 def _commented(file: BinaryIO) -> bool:

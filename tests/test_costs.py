@@ -152,6 +152,45 @@ def test_pictures_of_many_small_parts_are_refused(client: httpx.Client) -> None:
         assert complete(client, gif[:cut]).status_code in (200, 400)
 
 
+def test_what_stands_before_the_pixels_is_bounded(client: httpx.Client) -> None:
+    """Pillow reads padding and Exif in Python, and unpacks every colour profile."""
+
+    def png(*chunks: tuple[bytes, bytes]) -> bytes:
+        plain = encode(random_picture())
+        return plain[:33] + b"".join(chunk(kind, data) for kind, data in chunks) + plain[33:]
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
+
+    def exif(size: int) -> bytes:
+        tags = Image.Exif()
+        tags[0x0112], tags[0x9999] = 1, bytes(size)
+        return tags.tobytes()
+
+    def longer(size: int) -> tuple[bytes, bytes]:
+        return b"eXIf", exif(size)[6:]
+
+    jpeg = encode(random_picture(), "JPEG")
+    profile = b"iCCP", b"a\0\0" + zlib.compress(bytes(1000))
+    pgm = b"P5\n%b28 28\n255\n" + bytes(784)
+    for fine, refused, why in (
+        (png(profile), png(*[profile] * 9), "colour profiles"),
+        (png(longer(900)), png(*[longer(900)] * 9), "chunks of Exif"),
+        (png(longer(1_040_000)), png(longer(1_050_000)), "bytes of Exif"),
+        (jpeg, encode(random_picture(), "WEBP", exif=exif(1_050_000)), "bytes of Exif"),
+        (jpeg[:2] + b"\xff" * 999 + jpeg[2:], jpeg[:2] + b"\xff" * 10_100 + jpeg[2:], "padded"),
+        (jpeg[:2] + b"\xff\0" * 999 + jpeg[2:], jpeg[:2] + b"\xff\0" * 5_100 + jpeg[2:], "padded"),
+        (pgm % b"#a 1 2\n # b\r", pgm % (b"#" + 10_100 * b"a" + b"\n"), "head is too long"),
+        (pgm % (b" " * 999), pgm % (b" " * 10_100), "head is too long"),
+        (pgm % (b"#\n" * 999), pgm % (b"#\n" * 5_100), "head is too long"),
+        (b"P4\n28 28\n" + bytes(112), b"P4 28 " + b"\n" * 10_100 + b"28\n", "head is too long"),
+    ):
+        assert complete(client, fine).status_code == 200, why
+        assert why in check_error(complete(client, refused), 400, "invalid_image")
+
+
 def test_a_photograph_is_made_smaller_while_it_is_decoded(client: httpx.Client) -> None:
     grey = Image.linear_gradient("L").resize((4000, 3000))
     exif = Image.Exif()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import random
+import struct
 import warnings
+import zlib
 from typing import Any, get_args
 
 import numpy as np
@@ -133,6 +135,46 @@ def test_transparency_counts_in_every_form_it_takes() -> None:
         canvas, known = read_upload(io.BytesIO(data), None, None, "exact", GREY)
         assert known.tolist() == [False] + [True] * 29, name
         assert canvas.ravel().tolist() == [0] + [9] * 29, name
+
+
+@pytest.mark.parametrize(("bits", "second"), [(1, 0), (2, 170), (4, 238), (8, 254), (16, 255)])
+def test_a_png_of_any_depth_has_its_transparent_value(bits: int, second: int) -> None:
+    """Which Pillow leaves as it stands in the file, where it scales the others."""
+    top = 2**bits - 1
+    values = np.zeros((6, 5), ">u2")
+    values[0, 0], values[0, 1] = top, top - 1
+    if bits == 16:
+        lines = [line.tobytes() for line in values]
+    elif bits == 8:
+        lines = [line.astype(np.uint8).tobytes() for line in values]
+    else:
+        each = (values[..., None] >> np.arange(bits - 1, -1, -1) & 1).reshape(6, -1)
+        lines = [np.packbits(line.astype(np.uint8)).tobytes() for line in each]
+    canvas, known = read_upload(
+        io.BytesIO(png_of(bits, 0, lines, struct.pack(">H", top))), None, None, "exact", GREY
+    )
+    assert known.tolist() == [False] + [True] * 29
+    assert canvas.ravel().tolist() == [0, second] + [0] * 28
+
+
+def test_a_colour_of_16_bits_is_transparent_too() -> None:
+    values = np.full((6, 5, 3), 0x1234, ">u2")
+    values[2, 3] = clear = (0x0100, 0x0200, 0x0300)
+    data = png_of(16, 2, [line.tobytes() for line in values], struct.pack(">3H", *clear))
+    _, known = read_upload(io.BytesIO(data), None, None, "exact", GREY)
+    assert np.flatnonzero(~known).tolist() == [2 * 5 + 3]
+
+
+def png_of(bits: int, colours: int, lines: list[bytes], clear: bytes) -> bytes:
+    """Write a PNG of 5 × 6 pixels as Pillow does not."""
+    parts = (
+        (b"IHDR", struct.pack(">IIBBBBB", 5, 6, bits, colours, 0, 0, 0)), (b"tRNS", clear),
+        (b"IDAT", zlib.compress(b"".join(b"\0" + line for line in lines))), (b"IEND", b""),
+    )  # fmt: skip
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in parts
+    )
 
 
 def test_half_transparent_pixels_are_known_and_darker() -> None:
