@@ -67,21 +67,24 @@ def channel_means(mixture: Mixture, channel: int, earlier: Tensor) -> Tensor:
 def logistic_log_prob(values: Tensor, means: Tensor, log_scales: Tensor) -> Tensor:
     """Give log P(value) of discretised logistics; values in [-1, 1], shapes broadcast together.
 
-    The bin of a value is 2/255 wide; the first and the last reach to infinity. Where a bin holds
-    almost nothing, the density at its middle takes the place of a difference that would cancel.
+    The bin of a value is 2/255 wide; the first and the last reach to infinity. With a the distance
+    of a bin's middle from the mean and h half its width, both in scales, its mass is
+    σ(a + h) - σ(a - h) = 2 sinh(h) e^-a / ((1 + e^(h-a)) (1 + e^(-h-a))), where nothing cancels.
     """
     centred = values - means
     inverse = torch.exp(-log_scales)
-    upper = inverse * (centred + 1 / 255)
-    lower = inverse * (centred - 1 / 255)
-    inside = torch.sigmoid(upper) - torch.sigmoid(lower)
-    middle = inverse * centred
-    log_density = middle - log_scales - 2 * F.softplus(middle) - math.log(127.5)
-    log_inside = torch.where(inside > 1e-5, torch.log(inside.clamp(min=1e-12)), log_density)
+    half, away = inverse / 255, (inverse * centred).abs()
+    least = half.clamp(min=1e-9)  # below which ln(2 sinh h) is ln(2 h)
+    width = torch.where(
+        half > 1e-9,
+        torch.log(torch.expm1(least) - torch.expm1(-least)),
+        -log_scales - math.log(127.5),
+    )
+    inside = width - away - F.softplus(half - away) - F.softplus(-half - away)
     return torch.where(
         values < -0.999,
-        upper - F.softplus(upper),
-        torch.where(values > 0.999, -F.softplus(lower), log_inside),
+        -F.softplus(-inverse * (centred + 1 / 255)),
+        torch.where(values > 0.999, -F.softplus(inverse * (centred - 1 / 255)), inside),
     )
 
 

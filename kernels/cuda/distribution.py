@@ -37,7 +37,7 @@ def logistic_log_prob(value, b_mean, b_log_scale):
 
     The bin's mass is written without the difference of two sigmoids, which cancels far from the
     mean: with a = |value - mean| / scale and h half the bin's width over the scale, it is
-    2 sinh(h) e^-a / ((1 + e^(h-a)) (1 + e^(-h-a))), and 2 sinh(h) has a series for small h.
+    2 sinh(h) e^-a / ((1 + e^(h-a)) (1 + e^(-h-a))), and 2 sinh(h) / h has a series for small h.
     """
     b_inverse = tl.exp(-b_log_scale)
     b_centred = value - b_mean
@@ -47,14 +47,12 @@ def logistic_log_prob(value, b_mean, b_log_scale):
     b_h2 = b_half * b_half
     b_series = 1.0 + b_h2 * (1.0 / 42.0) * (1.0 + b_h2 * (1.0 / 72.0))
     b_series = 1.0 + b_h2 * (1.0 / 6.0) * (1.0 + b_h2 * (1.0 / 20.0) * b_series)
-    b_width = tl.where(b_half < 1.0, 2.0 * b_half * b_series, b_up - b_down)
-    b_inside = b_width * b_near / ((1.0 + b_near * b_up) * (1.0 + b_near * b_down))
-    # Where a bin holds almost nothing, the density at its middle; log(127.5) makes it a mass.
-    b_density = -b_away - b_log_scale - 2.0 * tl.log(1.0 + b_near) - 4.84811636
-    b_middle = tl.where(b_inside > 1e-5, tl.log(tl.maximum(b_inside, 1e-12)), b_density)
+    b_breadth = tl.where(b_half < 1.0, 2.0 * b_series, (b_up - b_down) / b_half)
+    b_share = b_breadth / ((1.0 + b_near * b_up) * (1.0 + b_near * b_down))
+    b_inside = tl.log(b_share) - b_away - b_log_scale - 5.54126355  # ln 255
     b_lowest = -softplus(-b_inverse * (b_centred + 1.0 / 255.0))
     b_highest = -softplus(b_inverse * (b_centred - 1.0 / 255.0))
-    return tl.where(value < -0.999, b_lowest, tl.where(value > 0.999, b_highest, b_middle))
+    return tl.where(value < -0.999, b_lowest, tl.where(value > 0.999, b_highest, b_inside))
 
 
 @triton.jit

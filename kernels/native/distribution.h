@@ -73,21 +73,28 @@ inline int first_largest(const float* x, int size) {
     return best;
 }
 
-// The mass of logistics in a value's bin, 2/255 wide, one a lane: σ(upper) - σ(lower), written
-// without the difference, which cancels far from the mean.
-inline Vec bin_mass(Vec centred, Vec inverse) {
-    const Vec half = inverse * (1.0f / 255.0f);
-    const Vec away = absolute(inverse * centred);
-    const Vec near = exp(-away), up = exp(half), down = exp(-half);
-    // up - down = 2 sinh(half), by its series where the difference would cancel
-    const Vec h2 = half * half;
-    Vec series = fma(h2, broadcast(1.0f / 72.0f), broadcast(1.0f));
-    series = fma(h2 * series, broadcast(1.0f / 42.0f), broadcast(1.0f));
-    series = fma(h2 * series, broadcast(1.0f / 20.0f), broadcast(1.0f));
-    series = fma(h2 * series, broadcast(1.0f / 6.0f), broadcast(1.0f)) * half * 2.0f;
-    const Vec width = select((VecInt)(half < 1.0f), series, up - down);
-    return width * near / ((1.0f + near * up) * (1.0f + near * down));
-}
+// A value's bin, 2/255 wide, under logistics, one a lane: half its width and the distance of its middle
+// from the mean, in scales, and what its mass is made of.
+//
+//   σ(away + half) - σ(away - half) = half · breadth · e^-away / (upper · lower)
+struct Bin {
+    Vec half, away, up, down;  // e^half and e^-half
+    Vec upper, lower;          // 1 + e^(half - away), 1 + e^(-half - away)
+    Vec breadth;               // 2 sinh(half) / half
+
+    Bin(Vec centred, Vec inverse)
+        : half(inverse * (1.0f / 255.0f)), away(absolute(inverse * centred)), up(exp(half)),
+          down(exp(-half)) {
+        const Vec near = exp(-away), h2 = half * half;
+        upper = 1.0f + near * up, lower = 1.0f + near * down;
+        // By its series where the difference would cancel.
+        Vec series = fma(h2, broadcast(1.0f / 72.0f), broadcast(1.0f));
+        series = fma(h2 * series, broadcast(1.0f / 42.0f), broadcast(1.0f));
+        series = fma(h2 * series, broadcast(1.0f / 20.0f), broadcast(1.0f));
+        series = fma(h2 * series, broadcast(1.0f / 6.0f), broadcast(1.0f)) * 2.0f;
+        breadth = select((VecInt)(half < 1.0f), series, (up - down) / half);
+    }
+};
 
 // ln P(value) of discretised logistics, one a lane.
 inline Vec logistic_log_prob(float value, Vec means, Vec log_scales) {
@@ -95,11 +102,8 @@ inline Vec logistic_log_prob(float value, Vec means, Vec log_scales) {
     const Vec inverse = exp(-log_scales);
     if (value < -0.999f) return -softplus(inverse * (centred + 1.0f / 255.0f) * -1.0f);
     if (value > 0.999f) return -softplus(inverse * (centred - 1.0f / 255.0f));
-    const Vec inside = bin_mass(centred, inverse);
-    const Vec away = absolute(inverse * centred);
-    const Vec density = -away - log_scales - 2.0f * log1p(exp(-away)) - 4.84811636f;  // ln 127.5
-    const Vec log_inside = log(max(inside, broadcast(1e-12f)));
-    return select((VecInt)(inside > 1e-5f), log_inside, density);
+    const Bin bin(centred, inverse);
+    return log(bin.breadth / (bin.upper * bin.lower)) - bin.away - log_scales - 5.54126355f;  // ln 255
 }
 
 struct Mixture {
@@ -160,23 +164,18 @@ inline void value_probabilities(const float* weights, const float* means, const 
         const float inverse = std::exp(-log_scales[m]), half = inverse / 255.0f;
         const float up = std::exp(half), down = std::exp(-half);
         const float width = 2.0f * std::sinh(half);
-        const float density = inverse / 127.5f;
         alignas(64) float lanes[LANES];
         for (int i = 0; i < LANES; ++i) lanes[i] = static_cast<float>(i);
         for (int v = 0; v < VALUES; v += LANES) {
             const Vec x = (load(lanes) + static_cast<float>(v)) / 127.5f - 1.0f;
             const Vec near = exp(-absolute((x - means[m]) * inverse));
-            const Vec inside = width * near / ((1.0f + near * up) * (1.0f + near * down));
-            const Vec middle = density * near / ((1.0f + near) * (1.0f + near));
-            const Vec mass = select((VecInt)(inside > 1e-5f), inside, middle);
+            const Vec mass = width * near / ((1.0f + near * up) * (1.0f + near * down));
             store(total + v, fma(mass, broadcast(weights[m]), load(total + v)));
         }
         // The first and the last bin reach to infinity.
         const auto open_bin = [&](int value, float away) {
             const float x = to_unit(value), near = std::exp(-std::fabs((x - means[m]) * inverse));
-            const float inside = width * near / ((1.0f + near * up) * (1.0f + near * down));
-            const float middle = density * near / ((1.0f + near) * (1.0f + near));
-            const float closed = inside > 1e-5f ? inside : middle;
+            const float closed = width * near / ((1.0f + near * up) * (1.0f + near * down));
             total[value] += weights[m] * (1.0f / (1.0f + std::exp(away)) - closed);
         };
         open_bin(0, -inverse * (to_unit(0) - means[m] + 1.0f / 255.0f));

@@ -26,18 +26,11 @@ inline void logistic_slopes(float value, Vec means, Vec log_scales, Vec& by_mean
         by_mean = -inverse * slope, by_scale = -lower * slope;
         return;
     }
-    // ln(σ(upper) - σ(lower)) has the slope 1 - σ(upper) - σ(lower) by their middle. A bin far out
-    // has its density's.
-    const Vec inside = bin_mass(centred, inverse);
-    const VecInt wide = (VecInt)(inside > 1e-5f);
-    const Vec middle = inverse * centred;
-    const Vec above = select(wide, sigmoid(upper), sigmoid(middle));
-    const Vec below = select(wide, sigmoid(lower), above);
-    const Vec slope = 1.0f - above - below;
-    const Vec slopes = above * (1.0f - above) + below * (1.0f - below);
-    const Vec by_width = slopes * inverse * (1.0f / 255.0f) / max(inside, broadcast(1e-12f));
-    by_mean = -inverse * slope;
-    by_scale = -middle * slope - select(wide, by_width, broadcast(1.0f));
+    const Bin bin(centred, inverse);
+    const Vec above = 1.0f - 1.0f / bin.upper, below = 1.0f - 1.0f / bin.lower;  // σ(± half - away)
+    const Vec slope = 1.0f - above - below;  // of -ln P by the distance
+    by_mean = select((VecInt)(centred < 0.0f), -inverse, inverse) * slope;
+    by_scale = bin.away * slope + bin.half * (above - below) - (bin.up + bin.down) / bin.breadth;
 }
 
 // Gives the nats; `gradient` gets their derivatives by all the parameters.
