@@ -20,9 +20,9 @@ RUN /opt/scanline/bin/pip install --no-cache-dir --no-deps .
 
 FROM python:3.12-slim
 # The decoder is compiled for the machine's own CPU (or GPU) when the server starts. KubeRay asks a
-# container how it is by wget.
+# container how it is by wget. Signals reach a process of tini's from its first moment on.
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends g++ wget \
+    && apt-get install --yes --no-install-recommends g++ tini wget \
     && rm -rf /var/lib/apt/lists/*
 COPY --from=build /opt/scanline /opt/scanline
 RUN useradd --create-home scanline
@@ -36,4 +36,5 @@ EXPOSE 8000
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=3s --start-period=60s \
     CMD ["python", "-c", "import os, urllib.request as u; u.urlopen('http://127.0.0.1:%s/readyz' % os.environ.get('SCANLINE_PORT', 8000), timeout=2)"]
+ENTRYPOINT ["tini", "--"]
 CMD ["scanline", "serve"]

@@ -95,12 +95,14 @@ def _read(
             metadata = file.metadata() or {}
             names = file.keys() if weights else ()
             tensors = {name: file.get_tensor(name) for name in names}
-    except FileNotFoundError:
+    except FileNotFoundError:  # or one that may not be read, which safetensors calls so too
+        if path.exists():
+            raise CheckpointError(f"{path} cannot be read: let this user read it") from None
         raise CheckpointError(f"there is no checkpoint at {path}") from None
     except (safetensors.SafetensorError, OSError) as error:
         if path.is_dir():
             raise CheckpointError(
-                f"{path} is a folder: name the file in it, as {path / path.name}.safetensors"
+                f"{path} is a folder: name the file in it, as {path / path.stem}.safetensors"
             ) from None
         raise CheckpointError(
             f"{path} is damaged or no safetensors file ({error}); fetch or train it again, and "
@@ -140,8 +142,8 @@ def _check_facts(facts: dict[str, Any]) -> None:
     before = facts.get("started_from") or {}
     named = [(facts, "images_seen"), (facts, "held_out"), (before, "images_seen")]
     for run, name in [*named, *((one, "held_out") for one in before.get("runs", []))]:
-        if not isinstance(run.get(name) or 0, int):
-            raise TypeError(f"its {name} is no number: {run[name]!r}")
+        if not isinstance(number := run.get(name) or 0, int) or number < 0:
+            raise TypeError(f"its {name} is no count: {number!r}")
 
 
 def _is_number(value: Any) -> bool:
@@ -171,6 +173,10 @@ def network_of(config: ModelConfig, tensors: dict[str, Tensor], source: str) -> 
             raise CheckpointError(
                 f"{source}: {name} has shape {[*tensors[name].shape]}, its config says {[*shape]}"
             )
+    for name, tensor in tensors.items():
+        if tensor.layout != torch.strided or not tensor.is_floating_point() or tensor.is_meta:
+            kind = f"{tensor.layout}, {tensor.dtype}, {tensor.device}".replace("torch.", "")
+            raise CheckpointError(f"{source}: {name} holds no plain floats ({kind})")
     plain = {name: tensor.float() for name, tensor in tensors.items()}
     for name, tensor in plain.items():
         if not tensor.isfinite().all():
@@ -185,8 +191,14 @@ def find_checkpoints(folder: Path) -> dict[str, Path]:
         raise CheckpointError(
             f"{folder} is a file: name its folder, {folder.parent}, and the model {folder.stem!r}"
         )
+    try:
+        files = sorted(folder.iterdir())  # which, unlike a glob, says why there are none
+    except FileNotFoundError:
+        raise CheckpointError(f"there is no folder {folder}: name one with checkpoints") from None
+    except OSError as error:
+        raise CheckpointError(f"{folder} cannot be read: {error.strerror}") from None
     # What begins with a dot some systems put beside a file, of its name.
-    paths = [p for p in sorted(folder.glob("*.safetensors")) if not p.name.startswith(".")]
+    paths = [p for p in files if p.suffix == ".safetensors" and not p.name.startswith(".")]
     found = {path.stem: path for path in paths}
     if not found:
         raise CheckpointError(

@@ -13,7 +13,6 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import PlainTextResponse, Response
 from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
@@ -34,6 +33,7 @@ from scanline.service.http.errors import (
 )
 from scanline.service.http.middleware.access import AccessMiddleware
 from scanline.service.http.middleware.body import BodyLimitMiddleware
+from scanline.service.http.middleware.cors import CORSMiddleware
 from scanline.service.http.middleware.failure import FailureMiddleware
 from scanline.service.http.middleware.head import HeadMiddleware
 from scanline.service.http.middleware.key import KeyMiddleware

@@ -18,6 +18,7 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
+from scanline.kernels.native.training import passes
 from scanline.model.checkpoint import load_checkpoints
 from scanline.service.app import create_app
 from scanline.service.http.connections import Connection
@@ -44,7 +45,7 @@ class Process(uvicorn.Server):
         self._signals = 0
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Drain at the first SIGTERM or Ctrl-C; at the second, cut off what still runs."""
+        """Drain at the first SIGTERM, SIGHUP or Ctrl-C; at the second, cut off what still runs."""
         self._signals += 1
         first = self._signals == 1
         doing = "finishing" if first else "cutting off"
@@ -91,7 +92,8 @@ def listen(host: str, port: int) -> list[socket.socket]:
         reason = str(error.strerror)
     except OSError as error:
         reason = os.strerror(error.errno or errno.EIO)
-        hint = "choose another port with --port (SCANLINE_PORT), or end what listens there"
+        hint = "choose another port with --port (SCANLINE_PORT)"
+        hint += ", or end what listens there" if error.errno == errno.EADDRINUSE else ""
         while sockets:
             sockets.pop().close()
     if not sockets:
@@ -162,9 +164,14 @@ def serve(settings: Settings) -> None:
         def open_models() -> None:
             scanline.open(checkpoints, opening)
             tune_interpreter()
+            # Built now, or the first score would wait for a compiler.
+            threading.Thread(target=passes.available, name="building", daemon=True).start()
 
         app = create_app(scanline, open_models)
-        Process(configure(app, scanline), scanline).run(sockets)
+        process = Process(configure(app, scanline), scanline)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+            signal.signal(signal.SIGHUP, process.handle_exit)
+        process.run(sockets)
     if scanline.ended_early and scanline.failure is None:
         log.info("ended while the models were loading")
         logging.shutdown()

@@ -301,9 +301,28 @@ def test_a_folders_checkpoints_by_name(tmp_path: Path) -> None:
         (tmp_path / f"{name}.safetensors").touch()
     (tmp_path / "a.md").touch()
     assert find_checkpoints(tmp_path) == {n: tmp_path / f"{n}.safetensors" for n in "ab"}
-    for empty in (tmp_path / "nothing", tmp_path / "absent"):
-        with pytest.raises(CheckpointError, match=r"no .*safetensors in .* `scanline train mnist"):
-            find_checkpoints(empty)
+    (tmp_path / "nothing").mkdir()
+    for folder, why in (
+        ("nothing", r"no .*safetensors in .* `scanline train mnist"),
+        ("absent", "there is no folder .*absent"),
+        ("a.md/b", "cannot be read: Not a directory"),
+    ):
+        with pytest.raises(CheckpointError, match=why):
+            find_checkpoints(tmp_path / folder)
+
+
+def test_a_file_that_may_not_be_read_is_not_called_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise FileNotFoundError  # which is what safetensors makes of a refusal
+
+    save_checkpoint(tmp_path / "a.safetensors", random_network(tiny_config()), {})
+    monkeypatch.setattr("safetensors.safe_open", refuse)
+    with pytest.raises(CheckpointError, match="cannot be read: let this user read it"):
+        load_checkpoint(tmp_path / "a.safetensors")
+    with pytest.raises(CheckpointError, match="there is no checkpoint at"):
+        load_checkpoint(tmp_path / "b.safetensors")
 
 
 def test_a_file_beside_a_model_that_bears_its_name_is_none(tmp_path: Path) -> None:

@@ -232,7 +232,7 @@ def test_a_dataset_checks_its_arrays() -> None:
 
 
 def test_a_split_is_the_same_for_the_same_seed_and_covers_everything() -> None:
-    training, validation = data.split_validation(numbered(20, note="n"), 0.25, seed=3)
+    training, validation = data.split_validation(numbered(20, note="n"), 5, seed=3)
     assert training.note == validation.note == "n; validation: 5 of 20 images held out, seed 3"
     held, kept = validation.images.ravel().tolist(), training.images.ravel().tolist()
     # Written down once: a published figure depends on this split for ever.
@@ -241,9 +241,7 @@ def test_a_split_is_the_same_for_the_same_seed_and_covers_everything() -> None:
     assert kept == sorted(kept)
     assert validation.labels is not None
     assert validation.labels.tolist() == held
-    assert data.split_validation(numbered(20), 5, seed=3)[1].images.ravel().tolist() == held
     assert data.split_validation(numbered(20), 5, seed=4)[1].images.ravel().tolist() != held
-    assert len(data.split_validation(numbered(3), 0.01, seed=0)[1]) == 1
 
 
 def test_a_split_by_content_moves_few_when_others_join() -> None:
@@ -259,8 +257,8 @@ def test_a_split_by_content_moves_few_when_others_join() -> None:
     assert set(other.images.ravel().tolist()) != set(held)
 
 
-@pytest.mark.parametrize("held", [0, 20, 21, -1, 0.0, 1.0, 1.5, -0.5, 0.99, float("nan")])
-def test_a_split_with_an_empty_part_is_refused(held: float) -> None:
+@pytest.mark.parametrize("held", [0, 20, 21, -1])
+def test_a_split_with_an_empty_part_is_refused(held: int) -> None:
     with pytest.raises(DataError, match="cannot hold out"):
         data.split_validation(numbered(20), held, seed=0)
 

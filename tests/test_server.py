@@ -63,8 +63,8 @@ class Running:
             for what in ("running", "waiting") for model in ("slow", "tiny")
         )  # fmt: skip
 
-    def terminate(self) -> None:
-        self.process.send_signal(signal.SIGTERM)
+    def terminate(self, how: int = signal.SIGTERM) -> None:
+        self.process.send_signal(how)
 
     def ended(self) -> str:
         """Wait for the end, which must be a clean one, and give the log."""
@@ -145,6 +145,29 @@ def test_port_0_takes_a_free_one_and_names_it(weights: Path) -> None:
         process.terminate()
         process.stderr.read()
     assert process.returncode == 0
+
+
+@pytest.mark.parametrize("which", ["SIGTERM", "SIGHUP"])
+def test_one_that_is_told_to_end_as_it_starts_does(which: str) -> None:
+    """The first process of a container would not hear of it, and be killed a while later."""
+    code = f"""
+import os, signal, time
+import scanline.service.serving as serving
+from scanline.service.commands.cli import main
+serving.load_checkpoints = lambda *_: (os.kill(os.getpid(), signal.{which}), time.sleep(60))
+main(["serve"])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_why_a_server_ends_is_logged_as_all_else(tmp_path: Path) -> None:
+    absent = environment(tmp_path / "absent", log_format="json")
+    done = subprocess.run(COMMAND, env=absent, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    (line,) = map(json.loads, done.stderr.splitlines())
+    assert line["level"] == "critical"
+    assert "there is no folder" in line["message"]
 
 
 def test_models_come_from_the_folder_and_draw(shared: Running) -> None:
@@ -309,7 +332,7 @@ def test_a_second_signal_cuts_off_what_still_runs(weights: Path, tmp_path: Path)
         ) as stream,
     ):
         until(lambda: server.gauge("scanline_running_images", "slow") == 8)
-        server.terminate()
+        server.terminate(signal.SIGHUP)  # as where its terminal closes
         until(lambda: server.client.get("/readyz").status_code == 503)
         server.terminate()
         events = parse_sse(stream.read())

@@ -193,6 +193,29 @@ def test_a_body_behind_an_upgrade_is_no_request(body: str) -> None:
     run_skipping(smuggle())
 
 
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        ("GET / HTTP/1.1\r\nHost: x", 204),
+        ("GET / HTTP/1.0", 204),
+        ("PUT / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: Chunked\r\n\r\n0", 204),
+        ("GET / HTTP/1.1", 400),
+        ("GET / HTTP/1.1\r\nHost: x\r\nHost: y", 400),
+        ("GET / HTTP/2.0\r\nHost: x", 505),
+        ("PUT / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0", 501),
+    ],
+)
+def test_heads_are_those_of_rfc_9112(head: str, status: int) -> None:
+    async def ask() -> None:
+        connection, wire = Hall(reply).enter()
+        connection.data_received(f"{head}\r\n\r\n".encode())
+        await asyncio.sleep(0.1)
+        assert wire.sent.startswith(f"HTTP/1.1 {status} ".encode())
+        assert (b"malformed" in wire.sent) is (status != 204)
+
+    run_skipping(ask())
+
+
 def test_of_many_that_come_at_once_each_takes_the_place_of_another() -> None:
     """Though none of those cut off is seen to have gone yet."""
 

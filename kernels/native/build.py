@@ -75,10 +75,12 @@ def _cache() -> Path:
         raise NativeBuildError(str(error)) from error
 
 
-def _run(command: Sequence[str]) -> str:
+def _run(command: Sequence[str], folder: Path | None = None) -> str:
+    """Run a compiler, its temporary files in a ``folder``; gives what it prints."""
+    env = os.environ | ({} if folder is None else {"TMPDIR": str(folder)})
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=PATIENCE
+            command, capture_output=True, text=True, check=False, timeout=PATIENCE, env=env
         )
     except OSError as error:
         raise NativeBuildError(f"{command[0]} did not run ({error}): {INSTALL}") from error
@@ -89,8 +91,10 @@ def _run(command: Sequence[str]) -> str:
         ) from error
     if done.returncode < 0:
         ended = signal.strsignal(-done.returncode) or "unknown"
+        said = f", saying {done.stderr.strip().splitlines()[0]!r}" if done.stderr.strip() else ""
         raise InterruptedBuildError(
-            f"{shlex.join(command)} was ended by signal {-done.returncode} ({ended}): try again"
+            f"{shlex.join(command)} was ended by signal {-done.returncode} ({ended}){said}: "
+            "try again"
         )
     if done.returncode != 0:
         if killed := _KILLED.search(done.stderr):
@@ -188,7 +192,7 @@ def _build(compiler: Sequence[str], isa: str, source: Path, path: Path) -> None:
     handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     os.close(handle)
     try:
-        _run([*compiler, *_flags(isa), str(source), "-o", partial])
+        _run([*compiler, *_flags(isa), str(source), "-o", partial], path.parent)
         Path(partial).chmod(0o755)
         Path(partial).replace(path)
     finally:

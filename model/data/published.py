@@ -112,24 +112,18 @@ def content_order(dataset: Dataset, seed: int) -> npt.NDArray[np.int64]:
 
 
 def split_validation(
-    dataset: Dataset, fraction_or_count: float | int, seed: int, *, by_content: bool = False
+    dataset: Dataset, held: int, seed: int, *, by_content: bool = False
 ) -> tuple[Dataset, Dataset]:
     """Split into (training, validation), the same way for the same seed on every machine.
 
-    A float in (0, 1) is the fraction held out, an int the number of images; both parts keep
-    the original order. `by_content` the images held out are the first in `content_order`, and in
-    it, so that others that join them move hardly any. Raises DataError when either part would be
-    empty.
+    So many images are held out; both parts keep the original order. `by_content` the images held
+    out are the first in `content_order`, and in it, so that others that join them move hardly any.
+    Raises DataError when either part would be empty.
     """
     N = len(dataset)
-    if isinstance(fraction_or_count, int):
-        held = fraction_or_count
-    else:
-        held = max(1, round(N * fraction_or_count)) if 0 < fraction_or_count < 1 else 0
     if not 0 < held < N:
         raise DataError(
-            f"cannot hold out {fraction_or_count} of {N:,} images: give a fraction between 0 "
-            "and 1, or a whole number smaller than theirs, or more images"
+            f"cannot hold out {held:,} of {N:,} images: hold out fewer, or train on more images"
         )
     # NumPy promises that a bit generator's stream never changes, but not Generator.permutation.
     chance = np.random.Philox(key=seed).random_raw

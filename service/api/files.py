@@ -35,10 +35,12 @@ def _digits(text: str) -> str:
     """Refuse whatever else is a number to Python: one picture has one address."""
     if not text.isascii() or not text.isdecimal() or (text[0] == "0" and len(text) > 1):
         raise ValueError("write it in digits alone, without zeros before it")
+    if len(text) > len(str(MAX_SEED)) or int(text) > MAX_SEED:
+        raise ValueError(f"a seed is 0 to {MAX_SEED}")
     return text
 
 
-Seed = Annotated[int, BeforeValidator(_digits), Path(ge=0, le=MAX_SEED)]
+Seed = Annotated[int, BeforeValidator(_digits), Path(ge=0, description=f"0 to {MAX_SEED}.")]
 
 
 def _known_tags(

@@ -25,8 +25,8 @@ ReasonWord = Annotated[str, Field(json_schema_extra={"enum": list(FinishReason)}
 
 _IMAGE: dict[str, Any] = {
     "index": 0, "seed": 1, "status": "finished", "finish_reason": "length", "position": 784,
-    "bits_per_dim": 0.61, "label": "7", "effective_particles": None, "log_evidence": None,
-}  # fmt: skip
+    "bits_per_dim": 0.61, "label": "7", "effective_particles": 12.5, "log_evidence": -31.204,
+}  # fmt: skip  # nothing is None: FastAPI would leave it out of the example
 _PNG = _IMAGE | {"png": "iVBORw0KGgo…"}
 USAGE = {"pixels": 784, "seconds": 0.1, "queue_seconds": 0.001, "pixels_per_second": 7840.0}
 _MODEL = {
@@ -35,7 +35,7 @@ _MODEL = {
     "order": "pixel", "attention": "linear", "parameters": 1394176, "backend": "native",
     "slots": 64, "guidance": 2.0, "top_p": 1.0,
 }  # fmt: skip
-_SCORE = {"index": 0, "bits": 493.9, "bits_per_dim": 0.63, "pixel_bits": None}
+_SCORE = {"index": 0, "bits": 493.9, "bits_per_dim": 0.63, "pixel_bits": [0.002, 1.25]}
 
 
 ImageLabel = Annotated[

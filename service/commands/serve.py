@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import signal
+import sys
+import threading
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any
 
@@ -40,6 +44,7 @@ def serve(
 ) -> None:
     """Serve models over HTTP; every setting is a SCANLINE_* variable too (see OPERATING.md)."""
     given = {name: value for name, value in locals().items() if value is not None}
+    _end_at_a_signal()
     # What other commands do without: training runs where the service's packages are not installed.
     from pydantic import ValidationError
 
@@ -51,7 +56,21 @@ def serve(
     except ValidationError as error:
         told = [_sentence(problem, given) for problem in error.errors()]
         raise ValueError("\n".join(told)) from error
-    run(settings)
+    try:
+        run(settings)
+    except (ValueError, RuntimeError, OSError, MemoryError) as error:
+        if settings.log_format != "json":
+            raise
+        logging.getLogger("scanline.server").critical("%s", error)
+        raise typer.Exit(1) from None
+
+
+def _end_at_a_signal() -> None:
+    """End at SIGTERM or SIGHUP from now on; a process that is a container's first ignores them."""
+    if threading.current_thread() is threading.main_thread():
+        for one in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(one) is not signal.SIG_IGN:  # as nohup has it
+                signal.signal(one, lambda *_: sys.exit(0))
 
 
 def _sentence(problem: Mapping[str, Any], given: Collection[str]) -> str:

@@ -151,6 +151,7 @@ class Connection(HttpToolsProtocol):
             message = "a request with a body cannot upgrade; send it without Upgrade, as HTTP/1.1"
             self._refusal = (400, message, "unsupported_upgrade")
             raise ValueError
+        self._check_head()
         super().on_headers_complete()
         self.cycle.__class__ = Cycle  # uvicorn builds its own class, and has no hook for another
         self._cycles.append(self.cycle)
@@ -158,6 +159,21 @@ class Connection(HttpToolsProtocol):
         self._expect(None if self.pipeline else self._bounds.body_seconds)
         if self.pipeline and self._looking is None:
             self._looking = self.loop.call_later(LOOK_SECONDS, self._look)
+
+    def _check_head(self) -> None:
+        """Refuse what the parser lets pass and RFC 9112 (sections 2.3, 3.2 and 6.1) does not."""
+        version = self.parser.get_http_version()
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        codings = [value for name, value in self.headers if name == b"transfer-encoding"]
+        if version not in ("1.0", "1.1"):
+            self._refusal = (505, f"this server speaks HTTP/1.1, not {version}", "malformed")
+        elif hosts > 1 or (hosts == 0 and version == "1.1"):
+            self._refusal = (400, "a request has one Host header, and no two", "malformed")
+        elif any(coding.strip().lower() != b"chunked" for coding in codings):
+            self._refusal = (501, "a body may be chunked, and have no other coding", "malformed")
+        else:
+            return
+        raise ValueError
 
     def on_body(self, body: bytes) -> None:
         """Take a piece of a body."""
@@ -281,7 +297,7 @@ class Connection(HttpToolsProtocol):
         request_id = f"req_{secrets.token_hex(12)}"
         client = self.client[0] if self.client else ""
         extra = {"request_id": request_id, "status": status, "client": client}
-        log.info("%s %s %s", status, message, request_id, extra=extra)
+        log.info("%s %s %s %s", status, message, client, request_id, extra=extra)
         self._door.refused(status, code)
         body = ApiError(status, message, code=code).reply.model_dump_json().encode()
         headers = {

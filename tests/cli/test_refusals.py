@@ -10,7 +10,7 @@ from tests.service_fixtures import GREY, random_picture, save_tiny
 
 WRONG: list[tuple[list[object], str]] = [
     (["sample", "--model", "other"], "there is no model 'other'"),
-    (["sample", "--weights", "nowhere"], "no *.safetensors in nowhere"),
+    (["sample", "--weights", "nowhere"], "there is no folder nowhere: name one with checkpoints"),
     (["sample", "samples.jpg", "--model", "tiny"], "name a file that ends in .png"),
     (["bench", "mnist", "--seconds", "inf"], "finite"),
     (["bench", "mnist", "--seconds", "nan"], "finite"),

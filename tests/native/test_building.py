@@ -81,12 +81,17 @@ def test_a_compiler_that_is_killed_ends_the_build(
         native.load_library()
     assert runs(compiler) == 1
     assert list(cache.iterdir()) == []
+    said = 'echo "no room in $TMPDIR" >&2\nkill -TERM'
+    compiler.write_text(compiler.read_text().replace("kill -TERM", said))
+    with pytest.raises(native_build.InterruptedBuildError, match=f"saying 'no room in {cache}'"):
+        native.load_library()
+    compiler.write_text(compiler.read_text().replace(said, "kill -TERM"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # or auto takes the device
     with pytest.raises(BackendError, match="ended by signal 15"):
         open_decoder(TINY, 1, "native")
     assert isinstance(open_decoder(TINY, 1), ReferenceDecoder)
     assert "ended by signal 15" in caplog.text
-    assert runs(compiler) == 3
+    assert runs(compiler) == 4
 
 
 def test_a_compiler_whose_part_is_killed_ends_the_build(

@@ -146,6 +146,10 @@ def test_an_import_can_be_saved_and_served(
 LAYER1 = "transformer.layers.1"
 
 
+def cast(change: Callable[[Tensor], Tensor]) -> Callable[[dict[Any, Any]], object]:
+    return lambda t: t.update({"predictor.bias": change(t["predictor.bias"])})
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -161,6 +165,12 @@ LAYER1 = "transformer.layers.1"
             r"head.predictor.bias has shape \[768\], its config says \[30\]",
         ),
         (lambda t: t["predictor.bias"].fill_(torch.nan), "head.predictor.bias holds NaN"),
+        (cast(Tensor.to_sparse), r"bias holds no plain floats \(sparse_coo, float32, cpu\)"),
+        (cast(Tensor.long), r"bias holds no plain floats \(strided, int64, cpu\)"),
+        (
+            cast(lambda x: x.to(torch.complex64)),
+            r"bias holds no plain floats \(strided, complex64, cpu\)",
+        ),
         (lambda t: t.update(epoch=3), "holds no dictionary of tensors"),
         (lambda t: t.update({3: torch.ones(1)}), "holds no dictionary of tensors"),
     ],

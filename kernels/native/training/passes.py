@@ -92,6 +92,7 @@ def _passes(threads: int, process: int) -> Library | None:
 
 
 _OFF = ContextVar("_OFF", default=False)
+_BUILDING = threading.Lock()  # one at a time: the others find what it has built
 
 
 @contextlib.contextmanager
@@ -107,7 +108,10 @@ def off() -> Iterator[None]:
 @assume_constant
 def passes() -> Library | None:
     """Give the passes for as many threads as torch has, or None where they cannot be built."""
-    return None if _OFF.get() else _passes(torch.get_num_threads(), os.getpid())
+    if _OFF.get():
+        return None
+    with _BUILDING:
+        return _passes(torch.get_num_threads(), os.getpid())
 
 
 def available() -> bool:

@@ -1,0 +1,23 @@
+"""CORS as Starlette has it, but that a preflight is refused in the one shape of all errors."""
+
+from __future__ import annotations
+
+from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware as StarlettesCORSMiddleware
+from starlette.responses import JSONResponse, Response
+
+from scanline.service.http.errors import ApiError
+
+
+class CORSMiddleware(StarlettesCORSMiddleware):
+    """Lets other origins' pages call the API, as the settings allow."""
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        """Answer what a browser asks before it sends a request."""
+        answer = super().preflight_response(request_headers)
+        if answer.status_code < 400:
+            return answer
+        message = f"{bytes(answer.body).decode()}; SCANLINE_CORS_ORIGINS says who may call"
+        reply = ApiError(answer.status_code, message, code="cors_refused").reply
+        kept = {n: v for n, v in answer.headers.items() if n.startswith(("access-", "vary"))}
+        return JSONResponse(reply.model_dump(), answer.status_code, kept)
