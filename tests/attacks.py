@@ -74,6 +74,32 @@ def _picture(side: int, kind: str = "PNG", mode: str = "L", **options: object) -
     return buffer.getvalue()
 
 
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def _before_the_pixels(chunks: bytes) -> bytes:
+    """Give a PNG with more chunks."""
+    data = _picture(28)
+    end = data.index(b"IDAT") - 4
+    return data[:end] + chunks + data[end:]
+
+
+def _exif(size: int) -> bytes:
+    """Give Exif that lays a picture on its side, and has fractions without end."""
+    entries = ((0x0112, 3, 1, 6), (0x9999, 5, size // 8, 38))  # behind which the fractions stand
+    head = b"II*\0" + struct.pack("<IH", 8, 2)
+    tags = b"".join(struct.pack("<HHII", *entry) for entry in entries) + bytes(4)
+    return head + tags + struct.pack("<II", 1, 3) * (size // 8)
+
+
+def _small_beside_large() -> bytes:
+    """Ask for all images that one may, and go on; then have the last row of one completed."""
+    large = _json("/v1/samples", b'{"n": 256, "label": "random"}')
+    large = large.replace(b"Connection: close", b"Prefer: respond-async", 1)
+    return large + _form("/v1/completions", [_picture(28)], known_rows=27)
+
+
 def _all_but_a_row() -> bytes:
     """Give a form of 64 images that are there but for their last row, each with a twin."""
     fields = {"n": 64, "known_rows": 27, "label": 1, "guidance": 2}
@@ -93,10 +119,7 @@ def _many_scans() -> bytes:
 
 def _many_chunks() -> bytes:
     """Give a PNG of a great many empty chunks, which Pillow reads in Python."""
-    data = _picture(28)
-    end = data.index(b"IDAT") - 4
-    empty = struct.pack(">I", 0) + b"teSt" + struct.pack(">I", zlib.crc32(b"teSt"))
-    return data[:end] + empty * 500_000 + data[end:]
+    return _before_the_pixels(_chunk(b"teSt", b"") * 500_000)
 
 
 def _many_segments() -> bytes:
@@ -165,6 +188,18 @@ ATTACKS: dict[str, Callable[[], Attack]] = {
     "JPEG of 100,000 segments": lambda: Attack(
         _form("/v1/completions", [_many_segments()], fit="cover", known_rows=1)
     ),
+    "PNG of 9,000 colour profiles": lambda: Attack(
+        _form("/v1/completions", [_before_the_pixels(_profile() * 9000)], known_rows=1)
+    ),
+    "PNG of 9 MB of Exif": lambda: Attack(
+        _form("/v1/completions", [_before_the_pixels(_chunk(b"eXIf", _exif(9_000_000)))])
+    ),
+    "JPEG of 9 MB of padding": lambda: Attack(
+        _form("/v1/completions", [b"\xff\xd8" + b"\xff" * 9_000_000 + _picture(28, "JPEG")[2:]])
+    ),
+    "PGM of 9 MB of blanks": lambda: Attack(
+        _form("/v1/completions", [b"P5" + b" " * 9_000_000 + b"28 28 255 " + bytes(784)])
+    ),
     "form in Punycode": lambda: Attack(_in_punycode()),
     "score of 24 PNG of 2000² pixels, left after 1 s": lambda: Attack(
         _form("/v1/score", [_picture(2000, mode="RGBA")] * 24, fit="cover"), patience=1.0
@@ -184,11 +219,18 @@ ATTACKS: dict[str, Callable[[], Attack]] = {
     "4 images of 2044² pixels": lambda: Attack(_enlarged(4, 2044)),
     "256 images of 280² pixels": lambda: Attack(_enlarged(256, 280)),
     "64 images but for their last row": lambda: Attack(_all_but_a_row(), patience=60),
+    "the last row of an image, beside 256 images": lambda: Attack(
+        _small_beside_large(), patience=60, connections=12
+    ),
     "half a head": lambda: Attack(b"GET / HTTP/1.1\r\nHost", patience=60),
     "half a body": lambda: Attack(_json("/v1/samples", b"{" * 100)[:-1], patience=60),
     "streams of 64 images, unread": lambda: Attack(_stream(64), patience=0),
     "1,000 streams of 3 images, read": lambda: Attack(_stream(3), patience=60, connections=1000),
 }
+
+
+def _profile() -> bytes:
+    return _chunk(b"iCCP", b"a\0\0" + zlib.compress(bytes(1_000_000)))
 
 
 def _keys(size: int) -> bytes:

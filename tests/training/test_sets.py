@@ -42,7 +42,7 @@ def test_of_a_folder_a_tenth_is_held_out_or_what_is_asked_for(pictures: Path) ->
     assert sizes(1) == (24, 1)
     assert sizes(0) == (25, 0)
     for everything in (25, 1000):
-        with pytest.raises(ValueError, match=f"cannot hold out {everything} of 25 images"):
+        with pytest.raises(ValueError, match=f"cannot hold out {everything:,} of 25 images"):
             sizes(everything)
 
 
