@@ -63,6 +63,13 @@ def test_round_trip(tmp_path: Path, fields: dict[str, Any]) -> None:
         assert torch.equal(loaded.model.bits(canvas), network.bits(canvas))
 
 
+def test_the_same_weights_in_another_network_are_another_one() -> None:
+    gelu = random_network(tiny_config(activation="gelu"))
+    relu = LinearTransformer(tiny_config(activation="relu"))
+    relu.load_state_dict(gelu.state_dict())
+    assert Checkpoint("a", gelu).digest != Checkpoint("a", relu).digest
+
+
 def test_half_precision_weights_load_as_float32(tmp_path: Path) -> None:
     network = random_network(tiny_config(), dtype=torch.bfloat16)
     save_checkpoint(tmp_path / "half.safetensors", network, {})
@@ -202,12 +209,13 @@ def test_a_bad_config_is_refused(tmp_path: Path, config: str) -> None:
         load_checkpoint(path)
 
 
+@pytest.mark.parametrize("sizes", [{"d_model": 8192, "d_ff": 65536}, {}], ids=["wide", "deep"])
 def test_sizes_of_a_config_alone_take_no_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizes: dict[str, int]
 ) -> None:
     """A file of a few bytes may say that its network has gigabytes: it is refused before that."""
     path, network = saved(tmp_path)
-    config = network.config.to_dict() | {"n_layers": 256, "d_model": 8192, "d_ff": 65536}
+    config = network.config.to_dict() | {"n_layers": 256} | sizes
     rewritten(path, config=json.dumps(config))
     monkeypatch.setattr(checkpoint, "LinearTransformer", lambda config: pytest.fail("was made"))
     with pytest.raises(CheckpointError, match="does not fit its config: its layers alone need"):

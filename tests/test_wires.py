@@ -106,6 +106,22 @@ def test_one_that_stops_reading_half_way_is_cut_off() -> None:
     run_skipping(read_some_and_no_more())
 
 
+def test_one_that_reads_a_byte_at_a_time_is_cut_off() -> None:
+    async def drip() -> None:
+        hall = Hall(think)
+        connection, wire = hall.enter()
+        connection.data_received(GET)
+        wire.unread = 10 * SENT_BYTES
+        connection.pause_writing()
+        wire.unread -= 1
+        await asyncio.sleep(1.5)
+        connection.connection_lost(None)
+        assert wire.aborted
+        assert hall.turned_away("unread") == 1
+
+    run_skipping(drip())
+
+
 def test_who_leaves_with_a_second_request_sent_is_missed_by_the_first() -> None:
     async def ask_twice_and_leave() -> None:
         told: list[str] = []
@@ -367,5 +383,17 @@ def test_refused_ones_that_have_not_gone_yet_make_no_room() -> None:
         more = [hall.enter("10.0.0.1")[1] for _ in range(3)]
         assert all(b"full" in wire.sent for wire in more)
         assert hall.turned_away("full") == 3
+
+    run_skipping(come())
+
+
+def test_refused_ones_that_have_gone_make_no_room_either() -> None:
+    async def come() -> None:
+        hall = Hall(think, Bounds(connections=1))
+        hall.enter("10.0.0.1")[0].data_received(GET)
+        for _ in range(door.HEARD_OUT + 3):
+            connection, wire = hall.enter("10.0.0.1")
+            assert b"full" in wire.sent
+            connection.connection_lost(None)
 
     run_skipping(come())

@@ -65,7 +65,10 @@ def test_a_decoder_that_raises_is_500_and_an_error_event() -> None:
         assert events[-1].data["error"]["code"] == "generation_failed"
         assert set(events[-1].data["error"]) == {"message", "type", "param", "code"}
         identifier = events[0].data["id"]
-        assert here.client.get(f"/v1/generations/{identifier}").json()["error"]
+        url = f"/v1/generations/{identifier}"
+        assert here.client.get(url).json()["error"]
+        picture = here.client.get(url, headers={"Accept": "image/png"})
+        check_error(picture, 500, "generation_failed")
         decoder.before_step = lambda slots: None
         assert here.samples(n=3).status_code == 200
         assert idle(here.scanline)

@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 
 from scanline.model.config import ModelConfig
+from scanline.service.api import cursors as cursors_module
 from scanline.service.api.cursors import END, Cursor, read_cursors, write_cursors
 from scanline.service.api.events import stream_events
 from scanline.service.api.requests import Granularity
 from scanline.service.generation import FinishReason, Generation, Place, Spec
+from scanline.service.http.errors import ApiError
 from scanline.service.http.pools import Pool
 from scanline.service.http.waiting import Client
 from tests.api.fixtures import CONFIGS, Held, Here, held, png
@@ -174,6 +176,12 @@ def test_an_events_id_says_how_far_its_reader_is() -> None:
     assert write_cursors(cursors) == "2*30!,12.3,7.1!,0"
     assert read_cursors("2*30!,12.3,7.1!,0", generation) == cursors
     assert read_cursors("5*31", generation) == [Cursor(30)] * 5  # there are no more pixels
+
+
+def test_an_id_of_more_images_than_there_are_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cursors_module, "Cursor", lambda *_: pytest.fail("was made"))
+    with pytest.raises(ApiError):
+        read_cursors("9999999*0", Generation("fake", GREY, Spec(n=1, seed=0)))
 
 
 def test_a_long_replay_comes_in_several_events() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from scanline.service.generation import Generation, Spec
 from scanline.service.queue import QueueFullError
+from scanline.service.scheduling.callers import Callers
 from scanline.service.scheduling.order import Order
 from tests.engine.fixtures import Gate, running, seeds_in
 from tests.service_fixtures import GREY, FakeDecoder, until
@@ -43,6 +44,16 @@ def test_places_are_those_in_which_images_come() -> None:
     wanted = list(order.images())
     assert taken(order) == wanted
     assert not any(order.waits(caller) for caller in "abcd")
+
+
+def test_a_caller_of_whom_nothing_is_drawn_any_more_is_forgotten() -> None:
+    callers = Callers(5)
+    generations = [waiting("a", 1), waiting("a", 1)]
+    for one in generations:
+        callers.count("a", one)
+    for one, known in zip(generations, (["a"], []), strict=True):
+        one.finish(0.0)
+        assert list(callers._live) == known
 
 
 def test_one_that_leaves_is_in_nobodys_way() -> None:

@@ -187,20 +187,21 @@ def test_a_device_that_is_lost_while_an_image_begins_ends_the_engine() -> None:
 
 @pytest.mark.parametrize("what", ["before_step", "before_load"])
 def test_a_decoder_that_fails_at_anything_ends_the_engine(what: str) -> None:
+    """In a row: once something was drawn, as many may fail again."""
     decoder = FakeDecoder(GREY, 2)
     engine = Engine("grey", decoder, Limits())
 
     def fail(slots: list[int]) -> None:
         raise MemoryError
 
-    setattr(decoder, what, fail)
     engine.start()
-    for seed in range(FAILURES):
+    for fails in [True] * (FAILURES - 1) + [False] + [True] * FAILURES:
         assert not engine.broken
-        touched = engine.queue.submit(Spec(n=1, seed=seed))
+        setattr(decoder, what, fail if fails else lambda slots: None)
+        touched = engine.queue.submit(Spec(n=1, seed=0))
         with engine.queue.reading(touched):
             finished(touched)
-        assert touched.error is not None
+        assert (touched.error is not None) is fails
     until(lambda: engine.broken and not engine.alive)
     engine.close(0)
 

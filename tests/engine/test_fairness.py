@@ -121,11 +121,11 @@ def test_a_crowd_is_let_in_a_part_at_a_time_with_a_step_between(
     assert seen[: len(expected)] == expected
 
 
-@pytest.mark.parametrize(("slots_each", "at_once"), [(1, 3), (2, 1)], ids=["plain", "guided"])
+@pytest.mark.parametrize(("slots_each", "at_once"), [(1, 5), (2, 2)], ids=["plain", "guided"])
 def test_known_pixels_are_absorbed_a_few_images_at_a_time_with_a_step_between(
     slots_each: int, at_once: int
 ) -> None:
-    """To absorb one image's takes a third of the longest step, and its twin's as long again."""
+    """To absorb one image's takes 2/11 of the longest step, and its twin's as long again."""
     decoder, clock = FakeDecoder(GREY, 64), Clock()
     loads: list[int] = []
     steps_before: list[int] = []
@@ -133,7 +133,7 @@ def test_known_pixels_are_absorbed_a_few_images_at_a_time_with_a_step_between(
     def load(slots: list[int]) -> None:
         loads.append(len(slots))
         steps_before.append(len(decoder.steps))
-        clock.now += len(slots) * slots_each * LONGEST_SECONDS / 3
+        clock.now += len(slots) * slots_each * LONGEST_SECONDS / 5.5
 
     decoder.before_load = load
     known = np.arange(GREY.pixels) < 20
@@ -152,15 +152,19 @@ def test_known_pixels_are_absorbed_a_few_images_at_a_time_with_a_step_between(
     assert all(later > earlier for earlier, later in itertools.pairwise(steps_before))
 
 
-def test_an_image_of_nothing_known_is_taken_though_no_more_is_absorbed() -> None:
+@pytest.mark.parametrize("spare", [0, 64])
+@pytest.mark.parametrize("absorbable", [19, 20])
+def test_an_image_of_nothing_known_is_taken_though_no_more_is_absorbed(
+    absorbable: int, spare: int
+) -> None:
     queue = Queue("it", GREY, Limits(), Clock())
     known = np.arange(GREY.pixels) < 20
     for seed in range(4):
         spec = Spec(n=1, seed=seed) if seed % 2 else completion(GREY, seed, known)
         queue.submit(spec, caller=str(seed))
-    taken = queue.take(64, 64, known=19)
-    assert [one.image.seed for one in taken] == [0, 1]  # those behind keep their places
-    assert [one.image.seed for one in queue.take(64, 64, known=20)] == [2, 3]
+    for seeds in ([0, 1], [2, 3]):  # those behind keep their places
+        taken = queue.take(64 - spare, 64, spare, 4, known=absorbable)
+        assert [one.image.seed for one in taken] == seeds
 
 
 def test_a_large_one_absorbs_what_it_knows_where_it_is_its_turn() -> None:
@@ -170,6 +174,68 @@ def test_a_large_one_absorbs_what_it_knows_where_it_is_its_turn() -> None:
     queue.submit(completion(GREY, 100, known), caller="small")
     assert [one.image.seed for one in queue.take(4, 4, 1, 8, heavy=False)] == [100]
     assert [one.image.seed for one in queue.take(4, 4, 1, 8, heavy=True)] == [0, 1, 2, 3]
+
+
+def test_a_small_one_absorbs_what_it_knows_where_it_is_its_turn() -> None:
+    queue = Queue("it", GREY, Limits(), Clock())
+    queue.submit(completion(GREY, 0, np.arange(GREY.pixels) < 20), caller="knows")
+    queue.submit(Spec(n=1, seed=100), caller="knows nothing")
+    assert queue.take(4, 4, 0, 8, light=False) == []
+    (taken,) = queue.take(4, 4, 4, 8, light=False)
+    assert (taken.image.seed, taken.spare) == (100, True)
+    (taken,) = queue.take(0, 4, 4, 8, light=True)
+    assert taken.image.seed == 0
+
+
+def test_completions_that_come_again_and_again_keep_no_other_small_one_from_its_pixels() -> None:
+    """All of each is known, and to absorb it takes longer than a step of the large one does."""
+    decoder, clock = FakeDecoder(WIDE, 66), Clock()
+    spec = completion(WIDE, 2000, np.ones(WIDE.pixels, np.bool_))
+    small: list[Generation] = []
+    absorbed: list[bool] = []  # whether the small one was there, and had no pixel yet
+
+    def come_again() -> None:
+        if len(absorbed) < 40:
+            engine.queue.submit(spec, caller="again", detached=True)
+
+    def load(slots: list[int]) -> None:
+        if 2000 in seeds_in(slots, engine):
+            clock.now += 8 * STEP_SECONDS
+            absorbed.append(bool(small) and small[0].images[0].position == 0)
+            come_again()
+        if len(absorbed) == 20:
+            small.append(engine.queue.submit(Spec(n=1, seed=1000), caller="small"))
+
+    def draw(slots: list[int]) -> None:
+        clock.now += len(slots) * STEP_SECONDS / 16
+        if len(decoder.steps) == 5:
+            come_again()
+
+    decoder.before_load, decoder.before_step = load, draw
+    with opened(decoder, clock=clock, spare=2) as engine:
+        large = engine.queue.submit(Spec(n=4000, seed=0), caller="large", detached=True)
+        engine.start()
+        until(lambda: small)
+        with engine.queue.reading(small[0]):
+            assert_right(small[0])
+        until(lambda: len(absorbed) == 40)
+        engine.queue.cancel(large)
+        finished(large)
+    assert sum(absorbed) <= 1
+
+
+def test_one_that_comes_as_all_others_end_absorbs_what_it_knows() -> None:
+    """Though the small ones would have been next, and it is none."""
+    decoder = FakeDecoder(GREY, 6)
+    gate = Gate(decoder)
+    with running(decoder, clock=Clock(), spare=2) as engine:
+        others = [engine.queue.submit(Spec(n=n, seed=n)) for n in (40, 1)]
+        gate.turn(3)
+        late = engine.queue.submit(completion(GREY, 0, np.arange(GREY.pixels) < 20, n=11))
+        for one in others:
+            engine.queue.cancel(one)
+        gate.open()
+        assert_right(late)
 
 
 def test_an_image_of_more_slots_than_are_given_at_once_is_let_in_alone() -> None:

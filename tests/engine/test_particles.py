@@ -20,6 +20,7 @@ from scanline.service.engine import Engine
 from scanline.service.generation import FinishReason, Generation, Spec, Status, Weighed
 from scanline.service.queue import Limits
 from tests.conftest import random_network, tiny_config
+from tests.service_fixtures import FakeDecoder
 
 VALUES = 3  # that the small networks here draw
 SMALL = tiny_config(height=2, width=3, classes=("cat", "dog"))
@@ -250,6 +251,54 @@ def test_who_looks_on_is_told_of_every_pixel_that_changes() -> None:
         assert told["slot"] == particles.slots[particles.shown]
         assert np.array_equal(seen, decoder.canvas[told["slot"]])
     assert switched > 20
+
+
+class Costly(FakeDecoder):
+    """Draws in eight slots pixels that cost what is given: ``costs[pixel][slot]`` bits."""
+
+    def __init__(self, costs: dict[int, list[int]]) -> None:
+        super().__init__(SMALL, 8)
+        self.costs, self.forks = costs, list[tuple[list[int], list[int]]]()
+
+    def _pixel(self, slot: int) -> None:
+        super()._pixel(slot)
+        pixel = int(self.positions[slot]) - 1
+        self.bits[slot, pixel] = self.costs.get(pixel, [0] * 8)[slot]
+
+    def _copy(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
+        super()._copy(sources, targets)
+        self.forks.append((sources.tolist(), targets.tolist()))
+
+
+@pytest.mark.parametrize(
+    ("seed", "forks", "shown"),
+    [
+        (1, [([1, 1, 1, 1, 7], [0, 2, 3, 4, 6]), ([4] * 6, [1, 2, 3, 5, 6, 7])], [1, 4, 4, 0]),
+        (2, [([1, 1, 1, 7], [0, 2, 3, 4]), ([4] * 5, [0, 1, 2, 5, 7])], [1, 4, 4, 3]),
+    ],
+)
+def test_a_seed_and_the_weights_say_whose_copies_go_on_and_which_is_shown(
+    seed: int, forks: list[tuple[list[int], list[int]]], shown: list[int]
+) -> None:
+    """The same in every version, or it would draw other bytes; and each copy draws its own."""
+    decoder = Costly(
+        {1: [7, 0, 7, 11, 10, 2, 3, 1], 3: [3, 9, 8, 9, 0, 10, 5, 8], 5: [0, 10, 6, 0, 8, 6, 0, 7]}
+    )
+    inputs = Inputs.blank(SMALL, 1)
+    inputs.known[0] = known = np.arange(6) % 2 == 1  # each is behind an unknown one
+    particles = Particles(SMALL, seed, known, range(8))
+    decoder.begin([0], inputs)
+    particles.begin(decoder)
+    decoder.forks.clear()
+    seen = []
+    while (position := int(decoder.positions[0])) < SMALL.pixels:
+        decoder.step(particles.slots, particles.room(position))
+        particles.weigh(decoder, lambda *_: None)
+        assert sorted(decoder.inputs.particle.tolist()) == list(range(8))
+        seen.append(particles.shown)
+    particles.finish(decoder, lambda *_: None)
+    assert decoder.forks == forks
+    assert [*seen, particles.shown] == shown
 
 
 def test_the_bits_are_those_of_the_particle_that_is_shown() -> None:

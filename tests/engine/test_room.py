@@ -184,6 +184,12 @@ def test_a_crowd_of_finished_ones_pushes_out_its_own() -> None:
     assert there(queue, finished(queue, 17, "large"), large) == [True, False]
 
 
+def test_what_is_no_longer_kept_makes_nobody_a_crowd() -> None:
+    queue = Queue("it", GREY, Limits(keep_finished=8), Clock())
+    generations = [finished(queue, 1, caller) for caller in "abacdefgha"]
+    assert there(queue, *generations) == [False] * 2 + [True] * 8  # the oldest go, whoever's
+
+
 def test_of_large_images_fewer_are_kept_and_the_last_generation_whatever_its_size() -> None:
     """Of 1,024 x 1,024 pixels in colour, 7 MiB each with what was given of it, 256 MiB hold 36."""
     config = dataclasses.replace(GREY, height=1024, width=1024, channels=3)

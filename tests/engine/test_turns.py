@@ -137,6 +137,16 @@ def test_the_light_ones_have_more_time_the_more_they_are() -> None:
     assert had[True] / had[False] == pytest.approx(3, rel=0.1)
 
 
+def test_a_group_absorbs_where_it_is_next_or_alone() -> None:
+    turns = Turns()
+    may = []
+    for light, heavy, took in ((1, 0, 0.0), (1, 1, 0.0), (1, 1, 1.0), (0, 1, 0.0)):
+        turns.choose(light, heavy)
+        turns.took(light=True, seconds=took)
+        may.append((turns.may_absorb(True), turns.may_absorb(False)))
+    assert may == [(True, True), (True, False), (False, True), (True, True)]
+
+
 def test_who_was_away_has_saved_no_time_up() -> None:
     turns = Turns()
     for _ in range(1000):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from scanline.kernels.mixture import MIXTURES
 from scanline.model.config import ModelConfig
-from scanline.model.heads import Head, split_mixture
+from scanline.model.heads import Head, keep_likeliest, split_mixture
 from tests.conftest import tiny_config
 from tests.heads.fixtures import (
     bin_probability,
@@ -258,6 +258,11 @@ def test_the_last_uniform_never_draws_what_is_impossible() -> None:
         parameters = random_parameters(256, 1, seed).float()
         parameters[:, 200:] = -math.inf
         assert int(draw(head, parameters, most)) < 200
+
+
+def test_of_equals_the_lower_are_kept_and_no_more_than_hold_the_share() -> None:
+    kept = keep_likeliest(torch.ones(2, 4), torch.tensor([0.5, 0.6]))
+    assert kept.tolist() == [[1, 1, 0, 0], [1, 1, 1, 0]]
 
 
 @pytest.mark.parametrize("channels", [1, 3])

@@ -41,6 +41,20 @@ def test_prefill_is_stepping_to_the_last_bit(config: ModelConfig, threads: int, 
         assert filled.bits.tobytes() == stepped.bits.tobytes()
 
 
+def test_what_a_team_was_held_up_in_is_absorbed_to_its_end() -> None:
+    """Of eight threads a core most wait for one, as where other processes want them."""
+    config = replace(KINDS["grey"], height=16, width=16)
+    network, inputs = network_of(config), blank(config, 1)
+    inputs.known[:] = True
+    states = set()
+    for threads in (1, min(64, 8 * usable_cores())):
+        decoder = NativeDecoder(network, 1, threads, team=threads)
+        decoder.begin([0], inputs)
+        assert decoder.positions[0] == config.pixels
+        states.add((decoder.bits.tobytes(), decoder.states.tobytes()))
+    assert len(states) == 1
+
+
 def test_a_team_is_no_larger_than_its_work() -> None:
     """Many cores do not crowd around one image: whole teams take images, as many as there are."""
     threads = max(64, 2 * (os.cpu_count() or 1))  # more than cores: nothing is measured

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -13,14 +14,19 @@ import numpy as np
 import openai
 import pytest
 
-from scanline.service.generation import FinishReason, Spec
+from scanline.service.generation import FinishReason, Generation, Place, Spec
+from scanline.service.http.pools import Pool
 from scanline.service.http.sse import COMMENT, stream_reply
 from scanline.service.http.waiting import Client
+from scanline.service.openai.events import stream_images
+from scanline.service.openai.rendering import choose_rendering
+from scanline.service.openai.requests import GenerationsRequest
 from scanline.service.queue import Queue
 from scanline.service.server import Scanline
 from tests.openai.fixtures import expected_edit, masked, pixels_of, stock
 from tests.service_fixtures import (
     GREY,
+    Event,
     FakeDecoder,
     build,
     check_error,
@@ -104,6 +110,31 @@ def test_comments_keep_a_stream_open_and_the_client_sees_none(
         types = [event.type.split(".")[1] for event in stream]
     assert types == ["partial_image", "completed"]
     assert go_on.is_set()  # after three comments
+
+
+def test_a_stream_misses_nothing_that_happens_while_it_sends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("scanline.service.openai.events.KEEP_ALIVE_SECONDS", 0.2)
+    generation = Generation("fake", GREY, Spec(n=2, seed=0))
+    published = np.array([[0], [GREY.pixels // 2]], np.int32)
+    for image, position in zip(generation.images, published, strict=True):
+        image.run(Place(np.zeros((GREY.pixels, 1), np.uint8), position))
+
+    async def read() -> list[Event]:
+        gone = asyncio.create_task(asyncio.sleep(60))
+        rendering = choose_rendering(GenerationsRequest(prompt=""), GREY)
+        stream = stream_images(
+            generation, Client("", gone), "image_generation", rendering, 1, Pool(1)
+        )
+        raw = await anext(stream)
+        published[0] = GREY.pixels // 2  # while the event is on its way; then no more news
+        generation.wake()
+        raw += await anext(stream)
+        gone.cancel()
+        return parse_sse(raw)
+
+    assert [event.data["index"] for event in asyncio.run(read())] == [1, 0]
 
 
 def test_a_stream_has_neither_ids_nor_comments(http: httpx.Client) -> None:

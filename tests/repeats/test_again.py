@@ -17,6 +17,7 @@ from scanline.service.generation import Generation, Spec
 from scanline.service.queue import Limits, Queue
 from scanline.service.repeats import Key, Repeats, fingerprint
 from tests.clocks import Clock
+from tests.engine.fixtures import Gate
 from tests.repeats.fixtures import ASYNC
 from tests.service_fixtures import (
     GREY,
@@ -87,8 +88,8 @@ def test_a_request_in_openais_words_that_comes_again_is_drawn_once(client: httpx
 
 
 def test_a_client_that_was_cut_off_finds_its_request_again() -> None:
-    decoder, go_on = FakeDecoder(GREY, 2), threading.Event()
-    decoder.before_step = lambda slots: (go_on.wait(), None)[1]
+    decoder = FakeDecoder(GREY, 2)
+    gate = Gate(decoder)
     scanline, app = build({"grace_seconds": 600.0}, {"grey": decoder})
     key = {"Idempotency-Key": "mine"}
     with listening(app, lambda: scanline.ready) as url, httpx.Client(base_url=url) as client:
@@ -99,16 +100,22 @@ def test_a_client_that_was_cut_off_finds_its_request_again() -> None:
                 b"POST /v1/samples HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
                 b"Idempotency-Key: mine\r\nContent-Length: 2\r\n\r\n{}"
             )
-            until(lambda: scanline.models["grey"].engine.running == 1)
+            until(lambda: [g.readers for g in tuple(queue._live.values())] == [1])
+            gate.wait()
+        (begun,) = queue._live.values()
+        until(lambda: begun.readers == 0, "the server's noticing")
+        gate.let(1)
+        until(lambda: gate.arrivals == 2 or begun.finished)  # it has looked who left
         with ThreadPoolExecutor(2) as pool:
             replies = [
                 pool.submit(client.post, "/v1/samples", json={}, headers=key, timeout=60)
                 for _ in range(2)
             ]
             until(lambda: [g.readers for g in tuple(queue._live.values())] == [2])
-            go_on.set()
+            gate.open()
             bodies = [reply.result().json() for reply in replies]
     assert bodies[0] == bodies[1]
+    assert bodies[0]["id"] == begun.id
     assert bodies[0]["images"][0]["finish_reason"] == "length"
     assert len([n for slots, n in decoder.steps if len(slots) > 1]) == 0
 

@@ -62,6 +62,16 @@ def test_other_settings_do_not_resume(one_step: Path, change: dict[str, Any]) ->
         Trainer(MODEL, replace(CONFIG, **change), one_step, CPU).resume()
 
 
+def test_a_setting_that_a_former_version_had_not_is_as_it_trained_then(begun: Path) -> None:
+    path = begun / "training.pt"
+    saved = torch.load(path, weights_only=True)
+    del saved["training"]["mirror"]
+    torch.save(saved, path)
+    Trainer(MODEL, CONFIG, begun, CPU).resume()
+    with pytest.raises(CheckpointError, match=r"other settings \(mirror\)"):
+        Trainer(MODEL, replace(CONFIG, mirror=True), begun, CPU).resume()
+
+
 def test_another_model_does_not_resume(one_step: Path) -> None:
     with pytest.raises(CheckpointError, match=r"of another model \(\w+\); name the same one"):
         Trainer(replace(MODEL, d_ff=32), CONFIG, one_step, CPU).resume()
@@ -107,7 +117,10 @@ def test_other_images_do_not_resume(begun: Path) -> None:
     """As with another share of them held out; only the same ones go on to the bit."""
     trainer = Trainer(MODEL, CONFIG, begun, CPU)
     trainer.resume()
-    for other in (dataset(21), dataset(22, seed=1), replace(dataset(), labels=None, classes=())):
+    data = dataset()
+    assert data.labels is not None
+    relabelled, unlabelled = replace(data, labels=1 - data.labels), replace(data, labels=None)
+    for other in (dataset(21), dataset(22, seed=1), relabelled, replace(unlabelled, classes=())):
         with pytest.raises((CheckpointError, ValueError), match=r"other images|the data's classes"):
             trainer.train(other, None, Stop(), quiet=True)
     assert trainer.step == 1
