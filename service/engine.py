@@ -169,8 +169,7 @@ class Engine:
         free, turns = len(runs.free) - runs.spare, self._steps.turns
         taken = self.queue.take(
             free, most, runs.spare, runs.heaviest, turns.absorbable,
-            light=turns.may_absorb(True) or len(runs.light) == len(runs.leads),
-            heavy=turns.may_absorb(False) or not runs.light,
+            light=turns.may_absorb(True), heavy=turns.may_absorb(False) or not runs.light,
         )  # fmt: skip
         if not taken:
             return
