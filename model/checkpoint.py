@@ -96,9 +96,13 @@ def _read(
             names = file.keys() if weights else ()
             tensors = {name: file.get_tensor(name) for name in names}
     except FileNotFoundError:  # or one that may not be read, which safetensors calls so too
-        if path.exists():
-            raise CheckpointError(f"{path} cannot be read: let this user read it") from None
-        raise CheckpointError(f"there is no checkpoint at {path}") from None
+        try:
+            path.stat()
+        except FileNotFoundError:
+            raise CheckpointError(f"there is no checkpoint at {path}") from None
+        except OSError:
+            pass  # or whose folder may not be entered
+        raise CheckpointError(f"{path} cannot be read: let this user read it") from None
     except (safetensors.SafetensorError, OSError) as error:
         if path.is_dir():
             raise CheckpointError(
@@ -187,15 +191,14 @@ def network_of(config: ModelConfig, tensors: dict[str, Tensor], source: str) -> 
 
 def find_checkpoints(folder: Path) -> dict[str, Path]:
     """Give a folder's checkpoints by name; raises ``CheckpointError`` where there are none."""
-    if folder.is_file():
-        raise CheckpointError(
-            f"{folder} is a file: name its folder, {folder.parent}, and the model {folder.stem!r}"
-        )
     try:
         files = sorted(folder.iterdir())  # which, unlike a glob, says why there are none
     except FileNotFoundError:
         raise CheckpointError(f"there is no folder {folder}: name one with checkpoints") from None
     except OSError as error:
+        if isinstance(error, NotADirectoryError) and folder.is_file():
+            where = f"name its folder, {folder.parent}, and the model {folder.stem!r}"
+            raise CheckpointError(f"{folder} is a file: {where}") from None
         raise CheckpointError(f"{folder} cannot be read: {error.strerror}") from None
     # What begins with a dot some systems put beside a file, of its name.
     paths = [p for p in files if p.suffix == ".safetensors" and not p.name.startswith(".")]

@@ -164,8 +164,8 @@ def serve(settings: Settings) -> None:
         def open_models() -> None:
             scanline.open(checkpoints, opening)
             tune_interpreter()
-            # Built now, or the first score would wait for a compiler.
-            threading.Thread(target=passes.available, name="building", daemon=True).start()
+            if scanline.ready:  # what scores need is built now, or the first would wait for it
+                threading.Thread(target=passes.available, name="building", daemon=True).start()
 
         app = create_app(scanline, open_models)
         process = Process(configure(app, scanline), scanline)

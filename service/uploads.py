@@ -9,7 +9,7 @@ from itertools import islice
 from typing import BinaryIO
 
 from PIL import Image, ImageFile
-from PIL.JpegImagePlugin import JpegImageFile
+from PIL.JpegImagePlugin import MARKER, JpegImageFile
 
 from scanline.model import pictures
 from scanline.model.pictures import PictureError, open_picture
@@ -20,7 +20,7 @@ MAX_PARTS = 10_000  # of a picture, of a kind; encoders write some hundreds, of 
 MAX_PADDING = (
     10_000  # bytes before a picture that mean nothing, each of which Pillow reads in Python
 )
-MAX_EXIF = 2**20  # bytes: cameras write some thousands, and Pillow reads them in Python
+MAX_EXIF = 2**18  # bytes: cameras write some thousands, and Pillow reads them in Python
 PARTS: dict[int | bytes, tuple[str, int]] = {
     0xDA: ("scans", 64),  # each goes over all of the picture
     0xE1: ("segments of Exif or XMP", 256),  # for each Pillow copies all that came before
@@ -34,11 +34,13 @@ MAX_COMMENTS = 1000  # of a PPM in words, for each of which Pillow moves all tha
 # Without TIFF: a tile of a small one may hold gigabytes, and libtiff itself writes to stderr.
 FORMATS = tuple(name for name in pictures.FORMATS if name != "TIFF")
 
-# A JPEG's with a length behind it: no restart in a scan, and no value that looks like one.
-_MARKER = re.compile(rb"\xff[\xc0-\xcf\xd9-\xfe]")
-_SCAN, _END = 0xDA, 0xD9
-# The head of a PPM, PGM or PBM: two numbers, between blanks and comments, and as a rule a third.
-_PPM = re.compile(rb"P\w*+(?:(?:\s|#[^\r\n]*+)++[^\s#]++){2,3}")
+_SCAN, _APP1, _END = 0xDA, 0xE1, 0xD9
+# What Pillow reads of a JPEG by the length behind it; over all else it goes byte by byte.
+_READ = [marker & 0xFF for marker, (_, _, read) in MARKER.items() if read]
+_MARKER = re.compile(b"\xff[" + re.escape(bytes([*_READ, _END])) + b"]")
+# The numbers at the head of a bitmap, two, or a PGM or PPM, three, between blanks and comments.
+_NUMBER = rb"(?:(?:\s|#[^\r\n]*+)++[^\s#]++)"
+_PPM = re.compile(rb"P[14]%b{2}|P\w*+%b{3}" % (_NUMBER, _NUMBER))
 
 CheckSize = Callable[[int, int], object]
 
@@ -114,7 +116,7 @@ def _check_parts(file: BinaryIO, param: str) -> None:
         _check_chunks(data, param)
     elif start.startswith(GIF) and _ends_late(_blocks(data), MAX_PARTS + len(data) // FULL):
         raise PictureError("the GIF is in parts smaller than encoders write; save it again", param)
-    elif start.startswith(b"P") and not _PPM.match(data, 0, MAX_PADDING):
+    elif start[:1] == b"P" and start[1:2] in b"123456f" and not _PPM.match(data, 0, MAX_PADDING):
         raise PictureError("the picture's head is too long, or damaged; save it again", param)
 
 
@@ -160,16 +162,24 @@ def _blocks(gif: bytes) -> Iterator[int]:
 
 
 def _check_segments(jpeg: bytes, param: str) -> None:
-    counts, at, padding = Counter[int](), len(JPEG), 0
+    counts, at, padding, exif = Counter[int](), len(JPEG), 0, 0
     while True:
         marker = _MARKER.search(jpeg, at)
         if not counts[_SCAN]:  # between markers of a scan there is the picture
             padding += (marker.start() if marker else len(jpeg)) - at
-            if padding > MAX_PADDING:
-                raise PictureError("the JPEG is padded, or damaged; save it again", param)
-        if marker is None or (kind := marker[0][1]) == _END:
+        if padding > MAX_PADDING:
+            raise PictureError("the JPEG is padded, or damaged; save it again", param)
+        if marker is None or ((kind := marker[0][1]) == _END and counts[_SCAN]):
             return  # what lies behind that does not count, as a phone's film
-        at = marker.end() + int.from_bytes(jpeg[marker.end() : marker.end() + 2])
+        at = marker.end()
+        if kind == _END:
+            padding += 2
+            continue
+        size = int.from_bytes(jpeg[at : at + 2])
+        if kind == _APP1 and jpeg.startswith(b"Exif\0", at + 2):
+            exif += size
+            _check_exif(exif, param)
+        at += size
         counts[kind] += 1
         what, most = PARTS.get(kind, ("parts", MAX_PARTS))
         if counts[kind] > most:

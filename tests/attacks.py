@@ -198,7 +198,7 @@ ATTACKS: dict[str, Callable[[], Attack]] = {
         _form("/v1/completions", [b"\xff\xd8" + b"\xff" * 9_000_000 + _picture(28, "JPEG")[2:]])
     ),
     "PGM of 9 MB of blanks": lambda: Attack(
-        _form("/v1/completions", [b"P5" + b" " * 9_000_000 + b"28 28 255 " + bytes(784)])
+        _form("/v1/completions", [b"P5 28 28" + b" " * 9_000_000 + b"255 " + bytes(784)])
     ),
     "form in Punycode": lambda: Attack(_in_punycode()),
     "score of 24 PNG of 2000² pixels, left after 1 s": lambda: Attack(

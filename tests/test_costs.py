@@ -173,18 +173,27 @@ def test_what_stands_before_the_pixels_is_bounded(client: httpx.Client) -> None:
         return b"eXIf", exif(size)[6:]
 
     jpeg = encode(random_picture(), "JPEG")
+    segment = b"\xff\xe1\xff\xff" + exif(65_000).ljust(65_533, b"\0")
     profile = b"iCCP", b"a\0\0" + zlib.compress(bytes(1000))
     pgm = b"P5\n%b28 28\n255\n" + bytes(784)
     for fine, refused, why in (
         (png(profile), png(*[profile] * 9), "colour profiles"),
         (png(longer(900)), png(*[longer(900)] * 9), "chunks of Exif"),
-        (png(longer(1_040_000)), png(longer(1_050_000)), "bytes of Exif"),
-        (jpeg, encode(random_picture(), "WEBP", exif=exif(1_050_000)), "bytes of Exif"),
+        (png(longer(262_000)), png(longer(263_000)), "bytes of Exif"),
+        (jpeg, encode(random_picture(), "WEBP", exif=exif(263_000)), "bytes of Exif"),
+        (jpeg[:2] + segment * 4 + jpeg[2:], jpeg[:2] + segment * 5 + jpeg[2:], "bytes of Exif"),
+        (
+            jpeg,
+            jpeg[:2] + b"\xff\xd9" * 5_100 + jpeg[2:],
+            "padded",
+        ),
+        (jpeg, jpeg[:2] + b"\xff\xf0\xff\xff" + bytes(65_533) + jpeg[2:], "padded"),
         (jpeg[:2] + b"\xff" * 999 + jpeg[2:], jpeg[:2] + b"\xff" * 10_100 + jpeg[2:], "padded"),
         (jpeg[:2] + b"\xff\0" * 999 + jpeg[2:], jpeg[:2] + b"\xff\0" * 5_100 + jpeg[2:], "padded"),
         (pgm % b"#a 1 2\n # b\r", pgm % (b"#" + 10_100 * b"a" + b"\n"), "head is too long"),
         (pgm % (b" " * 999), pgm % (b" " * 10_100), "head is too long"),
         (pgm % (b"#\n" * 999), pgm % (b"#\n" * 5_100), "head is too long"),
+        (pgm % b"", b"P5 28 28" + b" " * 10_100 + b"255 " + bytes(784), "head is too long"),
         (b"P4\n28 28\n" + bytes(112), b"P4 28 " + b"\n" * 10_100 + b"28\n", "head is too long"),
     ):
         assert complete(client, fine).status_code == 200, why

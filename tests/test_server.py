@@ -157,7 +157,9 @@ from scanline.service.commands.cli import main
 serving.load_checkpoints = lambda *_: (os.kill(os.getpid(), signal.{which}), time.sleep(60))
 main(["serve"])
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 

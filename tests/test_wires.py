@@ -217,6 +217,7 @@ def test_a_body_behind_an_upgrade_is_no_request(body: str) -> None:
         ("PUT / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: Chunked\r\n\r\n0", 204),
         ("GET / HTTP/1.1", 400),
         ("GET / HTTP/1.1\r\nHost: x\r\nHost: y", 400),
+        ("PUT / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0", 400),
         ("GET / HTTP/2.0\r\nHost: x", 505),
         ("PUT / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0", 501),
     ],

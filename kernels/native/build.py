@@ -184,19 +184,16 @@ def _open(path: Path) -> ctypes.CDLL | None:
 
 
 def _build(compiler: Sequence[str], isa: str, source: Path, path: Path) -> None:
-    """Compile into a file of its own, then rename it: two processes at once do not meet."""
+    """Compile in a folder of its own, then move it: two processes at once do not meet."""
     for left in path.parent.glob(f".{source.stem}-*"):  # by a process that was ended meanwhile
         with contextlib.suppress(OSError):  # gone meanwhile, or another's
             if time.time() - left.stat().st_mtime > PATIENCE:
-                left.unlink()
-    handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    try:
-        _run([*compiler, *_flags(isa), str(source), "-o", partial], path.parent)
-        Path(partial).chmod(0o755)
-        Path(partial).replace(path)
-    finally:
-        Path(partial).unlink(missing_ok=True)
+                shutil.rmtree(left)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+        built = Path(folder) / path.name
+        _run([*compiler, *_flags(isa), str(source), "-o", str(built)], Path(folder))
+        built.chmod(0o755)
+        built.replace(path)
 
 
 def _keep(compiler: Sequence[str], isa: str, source: Path, path: Path) -> ctypes.CDLL | None:

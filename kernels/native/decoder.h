@@ -110,7 +110,8 @@ public:
                 absorb(i, seat);
             }
         });
-        if (count > 0 && alone_pixels_ > 0) alone_pixels_ -= *std::max_element(lengths, lengths + count);
+        if (count > 0 && alone_pixels_ > 0)  // a pass of known pixels has as many meetings as one pixel
+            alone_pixels_ -= (*std::max_element(lengths, lengths + count) + MAX_ROWS - 1) / MAX_ROWS;
         if (arrived()) return true;
         alone_pixels_ = ALONE_PIXELS;
         spread(each_alone(count), count, 1, [&](Range slots, const Seat& seat) {

@@ -61,7 +61,7 @@ def serve(
     except (ValueError, RuntimeError, OSError, MemoryError) as error:
         if settings.log_format != "json":
             raise
-        logging.getLogger("scanline.server").critical("%s", error)
+        logging.getLogger("scanline.server").critical("%s", str(error) or type(error).__name__)
         raise typer.Exit(1) from None
 
 

@@ -169,6 +169,8 @@ class Connection(HttpToolsProtocol):
             self._refusal = (505, f"this server speaks HTTP/1.1, not {version}", "malformed")
         elif hosts > 1 or (hosts == 0 and version == "1.1"):
             self._refusal = (400, "a request has one Host header, and no two", "malformed")
+        elif codings and version == "1.0":
+            self._refusal = (400, "HTTP/1.0 has no Transfer-Encoding", "malformed")
         elif any(coding.strip().lower() != b"chunked" for coding in codings):
             self._refusal = (501, "a body may be chunked, and have no other coding", "malformed")
         else:

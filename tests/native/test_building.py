@@ -83,7 +83,9 @@ def test_a_compiler_that_is_killed_ends_the_build(
     assert list(cache.iterdir()) == []
     said = 'echo "no room in $TMPDIR" >&2\nkill -TERM'
     compiler.write_text(compiler.read_text().replace("kill -TERM", said))
-    with pytest.raises(native_build.InterruptedBuildError, match=f"saying 'no room in {cache}'"):
+    with pytest.raises(
+        native_build.InterruptedBuildError, match=f"saying 'no room in {cache}/.decoder-"
+    ):
         native.load_library()
     compiler.write_text(compiler.read_text().replace(said, "kill -TERM"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # or auto takes the device
@@ -101,7 +103,8 @@ def test_a_compiler_whose_part_is_killed_ends_the_build(
     cache.mkdir(exist_ok=True)
     old, new = cache / ".decoder-old.so.x", cache / ".decoder-new.so.y"
     for left in (old, new):
-        left.touch()
+        left.mkdir()
+        (left / "cc.s").touch()
     os.utime(old, (0, 0))
     driver = tmp_path / "driver"
     said = "g++: fatal error: Killed signal terminated program cc1plus"

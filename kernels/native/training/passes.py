@@ -83,6 +83,12 @@ def _close(library: ctypes.CDLL, pool: int, owner: int) -> None:
 
 
 @functools.cache
+def _building(process: int) -> threading.Lock:
+    """Give a process's lock, so that one builds and the others find it; a fork has its own."""
+    return threading.Lock()
+
+
+@functools.cache
 def _passes(threads: int, process: int) -> Library | None:
     try:
         return Library(threads)
@@ -92,7 +98,6 @@ def _passes(threads: int, process: int) -> Library | None:
 
 
 _OFF = ContextVar("_OFF", default=False)
-_BUILDING = threading.Lock()  # one at a time: the others find what it has built
 
 
 @contextlib.contextmanager
@@ -110,7 +115,7 @@ def passes() -> Library | None:
     """Give the passes for as many threads as torch has, or None where they cannot be built."""
     if _OFF.get():
         return None
-    with _BUILDING:
+    with _building(os.getpid()):
         return _passes(torch.get_num_threads(), os.getpid())
 
 

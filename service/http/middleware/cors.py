@@ -17,7 +17,8 @@ class CORSMiddleware(StarlettesCORSMiddleware):
         answer = super().preflight_response(request_headers)
         if answer.status_code < 400:
             return answer
-        message = f"{bytes(answer.body).decode()}; SCANLINE_CORS_ORIGINS says who may call"
+        message = bytes(answer.body).decode()
+        message += "; SCANLINE_CORS_ORIGINS says who may call" if "origin" in message else ""
         reply = ApiError(answer.status_code, message, code="cors_refused").reply
         kept = {n: v for n, v in answer.headers.items() if n.startswith(("access-", "vary"))}
         return JSONResponse(reply.model_dump(), answer.status_code, kept)
