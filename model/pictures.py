@@ -5,6 +5,7 @@ Upright, 8 bits a value, fitted to a size, and what is transparent laid on ``BAC
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from typing import BinaryIO, Literal
 
@@ -62,7 +63,7 @@ def open_picture(
         picture: Image.Image = opened
         if picture.format == "PPM" and picture.mode == "I":  # which has 16 bits, not 32
             picture = picture.convert("I;16")
-        plain = to_plain(_turn_upright(picture, opened.getexif()))
+        plain = to_plain(_turn_upright(picture, opened))
         # A TIFF may have 0 for white, which Pillow turns round in one of 8 bits alone.
         white_is_0 = getattr(opened, "tag_v2", {}).get(_PHOTOMETRIC) == 0
         return ImageOps.invert(plain) if white_is_0 and opened.mode.startswith("I;16") else plain
@@ -90,9 +91,16 @@ def _scale_clear(opened: ImageFile.ImageFile) -> None:
         opened.info["transparency"] = tuple(value >> 8 for value in clear)
 
 
-def _turn_upright(picture: Image.Image, exif: Image.Exif) -> Image.Image:
-    """Turn a picture by its orientation; Pillow's own way writes all other tags anew, in Python."""
-    way = _UPRIGHT.get(exif.get(ExifTags.Base.Orientation, 1))
+def _turn_upright(picture: Image.Image, opened: ImageFile.ImageFile) -> Image.Image:
+    """Turn a picture by its Exif; where that is damaged it stays as it is, as in a browser.
+
+    Pillow's own way writes all other tags anew, in Python.
+    """
+    try:
+        orientation = opened.getexif().get(ExifTags.Base.Orientation, 1)
+    except (SyntaxError, struct.error):
+        return picture
+    way = _UPRIGHT.get(orientation)
     return picture if way is None else picture.transpose(way)
 
 

@@ -137,6 +137,17 @@ def test_transparency_counts_in_every_form_it_takes() -> None:
         assert canvas.ravel().tolist() == [0] + [9] * 29, name
 
 
+@pytest.mark.parametrize(
+    "exif", [b"", b"Exif\0\0", b"MM\0*\0\0", b"II*\0\xff\xff\xff\xff", bytes(99)]
+)
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF data")  # Pillow's, which a command leaves out
+def test_a_picture_with_damaged_exif_is_read_as_it_stands(kind: str, exif: bytes) -> None:
+    picture = random_picture(GREY)
+    plain, damaged = (canvas_of(encode(picture, kind, **more)) for more in ({}, {"exif": exif}))
+    np.testing.assert_array_equal(damaged, plain)
+
+
 @pytest.mark.parametrize(("bits", "second"), [(1, 0), (2, 170), (4, 238), (8, 254), (16, 255)])
 def test_a_png_of_any_depth_has_its_transparent_value(bits: int, second: int) -> None:
     """Which Pillow leaves as it stands in the file, where it scales the others."""
