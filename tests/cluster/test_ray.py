@@ -32,7 +32,8 @@ pytest.importorskip("ray.serve", reason="Ray is not installed: pip install -e '.
 # Processes by the dozen begin.
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(900)]
 
-STREAMS = 9  # of two images: more than there are slots
+STREAMS = 18  # of two images: twice as many as there are slots
+BOTH_DRAW = 6  # streams at once: more than one replica has slots for
 
 
 def test_a_process_of_its_own(tmp_path: Path, alone: Engine) -> None:
@@ -113,27 +114,30 @@ def check_a_full_queue_is_told_in_the_services_own_words(served: Served) -> None
         served.wait_idle()
 
 
-async def stream(client: httpx.AsyncClient, number: int, drawing: asyncio.Event) -> bytes:
-    """Read one stream to its end, and say when there are pixels."""
+async def stream(client: httpx.AsyncClient, number: int, drawing: set[int]) -> bytes:
+    """Read one stream to its end; it is among those ``drawing`` while there are pixels to come."""
     body = {"n": 2, "seed": 1000 * number, "stream": True}
     raw = b""
     async with client.stream("POST", "/v1/samples", json=body) as reply:
         async for chunk in reply.aiter_raw():
             raw += chunk
-            if b"event: pixels" in raw:
-                drawing.set()
+            if b"event: pixels" in raw and b"event: image" not in raw:
+                drawing.add(number)
+            else:
+                drawing.discard(number)
     return raw
 
 
 async def streams_with_a_death(served: Served) -> list[bytes]:
-    """Ask for many streams, and kill a replica as soon as there are pixels of one."""
-    drawing = asyncio.Event()
+    """Ask for many streams, and kill a replica while both draw."""
+    drawing = set[int]()
     async with httpx.AsyncClient(base_url=served.url, timeout=300) as client:
         asking = [asyncio.create_task(stream(client, j, drawing)) for j in range(STREAMS)]
         victim = served.pids()[0]
-        await drawing.wait()
+        while len(drawing) < BOTH_DRAW:
+            assert not all(task.done() for task in asking)
+            await asyncio.sleep(0.001)
         os.kill(victim, signal.SIGKILL)
-        assert not all(task.done() for task in asking)
         return await asyncio.gather(*asking)
 
 
