@@ -74,7 +74,8 @@ def _picture(side: int, kind: str = "PNG", mode: str = "L", **options: object) -
     return buffer.getvalue()
 
 
-def _chunk(kind: bytes, data: bytes) -> bytes:
+def png_chunk(kind: bytes, data: bytes) -> bytes:
+    """Write a chunk of a PNG."""
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
@@ -119,7 +120,7 @@ def _many_scans() -> bytes:
 
 def _many_chunks() -> bytes:
     """Give a PNG of a great many empty chunks, which Pillow reads in Python."""
-    return _before_the_pixels(_chunk(b"teSt", b"") * 500_000)
+    return _before_the_pixels(png_chunk(b"teSt", b"") * 500_000)
 
 
 def _many_segments() -> bytes:
@@ -192,7 +193,7 @@ ATTACKS: dict[str, Callable[[], Attack]] = {
         _form("/v1/completions", [_before_the_pixels(_profile() * 9000)], known_rows=1)
     ),
     "PNG of 9 MB of Exif": lambda: Attack(
-        _form("/v1/completions", [_before_the_pixels(_chunk(b"eXIf", _exif(9_000_000)))])
+        _form("/v1/completions", [_before_the_pixels(png_chunk(b"eXIf", _exif(9_000_000)))])
     ),
     "JPEG of 9 MB of padding": lambda: Attack(
         _form("/v1/completions", [b"\xff\xd8" + b"\xff" * 9_000_000 + _picture(28, "JPEG")[2:]])
@@ -230,7 +231,7 @@ ATTACKS: dict[str, Callable[[], Attack]] = {
 
 
 def _profile() -> bytes:
-    return _chunk(b"iCCP", b"a\0\0" + zlib.compress(bytes(1_000_000)))
+    return png_chunk(b"iCCP", b"a\0\0" + zlib.compress(bytes(1_000_000)))
 
 
 def _keys(size: int) -> bytes:

@@ -31,7 +31,7 @@ from scanline.service.openai import rendering
 from scanline.service.pictures import read_upload
 from scanline.service.server import Scanline
 from scanline.service.uploads import open_upload
-from tests.attacks import ATTACKS, under_attack
+from tests.attacks import ATTACKS, png_chunk, under_attack
 from tests.service_fixtures import (
     DEADLINE,
     build,
@@ -133,7 +133,7 @@ def test_what_takes_long_to_decode_is_refused(client: httpx.Client) -> None:
 def test_pictures_of_many_small_parts_are_refused(client: httpx.Client) -> None:
     """Pillow goes from one to the next in Python, before it knows the picture's size."""
     png = encode(random_picture().resize((64, 64)))
-    chunk = struct.pack(">I", 0) + b"teSt" + struct.pack(">I", zlib.crc32(b"teSt"))
+    chunk = png_chunk(b"teSt", b"")
     for place in (33, len(png) - 12):  # before the pixels, and after
         for count, status in ((9_000, 200), (10_000, 400)):
             reply = complete(client, png[:place] + chunk * count + png[place:])
@@ -157,12 +157,7 @@ def test_what_stands_before_the_pixels_is_bounded(client: httpx.Client) -> None:
 
     def png(*chunks: tuple[bytes, bytes]) -> bytes:
         plain = encode(random_picture())
-        return plain[:33] + b"".join(chunk(kind, data) for kind, data in chunks) + plain[33:]
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return (
-            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-        )
+        return plain[:33] + b"".join(png_chunk(kind, data) for kind, data in chunks) + plain[33:]
 
     def exif(size: int) -> bytes:
         tags = Image.Exif()
@@ -182,11 +177,7 @@ def test_what_stands_before_the_pixels_is_bounded(client: httpx.Client) -> None:
         (png(longer(262_000)), png(longer(263_000)), "bytes of Exif"),
         (jpeg, encode(random_picture(), "WEBP", exif=exif(263_000)), "bytes of Exif"),
         (jpeg[:2] + segment * 4 + jpeg[2:], jpeg[:2] + segment * 5 + jpeg[2:], "bytes of Exif"),
-        (
-            jpeg,
-            jpeg[:2] + b"\xff\xd9" * 5_100 + jpeg[2:],
-            "padded",
-        ),
+        (jpeg, jpeg[:2] + b"\xff\xd9" * 5_100 + jpeg[2:], "padded"),
         (jpeg, jpeg[:2] + b"\xff\xf0\xff\xff" + bytes(65_533) + jpeg[2:], "padded"),
         (jpeg[:2] + b"\xff" * 999 + jpeg[2:], jpeg[:2] + b"\xff" * 10_100 + jpeg[2:], "padded"),
         (jpeg[:2] + b"\xff\0" * 999 + jpeg[2:], jpeg[:2] + b"\xff\0" * 5_100 + jpeg[2:], "padded"),

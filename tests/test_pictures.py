@@ -23,6 +23,7 @@ from scanline.service.pictures import (
     to_grid,
     to_png,
 )
+from tests.attacks import png_chunk
 from tests.service_fixtures import COLOUR, GREY, decode_png, encode, random_picture
 
 MODES = [
@@ -182,10 +183,7 @@ def png_of(bits: int, colours: int, lines: list[bytes], clear: bytes) -> bytes:
         (b"IHDR", struct.pack(">IIBBBBB", 5, 6, bits, colours, 0, 0, 0)), (b"tRNS", clear),
         (b"IDAT", zlib.compress(b"".join(b"\0" + line for line in lines))), (b"IEND", b""),
     )  # fmt: skip
-    return b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-        for kind, data in parts
-    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(png_chunk(kind, data) for kind, data in parts)
 
 
 def test_half_transparent_pixels_are_known_and_darker() -> None:
