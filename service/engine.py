@@ -257,8 +257,9 @@ class Engine:
             n = min(n, max(int(left.min()), n // 2, 1))
         # Particles stop where they are weighed; the others need not wait for that.
         self._steps.launch([(alone, n), (particles, min(n, room))], light=light)
-        # Few images are shown as soon as may be, and particles are weighed at rest.
-        return 0 if crowd or few else self.decoder.flights - 1
+        # Particles are weighed at rest, and the first pixel of few is shown as soon as may be.
+        new = few and any(one.first_pixel is None for one in self._runs.owners[alone].tolist())
+        return 0 if crowd or new else self.decoder.flights - 1
 
     def _weigh(self) -> None:
         """Weigh the particles of every image that has come to a place for it."""

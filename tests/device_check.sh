@@ -87,7 +87,7 @@ tests() {
     stage "$name" "$seconds" \
         '\| (FAILED|ERROR) |(FAILED|ERROR) +\[|[0-9]+ (passed|failed|errors?)|collected|Timeout' \
         "$python" -m pytest -c "$work/pytest.ini" --rootdir . -p share -p no:cacheprovider \
-        -m gpu --broad -k "$which" -v --tb=short "$@" tests/decoders tests/triton
+        -m gpu --broad -k "$which" -v --tb=short "$@" tests/decoders tests/triton tests/cuda
 }
 
 stage versions 180 . "$python" -c '

@@ -3,9 +3,9 @@
 A step is a fixed list of launches without a word from the host in between, so it can be captured
 in a CUDA graph: embed; for each layer the q, k, v product, the state, the output product, and the
 two products of the feed-forward network, with a short convolution before either half if the network
-has them, or the state and a block of all else; the head's product; the sampling. ``plan`` makes the
-list; what is compiled ahead of time (``variants``) and how much memory a slot takes (``allocate``
-on the device ``meta``) are read off the same list and the same buffers.
+has them; the head's product; the sampling. ``plan`` makes the list; what is compiled ahead of time
+(``variants``) and how much memory a slot takes (``allocate`` on the device ``meta``) are read off
+the same list and the same buffers.
 
 Rows of a batch point to slots; a row whose slot is -1, or whose image is finished, reads and
 writes nothing of any slot.
@@ -21,7 +21,6 @@ import triton
 from torch import Tensor
 
 from scanline.kernels.attention.definitions import EPS
-from scanline.kernels.cuda.block import SHARED, block, refusal, takes
 from scanline.kernels.cuda.head import sample_kernel
 from scanline.kernels.cuda.launch import TYPES, Launch
 from scanline.kernels.cuda.matrix import (
@@ -58,22 +57,18 @@ def _warps(weight: Tensor) -> dict[str, int]:
 
 def plan(
     s: Sizes, weights: Mapping[str, Tensor], buffers: Mapping[str, Tensor], overlap: bool = False,
-    many: bool = False, blocks: bool = False,
+    many: bool = False,
 ) -> list[Launch]:  # fmt: skip
     """Lay out one step of the network; run it for each part of a pixel.
 
     With ``overlap`` each kernel is set up while the one before it still runs (``overlap.py``).
     A plan for ``many`` rows has other tiles, never another order of a sum: its bytes are the same.
-    With ``blocks`` all that stands between two states is one kernel where it can be (``block.py``).
     """
     step = _Step(s, weights, buffers, many)
     step.embed()
     for layer in range(s.layers):
         step.attend(layer)
-        if blocks and takes(s, layer):
-            step.block(layer)
-        else:
-            step.feed_forward(layer)
+        step.feed_forward(layer)
     step.finish()
     return [replace(x, constants={**x.constants, "OVERLAP": overlap}) for x in step.launches]
 
@@ -93,7 +88,6 @@ class _Step:
         self.launches: list[Launch] = []
         self.stream = [(buffers[f"x{i}"], buffers[f"statistics{i}"]) for i in (0, 1)]
         self.norm: str | None = None
-        self.projected = False  # whether q, k and v are there already
         self.rows: dict[str, Tensor | str | None] = {
             "p_slots": buffers["slots"], "p_positions": buffers["positions"], "part": "part",
         }  # fmt: skip
@@ -124,8 +118,7 @@ class _Step:
         tile = min(side, max(1, warps * STATE_TILE // side))
         if s.pre_norm:
             self.norm = f"{layer}.norm1"
-        if not self.projected:
-            self._project(layer, 1, "qkv", "qkv", features=2 * s.d_model)
+        self._project(layer, 1, "qkv", "qkv", features=2 * s.d_model)
         self.launches.append(Launch(
             f"{layer}.state", state_kernel,
             {
@@ -140,14 +133,8 @@ class _Step:
             beside=s.heads, num_warps=warps,
         ))  # fmt: skip
 
-    def block(self, layer: int) -> None:
-        """Go on to the next layer's q, k and v, or to what the head is given."""
-        x, _ = self.stream[0]
-        self.launches.append(block(self.sizes, self.weights, self.buffers, layer, x))
-        self.projected = True
-
     def feed_forward(self, layer: int) -> None:
-        s, self.projected = self.sizes, False
+        s = self.sizes
         self._add(f"{layer}.out", "o")
         self.norm = f"{layer}.norm2" if s.pre_norm else f"{layer}.norm1"
         self._project(layer, 2, "linear1", "hidden", activation="gelu" if s.gelu else "relu")
@@ -158,9 +145,9 @@ class _Step:
     def finish(self) -> None:
         """Normalise once more, and decide the values."""
         s = self.sizes
-        if not s.pre_norm and not self.projected:
+        if not s.pre_norm:
             self._normalise()
-        self.norm = None if self.projected else "norm"
+        self.norm = "norm"
         self._product("head", self.stream[0][0], "parameters")
         self.launches.append(Launch(
             "sample", sample_kernel,
@@ -293,9 +280,9 @@ def variants(networks: Mapping[str, Sizes] = COMPILED, *, overlap: bool = False)
         for dtype in (torch.bfloat16, torch.float32):
             s = replace(sizes, dtype=dtype)
             memory = allocate_weights(s, "meta"), allocate(s, 2 * BM, "meta")
-            for how in ("", "/many", "/blocks")[: 2 if refusal(s, SHARED) else 3]:
-                place = f"{name}/{TYPES[dtype]}{how}"
-                for launch in plan(s, *memory, overlap, how == "/many", how == "/blocks"):
+            for many in (False, True):
+                place = f"{name}/{TYPES[dtype]}" + "/many" * many
+                for launch in plan(s, *memory, overlap, many):
                     variant = launch.variant(place)
                     same = (
                         variant.kernel.__name__, *sorted(variant.signature.items()),

@@ -151,7 +151,6 @@ def allocate(s: Sizes, slots: int, device: torch.device | str) -> dict[str, Tens
         "statistics0": (torch.float32, (R, s.tiles, 2)),
         "statistics1": (torch.float32, (R, s.tiles, 2)),
         "convolved": (torch.float32, (R if s.short_conv else 0, D)),
-        "seen": (s.dtype, (R if s.short_conv else 0, D)),  # by a block's next product
         # In bf16 these cost mnist and cifar10 0.00001 bits/dim at most; the stream would cost
         # cifar10 0.010, and what is convolved 0.003.
         "qkv": (s.dtype, (R, 3 * D)),

@@ -28,7 +28,7 @@ from scanline.model.bench.models import PAPER
 from scanline.model.bench.peer import Peer
 from scanline.model.checkpoint import Checkpoint, Defaults
 from scanline.model.config import ModelConfig
-from scanline.model.decoders.contract import FEW_SLOTS, BackendError, Decoder, Inputs
+from scanline.model.decoders.contract import BackendError, Decoder, Inputs
 from scanline.model.decoders.native import NativeDecoder
 from scanline.model.decoders.reference import ReferenceDecoder
 from scanline.model.network import LinearTransformer
@@ -150,16 +150,15 @@ def time_decoder(
 ) -> Timing:
     """Time a decoder with all its slots busy; the median of ``repeats`` runs.
 
-    As the engine does, it launches the steps of many images before the last has landed. ``style``
-    as ``begin`` has it.
+    As the engine does, it launches the next steps before the last have landed. ``style`` as
+    ``begin`` has it.
     """
     numbers = begin(decoder, style)
     decoder.step(numbers, 1)  # pages are touched, threads are there
-    leave = decoder.flights - 1 if decoder.max_slots > FEW_SLOTS else 0
 
     def draw(n: int) -> None:
         decoder.launch(numbers, n)
-        decoder.land(leave)
+        decoder.land(decoder.flights - 1)
 
     runs = []
     for _ in range(repeats):

@@ -14,7 +14,7 @@ import argparse
 import json
 import platform
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -102,23 +102,6 @@ def drawn_in(
     return f"{said}: {timed.milliseconds_a_step:.3f} ms a step of {slots} slots; {spent}"
 
 
-def drawn_with_blocks(
-    checkpoint: Checkpoint, slots: Sequence[int], opening: bench.Opening, seconds: float,
-    repeats: int,
-) -> Iterator[str]:  # fmt: skip
-    """Say what a step of so many slots takes where layers are blocks, or why they are not."""
-    try:
-        bench.check(checkpoint.model, opening)
-    except (BackendError, RuntimeError) as error:  # all else is timed by now
-        yield f"{checkpoint.name}, blocks: {error}"
-        return
-    for count in slots:
-        yield drawn_in(
-            "blocks", checkpoint=checkpoint, slots=count, opening=opening, seconds=seconds,
-            repeats=repeats,
-        )  # fmt: skip
-
-
 def run_bench(
     checkpoints: Sequence[Checkpoint],
     *,
@@ -136,7 +119,7 @@ def run_bench(
     device = find_device()
     from scanline.model.decoders.triton import TritonDecoder  # Triton need not be there
 
-    in_turn, blocks = partial(TritonDecoder, overlap=False), partial(TritonDecoder, blocks=True)
+    in_turn = partial(TritonDecoder, overlap=False)
     hardware = describe(device)
     rate = copy_rate(device, COPY_BYTES)
     progress(", ".join(f"{name} {value}" for name, value in hardware.items()))
@@ -207,9 +190,6 @@ def run_bench(
             f"{timed_training.gigabytes:.1f} GB; {timed_training.step_milliseconds:.1f} ms a step; "
             f"{described(timed_training.kernels)}"
         )
-    for checkpoint in checkpoints if not plain else []:
-        for line in drawn_with_blocks(checkpoint, slots, blocks, seconds, repeats):
-            note(line)
     return CudaReport(hardware, {"copy": round(rate / 1e9, 1)}, timings, notes, training)
 
 

@@ -39,7 +39,8 @@ def find_device() -> torch.device:
 class Device:
     """A CUDA device with a stream of its own, or the CPU under Triton's interpreter.
 
-    ``where`` is its name and ``kind`` what its results depend on; ``overlaps`` says whether kernels
+    ``where`` is its name, ``capability`` its compute capability and ``kind`` what its results
+    depend on; ``overlaps`` says whether kernels
     may begin before the one before them has ended. Raises ``BackendError`` as ``find_device``.
     """
 
@@ -47,9 +48,10 @@ class Device:
         self.torch = find_device()
         self.cuda = self.torch.type == "cuda"
         self.where, self.kind, self.overlaps = "Triton's interpreter", "interpreter", False
+        self.capability = 0, 0
         self._stream: torch.cuda.Stream | None = None
         if self.cuda:
-            capability = torch.cuda.get_device_capability(self.torch)
+            self.capability = capability = torch.cuda.get_device_capability(self.torch)
             self.where = torch.cuda.get_device_name(self.torch)
             self.kind = "sm_{}{}".format(*capability)
             self.overlaps = overlaps(capability)

@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from triton.errors import TritonError
 
-from scanline.kernels.cuda import block
 from scanline.kernels.cuda import decode as triton_decode
+from scanline.kernels.cuda.fused.driver import CompileError, DriverError
+from scanline.kernels.cuda.fused.layers import WAYS, Layers, Way, refusal
 from scanline.kernels.cuda.launch import Steps
 from scanline.kernels.cuda.sizes import DELAY, allocate, allocate_weights
 from scanline.model.config import ModelConfig
@@ -66,15 +67,20 @@ class Flight:
 
 
 class TritonDecoder(Decoder):
-    """Triton kernels on a CUDA device, with weights in bf16 or float32 and the state in float32.
+    """A CUDA device's kernels, with weights in bf16 or float32 and the state in float32.
+
+    Where a network allows it (``kernels/cuda/fused``) all layers are one kernel, which draws pixel
+    after pixel; ``fused`` true refuses where it does not, false has Triton's kernels in any case, a
+    few for each layer. The two draw the same image by other sums, so their bytes differ. ``ways``
+    are how the one kernel may share rows out, to the same bytes; the options below are of Triton's
+    kernels alone, which are taken where one of them is given.
 
     ``precision`` is bf16 by default, float32 under Triton's interpreter, whose bf16 arithmetic is
     wrong. ``delay`` is how many steps of an image share one write of its state: the bytes drawn do
     not depend on it. ``graphs`` false starts every kernel from the host, ``overlap`` false none
     before the one before it has ended; by default they overlap where the device can do it.
-    ``blocks`` makes one kernel of all that stands between two states (``kernels/cuda/block.py``):
-    the same image by other sums, so its bytes are its own. Raises ``BackendError`` where there is
-    no such device, or not enough of its memory for ``max_slots``.
+    Raises ``BackendError`` where there is no such device, or not enough of its memory for
+    ``max_slots``.
     """
 
     backend = "triton"
@@ -90,7 +96,8 @@ class TritonDecoder(Decoder):
         delay: int = DELAY,
         graphs: bool = True,
         overlap: bool | None = None,
-        blocks: bool = False,
+        fused: bool | None = None,
+        ways: Sequence[Way] = WAYS,
     ) -> None:
         self.device = device = Device()
         self.precision: DevicePrecision = precision or ("bf16" if device.cuda else "float32")
@@ -98,17 +105,18 @@ class TritonDecoder(Decoder):
             raise ValueError(f"precision must be bf16 or float32, not {precision!r}")
         if delay < 1:
             raise ValueError(f"delay must be at least 1, not {delay}")
+        chosen = not graphs or overlap is not None or delay != DELAY
+        if fused and chosen:
+            raise ValueError(
+                "graphs, overlap and delay are options of Triton's kernels: leave them out, or "
+                "fused"
+            )
         if overlap and not device.overlaps:
             raise BackendError(
                 "kernels overlap on GPUs of compute capability 9.0 with a driver for CUDA 12.3, "
                 "or newer: leave overlap out"
             )
         self._sizes = sizes_of(model.config, self.precision, delay)
-        self._blocks = blocks
-        if blocks and (
-            reason := block.refusal(self._sizes, device.shared if device.cuda else None)
-        ):
-            raise BackendError(f"no layer of this network is a block here: {reason}")
         self._plan_memory(max_slots)  # before the host's arrays are made for nothing
         super().__init__(model.config, max_slots)
         self._flights: list[Flight] = []  # the oldest first
@@ -123,18 +131,10 @@ class TritonDecoder(Decoder):
                 self.buffers = allocate(self._sizes, max_slots, device.torch)
                 for name, buffer in self.buffers.items():
                     buffer.fill_(-1 if name == "slots" else 0)
-                overlaps = device.overlaps if overlap is None else overlap
-                launches = {
-                    rows: triton_decode.plan(
-                        self._sizes, self._weights, self.buffers, overlaps, rows > 1, blocks
-                    )
-                    for rows in self._plans(max_slots)
-                }
-                self._steps = Steps(launches, self._sizes.parts, max_slots)
+                layers = self._fuse(False if chosen else fused, ways)
                 self._upload(np.arange(max_slots, dtype=np.int32))
-                self._steps.compile()
-                if device.cuda and graphs:
-                    self._steps.capture()
+                self._fused = layers is not None
+                self._run = layers.run if layers else self._captured(overlap, graphs).run
             except torch.OutOfMemoryError as error:
                 raise BackendError(
                     f"{max_slots:,} slots do not fit into the memory of {device.where}: {error}"
@@ -144,6 +144,41 @@ class TritonDecoder(Decoder):
                     f"the triton backend's kernels do not start here ({error}); Triton wants a C "
                     "compiler and Python's headers too: apt-get install gcc python3-dev"
                 ) from error
+
+    def _fuse(self, fused: bool | None, ways: Sequence[Way]) -> Layers | None:
+        """Give the one kernel of all layers, None where there is none and none is asked for.
+
+        Raises ``BackendError`` where it is asked for.
+        """
+        if fused is False or not (fused or self.device.cuda):
+            return None
+        reason = refusal(self._sizes) if self.device.cuda else "it needs a device"
+        if reason is None:
+            try:
+                return Layers(
+                    self._sizes, self._weights, self.buffers,
+                    capability=self.device.capability, shared=self.device.shared, ways=ways,
+                )  # fmt: skip
+            except (CompileError, DriverError) as error:
+                reason = str(error)
+                if not fused:
+                    log.warning("drawing with Triton's kernels, slower: %s", reason)
+        if fused:
+            raise BackendError(f"the layers of this network are not one kernel here: {reason}")
+        return None
+
+    def _captured(self, overlap: bool | None, graphs: bool) -> Steps:
+        """Compile a kernel for each part of a layer, and capture steps of them in graphs."""
+        overlaps, slots = self.device.overlaps if overlap is None else overlap, self.max_slots
+        launches = {
+            rows: triton_decode.plan(self._sizes, self._weights, self.buffers, overlaps, rows > 1)
+            for rows in self._plans(slots)
+        }
+        steps = Steps(launches, self._sizes.parts, slots)
+        steps.compile()
+        if self.device.cuda and graphs:
+            steps.capture()
+        return steps
 
     @classmethod
     def unsupported(cls, config: ModelConfig) -> str | None:
@@ -162,8 +197,9 @@ class TritonDecoder(Decoder):
 
     @property
     def variant(self) -> str:
-        how = self.precision + " blocks" * self._blocks
-        return f"{self.backend} {triton.__version__} {self.device.kind} {how}"
+        return f"{self.backend} {triton.__version__} {self.device.kind} {self.precision}" + (
+            " fused" if self._fused else ""
+        )
 
     def _start(self, slots: NDArray[np.int32], lengths: NDArray[np.int32]) -> None:
         """Zero the slots' state and send their inputs, behind what is in flight."""
@@ -201,6 +237,8 @@ class TritonDecoder(Decoder):
     def launch(self, slots: Slots, n: int) -> None:
         some = self._chosen(slots)
         # A twin is the row after its image's.
+        # Pairs come before single ones, so that each begins at an even place.
+        some = some[np.argsort(self.inputs.twin[some] < 0, kind="stable")]
         some = self._chosen(np.stack([some, self.inputs.twin[some]], 1).ravel())
         T = self.config.pixels
         some = some[self._ahead[some] < T]
@@ -216,7 +254,7 @@ class TritonDecoder(Decoder):
         with self.device.working():
             self.buffers["slots"].copy_(self.device.send(listed))
             index = self.device.send(new.ravel())
-            self._steps.run(len(some), n)
+            self._run(len(some), n)
             values = self.device.fetch(self.buffers["canvas"].flatten(0, 1)[index])
             bits = self.device.fetch(self.buffers["bits"].flatten()[index])
             done = self.device.mark()

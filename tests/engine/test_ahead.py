@@ -31,7 +31,7 @@ def flights(decoder: LateDecoder) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("images", "most"), [(FEW_SLOTS, 1), (MANY, LateDecoder.flights)], ids=["few", "many"]
+    ("images", "most"), [(1, LateDecoder.flights), (MANY, LateDecoder.flights)], ids=["one", "many"]
 )
 def test_as_many_steps_are_in_flight_as_the_decoder_is_worth(images: int, most: int) -> None:
     decoder = LateDecoder(GREY, MANY)

@@ -53,7 +53,7 @@ ODD = {
         height=1, width=2, channels=3, n_layers=1, head="logistic_mixture", encoding="linear"
     ),
     "convolved": tiny_config(height=3, width=2, n_layers=1, short_conv="2x3"),
-    # Rows that end with a tile of what is convolved together, before a power of two.
+    # Rows that end before a power of two.
     "convolved, narrow between": tiny_config(
         height=3, width=2, n_layers=2, short_conv="2x3", d_model=48, n_heads=3, d_ff=20
     ),
@@ -67,7 +67,6 @@ RGB = tiny_config(
     height=1, width=2, n_layers=1, n_heads=1, channels=3, order="subpixel",
     head="logistic_mixture", norm="post",
 )  # fmt: skip
-with_blocks = pytest.mark.parametrize("blocks", [False, True], ids=["kernels", "blocks"])
 every_small = pytest.mark.parametrize("config", [SMALL, RGB], ids=["grey", "rgb"])
 
 
@@ -106,13 +105,13 @@ def exact(
     return parameters, bits, sums
 
 
-def check(config: ModelConfig, precision: DevicePrecision, blocks: bool = False) -> None:
+def check(config: ModelConfig, precision: DevicePrecision) -> None:
     """Draw two images pixel by pixel, and compare all that comes of it with the definition."""
     network, inputs = network_of(config), some(config, 2)
     scatter_seeds(inputs)
     inputs.temperature[0] = 0
     inputs.known[:, 0] = False  # or the first pixels would be absorbed, and not seen one by one
-    decoder = TritonDecoder(network, 2, precision=precision, blocks=blocks)
+    decoder = TritonDecoder(network, 2, precision=precision)
     decoder.begin([0, 1], inputs)
     last = []  # the parameters of each pixel's last step
     for pixel in range(config.pixels):

@@ -8,7 +8,6 @@ from dataclasses import asdict
 import pytest
 import torch
 
-from scanline.model.bench import cpu as bench
 from scanline.model.bench import cuda as bench_cuda
 from scanline.model.bench import device_training, starting
 from scanline.model.bench.kernels import described
@@ -48,9 +47,8 @@ def test_the_benchmark_measures_a_device(monkeypatch: pytest.MonkeyPatch) -> Non
     assert any("× bytes" in line for line in lines)
     guided = [line for line in report.notes if "2 labelled at guidance 2, top_p 0.9: " in line]
     assert "ms a step of 4 slots; " in guided[0]
-    for way, slots in (("kernels one after another", 1), ("blocks", 1), ("blocks", 2)):
-        said = [line for line in report.notes if line.startswith(f"tiny, {way}: ")]
-        assert any(f" ms a step of {slots} slots; " in line for line in said), way
+    said = [line for line in report.notes if line.startswith("tiny, kernels one after another: ")]
+    assert any(" ms a step of 1 slots; " in line for line in said)
     expected = "us in kernels" if device.type == "cuda" else "no kernel was seen"
     assert any("2 slots: " in line and expected in line for line in report.notes)
     json.dumps(asdict(report))
@@ -75,16 +73,24 @@ def test_each_way_of_starting_kernels_is_told_of() -> None:
     said = dict(zip(ways, starting.try_ways(network, ways), strict=True))
     assert [same for _, same in said.values()] == [True] * len(starting.WAYS) + [False] * 2
     assert said["never"][0] == "never: ValueError: delay must be at least 1, not 0"
-    assert said["of another"][0].startswith("of another: OTHER bytes")
+    assert said["of another"][0].endswith("% of the bytes")
+    assert [same for _, same in starting.try_ways(network, ways, 0.0)][-1]
 
 
 @pytest.mark.parametrize(
-    ("works", "status"), [([True, True], 0), ([False, True], 1), ([True, False], 3)]
-)
+    ("works", "fused", "status"),
+    [
+        ([True, True], True, 0), ([False, True], True, 1), ([True, False], True, 3),
+        ([True, True], False, 1),
+    ],
+)  # fmt: skip
 def test_it_is_told_apart_whether_a_server_s_way_works(
-    monkeypatch: pytest.MonkeyPatch, works: list[bool], status: int
+    monkeypatch: pytest.MonkeyPatch, works: list[bool], fused: bool, status: int
 ) -> None:
-    monkeypatch.setattr(starting, "try_ways", lambda network: [("a way", one) for one in works])
+    def try_ways(network: object, ways: object, alike: float) -> list[tuple[str, bool]]:
+        return [("a way", one) for one in (works if alike == 1 else [fused])]
+
+    monkeypatch.setattr(starting, "try_ways", try_ways)
     with pytest.raises(SystemExit) as stop:
         starting.main()
     assert stop.value.code == status
@@ -107,13 +113,3 @@ def test_the_benchmark_needs_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(BackendError, match="there is no CUDA device to time here"):
         bench_cuda.run_bench([])
-
-
-def test_blocks_that_fail_cost_no_other_figure(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(model: LinearTransformer, opening: object) -> None:
-        raise RuntimeError("is 0.5 bits/dim from the reference: not timed")
-
-    monkeypatch.setattr(bench, "check", wrong)
-    tiny = Checkpoint("tiny", network_of(SMALL), {})
-    said = list(bench_cuda.drawn_with_blocks(tiny, [1, 2], TritonDecoder, 0.01, 1))
-    assert said == ["tiny, blocks: is 0.5 bits/dim from the reference: not timed"]

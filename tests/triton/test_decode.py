@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,17 +27,6 @@ from tests.triton.fixtures import (
     slots_of,
     some,
     some_first,
-    with_blocks,
-)
-
-GREY_KERNELS_AND_RGB_BLOCKS = pytest.mark.parametrize(
-    ("config", "blocks"),
-    [
-        pytest.param(SMALL, False, id="grey-kernels"),
-        pytest.param(SMALL, True, marks=pytest.mark.broad, id="grey-blocks"),
-        pytest.param(RGB, False, marks=pytest.mark.broad, id="rgb-kernels"),
-        pytest.param(RGB, True, id="rgb-blocks"),
-    ],
 )
 
 
@@ -120,14 +108,13 @@ def test_known_pixels_are_passed_over_as_they_were_drawn_to_the_last_bit(
 
 
 @anywhere
-@GREY_KERNELS_AND_RGB_BLOCKS
-def test_other_slots_are_not_read_and_not_written(config: ModelConfig, blocks: bool) -> None:
+@every_small
+def test_other_slots_are_not_read_and_not_written(config: ModelConfig) -> None:
     """Two slots work among slots, and in scratch memory, full of NaN."""
-    config = replace(config, n_layers=2 if blocks else 1)  # that one gives to the next
     network, inputs = network_of(config), some(config, 2)
-    clean = TritonDecoder(network, 2, blocks=blocks)
+    clean = TritonDecoder(network, 2)
     draw(clean, inputs)
-    decoder = TritonDecoder(network, 5, blocks=blocks)
+    decoder = TritonDecoder(network, 5)
     for buffer in decoder.buffers.values():
         if buffer.is_floating_point():
             buffer.fill_(torch.nan)
@@ -154,7 +141,6 @@ def test_other_slots_are_not_read_and_not_written(config: ModelConfig, blocks: b
         assert torch.equal(images[name][others].nan_to_num(-1), old.nan_to_num(-1)), name
 
 
-@with_blocks
 @pytest.mark.parametrize(
     "name",
     [
@@ -163,9 +149,7 @@ def test_other_slots_are_not_read_and_not_written(config: ModelConfig, blocks: b
         "convolved subpixels",
     ],
 )
-def test_nothing_is_written_behind_a_buffer(
-    name: str, blocks: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_written_behind_a_buffer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where tiles are larger than rows, features or images are."""
     guards: list[torch.Tensor] = []
 
@@ -181,7 +165,7 @@ def test_nothing_is_written_behind_a_buffer(
 
     monkeypatch.setattr("scanline.model.decoders.triton.allocate", guarded)
     config = ODD[name]
-    draw(TritonDecoder(network_of(config), 3, blocks=blocks), some(config))
+    draw(TritonDecoder(network_of(config), 3), some(config))
     assert len(guards) > 20
     assert all((guard == 77).all() for guard in guards)
 
@@ -202,20 +186,19 @@ def test_what_is_launched_lands(config: ModelConfig) -> None:
     check_flights(config, "float32")
 
 
-@GREY_KERNELS_AND_RGB_BLOCKS
-def test_the_same_bytes_among_others(config: ModelConfig, blocks: bool) -> None:
+@every_small
+def test_the_same_bytes_among_others(config: ModelConfig) -> None:
     """Images arrive at random, in any slot of which some were left half-way, and leave."""
     count, width = 3, 2
-    config = replace(config, n_layers=2 if blocks else 1)
     network, inputs = network_of(config), some(config, count, seed=3)
     expected = []
-    alone = TritonDecoder(network, 1, blocks=blocks)
+    alone = TritonDecoder(network, 1)
     for image in range(count):
         alone.begin([0], inputs.rows([image]))
         alone.step([0], config.pixels)
         expected.append((alone.canvas.tobytes(), alone.bits.tobytes(), alone.kv.tobytes()))
     generator = np.random.default_rng(0)
-    decoder = TritonDecoder(network, width, blocks=blocks)
+    decoder = TritonDecoder(network, width)
     decoder.begin([0, 1], inputs.rows([2, 1]))
     decoder.step([1, 0], 1)  # cancelled after one pixel
     waiting, running = list(range(count)), dict[int, int]()

@@ -30,7 +30,6 @@ from tests.triton.fixtures import (
     gpu,
     slots_of,
     some,
-    with_blocks,
 )
 
 
@@ -45,29 +44,26 @@ class TestDevice:
         check(config, precision)
 
     @every_small
-    @pytest.mark.parametrize(
-        ("precision", "blocks"), [("bf16", False), ("float32", False), ("bf16", True)]
-    )
+    @pytest.mark.parametrize("precision", ["bf16", "float32"])
     def test_graphs_and_early_launches_change_nothing(
-        self, config: ModelConfig, precision: DevicePrecision, blocks: bool
+        self, config: ModelConfig, precision: DevicePrecision
     ) -> None:
         large = replace(config, height=7, width=5, n_layers=2)
         inputs, network = some(large, 9), network_of(large)
-        opened = partial(TritonDecoder, network, 9, precision=precision, blocks=blocks)
+        opened = partial(TritonDecoder, network, 9, precision=precision)
         eager, graphs = opened(graphs=False, overlap=False), opened()
         expected = draw(eager, inputs)
         for n in (1, 3, 17, 10**6):
             assert draw(graphs, inputs, n) == expected
 
-    @with_blocks
     @pytest.mark.parametrize("graphs", [True, False])
-    def test_many_draw_what_few_do(self, graphs: bool, blocks: bool) -> None:
+    def test_many_draw_what_few_do(self, graphs: bool) -> None:
         """To the bit, though their tiles are wider."""
         config = replace(PRESETS["mnist-paper"], height=2, width=3, n_layers=2)
         network, inputs = network_of(config), some(config, MANY + 70)
-        many = TritonDecoder(network, MANY + 70, graphs=graphs, blocks=blocks)
+        many = TritonDecoder(network, MANY + 70, graphs=graphs)
         draw(many, inputs)
-        few = TritonDecoder(network, 5, graphs=graphs, blocks=blocks)
+        few = TritonDecoder(network, 5, graphs=graphs)
         for rows in (range(5), range(MANY - 3, MANY + 2), range(MANY + 65, MANY + 70)):
             draw(few, inputs.rows(list(rows)))
             assert np.array_equal(few.canvas, many.canvas[list(rows)])

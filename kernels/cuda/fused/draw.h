@@ -1,0 +1,325 @@
+// From a step's parameters to values and their cost, by the 32 lanes of a warp: `head.py` and
+// `distribution.py` in C++, which say what is what. A lane has 8 neighbouring values of a
+// distribution over 256, or one component of a mixture.
+
+constexpr int LEVELS = 256, EACH = LEVELS / 32, MIXTURES = 10;
+#define MINUS_INFINITY float_of(0xff800000u)
+
+struct Row {  // what is asked of an image
+    u64 seed, particle;
+    float temperature, top_p, guidance;
+    bool known, guided;
+};
+
+// Philox 4x64-10: word `i` of the row's, as a number in (0, 1).
+DEVICE float uniform(const Row& row, u64 i) {
+    u64 c0 = i / 4 + 1, c1 = 0, c2 = 0, c3 = 0, k0 = row.seed, k1 = row.particle;
+#pragma unroll 1
+    for (int round = 0; round < 10; round++) {
+        const u64 low0 = c0 * 0xD2E7470EE14C6C93ull, high0 = high_product(c0, 0xD2E7470EE14C6C93ull);
+        const u64 low1 = c2 * 0xCA5A826395121157ull, high1 = high_product(c2, 0xCA5A826395121157ull);
+        c0 = high1 ^ c1 ^ k0, c2 = high0 ^ c3 ^ k1;
+        c1 = low1, c3 = low0;
+        k0 += 0x9E3779B97F4A7C15ull, k1 += 0xBB67AE8584CAA73Bull;
+    }
+    const u64 word = i % 4 < 2 ? (i % 4 == 0 ? c0 : c1) : (i % 4 == 2 ? c2 : c3);
+    return ((float)(int)(word >> 41) + 0.5f) * (1.0f / 8388608.0f);
+}
+
+DEVICE float sum_of(float x) {
+#pragma unroll
+    for (int mask = 16; mask; mask /= 2) x += exchange(x, mask);
+    return x;
+}
+
+DEVICE float largest_of(float x) {
+#pragma unroll
+    for (int mask = 16; mask; mask /= 2) x = fmaxf(x, exchange(x, mask));
+    return x;
+}
+
+// The sum of what the lanes up to this one have.
+DEVICE float running_sum(float x, int lane) {
+#pragma unroll
+    for (int by = 1; by < 32; by *= 2) {
+        const float before = float_of(of_lane(bits_of(x), lane >= by ? lane - by : lane));
+        if (lane >= by) x += before;
+    }
+    return x;
+}
+
+// A distribution over the values of a channel: ln P, or weights.
+struct Levels {
+    float of[EACH];
+
+    DEVICE float total() const {
+        float sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < EACH; i++) sum += of[i];
+        return sum_of(sum);
+    }
+
+    DEVICE float largest() const {
+        float most = of[0];
+#pragma unroll
+        for (int i = 1; i < EACH; i++) most = fmaxf(most, of[i]);
+        return largest_of(most);
+    }
+
+    DEVICE float at(int value) const {
+        float mine = 0.0f;
+#pragma unroll
+        for (int i = 0; i < EACH; i++) mine = i == value % EACH ? of[i] : mine;
+        return float_of(of_lane(bits_of(mine), value / EACH));
+    }
+
+    // The first value whose cumulated weight exceeds u times all, whatever the numbers are.
+    DEVICE int inverse_cdf(float u, int lane) const {
+        float sums[EACH], sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < EACH; i++) sums[i] = sum += of[i];
+        const float upto = running_sum(sum, lane), before = upto - sum;
+        const float bound = u * float_of(of_lane(bits_of(upto), 31));
+        float count = 0.0f;
+#pragma unroll
+        for (int i = 0; i < EACH; i++) count += before + sums[i] <= bound;
+        const int value = (int)sum_of(count);
+        return value < LEVELS ? value : LEVELS - 1;
+    }
+
+    // ln P at a temperature, none less than LEAST; the largest is 0 before it is divided.
+    DEVICE void cool(float heat) {
+        const float top = largest();
+        Levels weight;
+#pragma unroll
+        for (int i = 0; i < EACH; i++) of[i] = (of[i] - top) / heat, weight.of[i] = expf(of[i]);
+        const float all = logf(weight.total());
+#pragma unroll
+        for (int i = 0; i < EACH; i++) of[i] = fmaxf(of[i] - all, LEAST);
+    }
+
+    DEVICE void to_weights() {
+        const float top = largest();
+#pragma unroll
+        for (int i = 0; i < EACH; i++) of[i] = expf(of[i] - top);
+    }
+
+    // Zero all but the likeliest values that hold `top_p` of the weight, the largest being 1.
+    DEVICE void keep_likeliest(float top_p, int lane) {
+        const float share = top_p * total();
+        u32 low = 0, high = 0x3F800000;  // bits of 0 and 1, whose order is the numbers' own
+#pragma unroll 1
+        for (int i = 0; i < 30; i++) {
+            const u32 middle = (low + high) / 2;
+            float above = 0.0f;
+#pragma unroll
+            for (int j = 0; j < EACH; j++) above += bits_of(of[j]) > middle ? of[j] : 0.0f;
+            if (sum_of(above) < share) high = middle;
+            else low = middle + 1;
+        }
+        float above = 0.0f, equals[EACH], equal = 0.0f;
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            above += bits_of(of[i]) > high ? of[i] : 0.0f;
+            equals[i] = equal += bits_of(of[i]) == high;
+        }
+        above = sum_of(above);
+        const float before = running_sum(equal, lane) - equal;
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            const bool stays = bits_of(of[i]) > high
+                || (bits_of(of[i]) == high && above + of[i] * (before + equals[i] - 1.0f) < share);
+            if (!stays) of[i] = 0.0f;
+        }
+    }
+
+    // Leave of ln P what is likely with the label, less a quarter of what `top_p` leaves out.
+    DEVICE void only_likely(const Levels& labelled, float top_p, int lane) {
+        Levels weight = labelled;
+        weight.to_weights();
+        weight.keep_likeliest(1.0f - 0.25f * (1.0f - top_p), lane);
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            if (!(weight.of[i] > 0.0f)) of[i] = MINUS_INFINITY;
+        }
+    }
+
+    // Draw from ln P, of the likeliest values alone, or give the likeliest.
+    DEVICE int draw(const Row& row, float u, int lane) {
+        if (row.temperature == 0.0f) {
+            const float top = largest();
+            float first = LEVELS - 1;
+#pragma unroll
+            for (int i = EACH - 1; i >= 0; i--) first = of[i] == top ? lane * EACH + i : first;
+            return (int)-largest_of(-first);
+        }
+        to_weights();
+        if (row.top_p < 1.0f) keep_likeliest(row.top_p, lane);
+        return inverse_cdf(u, lane);
+    }
+};
+
+DEVICE float softplus(float x) { return fmaxf(x, 0.0f) + logf(1.0f + expf(-fabsf(x))); }
+
+// ln P of the bin around `value`, 2/255 wide; the outermost reach to infinity (distribution.py).
+DEVICE float logistic_log_prob(float value, float mean, float log_scale) {
+    const float scale = expf(-log_scale), centred = value - mean;
+    const float half = scale * (1.0f / 255.0f), away = fabsf(scale * centred);
+    if (value < -0.999f) return -softplus(-scale * (centred + 1.0f / 255.0f));
+    if (value > 0.999f) return -softplus(scale * (centred - 1.0f / 255.0f));
+    const float near = expf(-away), up = expf(half), down = expf(-half), h2 = half * half;
+    float series = 1.0f + h2 * (1.0f / 42.0f) * (1.0f + h2 * (1.0f / 72.0f));
+    series = 1.0f + h2 * (1.0f / 6.0f) * (1.0f + h2 * (1.0f / 20.0f) * series);
+    const float breadth = half < 1.0f ? 2.0f * series : (up - down) / half;
+    const float share = breadth / ((1.0f + near * up) * (1.0f + near * down));
+    return logf(share) - away - log_scale - 5.54126355f;  // ln 255
+}
+
+// A level's place in [-1, 1].
+DEVICE float scaled(int value) { return (float)value / 127.5f - 1.0f; }
+
+// Mean and log-scale of component `m` of channel `c`, once earlier values are known.
+DEVICE float mean_of(const float* p, int m, int c, float first, float second) {
+    float mean = p[(1 + c) * MIXTURES + m];
+    const float* pair = p + (1 + 2 * CHANNELS + c * (c - 1) / 2) * MIXTURES + m;
+    if (c > 0) mean += tanhf(pair[0]) * first;
+    if (c > 1) mean += tanhf(pair[MIXTURES]) * second;
+    return mean;
+}
+
+DEVICE float log_scale_of(const float* p, int m, int c) {
+    return fmaxf(p[(1 + CHANNELS + c) * MIXTURES + m], MIN_LOG_SCALE);
+}
+
+// ln P of a channel's values given the earlier channels'.
+DEVICE Levels mixture_log_probs(
+    const float* p, int c, float first, float second, float heat, int lane
+) {
+    Levels top, sum;
+#pragma unroll
+    for (int i = 0; i < EACH; i++) top.of[i] = MINUS_INFINITY, sum.of[i] = 0.0f;
+    const float logit = lane < MIXTURES ? p[lane] : MINUS_INFINITY;
+    const float cold = (logit - largest_of(logit)) / heat, warmer = logf(heat);
+    const float weights = fmaxf(cold - logf(sum_of(expf(cold))), LEAST);
+#pragma unroll 1
+    for (int m = 0; m < MIXTURES; m++) {
+        float weight = float_of(of_lane(bits_of(weights), m));
+        for (int earlier = 0; earlier < c; earlier++) {  // given the values before (Bayes)
+            weight += logistic_log_prob(
+                earlier == 0 ? first : second, mean_of(p, m, earlier, first, second),
+                fmaxf(log_scale_of(p, m, earlier) + warmer, MIN_WARM_LOG_SCALE)
+            );
+        }
+        const float mean = mean_of(p, m, c, first, second);
+        const float log_scale = fmaxf(log_scale_of(p, m, c) + warmer, MIN_WARM_LOG_SCALE);
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            const float log = weight + logistic_log_prob(scaled(lane * EACH + i), mean, log_scale);
+            const float more = fmaxf(top.of[i], log);
+            sum.of[i] = sum.of[i] * expf(top.of[i] - more) + expf(log - more);
+            top.of[i] = more;
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < EACH; i++) top.of[i] += logf(sum.of[i]);
+    top.cool(1.0f);
+    return top;
+}
+
+// A channel's logits, given the earlier channels' values.
+DEVICE Levels logits(const float* p, const float* tables, const int* values, int c, int lane) {
+    Levels found;
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        const int level = lane * EACH + i, pair = c * (c - 1) / 2;
+        float logit = p[c * LEVELS + level];
+        if (c > 0) logit += tables[(pair * LEVELS + values[0]) * LEVELS + level];
+        if (c > 1) logit += tables[((pair + 1) * LEVELS + values[1]) * LEVELS + level];
+        found.of[i] = logit;
+    }
+    return found;
+}
+
+// Draw the values of a step, tempered, guided by the row behind, and cut to the likeliest. `p` are
+// the parameters of both rows, `stride` apart, and `us` the channels' uniforms.
+APART void shape(
+    int (&values)[CHANNELS], const float* p, int stride, const float* tables, const Row& row,
+    const float* us, int lane
+) {
+    const float heat = row.temperature == 0.0f ? 1.0f : row.temperature;
+#pragma unroll 1
+    for (int c = 0; c < CHANNELS; c++) {
+        const float first = scaled(values[0]), second = scaled(values[CHANNELS > 1 ? 1 : 0]);
+        Levels log;
+#pragma unroll 1
+        for (int twin = 0; twin <= row.guided; twin++) {
+            Levels mine;
+            if (CATEGORICAL) {
+                mine = logits(p + twin * stride, tables, values, c, lane);
+                mine.cool(heat);
+            } else {
+                mine = mixture_log_probs(p + twin * stride, c, first, second, heat, lane);
+            }
+#pragma unroll
+            for (int i = 0; i < EACH; i++) {
+                log.of[i] = twin ? log.of[i] + (1.0f - row.guidance) * mine.of[i]
+                    : row.guidance * mine.of[i];
+            }
+            if (!twin && row.guided && row.guidance > 1.0f && row.top_p < 1.0f) {
+                log.only_likely(mine, row.top_p, lane);
+            }
+        }
+        values[c] = log.draw(row, us[c], lane);
+    }
+}
+
+// Decide the values of a step, those that are not `decided` already; gives their nats.
+DEVICE float decide(
+    int (&values)[CHANNELS], bool decided, const float* p, const float* tables, const Row& row,
+    float u_component, const float* us, int lane
+) {
+    float nats = 0.0f;
+    if (CATEGORICAL) {
+#pragma unroll 1
+        for (int c = 0; c < CHANNELS; c++) {
+            Levels away = logits(p, tables, values, c, lane), weight, cold;
+            const float top = away.largest();
+#pragma unroll
+            for (int i = 0; i < EACH; i++) {
+                away.of[i] -= top;
+                weight.of[i] = expf(away.of[i]), cold.of[i] = expf(away.of[i] / row.temperature);
+            }
+            if (!decided) values[c] = cold.inverse_cdf(us[c], lane);
+            nats += logf(weight.total()) - away.at(values[c]);
+        }
+        return nats;
+    }
+    const bool is_one = lane < MIXTURES;
+    const float heat = row.temperature == 0.0f ? 1.0f : row.temperature;
+    const float logit = is_one ? p[lane] : MINUS_INFINITY, away = logit - largest_of(logit);
+    const float upto = running_sum(expf(away / heat), lane);
+    const float bound = u_component * float_of(of_lane(bits_of(upto), MIXTURES - 1));
+    const int below = (int)sum_of(is_one && upto <= bound ? 1.0f : 0.0f);
+    const int component = below < MIXTURES ? below : MIXTURES - 1;
+    float total = away - logf(sum_of(expf(away)));  // ln P of the component and all values so far
+    float seen[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int c = 0; c < CHANNELS; c++) {
+        const int m = is_one ? lane : 0;
+        const float mean = mean_of(p, m, c, seen[0], seen[1]), log_scale = log_scale_of(p, m, c);
+        if (!decided) {
+            const float scale = expf(float_of(of_lane(bits_of(log_scale), component)));
+            const float about = float_of(of_lane(bits_of(mean), component));
+            float drawn = about + heat * scale * (logf(us[c]) - logf(1.0f - us[c]));
+            // Rounding half up gives exactly the bins of the likelihood, edges included.
+            drawn = floorf((drawn + 1.0f) * 127.5f + 0.5f);
+            drawn = drawn > 0.0f ? drawn : 0.0f;  // what is no number becomes 0 too
+            values[c] = (int)fminf(drawn, LEVELS - 1.0f);
+        }
+        if (c < 2) seen[c] = scaled(values[c]);
+        total += logistic_log_prob(scaled(values[c]), mean, log_scale);
+    }
+    if (!is_one) total = MINUS_INFINITY;
+    const float top = largest_of(total);
+    return -(top + logf(sum_of(expf(total - top))));
+}

@@ -1,0 +1,157 @@
+"""CUDA C++ on a device: compiled by NVRTC, which PyTorch brings along, and started by the driver.
+
+No toolkit has to be installed. Only what the kernels here need is there: kernels in clusters that
+may overlap with the one before them, on torch's current stream, captured or not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_MAX_SHARED, _CARVEOUT, _ANY_CLUSTER = 8, 9, 14  # CU_FUNC_ATTRIBUTE_…
+_CLUSTER = 4  # CU_LAUNCH_ATTRIBUTE_…
+_PORTABLE = 8  # blocks that a cluster may have everywhere
+
+
+class CompileError(RuntimeError):
+    """NVRTC is not there or does not compile; the message says what it said."""
+
+
+class DriverError(RuntimeError):
+    """The driver refused; the message says what it said."""
+
+
+class _Attribute(ctypes.Structure):
+    _fields_ = (
+        ("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_uint * 16),
+    )  # fmt: skip
+
+
+class _Config(ctypes.Structure):
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p), ("attributes", ctypes.POINTER(_Attribute)),
+        ("count", ctypes.c_uint),
+    )  # fmt: skip
+
+
+def literal(value: float) -> str:
+    """Write a number as C++ has it."""
+    return f"({value!r}f)" if isinstance(value, float) else str(int(value))
+
+
+def _nvrtc() -> ctypes.CDLL:
+    """Load the compiler that goes with torch's CUDA; raises ``CompileError``."""
+    if torch.version.cuda is None:
+        raise CompileError("this PyTorch was built without CUDA, and has no NVRTC")
+    major = torch.version.cuda.split(".")[0]
+    name = f"libnvrtc.so.{major}"
+    packages = Path(torch.__file__).parents[1] / "nvidia"
+    beside = (packages / f"cu{major}" / "lib" / name, packages / "cuda_nvrtc" / "lib" / name)
+    for path in (name, *map(str, beside)):
+        with contextlib.suppress(OSError):
+            return ctypes.CDLL(path)
+    raise CompileError(f"{name}, which comes with PyTorch, is not found")
+
+
+def compile_source(
+    source: str, name: str, defines: Mapping[str, int | float], capability: tuple[int, int],
+    library: ctypes.CDLL | None = None,
+) -> bytes:  # fmt: skip
+    """Give machine code for devices of a compute capability; raises ``CompileError``."""
+    nvrtc = library or _nvrtc()
+    program = ctypes.c_void_p()
+    options = [
+        "--gpu-architecture=sm_{}{}".format(*capability), "--std=c++17", "--fmad=false",
+        *(f"-D{key}={literal(value)}" for key, value in defines.items()),
+    ]  # fmt: skip
+    words = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+    code = nvrtc.nvrtcCreateProgram(
+        ctypes.byref(program), source.encode(), name.encode(), 0, None, None
+    )
+    if code:
+        raise CompileError(f"NVRTC cannot begin: error {code}")
+    try:
+        size = ctypes.c_size_t()
+        if nvrtc.nvrtcCompileProgram(program, len(options), words):
+            nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+            log = ctypes.create_string_buffer(size.value)
+            nvrtc.nvrtcGetProgramLog(program, log)
+            raise CompileError(f"{name} does not compile: {log.value.decode(errors='replace')}")
+        nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size))
+        binary = ctypes.create_string_buffer(size.value)
+        nvrtc.nvrtcGetCUBIN(program, binary)
+        return binary.raw
+    finally:
+        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+class Kernel:
+    """A compiled kernel on the current device, with how it is started.
+
+    ``threads`` are a block's, ``shared`` its bytes of shared memory, ``cluster`` how many blocks
+    are a cluster. Raises ``DriverError`` where the device cannot run it.
+    """
+
+    def __init__(
+        self, binary: bytes, name: str, *, threads: int, shared: int, cluster: int
+    ) -> None:
+        self._cuda = ctypes.CDLL("libcuda.so.1")
+        self._threads, self._shared, self._cluster = threads, shared, cluster
+        torch.cuda.current_stream().synchronize()  # the device's context is this thread's from here
+        self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
+        self._do("cuModuleLoadData", ctypes.byref(self._module), binary)
+        self._do("cuModuleGetFunction", ctypes.byref(self._function), self._module, name.encode())
+        self._do("cuFuncSetAttribute", self._function, _MAX_SHARED, shared)
+        if cluster == 1:
+            self._do("cuFuncSetAttribute", self._function, _CARVEOUT, 100)
+        if cluster > _PORTABLE:
+            self._do("cuFuncSetAttribute", self._function, _ANY_CLUSTER, 1)
+
+    def _do(self, name: str, *arguments: Any) -> None:
+        if code := getattr(self._cuda, name)(*arguments):
+            said = ctypes.c_char_p()
+            self._cuda.cuGetErrorString(code, ctypes.byref(said))
+            raise DriverError(f"{name}: {(said.value or b'').decode()} ({code})")
+
+    @contextlib.contextmanager
+    def _config(self, blocks: int) -> Iterator[_Config]:
+        attributes = (_Attribute * 2)()
+        count = 0
+        if self._cluster > 1:
+            attributes[count].id = _CLUSTER
+            attributes[count].value[:3] = (self._cluster, 1, 1)
+            count += 1
+        yield _Config(
+            (blocks, 1, 1), (self._threads, 1, 1), self._shared,
+            torch.cuda.current_stream().cuda_stream, attributes, count,
+        )  # fmt: skip
+
+    def at_once(self) -> int:
+        """Give how many clusters the device runs at the same time."""
+        found = ctypes.c_int()
+        if self._cluster == 1:
+            self._do(
+                "cuOccupancyMaxActiveBlocksPerMultiprocessor", ctypes.byref(found), self._function,
+                self._threads, ctypes.c_size_t(self._shared),
+            )  # fmt: skip
+            device = torch.cuda.get_device_properties(torch.cuda.current_device())
+            return found.value * int(device.multi_processor_count)
+        with self._config(self._cluster) as config:
+            self._do(
+                "cuOccupancyMaxActiveClusters", ctypes.byref(found), self._function,
+                ctypes.byref(config),
+            )  # fmt: skip
+        return found.value
+
+    def start(self, clusters: int, arguments: ctypes.Structure) -> None:
+        """Start so many clusters with these arguments, the kernel's only parameter."""
+        pointers = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
+        with self._config(clusters * self._cluster) as config:
+            self._do("cuLaunchKernelEx", ctypes.byref(config), self._function, pointers, None)

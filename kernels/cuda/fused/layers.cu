@@ -1,0 +1,280 @@
+// All layers of a decode step, from the values drawn so far to the head's product, as one kernel.
+//
+// A cluster of CLUSTER blocks has so many rows of the batch, ROWS at most, and goes through all
+// layers with them, so blocks of other rows are never waited for. Of each product a block computes
+// its share of the outputs, from weights that come to registers in the order in which tensor cores
+// want them, and gives them to every block of the cluster. Few rows are spread over many blocks for
+// speed, many rows over one block each, so that weights are read seldom.
+//
+// Every output is the same sum whatever CLUSTER, ROWS and WARPS are: what it starts from, then the
+// sums over 128 inputs each, in order. So an image's bytes do not depend on who is drawn beside it.
+//
+// The sizes of sizes.py are given to the compiler, and how rows are shared out (`Way`, layers.py):
+// GROUPS and SLICES are in how many parts a block takes its heads and its hidden features.
+
+struct Layers : Attention {
+    using Attention::Attention;
+
+    // Where weights of the products are, of this block's tiles of outputs.
+    static constexpr int TILES_QKV = MINE * HEAD_TILES, TILES_D = D / 16 / CLUSTER;
+    static constexpr int TILES_HIDDEN = SLICE / 16 / CLUSTER;
+    static constexpr int TILES_HEAD = (OF_HEAD_TILES + CLUSTER - 1) / CLUSTER;
+
+    // Of those that wait in shared memory, one chunk of one tile for each warp: of which product.
+    static constexpr int SLOT = 8 * FRAGMENT, SLOT_OUT = TILES_QKV * (D / CHUNK) * SLOT;
+    static constexpr int SLOT_LINEAR1 = SLOT_OUT + TILES_D * (D / CHUNK) * SLOT;
+    static constexpr int SLOT_LINEAR2 = SLOT_LINEAR1 + TILES_HIDDEN * (D / CHUNK) * SLOT;
+    static_assert(!STAGED || (SPREAD<TILES_QKV, D> && SPREAD<TILES_D, FF> && SPREAD<TILES_HIDDEN, D>), "");
+
+    DEVICE const uint4* layer_weights(int layer) const {
+        return a.weights + (long long)layer * OF_LAYER;
+    }
+
+    DEVICE int qkv_tile(int group, int tile) const {
+        const int half = tile == 4 && SHARERS > 1 ? rank % SHARERS : 0;
+        return head_of(group) * 6 + tile + half;
+    }
+
+    DEVICE const uint4* qkv_begins(int layer, int group) const {
+        return beginning<TILES_QKV, D>([&](int tile, int chunk) {
+            return layer_weights(layer) + OF_QKV + qkv_tile(group, tile) * TILE_D
+                + chunk * 8 * FRAGMENT;
+        });
+    }
+
+    DEVICE const uint4* out_at(int layer, int tile, int chunk) const {
+        return layer_weights(layer) + OF_OUT + (rank * TILES_D + tile) * TILE_D
+            + chunk * 8 * FRAGMENT;
+    }
+
+    DEVICE const uint4* out_begins(int layer) const {
+        return beginning<TILES_D, D>(
+            [&](int tile, int chunk) { return out_at(layer, tile, chunk); }
+        );
+    }
+
+    DEVICE const uint4* linear1_at(int layer, int slice, int tile, int chunk) const {
+        return layer_weights(layer) + OF_LINEAR1
+            + (slice * (SLICE / 16) + rank * TILES_HIDDEN + tile) * TILE_D + chunk * 8 * FRAGMENT;
+    }
+
+    DEVICE const uint4* linear1_begins(int layer, int slice) const {
+        return beginning<TILES_HIDDEN, D>(
+            [&](int tile, int chunk) { return linear1_at(layer, slice, tile, chunk); }
+        );
+    }
+
+    DEVICE const uint4* linear2_at(int layer, int slice, int tile, int chunk) const {
+        return layer_weights(layer) + OF_LINEAR2 + (rank * TILES_D + tile) * TILE_FF
+            + (slice * (SLICE / CHUNK) + chunk) * 8 * FRAGMENT;
+    }
+
+    DEVICE const uint4* linear2_begins(int layer, int slice) const {
+        return beginning<TILES_D, SLICE>(
+            [&](int tile, int chunk) { return linear2_at(layer, slice, tile, chunk); }
+        );
+    }
+
+    DEVICE int head_tile(int tile) const {  // of the head's tiles a block has every CLUSTER-th
+        return tile * CLUSTER + rank < OF_HEAD_TILES ? tile * CLUSTER + rank : OF_HEAD_TILES - 1;
+    }
+
+    DEVICE const uint4* head_at(int tile, int chunk) const {
+        return layer_weights(LAYERS) + head_tile(tile) * TILE_D + chunk * 8 * FRAGMENT;
+    }
+
+    DEVICE const uint4* head_begins() const {
+        return beginning<TILES_HEAD, D>(
+            [&](int tile, int chunk) { return head_at(tile, chunk); }
+        );
+    }
+
+    DEVICE static int behind(int layer) { return layer == LAYERS - 1 ? 0 : layer + 1; }
+
+    // q, k and v, and what attention makes of them: o, of every block.
+    DEVICE void attend(int layer, const float* v) {
+#pragma unroll 1
+        for (int group = 0; group < GROUPS; group++) {
+            const int head = head_of(group);
+            const int n0 = own_pair() / MINE, mine0 = own_pair() % MINE;
+            product<TILES_QKV, D, 1>(
+                u, U,
+                [&](int tile, int chunk) {
+                    return layer_weights(layer) + OF_QKV + qkv_tile(group, tile) * TILE_D
+                        + chunk * 8 * FRAGMENT;
+                },
+                [&](int m, int) { return v[AT_QKV + qkv_tile(group, m / 16) * 16 + m % 16]; },
+                [&](int m, int n, float one, float two, int) {
+                    if (m % 96 < 64) one = feature(one), two = feature(two);
+                    const int half = m >= 64 && SHARERS > 1 ? rank % SHARERS * 16 : 0;
+                    *(u32*)(middle + n * HEADS_ROW + m + half) = packed(one, two);
+                },
+                // Registers are wanted for states where there are many rows.
+                [&]() -> const uint4* {
+                    return STAGED ? qkv_begins(behind(layer), 0)
+                        : CLUSTER == 1 ? nullptr : out_begins(layer);
+                },
+                staged
+            );
+            if (AHEAD) {
+                if (n0 < live) attend_to(ahead, n0, head + mine0, mine0);
+                if (has_own()) keep(ahead, layer, n0, head + mine0, mine0);
+            } else {
+                attend_all(layer, head);
+            }
+            if (CLUSTER == 1) {
+                sync_block();
+                load(group + 1 < GROUPS ? qkv_begins(layer, group + 1) : out_begins(layer));
+            }
+            await(OF_O);
+            if (SHARERS > 1 && has_own()) keep_sum(layer, n0, head + mine0);
+        }
+    }
+
+    DEVICE void go_through(int layer) {
+        const bool last = layer == LAYERS - 1;
+        const auto to_stream = [&](int m, int n, float one, float two, int to) {
+            push(y + n * X + rank * (D / CLUSTER) + m, to, bits_of(one), bits_of(two), OF_Y);
+        };
+        const float* v = CLUSTER > 1 ? half_of_vectors(parity) : a.vectors + layer * AT_LAYER;
+        const float* next = last ? last_vectors()
+            : CLUSTER > 1 ? half_of_vectors(1 - parity) : v + AT_LAYER;
+        bring_vectors(a.vectors + behind(layer) * AT_LAYER, half_of_vectors(1 - parity), AT_LAYER);
+        parity = 1 - parity;
+        attend(layer, v);
+        product<TILES_D, D, CLUSTER>(
+            o, U,
+            [&](int tile, int chunk) { return out_at(layer, tile, chunk); },
+            [&](int m, int n) {
+                const int d = rank * (D / CLUSTER) + m;
+                return x[n * X + d] + v[AT_OUT + d];
+            },
+            to_stream,
+            [&] { return STAGED ? out_begins(behind(layer)) : linear1_begins(layer, 0); },
+            staged + SLOT_OUT
+        );
+        await(OF_Y);
+        if (!STAGED) copied<0>();
+        float* ring = RING > 0 ? a.ring + 2ll * layer * a.size * (RING * D) : nullptr;
+        const long long rings = (long long)a.size * (RING * D);
+        settle(
+            y, v + (PRE ? AT_NORM2 : AT_NORM1), nullptr, RING > 0 ? v + AT_CONV2 : nullptr,
+            ring + rings
+        );
+#pragma unroll 1
+        for (int slice = 0; slice < SLICES; slice++) {
+            product<TILES_HIDDEN, D, CLUSTER>(
+                u, U,
+                [&](int tile, int chunk) { return linear1_at(layer, slice, tile, chunk); },
+                [&](int m, int) {
+                    return v[AT_LINEAR1 + slice * SLICE + rank * TILES_HIDDEN * 16 + m];
+                },
+                [&](int m, int n, float one, float two, int to) {
+                    push(middle + n * HIDDEN_ROW + rank * TILES_HIDDEN * 16 + m, to,
+                         packed(activate(one), activate(two)), OF_HIDDEN);
+                },
+                [&] {
+                    return STAGED ? linear1_begins(behind(layer), 0) : linear2_begins(layer, slice);
+                },
+                staged + SLOT_LINEAR1
+            );
+            await(OF_HIDDEN);
+            if (!last) read_own(layer + 1);
+            product<TILES_D, SLICE, CLUSTER>(
+                middle, HIDDEN_ROW,
+                [&](int tile, int chunk) { return linear2_at(layer, slice, tile, chunk); },
+                [&](int m, int n) {
+                    const int d = rank * (D / CLUSTER) + m;
+                    return slice ? y[n * X + d] : x[n * X + d] + v[AT_LINEAR2 + d];
+                },
+                to_stream,
+                [&] {
+                    return STAGED ? linear2_begins(behind(layer), 0)
+                        : slice < SLICES - 1 ? linear1_begins(layer, slice + 1)
+                        : last ? head_begins() : qkv_begins(layer + 1, 0);
+                },
+                staged + SLOT_LINEAR2
+            );
+            if (STAGED && last) load(head_begins());
+            await(OF_Y);
+        }
+        settle(
+            y, !PRE ? v + AT_NORM2 : last ? next : next + AT_NORM1, !PRE && last ? next : nullptr,
+            RING > 0 && !last ? next + AT_CONV1 : nullptr, ring + 2 * rings
+        );
+    }
+
+    // The head's product: the parameters of each row, in every block.
+    DEVICE void finish() {
+        const float* v = last_vectors() + 2 * D;
+        float* parameters = (float*)middle;
+        product<TILES_HEAD, D, CLUSTER>(
+            u, U, [&](int tile, int chunk) { return head_at(tile, chunk); },
+            [&](int m, int) { return v[head_tile(m / 16) * 16 + m % 16]; },
+            [&](int m, int n, float one, float two, int to) {
+                if (m / 16 * CLUSTER + rank >= OF_HEAD_TILES) return;
+                const int output = head_tile(m / 16) * 16 + m % 16;
+                push(parameters + n * PARAMETERS_ROW + output, to, bits_of(one), bits_of(two),
+                     OF_PARAMETERS);
+            },
+            []() -> const uint4* { return nullptr; }
+        );
+    }
+};
+
+KERNEL(THREADS) layers(const Arguments a) {
+    Layers b(a);
+    b.thread = thread_in_block(), b.warp = b.thread / 32, b.lane = b.thread % 32;
+    b.rank = block() % CLUSTER, b.first = block() / CLUSTER * a.each;
+    b.live = a.rows - b.first < a.each ? a.rows - b.first : a.each;
+    float* shared = (float*)shared_memory();
+    b.x = shared;
+    b.y = CLUSTER > 1 ? shared + ROWS * X : shared;
+    b.partial = b.y + ROWS * X;
+    b.vectors = b.partial + (CLUSTER > 1 ? WARPS * ROWS * PARTIAL : 0);
+    b.u = (u16*)(b.vectors + (CLUSTER > 1 ? 2 * AT_LAYER + LAST : 0));
+    b.o = b.u + ROWS * U;
+    b.middle = b.o + ROWS * U;
+    b.given = (u64*)(b.middle + ROWS * MIDDLE);
+    b.slot = (int*)(b.given + GIVEN);
+    b.step = b.slot + ROWS;
+    b.spent = (float*)(b.step + ROWS);
+    b.staged = (uint4*)(shared_memory() + SHARED_BYTES - STAGED_BYTES);
+    b.bring_vectors(a.vectors, b.half_of_vectors(0), AT_LAYER);
+    b.bring_vectors(a.vectors + LAYERS * AT_LAYER, b.half_of_vectors(2), LAST);
+    if (STAGED) {
+        uint4* own = b.staged + b.warp * b.SLOT + b.lane;
+        b.bring(own, b.qkv_begins(0, 0));
+        b.bring(own + b.SLOT_OUT, b.out_begins(0));
+        b.bring(own + b.SLOT_LINEAR1, b.linear1_begins(0, 0));
+        b.bring(own + b.SLOT_LINEAR2, b.linear2_begins(0, 0));
+    }
+    if (b.thread < b.live) {
+        const int slot = a.slots[b.first + b.thread];
+        b.slot[b.thread] = slot;
+        b.step[b.thread] = slot < 0 ? STEPS : a.positions[slot] * PARTS;
+    }
+    if (CLUSTER > 1 && b.thread == 0) {
+        for (int i = 0; i < GIVEN; i++) begin_counting(b.given + i), b.expect(i);
+    }
+    copied<0>();
+    sync_block();
+    arrive();
+    wait();  // nobody pushes to a block that has not begun
+#pragma unroll 1
+    for (int i = 0; i < a.pixels * PARTS; i++) {
+        if (!STAGED) b.load(b.qkv_begins(0, 0));
+        b.read_own(0);
+        b.embed();
+#pragma unroll 1
+        for (int layer = 0; layer < LAYERS; layer++) b.go_through(layer);
+        b.finish();
+        b.sample();
+    }
+    if (b.rank == 0 && b.thread < b.live && b.slot[b.thread] >= 0) {
+        const int position = b.step[b.thread] / PARTS;
+        a.positions[b.slot[b.thread]] = position < PIXELS ? position : PIXELS;
+    }
+    arrive();
+    wait();  // nobody ends while what it pushed is on its way
+}

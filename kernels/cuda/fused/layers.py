@@ -1,0 +1,264 @@
+"""All layers of a step in one kernel (``layers.cu``): its variants, its weights, its arguments."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from scanline.kernels.cuda.fused.driver import Kernel, compile_source
+from scanline.kernels.cuda.sizes import Sizes
+from scanline.kernels.mixture import MIN_LOG_PROB, MIN_LOG_SCALE, MIN_WARM_LOG_SCALE
+from scanline.kernels.short_conv import TAPS
+
+FOLDER = Path(__file__).parent
+PARTS = ("device.h", "draw.h", "sizes.h", "rows.h", "product.h", "attention.h", "layers.cu")
+HEAD_SIZE, CHUNK = 32, 128  # what the kernel takes: features of a head, and parts of its sums
+
+
+@dataclass(frozen=True)
+class Way:
+    """How rows are shared out: ``rows`` to each cluster of so many blocks of so many warps.
+
+    ``groups`` and ``slices`` are in how many parts a block takes its heads and hidden features, one
+    after another, so that there is room for them in shared memory; ``together`` is how many states
+    a warp has at a time; ``staged`` has the next layer's weights come to shared memory meanwhile.
+    """
+
+    cluster: int
+    rows: int
+    warps: int
+    groups: int = 1
+    slices: int = 1
+    together: int = 1
+    staged: bool = False
+
+    def fits(self, s: Sizes) -> bool:
+        """Say whether a network can be shared out so."""
+        return (
+            (
+                s.heads % (self.cluster * self.groups) == 0
+                or (self.cluster == 2 * s.heads and self.rows == 8)
+            )
+            and s.d_model % (16 * self.cluster) == 0
+            and s.d_ff % (16 * self.cluster) == 0
+            and s.d_ff % (self.slices * CHUNK) == 0
+        )
+
+    def shares(self, rows: int, at_once: int) -> tuple[int, int]:
+        """Give how many clusters have how many rows each, where so many clusters run at once.
+
+        An even number, so that a guided image and its twin, at an even place, are never parted.
+        """
+        each = min(-(-rows // at_once), self.rows)
+        each += each % 2
+        return -(-rows // each), each
+
+
+# From few rows to many: the first that has room for a batch is taken. Of those of one block each an
+# H200 drew 10,000 images a sixth faster with one block a multiprocessor than with two, whose
+# registers are half as many.
+WAYS = (
+    Way(cluster=16, rows=8, warps=12, staged=True), Way(cluster=8, rows=8, warps=16),
+    Way(cluster=8, rows=16, warps=16), Way(cluster=4, rows=16, warps=16),
+    Way(cluster=2, rows=16, warps=16),
+    Way(cluster=1, rows=32, warps=8, groups=2, slices=4, together=2),
+    Way(cluster=1, rows=64, warps=8, groups=4, slices=4, together=2),
+    Way(cluster=1, rows=80, warps=8, groups=4, slices=4, together=2),
+)  # fmt: skip
+
+
+def source() -> str:
+    """Give the text that is compiled."""
+    return "".join((FOLDER / name).read_text() for name in PARTS)
+
+
+def defines(s: Sizes, way: Way) -> dict[str, int | float]:
+    """Give what the source is compiled with."""
+    return {
+        "D": s.d_model, "FF": s.d_ff, "HEADS": s.heads, "LAYERS": s.layers, "OUTPUTS": s.outputs,
+        "PRE": s.pre_norm, "GELU": s.gelu, "PIXELS": s.pixels, "PARTS": s.parts, "FIRST": s.first,
+        "CHANNELS": s.channels, "PLACES": s.places, "CODE": s.code, "CLASSES": s.classes,
+        "COLUMNS": s.columns, "RING": s.ring, "DELAY": s.delay, "DRAWS": s.draws,
+        "CATEGORICAL": s.categorical, "FIRST_VALUE": s.first_value, "LEAST": MIN_LOG_PROB,
+        "MIN_LOG_SCALE": MIN_LOG_SCALE, "MIN_WARM_LOG_SCALE": MIN_WARM_LOG_SCALE,
+        "CLUSTER": way.cluster, "ROWS": way.rows, "WARPS": way.warps, "GROUPS": way.groups,
+        "SLICES": way.slices, "TOGETHER": way.together,
+        "STAGED": way.staged,
+    }  # fmt: skip
+
+
+def shared_bytes(s: Sizes, way: Way) -> int:
+    """Give the shared memory of a block, as ``layers.cu`` lays it out."""
+    outputs = -(-s.outputs // 16) * 16
+    heads = max(s.heads // (way.cluster * way.groups), 1)
+    middle = max(96 * heads + 8, s.d_ff // way.slices + 8, 2 * outputs)
+    streams = 2 if way.cluster > 1 else 1
+    each = 4 * (s.d_model + 4) * streams + 2 * (2 * (s.d_model + 8) + middle) + 12
+    counts = 32
+    if way.cluster == 1:
+        return -(-(way.rows * each + counts) // 16) * 16
+    vectors = 9 * s.d_model + s.d_ff + (2 * TAPS * s.d_model if s.short_conv else 0)
+    last = 2 * s.d_model + outputs
+    own = way.rows * each + counts + 4 * (way.warps * way.rows * 20 + 2 * vectors + last)
+    if not way.staged:
+        return own
+    qkv = 3 * s.d_model // way.cluster if way.cluster <= s.heads else 80
+    staged = qkv * s.d_model + (s.d_model**2 + 2 * s.d_model * s.d_ff) // way.cluster
+    return -(-own // 16) * 16 + 2 * staged
+
+
+def refusal(s: Sizes) -> str | None:
+    """Say why the layers of a network can't be one kernel, None where they can."""
+    if s.dtype != torch.bfloat16:
+        return "it computes in bf16"
+    if s.head_size != HEAD_SIZE:
+        return f"its heads are of {s.head_size} features, and the kernel's of {HEAD_SIZE}"
+    if s.d_model % CHUNK or s.d_ff % CHUNK:
+        return f"its rows of {s.d_model} or {s.d_ff} features are no multiple of {CHUNK}"
+    if any(s.dtype_of(name) != s.dtype for name in ("0.linear1", "head")):
+        return "some of its products are float32"
+    return None
+
+
+def in_fragments(weight: Tensor) -> Tensor:
+    """Order a matrix ``[16 m, 16 k]`` as ``mma.m16n8k16`` has its first operand in registers.
+
+    Fragment after fragment of a row of tiles, of each 8 numbers a lane: ``[m, k, 32, 8]``.
+    """
+    m, k = weight.shape[0] // 16, weight.shape[1] // 16
+    parts = weight.view(m, 2, 8, k, 2, 4, 2)  # tile, half, lane; tile, half, lane, number
+    return parts.permute(0, 3, 2, 5, 4, 1, 6).reshape(m, k, 32, 8)
+
+
+def _by_head(qkv: Tensor, heads: int) -> Tensor:
+    """Order rows of q, k and v head by head."""
+    return qkv.view(3, heads, HEAD_SIZE, *qkv.shape[1:]).transpose(0, 1).flatten(0, 2)
+
+
+def _whole_tiles(head: Tensor) -> Tensor:
+    """Add zero rows until tiles are whole."""
+    return torch.cat([head, head.new_zeros(-len(head) % 16, *head.shape[1:])])
+
+
+def pack(s: Sizes, weights: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Give the matrices, bf16, and the vectors, float32, in the order in which they are read."""
+    matrices, vectors = [], []
+    for i in range(s.layers):
+        matrices += [
+            _by_head(weights[f"{i}.qkv.weight"], s.heads),
+            *(weights[f"{i}.{name}.weight"] for name in ("out", "linear1", "linear2")),
+        ]
+        vectors += [
+            _by_head(weights[f"{i}.qkv.bias"], s.heads),
+            *(weights[f"{i}.{name}.bias"] for name in ("out", "linear1", "linear2")),
+            *(weights[f"{i}.{norm}.{kind}"] for norm in ("norm1", "norm2")
+              for kind in ("weight", "bias")),
+            *(weights[f"{i}.conv{half}.weight"].flatten() for half in (1, 2) if s.short_conv),
+        ]  # fmt: skip
+    matrices.append(_whole_tiles(weights["head.weight"]))
+    vectors += [weights["norm.weight"], weights["norm.bias"], _whole_tiles(weights["head.bias"])]
+    return torch.cat([in_fragments(x).flatten() for x in matrices]), torch.cat(vectors)
+
+
+_POINTERS = (
+    "packed",
+    "vectors",
+    "slots",
+    "positions",
+    "canvas",
+    "label",
+    "sources",
+    "table",
+    "code",
+    "label_table",
+    "kv",
+    "z",
+    "waiting",
+    "ring",
+    "tables",
+    "seed",
+    "particle",
+    "temperature",
+    "top_p",
+    "guidance",
+    "twin",
+    "known",
+    "bits",
+)
+
+
+class Arguments(ctypes.Structure):
+    """What ``layers.cu`` is given; pointers to memory of the device."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in _POINTERS),
+        *((name, ctypes.c_int) for name in ("rows", "each", "size", "pixels")),
+    )
+
+
+def arguments(memory: Mapping[str, Tensor], rows: int, each: int, pixels: int) -> Arguments:
+    """Give the arguments of a launch for so many rows, ``each`` for a cluster."""
+    pointers = [memory[name].data_ptr() for name in _POINTERS]
+    return Arguments(*pointers, rows, each, len(memory["positions"]), pixels)
+
+
+def memory_of(
+    s: Sizes, weights: Mapping[str, Tensor], buffers: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Give all that the kernel reads and writes, by its arguments' names."""
+    packed, vectors = pack(s, weights)
+    return dict(buffers) | {
+        "packed": packed, "vectors": vectors, "label_table": weights["label"],
+        **{name: weights[name] for name in ("sources", "table", "code", "tables")},
+    }  # fmt: skip
+
+
+class Layers:
+    """All steps of so many pixels on a device, for so many rows as the best way has it.
+
+    Raises ``CompileError`` or ``DriverError`` where the device cannot run them.
+    """
+
+    def __init__(
+        self, s: Sizes, weights: Mapping[str, Tensor], buffers: Mapping[str, Tensor], *,
+        capability: tuple[int, int], shared: int, ways: Sequence[Way] = WAYS,
+    ) -> None:  # fmt: skip
+        self._memory = memory_of(s, weights, buffers)
+        text = source()
+
+        def compiled(way: Way) -> bytes:
+            return compile_source(text, "layers.cu", defines(s, way), capability)
+
+        ways = [way for way in ways if way.fits(s) and shared_bytes(s, way) <= shared]
+        if capability < (9, 0):
+            ways = [way for way in ways if way.cluster == 1]
+        with ThreadPoolExecutor() as threads:
+            binaries = list(threads.map(compiled, ways))
+        kernels = [
+            Kernel(
+                binary, "layers", threads=32 * way.warps, shared=shared_bytes(s, way),
+                cluster=way.cluster,
+            )
+            for way, binary in zip(ways, binaries, strict=True)
+        ]  # fmt: skip
+        self._ways = [
+            (way, kernel, kernel.at_once()) for way, kernel in zip(ways, kernels, strict=True)
+        ]
+
+    def run(self, rows: int, pixels: int) -> None:
+        """Draw so many pixels of the first rows; a guided image's row comes at an even place."""
+        room = [each for each in self._ways if rows <= each[2] * each[0].rows]
+        way, kernel, most = room[0] if room else self._ways[-1]
+        clusters, each = way.shares(rows, most)
+        # Blocks of many rows that begin a pixel together read weights together: an H200 had that
+        # faster, by a twenty-fifth, than to let them drift apart.
+        calls, together = (pixels, 1) if way.cluster == 1 else (1, pixels)
+        given = arguments(self._memory, rows, each, together)
+        for _ in range(calls):
+            kernel.start(clusters, given)

@@ -1,0 +1,244 @@
+// Rows of the stream in a block: where their features are, and all that is done row by row.
+
+struct Rows {
+    const Arguments& a;
+    int thread, warp, lane, rank;
+    int first, live;    // the first row, and how many there are
+    float *x, *y;       // the stream, and what is added up for it: one place where a block is alone
+    float* vectors;     // of this layer and the next in turn, and those behind the last
+    u16 *u, *o;         // what the next product sees, and what attention gave
+    u16* middle;        // q, k and v; hidden features; parameters
+    int *slot, *step;   // of each row; -1 where there is none
+    float* spent;       // bits of its pixel
+    u64* given;         // what comes from the blocks of the cluster, counted
+    int times = 0;      // a bit of each: whether it came an odd number of times
+    int parity = 0;     // which of the vectors are this layer's
+
+    DEVICE explicit Rows(const Arguments& a) : a(a) {}
+
+    // Store where another block has what lies at `to` here, to be counted there.
+    DEVICE void push(void* to, int where, u32 one, int of) { give(to, where, one, given + of); }
+
+    DEVICE void push(void* to, int where, u32 one, u32 two, int of) {
+        give(to, where, one, two, given + of);
+    }
+
+    // Wait until all has come that is to come this time.
+    DEVICE void await(int of) {
+        if (CLUSTER == 1) return;
+        await_all(given + of, times >> of & 1);
+        times ^= 1 << of;
+        if (thread == 0) expect(of);
+    }
+
+    // Say how much is to come the next time.
+    DEVICE void expect(int of) {
+        const int each = of == OF_O ? 2 * D : of == OF_Y ? 4 * D
+            : of == OF_HIDDEN ? 2 * FF : 4 * PARAMETERS_ROW;
+        await_bytes(given + of, live * each);
+    }
+
+    // Whether a row has an image that is not through, and the network runs for it.
+    DEVICE bool alive(int n) const { return slot[n] >= 0 && step[n] < STEPS; }
+
+    DEVICE bool runs(int n) const { return alive(n) && step[n] >= FIRST; }
+
+    DEVICE float* half_of_vectors(int which) const { return vectors + which * AT_LAYER; }
+
+    DEVICE const float* last_vectors() const {
+        return CLUSTER > 1 ? half_of_vectors(2) : a.vectors + LAYERS * AT_LAYER;
+    }
+
+    // Begin to copy what a layer adds and scales with to the half that is not this layer's.
+    DEVICE void bring_vectors(const float* from, float* to, int count) const {
+        if (CLUSTER == 1) return;
+        for (int i = 4 * thread; i < count; i += 4 * THREADS) {
+            copy((uint4*)(to + i), (const uint4*)(from + i));
+        }
+    }
+
+    // A row of features is D / 128 times 4 to each lane: give its layer norm.
+    DEVICE void normalise(float (&v)[D / 32], const float* weight) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < D / 32; i++) sum += v[i];
+#pragma unroll
+        for (int mask = 16; mask; mask /= 2) sum += exchange(sum, mask);
+        const float mean = sum * (1.0f / D);
+        float square = 0.0f;
+#pragma unroll
+        for (int i = 0; i < D / 32; i++) v[i] -= mean, square = fused(v[i], v[i], square);
+#pragma unroll
+        for (int mask = 16; mask; mask /= 2) square += exchange(square, mask);
+        const float scale = rsqrtf(square * (1.0f / D) + NORM_EPS);
+#pragma unroll
+        for (int i = 0; i < D / 32; i += 4) {
+            const int d = i / 4 * 128 + lane * 4;
+            const float4 by = *(const float4*)(weight + d), more = *(const float4*)(weight + D + d);
+            v[i] = fused(v[i] * scale, by.x, more.x);
+            v[i + 1] = fused(v[i + 1] * scale, by.y, more.y);
+            v[i + 2] = fused(v[i + 2] * scale, by.z, more.z);
+            v[i + 3] = fused(v[i + 3] * scale, by.w, more.w);
+        }
+    }
+
+    // Add to a row what its short convolution sees of the steps before, and keep what it is now.
+    DEVICE void convolve(float (&v)[D / 32], const float* weight, float* ring, int n) {
+        if (!alive(n)) return;
+        const int t = step[n];
+        float* mine = ring + (long long)slot[n] * (RING * D);
+#pragma unroll
+        for (int i = 0; i < D / 32; i++) {
+            const int d = i / 4 * 128 + lane * 4 + i % 4;
+            float sum = weight[d] * v[i];
+#pragma unroll
+            for (int tap = 1; tap < 5; tap++) {
+                const int back = tap == 1 ? PARTS : tap == 2 ? COLUMNS + PARTS
+                    : tap == 3 ? COLUMNS : COLUMNS - PARTS;
+                const bool inside = tap == 3 ? true
+                    : tap == 4 ? t % COLUMNS < COLUMNS - PARTS : t % COLUMNS >= PARTS;
+                if (t >= back && inside) {
+                    sum = fused(weight[tap * D + d], mine[(t + RING - back) % RING * D + d], sum);
+                }
+            }
+            mine[t % RING * D + d] = v[i];
+            v[i] = sum;
+        }
+    }
+
+    // Take a row of the stream: keep what goes on, and give the next product what it sees. `norm`,
+    // `behind`, a norm after the norm, and `conv` may be null.
+    DEVICE void take(
+        float (&v)[D / 32], int n, const float* norm, const float* behind, const float* conv,
+        float* ring
+    ) {
+        float4* on = (float4*)(x + n * X) + lane;
+        if (norm && !PRE) normalise(v, norm);
+#pragma unroll
+        for (int i = 0; i < D / 128; i++) {
+            on[32 * i] = make_float4(v[4 * i], v[4 * i + 1], v[4 * i + 2], v[4 * i + 3]);
+        }
+        if (norm && PRE) normalise(v, norm);
+        if (behind) normalise(v, behind);
+        if (conv) convolve(v, conv, ring, n);
+        uint2* seen = (uint2*)(u + n * U) + lane;
+#pragma unroll
+        for (int i = 0; i < D / 128; i++) {
+            seen[32 * i] = make_uint2(
+                packed(v[4 * i], v[4 * i + 1]), packed(v[4 * i + 2], v[4 * i + 3])
+            );
+        }
+    }
+
+    DEVICE void settle(
+        const float* from, const float* norm, const float* behind, const float* conv, float* ring
+    ) {
+        for (int n = warp; n < live; n += WARPS) {
+            float v[D / 32];
+            const float4* row = (const float4*)(from + n * X) + lane;
+#pragma unroll
+            for (int i = 0; i < D / 128; i++) {
+                const float4 four = row[32 * i];
+                v[4 * i] = four.x, v[4 * i + 1] = four.y, v[4 * i + 2] = four.z, v[4 * i + 3] = four.w;
+            }
+            take(v, n, norm, behind, conv, ring);
+        }
+        sync_block();
+    }
+
+    // Sum a row of the table for what stands at each place, and the codes of step and label.
+    DEVICE void embed() {
+        const float* vectors0 = CLUSTER > 1 ? half_of_vectors(parity) : a.vectors;
+        for (int n = warp; n < live; n += WARPS) {
+            if (!runs(n)) continue;
+            const long long t = step[n], image = slot[n];
+            const int label = CLASSES > 0 ? a.label[image] : 0;
+            const float* codes = a.code + t * D + lane * 4;
+            const float* labels = a.label_table + (label < 0 ? CLASSES : label) * D + lane * 4;
+            float v[D / 32];
+#pragma unroll
+            for (int i = 0; i < D / 32; i++) {
+                const int d = i / 4 * 128 + i % 4;
+                v[i] = codes[d] + (CLASSES > 0 ? labels[d] : 0.0f);
+            }
+            for (int first = 0; first < PLACES; first += 32) {
+                int id = OUTSIDE;
+                if (first + lane < PLACES) {
+                    const int source = a.sources[t * PLACES + first + lane];
+                    if (source >= 0) id = a.canvas[image * VALUES + source];
+                }
+                for (int place = first; place < PLACES && place < first + 32; place++) {
+                    const int row = place * (OUTSIDE + 1) + of_lane(id, place - first);
+#pragma unroll
+                    for (int i = 0; i < D / 32; i++) {
+                        const int d = i / 4 * 128 + lane * 4 + i % 4;
+                        if (d < CODE) v[i] += a.table[row * CODE + d];
+                    }
+                }
+            }
+            take(
+                v, n, PRE ? vectors0 + AT_NORM1 : nullptr, nullptr,
+                RING > 0 ? vectors0 + AT_CONV1 : nullptr, a.ring
+            );
+        }
+        sync_block();
+    }
+
+    // Decide what the step decides of each row, add up the pixel's bits, and go on to the next.
+    // Every block does so, to the same values: each reads what it has written itself.
+    DEVICE void sample() {
+        const float* parameters = (const float*)middle;
+        bool waited = false;
+        for (int n = warp; n < live; n += WARPS) {
+            if (!alive(n)) continue;
+            const long long image = slot[n], t = step[n], position = t / PARTS;
+            if (n > 0 && slot[n - 1] >= 0 && a.twin[slot[n - 1]] == image) continue;
+            const int twin = a.twin[image];
+            Row row;
+            row.seed = a.seed[image], row.particle = a.particle[image];
+            row.temperature = a.temperature[image], row.top_p = a.top_p[image];
+            row.guidance = a.guidance[image];
+            row.known = a.known[image * PIXELS + position], row.guided = twin >= 0;
+            const u64 draw = t * DRAWS;
+            float us[CHANNELS];
+#pragma unroll
+            for (int c = 0; c < CHANNELS; c++) us[c] = uniform(row, draw + (CATEGORICAL ? 0 : 1) + c);
+            const float u_component = CATEGORICAL ? 0.0f : uniform(row, draw);
+            unsigned char* canvas = a.canvas + image * VALUES + t * CHANNELS;
+            int values[CHANNELS];
+#pragma unroll
+            for (int c = 0; c < CHANNELS; c++) values[c] = row.known ? canvas[c] : FIRST_VALUE;
+            float nats = 0.0f;
+            if (!waited) await(OF_PARAMETERS), waited = true;
+            if (t >= FIRST) {  // or the network does not model this value
+                const float* p = parameters + n * PARAMETERS_ROW;
+                bool decided = row.known;
+                if (!decided && (row.guided || row.top_p < 1.0f || row.temperature == 0.0f)) {
+                    shape(values, p, PARAMETERS_ROW, a.tables, row, us, lane);
+                    decided = true;
+                }
+                nats = decide(values, decided, p, a.tables, row, u_component, us, lane);
+            }
+            const float bits = (t % PARTS ? spent[n] : 0.0f) + nats / 0.6931471805599453f;
+            sync_warp();
+            if (lane == 0) {
+                spent[n] = bits;
+#pragma unroll
+                for (int c = 0; c < CHANNELS; c++) {
+                    canvas[c] = (unsigned char)values[c];
+                    if (twin >= 0) {
+                        a.canvas[twin * (long long)VALUES + t * CHANNELS + c] = (unsigned char)values[c];
+                    }
+                }
+                if (rank == 0) {
+                    a.bits[image * PIXELS + position] = bits;
+                    if (twin >= 0) a.bits[twin * (long long)PIXELS + position] = bits;
+                }
+            }
+        }
+        if (!waited) await(OF_PARAMETERS);
+        sync_block();
+        if (thread < live && slot[thread] >= 0) step[thread]++;
+        sync_block();
+    }
+};

@@ -1,0 +1,12 @@
+#include "emulated.h"
+
+#include "../../kernels/cuda/fused/draw.h"
+#include "../../kernels/cuda/fused/sizes.h"
+#include "../../kernels/cuda/fused/rows.h"
+#include "../../kernels/cuda/fused/product.h"
+#include "../../kernels/cuda/fused/attention.h"
+#include "../../kernels/cuda/fused/layers.cu"
+
+extern "C" void run(const Arguments* a, int clusters) {
+    emulate(clusters, CLUSTER, THREADS, SHARED_BYTES, [a] { layers(*a); });
+}

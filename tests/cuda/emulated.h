@@ -1,0 +1,240 @@
+// What kernels/cuda/fused/device.h gives, on a CPU: each thread of a cluster is a coroutine, and
+// those that meet wait for each other. One cluster runs at a time.
+
+#include <ucontext.h>
+
+#include <bit>
+#include <math.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+
+
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+struct float2 { float x, y; };
+struct uint2 { u32 x, y; };
+struct alignas(16) uint4 { u32 x, y, z, w; };
+struct alignas(16) float4 { float x, y, z, w; };
+inline uint2 make_uint2(u32 x, u32 y) { return {x, y}; }
+inline uint4 make_uint4(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+
+#define DEVICE inline
+#define APART static
+#define KERNEL(threads) static void
+#define __restrict__
+
+inline int min(int x, int y) { return x < y ? x : y; }
+
+struct Meeting {
+    int size, there = 0;
+    unsigned turn = 0;
+};
+
+struct Warp {
+    Meeting meeting{32};
+    u32 posted[32][6];
+};
+
+struct Place {  // a block's
+    std::vector<char> memory;
+    Meeting meeting;
+    std::vector<Warp> warps;
+};
+
+struct Thread {
+    ucontext_t context;
+    std::unique_ptr<char[]> stack;
+    int block, thread;
+    bool through = false;
+    unsigned arrived = 0;
+};
+
+static std::vector<Place> places;  // of one cluster
+static std::vector<Thread> threads;
+static Meeting cluster;
+static Thread* me;
+static ucontext_t scheduler;
+static int first_block;
+
+inline void yield() { swapcontext(&me->context, &scheduler); }
+
+inline void meet(Meeting& of) {
+    const unsigned turn = of.turn;
+    if (++of.there == of.size) {
+        of.there = 0, of.turn++;
+    } else {
+        while (of.turn == turn) yield();
+    }
+}
+
+inline Place& here() { return places[me->block]; }
+inline Warp& warp() { return here().warps[me->thread / 32]; }
+
+inline int thread_in_block() { return me->thread; }
+inline int block() { return first_block + me->block; }
+inline char* shared_memory() { return here().memory.data(); }
+inline void sync_warp() { meet(warp().meeting); }
+inline void sync_block() { meet(here().meeting); }
+
+inline void arrive() {
+    if (CLUSTER == 1) return;
+    me->arrived = cluster.turn;
+    if (++cluster.there == cluster.size) cluster.there = 0, cluster.turn++;
+}
+
+inline void wait() {
+    if (CLUSTER == 1) return;
+    while (cluster.turn == me->arrived) yield();
+}
+
+struct Count {  // in the place of an mbarrier
+    int missing;
+    short time, told;
+};
+static_assert(sizeof(Count) == 8);
+
+inline char* there(void* to, int rank) {
+    return places[rank].memory.data() + ((char*)to - here().memory.data());
+}
+
+inline void count(Count& of, int bytes, bool told) {
+    of.missing += bytes;
+    of.told |= told;
+    if (of.told && of.missing == 0) of.told = 0, of.time ^= 1;
+}
+
+inline void begin_counting(u64* given) { *(Count*)given = {0, 0, 0}; }
+inline void await_bytes(u64* given, int bytes) { count(*(Count*)given, bytes, true); }
+
+inline void await_all(u64* given, int time) {
+    while (((volatile Count*)given)->time == time) yield();
+}
+
+inline void give(void* to, int rank, u32 one, u64* given) {
+    std::memcpy(there(to, rank), &one, 4);
+    if (CLUSTER > 1) count(*(Count*)there(given, rank), -4, false);
+}
+
+inline void give(void* to, int rank, u32 one, u32 two, u64* given) {
+    const u32 both[2] = {one, two};
+    std::memcpy(there(to, rank), both, 8);
+    if (CLUSTER > 1) count(*(Count*)there(given, rank), -8, false);
+}
+
+inline u32 bits_of(float x) { return std::bit_cast<u32>(x); }
+inline float float_of(u32 x) { return std::bit_cast<float>(x); }
+inline float inverse(float x) { return 1 / x; }
+inline float rsqrtf(float x) { return 1 / std::sqrt(x); }
+inline u64 high_product(u64 x, u64 y) {
+    __extension__ typedef unsigned __int128 wide;
+    return (wide)x * y >> 64;
+}
+inline float fused(float a, float b, float c) { return std::fma(a, b, c); }
+
+inline float exchange(float x, int mask) {
+    Warp& w = warp();
+    w.posted[me->thread % 32][0] = bits_of(x);
+    meet(w.meeting);
+    const float other = float_of(w.posted[me->thread % 32 ^ mask][0]);
+    meet(w.meeting);
+    return other;
+}
+
+inline u32 of_lane(u32 x, int lane) {
+    Warp& w = warp();
+    w.posted[me->thread % 32][0] = x;
+    meet(w.meeting);
+    const u32 other = w.posted[lane][0];
+    meet(w.meeting);
+    return other;
+}
+
+inline void copy(uint4* to, const uint4* from) { *to = *from; }
+inline void begin_copies() {}
+template <int LEFT>
+inline void copied() {}
+inline uint4 fetch(const uint4* p) { return *p; }
+inline float4 pass(const float4* p) { return *p; }
+inline void come_near(const void*) {}
+inline float pass(const float* p) { return *p; }
+inline void put(float4* p, float4 x) { *p = x; }
+inline void put(float* p, float x) { *p = x; }
+
+inline void load_matrices(u32 (&r)[4], const u16* row) {
+    Warp& w = warp();
+    const int lane = me->thread % 32;
+    std::memcpy(w.posted[lane], row, 16);
+    meet(w.meeting);
+    for (int i = 0; i < 4; i++) r[i] = w.posted[8 * i + lane / 4][lane % 4];
+    meet(w.meeting);
+}
+
+inline float number(u32 pair, int i) { return float_of(i ? pair & 0xffff0000u : pair << 16); }
+
+inline void multiply_add(float (&d)[4], uint4 a, u32 b0, u32 b1) {
+    Warp& w = warp();
+    const int lane = me->thread % 32, g = lane / 4, t = lane % 4;
+    const u32 mine[6] = {a.x, a.y, a.z, a.w, b0, b1};
+    std::memcpy(w.posted[lane], mine, sizeof mine);
+    meet(w.meeting);
+    for (int i = 0; i < 4; i++) {
+        const int n = 2 * t + i % 2;
+        for (int k = 0; k < 16; k++) {
+            const int of = k % 8 / 2;
+            const float x = number(w.posted[4 * g + of][i / 2 + k / 8 * 2], k % 2);
+            d[i] += x * number(w.posted[4 * n + of][4 + k / 8], k % 2);
+        }
+    }
+    meet(w.meeting);
+}
+
+inline u32 rounded(float x) {
+    const u32 bits = bits_of(x);
+    return std::isnan(x) ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+
+inline u32 packed(float low, float high) { return rounded(high) << 16 | rounded(low); }
+
+// Run clusters of `run()`, one after another.
+template <class Run>
+void emulate(int clusters, int size, int each, std::size_t bytes, Run run) {
+    static Run* running;
+    running = &run;
+    for (int c = 0; c < clusters; c++) {
+        first_block = c * size;
+        cluster = {size * each};
+        places.clear();
+        for (int b = 0; b < size; b++) {
+            places.push_back({std::vector<char>(bytes, char(0xff)), {each}, {}});
+            places.back().warps.resize(each / 32);
+        }
+        threads = std::vector<Thread>(size * each);
+        for (int i = 0; i < size * each; i++) {
+            Thread& t = threads[i];
+            t.block = i / each, t.thread = i % each;
+            t.stack = std::make_unique<char[]>(1 << 16);
+            getcontext(&t.context);
+            t.context.uc_stack.ss_sp = t.stack.get();
+            t.context.uc_stack.ss_size = 1 << 16;
+            t.context.uc_link = &scheduler;
+            makecontext(&t.context, (void (*)())+[] { (*running)(); me->through = true; }, 0);
+        }
+        for (bool any = true; any;) {
+            any = false;
+            for (Thread& t : threads) {
+                if (t.through) continue;
+                any = true;
+                me = &t;
+                swapcontext(&scheduler, &t.context);
+            }
+        }
+    }
+}

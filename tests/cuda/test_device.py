@@ -1,0 +1,118 @@
+"""All layers as one CUDA kernel, on a device: what the emulation cannot show."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from scanline.kernels.cuda.fused.layers import WAYS, refusal
+from scanline.model.bench import cpu as bench
+from scanline.model.config import PRESETS
+from scanline.model.decoders.contract import BackendError, Inputs
+from scanline.model.decoders.packing import sizes_of
+from scanline.model.decoders.triton import TritonDecoder
+from scanline.model.network import LinearTransformer
+from tests.conftest import random_network
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+TAKEN = [name for name, config in PRESETS.items() if refusal(sizes_of(config)) is None]
+every_preset = pytest.mark.parametrize("name", TAKEN)
+
+
+def network_of(name: str, height: int = 3) -> LinearTransformer:
+    return random_network(replace(PRESETS[name], height=height, n_layers=3)).float().eval()
+
+
+def asked(network: LinearTransformer, count: int) -> Inputs:
+    """Ask for images of every kind, each third one guided where there are classes."""
+    config, rng = network.config, np.random.default_rng(count)
+    inputs = Inputs.blank(config, count)
+    inputs.seed[:] = np.arange(count) + 5
+    inputs.known[:] = rng.random(inputs.known.shape) < 0.1
+    inputs.canvas[:] = rng.integers(0, 256, inputs.canvas.shape)
+    inputs.temperature[1::4] = 0
+    inputs.top_p[2::5] = 0.8
+    if config.classes:
+        inputs.label[:] = np.arange(count) % len(config.classes)
+        inputs.twin[::3] = count + np.arange(len(inputs.twin[::3]))
+        inputs.guidance[::3] = 3
+    return inputs
+
+
+def draw(decoder: TritonDecoder, inputs: Inputs, calls: tuple[int, ...]) -> list[bytes]:
+    slots = np.arange(len(inputs.seed), dtype=np.int32)
+    decoder.begin(slots, inputs)
+    for pixels in calls:
+        decoder.step(slots, pixels)
+    return [(decoder.canvas[i].tobytes() + decoder.bits[i].tobytes()) for i in slots]
+
+
+@every_preset
+def test_it_is_taken_where_nothing_else_is_asked_for(name: str) -> None:
+    network = network_of(name)
+    assert TritonDecoder(network, 1).variant.endswith(" fused")
+    others: list[dict[str, Any]] = [{"fused": False}, {"graphs": False}, {"delay": 2}]
+    for options in others:
+        assert not TritonDecoder(network, 1, **options).variant.endswith(" fused")
+
+
+@every_preset
+def test_it_agrees_with_the_reference(name: str) -> None:
+    torch.manual_seed(0)
+    bench.check(LinearTransformer(PRESETS[name]).eval(), partial(TritonDecoder, fused=True))
+
+
+@every_preset
+def test_bytes_are_the_same_however_rows_are_shared_out(name: str) -> None:
+    network = network_of(name)
+    T, inputs = network.config.pixels, asked(network, 30)
+    ways = [way for way in WAYS if way.fits(sizes_of(network.config))]
+    drawn = [
+        draw(TritonDecoder(network, 40, ways=[way]), inputs, calls)
+        for way, calls in zip(ways, [(T,), (1, T), (5, 1, T)] * 4, strict=False)
+    ]
+    assert all(other == drawn[0] for other in drawn[1:])
+
+
+@every_preset
+def test_an_image_is_the_same_alone_and_among_thousands(name: str) -> None:
+    network = network_of(name, height=1)
+    T, inputs = network.config.pixels, asked(network, 8_500)
+    many = draw(TritonDecoder(network, 12_000), inputs, (T,))
+    inputs = asked(network, 8_500)
+    for i in (0, 1, 2, 4_321, 8_499):
+        one = Inputs(**{field.name: getattr(inputs, field.name)[[i]] for field in fields(Inputs)})
+        one.twin[:] = np.where(one.twin >= 0, 1, -1)
+        assert draw(TritonDecoder(network, 2), one, (T,)) == [many[i]]
+
+
+@every_preset
+def test_it_draws_nearly_what_triton_s_kernels_do(name: str) -> None:
+    """Of other roundings: most values are the same, and the sums of images that are."""
+    network = network_of(name)
+    inputs, T = asked(network, 8), network.config.pixels
+    fused, apart = (TritonDecoder(network, 12, fused=fused) for fused in (True, False))
+    for decoder in (fused, apart):
+        draw(decoder, inputs, (T - 1,))
+    same = fused.canvas[:8] == apart.canvas[:8]
+    assert same.mean() > 0.8
+    alike = same.reshape(8, -1).all(1)
+    for one, other in ((fused.kv, apart.kv), (fused.z, apart.z)):
+        away = np.linalg.norm(one[:8][alike] - other[:8][alike])
+        assert away <= 0.05 * np.linalg.norm(other[:8][alike])
+
+
+def test_what_it_does_not_take_is_refused() -> None:
+    network = random_network(replace(PRESETS["mnist"], height=1, n_heads=2))
+    with pytest.raises(BackendError, match="not one kernel here: its heads are of 64 features"):
+        TritonDecoder(network, 1, fused=True)
+    with pytest.raises(ValueError, match="leave them out, or fused"):
+        TritonDecoder(network, 1, fused=True, graphs=False)

@@ -1,0 +1,249 @@
+"""All layers as one CUDA kernel, on a CPU: it draws what the network's definition does.
+
+How fast it is, and that a device does what the emulation does, only a device shows
+(``tests/cuda/test_device.py``).
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from scanline.kernels.cuda.fused.driver import CompileError, compile_source, literal
+from scanline.kernels.cuda.fused.layers import (
+    WAYS,
+    Way,
+    defines,
+    in_fragments,
+    refusal,
+    shared_bytes,
+    source,
+)
+from scanline.kernels.cuda.sizes import COMPILED
+from scanline.model.config import PRESETS, ModelConfig
+from scanline.model.decoders.contract import Inputs
+from scanline.model.decoders.packing import sizes_of
+from scanline.model.decoders.reference import ReferenceDecoder
+from tests.conftest import random_network
+from tests.cuda.emulator import build, draw
+
+
+def small(preset: str, **fields: Any) -> ModelConfig:
+    """Give a preset of few pixels and features, changed by ``fields``."""
+    sizes = {"height": 2, "width": 3, "n_layers": 2, "d_ff": 128, "d_model": 128, "n_heads": 4}
+    return replace(PRESETS[preset], **sizes | fields)
+
+
+CONFIGS = {
+    "paper": small("mnist-paper"),
+    "paper, subpixels": small("cifar10-paper", height=1, n_layers=1),
+    "given": small("mnist-paper", start="given", first_value=9),
+    "grey": small("mnist"),
+    "rgb": small("cifar10", height=1, encoding="table"),
+    "rgb, categorical": small("cifar10", height=1, encoding="table", head="categorical"),
+}
+ALONE = Way(cluster=1, rows=8, warps=4, groups=2)
+TWO = Way(cluster=1, rows=16, warps=8, groups=1, together=2)
+FOUR = Way(cluster=4, rows=8, warps=6)
+SHARED = Way(cluster=8, rows=8, warps=8, staged=True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("emulated")
+
+
+def images(config: ModelConfig) -> tuple[ReferenceDecoder, list[int]]:
+    """Give the definition of some images, and their rows: a pair, and one of each other kind."""
+    network = random_network(config)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.copy_(parameter.bfloat16().float())
+    decoder = ReferenceDecoder(network.float().eval(), 6)
+    inputs, rng = Inputs.blank(config, 5), np.random.default_rng(1)
+    inputs.seed[:] = np.arange(5) * 2**61 + 7
+    inputs.particle[2] = 3
+    inputs.known[:] = rng.random(inputs.known.shape) < 0.2
+    inputs.canvas[:] = rng.integers(0, 256, inputs.canvas.shape)
+    inputs.temperature[:] = [1, 0, 0.8, 1, 1.3]
+    inputs.top_p[2] = 0.8
+    pair = list[int]()
+    if config.classes:
+        inputs.label[:] = [1, -1, 2, 3, 0]
+        inputs.twin[4], inputs.guidance[4], inputs.top_p[4] = 5, 2.5, 0.9
+        pair = [5]
+    decoder.begin(np.arange(5), inputs)
+    return decoder, [4, *pair, 0, 2, 1]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(config, marks=pytest.mark.broad if name == "given" else (), id=name)
+        for name, config in CONFIGS.items()
+    ],
+)
+def test_it_draws_what_the_definition_draws(config: ModelConfig, folder: Path) -> None:
+    """To the roundings of bf16, and to the same bytes however rows are shared out."""
+    reference, rows = images(config)
+    shown = [row for row in rows if row != 5]
+    ways = (ALONE, FOUR, SHARED) if config.n_layers > 1 else (TWO, FOUR)
+    T = config.pixels
+    drawn = [
+        draw(reference.model, way, reference.inputs, rows, folder, calls)
+        for way, calls in zip(ways, ([T], [1, T - 1], [T, 1]), strict=False)
+    ]
+    one = drawn[0]
+    for other in drawn[1:]:
+        assert one.canvas.tobytes() == other.canvas.tobytes()
+        assert one.bits[rows].tobytes() == other.bits[rows].tobytes()
+        assert torch.equal(one.kv, other.kv)
+        assert torch.equal(one.z, other.z)
+    labels, canvas = torch.from_numpy(reference.inputs.label[shown]).long(), one.canvas[shown]
+    with torch.no_grad():
+        pixels = torch.from_numpy(canvas)
+        exact = reference.model.bits_from(reference.model(pixels, labels), pixels)
+        states, _ = reference.model.prefill(pixels, torch.full((len(shown),), T), labels)
+    torch.testing.assert_close(
+        torch.from_numpy(one.bits[shown]), exact.reshape(len(shown), T), rtol=0.03, atol=0.06
+    )
+    s = sizes_of(config)
+    steps = T * s.parts - s.first
+    for i in range(steps % s.delay):  # what waits beside the sums
+        key, value = one.waiting[..., i, :, :].float().unbind(-2)
+        one.z.add_(key)
+        one.kv.add_(key.unsqueeze(-1) * value.unsqueeze(-2))
+    for name, found in (("kv", one.kv), ("z", one.z)):
+        sums = torch.stack([state[f"attention.{name}"] for state in states])
+        assert (found[:, shown] - sums).norm() < 0.03 * sums.norm()
+    reference.step(np.array(shown), T)
+    assert (canvas == reference.canvas[shown].reshape(canvas.shape)).mean() > 0.8
+    assert one.positions[rows].tolist() == [T] * len(rows)
+
+
+def test_rows_without_an_image_are_left_alone(folder: Path) -> None:
+    """Between others, at the end, and through already: all their memory stays as it was."""
+    config = CONFIGS["grey"]
+    reference, _ = images(config)
+    some = draw(reference.model, FOUR, reference.inputs, [-1, 2, -1, 0], folder, [config.pixels, 2])
+    alone = draw(reference.model, FOUR, reference.inputs, [0], folder, [config.pixels])
+    assert some.canvas[0].tobytes() == alone.canvas[0].tobytes()
+    assert some.positions.tolist() == [config.pixels, 0, config.pixels, 0, 0, 0]
+    assert not some.kv[:, [1, 3, 4, 5]].any()
+
+
+def test_fragments_are_in_the_order_of_tensor_cores() -> None:
+    """Of lane 4 g + t, as the PTX ISA has the first operand of mma.m16n8k16."""
+    weight = torch.arange(32 * 48).view(32, 48)
+    parts = in_fragments(weight)
+    assert parts.shape == (2, 3, 32, 8)
+    g, t = 5, 2
+    rows, columns = (g, g, g + 8, g + 8, g, g, g + 8, g + 8), (0, 1, 0, 1, 8, 9, 8, 9)
+    expected = [16 + row for row in rows], [32 + 2 * t + column for column in columns]
+    assert torch.equal(parts[1, 2, 4 * g + t], weight[expected])
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_memory_is_counted_as_the_kernel_lays_it_out(way: Way) -> None:
+    """By the preprocessor alone: nothing is compiled."""
+    found = 0
+    for name in ("mnist-paper", "mnist", "categorical RGB"):
+        s = replace(COMPILED[name], linear=False)
+        if not way.fits(s):
+            continue
+        text = "#include <cstdio>\nusing u16=unsigned short; using u64=unsigned long long;\n"
+        text += "struct uint4 {}; float expf(float); float erff(float); float fmaxf(float, float);"
+        text += "float fminf(float, float); using u32=unsigned; float float_of(u32);\n"
+        text += "#define DEVICE inline\n#define CUDA_SIZES\n"
+        words = [f"-D{key}={literal(value)}" for key, value in defines(s, way).items()]
+        header = Path(source.__code__.co_filename).with_name("sizes.h").read_text()
+        text += header + f"\nstatic_assert(SHARED_BYTES == {shared_bytes(s, way)});\n"
+        compiler = shutil.which("g++") or pytest.skip("needs g++")
+        run = subprocess.run(
+            [compiler, "-std=c++20", "-fsyntax-only", "-x", "c++", *words, "-"],
+            input=text, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert run.returncode == 0, run.stderr
+        found += 1
+    assert found
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, None), ({"dtype": torch.float32}, "in bf16"), ({"heads": 2}, "heads are of 64"),
+        ({"d_model": 96, "heads": 3}, "multiple of 128"), ({"linear": True}, "are float32"),
+    ],
+)  # fmt: skip
+def test_which_networks_it_takes(changes: dict[str, Any], reason: str | None) -> None:
+    found = refusal(replace(COMPILED["mnist"], **changes))
+    assert (reason in found) if found and reason else (found is reason)
+
+
+def test_every_preset_that_it_takes_has_a_way_for_few_and_for_many() -> None:
+    taken = [name for name, s in COMPILED.items() if refusal(s) is None]
+    assert {"mnist-paper", "cifar10-paper", "mnist"} <= {*taken}
+    for name in taken:
+        ways = [way for way in WAYS if way.fits(COMPILED[name])]
+        assert ways[0].cluster > 1
+        assert ways[-1].cluster == 1
+        assert all(shared_bytes(COMPILED[name], way) <= 227 << 10 for way in ways)
+
+
+@pytest.mark.parametrize(
+    ("rows", "at_once", "shares"),
+    [(1, 7, (1, 2)), (7, 7, (4, 2)), (9, 4, (3, 4)), (60, 7, (8, 8)), (8, 1, (1, 8))],
+)
+def test_rows_are_shared_out_in_pairs(rows: int, at_once: int, shares: tuple[int, int]) -> None:
+    assert FOUR.shares(rows, at_once) == shares
+
+
+def test_a_pytorch_without_cuda_has_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)
+    with pytest.raises(CompileError, match="without CUDA"):
+        compile_source("", "x.cu", {}, (9, 0))
+
+
+@pytest.mark.parametrize("name", ["mnist-paper", pytest.param("mnist", marks=pytest.mark.broad)])
+@pytest.mark.parametrize(
+    ("way", "arch"),
+    [(WAYS[0], 90), (WAYS[-1], 90), *(
+        pytest.param(way, arch, marks=pytest.mark.broad)
+        for way in WAYS for arch in (80, 90, 100)
+        if (arch > 80 or way.cluster == 1) and (arch != 90 or way not in (WAYS[0], WAYS[-1]))
+    )],
+    ids=str,
+)  # fmt: skip
+def test_it_compiles_for_devices_that_are_not_here(
+    name: str, way: Way, arch: int, tmp_path: Path
+) -> None:
+    """Few spills are allowed: of addresses between products."""
+    nvcc, s = shutil.which("nvcc"), COMPILED[name]
+    if nvcc is None:
+        pytest.skip("needs nvcc")
+    if not way.fits(s):
+        pytest.skip("this network is not shared out so")
+    path = tmp_path / "layers.cu"
+    path.write_text(source())
+    words = [f"-D{key}={literal(value)}" for key, value in defines(s, way).items()]
+    run = subprocess.run(
+        [nvcc, "-std=c++17", f"-arch=sm_{arch}", "-fmad=false", "-cubin", "-Xptxas", "-v", *words,
+         "-o", str(tmp_path / "x.cubin"), str(path)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    spilt = [int(line.split(" bytes spill stores")[0].split(", ")[-1])
+             for line in run.stderr.splitlines() if "spill stores" in line]  # fmt: skip
+    assert max(spilt) <= 128
+
+
+def test_builds_of_a_sort_are_told_apart(folder: Path) -> None:
+    s = sizes_of(CONFIGS["paper"])
+    assert build(s, ALONE, folder) is not build(s, FOUR, folder)
