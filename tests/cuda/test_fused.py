@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 import torch
 
-from scanline.kernels.cuda.fused.driver import CompileError, compile_source, literal
+from scanline.kernels.cuda.fused.driver import CompileError, DriverError, compile_source, literal
 from scanline.kernels.cuda.fused.layers import (
     WAYS,
+    Layers,
     Way,
     defines,
     in_fragments,
@@ -26,7 +27,7 @@ from scanline.kernels.cuda.fused.layers import (
     shared_bytes,
     source,
 )
-from scanline.kernels.cuda.sizes import COMPILED
+from scanline.kernels.cuda.sizes import COMPILED, allocate, allocate_weights
 from scanline.model.config import PRESETS, ModelConfig
 from scanline.model.decoders.contract import Inputs
 from scanline.model.decoders.packing import sizes_of
@@ -247,3 +248,17 @@ def test_it_compiles_for_devices_that_are_not_here(
 def test_builds_of_a_sort_are_told_apart(folder: Path) -> None:
     s = sizes_of(CONFIGS["paper"])
     assert build(s, ALONE, folder) is not build(s, FOUR, folder)
+
+
+def test_parts_that_warps_are_too_few_for_do_not_wait_in_shared_memory() -> None:
+    paper = COMPILED["mnist-paper"]
+    assert WAYS[0].staged
+    assert WAYS[0].fits(paper)
+    assert not WAYS[0].fits(replace(paper, d_model=512, heads=16))  # 24 parts of q, k and v
+
+
+def test_a_device_without_room_for_rows_is_told() -> None:
+    s = replace(COMPILED["mnist-paper"], layers=1)
+    memory = allocate_weights(s, "cpu"), allocate(s, 1, "cpu")
+    with pytest.raises(DriverError, match="into the 1,000 bytes of shared memory of a block here"):
+        Layers(s, *memory, capability=(9, 0), shared=1000)

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from scanline.kernels.cuda.fused.driver import Kernel, compile_source
+from scanline.kernels.cuda.fused.driver import DriverError, Kernel, compile_source
 from scanline.kernels.cuda.sizes import Sizes
 from scanline.kernels.mixture import MIN_LOG_PROB, MIN_LOG_SCALE, MIN_WARM_LOG_SCALE
 from scanline.kernels.short_conv import TAPS
@@ -40,14 +40,23 @@ class Way:
 
     def fits(self, s: Sizes) -> bool:
         """Say whether a network can be shared out so."""
+        halved = self.cluster == 2 * s.heads and self.rows == 8  # two blocks have a head's values
         return (
-            (
-                s.heads % (self.cluster * self.groups) == 0
-                or (self.cluster == 2 * s.heads and self.rows == 8)
-            )
+            (halved or s.heads % (self.cluster * self.groups) == 0)
             and s.d_model % (16 * self.cluster) == 0
             and s.d_ff % (16 * self.cluster) == 0
             and s.d_ff % (self.slices * CHUNK) == 0
+            and (not self.staged or self._most_parts(s) <= self.warps)
+        )
+
+    def _most_parts(self, s: Sizes) -> int:
+        """Give how many parts of a product a block has: of 16 outputs and ``CHUNK`` inputs each."""
+        heads = 6 * s.heads // self.cluster if self.cluster <= s.heads else 5
+        of_model, of_hidden = s.d_model // CHUNK, s.d_ff // CHUNK
+        return max(
+            heads * of_model,
+            s.d_ff // 16 // self.cluster * of_model,
+            s.d_model // 16 // self.cluster * of_hidden,
         )
 
     def shares(self, rows: int, at_once: int) -> tuple[int, int]:
@@ -238,6 +247,10 @@ class Layers:
         ways = [way for way in ways if way.fits(s) and shared_bytes(s, way) <= shared]
         if capability < (9, 0):
             ways = [way for way in ways if way.cluster == 1]
+        if not ways:
+            raise DriverError(
+                f"its rows do not fit into the {shared:,} bytes of shared memory of a block here"
+            )
         with ThreadPoolExecutor() as threads:
             binaries = list(threads.map(compiled, ways))
         kernels = [
