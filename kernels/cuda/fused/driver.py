@@ -1,7 +1,7 @@
 """CUDA C++ on a device: compiled by NVRTC, which PyTorch brings along, and started by the driver.
 
-No toolkit has to be installed. Only what the kernels here need is there: kernels in clusters that
-may overlap with the one before them, on torch's current stream, captured or not.
+No toolkit has to be installed. Only what the kernel here needs is there: blocks in clusters, and
+one structure of arguments, on torch's current stream.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-// All layers of a decode step, from the values drawn so far to the head's product, as one kernel.
+// All steps of so many pixels as one kernel: from the values drawn so far through all layers to the
+// next ones, pixel after pixel.
 //
 // A cluster of CLUSTER blocks has so many rows of the batch, ROWS at most, and goes through all
 // layers with them, so blocks of other rows are never waited for. Of each product a block computes
@@ -10,7 +11,8 @@
 // sums over 128 inputs each, in order. So an image's bytes do not depend on who is drawn beside it.
 //
 // The sizes of sizes.py are given to the compiler, and how rows are shared out (`Way`, layers.py):
-// GROUPS and SLICES are in how many parts a block takes its heads and its hidden features.
+// GROUPS and SLICES are in how many parts a block takes its heads and its hidden features, TOGETHER
+// the states of a warp at a time; STAGED has the next layer's weights come to shared memory.
 
 struct Layers : Attention {
     using Attention::Attention;
@@ -20,7 +22,7 @@ struct Layers : Attention {
     static constexpr int TILES_HIDDEN = SLICE / 16 / CLUSTER;
     static constexpr int TILES_HEAD = (OF_HEAD_TILES + CLUSTER - 1) / CLUSTER;
 
-    // Of those that wait in shared memory, one chunk of one tile for each warp: of which product.
+    // Where those of each product wait in shared memory: a chunk of a tile for each warp.
     static constexpr int SLOT = 8 * FRAGMENT, SLOT_OUT = TILES_QKV * (D / CHUNK) * SLOT;
     static constexpr int SLOT_LINEAR1 = SLOT_OUT + TILES_D * (D / CHUNK) * SLOT;
     static constexpr int SLOT_LINEAR2 = SLOT_LINEAR1 + TILES_HIDDEN * (D / CHUNK) * SLOT;
@@ -35,11 +37,15 @@ struct Layers : Attention {
         return head_of(group) * 6 + tile + half;
     }
 
+    DEVICE const uint4* qkv_at(int layer, int group, int tile, int chunk) const {
+        return layer_weights(layer) + OF_QKV + qkv_tile(group, tile) * TILE_D
+            + chunk * 8 * FRAGMENT;
+    }
+
     DEVICE const uint4* qkv_begins(int layer, int group) const {
-        return beginning<TILES_QKV, D>([&](int tile, int chunk) {
-            return layer_weights(layer) + OF_QKV + qkv_tile(group, tile) * TILE_D
-                + chunk * 8 * FRAGMENT;
-        });
+        return beginning<TILES_QKV, D>(
+            [&](int tile, int chunk) { return qkv_at(layer, group, tile, chunk); }
+        );
     }
 
     DEVICE const uint4* out_at(int layer, int tile, int chunk) const {
@@ -99,10 +105,7 @@ struct Layers : Attention {
             const int n0 = own_pair() / MINE, mine0 = own_pair() % MINE;
             product<TILES_QKV, D, 1>(
                 u, U,
-                [&](int tile, int chunk) {
-                    return layer_weights(layer) + OF_QKV + qkv_tile(group, tile) * TILE_D
-                        + chunk * 8 * FRAGMENT;
-                },
+                [&](int tile, int chunk) { return qkv_at(layer, group, tile, chunk); },
                 [&](int m, int) { return v[AT_QKV + qkv_tile(group, m / 16) * 16 + m % 16]; },
                 [&](int m, int n, float one, float two, int) {
                     if (m % 96 < 64) one = feature(one), two = feature(two);

@@ -28,7 +28,6 @@ constexpr int AT_QKV = 0, AT_OUT = AT_QKV + 3 * D, AT_LINEAR1 = AT_OUT + D;
 constexpr int AT_LINEAR2 = AT_LINEAR1 + FF, AT_NORM1 = AT_LINEAR2 + D, AT_NORM2 = AT_NORM1 + 2 * D;
 constexpr int AT_CONV1 = AT_NORM2 + 2 * D, CONV = RING > 0 ? 5 * D : 0, AT_CONV2 = AT_CONV1 + CONV;
 constexpr int AT_LAYER = AT_CONV2 + CONV;
-constexpr int AT_NORM = LAYERS * AT_LAYER, AT_HEAD = AT_NORM + 2 * D;
 
 enum { OF_O, OF_Y, OF_HIDDEN, OF_PARAMETERS, GIVEN };  // what blocks of a cluster give each other
 
@@ -48,10 +47,10 @@ constexpr int SHARED_BYTES = (OWN_BYTES + 15) / 16 * 16 + STAGED_BYTES;
 
 struct Arguments {
     const uint4* weights;   // [LAYERS * OF_LAYER + the head's]
-    const float* vectors;   // [AT_HEAD + 16 * OF_HEAD_TILES]
+    const float* vectors;   // [LAYERS * AT_LAYER + LAST]
     const int* slots;       // [rows]
     int* positions;         // [slots]
-    unsigned char* canvas;   // [slots, STEPS * CHANNELS]
+    unsigned char* canvas;  // [slots, STEPS * CHANNELS]
     const int* label;       // [slots], -1 for none
     const int* sources;     // [STEPS, PLACES], where in the canvas, -1 for outside
     const float* table;     // [PLACES, 257, CODE]
