@@ -236,8 +236,8 @@ class TritonDecoder(Decoder):
 
     def launch(self, slots: Slots, n: int) -> None:
         some = self._chosen(slots)
-        # A twin is the row after its image's.
-        # Pairs come before single ones, so that each begins at an even place.
+        # A twin is the row after its image's. Pairs come before single ones, so that each begins
+        # at an even place.
         some = some[np.argsort(self.inputs.twin[some] < 0, kind="stable")]
         some = self._chosen(np.stack([some, self.inputs.twin[some]], 1).ravel())
         T = self.config.pixels

@@ -61,11 +61,10 @@ def _nvrtc() -> ctypes.CDLL:
 
 
 def compile_source(
-    source: str, name: str, defines: Mapping[str, int | float], capability: tuple[int, int],
-    library: ctypes.CDLL | None = None,
-) -> bytes:  # fmt: skip
+    source: str, name: str, defines: Mapping[str, int | float], capability: tuple[int, int]
+) -> bytes:
     """Give machine code for devices of a compute capability; raises ``CompileError``."""
-    nvrtc = library or _nvrtc()
+    nvrtc = _nvrtc()
     program = ctypes.c_void_p()
     options = [
         "--gpu-architecture=sm_{}{}".format(*capability), "--std=c++17", "--fmad=false",

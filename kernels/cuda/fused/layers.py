@@ -1,4 +1,4 @@
-"""All layers of a step in one kernel (``layers.cu``): its variants, its weights, its arguments."""
+"""All that draws in one kernel (``layers.cu``): how rows are shared out, and what it is given."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def defines(s: Sizes, way: Way) -> dict[str, int | float]:
 
 
 def shared_bytes(s: Sizes, way: Way) -> int:
-    """Give the shared memory of a block, as ``layers.cu`` lays it out."""
+    """Give the shared memory of a block, as ``sizes.h`` lays it out."""
     outputs = -(-s.outputs // 16) * 16
     heads = max(s.heads // (way.cluster * way.groups), 1)
     middle = max(96 * heads + 8, s.d_ff // way.slices + 8, 2 * outputs)
@@ -176,30 +176,10 @@ def pack(s: Sizes, weights: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
 
 
 _POINTERS = (
-    "packed",
-    "vectors",
-    "slots",
-    "positions",
-    "canvas",
-    "label",
-    "sources",
-    "table",
-    "code",
-    "label_table",
-    "kv",
-    "z",
-    "waiting",
-    "ring",
-    "tables",
-    "seed",
-    "particle",
-    "temperature",
-    "top_p",
-    "guidance",
-    "twin",
-    "known",
-    "bits",
-)
+    "packed", "vectors", "slots", "positions", "canvas", "label", "sources", "table", "code",
+    "label_table", "kv", "z", "waiting", "ring", "tables", "seed", "particle", "temperature",
+    "top_p", "guidance", "twin", "known", "bits",
+)  # fmt: skip
 
 
 class Arguments(ctypes.Structure):
