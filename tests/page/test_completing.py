@@ -167,7 +167,8 @@ def test_drawing_can_begin_before_the_examples_come(visit: Open) -> None:
     finished(page)
     held: list[Route] = []
     page.route("**/v1/samples", lambda route: held.append(route))
-    page.click("nav >> text=Complete")
+    with page.expect_request("**/v1/samples"):
+        page.click("nav >> text=Complete")
     page.click("#blank")
     expect(page.locator("#easel")).to_be_focused()
     assert (easel(page) == 0).all()
@@ -223,7 +224,8 @@ def test_what_was_completed_stays_when_the_examples_come(visit: Open) -> None:
     finished(page)
     held: list[Route] = []
     page.route("**/v1/samples", lambda route: held.append(route))
-    page.click("nav >> text=Complete")
+    with page.expect_request("**/v1/samples"):
+        page.click("nav >> text=Complete")
     expect(page.locator("#easel-said")).to_contain_text("drawing examples")
     expect(page.locator("#examples li")).to_have_count(6)
     page.click("#complete-form button[type=submit]")

@@ -285,7 +285,8 @@ def test_another_model_may_be_chosen_before_anything_is_shown(visit: Open) -> No
     page = visit()
     finished(page)
     page.route("**/static/draw.js", lambda route: held.append(route))
-    page.reload()
+    with page.expect_request("**/static/draw.js"):
+        page.reload()
     expect(page.locator("#model-field")).to_be_visible()
     page.select_option("#model", "colour")
     held[0].continue_()
