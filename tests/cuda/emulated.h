@@ -8,6 +8,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <vector>
@@ -118,15 +119,12 @@ inline void await_all(u64* given, int time) {
     while (((volatile Count*)given)->time == time) yield();
 }
 
-inline void give(void* to, int rank, u32 one, u64* given) {
-    std::memcpy(there(to, rank), &one, 4);
-    if (CLUSTER > 1) count(*(Count*)there(given, rank), -4, false);
-}
-
-inline void give(void* to, int rank, u32 one, u32 two, u64* given) {
-    const u32 both[2] = {one, two};
-    std::memcpy(there(to, rank), both, 8);
-    if (CLUSTER > 1) count(*(Count*)there(given, rank), -8, false);
+template <int COUNT>
+void give(void* to, int rank, const u32 (&x)[COUNT], u64* given) {
+    char* at = there(to, rank);
+    if ((std::uintptr_t)at % sizeof x) std::abort();  // as a device would
+    std::memcpy(at, x, sizeof x);
+    if (CLUSTER > 1) count(*(Count*)there(given, rank), -(int)sizeof x, false);
 }
 
 inline u32 bits_of(float x) { return std::bit_cast<u32>(x); }

@@ -26,6 +26,7 @@ from scanline.kernels.cuda.fused.layers import (
     refusal,
     shared_bytes,
     source,
+    ways_for,
 )
 from scanline.kernels.cuda.sizes import COMPILED, allocate, allocate_weights
 from scanline.model.config import PRESETS, ModelConfig
@@ -54,6 +55,8 @@ ALONE = Way(cluster=1, rows=8, warps=4, groups=2)
 TWO = Way(cluster=1, rows=16, warps=8, groups=1, together=2)
 FOUR = Way(cluster=4, rows=8, warps=6)
 SHARED = Way(cluster=8, rows=8, warps=8, staged=True)
+ROOM = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}  # shared memory of a block
+MANY = Way(cluster=1, rows=48, warps=4, groups=2, together=3)
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +136,27 @@ def test_it_draws_what_the_definition_draws(config: ModelConfig, folder: Path) -
     assert one.positions[rows].tolist() == [T] * len(rows)
 
 
+@pytest.mark.parametrize("name", ["grey", pytest.param("paper", marks=pytest.mark.broad)])
+def test_many_rows_are_drawn_as_few_are(name: str, folder: Path) -> None:
+    """More than a warp has room for at a time, in two blocks."""
+    config, count = CONFIGS[name], 60
+    network = random_network(config).float().eval()
+    inputs, rng = Inputs.blank(config, count), np.random.default_rng(2)
+    inputs.seed[:] = np.arange(count)
+    inputs.known[:] = rng.random(inputs.known.shape) < 0.3
+    inputs.canvas[:] = rng.integers(0, 256, inputs.canvas.shape)
+    if config.classes:
+        inputs.label[:] = np.arange(count) % len(config.classes)
+    rows = rng.permutation(count).tolist()
+    many = draw(network, MANY, inputs, rows, folder, [2, config.pixels - 2])
+    some = rows[:3] + rows[-4:]
+    few = draw(network, SHARED, inputs, some, folder, [config.pixels])
+    assert many.canvas[some].tobytes() == few.canvas[some].tobytes()
+    assert many.bits[some].tobytes() == few.bits[some].tobytes()
+    assert torch.equal(many.kv[:, some], few.kv[:, some])
+    assert many.bits.all(axis=1).all()
+
+
 def test_rows_without_an_image_are_left_alone(folder: Path) -> None:
     """Between others, at the end, and through already: all their memory stays as it was."""
     config = CONFIGS["grey"]
@@ -196,10 +220,13 @@ def test_every_preset_that_it_takes_has_a_way_for_few_and_for_many() -> None:
     taken = [name for name, s in COMPILED.items() if refusal(s) is None]
     assert {"mnist-paper", "cifar10-paper", "mnist"} <= {*taken}
     for name in taken:
-        ways = [way for way in WAYS if way.fits(COMPILED[name])]
+        ways = ways_for(COMPILED[name], WAYS, capability=(9, 0), shared=ROOM[90])
         assert ways[0].cluster > 1
-        assert ways[-1].cluster == 1
-        assert all(shared_bytes(COMPILED[name], way) <= 227 << 10 for way in ways)
+        assert ways[0].staged
+        assert ways[-1] == WAYS[-1]
+        older = ways_for(COMPILED[name], WAYS, capability=(8, 0), shared=ROOM[80])
+        assert older
+        assert {way.cluster for way in older} == {1}
 
 
 @pytest.mark.parametrize(
@@ -233,8 +260,8 @@ def test_it_compiles_for_devices_that_are_not_here(
     nvcc, s = shutil.which("nvcc"), COMPILED[name]
     if nvcc is None:
         pytest.skip("needs nvcc")
-    if not way.fits(s):
-        pytest.skip("this network is not shared out so")
+    if way not in ways_for(s, WAYS, capability=divmod(arch, 10), shared=ROOM[arch]):
+        pytest.skip("this network is not shared out so there")
     path = tmp_path / "layers.cu"
     path.write_text(source())
     words = [f"-D{key}={literal(value)}" for key, value in defines(s, way).items()]

@@ -1,11 +1,17 @@
 // What attention does with the states of rows (eq. 18-20), written every DELAY-th step (state.py).
 
-// One head of one row: a lane has 8 keys of 4 values of S, one key of z, and two numbers of each key
-// and value that wait.
+constexpr int WAITING = DELAY - 1;      // steps whose keys and values may wait beside the sums
+constexpr int PAIRS = (DELAY + 1) / 2;  // of those and the new step, which are looked at by twos
+constexpr int ENTRY = 2 * K;            // a key and its value
+
+// One head of one row, which a warp has. Lane 8 g + c has keys 8 g ... 8 g + 7 of values 4 c ...
+// 4 c + 3 of S, and a key of z. Of what waits it has two numbers of a key, lanes up to 15 of steps 0,
+// 2, ..., the others of those between, and the value that it gives: 4 c + g.
 struct State {
     float4 s[8];
     float z;
-    u32 wait[DELAY > 1 ? DELAY - 1 : 1];
+    u32 keys[PAIRS];
+    u16 values[WAITING > 0 ? WAITING : 1];
 };
 
 struct Attention : Products {
@@ -21,44 +27,48 @@ struct Attention : Products {
         return SHARERS == 1 || lane % 8 / (8 / SHARERS) == rank % SHARERS;
     }
 
+    DEVICE int own_value() const { return lane % 8 * 4 + lane / 8; }
+
     DEVICE int turn_of(int n) const { return (u32)(step[n] - FIRST) % DELAY; }
 
-    DEVICE u64 place(int layer, int n, int head) const {
-        return ((u64)layer * a.size + slot[n]) * HEADS + head;
+    DEVICE u32 place(int layer, int n, int head) const {
+        return ((u32)layer * a.size + image[n]) * HEADS + head;
     }
 
-    DEVICE u32* waiting_at(u64 here) const {
-        return (u32*)a.waiting + here * ((DELAY - 1) * K) + lane;
+    // A lane's places, what does not change first: it is worked out once.
+    DEVICE float4* matrix_at(u32 here) const {
+        return (float4*)a.kv + (lane / 8 * (2 * K) + lane % 8) + (u64)here * (K * K / 4);
     }
 
-    DEVICE float4* matrix_at(u64 here) const {
-        return (float4*)(a.kv + here * (K * K) + lane / 8 * 8 * K) + lane % 8;
+    DEVICE float* sum_at(u32 here) const { return a.z + lane + (u64)here * K; }
+
+    DEVICE u16* waiting_at(u32 here, int of_lane = 0) const {
+        return a.waiting + of_lane + (u64)here * (WAITING * ENTRY);
     }
 
-    DEVICE void read(State& of, int layer, int n, int head) const {
-        const u64 here = place(layer, n, head);
+    DEVICE void read(State& of, bool any, int layer, int n, int head) const {
+        if (!any) {  // or its registers would be taken from all before
+            of = State();
+            return;
+        }
+        const u32 here = place(layer, n, head);
         const float4* s = matrix_at(here);
-        const u32* wait = waiting_at(here);
+        const u32* key = (const u32*)waiting_at(here, lane / 16 * ENTRY + lane % 16 * 2);
+        const u16* value = waiting_at(here, K + own_value());
         const int turn = turn_of(n);
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             of.s[i] = has_values() ? pass(s + i * (K / 4)) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         }
-        of.z = pass(a.z + here * K + lane);
+        of.z = pass(sum_at(here));
 #pragma unroll
-        for (int i = 0; i < DELAY - 1; i++) of.wait[i] = i < turn ? wait[i * K] : 0;
-    }
-
-    // Add to `out` and `sum` what comes of a key and its value, two numbers of which each lane has.
-    DEVICE void look_at(u32 word, u32 query, float (&out)[4], float& sum) const {
-        const float part = fused(high(query), high(word), low(query) * low(word));
-        const float score = sum_of(lane < 16 ? part : 0.0f);
-        const u32 v01 = of_lane(word, 16 + lane % 8 * 2), v23 = of_lane(word, 17 + lane % 8 * 2);
-        sum += score;
-        out[0] = fused(score, low(v01), out[0]);
-        out[1] = fused(score, high(v01), out[1]);
-        out[2] = fused(score, low(v23), out[2]);
-        out[3] = fused(score, high(v23), out[3]);
+        for (int i = 0; i < PAIRS; i++) {
+            of.keys[i] = 2 * i + lane / 16 < turn ? key[i * ENTRY] : 0;
+        }
+#pragma unroll
+        for (int i = 0; i < WAITING; i++) {
+            of.values[i] = i < turn ? value[i * ENTRY] : 0;
+        }
     }
 
     // Where q, k and v of a head of a row are; `mine` counts those that the block has at a time.
@@ -66,11 +76,10 @@ struct Attention : Products {
 
     // Give o: of S and z as they were read, of what waits, and of what is new.
     DEVICE void attend_to(const State& of, int n, int head, int mine) {
-        const u16* row = row_of(n, mine);
+        const u16 *row = row_of(n, mine), *fresh = row + K;
         const uint4 query = *(const uint4*)(row + lane / 8 * 8);
         const u32 queries[4] = {query.x, query.y, query.z, query.w};
-        const u32 pair = ((const u32*)row)[lane % 16], word = ((const u32*)(row + 32))[lane];
-        float sum = sum_of(low((u32)row[lane]) * of.z), out[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+        float out[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             const float q = i % 2 ? high(queries[i / 2]) : low(queries[i / 2]);
@@ -79,64 +88,89 @@ struct Attention : Products {
             out[2] = fused(q, of.s[i].z, out[2]);
             out[3] = fused(q, of.s[i].w, out[3]);
         }
+        // Over all keys, and each lane goes on with its own value.
+        const bool upper = lane >= 16, odd = lane / 8 % 2;
+        const float one = (upper ? out[2] : out[0]) + exchange(upper ? out[0] : out[2], 16);
+        const float two = (upper ? out[3] : out[1]) + exchange(upper ? out[1] : out[3], 16);
+        float value = (odd ? two : one) + exchange(odd ? one : two, 8);
+        // q k of all steps and q z, added up together.
+        const u32 pair = ((const u32*)row)[lane % 16], new_key = ((const u32*)fresh)[lane % 16];
+        float part[PAIRS + 1];
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            out[i] += exchange(out[i], 16);
-            out[i] += exchange(out[i], 8);
+        for (int i = 0; i < PAIRS; i++) {
+            const u32 key = i == WAITING / 2 && lane / 16 == WAITING % 2 ? new_key : of.keys[i];
+            part[i] = fused(high(pair), high(key), low(pair) * low(key));
         }
+        part[PAIRS] = low((u32)row[lane]) * of.z;
+        part[PAIRS] += exchange(part[PAIRS], 16);
+        add_lanes(part, 8);
+        float sum = part[PAIRS];
 #pragma unroll
-        for (int i = 0; i < DELAY - 1; i++) look_at(of.wait[i], pair, out, sum);
-        look_at(word, pair, out, sum);
-        sum = inverse(sum + EPS);
-        give_o(n, head, packed(out[0] * sum, out[1] * sum), packed(out[2] * sum, out[3] * sum));
+        for (int i = 0; i < DELAY; i++) {
+            const float score = float_of(of_lane(bits_of(part[i / 2]), i % 2 * 16));
+            sum += score;
+            value = fused(score, low((u32)(i < WAITING ? of.values[i] : fresh[K + own_value()])), value);
+        }
+        give_o(o + n * U + head * K, value * inverse(sum + EPS));
     }
 
     // Add a key and its value to S and z.
-    DEVICE void add(State& of, u32 word) const {
-        const u32 mine = of_lane(word, lane / 2);
-        const u32 v01 = of_lane(word, 16 + lane % 8 * 2), v23 = of_lane(word, 17 + lane % 8 * 2);
-        of.z += lane % 2 ? high(mine) : low(mine);
+    DEVICE void add(State& of, const u16* key) const {
+        const uint4 eight = *(const uint4*)(key + lane / 8 * 8);
+        const uint2 four = *(const uint2*)(key + K + lane % 8 * 4);
+        const u32 keys[4] = {eight.x, eight.y, eight.z, eight.w};
+        of.z += low((u32)key[lane]);
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            const u32 keys = of_lane(word, lane / 8 * 4 + i / 2);
-            const float k = i % 2 ? high(keys) : low(keys);
-            of.s[i].x = fused(k, low(v01), of.s[i].x);
-            of.s[i].y = fused(k, high(v01), of.s[i].y);
-            of.s[i].z = fused(k, low(v23), of.s[i].z);
-            of.s[i].w = fused(k, high(v23), of.s[i].w);
+            const float k = i % 2 ? high(keys[i / 2]) : low(keys[i / 2]);
+            of.s[i].x = fused(k, low(four.x), of.s[i].x);
+            of.s[i].y = fused(k, high(four.x), of.s[i].y);
+            of.s[i].z = fused(k, low(four.y), of.s[i].z);
+            of.s[i].w = fused(k, high(four.y), of.s[i].w);
         }
     }
 
     // Have the new key and value wait, or add all that waits to the sums and write those.
     DEVICE void keep(State& of, int layer, int n, int head, int mine) {
-        const u64 here = place(layer, n, head);
-        const u32 word = ((const u32*)(row_of(n, mine) + 32))[lane];
+        const u32 here = place(layer, n, head);
+        const u16* fresh = row_of(n, mine) + K;
+        u16* wait = waiting_at(here);
         const int turn = turn_of(n);
-        if (turn < DELAY - 1) {
+        if (turn < WAITING) {
             if (SHARERS == 1 || lane < 16 || lane / 8 - 2 == rank % SHARERS) {
-                waiting_at(here)[turn * K] = word;
+                ((u32*)(wait + turn * ENTRY))[lane] = ((const u32*)fresh)[lane];
             }
             return;
         }
 #pragma unroll
-        for (int i = 0; i < DELAY - 1; i++) add(of, of.wait[i]);
-        add(of, word);
+        for (int i = 0; i < WAITING; i++) add(of, wait + i * ENTRY);
+        add(of, fresh);
         if (has_values()) {
 #pragma unroll
             for (int i = 0; i < 8; i++) put(matrix_at(here) + i * (K / 4), of.s[i]);
         }
-        if (SHARERS == 1) put(a.z + here * K + lane, of.z);
+        if (SHARERS == 1) put(sum_at(here), of.z);
     }
 
     // Of a head that blocks share, each keeps z, the same, once all have read what there was.
     DEVICE void keep_sum(int layer, int n, int head) {
-        if (turn_of(n) == DELAY - 1) put(a.z + place(layer, n, head) * K + lane, ahead.z);
+        if (turn_of(n) == WAITING) put(sum_at(place(layer, n, head)), ahead.z);
     }
 
-    // Every lane with the same values has another block to give them to.
-    DEVICE void give_o(int n, int head, u32 one, u32 two) {
-        for (int to = lane / 8; to < CLUSTER && has_values(); to += 4) {
-            push(o + n * U + head * K + lane % 8 * 4, to, one, two, OF_O);
+    // Store this lane's value of a head, or give eight lanes' to the blocks, each to every eighth.
+    DEVICE void give_o(u16* to, float x) {
+        if (CLUSTER == 1) {
+            to[own_value()] = (u16)packed(x, 0.0f);
+            return;
+        }
+        const float beside = exchange(x, 8);
+        const u32 two = lane / 8 % 2 ? packed(beside, x) : packed(x, beside);
+        const u32 others = of_lane(two, lane ^ 16);
+        const u32 one = lane < 16 ? two : others, last = lane < 16 ? others : two;
+        const u32 next_one = of_lane(one, lane ^ 1), next_last = of_lane(last, lane ^ 1);
+        const u32 even[4] = {one, last, next_one, next_last}, odd[4] = {next_one, next_last, one, last};
+        for (int where = lane / 8 + lane % 2 * 4; where < CLUSTER && has_values(); where += 8) {
+            push(to + lane % 8 / 2 * 8, where, lane % 2 ? odd : even, OF_O);
         }
     }
 
@@ -148,44 +182,49 @@ struct Attention : Products {
     }
 
     DEVICE void read_own(int layer) {
-        if (has_own()) read(ahead, layer, own_pair() / MINE, head_of(0) + own_pair() % MINE);
+        if (!AHEAD) return;
+        read(ahead, has_own(), layer, own_pair() / MINE, head_of(0) + own_pair() % MINE);
     }
 
-    // Have a state on its way to the cache: registers are too few for two.
-    DEVICE void expect_state(int layer, int n, int head) const {
-        const u64 here = place(layer, n, head);
-        come_near(a.kv + here * (K * K) + lane * (K * K / 32));
-        if (lane == 0) come_near(a.z + here * K);
-        if (lane < DELAY - 1) come_near(waiting_at(here) + lane * (K - 1));
+    // All heads of all rows that the block has at a time are TOGETHER to a warp, round after round.
+    static constexpr int ROUND = WARPS * TOGETHER;
+
+    DEVICE bool is_state(u32 pair) const { return pair < live * MINE && runs(pair / MINE); }
+
+    DEVICE void read_pair(State& of, int layer, int head, u32 pair) const {
+        read(of, is_state(pair), layer, pair / MINE, head + pair % MINE);
     }
 
-    // All heads of all rows that the block has at a time, so many of them together.
+    // Have a state on its way to the cache: registers are too few for more.
+    DEVICE void expect_pair(int layer, int head, u32 pair) const {
+        if (!is_state(pair)) return;
+        const u32 here = place(layer, pair / MINE, head + pair % MINE);
+        come_near(a.kv + lane * (K * K / 32) + (u64)here * (K * K));
+        if (lane == 0) come_near(sum_at(here));
+        if (lane < WAITING) come_near(waiting_at(here, lane * ENTRY));
+    }
+
+    // Those of the first two rounds, while the block multiplies and memory has nothing to do.
+    DEVICE void expect_first(int layer, int head) const {
+        if (AHEAD) return;
+        for (int pair = warp; pair < 2 * ROUND; pair += WARPS) expect_pair(layer, head, pair);
+    }
+
     DEVICE void attend_all(int layer, int head) {
-        const int count = live * MINE;
+        State of[TOGETHER];
+#pragma unroll
+        for (int i = 0; i < TOGETHER; i++) read_pair(of[i], layer, head, warp * TOGETHER + i);
 #pragma unroll 1
-        for (int first = warp * TOGETHER; first < count; first += WARPS * TOGETHER) {
-            State of[TOGETHER];
+        for (int first = warp * TOGETHER; first < live * MINE; first += ROUND) {
 #pragma unroll
             for (int i = 0; i < TOGETHER; i++) {
-                const int pair = first + i, next = pair + WARPS * TOGETHER;
-                if (pair < count && runs(pair / MINE)) {
-                    read(of[i], layer, pair / MINE, head + pair % MINE);
-                }
-                if (next < count && runs(next / MINE)) {
-                    expect_state(layer, next / MINE, head + next % MINE);
-                }
-            }
-#pragma unroll
-            for (int i = 0; i < TOGETHER; i++) {
-                const int pair = first + i;
-                if (pair >= count) break;
-                attend_to(of[i], pair / MINE, head + pair % MINE, pair % MINE);
-            }
-#pragma unroll
-            for (int i = 0; i < TOGETHER; i++) {
-                const int pair = first + i;
-                if (pair >= count) break;
-                if (runs(pair / MINE)) keep(of[i], layer, pair / MINE, head + pair % MINE, pair % MINE);
+                const u32 pair = first + i;
+                const int n = pair / MINE, mine = pair % MINE;
+                if (pair >= live * MINE) break;
+                attend_to(of[i], n, head + mine, mine);
+                if (runs(n)) keep(of[i], layer, n, head + mine, mine);
+                read_pair(of[i], layer, head, pair + ROUND);
+                expect_pair(layer, head, pair + 2 * ROUND);
             }
         }
     }

@@ -62,24 +62,39 @@ DEVICE void await_all(u64* given, int time) {
     );
 }
 
-// Store where the block `rank` of the cluster has what lies at `to` here, and count it there.
-DEVICE void give(void* to, int rank, u32 one, u64* given) {
-    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];"
-                 :: "r"(address_at(to, rank)), "r"(one), "r"(address_at(given, rank)) : "memory");
-}
-
-DEVICE void give(void* to, int rank, u32 one, u32 two, u64* given) {
-    asm volatile(
-        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.u32 [%0], {%1, %2}, [%3];"
-        :: "r"(address_at(to, rank)), "r"(one), "r"(two), "r"(address_at(given, rank)) : "memory"
-    );
+// Store so many words, 1, 2 or 4, where the block `rank` of the cluster has what lies at `to` here,
+// and count them there.
+template <int COUNT>
+DEVICE void give(void* to, int rank, const u32 (&x)[COUNT], u64* given) {
+    const u32 there = address_at(to, rank), counted = address_at(given, rank);
+    if constexpr (COUNT == 1) {
+        asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];"
+                     :: "r"(there), "r"(x[0]), "r"(counted) : "memory");
+    } else if constexpr (COUNT == 2) {
+        asm volatile(
+            "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.u32 [%0], {%1, %2}, [%3];"
+            :: "r"(there), "r"(x[0]), "r"(x[1]), "r"(counted) : "memory"
+        );
+    } else {
+        static_assert(COUNT == 4, "");
+        asm volatile(
+            "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.u32 [%0], "
+            "{%1, %2, %3, %4}, [%5];"
+            :: "r"(there), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(counted) : "memory"
+        );
+    }
 }
 #else
 DEVICE void begin_counting(u64*) {}
 DEVICE void await_bytes(u64*, int) {}
 DEVICE void await_all(u64*, int) {}
-DEVICE void give(void* to, int, u32 one, u64*) { *(u32*)to = one; }
-DEVICE void give(void* to, int, u32 one, u32 two, u64*) { *(uint2*)to = make_uint2(one, two); }
+
+template <int COUNT>
+DEVICE void give(void* to, int, const u32 (&x)[COUNT], u64*) {
+    if constexpr (COUNT == 1) *(u32*)to = x[0];
+    else if constexpr (COUNT == 2) *(uint2*)to = make_uint2(x[0], x[1]);
+    else *(uint4*)to = make_uint4(x[0], x[1], x[2], x[3]);
+}
 #endif
 
 // Copy 16 bytes to shared memory; the thread has them once all but the last LEFT copies that it

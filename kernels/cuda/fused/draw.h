@@ -11,25 +11,55 @@ struct Row {  // what is asked of an image
     bool known, guided;
 };
 
-// Philox 4x64-10: word `i` of the row's, as a number in (0, 1).
-DEVICE float uniform(const Row& row, u64 i) {
-    u64 c0 = i / 4 + 1, c1 = 0, c2 = 0, c3 = 0, k0 = row.seed, k1 = row.particle;
+// Philox 4x64-10: the row's block `n` of four words.
+struct Block {
+    u64 words[4];
+
+    DEVICE Block(const Row& row, u64 n) {
+        u64 c0 = n + 1, c1 = 0, c2 = 0, c3 = 0, k0 = row.seed, k1 = row.particle;
 #pragma unroll 1
-    for (int round = 0; round < 10; round++) {
-        const u64 low0 = c0 * 0xD2E7470EE14C6C93ull, high0 = high_product(c0, 0xD2E7470EE14C6C93ull);
-        const u64 low1 = c2 * 0xCA5A826395121157ull, high1 = high_product(c2, 0xCA5A826395121157ull);
-        c0 = high1 ^ c1 ^ k0, c2 = high0 ^ c3 ^ k1;
-        c1 = low1, c3 = low0;
-        k0 += 0x9E3779B97F4A7C15ull, k1 += 0xBB67AE8584CAA73Bull;
+        for (int round = 0; round < 10; round++) {
+            const u64 low0 = c0 * 0xD2E7470EE14C6C93ull, high0 = high_product(c0, 0xD2E7470EE14C6C93ull);
+            const u64 low1 = c2 * 0xCA5A826395121157ull, high1 = high_product(c2, 0xCA5A826395121157ull);
+            c0 = high1 ^ c1 ^ k0, c2 = high0 ^ c3 ^ k1;
+            c1 = low1, c3 = low0;
+            k0 += 0x9E3779B97F4A7C15ull, k1 += 0xBB67AE8584CAA73Bull;
+        }
+        words[0] = c0, words[1] = c1, words[2] = c2, words[3] = c3;
     }
-    const u64 word = i % 4 < 2 ? (i % 4 == 0 ? c0 : c1) : (i % 4 == 2 ? c2 : c3);
-    return ((float)(int)(word >> 41) + 0.5f) * (1.0f / 8388608.0f);
+
+    // Word `i` of all as a number in (0, 1).
+    DEVICE float uniform(u64 i) const {
+        const u64 word = i % 4 < 2 ? words[i % 4 == 1] : words[2 + (i % 4 == 3)];
+        return ((float)(int)(word >> 41) + 0.5f) * (1.0f / 8388608.0f);
+    }
+};
+
+// The row's uniforms of step t: for a mixture's component first, then for each channel.
+DEVICE void uniforms(float (&us)[DRAWS], const Row& row, u64 t) {
+    const u64 first = t * DRAWS;
+    const Block block(row, first / 4);
+#pragma unroll
+    for (int i = 0; i < DRAWS; i++) {
+        const u64 at = first + i;
+        us[i] = 4 % DRAWS == 0 || at / 4 == first / 4 ? block.uniform(at) : Block(row, at / 4).uniform(at);
+    }
+}
+
+// The sums of what all lanes have, of several at a time.
+template <int COUNT>
+DEVICE void add_lanes(float (&x)[COUNT], int mask = 16) {
+#pragma unroll
+    for (; mask; mask /= 2) {
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) x[i] += exchange(x[i], mask);
+    }
 }
 
 DEVICE float sum_of(float x) {
-#pragma unroll
-    for (int mask = 16; mask; mask /= 2) x += exchange(x, mask);
-    return x;
+    float one[1] = {x};
+    add_lanes(one);
+    return one[0];
 }
 
 DEVICE float largest_of(float x) {

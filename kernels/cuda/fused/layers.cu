@@ -42,9 +42,9 @@ struct Layers : Attention {
             + chunk * 8 * FRAGMENT;
     }
 
-    DEVICE const uint4* qkv_begins(int layer, int group) const {
+    DEVICE const uint4* qkv_begins(int layer, int group, int t = 0) const {
         return beginning<TILES_QKV, D>(
-            [&](int tile, int chunk) { return qkv_at(layer, group, tile, chunk); }
+            [&](int tile, int chunk) { return qkv_at(layer, group, tile, chunk); }, t
         );
     }
 
@@ -53,9 +53,9 @@ struct Layers : Attention {
             + chunk * 8 * FRAGMENT;
     }
 
-    DEVICE const uint4* out_begins(int layer) const {
+    DEVICE const uint4* out_begins(int layer, int t = 0) const {
         return beginning<TILES_D, D>(
-            [&](int tile, int chunk) { return out_at(layer, tile, chunk); }
+            [&](int tile, int chunk) { return out_at(layer, tile, chunk); }, t
         );
     }
 
@@ -64,9 +64,9 @@ struct Layers : Attention {
             + (slice * (SLICE / 16) + rank * TILES_HIDDEN + tile) * TILE_D + chunk * 8 * FRAGMENT;
     }
 
-    DEVICE const uint4* linear1_begins(int layer, int slice) const {
+    DEVICE const uint4* linear1_begins(int layer, int slice, int t = 0) const {
         return beginning<TILES_HIDDEN, D>(
-            [&](int tile, int chunk) { return linear1_at(layer, slice, tile, chunk); }
+            [&](int tile, int chunk) { return linear1_at(layer, slice, tile, chunk); }, t
         );
     }
 
@@ -75,9 +75,9 @@ struct Layers : Attention {
             + (slice * (SLICE / CHUNK) + chunk) * 8 * FRAGMENT;
     }
 
-    DEVICE const uint4* linear2_begins(int layer, int slice) const {
+    DEVICE const uint4* linear2_begins(int layer, int slice, int t = 0) const {
         return beginning<TILES_D, SLICE>(
-            [&](int tile, int chunk) { return linear2_at(layer, slice, tile, chunk); }
+            [&](int tile, int chunk) { return linear2_at(layer, slice, tile, chunk); }, t
         );
     }
 
@@ -89,46 +89,44 @@ struct Layers : Attention {
         return layer_weights(LAYERS) + head_tile(tile) * TILE_D + chunk * 8 * FRAGMENT;
     }
 
-    DEVICE const uint4* head_begins() const {
+    DEVICE const uint4* head_begins(int t = 0) const {
         return beginning<TILES_HEAD, D>(
-            [&](int tile, int chunk) { return head_at(tile, chunk); }
+            [&](int tile, int chunk) { return head_at(tile, chunk); }, t
         );
     }
 
     DEVICE static int behind(int layer) { return layer == LAYERS - 1 ? 0 : layer + 1; }
 
     // q, k and v, and what attention makes of them: o, of every block.
-    DEVICE void attend(int layer, const float* v) {
+    DEVICE void attend(int layer, const float* biases) {
 #pragma unroll 1
         for (int group = 0; group < GROUPS; group++) {
             const int head = head_of(group);
             const int n0 = own_pair() / MINE, mine0 = own_pair() % MINE;
-            product<TILES_QKV, D, 1>(
+            if (group > 0) expect_first(layer, head);
+            product<TILES_QKV, D, 1, 2>(
                 u, U,
                 [&](int tile, int chunk) { return qkv_at(layer, group, tile, chunk); },
-                [&](int m, int) { return v[AT_QKV + qkv_tile(group, m / 16) * 16 + m % 16]; },
-                [&](int m, int n, float one, float two, int) {
-                    if (m % 96 < 64) one = feature(one), two = feature(two);
+                [&](int m, int) { return biases[AT_QKV + qkv_tile(group, m / 16) * 16 + m % 16]; },
+                [&](int m, int n, const float (&x)[2], int) {
+                    const u32 features = packed(feature(x[0]), feature(x[1])), v = packed(x[0], x[1]);
                     const int half = m >= 64 && SHARERS > 1 ? rank % SHARERS * 16 : 0;
-                    *(u32*)(middle + n * HEADS_ROW + m + half) = packed(one, two);
+                    *(u32*)(middle + n * HEADS_ROW + m + half) = m % 96 < 64 ? features : v;
                 },
-                // Registers are wanted for states where there are many rows.
-                [&]() -> const uint4* {
-                    return STAGED ? qkv_begins(behind(layer), 0)
-                        : CLUSTER == 1 ? nullptr : out_begins(layer);
+                [&](int t) {
+                    return STAGED ? qkv_begins(behind(layer), 0, t)
+                        : group + 1 < GROUPS ? qkv_begins(layer, group + 1, t) : out_begins(layer, t);
                 },
-                staged
+                0
             );
+            take_staged<TILES_D, D>(SLOT_OUT);
             if (AHEAD) {
                 if (n0 < live) attend_to(ahead, n0, head + mine0, mine0);
                 if (has_own()) keep(ahead, layer, n0, head + mine0, mine0);
             } else {
                 attend_all(layer, head);
             }
-            if (CLUSTER == 1) {
-                sync_block();
-                load(group + 1 < GROUPS ? qkv_begins(layer, group + 1) : out_begins(layer));
-            }
+            if (CLUSTER == 1) sync_block();
             await(OF_O);
             if (SHARERS > 1 && has_own()) keep_sum(layer, n0, head + mine0);
         }
@@ -136,71 +134,82 @@ struct Layers : Attention {
 
     DEVICE void go_through(int layer) {
         const bool last = layer == LAYERS - 1;
-        const auto to_stream = [&](int m, int n, float one, float two, int to) {
-            push(y + n * X + rank * (D / CLUSTER) + m, to, bits_of(one), bits_of(two), OF_Y);
+        const auto to_stream = [&](int m, int n, const auto& x, int to) {
+            push_floats(y + n * X + rank * (D / CLUSTER) + m, to, x, OF_Y);
         };
         const float* v = CLUSTER > 1 ? half_of_vectors(parity) : a.vectors + layer * AT_LAYER;
         const float* next = last ? last_vectors()
             : CLUSTER > 1 ? half_of_vectors(1 - parity) : v + AT_LAYER;
-        bring_vectors(a.vectors + behind(layer) * AT_LAYER, half_of_vectors(1 - parity), AT_LAYER);
+        const float* biases = CLUSTER > 1 ? v : vectors;
+        const float* of_next = a.vectors + behind(layer) * AT_LAYER;
+        if (CLUSTER > 1) bring_vectors(of_next, half_of_vectors(1 - parity), AT_LAYER);
         parity = 1 - parity;
-        attend(layer, v);
-        product<TILES_D, D, CLUSTER>(
+        attend(layer, biases);
+        product<TILES_D, D, CLUSTER, 4>(
             o, U,
             [&](int tile, int chunk) { return out_at(layer, tile, chunk); },
             [&](int m, int n) {
                 const int d = rank * (D / CLUSTER) + m;
-                return x[n * X + d] + v[AT_OUT + d];
+                return x[n * X + d] + biases[AT_OUT + d];
             },
             to_stream,
-            [&] { return STAGED ? out_begins(behind(layer)) : linear1_begins(layer, 0); },
-            staged + SLOT_OUT
+            [&](int t) { return STAGED ? out_begins(behind(layer), t) : linear1_begins(layer, 0, t); },
+            SLOT_OUT
         );
+        take_staged<TILES_HIDDEN, D>(SLOT_LINEAR1);
         await(OF_Y);
-        if (!STAGED) copied<0>();
         float* ring = RING > 0 ? a.ring + 2ll * layer * a.size * (RING * D) : nullptr;
         const long long rings = (long long)a.size * (RING * D);
+        if (!last) expect_first(layer + 1, head_of(0));
         settle(
             y, v + (PRE ? AT_NORM2 : AT_NORM1), nullptr, RING > 0 ? v + AT_CONV2 : nullptr,
             ring + rings
         );
 #pragma unroll 1
         for (int slice = 0; slice < SLICES; slice++) {
-            product<TILES_HIDDEN, D, CLUSTER>(
+            product<TILES_HIDDEN, D, CLUSTER, 8>(
                 u, U,
                 [&](int tile, int chunk) { return linear1_at(layer, slice, tile, chunk); },
                 [&](int m, int) {
-                    return v[AT_LINEAR1 + slice * SLICE + rank * TILES_HIDDEN * 16 + m];
+                    return biases[AT_LINEAR1 + slice * SLICE + rank * TILES_HIDDEN * 16 + m];
                 },
-                [&](int m, int n, float one, float two, int to) {
-                    push(middle + n * HIDDEN_ROW + rank * TILES_HIDDEN * 16 + m, to,
-                         packed(activate(one), activate(two)), OF_HIDDEN);
+                [&](int m, int n, const auto& x, int to) {
+                    constexpr int COUNT = sizeof x / sizeof(float);
+                    float hidden[COUNT];
+#pragma unroll
+                    for (int i = 0; i < COUNT; i++) hidden[i] = activate(x[i]);
+                    push_rounded(
+                        middle + n * HIDDEN_ROW + rank * TILES_HIDDEN * 16 + m, to, hidden, OF_HIDDEN
+                    );
                 },
-                [&] {
-                    return STAGED ? linear1_begins(behind(layer), 0) : linear2_begins(layer, slice);
+                [&](int t) {
+                    return STAGED ? linear1_begins(behind(layer), 0, t) : linear2_begins(layer, slice, t);
                 },
-                staged + SLOT_LINEAR1
+                SLOT_LINEAR1
             );
+            take_staged<TILES_D, SLICE>(SLOT_LINEAR2);
             await(OF_HIDDEN);
             if (!last) read_own(layer + 1);
-            product<TILES_D, SLICE, CLUSTER>(
+            product<TILES_D, SLICE, CLUSTER, 4>(
                 middle, HIDDEN_ROW,
                 [&](int tile, int chunk) { return linear2_at(layer, slice, tile, chunk); },
                 [&](int m, int n) {
                     const int d = rank * (D / CLUSTER) + m;
-                    return slice ? y[n * X + d] : x[n * X + d] + v[AT_LINEAR2 + d];
+                    return slice ? y[n * X + d] : x[n * X + d] + biases[AT_LINEAR2 + d];
                 },
                 to_stream,
-                [&] {
-                    return STAGED ? linear2_begins(behind(layer), 0)
-                        : slice < SLICES - 1 ? linear1_begins(layer, slice + 1)
-                        : last ? head_begins() : qkv_begins(layer + 1, 0);
+                [&](int t) {
+                    return STAGED ? linear2_begins(behind(layer), 0, t)
+                        : slice < SLICES - 1 ? linear1_begins(layer, slice + 1, t)
+                        : last ? head_begins(t) : qkv_begins(layer + 1, 0, t);
                 },
-                staged + SLOT_LINEAR2
+                SLOT_LINEAR2
             );
-            if (STAGED && last) load(head_begins());
+            if (!last) take_staged<TILES_QKV, D>(0);
+            else if (STAGED) load([&](int t) { return head_begins(t); });
             await(OF_Y);
         }
+        if (CLUSTER == 1) bring_vectors(of_next, vectors, HELD);
         settle(
             y, !PRE ? v + AT_NORM2 : last ? next : next + AT_NORM1, !PRE && last ? next : nullptr,
             RING > 0 && !last ? next + AT_CONV1 : nullptr, ring + 2 * rings
@@ -211,16 +220,15 @@ struct Layers : Attention {
     DEVICE void finish() {
         const float* v = last_vectors() + 2 * D;
         float* parameters = (float*)middle;
-        product<TILES_HEAD, D, CLUSTER>(
+        product<TILES_HEAD, D, CLUSTER, 4>(
             u, U, [&](int tile, int chunk) { return head_at(tile, chunk); },
             [&](int m, int) { return v[head_tile(m / 16) * 16 + m % 16]; },
-            [&](int m, int n, float one, float two, int to) {
+            [&](int m, int n, const auto& x, int to) {
                 if (m / 16 * CLUSTER + rank >= OF_HEAD_TILES) return;
                 const int output = head_tile(m / 16) * 16 + m % 16;
-                push(parameters + n * PARAMETERS_ROW + output, to, bits_of(one), bits_of(two),
-                     OF_PARAMETERS);
+                push_floats(parameters + n * PARAMETERS_ROW + output, to, x, OF_PARAMETERS);
             },
-            []() -> const uint4* { return nullptr; }
+            [](int) -> const uint4* { return nullptr; }
         );
     }
 };
@@ -235,16 +243,17 @@ KERNEL(THREADS) layers(const Arguments a) {
     b.y = CLUSTER > 1 ? shared + ROWS * X : shared;
     b.partial = b.y + ROWS * X;
     b.vectors = b.partial + (CLUSTER > 1 ? WARPS * ROWS * PARTIAL : 0);
-    b.u = (u16*)(b.vectors + (CLUSTER > 1 ? 2 * AT_LAYER + LAST : 0));
+    b.u = (u16*)(b.vectors + HELD);
     b.o = b.u + ROWS * U;
     b.middle = b.o + ROWS * U;
     b.given = (u64*)(b.middle + ROWS * MIDDLE);
     b.slot = (int*)(b.given + GIVEN);
     b.step = b.slot + ROWS;
-    b.spent = (float*)(b.step + ROWS);
+    b.image = b.step + ROWS;
+    b.spent = (float*)(b.image + ROWS);
     b.staged = (uint4*)(shared_memory() + SHARED_BYTES - STAGED_BYTES);
-    b.bring_vectors(a.vectors, b.half_of_vectors(0), AT_LAYER);
-    b.bring_vectors(a.vectors + LAYERS * AT_LAYER, b.half_of_vectors(2), LAST);
+    b.bring_vectors(a.vectors, b.vectors, CLUSTER > 1 ? AT_LAYER : HELD);
+    if (CLUSTER > 1) b.bring_vectors(a.vectors + LAYERS * AT_LAYER, b.half_of_vectors(2), LAST);
     if (STAGED) {
         uint4* own = b.staged + b.warp * b.SLOT + b.lane;
         b.bring(own, b.qkv_begins(0, 0));
@@ -255,7 +264,7 @@ KERNEL(THREADS) layers(const Arguments a) {
     if (b.thread < b.live) {
         const int slot = a.slots[b.first + b.thread];
         b.slot[b.thread] = slot;
-        b.step[b.thread] = slot < 0 ? STEPS : a.positions[slot] * PARTS;
+        b.arrive_at(b.thread, slot < 0 ? STEPS : a.positions[slot] * PARTS);
     }
     if (CLUSTER > 1 && b.thread == 0) {
         for (int i = 0; i < GIVEN; i++) begin_counting(b.given + i), b.expect(i);
@@ -266,8 +275,10 @@ KERNEL(THREADS) layers(const Arguments a) {
     wait();  // nobody pushes to a block that has not begun
 #pragma unroll 1
     for (int i = 0; i < a.pixels * PARTS; i++) {
-        if (!STAGED) b.load(b.qkv_begins(0, 0));
+        if (STAGED) b.take_staged<Layers::TILES_QKV, D>(0);
+        else b.load([&](int t) { return b.qkv_begins(0, 0, t); });
         b.read_own(0);
+        b.expect_first(0, b.head_of(0));
         b.embed();
 #pragma unroll 1
         for (int layer = 0; layer < LAYERS; layer++) b.go_through(layer);

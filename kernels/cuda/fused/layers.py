@@ -73,8 +73,9 @@ class Way:
 # H200 drew 10,000 images a sixth faster with one block a multiprocessor than with two, whose
 # registers are half as many.
 WAYS = (
-    Way(cluster=16, rows=8, warps=12, staged=True), Way(cluster=8, rows=8, warps=16),
-    Way(cluster=8, rows=16, warps=16), Way(cluster=4, rows=16, warps=16),
+    Way(cluster=16, rows=8, warps=12, staged=True), Way(cluster=8, rows=8, warps=12, staged=True),
+    Way(cluster=8, rows=8, warps=16), Way(cluster=8, rows=16, warps=16),
+    Way(cluster=4, rows=16, warps=16),
     Way(cluster=2, rows=16, warps=16),
     Way(cluster=1, rows=32, warps=8, groups=2, slices=4, together=2),
     Way(cluster=1, rows=64, warps=8, groups=4, slices=4, together=2),
@@ -108,10 +109,11 @@ def shared_bytes(s: Sizes, way: Way) -> int:
     heads = max(s.heads // (way.cluster * way.groups), 1)
     middle = max(96 * heads + 8, s.d_ff // way.slices + 8, 2 * outputs)
     streams = 2 if way.cluster > 1 else 1
-    each = 4 * (s.d_model + 4) * streams + 2 * (2 * (s.d_model + 8) + middle) + 12
+    each = 4 * (s.d_model + 4) * streams + 2 * (2 * (s.d_model + 8) + middle) + 16
     counts = 32
     if way.cluster == 1:
-        return -(-(way.rows * each + counts) // 16) * 16
+        biases = 5 * s.d_model + s.d_ff
+        return -(-(way.rows * each + counts + 4 * biases) // 16) * 16
     vectors = 9 * s.d_model + s.d_ff + (2 * TAPS * s.d_model if s.short_conv else 0)
     last = 2 * s.d_model + outputs
     own = way.rows * each + counts + 4 * (way.warps * way.rows * 20 + 2 * vectors + last)
@@ -120,6 +122,21 @@ def shared_bytes(s: Sizes, way: Way) -> int:
     qkv = 3 * s.d_model // way.cluster if way.cluster <= s.heads else 80
     staged = qkv * s.d_model + (s.d_model**2 + 2 * s.d_model * s.d_ff) // way.cluster
     return -(-own // 16) * 16 + 2 * staged
+
+
+def ways_for(
+    s: Sizes, ways: Sequence[Way], *, capability: tuple[int, int], shared: int
+) -> list[Way]:
+    """Give those of ``ways`` that a network and a device with so many bytes a block have room for.
+
+    Of those with as many blocks and rows the first.
+    """
+    found: dict[tuple[int, int], Way] = {}
+    for way in ways:
+        clusters = way.cluster == 1 or capability >= (9, 0)
+        if clusters and way.fits(s) and shared_bytes(s, way) <= shared:
+            found.setdefault((way.cluster, way.rows), way)
+    return list(found.values())
 
 
 def refusal(s: Sizes) -> str | None:
@@ -224,9 +241,7 @@ class Layers:
         def compiled(way: Way) -> bytes:
             return compile_source(text, "layers.cu", defines(s, way), capability)
 
-        ways = [way for way in ways if way.fits(s) and shared_bytes(s, way) <= shared]
-        if capability < (9, 0):
-            ways = [way for way in ways if way.cluster == 1]
+        ways = ways_for(s, ways, capability=capability, shared=shared)
         if not ways:
             raise DriverError(
                 f"its rows do not fit into the {shared:,} bytes of shared memory of a block here"

@@ -1,14 +1,15 @@
 // Products of all rows with a block's share of a matrix, on tensor cores.
 
-// Add a tile of outputs over CHUNK inputs, for all rows. `b` is [ROWS, stride]. What the weights
-// leave free is filled from `next`, if there is MORE.
-template <bool MORE>
+// Add TILES tiles of outputs over CHUNK inputs, for COUNT tiles of rows. `b` is [rows, stride]. What
+// the weights leave free is filled from `next`, if there is MORE.
+template <bool MORE, int TILES, int COUNT>
 DEVICE void multiply(
-    float (&p)[COLS][4], uint4 (&a)[8], const u16* b, int stride, const uint4* next, int lane
+    float (&p)[TILES][COUNT][4], uint4 (&a)[TILES][8], const u16* b, int stride,
+    const uint4* (&next)[TILES], int lane
 ) {
 #pragma unroll
-    for (int n = 0; n < COLS; n++) p[n][0] = p[n][1] = p[n][2] = p[n][3] = 0.0f;
-    if (COLS == 1) {  // all that it takes first, as nothing else hides how long that takes
+    for (int i = 0; i < TILES * COUNT * 4; i++) p[i / 4 / COUNT][i / 4 % COUNT][i % 4] = 0.0f;
+    if (TILES * COUNT == 1) {  // all that it takes first, as nothing else hides how long that takes
         u32 r[4][4];
 #pragma unroll
         for (int i = 0; i < 4; i++) {
@@ -16,35 +17,46 @@ DEVICE void multiply(
         }
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            multiply_add(p[0], a[2 * i], r[i][0], r[i][1]);
-            multiply_add(p[0], a[2 * i + 1], r[i][2], r[i][3]);
+            multiply_add(p[0][0], a[0][2 * i], r[i][0], r[i][1]);
+            multiply_add(p[0][0], a[0][2 * i + 1], r[i][2], r[i][3]);
         }
-        if (MORE) {
 #pragma unroll
-            for (int i = 0; i < 8; i++) a[i] = fetch(next + i * FRAGMENT + lane);
-        }
+        for (int i = 0; MORE && i < 8; i++) a[0][i] = fetch(next[0] + i * FRAGMENT + lane);
         return;
     }
 #pragma unroll
     for (int i = 0; i < 8; i += 2) {
 #pragma unroll
-        for (int n = 0; n < COLS; n++) {
+        for (int n = 0; n < COUNT; n++) {
             u32 r[4];
             load_matrices(r, b + (8 * n + lane % 8) * stride + 16 * i + lane / 8 * 8);
-            multiply_add(p[n], a[i], r[0], r[1]);
-            multiply_add(p[n], a[i + 1], r[2], r[3]);
+#pragma unroll
+            for (int t = 0; t < TILES; t++) {
+                multiply_add(p[t][n], a[t][i], r[0], r[1]);
+                multiply_add(p[t][n], a[t][i + 1], r[2], r[3]);
+            }
         }
         if (MORE) {
-            a[i] = fetch(next + i * FRAGMENT + lane);
-            a[i + 1] = fetch(next + (i + 1) * FRAGMENT + lane);
+#pragma unroll
+            for (int t = 0; t < TILES; t++) {
+                a[t][i] = fetch(next[t] + i * FRAGMENT + lane);
+                a[t][i + 1] = fetch(next[t] + (i + 1) * FRAGMENT + lane);
+            }
         }
     }
 }
 
 struct Products : Rows {
-    float* partial;  // sums over parts of the inputs, where warps share a tile
-    uint4* staged;   // weights that wait for their product
-    uint4 w[8];      // weights on their way: those that this warp multiplies with next
+    // Of many rows a warp has two tiles of outputs at a time, which read the rows once, and so many
+    // tiles of rows, as it has no more registers.
+    static constexpr int TILES = CLUSTER == 1 && WARPS <= 8 ? 2 : 1;
+    static constexpr int PART = CLUSTER == 1 && COLS > 5 && COLS % 2 == 0 ? COLS / 2 : COLS;
+
+    static constexpr int NO_SLOT = -1;
+
+    float* partial;     // sums over parts of the inputs, where warps share a tile
+    uint4* staged;      // weights that wait for their product
+    uint4 w[TILES][8];  // weights on their way: those that this warp multiplies with next
 
     using Rows::Rows;
 
@@ -57,10 +69,16 @@ struct Products : Rows {
         begin_copies();
     }
 
-    DEVICE void load(const uint4* from) {
+    // Load what a product begins with: `begin(t)`, of the warp's t-th tile at a time.
+    template <class Begin>
+    DEVICE void load(Begin begin) {
 #pragma unroll
-        for (int i = 0; i < 8; i++) {  // what was there is of no use any more
-            w[i] = from ? fetch(from + i * FRAGMENT + lane) : make_uint4(0, 0, 0, 0);
+        for (int t = 0; t < TILES; t++) {
+            const uint4* from = begin(t);
+#pragma unroll
+            for (int i = 0; i < 8; i++) {  // what was there is of no use any more
+                w[t][i] = from ? fetch(from + i * FRAGMENT + lane) : make_uint4(0, 0, 0, 0);
+            }
         }
     }
 
@@ -68,99 +86,142 @@ struct Products : Rows {
     template <int COUNT, int IN>
     static constexpr bool SPREAD = CLUSTER > 1 && COUNT * (IN / CHUNK) <= WARPS;
 
-    // Where the weights are that this warp begins a product with, null where it has none;
-    // `at(tile, chunk)` is where those of the product are.
+    // Where the weights are that this warp begins a product with, of its t-th tile, null where it has
+    // none; `at(tile, chunk)` is where those of the product are.
     template <int COUNT, int IN, class At>
-    DEVICE const uint4* beginning(At at) const {
+    DEVICE const uint4* beginning(At at, int t) const {
         constexpr int CHUNKS = IN / CHUNK;
         if (SPREAD<COUNT, IN>) return warp < COUNT * CHUNKS ? at(warp / CHUNKS, warp % CHUNKS) : nullptr;
-        return warp < COUNT ? at(warp, 0) : nullptr;
+        return warp * TILES < COUNT ? at(tile_of<COUNT>(warp * TILES, t), 0) : nullptr;
+    }
+
+    // The last one again where COUNT is odd.
+    template <int COUNT>
+    DEVICE static int tile_of(int first, int t) {
+        return TILES == 1 || first + t < COUNT ? first + t : COUNT - 1;
+    }
+
+    // Read the weights of a product that wait in shared memory, before its inputs are waited for.
+    template <int COUNT, int IN>
+    DEVICE void take_staged(int slot) {
+        const uint4* own = staged + slot + warp * (8 * FRAGMENT) + lane;
+        if (!STAGED || warp >= COUNT * (IN / CHUNK)) return;
+#pragma unroll
+        for (int i = 0; i < 8; i++) w[0][i] = own[i * FRAGMENT];
     }
 
     // COUNT tiles of outputs over IN inputs; weights of the beginning are on their way. `b` is
-    // [ROWS, stride]. `start(m, n)` is what output m of row n starts from, and
-    // `done(m, n, one, two, rank)` is told outputs m and m + 1, once for each of TO blocks.
-    // `next()` is where the next product begins.
-    template <int COUNT, int IN, int TO, class At, class Start, class Done, class Next>
+    // [ROWS, stride]. `start(m, n)` is what output m of row n starts from, and `done(m, n, x, rank)`
+    // is told outputs m, m + 1, ... once for each of TO blocks: two of them, or WIDTH where warps share
+    // tiles. Weights for the next time may wait at `slot`.
+    // `next(t)` is where the next product begins.
+    template <int COUNT, int IN, int TO, int WIDTH, class At, class Start, class Done, class Next>
     DEVICE void product(
-        const u16* b, int stride, At at, Start start, Done done, Next next, uint4* slot = nullptr
+        const u16* b, int stride, At at, Start start, Done done, Next next, int slot = NO_SLOT
     ) {
         constexpr int CHUNKS = IN / CHUNK;
-        float p[COLS][4];
         if constexpr (SPREAD<COUNT, IN>) {
+            float p[TILES][COLS][4];
             const bool busy = warp < COUNT * CHUNKS;
-            uint4* own = slot + warp * (8 * FRAGMENT) + lane;  // a lane reads what it brought itself
-            if (STAGED && slot) {
-                copied<3>();
-                if (busy) {
-#pragma unroll
-                    for (int i = 0; i < 8; i++) w[i] = own[i * FRAGMENT];
-                }
-            }
             if (busy) {
-                multiply<false>(p, w, b + warp % CHUNKS * CHUNK, stride, nullptr, lane);
+                const uint4* none[TILES] = {};
+                multiply<false>(p, w, b + warp % CHUNKS * CHUNK, stride, none, lane);
                 float* to = partial + warp * ROWS * PARTIAL + lane / 4;
 #pragma unroll
                 for (int n = 0; n < COLS; n++) {
 #pragma unroll
                     for (int i = 0; i < 4; i++) {
-                        to[(8 * n + lane % 4 * 2 + i % 2) * PARTIAL + i / 2 * 8] = p[n][i];
+                        to[(8 * n + lane % 4 * 2 + i % 2) * PARTIAL + i / 2 * 8] = p[0][n][i];
                     }
                 }
             }
-            if (STAGED && slot) {
-                bring(own, next());
-                copied<3>();
+            if (STAGED && slot != NO_SLOT) {
+                bring(staged + slot + warp * (8 * FRAGMENT) + lane, next(0));
+                copied<3>();  // those of the next product are there, and vectors
             } else {
-                load(next());
+                load(next);
             }
             sync_block();
-            for (int i = thread; i < COUNT * 8 * TO * live; i += THREADS) {
-                const int m = i % (COUNT * 8) * 2, n = i / (COUNT * 8 * TO);
+            constexpr int PARTS_OF = COUNT * 16 / WIDTH;
+            for (int i = thread; i < PARTS_OF * TO * live; i += THREADS) {
+                const int m = i % PARTS_OF * WIDTH, n = i / (PARTS_OF * TO);
                 const float* from = partial + m / 16 * CHUNKS * ROWS * PARTIAL + n * PARTIAL + m % 16;
-                float one = start(m, n), two = start(m + 1, n);
+                float sum[WIDTH];
+#pragma unroll
+                for (int k = 0; k < WIDTH; k++) sum[k] = start(m + k, n);
 #pragma unroll
                 for (int j = 0; j < CHUNKS; j++) {
-                    const float2 more = *(const float2*)(from + j * ROWS * PARTIAL);
-                    one += more.x;
-                    two += more.y;
+#pragma unroll
+                    for (int k = 0; k < WIDTH; k += 2) {
+                        const float2 more = *(const float2*)(from + j * ROWS * PARTIAL + k);
+                        sum[k] += more.x;
+                        sum[k + 1] += more.y;
+                    }
                 }
-                done(m, n, one, two, i / (COUNT * 8) % TO);
+                done(m, n, sum, i / PARTS_OF % TO);
             }
         } else {
-            if (warp >= COUNT) load(next());
+            if (warp * TILES >= COUNT) load(next);
 #pragma unroll 1
-            for (int tile = warp; tile < COUNT; tile += WARPS) {
-                const int m = 16 * tile + lane / 4, n0 = lane % 4 * 2;
-                float sum[COLS][4];
+            for (int tile = warp * TILES; tile < COUNT; tile += WARPS * TILES) {
+                const int n0 = lane % 4 * 2;
+                float sum[TILES][COLS][4];
 #pragma unroll
-                for (int n = 0; n < COLS; n++) {
-#pragma unroll
-                    for (int i = 0; i < 4; i++) sum[n][i] = start(m + i / 2 * 8, 8 * n + n0 + i % 2);
-                }
-#pragma unroll 1
-                for (int j = 0; j < CHUNKS; j++) {
-                    const uint4* more = j + 1 < CHUNKS ? at(tile, j + 1)
-                        : tile + WARPS < COUNT ? at(tile + WARPS, 0) : next();
-                    if (more) multiply<true>(p, w, b + j * CHUNK, stride, more, lane);
-                    else multiply<false>(p, w, b + j * CHUNK, stride, nullptr, lane);
+                for (int t = 0; t < TILES; t++) {
+                    const int m = 16 * tile_of<COUNT>(tile, t) + lane / 4;
 #pragma unroll
                     for (int n = 0; n < COLS; n++) {
 #pragma unroll
-                        for (int i = 0; i < 4; i++) sum[n][i] += p[n][i];
+                        for (int i = 0; i < 4; i++) {
+                            sum[t][n][i] = start(m + i / 2 * 8, 8 * n + n0 + i % 2);
+                        }
+                    }
+                }
+#pragma unroll 1
+                for (int j = 0; j < CHUNKS; j++) {
+                    const uint4* more[TILES];
+#pragma unroll
+                    for (int t = 0; t < TILES; t++) {
+                        more[t] = j + 1 < CHUNKS ? at(tile_of<COUNT>(tile, t), j + 1)
+                            : tile + WARPS * TILES < COUNT ? at(tile_of<COUNT>(tile + WARPS * TILES, t), 0)
+                            : next(t);
+                    }
+#pragma unroll
+                    for (int part = 0; part < COLS; part += PART) {
+                        float p[TILES][PART][4];
+                        const u16* from = b + 8 * part * stride + j * CHUNK;
+                        if (part + PART == COLS && more[0]) {
+                            multiply<true>(p, w, from, stride, more, lane);
+                        } else {
+                            multiply<false>(p, w, from, stride, more, lane);
+                        }
+#pragma unroll
+                        for (int t = 0; t < TILES; t++) {
+#pragma unroll
+                            for (int n = 0; n < PART; n++) {
+#pragma unroll
+                                for (int i = 0; i < 4; i++) sum[t][part + n][i] += p[t][n][i];
+                            }
+                        }
                     }
                 }
                 // Lanes 4 apart have neighbouring outputs of two rows each: they swap one.
                 const bool odd = lane / 4 % 2;
 #pragma unroll
-                for (int n = 0; n < COLS; n++) {
+                for (int t = 0; t < TILES; t++) {
+                    if (t && tile + t >= COUNT) break;
+                    const int m = 16 * (tile + t) + lane / 4 - odd;
 #pragma unroll
-                    for (int i = 0; i < 4; i += 2) {
-                        const float other = exchange(odd ? sum[n][i] : sum[n][i + 1], 4);
-                        const float one = odd ? other : sum[n][i], two = odd ? sum[n][i + 1] : other;
-                        const int row = 8 * n + n0 + odd;
-                        if (row >= live) continue;
-                        for (int to = 0; to < TO; to++) done(m - odd + i / 2 * 8, row, one, two, to);
+                    for (int n = 0; n < COLS; n++) {
+#pragma unroll
+                        for (int i = 0; i < 4; i += 2) {
+                            const float* two_rows = sum[t][n] + i;
+                            const float other = exchange(odd ? two_rows[0] : two_rows[1], 4);
+                            const float two[2] = {odd ? other : two_rows[0], odd ? two_rows[1] : other};
+                            const int row = 8 * n + n0 + odd;
+                            if (TO > 1 && row >= live) continue;  // in this block there is room for it
+                            for (int to = 0; to < TO; to++) done(m + i / 2 * 8, row, two, to);
+                        }
                     }
                 }
             }

@@ -5,10 +5,11 @@ struct Rows {
     int thread, warp, lane, rank;
     int first, live;    // the first row, and how many there are
     float *x, *y;       // the stream, and what is added up for it: one place where a block is alone
-    float* vectors;     // of this layer and the next in turn, and those behind the last
+    float* vectors;     // of this layer and the next in turn, and those behind the last; or biases
     u16 *u, *o;         // what the next product sees, and what attention gave
     u16* middle;        // q, k and v; hidden features; parameters
     int *slot, *step;   // of each row; -1 where there is none
+    int* image;         // the slot of a row that the network runs for now, or -1
     float* spent;       // bits of its pixel
     u64* given;         // what comes from the blocks of the cluster, counted
     int times = 0;      // a bit of each: whether it came an odd number of times
@@ -16,11 +17,27 @@ struct Rows {
 
     DEVICE explicit Rows(const Arguments& a) : a(a) {}
 
-    // Store where another block has what lies at `to` here, to be counted there.
-    DEVICE void push(void* to, int where, u32 one, int of) { give(to, where, one, given + of); }
+    // Store where another block has what lies at `to` here, to be counted there: words, numbers, or
+    // numbers rounded to bfloat16.
+    template <int COUNT>
+    DEVICE void push(void* to, int where, const u32 (&x)[COUNT], int of) {
+        give(to, where, x, given + of);
+    }
 
-    DEVICE void push(void* to, int where, u32 one, u32 two, int of) {
-        give(to, where, one, two, given + of);
+    template <int COUNT>
+    DEVICE void push_floats(void* to, int where, const float (&x)[COUNT], int of) {
+        u32 words[COUNT];
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) words[i] = bits_of(x[i]);
+        push(to, where, words, of);
+    }
+
+    template <int COUNT>
+    DEVICE void push_rounded(void* to, int where, const float (&x)[COUNT], int of) {
+        u32 words[COUNT / 2];
+#pragma unroll
+        for (int i = 0; i < COUNT / 2; i++) words[i] = packed(x[2 * i], x[2 * i + 1]);
+        push(to, where, words, of);
     }
 
     // Wait until all has come that is to come this time.
@@ -38,10 +55,15 @@ struct Rows {
         await_bytes(given + of, live * each);
     }
 
-    // Whether a row has an image that is not through, and the network runs for it.
+    // Whether a row has an image that is not through, and whether the network runs for it.
     DEVICE bool alive(int n) const { return slot[n] >= 0 && step[n] < STEPS; }
 
-    DEVICE bool runs(int n) const { return alive(n) && step[n] >= FIRST; }
+    DEVICE bool runs(int n) const { return image[n] >= 0; }
+
+    DEVICE void arrive_at(int n, int next) {
+        step[n] = next;
+        image[n] = alive(n) && next >= FIRST ? slot[n] : -1;
+    }
 
     DEVICE float* half_of_vectors(int which) const { return vectors + which * AT_LAYER; }
 
@@ -49,36 +71,45 @@ struct Rows {
         return CLUSTER > 1 ? half_of_vectors(2) : a.vectors + LAYERS * AT_LAYER;
     }
 
-    // Begin to copy what a layer adds and scales with to the half that is not this layer's.
+    // Begin to copy what a layer adds and scales with to where it waits.
     DEVICE void bring_vectors(const float* from, float* to, int count) const {
-        if (CLUSTER == 1) return;
         for (int i = 4 * thread; i < count; i += 4 * THREADS) {
             copy((uint4*)(to + i), (const uint4*)(from + i));
         }
     }
 
-    // A row of features is D / 128 times 4 to each lane: give its layer norm.
-    DEVICE void normalise(float (&v)[D / 32], const float* weight) {
-        float sum = 0.0f;
+    // Rows of features, D / 128 times 4 to each lane: give their layer norms.
+    template <int COUNT>
+    DEVICE void normalise(float (&v)[COUNT][D / 32], const float* weight) {
+        float sum[COUNT], square[COUNT], mean[COUNT];
 #pragma unroll
-        for (int i = 0; i < D / 32; i++) sum += v[i];
+        for (int j = 0; j < COUNT; j++) {
+            sum[j] = 0.0f;
 #pragma unroll
-        for (int mask = 16; mask; mask /= 2) sum += exchange(sum, mask);
-        const float mean = sum * (1.0f / D);
-        float square = 0.0f;
+            for (int i = 0; i < D / 32; i++) sum[j] += v[j][i];
+        }
+        add_lanes(sum);
 #pragma unroll
-        for (int i = 0; i < D / 32; i++) v[i] -= mean, square = fused(v[i], v[i], square);
+        for (int j = 0; j < COUNT; j++) {
+            mean[j] = sum[j] * (1.0f / D), square[j] = 0.0f;
 #pragma unroll
-        for (int mask = 16; mask; mask /= 2) square += exchange(square, mask);
-        const float scale = rsqrtf(square * (1.0f / D) + NORM_EPS);
+            for (int i = 0; i < D / 32; i++) {
+                v[j][i] -= mean[j], square[j] = fused(v[j][i], v[j][i], square[j]);
+            }
+        }
+        add_lanes(square);
 #pragma unroll
-        for (int i = 0; i < D / 32; i += 4) {
-            const int d = i / 4 * 128 + lane * 4;
-            const float4 by = *(const float4*)(weight + d), more = *(const float4*)(weight + D + d);
-            v[i] = fused(v[i] * scale, by.x, more.x);
-            v[i + 1] = fused(v[i + 1] * scale, by.y, more.y);
-            v[i + 2] = fused(v[i + 2] * scale, by.z, more.z);
-            v[i + 3] = fused(v[i + 3] * scale, by.w, more.w);
+        for (int j = 0; j < COUNT; j++) {
+            const float scale = rsqrtf(square[j] * (1.0f / D) + NORM_EPS);
+#pragma unroll
+            for (int i = 0; i < D / 32; i += 4) {
+                const int d = i / 4 * 128 + lane * 4;
+                const float4 by = *(const float4*)(weight + d), more = *(const float4*)(weight + D + d);
+                v[j][i] = fused(v[j][i] * scale, by.x, more.x);
+                v[j][i + 1] = fused(v[j][i + 1] * scale, by.y, more.y);
+                v[j][i + 2] = fused(v[j][i + 2] * scale, by.z, more.z);
+                v[j][i + 3] = fused(v[j][i + 3] * scale, by.w, more.w);
+            }
         }
     }
 
@@ -106,43 +137,58 @@ struct Rows {
         }
     }
 
-    // Take a row of the stream: keep what goes on, and give the next product what it sees. `norm`,
+    // Take rows of the stream: keep what goes on, and give the next product what it sees. `norm`,
     // `behind`, a norm after the norm, and `conv` may be null.
+    template <int COUNT>
     DEVICE void take(
-        float (&v)[D / 32], int n, const float* norm, const float* behind, const float* conv,
-        float* ring
+        float (&v)[COUNT][D / 32], const int (&rows)[COUNT], const float* norm, const float* behind,
+        const float* conv, float* ring
     ) {
-        float4* on = (float4*)(x + n * X) + lane;
         if (norm && !PRE) normalise(v, norm);
 #pragma unroll
-        for (int i = 0; i < D / 128; i++) {
-            on[32 * i] = make_float4(v[4 * i], v[4 * i + 1], v[4 * i + 2], v[4 * i + 3]);
+        for (int j = 0; j < COUNT; j++) {
+            float4* on = (float4*)(x + rows[j] * X) + lane;
+#pragma unroll
+            for (int i = 0; i < D / 128; i++) {
+                on[32 * i] = make_float4(v[j][4 * i], v[j][4 * i + 1], v[j][4 * i + 2], v[j][4 * i + 3]);
+            }
         }
         if (norm && PRE) normalise(v, norm);
         if (behind) normalise(v, behind);
-        if (conv) convolve(v, conv, ring, n);
-        uint2* seen = (uint2*)(u + n * U) + lane;
 #pragma unroll
-        for (int i = 0; i < D / 128; i++) {
-            seen[32 * i] = make_uint2(
-                packed(v[4 * i], v[4 * i + 1]), packed(v[4 * i + 2], v[4 * i + 3])
-            );
+        for (int j = 0; j < COUNT; j++) {
+            if (conv) convolve(v[j], conv, ring, rows[j]);
+            uint2* seen = (uint2*)(u + rows[j] * U) + lane;
+#pragma unroll
+            for (int i = 0; i < D / 128; i++) {
+                seen[32 * i] = make_uint2(
+                    packed(v[j][4 * i], v[j][4 * i + 1]), packed(v[j][4 * i + 2], v[j][4 * i + 3])
+                );
+            }
         }
     }
 
     DEVICE void settle(
         const float* from, const float* norm, const float* behind, const float* conv, float* ring
     ) {
-        for (int n = warp; n < live; n += WARPS) {
-            float v[D / 32];
-            const float4* row = (const float4*)(from + n * X) + lane;
+        constexpr int COUNT = ROWS > WARPS ? 2 : 1;  // at a time: one waits long for other lanes
+        for (int n = warp; n < live; n += COUNT * WARPS) {
+            float v[COUNT][D / 32];
+            int rows[COUNT];
 #pragma unroll
-            for (int i = 0; i < D / 128; i++) {
-                const float4 four = row[32 * i];
-                v[4 * i] = four.x, v[4 * i + 1] = four.y, v[4 * i + 2] = four.z, v[4 * i + 3] = four.w;
+            for (int j = 0; j < COUNT; j++) {
+                rows[j] = n + j * WARPS < live ? n + j * WARPS : n;
+                const float4* row = (const float4*)(from + rows[j] * X) + lane;
+#pragma unroll
+                for (int i = 0; i < D / 128; i++) {
+                    const float4 four = row[32 * i];
+                    v[j][4 * i] = four.x, v[j][4 * i + 1] = four.y;
+                    v[j][4 * i + 2] = four.z, v[j][4 * i + 3] = four.w;
+                }
             }
-            take(v, n, norm, behind, conv, ring);
+            take(v, rows, norm, behind, conv, ring);
         }
+        if (!STAGED) copied<0>();  // the vectors
         sync_block();
     }
 
@@ -155,11 +201,11 @@ struct Rows {
             const int label = CLASSES > 0 ? a.label[image] : 0;
             const float* codes = a.code + t * D + lane * 4;
             const float* labels = a.label_table + (label < 0 ? CLASSES : label) * D + lane * 4;
-            float v[D / 32];
+            float v[1][D / 32];
 #pragma unroll
             for (int i = 0; i < D / 32; i++) {
                 const int d = i / 4 * 128 + i % 4;
-                v[i] = codes[d] + (CLASSES > 0 ? labels[d] : 0.0f);
+                v[0][i] = codes[d] + (CLASSES > 0 ? labels[d] : 0.0f);
             }
             for (int first = 0; first < PLACES; first += 32) {
                 int id = OUTSIDE;
@@ -172,12 +218,12 @@ struct Rows {
 #pragma unroll
                     for (int i = 0; i < D / 32; i++) {
                         const int d = i / 4 * 128 + lane * 4 + i % 4;
-                        if (d < CODE) v[i] += a.table[row * CODE + d];
+                        if (d < CODE) v[0][i] += a.table[row * CODE + d];
                     }
                 }
             }
             take(
-                v, n, PRE ? vectors0 + AT_NORM1 : nullptr, nullptr,
+                v, {n}, PRE ? vectors0 + AT_NORM1 : nullptr, nullptr,
                 RING > 0 ? vectors0 + AT_CONV1 : nullptr, a.ring
             );
         }
@@ -199,11 +245,9 @@ struct Rows {
             row.temperature = a.temperature[image], row.top_p = a.top_p[image];
             row.guidance = a.guidance[image];
             row.known = a.known[image * PIXELS + position], row.guided = twin >= 0;
-            const u64 draw = t * DRAWS;
-            float us[CHANNELS];
-#pragma unroll
-            for (int c = 0; c < CHANNELS; c++) us[c] = uniform(row, draw + (CATEGORICAL ? 0 : 1) + c);
-            const float u_component = CATEGORICAL ? 0.0f : uniform(row, draw);
+            float uniform[DRAWS];
+            uniforms(uniform, row, t);
+            const float *us = uniform + DRAWS - CHANNELS;
             unsigned char* canvas = a.canvas + image * VALUES + t * CHANNELS;
             int values[CHANNELS];
 #pragma unroll
@@ -217,7 +261,7 @@ struct Rows {
                     shape(values, p, PARAMETERS_ROW, a.tables, row, us, lane);
                     decided = true;
                 }
-                nats = decide(values, decided, p, a.tables, row, u_component, us, lane);
+                nats = decide(values, decided, p, a.tables, row, uniform[0], us, lane);
             }
             const float bits = (t % PARTS ? spent[n] : 0.0f) + nats / 0.6931471805599453f;
             sync_warp();
@@ -238,7 +282,7 @@ struct Rows {
         }
         if (!waited) await(OF_PARAMETERS);
         sync_block();
-        if (thread < live && slot[thread] >= 0) step[thread]++;
+        if (thread < live && slot[thread] >= 0) arrive_at(thread, step[thread] + 1);
         sync_block();
     }
 };

@@ -37,9 +37,10 @@ constexpr int PARAMETERS_ROW = 16 * OF_HEAD_TILES;  // in float32, in the same p
 constexpr int MIDDLE = HEADS_ROW > HIDDEN_ROW && HEADS_ROW > 2 * PARAMETERS_ROW ? HEADS_ROW
     : HIDDEN_ROW > 2 * PARAMETERS_ROW ? HIDDEN_ROW : 2 * PARAMETERS_ROW;
 constexpr int LAST = 2 * D + PARAMETERS_ROW;  // vectors behind the last layer's
+constexpr int HELD = CLUSTER > 1 ? 2 * AT_LAYER + LAST : AT_NORM1;  // of the vectors: see Rows
 constexpr int PARTIAL = 20;
-constexpr int OWN_BYTES = ROWS * (4 * X * (CLUSTER > 1 ? 2 : 1) + 2 * (2 * U + MIDDLE) + 12) + 8 * GIVEN
-    + (CLUSTER > 1 ? 4 * (WARPS * ROWS * PARTIAL + 2 * AT_LAYER + LAST) : 0);
+constexpr int OWN_BYTES = ROWS * (4 * X * (CLUSTER > 1 ? 2 : 1) + 2 * (2 * U + MIDDLE) + 16) + 8 * GIVEN
+    + 4 * ((CLUSTER > 1 ? WARPS * ROWS * PARTIAL : 0) + HELD);
 // A layer's weights, of this block's outputs, where they wait in shared memory.
 constexpr int STAGED_BYTES = STAGED * 2 * (16 * MINE * HEAD_TILES * D
     + (D * D + D * FF + FF * D) / CLUSTER);
