@@ -3,17 +3,16 @@
 
 #include <ucontext.h>
 
-#include <bit>
 #include <math.h>
 
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <random>
 #include <vector>
-
-
 
 typedef unsigned short u16;
 typedef unsigned int u32;
@@ -225,11 +224,17 @@ void emulate(int clusters, int size, int each, std::size_t bytes, Run run) {
             t.context.uc_link = &scheduler;
             makecontext(&t.context, (void (*)())+[] { (*running)(); me->through = true; }, 0);
         }
-        for (bool any = true; any;) {
-            any = false;
+        // Half of the warps, others each time, go on for a while: far ahead of those that they do not
+        // wait for.
+        std::minstd_rand random(size * each);
+        std::vector<char> asleep(size * each / 32);
+        for (int round = 0, any = 1; any; round++) {
+            any = 0;
+            for (char& warp : asleep) warp = round % 8 ? warp : random() / 2 % 2;
             for (Thread& t : threads) {
                 if (t.through) continue;
-                any = true;
+                any = 1;
+                if (asleep[(t.block * each + t.thread) / 32]) continue;
                 me = &t;
                 swapcontext(&scheduler, &t.context);
             }
