@@ -1,5 +1,7 @@
 #include "emulated.h"
 
+#include "../../kernels/cuda/fused/noise.h"
+#include "../../kernels/cuda/fused/levels.h"
 #include "../../kernels/cuda/fused/draw.h"
 #include "../../kernels/cuda/fused/sizes.h"
 #include "../../kernels/cuda/fused/rows.h"

@@ -17,7 +17,10 @@ from scanline.kernels.mixture import MIN_LOG_PROB, MIN_LOG_SCALE, MIN_WARM_LOG_S
 from scanline.kernels.short_conv import TAPS
 
 FOLDER = Path(__file__).parent
-PARTS = ("device.h", "draw.h", "sizes.h", "rows.h", "product.h", "attention.h", "layers.cu")
+PARTS = (
+    "device.h", "noise.h", "levels.h", "draw.h", "sizes.h", "rows.h", "product.h", "attention.h",
+    "layers.cu",
+)  # fmt: skip
 HEAD_SIZE, CHUNK = 32, 128  # what the kernel takes: features of a head, and parts of its sums
 
 

@@ -241,13 +241,12 @@ struct Rows {
             if (n > 0 && slot[n - 1] >= 0 && a.twin[slot[n - 1]] == image) continue;
             const int twin = a.twin[image];
             Row row;
-            row.seed = a.seed[image], row.particle = a.particle[image];
             row.temperature = a.temperature[image], row.top_p = a.top_p[image];
             row.guidance = a.guidance[image];
             row.known = a.known[image * PIXELS + position], row.guided = twin >= 0;
             float uniform[DRAWS];
-            uniforms(uniform, row, t);
-            const float *us = uniform + DRAWS - CHANNELS;
+            uniforms(uniform, a.seed[image], a.particle[image], t);
+            const float* us = uniform + DRAWS - CHANNELS;
             unsigned char* canvas = a.canvas + image * VALUES + t * CHANNELS;
             int values[CHANNELS];
 #pragma unroll
