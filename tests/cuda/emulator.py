@@ -52,10 +52,10 @@ def build(s: Sizes, way: Way, folder: Path) -> ctypes.CDLL:
 
 def draw(
     network: LinearTransformer, way: Way, inputs: Inputs, rows: Sequence[int], folder: Path,
-    calls: Sequence[int],
+    calls: Sequence[int], s: Sizes | None = None,
 ) -> Drawn:  # fmt: skip
     """Draw so many pixels a call of these slots' images, in memory full of what is no number."""
-    s, slots = sizes_of(network.config), len(inputs.seed)
+    s, slots = s or sizes_of(network.config), len(inputs.seed)
     weights, buffers = allocate_weights(s, "cpu"), allocate(s, slots, "cpu")
     fill(weights, network)
     for name, buffer in buffers.items():

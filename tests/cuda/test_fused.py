@@ -49,6 +49,7 @@ CONFIGS = {
     "given": small("mnist-paper", start="given", first_value=9),
     "grey": small("mnist"),
     "rgb": small("cifar10", height=1, encoding="table"),
+    "rgb, linear": small("cifar10", height=1),
     "rgb, categorical": small("cifar10", height=1, encoding="table", head="categorical"),
 }
 ALONE = Way(cluster=1, rows=8, warps=4, groups=2)
@@ -136,6 +137,35 @@ def test_it_draws_what_the_definition_draws(config: ModelConfig, folder: Path) -
     assert one.positions[rows].tolist() == [T] * len(rows)
 
 
+@pytest.mark.parametrize("way", [SHARED, pytest.param(ALONE, marks=pytest.mark.broad)], ids=str)
+def test_intensities_keep_more_bits_than_bf16_has(way: Way, folder: Path) -> None:
+    """Added to all weights of an output, a number adds up to nothing, as a norm's outputs do."""
+    config = CONFIGS["rgb, linear"]
+    network = random_network(config).float().eval()
+    weights = dict(network.named_parameters())
+    with torch.no_grad():
+        for norm in ("blocks.0.norm2", "norm"):
+            weights[f"{norm}.weight"].fill_(1.0)
+            weights[f"{norm}.bias"].zero_()
+        taps = weights["blocks.0.conv2.weight"].zero_()
+        taps[0] = 1.0  # of the step itself
+        weights["head.predictor.weight"].mul_(0.25)
+        for matrix in ("blocks.0.linear1.weight", "head.predictor.weight"):
+            weights[matrix].add_(8.0)
+    inputs, rng = Inputs.blank(config, 6), np.random.default_rng(3)
+    inputs.known[:] = True
+    inputs.canvas[:] = rng.integers(0, 256, inputs.canvas.shape)
+    pixels = torch.from_numpy(inputs.canvas.reshape(6, config.pixels, 3))
+    with torch.no_grad():
+        exact = network.bits_from(network(pixels, torch.full((6,), -1)), pixels)
+    bits, s = exact.reshape(6, -1).numpy(), sizes_of(config)
+    kept, lost = (
+        np.abs(draw(network, way, inputs, range(6), folder, [config.pixels], of).bits - bits)
+        for of in (s, replace(s, linear=False))
+    )
+    assert kept.mean() < 0.1 * lost.mean()
+
+
 @pytest.mark.parametrize("name", ["grey", pytest.param("paper", marks=pytest.mark.broad)])
 def test_many_rows_are_drawn_as_few_are(name: str, folder: Path) -> None:
     """More than a warp has room for at a time, in two blocks."""
@@ -183,8 +213,8 @@ def test_fragments_are_in_the_order_of_tensor_cores() -> None:
 def test_memory_is_counted_as_the_kernel_lays_it_out(way: Way) -> None:
     """By the preprocessor alone: nothing is compiled."""
     found = 0
-    for name in ("mnist-paper", "mnist", "categorical RGB"):
-        s = replace(COMPILED[name], linear=False)
+    for name in ("mnist-paper", "mnist", "cifar10", "categorical RGB"):
+        s = COMPILED[name]
         if not way.fits(s):
             continue
         text = "#include <cstdio>\nusing u16=unsigned short; using u64=unsigned long long;\n"
@@ -208,7 +238,7 @@ def test_memory_is_counted_as_the_kernel_lays_it_out(way: Way) -> None:
     ("changes", "reason"),
     [
         ({}, None), ({"dtype": torch.float32}, "in bf16"), ({"heads": 2}, "heads are of 64"),
-        ({"d_model": 96, "heads": 3}, "multiple of 128"), ({"linear": True}, "are float32"),
+        ({"d_model": 96, "heads": 3}, "multiple of 128"), ({"linear": True}, None),
     ],
 )  # fmt: skip
 def test_which_networks_it_takes(changes: dict[str, Any], reason: str | None) -> None:
@@ -218,12 +248,12 @@ def test_which_networks_it_takes(changes: dict[str, Any], reason: str | None) ->
 
 def test_every_preset_that_it_takes_has_a_way_for_few_and_for_many() -> None:
     taken = [name for name, s in COMPILED.items() if refusal(s) is None]
-    assert {"mnist-paper", "cifar10-paper", "mnist"} <= {*taken}
+    assert {"mnist-paper", "cifar10-paper", "mnist", "cifar10"} <= {*taken}
     for name in taken:
         ways = ways_for(COMPILED[name], WAYS, capability=(9, 0), shared=ROOM[90])
         assert ways[0].cluster > 1
         assert ways[0].staged
-        assert ways[-1] == WAYS[-1]
+        assert ways[-1].cluster == 1
         older = ways_for(COMPILED[name], WAYS, capability=(8, 0), shared=ROOM[80])
         assert older
         assert {way.cluster for way in older} == {1}
@@ -243,7 +273,13 @@ def test_a_pytorch_without_cuda_has_no_compiler(monkeypatch: pytest.MonkeyPatch)
         compile_source("", "x.cu", {}, (9, 0))
 
 
-@pytest.mark.parametrize("name", ["mnist-paper", pytest.param("mnist", marks=pytest.mark.broad)])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "mnist-paper",
+        *(pytest.param(name, marks=pytest.mark.broad) for name in ("mnist", "cifar10")),
+    ],
+)
 @pytest.mark.parametrize(
     ("way", "arch"),
     [(WAYS[0], 90), (WAYS[-1], 90), *(
@@ -256,7 +292,7 @@ def test_a_pytorch_without_cuda_has_no_compiler(monkeypatch: pytest.MonkeyPatch)
 def test_it_compiles_for_devices_that_are_not_here(
     name: str, way: Way, arch: int, tmp_path: Path
 ) -> None:
-    """Few spills are allowed: of addresses between products."""
+    """Few spills are allowed: of addresses between products, on sm_80 some more."""
     nvcc, s = shutil.which("nvcc"), COMPILED[name]
     if nvcc is None:
         pytest.skip("needs nvcc")
@@ -273,7 +309,7 @@ def test_it_compiles_for_devices_that_are_not_here(
     assert run.returncode == 0, run.stderr
     spilt = [int(line.split(" bytes spill stores")[0].split(", ")[-1])
              for line in run.stderr.splitlines() if "spill stores" in line]  # fmt: skip
-    assert max(spilt) <= 128
+    assert max(spilt) <= (256 if arch == 80 else 128)
 
 
 def test_builds_of_a_sort_are_told_apart(folder: Path) -> None:

@@ -25,8 +25,9 @@ struct Layers : Attention {
     // Where those of each product wait in shared memory: a chunk of a tile for each warp.
     static constexpr int SLOT = 8 * FRAGMENT, SLOT_OUT = TILES_QKV * (D / CHUNK) * SLOT;
     static constexpr int SLOT_LINEAR1 = SLOT_OUT + TILES_D * (D / CHUNK) * SLOT;
-    static constexpr int SLOT_LINEAR2 = SLOT_LINEAR1 + TILES_HIDDEN * (D / CHUNK) * SLOT;
-    static_assert(!STAGED || (SPREAD<TILES_QKV, D> && SPREAD<TILES_D, FF> && SPREAD<TILES_HIDDEN, D>), "");
+    static constexpr int SLOT_LINEAR2 = SLOT_LINEAR1 + TILES_HIDDEN * (EXACT_IN / CHUNK) * SLOT;
+    static_assert(!STAGED || (SPREAD<TILES_QKV, D> && SPREAD<TILES_D, FF>), "");
+    static_assert(!STAGED || SPREAD<TILES_HIDDEN, EXACT_IN>, "");
 
     DEVICE const uint4* layer_weights(int layer) const {
         return a.weights + (long long)layer * OF_LAYER;
@@ -59,15 +60,30 @@ struct Layers : Attention {
         );
     }
 
+    // Of products over EXACT_IN inputs: which part of them a chunk is of, and where in it.
+    static constexpr int CHUNKS_D = D / CHUNK;
+
+    DEVICE const u16* exact_input(int chunk) const {
+        if (!EXACT) return u + chunk * CHUNK;
+        return (chunk < 2 * CHUNKS_D ? u : rest) + chunk % CHUNKS_D * CHUNK;
+    }
+
+    DEVICE static const uint4* exact_at(const uint4* all, const uint4* left, int chunk) {
+        if (!EXACT) return all + chunk * 8 * FRAGMENT;
+        return (chunk / CHUNKS_D == 1 ? left : all) + chunk % CHUNKS_D * 8 * FRAGMENT;
+    }
+
     DEVICE const uint4* linear1_at(int layer, int slice, int tile, int chunk) const {
-        return layer_weights(layer) + OF_LINEAR1
-            + (slice * (SLICE / 16) + rank * TILES_HIDDEN + tile) * TILE_D + chunk * 8 * FRAGMENT;
+        const int at = (slice * (SLICE / 16) + rank * TILES_HIDDEN + tile) * TILE_D;
+        return exact_at(
+            layer_weights(layer) + OF_LINEAR1 + at, layer_weights(LAYERS) + 2 * OF_HEAD + at, chunk
+        );
     }
 
     DEVICE const uint4* linear1_begins(int layer, int slice, int t = 0) const {
-        return beginning<TILES_HIDDEN, D>(
-            [&](int tile, int chunk) { return linear1_at(layer, slice, tile, chunk); }, t
-        );
+        const auto at = [&](int tile, int chunk) { return linear1_at(layer, slice, tile, chunk); };
+        return EXACT && layer == 0 ? beginning<TILES_HIDDEN, EXACT_IN>(at, t)
+            : beginning<TILES_HIDDEN, D>(at, t);
     }
 
     DEVICE const uint4* linear2_at(int layer, int slice, int tile, int chunk) const {
@@ -86,11 +102,12 @@ struct Layers : Attention {
     }
 
     DEVICE const uint4* head_at(int tile, int chunk) const {
-        return layer_weights(LAYERS) + head_tile(tile) * TILE_D + chunk * 8 * FRAGMENT;
+        const uint4* all = layer_weights(LAYERS) + head_tile(tile) * TILE_D;
+        return exact_at(all, all + OF_HEAD, chunk);
     }
 
     DEVICE const uint4* head_begins(int t = 0) const {
-        return beginning<TILES_HEAD, D>(
+        return beginning<TILES_HEAD, EXACT_IN>(
             [&](int tile, int chunk) { return head_at(tile, chunk); }, t
         );
     }
@@ -105,7 +122,7 @@ struct Layers : Attention {
             const int n0 = own_pair() / MINE, mine0 = own_pair() % MINE;
             if (group > 0) expect_first(layer, head);
             product<TILES_QKV, D, 1, 2>(
-                u, U,
+                [&](int chunk) { return u + chunk * CHUNK; }, U,
                 [&](int tile, int chunk) { return qkv_at(layer, group, tile, chunk); },
                 [&](int m, int) { return biases[AT_QKV + qkv_tile(group, m / 16) * 16 + m % 16]; },
                 [&](int m, int n, const float (&x)[2], int) {
@@ -132,6 +149,31 @@ struct Layers : Attention {
         }
     }
 
+    // The first of the two feed-forward products, of a part of the hidden features.
+    template <int IN>
+    DEVICE void widen(int layer, int slice, const float* biases) {
+                    product<TILES_HIDDEN, IN, CLUSTER, 8>(
+                        [&](int chunk) { return exact_input(chunk); }, U,
+                        [&](int tile, int chunk) { return linear1_at(layer, slice, tile, chunk); },
+                        [&](int m, int) {
+                            return biases[AT_LINEAR1 + slice * SLICE + rank * TILES_HIDDEN * 16 + m];
+                        },
+                        [&](int m, int n, const auto& x, int to) {
+                            constexpr int COUNT = sizeof x / sizeof(float);
+                            float hidden[COUNT];
+        #pragma unroll
+                            for (int i = 0; i < COUNT; i++) hidden[i] = activate(x[i]);
+                            push_rounded(
+                                middle + n * HIDDEN_ROW + rank * TILES_HIDDEN * 16 + m, to, hidden, OF_HIDDEN
+                            );
+                        },
+                        [&](int t) {
+                            return STAGED ? linear1_begins(behind(layer), 0, t) : linear2_begins(layer, slice, t);
+                        },
+                        SLOT_LINEAR1
+                    );
+    }
+
     DEVICE void go_through(int layer) {
         const bool last = layer == LAYERS - 1;
         const auto to_stream = [&](int m, int n, const auto& x, int to) {
@@ -146,7 +188,7 @@ struct Layers : Attention {
         parity = 1 - parity;
         attend(layer, biases);
         product<TILES_D, D, CLUSTER, 4>(
-            o, U,
+            [&](int chunk) { return o + chunk * CHUNK; }, U,
             [&](int tile, int chunk) { return out_at(layer, tile, chunk); },
             [&](int m, int n) {
                 const int d = rank * (D / CLUSTER) + m;
@@ -156,7 +198,8 @@ struct Layers : Attention {
             [&](int t) { return STAGED ? out_begins(behind(layer), t) : linear1_begins(layer, 0, t); },
             SLOT_OUT
         );
-        take_staged<TILES_HIDDEN, D>(SLOT_LINEAR1);
+        if (EXACT && layer == 0) take_staged<TILES_HIDDEN, EXACT_IN>(SLOT_LINEAR1);
+        else take_staged<TILES_HIDDEN, D>(SLOT_LINEAR1);
         await(OF_Y);
         float* ring = RING > 0 ? a.ring + 2ll * layer * a.size * (RING * D) : nullptr;
         const long long rings = (long long)a.size * (RING * D);
@@ -167,31 +210,13 @@ struct Layers : Attention {
         );
 #pragma unroll 1
         for (int slice = 0; slice < SLICES; slice++) {
-            product<TILES_HIDDEN, D, CLUSTER, 8>(
-                u, U,
-                [&](int tile, int chunk) { return linear1_at(layer, slice, tile, chunk); },
-                [&](int m, int) {
-                    return biases[AT_LINEAR1 + slice * SLICE + rank * TILES_HIDDEN * 16 + m];
-                },
-                [&](int m, int n, const auto& x, int to) {
-                    constexpr int COUNT = sizeof x / sizeof(float);
-                    float hidden[COUNT];
-#pragma unroll
-                    for (int i = 0; i < COUNT; i++) hidden[i] = activate(x[i]);
-                    push_rounded(
-                        middle + n * HIDDEN_ROW + rank * TILES_HIDDEN * 16 + m, to, hidden, OF_HIDDEN
-                    );
-                },
-                [&](int t) {
-                    return STAGED ? linear1_begins(behind(layer), 0, t) : linear2_begins(layer, slice, t);
-                },
-                SLOT_LINEAR1
-            );
+            if (EXACT && layer == 0) widen<EXACT_IN>(layer, slice, biases);
+            else widen<D>(layer, slice, biases);
             take_staged<TILES_D, SLICE>(SLOT_LINEAR2);
             await(OF_HIDDEN);
             if (!last) read_own(layer + 1);
             product<TILES_D, SLICE, CLUSTER, 4>(
-                middle, HIDDEN_ROW,
+                [&](int chunk) { return middle + chunk * CHUNK; }, HIDDEN_ROW,
                 [&](int tile, int chunk) { return linear2_at(layer, slice, tile, chunk); },
                 [&](int m, int n) {
                     const int d = rank * (D / CLUSTER) + m;
@@ -220,8 +245,9 @@ struct Layers : Attention {
     DEVICE void finish() {
         const float* v = last_vectors() + 2 * D;
         float* parameters = (float*)middle;
-        product<TILES_HEAD, D, CLUSTER, 4>(
-            u, U, [&](int tile, int chunk) { return head_at(tile, chunk); },
+        product<TILES_HEAD, EXACT_IN, CLUSTER, 4>(
+            [&](int chunk) { return exact_input(chunk); }, U,
+            [&](int tile, int chunk) { return head_at(tile, chunk); },
             [&](int m, int) { return v[head_tile(m / 16) * 16 + m % 16]; },
             [&](int m, int n, const auto& x, int to) {
                 if (m / 16 * CLUSTER + rank >= OF_HEAD_TILES) return;
@@ -245,7 +271,8 @@ KERNEL(THREADS) layers(const Arguments a) {
     b.vectors = b.partial + (CLUSTER > 1 ? WARPS * ROWS * PARTIAL : 0);
     b.u = (u16*)(b.vectors + HELD);
     b.o = b.u + ROWS * U;
-    b.middle = b.o + ROWS * U;
+    b.rest = b.o + ROWS * U;
+    b.middle = b.rest + EXACT * ROWS * U;
     b.given = (u64*)(b.middle + ROWS * MIDDLE);
     b.slot = (int*)(b.given + GIVEN);
     b.step = b.slot + ROWS;

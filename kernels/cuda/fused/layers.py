@@ -58,7 +58,7 @@ class Way:
         of_model, of_hidden = s.d_model // CHUNK, s.d_ff // CHUNK
         return max(
             heads * of_model,
-            s.d_ff // 16 // self.cluster * of_model,
+            s.d_ff // 16 // self.cluster * of_model * (3 if _exact(s) else 1),
             s.d_model // 16 // self.cluster * of_hidden,
         )
 
@@ -86,6 +86,11 @@ WAYS = (
 )  # fmt: skip
 
 
+def _exact(s: Sizes) -> bool:
+    """Say whether the first feed-forward product and the head are of more bits than bf16's."""
+    return any(s.dtype_of(name) != s.dtype for name in ("0.linear1", "head"))
+
+
 def source() -> str:
     """Give the text that is compiled."""
     return "".join((FOLDER / name).read_text() for name in PARTS)
@@ -101,8 +106,8 @@ def defines(s: Sizes, way: Way) -> dict[str, int | float]:
         "CATEGORICAL": s.categorical, "FIRST_VALUE": s.first_value, "LEAST": MIN_LOG_PROB,
         "MIN_LOG_SCALE": MIN_LOG_SCALE, "MIN_WARM_LOG_SCALE": MIN_WARM_LOG_SCALE,
         "CLUSTER": way.cluster, "ROWS": way.rows, "WARPS": way.warps, "GROUPS": way.groups,
-        "SLICES": way.slices, "TOGETHER": way.together,
-        "STAGED": way.staged,
+        "SLICES": way.slices, "TOGETHER": way.together, "STAGED": way.staged,
+        "EXACT": _exact(s),
     }  # fmt: skip
 
 
@@ -112,7 +117,8 @@ def shared_bytes(s: Sizes, way: Way) -> int:
     heads = max(s.heads // (way.cluster * way.groups), 1)
     middle = max(96 * heads + 8, s.d_ff // way.slices + 8, 2 * outputs)
     streams = 2 if way.cluster > 1 else 1
-    each = 4 * (s.d_model + 4) * streams + 2 * (2 * (s.d_model + 8) + middle) + 16
+    inputs = (3 if _exact(s) else 2) * (s.d_model + 8)
+    each = 4 * (s.d_model + 4) * streams + 2 * (inputs + middle) + 16
     counts = 32
     if way.cluster == 1:
         biases = 5 * s.d_model + s.d_ff
@@ -123,7 +129,8 @@ def shared_bytes(s: Sizes, way: Way) -> int:
     if not way.staged:
         return own
     qkv = 3 * s.d_model // way.cluster if way.cluster <= s.heads else 80
-    staged = qkv * s.d_model + (s.d_model**2 + 2 * s.d_model * s.d_ff) // way.cluster
+    forward = s.d_model * s.d_ff * (4 if _exact(s) else 2)
+    staged = qkv * s.d_model + (s.d_model**2 + forward) // way.cluster
     return -(-own // 16) * 16 + 2 * staged
 
 
@@ -150,8 +157,6 @@ def refusal(s: Sizes) -> str | None:
         return f"its heads are of {s.head_size} features, and the kernel's of {HEAD_SIZE}"
     if s.d_model % CHUNK or s.d_ff % CHUNK:
         return f"its rows of {s.d_model} or {s.d_ff} features are no multiple of {CHUNK}"
-    if any(s.dtype_of(name) != s.dtype for name in ("0.linear1", "head")):
-        return "some of its products are float32"
     return None
 
 
@@ -191,8 +196,11 @@ def pack(s: Sizes, weights: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
             *(weights[f"{i}.conv{half}.weight"].flatten() for half in (1, 2) if s.short_conv),
         ]  # fmt: skip
     matrices.append(_whole_tiles(weights["head.weight"]))
+    if _exact(s):
+        exact = matrices[-1], weights["0.linear1.weight"]
+        matrices += [matrix - matrix.bfloat16().float() for matrix in exact]
     vectors += [weights["norm.weight"], weights["norm.bias"], _whole_tiles(weights["head.bias"])]
-    return torch.cat([in_fragments(x).flatten() for x in matrices]), torch.cat(vectors)
+    return torch.cat([in_fragments(x.bfloat16()).flatten() for x in matrices]), torch.cat(vectors)
 
 
 _POINTERS = (

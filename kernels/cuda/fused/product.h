@@ -110,14 +110,15 @@ struct Products : Rows {
         for (int i = 0; i < 8; i++) w[0][i] = own[i * FRAGMENT];
     }
 
-    // COUNT tiles of outputs over IN inputs; weights of the beginning are on their way. `b` is
-    // [ROWS, stride]. `start(m, n)` is what output m of row n starts from, and `done(m, n, x, rank)`
+    // COUNT tiles of outputs over IN inputs; weights of the beginning are on their way. `input(chunk)`
+    // is [ROWS, stride]. `start(m, n)` is what output m of row n starts from, and `done(m, n, x, rank)`
     // is told outputs m, m + 1, ... once for each of TO blocks: two of them, or WIDTH where warps share
     // tiles. Weights for the next time may wait at `slot`.
     // `next(t)` is where the next product begins.
-    template <int COUNT, int IN, int TO, int WIDTH, class At, class Start, class Done, class Next>
+    template <
+        int COUNT, int IN, int TO, int WIDTH, class In, class At, class Start, class Done, class Next>
     DEVICE void product(
-        const u16* b, int stride, At at, Start start, Done done, Next next, int slot = NO_SLOT
+        In input, int stride, At at, Start start, Done done, Next next, int slot = NO_SLOT
     ) {
         constexpr int CHUNKS = IN / CHUNK;
         if constexpr (SPREAD<COUNT, IN>) {
@@ -125,7 +126,7 @@ struct Products : Rows {
             const bool busy = warp < COUNT * CHUNKS;
             if (busy) {
                 const uint4* none[TILES] = {};
-                multiply<false>(p, w, b + warp % CHUNKS * CHUNK, stride, none, lane);
+                multiply<false>(p, w, input(warp % CHUNKS), stride, none, lane);
                 float* to = partial + warp * ROWS * PARTIAL + lane / 4;
 #pragma unroll
                 for (int n = 0; n < COLS; n++) {
@@ -189,7 +190,7 @@ struct Products : Rows {
 #pragma unroll
                     for (int part = 0; part < COLS; part += PART) {
                         float p[TILES][PART][4];
-                        const u16* from = b + 8 * part * stride + j * CHUNK;
+                        const u16* from = input(j) + 8 * part * stride;
                         if (part + PART == COLS && more[0]) {
                             multiply<true>(p, w, from, stride, more, lane);
                         } else {

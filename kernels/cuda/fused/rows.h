@@ -7,6 +7,7 @@ struct Rows {
     float *x, *y;       // the stream, and what is added up for it: one place where a block is alone
     float* vectors;     // of this layer and the next in turn, and those behind the last; or biases
     u16 *u, *o;         // what the next product sees, and what attention gave
+    u16* rest;          // what `u` leaves of its numbers, where EXACT
     u16* middle;        // q, k and v; hidden features; parameters
     int *slot, *step;   // of each row; -1 where there is none
     int* image;         // the slot of a row that the network runs for now, or -1
@@ -159,11 +160,18 @@ struct Rows {
         for (int j = 0; j < COUNT; j++) {
             if (conv) convolve(v[j], conv, ring, rows[j]);
             uint2* seen = (uint2*)(u + rows[j] * U) + lane;
+            uint2* left = (uint2*)(rest + rows[j] * U) + lane;
 #pragma unroll
             for (int i = 0; i < D / 128; i++) {
-                seen[32 * i] = make_uint2(
-                    packed(v[j][4 * i], v[j][4 * i + 1]), packed(v[j][4 * i + 2], v[j][4 * i + 3])
-                );
+                const float* x = v[j] + 4 * i;
+                const u32 one = packed(x[0], x[1]), two = packed(x[2], x[3]);
+                seen[32 * i] = make_uint2(one, two);
+                if (EXACT) {
+                    left[32 * i] = make_uint2(
+                        packed(x[0] - low(one), x[1] - high(one)),
+                        packed(x[2] - low(two), x[3] - high(two))
+                    );
+                }
             }
         }
     }

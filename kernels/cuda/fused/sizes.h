@@ -24,6 +24,10 @@ constexpr int TILE_D = D / 16 * FRAGMENT, TILE_FF = FF / 16 * FRAGMENT;
 constexpr int OF_QKV = 0, OF_OUT = OF_QKV + 3 * D / 16 * TILE_D;
 constexpr int OF_LINEAR1 = OF_OUT + D / 16 * TILE_D, OF_LINEAR2 = OF_LINEAR1 + FF / 16 * TILE_D;
 constexpr int OF_LAYER = OF_LINEAR2 + D / 16 * TILE_FF;
+// Where EXACT the first feed-forward network's inputs and the head's are of two bfloat16, and their
+// weights: what is left of the head's is behind the head, and then what is left of the others.
+constexpr int EXACT_IN = EXACT ? 3 * D : D;  // high by high, high by low, low by high
+constexpr int OF_HEAD = OF_HEAD_TILES * TILE_D;
 constexpr int AT_QKV = 0, AT_OUT = AT_QKV + 3 * D, AT_LINEAR1 = AT_OUT + D;
 constexpr int AT_LINEAR2 = AT_LINEAR1 + FF, AT_NORM1 = AT_LINEAR2 + D, AT_NORM2 = AT_NORM1 + 2 * D;
 constexpr int AT_CONV1 = AT_NORM2 + 2 * D, CONV = RING > 0 ? 5 * D : 0, AT_CONV2 = AT_CONV1 + CONV;
@@ -39,11 +43,12 @@ constexpr int MIDDLE = HEADS_ROW > HIDDEN_ROW && HEADS_ROW > 2 * PARAMETERS_ROW 
 constexpr int LAST = 2 * D + PARAMETERS_ROW;  // vectors behind the last layer's
 constexpr int HELD = CLUSTER > 1 ? 2 * AT_LAYER + LAST : AT_NORM1;  // of the vectors: see Rows
 constexpr int PARTIAL = 20;
-constexpr int OWN_BYTES = ROWS * (4 * X * (CLUSTER > 1 ? 2 : 1) + 2 * (2 * U + MIDDLE) + 16) + 8 * GIVEN
+constexpr int OWN_BYTES = ROWS * (4 * X * (CLUSTER > 1 ? 2 : 1) + 2 * ((2 + EXACT) * U + MIDDLE) + 16)
+    + 8 * GIVEN
     + 4 * ((CLUSTER > 1 ? WARPS * ROWS * PARTIAL : 0) + HELD);
 // A layer's weights, of this block's outputs, where they wait in shared memory.
 constexpr int STAGED_BYTES = STAGED * 2 * (16 * MINE * HEAD_TILES * D
-    + (D * D + D * FF + FF * D) / CLUSTER);
+    + (D * D + EXACT_IN * FF + FF * D) / CLUSTER);
 constexpr int SHARED_BYTES = (OWN_BYTES + 15) / 16 * 16 + STAGED_BYTES;
 
 struct Arguments {
