@@ -7,6 +7,7 @@
 #include "../../kernels/cuda/fused/rows.h"
 #include "../../kernels/cuda/fused/product.h"
 #include "../../kernels/cuda/fused/attention.h"
+#include "../../kernels/cuda/fused/weights.h"
 #include "../../kernels/cuda/fused/layers.cu"
 
 extern "C" void run(const Arguments* a, int clusters) {

@@ -168,9 +168,12 @@ struct Attention : Products {
         const u32 others = of_lane(two, lane ^ 16);
         const u32 one = lane < 16 ? two : others, last = lane < 16 ? others : two;
         const u32 next_one = of_lane(one, lane ^ 1), next_last = of_lane(last, lane ^ 1);
-        const u32 even[4] = {one, last, next_one, next_last}, odd[4] = {next_one, next_last, one, last};
-        for (int where = lane / 8 + lane % 2 * 4; where < CLUSTER && has_values(); where += 8) {
-            push(to + lane % 8 / 2 * 8, where, lane % 2 ? odd : even, OF_O);
+        const bool odd = lane % 2;
+        const u32 eight[4] = {
+            odd ? next_one : one, odd ? next_last : last, odd ? one : next_one, odd ? last : next_last
+        };
+        for (int where = lane / 8 + odd * 4; where < CLUSTER && has_values(); where += 8) {
+            push(to + lane % 8 / 2 * 8, where, eight, OF_O);
         }
     }
 

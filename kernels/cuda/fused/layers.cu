@@ -14,105 +14,8 @@
 // GROUPS and SLICES are in how many parts a block takes its heads and its hidden features, TOGETHER
 // the states of a warp at a time; STAGED has the next layer's weights come to shared memory.
 
-struct Layers : Attention {
-    using Attention::Attention;
-
-    // Where weights of the products are, of this block's tiles of outputs.
-    static constexpr int TILES_QKV = MINE * HEAD_TILES, TILES_D = D / 16 / CLUSTER;
-    static constexpr int TILES_HIDDEN = SLICE / 16 / CLUSTER;
-    static constexpr int TILES_HEAD = (OF_HEAD_TILES + CLUSTER - 1) / CLUSTER;
-
-    // Where those of each product wait in shared memory: a chunk of a tile for each warp.
-    static constexpr int SLOT = 8 * FRAGMENT, SLOT_OUT = TILES_QKV * (D / CHUNK) * SLOT;
-    static constexpr int SLOT_LINEAR1 = SLOT_OUT + TILES_D * (D / CHUNK) * SLOT;
-    static constexpr int SLOT_LINEAR2 = SLOT_LINEAR1 + TILES_HIDDEN * (EXACT_IN / CHUNK) * SLOT;
-    static_assert(!STAGED || (SPREAD<TILES_QKV, D> && SPREAD<TILES_D, FF>), "");
-    static_assert(!STAGED || SPREAD<TILES_HIDDEN, EXACT_IN>, "");
-
-    DEVICE const uint4* layer_weights(int layer) const {
-        return a.weights + (long long)layer * OF_LAYER;
-    }
-
-    DEVICE int qkv_tile(int group, int tile) const {
-        const int half = tile == 4 && SHARERS > 1 ? rank % SHARERS : 0;
-        return head_of(group) * 6 + tile + half;
-    }
-
-    DEVICE const uint4* qkv_at(int layer, int group, int tile, int chunk) const {
-        return layer_weights(layer) + OF_QKV + qkv_tile(group, tile) * TILE_D
-            + chunk * 8 * FRAGMENT;
-    }
-
-    DEVICE const uint4* qkv_begins(int layer, int group, int t = 0) const {
-        return beginning<TILES_QKV, D>(
-            [&](int tile, int chunk) { return qkv_at(layer, group, tile, chunk); }, t
-        );
-    }
-
-    DEVICE const uint4* out_at(int layer, int tile, int chunk) const {
-        return layer_weights(layer) + OF_OUT + (rank * TILES_D + tile) * TILE_D
-            + chunk * 8 * FRAGMENT;
-    }
-
-    DEVICE const uint4* out_begins(int layer, int t = 0) const {
-        return beginning<TILES_D, D>(
-            [&](int tile, int chunk) { return out_at(layer, tile, chunk); }, t
-        );
-    }
-
-    // Of products over EXACT_IN inputs: which part of them a chunk is of, and where in it.
-    static constexpr int CHUNKS_D = D / CHUNK;
-
-    DEVICE const u16* exact_input(int chunk) const {
-        if (!EXACT) return u + chunk * CHUNK;
-        return (chunk < 2 * CHUNKS_D ? u : rest) + chunk % CHUNKS_D * CHUNK;
-    }
-
-    DEVICE static const uint4* exact_at(const uint4* all, const uint4* left, int chunk) {
-        if (!EXACT) return all + chunk * 8 * FRAGMENT;
-        return (chunk / CHUNKS_D == 1 ? left : all) + chunk % CHUNKS_D * 8 * FRAGMENT;
-    }
-
-    DEVICE const uint4* linear1_at(int layer, int slice, int tile, int chunk) const {
-        const int at = (slice * (SLICE / 16) + rank * TILES_HIDDEN + tile) * TILE_D;
-        return exact_at(
-            layer_weights(layer) + OF_LINEAR1 + at, layer_weights(LAYERS) + 2 * OF_HEAD + at, chunk
-        );
-    }
-
-    DEVICE const uint4* linear1_begins(int layer, int slice, int t = 0) const {
-        const auto at = [&](int tile, int chunk) { return linear1_at(layer, slice, tile, chunk); };
-        return EXACT && layer == 0 ? beginning<TILES_HIDDEN, EXACT_IN>(at, t)
-            : beginning<TILES_HIDDEN, D>(at, t);
-    }
-
-    DEVICE const uint4* linear2_at(int layer, int slice, int tile, int chunk) const {
-        return layer_weights(layer) + OF_LINEAR2 + (rank * TILES_D + tile) * TILE_FF
-            + (slice * (SLICE / CHUNK) + chunk) * 8 * FRAGMENT;
-    }
-
-    DEVICE const uint4* linear2_begins(int layer, int slice, int t = 0) const {
-        return beginning<TILES_D, SLICE>(
-            [&](int tile, int chunk) { return linear2_at(layer, slice, tile, chunk); }, t
-        );
-    }
-
-    DEVICE int head_tile(int tile) const {  // of the head's tiles a block has every CLUSTER-th
-        return tile * CLUSTER + rank < OF_HEAD_TILES ? tile * CLUSTER + rank : OF_HEAD_TILES - 1;
-    }
-
-    DEVICE const uint4* head_at(int tile, int chunk) const {
-        const uint4* all = layer_weights(LAYERS) + head_tile(tile) * TILE_D;
-        return exact_at(all, all + OF_HEAD, chunk);
-    }
-
-    DEVICE const uint4* head_begins(int t = 0) const {
-        return beginning<TILES_HEAD, EXACT_IN>(
-            [&](int tile, int chunk) { return head_at(tile, chunk); }, t
-        );
-    }
-
-    DEVICE static int behind(int layer) { return layer == LAYERS - 1 ? 0 : layer + 1; }
+struct Layers : Weights {
+    using Weights::Weights;
 
     // q, k and v, and what attention makes of them: o, of every block.
     DEVICE void attend(int layer, const float* biases) {
@@ -124,11 +27,14 @@ struct Layers : Attention {
             product<TILES_QKV, D, 1, 2>(
                 [&](int chunk) { return u + chunk * CHUNK; }, U,
                 [&](int tile, int chunk) { return qkv_at(layer, group, tile, chunk); },
-                [&](int m, int) { return biases[AT_QKV + qkv_tile(group, m / 16) * 16 + m % 16]; },
-                [&](int m, int n, const float (&x)[2], int) {
+                [&](int tile, int m, int) {
+                    return biases[AT_QKV + qkv_tile(group, tile) * 16 + m];
+                },
+                [&](int tile, int m, int n, const float (&x)[2], int) {
                     const u32 features = packed(feature(x[0]), feature(x[1])), v = packed(x[0], x[1]);
-                    const int half = m >= 64 && SHARERS > 1 ? rank % SHARERS * 16 : 0;
-                    *(u32*)(middle + n * HEADS_ROW + m + half) = m % 96 < 64 ? features : v;
+                    const int half = tile == 4 && SHARERS > 1 ? rank % SHARERS * 16 : 0;
+                    u32* to = (u32*)(middle + n * HEADS_ROW + 16 * tile + m + half);
+                    *to = tile % 6 < 4 ? features : v;
                 },
                 [&](int t) {
                     return STAGED ? qkv_begins(behind(layer), 0, t)
@@ -152,32 +58,31 @@ struct Layers : Attention {
     // The first of the two feed-forward products, of a part of the hidden features.
     template <int IN>
     DEVICE void widen(int layer, int slice, const float* biases) {
-                    product<TILES_HIDDEN, IN, CLUSTER, 8>(
-                        [&](int chunk) { return exact_input(chunk); }, U,
-                        [&](int tile, int chunk) { return linear1_at(layer, slice, tile, chunk); },
-                        [&](int m, int) {
-                            return biases[AT_LINEAR1 + slice * SLICE + rank * TILES_HIDDEN * 16 + m];
-                        },
-                        [&](int m, int n, const auto& x, int to) {
-                            constexpr int COUNT = sizeof x / sizeof(float);
-                            float hidden[COUNT];
-        #pragma unroll
-                            for (int i = 0; i < COUNT; i++) hidden[i] = activate(x[i]);
-                            push_rounded(
-                                middle + n * HIDDEN_ROW + rank * TILES_HIDDEN * 16 + m, to, hidden, OF_HIDDEN
-                            );
-                        },
-                        [&](int t) {
-                            return STAGED ? linear1_begins(behind(layer), 0, t) : linear2_begins(layer, slice, t);
-                        },
-                        SLOT_LINEAR1
-                    );
+        product<TILES_HIDDEN, IN, CLUSTER, GELU ? 4 : 8>(
+            [&](int chunk) { return exact_input(chunk); }, U,
+            [&](int tile, int chunk) { return linear1_at(layer, slice, tile, chunk); },
+            [&](int tile, int m, int) {
+                return biases[AT_LINEAR1 + slice * SLICE + (rank * TILES_HIDDEN + tile) * 16 + m];
+            },
+            [&](int tile, int m, int n, const auto& x, int to) {
+                constexpr int COUNT = sizeof x / sizeof(float);
+                float hidden[COUNT];
+#pragma unroll
+                for (int i = 0; i < COUNT; i++) hidden[i] = activate(x[i]);
+                u16* own = middle + n * HIDDEN_ROW + (rank * TILES_HIDDEN + tile) * 16 + m;
+                push_rounded(own, to, hidden, OF_HIDDEN);
+            },
+            [&](int t) {
+                return STAGED ? linear1_begins(behind(layer), 0, t) : linear2_begins(layer, slice, t);
+            },
+            SLOT_LINEAR1
+        );
     }
 
     DEVICE void go_through(int layer) {
         const bool last = layer == LAYERS - 1;
-        const auto to_stream = [&](int m, int n, const auto& x, int to) {
-            push_floats(y + n * X + rank * (D / CLUSTER) + m, to, x, OF_Y);
+        const auto to_stream = [&](int tile, int m, int n, const auto& x, int to) {
+            push_floats(y + n * X + rank * (D / CLUSTER) + 16 * tile + m, to, x, OF_Y);
         };
         const float* v = CLUSTER > 1 ? half_of_vectors(parity) : a.vectors + layer * AT_LAYER;
         const float* next = last ? last_vectors()
@@ -190,8 +95,8 @@ struct Layers : Attention {
         product<TILES_D, D, CLUSTER, 4>(
             [&](int chunk) { return o + chunk * CHUNK; }, U,
             [&](int tile, int chunk) { return out_at(layer, tile, chunk); },
-            [&](int m, int n) {
-                const int d = rank * (D / CLUSTER) + m;
+            [&](int tile, int m, int n) {
+                const int d = rank * (D / CLUSTER) + 16 * tile + m;
                 return x[n * X + d] + biases[AT_OUT + d];
             },
             to_stream,
@@ -214,12 +119,12 @@ struct Layers : Attention {
             else widen<D>(layer, slice, biases);
             take_staged<TILES_D, SLICE>(SLOT_LINEAR2);
             await(OF_HIDDEN);
-            if (!last) read_own(layer + 1);
+            if (STAGED && !last) read_own(layer + 1);
             product<TILES_D, SLICE, CLUSTER, 4>(
                 [&](int chunk) { return middle + chunk * CHUNK; }, HIDDEN_ROW,
                 [&](int tile, int chunk) { return linear2_at(layer, slice, tile, chunk); },
-                [&](int m, int n) {
-                    const int d = rank * (D / CLUSTER) + m;
+                [&](int tile, int m, int n) {
+                    const int d = rank * (D / CLUSTER) + 16 * tile + m;
                     return slice ? y[n * X + d] : x[n * X + d] + biases[AT_LINEAR2 + d];
                 },
                 to_stream,
@@ -232,6 +137,7 @@ struct Layers : Attention {
             );
             if (!last) take_staged<TILES_QKV, D>(0);
             else if (STAGED) load([&](int t) { return head_begins(t); });
+            if (!STAGED && !last) read_own(layer + 1);  // not before weights, or they were waited for too
             await(OF_Y);
         }
         if (CLUSTER == 1) bring_vectors(of_next, vectors, HELD);
@@ -248,11 +154,11 @@ struct Layers : Attention {
         product<TILES_HEAD, EXACT_IN, CLUSTER, 4>(
             [&](int chunk) { return exact_input(chunk); }, U,
             [&](int tile, int chunk) { return head_at(tile, chunk); },
-            [&](int m, int) { return v[head_tile(m / 16) * 16 + m % 16]; },
-            [&](int m, int n, const auto& x, int to) {
-                if (m / 16 * CLUSTER + rank >= OF_HEAD_TILES) return;
-                const int output = head_tile(m / 16) * 16 + m % 16;
-                push_floats(parameters + n * PARAMETERS_ROW + output, to, x, OF_PARAMETERS);
+            [&](int tile, int m, int) { return v[head_tile(tile) * 16 + m]; },
+            [&](int tile, int m, int n, const auto& x, int to) {
+                if (tile * CLUSTER + rank >= OF_HEAD_TILES) return;
+                float* own = parameters + n * PARAMETERS_ROW + head_tile(tile) * 16 + m;
+                push_floats(own, to, x, OF_PARAMETERS);
             },
             [](int) -> const uint4* { return nullptr; }
         );

@@ -19,7 +19,7 @@ from scanline.kernels.short_conv import TAPS
 FOLDER = Path(__file__).parent
 PARTS = (
     "device.h", "noise.h", "levels.h", "draw.h", "sizes.h", "rows.h", "product.h", "attention.h",
-    "layers.cu",
+    "weights.h", "layers.cu",
 )  # fmt: skip
 HEAD_SIZE, CHUNK = 32, 128  # what the kernel takes: features of a head, and parts of its sums
 

@@ -111,10 +111,10 @@ struct Products : Rows {
     }
 
     // COUNT tiles of outputs over IN inputs; weights of the beginning are on their way. `input(chunk)`
-    // is [ROWS, stride]. `start(m, n)` is what output m of row n starts from, and `done(m, n, x, rank)`
-    // is told outputs m, m + 1, ... once for each of TO blocks: two of them, or WIDTH where warps share
-    // tiles. Weights for the next time may wait at `slot`.
-    // `next(t)` is where the next product begins.
+    // is [ROWS, stride]. `start(tile, m, n)` is what output m of a tile starts from in row n, and
+    // `done(tile, m, n, x, rank)` is told outputs m, m + 1, ... once for each of TO blocks: two of them,
+    // or WIDTH where warps share tiles. `next(t)` is where the next product begins. Weights for the
+    // next time may wait at `slot`.
     template <
         int COUNT, int IN, int TO, int WIDTH, class In, class At, class Start, class Done, class Next>
     DEVICE void product(
@@ -143,13 +143,14 @@ struct Products : Rows {
                 load(next);
             }
             sync_block();
-            constexpr int PARTS_OF = COUNT * 16 / WIDTH;
-            for (int i = thread; i < PARTS_OF * TO * live; i += THREADS) {
-                const int m = i % PARTS_OF * WIDTH, n = i / (PARTS_OF * TO);
-                const float* from = partial + m / 16 * CHUNKS * ROWS * PARTIAL + n * PARTIAL + m % 16;
+            constexpr u32 A_TILE = 16 / WIDTH;
+            for (u32 i = thread; i < COUNT * A_TILE * TO * live; i += THREADS) {
+                const u32 tile = i / A_TILE % COUNT, m = i % A_TILE * WIDTH;
+                const u32 to = i / (COUNT * A_TILE) % TO, n = i / (COUNT * A_TILE * TO);
+                const float* from = partial + (tile * CHUNKS * ROWS + n) * PARTIAL + m;
                 float sum[WIDTH];
 #pragma unroll
-                for (int k = 0; k < WIDTH; k++) sum[k] = start(m + k, n);
+                for (int k = 0; k < WIDTH; k++) sum[k] = start(tile, m + k, n);
 #pragma unroll
                 for (int j = 0; j < CHUNKS; j++) {
 #pragma unroll
@@ -159,7 +160,7 @@ struct Products : Rows {
                         sum[k + 1] += more.y;
                     }
                 }
-                done(m, n, sum, i / PARTS_OF % TO);
+                done(tile, m, n, sum, to);
             }
         } else {
             if (warp * TILES >= COUNT) load(next);
@@ -169,12 +170,12 @@ struct Products : Rows {
                 float sum[TILES][COLS][4];
 #pragma unroll
                 for (int t = 0; t < TILES; t++) {
-                    const int m = 16 * tile_of<COUNT>(tile, t) + lane / 4;
+                    const int mine = tile_of<COUNT>(tile, t);
 #pragma unroll
                     for (int n = 0; n < COLS; n++) {
 #pragma unroll
                         for (int i = 0; i < 4; i++) {
-                            sum[t][n][i] = start(m + i / 2 * 8, 8 * n + n0 + i % 2);
+                            sum[t][n][i] = start(mine, lane / 4 + i / 2 * 8, 8 * n + n0 + i % 2);
                         }
                     }
                 }
@@ -211,7 +212,6 @@ struct Products : Rows {
 #pragma unroll
                 for (int t = 0; t < TILES; t++) {
                     if (t && tile + t >= COUNT) break;
-                    const int m = 16 * (tile + t) + lane / 4 - odd;
 #pragma unroll
                     for (int n = 0; n < COLS; n++) {
 #pragma unroll
@@ -221,7 +221,8 @@ struct Products : Rows {
                             const float two[2] = {odd ? other : two_rows[0], odd ? two_rows[1] : other};
                             const int row = 8 * n + n0 + odd;
                             if (TO > 1 && row >= live) continue;  // in this block there is room for it
-                            for (int to = 0; to < TO; to++) done(m + i / 2 * 8, row, two, to);
+                            const int m = lane / 4 - odd + i / 2 * 8;
+                            for (int to = 0; to < TO; to++) done(tile + t, m, row, two, to);
                         }
                     }
                 }
