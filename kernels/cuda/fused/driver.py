@@ -68,6 +68,7 @@ def compile_source(
     program = ctypes.c_void_p()
     options = [
         "--gpu-architecture=sm_{}{}".format(*capability), "--std=c++17", "--fmad=false",
+        "--device-as-default-execution-space",  # lambdas that are templates
         *(f"-D{key}={literal(value)}" for key, value in defines.items()),
     ]  # fmt: skip
     words = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
