@@ -8,7 +8,7 @@
 // speed, many rows over one block each, so that weights are read seldom.
 //
 // Every output is the same sum whatever CLUSTER, ROWS and WARPS are: what it starts from, then the
-// sums over 128 inputs each, in order. So an image's bytes do not depend on who is drawn beside it.
+// sums over 64 inputs each, in order. So an image's bytes do not depend on who is drawn beside it.
 //
 // The sizes of sizes.py are given to the compiler, and how rows are shared out (`Way`, layers.py):
 // GROUPS and SLICES are in how many parts a block takes its heads and its hidden features, TOGETHER
@@ -174,7 +174,7 @@ KERNEL(THREADS) layers(const Arguments a) {
     b.x = shared;
     b.y = CLUSTER > 1 ? shared + ROWS * X : shared;
     b.partial = b.y + ROWS * X;
-    b.vectors = b.partial + (CLUSTER > 1 ? WARPS * ROWS * PARTIAL : 0);
+    b.vectors = b.partial + (CLUSTER > 1 ? 2 * WARPS * ROWS * PARTIAL : 0);
     b.u = (u16*)(b.vectors + HELD);
     b.o = b.u + ROWS * U;
     b.rest = b.o + ROWS * U;

@@ -125,7 +125,7 @@ def shared_bytes(s: Sizes, way: Way) -> int:
         return -(-(way.rows * each + counts + 4 * biases) // 16) * 16
     vectors = 9 * s.d_model + s.d_ff + (2 * TAPS * s.d_model if s.short_conv else 0)
     last = 2 * s.d_model + outputs
-    own = way.rows * each + counts + 4 * (way.warps * way.rows * 20 + 2 * vectors + last)
+    own = way.rows * each + counts + 4 * (2 * way.warps * way.rows * 20 + 2 * vectors + last)
     if not way.staged:
         return own
     qkv = 3 * s.d_model // way.cluster if way.cluster <= s.heads else 80

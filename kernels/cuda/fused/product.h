@@ -1,46 +1,48 @@
 // Products of all rows with a block's share of a matrix, on tensor cores.
 
-// Add TILES tiles of outputs over CHUNK inputs, for COUNT tiles of rows. `b` is [rows, stride]. What
-// the weights leave free is filled from `next`, if there is MORE.
-template <bool MORE, int TILES, int COUNT>
+// Give TILES tiles of outputs over HALVES halves of CHUNK inputs, each half's sum apart, for COUNT
+// tiles of rows. `b` is [rows, stride], from the first of these inputs on; `half` is the first half.
+// What the weights leave free is filled from `next`, if there is MORE.
+template <bool MORE, int HALVES, int TILES, int COUNT>
 DEVICE void multiply(
-    float (&p)[TILES][COUNT][4], uint4 (&a)[TILES][8], const u16* b, int stride,
+    float (&p)[HALVES][TILES][COUNT][4], uint4 (&a)[TILES][8], const u16* b, int stride, int half,
     const uint4* (&next)[TILES], int lane
 ) {
 #pragma unroll
-    for (int i = 0; i < TILES * COUNT * 4; i++) p[i / 4 / COUNT][i / 4 % COUNT][i % 4] = 0.0f;
-    if (TILES * COUNT == 1) {  // all that it takes first, as nothing else hides how long that takes
-        u32 r[4][4];
+    for (int h = 0; h < HALVES; h++) {
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            load_matrices(r[i], b + lane % 8 * stride + 32 * i + lane / 8 * 8);
-        }
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            multiply_add(p[0][0], a[0][2 * i], r[i][0], r[i][1]);
-            multiply_add(p[0][0], a[0][2 * i + 1], r[i][2], r[i][3]);
-        }
-#pragma unroll
-        for (int i = 0; MORE && i < 8; i++) a[0][i] = fetch(next[0] + i * FRAGMENT + lane);
-        return;
+        for (int i = 0; i < TILES * COUNT * 4; i++) p[h][i / 4 / COUNT][i / 4 % COUNT][i % 4] = 0.0f;
     }
 #pragma unroll
-    for (int i = 0; i < 8; i += 2) {
+    for (int i = 0; i < 4; i += 2) {
 #pragma unroll
         for (int n = 0; n < COUNT; n++) {
-            u32 r[4];
-            load_matrices(r, b + (8 * n + lane % 8) * stride + 16 * i + lane / 8 * 8);
+            u32 r[HALVES][4];
 #pragma unroll
-            for (int t = 0; t < TILES; t++) {
-                multiply_add(p[t][n], a[t][i], r[0], r[1]);
-                multiply_add(p[t][n], a[t][i + 1], r[2], r[3]);
+            for (int h = 0; h < HALVES; h++) {
+                load_matrices(r[h], b + (8 * n + lane % 8) * stride + 64 * h + 16 * i + lane / 8 * 8);
+            }
+#pragma unroll
+            for (int k = 0; k < 2; k++) {
+#pragma unroll
+                for (int h = 0; h < HALVES; h++) {
+#pragma unroll
+                    for (int t = 0; t < TILES; t++) {
+                        const uint4 weights = a[t][4 * (half + h) + i + k];
+                        multiply_add(p[h][t][n], weights, r[h][2 * k], r[h][2 * k + 1]);
+                    }
+                }
             }
         }
         if (MORE) {
 #pragma unroll
-            for (int t = 0; t < TILES; t++) {
-                a[t][i] = fetch(next[t] + i * FRAGMENT + lane);
-                a[t][i + 1] = fetch(next[t] + (i + 1) * FRAGMENT + lane);
+            for (int h = 0; h < HALVES; h++) {
+#pragma unroll
+                for (int t = 0; t < TILES; t++) {
+                    const int first = 4 * (half + h) + i;
+                    a[t][first] = fetch(next[t] + first * FRAGMENT + lane);
+                    a[t][first + 1] = fetch(next[t] + (first + 1) * FRAGMENT + lane);
+                }
             }
         }
     }
@@ -122,17 +124,18 @@ struct Products : Rows {
     ) {
         constexpr int CHUNKS = IN / CHUNK;
         if constexpr (SPREAD<COUNT, IN>) {
-            float p[TILES][COLS][4];
+            float p[2][TILES][COLS][4];
             const bool busy = warp < COUNT * CHUNKS;
             if (busy) {
                 const uint4* none[TILES] = {};
-                multiply<false>(p, w, input(warp % CHUNKS), stride, none, lane);
-                float* to = partial + warp * ROWS * PARTIAL + lane / 4;
+                multiply<false>(p, w, input(warp % CHUNKS), stride, 0, none, lane);
+                float* to = partial + warp * (2 * ROWS * PARTIAL) + lane / 4;
 #pragma unroll
-                for (int n = 0; n < COLS; n++) {
+                for (int h = 0; h < 2; h++) {
 #pragma unroll
-                    for (int i = 0; i < 4; i++) {
-                        to[(8 * n + lane % 4 * 2 + i % 2) * PARTIAL + i / 2 * 8] = p[0][n][i];
+                    for (int i = 0; i < 4 * COLS; i++) {
+                        const int n = h * ROWS + i / 4 * 8 + lane % 4 * 2 + i % 2;
+                        to[n * PARTIAL + i % 4 / 2 * 8] = p[h][0][i / 4][i % 4];
                     }
                 }
             }
@@ -147,12 +150,12 @@ struct Products : Rows {
             for (u32 i = thread; i < COUNT * A_TILE * TO * live; i += THREADS) {
                 const u32 tile = i / A_TILE % COUNT, m = i % A_TILE * WIDTH;
                 const u32 to = i / (COUNT * A_TILE) % TO, n = i / (COUNT * A_TILE * TO);
-                const float* from = partial + (tile * CHUNKS * ROWS + n) * PARTIAL + m;
+                const float* from = partial + (tile * (2 * CHUNKS) * ROWS + n) * PARTIAL + m;
                 float sum[WIDTH];
 #pragma unroll
                 for (int k = 0; k < WIDTH; k++) sum[k] = start(tile, m + k, n);
 #pragma unroll
-                for (int j = 0; j < CHUNKS; j++) {
+                for (int j = 0; j < 2 * CHUNKS; j++) {
 #pragma unroll
                     for (int k = 0; k < WIDTH; k += 2) {
                         const float2 more = *(const float2*)(from + j * ROWS * PARTIAL + k);
@@ -189,21 +192,19 @@ struct Products : Rows {
                             : next(t);
                     }
 #pragma unroll
-                    for (int part = 0; part < COLS; part += PART) {
-                        float p[TILES][PART][4];
-                        const u16* from = input(j) + 8 * part * stride;
-                        if (part + PART == COLS && more[0]) {
-                            multiply<true>(p, w, from, stride, more, lane);
+                    for (int part = 0; part < 2 * COLS; part += PART) {
+                        float p[1][TILES][PART][4];
+                        const int first = part % COLS, half = part / COLS;
+                        const u16* from = input(j) + 8 * first * stride + half * (CHUNK / 2);
+                        if (first + PART == COLS && more[0]) {
+                            multiply<true>(p, w, from, stride, half, more, lane);
                         } else {
-                            multiply<false>(p, w, from, stride, more, lane);
+                            multiply<false>(p, w, from, stride, half, more, lane);
                         }
 #pragma unroll
-                        for (int t = 0; t < TILES; t++) {
-#pragma unroll
-                            for (int n = 0; n < PART; n++) {
-#pragma unroll
-                                for (int i = 0; i < 4; i++) sum[t][part + n][i] += p[t][n][i];
-                            }
+                        for (int i = 0; i < TILES * PART * 4; i++) {
+                            const int t = i / 4 / PART, n = i / 4 % PART;
+                            sum[t][first + n][i % 4] += p[0][t][n][i % 4];
                         }
                     }
                 }

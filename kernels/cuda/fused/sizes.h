@@ -45,7 +45,7 @@ constexpr int HELD = CLUSTER > 1 ? 2 * AT_LAYER + LAST : AT_NORM1;  // of the ve
 constexpr int PARTIAL = 20;
 constexpr int OWN_BYTES = ROWS * (4 * X * (CLUSTER > 1 ? 2 : 1) + 2 * ((2 + EXACT) * U + MIDDLE) + 16)
     + 8 * GIVEN
-    + 4 * ((CLUSTER > 1 ? WARPS * ROWS * PARTIAL : 0) + HELD);
+    + 4 * ((CLUSTER > 1 ? 2 * WARPS * ROWS * PARTIAL : 0) + HELD);
 // A layer's weights, of this block's outputs, where they wait in shared memory.
 constexpr int STAGED_BYTES = STAGED * 2 * (16 * MINE * HEAD_TILES * D
     + (D * D + EXACT_IN * FF + FF * D) / CLUSTER);
