@@ -147,6 +147,9 @@ DEVICE void multiply_add(float (&d)[4], uint4 a, u32 b0, u32 b1) {
 // Have a line of memory brought to the cache of the device.
 DEVICE void come_near(const void* p) { asm volatile("prefetch.global.L2 [%0];" :: "l"(p)); }
 
+// Have what follows from a number worked out anew, not kept in registers from before a loop.
+DEVICE void renew(int& x) { asm volatile("" : "+r"(x)); }
+
 DEVICE u32 bits_of(float x) { return __float_as_uint(x); }
 DEVICE u64 high_product(u64 x, u64 y) { return __umul64hi(x, y); }
 DEVICE float float_of(u32 x) { return __uint_as_float(x); }

@@ -123,6 +123,7 @@ struct Products : Rows {
         In input, int stride, At at, Start start, Done done, Next next, int slot = NO_SLOT
     ) {
         constexpr int CHUNKS = IN / CHUNK;
+        if (CLUSTER == 1) renew(lane), renew(warp);  // of many rows, registers are short
         if constexpr (SPREAD<COUNT, IN>) {
             float p[2][TILES][COLS][4];
             const bool busy = warp < COUNT * CHUNKS;

@@ -79,37 +79,35 @@ struct Rows {
         }
     }
 
-    // Rows of features, D / 128 times 4 to each lane: give their layer norms.
+    // Rows of features, D / 128 times 4 to each lane: give their layer norms. Sums and squares are of
+    // what is left of each feature without `about`, one of them, and are added up together: in turn
+    // one would wait for the other (Chan, Golub and LeVeque, 1983).
     template <int COUNT>
-    DEVICE void normalise(float (&v)[COUNT][D / 32], const float* weight) {
-        float sum[COUNT], square[COUNT], mean[COUNT];
+    DEVICE void normalise(float (&v)[COUNT][D / 32], const float (&about)[COUNT], const float* weight) {
+        float sums[2 * COUNT];
 #pragma unroll
         for (int j = 0; j < COUNT; j++) {
-            sum[j] = 0.0f;
-#pragma unroll
-            for (int i = 0; i < D / 32; i++) sum[j] += v[j][i];
-        }
-        add_lanes(sum);
-#pragma unroll
-        for (int j = 0; j < COUNT; j++) {
-            mean[j] = sum[j] * (1.0f / D), square[j] = 0.0f;
+            sums[2 * j] = sums[2 * j + 1] = 0.0f;
 #pragma unroll
             for (int i = 0; i < D / 32; i++) {
-                v[j][i] -= mean[j], square[j] = fused(v[j][i], v[j][i], square[j]);
+                v[j][i] -= about[j], sums[2 * j] += v[j][i];
+                sums[2 * j + 1] = fused(v[j][i], v[j][i], sums[2 * j + 1]);
             }
         }
-        add_lanes(square);
+        add_lanes(sums);
 #pragma unroll
         for (int j = 0; j < COUNT; j++) {
-            const float scale = rsqrtf(square[j] * (1.0f / D) + NORM_EPS);
+            const float mean = sums[2 * j] * (1.0f / D);
+            const float variance = fmaxf(fused(-mean, mean, sums[2 * j + 1] * (1.0f / D)), 0.0f);
+            const float scale = rsqrtf(variance + NORM_EPS);
 #pragma unroll
             for (int i = 0; i < D / 32; i += 4) {
                 const int d = i / 4 * 128 + lane * 4;
                 const float4 by = *(const float4*)(weight + d), more = *(const float4*)(weight + D + d);
-                v[j][i] = fused(v[j][i] * scale, by.x, more.x);
-                v[j][i + 1] = fused(v[j][i + 1] * scale, by.y, more.y);
-                v[j][i + 2] = fused(v[j][i + 2] * scale, by.z, more.z);
-                v[j][i + 3] = fused(v[j][i + 3] * scale, by.w, more.w);
+                v[j][i] = fused((v[j][i] - mean) * scale, by.x, more.x);
+                v[j][i + 1] = fused((v[j][i + 1] - mean) * scale, by.y, more.y);
+                v[j][i + 2] = fused((v[j][i + 2] - mean) * scale, by.z, more.z);
+                v[j][i + 3] = fused((v[j][i + 3] - mean) * scale, by.w, more.w);
             }
         }
     }
@@ -139,13 +137,13 @@ struct Rows {
     }
 
     // Take rows of the stream: keep what goes on, and give the next product what it sees. `norm`,
-    // `behind`, a norm after the norm, and `conv` may be null.
+    // `behind`, a norm after the norm, and `conv` may be null. `about` is each row's first feature.
     template <int COUNT>
     DEVICE void take(
-        float (&v)[COUNT][D / 32], const int (&rows)[COUNT], const float* norm, const float* behind,
-        const float* conv, float* ring
+        float (&v)[COUNT][D / 32], const int (&rows)[COUNT], const float (&about)[COUNT],
+        const float* norm, const float* behind, const float* conv, float* ring
     ) {
-        if (norm && !PRE) normalise(v, norm);
+        if (norm && !PRE) normalise(v, about, norm);
 #pragma unroll
         for (int j = 0; j < COUNT; j++) {
             float4* on = (float4*)(x + rows[j] * X) + lane;
@@ -154,8 +152,9 @@ struct Rows {
                 on[32 * i] = make_float4(v[j][4 * i], v[j][4 * i + 1], v[j][4 * i + 2], v[j][4 * i + 3]);
             }
         }
-        if (norm && PRE) normalise(v, norm);
-        if (behind) normalise(v, behind);
+        if (norm && PRE) normalise(v, about, norm);
+        const float nothing[COUNT] = {};  // they are normal already
+        if (behind) normalise(v, nothing, behind);
 #pragma unroll
         for (int j = 0; j < COUNT; j++) {
             if (conv) convolve(v[j], conv, ring, rows[j]);
@@ -182,10 +181,12 @@ struct Rows {
         constexpr int COUNT = ROWS > WARPS ? 2 : 1;  // at a time: one waits long for other lanes
         for (int n = warp; n < live; n += COUNT * WARPS) {
             float v[COUNT][D / 32];
+            float about[COUNT];
             int rows[COUNT];
 #pragma unroll
             for (int j = 0; j < COUNT; j++) {
                 rows[j] = n + j * WARPS < live ? n + j * WARPS : n;
+                about[j] = from[rows[j] * X];
                 const float4* row = (const float4*)(from + rows[j] * X) + lane;
 #pragma unroll
                 for (int i = 0; i < D / 128; i++) {
@@ -194,7 +195,7 @@ struct Rows {
                     v[j][4 * i + 2] = four.z, v[j][4 * i + 3] = four.w;
                 }
             }
-            take(v, rows, norm, behind, conv, ring);
+            take(v, rows, about, norm, behind, conv, ring);
         }
         if (!STAGED) copied<0>();  // the vectors
         sync_block();
@@ -231,7 +232,7 @@ struct Rows {
                 }
             }
             take(
-                v, {n}, PRE ? vectors0 + AT_NORM1 : nullptr, nullptr,
+                v, {n}, {float_of(of_lane(bits_of(v[0][0]), 0))}, PRE ? vectors0 + AT_NORM1 : nullptr, nullptr,
                 RING > 0 ? vectors0 + AT_CONV1 : nullptr, a.ring
             );
         }
