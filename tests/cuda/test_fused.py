@@ -322,6 +322,8 @@ def test_parts_that_warps_are_too_few_for_do_not_wait_in_shared_memory() -> None
     assert WAYS[0].staged
     assert WAYS[0].fits(paper)
     assert not WAYS[0].fits(replace(paper, d_model=512, heads=16))  # 24 parts of q, k and v
+    wide = replace(paper, d_model=384, heads=12, d_ff=1536)
+    assert {way.cluster for way in WAYS if way.fits(wide)} == {1}  # 18 parts of o's product, or 36
 
 
 def test_a_device_without_room_for_rows_is_told() -> None:

@@ -151,7 +151,7 @@ struct Layers : Weights {
     DEVICE void finish() {
         const float* v = last_vectors() + 2 * D;
         float* parameters = (float*)middle;
-        product<TILES_HEAD, EXACT_IN, CLUSTER, 4>(
+        product<TILES_HEAD, HEAD_IN, CLUSTER, 4>(
             [&](int chunk) { return exact_input(chunk); }, U,
             [&](int tile, int chunk) { return head_at(tile, chunk); },
             [&](int tile, int m, int) { return v[head_tile(tile) * 16 + m]; },

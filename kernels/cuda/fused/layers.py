@@ -49,8 +49,13 @@ class Way:
             and s.d_model % (16 * self.cluster) == 0
             and s.d_ff % (16 * self.cluster) == 0
             and s.d_ff % (self.slices * CHUNK) == 0
+            and (self.cluster == 1 or self._out_parts(s) <= self.warps)
             and (not self.staged or self._most_parts(s) <= self.warps)
         )
+
+    def _out_parts(self, s: Sizes) -> int:
+        """Give how many parts of attention's output product a block has: a warp has one at most."""
+        return s.d_model // 16 // self.cluster * (s.d_model // CHUNK)
 
     def _most_parts(self, s: Sizes) -> int:
         """Give how many parts of a product a block has: of 16 outputs and ``CHUNK`` inputs each."""

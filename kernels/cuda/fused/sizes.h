@@ -27,6 +27,7 @@ constexpr int OF_LAYER = OF_LINEAR2 + D / 16 * TILE_FF;
 // Where EXACT the first feed-forward network's inputs and the head's are of two bfloat16, and their
 // weights: what is left of the head's is behind the head, and then what is left of the others.
 constexpr int EXACT_IN = EXACT ? 3 * D : D;  // high by high, high by low, low by high
+constexpr int HEAD_IN = CATEGORICAL ? D : EXACT_IN;
 constexpr int OF_HEAD = OF_HEAD_TILES * TILE_D;
 constexpr int AT_QKV = 0, AT_OUT = AT_QKV + 3 * D, AT_LINEAR1 = AT_OUT + D;
 constexpr int AT_LINEAR2 = AT_LINEAR1 + FF, AT_NORM1 = AT_LINEAR2 + D, AT_NORM2 = AT_NORM1 + 2 * D;

@@ -95,7 +95,7 @@ struct Weights : Attention {
     }
 
     DEVICE const uint4* head_begins(int t = 0) const {
-        return beginning<TILES_HEAD, EXACT_IN>(
+        return beginning<TILES_HEAD, HEAD_IN>(
             [&](int tile, int chunk) { return head_at(tile, chunk); }, t
         );
     }
