@@ -29,9 +29,6 @@ inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z,
 #define DEVICE inline
 #define APART static
 #define KERNEL(threads) static void
-#define __restrict__
-
-inline int min(int x, int y) { return x < y ? x : y; }
 
 struct Meeting {
     int size, there = 0;

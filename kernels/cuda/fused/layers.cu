@@ -40,7 +40,7 @@ struct Layers : Weights {
                     return STAGED ? qkv_begins(behind(layer), 0, t)
                         : group + 1 < GROUPS ? qkv_begins(layer, group + 1, t) : out_begins(layer, t);
                 },
-                0
+                SLOT_QKV
             );
             take_staged<TILES_D, D>(SLOT_OUT);
             if (AHEAD) {
@@ -135,7 +135,7 @@ struct Layers : Weights {
                 },
                 SLOT_LINEAR2
             );
-            if (!last) take_staged<TILES_QKV, D>(0);
+            if (!last) take_staged<TILES_QKV, D>(SLOT_QKV);
             else if (STAGED) load([&](int t) { return head_begins(t); });
             if (!STAGED && !last) read_own(layer + 1);  // not before weights, or they were waited for too
             await(OF_Y);
@@ -189,7 +189,7 @@ KERNEL(THREADS) layers(const Arguments a) {
     if (CLUSTER > 1) b.bring_vectors(a.vectors + LAYERS * AT_LAYER, b.half_of_vectors(2), LAST);
     if (STAGED) {
         uint4* own = b.staged + b.warp * b.SLOT + b.lane;
-        b.bring(own, b.qkv_begins(0, 0));
+        b.bring(own + b.SLOT_QKV, b.qkv_begins(0, 0));
         b.bring(own + b.SLOT_OUT, b.out_begins(0));
         b.bring(own + b.SLOT_LINEAR1, b.linear1_begins(0, 0));
         b.bring(own + b.SLOT_LINEAR2, b.linear2_begins(0, 0));
@@ -208,7 +208,7 @@ KERNEL(THREADS) layers(const Arguments a) {
     wait();  // nobody pushes to a block that has not begun
 #pragma unroll 1
     for (int i = 0; i < a.pixels * PARTS; i++) {
-        if (STAGED) b.take_staged<Layers::TILES_QKV, D>(0);
+        if (STAGED) b.take_staged<Layers::TILES_QKV, D>(b.SLOT_QKV);
         else b.load([&](int t) { return b.qkv_begins(0, 0, t); });
         b.read_own(0);
         b.expect_first(0, b.head_of(0));

@@ -231,8 +231,9 @@ struct Rows {
                     }
                 }
             }
+            const float about = float_of(of_lane(bits_of(v[0][0]), 0));
             take(
-                v, {n}, {float_of(of_lane(bits_of(v[0][0]), 0))}, PRE ? vectors0 + AT_NORM1 : nullptr, nullptr,
+                v, {n}, {about}, PRE ? vectors0 + AT_NORM1 : nullptr, nullptr,
                 RING > 0 ? vectors0 + AT_CONV1 : nullptr, a.ring
             );
         }

@@ -53,7 +53,7 @@ constexpr int STAGED_BYTES = STAGED * 2 * (16 * MINE * HEAD_TILES * D
 constexpr int SHARED_BYTES = (OWN_BYTES + 15) / 16 * 16 + STAGED_BYTES;
 
 struct Arguments {
-    const uint4* weights;   // [LAYERS * OF_LAYER + the head's]
+    const uint4* weights;   // [LAYERS * OF_LAYER + the head's, and where EXACT what is left]
     const float* vectors;   // [LAYERS * AT_LAYER + LAST]
     const int* slots;       // [rows]
     int* positions;         // [slots]

@@ -9,7 +9,8 @@ struct Weights : Attention {
     static constexpr int TILES_HEAD = (OF_HEAD_TILES + CLUSTER - 1) / CLUSTER;
 
     // Where those of each product wait in shared memory: a chunk of a tile for each warp.
-    static constexpr int SLOT = 8 * FRAGMENT, SLOT_OUT = TILES_QKV * (D / CHUNK) * SLOT;
+    static constexpr int SLOT = 8 * FRAGMENT, SLOT_QKV = 0;
+    static constexpr int SLOT_OUT = SLOT_QKV + TILES_QKV * (D / CHUNK) * SLOT;
     static constexpr int SLOT_LINEAR1 = SLOT_OUT + TILES_D * (D / CHUNK) * SLOT;
     static constexpr int SLOT_LINEAR2 = SLOT_LINEAR1 + TILES_HIDDEN * (EXACT_IN / CHUNK) * SLOT;
     static_assert(!STAGED || (SPREAD<TILES_QKV, D> && SPREAD<TILES_D, FF>), "");
