@@ -95,19 +95,24 @@ def test_an_image_is_the_same_alone_and_among_thousands(name: str) -> None:
 
 
 @every_preset
-def test_it_draws_nearly_what_triton_s_kernels_do(name: str) -> None:
-    """Of other roundings: most values are the same, and the sums of images that are."""
+def test_it_sees_nearly_what_triton_s_kernels_do(name: str) -> None:
+    """Of other roundings, from the same values: what is drawn apart once goes on apart."""
     network = network_of(name)
+    if network.config.head == "logistic_mixture":  # of narrow ones bf16 loses the place
+        with torch.no_grad():
+            for parameter in network.head.predictor.parameters():
+                parameter.mul_(0.25)
     inputs, T = asked(network, 8), network.config.pixels
+    inputs.known[:, 1:] = True
     fused, apart = (TritonDecoder(network, 12, fused=fused) for fused in (True, False))
     for decoder in (fused, apart):
-        draw(decoder, inputs, (T - 1,))
-    same = fused.canvas[:8] == apart.canvas[:8]
-    assert same.mean() > 0.8
-    alike = same.reshape(8, -1).all(1)
+        draw(decoder, inputs, (T,))
+    alike = (fused.canvas[:8, 0] == apart.canvas[:8, 0]).reshape(8, -1).all(1)
+    assert alike.sum() >= 4
+    np.testing.assert_allclose(fused.bits[:8][alike], apart.bits[:8][alike], rtol=0.03, atol=0.06)
     for one, other in ((fused.kv, apart.kv), (fused.z, apart.z)):
         away = np.linalg.norm(one[:8][alike] - other[:8][alike])
-        assert away <= 0.05 * np.linalg.norm(other[:8][alike])
+        assert away <= 0.02 * np.linalg.norm(other[:8][alike])
 
 
 def test_what_it_does_not_take_is_refused() -> None:
