@@ -27,7 +27,7 @@ lint: $(READY)  ## the gates: ruff and mypy, both strict
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-gate: $(READY)  ## compile every Triton kernel for sm_80, sm_90 and sm_100 (or ARCH): minutes, no GPU
+gate: $(READY)  ## compile every kernel for sm_80, sm_90 and sm_100 (or ARCH): minutes, no GPU
 	$(BIN)/python -m scanline.kernels.cuda.compile_gate $(if $(ARCH),--arch $(ARCH))
 
 arm: $(READY)  ## test the native decoder's NEON code in qemu, where it and a cross-compiler are

@@ -31,11 +31,16 @@ from scanline.kernels.cuda.compile_gate import (  # noqa: E402
     source,
     waits_first,
 )
-from scanline.kernels.cuda.variants import Variant  # noqa: E402
+from scanline.kernels.cuda.fused.driver import CompileError  # noqa: E402
+from scanline.kernels.cuda.variants import Source, Variant  # noqa: E402
 from tests.conftest import ROOT  # noqa: E402
 
 VARIANTS = {variant.name: variant for variant in triton_attention.variants(90)}
 SMALL = VARIANTS["attention_backward_kernel/fp32/16"]
+
+
+def of_triton(arch: int) -> list[Variant]:
+    return [variant for variant in launched(arch) if isinstance(variant, Variant)]
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +62,7 @@ def test_one_variant_of_every_kernel_compiles() -> None:
         "--arch",
         "80,90,100",
         "--match",
-        f"({cores}) sm_|({others}) sm_90$",
+        f"({cores}) sm_|({others}|layers/mnist-paper/(16 x 8|1 x 80)) sm_90$",
     ]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
@@ -69,12 +74,12 @@ def test_one_variant_of_every_kernel_compiles() -> None:
         for arch in (80, 90, 100) if on_cores else (90,):
             row = rf"^(attention_)?{kernel}/.* {arch} +\d+ +\d+ +0 +\d+\.\d$"
             assert re.search(row, ran.stdout, re.M), (kernel, arch)
-    verdict = r"\d+ of \d+ variants for sm_80, sm_90, sm_100, .*: all compile, none spills"
+    verdict = r"\d+ of \d+ variants for sm_80, sm_90, sm_100, .*: all compile, none spills too much"
     assert re.search(verdict, ran.stdout)
 
 
 def test_names_are_unique() -> None:
-    everything = [*triton_attention.variants(90), *triton_decode.variants()]
+    everything = launched(90)
     assert len({variant.name for variant in everything}) == len(everything)
 
 
@@ -156,7 +161,7 @@ def test_too_much_shared_memory_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_kernel_that_does_not_wait_first_fails() -> None:
-    (embed,) = (v for v in launched(90) if v.name == "embed_kernel/mnist-paper/bf16/embed")
+    (embed,) = (v for v in of_triton(90) if v.name == "embed_kernel/mnist-paper/bf16/embed")
     assert embed.constants["OVERLAP"]
     ptx = triton.compile(source(embed), target=GPUTarget("cuda", 90, 32)).asm["ptx"]
     assert waits_first(ptx)
@@ -164,7 +169,7 @@ def test_a_kernel_that_does_not_wait_first_fails() -> None:
     assert not waits_first(ptx.replace("griddepcontrol.wait", "nop"))
     load = "ld.global.b32 %r1, [%rd1];\n"
     assert not waits_first(load + ptx)
-    assert not any(v.constants.get("OVERLAP") for v in launched(80))
+    assert not any(v.constants.get("OVERLAP") for v in of_triton(80))
 
 
 def test_a_variant_that_does_not_fit_its_kernel_fails() -> None:
@@ -173,6 +178,18 @@ def test_a_variant_that_does_not_fit_its_kernel_fails() -> None:
         source(replace(SMALL, constants=constants))
     with pytest.raises(ValueError, match="one given twice"):
         source(replace(SMALL, signature=SMALL.signature | {"K": "i32"}))
+
+
+def test_cuda_c_that_takes_too_much_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    (one,) = (v for v in launched(90) if v.name == "layers/mnist-paper/16 x 8")
+    assert isinstance(one, Source)
+    usage = compile_variant(one, 90)
+    assert usage.error is None
+    assert usage.registers > 100
+    assert compile_variant(replace(one, stack=0), 90).error == "spills registers"
+    assert "shared memory" in str(compile_variant(replace(one, shared=2**18), 90).error)
+    with pytest.raises(CompileError, match="no kernel"):
+        compile_variant(replace(one, text="#error no kernel"), 90)
 
 
 def test_one_failure_does_not_end_the_others() -> None:

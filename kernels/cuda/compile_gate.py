@@ -1,9 +1,10 @@
-"""Compile every Triton kernel that we launch, for GPUs that are not here: a gate for every change.
+"""Compile every kernel that we launch, for GPUs that are not here: a gate for every change.
 
 ``python -m scanline.kernels.cuda.compile_gate [--arch 80,90,100] [--match TEXT]`` compiles each
-variant of the kernel modules to machine code, prints what it takes of a multiprocessor, and exits 1
-if one fails, spills registers, needs more shared memory than a block may have, takes too long, or
-overlaps with the kernel before it and does not wait for that first.
+variant of the kernel modules to machine code, Triton's and the one in CUDA C++, prints what it
+takes of a multiprocessor, and exits 1 if one fails, spills registers, needs more shared memory than
+a block may have, takes too long, or overlaps with the kernel before it and does not wait for that
+first.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -30,8 +31,10 @@ from scanline.kernels.cuda import attention as triton_attention
 from scanline.kernels.cuda import bias as triton_bias
 from scanline.kernels.cuda import decode as triton_decode
 from scanline.kernels.cuda import residual as triton_residual
+from scanline.kernels.cuda.fused import layers
+from scanline.kernels.cuda.fused.driver import compile_source
 from scanline.kernels.cuda.overlap import CAPABILITY
-from scanline.kernels.cuda.variants import Variant
+from scanline.kernels.cuda.variants import Source, Variant
 
 SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}  # that a block may have
 _CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -51,11 +54,18 @@ class Usage:
     error: str | None = None
 
 
-def launched(arch: int) -> list[Variant]:
+def launched(arch: int) -> list[Variant | Source]:
     """List every variant as it is launched on ``sm_<arch>``."""
-    overlap = divmod(arch, 10) >= CAPABILITY
-    found = [*triton_attention.variants(arch), *triton_bias.variants()]
-    return [*found, *triton_residual.variants(), *triton_decode.variants(overlap=overlap)]
+    capability = divmod(arch, 10)
+    return [
+        *triton_attention.variants(arch), *triton_bias.variants(), *triton_residual.variants(),
+        *triton_decode.variants(overlap=capability >= CAPABILITY),
+        *layers.variants(capability, _shared_bytes(arch)),
+    ]  # fmt: skip
+
+
+def _shared_bytes(arch: int) -> int:
+    return SHARED_BYTES.get(arch, max(SHARED_BYTES.values()))
 
 
 def source(variant: Variant) -> ASTSource:
@@ -82,14 +92,26 @@ def waits_first(ptx: str) -> bool:
     return waits >= 0 and (first is None or waits < first.start())
 
 
-def compile_variant(variant: Variant, arch: int) -> Usage:
+def compile_variant(variant: Variant | Source, arch: int) -> Usage:
     """Compile one variant in this process for ``sm_<arch>`` and read what it takes."""
+    if isinstance(variant, Source):
+        capability = divmod(arch, 10)
+        binary = compile_source(variant.text, variant.name, variant.defines, capability)
+        return _usage(binary, variant.shared, arch, variant.stack)
     options = {
         name: getattr(variant, name) for name in ("num_warps", "num_stages", "maxnreg")
     }  # None is Triton's own default
     compiled = triton.compile(source(variant), target=GPUTarget("cuda", arch, 32), options=options)
+    usage = _usage(compiled.asm["cubin"], compiled.metadata.shared, arch)
+    if variant.constants.get("OVERLAP") and not waits_first(compiled.asm["ptx"]):
+        return replace(usage, error="touches memory before the kernel before it has ended")
+    return usage
+
+
+def _usage(binary: bytes, shared: int, arch: int, most: int = 0) -> Usage:
+    """Read what machine code takes, of which ``most`` bytes a thread may be in device memory."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(compiled.asm["cubin"])
+        file.write(binary)
         file.flush()
         listing = subprocess.run(
             [_CUOBJDUMP, "-res-usage", file.name], capture_output=True, text=True, check=True
@@ -98,18 +120,15 @@ def compile_variant(variant: Variant, arch: int) -> Usage:
     if found is None:
         raise ValueError(f"cuobjdump lists no registers: {listing.strip()[:200]}")
     registers, stack, local = (int(number) for number in found.groups())
-    shared: int = compiled.metadata.shared
     error = None
-    if variant.constants.get("OVERLAP") and not waits_first(compiled.asm["ptx"]):
-        error = "touches memory before the kernel before it has ended"
-    elif stack + local > 0:
+    if stack + local > most:
         error = "spills registers"
-    elif shared > SHARED_BYTES.get(arch, max(SHARED_BYTES.values())):
+    elif shared > _shared_bytes(arch):
         error = "needs more shared memory than a block may have"
     return Usage(registers, shared, stack + local, error)
 
 
-def _report(variant: Variant, arch: int, cache: str, reply: Connection) -> None:
+def _report(variant: Variant | Source, arch: int, cache: str, reply: Connection) -> None:
     os.environ["TRITON_CACHE_DIR"] = cache
     try:
         reply.send(compile_variant(variant, arch))
@@ -122,15 +141,15 @@ def _report(variant: Variant, arch: int, cache: str, reply: Connection) -> None:
 
 
 def compile_all(
-    jobs: Sequence[tuple[Variant, int]], timeout: float, at_once: int
-) -> Iterator[tuple[Variant, int, Usage, float]]:
+    jobs: Sequence[tuple[Variant | Source, int]], timeout: float, at_once: int
+) -> Iterator[tuple[Variant | Source, int, Usage, float]]:
     """Compile ``(variant, arch)`` pairs, each in a process of its own; yields as they end.
 
     Yields the pair, its usage and its seconds. One that takes longer than ``timeout`` is killed.
     """
     fork = multiprocessing.get_context("fork")  # Triton is imported once
     todo = list(reversed(jobs))
-    running: dict[Connection, tuple[Variant, int, BaseProcess, float]] = {}
+    running: dict[Connection, tuple[Variant | Source, int, BaseProcess, float]] = {}
     with tempfile.TemporaryDirectory() as cache:
         while todo or running:
             while todo and len(running) < at_once:
@@ -190,7 +209,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         row += f"  {usage.stack:5}  {seconds:7.1f}"
         print(row + (f"  FAILS: {usage.error}" if usage.error else ""), flush=True)  # noqa: T201
     took = time.monotonic() - began
-    verdict = f"{failures} fail" if failures else "all compile, none spills"
+    verdict = f"{failures} fail" if failures else "all compile, none spills too much"
     print(  # noqa: T201
         f"{len(jobs)} of {len(everything)} variants for sm_{', sm_'.join(map(str, arches))}, "
         f"Triton {triton.__version__}: {verdict} ({took:.0f} s)"

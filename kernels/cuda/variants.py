@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,3 +25,18 @@ class Variant:
     num_warps: int
     num_stages: int
     maxnreg: int | None = None
+
+
+@dataclass(frozen=True)
+class Source:
+    """CUDA C++ exactly as NVRTC compiles it where it runs.
+
+    ``shared`` is its blocks' shared memory and ``stack`` how much of a thread's may lie in device
+    memory, both in bytes.
+    """
+
+    name: str
+    text: str
+    defines: Mapping[str, int | float]
+    shared: int
+    stack: int

@@ -47,17 +47,25 @@ def literal(value: float) -> str:
 
 
 def _nvrtc() -> ctypes.CDLL:
-    """Load the compiler that goes with torch's CUDA; raises ``CompileError``."""
-    if torch.version.cuda is None:
-        raise CompileError("this PyTorch was built without CUDA, and has no NVRTC")
-    major = torch.version.cuda.split(".")[0]
-    name = f"libnvrtc.so.{major}"
-    packages = Path(torch.__file__).parents[1] / "nvidia"
-    beside = (packages / f"cu{major}" / "lib" / name, packages / "cuda_nvrtc" / "lib" / name)
-    for path in (name, *map(str, beside)):
+    """Load the compiler that goes with torch's CUDA, or any for a torch without.
+
+    Raises ``CompileError`` where there is none.
+    """
+    version = torch.version.cuda
+    major = "*" if version is None else version.split(".")[0]
+    packages, name = Path(torch.__file__).parents[1] / "nvidia", f"libnvrtc.so.{major}"
+    paths = [*packages.glob(f"cu{major}/lib/{name}"), *packages.glob(f"cuda_nvrtc/lib/{name}")]
+    for path in sorted(paths, reverse=True):
         with contextlib.suppress(OSError):
-            return ctypes.CDLL(path)
-    raise CompileError(f"{name}, which comes with PyTorch, is not found")
+            for part in path.parent.glob("libnvrtc-builtins.so.*"):  # which it opens by its name
+                ctypes.CDLL(str(part), ctypes.RTLD_GLOBAL)
+            return ctypes.CDLL(str(path))
+    with contextlib.suppress(OSError):
+        return ctypes.CDLL(name)
+    raise CompileError(
+        f"{name} is not found: PyTorch brings it where it is built for CUDA, or else "
+        "pip install nvidia-cuda-nvrtc"
+    )
 
 
 def compile_source(

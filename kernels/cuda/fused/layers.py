@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from scanline.kernels.cuda.fused.driver import DriverError, Kernel, compile_source
-from scanline.kernels.cuda.sizes import Sizes
+from scanline.kernels.cuda.sizes import COMPILED, Sizes
+from scanline.kernels.cuda.variants import Source
 from scanline.kernels.mixture import MIN_LOG_PROB, MIN_LOG_SCALE, MIN_WARM_LOG_SCALE
 from scanline.kernels.short_conv import TAPS
 
@@ -22,6 +23,7 @@ PARTS = (
     "weights.h", "layers.cu",
 )  # fmt: skip
 HEAD_SIZE, CHUNK = 32, 128  # what the kernel takes: features of a head, and parts of its sums
+STACK = 256  # bytes of a thread in device memory: addresses between products, and no state
 
 
 @dataclass(frozen=True)
@@ -152,6 +154,19 @@ def ways_for(
         if clusters and way.fits(s) and shared_bytes(s, way) <= shared:
             found.setdefault((way.cluster, way.rows), way)
     return list(found.values())
+
+
+def variants(capability: tuple[int, int], shared: int) -> list[Source]:
+    """List the kernel of each network, in each way, that a device compiles."""
+    text = source()
+    return [
+        Source(
+            f"layers/{name}/{way.cluster} x {way.rows}", text, defines(s, way),
+            shared_bytes(s, way), STACK,
+        )
+        for name, s in COMPILED.items() if refusal(s) is None
+        for way in ways_for(s, WAYS, capability=capability, shared=shared)
+    ]  # fmt: skip
 
 
 def refusal(s: Sizes) -> str | None:
