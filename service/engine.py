@@ -1,4 +1,4 @@
-"""The engine: one thread owns one decoder, and its loop reads launch → publish → admit → land."""
+"""The engine: a thread owns a decoder; its loop is launch → publish → admit → land → weigh."""
 
 from __future__ import annotations
 
@@ -285,10 +285,14 @@ class Engine:
             except Exception:
                 log.exception("an image cannot be finished; ending its generation")
                 failed.add(self._runs.by_lead[lead].generation)
-        if failed:
-            self._fail(failed)
         for generation in news:
-            self._progress.advance(generation)
+            try:
+                self._progress.advance(generation)
+            except Exception:
+                log.exception("what is new cannot be told; ending its generation")
+                failed.add(generation)
+        if unfinished := {generation for generation in failed if not generation.finished}:
+            self._fail(unfinished)
 
     def _release(self, lead: int, reason: FinishReason) -> None:
         """Finish an image that runs, and take its slots back."""

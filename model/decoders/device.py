@@ -2,19 +2,43 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from subprocess import SubprocessError
 from typing import Any
 
 import torch
 import triton
 from numpy.typing import NDArray
 from torch import Tensor
+from triton.errors import TritonError
 
 from scanline.kernels.cuda.overlap import overlaps
 from scanline.model.decoders.contract import BackendError
 
+log = logging.getLogger("scanline.decoder")
+
 SPARE_BYTES = 512 << 20  # what is left free of a device's memory, for graphs and others
+
+
+# What Triton raises where it finds no driver, compiler or headers, or cannot compile.
+_NOT_STARTED = (RuntimeError, OSError, AssertionError, SubprocessError, TritonError)
+
+
+@contextmanager
+def starting_triton() -> Iterator[None]:
+    """Raise ``BackendError`` where Triton cannot compile what is started inside the block."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, torch.AcceleratorError):  # the device's, not Triton's
+        raise
+    except _NOT_STARTED as error:
+        log.debug("Triton does not start", exc_info=True)
+        raise BackendError(
+            f"the triton backend's kernels do not start here ({error}); Triton wants a C compiler "
+            "and Python's headers too: apt-get install gcc python3-dev"
+        ) from error
 
 
 def find_device() -> torch.device:
@@ -62,7 +86,8 @@ class Device:
         """Bytes of shared memory that a block of threads may have; Triton compiles to ask."""
         if not self.cuda:
             return 0
-        asked = triton.runtime.driver.active.utils.get_device_properties(self.torch.index)
+        with starting_triton():
+            asked = triton.runtime.driver.active.utils.get_device_properties(self.torch.index)
         return int(asked["max_shared_mem"])
 
     @property

@@ -30,8 +30,8 @@ def open_decoder(
     ``threads`` is how many cores ``native`` may use, all by default, and ``precision`` what it
     computes products in, by default what the CPU is best at; other backends have their own, and
     where ``auto`` takes a device the log says that threads are not used. Raises ``ValueError`` on
-    an unknown name and on threads for another backend, and ``BackendError`` where one asked for by
-    name cannot run here.
+    an unknown name and on threads for another backend, ``BackendError`` where one asked for by name
+    cannot run here, and ``ShortError`` where memory or threads are short for what is asked for.
     """
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, not {backend!r}")
@@ -48,8 +48,8 @@ def open_decoder(
         try:
             decoder = _open_triton(model, max_slots)
         except BackendError as error:
-            if backend != "auto":
-                raise
+            if backend != "auto" or isinstance(error, ShortError):
+                raise  # an operator who asks for too many slots wants fewer, and no slower ones
             log.warning("decoding on the CPU: %s", error)
         else:
             if threads is not None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from subprocess import SubprocessError
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,6 @@ import torch
 import triton
 from numpy.typing import NDArray
 from torch import Tensor
-from triton.errors import TritonError
 
 from scanline.kernels.cuda import decode as triton_decode
 from scanline.kernels.cuda.fused.driver import CompileError, DriverError
@@ -35,9 +33,9 @@ from scanline.model.decoders.contract import (
     Slots,
     refuse_unknown,
 )
-from scanline.model.decoders.device import Device
+from scanline.model.decoders.device import Device, starting_triton
 from scanline.model.decoders.packing import DTYPES, DevicePrecision, fill, sizes_of
-from scanline.model.decoders.room import RoomError
+from scanline.model.decoders.room import RoomError, ShortError
 from scanline.model.network import LinearTransformer
 
 log = logging.getLogger("scanline.decoder")
@@ -45,8 +43,6 @@ log = logging.getLogger("scanline.decoder")
 UPLOAD_SLOTS = 1024  # whose inputs are pinned at once: pinned memory is never given back
 _INPUTS = tuple(field.name for field in fields(Inputs))
 _SENT_AS = {np.dtype(np.bool_): np.uint8, np.dtype(np.uint64): np.int64}  # torch has few uint64 ops
-# What Triton raises where it finds no driver, compiler or headers, or cannot compile.
-_NOT_STARTED = (RuntimeError, OSError, AssertionError, SubprocessError, TritonError)
 _STATE = ("kv", "z", "waiting", "ring")  # buffers with the slots second
 
 
@@ -79,8 +75,8 @@ class TritonDecoder(Decoder):
     wrong. ``delay`` is how many steps of an image share one write of its state: the bytes drawn do
     not depend on it. ``graphs`` false starts every kernel from the host, ``overlap`` false none
     before the one before it has ended; by default they overlap where the device can do it.
-    Raises ``BackendError`` where there is no such device, or not enough of its memory for
-    ``max_slots``.
+    Raises ``BackendError`` where there is no such device, ``ShortError`` where not enough of its
+    memory is free for ``max_slots``.
     """
 
     backend = "triton"
@@ -136,14 +132,11 @@ class TritonDecoder(Decoder):
                 self._fused = layers is not None
                 self._run = layers.run if layers else self._captured(overlap, graphs).run
             except torch.OutOfMemoryError as error:
-                raise BackendError(
+                raise ShortError(
                     f"{max_slots:,} slots do not fit into the memory of {device.where}: {error}"
                 ) from error
-            except _NOT_STARTED as error:
-                raise BackendError(
-                    f"the triton backend's kernels do not start here ({error}); Triton wants a C "
-                    "compiler and Python's headers too: apt-get install gcc python3-dev"
-                ) from error
+            except torch.AcceleratorError as error:
+                raise BackendError(f"{device.where} does not work: {error}") from error
 
     def _fuse(self, fused: bool | None, ways: Sequence[Way]) -> Layers | None:
         """Give the one kernel of all layers, None where there is none and none is asked for.
@@ -175,7 +168,8 @@ class TritonDecoder(Decoder):
             for rows in self._plans(slots)
         }
         steps = Steps(launches, self._sizes.parts, slots)
-        steps.compile()
+        with starting_triton():
+            steps.compile()
         if self.device.cuda and graphs:
             steps.capture()
         return steps

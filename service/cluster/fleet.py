@@ -212,9 +212,14 @@ class Fleet:
                 log.debug("%s: no reports: %r", self.name, error)
                 # Where one alone does not answer, the others draw.
                 most = SILENT_SECONDS if isinstance(error, TimeoutError) else LOST_SECONDS
-                if self._clock() - self._reported > most:
+                if self.reports and self._clock() - self._reported > most:
+                    log.warning(
+                        "%s: nothing draws it now, no replica reports: %r", self.name, error
+                    )
                     self.reports = {}
             else:
+                if not self.reports and self.met.is_set():
+                    log.info("%s: replicas report again", self.name)
                 self._check_variants(reports)
                 self.reports = {report.replica: report for report in reports}
                 self._measure(self._clock())
@@ -246,6 +251,10 @@ class Fleet:
         if self._drawn:
             self.queue.measure(self._drawn, seconds)
         self._drawn = 0
+
+    def _fail(self, generation: Generation) -> None:
+        generation.error = FAILED
+        self._end(generation, FinishReason.ERROR)
 
     def _end(self, generation: Generation, reason: FinishReason) -> None:
         """Finish every image of a generation that is not finished yet."""
@@ -295,24 +304,35 @@ class Fleet:
     async def _draw(self, part: _Assignment) -> None:
         """Have a part drawn; what its replica does not finish is given to another."""
         drawing: Drawing | None = None
-        try:
-            drawing = self._replicas.draw(Part.of(part.generation, part.images))
-            async for news in drawing:
+        failure = "it ended early"
+        while True:
+            try:
+                if drawing is None:
+                    drawing = self._replicas.draw(Part.of(part.generation, part.images))
+                news = await anext(drawing)
+            except StopAsyncIteration:
+                break
+            except (Exception, asyncio.CancelledError) as error:  # whatever a dying process brings
+                if _ending(error):
+                    if drawing is not None:
+                        drawing.cancel()
+                    raise
+                failure = next(iter(str(error).splitlines()), type(error).__name__)
+                break
+            try:
                 self._take_over(part, news)
-            failure = "it ended early"
-        except (Exception, asyncio.CancelledError) as error:  # whatever a dying process brings
-            if _ending(error):
-                if drawing is not None:
-                    drawing.cancel()
-                raise
-            failure = next(iter(str(error).splitlines()), type(error).__name__)
+            except Exception:  # not the replica's: another would not mend it
+                log.exception("what is new cannot be told; ending its generation")
+                drawing.cancel()
+                if not part.generation.finished:
+                    self._fail(part.generation)
+                return
         left = [image for image in part.images if image.status is not Status.FINISHED]
         if not left:
             return
         log.warning("%s: %d images are drawn again: %s", self.name, len(left), failure)
         if part.tries == TRIES:
-            part.generation.error = FAILED
-            self._end(part.generation, FinishReason.ERROR)
+            self._fail(part.generation)
             return
         if part.tries > 1:
             await self._meet_again()

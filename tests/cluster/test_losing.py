@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from pathlib import Path
 
@@ -47,6 +48,29 @@ def test_it_goes_on_where_the_dead_one_was(tmp_path: Path) -> None:
         assert first.known == [Known(0, 0)]
         assert 0 < second.known[0].position <= GREY.pixels
         assert_as_by_one_engine(generation)
+
+
+@pytest.mark.parametrize("told", ["advance", "finish_image"])
+def test_a_bug_here_ends_the_generation_that_met_it_and_is_not_taken_for_a_dead_replica(
+    told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with fleet_of(tmp_path) as (fleet, here):
+        tell, failed = getattr(fleet._progress, told), list[Generation]()
+
+        def fail(generation: Generation, *rest: object) -> None:
+            if not failed:
+                failed.append(generation)
+                raise MemoryError
+            tell(generation, *rest)
+
+        monkeypatch.setattr(fleet._progress, told, fail)
+        touched = drawn(fleet, SPECS["one"])
+        assert failed == [touched]
+        assert touched.error is not None
+        assert len(here.parts) == 1
+        assert "MemoryError" in caplog.text
+        assert "drawn again" not in caplog.text
+        assert_as_by_one_engine(drawn(fleet, SPECS["many"]))
 
 
 def test_one_that_has_drawn_something_may_die_as_often_as_the_first() -> None:
@@ -144,8 +168,9 @@ def test_what_cannot_be_sent_or_asked_is_tried_again(
 
 
 def test_replicas_that_cannot_be_asked_any_more_are_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO)
     monkeypatch.setattr("scanline.service.cluster.fleet.LOST_SECONDS", 0.2)
     monkeypatch.setattr("scanline.service.cluster.fleet.MEETING_SECONDS", 0.05)
     with fleet_of(tmp_path) as (fleet, here):
@@ -158,6 +183,9 @@ def test_replicas_that_cannot_be_asked_any_more_are_none(
             until(lambda: not fleet.alive, "the end of them")
             assert fleet.slots == 0
         until(lambda: fleet.alive, "their coming back")
+    told = [record.getMessage() for record in caplog.records]
+    assert sum("no replica reports: OSError('no way there')" in one for one in told) == 1
+    assert told.count("tiny: replicas report again") == 1
 
 
 def test_what_an_entrance_said_that_is_gone_counts_no_more(

@@ -258,6 +258,32 @@ def test_an_image_that_cannot_be_finished_ends_alone(
         assert_every_slot_is_free(engine, decoder)
 
 
+@pytest.mark.parametrize("told", ["first_pixel", "ended"])
+def test_an_observer_that_raises_takes_no_other_generation_with_it(
+    told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of three that are complete at the same moment; it ends the one that it was told of."""
+    heard = Heard()
+    tell = getattr(heard, told)
+
+    def fail(after: float) -> None:
+        monkeypatch.setattr(heard, told, tell)
+        raise MemoryError
+
+    monkeypatch.setattr(heard, told, fail)
+    decoder = FakeDecoder(GREY, 3)
+    with opened(decoder, heard) as engine:
+        generations = [engine.queue.submit(Spec(n=1, seed=seed)) for seed in range(3)]
+        engine.start()
+        for generation in generations:
+            with engine.queue.reading(generation):
+                finished(generation)
+        reasons = [generation.images[0].finish_reason for generation in generations]
+        first = FinishReason.LENGTH if told == "ended" else FinishReason.ERROR
+        assert reasons == [first, FinishReason.LENGTH, FinishReason.LENGTH]
+        assert_every_slot_is_free(engine, decoder)
+
+
 def test_one_request_that_always_fails_ends_no_engine() -> None:
     """It could be anybody's: so a plain image is tried before the engine gives up."""
     decoder = FakeDecoder(GREY, 2)

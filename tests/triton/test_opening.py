@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import logging
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,10 +17,14 @@ from scanline.kernels.cuda.overlap import overlaps
 from scanline.model.decoders import device
 from scanline.model.decoders.contract import BackendError
 from scanline.model.decoders.opening import open_decoder
+from scanline.model.decoders.room import RoomError, ShortError
 from scanline.model.decoders.triton import TritonDecoder
 from scanline.model.network import LinearTransformer
 from tests.decoders.fixtures import network_of
 from tests.triton.fixtures import SMALL
+
+# Where a device is there to be tried; torch itself would look for one then.
+WITH_CUDA = SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: True))
 
 
 def test_wrong_arguments_are_refused() -> None:
@@ -99,6 +104,50 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Steps, "compile", fail)
     with pytest.raises(BackendError, match=r"\(Failed to find C compiler\); .* install gcc"):
+        open_decoder(network_of(SMALL), 1, "triton")
+
+
+def test_too_many_slots_for_a_device_are_not_drawn_on_the_cpu(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    network = network_of(SMALL)
+    monkeypatch.setattr("scanline.model.decoders.opening.torch", WITH_CUDA)
+    with monkeypatch.context() as patch:
+        patch.setattr(device.Device, "free", 2**20)
+        for backend in ("auto", "triton"):
+            with pytest.raises(RoomError, match=r"10,000 slots .* do not fit into the memory"):
+                open_decoder(network, 10_000, backend)
+
+    def full(*arguments: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("scanline.model.decoders.triton.allocate", full)
+    monkeypatch.setattr(TritonDecoder, "_plan_memory", lambda *_: None)
+    with pytest.raises(ShortError, match=r"3 slots do not fit .*: CUDA out of memory"):
+        open_decoder(network, 3)
+    assert "on the CPU" not in caplog.text
+
+
+def test_a_device_that_fails_is_told_and_the_cpu_draws(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered")
+
+    monkeypatch.setattr("scanline.model.decoders.triton.fill", fail)
+    monkeypatch.setattr("scanline.model.decoders.opening.torch", WITH_CUDA)
+    with pytest.raises(BackendError, match="interpreter does not work: CUDA error: uncorr"):
+        open_decoder(network_of(SMALL), 1, "triton")
+    assert open_decoder(network_of(SMALL), 1).backend != "triton"
+    assert "decoding on the CPU: Triton's interpreter does not work" in caplog.text
+
+
+def test_a_bug_is_not_taken_for_a_missing_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object) -> None:
+        raise RuntimeError("The size of tensor a (3) must match")
+
+    monkeypatch.setattr("scanline.model.decoders.triton.fill", fail)
+    with pytest.raises(RuntimeError, match=r"^The size of tensor"):
         open_decoder(network_of(SMALL), 1, "triton")
 
 
