@@ -17,7 +17,14 @@ import numpy as np
 import pytest
 import torch
 
-from scanline.kernels.cuda.fused.driver import CompileError, DriverError, compile_source, literal
+from scanline.kernels.cuda.fused import driver
+from scanline.kernels.cuda.fused.driver import (
+    CompileError,
+    DriverError,
+    compile_source,
+    literal,
+    load_code,
+)
 from scanline.kernels.cuda.fused.layers import (
     WAYS,
     Layers,
@@ -285,6 +292,36 @@ def test_what_does_not_compile_says_why() -> None:
     pytest.importorskip("nvidia")
     with pytest.raises(CompileError, match=r"(?s)wrong\.cu does not compile: .*nonesuch"):
         compile_source("int one() { return nonesuch; }", "wrong.cu", {}, (9, 0))
+
+
+def test_code_is_compiled_once_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("nvidia")
+    asked = 'extern "C" __global__ void one(int* to) { *to = VALUE; }', "one.cu"
+    monkeypatch.setenv("SCANLINE_CACHE", str(tmp_path / "new"))
+    code = load_code(*asked, {"VALUE": 1}, (9, 0))
+    (kept,) = (tmp_path / "new").iterdir()
+    assert code == kept.read_bytes() == compile_source(*asked, {"VALUE": 1}, (9, 0))
+    assert load_code(*asked, {"VALUE": 2}, (9, 0)) != code
+    assert load_code(*asked, {"VALUE": 1}, (10, 0)) != code
+    with monkeypatch.context() as patch:
+        patch.setattr(driver, "compile_source", None)
+        assert load_code(*asked, {"VALUE": 1}, (9, 0)) == code
+    assert not caplog.text
+    for place in (kept / "in a file", None):
+        caplog.clear()
+        with monkeypatch.context() as patch:
+            patch.setenv("SCANLINE_CACHE", str(place or ""))
+            if place is None:
+                patch.delenv("XDG_CACHE_HOME", raising=False)
+                patch.setattr(Path, "home", no_home)
+            assert load_code(*asked, {"VALUE": 1}, (9, 0)) == code
+        assert "set SCANLINE_CACHE to a writable folder" in caplog.text
+
+
+def no_home() -> Path:
+    raise RuntimeError("Could not determine home directory.")
 
 
 def test_where_there_is_no_compiler_is_told(

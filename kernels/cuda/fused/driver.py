@@ -8,15 +8,28 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
+import hashlib
+import logging
+import os
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from scanline.kernels.cache import NoCacheError, cache_folder
+
+log = logging.getLogger("scanline.decoder")
+
 _MAX_SHARED, _CARVEOUT, _ANY_CLUSTER = 8, 9, 14  # CU_FUNC_ATTRIBUTE_…
 _CLUSTER = 4  # CU_LAUNCH_ATTRIBUTE_…
 _PORTABLE = 8  # blocks that a cluster may have everywhere
+_NOT_KEPT = (
+    "cannot keep the device's code (%s); set SCANLINE_CACHE to a writable folder to compile once "
+    "instead of at every start"
+)
 
 
 class CompileError(RuntimeError):
@@ -68,17 +81,46 @@ def _nvrtc() -> ctypes.CDLL:
     )
 
 
+def load_code(
+    source: str, name: str, defines: Mapping[str, int | float], capability: tuple[int, int]
+) -> bytes:
+    """Give what ``compile_source`` does, from the cache where that was done before.
+
+    A cache that cannot be used is told in the log.
+    """
+    nvrtc, version = _nvrtc(), (ctypes.c_int * 2)()
+    nvrtc.nvrtcVersion(ctypes.byref(version), ctypes.byref(version, ctypes.sizeof(ctypes.c_int)))
+    key = hashlib.sha256(
+        "\0".join([source, *_options(defines, capability), *map(str, version)]).encode()
+    )
+    try:
+        path = cache_folder() / f"{Path(name).stem}-{key.hexdigest()[:16]}.cubin"
+        with contextlib.suppress(FileNotFoundError):
+            return path.read_bytes()
+    except (NoCacheError, OSError) as error:
+        log.warning(_NOT_KEPT, error)
+        return compile_source(source, name, defines, capability)
+    binary = compile_source(source, name, defines, capability)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.") as file:
+            file.write(binary)
+            file.flush()
+            os.link(file.name, path)  # at once: two processes do not meet
+    except FileExistsError:  # another was as quick
+        pass
+    except OSError as error:
+        log.warning(_NOT_KEPT, error)
+    return binary
+
+
 def compile_source(
     source: str, name: str, defines: Mapping[str, int | float], capability: tuple[int, int]
 ) -> bytes:
     """Give machine code for devices of a compute capability; raises ``CompileError``."""
     nvrtc = _nvrtc()
     program = ctypes.c_void_p()
-    options = [
-        "--gpu-architecture=sm_{}{}".format(*capability), "--std=c++17", "--fmad=false",
-        "--device-as-default-execution-space",  # lambdas that are templates
-        *(f"-D{key}={literal(value)}" for key, value in defines.items()),
-    ]  # fmt: skip
+    options = _options(defines, capability)
     words = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
     code = nvrtc.nvrtcCreateProgram(
         ctypes.byref(program), source.encode(), name.encode(), 0, None, None
@@ -98,6 +140,22 @@ def compile_source(
         return binary.raw
     finally:
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def _options(defines: Mapping[str, int | float], capability: tuple[int, int]) -> list[str]:
+    return [
+        "--gpu-architecture=sm_{}{}".format(*capability), "--std=c++17", "--fmad=false",
+        "--device-as-default-execution-space",  # lambdas that are templates
+        *(f"-D{key}={literal(value)}" for key, value in defines.items()),
+    ]  # fmt: skip
+
+
+@functools.cache
+def load_kernel(
+    binary: bytes, name: str, device: int, *, threads: int, shared: int, cluster: int
+) -> Kernel:
+    """Give a ``Kernel`` on the current device, of that number: loaded once and for good."""
+    return Kernel(binary, name, threads=threads, shared=shared, cluster=cluster)
 
 
 class Kernel:

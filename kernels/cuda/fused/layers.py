@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from scanline.kernels.cuda.fused.driver import DriverError, Kernel, compile_source
+from scanline.kernels.cuda.fused.driver import DriverError, load_code, load_kernel
 from scanline.kernels.cuda.sizes import COMPILED, Sizes
 from scanline.kernels.cuda.variants import Source
 from scanline.kernels.mixture import MIN_LOG_PROB, MIN_LOG_SCALE, MIN_WARM_LOG_SCALE
@@ -270,7 +270,7 @@ class Layers:
         text = source()
 
         def compiled(way: Way) -> bytes:
-            return compile_source(text, "layers.cu", defines(s, way), capability)
+            return load_code(text, "layers.cu", defines(s, way), capability)
 
         ways = ways_for(s, ways, capability=capability, shared=shared)
         if not ways:
@@ -280,9 +280,9 @@ class Layers:
         with ThreadPoolExecutor() as threads:
             binaries = list(threads.map(compiled, ways))
         kernels = [
-            Kernel(
-                binary, "layers", threads=32 * way.warps, shared=shared_bytes(s, way),
-                cluster=way.cluster,
+            load_kernel(
+                binary, "layers", torch.cuda.current_device(), threads=32 * way.warps,
+                shared=shared_bytes(s, way), cluster=way.cluster,
             )
             for way, binary in zip(ways, binaries, strict=True)
         ]  # fmt: skip
