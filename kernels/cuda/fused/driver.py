@@ -11,7 +11,6 @@ import ctypes
 import functools
 import hashlib
 import logging
-import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -90,11 +89,10 @@ def load_code(
     """
     nvrtc, version = _nvrtc(), (ctypes.c_int * 2)()
     nvrtc.nvrtcVersion(ctypes.byref(version), ctypes.byref(version, ctypes.sizeof(ctypes.c_int)))
-    key = hashlib.sha256(
-        "\0".join([source, *_options(defines, capability), *map(str, version)]).encode()
-    )
+    parts = source, *_options(defines, capability), *map(str, version)
+    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
     try:
-        path = cache_folder() / f"{Path(name).stem}-{key.hexdigest()[:16]}.cubin"
+        path = cache_folder() / f"{Path(name).stem}-{key}.cubin"
         with contextlib.suppress(FileNotFoundError):
             return path.read_bytes()
     except (NoCacheError, OSError) as error:
@@ -103,12 +101,11 @@ def load_code(
     binary = compile_source(source, name, defines, capability)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.") as file:
-            file.write(binary)
-            file.flush()
-            os.link(file.name, path)  # at once: two processes do not meet
-    except FileExistsError:  # another was as quick
-        pass
+        # In a folder of its own, then moved: two processes at once do not meet.
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+            made = Path(folder) / path.name
+            made.write_bytes(binary)
+            made.replace(path)
     except OSError as error:
         log.warning(_NOT_KEPT, error)
     return binary
