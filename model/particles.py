@@ -3,7 +3,9 @@
 Sequential Monte Carlo (Doucet, de Freitas and Gordon 2001): a model in raster order knows nothing
 of known pixels further down, so many particles draw on, each is weighed by the probability that it
 gives the known pixels it passes, and where the weights grow uneven, the light ones are replaced by
-copies of the heavy ones. Exact as their number grows; cheap, since a copy is a state of fixed size.
+copies of the heavy ones. Cheap, since a copy is a state of fixed size. As their number grows,
+pixels follow what the request's temperature, top_p and guidance would draw, weighed by the plain
+model's probability of the known pixels after them: with all three 1, the model's own posterior.
 """
 
 from __future__ import annotations
@@ -27,8 +29,9 @@ class Particles:
 
     They are weighed at fixed places: after known pixels that an unknown one, or the end of a row,
     follows. So nothing depends on how many pixels a call draws. ``slots[shown]`` is the one to
-    look at, ``log_evidence`` ln P(known pixels after the first unknown one) as far as weighed,
-    ``effective`` the last effective sample size, and ``least`` the least of all.
+    look at, ``log_evidence`` ln of the mean of the whole weights, an estimate of ln P(known pixels)
+    of the plain model where it draws, ``effective`` the last effective sample size, and ``least``
+    the least of all.
     """
 
     def __init__(

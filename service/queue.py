@@ -245,7 +245,7 @@ class Queue:
             return self.goes_on()
 
     def goes_on(self) -> bool:
-        """Tell what is past its time to end; False once closed and nothing is left."""
+        """Cancel everything once the drain time is over; False once closed and nothing is left."""
         with self._changed:
             if self._closing is not None and self._clock() >= self._closing:
                 for generation in self._live.values():

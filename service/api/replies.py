@@ -61,7 +61,11 @@ class ImageFacts(BaseModel):
     ]
     log_evidence: Annotated[
         float | None,
-        Field(description="And ln P of the known pixels after the first unknown one, estimated."),
+        Field(
+            description="And ln of how likely the plain model finds the known pixels after the "
+            "first unknown one, on average over what is drawn before them: ln of their probability "
+            "where temperature, top_p and guidance are 1."
+        ),
     ]
 
 

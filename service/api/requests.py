@@ -161,10 +161,7 @@ class DistributionRequest(Body):
     values: Annotated[
         list[Annotated[int, Field(ge=0, le=255)]],
         FailFast(),  # or a megabyte of wrong values would take seconds
-        Field(
-            max_length=2**16 * 3,
-            description="The values so far, in raster order with the channels innermost.",
-        ),
+        Field(description="The values so far, in raster order with the channels innermost."),
     ]
     model: Model = None
     label: Annotated[int | str | None, Field(description=CLASS_HELP)] = None

@@ -57,7 +57,7 @@ class Turns:
     def may_absorb(self, light: bool) -> bool:
         """Whether a group is next, or has no other beside it.
 
-        Else one who absorbs again and again would owe ever more time, which all of its group pay.
+        Otherwise repeated absorbing would run its group into debt, which all in it would pay.
         """
         return not self._shared or light is (self._had[True] <= self._had[False])
 
