@@ -33,6 +33,7 @@ from scanline.service.http.errors import (
 )
 from scanline.service.http.middleware.access import AccessMiddleware
 from scanline.service.http.middleware.body import BodyLimitMiddleware
+from scanline.service.http.middleware.closing import ClosingMiddleware
 from scanline.service.http.middleware.cors import CORSMiddleware
 from scanline.service.http.middleware.failure import FailureMiddleware
 from scanline.service.http.middleware.head import HeadMiddleware
@@ -115,8 +116,9 @@ def create_app(scanline: Scanline, open_models: Callable[[], None]) -> FastAPI:
             ],
         )
     app.add_middleware(SafeHeadersMiddleware)
+    app.add_middleware(ClosingMiddleware, closing=lambda: scanline.draining)
     app.add_middleware(AccessMiddleware, metrics=scanline.metrics)
-    describe_as_it_is(app, has_key=bool(settings.api_keys))
+    describe_as_it_is(app, has_key=bool(settings.api_keys), max_images=settings.max_images)
     return app
 
 
@@ -142,10 +144,13 @@ def _add_operations(app: FastAPI, scanline: Scanline) -> None:
     )
     async def readyz() -> str:
         """Say whether requests are taken: not while models load, nor while draining."""
+        if scanline.draining:
+            raise not_ready("not ready: shutting down")
+        if not scanline.ready:
+            raise not_ready("not ready: the models are loading")
         silent = [name for name, served in scanline.models.items() if not served.engine.alive]
-        if not scanline.ready or silent:
-            why = f"nothing draws {silent[0]} now" if silent else "loading"
-            raise not_ready(f"not ready: {why}, or shutting down")
+        if silent:
+            raise not_ready(f"not ready: nothing draws {' and '.join(silent)} now")
         return "ready\n"
 
     @app.get("/metrics", tags=["operations"], response_class=PlainTextResponse)
@@ -184,7 +189,8 @@ def _add_errors(app: FastAPI) -> None:
             elif error.__cause__ is not None:  # FastAPI says no more
                 message, code = unreadable(error.__cause__), "json_invalid"
         if not isinstance(error, ApiError) and error.status_code == 404:
-            message = f"there is nothing at {request.url.path}; /docs lists what there is"
+            docs = f"{request.scope.get('root_path', '')}/docs"
+            message = f"there is nothing at {request.url.path}; {docs} lists what there is"
         if not isinstance(error, ApiError) and error.status_code == 405:
             message = f"{request.url.path} does not take {request.method}; see /docs"
         headers = dict(error.headers or {})

@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import FastAPI
 from pydantic import TypeAdapter
 
+from scanline.model.noise import MAX_SEED
 from scanline.service.api.events import EVENTS
 from scanline.service.http.sse import reference
 from scanline.service.openai.events import EVENTS as OPENAI_EVENTS
@@ -14,8 +15,11 @@ from scanline.service.openai.events import EVENTS as OPENAI_EVENTS
 _REQUEST_ID = {"description": "Yours, if you sent one.", "schema": {"type": "string"}}
 
 
-def describe_as_it_is(app: FastAPI, has_key: bool) -> None:
-    """Add events and the headers of every reply; take out FastAPI's own 422, and a key it lacks."""
+def describe_as_it_is(app: FastAPI, has_key: bool, max_images: int) -> None:
+    """Add events, the headers of every reply and bounds; take out its own 422, and a key it lacks.
+
+    A request may ask for ``max_images``.
+    """
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -40,9 +44,28 @@ def describe_as_it_is(app: FastAPI, has_key: bool) -> None:
                     replies.pop("401", None)
                 for reply in replies.values():
                     reply["headers"] = reply.get("headers", {}) | {"X-Request-ID": _REQUEST_ID}
+        _bound(schema, max_images)
         return schema
 
     app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _bound(part: Any, max_images: int) -> None:
+    """Set the largest seed, which FastAPI gives as a float that is one more, and the largest n."""
+    if isinstance(part, list):
+        for one in part:
+            _bound(one, max_images)
+    if not isinstance(part, dict):
+        return
+    if part.get("maximum") == float(MAX_SEED):
+        part["maximum"] = MAX_SEED
+    properties = part.get("properties")
+    count = properties.get("n") if isinstance(properties, dict) else None
+    for one in (count, *count.get("anyOf", ())) if isinstance(count, dict) else ():
+        if one.get("minimum") == 1:
+            one["maximum"] = max_images
+    for one in part.values():
+        _bound(one, max_images)
 
 
 def _events() -> dict[str, Any]:

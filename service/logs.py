@@ -11,7 +11,7 @@ from typing import Any
 
 _EXTRAS = (
     "request_id", "method", "path", "status", "milliseconds", "client", "key", "generation",
-    "model", "n",
+    "model", "n", "outcome", "code", "param",
 )  # fmt: skip
 
 
@@ -37,7 +37,9 @@ class JsonFormatter(logging.Formatter):
 def set_up_logs(style: str, level: str) -> None:
     """Send every log and warning of the process to standard error, as ``text`` or ``json``."""
     handler = logging.StreamHandler(sys.stderr)
-    plain = logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s", "%H:%M:%S")
+    plain = logging.Formatter(
+        "%(asctime)s %(levelname)-7s %(name)s: %(message)s", "%Y-%m-%d %H:%M:%S"
+    )
     handler.setFormatter(JsonFormatter() if style == "json" else plain)
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.getLogger("httpx").setLevel(logging.WARNING)

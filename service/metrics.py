@@ -80,6 +80,15 @@ class Metrics:
         self.open_streams = Gauge(
             "scanline_open_streams", "Streams of events being sent.", registry=own
         )
+        self.connections = Gauge(
+            "scanline_connections", "Connections that are taken.", registry=own
+        )
+        self._work = Gauge(
+            "scanline_waiting_work",
+            "Pieces of work that wait for a thread: of scores, uploads, replies, and replies whose "
+            "pixels are enlarged.",
+            ["kind"], registry=own,
+        )  # fmt: skip
         self.turned_away = Counter(
             "scanline_connections_turned_away",
             "Connections ended by the server: full, crowded (idle, made room), share (busy, of the "
@@ -93,6 +102,11 @@ class Metrics:
             {"version": __version__, "python": platform.python_version(), "torch": version("torch")}
         )
         ProcessCollector(registry=own)
+
+    def watch_work(self, **waiting: Callable[[], int]) -> None:
+        """Show at each scrape how much work of each kind waits."""
+        for kind, count in waiting.items():
+            self._work.labels(kind).set_function(count)
 
     def observer(self, model: str) -> ModelMetrics:
         """Give the engine of one model somebody to tell."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import threading
 from collections.abc import Callable, Iterator
@@ -13,6 +14,8 @@ from scanline.service.generation import Clock, Generation, Spec
 from scanline.service.kept import Kept
 from scanline.service.scheduling.order import Order, Taken
 from scanline.service.scheduling.outlook import Outlook
+
+log = logging.getLogger("scanline.engine")
 
 OWN = 8  # an eighth of the places is never filled by a caller who has images waiting already
 RESERVED = 32  # a 32nd of the places is never filled by a large request
@@ -248,7 +251,14 @@ class Queue:
         """Cancel everything once the drain time is over; False once closed and nothing is left."""
         with self._changed:
             if self._closing is not None and self._clock() >= self._closing:
-                for generation in self._live.values():
+                cut = [one for one in self._live.values() if not one.closed]
+                if cut:
+                    log.warning(
+                        "%s: %d generations, %d images of theirs unfinished, are cut off, for the "
+                        "time to drain is over; SCANLINE_DRAIN_SECONDS gives more",
+                        self._name, len(cut), sum(one.unfinished for one in cut),
+                    )  # fmt: skip
+                for generation in cut:
                     generation.error = "the server is shutting down; send the request again"
                     generation.closed = generation.cancelled = True
                     self._leaving.add(generation)

@@ -99,7 +99,7 @@ class Scanline:
     """All that the routes share: settings, models, metrics, and whether to take work.
 
     ``failure`` says why loading ended without models; the process then stops with it.
-    ``ended_early`` says that the server ended before either.
+    ``ended_early`` says that the server ended before either, ``draining`` that it is told to end.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -108,15 +108,19 @@ class Scanline:
         self.ready = self.ended_early = False
         self.failure: str | None = None
         self._turning = threading.Lock()  # what follows, ``ready`` and ``models``
-        self._draining = False
-        self.measuring = Pool(1, 32)  # likelihoods, beside the engines
+        self.draining = False
+        self.measuring = Pool(1, 32, "scores_full")  # likelihoods, beside the engines
         # Uploads, each some 50 MB while it is decoded; half the cores at most, for others draw.
-        self.reading = Pool(max(1, min(4, usable_cores() // 2)), 128)
+        self.reading = Pool(max(1, min(4, usable_cores() // 2)), 128, "uploads_full")
         self.writing = Pool(2)  # replies
         self.enlarging = Pool(1)  # images of replies, pixels made larger
         self.repeats = Repeats()
         self.callers = Callers(settings.max_images_per_caller)
         self.metrics = Metrics(lambda: {name: m.engine for name, m in self.models.items()})
+        self.metrics.watch_work(
+            score=lambda: self.measuring.queued, upload=lambda: self.reading.queued,
+            reply=lambda: self.writing.queued, enlarge=lambda: self.enlarging.queued,
+        )  # fmt: skip
         self.streams = Streams(self.metrics.open_streams, usable_cores())
 
     @property
@@ -156,11 +160,11 @@ class Scanline:
                 served.engine.close(0.0)
             return
         with self._turning:
-            if self._draining:  # told to end while it loaded
+            if self.draining:  # told to end while it loaded
                 for served in opened.values():
                     served.engine.close(0.0)
             self.models = opened  # all at once: nobody is told that one to come is not there
-            self.ready = not self._draining
+            self.ready = not self.draining
         if self.ready:
             log.info("ready: %s", ", ".join(self.models))
 
@@ -183,10 +187,17 @@ class Scanline:
                 self.failure = f"{name} can draw no more (see the log): start the server again"
         return self.failure
 
+    @property
+    def unfinished(self) -> str:
+        """Count the images that run and wait, in words."""
+        engines = [served.engine for served in self.models.values()]
+        running = sum(engine.running for engine in engines)
+        return f"{running} images run, {sum(one.queue.waiting for one in engines)} wait"
+
     def drain(self, seconds: float | None = None) -> None:
         """Take no more work, let what runs finish within the drain time, and end the rest."""
         with self._turning:
-            self._draining, self.ready = True, False
+            self.draining, self.ready = True, False
             models = list(self.models.values())
         seconds = self.settings.drain_seconds if seconds is None else seconds
         closing = [threading.Thread(target=one.engine.close, args=(seconds,)) for one in models]

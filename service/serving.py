@@ -48,9 +48,10 @@ class Process(uvicorn.Server):
         """Drain at the first SIGTERM, SIGHUP or Ctrl-C; at the second, cut off what still runs."""
         self._signals += 1
         first = self._signals == 1
-        doing = "finishing" if first else "cutting off"
-        log.info("%s: %s what runs", signal.Signals(sig).name, doing)
         seconds = None if first else 0.0
+        within = f"within {self._scanline.settings.drain_seconds:g} s"
+        doing = f"finishing them {within}" if first else "cutting them off"
+        log.info("%s: %s; %s", signal.Signals(sig).name, self._scanline.unfinished, doing)
         threading.Thread(target=self._drain, args=(seconds,), name="drain", daemon=True).start()
 
     def _drain(self, seconds: float | None) -> None:
@@ -107,6 +108,7 @@ def configure(
     """Say how uvicorn serves: connections bounded by the settings, logs and headers ours."""
     settings, metrics = scanline.settings, scanline.metrics
     door = Door(settings.bounds, metrics.turned_away, metrics.requests, metrics.refused)
+    metrics.connections.set_function(lambda: door.taken)
     return uvicorn.Config(
         app,
         host=settings.host,

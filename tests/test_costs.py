@@ -356,7 +356,7 @@ async def clients(*callers: str) -> AsyncIterator[list[Client]]:
 
 
 def test_a_pool_has_no_more_waiting_than_it_may_and_room_for_whoever_has_none() -> None:
-    go_on, pool = threading.Event(), Pool(1, 8)
+    go_on, pool = threading.Event(), Pool(1, 8, "full")
 
     async def ask() -> None:
         async with clients("many", "another") as (many, another):
@@ -367,11 +367,17 @@ def test_a_pool_has_no_more_waiting_than_it_may_and_room_for_whoever_has_none() 
             asked.append(asyncio.create_task(pool.run(another, go_on.wait, 60)))
             await asyncio.to_thread(until, lambda: pool.queued == 8)
             for client in (many, another):
-                with pytest.raises(ApiError, match="too many pictures"):
+                with pytest.raises(ApiError, match="too many pictures") as refused:
                     await pool.run(client, go_on.wait, 1)
+                assert (refused.value.code, refused.value.headers) == ("full", {"Retry-After": "1"})
+            pool._seconds = 2.5  # that each piece takes
+            with pytest.raises(ApiError, match="try again in 20 s") as refused:
+                await pool.run(many, go_on.wait, 1)
+            assert refused.value.headers == {"Retry-After": "20"}
             go_on.set()
             assert await asyncio.gather(*asked) == [True] * 9
             assert pool.queued == 0
+            assert 0 < pool._seconds < 60
 
     asyncio.run(ask())
 

@@ -63,6 +63,8 @@ def test_metrics_tell_of_requests_from_end_to_end() -> None:
         'scanline_requests_total{method="other",route="/v1/models",status="405"} 2.0',
         'scanline_refused_total{reason="queue_full"} 0.0',
         "scanline_open_streams 0.0",
+        "scanline_connections 1.0",
+        'scanline_waiting_work{kind="score"} 0.0',
         'scanline_slots_in_use{model="grey"} 0.0',
     ):
         assert line in text, f"{line}\n\n{text}"
@@ -180,10 +182,35 @@ def test_the_access_log_names_what_was_drawn_and_for_whom(
     assert re.fullmatch("gen_[0-9a-f]{24}", line["generation"])
     assert (line["model"], line["n"]) == ("grey", 1 if how == "file" else 2)
     assert (line["client"], line["status"]) == ("127.0.0.1", 200)
+    assert line["outcome"] == "length"
+    assert "code" not in line
     assert re.fullmatch("key_[0-9a-f]{8}", line["key"])
     plain = record.getMessage()
     assert f" 127.0.0.1 {line['request_id']} {line['generation']} grey n={line['n']}" in plain
+    assert plain.endswith(" length")
     assert "Bearer" not in plain
+
+
+def test_the_access_log_says_why_one_was_refused_and_what_a_reader_who_left_has_seen(
+    held: tuple[Scanline, httpx.Client, threading.Event], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="scanline.access")
+    _, client, go_on = held
+    client.post("/v1/samples", json={"n": 0})
+    client.post("/v1/samples", json={"one\nline": 0})
+    with client.stream("POST", "/v1/samples", json={"stream": True}) as stream:
+        next(stream.iter_raw())
+    until(lambda: len(caplog.records) == 3)
+    lines = [json.loads(JsonFormatter().format(record)) for record in caplog.records]
+    told = [{name: line.get(name) for name in ("code", "param", "outcome")} for line in lines]
+    assert told == [
+        {"code": "greater_than_equal", "param": "n", "outcome": None},
+        {"code": "extra_forbidden", "param": "one\nline", "outcome": None},
+        {"code": None, "param": None, "outcome": "running"},
+    ]
+    assert caplog.records[0].getMessage().endswith(" greater_than_equal n")
+    assert caplog.records[1].getMessage().endswith(" extra_forbidden one%0Aline")
+    go_on.set()
 
 
 # --- keys, shares, proxies ----------------------------------------------------------------------

@@ -70,7 +70,7 @@ def test_operations_are_named_as_what_they_do_and_give_only_what_they_can(schema
     drawing = {"200", "400", "401", "404", "413", "415", "429", "500", "503"}
     assert named["create_samples"] == drawing | {"202", "406", "422"}
     assert named["create_image"] == named["edit_image"] == drawing | {"422"}
-    assert named["list_models"] == {"200", "400", "401"}
+    assert named["list_models"] == {"200", "400", "401", "503"}
     assert named["cancel_generation"] == {"200", "400", "401", "404"}
     assert named["get_generation"] == drawing - {"413", "415", "429"} | {"406", "409"}
     assert named["livez"] == {"200", "503"}
@@ -90,11 +90,32 @@ def test_streams_name_the_shapes_of_their_events(schema: Any) -> None:
     for path in ("/v1/samples", "/v1/images/generations"):
         content = schema["paths"][path]["post"]["responses"]["200"]["content"]
         for event, shape in content["text/event-stream"]["schema"]["x-events"].items():
-            name = shape["$ref"].removeprefix("#/components/schemas/")
-            assert schema["components"]["schemas"][name]["type"] == "object"
+            for one in shape.get("anyOf", [shape]):
+                name = one["$ref"].removeprefix("#/components/schemas/")
+                assert schema["components"]["schemas"][name]["type"] == "object"
             seen.add(event)
     assert seen >= {"started", "waiting", "pixels", "image", "completed", "error"}
     assert "image_generation.partial_image" in seen
+
+
+def test_bounds_are_those_that_are_refused_beyond(schema: Any) -> None:
+    shapes = schema["components"]["schemas"]
+    for name in ("SampleRequest", "CompletionForm", "GenerationsRequest"):
+        fields = shapes[name]["properties"]
+        count = fields["n"].get("anyOf", [fields["n"]])[0]
+        assert (count["minimum"], count["maximum"]) == (1, 256), name
+        seed = fields["seed"]["anyOf"][0]
+        assert (seed["minimum"], str(seed["maximum"])) == (0, str(2**64 - 1)), name
+    sample = schema["paths"]["/v1/samples/{model}/{seed}.png"]["get"]["parameters"]
+    (seed,) = (one["schema"] for one in sample if one["name"] == "seed")
+    assert (seed["minimum"], str(seed["maximum"])) == (0, str(2**64 - 1))
+
+
+def test_an_image_in_a_stream_is_a_png_or_its_values(schema: Any) -> None:
+    content = schema["paths"]["/v1/samples"]["post"]["responses"]["200"]["content"]
+    image = content["text/event-stream"]["schema"]["x-events"]["image"]
+    names = [one["$ref"].rsplit("/", 1)[1] for one in image["anyOf"]]
+    assert names == ["PngImage", "ValuesImage"]
 
 
 DIGITS = replace(GREY, height=28, width=28, classes=tuple("0123456789"))

@@ -301,7 +301,8 @@ def test_sigterm_finishes_what_runs_then_exits_0(weights: Path, tmp_path: Path) 
         same = [e.data for e in events if e.name == "image" and e.data["index"] == 0]
         assert same[0]["png"] == images[0]["png"]
         log = server.ended()
-    assert "finishing what runs" in log
+    assert "SIGTERM: 3 images run, 0 wait; finishing them within 60 s" in log
+    assert "cut off" not in log
 
 
 def test_sigterm_cuts_off_what_takes_too_long_and_exits_0(weights: Path, tmp_path: Path) -> None:
@@ -323,7 +324,8 @@ def test_sigterm_cuts_off_what_takes_too_long_and_exits_0(weights: Path, tmp_pat
         assert {e.data["finish_reason"] for e in events if e.name == "image"} == {"error"}
         check_error(plain.result(), 503, "closing")
         assert int(plain.result().headers["retry-after"]) >= 1
-        server.ended()
+        log = server.ended()
+    assert "slow: 2 generations, 40 images of theirs unfinished, are cut off" in log
 
 
 def test_a_second_signal_cuts_off_what_still_runs(weights: Path, tmp_path: Path) -> None:

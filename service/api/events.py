@@ -16,7 +16,7 @@ from scanline.service.api.cursors import END, Cursor, write_cursors
 from scanline.service.api.replies import (
     USAGE,
     ImageLabel,
-    PngImage,
+    ImageReply,
     Usage,
     example,
     image_reply,
@@ -128,8 +128,8 @@ class Completed(BaseModel):
     warnings: list[str]
 
 
-EVENTS = {
-    "started": Started, "waiting": Waiting, "pixels": Pixels, "image": PngImage,
+EVENTS: dict[str, Any] = {
+    "started": Started, "waiting": Waiting, "pixels": Pixels, "image": ImageReply,
     "completed": Completed, "error": ErrorReply,
 }  # fmt: skip
 EVENT_STREAM = describe_stream(EVENTS)

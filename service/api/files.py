@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import numpy as np
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from numpy.typing import NDArray
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, WithJsonSchema
 
 from scanline.model.config import ModelConfig
 from scanline.model.noise import MAX_SEED
@@ -40,7 +40,12 @@ def _digits(text: str) -> str:
     return text
 
 
-Seed = Annotated[int, BeforeValidator(_digits), Path(ge=0, description=f"0 to {MAX_SEED}.")]
+Seed = Annotated[
+    int,
+    BeforeValidator(_digits),
+    WithJsonSchema({"type": "integer", "minimum": 0, "maximum": MAX_SEED}),
+    Path(description="Of the sample."),
+]
 
 
 def _known_tags(

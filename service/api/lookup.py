@@ -84,6 +84,8 @@ def settle_shape(
     if shape.slots > (most := served.engine.largest):
         param = "particles" if particles > 1 else "guidance"
         less = "ask for fewer particles" if particles > 1 else "set guidance to 1"
+        if particles > 1 and shape.guidance != 1:
+            less += f", or set guidance to 1 (here it is {shape.guidance:g})"
         raise ApiError(
             400,
             f"an image would take {shape.slots} slots (one a particle, twice that with guidance) "

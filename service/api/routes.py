@@ -190,9 +190,10 @@ async def cancel_generation(request: Request, server: Server, identifier: str) -
         return await server.writing.run(client, _described, generation)
 
 
-@router.get("/models", tags=["models"], responses=errors())
+@router.get("/models", tags=["models"], responses=errors(503))
 async def list_models(server: Server) -> ModelList:
     """List the models, the default first."""
+    find_served(server, None)  # or say that they are loading: an empty list would mean none
     return ModelList(data=[ModelReply.of(name, model) for name, model in server.models.items()])
 
 

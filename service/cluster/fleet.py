@@ -330,10 +330,12 @@ class Fleet:
         left = [image for image in part.images if image.status is not Status.FINISHED]
         if not left:
             return
-        log.warning("%s: %d images are drawn again: %s", self.name, len(left), failure)
+        what = f"{self.name}: {len(left)} images of {part.generation.id}"
         if part.tries == TRIES:
+            log.error("%s are given up after %d tries: %s", what, TRIES, failure)
             self._fail(part.generation)
             return
+        log.warning("%s are drawn again: %s", what, failure)
         if part.tries > 1:
             await self._meet_again()
         for run in _runs(left):

@@ -71,6 +71,11 @@ class Door:
         self.owing[connection] = None
         return True
 
+    @property
+    def taken(self) -> int:
+        """Count the connections that were taken and are still there."""
+        return len(self._whose)
+
     def owe(self, connection: HttpToolsProtocol) -> None:
         """Note that a connection has no request, if it was taken: another's place is none."""
         if connection in self._whose:

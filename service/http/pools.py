@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
+import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar
@@ -11,24 +13,29 @@ from typing import Any, TypeVar
 import anyio
 from anyio import to_thread
 
-from scanline.service.http.errors import SOON, ApiError
+from scanline.service.http.errors import ApiError
 from scanline.service.http.waiting import Client, ClientGoneError
 from scanline.service.queue import OWN
 
 T = TypeVar("T")
 
+RECENT = 8  # pieces of work, by which what one takes follows
+LONGEST_RETRY = 120.0  # seconds
+
 
 class Pool:
     """So many threads for one kind of work; callers take turns, each with its first piece.
 
-    ``waiting`` pieces of work may wait, or any number. Long work comes in pieces: between two of
-    them others get their turn, and nothing more is done for a client that has left.
+    ``waiting`` pieces of work may wait, or any number, and an error of this ``code`` says that too
+    many do. Long work comes in pieces: between two of them others get their turn, and nothing more
+    is done for a client that has left.
     """
 
-    def __init__(self, threads: int, waiting: int | None = None) -> None:
+    def __init__(self, threads: int, waiting: int | None = None, code: str = "busy") -> None:
         self._threads = anyio.CapacityLimiter(threads)
         self._free = threads
-        self.waiting = waiting
+        self.waiting, self._code = waiting, code
+        self._seconds = 0.0  # that a piece takes, as of late
         self.queued = 0  # pieces of work that wait now
         # Each caller's, in their order; a dict, so that any that leaves does so at once.
         self._turns: OrderedDict[str, dict[asyncio.Future[None], None]] = OrderedDict()
@@ -43,7 +50,12 @@ class Pool:
         async with self._turn(client.caller):
             if client.gone.done():
                 raise ClientGoneError
-            return await to_thread.run_sync(work, *arguments, limiter=self._threads)
+            began = time.perf_counter()
+            try:
+                return await to_thread.run_sync(work, *arguments, limiter=self._threads)
+            finally:
+                seconds = time.perf_counter() - began
+                self._seconds += (seconds - self._seconds) / RECENT if self._seconds else seconds
 
     def _check_room(self, caller: str) -> None:
         if self.waiting is None or self._free:
@@ -52,9 +64,11 @@ class Pool:
         if caller in self._turns:  # as where images wait: one alone would shut the others out
             most -= most // OWN
         if self.queued >= most:
+            turns = self.queued * self._seconds / self._threads.total_tokens
+            seconds = math.ceil(min(max(turns, 1.0), LONGEST_RETRY))
             raise ApiError(
-                429, "too many pictures are being worked on; try again in a second",
-                code="queue_full", headers=SOON,
+                429, f"too many pictures are being worked on; try again in {seconds} s",
+                code=self._code, headers={"Retry-After": str(seconds)},
             )  # fmt: skip
 
     @contextlib.asynccontextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, get_args
 
 from fastapi import Request
 from fastapi.responses import StreamingResponse
@@ -65,7 +65,7 @@ class Streams:
 
 def describe_stream(shapes: Mapping[str, Any]) -> dict[str, Any]:
     """Document a stream: the shape of each event's data, by the event's name."""
-    named = {event: {"$ref": reference(shape.__name__)} for event, shape in shapes.items()}
+    named = {event: _named(shape) for event, shape in shapes.items()}
     event = {
         "type": "object",
         "description": "One of the server-sent events; its data is one line of JSON.",
@@ -78,6 +78,12 @@ def describe_stream(shapes: Mapping[str, Any]) -> dict[str, Any]:
         "x-events": named,
     }
     return {"text/event-stream": {"schema": event}}
+
+
+def _named(shape: Any) -> dict[str, Any]:
+    if members := get_args(shape):  # of a union
+        return {"anyOf": [_named(member) for member in members]}
+    return {"$ref": reference(shape.__name__)}
 
 
 def reference(name: str) -> str:

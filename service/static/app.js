@@ -26,9 +26,7 @@ async function loadModels(notice) {
   const enter = document.getElementById("enter-key");
   for (;;) {
     try {
-      const { data } = await (await call("v1/models")).json();
-      if (data.length) return data;
-      say("The models are loading …");
+      return (await (await call("v1/models")).json()).data;
     } catch (error) {
       enter.hidden = error.status !== 401;
       if (!enter.hidden) {

@@ -250,7 +250,7 @@ def test_the_queue_is_told(
 
 
 def test_what_is_still_so_is_not_told_again(visit: Open) -> None:
-    page = visit()
+    page = visit(allowed=["503"])
     finished(page)
     asked: list[int] = []
 
@@ -259,7 +259,8 @@ def test_what_is_still_so_is_not_told_again(visit: Open) -> None:
         if len(asked) > 3:
             route.continue_()
         else:
-            route.fulfill(json={"data": []})
+            error = {"message": "loading", "type": "server_error", "code": "not_ready"}
+            route.fulfill(status=503, json={"error": error})
 
     page.route("**/v1/models", refuse)
     page.add_init_script("""document.addEventListener("DOMContentLoaded", () => {

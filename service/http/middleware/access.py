@@ -12,6 +12,7 @@ from urllib.parse import quote
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from scanline.service.generation import Generation
 from scanline.service.http.addresses import address_of, network_of
 from scanline.service.http.paths import path_below
 from scanline.service.metrics import Metrics
@@ -43,14 +44,16 @@ class AccessMiddleware:
         state = scope.setdefault("state", {})
         state |= {"request_id": request_id, "key": "", "caller": network_of(client)}
         began, status = time.perf_counter(), 499  # 499: the client left before any reply
+        error: dict[str, str] = {}
 
         async def send_with_id(message: Message) -> None:
-            nonlocal status
+            nonlocal status, error
             if message["type"] == "http.response.start":
                 status = message["status"]
                 MutableHeaders(scope=message)["X-Request-ID"] = request_id
-            elif status >= 400 and (code := _code(message.get("body", b""))):
-                self._metrics.refused.labels(code).inc()
+            elif status >= 400 and (told := _error(message.get("body", b""))):
+                error = told
+                self._metrics.refused.labels(error["code"]).inc()
             await send(message)
 
         try:
@@ -58,7 +61,7 @@ class AccessMiddleware:
         finally:
             seconds = time.perf_counter() - began
             self._count(scope, status, seconds)
-            self._log(scope, status, seconds, client)
+            self._log(scope, status, seconds, client, error)
 
     def _count(self, scope: Scope, status: int, seconds: float) -> None:
         # The route's pattern, not the path: a label for every id would grow without bound.
@@ -68,20 +71,25 @@ class AccessMiddleware:
         self._metrics.requests.labels(route, method, status).inc()
         self._metrics.request_seconds.labels(route, method).observe(seconds)
 
-    def _log(self, scope: Scope, status: int, seconds: float, client: str) -> None:
+    def _log(
+        self, scope: Scope, status: int, seconds: float, client: str, error: dict[str, str]
+    ) -> None:
         milliseconds, state = round(seconds * 1e3, 1), scope["state"]
         extra = {
             "request_id": state["request_id"], "method": scope["method"], "path": scope["path"],
-            "status": status, "milliseconds": milliseconds, "client": client,
+            "status": status, "milliseconds": milliseconds, "client": client, **error,
         }  # fmt: skip
         if state["key"]:
             extra["key"] = state["key"]
-        drawn = ""
+        drawn = "".join(f" {quote(fact)}" for fact in error.values())
         # Taken out of it: uvicorn keeps the last request of a connection, and all that it holds.
         if (generation := state.pop("generation", None)) is not None:
-            facts = {"generation": generation.id, "model": generation.model, "n": generation.spec.n}
+            facts = {
+                "generation": generation.id, "model": generation.model, "n": generation.spec.n,
+                "outcome": _outcome(generation),
+            }  # fmt: skip
             extra |= facts
-            drawn = " {generation} {model} n={n}".format_map(facts)
+            drawn += " {generation} {model} n={n} {outcome}".format_map(facts)
         quiet = path_below(scope) in ("/livez", "/readyz", "/metrics")
         log.log(
             logging.DEBUG if quiet else logging.INFO,
@@ -90,10 +98,20 @@ class AccessMiddleware:
         )  # fmt: skip
 
 
-def _code(body: bytes) -> str | None:
-    """Read the code of an error from its reply, if there is one."""
+def _outcome(generation: Generation) -> str:
+    """Say how what was drawn ended, or that its reader did not see that."""
+    if not generation.finished:
+        return generation.status
+    reasons = {str(image.finish_reason) for image in generation.images}
+    return reasons.pop() if len(reasons) == 1 else "partial"
+
+
+def _error(body: bytes) -> dict[str, str]:
+    """Read the code of an error, and what it is about, from its reply, if there is one."""
     try:
-        code = json.loads(body)["error"]["code"]
-    except (ValueError, LookupError, TypeError):
-        return None
-    return code if isinstance(code, str) else None
+        error = json.loads(body)["error"]
+        told = {"code": error["code"], "param": error.get("param")}
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return {}
+    known = {name: fact for name, fact in told.items() if isinstance(fact, str)}
+    return known if "code" in known else {}
