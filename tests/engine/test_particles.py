@@ -199,6 +199,8 @@ def test_an_image_of_many_slots_is_not_passed_by_for_ever() -> None:
 
 def test_one_particle_with_all_the_weight_is_told() -> None:
     network = few_values(SMALL)
+    with torch.no_grad():
+        network.head.predictor.weight[VALUES:].mul_(5)
     canvas, mask = np.zeros((6, 1), np.uint8), np.zeros(6, np.bool_)
     mask[5], canvas[5] = True, 200  # which it never draws, so that weights are far apart
     spec = Spec(n=2, seed=3, label=0, particles=4, canvas=canvas, known=mask)
