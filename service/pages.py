@@ -14,6 +14,7 @@ from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import FileResponse, HTMLResponse, Response
 from fastapi.staticfiles import StaticFiles
 from starlette.datastructures import Headers
+from starlette.routing import Mount
 from starlette.types import Scope
 
 from scanline.service.card import card_tags
@@ -107,3 +108,6 @@ def add_pages(app: FastAPI, frame_ancestors: tuple[str, ...]) -> None:
         return reply
 
     app.mount("/static", files, name="static")
+    for route in app.routes:
+        if isinstance(route, Mount) and route.path == DOCS_STATIC:
+            route.app = PageFiles(Path(str(route.app.directory)))  # type: ignore[attr-defined]

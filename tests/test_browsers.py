@@ -53,7 +53,8 @@ def test_pages_are_framed_only_where_the_setting_says() -> None:
 
 
 def test_static_files_are_compressed_for_who_takes_it(client: httpx.Client) -> None:
-    for path in ("/", "/static/app.js", "/static/style.css", "/static/icon.svg"):
+    docs = "/docs/static/swagger-ui-bundle.js"
+    for path in ("/", "/static/app.js", "/static/style.css", "/static/icon.svg", docs):
         plain = client.get(path, headers={"Accept-Encoding": "identity"})
         assert "content-encoding" not in plain.headers
         for _ in range(2):

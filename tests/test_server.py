@@ -170,6 +170,12 @@ def test_why_a_server_ends_is_logged_as_all_else(tmp_path: Path) -> None:
     (line,) = map(json.loads, done.stderr.splitlines())
     assert line["level"] == "critical"
     assert "there is no folder" in line["message"]
+    wrong = absent | {"SCANLINE_SLOTS": "many", "SCANLINE_PORT": "-1"}
+    done = subprocess.run(COMMAND, env=wrong, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    (line,) = map(json.loads, done.stderr.splitlines())
+    assert line["message"].startswith("SCANLINE_PORT: Input should be greater")
+    assert "SCANLINE_SLOTS: Input should be a valid integer" in line["message"]
 
 
 def test_models_come_from_the_folder_and_draw(shared: Running) -> None:

@@ -68,7 +68,9 @@ async def create_samples(
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
     """Draw images, of a class or of anything."""
-    media = choose_media(request, body.stream, body.chosen)
+    media = choose_media(
+        request, body.stream, body.chosen, plainly="stream" in body.model_fields_set
+    )
     served = find_with_room(request, server, body.model, body.n, idempotency_key)
     engine = served.engine
     shape = settle_shape(server, served, body.label, body.top_p, body.guidance)
@@ -98,7 +100,9 @@ async def create_completions(
 
     Transparent in `mask` if one is sent, else in the picture itself.
     """
-    media = choose_media(request, form.stream, form.chosen)
+    media = choose_media(
+        request, form.stream, form.chosen, plainly="stream" in form.model_fields_set
+    )
     served = find_with_room(request, server, form.model, form.n, idempotency_key)
     engine = served.engine
     shape = settle_shape(server, served, form.label, form.top_p, form.guidance, form.particles)

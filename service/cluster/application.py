@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from fastapi import FastAPI
 from ray import serve
 from ray.serve.handle import DeploymentHandle
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from scanline.model.checkpoint import Checkpoint, load_checkpoints
@@ -17,6 +20,8 @@ from scanline.service.metrics import ModelMetrics
 from scanline.service.server import Scanline
 from scanline.service.settings import Settings
 from scanline.service.workshop import Workshop
+
+log = logging.getLogger("scanline.cluster")
 
 REQUESTS_AT_ONCE = 100_000  # it refuses itself what is too much, in its own words
 OF_A_LISTENER = {
@@ -38,6 +43,7 @@ class Entrance:
         checkpoints = load_checkpoints(settings.weights, list(self._models))
         self._scanline = scanline = Scanline(settings)
         app = create_app(scanline, lambda: scanline.open(checkpoints, self._open))
+        app.add_middleware(_NamedByProxy)
         if settings.trusted_proxies:  # Ray Serve's listener believes those of its own machine alone
             app.add_middleware(ProxyHeadersMiddleware, trusted_hosts=list(settings.trusted_proxies))
         return app
@@ -52,6 +58,21 @@ class Entrance:
 
     def _open(self, checkpoint: Checkpoint, settings: Settings, metrics: ModelMetrics) -> Workshop:
         return open_fleet(checkpoint, self._models[checkpoint.name], settings, metrics)
+
+
+class _NamedByProxy:
+    """Leave ``X-Request-ID`` to Ray Serve's proxy, which adds the same to each reply."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_without(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                del MutableHeaders(scope=message)["X-Request-ID"]
+            await send(message)
+
+        await self.app(scope, receive, send_without)
 
 
 def build(arguments: dict[str, Any]) -> Any:
@@ -86,4 +107,10 @@ def _settings(arguments: dict[str, Any]) -> Settings:
         )
     if not arguments.get("cluster", True):
         raise ValueError("args: cluster: an application of Ray Serve always draws on its replicas")
-    return Settings(**arguments | {"cluster": True})
+    settings = Settings(**arguments | {"cluster": True})
+    # Those of an image's environment are for a container that listens itself.
+    unused = settings.model_fields_set & OF_A_LISTENER - {"host", "port"}
+    if unused:
+        names = ", ".join(f"SCANLINE_{name.upper()}" for name in sorted(unused))
+        log.warning("%s: no effect here, where Ray Serve's proxy listens; see http_options", names)
+    return settings

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 import threading
@@ -12,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from scanline.service.commands.options import Threads, WeightsDir
+from scanline.service.logs import set_up_logs
 
 
 def serve(
@@ -52,15 +54,16 @@ def serve(
     from scanline.service.settings import Settings
 
     try:
-        settings = Settings(**given)
-    except ValidationError as error:
-        told = [_sentence(problem, given) for problem in error.errors()]
-        raise ValueError("\n".join(told)) from error
-    try:
+        try:
+            settings = Settings(**given)
+        except ValidationError as error:
+            told = [_sentence(problem, given) for problem in error.errors()]
+            raise ValueError("\n".join(told)) from error
         run(settings)
     except (ValueError, RuntimeError, OSError, MemoryError) as error:
-        if settings.log_format != "json":
+        if (log_format or os.environ.get("SCANLINE_LOG_FORMAT")) != "json":
             raise
+        set_up_logs("json", "info")  # of settings that are wrong nobody has
         logging.getLogger("scanline.server").critical("%s", str(error) or type(error).__name__)
         raise typer.Exit(1) from None
 

@@ -24,9 +24,19 @@ NAMING: dict[str, Any] = {
 }
 
 
-def choose_media(request: Request, stream: bool, given: set[str]) -> Media:
-    """Choose the reply's media type, and refuse fields that would mean nothing in it."""
+def choose_media(
+    request: Request, stream: bool, given: set[str], *, plainly: bool = False
+) -> Media:
+    """Choose the reply's media type, and refuse fields that would mean nothing in it.
+
+    ``plainly`` says that a false ``stream`` was sent, and not only left out.
+    """
     media: Media = "text/event-stream" if stream else _acceptable(request)
+    if plainly and not stream and media == "text/event-stream":
+        raise ApiError(
+            400, f"stream is false, and Accept asks for {media}: leave one out",
+            param="stream", code="unsupported",
+        )  # fmt: skip
     if "granularity" in given and media != "text/event-stream":
         raise ApiError(
             400, "granularity is about streams: leave it out, or set stream to true",

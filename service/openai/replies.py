@@ -21,8 +21,8 @@ USAGE: dict[str, Any] = {
     "total_tokens": 784,
 }
 _REPLY: dict[str, Any] = {
-    "created": 1700000000, "data": [_IMAGE], "background": "opaque", "output_format": "png",
-    "size": "28x28", "usage": USAGE, "warnings": [],
+    "created": 1700000000, "data": [_IMAGE], "background": "opaque", "quality": "auto",
+    "output_format": "png", "size": "28x28", "usage": USAGE, "warnings": [],
 }  # fmt: skip
 
 
@@ -75,6 +75,7 @@ class ImagesReply(BaseModel):
     created: int
     data: list[DrawnImage]
     background: Literal["opaque"] = "opaque"
+    quality: Literal["auto"] = "auto"
     output_format: FileFormat
     size: str
     usage: TokenUsage

@@ -14,6 +14,7 @@ from PIL import Image as Picture
 from scanline.service.uploads import MAX_PIXELS
 from tests.api.fixtures import Here
 from tests.service_fixtures import (
+    GREY,
     check_error,
     encode,
     random_picture,
@@ -54,6 +55,17 @@ WRONG_SAMPLES: list[tuple[dict[str, Any], str, str]] = [
     ({"output": "gif"}, "output", "'values'"),
     ({"model": 3}, "model", "string"),
 ]
+
+
+def test_a_stream_that_is_asked_for_and_refused_at_once_is_neither(here: Here) -> None:
+    accept = "text/event-stream"
+    headers, picture = {"Accept": accept}, encode(random_picture(GREY))
+    for reply in (
+        here.client.post("/v1/samples", headers=headers, json={"stream": False}),
+        here.complete(picture, accept=accept, stream="false"),
+    ):
+        says = check_error(reply, 400, "unsupported", "stream")
+        assert f"stream is false, and Accept asks for {accept}: leave one out" in says
 
 
 @pytest.mark.parametrize(("body", "param", "says"), WRONG_SAMPLES)

@@ -61,6 +61,19 @@ def test_an_argument_that_would_do_nothing_is_refused(given: dict[str, Any], sai
         application_builder(CONFIGS["serve.yaml"]["applications"][0]["import_path"])(given)
 
 
+def test_a_variable_that_does_nothing_is_told_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("ray.serve", reason="Ray is not installed")
+    monkeypatch.setenv("SCANLINE_MAX_CONNECTIONS", "9")
+    monkeypatch.setenv("SCANLINE_HOST", "0.0.0.0")  # as the image has it
+    from scanline.service.cluster.application import _settings
+
+    assert _settings({}).max_connections == 9
+    assert "SCANLINE_MAX_CONNECTIONS: no effect here, where Ray Serve's proxy" in caplog.text
+    assert "HOST" not in caplog.text
+
+
 def application_builder(path: str) -> Any:
     from importlib import import_module
 

@@ -73,9 +73,11 @@ def check_it_is_the_same_service(served: Served, alone: Engine) -> None:
     with httpx.Client(base_url=served.url, timeout=120) as client:
         (model,) = client.get("/v1/models").json()["data"]
         assert (model["backend"], model["slots"]) == ("reference", 2 * SLOTS)
-        reply = client.post(
+        sent = client.post(
             "/v1/samples", json={"n": 5, "seed": 7}, headers={"X-Request-ID": "mine"}
-        ).json()
+        )
+        assert sent.headers.get_list("x-request-id") == ["mine"]
+        reply = sent.json()
         right = expected(alone, Spec(n=5, seed=7))
         for image in reply["images"]:
             png = decode_png(base64.b64decode(image["png"]), CONFIG)
