@@ -34,7 +34,14 @@ class Evaluation:
         return self.standard_error if np.isfinite(self.standard_error) else None
 
     def __str__(self) -> str:
-        return f"{self.bits_per_dim:.4f} ± {self.standard_error:.4f} bits/dim, {self.images} images"
+        return told(f"{self.bits_per_dim:.4f}", f"{self.standard_error:.4f}", self.images)
+
+
+def told(mean: str, error: str, images: int) -> str:
+    """Write bits/dim of some images; of one nobody knows the error."""
+    if images == 1:
+        return f"{mean} bits/dim, one image"
+    return f"{mean} ± {error} bits/dim, {images} images"
 
 
 def mean_and_error(values: NDArray[np.float64]) -> tuple[float, float]:
@@ -72,7 +79,10 @@ def evaluate(
     config = model.config
     check_shape(config, data)
     if with_label and (data.labels is None or data.classes != config.classes):
-        raise ValueError("the data's classes are not the model's; evaluate without labels")
+        theirs, own = (", ".join(some) or "none" for some in (data.classes, config.classes))
+        raise ValueError(
+            f"the data's classes ({theirs}) are not the model's ({own}): evaluate without labels"
+        )
     if batch is None:
         cuda = device is not None and device.type == "cuda"
         batch = CUDA_BATCH if cuda else max(1, CPU_PIXELS // config.pixels)

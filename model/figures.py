@@ -50,7 +50,7 @@ def record_figure(
     Gives its file, as the others do.
     """
     key = "test_with_label" if with_label else "test"
-    known = {"standard_error": figure.known_error, "data": data.name, "note": data.note}
+    known = {"standard_error": figure.known_error, "data": data.title, "note": data.note}
     return _record(checkpoint, folder, key, dataclasses.asdict(figure) | known)
 
 

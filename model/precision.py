@@ -12,11 +12,12 @@ from scanline.kernels.native.abi import Precision, precision_of
 from scanline.model.data.published import Dataset
 from scanline.model.decoders.contract import Inputs
 from scanline.model.decoders.native import NativeDecoder
-from scanline.model.evaluation import mean_and_error
+from scanline.model.evaluation import mean_and_error, told
 from scanline.model.network import LinearTransformer
 
 BATCH = 64
 MOST_COST = 0.002  # bits/dim: what a checkpoint may lose by the precision that it names
+LEAST_IMAGES = 30  # of fewer, two standard errors say too little
 
 
 @dataclass(frozen=True)
@@ -34,14 +35,13 @@ class Cost:
 
     @property
     def bearable(self) -> bool:
-        """Whether it is surely (two standard errors) at most ``MOST_COST``."""
-        return self.bits_per_dim + 2 * self.standard_error <= MOST_COST
+        """Whether it is surely (two standard errors, of enough images) at most ``MOST_COST``."""
+        surely = self.bits_per_dim + 2 * self.standard_error <= MOST_COST
+        return surely and self.images >= LEAST_IMAGES
 
     def __str__(self) -> str:
-        return (
-            f"{self.precision} costs {self.bits_per_dim:+.5f} ± {self.standard_error:.5f} "
-            f"bits/dim, {self.images} images"
-        )
+        figure = told(f"{self.bits_per_dim:+.5f}", f"{self.standard_error:.5f}", self.images)
+        return f"{self.precision} costs {figure}"
 
 
 def measure_cost(
@@ -69,7 +69,7 @@ def measure_cost(
         each.append(rounded - exact)
         progress(len(exact))
     values = np.concatenate(each)
-    return Cost(named, *mean_and_error(values), len(values), data.name)
+    return Cost(named, *mean_and_error(values), len(values), data.title)
 
 
 def _bits(decoder: NativeDecoder, images: NDArray[np.uint8]) -> NDArray[np.float64]:

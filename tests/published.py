@@ -34,9 +34,9 @@ def mnist_arrays(count: int = 6) -> tuple[Bytes, Bytes]:
 
 
 def write_mnist(
-    folder: Path, suffix: str = "", *, changes: dict[str, bytes] | None = None
+    folder: Path, suffix: str = "", *, changes: dict[str, bytes] | None = None, count: int = 6
 ) -> tuple[Bytes, Bytes]:
-    images, labels = mnist_arrays()
+    images, labels = mnist_arrays(count)
     contents = {"images": idx(images), "labels": idx(labels)} | (changes or {})
     folder.mkdir(parents=True, exist_ok=True)
     for prefix in ("train", "t10k"):

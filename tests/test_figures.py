@@ -94,7 +94,7 @@ def test_two_measurements_at_once_are_both_kept(tmp_path: Path) -> None:
     path = save_tiny(tmp_path)
     first, second = load_checkpoint(path), load_checkpoint(path)
     record_defaults(first, tmp_path, Defaults(top_p=0.9))
-    record_precision(second, tmp_path, Cost("int8", 0.0, 0.0001, 9, "images"))
+    record_precision(second, tmp_path, Cost("int8", 0.0, 0.0001, 99, "images"))
     after = load_checkpoint(path)
     assert after.defaults == Defaults(top_p=0.9)
     assert after.native_precision == "int8"
@@ -124,7 +124,7 @@ def test_two_records_in_the_same_instant_are_both_kept(
     with ThreadPoolExecutor(1) as pool:
         recorded = pool.submit(record_defaults, first, tmp_path, Defaults(top_p=0.9))
         assert saving.wait(60)
-        record_precision(second, tmp_path, Cost("int8", 0.0, 0.0001, 9, "images"))
+        record_precision(second, tmp_path, Cost("int8", 0.0, 0.0001, 99, "images"))
         recorded.result()
     after = load_checkpoint(path)
     assert (after.defaults, after.native_precision) == (Defaults(top_p=0.9), "int8")

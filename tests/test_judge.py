@@ -242,6 +242,10 @@ def test_a_verdict_counts_what_was_drawn(name: str) -> None:
     assert verdict.above == (drawn.bits_per_dim > most).sum()
     assert verdict.astray == (verdict.below + verdict.above) / 30
     assert "not the Inception FID" in str(verdict)
+    few = "of no more samples than it has features"
+    assert (few in str(verdict)) == (verdict.samples <= verdict.features)
+    assert few in str(replace(verdict, samples=verdict.features))
+    assert few not in str(replace(verdict, samples=verdict.features + 1))
     assert f"{verdict.right:.1%} are taken for their class" in str(verdict)
 
 

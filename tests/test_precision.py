@@ -97,7 +97,7 @@ def test_a_precision_is_measured_and_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    write_mnist(tmp_path / "data" / "mnist")
+    write_mnist(tmp_path / "data" / "mnist", count=30)
     path = save_tiny(tmp_path / "weights", "mnist", MNIST)
     folders = ["--weights", "weights", "--data-dir", "data"]
     given = ["evaluate", *folders, "--dataset", "mnist", "--precision"]
@@ -127,9 +127,14 @@ def test_what_costs_too_much_is_not_recorded(tmp_path: Path) -> None:
     before = path.read_bytes()
     for cost, error in ((0.0021, 0.0), (0.0015, 0.0003), (0.0, inf), (nan, 0.0)):
         with pytest.raises(ValueError, match=r"may lose more than 0.002 bits/dim in int8: not"):
-            record_precision(load_checkpoint(path), tmp_path, Cost("int8", cost, error, 9, "mnist"))
+            record_precision(
+                load_checkpoint(path), tmp_path, Cost("int8", cost, error, 99, "mnist")
+            )
+    few = Cost("int8", 0.0, 0.0, 29, "mnist")  # of which two standard errors say little
+    with pytest.raises(ValueError, match="measure more images"):
+        record_precision(load_checkpoint(path), tmp_path, few)
     assert path.read_bytes() == before
-    record_precision(load_checkpoint(path), tmp_path, Cost("int8", 0.0015, 0.0002, 9, "mnist"))
+    record_precision(load_checkpoint(path), tmp_path, Cost("int8", 0.0015, 0.0002, 30, "mnist"))
     assert load_checkpoint(path).native_precision == "int8"
 
 

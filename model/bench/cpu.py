@@ -224,10 +224,13 @@ def run_bench(
     ``native`` runs in ``precision``, by default a checkpoint's own or else the CPU's, and with the
     instructions of ``isa``, the CPU's best by default.
     ``progress`` is told each line of the table as it is measured. Raises ``ValueError`` on an
-    unknown precision, and ``RuntimeError`` where a backend does not agree with the reference.
+    unknown precision or an ``isa`` that the CPU lacks, and ``RuntimeError`` where a backend does
+    not agree with the reference.
     """
     if precision is not None:
         native.precision_of(precision)
+    if isa is not None and isa not in cpu_isas():
+        raise ValueError(f"this CPU ({cpu()[0]}) has no {isa}; it has {', '.join(cpu_isas())}")
     threads = threads or usable_cores()
     torch.set_num_threads(threads)
     hardware: dict[str, Any] = {

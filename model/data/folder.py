@@ -75,7 +75,8 @@ def load_images(folder: Path, size: int | tuple[int, int], grey: bool) -> Datase
         log.warning("%s: %s: %s%s", folder, note, "; ".join(broken[:5]), more)
     classes = () if loose else tuple(sorted({parts[0] for parts in read}))
     labels = np.array([classes.index(parts[0]) for parts in read], np.int64) if classes else None
-    return Dataset("images", images[: len(read)], labels, classes, note)
+    pictures = images[: len(read)]
+    return Dataset("images", pictures, labels, classes, note, folder=folder.resolve().name)
 
 
 def _walk(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:

@@ -37,7 +37,8 @@ class Dataset:
     """Images with their labels, if they have any.
 
     `images` is uint8 `[N, H, W, C]`, `labels` int64 `[N]` or None, `classes` the name of each
-    label or `()`. `note` says what a reader of a figure measured on these images must know.
+    label or `()`. `note` says what a reader of a figure measured on these images must know, `seen`
+    that the model in question was trained on them all, and `folder` where they come from.
     """
 
     name: str
@@ -45,6 +46,13 @@ class Dataset:
     labels: npt.NDArray[np.int64] | None
     classes: tuple[str, ...]
     note: str = ""
+    seen: bool = False
+    folder: str = ""
+
+    @property
+    def title(self) -> str:
+        """What to call them in a figure."""
+        return self.folder or self.name
 
     def __post_init__(self) -> None:
         if self.images.ndim != 4 or self.images.dtype != np.uint8:

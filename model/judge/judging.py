@@ -16,6 +16,10 @@ from scanline.model.drawing import Label, paint
 from scanline.model.judge.classifier import Classifier, accuracy, by_chance, doubt
 from scanline.model.judge.frechet import frechet_distance
 
+FEW = (
+    "of no more samples than it has features, {}, a Fréchet distance says little: judge more, "
+    "where there are more test images"
+)
 _TAILS = (0.1, 99.9)  # percentiles of the test images' bits/dim that bound what is ordinary
 _MARGIN = 0.1  # of either, beyond it
 
@@ -59,6 +63,7 @@ class Verdict:
             f"below {self.least:.3f} ({_TAILS[0]} and {_TAILS[1]} percentiles of these test "
             "images, and a tenth of either beyond)"
             + (f"\n{doubted}" if (doubted := doubt(self.accuracy, self.guessed)) else "")
+            + (f"\n{FEW.format(self.features)}" if self.samples <= self.features else "")
         )
 
 

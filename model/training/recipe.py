@@ -80,3 +80,12 @@ def batch_indices(step: int, count: int, config: TrainingConfig) -> np.ndarray[A
         chosen = positions // count == epoch
         indices[chosen] = order[positions[chosen] % count]
     return indices
+
+
+def check_shift(shift: int, side: int) -> None:
+    """Raise ``ValueError`` where pictures that are ``side`` pixels short would be moved away."""
+    if shift >= side:
+        raise ValueError(
+            f"shift {shift} moves all of a picture with {side} pixels a side out of sight: give "
+            "less"
+        )

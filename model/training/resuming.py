@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -55,12 +56,13 @@ def known_defaults(weights: Path) -> dict[str, float]:
 class Known(NamedTuple):
     """A run in its folder: what it trains, how, and how many images it held out.
 
-    None of them where a former version wrote it.
+    None of them where a former version wrote it. ``saved`` is what it began with, and its step.
     """
 
     network: ModelConfig
     recipe: TrainingConfig
     held_out: int | None
+    saved: dict[str, Any]
 
 
 def known_run(folder: Path) -> Known:
@@ -71,7 +73,8 @@ def known_run(folder: Path) -> Known:
     recipe = {name: value for name, value in saved["training"].items() if name in known}
     try:
         network = ModelConfig.from_dict(saved["config"])
-        return Known(network, TrainingConfig(**recipe), saved.get("held_out"))
+        begun = {name: saved[name] for name in ("config", "training", "step")}
+        return Known(network, TrainingConfig(**recipe), saved.get("held_out"), begun)
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be gone on with ({error}); start another") from None
 
@@ -90,6 +93,14 @@ def read_state(
 ) -> dict[str, Any]:
     """Read what a run of this model and recipe goes on from, or raise ``CheckpointError``."""
     saved = _read(path, device)
+    check_unchanged(path, saved, model, recipe)
+    return saved
+
+
+def check_unchanged(
+    path: Path, saved: Mapping[str, Any], model: ModelConfig, recipe: TrainingConfig
+) -> None:
+    """Raise ``CheckpointError`` where a run cannot go on with this model and recipe."""
     mine = model.to_dict()
     if other := [name for name in mine if saved["config"].get(name) != mine[name]]:
         raise CheckpointError(
@@ -108,4 +119,3 @@ def read_state(
             f"{path} has taken {saved['step']:,} steps, more than {recipe.steps:,}: "
             "give as many or more"
         )
-    return saved

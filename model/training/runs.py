@@ -35,24 +35,42 @@ _BITS = 8  # of a value
 _BY_HEART = 0.05  # bits/dim above the best that tell a network that learns by heart
 
 
+@dataclass(frozen=True, kw_only=True)
+class Changes:
+    """What a user has otherwise than the preset; None leaves it as it is.
+
+    A ``width`` changes the feed-forward network's with it, to four times as much.
+    """
+
+    layers: int | None = None
+    width: int | None = None
+    heads: int | None = None
+    attention: str | None = None
+    feature_map: str | None = None
+
+    def of(self, network: ModelConfig) -> ModelConfig:
+        """Change a network; raises ``ValueError`` on what none can be."""
+        fields: dict[str, Any] = {
+            "n_layers": self.layers, "d_model": self.width, "n_heads": self.heads,
+            "d_ff": None if self.width is None else 4 * self.width,
+            "attention": self.attention, "feature_map": self.feature_map,
+        }  # fmt: skip
+        return replace(network, **{n: value for n, value in fields.items() if value is not None})
+
+
 def choose_network(
     preset: str | None,
     data: Dataset,
+    changes: Changes = Changes(),
     *,
-    layers: int | None = None,
-    width: int | None = None,
-    heads: int | None = None,
-    attention: str | None = None,
-    feature_map: str | None = None,
     start_from: Path | None = None,
     begun: ModelConfig | None = None,
 ) -> ModelConfig:
     """Choose the network: a preset, else the one nearest to the data; changed where asked.
 
     One that starts from a checkpoint has its sizes and its attention, and a run that was ``begun``
-    goes on with its own. A ``width`` changes the feed-forward network's with it, to four times as
-    much. Raises ``ValueError`` on what no network can be, and on a preset of another kind than what
-    was begun.
+    goes on with its own. Raises ``ValueError`` on what no network can be, and on a preset of
+    another kind than what was begun.
     """
     if begun is not None:
         network, asked = begun, PRESETS[preset] if preset is not None else begun
@@ -73,12 +91,7 @@ def choose_network(
     if start_from is not None and begun is None:
         start = read_config(start_from)
         network = replace(network, **{name: getattr(start, name) for name in _OWN})
-    d_ff = None if width is None else 4 * width
-    changes: dict[str, Any] = {
-        "n_layers": layers, "d_model": width, "d_ff": d_ff, "n_heads": heads,
-        "attention": attention, "feature_map": feature_map,
-    }  # fmt: skip
-    network = replace(network, **{n: value for n, value in changes.items() if value is not None})
+    network = changes.of(network)
     if start_from is not None and start is not None:
         check_start(start_from, start, network)
     return network
@@ -120,7 +133,12 @@ def run_folder(out: Path | None, dataset: str | None, images: Path | None, resum
 
 
 def check_resumed(
-    begun: ModelConfig, size: int | None, grey: bool, start_from: Path | None
+    begun: ModelConfig,
+    size: int | None,
+    grey: bool,
+    start_from: Path | None,
+    hold_out: int | None = None,
+    held_out: int | None = None,
 ) -> None:
     """Raise ``ValueError`` where what is asked of a run that goes on is another than it began with.
 
@@ -132,6 +150,8 @@ def check_resumed(
         raise ValueError(f"the run's pictures have {begun.height} pixels a side: leave out --size")
     if grey and begun.channels != 1:
         raise ValueError("the run's pictures have colours: leave out --grey")
+    if None not in (hold_out, held_out) and hold_out != held_out:
+        raise ValueError(f"the run holds out {held_out} images: leave out --hold-out")
 
 
 def _check_free(folder: Path) -> None:

@@ -130,7 +130,7 @@ def test_data(
         if parts is not None and parts[1] is not None:
             return _told(data, parts[1], facts)
         mixed = data.take(content_order(data, seed=0))  # the first of them are of every class
-        return _noted(mixed, _ALL_SEEN if parts else _WHOLE)
+        return replace(_noted(mixed, _ALL_SEEN if parts else _WHOLE), seen=parts is not None)
     known = {DIGITS: "mnist", CIFAR10_CLASSES: "cifar10"}
     if dataset is None and config.classes not in known:
         raise ValueError("say what to measure on: --images FOLDER, or --dataset mnist or cifar10")

@@ -42,6 +42,7 @@ from scanline.model.training.passes import Passes
 from scanline.model.training.processes import every_core
 from scanline.model.training.recipe import (
     TrainingConfig,
+    check_shift,
     learning_rate_factor,
 )
 from scanline.model.training.resuming import fingerprint, known_defaults, read_state, weights_file
@@ -186,11 +187,7 @@ class Trainer:
         shape = (config.height, config.width, config.channels)
         if data.images.shape[1:] != shape:
             raise ValueError(f"images are {data.images.shape[1:]}, the model draws {shape}")
-        if self.config.shift >= min(config.height, config.width):
-            raise ValueError(
-                f"shift {self.config.shift} moves all of a picture of {config.width} × "
-                f"{config.height} out of sight: give less"
-            )
+        check_shift(self.config.shift, min(config.height, config.width))
         if config.classes and data.classes != config.classes:
             raise ValueError(f"the data's classes {data.classes} are not the model's")
         mine = fingerprint(data)

@@ -136,6 +136,11 @@ def evaluate(
     else:
         data = test_data(config, facts, *where)
         data = data.take(slice(limit)) if limit else data
+        if record and data.seen and not precision:
+            raise ValueError(
+                f"--record is for images that it was not trained on, and {checkpoint.name} was on "
+                f"all of {data.title}: leave --record out, or measure on others"
+            )
         if precision:
             cost = _cost(checkpoint, data, precision)
             path = record_precision(checkpoint, weights, cost) if record else None
@@ -176,7 +181,7 @@ def _cost(checkpoint: Checkpoint, data: Dataset, precision: str) -> Cost:
 
 
 def _pair(checkpoint: Checkpoint, data: Dataset) -> str:
-    return f"{checkpoint.name} on {data.name}"
+    return f"{checkpoint.name} on {data.title}"
 
 
 def _noted(data: Dataset) -> str:

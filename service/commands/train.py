@@ -89,11 +89,18 @@ def train(
     from dataclasses import replace
 
     from scanline.model.checkpoint import load_facts, read_config
+    from scanline.model.config import PRESETS
     from scanline.model.training.processes import choose_count
-    from scanline.model.training.recipe import TrainingConfig
-    from scanline.model.training.resuming import known_run
-    from scanline.model.training.runs import Run, check_resumed, choose_network, run_folder
-    from scanline.model.training.sets import training_data
+    from scanline.model.training.recipe import TrainingConfig, check_shift
+    from scanline.model.training.resuming import check_unchanged, known_run
+    from scanline.model.training.runs import (
+        Changes,
+        Run,
+        check_resumed,
+        choose_network,
+        run_folder,
+    )
+    from scanline.model.training.sets import DEFAULT_SIZE, training_data
     from scanline.service.commands.grid import show_progress
 
     asked: dict[str, Any] = {
@@ -105,25 +112,29 @@ def train(
     folder = run_folder(out, dataset, images, resume)
     begun = None
     if resume:
-        begun, recipe, held_out = known_run(folder)
-        check_resumed(begun, size, grey, start_from)
+        begun, recipe, held_out, saved = known_run(folder)
+        check_resumed(begun, size, grey, start_from, hold_out, held_out)
         recipe = replace(recipe, **{k: v for k, v in asked.items() if _given(context, k)})
         hold_out = held_out if hold_out is None else hold_out
     else:
         recipe = TrainingConfig(**asked)
-    choose_count(recipe.batch, processes)  # or say what is wrong, before any data is read
-    if images is not None:
-        before = begun or (read_config(start_from) if start_from else None)
-        if before is not None:
-            size, grey = size or before.height, grey or before.channels == 1
+    # Say what is wrong before any data is read.
+    choose_count(recipe.batch, processes)
+    before = begun or (read_config(start_from) if start_from else None)
+    changes = Changes(
+        layers=layers, width=width, heads=heads, attention=attention, feature_map=feature_map
+    )
+    network = changes.of(before or PRESETS.get(dataset or "", PRESETS["cifar10"]))
+    if begun is not None:
+        check_unchanged(folder / "training.pt", saved, network, recipe)
+    if images is not None and before is not None:
+        size, grey = size or before.height, grey or before.channels == 1
+    check_shift(recipe.shift, size or (DEFAULT_SIZE if images else network.height))
     start = load_facts(start_from) if start_from else None
     data, validation = training_data(
         dataset, images, size, grey, hold_out, data_dir, download, start
     )
-    network = choose_network(
-        dataset, data, layers=layers, width=width, heads=heads, attention=attention,
-        feature_map=feature_map, start_from=start_from, begun=begun,
-    )  # fmt: skip
+    network = choose_network(dataset, data, changes, start_from=start_from, begun=begun)
     run = Run(network=network, recipe=recipe, folder=folder, resume=resume, start_from=start_from)
     if said := run.carry_out(data, validation, show_progress, processes):
         typer.echo(said)

@@ -67,9 +67,16 @@ def test_train_goes_on_where_it_stopped_and_the_result_draws_and_is_measured(
         known = ["--weights", "first", "--model", "first", *label]
         assert run_command("evaluate", "--images", photographs, *known) == 0
         said = capsys.readouterr().out
-        assert said.startswith("first on images: ")
+        assert said.startswith(f"first on {photographs.name}: ")
         assert ("with the true label" in said) is bool(label)
         assert "3 of 20 images held out" in said
+    assert run_command("train", *small, "--hold-out", 0, "--steps", 1, "--out", "all") == 0
+    whole: list[object] = ["--weights", "all", "--model", "all", "--images", photographs]
+    assert run_command("evaluate", *whole) == 0
+    assert "(the model was trained on all of them)" in capsys.readouterr().out
+    assert run_command("evaluate", *whole, "--record") == 1
+    assert "images that it was not trained on" in " ".join(capsys.readouterr().err.split())
+    assert "test" not in load_checkpoint(Path("all/all.safetensors")).facts
     drawn = ["--weights", "first", "--model", "first", "--label", "cats", "-n", 2]
     assert run_command("sample", "drawn.png", *drawn, "--backend", "reference") == 0
 

@@ -1,5 +1,6 @@
 """How a command ends on what a user can mend."""
 
+import platform
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from tests.command_line import run_command
 from tests.service_fixtures import GREY, random_picture, save_tiny
 
+ELSEWHERE = "avx2" if platform.machine() in ("aarch64", "arm64") else "neon"
 WRONG: list[tuple[list[object], str]] = [
     (["sample", "--model", "other"], "there is no model 'other'"),
     (["sample", "--weights", "nowhere"], "there is no folder nowhere: name one with checkpoints"),
@@ -47,6 +49,7 @@ WRONG: list[tuple[list[object], str]] = [
     (["evaluate", "--model", "tiny", "--precision", "int8", "--label"], "--label: not with --prec"),
     (["bench", "mnist", "--pretend", 9], "--pretend is with --http"),
     (["bench", "mnist", "--backend", "reference", "--isa", "avx2"], "are of the native backend"),
+    (["bench", "mnist", "--isa", ELSEWHERE], f"has no {ELSEWHERE}; it has "),
     (["bench", "mnist", "--http", "--precision", "int8"], "--precision: not with --http"),
     (["evaluate", "--model", "tiny", "--images", ".", "--dataset", "mnist"], "not for --images"),
     (["train", "mnist", "--size", 64], "--size and --grey are for --images"),
@@ -55,6 +58,8 @@ WRONG: list[tuple[list[object], str]] = [
     (["train", "--images", ".", "--out", "../run", "--processes", 3], "does not divide by 3"),
     # Before what may be many pictures are read: there are none.
     (["train", "--images", "nowhere", "--out", "../run", "--processes", 3], "does not divide by 3"),
+    (["train", "--images", "nowhere", "--out", "../run", "--heads", 3], "no multiple of n_heads 3"),
+    (["train", "--images", "nowhere", "--out", "../run", "--shift", 28], "out of sight: give less"),
     (["train", "--images", ".", "--out", "../run", "--data-dir", "."], "not for --images"),
     (["bench", "mnist", "--http", "--slots", 2], "--slots: not with --http"),
     (["bench", "mnist", "--http", "--pretend", 9, "--repeats", 2], "--repeats: not with --pretend"),

@@ -25,6 +25,7 @@ from scanline.model.training import runs
 from scanline.model.training.recipe import TrainingConfig
 from scanline.model.training.resuming import weights_file
 from scanline.model.training.runs import (
+    Changes,
     Run,
     by_heart,
     check_resumed,
@@ -49,7 +50,7 @@ def test_a_network_is_a_preset_or_the_nearest_to_the_data() -> None:
     assert (grey.d_model, grey.head) == (PRESETS["mnist"].d_model, PRESETS["mnist"].head)
     colour = choose_network(None, of_shape(9, 7, 3))
     assert (colour.channels, colour.head, colour.n_layers) == (3, PRESETS["cifar10"].head, 4)
-    changed = choose_network("mnist", of_shape(28, 28, 1), layers=3, width=64, heads=2)
+    changed = choose_network("mnist", of_shape(28, 28, 1), Changes(layers=3, width=64, heads=2))
     assert (changed.n_layers, changed.d_model, changed.d_ff, changed.n_heads) == (3, 64, 256, 2)
 
 
@@ -63,7 +64,7 @@ def test_a_network_that_starts_from_a_checkpoint_has_its_sizes(tmp_path: Path) -
         small.d_ff,
     )
     assert begun.classes == PRESETS["mnist"].classes
-    deeper = choose_network("mnist", of_shape(28, 28, 1), layers=5, start_from=path)
+    deeper = choose_network("mnist", of_shape(28, 28, 1), Changes(layers=5), start_from=path)
     assert deeper == replace(begun, n_layers=5)
     relu = replace(small, feature_map="relu")
     other = choose_network(
@@ -76,7 +77,7 @@ def test_a_network_that_starts_from_a_checkpoint_has_its_sizes(tmp_path: Path) -
     )
     assert other.attention == "softmax"
     with pytest.raises(CheckpointError, match=r"another network \(d_model, d_ff\); start from"):
-        choose_network("mnist", of_shape(28, 28, 1), width=24, start_from=path)
+        choose_network("mnist", of_shape(28, 28, 1), Changes(width=24), start_from=path)
 
 
 def test_a_run_goes_on_under_a_preset_of_its_own_kind_alone() -> None:
@@ -226,6 +227,7 @@ def test_a_run_that_is_stopped_before_its_first_step_keeps_nothing(
         ((None, False, Path("a.safetensors")), "leave one of them out"),
         ((6, False, None), "has? 5 pixels a side: leave out --size"),
         ((None, True, None), "leave out --grey"),
+        ((None, False, None, 5, 3), "holds out 3 images: leave out --hold-out"),
     ],
 )
 def test_a_run_that_goes_on_is_asked_for_nothing_else(asked: tuple[Any, ...], says: str) -> None:
