@@ -81,13 +81,13 @@ inline char* shared_memory() { return here().memory.data(); }
 inline void sync_warp() { meet(warp().meeting); }
 inline void sync_block() { meet(here().meeting); }
 
-inline void arrive() {
+inline void cluster_arrive() {
     if (CLUSTER == 1) return;
     me->arrived = cluster.turn;
     if (++cluster.there == cluster.size) cluster.there = 0, cluster.turn++;
 }
 
-inline void wait() {
+inline void cluster_wait() {
     if (CLUSTER == 1) return;
     while (cluster.turn == me->arrived) yield();
 }
@@ -108,32 +108,32 @@ inline void count(Count& of, int bytes, bool told) {
     if (of.told && of.missing == 0) of.told = 0, of.time ^= 1;
 }
 
-inline void begin_counting(u64* given) { *(Count*)given = {0, 0, 0}; }
-inline void await_bytes(u64* given, int bytes) { count(*(Count*)given, bytes, true); }
+inline void mbarrier_init(u64* mbarrier) { *(Count*)mbarrier = {0, 0, 0}; }
+inline void mbarrier_expect(u64* mbarrier, int bytes) { count(*(Count*)mbarrier, bytes, true); }
 
-inline void await_all(u64* given, int time) {
-    while (((volatile Count*)given)->time == time) yield();
+inline void mbarrier_wait(u64* mbarrier, int time) {
+    while (((volatile Count*)mbarrier)->time == time) yield();
 }
 
 template <int COUNT>
-void give(void* to, int rank, const u32 (&x)[COUNT], u64* given) {
+void store_async(void* to, int rank, const u32 (&x)[COUNT], u64* mbarrier) {
     char* at = there(to, rank);
     if ((std::uintptr_t)at % sizeof x) std::abort();  // as a device would
     std::memcpy(at, x, sizeof x);
-    if (CLUSTER > 1) count(*(Count*)there(given, rank), -(int)sizeof x, false);
+    if (CLUSTER > 1) count(*(Count*)there(mbarrier, rank), -(int)sizeof x, false);
 }
 
 inline u32 bits_of(float x) { return std::bit_cast<u32>(x); }
 inline float float_of(u32 x) { return std::bit_cast<float>(x); }
-inline float inverse(float x) { return 1 / x; }
+inline float reciprocal(float x) { return 1 / x; }
 inline float rsqrtf(float x) { return 1 / std::sqrt(x); }
-inline u64 high_product(u64 x, u64 y) {
+inline u64 mul_hi(u64 x, u64 y) {
     __extension__ typedef unsigned __int128 wide;
     return (wide)x * y >> 64;
 }
-inline float fused(float a, float b, float c) { return std::fma(a, b, c); }
+inline float fma_rn(float a, float b, float c) { return std::fma(a, b, c); }
 
-inline float exchange(float x, int mask) {
+inline float shuffle_xor(float x, int mask) {
     Warp& w = warp();
     w.posted[me->thread % 32][0] = bits_of(x);
     meet(w.meeting);
@@ -142,7 +142,7 @@ inline float exchange(float x, int mask) {
     return other;
 }
 
-inline u32 of_lane(u32 x, int lane) {
+inline u32 shuffle(u32 x, int lane) {
     Warp& w = warp();
     w.posted[me->thread % 32][0] = x;
     meet(w.meeting);
@@ -151,17 +151,17 @@ inline u32 of_lane(u32 x, int lane) {
     return other;
 }
 
-inline void copy(uint4* to, const uint4* from) { *to = *from; }
-inline void begin_copies() {}
+inline void copy_async(uint4* to, const uint4* from) { *to = *from; }
+inline void commit_copies() {}
 template <int LEFT>
-inline void copied() {}
-inline uint4 fetch(const uint4* p) { return *p; }
-inline float4 pass(const float4* p) { return *p; }
-inline void come_near(const void*) {}
-inline void renew(int&) {}
-inline float pass(const float* p) { return *p; }
-inline void put(float4* p, float4 x) { *p = x; }
-inline void put(float* p, float x) { *p = x; }
+inline void wait_copies() {}
+inline uint4 load_readonly(const uint4* p) { return *p; }
+inline float4 load_streaming(const float4* p) { return *p; }
+inline void prefetch_l2(const void*) {}
+inline void opaque(int&) {}
+inline float load_streaming(const float* p) { return *p; }
+inline void store_streaming(float4* p, float4 x) { *p = x; }
+inline void store_streaming(float* p, float x) { *p = x; }
 
 inline void load_matrices(u32 (&r)[4], const u16* row) {
     Warp& w = warp();
@@ -196,7 +196,7 @@ inline u32 rounded(float x) {
     return std::isnan(x) ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
 
-inline u32 packed(float low, float high) { return rounded(high) << 16 | rounded(low); }
+inline u32 pack_bf16(float low, float high) { return rounded(high) << 16 | rounded(low); }
 
 // Run clusters of `run()`, one after another.
 template <class Run>

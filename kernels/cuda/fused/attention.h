@@ -58,9 +58,10 @@ struct Attention : Products {
         const int turn = turn_of(n);
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            of.s[i] = has_values() ? pass(s + i * (K / 4)) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            of.s[i] = has_values() ? load_streaming(s + i * (K / 4))
+                : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         }
-        of.z = pass(sum_at(here));
+        of.z = load_streaming(sum_at(here));
 #pragma unroll
         for (int i = 0; i < PAIRS; i++) {
             of.keys[i] = 2 * i + lane / 16 < turn ? key[i * ENTRY] : 0;
@@ -83,35 +84,36 @@ struct Attention : Products {
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             const float q = i % 2 ? high(queries[i / 2]) : low(queries[i / 2]);
-            out[0] = fused(q, of.s[i].x, out[0]);
-            out[1] = fused(q, of.s[i].y, out[1]);
-            out[2] = fused(q, of.s[i].z, out[2]);
-            out[3] = fused(q, of.s[i].w, out[3]);
+            out[0] = fma_rn(q, of.s[i].x, out[0]);
+            out[1] = fma_rn(q, of.s[i].y, out[1]);
+            out[2] = fma_rn(q, of.s[i].z, out[2]);
+            out[3] = fma_rn(q, of.s[i].w, out[3]);
         }
         // Over all keys, and each lane goes on with its own value.
         const bool upper = lane >= 16, odd = lane / 8 % 2;
-        const float one = (upper ? out[2] : out[0]) + exchange(upper ? out[0] : out[2], 16);
-        const float two = (upper ? out[3] : out[1]) + exchange(upper ? out[1] : out[3], 16);
-        float value = (odd ? two : one) + exchange(odd ? one : two, 8);
+        const float one = (upper ? out[2] : out[0]) + shuffle_xor(upper ? out[0] : out[2], 16);
+        const float two = (upper ? out[3] : out[1]) + shuffle_xor(upper ? out[1] : out[3], 16);
+        float value = (odd ? two : one) + shuffle_xor(odd ? one : two, 8);
         // q k of all steps and q z, added up together.
         const u32 pair = ((const u32*)row)[lane % 16], new_key = ((const u32*)fresh)[lane % 16];
         float part[PAIRS + 1];
 #pragma unroll
         for (int i = 0; i < PAIRS; i++) {
             const u32 key = i == WAITING / 2 && lane / 16 == WAITING % 2 ? new_key : of.keys[i];
-            part[i] = fused(high(pair), high(key), low(pair) * low(key));
+            part[i] = fma_rn(high(pair), high(key), low(pair) * low(key));
         }
         part[PAIRS] = low((u32)row[lane]) * of.z;
-        part[PAIRS] += exchange(part[PAIRS], 16);
+        part[PAIRS] += shuffle_xor(part[PAIRS], 16);
         add_lanes(part, 8);
         float sum = part[PAIRS];
 #pragma unroll
         for (int i = 0; i < DELAY; i++) {
-            const float score = float_of(of_lane(bits_of(part[i / 2]), i % 2 * 16));
+            const float score = float_of(shuffle(bits_of(part[i / 2]), i % 2 * 16));
             sum += score;
-            value = fused(score, low((u32)(i < WAITING ? of.values[i] : fresh[K + own_value()])), value);
+            const u32 v = i < WAITING ? of.values[i] : fresh[K + own_value()];
+            value = fma_rn(score, low(v), value);
         }
-        give_o(o + n * U + head * K, value * inverse(sum + EPS));
+        give_o(o + n * U + head * K, value * reciprocal(sum + EPS));
     }
 
     // Add a key and its value to S and z.
@@ -123,10 +125,10 @@ struct Attention : Products {
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             const float k = i % 2 ? high(keys[i / 2]) : low(keys[i / 2]);
-            of.s[i].x = fused(k, low(four.x), of.s[i].x);
-            of.s[i].y = fused(k, high(four.x), of.s[i].y);
-            of.s[i].z = fused(k, low(four.y), of.s[i].z);
-            of.s[i].w = fused(k, high(four.y), of.s[i].w);
+            of.s[i].x = fma_rn(k, low(four.x), of.s[i].x);
+            of.s[i].y = fma_rn(k, high(four.x), of.s[i].y);
+            of.s[i].z = fma_rn(k, low(four.y), of.s[i].z);
+            of.s[i].w = fma_rn(k, high(four.y), of.s[i].w);
         }
     }
 
@@ -147,33 +149,33 @@ struct Attention : Products {
         add(of, fresh);
         if (has_values()) {
 #pragma unroll
-            for (int i = 0; i < 8; i++) put(matrix_at(here) + i * (K / 4), of.s[i]);
+            for (int i = 0; i < 8; i++) store_streaming(matrix_at(here) + i * (K / 4), of.s[i]);
         }
-        if (SHARERS == 1) put(sum_at(here), of.z);
+        if (SHARERS == 1) store_streaming(sum_at(here), of.z);
     }
 
     // Of a head that blocks share, each keeps z, the same, once all have read what there was.
     DEVICE void keep_sum(int layer, int n, int head) {
-        if (turn_of(n) == WAITING) put(sum_at(place(layer, n, head)), ahead.z);
+        if (turn_of(n) == WAITING) store_streaming(sum_at(place(layer, n, head)), ahead.z);
     }
 
     // Store this lane's value of a head, or give eight lanes' to the blocks, each to every eighth.
     DEVICE void give_o(u16* to, float x) {
         if (CLUSTER == 1) {
-            to[own_value()] = (u16)packed(x, 0.0f);
+            to[own_value()] = (u16)pack_bf16(x, 0.0f);
             return;
         }
-        const float beside = exchange(x, 8);
-        const u32 two = lane / 8 % 2 ? packed(beside, x) : packed(x, beside);
-        const u32 others = of_lane(two, lane ^ 16);
+        const float beside = shuffle_xor(x, 8);
+        const u32 two = lane / 8 % 2 ? pack_bf16(beside, x) : pack_bf16(x, beside);
+        const u32 others = shuffle(two, lane ^ 16);
         const u32 one = lane < 16 ? two : others, last = lane < 16 ? others : two;
-        const u32 next_one = of_lane(one, lane ^ 1), next_last = of_lane(last, lane ^ 1);
+        const u32 next_one = shuffle(one, lane ^ 1), next_last = shuffle(last, lane ^ 1);
         const bool odd = lane % 2;
         const u32 eight[4] = {
             odd ? next_one : one, odd ? next_last : last, odd ? one : next_one, odd ? last : next_last
         };
         for (int where = lane / 8 + odd * 4; where < CLUSTER && has_values(); where += 8) {
-            push(to + lane % 8 / 2 * 8, where, eight, OF_O);
+            push(to + lane % 8 / 2 * 8, where, eight, BARRIER_O);
         }
     }
 
@@ -202,9 +204,9 @@ struct Attention : Products {
     DEVICE void expect_pair(int layer, int head, u32 pair) const {
         if (!is_state(pair)) return;
         const u32 here = place(layer, pair / MINE, head + pair % MINE);
-        come_near(a.kv + lane * (K * K / 32) + (u64)here * (K * K));
-        if (lane == 0) come_near(sum_at(here));
-        if (lane < WAITING) come_near(waiting_at(here, lane * ENTRY));
+        prefetch_l2(a.kv + lane * (K * K / 32) + (u64)here * (K * K));
+        if (lane == 0) prefetch_l2(sum_at(here));
+        if (lane < WAITING) prefetch_l2(waiting_at(here, lane * ENTRY));
     }
 
     // Those of the first two rounds, while the block multiplies and memory has nothing to do.

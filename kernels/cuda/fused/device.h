@@ -21,13 +21,13 @@ DEVICE void sync_warp() { __syncwarp(); }
 DEVICE void sync_block() { __syncthreads(); }
 
 // The blocks of a cluster meet in two halves: what is pushed before `arrive` is seen after `wait`.
-DEVICE void arrive() {
+DEVICE void cluster_arrive() {
 #if CLUSTER > 1
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 #endif
 }
 
-DEVICE void wait() {
+DEVICE void cluster_wait() {
 #if CLUSTER > 1
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 #endif
@@ -42,31 +42,31 @@ DEVICE u32 address_at(const void* shared, int rank) {
     return there;
 }
 
-DEVICE void begin_counting(u64* given) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(address_of(given)) : "memory");
+DEVICE void mbarrier_init(u64* mbarrier) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(address_of(mbarrier)) : "memory");
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
 // Say how many bytes are to come this time.
-DEVICE void await_bytes(u64* given, int bytes) {
+DEVICE void mbarrier_expect(u64* mbarrier, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.relaxed.cta.shared::cta.b64 _, [%0], %1;"
-                 :: "r"(address_of(given)), "r"(bytes) : "memory");
+                 :: "r"(address_of(mbarrier)), "r"(bytes) : "memory");
 }
 
 // Wait until they have; times are counted 0, 1, 0, ...
-DEVICE void await_all(u64* given, int time) {
+DEVICE void mbarrier_wait(u64* mbarrier, int time) {
     asm volatile(
         "{\n.reg .pred through;\nagain:\n"
         "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 through, [%0], %1;\n"
-        "@!through bra again;\n}" :: "r"(address_of(given)), "r"(time) : "memory"
+        "@!through bra again;\n}" :: "r"(address_of(mbarrier)), "r"(time) : "memory"
     );
 }
 
 // Store so many words, 1, 2 or 4, where the block `rank` of the cluster has what lies at `to` here,
 // and count them there.
 template <int COUNT>
-DEVICE void give(void* to, int rank, const u32 (&x)[COUNT], u64* given) {
-    const u32 there = address_at(to, rank), counted = address_at(given, rank);
+DEVICE void store_async(void* to, int rank, const u32 (&x)[COUNT], u64* mbarrier) {
+    const u32 there = address_at(to, rank), counted = address_at(mbarrier, rank);
     if constexpr (COUNT == 1) {
         asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];"
                      :: "r"(there), "r"(x[0]), "r"(counted) : "memory");
@@ -85,12 +85,12 @@ DEVICE void give(void* to, int rank, const u32 (&x)[COUNT], u64* given) {
     }
 }
 #else
-DEVICE void begin_counting(u64*) {}
-DEVICE void await_bytes(u64*, int) {}
-DEVICE void await_all(u64*, int) {}
+DEVICE void mbarrier_init(u64*) {}
+DEVICE void mbarrier_expect(u64*, int) {}
+DEVICE void mbarrier_wait(u64*, int) {}
 
 template <int COUNT>
-DEVICE void give(void* to, int, const u32 (&x)[COUNT], u64*) {
+DEVICE void store_async(void* to, int, const u32 (&x)[COUNT], u64*) {
     if constexpr (COUNT == 1) *(u32*)to = x[0];
     else if constexpr (COUNT == 2) *(uint2*)to = make_uint2(x[0], x[1]);
     else *(uint4*)to = make_uint4(x[0], x[1], x[2], x[3]);
@@ -99,24 +99,24 @@ DEVICE void give(void* to, int, const u32 (&x)[COUNT], u64*) {
 
 // Copy 16 bytes to shared memory; the thread has them once all but the last LEFT copies that it
 // began together are there, the others once the block has met since.
-DEVICE void copy(uint4* to, const uint4* from) {
+DEVICE void copy_async(uint4* to, const uint4* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
                  :: "r"(address_of(to)), "l"(from) : "memory");
 }
 
-DEVICE void begin_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 template <int LEFT>
-DEVICE void copied() {
+DEVICE void wait_copies() {
     if (LEFT) asm volatile("cp.async.wait_group %0;" :: "n"(LEFT) : "memory");
     else asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
-DEVICE u32 of_lane(u32 x, int lane) { return __shfl_sync(~0u, x, lane); }
-DEVICE float exchange(float x, int mask) { return __shfl_xor_sync(~0u, x, mask); }
+DEVICE u32 shuffle(u32 x, int lane) { return __shfl_sync(~0u, x, lane); }
+DEVICE float shuffle_xor(float x, int mask) { return __shfl_xor_sync(~0u, x, mask); }
 
 // Weights: read by every block, written by none.
-DEVICE uint4 fetch(const uint4* p) {
+DEVICE uint4 load_readonly(const uint4* p) {
     uint4 x;
     asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
         : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(p));
@@ -124,10 +124,10 @@ DEVICE uint4 fetch(const uint4* p) {
 }
 
 // State: read once a step, so that it passes by what else the cache of the device holds.
-DEVICE float4 pass(const float4* p) { return __ldcs(p); }
-DEVICE float pass(const float* p) { return __ldcs(p); }
-DEVICE void put(float4* p, float4 x) { __stcs(p, x); }
-DEVICE void put(float* p, float x) { __stcs(p, x); }
+DEVICE float4 load_streaming(const float4* p) { return __ldcs(p); }
+DEVICE float load_streaming(const float* p) { return __ldcs(p); }
+DEVICE void store_streaming(float4* p, float4 x) { __stcs(p, x); }
+DEVICE void store_streaming(float* p, float x) { __stcs(p, x); }
 
 // Four 8 x 8 matrices of bfloat16: lanes 8 i ... 8 i + 7 give the rows of matrix i.
 DEVICE void load_matrices(u32 (&r)[4], const u16* row) {
@@ -145,19 +145,19 @@ DEVICE void multiply_add(float (&d)[4], uint4 a, u32 b0, u32 b1) {
 }
 
 // Have a line of memory brought to the cache of the device.
-DEVICE void come_near(const void* p) { asm volatile("prefetch.global.L2 [%0];" :: "l"(p)); }
+DEVICE void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" :: "l"(p)); }
 
 // Have what follows from a number worked out anew, not kept in registers from before a loop.
-DEVICE void renew(int& x) { asm volatile("" : "+r"(x)); }
+DEVICE void opaque(int& x) { asm volatile("" : "+r"(x)); }
 
 DEVICE u32 bits_of(float x) { return __float_as_uint(x); }
-DEVICE u64 high_product(u64 x, u64 y) { return __umul64hi(x, y); }
+DEVICE u64 mul_hi(u64 x, u64 y) { return __umul64hi(x, y); }
 DEVICE float float_of(u32 x) { return __uint_as_float(x); }
-DEVICE float inverse(float x) { return __fdividef(1.0f, x); }
-DEVICE float fused(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+DEVICE float reciprocal(float x) { return __fdividef(1.0f, x); }
+DEVICE float fma_rn(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 
 // Two bfloat16, the first in the lower half, rounded to the nearest even.
-DEVICE u32 packed(float low, float high) {
+DEVICE u32 pack_bf16(float low, float high) {
     u32 x;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(x) : "f"(high), "f"(low));
     return x;

@@ -52,7 +52,7 @@ DEVICE Levels mixture_log_probs(
     const float weights = fmaxf(cold - logf(sum_of(expf(cold))), LEAST);
 #pragma unroll 1
     for (int m = 0; m < MIXTURES; m++) {
-        float weight = float_of(of_lane(bits_of(weights), m));
+        float weight = float_of(shuffle(bits_of(weights), m));
         for (int earlier = 0; earlier < c; earlier++) {  // given the values before (Bayes)
             weight += logistic_log_prob(
                 earlier == 0 ? first : second, mean_of(p, m, earlier, first, second),
@@ -147,7 +147,7 @@ DEVICE float decide(
     const float heat = row.temperature == 0.0f ? 1.0f : row.temperature;
     const float logit = is_one ? p[lane] : MINUS_INFINITY, away = logit - largest_of(logit);
     const float upto = running_sum(expf(away / heat), lane);
-    const float bound = u_component * float_of(of_lane(bits_of(upto), MIXTURES - 1));
+    const float bound = u_component * float_of(shuffle(bits_of(upto), MIXTURES - 1));
     const int below = (int)sum_of(is_one && upto <= bound ? 1.0f : 0.0f);
     const int component = below < MIXTURES ? below : MIXTURES - 1;
     float total = away - logf(sum_of(expf(away)));  // ln P of the component and all values so far
@@ -157,8 +157,8 @@ DEVICE float decide(
         const int m = is_one ? lane : 0;
         const float mean = mean_of(p, m, c, seen[0], seen[1]), log_scale = log_scale_of(p, m, c);
         if (!decided) {
-            const float scale = expf(float_of(of_lane(bits_of(log_scale), component)));
-            const float about = float_of(of_lane(bits_of(mean), component));
+            const float scale = expf(float_of(shuffle(bits_of(log_scale), component)));
+            const float about = float_of(shuffle(bits_of(mean), component));
             float drawn = about + heat * scale * (logf(us[c]) - logf(1.0f - us[c]));
             // Rounding half up gives exactly the bins of the likelihood, edges included.
             drawn = floorf((drawn + 1.0f) * 127.5f + 0.5f);

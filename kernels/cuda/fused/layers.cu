@@ -31,7 +31,8 @@ struct Layers : Weights {
                     return biases[AT_QKV + qkv_tile(group, tile) * 16 + m];
                 },
                 [&](int tile, int m, int n, const float (&x)[2], int) {
-                    const u32 features = packed(feature(x[0]), feature(x[1])), v = packed(x[0], x[1]);
+                    const u32 features = pack_bf16(feature(x[0]), feature(x[1]));
+                    const u32 v = pack_bf16(x[0], x[1]);
                     const int half = tile == 4 && SHARERS > 1 ? rank % SHARERS * 16 : 0;
                     u32* to = (u32*)(middle + n * HEADS_ROW + 16 * tile + m + half);
                     *to = tile % 6 < 4 ? features : v;
@@ -50,7 +51,7 @@ struct Layers : Weights {
                 attend_all(layer, head);
             }
             if (CLUSTER == 1) sync_block();
-            await(OF_O);
+            await(BARRIER_O);
             if (SHARERS > 1 && has_own()) keep_sum(layer, n0, head + mine0);
         }
     }
@@ -70,7 +71,7 @@ struct Layers : Weights {
 #pragma unroll
                 for (int i = 0; i < COUNT; i++) hidden[i] = activate(x[i]);
                 u16* own = middle + n * HIDDEN_ROW + (rank * TILES_HIDDEN + tile) * 16 + m;
-                push_rounded(own, to, hidden, OF_HIDDEN);
+                push_rounded(own, to, hidden, BARRIER_HIDDEN);
             },
             [&](int t) {
                 return STAGED ? linear1_begins(behind(layer), 0, t) : linear2_begins(layer, slice, t);
@@ -82,14 +83,14 @@ struct Layers : Weights {
     DEVICE void go_through(int layer) {
         const bool last = layer == LAYERS - 1;
         const auto to_stream = [&](int tile, int m, int n, const auto& x, int to) {
-            push_floats(y + n * X + rank * (D / CLUSTER) + 16 * tile + m, to, x, OF_Y);
+            push_floats(y + n * X + rank * (D / CLUSTER) + 16 * tile + m, to, x, BARRIER_Y);
         };
-        const float* v = CLUSTER > 1 ? half_of_vectors(parity) : a.vectors + layer * AT_LAYER;
+        const float* v = CLUSTER > 1 ? half_of_vectors(parity) : a.vectors + layer * LAYER_VECTORS;
         const float* next = last ? last_vectors()
-            : CLUSTER > 1 ? half_of_vectors(1 - parity) : v + AT_LAYER;
+            : CLUSTER > 1 ? half_of_vectors(1 - parity) : v + LAYER_VECTORS;
         const float* biases = CLUSTER > 1 ? v : vectors;
-        const float* of_next = a.vectors + behind(layer) * AT_LAYER;
-        if (CLUSTER > 1) bring_vectors(of_next, half_of_vectors(1 - parity), AT_LAYER);
+        const float* of_next = a.vectors + behind(layer) * LAYER_VECTORS;
+        if (CLUSTER > 1) bring_vectors(of_next, half_of_vectors(1 - parity), LAYER_VECTORS);
         parity = 1 - parity;
         attend(layer, biases);
         product<TILES_D, D, CLUSTER, 4>(
@@ -105,7 +106,7 @@ struct Layers : Weights {
         );
         if (EXACT && layer == 0) take_staged<TILES_HIDDEN, EXACT_IN>(SLOT_LINEAR1);
         else take_staged<TILES_HIDDEN, D>(SLOT_LINEAR1);
-        await(OF_Y);
+        await(BARRIER_Y);
         float* ring = RING > 0 ? a.ring + 2ll * layer * a.size * (RING * D) : nullptr;
         const long long rings = (long long)a.size * (RING * D);
         if (!last) expect_first(layer + 1, head_of(0));
@@ -118,7 +119,7 @@ struct Layers : Weights {
             if (EXACT && layer == 0) widen<EXACT_IN>(layer, slice, biases);
             else widen<D>(layer, slice, biases);
             take_staged<TILES_D, SLICE>(SLOT_LINEAR2);
-            await(OF_HIDDEN);
+            await(BARRIER_HIDDEN);
             if (STAGED && !last) read_own(layer + 1);
             product<TILES_D, SLICE, CLUSTER, 4>(
                 [&](int chunk) { return middle + chunk * CHUNK; }, HIDDEN_ROW,
@@ -138,7 +139,7 @@ struct Layers : Weights {
             if (!last) take_staged<TILES_QKV, D>(SLOT_QKV);
             else if (STAGED) load([&](int t) { return head_begins(t); });
             if (!STAGED && !last) read_own(layer + 1);  // not before weights, or they were waited for too
-            await(OF_Y);
+            await(BARRIER_Y);
         }
         if (CLUSTER == 1) bring_vectors(of_next, vectors, HELD);
         settle(
@@ -156,9 +157,9 @@ struct Layers : Weights {
             [&](int tile, int chunk) { return head_at(tile, chunk); },
             [&](int tile, int m, int) { return v[head_tile(tile) * 16 + m]; },
             [&](int tile, int m, int n, const auto& x, int to) {
-                if (tile * CLUSTER + rank >= OF_HEAD_TILES) return;
+                if (tile * CLUSTER + rank >= OUTPUT_TILES) return;
                 float* own = parameters + n * PARAMETERS_ROW + head_tile(tile) * 16 + m;
-                push_floats(own, to, x, OF_PARAMETERS);
+                push_floats(own, to, x, BARRIER_PARAMETERS);
             },
             [](int) -> const uint4* { return nullptr; }
         );
@@ -179,14 +180,14 @@ KERNEL(THREADS) layers(const Arguments a) {
     b.o = b.u + ROWS * U;
     b.rest = b.o + ROWS * U;
     b.middle = b.rest + EXACT * ROWS * U;
-    b.given = (u64*)(b.middle + ROWS * MIDDLE);
-    b.slot = (int*)(b.given + GIVEN);
+    b.mbarriers = (u64*)(b.middle + ROWS * MIDDLE);
+    b.slot = (int*)(b.mbarriers + BARRIERS);
     b.step = b.slot + ROWS;
     b.image = b.step + ROWS;
     b.spent = (float*)(b.image + ROWS);
     b.staged = (uint4*)(shared_memory() + SHARED_BYTES - STAGED_BYTES);
-    b.bring_vectors(a.vectors, b.vectors, CLUSTER > 1 ? AT_LAYER : HELD);
-    if (CLUSTER > 1) b.bring_vectors(a.vectors + LAYERS * AT_LAYER, b.half_of_vectors(2), LAST);
+    b.bring_vectors(a.vectors, b.vectors, CLUSTER > 1 ? LAYER_VECTORS : HELD);
+    if (CLUSTER > 1) b.bring_vectors(a.vectors + LAYERS * LAYER_VECTORS, b.half_of_vectors(2), LAST);
     if (STAGED) {
         uint4* own = b.staged + b.warp * b.SLOT + b.lane;
         b.bring(own + b.SLOT_QKV, b.qkv_begins(0, 0));
@@ -200,12 +201,12 @@ KERNEL(THREADS) layers(const Arguments a) {
         b.arrive_at(b.thread, slot < 0 ? STEPS : a.positions[slot] * PARTS);
     }
     if (CLUSTER > 1 && b.thread == 0) {
-        for (int i = 0; i < GIVEN; i++) begin_counting(b.given + i), b.expect(i);
+        for (int i = 0; i < BARRIERS; i++) mbarrier_init(b.mbarriers + i), b.expect(i);
     }
-    copied<0>();
+    wait_copies<0>();
     sync_block();
-    arrive();
-    wait();  // nobody pushes to a block that has not begun
+    cluster_arrive();
+    cluster_wait();  // nobody pushes to a block that has not begun
 #pragma unroll 1
     for (int i = 0; i < a.pixels * PARTS; i++) {
         if (STAGED) b.take_staged<Layers::TILES_QKV, D>(b.SLOT_QKV);
@@ -222,6 +223,6 @@ KERNEL(THREADS) layers(const Arguments a) {
         const int position = b.step[b.thread] / PARTS;
         a.positions[b.slot[b.thread]] = position < PIXELS ? position : PIXELS;
     }
-    arrive();
-    wait();  // nobody ends while what it pushed is on its way
+    cluster_arrive();
+    cluster_wait();  // nobody ends while what it pushed is on its way
 }

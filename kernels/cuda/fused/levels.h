@@ -10,7 +10,7 @@ DEVICE void add_lanes(float (&x)[COUNT], int mask = 16) {
 #pragma unroll
     for (; mask; mask /= 2) {
 #pragma unroll
-        for (int i = 0; i < COUNT; i++) x[i] += exchange(x[i], mask);
+        for (int i = 0; i < COUNT; i++) x[i] += shuffle_xor(x[i], mask);
     }
 }
 
@@ -22,7 +22,7 @@ DEVICE float sum_of(float x) {
 
 DEVICE float largest_of(float x) {
 #pragma unroll
-    for (int mask = 16; mask; mask /= 2) x = fmaxf(x, exchange(x, mask));
+    for (int mask = 16; mask; mask /= 2) x = fmaxf(x, shuffle_xor(x, mask));
     return x;
 }
 
@@ -30,7 +30,7 @@ DEVICE float largest_of(float x) {
 DEVICE float running_sum(float x, int lane) {
 #pragma unroll
     for (int by = 1; by < 32; by *= 2) {
-        const float before = float_of(of_lane(bits_of(x), lane >= by ? lane - by : lane));
+        const float before = float_of(shuffle(bits_of(x), lane >= by ? lane - by : lane));
         if (lane >= by) x += before;
     }
     return x;
@@ -58,7 +58,7 @@ struct Levels {
         float mine = 0.0f;
 #pragma unroll
         for (int i = 0; i < EACH; i++) mine = i == value % EACH ? of[i] : mine;
-        return float_of(of_lane(bits_of(mine), value / EACH));
+        return float_of(shuffle(bits_of(mine), value / EACH));
     }
 
     // The first value whose cumulated weight exceeds u times all, whatever the numbers are.
@@ -67,7 +67,7 @@ struct Levels {
 #pragma unroll
         for (int i = 0; i < EACH; i++) sums[i] = sum += of[i];
         const float upto = running_sum(sum, lane), before = upto - sum;
-        const float bound = u * float_of(of_lane(bits_of(upto), 31));
+        const float bound = u * float_of(shuffle(bits_of(upto), 31));
         float count = 0.0f;
 #pragma unroll
         for (int i = 0; i < EACH; i++) count += before + sums[i] <= bound;

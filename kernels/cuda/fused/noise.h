@@ -8,8 +8,8 @@ struct Block {
         u64 c0 = n + 1, c1 = 0, c2 = 0, c3 = 0, k0 = seed, k1 = particle;
 #pragma unroll 1
         for (int round = 0; round < 10; round++) {
-            const u64 low0 = c0 * 0xD2E7470EE14C6C93ull, high0 = high_product(c0, 0xD2E7470EE14C6C93ull);
-            const u64 low1 = c2 * 0xCA5A826395121157ull, high1 = high_product(c2, 0xCA5A826395121157ull);
+            const u64 low0 = c0 * 0xD2E7470EE14C6C93ull, high0 = mul_hi(c0, 0xD2E7470EE14C6C93ull);
+            const u64 low1 = c2 * 0xCA5A826395121157ull, high1 = mul_hi(c2, 0xCA5A826395121157ull);
             c0 = high1 ^ c1 ^ k0, c2 = high0 ^ c3 ^ k1;
             c1 = low1, c3 = low0;
             k0 += 0x9E3779B97F4A7C15ull, k1 += 0xBB67AE8584CAA73Bull;

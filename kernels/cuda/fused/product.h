@@ -40,8 +40,8 @@ DEVICE void multiply(
 #pragma unroll
                 for (int t = 0; t < TILES; t++) {
                     const int first = 4 * (half + h) + i;
-                    a[t][first] = fetch(next[t] + first * FRAGMENT + lane);
-                    a[t][first + 1] = fetch(next[t] + (first + 1) * FRAGMENT + lane);
+                    a[t][first] = load_readonly(next[t] + first * FRAGMENT + lane);
+                    a[t][first + 1] = load_readonly(next[t] + (first + 1) * FRAGMENT + lane);
                 }
             }
         }
@@ -66,9 +66,9 @@ struct Products : Rows {
     DEVICE void bring(uint4* own, const uint4* from) {
         if (from) {
 #pragma unroll
-            for (int i = 0; i < 8; i++) copy(own + i * FRAGMENT, from + i * FRAGMENT + lane);
+            for (int i = 0; i < 8; i++) copy_async(own + i * FRAGMENT, from + i * FRAGMENT + lane);
         }
-        begin_copies();
+        commit_copies();
     }
 
     // Load what a product begins with: `begin(t)`, of the warp's t-th tile at a time.
@@ -79,7 +79,7 @@ struct Products : Rows {
             const uint4* from = begin(t);
 #pragma unroll
             for (int i = 0; i < 8; i++) {  // what was there is of no use any more
-                w[t][i] = from ? fetch(from + i * FRAGMENT + lane) : make_uint4(0, 0, 0, 0);
+                w[t][i] = from ? load_readonly(from + i * FRAGMENT + lane) : make_uint4(0, 0, 0, 0);
             }
         }
     }
@@ -123,7 +123,7 @@ struct Products : Rows {
         In input, int stride, At at, Start start, Done done, Next next, int slot = NO_SLOT
     ) {
         constexpr int CHUNKS = IN / CHUNK;
-        if (CLUSTER == 1) renew(lane), renew(warp);  // of many rows, registers are short
+        if (CLUSTER == 1) opaque(lane), opaque(warp);  // of many rows, registers are short
         if constexpr (SPREAD<COUNT, IN>) {
             float p[2][TILES][COLS][4];
             const bool busy = warp < COUNT * CHUNKS;
@@ -142,7 +142,7 @@ struct Products : Rows {
             }
             if (STAGED && slot != NO_SLOT) {
                 bring(staged + slot + warp * (8 * FRAGMENT) + lane, next(0));
-                copied<3>();  // those of the next product are there, and vectors
+                wait_copies<3>();  // those of the next product are there, and vectors
             } else {
                 load(next);
             }
@@ -219,7 +219,7 @@ struct Products : Rows {
 #pragma unroll
                         for (int i = 0; i < 4; i += 2) {
                             const float* two_rows = sum[t][n] + i;
-                            const float other = exchange(odd ? two_rows[0] : two_rows[1], 4);
+                            const float other = shuffle_xor(odd ? two_rows[0] : two_rows[1], 4);
                             const float two[2] = {odd ? other : two_rows[0], odd ? two_rows[1] : other};
                             const int row = 8 * n + n0 + odd;
                             if (TO > 1 && row >= live) continue;  // in this block there is room for it

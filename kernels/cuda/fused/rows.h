@@ -12,7 +12,7 @@ struct Rows {
     int *slot, *step;   // of each row; -1 where there is none
     int* image;         // the slot of a row that the network runs for now, or -1
     float* spent;       // bits of its pixel
-    u64* given;         // what comes from the blocks of the cluster, counted
+    u64* mbarriers;         // what comes from the blocks of the cluster, counted
     int times = 0;      // a bit of each: whether it came an odd number of times
     int parity = 0;     // which of the vectors are this layer's
 
@@ -22,7 +22,7 @@ struct Rows {
     // numbers rounded to bfloat16.
     template <int COUNT>
     DEVICE void push(void* to, int where, const u32 (&x)[COUNT], int of) {
-        give(to, where, x, given + of);
+        store_async(to, where, x, mbarriers + of);
     }
 
     template <int COUNT>
@@ -37,23 +37,23 @@ struct Rows {
     DEVICE void push_rounded(void* to, int where, const float (&x)[COUNT], int of) {
         u32 words[COUNT / 2];
 #pragma unroll
-        for (int i = 0; i < COUNT / 2; i++) words[i] = packed(x[2 * i], x[2 * i + 1]);
+        for (int i = 0; i < COUNT / 2; i++) words[i] = pack_bf16(x[2 * i], x[2 * i + 1]);
         push(to, where, words, of);
     }
 
     // Wait until all has come that is to come this time.
     DEVICE void await(int of) {
         if (CLUSTER == 1) return;
-        await_all(given + of, times >> of & 1);
+        mbarrier_wait(mbarriers + of, times >> of & 1);
         times ^= 1 << of;
         if (thread == 0) expect(of);
     }
 
     // Say how much is to come the next time.
     DEVICE void expect(int of) {
-        const int each = of == OF_O ? 2 * D : of == OF_Y ? 4 * D
-            : of == OF_HIDDEN ? 2 * FF : 4 * PARAMETERS_ROW;
-        await_bytes(given + of, live * each);
+        const int each = of == BARRIER_O ? 2 * D : of == BARRIER_Y ? 4 * D
+            : of == BARRIER_HIDDEN ? 2 * FF : 4 * PARAMETERS_ROW;
+        mbarrier_expect(mbarriers + of, live * each);
     }
 
     // Whether a row has an image that is not through, and whether the network runs for it.
@@ -66,16 +66,16 @@ struct Rows {
         image[n] = alive(n) && next >= FIRST ? slot[n] : -1;
     }
 
-    DEVICE float* half_of_vectors(int which) const { return vectors + which * AT_LAYER; }
+    DEVICE float* half_of_vectors(int which) const { return vectors + which * LAYER_VECTORS; }
 
     DEVICE const float* last_vectors() const {
-        return CLUSTER > 1 ? half_of_vectors(2) : a.vectors + LAYERS * AT_LAYER;
+        return CLUSTER > 1 ? half_of_vectors(2) : a.vectors + LAYERS * LAYER_VECTORS;
     }
 
     // Begin to copy what a layer adds and scales with to where it waits.
     DEVICE void bring_vectors(const float* from, float* to, int count) const {
         for (int i = 4 * thread; i < count; i += 4 * THREADS) {
-            copy((uint4*)(to + i), (const uint4*)(from + i));
+            copy_async((uint4*)(to + i), (const uint4*)(from + i));
         }
     }
 
@@ -91,23 +91,23 @@ struct Rows {
 #pragma unroll
             for (int i = 0; i < D / 32; i++) {
                 v[j][i] -= about[j], sums[2 * j] += v[j][i];
-                sums[2 * j + 1] = fused(v[j][i], v[j][i], sums[2 * j + 1]);
+                sums[2 * j + 1] = fma_rn(v[j][i], v[j][i], sums[2 * j + 1]);
             }
         }
         add_lanes(sums);
 #pragma unroll
         for (int j = 0; j < COUNT; j++) {
             const float mean = sums[2 * j] * (1.0f / D);
-            const float variance = fmaxf(fused(-mean, mean, sums[2 * j + 1] * (1.0f / D)), 0.0f);
+            const float variance = fmaxf(fma_rn(-mean, mean, sums[2 * j + 1] * (1.0f / D)), 0.0f);
             const float scale = rsqrtf(variance + NORM_EPS);
 #pragma unroll
             for (int i = 0; i < D / 32; i += 4) {
                 const int d = i / 4 * 128 + lane * 4;
                 const float4 by = *(const float4*)(weight + d), more = *(const float4*)(weight + D + d);
-                v[j][i] = fused((v[j][i] - mean) * scale, by.x, more.x);
-                v[j][i + 1] = fused((v[j][i + 1] - mean) * scale, by.y, more.y);
-                v[j][i + 2] = fused((v[j][i + 2] - mean) * scale, by.z, more.z);
-                v[j][i + 3] = fused((v[j][i + 3] - mean) * scale, by.w, more.w);
+                v[j][i] = fma_rn((v[j][i] - mean) * scale, by.x, more.x);
+                v[j][i + 1] = fma_rn((v[j][i + 1] - mean) * scale, by.y, more.y);
+                v[j][i + 2] = fma_rn((v[j][i + 2] - mean) * scale, by.z, more.z);
+                v[j][i + 3] = fma_rn((v[j][i + 3] - mean) * scale, by.w, more.w);
             }
         }
     }
@@ -128,7 +128,7 @@ struct Rows {
                 const bool inside = tap == 3 ? true
                     : tap == 4 ? t % COLUMNS < COLUMNS - PARTS : t % COLUMNS >= PARTS;
                 if (t >= back && inside) {
-                    sum = fused(weight[tap * D + d], mine[(t + RING - back) % RING * D + d], sum);
+                    sum = fma_rn(weight[tap * D + d], mine[(t + RING - back) % RING * D + d], sum);
                 }
             }
             mine[t % RING * D + d] = v[i];
@@ -163,12 +163,12 @@ struct Rows {
 #pragma unroll
             for (int i = 0; i < D / 128; i++) {
                 const float* x = v[j] + 4 * i;
-                const u32 one = packed(x[0], x[1]), two = packed(x[2], x[3]);
+                const u32 one = pack_bf16(x[0], x[1]), two = pack_bf16(x[2], x[3]);
                 seen[32 * i] = make_uint2(one, two);
                 if (EXACT) {
                     left[32 * i] = make_uint2(
-                        packed(x[0] - low(one), x[1] - high(one)),
-                        packed(x[2] - low(two), x[3] - high(two))
+                        pack_bf16(x[0] - low(one), x[1] - high(one)),
+                        pack_bf16(x[2] - low(two), x[3] - high(two))
                     );
                 }
             }
@@ -197,7 +197,7 @@ struct Rows {
             }
             take(v, rows, about, norm, behind, conv, ring);
         }
-        if (!STAGED) copied<0>();  // the vectors
+        if (!STAGED) wait_copies<0>();  // the vectors
         sync_block();
     }
 
@@ -223,7 +223,7 @@ struct Rows {
                     if (source >= 0) id = a.canvas[image * VALUES + source];
                 }
                 for (int place = first; place < PLACES && place < first + 32; place++) {
-                    const int row = place * (OUTSIDE + 1) + of_lane(id, place - first);
+                    const int row = place * (OUTSIDE + 1) + shuffle(id, place - first);
 #pragma unroll
                     for (int i = 0; i < D / 32; i++) {
                         const int d = i / 4 * 128 + lane * 4 + i % 4;
@@ -231,7 +231,7 @@ struct Rows {
                     }
                 }
             }
-            const float about = float_of(of_lane(bits_of(v[0][0]), 0));
+            const float about = float_of(shuffle(bits_of(v[0][0]), 0));
             take(
                 v, {n}, {about}, PRE ? vectors0 + AT_NORM1 : nullptr, nullptr,
                 RING > 0 ? vectors0 + AT_CONV1 : nullptr, a.ring
@@ -262,7 +262,7 @@ struct Rows {
 #pragma unroll
             for (int c = 0; c < CHANNELS; c++) values[c] = row.known ? canvas[c] : FIRST_VALUE;
             float nats = 0.0f;
-            if (!waited) await(OF_PARAMETERS), waited = true;
+            if (!waited) await(BARRIER_PARAMETERS), waited = true;
             if (t >= FIRST) {  // or the network does not model this value
                 const float* p = parameters + n * PARAMETERS_ROW;
                 bool decided = row.known;
@@ -289,7 +289,7 @@ struct Rows {
                 }
             }
         }
-        if (!waited) await(OF_PARAMETERS);
+        if (!waited) await(BARRIER_PARAMETERS);
         sync_block();
         if (thread < live && slot[thread] >= 0) arrive_at(thread, step[thread] + 1);
         sync_block();

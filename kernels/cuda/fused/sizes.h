@@ -8,7 +8,7 @@ constexpr int SHARERS = CLUSTER > HEADS ? CLUSTER / HEADS : 1;  // blocks that s
 constexpr int MINE = HEADS * SHARERS / CLUSTER / GROUPS;        // heads that a block has at a time
 constexpr int HEAD_TILES = 4 + 2 / SHARERS;                     // of q, k, and its values
 constexpr int SLICE = FF / SLICES;
-constexpr int OF_HEAD_TILES = (OUTPUTS + 15) / 16;
+constexpr int OUTPUT_TILES = (OUTPUTS + 15) / 16;
 // One head of one row for each warp: its state is read while the block computes q, k and v.
 constexpr bool AHEAD = CLUSTER > 1 && ROWS == 8 && ROWS * MINE <= WARPS;
 constexpr float EPS = 1e-6f, NORM_EPS = 1e-5f;
@@ -21,31 +21,33 @@ static_assert(CLUSTER == 1 || GROUPS * SLICES == 1, "");
 // Where a layer's weights are, in fragments of 16 outputs and 16 inputs, and what all blocks read.
 constexpr int FRAGMENT = 32;  // of uint4
 constexpr int TILE_D = D / 16 * FRAGMENT, TILE_FF = FF / 16 * FRAGMENT;
-constexpr int OF_QKV = 0, OF_OUT = OF_QKV + 3 * D / 16 * TILE_D;
-constexpr int OF_LINEAR1 = OF_OUT + D / 16 * TILE_D, OF_LINEAR2 = OF_LINEAR1 + FF / 16 * TILE_D;
-constexpr int OF_LAYER = OF_LINEAR2 + D / 16 * TILE_FF;
+constexpr int OFFSET_QKV = 0, OFFSET_OUT = OFFSET_QKV + 3 * D / 16 * TILE_D;
+constexpr int OFFSET_LINEAR1 = OFFSET_OUT + D / 16 * TILE_D;
+constexpr int OFFSET_LINEAR2 = OFFSET_LINEAR1 + FF / 16 * TILE_D;
+constexpr int LAYER_WEIGHTS = OFFSET_LINEAR2 + D / 16 * TILE_FF;
 // Where EXACT the first feed-forward network's inputs and the head's are of two bfloat16, and their
 // weights: what is left of the head's is behind the head, and then what is left of the others.
 constexpr int EXACT_IN = EXACT ? 3 * D : D;  // high by high, high by low, low by high
 constexpr int HEAD_IN = CATEGORICAL ? D : EXACT_IN;
-constexpr int OF_HEAD = OF_HEAD_TILES * TILE_D;
+constexpr int HEAD_WEIGHTS = OUTPUT_TILES * TILE_D;
 constexpr int AT_QKV = 0, AT_OUT = AT_QKV + 3 * D, AT_LINEAR1 = AT_OUT + D;
 constexpr int AT_LINEAR2 = AT_LINEAR1 + FF, AT_NORM1 = AT_LINEAR2 + D, AT_NORM2 = AT_NORM1 + 2 * D;
 constexpr int AT_CONV1 = AT_NORM2 + 2 * D, CONV = RING > 0 ? 5 * D : 0, AT_CONV2 = AT_CONV1 + CONV;
-constexpr int AT_LAYER = AT_CONV2 + CONV;
+constexpr int LAYER_VECTORS = AT_CONV2 + CONV;
 
-enum { OF_O, OF_Y, OF_HIDDEN, OF_PARAMETERS, GIVEN };  // what blocks of a cluster give each other
+// Of what blocks of a cluster give each other.
+enum { BARRIER_O, BARRIER_Y, BARRIER_HIDDEN, BARRIER_PARAMETERS, BARRIERS };
 
 // Shared memory, rows padded so that those of a tile are in different banks.
 constexpr int X = D + 4, U = D + 8, HEADS_ROW = 96 * MINE + 8, HIDDEN_ROW = SLICE + 8;
-constexpr int PARAMETERS_ROW = 16 * OF_HEAD_TILES;  // in float32, in the same place
+constexpr int PARAMETERS_ROW = 16 * OUTPUT_TILES;  // in float32, in the same place
 constexpr int MIDDLE = HEADS_ROW > HIDDEN_ROW && HEADS_ROW > 2 * PARAMETERS_ROW ? HEADS_ROW
     : HIDDEN_ROW > 2 * PARAMETERS_ROW ? HIDDEN_ROW : 2 * PARAMETERS_ROW;
 constexpr int LAST = 2 * D + PARAMETERS_ROW;  // vectors behind the last layer's
-constexpr int HELD = CLUSTER > 1 ? 2 * AT_LAYER + LAST : AT_NORM1;  // of the vectors: see Rows
+constexpr int HELD = CLUSTER > 1 ? 2 * LAYER_VECTORS + LAST : AT_NORM1;  // of the vectors: see Rows
 constexpr int PARTIAL = 20;
 constexpr int OWN_BYTES = ROWS * (4 * X * (CLUSTER > 1 ? 2 : 1) + 2 * ((2 + EXACT) * U + MIDDLE) + 16)
-    + 8 * GIVEN
+    + 8 * BARRIERS
     + 4 * ((CLUSTER > 1 ? 2 * WARPS * ROWS * PARTIAL : 0) + HELD);
 // A layer's weights, of this block's outputs, where they wait in shared memory.
 constexpr int STAGED_BYTES = STAGED * 2 * (16 * MINE * HEAD_TILES * D
@@ -53,8 +55,8 @@ constexpr int STAGED_BYTES = STAGED * 2 * (16 * MINE * HEAD_TILES * D
 constexpr int SHARED_BYTES = (OWN_BYTES + 15) / 16 * 16 + STAGED_BYTES;
 
 struct Arguments {
-    const uint4* weights;   // [LAYERS * OF_LAYER + the head's, and where EXACT what is left]
-    const float* vectors;   // [LAYERS * AT_LAYER + LAST]
+    const uint4* weights;   // [LAYERS * LAYER_WEIGHTS + the head's, and where EXACT what is left]
+    const float* vectors;   // [LAYERS * LAYER_VECTORS + LAST]
     const int* slots;       // [rows]
     int* positions;         // [slots]
     unsigned char* canvas;  // [slots, STEPS * CHANNELS]

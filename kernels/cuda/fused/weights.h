@@ -6,7 +6,7 @@ struct Weights : Attention {
     // Where weights of the products are, of this block's tiles of outputs.
     static constexpr int TILES_QKV = MINE * HEAD_TILES, TILES_D = D / 16 / CLUSTER;
     static constexpr int TILES_HIDDEN = SLICE / 16 / CLUSTER;
-    static constexpr int TILES_HEAD = (OF_HEAD_TILES + CLUSTER - 1) / CLUSTER;
+    static constexpr int TILES_HEAD = (OUTPUT_TILES + CLUSTER - 1) / CLUSTER;
 
     // Where those of each product wait in shared memory: a chunk of a tile for each warp.
     static constexpr int SLOT = 8 * FRAGMENT, SLOT_QKV = 0;
@@ -19,7 +19,7 @@ struct Weights : Attention {
     static_assert(CLUSTER == 1 || SPREAD<TILES_D, D>, "");
 
     DEVICE const uint4* layer_weights(int layer) const {
-        return a.weights + (long long)layer * OF_LAYER;
+        return a.weights + (long long)layer * LAYER_WEIGHTS;
     }
 
     DEVICE int qkv_tile(int group, int tile) const {
@@ -28,7 +28,7 @@ struct Weights : Attention {
     }
 
     DEVICE const uint4* qkv_at(int layer, int group, int tile, int chunk) const {
-        return layer_weights(layer) + OF_QKV + qkv_tile(group, tile) * TILE_D
+        return layer_weights(layer) + OFFSET_QKV + qkv_tile(group, tile) * TILE_D
             + chunk * 8 * FRAGMENT;
     }
 
@@ -39,7 +39,7 @@ struct Weights : Attention {
     }
 
     DEVICE const uint4* out_at(int layer, int tile, int chunk) const {
-        return layer_weights(layer) + OF_OUT + (rank * TILES_D + tile) * TILE_D
+        return layer_weights(layer) + OFFSET_OUT + (rank * TILES_D + tile) * TILE_D
             + chunk * 8 * FRAGMENT;
     }
 
@@ -65,7 +65,7 @@ struct Weights : Attention {
     DEVICE const uint4* linear1_at(int layer, int slice, int tile, int chunk) const {
         const int at = (slice * (SLICE / 16) + rank * TILES_HIDDEN + tile) * TILE_D;
         return exact_at(
-            layer_weights(layer) + OF_LINEAR1 + at, layer_weights(LAYERS) + 2 * OF_HEAD + at, chunk
+            layer_weights(layer) + OFFSET_LINEAR1 + at, layer_weights(LAYERS) + 2 * HEAD_WEIGHTS + at, chunk
         );
     }
 
@@ -76,7 +76,7 @@ struct Weights : Attention {
     }
 
     DEVICE const uint4* linear2_at(int layer, int slice, int tile, int chunk) const {
-        return layer_weights(layer) + OF_LINEAR2 + (rank * TILES_D + tile) * TILE_FF
+        return layer_weights(layer) + OFFSET_LINEAR2 + (rank * TILES_D + tile) * TILE_FF
             + (slice * (SLICE / CHUNK) + chunk) * 8 * FRAGMENT;
     }
 
@@ -87,12 +87,12 @@ struct Weights : Attention {
     }
 
     DEVICE int head_tile(int tile) const {  // of the head's tiles a block has every CLUSTER-th
-        return tile * CLUSTER + rank < OF_HEAD_TILES ? tile * CLUSTER + rank : OF_HEAD_TILES - 1;
+        return tile * CLUSTER + rank < OUTPUT_TILES ? tile * CLUSTER + rank : OUTPUT_TILES - 1;
     }
 
     DEVICE const uint4* head_at(int tile, int chunk) const {
         const uint4* all = layer_weights(LAYERS) + head_tile(tile) * TILE_D;
-        return exact_at(all, all + OF_HEAD, chunk);
+        return exact_at(all, all + HEAD_WEIGHTS, chunk);
     }
 
     DEVICE const uint4* head_begins(int t = 0) const {
