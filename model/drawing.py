@@ -18,7 +18,7 @@ from scanline.model.likelihood import pixel_bits
 from scanline.model.network import LinearTransformer
 from scanline.model.noise import MAX_SEED, image_seed, random_label
 from scanline.model.particles import finish_by_particles
-from scanline.model.shape import settle
+from scanline.model.sampling import resolve
 
 Source = LinearTransformer | Checkpoint | Path | str
 Label = int | str | None
@@ -151,16 +151,16 @@ def paint(
     seeds = [image_seed(seed, image) for image in range(n)]
     each = _one_each(label, n)
     mixed = len({one is None for one in each}) > 1  # a guidance is for those with a label then
-    shapes = [
-        settle(config, own, one, top_p, None if mixed and one is None else guidance, particles)
+    each_params = [
+        resolve(config, own, one, top_p, None if mixed and one is None else guidance, particles)
         for one in each
     ]
     labels, scale = np.zeros(n, np.int32), np.ones(n, np.float32)
-    for image, shape in enumerate(shapes):
-        by_seed = shape.any_label
-        labels[image] = random_label(seeds[image], len(config.classes)) if by_seed else shape.label
-        scale[image] = shape.guidance
-    slots_each = max(shape.slots for shape in shapes)
+    for image, params in enumerate(each_params):
+        by_seed = params.any_label
+        labels[image] = random_label(seeds[image], len(config.classes)) if by_seed else params.label
+        scale[image] = params.guidance
+    slots_each = max(params.slots for params in each_params)
     if slots < slots_each:
         raise ValueError(f"an image takes {slots_each} slots here, and there are {slots}")
     at_once = min(n, slots // slots_each)
@@ -173,7 +173,7 @@ def paint(
         rows = np.arange(first, min(first + at_once, n))
         inputs = Inputs.blank(config, len(rows))
         inputs.temperature[:] = temperature
-        inputs.top_p[:] = shapes[0].top_p
+        inputs.top_p[:] = each_params[0].top_p
         inputs.label[:], inputs.guidance[:] = labels[rows], scale[rows]
         leads = particles * (rows - first)
         inputs.twin[:] = np.where(scale[rows] == 1, NO_SLOT, particles * at_once + leads)

@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field
 from scanline.model.config import ModelConfig
 from scanline.model.noise import MAX_SEED
 from scanline.service.api.files import KnownTags, reply_png
-from scanline.service.api.lookup import Server, find_served, settle_shape
+from scanline.service.api.lookup import Server, find_served, resolve_sampling
 from scanline.service.api.requests import MAX_TEMPERATURE
 from scanline.service.generation import Spec
 from scanline.service.http.errors import ApiError
@@ -73,8 +73,8 @@ async def card(
         raise ApiError(404, "this server draws for those who have its key", code="not_found")
     n = min(link.n, MOST, server.settings.max_images)
     served = find_served(server, link.model)
-    shape = settle_shape(server, served, link.label or None, link.top_p, link.guidance)
-    spec = Spec(n=n, seed=link.seed, temperature=link.temperature, **shape._asdict())
+    params = resolve_sampling(server, served, link.label or None, link.top_p, link.guidance)
+    spec = Spec(n=n, seed=link.seed, temperature=link.temperature, **params._asdict())
 
     def encode(images: list[NDArray[np.uint8]], config: ModelConfig) -> bytes:
         side = config.width * (1 if n == 1 else 2)

@@ -167,11 +167,11 @@ def test_settings_are_all_told() -> None:
 
 
 def test_codes_of_errors_and_names_of_metrics_are_all_told() -> None:
-    files = [*(ROOT / "service").rglob("*.py"), ROOT / "model" / "shape.py"]
+    files = [*(ROOT / "service").rglob("*.py"), ROOT / "model" / "sampling.py"]
     source = "".join(path.read_text() for path in files)
     codes = set(re.findall(r'\bcode="(\w+)"', source))
     codes |= set(re.findall(r'\(\d{3}, (?:f?"[^"]*"|message), "(\w+)"\)', source))
-    codes |= set(re.findall(r'ShapeError\([^()]*"(\w+)",?\s*\)', source))
+    codes |= set(re.findall(r'SamplingError\([^()]*"(\w+)",?\s*\)', source))
     codes |= {
         code for pair in re.findall(r'code = "(\w+)" if \w+ else "(\w+)"', source) for code in pair
     }

@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, WithJsonSchema
 from scanline.model.config import ModelConfig
 from scanline.model.noise import MAX_SEED
 from scanline.service.api.beginning import begin
-from scanline.service.api.lookup import EVERY_ROUTE, Server, find_served, settle_shape
+from scanline.service.api.lookup import EVERY_ROUTE, Server, find_served, resolve_sampling
 from scanline.service.api.requests import LABEL_HELP, Guidance, Temperature, TopP
 from scanline.service.generation import Spec
 from scanline.service.http.errors import errors
@@ -107,8 +107,8 @@ async def get_sample(
 ) -> Response:
     """Draw one sample; its `ETag` is the same for as long as the bytes are."""
     served = find_served(server, model)
-    shape = settle_shape(server, served, label or None, top_p, guidance)
-    spec = Spec(n=1, seed=seed, temperature=temperature, **shape._asdict())
+    params = resolve_sampling(server, served, label or None, top_p, guidance)
+    spec = Spec(n=1, seed=seed, temperature=temperature, **params._asdict())
     # What needs a key is for its owner's cache alone. A cache asks again each time, which costs
     # nothing, for with other weights the same address has another picture.
     whose = "private" if server.settings.api_keys else "public"

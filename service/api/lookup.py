@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 from fastapi.security import HTTPBearer
 
-from scanline.model.shape import Shape, ShapeError, settle
+from scanline.model.sampling import SamplingError, SamplingParams, resolve
 from scanline.service.http.bodies import json_once_each, known_query
 from scanline.service.http.errors import ApiError, not_ready
 from scanline.service.server import Scanline, Served
@@ -62,34 +62,34 @@ def choose_seed(seed: int | None) -> int:
     return secrets.randbelow(2**32) if seed is None else seed
 
 
-def settle_shape(
+def resolve_sampling(
     server: Scanline,
     served: Served,
     label: int | str | None,
     top_p: float | None,
     guidance: float | None,
     particles: int = 1,
-) -> Shape:
-    """Settle what a request leaves to the model: 400 where it asks for what cannot be."""
+) -> SamplingParams:
+    """Give how a request is sampled: 400 where it asks for what cannot be."""
     try:
-        shape = settle(
+        params = resolve(
             served.engine.config, served.checkpoint.defaults, label, top_p, guidance, particles
         )
-    except ShapeError as error:
+    except SamplingError as error:
         message = str(error)
         if error.code == "unknown_class":
             others = [n for n, one in server.models.items() if label in one.engine.config.classes]
             message += f"; {others[0]} has it: name that as the model" if others else ""
         raise ApiError(400, message, param=error.param, code=error.code) from None
-    if shape.slots > (most := served.engine.largest):
+    if params.slots > (most := served.engine.largest):
         param = "particles" if particles > 1 else "guidance"
         less = "ask for fewer particles" if particles > 1 else "set guidance to 1"
-        if particles > 1 and shape.guidance != 1:
-            less += f", or set guidance to 1 (here it is {shape.guidance:g})"
+        if particles > 1 and params.guidance != 1:
+            less += f", or set guidance to 1 (here it is {params.guidance:g})"
         raise ApiError(
             400,
-            f"an image would take {shape.slots} slots (one a particle, twice that with guidance) "
+            f"an image would take {params.slots} slots (one a particle, twice that with guidance) "
             f"and this server has {most}: {less}",
             param=param, code="too_many",
         )  # fmt: skip
-    return shape
+    return params

@@ -22,7 +22,7 @@ from scanline.service.api.lookup import (
     choose_seed,
     find_served,
     find_with_room,
-    settle_shape,
+    resolve_sampling,
 )
 from scanline.service.api.replies import GenerationReply, ModelList, ModelReply
 from scanline.service.api.requests import CompletionForm, Granularity, Output, SampleRequest
@@ -73,12 +73,12 @@ async def create_samples(
     )
     served = find_with_room(request, server, body.model, body.n, idempotency_key)
     engine = served.engine
-    shape = settle_shape(server, served, body.label, body.top_p, body.guidance)
+    params = resolve_sampling(server, served, body.label, body.top_p, body.guidance)
     spec = Spec(
         n=body.n,
         seed=choose_seed(body.seed),
         temperature=body.temperature,
-        **shape._asdict(),
+        **params._asdict(),
     )
     key = name_request(request, idempotency_key, engine, spec, body.seed)
     shown = _Shown(media, body.granularity, body.output)
@@ -105,7 +105,7 @@ async def create_completions(
     )
     served = find_with_room(request, server, form.model, form.n, idempotency_key)
     engine = served.engine
-    shape = settle_shape(server, served, form.label, form.top_p, form.guidance, form.particles)
+    params = resolve_sampling(server, served, form.label, form.top_p, form.guidance, form.particles)
     async with client_of(request) as client:
         canvas, known = await server.reading.run(
             client,
@@ -120,7 +120,7 @@ async def create_completions(
         n=form.n,
         seed=choose_seed(form.seed),
         temperature=form.temperature,
-        **shape._asdict(),
+        **params._asdict(),
         canvas=canvas,
         known=known,
     )

@@ -38,13 +38,13 @@ def sample(
 ) -> None:
     """Draw images without a server, and write them as one PNG grid."""
     from scanline.model.checkpoint import load_one
-    from scanline.model.shape import settle
+    from scanline.model.sampling import resolve
     from scanline.service.commands.grid import draw_grid
     from scanline.service.generation import Spec
 
     checkpoint = load_one(weights, model)
-    shape = settle(checkpoint.model.config, checkpoint.defaults, label, top_p, guidance)
-    spec = Spec(n=n, seed=seed, temperature=temperature, **shape._asdict())
+    params = resolve(checkpoint.model.config, checkpoint.defaults, label, top_p, guidance)
+    spec = Spec(n=n, seed=seed, temperature=temperature, **params._asdict())
     draw_grid(checkpoint, spec, out, scale, backend, threads)
     typer.echo(f"wrote {out}")
 
@@ -74,7 +74,7 @@ def complete(
 ) -> None:
     """Complete a picture several ways without a server, and write them as one PNG grid."""
     from scanline.model.checkpoint import load_one
-    from scanline.model.shape import settle
+    from scanline.model.sampling import resolve
     from scanline.service.commands.grid import draw_grid
     from scanline.service.generation import Spec
     from scanline.service.pictures import UnmarkedError, read_upload
@@ -93,14 +93,14 @@ def complete(
                 "nothing says which part to draw: give --rows, or a picture that is transparent "
                 "where it is unknown"
             ) from None
-    shape = settle(config, checkpoint.defaults, label, top_p, guidance, particles)
+    params = resolve(config, checkpoint.defaults, label, top_p, guidance, particles)
     spec = Spec(
         n=n,
         seed=seed,
         temperature=temperature,
         canvas=canvas,
         known=known,
-        **shape._asdict(),
+        **params._asdict(),
     )
     draw_grid(checkpoint, spec, out, scale, backend, threads)
     typer.echo(f"wrote {out}")

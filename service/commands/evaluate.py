@@ -102,7 +102,7 @@ def evaluate(
     from scanline.model.checkpoint import Defaults, load_one
     from scanline.model.decoders.reference import ReferenceDecoder
     from scanline.model.figures import record_defaults, record_figure, record_precision
-    from scanline.model.shape import settle
+    from scanline.model.sampling import resolve
     from scanline.model.training.sets import judging_data, test_data
 
     given = {
@@ -125,8 +125,8 @@ def evaluate(
     if holes:
         _complete(checkpoint, *judging_data(config, facts, *where), holes, epochs)
     elif samples:
-        shape = settle(config, own, 0 if label else None, top_p, guidance)
-        style = Defaults(shape.guidance, shape.top_p)
+        params = resolve(config, own, 0 if label else None, top_p, guidance)
+        style = Defaults(params.guidance, params.top_p)
         heat = 1.0 if temperature is None else temperature
         both = judging_data(config, facts, *where)
         _judge(checkpoint, *both, samples, label, style, heat, seed or 0, epochs)

@@ -15,7 +15,7 @@ from scanline.service.api.lookup import (
     choose_seed,
     find_served,
     find_with_room,
-    settle_shape,
+    resolve_sampling,
 )
 from scanline.service.generation import Generation, Spec
 from scanline.service.http.errors import errors
@@ -87,19 +87,19 @@ async def create_edit(
 def _settle(
     request: Request, server: Scanline, body: ImageOptions, key: str | None
 ) -> tuple[Workshop, Rendering, Spec]:
-    """Find the model that the prompt is for, and settle what it is to draw and how it is shown."""
+    """Find the model that the prompt is for, and choose what it is to draw and how it is shown."""
     if body.model is not None or not server.models:
         find_served(server, body.model)  # or say that there is none
     named = [body.model] if body.model is not None else list(server.models)
     configs = {name: server.models[name].engine.config for name in named}
     model, label = understand(body.prompt, configs)
     served = find_with_room(request, server, model, body.n or 1, key)
-    shape = settle_shape(server, served, label, body.top_p, body.guidance)
+    params = resolve_sampling(server, served, label, body.top_p, body.guidance)
     spec = Spec(
         n=body.n or 1,
         seed=choose_seed(body.seed),
         temperature=1.0 if body.temperature is None else body.temperature,
-        **shape._asdict(),
+        **params._asdict(),
     )
     return served.engine, choose_rendering(body, served.engine.config), spec
 

@@ -1,4 +1,4 @@
-"""How the values of a drawing are chosen: what a caller asks for, and else what the model likes."""
+"""How values are sampled: what a caller asks for, and else what the model has by default."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from scanline.model.noise import RANDOM
 from scanline.model.particles import MAX_PARTICLES
 
 
-class ShapeError(ValueError):
-    """A wish that cannot be: the message says why, ``param`` which field, ``code`` what kind."""
+class SamplingError(ValueError):
+    """What cannot be: the message says why, ``param`` which field, ``code`` of what kind."""
 
     def __init__(self, message: str, param: str, code: str) -> None:
         super().__init__(message)
         self.param, self.code = param, code
 
 
-class Shape(NamedTuple):
-    """What decides how values are chosen: fields of ``Spec`` of the same names."""
+class SamplingParams(NamedTuple):
+    """How values are sampled, every choice made: fields of ``Spec`` of the same names."""
 
     label: int
     any_label: bool
@@ -35,15 +35,15 @@ class Shape(NamedTuple):
         return self.particles * (2 if self.guidance != 1 else 1)
 
 
-def settle(
+def resolve(
     config: ModelConfig,
     defaults: Defaults,
     label: int | str | None,
     top_p: float | None = None,
     guidance: float | None = None,
     particles: int = 1,
-) -> Shape:
-    """Settle a caller's wishes, None for what is left to the model; raises ``ShapeError``.
+) -> SamplingParams:
+    """Give all parameters, the model's own for what is None; raises ``SamplingError``.
 
     A label of "random" has each image's class chosen by its seed, unless a class has that name.
     Without a label nothing is guided.
@@ -51,7 +51,7 @@ def settle(
     names = [name.lower() for name in config.classes]
     by_seed = isinstance(label, str) and label.strip().lower() == RANDOM and RANDOM not in names
     if by_seed and not names:
-        raise ShapeError(
+        raise SamplingError(
             "this model has no classes to choose from; leave the label out",
             "label",
             "unknown_class",
@@ -59,18 +59,18 @@ def settle(
     try:
         number = NO_LABEL if by_seed else config.class_number(label)
     except ValueError as error:
-        raise ShapeError(str(error), "label", "unknown_class") from None
+        raise SamplingError(str(error), "label", "unknown_class") from None
     labelled = by_seed or number != NO_LABEL
     if guidance is None:
         guidance = defaults.guidance if labelled else 1.0
     elif not 0 <= guidance <= MAX_GUIDANCE:
-        raise ShapeError(f"guidance must be 0 to {MAX_GUIDANCE:g}", "guidance", "out_of_range")
+        raise SamplingError(f"guidance must be 0 to {MAX_GUIDANCE:g}", "guidance", "out_of_range")
     elif guidance != 1 and not names:
-        raise ShapeError(
+        raise SamplingError(
             "this model has no classes to guide towards; leave guidance out", "guidance", "no_label"
         )
     elif guidance != 1 and not labelled:
-        raise ShapeError(
+        raise SamplingError(
             "guidance draws towards a label: give one, or leave guidance out",
             "guidance",
             "no_label",
@@ -78,11 +78,11 @@ def settle(
     if top_p is None:
         top_p = defaults.top_p
     elif not 0 < top_p <= 1:
-        raise ShapeError("top_p must be above 0 and at most 1", "top_p", "out_of_range")
+        raise SamplingError("top_p must be above 0 and at most 1", "top_p", "out_of_range")
     if not 1 <= particles <= MAX_PARTICLES:
-        raise ShapeError(f"particles must be 1 to {MAX_PARTICLES}", "particles", "out_of_range")
+        raise SamplingError(f"particles must be 1 to {MAX_PARTICLES}", "particles", "out_of_range")
     # Decoders hold single precision: what rounds to 1 there is 1, and what is above 0 stays so.
     if np.float32(guidance) == 1:
         guidance = 1.0
     top_p = max(top_p, float(np.finfo(np.float32).tiny))
-    return Shape(number, by_seed, top_p, guidance, particles)
+    return SamplingParams(number, by_seed, top_p, guidance, particles)

@@ -20,7 +20,7 @@ from scanline.model.checkpoint import (
     save_checkpoint,
 )
 from scanline.model.decoders.opening import open_decoder
-from scanline.model.shape import Shape, ShapeError, settle
+from scanline.model.sampling import SamplingError, SamplingParams, resolve
 from tests.service_fixtures import (
     COLOUR,
     GREY,
@@ -37,23 +37,27 @@ MINE = Defaults(guidance=2.5, top_p=0.9)
 
 
 @pytest.mark.parametrize(
-    ("asked", "defaults", "shape"),
+    ("asked", "defaults", "params"),
     [
-        ({"label": None}, MINE, Shape(-1, False, 0.9, 1.0, 1)),
-        ({"label": "1"}, MINE, Shape(1, False, 0.9, 2.5, 1)),
-        ({"label": 2}, PLAIN, Shape(2, False, 1.0, 1.0, 1)),
-        ({"label": "A frog"}, PLAIN, Shape(2, False, 1.0, 1.0, 1)),
-        ({"label": " Random "}, MINE, Shape(-1, True, 0.9, 2.5, 1)),
-        ({"label": 1, "guidance": 1.0, "top_p": 1.0}, MINE, Shape(1, False, 1.0, 1.0, 1)),
-        ({"label": 1, "guidance": 0.0, "particles": 64}, MINE, Shape(1, False, 0.9, 0.0, 64)),
-        ({"label": None, "guidance": 1.0}, MINE, Shape(-1, False, 0.9, 1.0, 1)),
+        ({"label": None}, MINE, SamplingParams(-1, False, 0.9, 1.0, 1)),
+        ({"label": "1"}, MINE, SamplingParams(1, False, 0.9, 2.5, 1)),
+        ({"label": 2}, PLAIN, SamplingParams(2, False, 1.0, 1.0, 1)),
+        ({"label": "A frog"}, PLAIN, SamplingParams(2, False, 1.0, 1.0, 1)),
+        ({"label": " Random "}, MINE, SamplingParams(-1, True, 0.9, 2.5, 1)),
+        ({"label": 1, "guidance": 1.0, "top_p": 1.0}, MINE, SamplingParams(1, False, 1.0, 1.0, 1)),
+        (
+            {"label": 1, "guidance": 0.0, "particles": 64},
+            MINE,
+            SamplingParams(1, False, 0.9, 0.0, 64),
+        ),
+        ({"label": None, "guidance": 1.0}, MINE, SamplingParams(-1, False, 0.9, 1.0, 1)),
     ],
 )
 def test_wishes_and_what_is_left_to_the_model(
-    asked: dict[str, Any], defaults: Defaults, shape: Shape
+    asked: dict[str, Any], defaults: Defaults, params: SamplingParams
 ) -> None:
-    assert settle(GREY, defaults, **asked) == shape
-    assert shape.slots == shape.particles * (1 if shape.guidance == 1 else 2)
+    assert resolve(GREY, defaults, **asked) == params
+    assert params.slots == params.particles * (1 if params.guidance == 1 else 2)
 
 
 @pytest.mark.parametrize(
@@ -69,17 +73,17 @@ def test_wishes_and_what_is_left_to_the_model(
     ],
 )
 def test_wishes_that_cannot_be(asked: dict[str, Any], param: str, says: str) -> None:
-    with pytest.raises(ShapeError, match=says) as refused:
-        settle(GREY, PLAIN, **asked)
+    with pytest.raises(SamplingError, match=says) as refused:
+        resolve(GREY, PLAIN, **asked)
     assert refused.value.param == param
 
 
 def test_a_model_without_classes_guides_nothing() -> None:
-    with pytest.raises(ShapeError, match="classes") as refused:
-        settle(COLOUR, PLAIN, "random")
+    with pytest.raises(SamplingError, match="classes") as refused:
+        resolve(COLOUR, PLAIN, "random")
     assert refused.value.param == "label"
-    with pytest.raises(ShapeError, match="classes") as refused:
-        settle(COLOUR, PLAIN, None, guidance=2.0)
+    with pytest.raises(SamplingError, match="classes") as refused:
+        resolve(COLOUR, PLAIN, None, guidance=2.0)
     assert refused.value.param == "guidance"
 
 
