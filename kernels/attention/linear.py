@@ -1,14 +1,7 @@
 """Linear attention in linear time: in chunks where it is causal, the form that trains.
 
-Equations are those of Katharopoulos et al., *Transformers are RNNs* (ICML 2020). With a
-feature map φ already applied to queries and keys, and i ≤ j the causal order,
-
-    S_j = Σ_i k_i v_iᵀ      (eq. 10, 18)        z_j = Σ_i k_i      (eq. 11, 19)
-    o_j = (q_jᵀ S_j) / (q_jᵀ z_j + ε)           (eq. 9, 12, 20)
-
-Shapes: ``q, k: [B, T, H, K]``, ``v, o: [B, T, H, V]``, state ``kv: [B, H, K, V]`` and
-``z: [B, H, K]``. ``z`` is what ``kv`` would be for one more value that is always 1, so the
-chunked form carries both in one matrix of V + 1 columns.
+Equations, shapes and the state are those of ``definitions.py``. ``z`` is what ``kv`` would be for
+one more value that is always 1, so the chunked form carries both in one matrix of V + 1 columns.
 """
 
 from __future__ import annotations
