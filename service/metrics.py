@@ -59,6 +59,10 @@ class Metrics:
         )  # fmt: skip
         self.pixels = Counter("scanline_pixels", "Pixels drawn.", one, registry=own)
         self.images = Counter("scanline_images", "Images finished.", reason, registry=own)
+        self.redrawn = Counter(
+            "scanline_redrawn_images", "Images that a replica left undone, drawn again by others.",
+            one, registry=own,
+        )  # fmt: skip
         self.generation_seconds = Histogram(
             "scanline_generation_seconds", "From request to the last image, of those drawn whole.",
             one, buckets=_WAITS, registry=own,
@@ -131,6 +135,7 @@ class ModelMetrics:
         self._whole = metrics.generation_seconds.labels(model)
         self._step = metrics.step_seconds.labels(model)
         self._pixels = metrics.pixels.labels(model)
+        self._redrawn = metrics.redrawn.labels(model)
         # Made now, so that a scrape shows zeros rather than nothing.
         self._images = {reason: metrics.images.labels(model, reason) for reason in FinishReason}
 
@@ -158,6 +163,10 @@ class ModelMetrics:
     def finished(self, reason: FinishReason) -> None:
         """Count an image's end."""
         self._images[reason].inc()
+
+    def redrawn(self, images: int) -> None:
+        """Count images that a replica left undone."""
+        self._redrawn.inc(images)
 
 
 class _Labelled(Collector):

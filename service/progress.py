@@ -16,6 +16,7 @@ class Observer(Protocol):
     def ended(self, after: float) -> None: ...
     def stepped(self, seconds: float, pixels: int) -> None: ...
     def finished(self, reason: FinishReason) -> None: ...
+    def redrawn(self, images: int) -> None: ...
 
 
 class Progress:
@@ -46,6 +47,11 @@ class Progress:
         self._queue.finish(generation)
         if self._observer:
             self._observer.ended(now - generation.created)
+
+    def redraw(self, images: int) -> None:
+        """Note that what a replica did not finish is drawn again by others."""
+        if self._observer:
+            self._observer.redrawn(images)
 
     def finish_image(
         self, generation: Generation, image: Image, reason: FinishReason, bits: float | None

@@ -336,6 +336,7 @@ class Fleet:
             self._fail(part.generation)
             return
         log.warning("%s are drawn again: %s", what, failure)
+        self._progress.redraw(len(left))
         if part.tries > 1:
             await self._meet_again()
         for run in _runs(left):

@@ -25,6 +25,7 @@ from tests.cluster.fixtures import (
     fleet_of,
     idle,
 )
+from tests.engine.fixtures import Heard
 from tests.service_fixtures import DEADLINE, GREY, save_tiny, until
 
 
@@ -33,11 +34,13 @@ from tests.service_fixtures import DEADLINE, GREY, save_tiny, until
 def test_what_a_dying_replica_leaves_is_drawn_by_others_to_the_byte(
     name: str, life: int, tmp_path: Path
 ) -> None:
-    with fleet_of(tmp_path) as (fleet, here):
+    heard = Heard()
+    with fleet_of(tmp_path, observer=heard) as (fleet, here):
         here.lives = [life, life]
         generation = drawn(fleet, SPECS[name])
         assert not here.lives
         assert_as_by_one_engine(generation)
+    assert heard.again >= 2
 
 
 def test_it_goes_on_where_the_dead_one_was(tmp_path: Path) -> None:

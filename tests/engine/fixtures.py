@@ -62,6 +62,7 @@ class Heard:
     """Keeps what an engine tells its observer."""
 
     def __init__(self) -> None:
+        self.again = 0  # images that a replica left undone
         self.waits: list[float] = []
         self.first_pixels: list[float] = []
         self.ends: list[float] = []
@@ -74,6 +75,9 @@ class Heard:
 
     def admitted(self, waited: float) -> None:
         self.waits.append(waited)
+
+    def redrawn(self, images: int) -> None:
+        self.again += images
 
     def first_pixel(self, after: float) -> None:
         self.first_pixels.append(after)
