@@ -180,7 +180,7 @@ def test_too_many_that_wait_are_sent_away(
     monkeypatch.setattr(scanline.measuring, "waiting", 0)
     monkeypatch.setattr(scanline.measuring, "_free", 0)  # as with one under way
     reply = client.post("/v1/distribution", json={"values": []})
-    check_error(reply, 429, "queue_full")
+    check_error(reply, 429, "scores_full")
     assert reply.headers["retry-after"] == "1"
 
 
