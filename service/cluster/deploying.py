@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import json
 import logging
 import os
 import socket
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -14,8 +18,10 @@ from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 
+from scanline import kernels, model, service
 from scanline.model.checkpoint import Checkpoint
 from scanline.model.decoders.contract import BackendError
+from scanline.service import __version__
 from scanline.service.cluster.fleet import Drawing, Fleet
 from scanline.service.cluster.parts import Part, Report
 from scanline.service.cluster.replica import Replica
@@ -27,6 +33,13 @@ log = logging.getLogger("scanline.cluster")
 ADDRESS = "RAY_ADDRESS"
 JOIN_SECONDS = 60.0  # that a cluster may begin to listen after us
 FIRST_REPORT_SECONDS = 30.0
+PROGRAM_SECONDS = 10.0  # that a replica has to say what it runs
+OF_REPLICAS = {
+    "backend", "slots", "threads", "min_replicas", "max_replicas", "replica_images", "replica_cpus",
+    "replica_gpus", "scale_up_seconds", "scale_down_seconds", "drain_seconds", "log_format",
+    "log_level",
+}  # fmt: skip  # settings; the others are the entrance's
+CODE = (".py", ".h", ".cpp", ".cu")
 END_SECONDS = 10.0  # that a replica told to end has to finish its parts
 PARTS_AT_ONCE = 100_000  # of a replica: how many it has is the entrance's to say
 OBJECTS = 128 * 2**20  # bytes of shared memory: parts and news are small and go by message
@@ -43,6 +56,24 @@ def own_settings(settings: Settings, keep_key: bool = False) -> dict[str, Any]:
     if keep_key and settings.api_key is not None:
         own["api_key"] = settings.api_key.get_secret_value()
     return own
+
+
+@functools.cache
+def _sources() -> str:
+    """Give a hash of this package's code."""
+    digest = hashlib.sha256()
+    for part in (kernels, model, service):
+        folder = Path(next(iter(part.__path__)))
+        for path in sorted(path for path in folder.rglob("*") if path.suffix in CODE):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def program_of(checkpoint: Checkpoint, settings: Settings) -> str:
+    """Name what a model's replicas run: this package's version, and a hash of all that counts."""
+    theirs = json.dumps(settings.model_dump(include=OF_REPLICAS, mode="json"), sort_keys=True)
+    digest = hashlib.sha256("\0".join([_sources(), checkpoint.digest, theirs]).encode())
+    return f"{__version__} {digest.hexdigest()}"
 
 
 def deployment(checkpoint: Checkpoint, settings: Settings) -> Any:
@@ -71,7 +102,10 @@ def deployment(checkpoint: Checkpoint, settings: Settings) -> Any:
         graceful_shutdown_timeout_s=min(settings.drain_seconds, END_SECONDS),
         health_check_period_s=5.0,
         health_check_timeout_s=10.0,
-    ).bind(checkpoint.name, checkpoint.digest, own_settings(settings))
+    ).bind(
+        checkpoint.name, checkpoint.digest, own_settings(settings),
+        program_of(checkpoint, settings),
+    )  # fmt: skip
 
 
 def lacking(settings: Settings, free: Mapping[str, float]) -> str:
@@ -138,6 +172,17 @@ def wait_listening(address: str, seconds: float) -> None:
             time.sleep(0.5)
 
 
+def _program(handle: DeploymentHandle) -> str | None:
+    """Ask a replica what it runs; None where it does not say."""
+    asked = handle.options(method_name="program").remote()
+    try:
+        program: str = asked.result(timeout_s=PROGRAM_SECONDS)
+    except Exception as error:  # of another version, or dying: it is replaced
+        log.info("a replica does not say what it runs: %r", error)
+        return None
+    return program
+
+
 class Cluster:
     """A Ray cluster, that of RAY_ADDRESS or one begun here, and the models deployed in it."""
 
@@ -163,12 +208,19 @@ class Cluster:
         logging.getLogger("ray.serve").setLevel(logging.WARNING)  # it tells of every cancelled part
 
     def open(self, checkpoint: Checkpoint, settings: Settings, metrics: ModelMetrics) -> Fleet:
-        """Run a model's deployment, or the one that is there anew, and reach its replicas.
+        """Run a model's deployment, unless it is there and runs the same, and reach its replicas.
 
         Raises ``BackendError`` where a cluster begun here, which never grows, lacks what they want.
         """
         name = checkpoint.name
-        there = not self._own and f"scanline-{name}" in serve.status().applications
+        application = f"scanline-{name}"
+        status = None if self._own else serve.status().applications.get(application)
+        there = status is not None
+        if status is not None and status.status == "RUNNING":
+            running = serve.get_app_handle(application)
+            if _program(running) == program_of(checkpoint, settings):
+                log.info("%s: its replicas are there, and go on", name)
+                return open_fleet(checkpoint, running, settings, metrics)
         if not there and (lack := lacking(settings, ray.available_resources())):
             what = f"the {settings.min_replicas} replicas of {name} want {lack}"
             if self._own:
@@ -178,7 +230,7 @@ class Cluster:
                 )
             log.warning("%s: waiting until they are free, or the cluster grows", what)
         models = deployment(checkpoint, settings)
-        handle = serve.run(models, name=f"scanline-{name}", route_prefix=None)
+        handle = serve.run(models, name=application, route_prefix=None)
         return open_fleet(checkpoint, handle, settings, metrics)
 
     def leave(self) -> None:

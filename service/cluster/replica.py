@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from scanline.model.checkpoint import CheckpointError, load_checkpoints
+from scanline.service import __version__
 from scanline.service.cluster.parts import Known, News, Part, Report, look_at
 from scanline.service.generation import Image
 from scanline.service.interpreter import tune_interpreter
@@ -33,11 +34,19 @@ class Replica:
     """Draws with one model; Ray Serve makes as many as are needed.
 
     ``digest`` is that of the entrance's weights, ``settings`` are those set by whoever deploys it,
-    as for a server. Raises ``CheckpointError`` where the weights here are others: they would draw
-    other pictures for the same seed.
+    as for a server, and ``program`` is what it is to run, the package's version first. Raises
+    ``CheckpointError`` where the weights here are others, and ``RuntimeError`` where the package
+    is: they would draw other pictures for the same seed.
     """
 
-    def __init__(self, name: str, digest: str, settings: dict[str, Any]) -> None:
+    def __init__(self, name: str, digest: str, settings: dict[str, Any], program: str) -> None:
+        version = program.split()[0]
+        if version != __version__:
+            raise RuntimeError(
+                f"{platform.node()} has Scanline {__version__}, and the entrance {version}: give "
+                "every machine the same"
+            )
+        self._program = program
         own = Settings(**settings)
         own.max_waiting, own.keep_finished = sys.maxsize, 0  # the entrance sees to both
         if own.threads is None and own.backend in ("auto", "native"):
@@ -83,6 +92,10 @@ class Replica:
                         await _called(partial(generation.when_news, seen=seen)).wait()
         finally:
             self._parts -= 1
+
+    def program(self) -> str:
+        """Say what it runs, to an entrance that may go on with it."""
+        return self._program
 
     def meet(self, entrance: str, share: float) -> Report:
         """Say how it is, to an entrance where images of that ``share`` of slots wait for it."""

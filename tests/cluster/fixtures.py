@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanline.model.checkpoint import Checkpoint, load_checkpoint
+from scanline.service import __version__
 from scanline.service.cluster.fleet import Fleet
 from scanline.service.cluster.parts import News, Part, Report
 from scanline.service.cluster.replica import Replica
@@ -24,6 +25,7 @@ from scanline.service.server import open_engine
 from tests.service_fixtures import GREY, save_tiny, settings, tiny_model, until
 
 SLOTS = 8
+PROGRAM = f"{__version__} of these tests"
 HOLE = np.ones(GREY.pixels, np.bool_)
 HOLE[7:19] = False
 VALUES = np.random.default_rng(0).integers(0, 256, (GREY.pixels, 1), np.uint8)
@@ -59,7 +61,7 @@ class Here:
         self.replicas = [*self.replicas, self._begin()]
 
     def _begin(self) -> Replica:
-        return Replica("tiny", self._digest, self._fields)
+        return Replica("tiny", self._digest, self._fields, PROGRAM)
 
 
 class Call:

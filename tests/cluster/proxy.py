@@ -37,7 +37,12 @@ def serving(way: str | None) -> Iterator[int]:
         with own_server() as (url, _):
             yield httpx.URL(url).port or 80
         return
-    settings = {"weights": str(SHIPPED), "models": "mnist", "backend": "native", "slots": 64}
+    settings: dict[str, Any] = {
+        "weights": str(SHIPPED),
+        "models": "mnist",
+        "backend": "native",
+        "slots": 64,
+    }
     with tempfile.TemporaryDirectory() as folder:
         served = Served(
             Path(folder), way, **settings, max_waiting=1024, min_replicas=1, max_replicas=1,

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -34,14 +35,36 @@ SETTINGS: dict[str, Any] = {
 }  # fmt: skip
 
 
+@contextlib.contextmanager
+def head() -> Iterator[str]:
+    """Run a Ray cluster of this machine, and give its address."""
+    folder, port = Path(tempfile.mkdtemp(prefix="r", dir="/tmp")), free_port()
+    command = ["-m", "ray.scripts.scripts", "start", "--head", "--block", f"--port={port}",
+               "--node-ip-address=127.0.0.1", "--num-cpus=2", "--include-dashboard=false",
+               f"--object-store-memory={2**27}", f"--temp-dir={folder}"]  # fmt: skip
+    clean = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    own = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_raylet_start_wait_time_s": "120",
+           "RAY_AUTH_MODE": "disabled"}  # fmt: skip
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, *command], env=clean | own, stdout=log, stderr=log
+        )
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(60)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 class Served:
     """A server as a process, its address, and what it says; ``way`` is ``serve`` or ``proxy``.
 
-    ``serve`` is ``scanline serve --cluster``, and ``proxy`` the application in a config file of
-    Ray Serve, whose own proxy listens.
+    ``serve`` is ``scanline serve --cluster``, in the cluster at ``address`` or one of its own, and
+    ``proxy`` the application in a config file of Ray Serve, whose own proxy listens.
     """
 
-    def __init__(self, folder: Path, way: str, **changes: Any) -> None:
+    def __init__(self, folder: Path, way: str, address: str | None = None, **changes: Any) -> None:
         self.way = way
         save_tiny(folder, config=CONFIG)
         port = free_port()
@@ -60,6 +83,7 @@ class Served:
         else:
             command = ["-m", "ray.serve.scripts", "run", str(write_config(folder, port, settings))]
         clean = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+        own |= {"RAY_ADDRESS": address} if address else {}
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, *command], env=clean | own, stdout=log, stderr=log

@@ -5,13 +5,16 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 from scanline.model.checkpoint import Checkpoint, CheckpointError, load_checkpoint
+from scanline.service import __version__
 from scanline.service.cluster.replica import Replica
 from scanline.service.serving import serve
 from scanline.service.settings import Settings
+from tests.cluster.fixtures import PROGRAM
 from tests.service_fixtures import GREY, save_tiny, tiny_model
 
 DEPLOYING = "scanline.service.cluster.deploying"
@@ -56,8 +59,26 @@ def test_replicas_that_would_wait_for_ever_are_told_of() -> None:
 def test_a_replica_with_other_weights_refuses_to_draw(tmp_path: Path) -> None:
     digest = load_checkpoint(save_tiny(tmp_path, "theirs")).digest
     fields = {"weights": tmp_path, "backend": "reference", "slots": 2}
-    Replica("theirs", digest, fields)._engine.close(0.0)
+    Replica("theirs", digest, fields, PROGRAM)._engine.close(0.0)
     other = tiny_model(GREY)
     other.head.predictor.bias.data += 1e-3
     with pytest.raises(CheckpointError, match=r"weights of theirs in .* are not those of the en"):
-        Replica("theirs", Checkpoint("theirs", other).digest, fields)
+        Replica("theirs", Checkpoint("theirs", other).digest, fields, PROGRAM)
+    with pytest.raises(RuntimeError, match=r"has Scanline 0.*, and the entrance 9\.9\.9"):
+        Replica("theirs", digest, fields, "9.9.9 of another day")
+
+
+def test_a_program_is_the_code_the_weights_and_what_replicas_heed() -> None:
+    deploying = pytest.importorskip(DEPLOYING, reason="Ray is not installed")
+    model = Checkpoint("tiny", tiny_model(GREY))
+
+    def program(checkpoint: Checkpoint = model, **changes: Any) -> str:
+        named: str = deploying.program_of(checkpoint, Settings(cluster=True, **changes))
+        return named
+
+    assert program().startswith(f"{__version__} ")
+    assert program() == program(port=9000, max_waiting=9000, api_key="x")  # the entrance's
+    other = tiny_model(GREY)
+    other.head.predictor.bias.data += 1e-3
+    others = [program(Checkpoint("tiny", other)), program(slots=3), program(max_replicas=2)]
+    assert len({program(), *others}) == 4

@@ -17,6 +17,7 @@ from scanline.service.cluster.replica import Replica
 from scanline.service.generation import FinishReason, Generation, Place, Spec
 from scanline.service.queue import ClosedError, Limits
 from tests.cluster.fixtures import (
+    PROGRAM,
     SLOTS,
     SPECS,
     Call,
@@ -213,7 +214,7 @@ def test_a_replica_that_can_draw_no_more_ends(
     monkeypatch.setattr("os._exit", end)
     digest = load_checkpoint(save_tiny(tmp_path)).digest
     fields = {"weights": tmp_path, "backend": "reference", "slots": SLOTS}
-    replica = Replica("tiny", digest, fields)
+    replica = Replica("tiny", digest, fields, PROGRAM)
     replica.meet("", 0.0)
     replica._engine.broken = True
     with pytest.raises(ConnectionError):

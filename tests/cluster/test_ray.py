@@ -17,7 +17,7 @@ import pytest
 from scanline.service.cluster.fleet import LOST_SECONDS
 from scanline.service.engine import Engine
 from scanline.service.generation import Spec
-from tests.cluster.serving import CONFIG, SLOTS, Served, expected
+from tests.cluster.serving import CONFIG, SLOTS, Served, expected, head
 from tests.service_fixtures import (
     check_error,
     decode_png,
@@ -54,6 +54,29 @@ def test_an_application_of_ray_serve(tmp_path: Path, alone: Engine) -> None:
         check_it_is_the_same_service(served, alone)
         check_a_full_queue_is_told_in_the_services_own_words(served)
         check_a_killed_replica_is_missed_by_no_stream(served, alone)
+
+
+@pytest.mark.broad
+def test_an_entrance_goes_on_with_the_replicas_that_another_left(tmp_path: Path) -> None:
+    """And with none that run something else; one that is killed leaves nothing to be drawn."""
+    with head() as address:
+        with Served(tmp_path, "serve", address=address) as first:
+            before = {*first.by_replica("scanline_slots")}
+            ask = {"n": 400, "stream": True}
+            with (
+                httpx.Client(base_url=first.url) as client,
+                client.stream("POST", "/v1/samples", json=ask) as stream,
+            ):
+                next(stream.iter_raw())
+                first.process.kill()
+        with Served(tmp_path, "serve", address=address) as second:
+            assert {*second.by_replica("scanline_slots")} == before
+            assert "its replicas are there, and go on" in second.log()
+            second.wait_idle()
+            reply = httpx.post(f"{second.url}/v1/samples", json={"n": 3}, timeout=60)
+            assert len(reply.json()["images"]) == 3
+        with Served(tmp_path, "serve", address=address, slots=SLOTS // 2) as third:
+            assert not {*third.by_replica("scanline_slots")} & before
 
 
 def check_stream(raw: bytes, alone: Engine, spec: Spec) -> None:
