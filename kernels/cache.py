@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
+
+LEFT_SECONDS = 600.0  # after which what an ended process was making is taken away
 
 
 class NoCacheError(RuntimeError):
@@ -24,3 +31,20 @@ def cache_folder() -> Path:
         return Path.home() / ".cache" / "scanline"
     except RuntimeError as error:
         raise NoCacheError(f"{error} Set SCANLINE_CACHE to a writable folder") from error
+
+
+@contextlib.contextmanager
+def made_apart(path: Path) -> Iterator[Path]:
+    """Give where to make a file, which is then moved to ``path``: two processes do not meet.
+
+    It is alone in a folder. Raises ``OSError`` where that cannot be.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for left in path.parent.glob(f".{path.name.partition('-')[0]}-*"):
+        with contextlib.suppress(OSError):  # gone meanwhile, or another's
+            if time.time() - left.stat().st_mtime > LEFT_SECONDS:
+                shutil.rmtree(left)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+        made = Path(folder) / path.name
+        yield made
+        made.replace(path)

@@ -21,7 +21,7 @@ from scanline.model.data.published import Dataset
 from scanline.model.evaluation import Evaluation, evaluate
 from scanline.model.files import in_turn
 from scanline.model.network import LinearTransformer
-from scanline.model.precision import MOST_COST, Cost
+from scanline.model.precision import LEAST_IMAGES, MOST_COST, Cost
 
 
 def measure(
@@ -66,8 +66,9 @@ def record_precision(checkpoint: Checkpoint, folder: Path | None, cost: Cost) ->
     """
     if not cost.bearable:
         raise ValueError(
-            f"{checkpoint.name} may lose more than {MOST_COST} bits/dim in {cost.precision}: not "
-            "recorded; measure more images, or leave it in another precision"
+            f"{checkpoint.name} may lose more than {MOST_COST} bits/dim in {cost.precision}, by "
+            f"{cost.images} images: not recorded; measure more, {LEAST_IMAGES} at least, or leave "
+            "it in another precision"
         )
     return _record(checkpoint, folder, "native_precision", dataclasses.asdict(cost))
 

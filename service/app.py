@@ -175,7 +175,7 @@ def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def on_http_error(request: Request, error: HTTPException) -> Response:
         param, code = getattr(error, "param", None), getattr(error, "code", None)
-        message = str(error.detail)
+        message, docs = str(error.detail), f"{request.scope.get('root_path', '')}/docs"
         if isinstance(error.__cause__, ClientDisconnect):  # while FastAPI read the body
             return await on_gone(request, error)
         if error.status_code == 400 and not isinstance(error, ApiError):  # of reading a body
@@ -189,10 +189,9 @@ def _add_errors(app: FastAPI) -> None:
             elif error.__cause__ is not None:  # FastAPI says no more
                 message, code = unreadable(error.__cause__), "json_invalid"
         if not isinstance(error, ApiError) and error.status_code == 404:
-            docs = f"{request.scope.get('root_path', '')}/docs"
             message = f"there is nothing at {request.url.path}; {docs} lists what there is"
         if not isinstance(error, ApiError) and error.status_code == 405:
-            message = f"{request.url.path} does not take {request.method}; see /docs"
+            message = f"{request.url.path} does not take {request.method}; see {docs}"
         headers = dict(error.headers or {})
         if error.status_code == 405:
             headers["Allow"] = ", ".join(sorted(_methods(request)))

@@ -16,7 +16,7 @@ _REQUEST_ID = {"description": "Yours, if you sent one.", "schema": {"type": "str
 
 
 def describe_as_it_is(app: FastAPI, has_key: bool, max_images: int) -> None:
-    """Add events, the headers of every reply and bounds; take out its own 422, and a key it lacks.
+    """Add events, headers and bounds; take out FastAPI's 422, and the key where none is wanted.
 
     A request may ask for ``max_images``.
     """

@@ -280,12 +280,15 @@ class Engine:
         news: dict[Generation, None] = dict.fromkeys(self._runs.owners[moved].tolist())
         failed: set[Generation] = set()
         for lead in slots[self._published[slots] == self.decoder.config.pixels].tolist():
+            generation = self._runs.by_lead[lead].generation
             try:
                 self._release(lead, FinishReason.LENGTH)
             except Exception:
                 log.exception("an image cannot be finished; ending its generation")
-                failed.add(self._runs.by_lead[lead].generation)
+                failed.add(generation)
         for generation in news:
+            if generation in failed:
+                continue
             try:
                 self._progress.advance(generation)
             except Exception:
@@ -304,5 +307,5 @@ class Engine:
                 run.image.particles = Weighed.of(run.particles)
                 slot = int(run.particles.slots[run.particles.shown])
             bits = float(self.decoder.bits[slot].sum(dtype=np.float64))
+        self._runs.remove(lead)  # first, whatever those who are told do
         self._progress.finish_image(run.generation, run.image, reason, bits)
-        self._runs.remove(lead)

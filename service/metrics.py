@@ -79,7 +79,10 @@ class Metrics:
             "scanline_refused", "Requests refused, by the code of the error.", ["reason"],
             registry=own,
         )  # fmt: skip
-        for why in ("queue_full", "too_many_in_flight", "closing", "invalid_api_key"):
+        for why in (
+            "queue_full", "scores_full", "uploads_full", "too_many_in_flight", "closing",
+            "invalid_api_key",
+        ):  # fmt: skip
             self.refused.labels(why)
         self.open_streams = Gauge(
             "scanline_open_streams", "Streams of events being sent.", registry=own

@@ -21,6 +21,7 @@ OWN = 8  # an eighth of the places is never filled by a caller who has images wa
 RESERVED = 32  # a 32nd of the places is never filled by a large request
 SMALL = 256  # a request of more images than a 256th of the places is large
 KEPT_BYTES = 1 << 28  # of finished images
+LONGEST_RETRY = 120.0  # seconds after which to try again, at most
 RATE_SECONDS = 0.3  # of drawing, by which the rate follows
 CLOSED = "the server is shutting down; send the request to another one"
 FIRST_READER_SECONDS = 5.0  # a generation that nobody has come to read by then is cancelled
@@ -86,6 +87,7 @@ class Queue:
         most = min(limits.keep_finished, max(KEPT_BYTES // largest, 1))
         self._finished = Kept(most, limits.keep_seconds)
         self._closing: float | None = None  # when what still runs is told to end
+        self._drains = False  # what runs was given time to finish
         self._outlook: Outlook | None = None  # the last one made
         self._changed = threading.Condition()  # guards all of this but the rate
 
@@ -197,7 +199,7 @@ class Queue:
         Closing once more can make the time shorter, never longer.
         """
         with self._changed:
-            end = self._clock() + drain
+            end, self._drains = self._clock() + drain, drain > 0
             self._closing = end if self._closing is None else min(end, self._closing)
             self._tell()
 
@@ -217,7 +219,7 @@ class Queue:
                 most -= most // RESERVED
         if self.waiting + n > most:
             seconds = self._seconds_until_taken(self.waiting + n - most)
-            raise QueueFullError(retry_after=math.ceil(min(max(seconds, 1.0), 120.0)))
+            raise QueueFullError(retry_after=math.ceil(min(max(seconds, 1.0), LONGEST_RETRY)))
 
     def _look_out(self) -> Outlook:
         now = self._clock()
@@ -251,14 +253,14 @@ class Queue:
         """Cancel everything once the drain time is over; False once closed and nothing is left."""
         with self._changed:
             if self._closing is not None and self._clock() >= self._closing:
-                cut = [one for one in self._live.values() if not one.closed]
-                if cut:
+                cut = [one for one in self._live.values() if not one.cancelled]
+                if cut and self._drains:
                     log.warning(
-                        "%s: %d generations, %d images of theirs unfinished, are cut off, for the "
-                        "time to drain is over; SCANLINE_DRAIN_SECONDS gives more",
-                        self._name, len(cut), sum(one.unfinished for one in cut),
+                        "%s: %d images of %d requests are cut off, for the time to drain is over; "
+                        "SCANLINE_DRAIN_SECONDS gives more",
+                        self._name, sum(one.unfinished for one in cut), len(cut),
                     )  # fmt: skip
-                for generation in cut:
+                for generation in self._live.values():
                     generation.error = "the server is shutting down; send the request again"
                     generation.closed = generation.cancelled = True
                     self._leaving.add(generation)

@@ -109,9 +109,9 @@ class Scanline:
         self.failure: str | None = None
         self._turning = threading.Lock()  # what follows, ``ready`` and ``models``
         self.draining = False
-        self.measuring = Pool(1, 32, "scores_full")  # likelihoods, beside the engines
+        self.measuring = Pool(1, 32, code="scores_full")  # likelihoods, beside the engines
         # Uploads, each some 50 MB while it is decoded; half the cores at most, for others draw.
-        self.reading = Pool(max(1, min(4, usable_cores() // 2)), 128, "uploads_full")
+        self.reading = Pool(max(1, min(4, usable_cores() // 2)), 128, code="uploads_full")
         self.writing = Pool(2)  # replies
         self.enlarging = Pool(1)  # images of replies, pixels made larger
         self.repeats = Repeats()

@@ -74,6 +74,8 @@ def test_one_variant_of_every_kernel_compiles() -> None:
         for arch in (80, 90, 100) if on_cores else (90,):
             row = rf"^(attention_)?{kernel}/.* {arch} +\d+ +\d+ +0 +\d+\.\d$"
             assert re.search(row, ran.stdout, re.M), (kernel, arch)
+    for rows in ("16 x 8", "1 x 80"):
+        assert re.search(rf"^layers/mnist-paper/{rows} +90 +\d+ +\d+ ", ran.stdout, re.M), rows
     verdict = r"\d+ of \d+ variants for sm_80, sm_90, sm_100, .*: all compile, none spills too much"
     assert re.search(verdict, ran.stdout)
 

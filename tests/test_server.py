@@ -331,7 +331,7 @@ def test_sigterm_cuts_off_what_takes_too_long_and_exits_0(weights: Path, tmp_pat
         check_error(plain.result(), 503, "closing")
         assert int(plain.result().headers["retry-after"]) >= 1
         log = server.ended()
-    assert "slow: 2 generations, 40 images of theirs unfinished, are cut off" in log
+    assert "slow: 40 images of 2 requests are cut off" in log
 
 
 def test_a_second_signal_cuts_off_what_still_runs(weights: Path, tmp_path: Path) -> None:

@@ -2,9 +2,9 @@
 
 ``python -m scanline.kernels.cuda.compile_gate [--arch 80,90,100] [--match TEXT]`` compiles each
 variant of the kernel modules to machine code, Triton's and the one in CUDA C++, prints what it
-takes of a multiprocessor, and exits 1 if one fails, spills registers, needs more shared memory than
-a block may have, takes too long, or overlaps with the kernel before it and does not wait for that
-first.
+takes of a multiprocessor, and exits 1 if one fails, spills registers (of that in CUDA C++, more
+than its ``stack``), needs more shared memory than a block may have, takes too long, or overlaps
+with the kernel before it and does not wait for that first.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def compile_variant(variant: Variant | Source, arch: int) -> Usage:
 
 
 def _usage(binary: bytes, shared: int, arch: int, most: int = 0) -> Usage:
-    """Read what machine code takes, of which ``most`` bytes a thread may be in device memory."""
+    """Read what machine code takes; a thread may have ``most`` bytes in device memory."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(binary)
         file.flush()

@@ -10,7 +10,6 @@ Environment: ``CXX`` names the compiler, ``SCANLINE_CACHE`` the folder of finish
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import hashlib
 import logging
@@ -21,11 +20,10 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from scanline.kernels.cache import NoCacheError, cache_folder
+from scanline.kernels.cache import NoCacheError, cache_folder, made_apart
 from scanline.kernels.native.cpu import ISAS, cpu, cpu_isas, machine_isas
 
 log = logging.getLogger("scanline.native")
@@ -108,17 +106,23 @@ def _run(command: Sequence[str], folder: Path | None = None) -> str:
     return done.stdout
 
 
+def check_isa(isa: str) -> None:
+    """Raise ``ValueError`` on an unknown ISA, ``NativeBuildError`` on one that the CPU lacks."""
+    if isa not in ISAS:
+        raise ValueError(f"isa must be one of {', '.join(ISAS)}, not {isa!r}")
+    if isa not in (available := cpu_isas()):
+        raise NativeBuildError(f"this CPU ({cpu()[0]}) has no {isa}; it has {', '.join(available)}")
+
+
 def load_build(isa: str | None = None, source: Path = DECODER) -> ctypes.CDLL:
     """Build a source for an ISA if need be, and load it; the best that can be had by default.
 
     Raises ``ValueError`` on an unknown ISA, and ``NativeBuildError`` where the CPU lacks it or the
     code cannot be built; ``InterruptedBuildError``, one of them, where the compiler was ended.
     """
-    if isa is not None and isa not in ISAS:
-        raise ValueError(f"isa must be one of {', '.join(ISAS)}, not {isa!r}")
+    if isa is not None:
+        check_isa(isa)
     available = cpu_isas()
-    if isa is not None and isa not in available:
-        raise NativeBuildError(f"this CPU ({cpu()[0]}) has no {isa}; it has {', '.join(available)}")
     failures: list[NativeBuildError] = []
     for one in available if isa is None else [isa]:
         try:
@@ -184,22 +188,14 @@ def _open(path: Path) -> ctypes.CDLL | None:
 
 
 def _build(compiler: Sequence[str], isa: str, source: Path, path: Path) -> None:
-    """Compile in a folder of its own, then move it: two processes at once do not meet."""
-    for left in path.parent.glob(f".{source.stem}-*"):  # by a process that was ended meanwhile
-        with contextlib.suppress(OSError):  # gone meanwhile, or another's
-            if time.time() - left.stat().st_mtime > PATIENCE:
-                shutil.rmtree(left)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-        built = Path(folder) / path.name
-        _run([*compiler, *_flags(isa), str(source), "-o", str(built)], Path(folder))
+    with made_apart(path) as built:
+        _run([*compiler, *_flags(isa), str(source), "-o", str(built)], built.parent)
         built.chmod(0o755)
-        built.replace(path)
 
 
 def _keep(compiler: Sequence[str], isa: str, source: Path, path: Path) -> ctypes.CDLL | None:
     """Build into the cache and load; None, with a warning, where the cache cannot be used."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         log.info("building %s into %s", source.name, path)
         _build(compiler, isa, source, path)
         return ctypes.CDLL(str(path))
@@ -227,7 +223,6 @@ def _load_private(compiler: Sequence[str], isa: str, source: Path, name: str) ->
 def build(isa: str, source: Path) -> Path:
     """Build a source for an ISA of this CPU's kind into the cache; gives the file."""
     compiler, folder = find_compiler(), _cache()
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / _name(isa, compiler, source)
     _build(compiler, isa, source, path)
     return path

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from scanline.kernels.native import abi as native
-from scanline.kernels.native.build import NativeBuildError
+from scanline.kernels.native.build import NativeBuildError, check_isa
 from scanline.kernels.native.cpu import cpu, cpu_isas, usable_cores
 from scanline.model.bench.limits import Limit, Machine, least_bytes, operations
 from scanline.model.bench.models import PAPER
@@ -224,13 +224,13 @@ def run_bench(
     ``native`` runs in ``precision``, by default a checkpoint's own or else the CPU's, and with the
     instructions of ``isa``, the CPU's best by default.
     ``progress`` is told each line of the table as it is measured. Raises ``ValueError`` on an
-    unknown precision or an ``isa`` that the CPU lacks, and ``RuntimeError`` where a backend does
-    not agree with the reference.
+    unknown precision or ISA, and ``RuntimeError`` on one that the CPU lacks, and where a backend
+    does not agree with the reference.
     """
     if precision is not None:
         native.precision_of(precision)
-    if isa is not None and isa not in cpu_isas():
-        raise ValueError(f"this CPU ({cpu()[0]}) has no {isa}; it has {', '.join(cpu_isas())}")
+    if isa is not None:
+        check_isa(isa)
     threads = threads or usable_cores()
     torch.set_num_threads(threads)
     hardware: dict[str, Any] = {

@@ -16,6 +16,7 @@ from triton.errors import TritonError
 
 from scanline.kernels.cuda.overlap import overlaps
 from scanline.model.decoders.contract import BackendError
+from scanline.model.decoders.room import ShortError
 
 log = logging.getLogger("scanline.decoder")
 
@@ -39,6 +40,19 @@ def starting_triton() -> Iterator[None]:
             f"the triton backend's kernels do not start here ({error}); Triton wants a C compiler "
             "and Python's headers too: apt-get install gcc python3-dev"
         ) from error
+
+
+@contextmanager
+def device_errors() -> Iterator[None]:
+    """Raise ``ShortError`` where a GPU has too little memory, ``BackendError`` where it fails."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise ShortError(f"the GPU has too little memory for this: {error}") from error
+    except torch.AcceleratorError as error:
+        if "out of memory" in str(error):
+            raise ShortError(f"the GPU has too little memory for this: {error}") from error
+        raise BackendError(f"the GPU does not work: {error}") from error
 
 
 def find_device() -> torch.device:

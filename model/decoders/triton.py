@@ -33,9 +33,9 @@ from scanline.model.decoders.contract import (
     Slots,
     refuse_unknown,
 )
-from scanline.model.decoders.device import Device, starting_triton
+from scanline.model.decoders.device import Device, device_errors, starting_triton
 from scanline.model.decoders.packing import DTYPES, DevicePrecision, fill, sizes_of
-from scanline.model.decoders.room import RoomError, ShortError
+from scanline.model.decoders.room import RoomError
 from scanline.model.network import LinearTransformer
 
 log = logging.getLogger("scanline.decoder")
@@ -83,6 +83,7 @@ class TritonDecoder(Decoder):
     absorbs = False  # a step of few images takes as long as one of many: they go along with those
     flights = 2
 
+    @device_errors()
     def __init__(
         self,
         model: LinearTransformer,
@@ -121,22 +122,15 @@ class TritonDecoder(Decoder):
         self._arrays = {name: getattr(self.inputs, name) for name in _INPUTS} | {"bits": self.bits}
         self.device.follow()
         with self.device.working():
-            try:
-                self._weights = allocate_weights(self._sizes, device.torch)
-                fill(self._weights, model)
-                self.buffers = allocate(self._sizes, max_slots, device.torch)
-                for name, buffer in self.buffers.items():
-                    buffer.fill_(-1 if name == "slots" else 0)
-                layers = self._fuse(False if chosen else fused, ways)
-                self._upload(np.arange(max_slots, dtype=np.int32))
-                self._fused = layers is not None
-                self._run = layers.run if layers else self._captured(overlap, graphs).run
-            except torch.OutOfMemoryError as error:
-                raise ShortError(
-                    f"{max_slots:,} slots do not fit into the memory of {device.where}: {error}"
-                ) from error
-            except torch.AcceleratorError as error:
-                raise BackendError(f"{device.where} does not work: {error}") from error
+            self._weights = allocate_weights(self._sizes, device.torch)
+            fill(self._weights, model)
+            self.buffers = allocate(self._sizes, max_slots, device.torch)
+            for name, buffer in self.buffers.items():
+                buffer.fill_(-1 if name == "slots" else 0)
+            layers = self._fuse(False if chosen else fused, ways)
+            self._upload(np.arange(max_slots, dtype=np.int32))
+            self._fused = layers is not None
+            self._run = layers.run if layers else self._captured(overlap, graphs).run
 
     def _fuse(self, fused: bool | None, ways: Sequence[Way]) -> Layers | None:
         """Give the one kernel of all layers, None where there is none and none is asked for.

@@ -56,7 +56,8 @@ def known_defaults(weights: Path) -> dict[str, float]:
 class Known(NamedTuple):
     """A run in its folder: what it trains, how, and how many images it held out.
 
-    None of them where a former version wrote it. ``saved`` is what it began with, and its step.
+    ``held_out`` is None where a former version wrote it. ``saved`` is what it began with, and its
+    step.
     """
 
     network: ModelConfig

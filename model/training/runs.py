@@ -73,12 +73,8 @@ def choose_network(
     another kind than what was begun.
     """
     if begun is not None:
-        network, asked = begun, PRESETS[preset] if preset is not None else begun
-        if differ := [name for name in _KIND if getattr(asked, name) != getattr(begun, name)]:
-            raise ValueError(
-                f"the run is of another network than {preset} ({', '.join(differ)}): name what it "
-                "began with, or give another --out"
-            )
+        check_kind(preset, begun)
+        network = begun
     elif preset is not None:
         network = PRESETS[preset]
     else:
@@ -95,6 +91,16 @@ def choose_network(
     if start_from is not None and start is not None:
         check_start(start_from, start, network)
     return network
+
+
+def check_kind(preset: str | None, begun: ModelConfig) -> None:
+    """Raise ``ValueError`` where a run was begun with a network of another kind than a preset."""
+    asked = PRESETS[preset] if preset is not None else begun
+    if differ := [name for name in _KIND if getattr(asked, name) != getattr(begun, name)]:
+        raise ValueError(
+            f"the run is of another network than {preset} ({', '.join(differ)}): name what it "
+            "began with, or give another --out"
+        )
 
 
 def run_folder(out: Path | None, dataset: str | None, images: Path | None, resume: bool) -> Path:

@@ -41,21 +41,10 @@ def training_data(
     fitted to ``size``, 28 pixels a side if None. Raises ``ValueError`` on an unclear wish, and
     where nothing is left to train on.
     """
-    if (dataset is None) == (images is None):
-        raise ValueError("say what to train on: mnist, cifar10, or --images FOLDER")
+    check_asked(dataset, images, size, grey, data_dir, download)
     if images is not None:
-        if data_dir or download:
-            raise ValueError(
-                "--data-dir and --download are for mnist and cifar10, not for --images"
-            )
         data = load_images(images, size or DEFAULT_SIZE, grey)
     else:
-        if size or grey:
-            raise ValueError(f"--size and --grey are for --images; {dataset} has its own")
-        if dataset not in PRESETS:
-            is_folder = Path(str(dataset)).is_dir()
-            how = f"; to train on its pictures: --images {dataset}" if is_folder else ""
-            raise ValueError(f"there is no {dataset!r}; there are {', '.join(PRESETS)}{how}")
         name = str(dataset).removesuffix("-paper")
         data = load_dataset(name, "train", data_dir, download=download)
     unseen = _unseen(data, start or {})
@@ -64,6 +53,31 @@ def training_data(
     if seen > 0 and int(os.environ.get("RANK", 0)) == 0:  # the first process says it for all
         log.warning("the start was trained on %s of the images held out", f"{seen:,}")
     return training, validation
+
+
+def check_asked(
+    dataset: str | None,
+    images: Path | None,
+    size: int | None,
+    grey: bool,
+    data_dir: Path | None,
+    download: bool,
+) -> None:
+    """Raise ``ValueError`` where it is unclear what to train on."""
+    if (dataset is None) == (images is None):
+        raise ValueError("say what to train on: mnist, cifar10, or --images FOLDER")
+    if images is not None:
+        if data_dir or download:
+            raise ValueError(
+                "--data-dir and --download are for mnist and cifar10, not for --images"
+            )
+        return
+    if size or grey:
+        raise ValueError(f"--size and --grey are for --images; {dataset} has its own")
+    if dataset not in PRESETS:
+        is_folder = Path(str(dataset)).is_dir()
+        how = f"; to train on its pictures: --images {dataset}" if is_folder else ""
+        raise ValueError(f"there is no {dataset!r}; there are {', '.join(PRESETS)}{how}")
 
 
 def _held_out(data: Dataset) -> int:

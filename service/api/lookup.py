@@ -70,7 +70,7 @@ def resolve_sampling(
     guidance: float | None,
     particles: int = 1,
 ) -> SamplingParams:
-    """Give how a request is sampled: 400 where it asks for what cannot be."""
+    """Resolve the sampling parameters of a request: 400 where they cannot be."""
     try:
         params = resolve(
             served.engine.config, served.checkpoint.defaults, label, top_p, guidance, particles

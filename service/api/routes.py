@@ -69,7 +69,7 @@ async def create_samples(
 ) -> Response:
     """Draw images, of a class or of anything."""
     media = choose_media(
-        request, body.stream, body.chosen, plainly="stream" in body.model_fields_set
+        request, body.stream, body.chosen, stream_given="stream" in body.model_fields_set
     )
     served = find_with_room(request, server, body.model, body.n, idempotency_key)
     engine = served.engine
@@ -101,7 +101,7 @@ async def create_completions(
     Transparent in `mask` if one is sent, else in the picture itself.
     """
     media = choose_media(
-        request, form.stream, form.chosen, plainly="stream" in form.model_fields_set
+        request, form.stream, form.chosen, stream_given="stream" in form.model_fields_set
     )
     served = find_with_room(request, server, form.model, form.n, idempotency_key)
     engine = served.engine

@@ -108,7 +108,7 @@ def _settings(arguments: dict[str, Any]) -> Settings:
     if not arguments.get("cluster", True):
         raise ValueError("args: cluster: an application of Ray Serve always draws on its replicas")
     settings = Settings(**arguments | {"cluster": True})
-    # Those of an image's environment are for a container that listens itself.
+    # A container image sets these two, for whoever listens in it.
     unused = settings.model_fields_set & OF_A_LISTENER - {"host", "port"}
     if unused:
         names = ", ".join(f"SCANLINE_{name.upper()}" for name in sorted(unused))

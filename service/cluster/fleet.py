@@ -52,7 +52,6 @@ class Replicas(Protocol):
 class Drawing(Protocol):
     """The news of a part, as they come; raises where its replica dies."""
 
-    def __aiter__(self) -> Drawing: ...
     async def __anext__(self) -> News: ...
     def cancel(self) -> None:
         """End it, drawn or not."""
@@ -218,7 +217,7 @@ class Fleet:
                     )
                     self.reports = {}
             else:
-                if not self.reports and self.met.is_set():
+                if reports and not self.reports and self.met.is_set():
                     log.info("%s: replicas report again", self.name)
                 self._check_variants(reports)
                 self.reports = {report.replica: report for report in reports}
@@ -322,7 +321,9 @@ class Fleet:
             try:
                 self._take_over(part, news)
             except Exception:  # not the replica's: another would not mend it
-                log.exception("what is new cannot be told; ending its generation")
+                log.exception(
+                    "%s: what is new of %s cannot be told; ending it", self.name, part.generation.id
+                )
                 drawing.cancel()
                 if not part.generation.finished:
                     self._fail(part.generation)
@@ -363,13 +364,13 @@ class Fleet:
     def _finish_image(
         self, generation: Generation, image: Image, reason: FinishReason, bits: float | None
     ) -> None:
-        self._progress.finish_image(generation, image, reason, bits)
-        if image in self._held:
+        if image in self._held:  # first, whatever those who are told do
             self._in_use[self._held.pop(image)] -= generation.spec.slots
             self._at_replicas[generation] -= 1
             if not self._at_replicas[generation]:
                 del self._at_replicas[generation]
             self._wake.set()
+        self._progress.finish_image(generation, image, reason, bits)
 
 
 def _ending(error: BaseException) -> bool:

@@ -61,9 +61,10 @@ def serve(
             raise ValueError("\n".join(told)) from error
         run(settings)
     except (ValueError, RuntimeError, OSError, MemoryError) as error:
-        if (log_format or os.environ.get("SCANLINE_LOG_FORMAT")) != "json":
+        named = {name.upper(): value for name, value in os.environ.items()}
+        if (log_format or named.get("SCANLINE_LOG_FORMAT")) != "json":
             raise
-        set_up_logs("json", "info")  # of settings that are wrong nobody has
+        set_up_logs("json", "info")  # nobody has yet, where the settings are wrong
         logging.getLogger("scanline.server").critical("%s", str(error) or type(error).__name__)
         raise typer.Exit(1) from None
 

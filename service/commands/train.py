@@ -96,11 +96,12 @@ def train(
     from scanline.model.training.runs import (
         Changes,
         Run,
+        check_kind,
         check_resumed,
         choose_network,
         run_folder,
     )
-    from scanline.model.training.sets import DEFAULT_SIZE, training_data
+    from scanline.model.training.sets import DEFAULT_SIZE, check_asked, training_data
     from scanline.service.commands.grid import show_progress
 
     asked: dict[str, Any] = {
@@ -119,17 +120,20 @@ def train(
     else:
         recipe = TrainingConfig(**asked)
     # Say what is wrong before any data is read.
+    check_asked(dataset, images, size, grey, data_dir, download)
     choose_count(recipe.batch, processes)
     before = begun or (read_config(start_from) if start_from else None)
+    if images is not None and before is not None:
+        size, grey = size or before.height, grey or before.channels == 1
     changes = Changes(
         layers=layers, width=width, heads=heads, attention=attention, feature_map=feature_map
     )
-    network = changes.of(before or PRESETS.get(dataset or "", PRESETS["cifar10"]))
+    preset = PRESETS[dataset or "cifar10"]
+    network = changes.of(before or preset)
+    check_shift(recipe.shift, preset.height if images is None else size or DEFAULT_SIZE)
     if begun is not None:
+        check_kind(dataset, begun)
         check_unchanged(folder / "training.pt", saved, network, recipe)
-    if images is not None and before is not None:
-        size, grey = size or before.height, grey or before.channels == 1
-    check_shift(recipe.shift, size or (DEFAULT_SIZE if images else network.height))
     start = load_facts(start_from) if start_from else None
     data, validation = training_data(
         dataset, images, size, grey, hold_out, data_dir, download, start

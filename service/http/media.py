@@ -25,14 +25,14 @@ NAMING: dict[str, Any] = {
 
 
 def choose_media(
-    request: Request, stream: bool, given: set[str], *, plainly: bool = False
+    request: Request, stream: bool, given: set[str], *, stream_given: bool = False
 ) -> Media:
     """Choose the reply's media type, and refuse fields that would mean nothing in it.
 
-    ``plainly`` says that a false ``stream`` was sent, and not only left out.
+    ``stream_given`` says that ``stream`` was sent, and not left out.
     """
     media: Media = "text/event-stream" if stream else _acceptable(request)
-    if plainly and not stream and media == "text/event-stream":
+    if stream_given and not stream and media == "text/event-stream":
         raise ApiError(
             400, f"stream is false, and Accept asks for {media}: leave one out",
             param="stream", code="unsupported",

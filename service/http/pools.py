@@ -15,12 +15,11 @@ from anyio import to_thread
 
 from scanline.service.http.errors import ApiError
 from scanline.service.http.waiting import Client, ClientGoneError
-from scanline.service.queue import OWN
+from scanline.service.queue import LONGEST_RETRY, OWN
 
 T = TypeVar("T")
 
 RECENT = 8  # pieces of work, by which what one takes follows
-LONGEST_RETRY = 120.0  # seconds
 
 
 class Pool:
@@ -31,7 +30,7 @@ class Pool:
     is done for a client that has left.
     """
 
-    def __init__(self, threads: int, waiting: int | None = None, code: str = "busy") -> None:
+    def __init__(self, threads: int, waiting: int | None = None, code: str = "queue_full") -> None:
         self._threads = anyio.CapacityLimiter(threads)
         self._free = threads
         self.waiting, self._code = waiting, code
@@ -64,6 +63,7 @@ class Pool:
         if caller in self._turns:  # as where images wait: one alone would shut the others out
             most -= most // OWN
         if self.queued >= most:
+            # Until all that wait now have had their turn: whoever else is refused comes again, too.
             turns = self.queued * self._seconds / self._threads.total_tokens
             seconds = math.ceil(min(max(turns, 1.0), LONGEST_RETRY))
             raise ApiError(

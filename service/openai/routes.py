@@ -53,7 +53,7 @@ async def create_generation(
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
     """Draw images as OpenAI's API does; the prompt names a class, or is empty for anything."""
-    engine, rendering, spec = _settle(request, server, body, idempotency_key)
+    engine, rendering, spec = _resolve(request, server, body, idempotency_key)
     key = name_request(request, idempotency_key, engine, spec, body.seed)
     return await _draw(request, server, engine, spec, body, "image_generation", rendering, key)
 
@@ -72,7 +72,7 @@ async def create_edit(
     """
     edit: Edit = await read_edit(request)
     body = edit.options
-    engine, rendering, spec = _settle(request, server, body, idempotency_key)
+    engine, rendering, spec = _resolve(request, server, body, idempotency_key)
     async with client_of(request) as client:
         read = (read_canvas, edit, engine.config)
         canvas, known = await server.reading.run(client, *read)
@@ -84,7 +84,7 @@ async def create_edit(
 # --- from the request ---------------------------------------------------------------------------
 
 
-def _settle(
+def _resolve(
     request: Request, server: Scanline, body: ImageOptions, key: str | None
 ) -> tuple[Workshop, Rendering, Spec]:
     """Find the model that the prompt is for, and choose what it is to draw and how it is shown."""

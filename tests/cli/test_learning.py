@@ -50,6 +50,9 @@ def test_train_goes_on_where_it_stopped_and_the_result_draws_and_is_measured(
     assert "other settings (batch)" in capsys.readouterr().err
     assert run_command("train", *same, "--layers", 2, "--out", "first", "--resume") == 1
     assert "another model (n_layers)" in capsys.readouterr().err
+    nowhere = ["--images", "nowhere"]  # before they are read
+    assert run_command("train", *nowhere, "--batch", 3, "--out", "first", "--resume") == 1
+    assert "other settings (batch)" in capsys.readouterr().err
     more = ["--steps", 5, "--no-compile"]
     assert run_command("train", *same, *more, "--out", "first", "--resume") == 0
     assert "done: 5 of 5 steps" in capsys.readouterr().out

@@ -9,7 +9,7 @@ import pytest
 from tests.command_line import run_command
 from tests.service_fixtures import GREY, random_picture, save_tiny
 
-ELSEWHERE = "avx2" if platform.machine() in ("aarch64", "arm64") else "neon"
+ELSEWHERE = "avx2" if platform.machine() in ("aarch64", "arm64") else "neondot"
 WRONG: list[tuple[list[object], str]] = [
     (["sample", "--model", "other"], "there is no model 'other'"),
     (["sample", "--weights", "nowhere"], "there is no folder nowhere: name one with checkpoints"),
@@ -29,6 +29,8 @@ WRONG: list[tuple[list[object], str]] = [
     (["train"], "say what to train on"),
     (["train", "mnist", "--images", "."], "say what to train on"),
     (["train", "digits"], "there is no 'digits'"),
+    (["train", "digits", "--heads", 3], "there is no 'digits'"),
+    (["train", "--shift", 40], "say what to train on"),
     (["train", "--images", "nowhere"], "nowhere"),
     (["train", "--images", "empty"], "empty"),
     (["evaluate", "--model", "tiny", "--images", "empty"], "empty"),

@@ -54,23 +54,30 @@ def test_it_goes_on_where_the_dead_one_was(tmp_path: Path) -> None:
         assert_as_by_one_engine(generation)
 
 
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("told", ["advance", "finish_image"])
 def test_a_bug_here_ends_the_generation_that_met_it_and_is_not_taken_for_a_dead_replica(
-    told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    told: str,
+    after: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     with fleet_of(tmp_path) as (fleet, here):
         tell, failed = getattr(fleet._progress, told), list[Generation]()
 
         def fail(generation: Generation, *rest: object) -> None:
+            if failed or after:
+                tell(generation, *rest)
             if not failed:
                 failed.append(generation)
                 raise MemoryError
-            tell(generation, *rest)
 
         monkeypatch.setattr(fleet._progress, told, fail)
         touched = drawn(fleet, SPECS["one"])
         assert failed == [touched]
         assert touched.error is not None
+        assert fleet.slots_in_use == fleet.running == 0
         assert len(here.parts) == 1
         assert "MemoryError" in caplog.text
         assert "drawn again" not in caplog.text

@@ -302,12 +302,16 @@ def test_code_is_compiled_once_and_kept(
     monkeypatch.setenv("SCANLINE_CACHE", str(tmp_path / "new"))
     code = load_code(*asked, {"VALUE": 1}, (9, 0))
     (kept,) = (tmp_path / "new").iterdir()
-    assert code == kept.read_bytes() == compile_source(*asked, {"VALUE": 1}, (9, 0))
+    assert code == compile_source(*asked, {"VALUE": 1}, (9, 0))
     assert load_code(*asked, {"VALUE": 2}, (9, 0)) != code
     assert load_code(*asked, {"VALUE": 1}, (10, 0)) != code
     with monkeypatch.context() as patch:
         patch.setattr(driver, "compile_source", None)
         assert load_code(*asked, {"VALUE": 1}, (9, 0)) == code
+    for damaged in (b"", kept.read_bytes()[:-1]):
+        kept.write_bytes(damaged)
+        assert load_code(*asked, {"VALUE": 1}, (9, 0)) == code
+        assert kept.read_bytes().endswith(code)
     assert not caplog.text
     for place in (kept / "in a file", None):
         caplog.clear()
@@ -317,7 +321,8 @@ def test_code_is_compiled_once_and_kept(
                 patch.delenv("XDG_CACHE_HOME", raising=False)
                 patch.setattr(Path, "home", no_home)
             assert load_code(*asked, {"VALUE": 1}, (9, 0)) == code
-        assert "set SCANLINE_CACHE to a writable folder" in caplog.text
+            assert load_code(*asked, {"VALUE": 1}, (9, 0)) == code
+        assert caplog.text.count("set SCANLINE_CACHE to a writable folder to compile") == 1
 
 
 def no_home() -> Path:

@@ -258,7 +258,7 @@ def test_an_image_that_cannot_be_finished_ends_alone(
         assert_every_slot_is_free(engine, decoder)
 
 
-@pytest.mark.parametrize("told", ["first_pixel", "ended"])
+@pytest.mark.parametrize("told", ["first_pixel", "finished", "ended"])
 def test_an_observer_that_raises_takes_no_other_generation_with_it(
     told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -266,7 +266,7 @@ def test_an_observer_that_raises_takes_no_other_generation_with_it(
     heard = Heard()
     tell = getattr(heard, told)
 
-    def fail(after: float) -> None:
+    def fail(what: object) -> None:
         monkeypatch.setattr(heard, told, tell)
         raise MemoryError
 
@@ -279,8 +279,11 @@ def test_an_observer_that_raises_takes_no_other_generation_with_it(
             with engine.queue.reading(generation):
                 finished(generation)
         reasons = [generation.images[0].finish_reason for generation in generations]
-        first = FinishReason.LENGTH if told == "ended" else FinishReason.ERROR
+        first = FinishReason.ERROR if told == "first_pixel" else FinishReason.LENGTH
         assert reasons == [first, FinishReason.LENGTH, FinishReason.LENGTH]
+        errors = [generation.error is not None for generation in generations]
+        assert errors == [told != "ended", False, False]
+        assert [generation.unfinished for generation in generations] == [0, 0, 0]
         assert_every_slot_is_free(engine, decoder)
 
 

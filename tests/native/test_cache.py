@@ -93,8 +93,12 @@ def test_a_cache_that_may_not_be_entered(
             raise PermissionError(13, "Permission denied", str(path))
         return real(path, *arguments, **options)
 
-    def mkdir(path: Path, *_: Any, **options: Any) -> None:
-        raise PermissionError(13, "Permission denied", str(path))
+    make = Path.mkdir
+
+    def mkdir(path: Path, *arguments: Any, **options: Any) -> None:
+        if path.is_relative_to(cache):
+            raise PermissionError(13, "Permission denied", str(path))
+        make(path, *arguments, **options)
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "stat", stat)

@@ -123,7 +123,7 @@ def test_too_many_slots_for_a_device_are_not_drawn_on_the_cpu(
 
     monkeypatch.setattr("scanline.model.decoders.triton.allocate", full)
     monkeypatch.setattr(TritonDecoder, "_plan_memory", lambda *_: None)
-    with pytest.raises(ShortError, match=r"3 slots do not fit .*: CUDA out of memory"):
+    with pytest.raises(ShortError, match=r"GPU has too little memory for this: CUDA out of memory"):
         open_decoder(network, 3)
     assert "on the CPU" not in caplog.text
 
@@ -132,14 +132,14 @@ def test_a_device_that_fails_is_told_and_the_cpu_draws(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*arguments: object) -> None:
-        raise torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered")
+        raise torch.AcceleratorError("CUDA error: all CUDA-capable devices are busy")
 
-    monkeypatch.setattr("scanline.model.decoders.triton.fill", fail)
+    monkeypatch.setattr(device.Device, "__init__", fail)
     monkeypatch.setattr("scanline.model.decoders.opening.torch", WITH_CUDA)
-    with pytest.raises(BackendError, match="interpreter does not work: CUDA error: uncorr"):
+    with pytest.raises(BackendError, match="the GPU does not work: CUDA error: all"):
         open_decoder(network_of(SMALL), 1, "triton")
     assert open_decoder(network_of(SMALL), 1).backend != "triton"
-    assert "decoding on the CPU: Triton's interpreter does not work" in caplog.text
+    assert "decoding on the CPU: the GPU does not work" in caplog.text
 
 
 def test_a_bug_is_not_taken_for_a_missing_compiler(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,24 +11,19 @@ import ctypes
 import functools
 import hashlib
 import logging
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from scanline.kernels.cache import NoCacheError, cache_folder
+from scanline.kernels.cache import NoCacheError, cache_folder, made_apart
 
 log = logging.getLogger("scanline.decoder")
 
 _MAX_SHARED, _CARVEOUT, _ANY_CLUSTER = 8, 9, 14  # CU_FUNC_ATTRIBUTE_…
 _CLUSTER = 4  # CU_LAUNCH_ATTRIBUTE_…
 _PORTABLE = 8  # blocks that a cluster may have everywhere
-_NOT_KEPT = (
-    "cannot keep the device's code (%s); set SCANLINE_CACHE to a writable folder to compile once "
-    "instead of at every start"
-)
 
 
 class CompileError(RuntimeError):
@@ -59,24 +54,25 @@ def literal(value: float) -> str:
 
 
 def _nvrtc() -> ctypes.CDLL:
-    """Load the compiler that goes with torch's CUDA, or any for a torch without.
+    """Load the compiler that goes with torch's CUDA, or the newest for a torch without.
 
     Raises ``CompileError`` where there is none.
     """
     version = torch.version.cuda
-    major = "*" if version is None else version.split(".")[0]
-    packages, name = Path(torch.__file__).parents[1] / "nvidia", f"libnvrtc.so.{major}"
-    paths = [*packages.glob(f"cu{major}/lib/{name}"), *packages.glob(f"cuda_nvrtc/lib/{name}")]
-    for path in sorted(paths, reverse=True):
+    majors = ("13", "12") if version is None else (version.split(".")[0],)
+    packages = Path(torch.__file__).parents[1] / "nvidia"
+    for major in majors:
+        name = f"libnvrtc.so.{major}"
+        for folder in (packages / f"cu{major}" / "lib", packages / "cuda_nvrtc" / "lib"):
+            with contextlib.suppress(OSError):
+                for part in folder.glob("libnvrtc-builtins.so.*"):  # which it opens by its name
+                    ctypes.CDLL(str(part), ctypes.RTLD_GLOBAL)
+                return ctypes.CDLL(str(folder / name))
         with contextlib.suppress(OSError):
-            for part in path.parent.glob("libnvrtc-builtins.so.*"):  # which it opens by its name
-                ctypes.CDLL(str(part), ctypes.RTLD_GLOBAL)
-            return ctypes.CDLL(str(path))
-    with contextlib.suppress(OSError):
-        return ctypes.CDLL(name)
+            return ctypes.CDLL(name)
     raise CompileError(
-        f"{name} is not found: PyTorch brings it where it is built for CUDA, or else "
-        "pip install nvidia-cuda-nvrtc"
+        f"libnvrtc.so.{majors[0]} is not found: PyTorch brings it where it is built for CUDA, or "
+        "else pip install nvidia-cuda-nvrtc"
     )
 
 
@@ -93,22 +89,32 @@ def load_code(
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
     try:
         path = cache_folder() / f"{Path(name).stem}-{key}.cubin"
-        with contextlib.suppress(FileNotFoundError):
-            return path.read_bytes()
+        digest, kept = _parted(path.read_bytes()) if path.is_file() else (b"", b"")
+        if kept and hashlib.sha256(kept).digest() == digest:  # and whole
+            return kept
     except (NoCacheError, OSError) as error:
-        log.warning(_NOT_KEPT, error)
+        _tell_not_kept(str(error))
         return compile_source(source, name, defines, capability)
     binary = compile_source(source, name, defines, capability)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # In a folder of its own, then moved: two processes at once do not meet.
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-            made = Path(folder) / path.name
-            made.write_bytes(binary)
-            made.replace(path)
+        with made_apart(path) as made:
+            made.write_bytes(hashlib.sha256(binary).digest() + binary)
     except OSError as error:
-        log.warning(_NOT_KEPT, error)
+        _tell_not_kept(str(error))
     return binary
+
+
+def _parted(kept: bytes) -> tuple[bytes, bytes]:
+    size = hashlib.sha256().digest_size
+    return kept[:size], kept[size:]
+
+
+@functools.cache  # of each reason once, whichever kernels are compiled
+def _tell_not_kept(reason: str) -> None:
+    log.warning(
+        "cannot keep the device's code (%s); set SCANLINE_CACHE to a writable folder to compile "
+        "once instead of at every start", reason,
+    )  # fmt: skip
 
 
 def compile_source(
@@ -128,9 +134,9 @@ def compile_source(
         size = ctypes.c_size_t()
         if nvrtc.nvrtcCompileProgram(program, len(options), words):
             nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
-            log = ctypes.create_string_buffer(size.value)
-            nvrtc.nvrtcGetProgramLog(program, log)
-            raise CompileError(f"{name} does not compile: {log.value.decode(errors='replace')}")
+            said = ctypes.create_string_buffer(size.value)
+            nvrtc.nvrtcGetProgramLog(program, said)
+            raise CompileError(f"{name} does not compile: {said.value.decode(errors='replace')}")
         nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size))
         binary = ctypes.create_string_buffer(size.value)
         nvrtc.nvrtcGetCUBIN(program, binary)

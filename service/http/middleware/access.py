@@ -12,7 +12,7 @@ from urllib.parse import quote
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from scanline.service.generation import Generation
+from scanline.service.generation import FinishReason, Generation, Status
 from scanline.service.http.addresses import address_of, network_of
 from scanline.service.http.paths import path_below
 from scanline.service.metrics import Metrics
@@ -100,9 +100,10 @@ class AccessMiddleware:
 
 def _outcome(generation: Generation) -> str:
     """Say how what was drawn ended, or that its reader did not see that."""
-    if not generation.finished:
-        return generation.status
-    reasons = {str(image.finish_reason) for image in generation.images}
+    status = generation.status
+    if status is not Status.FINISHED:
+        return status
+    reasons = {image.finish_reason or FinishReason.ERROR for image in generation.images}
     return reasons.pop() if len(reasons) == 1 else "partial"
 
 
