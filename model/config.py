@@ -96,6 +96,8 @@ class ModelConfig:
             )
         if self.start == "given" and self.input != "previous":
             raise ValueError("start 'given' belongs to input 'previous' (the paper's checkpoints)")
+        if self.start == "given" and self.height * self.width * self.channels == 1:
+            raise ValueError("start 'given' leaves nothing to model of images of one value")
         if self.short_conv != "none" and self.start == "given":
             raise ValueError("short_conv belongs to networks that model the first value")
         if self.short_conv != "none" and self.width < 2:

@@ -55,6 +55,10 @@ def test_is_frozen_and_hashable() -> None:
         ({"input": "previous", "channels": 3}, "'previous' sees one value a step: use order"),
         ({"start": "given"}, "start 'given' belongs to input 'previous'"),
         (
+            {"start": "given", "input": "previous", "height": 1, "width": 1},
+            "leaves nothing to model of images of one value",
+        ),
+        (
             {"attention": "softmax", "feature_map": "relu"},
             "feature_map is of linear attention alone; leave it out with 'softmax'",
         ),

@@ -302,6 +302,12 @@ def test_holes_are_completed_and_measured() -> None:
     assert figures[0].right is None
 
 
+def test_a_picture_that_is_too_small_for_a_hole_has_none_of_it() -> None:
+    assert [*holes(1, 9)] == []
+    assert [*holes(9, 1)] == ["upper half", "every other row"]
+    assert [*holes(9, 9)] == ["middle", "upper half", "every other row"]
+
+
 def test_holes_are_where_they_are_said_to_be() -> None:
     known = holes(28, 28)
     assert (~known["middle"]).sum() == 64

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple, get_args
@@ -164,11 +165,17 @@ def _address(array: NDArray[np.generic] | None) -> int | None:
     return array.ctypes.data
 
 
+def _close(library: ctypes.CDLL, handle: ctypes.c_void_p, owner: int) -> None:
+    if owner == os.getpid():  # a fork has none of the threads, and would wait for them
+        library.scanline_close(handle)
+
+
 class NativeNetwork:
     """One network with its slots, in native code; every call runs without the GIL.
 
-    ``sizes`` are ``Config``'s fields; ``weights`` and ``layers`` float32 tensors by the names of
-    ``Weights`` and ``LayerWeights``, copied; ``arrays`` those of ``Arrays``, used in place.
+    Its threads are this process's: in a fork of it every call raises ``RuntimeError``. ``sizes``
+    are ``Config``'s fields; ``weights`` and ``layers`` float32 tensors by the names of ``Weights``
+    and ``LayerWeights``, copied; ``arrays`` those of ``Arrays``, used in place.
     """
 
     def __init__(
@@ -192,8 +199,8 @@ class NativeNetwork:
         handle = library.scanline_open(config, tensors, addresses, reason, len(reason))
         if not handle:
             raise NativeBuildError(f"the native decoder cannot start: {reason.value.decode()}")
-        self._handle = ctypes.c_void_p(handle)
-        self.close = weakref.finalize(self, library.scanline_close, self._handle)
+        self._handle, self._owner = ctypes.c_void_p(handle), os.getpid()
+        self.close = weakref.finalize(self, _close, library, self._handle, self._owner)
         self.close.atexit = False  # another thread may be in a step still
         count, heads = sizes["max_slots"], sizes["n_heads"]
         K = sizes["d_model"] // heads
@@ -209,6 +216,14 @@ class NativeNetwork:
         self.sums: NDArray[np.float32] = sums.reshape(count, *shape)
         self._trace: NDArray[np.float32] | None = None
 
+    def _check_owner(self) -> None:
+        """Raise ``RuntimeError`` in a fork: it would wait for threads that it does not have."""
+        if os.getpid() != self._owner:
+            raise RuntimeError(
+                "this decoder was opened in another process, whose threads a fork does not have: "
+                "open one here"
+            )
+
     def _check(self, status: int) -> None:
         if status == _BAD_SLOTS:
             raise ValueError("slots must be -1 or different numbers below max_slots")
@@ -217,16 +232,19 @@ class NativeNetwork:
 
     def step(self, slots: NDArray[np.int32], n: int) -> None:
         """Advance each slot by up to ``n`` pixels."""
+        self._check_owner()
         self._check(self._library.scanline_step(self._handle, slots.ctypes.data, slots.size, n))
 
     def copy(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
         """Copy the state of slots to others, none of which is a source."""
+        self._check_owner()
         self._library.scanline_copy(
             self._handle, sources.ctypes.data, targets.ctypes.data, sources.size
         )
 
     def begin(self, slots: NDArray[np.int32], lengths: NDArray[np.int32]) -> None:
         """Zero the state of slots, none of them -1, and absorb their first ``lengths`` pixels."""
+        self._check_owner()
         self._check(
             self._library.scanline_begin(
                 self._handle, slots.ctypes.data, lengths.ctypes.data, slots.size

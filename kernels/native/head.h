@@ -6,7 +6,7 @@
 
 namespace scanline {
 
-// What one step decides: `values` are read where known, else drawn and written; gives their bits.
+// How one step's values are drawn.
 struct Draw {
     float uniforms[MAX_CHANNELS + 1];  // none where known
     float temperature, top_p, guidance;
@@ -25,7 +25,8 @@ public:
         std::memcpy(tables_.get(), tables, count * sizeof(float));
     }
 
-    // `unlabelled` are the parameters of the image's twin, null where it has none.
+    // Read `values` where they are known, else draw and write them; give their bits. `unlabelled` are
+    // the parameters of the image's twin, null where it has none.
     float decide(const float* parameters, const float* unlabelled, Draw draw,
                  uint8_t* values) const {
         if (!draw.known && (unlabelled || draw.top_p < 1.0f || draw.temperature == 0.0f)) {

@@ -55,7 +55,8 @@ inline void fetch_ahead(const std::byte* next, size_t bytes) {
         for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(next + i, 0, 3);
 }
 
-// R rows, whatever their number that only tiles are told, times P neighbouring panels: `tile[r][column] =
+// R rows times P neighbouring panels (the unnamed number is how many of the rows count, which only
+// the kernels of tiles heed): `tile[r][column] =
 // Σ_k input[r][k] · weight[k][column]`, of int8 and int16 a whole number. Few rows take several panels
 // at once, for enough sums in flight to hide the latency of one.
 template <Format F, int R, int P>

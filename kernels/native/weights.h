@@ -190,7 +190,8 @@ public:
             squares = fma(centred, centred, squares);
         }
         const float variance = sum(squares) / static_cast<float>(size_);
-        const Vec scale = broadcast(1.0f / std::sqrt(variance + 1e-5f));
+        // Of what is infinite no number comes, as the definition has it, and not a scale of 0.
+        const Vec scale = broadcast(1.0f / std::sqrt(variance + 1e-5f) + variance * 0.0f);
         for (int i = 0; i < padded_; i += LANES) {
             const Vec centred = (load(x + i) - mean) * scale;
             put(i, fma(centred, load(weight_[0] + i), load(bias_[0] + i)));

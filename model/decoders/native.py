@@ -40,7 +40,8 @@ class NativeDecoder(Decoder):
     ``threads`` is how many cores to use, all that this process may by default, and ``isa`` one of
     ``ISAS`` in ``kernels/native/cpu.py``, the CPU's best by default. ``guess`` computes pixels
     ahead on guesses, where images are few, and keeps what was guessed right. ``team`` is how many
-    threads share the work on few images, by default what the network's size is worth. The same
+    threads share the work on few images, by default as many as are measured to be quickest, up to
+    what the network's size is worth. The same
     seed gives the same bytes for every ``threads`` and ``team``, guessed or not. Raises
     ``BackendError`` where the code cannot be built or run, of which ``RoomError`` and
     ``ShortError`` say that memory or threads are short, and ``ValueError`` on an unknown

@@ -36,17 +36,19 @@ class Completed:
 def holes(height: int, width: int) -> dict[str, NDArray[np.bool_]]:
     """Give what is known around each kind of hole: bool ``[height, width]`` by its name.
 
-    The hole in the middle is two sevenths of a side: 8 × 8 of MNIST's 28 × 28.
+    The hole in the middle is two sevenths of a side: 8 × 8 of MNIST's 28 × 28. Pictures too small
+    for a kind do not have it.
     """
     rows, columns = np.indices((height, width))
     tall, wide = round(height * 2 / 7), round(width * 2 / 7)
     top, left = (height - tall) // 2, (width - wide) // 2
     inside_rows = (rows >= top) & (rows < top + tall)
-    return {
+    kinds = {
         "middle": ~(inside_rows & (columns >= left) & (columns < left + wide)),
         "upper half": rows >= height // 2,
         "every other row": rows % 2 == 0,
     }
+    return {name: known for name, known in kinds.items() if not known.all()}
 
 
 def judge_holes(

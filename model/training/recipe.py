@@ -20,12 +20,12 @@ class TrainingConfig:
     ``learning_rate`` is AdamW's, but ``edge_rate``, unless None, that of the linear maps before and
     behind the blocks; ``muon_rate`` is that of the blocks' matrices, and ``weight_decay`` theirs
     alone. ``warmup``, ``checkpoint_every`` and ``evaluate_every`` are in steps; ``seed`` chooses
-    weights, batches and dropped labels. ``precision`` is ``bf16``, ``fp32`` or ``auto``. ``batch``
-    counts images over all processes. ``drop_label`` is the share of images trained without their
-    label, ``average`` the moving average's decay, ``decay`` the share of the steps at the end over
-    which the learning rate falls to zero. ``shift`` is by how many pixels an image may be moved
-    each way; fewer and fewer are as the learning rate falls. With ``mirror`` every second image, by
-    chance, is seen in a mirror.
+    weights, batches, dropped labels, moves and mirrors. ``precision`` is ``bf16``, ``fp32`` or
+    ``auto``. ``batch`` counts images over all processes. ``drop_label`` is the share of images
+    trained without their label, ``average`` the moving average's decay, ``decay`` the share of the
+    steps at the end over which the learning rate falls to zero. ``shift`` is by how many pixels an
+    image may be moved each way; fewer and fewer are as the learning rate falls. With ``mirror``
+    every second image, by chance, is seen in a mirror.
     """
 
     steps: int
@@ -72,7 +72,11 @@ def learning_rate_factor(step: int, config: TrainingConfig) -> float:
 
 
 def batch_indices(step: int, count: int, config: TrainingConfig) -> np.ndarray[Any, Any]:
-    """Choose a step's images, int64 ``[batch]``: each epoch is a new order by its own seed."""
+    """Choose a step's images, int64 ``[batch]``: each epoch is a new order by its own seed.
+
+    That of epochs 1 to 3 is also what step 0 drops, moves and mirrors by, for numpy ends a seed's
+    numbers with zeros; another would change the runs that go on.
+    """
     positions = np.arange(step * config.batch, (step + 1) * config.batch)
     indices = np.empty(config.batch, np.int64)
     for epoch in np.unique(positions // count):

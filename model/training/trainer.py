@@ -82,6 +82,10 @@ class Trainer:
         self.held_out = 0  # images of the same set that it is not
         self._defaults: dict[str, float] = {}  # of the weights that it began with
         pays = config.precision != "fp32" and bf16_pays(device)
+        if self.world > 1:  # or machines of several kinds would compute apart
+            agreed = torch.tensor(float(pays), device=device)
+            dist.all_reduce(agreed, dist.ReduceOp.MIN)
+            pays = bool(agreed.item())
         self.optimizers = make_optimizers(self.model, config, bf16=pays)
         self.bf16 = pays or config.precision == "bf16"
         self._passes = Passes(self.model, bf16=self.bf16, compiled=config.compile)

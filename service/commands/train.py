@@ -46,7 +46,9 @@ def train(
     seed: Annotated[
         int,
         typer.Option(
-            min=0, max=2**63 - 1, help="Of the first weights and the order of the images."
+            min=0,
+            max=2**63 - 1,
+            help="Of the first weights, the images' order, and all chance.",
         ),
     ] = 0,
     layers: Annotated[int | None, typer.Option(help="Change the preset's n_layers.")] = None,

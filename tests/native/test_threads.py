@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 
 from scanline.model.decoders.native import NativeDecoder
 from scanline.model.network import LinearTransformer
-from tests.conftest import tiny_config
+from tests.conftest import ROOT, tiny_config
 from tests.native.fixtures import TINY
 from tests.service_fixtures import until
 
@@ -63,3 +65,37 @@ def test_the_threads_of_an_idle_decoder_sleep() -> None:
     asleep = woken()
     time.sleep(0.3)
     assert woken() == asleep
+
+
+FORK = """
+import os
+from scanline.model.decoders.contract import Inputs
+from scanline.model.decoders.native import NativeDecoder
+from tests.native.fixtures import TINY
+
+decoder = NativeDecoder(TINY, 4, 3)
+decoder.begin(range(4), Inputs.blank(decoder.config, 4))
+if child := os.fork():
+    assert os.waitpid(child, 0)[1] == 0
+    decoder.step(range(4), decoder.config.pixels)
+    print(set(decoder.positions.tolist()) == {decoder.config.pixels})
+else:
+    for act in (lambda: decoder.step(range(4), 3), lambda: decoder.fork([0], [1])):
+        try:
+            act()
+        except RuntimeError as error:
+            print(error, flush=True)
+    del decoder
+    os._exit(0)
+"""
+
+
+def test_a_fork_is_told_to_open_its_own() -> None:
+    """It has none of the threads, and would wait for them for ever, at work or at its end."""
+    done = subprocess.run(
+        [sys.executable, "-c", FORK], cwd=ROOT, capture_output=True, text=True, timeout=60,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("open one here") == 2
+    assert done.stdout.endswith("True\n")

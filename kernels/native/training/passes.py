@@ -88,7 +88,7 @@ def _building(process: int) -> threading.Lock:
     return threading.Lock()
 
 
-@functools.cache
+@functools.lru_cache(maxsize=2)  # whose threads end with it, where their number changes
 def _passes(threads: int, process: int) -> Library | None:
     try:
         return Library(threads)

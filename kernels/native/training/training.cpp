@@ -159,7 +159,8 @@ SCANLINE_API int attention_backward(void* pool, const AttentionSizes* sizes, int
     });
 }
 
-// Null: `added`, `bias` and `grad_added` where nothing is added, `grad_sum` where it is 0,
+// Null: `added`, `bias` and `grad_added` where nothing is added, and `grad_added` too where elements
+// are float32, for which it would be `grad`; `grad_sum` where it is 0,
 // `conv_weight` without a convolution.
 SCANLINE_API int residual_forward(void* pool, const ResidualSizes* sizes, int bf16, const float* x,
                                   const void* added, const float* bias,
