@@ -18,7 +18,7 @@ _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_
 
 
 _EXAMPLE: dict[str, Any] = {
-    "message": "n: Input should be greater than or equal to 1",
+    "message": "n: must be greater than or equal to 1",
     "type": "invalid_request_error",
     "param": "n",
     "code": "greater_than_equal",
@@ -151,6 +151,7 @@ def describe(errors: Sequence[Mapping[str, Any]]) -> tuple[str, str | None, str 
         # FastAPI puts "body", "query" … first, and a union adds the name of each member it tried.
         field = str(error["loc"][1]) if len(error["loc"]) > 1 else None
         message, code = str(error["msg"]).removeprefix("Value error, "), str(error["type"])
+        message = message.replace("Input should be ", "must be ", 1)
         if code == "extra_forbidden":
             message = "there is no such field; take it out, or see /docs for those there are"
         elif code == "json_invalid":

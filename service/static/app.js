@@ -7,6 +7,8 @@ import { readStamp } from "./chunks.js";
 import { Viewer } from "./viewer.js";
 
 const LOADING_MS = 500;
+const SLOW = "Loading …"; // said of a view that takes longer to come than this
+const SLOW_MS = 500;
 const MODULES = {
   draw: async () => (await import("./draw.js")).DrawView,
   complete: async () => (await import("./complete.js")).CompleteView,
@@ -62,8 +64,13 @@ class Page {
       const view = this.wanted?.view ?? this.current; // the one being loaded, or the one shown
       this.complain(null);
       this.use(this.select.value);
+      history.pushState(null, "", location.hash); // Back gives the model before
       this.link(view, { model: this.model.id });
-      (await this.view(view)).open(new URLSearchParams());
+      (await this.view(view).catch(() => null))?.open(new URLSearchParams());
+    });
+    document.querySelector("nav").addEventListener("click", (event) => {
+      const tab = event.target.closest("[data-view]"); // pressed again where it did not come
+      if (tab && tab.dataset.view !== this.current && tab.hash === location.hash) this.go();
     });
     addEventListener("hashchange", () => this.go());
     addEventListener("click", () => { key.declined = false; }, true); // to be asked, for each act
@@ -76,7 +83,7 @@ class Page {
       const taken = ["complete", "inside"].includes(this.current); // it is wanted right there
       if (!taken && this.restore(await readStamp(file).catch(() => null))) return;
       const view = this.current === "inside" ? "inside" : "complete";
-      (await this.view(view)).bring(file);
+      (await this.view(view).catch(() => null))?.bring(file);
     });
   }
 
@@ -144,7 +151,12 @@ class Page {
     this.complain(there ? null : `There is no model “${model}” here. This is ${this.model.id}.`);
     this.wanted = wanted;
     const { hash } = location;
-    const loaded = await this.view(view); // before it is shown: what is seen can be pressed
+    const slow = setTimeout(() => loading.hidden && this.complain(SLOW), SLOW_MS);
+    // Before it is shown: what is seen can be pressed. Where it does not come, that was told.
+    const loaded = await this.view(view).catch(() => null);
+    clearTimeout(slow);
+    if (!loaded) return;
+    if (loading.querySelector("[role=status]").textContent === SLOW) this.complain(null);
     if (this.wanted !== wanted) return; // another was asked for meanwhile,
     if (location.hash !== hash && readAddress()) return; // or is about to be: it would be lost
     const asked = [...fields.keys()].some((name) => name !== "model");

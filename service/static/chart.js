@@ -9,6 +9,7 @@ const RAMP = 12;
 const BOTTOM = RAMP + 24;
 const DECADES = 5; // of the logarithmic scale
 const TICKS = [0, 128, 255];
+const scheme = matchMedia("(prefers-color-scheme: dark)");
 
 /** Bars for one channel; a press picks a value. */
 export class Chart {
@@ -24,6 +25,11 @@ export class Chart {
     this.shown = null;
     this.pointed = null;
     new ResizeObserver(() => this.draw()).observe(canvas);
+    const repaint = () => { // in the other ink
+      if (canvas.isConnected) this.draw();
+      else scheme.removeEventListener("change", repaint);
+    };
+    scheme.addEventListener("change", repaint);
     const held = ({ pointerId, pointerType }) =>
       pointerType !== "touch" && canvas.hasPointerCapture(pointerId); // a finger may only scroll
     canvas.addEventListener("pointerdown", (event) => {
@@ -42,6 +48,12 @@ export class Chart {
   show(probabilities, actual, chosen) {
     this.shown = { probabilities, actual, chosen };
     this.draw();
+  }
+
+  /** Show nothing. */
+  clear() {
+    this.shown = null;
+    this.canvas.width = this.canvas.clientWidth;
   }
 
   valueAt(event) {

@@ -5,7 +5,7 @@ import { Chart } from "./chart.js";
 import { colour } from "./pixels.js";
 import { Plate } from "./plate.js";
 import { reshape } from "./reshape.js";
-import { bitsOf, likeliest, nameOf, percent, verdict } from "./words.js";
+import { bitsOf, cost, likeliest, nameOf, percent, verdict } from "./words.js";
 
 const REACH = 3; // pixels of the lens to each side
 const BEFORE = [["left", -1, 0], ["above left", -1, -1], ["above", 0, -1], ["above right", 1, -1]];
@@ -15,7 +15,8 @@ const DIM = 70;
 export class Expectation {
   /**
    * @param {object} on values() gives the temperature, guidance and top_p to show, pick(channel, value) hears of a value
-   *   chosen in a chart, chosen() gives those chosen, changed() hears of every answer, failed(error)
+   *   chosen in a chart, chosen() gives those chosen, changed() hears of every answer, failed(error),
+   *   measured(at) gives the bits of a pixel once they are known
    */
   constructor(on) {
     this.on = on;
@@ -51,6 +52,15 @@ export class Expectation {
     box.dataset.charts = this.charts.length;
   }
 
+  /** Forget what was said of another picture. */
+  clear() {
+    this.answer = null;
+    for (const id of ["verdict", "expected-text", "neighbours"]) document.getElementById(id).textContent = "";
+    for (const chart of this.charts) chart.clear();
+    const { canvas } = this.lens;
+    canvas.width = canvas.height = 2 * REACH + 1;
+  }
+
   /** Ask what may come at a pixel of a picture, of which `available` pixels are there. */
   async ask(picture, at, available, label) {
     this.wanted = { picture, at, available, label };
@@ -78,27 +88,32 @@ export class Expectation {
   async fetch(model, { picture, at, available, label }) {
     const { channels } = model;
     const there = at < available;
-    const askAll = (named) => Promise.all(Array.from({ length: there ? channels : 1 }, async (_, c) => {
-      const values = Array.from(picture.values.subarray(0, at * channels + c));
-      const asked = { model: model.id, values, ...named };
+    const before = Array.from(picture.values.subarray(0, at * channels));
+    const actual = there ? [...picture.values.subarray(at * channels, (at + 1) * channels)] : null;
+    const askOne = async (values, named) => {
+      const asked = { model: model.id, values: [...before, ...values], ...named };
       // Told at once where the server is away: it is asked at every key.
       return (await patiently(() => postJson("v1/distribution", asked), null, false)).probabilities;
-    }));
-    const guided = label && this.on.values().guidance !== 1;
-    const [distributions, unlabelled] = await Promise.all(
-      [askAll(label ? { label } : {}), guided ? askAll({}) : null]);
-    return {
-      picture, at, available, label,
-      actual: there ? [...picture.values.subarray(at * channels, (at + 1) * channels)] : null,
-      distributions, unlabelled,
     };
+    const askAll = (named) => Promise.all(Array.from({ length: there ? channels : 1 },
+      (_, c) => askOne(actual?.slice(0, c) ?? [], named)));
+    const own = label ? { label } : {};
+    const guided = label && this.on.values().guidance !== 1;
+    const [distributions, unlabelled] = await Promise.all([askAll(own), guided ? askAll({}) : null]);
+    // A channel is expected after those that were: what came of them may say another colour.
+    const expected = [];
+    for (const [c, probabilities] of distributions.entries()) {
+      const came = expected.every((value, i) => value === actual[i]);
+      expected.push(likeliest(came ? probabilities : await askOne(expected, own)));
+    }
+    return { picture, at, available, label, actual, distributions, unlabelled, expected };
   }
 
   take(answer) {
     this.answer = answer;
     const { actual, distributions } = answer;
-    const bits = actual?.reduce((sum, value, c) => sum + bitsOf(distributions[c][value]), 0);
-    answer.expected = distributions.map(likeliest);
+    const bits = this.on.measured(answer.at)
+      ?? actual?.reduce((sum, value, c) => sum + bitsOf(distributions[c][value]), 0);
     this.verdictLine.textContent = answer.expected.length === this.charts.length
       ? verdict(answer.expected, actual, bits)
       : "This pixel is still to come.";
@@ -169,5 +184,5 @@ function tell(name, probabilities, actual) {
   const likely = `${name ? `${name}: most` : "Most"} likely ${best} (${percent(probabilities[best])})`;
   if (actual === undefined) return `${likely}.`;
   const p = probabilities[actual];
-  return `${likely}; it is ${actual} (${percent(p)}, ${bitsOf(p).toFixed(1)} bits).`;
+  return `${likely}; it is ${actual} (${percent(p)}, ${cost(bitsOf(p))}).`;
 }

@@ -30,6 +30,7 @@ export class InsideView {
       chosen: () => this.whatIf.chosen,
       pick: (channel, value) => this.whatIf.pick(channel, value),
       changed: () => this.answered(),
+      measured: (at) => this.bits?.[at],
       failed: (error) => this.complain(explain(error)),
     });
     const on = { touch: (p) => this.goTo(p), release: () => this.keepLink() };
@@ -54,7 +55,11 @@ export class InsideView {
     });
     byId("inside-speed").addEventListener("change", () => this.setSpeed());
     click("inside-new", () => this.drawNew(this.anything()));
-    click("inside-play", () => this.replay());
+    click("inside-play", () => (this.player.moving ? this.goTo(this.at) : this.replay()));
+    byId("whatif-form").addEventListener("submit", () => { // it goes on from where the picture is now
+      this.goTo(this.at);
+      this.keepLink();
+    }, true);
     click("inside-surprise", () => this.nextSurprise());
     click("inside-link", async () => {
       if (await shareLink({ view: "inside", fields: this.linkFields })) this.say("Link copied.");
@@ -88,6 +93,8 @@ export class InsideView {
     }
     this.player.begin(this.model);
     this.whatIf.sheet.clear();
+    this.expectation.clear();
+    byId("heat-most").textContent = "";
     this.say("");
   }
 
@@ -278,6 +285,7 @@ export class InsideView {
     const place = `row ${Math.floor(at / width) + 1}, column ${(at % width) + 1}`;
     setRange(this.form.elements.position, at, place);
     byId("inside-caption").textContent = this.title;
+    byId("inside-play").textContent = player.moving ? "Pause" : "Replay";
     this.expectation.verdictLine.ariaLive = still ? "polite" : "off";
     for (const plate of this.plates) plate.mark(at);
     this.plates[0].sign.hidden = !still; // the pixel being drawn shows itself

@@ -65,7 +65,8 @@ export async function follow(open, on, say, signal) {
       }
       const status = error instanceof ApiError ? error.status : null;
       const forgotten = error instanceof BrokenOff ? !broken : status === 404 && id !== null;
-      tries += 1;
+      // Where it knows nothing of the drawing, the server is there: the tries were for its absence.
+      tries = status === 404 && forgotten ? 1 : tries + 1;
       if (!(isLost(error) || forgotten || status === 429) || tries > MAX_TRIES) throw error;
       broken ||= error instanceof BrokenOff;
       if (forgotten) [id, last, cut] = [null, null, false];

@@ -33,6 +33,9 @@ export function percent(p) {
 /** Give what a value of this probability costs. */
 export const bitsOf = (p) => -Math.log2(p);
 
+/** Write a cost; of what is likely to less than a number can say, that it is large. */
+export const cost = (bits) => (Number.isFinite(bits) ? `${bits.toFixed(1)} bits` : "over 100 bits");
+
 /** Give the place of the largest number. */
 export const likeliest = (probabilities) => probabilities.indexOf(Math.max(...probabilities));
 
@@ -40,13 +43,12 @@ export const likeliest = (probabilities) => probabilities.indexOf(Math.max(...pr
 export function verdict(expected, actual, bits) {
   const name = nameOf(expected);
   if (actual === null) return `Expects ${name} next.`;
-  const cost = `${bits.toFixed(1)} bits`;
   if (expected.every((value, c) => value === actual[c])) {
-    return `${name.charAt(0).toUpperCase()}${name.slice(1)}, as expected: ${cost}.`;
+    return `${name.charAt(0).toUpperCase()}${name.slice(1)}, as expected: ${cost(bits)}.`;
   }
   const got = nameOf(actual);
-  if (got !== name) return `Expected ${name}, got ${got}: ${cost}.`;
+  if (got !== name) return `Expected ${name}, got ${got}: ${cost(bits)}.`;
   return expected.length === 1
-    ? `Expected ${name} ${expected[0]}, got ${name} ${actual[0]}: ${cost}.`
-    : `Expected ${name}, got another ${name}: ${cost}.`;
+    ? `Expected ${name} ${expected[0]}, got ${name} ${actual[0]}: ${cost(bits)}.`
+    : `Expected ${name}, got another ${name}: ${cost(bits)}.`;
 }
