@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import numpy as np
@@ -29,7 +29,7 @@ from tests.page.fixtures import (
 from tests.service_fixtures import COLOUR, GREY, FakeDecoder, encode, random_picture
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Page, Route
 
 Served = tuple[Scanline, str, FakeDecoder]
 VERDICT = re.compile(r"^(Expected .+, got .+|.+, as expected): \d+\.\d bits\.$")
@@ -262,3 +262,73 @@ def test_a_link_brings_a_persons_picture_back(visit: Open) -> None:
     expect(again.locator("#inside-position")).to_have_value(str(5 * GREY.width))
     shown = pixels(again, "#inside-picture")[0][0::4][: 5 * GREY.width]
     assert shown == np.asarray(picture).ravel()[: 5 * GREY.width].tolist()
+
+
+def test_what_is_likelier_than_a_number_can_say_costs_no_infinity(visit: Open) -> None:
+    page = visit("#inside")
+    none = {"probabilities": [1.0] + 255 * [0.0]}
+    page.route("**/v1/distribution", lambda route: route.fulfill(json=none))
+    look_at(page, encode(random_picture()))
+    slide(page, "#inside-position", 7)
+    expect(page.locator("#expected-text")).to_contain_text("(below 0.01 %, over 100 bits)")
+    expect(page.locator("#verdict")).to_have_text(VERDICT)  # as it was measured
+
+
+def test_a_colour_is_expected_whose_channels_follow_each_other(visit: Open) -> None:
+    """Red 10; green 20 after that, else 200; blue 30 after both: what came was none of them."""
+    page = visit("#inside?model=colour")
+
+    def answer(route: Route) -> None:
+        asked: Any = route.request.post_data_json
+        values = asked["values"]
+        before = values[len(values) // 3 * 3 :]
+        best = 10 * (len(before) + 1) if before == [10, 20][: len(before)] else 200
+        route.fulfill(json={"probabilities": [float(value == best) for value in range(256)]})
+
+    page.route("**/v1/distribution", answer)
+    look_at(page, encode(random_picture(COLOUR)))
+    slide(page, "#inside-position", 7)
+    for channel, value in enumerate((10, 20, 30)):
+        expect(page.locator(f"#whatif-{channel}")).to_have_value(str(value))
+
+
+def test_a_replay_can_be_paused_and_stands_where_the_model_goes_on(visit: Open) -> None:
+    page = visit("#inside")
+    look_at(page, encode(random_picture()))
+    play, place = page.locator("#inside-play"), page.locator("#inside-position")
+    for stop in ("#inside-play", "#whatif-form button[type=submit]"):
+        expect(play).to_have_text("Replay")
+        page.select_option("#inside-speed", index=0)
+        play.click()
+        expect(play).to_have_text("Pause")
+        page.click(stop)
+        expect(play).to_have_text("Replay")
+        at = place.input_value()
+        page.wait_for_timeout(600)
+        assert place.input_value() == at
+    expect(page.locator("#whatif-stage [data-report]")).to_contain_text("a second")
+    assert place.input_value() == at
+
+
+def test_charts_follow_the_scheme(visit: Open) -> None:
+    page = visit("#inside", color_scheme="light")
+    look_at(page, encode(random_picture()))
+    expect(page.locator("#verdict")).to_have_text(VERDICT)
+    light = looks(page, "#charts canvas")
+    page.emulate_media(color_scheme="dark")
+    page.wait_for_timeout(100)
+    assert looks(page, "#charts canvas") != light
+    page.emulate_media(color_scheme="light")
+    page.wait_for_timeout(100)
+    assert looks(page, "#charts canvas") == light
+
+
+def test_nothing_is_said_of_the_picture_before(visit: Open) -> None:
+    page = visit("#inside", allowed=["ERR_FAILED"])
+    look_at(page, encode(random_picture()))
+    expect(page.locator("#verdict")).to_have_text(VERDICT)
+    page.route("**/v1/samples", lambda route: route.abort())
+    page.route("**/v1/distribution", lambda route: None)
+    page.click("#inside-new")
+    for line in ("#verdict", "#expected-text", "#heat-most"):
+        expect(page.locator(line)).to_have_text("")

@@ -113,6 +113,39 @@ def test_a_server_that_is_replaced_draws_the_same_after_all(visit: Open) -> None
         assert pixels(page, "#draw .sheet canvas") == pixels(again, "#draw .sheet canvas")
 
 
+def test_a_server_that_comes_back_at_the_last_try_draws_again(visit: Open) -> None:
+    """It knows nothing of the drawing, but it is there."""
+    slow = FakeDecoder(GREY, 4)
+    scanline, app = build(decoders={"grey": slow})
+    asked: list[str] = []
+
+    def away(route: Route) -> None:
+        asked.append(route.request.url)
+        if len(asked) < 8:
+            route.abort()
+        else:
+            error = {"message": "there is no generation", "code": "generation_not_found"}
+            route.fulfill(status=404, json={"error": error})
+
+    with listening(app, lambda: scanline.ready) as url:
+        page = visit("#draw?n=2&seed=5", url=url, allowed=["ERR_FAILED", "404"])
+        finished(page)
+        whole = pixels(page, "#draw .sheet canvas")
+        slow.before_step = lambda slots: time.sleep(0.1)
+        page.route("**/events", away)
+        page.evaluate("""() => {
+            const wait = window.setTimeout;
+            window.setTimeout = (act, ms, ...rest) => wait(act, ms / 50, ...rest);
+        }""")
+        page.evaluate(CUT)
+        page.fill("#draw-seed", "5")
+        page.click("#draw-form button[type=submit]")
+        expect(page.locator("#draw [data-report]")).to_contain_text("a second", timeout=30_000)
+        assert len(asked) == 8
+        assert pixels(page, "#draw .sheet canvas") == whole
+        page.context.close()
+
+
 CUT = """() => {
   const whole = window.fetch;
   window.fetch = async (path, init) => {
