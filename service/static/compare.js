@@ -19,6 +19,15 @@ const AXES = {
   }),
 };
 
+/** What a comparison does not heed of what was chosen, and how that is said. */
+export const UNHEEDED = {
+  label: { fields: ["label"], said: "Each row is a class, so the one chosen above does not count." },
+  model: {
+    fields: ["label", "guidance", "top_p"],
+    said: "Each model draws as it does by itself: class, guidance and top-p do not count.",
+  },
+};
+
 /** Say what a model can be compared by, beside others. */
 export const axesOf = (model, models) => Object.keys(AXES).filter((name) =>
   (name === "model" ? models.length > 1 : model.classes.length || !["label", "guidance"].includes(name)));

@@ -1,7 +1,7 @@
 /** The view "Draw": images from nothing, of a class or of anything. */
 
 import { post } from "./api.js";
-import { axesOf, rowsOf } from "./compare.js";
+import { UNHEEDED, axesOf, rowsOf } from "./compare.js";
 import { classOf, guides, listenToDice, noClass, noSeed, randomSeed, readNumber, seedOf } from "./fields.js";
 import { Shaping } from "./shaping.js";
 import { Sheet } from "./sheet.js";
@@ -119,7 +119,12 @@ export class DrawView {
     };
     n.value = count;
     if (typed.value && seed === null) typed.value = fields.seed;
+    const unheeded = UNHEEDED[by];
+    const said = document.getElementById("draw-by-said");
+    said.hidden = !unheeded;
+    said.textContent = unheeded?.said ?? "";
     const shown = by ? { ...fields, by } : fields;
+    for (const name of unheeded?.fields ?? []) delete shown[name];
     page.link("draw", shown);
     const parts = rowsOf(by, fields, model, page.models).map((row) => ({
       ...row,

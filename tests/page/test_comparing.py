@@ -83,6 +83,23 @@ def test_an_image_of_another_model_is_taken_further_with_that(visit: Open, butto
     assert len(pixels(page, canvas)[0]) == 4 * COLOUR.pixels
 
 
+def test_what_a_comparison_does_not_heed_is_said_and_not_in_its_link(visit: Open) -> None:
+    page = visit("#draw?model=grey&n=2&seed=5&label=one&guidance=3")
+    finished(page)
+    said = page.locator("#draw-by-said")
+    for by, unheeded, words in (
+        ("label", {"label"}, "the one chosen above does not count"),
+        ("model", {"label", "guidance", "top_p"}, "class, guidance and top-p do not count"),
+        ("temperature", set(), ""),
+    ):
+        page.select_option("#draw-by", by)
+        finished(page)
+        expect(said).to_contain_text(words) if words else expect(said).to_be_hidden()
+        named = {part.split("=")[0] for part in hash_of(page).split("?")[1].split("&")}
+        assert not named & unheeded
+        assert by != "temperature" or {"label", "guidance"} <= named
+
+
 def test_a_model_is_compared_by_what_it_has(visit: Open) -> None:
     page = visit("#draw?model=colour&n=2&seed=5")
     finished(page)
