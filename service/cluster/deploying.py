@@ -22,8 +22,8 @@ from scanline import kernels, model, service
 from scanline.model.checkpoint import Checkpoint
 from scanline.model.decoders.contract import BackendError
 from scanline.service import __version__
-from scanline.service.cluster.fleet import Drawing, Fleet
-from scanline.service.cluster.parts import Part, Report
+from scanline.service.cluster.fleet import Fleet
+from scanline.service.cluster.parts import Drawing, Part, Report
 from scanline.service.cluster.replica import Replica
 from scanline.service.metrics import ModelMetrics
 from scanline.service.settings import Settings

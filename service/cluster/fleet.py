@@ -10,17 +10,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import secrets
 import threading
 import time
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from prometheus_client import Metric
 
 from scanline.model.config import ModelConfig
-from scanline.service.cluster.parts import Look, News, Part, Report
+from scanline.service.cluster.meetings import Meetings, ending
+from scanline.service.cluster.parts import Drawing, Look, News, Part, Replicas, Report
 from scanline.service.generation import Clock, FinishReason, Generation, Image, Place, Status
 from scanline.service.progress import Observer, Progress
 from scanline.service.queue import Limits, Queue
@@ -30,32 +29,8 @@ log = logging.getLogger("scanline.cluster")
 
 PART_IMAGES = 16  # at most: small enough to spread, large enough to be told of together
 AHEAD = 8  # of so many slots one more image is at its replica, so that none waits for a message
-MEETING_SECONDS = 1.0  # between two reports
-LOST_SECONDS = 5.0  # without a report, where asking fails: then there is no replica any more
-SILENT_SECONDS = 60.0  # where nobody answers: one is silent, which Ray sees sooner than that
 TICK_SECONDS = 0.05  # between two looks at what time alone brings
 TRIES = 4  # of an image, without a pixel more
-
-
-class Replicas(Protocol):
-    """How the replicas of a model are reached."""
-
-    def draw(self, part: Part) -> Drawing:
-        """Have one draw a part."""
-        ...
-
-    async def meet(self, entrance: str, share: float) -> list[Report]:
-        """Have all of them report; raises where one cannot."""
-        ...
-
-
-class Drawing(Protocol):
-    """The news of a part, as they come; raises where its replica dies."""
-
-    async def __anext__(self) -> News: ...
-    def cancel(self) -> None:
-        """End it, drawn or not."""
-        ...
 
 
 @dataclass(eq=False)
@@ -83,22 +58,19 @@ class Fleet:
         observer: Observer | None = None,
     ) -> None:
         self.name, self.config, self._most = name, config, most
-        self.met = threading.Event()  # set once there is a replica
         self._clock: Clock = time.perf_counter
         self.queue = Queue(name, config, limits, self._clock, self._tell)
-        self.reports: dict[str, Report] = {}
-        self._entrance = secrets.token_hex(8)
+        self._meetings = Meetings(name, replicas, self.queue.slots_wanted, self._heard, self._clock)
+        self.met = self._meetings.met  # set once there is a replica
         self._replicas = replicas
         self._progress = Progress(self.queue, observer, self._clock)
         self._loop = asyncio.new_event_loop()
-        self._next = asyncio.Event()  # set once they have met again
         self._wake = asyncio.Event()
         self._tasks: dict[_Assignment, asyncio.Task[None]] = {}
         self._held: dict[Image, bool] = {}  # those at replicas; whether in spare slots
         self._in_use = {False: 0, True: 0}  # slots, spare ones and the others
         self._at_replicas: dict[Generation, int] = {}
         self._drawn = 0  # pixels of all slots since the last report
-        self._reported = self._clock()
         self.broken = False  # by a bug here: replicas come and go
         self._bug: BaseException | None = None  # what a task raised
         self._thread = threading.Thread(target=self._run, name=f"fleet-{name}", daemon=True)
@@ -112,6 +84,11 @@ class Fleet:
         close_and_wait(self.queue, drain, self._thread, "what gives its images to replicas")
 
     # --- what the routes ask ------------------------------------------------------------------
+
+    @property
+    def reports(self) -> dict[str, Report]:
+        """The replicas that there are, by name."""
+        return self._meetings.reports
 
     @property
     def largest(self) -> int:
@@ -186,7 +163,7 @@ class Fleet:
             answer_all(self.queue, self._end)
 
     async def _work(self) -> None:
-        meeting = asyncio.create_task(self._meet())
+        meeting = asyncio.create_task(self._meetings.hold())
         meeting.add_done_callback(self._heed)
         while self.queue.goes_on():
             self._wake.clear()
@@ -198,58 +175,12 @@ class Fleet:
                 await asyncio.wait_for(self._wake.wait(), TICK_SECONDS)
         meeting.cancel()
 
-    async def _meet(self) -> None:
-        """Learn from time to time which replicas there are, and how they are."""
-        while True:
-            try:
-                share = self.queue.slots_wanted() / max(1, len(self.reports))
-                meeting = self._replicas.meet(self._entrance, share)
-                reports = await asyncio.wait_for(meeting, LOST_SECONDS)
-            except (Exception, asyncio.CancelledError) as error:  # one is dying, or there is none
-                if _ending(error):
-                    raise
-                log.debug("%s: no reports: %r", self.name, error)
-                # Where one alone does not answer, the others draw.
-                most = SILENT_SECONDS if isinstance(error, TimeoutError) else LOST_SECONDS
-                if self.reports and self._clock() - self._reported > most:
-                    log.warning(
-                        "%s: nothing draws it now, no replica reports: %r", self.name, error
-                    )
-                    self.reports = {}
-            else:
-                if reports and not self.reports and self.met.is_set():
-                    log.info("%s: replicas report again", self.name)
-                self._check_variants(reports)
-                self.reports = {report.replica: report for report in reports}
-                self._measure(self._clock())
-                self.met.set()
-                self._next.set()
-                self._next = asyncio.Event()
-                self._wake.set()
-            await asyncio.sleep(MEETING_SECONDS)
-
-    async def _meet_again(self) -> None:
-        """Wait until all report again; where some still draw, no longer than one may hang."""
-        while True:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._next.wait(), LOST_SECONDS)
-                return
-            if self.reports:
-                return
-
-    def _check_variants(self, reports: list[Report]) -> None:
-        variants = {report.variant for report in reports}
-        if len(variants) > 1 and variants != {one.variant for one in self.reports.values()}:
-            log.warning(
-                "%s: replicas are of several kinds, on which the same seed gives other bytes: %s",
-                self.name, "; ".join(sorted(variants)),
-            )  # fmt: skip
-
-    def _measure(self, now: float) -> None:
-        seconds, self._reported = now - self._reported, now
+    def _heard(self, seconds: float) -> None:
+        """Take reports, so long after those before."""
         if self._drawn:
             self.queue.measure(self._drawn, seconds)
         self._drawn = 0
+        self._wake.set()
 
     def _fail(self, generation: Generation) -> None:
         generation.error = FAILED
@@ -312,7 +243,7 @@ class Fleet:
             except StopAsyncIteration:
                 break
             except (Exception, asyncio.CancelledError) as error:  # whatever a dying process brings
-                if _ending(error):
+                if ending(error):
                     if drawing is not None:
                         drawing.cancel()
                     raise
@@ -339,7 +270,7 @@ class Fleet:
         log.warning("%s are drawn again: %s", what, failure)
         self._progress.redraw(len(left))
         if part.tries > 1:
-            await self._meet_again()
+            await self._meetings.again()
         for run in _runs(left):
             self._assign(_Assignment(part.generation, run, part.tries + 1))
 
@@ -371,12 +302,6 @@ class Fleet:
                 del self._at_replicas[generation]
             self._wake.set()
         self._progress.finish_image(generation, image, reason, bits)
-
-
-def _ending(error: BaseException) -> bool:
-    """Whether this task is told to end, and not only what it waited for."""
-    task = asyncio.current_task()
-    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 
 
 def _runs(images: list[Image]) -> list[list[Image]]:

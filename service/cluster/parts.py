@@ -1,9 +1,12 @@
-"""What goes to a replica and what comes back: some images of a generation, and news of them."""
+"""What goes to a replica and what comes back: some images of a generation, and news of them.
+
+And how replicas are reached, whatever keeps them.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,3 +96,24 @@ def look_at(image: Image, known: Known) -> tuple[Look | None, Known]:
         end = End(image.finish_reason, image.bits, image.particles)
     look = Look(image.index, start, image.read(start, stop), changed, end)
     return look, Known(max(stop, known.position), known.changes + len(changed))
+
+
+class Replicas(Protocol):
+    """How the replicas of a model are reached."""
+
+    def draw(self, part: Part) -> Drawing:
+        """Have one draw a part."""
+        ...
+
+    async def meet(self, entrance: str, share: float) -> list[Report]:
+        """Have all of them report; raises where one cannot."""
+        ...
+
+
+class Drawing(Protocol):
+    """The news of a part, as they come; raises where its replica dies."""
+
+    async def __anext__(self) -> News: ...
+    def cancel(self) -> None:
+        """End it, drawn or not."""
+        ...

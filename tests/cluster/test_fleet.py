@@ -270,7 +270,7 @@ def test_replicas_of_several_kinds_are_told_of(
 ) -> None:
     with fleet_of(tmp_path) as (fleet, here):
         one, other = (replica.meet("", 0.0) for replica in here.replicas)
-        fleet._check_variants([one, other])
+        fleet._meetings._check_variants([one, other])
         assert "of several kinds" not in caplog.text
-        fleet._check_variants([one, other._replace(variant="another")])
+        fleet._meetings._check_variants([one, other._replace(variant="another")])
         assert "replicas are of several kinds" in caplog.text

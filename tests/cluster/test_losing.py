@@ -132,8 +132,8 @@ def test_what_is_left_on_both_sides_of_an_image_has_its_own_seeds(
 def test_one_that_answers_nobody_stops_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scanline.service.cluster.fleet.LOST_SECONDS", 0.05)
-    monkeypatch.setattr("scanline.service.cluster.fleet.MEETING_SECONDS", 0.05)
+    monkeypatch.setattr("scanline.service.cluster.meetings.LOST_SECONDS", 0.05)
+    monkeypatch.setattr("scanline.service.cluster.meetings.MEETING_SECONDS", 0.05)
     with fleet_of(tmp_path) as (fleet, here):
         silent = threading.Event()
 
@@ -144,7 +144,7 @@ def test_one_that_answers_nobody_stops_no_other(
 
         monkeypatch.setattr(here, "meet", meet)
         assert silent.wait(DEADLINE)
-        since = fleet._reported
+        since = fleet._meetings._reported
         until(lambda: fleet._clock() - since > 0.5, "many meetings")
         assert fleet.alive
         assert_as_by_one_engine(drawn(fleet, Spec(n=9, seed=0)))
@@ -182,8 +182,8 @@ def test_replicas_that_cannot_be_asked_any_more_are_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr("scanline.service.cluster.fleet.LOST_SECONDS", 0.2)
-    monkeypatch.setattr("scanline.service.cluster.fleet.MEETING_SECONDS", 0.05)
+    monkeypatch.setattr("scanline.service.cluster.meetings.LOST_SECONDS", 0.2)
+    monkeypatch.setattr("scanline.service.cluster.meetings.MEETING_SECONDS", 0.05)
     with fleet_of(tmp_path) as (fleet, here):
 
         async def nobody(entrance: str, share: float) -> list[Report]:
@@ -324,7 +324,8 @@ def test_a_bug_of_the_fleet_s_own_answers_everybody(
         def fail(*_: object) -> None:
             raise MemoryError
 
-        monkeypatch.setattr(fleet, method, fail)
+        whose = fleet._meetings if method == "_check_variants" else fleet
+        monkeypatch.setattr(whose, method, fail)
         if method == "_assign":
             dies.set()
         until(lambda: fleet.broken and running.finished, "the end of it")

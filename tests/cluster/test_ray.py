@@ -14,7 +14,7 @@ import httpx
 import numpy as np
 import pytest
 
-from scanline.service.cluster.fleet import LOST_SECONDS
+from scanline.service.cluster.meetings import LOST_SECONDS
 from scanline.service.engine import Engine
 from scanline.service.generation import Spec
 from tests.cluster.serving import CONFIG, SLOTS, Served, expected, head
