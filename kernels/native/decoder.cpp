@@ -20,7 +20,8 @@ namespace {
 enum Status { DONE = 0, BAD_SLOTS = 1, BAD_LENGTHS = 2 };
 }
 
-// All else of ours stays hidden (the standard library's is loaded locally), so that builds for several ISAs can live in one process.
+// All else of ours stays hidden (the standard library's is loaded locally), so that builds for several
+// ISAs can live in one process.
 #pragma GCC visibility push(default)
 extern "C" {
 

@@ -23,6 +23,7 @@ export class Expectation {
     this.asking = false;
     this.wanted = null;
     this.answer = null;
+    this.cleared = 0;
     this.verdictLine = document.getElementById("verdict");
     this.lens = new Plate(document.getElementById("lens"));
     for (const input of document.querySelectorAll("#chart-scale input")) {
@@ -54,7 +55,8 @@ export class Expectation {
 
   /** Forget what was said of another picture. */
   clear() {
-    this.answer = null;
+    this.answer = this.wanted = null;
+    this.cleared += 1; // what is asked of it already is not shown any more
     for (const id of ["verdict", "expected-text", "neighbours"]) document.getElementById(id).textContent = "";
     for (const chart of this.charts) chart.clear();
     const { canvas } = this.lens;
@@ -67,11 +69,11 @@ export class Expectation {
     if (this.asking) return;
     this.setAsking(true);
     while (this.wanted) {
-      const { model, wanted } = this;
+      const { model, wanted, cleared } = this;
       this.wanted = null;
       try {
         const answer = await this.fetch(model, wanted);
-        if (model === this.model) this.take(answer);
+        if (model === this.model && cleared === this.cleared) this.take(answer);
       } catch (error) {
         this.wanted = null;
         this.on.failed(error);

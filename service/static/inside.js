@@ -87,14 +87,14 @@ export class InsideView {
     this.chosenPlace = null;
     this.drawing = false;
     this.player.stop();
+    this.expectation.clear();
+    byId("heat-most").textContent = "";
     for (const { canvas } of this.plates) {
       canvas.width = this.model.width;
       canvas.height = this.model.height;
     }
     this.player.begin(this.model);
     this.whatIf.sheet.clear();
-    this.expectation.clear();
-    byId("heat-most").textContent = "";
     this.say("");
   }
 
