@@ -227,12 +227,3 @@ def test_every_parameter_learns() -> None:
         for parameter_name, parameter in network.named_parameters():
             assert parameter.grad is not None, (name, parameter_name)
             assert parameter.grad.abs().max() > 0, (name, parameter_name)
-
-
-@torch.no_grad()
-def test_a_single_given_pixel_has_no_step_with_or_without_a_label() -> None:
-    config = tiny_config(height=1, width=1, input="previous", start="given", classes=("up", "down"))
-    network, canvas = random_network(config), random_canvas(config, 2)
-    for labels in (None, random_labels(config, 2)):
-        assert network(canvas, labels).shape == (2, 0, config.head_outputs)
-        assert network.bits(canvas, labels).tolist() == [[0.0], [0.0]]
