@@ -195,12 +195,12 @@ def test_the_access_log_says_why_one_was_refused_and_what_a_reader_who_left_has_
     held: tuple[Scanline, httpx.Client, threading.Event], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="scanline.access")
-    scanline, client, go_on = held
+    _, client, go_on = held
     client.post("/v1/samples", json={"n": 0})
     client.post("/v1/samples", json={"one\nline": 0})
     with client.stream("POST", "/v1/samples", json={"stream": True}) as stream:
         next(stream.iter_raw())
-        until(lambda: scanline.models["grey"].engine.running == 1)
+        until(lambda: value(client, 'scanline_queue_seconds_count{model="grey"}') == 1)
     until(lambda: len(caplog.records) == 3)
     lines = [json.loads(JsonFormatter().format(record)) for record in caplog.records]
     told = [{name: line.get(name) for name in ("code", "param", "outcome")} for line in lines]
