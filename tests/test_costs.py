@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import io
 import json
@@ -11,7 +10,7 @@ import struct
 import threading
 import warnings
 import zlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -23,9 +22,6 @@ from PIL import Image
 from scanline.model.pictures import PictureError
 from scanline.service.api import routes
 from scanline.service.api import score as scores
-from scanline.service.http.errors import ApiError
-from scanline.service.http.pools import Pool
-from scanline.service.http.waiting import Client
 from scanline.service.logs import set_up_logs
 from scanline.service.openai import rendering
 from scanline.service.pictures import read_upload
@@ -343,91 +339,3 @@ def test_a_photograph_that_is_not_made_smaller_is_bounded_as_any_other() -> None
     assert open_upload(io.BytesIO(photo), needed=1000).size == (1050, 1050)
     with pytest.raises(PictureError, match="more than 4,000,000"):
         open_upload(io.BytesIO(photo), needed=2000)
-
-
-@contextlib.asynccontextmanager
-async def clients(*callers: str) -> AsyncIterator[list[Client]]:
-    """Give a client of each caller, none of whom leaves."""
-    gone = asyncio.create_task(asyncio.sleep(3600))
-    try:
-        yield [Client(caller, gone) for caller in callers]
-    finally:
-        gone.cancel()
-
-
-def test_a_pool_has_no_more_waiting_than_it_may_and_room_for_whoever_has_none() -> None:
-    go_on, pool = threading.Event(), Pool(1, 8, "full")
-
-    async def ask() -> None:
-        async with clients("many", "another") as (many, another):
-            asked = [asyncio.create_task(pool.run(many, go_on.wait, 60)) for _ in range(8)]
-            await asyncio.to_thread(until, lambda: pool.queued == 7)
-            with pytest.raises(ApiError, match="too many pictures"):
-                await pool.run(many, go_on.wait, 1)
-            asked.append(asyncio.create_task(pool.run(another, go_on.wait, 60)))
-            await asyncio.to_thread(until, lambda: pool.queued == 8)
-            for client in (many, another):
-                with pytest.raises(ApiError, match="too many pictures") as refused:
-                    await pool.run(client, go_on.wait, 1)
-                assert (refused.value.code, refused.value.headers) == ("full", {"Retry-After": "1"})
-            pool._seconds = 2.5  # that each piece takes
-            with pytest.raises(ApiError, match="try again in 20 s") as refused:
-                await pool.run(many, go_on.wait, 1)
-            assert refused.value.headers == {"Retry-After": "20"}
-            go_on.set()
-            assert await asyncio.gather(*asked) == [True] * 9
-            assert pool.queued == 0
-            assert 0 < pool._seconds < 60
-
-    asyncio.run(ask())
-
-
-def test_callers_take_turns_in_a_pool() -> None:
-    go_on, pool = threading.Event(), Pool(1)
-    done: list[str] = []
-
-    def work(name: str) -> None:
-        assert go_on.wait(DEADLINE)
-        done.append(name)
-
-    async def ask() -> None:
-        async with clients("a", "b") as (a, b):
-            pieces = [(a, "a0"), (a, "a1"), (a, "a2"), (a, "a3"), (b, "b0"), (b, "b1")]
-            asked = []
-            for client, name in pieces:
-                asked.append(asyncio.create_task(pool.run(client, work, name)))
-                await asyncio.sleep(0)
-            go_on.set()
-            await asyncio.gather(*asked)
-
-    asyncio.run(ask())
-    assert done == ["a0", "a1", "b0", "a2", "b1", "a3"]
-
-
-def test_who_leaves_a_pool_holds_nobody_up() -> None:
-    """Whether before its turn, at it, or in the middle of its work, which nothing can end."""
-    go_on, pool = threading.Event(), Pool(1)
-
-    async def ask() -> None:
-        async with clients("a", "b") as (a, b):
-            asked = [asyncio.create_task(pool.run(one, go_on.wait, 60)) for one in (a, a, b, b)]
-            await asyncio.to_thread(until, lambda: pool.queued == 3)
-            asked[1].cancel()
-            await asyncio.wait(asked[1:2])
-            assert pool.queued == 2
-            pass_on = pool._pass_on
-
-            def pass_on_to_one_who_leaves() -> None:
-                pool._pass_on = pass_on  # type: ignore[method-assign]
-                pass_on()
-                asked[2].cancel()  # whose turn has come, which it has yet to see
-
-            pool._pass_on = pass_on_to_one_who_leaves  # type: ignore[method-assign]
-            asked[0].cancel()  # at work
-            go_on.set()
-            assert await asyncio.wait_for(asked[3], DEADLINE)
-            assert [one.cancelled() for one in asked] == [True, True, True, False]
-            assert await asyncio.wait_for(pool.run(a, go_on.wait, 1), DEADLINE)
-            assert pool.queued == 0
-
-    asyncio.run(ask())

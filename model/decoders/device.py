@@ -21,8 +21,6 @@ from scanline.model.decoders.room import ShortError
 log = logging.getLogger("scanline.decoder")
 
 SPARE_BYTES = 512 << 20  # what is left free of a device's memory, for graphs and others
-
-
 # What Triton raises where it finds no driver, compiler or headers, or cannot compile.
 _NOT_STARTED = (RuntimeError, OSError, AssertionError, SubprocessError, TritonError)
 

@@ -41,11 +41,10 @@ class NativeDecoder(Decoder):
     ``ISAS`` in ``kernels/native/cpu.py``, the CPU's best by default. ``guess`` computes pixels
     ahead on guesses, where images are few, and keeps what was guessed right. ``team`` is how many
     threads share the work on few images, by default as many as are measured to be quickest, up to
-    what the network's size is worth. The same
-    seed gives the same bytes for every ``threads`` and ``team``, guessed or not. Raises
-    ``BackendError`` where the code cannot be built or run, of which ``RoomError`` and
-    ``ShortError`` say that memory or threads are short, and ``ValueError`` on an unknown
-    ``precision`` or ``isa``, or no thread.
+    what the network's size is worth. The same seed gives the same bytes for every ``threads`` and
+    ``team``, guessed or not. Raises ``BackendError`` where the code cannot be built or run, of
+    which ``RoomError`` and ``ShortError`` say that memory or threads are short, and ``ValueError``
+    on an unknown ``precision`` or ``isa``, or no thread.
     """
 
     backend = "native"

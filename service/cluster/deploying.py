@@ -34,12 +34,12 @@ ADDRESS = "RAY_ADDRESS"
 JOIN_SECONDS = 60.0  # that a cluster may begin to listen after us
 FIRST_REPORT_SECONDS = 30.0
 PROGRAM_SECONDS = 10.0  # that a replica has to say what it runs
-OF_REPLICAS = {
+OF_REPLICAS = {  # settings; the others are the entrance's
     "backend", "slots", "threads", "min_replicas", "max_replicas", "replica_images", "replica_cpus",
     "replica_gpus", "scale_up_seconds", "scale_down_seconds", "drain_seconds", "log_format",
     "log_level",
-}  # fmt: skip  # settings; the others are the entrance's
-CODE = (".py", ".h", ".cpp", ".cu")
+}  # fmt: skip
+CODE = (".py", ".h", ".cpp", ".cu")  # files of this package that say what is drawn
 END_SECONDS = 10.0  # that a replica told to end has to finish its parts
 PARTS_AT_ONCE = 100_000  # of a replica: how many it has is the entrance's to say
 OBJECTS = 128 * 2**20  # bytes of shared memory: parts and news are small and go by message
@@ -215,13 +215,12 @@ class Cluster:
         name = checkpoint.name
         application = f"scanline-{name}"
         status = None if self._own else serve.status().applications.get(application)
-        there = status is not None
         if status is not None and status.status == "RUNNING":
             running = serve.get_app_handle(application)
             if _program(running) == program_of(checkpoint, settings):
                 log.info("%s: its replicas are there, and go on", name)
                 return open_fleet(checkpoint, running, settings, metrics)
-        if not there and (lack := lacking(settings, ray.available_resources())):
+        if status is None and (lack := lacking(settings, ray.available_resources())):
             what = f"the {settings.min_replicas} replicas of {name} want {lack}"
             if self._own:
                 raise BackendError(

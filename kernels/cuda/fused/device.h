@@ -20,7 +20,8 @@ DEVICE char* shared_memory() {
 DEVICE void sync_warp() { __syncwarp(); }
 DEVICE void sync_block() { __syncthreads(); }
 
-// The blocks of a cluster meet in two halves: what is pushed before `arrive` is seen after `wait`.
+// The blocks of a cluster meet in two halves: what is pushed before the first is seen
+// after the second.
 DEVICE void cluster_arrive() {
 #if CLUSTER > 1
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");

@@ -23,6 +23,7 @@ log = logging.getLogger("scanline.decoder")
 
 _MAX_SHARED, _CARVEOUT, _ANY_CLUSTER = 8, 9, 14  # CU_FUNC_ATTRIBUTE_…
 _CLUSTER = 4  # CU_LAUNCH_ATTRIBUTE_…
+_DIGEST = hashlib.sha256().digest_size  # bytes before the code that is kept
 _PORTABLE = 8  # blocks that a cluster may have everywhere
 
 
@@ -89,9 +90,9 @@ def load_code(
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
     try:
         path = cache_folder() / f"{Path(name).stem}-{key}.cubin"
-        digest, kept = _parted(path.read_bytes()) if path.is_file() else (b"", b"")
-        if kept and hashlib.sha256(kept).digest() == digest:  # and whole
-            return kept
+        kept = path.read_bytes() if path.is_file() else b""
+        if hashlib.sha256(kept[_DIGEST:]).digest() == kept[:_DIGEST]:  # and whole
+            return kept[_DIGEST:]
     except (NoCacheError, OSError) as error:
         _tell_not_kept(str(error))
         return compile_source(source, name, defines, capability)
@@ -102,11 +103,6 @@ def load_code(
     except OSError as error:
         _tell_not_kept(str(error))
     return binary
-
-
-def _parted(kept: bytes) -> tuple[bytes, bytes]:
-    size = hashlib.sha256().digest_size
-    return kept[:size], kept[size:]
 
 
 @functools.cache  # of each reason once, whichever kernels are compiled
