@@ -5,7 +5,7 @@ import { Chart } from "./chart.js";
 import { colour } from "./pixels.js";
 import { Plate } from "./plate.js";
 import { reshape } from "./reshape.js";
-import { bitsOf, cost, likeliest, nameOf, percent, verdict } from "./words.js";
+import { bitsOf, channelsOf, cost, likeliest, nameOf, percent, verdict } from "./words.js";
 
 const REACH = 3; // pixels of the lens to each side
 const BEFORE = [["left", -1, 0], ["above left", -1, -1], ["above", 0, -1], ["above right", 1, -1]];
@@ -38,7 +38,7 @@ export class Expectation {
   use(model) {
     this.model = model;
     this.answer = this.wanted = null;
-    this.names = model.channels === 3 ? ["Red", "Green", "Blue"] : ["Brightness"];
+    this.names = channelsOf(model);
     const linear = document.querySelector("#chart-scale input[value=linear]").checked;
     this.charts = this.names.map((name, c) => {
       const canvas = document.createElement("canvas");

@@ -11,9 +11,9 @@ import { Player, calm } from "./player.js";
 import { shareLink } from "./share.js";
 import { follow } from "./stream.js";
 import { WhatIf } from "./whatif.js";
+import { whole } from "./words.js";
 
 const SURPRISES = 12;
-const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const byId = (id) => document.getElementById(id);
 
 /** Shows one picture: its pixels, their bits, and the distribution at a place. */

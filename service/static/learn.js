@@ -5,8 +5,7 @@ import { BitsScene } from "./learn/bits.js";
 import { DiceScene } from "./learn/dice.js";
 import { LimitsScene } from "./learn/limits.js";
 import { MemoryScene } from "./learn/memory.js";
-
-const whole = new Intl.NumberFormat("en");
+import { whole } from "./words.js";
 
 /** The scenes, and what the model is. */
 export class LearnView {

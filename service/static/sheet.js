@@ -9,9 +9,9 @@ import { Report } from "./report.js";
 import { ShareBar } from "./share.js";
 import { follow } from "./stream.js";
 import { Tile, givenTile, heading } from "./tile.js";
+import { whole } from "./words.js";
 
 const AT_ONCE = 3; // requests; a browser has six connections to a server
-const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const rough = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 });
 
 /** One view's drawing: at most one runs at a time. */

@@ -5,6 +5,7 @@ import { randomSeed, readNumber } from "./fields.js";
 import { area, toPng, toText } from "./pixels.js";
 import { Shaping } from "./shaping.js";
 import { Sheet } from "./sheet.js";
+import { channelsOf } from "./words.js";
 
 const WAYS = 8;
 const SECONDS = 3;
@@ -31,8 +32,7 @@ export class WhatIf {
     this.model = model;
     this.shaping.use(model);
     this.shaping.take(new Map([["guidance", 1], ["top_p", 1]])); // first, the model as it is
-    const names = model.channels === 3 ? ["Red", "Green", "Blue"] : ["Brightness"];
-    this.values.replaceChildren(...names.map((name, c) => {
+    this.values.replaceChildren(...channelsOf(model).map((name, c) => {
       const field = document.createElement("div");
       const label = document.createElement("label");
       const input = document.createElement("input");

@@ -1,4 +1,10 @@
-/** Colours and chances in words. */
+/** Numbers, colours and chances in words. */
+
+/** Write a number without what is behind its point. */
+export const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+
+/** Name the channels of a model. */
+export const channelsOf = ({ channels }) => (channels === 3 ? ["Red", "Green", "Blue"] : ["Brightness"]);
 
 const GREYS = [[16, "black"], [96, "dark grey"], [160, "grey"], [240, "light grey"], [256, "white"]];
 const HUES = [

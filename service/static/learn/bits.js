@@ -3,9 +3,9 @@
 import { drawn, score } from "../api.js";
 import { paintHeat } from "../heat.js";
 import { area, toImageData, toPng } from "../pixels.js";
+import { whole } from "../words.js";
 
 const SEED = 61;
-const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 
 /** Measures an image that the model has drawn. */
 export class BitsScene {

@@ -5,9 +5,9 @@ import { guides, hold, randomSeed } from "../fields.js";
 import { area } from "../pixels.js";
 import { Player, calm } from "../player.js";
 import { follow } from "../stream.js";
+import { whole } from "../words.js";
 
 const SECONDS = 8;
-const whole = new Intl.NumberFormat("en");
 
 /** Draws an image and counts what each kind of transformer reads for it. */
 export class MemoryScene {
