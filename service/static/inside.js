@@ -8,6 +8,7 @@ import { mostBits, paintHeat, surprises } from "./heat.js";
 import { area, fromFile, fromText, toPng, toText } from "./pixels.js";
 import { Plate } from "./plate.js";
 import { Player, calm } from "./player.js";
+import { Report } from "./report.js";
 import { shareLink } from "./share.js";
 import { follow } from "./stream.js";
 import { WhatIf } from "./whatif.js";
@@ -23,7 +24,7 @@ export class InsideView {
     this.page = page;
     this.view = byId("inside");
     this.form = byId("inside-form");
-    this.report = this.view.querySelector(".deeds [data-report]");
+    this.report = new Report(this.view.querySelector(".deeds [data-report]"));
     this.whatIf = new WhatIf(page.viewer, () => this.expectation.turned());
     this.expectation = new Expectation({
       values: () => this.whatIf.shaping.values,
@@ -305,18 +306,12 @@ export class InsideView {
   }
 
   say(sentence) {
-    let line = this.report.querySelector("[role=status]");
-    if (!line) {
-      line = document.createElement("p");
-      line.setAttribute("role", "status");
-      this.report.replaceChildren(line);
-    }
-    line.textContent = sentence;
+    this.report.tell(sentence);
   }
 
   complain(sentence) {
     this.say(sentence);
-    this.report.scrollIntoView({ block: "nearest" });
+    this.report.place.scrollIntoView({ block: "nearest" });
   }
 }
 
