@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from scanline.model.config import ModelConfig
+from scanline.service.api.replies import example
 from scanline.service.generation import Generation, Spec
 from scanline.service.openai.rendering import Rendering
 from scanline.service.openai.requests import FileFormat
@@ -29,7 +30,7 @@ _REPLY: dict[str, Any] = {
 class DrawnImage(BaseModel):
     """One image, base64, with the seed that draws it again."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [_IMAGE]})
+    model_config = example(**_IMAGE)
 
     b64_json: str
     seed: int
@@ -39,7 +40,7 @@ class DrawnImage(BaseModel):
 class TokenDetails(BaseModel):
     """Tokens by kind; the prompt is no more than a class, so it has none."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [_NO_TOKENS]})
+    model_config = example(**_NO_TOKENS)
 
     image_tokens: int
     text_tokens: int = 0
@@ -48,7 +49,7 @@ class TokenDetails(BaseModel):
 class TokenUsage(BaseModel):
     """What was read and drawn; a token is one pixel."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [USAGE]})
+    model_config = example(**USAGE)
 
     input_tokens: int
     input_tokens_details: TokenDetails
@@ -70,7 +71,7 @@ class TokenUsage(BaseModel):
 class ImagesReply(BaseModel):
     """Images, as OpenAI gives them, and what in the request had no effect."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [_REPLY]})
+    model_config = example(**_REPLY)
 
     created: int
     data: list[DrawnImage]
