@@ -290,13 +290,13 @@ def test_holes_are_completed_and_measured() -> None:
     test = Dataset("same", images, np.zeros(3, np.int64), GREY.classes)
     checkpoint = Checkpoint("tiny", tiny_model())
     told: list[Completed] = []
-    figures = judge_holes(checkpoint, test, (1, 4), slots=8, backend="native", tell=told.append)
+    figures = judge_holes(checkpoint, test, (1, 4), tell=told.append)
     assert figures == told
     assert [(one.hole, one.particles) for one in figures] == [
         (hole, count) for hole in ("middle", "upper half", "every other row") for count in (1, 4)
     ]
     known = holes(GREY.height, GREY.width)["middle"]
-    painted = paint(checkpoint, 3, given=images, known=known, backend="native")
+    painted = paint(checkpoint, 3, given=images, known=known)
     error = np.square((painted.pictures[:, ~known] / 255.0) - 200 / 255).mean()
     assert figures[0].squared_error == pytest.approx(error)
     assert figures[0].right is None
@@ -354,17 +354,12 @@ def test_some_pictures_are_mirrored() -> None:
 
 
 def test_completed_pictures_are_looked_at_by_their_seeds() -> None:
-    """With more particles than there are slots to be."""
     data = bars(9, seed=1)
     checkpoint, classifier = Checkpoint("tiny", tiny_model()), train(bars(240), RECIPE, CPU)
-    figures = judge_holes(
-        checkpoint, data, (4,), classifier=classifier, seed=9, slots=2, backend="native"
-    )
+    figures = judge_holes(checkpoint, data, (4,), classifier=classifier)
     for figure in figures:
         known = holes(GREY.height, GREY.width)[figure.hole]
-        painted = paint(
-            checkpoint, 9, seed=9, given=data.images, known=known, particles=4, backend="native"
-        )
+        painted = paint(checkpoint, 9, given=data.images, known=known, particles=4)
         assert figure.right == (classifier.look(painted.pictures)[0] == data.labels).mean()
         assert figure.bits_per_dim == pytest.approx(painted.bits_per_dim.mean())
         error = np.square((painted.pictures / 255.0 - data.images / 255.0)[:, ~known]).mean()

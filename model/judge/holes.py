@@ -57,13 +57,9 @@ def judge_holes(
     counts: Sequence[int],
     *,
     classifier: Classifier | None = None,
-    seed: int = 0,
-    slots: int = 64,
-    backend: str = "auto",
-    threads: int | None = None,
     tell: Callable[[Completed], object] = lambda completed: None,
 ) -> list[Completed]:
-    """Complete every test image, picture j of ``seed + j``, with each number of particles.
+    """Complete every test image, picture j of seed j, with each number of particles.
 
     ``tell`` hears each figure as it is known. Raises ``ValueError`` where the images do not fit.
     """
@@ -72,9 +68,8 @@ def judge_holes(
         for count in counts:
             began = time.perf_counter()
             painted = paint(
-                checkpoint, len(test), seed=seed, given=test.images, known=known, guidance=1,
-                particles=count, slots=max(slots, count), backend=backend, threads=threads,
-            )  # fmt: skip
+                checkpoint, len(test), given=test.images, known=known, guidance=1, particles=count
+            )
             took = time.perf_counter() - began
             difference = (painted.pictures[:, ~known] - test.images[:, ~known].astype(float)) / 255
             right = None

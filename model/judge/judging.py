@@ -78,8 +78,6 @@ def judge(
     style: Defaults | None = None,
     temperature: float = 1.0,
     seed: int = 0,
-    backend: str = "auto",
-    threads: int | None = None,
     progress: Callable[[int], object] = lambda done: None,
 ) -> Verdict:
     """Draw samples, sample j of ``seed + j``, and judge them against as many test images.
@@ -101,11 +99,11 @@ def judge(
     guidance = style.guidance if with_label else 1.0
     drawn = paint(
         checkpoint, samples, seed=seed, label=labels, temperature=temperature, top_p=style.top_p,
-        guidance=guidance, backend=backend, threads=threads, progress=progress,
+        guidance=guidance, progress=progress,
     )  # fmt: skip
     measured = paint(  # the same decoder's bits of pictures wholly known
         checkpoint, samples, label=true, guidance=1, given=real.images, known=known,
-        backend=backend, threads=threads, progress=progress,
+        progress=progress,
     )  # fmt: skip
     seen, features = classifier.look(drawn.pictures)
     _, real_features = classifier.look(real.images)
