@@ -63,6 +63,10 @@ class Dataset:
     def __len__(self) -> int:
         return len(self.images)
 
+    def noted(self, note: str) -> "Dataset":
+        """Return the same with one more note."""
+        return replace(self, note="; ".join(filter(None, (self.note, note))))
+
     def take(self, indices: slice | Sequence[int] | npt.NDArray[np.integer]) -> "Dataset":
         """Return the images and labels at `indices`, in that order (a slice gives views)."""
         labels = None if self.labels is None else self.labels[indices]
@@ -136,8 +140,7 @@ def split_validation(
     # NumPy promises that a bit generator's stream never changes, but not Generator.permutation.
     chance = np.random.Philox(key=seed).random_raw
     order = content_order(dataset, seed) if by_content else np.argsort(chance(N), kind="stable")
-    note = f"validation: {held:,} of {N:,} images held out, seed {seed}"
-    whole = replace(dataset, note="; ".join(filter(None, (dataset.note, note))))
+    whole = dataset.noted(f"validation: {held:,} of {N:,} images held out, seed {seed}")
     chosen = order[:held] if by_content else np.sort(order[:held])
     return whole.take(np.sort(order[held:])), whole.take(chosen)
 

@@ -105,7 +105,7 @@ def _told(data: Dataset, held_out: Dataset, facts: Mapping[str, Any]) -> Dataset
     unseen = _unseen(data, facts)
     if unseen is None or unseen >= len(held_out):
         return held_out
-    return _noted(held_out, f"a run before was trained on {len(held_out) - unseen:,} of them")
+    return held_out.noted(f"a run before was trained on {len(held_out) - unseen:,} of them")
 
 
 def _split(data: Dataset, count: int) -> tuple[Dataset, Dataset]:
@@ -144,7 +144,7 @@ def test_data(
         if parts is not None and parts[1] is not None:
             return _told(data, parts[1], facts)
         mixed = data.take(content_order(data, seed=0))  # the first of them are of every class
-        return replace(_noted(mixed, _ALL_SEEN if parts else _WHOLE), seen=parts is not None)
+        return replace(mixed.noted(_ALL_SEEN if parts else _WHOLE), seen=parts is not None)
     known = {DIGITS: "mnist", CIFAR10_CLASSES: "cifar10"}
     if dataset is None and config.classes not in known:
         raise ValueError("say what to measure on: --images FOLDER, or --dataset mnist or cifar10")
@@ -160,10 +160,6 @@ def _pictures(config: ModelConfig, images: Path, *others: object) -> Dataset:
             "--dataset, --data-dir and --download are for mnist and cifar10, not for --images"
         )
     return load_images(images, (config.height, config.width), config.channels == 1)
-
-
-def _noted(data: Dataset, note: str) -> Dataset:
-    return replace(data, note="; ".join(filter(None, (data.note, note))))
 
 
 def judging_data(
@@ -193,4 +189,4 @@ def judging_data(
             "give two or more"
         )
     training, test = _split(data, max(1, _held_out(data)))
-    return training, test if parts is None else _noted(test, _ALL_SEEN)
+    return training, test if parts is None else test.noted(_ALL_SEEN)
