@@ -177,14 +177,12 @@ def paint(
         inputs.label[:], inputs.guidance[:] = labels[rows], scale[rows]
         leads = particles * (rows - first)
         inputs.twin[:] = np.where(scale[rows] == 1, NO_SLOT, particles * at_once + leads)
-        for row, image in enumerate(rows.tolist()):
-            inputs.seed[row] = seeds[image]
+        inputs.seed[:] = seeds[first : first + at_once]
         if given is not None and known is not None:
             inputs.canvas[:], inputs.known[:] = _flat(given[rows]), known.reshape(-1)
         decoder.begin(leads, inputs)
         if particles > 1:
-            some = [seeds[image] for image in rows]
-            leads = finish_by_particles(decoder, leads, inputs, some, particles)
+            leads = finish_by_particles(decoder, leads, inputs, particles)
         else:
             for _ in range(config.height):  # a row a call, so that Ctrl-C is heard
                 decoder.step(leads, config.width)

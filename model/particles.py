@@ -141,7 +141,7 @@ class Particles:
 
 
 def finish_by_particles(
-    decoder: Decoder, leads: NDArray[np.int64], inputs: Inputs, seeds: Sequence[int], count: int
+    decoder: Decoder, leads: NDArray[np.int64], inputs: Inputs, count: int
 ) -> NDArray[np.int64]:
     """Draw images that have begun in the slots ``leads``, by ``count`` particles each, to the end.
 
@@ -153,7 +153,7 @@ def finish_by_particles(
     for row, lead in enumerate(leads.tolist()):
         twin = int(inputs.twin[row])
         crowds.append(Particles(
-            config, seeds[row], inputs.known[row], range(lead, lead + count),
+            config, int(inputs.seed[row]), inputs.known[row], range(lead, lead + count),
             None if twin == NO_SLOT else range(twin, twin + count),
         ))  # fmt: skip
         crowds[-1].begin(decoder)
