@@ -302,10 +302,12 @@ class Engine:
         run, bits = self._runs.by_lead[lead], None
         if reason is FinishReason.LENGTH:
             slot = lead
-            if run.particles is not None:
-                run.particles.finish(self.decoder, self._show_in(run.image))
-                run.image.particles = Weighed.of(run.particles)
-                slot = int(run.particles.slots[run.particles.shown])
+            if (particles := run.particles) is not None:
+                particles.finish(self.decoder, self._show_in(run.image))
+                run.image.particles = Weighed(
+                    particles.effective, particles.least, particles.log_evidence
+                )
+                slot = int(particles.slots[particles.shown])
             bits = float(self.decoder.bits[slot].sum(dtype=np.float64))
         self._runs.remove(lead)  # first, whatever those who are told do
         self._progress.finish_image(run.generation, run.image, reason, bits)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from scanline.model.config import NO_LABEL, ModelConfig
 from scanline.model.noise import image_seed, random_label
-from scanline.model.particles import COLLAPSED, Particles
+from scanline.model.particles import COLLAPSED
 
 Clock = Callable[[], float]  # seconds, never going back; one for an engine and all it holds
 
@@ -100,11 +100,6 @@ class Weighed(NamedTuple):
     effective: float
     least: float
     log_evidence: float
-
-    @classmethod
-    def of(cls, particles: Particles) -> Weighed:
-        """Take down what they came to."""
-        return cls(particles.effective, particles.least, particles.log_evidence)
 
 
 class Image:
