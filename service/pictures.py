@@ -187,7 +187,9 @@ def to_grid(images: Sequence[NDArray[np.uint8]], config: ModelConfig, scale: int
         grid[y : y + H, x : x + W] = pixels.reshape(H, W, -1)
     picture = Image.fromarray(grid.squeeze(-1) if config.channels == 1 else grid)
     size = (picture.width * scale, picture.height * scale)
-    return _encode(picture.resize(size, Image.Resampling.NEAREST))
+    buffer = io.BytesIO()
+    picture.resize(size, Image.Resampling.NEAREST).save(buffer, "PNG")
+    return buffer.getvalue()
 
 
 def to_zip(pngs: Sequence[tuple[str, bytes]]) -> bytes:
@@ -205,10 +207,4 @@ def to_npy(images: Sequence[NDArray[np.uint8]], config: ModelConfig) -> bytes:
     buffer = io.BytesIO()
     stacked = np.stack(images).reshape(-1, config.height, config.width, config.channels)
     np.save(buffer, stacked, allow_pickle=False)
-    return buffer.getvalue()
-
-
-def _encode(picture: Image.Image) -> bytes:
-    buffer = io.BytesIO()
-    picture.save(buffer, "PNG")
     return buffer.getvalue()
