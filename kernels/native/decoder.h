@@ -202,8 +202,8 @@ private:
         const int count = slots.end - slots.begin;
         if (count == 0) return;  // its only image went with the part before
         const int ahead = config_.guess ? std::max(1, AHEAD_ROWS / count) : 1;
-        run(seat, TOO_MANY_SLEEPS, slots_.data() + slots.begin, ends_.data() + slots.begin, count, true,
-            ahead, ahead > 1 ? &seat.team.guesses : nullptr);
+        run(seat, slots_.data() + slots.begin, ends_.data() + slots.begin, count, true, ahead,
+            ahead > 1 ? &seat.team.guesses : nullptr);
     }
 
     // Put a slot before its first pixel.
@@ -217,13 +217,13 @@ private:
     // Take the known pixels of a collected slot in, as many as a pass may have; a team stops as above.
     void absorb(int index, const Seat& seat) {
         const auto i = static_cast<size_t>(index);
-        run(seat, TOO_MANY_SLEEPS, &slots_[i], &ends_[i], 1, false, MAX_ROWS, nullptr);
+        run(seat, &slots_[i], &ends_[i], 1, false, MAX_ROWS, nullptr);
     }
 
     // Pass after pass of a drawing, which the team's leader has, until the images are at their ends or
-    // so many meetings were slept through.
-    void run(const Seat& seat, int most_sleeps, const int* slots, const int* ends, int count, bool twins,
-             int ahead, Guesses* guesses) {
+    // too many meetings were slept through.
+    void run(const Seat& seat, const int* slots, const int* ends, int count, bool twins, int ahead,
+             Guesses* guesses) {
         Pass& pass = seat.team.pass;
         std::optional<Drawing> drawing;
         if (seat.leads())
@@ -231,7 +231,7 @@ private:
         for (bool first = true;; first = false) {
             if (drawing) {
                 if (!first) drawing->settle(pass);
-                if (seat.team.barrier.sleeps() >= most_sleeps) drawing->stop();
+                if (seat.team.barrier.sleeps() >= TOO_MANY_SLEEPS) drawing->stop();
                 drawing->plan(pass);
             }
             seat.meet();
