@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from scanline.kernels.native.training.passes import ready
+from scanline.kernels.short_conv import TAPS
 
-_TAPS = 5
 _PIECE = 32  # positions to a piece where no row of an image is needed
 _ROWS = 64  # of a product, to a piece
 
@@ -72,7 +72,7 @@ def _residual_backward(
     norm_weight, norm_bias = norm_weight.contiguous(), norm_bias.contiguous()
     grad = torch.empty_like(total)
     of_added = torch.empty_like(grad_y) if added and bf16 else grad.new_empty(0)
-    of_images = total.new_zeros(len(total), 3 + _TAPS, total.shape[-1])
+    of_images = total.new_zeros(len(total), 3 + TAPS, total.shape[-1])
     ready().run(
         "residual_backward", _sizes(total, conv_weight, columns, stride, eps), bf16,
         grad_sum, grad_y, total, norm_weight, norm_bias, conv_weight,
@@ -118,7 +118,7 @@ def _(x: Tensor, added: Tensor | None, *rest: Any) -> Any:
 def _(grad_sum: Tensor | None, grad_y: Tensor, total: Tensor, *rest: Any) -> Any:
     bf16 = rest[-1] and grad_y.dtype == torch.bfloat16
     of_added = grad_y.new_empty(grad_y.shape) if bf16 else total.new_empty(0)
-    return total.new_empty(total.shape), of_added, total.new_empty(3 + _TAPS, total.shape[-1])
+    return total.new_empty(total.shape), of_added, total.new_empty(3 + TAPS, total.shape[-1])
 
 
 @bias_gelu.register_fake
