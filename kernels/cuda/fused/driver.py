@@ -11,7 +11,7 @@ import ctypes
 import functools
 import hashlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -185,17 +185,13 @@ class Kernel:
             self._cuda.cuGetErrorString(code, ctypes.byref(said))
             raise DriverError(f"{name}: {(said.value or b'').decode()} ({code})")
 
-    @contextlib.contextmanager
-    def _config(self, blocks: int) -> Iterator[_Config]:
-        attributes = (_Attribute * 2)()
-        count = 0
-        if self._cluster > 1:
-            attributes[count].id = _CLUSTER
-            attributes[count].value[:3] = (self._cluster, 1, 1)
-            count += 1
-        yield _Config(
+    def _config(self, blocks: int) -> _Config:
+        attributes = (_Attribute * 1)()  # which the structure keeps alive
+        attributes[0].id = _CLUSTER
+        attributes[0].value[:3] = (self._cluster, 1, 1)
+        return _Config(
             (blocks, 1, 1), (self._threads, 1, 1), self._shared,
-            torch.cuda.current_stream().cuda_stream, attributes, count,
+            torch.cuda.current_stream().cuda_stream, attributes, self._cluster > 1,
         )  # fmt: skip
 
     def at_once(self) -> int:
@@ -208,15 +204,14 @@ class Kernel:
             )  # fmt: skip
             device = torch.cuda.get_device_properties(torch.cuda.current_device())
             return found.value * int(device.multi_processor_count)
-        with self._config(self._cluster) as config:
-            self._do(
-                "cuOccupancyMaxActiveClusters", ctypes.byref(found), self._function,
-                ctypes.byref(config),
-            )  # fmt: skip
+        self._do(
+            "cuOccupancyMaxActiveClusters", ctypes.byref(found), self._function,
+            ctypes.byref(self._config(self._cluster)),
+        )  # fmt: skip
         return found.value
 
     def start(self, clusters: int, arguments: ctypes.Structure) -> None:
         """Start so many clusters with these arguments, the kernel's only parameter."""
         pointers = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
-        with self._config(clusters * self._cluster) as config:
-            self._do("cuLaunchKernelEx", ctypes.byref(config), self._function, pointers, None)
+        config = self._config(clusters * self._cluster)
+        self._do("cuLaunchKernelEx", ctypes.byref(config), self._function, pointers, None)
