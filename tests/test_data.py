@@ -12,7 +12,8 @@ import pytest
 
 from scanline.model.data import download
 from scanline.model.data import published as data
-from scanline.model.data.published import DataError, Dataset, MissingDataError
+from scanline.model.data.download import DataError, MissingDataError
+from scanline.model.data.published import Dataset
 from tests.published import (
     PACKERS,
     cifar_batch,

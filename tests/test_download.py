@@ -11,8 +11,7 @@ import pytest
 
 from scanline.model.data import download
 from scanline.model.data import published as data
-from scanline.model.data.download import Source
-from scanline.model.data.published import DataError, MissingDataError
+from scanline.model.data.download import DataError, MissingDataError, Source
 from tests.published import (
     cifar_batch,
     hide_other_data,

@@ -8,8 +8,8 @@ import numpy.typing as npt
 import pytest
 from PIL import Image
 
+from scanline.model.data.download import DataError
 from scanline.model.data.folder import load_images
-from scanline.model.data.published import DataError
 from scanline.service.pictures import read_picture
 from tests.conftest import tiny_config
 from tests.published import Bytes

@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 from tqdm import tqdm
 
-from scanline.model.data.published import DataError, Dataset
+from scanline.model.data.download import DataError
+from scanline.model.data.published import Dataset
 from scanline.model.pictures import FORMATS, fit_picture, lay_flat, open_picture
 
 log = logging.getLogger("scanline.data")

@@ -27,8 +27,6 @@ from scanline.model.data.download import (
 )
 from scanline.model.data.download import download as fetch
 
-__all__ = ["DataError", "Dataset", "MissingDataError", "load_dataset", "split_validation"]
-
 log = logging.getLogger("scanline.data")
 
 
