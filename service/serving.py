@@ -102,9 +102,7 @@ def listen(host: str, port: int) -> list[socket.socket]:
     return sockets
 
 
-def configure(
-    app: FastAPI, scanline: Scanline, flush: int = FLUSH_SECONDS, port: int | None = None
-) -> uvicorn.Config:
+def configure(app: FastAPI, scanline: Scanline, flush: int = FLUSH_SECONDS) -> uvicorn.Config:
     """Say how uvicorn serves: connections bounded by the settings, logs and headers ours."""
     settings, metrics = scanline.settings, scanline.metrics
     door = Door(settings.bounds, metrics.turned_away, metrics.requests, metrics.refused)
@@ -112,7 +110,7 @@ def configure(
     return uvicorn.Config(
         app,
         host=settings.host,
-        port=settings.port if port is None else port,
+        port=settings.port,
         http=partial(Connection, door=door),  # type: ignore[arg-type]  # it is called like a class
         ws="none",
         root_path=settings.root_path,

@@ -244,7 +244,8 @@ def build(
 @contextlib.contextmanager
 def listening(app: Any, ready: Callable[[], bool], port: int = 0) -> Iterator[str]:
     """Serve an application on a real socket from a thread, and give its address."""
-    config = configure(app, app.state.scanline, port=port, flush=2)
+    config = configure(app, app.state.scanline, flush=2)
+    config.port = port
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()
