@@ -13,6 +13,7 @@ from PIL import Image as Picture
 
 from scanline.service.uploads import MAX_PIXELS
 from tests.api.fixtures import Here
+from tests.attacks import png_chunk
 from tests.service_fixtures import (
     GREY,
     check_error,
@@ -169,17 +170,10 @@ def test_head_is_get_without_a_body(here: Here) -> None:
 
 def bomb(width: int, height: int) -> bytes:
     """Give a PNG whose header claims a size that its few bytes do not hold."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return (
-            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-        )
-
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     pixels = zlib.compress(b"\0" * 1000)
-    return (
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
-    )
+    chunks = ((b"IHDR", header), (b"IDAT", pixels), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(png_chunk(*chunk) for chunk in chunks)
 
 
 def test_pictures_that_cannot_be_used_are_400(here: Here) -> None:
