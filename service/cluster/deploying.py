@@ -193,17 +193,16 @@ class Cluster:
         handlers sets them after this.
         """
         self._own = ADDRESS not in os.environ
-        here: dict[str, Any] = {
-            "address": "local",
-            "_node_ip_address": "127.0.0.1",
-            "include_dashboard": False,
-            "object_store_memory": OBJECTS,
-        }
-        if not self._own:
-            wait_listening(os.environ[ADDRESS], JOIN_SECONDS)
-        if self._own:  # by default workers are nicer than all else on the machine
+        if self._own:
+            # By default workers are nicer than all else on the machine.
             os.environ.setdefault("RAY_worker_niceness", "0")
-        ray.init(log_to_driver=False, **(here if self._own else {}))
+            ray.init(
+                "local", _node_ip_address="127.0.0.1", include_dashboard=False,
+                object_store_memory=OBJECTS, log_to_driver=False,
+            )  # fmt: skip
+        else:
+            wait_listening(os.environ[ADDRESS], JOIN_SECONDS)
+            ray.init(log_to_driver=False)
         serve.start(proxy_location="Disabled")  # this process listens itself
         logging.getLogger("ray.serve").setLevel(logging.WARNING)  # it tells of every cancelled part
 
