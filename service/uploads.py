@@ -17,9 +17,7 @@ from scanline.model.pictures import PictureError, open_picture
 MAX_PIXELS = 4_000_000  # that are decoded
 MAX_REDUCED = 2**24  # of a JPEG that is made smaller while it is decoded
 MAX_PARTS = 10_000  # of a picture, of a kind; encoders write some hundreds, of those below few
-MAX_PADDING = (
-    10_000  # bytes before a picture that mean nothing, each of which Pillow reads in Python
-)
+MAX_PADDING = 10_000  # bytes before a picture that mean nothing: Pillow reads each in Python
 MAX_EXIF = 2**18  # bytes: cameras write some thousands, and Pillow reads them in Python
 PARTS: dict[int | bytes, tuple[str, int]] = {
     0xDA: ("scans", 64),  # each goes over all of the picture

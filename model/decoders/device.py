@@ -76,8 +76,8 @@ class Device:
     """A CUDA device with a stream of its own, or the CPU under Triton's interpreter.
 
     ``where`` is its name, ``capability`` its compute capability and ``kind`` what its results
-    depend on; ``overlaps`` says whether kernels
-    may begin before the one before them has ended. Raises ``BackendError`` as ``find_device``.
+    depend on; ``overlaps`` says whether kernels may begin before the one before them has ended.
+    Raises ``BackendError`` as ``find_device``.
     """
 
     def __init__(self) -> None:

@@ -30,10 +30,10 @@ class Verdict:
 
     ``right``: of those drawn of a class, the share that the classifier takes for it; None of
     pictures without a label. ``accuracy``: its share of the test images, and ``guessed`` that of
-    always naming the commonest class. ``distance``: the
-    Fréchet distance to as many test images in its ``features`` features, and ``real_distance`` that
-    of as many training images. ``below`` and ``above``: how many have less bits/dim than ``least``,
-    or more than ``most``, which few test images have.
+    always naming the commonest class. ``distance``: the Fréchet distance to as many test images in
+    its ``features`` features, and ``real_distance`` that of as many training images. ``below`` and
+    ``above``: how many have less bits/dim than ``least``, or more than ``most``, which few test
+    images have.
     """
 
     samples: int

@@ -152,9 +152,7 @@ def _recipe(table: Table, steps: int) -> TrainingConfig:
     return TrainingConfig(steps=steps, batch=table.batch, warmup=min(100, steps // 5))
 
 
-def _step_seconds(
-    network: ModelConfig, table: Table, data: Dataset, device: torch.device
-) -> float:  # fmt: skip
+def _step_seconds(network: ModelConfig, table: Table, data: Dataset, device: torch.device) -> float:
     """Time the run's own step, whatever it computes in, on a network that is thrown away."""
     images = torch.from_numpy(data.images.reshape(len(data), -1, data.images.shape[-1]))
     with TemporaryDirectory() as folder, few_collections():
