@@ -6,7 +6,7 @@ import ctypes
 import os
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,19 @@ def _fields(names: str, kind: type[ctypes.c_int32 | ctypes.c_void_p]) -> list[tu
     return [(name, kind) for name in names.split()]
 
 
-class Config(ctypes.Structure):
+class _Named(ctypes.Structure):
+    """Fields given by name, of which there must be one: C would be told nothing of another."""
+
+    def __init__(self, **values: Any) -> None:
+        if unknown := values.keys() - {name for name, *_ in self._fields_}:
+            raise ValueError(
+                f"{type(self).__name__} in weights.h has no {', '.join(sorted(unknown))}: the "
+                "native code must be taught, or refuse, what is new"
+            )
+        super().__init__(**values)
+
+
+class Config(_Named):
     """Sizes and options, as ``Config`` in weights.h."""
 
     _fields_ = _fields(
@@ -35,7 +47,7 @@ class Config(ctypes.Structure):
     )
 
 
-class LayerWeights(ctypes.Structure):
+class LayerWeights(_Named):
     """A layer's tensors, as in weights.h."""
 
     _fields_ = _fields(
@@ -46,7 +58,7 @@ class LayerWeights(ctypes.Structure):
     )
 
 
-class Weights(ctypes.Structure):
+class Weights(_Named):
     """The network's tensors, null where it has none, as in weights.h."""
 
     _fields_ = [
@@ -59,7 +71,7 @@ class Weights(ctypes.Structure):
     ]
 
 
-class Arrays(ctypes.Structure):
+class Arrays(_Named):
     """The decoder's arrays, as in weights.h."""
 
     _fields_ = _fields(

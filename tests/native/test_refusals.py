@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
+import re
+
 import numpy as np
 import pytest
 import torch
 
+from scanline.kernels.native import abi
 from scanline.kernels.native import build as native_build
 from scanline.kernels.native import cpu as native_cpu
 from scanline.model.config import ModelConfig
@@ -13,7 +17,7 @@ from scanline.model.decoders import room
 from scanline.model.decoders.contract import BackendError
 from scanline.model.decoders.native import NativeDecoder
 from scanline.model.decoders.opening import open_decoder
-from tests.conftest import tiny_config
+from tests.conftest import ROOT, tiny_config
 from tests.decoders.fixtures import blank, every_kind, network_of
 from tests.native.fixtures import TINY
 
@@ -100,6 +104,25 @@ def test_wrong_settings_are_refused() -> None:
         NativeDecoder(TINY, 0)
     with pytest.raises(ValueError, match="backend must be one of auto, native, reference"):
         open_decoder(TINY, 1, "cuda")
+
+
+def test_what_the_native_code_was_never_told_of_is_refused_not_ignored() -> None:
+    """An option or an input that is new to C, which ctypes would keep to itself."""
+    with pytest.raises(ValueError, match=r"Config in weights\.h has no banana: .* taught"):
+        abi.Config(height=3, banana=1)
+    with pytest.raises(ValueError, match=r"Arrays in weights\.h has no top_k"):
+        abi.Arrays(top_k=0)
+    assert (abi.Config(height=3).height, abi.Config(height=3).width) == (3, 0)
+
+
+@pytest.mark.parametrize("kind", [abi.Config, abi.LayerWeights, abi.Weights, abi.Arrays])
+def test_what_crosses_to_the_native_code_is_what_it_takes(kind: type[ctypes.Structure]) -> None:
+    """The same fields in the same order: one too many would move all behind it."""
+    header = (ROOT / "kernels" / "native" / "weights.h").read_text()
+    found = re.search(rf"^struct {kind.__name__} {{\n(.*?)^}};", header, re.DOTALL | re.MULTILINE)
+    assert found is not None
+    names = re.findall(r"(\w+)[,;]", re.sub("//.*", "", found[1]))
+    assert names == [name for name, *_ in kind._fields_]
 
 
 def test_an_isa_that_the_cpu_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
