@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import fields
 from typing import NamedTuple
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -17,12 +18,11 @@ class OtherRequestError(Exception):
 
 def fingerprint(model: str, spec: Spec, seed: int | None) -> bytes:
     """Tell requests apart by what they want drawn; ``seed`` is the one asked for, if any was."""
-    facts = (
-        model, spec.n, seed, spec.label, spec.any_label, spec.temperature, spec.top_p,
-        spec.guidance, spec.particles,
-    )  # fmt: skip
-    digest = hashlib.sha256(repr(facts).encode())
-    for array in (spec.canvas, spec.known):
+    # All of them, so that one that is new is not left out: its pictures would pass for others.
+    wanted = {field.name: getattr(spec, field.name) for field in fields(spec)} | {"seed": seed}
+    arrays = [wanted.pop(name) for name in ("canvas", "known")]
+    digest = hashlib.sha256(repr((model, wanted)).encode())
+    for array in arrays:
         digest.update(b"-" if array is None else array.tobytes())
     return digest.digest()
 

@@ -6,7 +6,7 @@ import gc
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
@@ -191,16 +191,23 @@ def test_what_was_begun_is_given_again_though_nothing_new_is_taken(drained: bool
     assert first.content == second.content
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Newer(Spec):
+    """A spec with a field that nobody told the marks of."""
+
+    top_k: int = 0
+
+
 @pytest.mark.parametrize(
     "change",
     [{"n": 2}, {"label": 0}, {"any_label": True}, {"temperature": 0.5}, {"top_p": 0.5},
      {"guidance": 2.0}, {"particles": 2}, {"canvas": np.ones((GREY.pixels, 1), np.uint8)},
-     {"known": np.arange(GREY.pixels) < 7}],
+     {"known": np.arange(GREY.pixels) < 7}, {"top_k": 5}],
     ids=lambda change: next(iter(change)),
 )  # fmt: skip
 def test_whatever_is_drawn_otherwise_makes_another_request(change: dict[str, Any]) -> None:
     canvas, known = np.zeros((GREY.pixels, 1), np.uint8), np.arange(GREY.pixels) < 5
-    spec = Spec(n=1, seed=0, label=1, canvas=canvas, known=known)
+    spec = Newer(n=1, seed=0, label=1, canvas=canvas, known=known)
     mark = fingerprint("grey", spec, 0)
     assert fingerprint("grey", replace(spec, canvas=canvas.copy()), 0) == mark
     assert fingerprint("grey", replace(spec, **change), 0) != mark
