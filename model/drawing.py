@@ -139,7 +139,8 @@ def paint(
     """Draw as ``draw`` does what is not known of pictures, and tell their bits too.
 
     ``given: uint8 [n, height, width, channels]`` is kept where ``known: bool [height, width]`` is
-    true. ``progress`` is told how many pictures were finished at once.
+    true; one without the other makes no sense. ``progress`` is told how many pictures were finished
+    at once.
     """
     checkpoint = open_source(model)
     config, own = checkpoint.model.config, checkpoint.defaults
@@ -148,6 +149,10 @@ def paint(
         raise ValueError(f"n must be at least 1, not {n}")
     if not 0 <= seed <= MAX_SEED:
         raise ValueError(f"a seed must be 0 to {MAX_SEED}, not {seed}")
+    if (given is None) != (known is None):
+        raise ValueError("pictures that are given, and what is known of them, come together")
+    if given is not None and len(given) != n:
+        raise ValueError(f"give a picture for each of the {n}, not {len(given)}")
     seeds = [image_seed(seed, image) for image in range(n)]
     each = _one_each(label, n)
     mixed = len({one is None for one in each}) > 1  # a guidance is for those with a label then

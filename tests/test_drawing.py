@@ -157,6 +157,18 @@ def test_what_is_painted_comes_with_its_bits(backend: str) -> None:
     assert_close(torch.from_numpy(again.bits_per_dim), exact, PRECISION[backend])
 
 
+def test_given_pictures_come_with_what_is_known_of_them_and_one_each() -> None:
+    """Or one of the two would be forgotten, and something else drawn."""
+    given = np.zeros((2, GREY.height, GREY.width, 1), np.uint8)
+    known = np.ones((GREY.height, GREY.width), np.bool_)
+    for fields in ({"given": given}, {"known": known}):
+        with pytest.raises(ValueError, match="what is known of them, come together"):
+            paint(tiny_model(), 2, **fields)
+    for n in (1, 3):
+        with pytest.raises(ValueError, match=f"a picture for each of the {n}, not 2"):
+            paint(tiny_model(), n, given=given, known=known)
+
+
 def test_a_model_is_a_network_a_checkpoint_a_file_or_the_name_of_a_shipped_one(
     tmp_path: Path,
 ) -> None:
