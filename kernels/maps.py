@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from scanline.kernels.compiling import assume_constant
+from scanline.kernels.compiling import assume_constant, operator
 from scanline.kernels.native.cpu import cpu
 from scanline.kernels.native.training import products, tables
 from scanline.kernels.native.training.passes import available, takes
@@ -85,12 +85,12 @@ def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return y
 
 
-@torch.library.custom_op("scanline::exact_linear", mutates_args=())
+@operator("scanline::exact_linear")
 def _linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return _multiply(x, weight, bias)
 
 
-@torch.library.custom_op("scanline::exact_linear_backward", mutates_args=())
+@operator("scanline::exact_linear_backward")
 def _linear_backward(
     grad: Tensor, x: Tensor, weight: Tensor, of_x: bool
 ) -> tuple[Tensor, Tensor, Tensor]:

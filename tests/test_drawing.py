@@ -281,7 +281,7 @@ def test_a_picture_is_written_into_a_fifo(tmp_path: Path) -> None:
     assert read == [(tmp_path / "file.png").read_bytes()]
 
 
-def test_the_package_draws_without_importing_torch_before_it_must_nor_its_compiler() -> None:
+def test_the_package_draws_and_scores_without_importing_torch_too_soon_nor_its_compiler() -> None:
     """That import takes as long as the rest of torch's: of every start, for nothing."""
     code = (
         "import sys, scanline.model.config, scanline.model as m\n"
@@ -290,7 +290,7 @@ def test_the_package_draws_without_importing_torch_before_it_must_nor_its_compil
         "from scanline.model import *\n"
         "assert draw is m.draw and 'torch' in sys.modules\n"
         "import scanline.service.app\n"
-        "draw('mnist', 1, backend='native')\n"
+        "score('mnist', draw('mnist', 1, backend='native'))\n"
         "assert 'torch._dynamo' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from scanline.kernels.compiling import operator
 from scanline.kernels.native.training.passes import ready, takes
 
 
@@ -31,7 +32,7 @@ def _sizes(qkv: Tensor, eps: float) -> Any:
     return ctypes.byref(_Sizes(B, T, H, K, eps))
 
 
-@torch.library.custom_op("scanline::attention", mutates_args=())
+@operator("scanline::attention")
 def attention(
     qkv: Tensor, bias: Tensor, kv: Tensor, z: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -51,7 +52,7 @@ def attention(
     return o, kv, z, denominators
 
 
-@torch.library.custom_op("scanline::attention_backward", mutates_args=())
+@operator("scanline::attention_backward")
 def _backward(
     qkv: Tensor, bias: Tensor, kv: Tensor, z: Tensor, eps: float, denominators: Tensor,
     grad_o: Tensor, grad_kv: Tensor, grad_z: Tensor,

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from scanline.kernels.compiling import operator
 from scanline.kernels.native.training.passes import available, ready
 
 _PIECE = 64  # pixels that a thread takes at a time
@@ -18,7 +19,7 @@ def weighs(parameters: Tensor) -> bool:
     return cpu and available()
 
 
-@torch.library.custom_op("scanline::mixture_nats", mutates_args=())
+@operator("scanline::mixture_nats")
 def mixture_nats(parameters: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     """Give -ln P of the values under mixtures of ten logistics, and its gradient.
 
@@ -32,7 +33,7 @@ def mixture_nats(parameters: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     return nats, gradient
 
 
-@torch.library.custom_op("scanline::categorical_nats", mutates_args=())
+@operator("scanline::categorical_nats")
 def categorical_nats(logits: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     """Give -ln softmax(logits)[value]: ``logits: [P, 256]`` float32, ``values: [P]`` uint8.
 
@@ -45,7 +46,7 @@ def categorical_nats(logits: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     return nats, sums
 
 
-@torch.library.custom_op("scanline::categorical_backward", mutates_args=())
+@operator("scanline::categorical_backward")
 def _categorical_backward(grad: Tensor, logits: Tensor, values: Tensor, sums: Tensor) -> Tensor:
     grad, logits, values = grad.contiguous(), logits.contiguous(), values.contiguous()
     gradient = torch.empty_like(logits)

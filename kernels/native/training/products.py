@@ -8,16 +8,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from scanline.kernels.compiling import operator
 from scanline.kernels.native.training.passes import ready
 
 
-@torch.library.custom_op("scanline::multiply", mutates_args=())
+@operator("scanline::multiply")
 def multiply(x: Tensor, weight: Tensor) -> Tensor:
     """Give W x in the dtype of ``x: [..., I]``; ``weight: [O, I]`` is float32."""
     return F.linear(x, weight.to(x.dtype))
 
 
-@torch.library.custom_op("scanline::weight_gradient", mutates_args=())
+@operator("scanline::weight_gradient")
 def weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
     """Sum gradᵀ x over all rows, in float32: ``grad: [N, O]``, ``x: [N, I]`` → ``[O, I]``.
 

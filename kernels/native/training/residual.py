@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from scanline.kernels.compiling import operator
 from scanline.kernels.native.training.passes import ready
 from scanline.kernels.short_conv import TAPS
 
@@ -34,7 +35,7 @@ def _sizes(x: Tensor, conv_weight: Tensor | None, columns: int, stride: int, eps
     return ctypes.byref(_Sizes(*x.shape, columns if convolved else _PIECE, stride, convolved, eps))
 
 
-@torch.library.custom_op("scanline::residual", mutates_args=())
+@operator("scanline::residual")
 def residual(
     x: Tensor, added: Tensor | None, bias: Tensor | None, norm_weight: Tensor,
     norm_bias: Tensor, conv_weight: Tensor | None, columns: int, stride: int, eps: float,
@@ -60,7 +61,7 @@ def residual(
     return total, y
 
 
-@torch.library.custom_op("scanline::residual_backward", mutates_args=())
+@operator("scanline::residual_backward")
 def _residual_backward(
     grad_sum: Tensor | None, grad_y: Tensor, total: Tensor, norm_weight: Tensor,
     norm_bias: Tensor, conv_weight: Tensor | None, columns: int, stride: int, eps: float,
@@ -81,7 +82,7 @@ def _residual_backward(
     return grad, of_added, of_images.sum(0)
 
 
-@torch.library.custom_op("scanline::bias_gelu", mutates_args=())
+@operator("scanline::bias_gelu")
 def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
     """Give GELU(x + bias): ``x: [..., F]`` float32 or bfloat16, F whole vectors; ``bias: [F]``."""
     x, bias = x.contiguous(), bias.contiguous()
@@ -90,7 +91,7 @@ def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
     return y
 
 
-@torch.library.custom_op("scanline::bias_gelu_backward", mutates_args=())
+@operator("scanline::bias_gelu_backward")
 def _bias_gelu_backward(grad: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     grad, x, bias = grad.contiguous(), x.contiguous(), bias.contiguous()
     grad_x = torch.empty_like(x)

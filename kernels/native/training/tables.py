@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from scanline.kernels.compiling import operator
 from scanline.kernels.native.training.passes import ready
 
 
-@torch.library.custom_op("scanline::summed_rows", mutates_args=())
+@operator("scanline::summed_rows")
 def summed_rows(table: Tensor, ids: Tensor) -> Tensor:
     """Sum rows of a table: int64 ``ids: [N, places]`` → ``[N, D]``.
 
@@ -20,7 +20,7 @@ def summed_rows(table: Tensor, ids: Tensor) -> Tensor:
     return F.embedding_bag(ids, table, mode="sum")
 
 
-@torch.library.custom_op("scanline::summed_rows_backward", mutates_args=())
+@operator("scanline::summed_rows_backward")
 def _backward(grad: Tensor, ids: Tensor, rows: int) -> Tensor:
     grad, ids = grad.contiguous(), ids.contiguous()
     N, D = grad.shape
