@@ -13,7 +13,9 @@ from scanline.model.network import LinearTransformer
 from tests.conftest import assert_close, random_canvas, random_network, tiny_config
 from tests.network.variants import (
     FEW,
+    LAYERS,
     VARIANTS,
+    every_layer,
     every_variant,
     few_variants,
     random_labels,
@@ -54,7 +56,7 @@ def test_parallel_equals_recurrent_equals_prefilled(config: ModelConfig) -> None
 
 
 @torch.no_grad()
-@few_variants
+@every_layer
 def test_a_prefilled_state_goes_on(config: ModelConfig) -> None:
     network = random_network(config)
     canvas, labels = random_canvas(config, 3), random_labels(config, 3)
@@ -66,7 +68,7 @@ def test_a_prefilled_state_goes_on(config: ModelConfig) -> None:
 
 
 @torch.no_grad()
-@few_variants
+@every_layer
 def test_rows_prefill_to_different_lengths(config: ModelConfig) -> None:
     network = random_network(config)
     lengths = torch.tensor([0, 1, 13, config.pixels, 6])
@@ -85,7 +87,7 @@ def test_rows_prefill_to_different_lengths(config: ModelConfig) -> None:
 
 
 @torch.no_grad()
-@few_variants
+@every_layer
 def test_prefill_of_nothing_is_the_empty_state(config: ModelConfig) -> None:
     network = random_network(config)
     state, bits = network.prefill(
@@ -220,7 +222,7 @@ def test_rows_do_not_see_each_other() -> None:
 
 def test_every_parameter_learns() -> None:
     """A parameter without a gradient would be one that no data reaches."""
-    for name, config in FEW.items():
+    for name, config in (FEW | LAYERS).items():
         network = random_network(config)
         labels = torch.tensor([0, 1, 2]) if config.classes else None
         network.bits(random_canvas(config, 3), labels).sum().backward()  # type: ignore[no-untyped-call]

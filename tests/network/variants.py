@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import torch
@@ -59,6 +59,15 @@ every_variant = pytest.mark.parametrize(
 )
 FEW = {name: config for i, (name, config) in enumerate(VARIANTS.items()) if i % 9 == 1}
 few_variants = pytest.mark.parametrize("config", FEW.values(), ids=FEW.keys())
+
+# A network of every kind of layer that the config names, whoever may draw with it.
+LAYERS = {
+    f"{option}-{value}": tiny_config(channels=3, classes=("cat", "dog"), **{option: value})
+    for option in ("attention", "feature_map", "short_conv")
+    for value in get_args(get_type_hints(ModelConfig)[option])
+}
+SEEN = {name: config for name, config in (FEW | LAYERS).items() if config.draws_by_steps}
+every_layer = pytest.mark.parametrize("config", SEEN.values(), ids=SEEN.keys())
 
 
 def random_labels(config: ModelConfig, rows: int) -> Tensor | None:
