@@ -22,8 +22,10 @@ export class Easel {
     this.paper = [0, 0, 0];
     this.pasts = {}; // of each model
     this.cursor = null;
+    this.last = null; // where the stroke is by now, while there is one
     canvas.addEventListener("pointerdown", (event) => this.press(event));
     canvas.addEventListener("pointermove", (event) => this.drag(event));
+    for (const end of ["pointerup", "pointercancel"]) canvas.addEventListener(end, (event) => this.release(event));
     canvas.addEventListener("keydown", (event) => this.key(event));
     canvas.addEventListener("blur", () => { this.cursor = null; this.draw(); });
   }
@@ -128,7 +130,7 @@ export class Easel {
   }
 
   press(event) {
-    if (event.button !== 0) return;
+    if (event.button !== 0 || !event.isPrimary) return; // one finger paints
     this.canvas.setPointerCapture(event.pointerId);
     this.remember();
     this.last = this.place(event);
@@ -136,10 +138,18 @@ export class Easel {
   }
 
   drag(event) {
-    if (!this.canvas.hasPointerCapture(event.pointerId)) return;
+    if (!this.last || !event.isPrimary) return;
     const here = this.place(event);
     this.stroke(this.last, here);
     this.last = here;
+  }
+
+  /** The stroke is over; it was none if the browser took the finger, to scroll. */
+  release(event) {
+    if (!this.last || !event.isPrimary) return;
+    this.last = null;
+    if (event.type === "pointercancel") this.undo();
+    else this.canvas.focus({ preventScroll: true }); // which a finger that moved does not give it
   }
 
   key(event) {

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from tests.page.fixtures import LAPTOP, PHONE, Open, box, expect, finished
+from typing import TYPE_CHECKING
+
+from tests.page.fixtures import LAPTOP, PHONE, Open, box, expect, finished, pixels
+
+if TYPE_CHECKING:
+    from playwright.sync_api import CDPSession, Page
 
 
 def test_the_settings_are_a_sheet(visit: Open) -> None:
@@ -87,3 +92,63 @@ def test_a_phone_sees_pictures_without_scrolling(visit: Open) -> None:
     page = visit("#draw?n=4&seed=5", **PHONE)
     finished(page)
     expect(page.locator("#draw .sheet li").first).to_be_in_viewport(ratio=1)
+
+
+def drag(page: Page, by: tuple[float, float], fingers: int = 1) -> None:
+    """Lay fingers on the easel, side by side, and move them."""
+    session: CDPSession = page.context.new_cdp_session(page)
+    page.evaluate("() => scrollTo(0, 0)")
+    place = box(page, "#easel")
+    x, y = place["x"] + place["width"] / 3, place["y"] + place["height"] / 4
+
+    def send(kind: str, count: int, share: float = 0) -> None:
+        points = [
+            {"x": x + 60 * k + share * by[0], "y": y + share * by[1], "id": k} for k in range(count)
+        ]
+        session.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+
+    for finger in range(fingers):
+        send("touchStart", finger + 1)
+    for step in range(1, 9):
+        send("touchMove", fingers, step / 8)
+    send("touchEnd", 0)
+
+
+def test_a_finger_that_scrolls_over_the_easel_erases_nothing(visit: Open) -> None:
+    page = visit("#complete", **PHONE)
+    finished(page, "complete")
+    before = pixels(page, "#easel")
+    drag(page, (0, -150))
+    page.wait_for_function("() => scrollY > 50")
+    assert pixels(page, "#easel") == before
+
+
+def test_a_finger_erases_sideways_and_then_every_way(visit: Open) -> None:
+    page = visit("#complete", **PHONE)
+    finished(page, "complete")
+    looks = [pixels(page, "#easel")]
+    for way in ((90, 0), (0, -90)):
+        drag(page, way)
+        expect(page.locator("#easel")).to_be_focused()
+        looks.append(pixels(page, "#easel"))
+    assert page.evaluate("() => scrollY") == 0
+    drag(page, (0, -150), fingers=2)  # they scroll, whatever is at hand
+    page.wait_for_function("() => scrollY > 50")
+    assert pixels(page, "#easel") == looks[2]
+    for look in (looks[1], looks[0]):
+        page.click("#undo")
+        assert pixels(page, "#easel") == look
+    drag(page, (0, -90))  # Undo is at hand between two strokes
+    assert page.evaluate("() => scrollY") == 0
+    assert pixels(page, "#easel") != looks[0]
+
+
+def test_a_sheet_to_draw_on_takes_every_stroke(visit: Open) -> None:
+    page = visit("#complete", **PHONE)
+    finished(page, "complete")
+    page.click("#blank")
+    expect(page.locator("#easel")).to_be_focused()
+    paper = pixels(page, "#easel")
+    drag(page, (0, 90))
+    assert pixels(page, "#easel") != paper
+    assert page.evaluate("() => scrollY") == 0
