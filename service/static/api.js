@@ -37,16 +37,32 @@ export async function call(path, init = {}) {
 /** Write a text as a header takes it: its bytes in UTF-8, each as a character. */
 const inBytes = (text) => String.fromCharCode(...new TextEncoder().encode(text));
 
-/** Send a request again, when the server says, if it is too busy; unless not `lost`, if it is away. */
-export async function patiently(send, signal, lost = true) {
+/**
+ * Send a request again, when the server says, if it is too busy; unless not `lost`, if it is away.
+ * `say` hears, in plain words, why nothing comes.
+ */
+export async function patiently(send, signal, { say = () => {}, lost = true, most = MAX_TRIES } = {}) {
   for (let tries = 1; ; tries += 1) {
     try {
-      return await send();
+      const reply = await send();
+      if (tries > 1) say("Connected.");
+      return reply;
     } catch (error) {
-      const busy = error.status === 429;
-      if (!(busy || (lost && isLost(error))) || tries === MAX_TRIES) throw error;
-      await pause(busy ? error.retryAfter : backOff(tries), signal);
+      if (!(error.status === 429 || (lost && isLost(error))) || tries === most) throw error;
+      await waitOut(error, tries, say, signal);
     }
+  }
+}
+
+/** Wait before another try, and say why. */
+export async function waitOut(error, tries, say, signal) {
+  const busy = error.status === 429;
+  const why = busy ? "The server is full. Trying again" : "Connection lost. Reconnecting";
+  const delay = busy ? error.retryAfter : backOff(tries);
+  for (let left = delay; left > 0; left -= 1) {
+    const whole = Math.ceil(left);
+    if (left === delay || whole % 5 === 0) say(`${why} in ${whole} s …`); // it is read aloud
+    await pause(Math.min(left, 1), signal);
   }
 }
 
@@ -54,7 +70,7 @@ export async function patiently(send, signal, lost = true) {
 export const isLost = (error) => error instanceof TypeError || error.status > 501;
 
 /** Give the seconds to wait before a try: ever more, and never quite the same for everyone. */
-export function backOff(tries) {
+function backOff(tries) {
   return Math.min(LONGEST_DELAY, FIRST_DELAY * 2 ** (tries - 1)) * (0.75 + Math.random() / 2);
 }
 
@@ -93,17 +109,17 @@ export function postPicture(path, fields, pngs, signal) {
 }
 
 /** Have a picture drawn, all at once. */
-export async function drawn(model, fields, signal) {
+export async function drawn(model, fields, signal, say) {
   const asked = { model: model.id, output: "values", ...fields };
   const { images: [{ values }] } =
-    await patiently(() => postJson("v1/samples", asked, signal), signal);
+    await patiently(() => postJson("v1/samples", asked, signal), signal, { say });
   return { shape: model, values: Uint8Array.from(values), known: null };
 }
 
 /** Have pictures measured, and what each of their pixels cost. */
-export async function score(model, pngs, label, signal) {
+export async function score(model, pngs, label, signal, say) {
   const fields = { model: model.id, per_pixel: "true", ...(label ? { label } : {}) };
-  const reply = await patiently(() => postPicture("v1/score", fields, pngs, signal), signal);
+  const reply = await patiently(() => postPicture("v1/score", fields, pngs, signal), signal, { say });
   return (await reply.json()).data;
 }
 

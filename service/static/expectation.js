@@ -95,7 +95,7 @@ export class Expectation {
     const askOne = async (values, named) => {
       const asked = { model: model.id, values: [...before, ...values], ...named };
       // Told at once where the server is away: it is asked at every key.
-      return (await patiently(() => postJson("v1/distribution", asked), null, false)).probabilities;
+      return (await patiently(() => postJson("v1/distribution", asked), null, { lost: false })).probabilities;
     };
     const askAll = (named) => Promise.all(Array.from({ length: there ? channels : 1 },
       (_, c) => askOne(actual?.slice(0, c) ?? [], named)));

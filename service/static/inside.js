@@ -121,7 +121,7 @@ export class InsideView {
         const { model } = this;
         this.clear({ seed, ...made });
         const { signal } = this.abort;
-        const picture = await drawn(model, { seed, ...made }, signal);
+        const picture = await drawn(model, { seed, ...made }, signal, (sentence) => this.say(sentence));
         await this.show(picture, titleOf({ seed, ...made }), { seed, ...made }, at);
       } else {
         await this.drawNew(seed === null ? { ...this.anything(), ...made } : { seed, ...made });
@@ -264,7 +264,7 @@ export class InsideView {
     const { signal } = this.abort;
     try {
       const png = await toPng(this.player.picture);
-      const [measured] = await score(this.model, png, this.source.label, signal);
+      const [measured] = await score(this.model, png, this.source.label, signal, (sentence) => this.say(sentence));
       if (signal.aborted) return;
       this.bits = measured.pixel_bits;
       byId("inside-surprise").disabled = false;

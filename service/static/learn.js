@@ -1,11 +1,13 @@
 /** The view "Learn": four scenes in a minute, each played by the model that is chosen. */
 
-import { explain } from "./api.js";
+import { call, explain, isLost, patiently, pause } from "./api.js";
 import { BitsScene } from "./learn/bits.js";
 import { DiceScene } from "./learn/dice.js";
 import { LimitsScene } from "./learn/limits.js";
 import { MemoryScene } from "./learn/memory.js";
 import { whole } from "./words.js";
+
+const AWAY_SECONDS = 10; // between what a scene was asked last, and a look whether the server is there
 
 /** The scenes, and what the model is. */
 export class LearnView {
@@ -19,10 +21,12 @@ export class LearnView {
       const line = place.querySelector("[data-said]");
       const say = (sentence) => { line.textContent = sentence; };
       const one = { say, failed: false };
+      place.addEventListener("click", () => { one.failed = false; }); // a person begins it anew
       one.fail = (error) => {
         if (error.name === "AbortError") return;
         one.failed = true;
         say(explain(error));
+        if (isLost(error)) this.awaitServer();
       };
       one.scene = new Scene(place, say, one.fail);
       return one;
@@ -60,6 +64,16 @@ export class LearnView {
   /** The view is in front again: what failed meanwhile begins anew. */
   again() {
     this.scenes.filter(({ failed }) => failed).forEach((one) => this.set(one));
+  }
+
+  /** Wait, in silence, until the server is there again. */
+  async awaitServer() {
+    const { signal } = this.abort;
+    try {
+      await pause(AWAY_SECONDS, signal);
+      await patiently(() => call("v1/models", { signal }), signal, { most: Infinity });
+      this.again();
+    } catch { /* another model is looked at, or there is a server that refuses */ }
   }
 
   set(one) {

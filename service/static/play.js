@@ -121,25 +121,27 @@ export class PlayView {
     const { model, player } = this;
     const round = this.rounds[this.at];
     const half = model.width * Math.floor(model.height / 2);
-    const end = round.guessed ? round.drawn : Math.min(round.drawn, half);
+    const end = round.told ? round.drawn : Math.min(round.drawn, half);
     const shown = player.available * model.channels;
     if (end > player.available) {
       player.write(player.available, round.picture.values.subarray(shown, end * model.channels));
     }
     if (round.model || round.drawn < half) return;
-    round.model = this.ask(round, half);
+    round.model = this.ask(round);
     round.model.catch(() => {}); // told when it is looked at
     this.say(`Picture ${this.at + 1} of ${ROUNDS}. What will it be?`);
     this.offer({ guess: true });
   }
 
   /** Have the model guess: the class under which the upper half costs it the fewest bits. */
-  async ask({ picture }, half) {
-    const { model, abort: { signal } } = this;
-    const png = await toPng(picture); // whose lower half makes no difference to the upper one
+  async ask(round, signal = this.abort.signal) {
+    const { model } = this;
+    const half = model.width * Math.floor(model.height / 2);
+    const say = (sentence) => round.told && this.say(`${round.told} ${sentence}`); // it is waited for
+    const png = await toPng(round.picture); // whose lower half makes no difference to the upper one
     const costs = [];
     for (const label of model.classes) { // one by one: others play too, and you are thinking
-      const [{ pixel_bits: each }] = await score(model, png, label, signal);
+      const [{ pixel_bits: each }] = await score(model, png, label, signal, say);
       costs.push(each.slice(0, half).reduce((sum, bits) => sum + bits, 0));
     }
     const least = Math.min(...costs);
@@ -155,15 +157,16 @@ export class PlayView {
     const { at, player, abort } = this;
     const round = this.rounds[at];
     this.offer({});
-    round.guessed = true;
-    this.showMore();
     player.canvas.ariaLabel = `Picture ${at + 1}, meant to be ${round.label}`;
     if (label === round.label) this.right += 1;
     const yours = label === round.label
       ? `Right, it is meant to be ${round.label}.` : `You said ${label}; it is meant to be ${round.label}.`;
+    round.told = yours;
+    this.showMore();
     this.say(`${yours} The model is thinking …`);
     try {
-      const { label: told, share } = await round.model;
+      const { label: told, share } = await round.model
+        .catch(() => this.ask(round, abort.signal)); // lost while nobody waited for it
       if (abort.signal.aborted) return;
       if (told === round.label) this.theirs += 1;
       this.say(`${yours} From the same half, the model says ${told} (${percent(share)} sure).`);

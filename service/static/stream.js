@@ -1,6 +1,6 @@
 /** Drawings as they come: server-sent events, and streams that survive a lost connection. */
 
-import { ApiError, MAX_TRIES, backOff, call, isLost, pause } from "./api.js";
+import { ApiError, MAX_TRIES, call, isLost, waitOut } from "./api.js";
 
 /** A drawing that was given up halfway. */
 class BrokenOff extends Error {}
@@ -71,13 +71,7 @@ export async function follow(open, on, say, signal) {
       broken ||= error instanceof BrokenOff;
       if (forgotten) [id, last, cut] = [null, null, false];
       if (status === 404) continue;
-      const why = status === 429 ? "The server is full. Trying again" : "Connection lost. Reconnecting";
-      const delay = status === 429 ? error.retryAfter : backOff(tries);
-      for (let left = delay; left > 0; left -= 1) {
-        const whole = Math.ceil(left);
-        if (left === delay || whole % 5 === 0) say(`${why} in ${whole} s …`); // it is read aloud
-        await pause(Math.min(left, 1), signal);
-      }
+      await waitOut(error, tries, say, signal);
     }
   }
 }

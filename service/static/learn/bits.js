@@ -17,8 +17,8 @@ export class BitsScene {
   }
 
   async set(model, signal) {
-    const picture = await drawn(model, { seed: SEED }, signal);
-    const [{ bits, pixel_bits: each }] = await score(model, await toPng(picture), null, signal);
+    const picture = await drawn(model, { seed: SEED }, signal, this.say);
+    const [{ bits, pixel_bits: each }] = await score(model, await toPng(picture), null, signal, this.say);
     for (const canvas of [this.picture, this.heat]) {
       canvas.width = model.width;
       canvas.height = model.height;

@@ -48,8 +48,8 @@ export class DiceScene {
     this.done = false;
     this.rest.textContent = "Roll all the rest";
     this.busy();
-    const picture = await drawn(model, { seed: SEED }, signal);
-    const [{ pixel_bits: bits }] = await score(model, await toPng(picture), null, signal);
+    const picture = await drawn(model, { seed: SEED }, signal, this.say);
+    const [{ pixel_bits: bits }] = await score(model, await toPng(picture), null, signal, this.say);
     const [start] = surprises(bits.slice(0, Math.ceil(bits.length / 2)), 1);
     this.player.write(0, picture.values.slice(0, start * model.channels));
     this.player.stop();
@@ -85,7 +85,8 @@ export class DiceScene {
       return;
     }
     const asked = { model: model.id, values };
-    const reply = await patiently(() => postJson("v1/distribution", asked, signal), signal);
+    const { say } = this;
+    const reply = await patiently(() => postJson("v1/distribution", asked, signal), signal, { say });
     this.probabilities = reply.probabilities;
     if (model.channels === 3) this.chart.channel = reply.channel;
     this.chart.show(this.probabilities, null, null);

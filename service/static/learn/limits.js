@@ -23,15 +23,15 @@ export class LimitsScene {
   }
 
   async show() {
-    const { model, signal } = this;
+    const { model, say, signal } = this;
     const release = hold(this.button);
     try {
-      const picture = await drawn(model, { seed: SEED }, signal);
+      const picture = await drawn(model, { seed: SEED }, signal, say);
       const first = model.width * Math.round(model.height / 2);
       const png = await toPng(picture, (p) => p >= first);
       const fields = { model: model.id, n: WAYS, seed: OTHER_SEED, output: "values" };
-      const reply =
-        await patiently(() => postPicture("v1/completions", fields, png, signal), signal);
+      const reply = await patiently(
+        () => postPicture("v1/completions", fields, png, signal), signal, { say });
       const { images } = await reply.json();
       const known = new Uint8Array(area(model)).fill(1, first);
       this.row.replaceChildren(
@@ -39,7 +39,7 @@ export class LimitsScene {
         ...images.map(({ values }, k) => this.frame(
           { shape: model, values: Uint8Array.from(values) }, `Its upper half, way ${k + 1}`)),
       );
-      this.say("The upper halves were drawn without a look at the lower one.");
+      say("The upper halves were drawn without a look at the lower one.");
     } finally {
       release(this.button);
     }
