@@ -9,7 +9,9 @@ const RAMP = 12;
 const BOTTOM = RAMP + 24;
 const DECADES = 5; // of the logarithmic scale
 const TICKS = [0, 128, 255];
-const scheme = matchMedia("(prefers-color-scheme: dark)");
+
+/** Hears that charts are to be drawn in another ink. */
+export const scheme = matchMedia("(prefers-color-scheme: dark)");
 
 /** Bars for one channel; a press picks a value. */
 export class Chart {
@@ -25,11 +27,6 @@ export class Chart {
     this.shown = null;
     this.pointed = null;
     new ResizeObserver(() => this.draw()).observe(canvas);
-    const repaint = () => { // in the other ink
-      if (canvas.isConnected) this.draw();
-      else scheme.removeEventListener("change", repaint);
-    };
-    scheme.addEventListener("change", repaint);
     const held = ({ pointerId, pointerType }) =>
       pointerType !== "touch" && canvas.hasPointerCapture(pointerId); // a finger may only scroll
     canvas.addEventListener("pointerdown", (event) => {

@@ -1,7 +1,7 @@
 /** What the model expects at a pixel: its charts, the verdict, and the pixels around it. */
 
 import { patiently, postJson } from "./api.js";
-import { Chart } from "./chart.js";
+import { Chart, scheme } from "./chart.js";
 import { colour } from "./pixels.js";
 import { Plate } from "./plate.js";
 import { reshape } from "./reshape.js";
@@ -26,6 +26,7 @@ export class Expectation {
     this.cleared = 0;
     this.verdictLine = document.getElementById("verdict");
     this.lens = new Plate(document.getElementById("lens"));
+    scheme.addEventListener("change", () => this.draw());
     for (const input of document.querySelectorAll("#chart-scale input")) {
       input.addEventListener("change", () => {
         for (const chart of this.charts) chart.linear = input.value === "linear";

@@ -332,3 +332,22 @@ def test_nothing_is_said_of_the_picture_before(visit: Open) -> None:
     page.click("#inside-new")
     for line in ("#verdict", "#expected-text", "#heat-most"):
         expect(page.locator(line)).to_have_text("")
+
+
+def test_charts_of_a_model_that_was_left_hear_nothing(visit: Open) -> None:
+    page = visit(
+        "#inside",
+        script="""
+            window.heard = 0;
+            const { addEventListener } = EventTarget.prototype;
+            EventTarget.prototype.addEventListener = function (...what) {
+                if (this instanceof MediaQueryList) window.heard += 1;
+                addEventListener.apply(this, what);
+            };""",
+    )
+    measured(page)
+    before = page.evaluate("window.heard")
+    assert before > 0
+    page.select_option("#model", "colour")
+    expect(page.locator("#charts canvas")).to_have_count(3)
+    assert page.evaluate("window.heard") == before

@@ -1,7 +1,7 @@
 /** Scene one: a pixel, a guess, a roll of the dice, and then all the others. */
 
 import { drawn, patiently, postJson, postPicture, score } from "../api.js";
-import { Chart } from "../chart.js";
+import { Chart, scheme } from "../chart.js";
 import { hold, randomSeed } from "../fields.js";
 import { surprises } from "../heat.js";
 import { area, toPng } from "../pixels.js";
@@ -24,6 +24,7 @@ export class DiceScene {
     const [picture, chart] = place.querySelectorAll("canvas");
     this.player = new Player(picture, () => this.count());
     this.chart = new Chart(chart, null, () => {});
+    scheme.addEventListener("change", () => this.chart.draw());
     this.counter = place.querySelector("[data-count]");
     [this.roll, this.rest] = place.querySelectorAll("button");
     this.roll.addEventListener("click", () => this.rollOnce().catch(this.failed));
