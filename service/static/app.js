@@ -190,6 +190,8 @@ class Page {
       else this.tab(name).removeAttribute("aria-current");
     }
     if (!document.activeElement.checkVisibility()) document.getElementById("main").focus();
+    // What was kept is at hand wherever pictures are made; moved after what had the focus has lost it.
+    if (other) document.querySelector(`#${view} .stage`)?.append(this.viewer.gallery.place);
     if (other) scrollTo(0, place);
   }
 

@@ -277,6 +277,29 @@ def test_favourites_are_kept_in_the_browser(visit: Open) -> None:
     expect(page.locator("#gallery")).to_be_hidden()
 
 
+def test_what_is_kept_is_at_hand_wherever_pictures_are_made(visit: Open) -> None:
+    page = visit("#draw?n=1&seed=5")
+    finished(page)
+    page.click("nav [data-view=complete]")
+    finished(page, "complete")
+    page.locator("#complete .sheet button").first.click()
+    page.click("#viewer-keep")
+    page.keyboard.press("Escape")
+    kept = page.locator("[data-strip=kept] a")
+    for view in ("complete", "inside"):
+        page.click(f"nav [data-view={view}]")
+        expect(page.locator(f"#{view} [data-strip=kept] img")).to_be_visible()
+    page.click("nav [data-view=play]")
+    expect(page.locator("#gallery")).to_be_hidden()
+    page.click("nav [data-view=draw]")
+    kept.press("Enter")
+    expect(page.locator("#complete .sheet li")).to_have_count(2)  # with what was given
+    expect(page.locator("#complete [data-strip=kept] img")).to_be_visible()
+    expect(page.locator("#main")).to_be_focused()
+    page.press("[data-strip=drawn] .minor", "Enter")
+    expect(kept).to_be_focused()
+
+
 def test_a_damaged_store_is_left_aside(visit: Open) -> None:
     page = visit(
         "#draw?n=1&seed=5",
