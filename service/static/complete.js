@@ -55,8 +55,12 @@ export class CompleteView {
     on("paper-lift", () => {
       byId("paper-offer").hidden = true;
       this.easel.lift(this.paper);
+      byId("easel").focus();
     });
-    on("more-examples", () => this.askExamples());
+    on("more-examples", () => {
+      this.askExamples();
+      byId("upload").focus();
+    });
     chooseFile(byId("upload"), byId("file"), (file) => this.bring(file));
   }
 

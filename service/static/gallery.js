@@ -31,6 +31,7 @@ export class Gallery {
     place.querySelector("button").addEventListener("click", () => {
       this.strips.drawn = []; // what is kept is kept until it is not wanted any more
       this.store();
+      (place.querySelector("a") ?? document.getElementById("main")).focus();
     });
     addEventListener("storage", ({ key }) => {
       if (key !== NAME) return; // another tab's drawing

@@ -189,6 +189,17 @@ def test_a_drawing_that_is_cancelled_leaves_the_focus_in_its_form(
     assert focused
 
 
+def test_what_is_pressed_and_goes_leaves_the_focus_beside_it(visit: Open) -> None:
+    page = visit(allowed=["500"])
+    finished(page)
+    error = {"message": "drawing failed", "code": "x"}
+    page.route("**/v1/samples", lambda route: route.fulfill(status=500, json={"error": error}))
+    page.click("nav [data-view=complete]")
+    expect(page.locator("#more-examples")).to_be_visible()
+    page.press("#more-examples", "Enter")
+    expect(page.locator("#upload")).to_be_focused()
+
+
 @pytest.mark.parametrize("view", ["complete", "inside"])
 def test_a_view_that_an_image_is_taken_to_has_the_focus(visit: Open, view: str) -> None:
     page = visit("#draw?n=1&seed=5")

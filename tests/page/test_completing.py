@@ -195,8 +195,9 @@ def test_light_paper_is_made_dark_and_even(visit: Open) -> None:
     expect(page.locator("#easel-said")).to_contain_text("on the easel")
     expect(page.locator("#paper-offer")).to_be_hidden()
     upload(page, encode(Image.new("L", (GREY.width, GREY.height), 250)))
-    page.click("#paper-lift")
+    page.press("#paper-lift", "Enter")
     expect(page.locator("#paper-offer")).to_be_hidden()
+    expect(page.locator("#easel")).to_be_focused()
     assert easel(page)[0, 0] == 0
     page.click("#undo")
     assert easel(page)[0, 0] == 250
