@@ -128,7 +128,9 @@ export class CompleteView {
   /** Show the examples once they are drawn, or a button to try again. */
   async askExamples() {
     const { model } = this;
-    this.examples = drawExamples(model).catch((error) => {
+    const coming = () => byId("easel-said").textContent.startsWith(COMING); // nothing else was told
+    const say = (sentence) => model === this.model && coming() && this.tell(`${COMING} ${sentence}`);
+    this.examples = drawExamples(model, say).catch((error) => {
       if (model === this.model) this.tell(`No examples came. ${explain(error)}`);
       return [];
     });
@@ -137,7 +139,7 @@ export class CompleteView {
     this.tell(COMING);
     const pictures = await this.examples;
     if (model !== this.model) return pictures;
-    if (byId("easel-said").textContent === COMING) this.tell("");
+    if (coming()) this.tell("");
     byId("more-examples").hidden = pictures.length > 0;
     byId("examples").replaceChildren(...pictures.map((picture, k) =>
       thumbnail(picture, k + 1, () => this.pick(picture))));

@@ -6,13 +6,13 @@ import { area, colour, toCanvas } from "./pixels.js";
 const COUNT = 6;
 const FIRST_SEED = 23;
 
-/** Have the model draw examples, each of another class if it has classes. */
-export async function drawExamples(model) {
+/** Have the model draw examples, each of another class if it has classes; `say` hears why they do not come. */
+export async function drawExamples(model, say) {
   const { classes } = model;
   return Promise.all(Array.from({ length: COUNT }, (_, k) => drawn(model, {
     seed: FIRST_SEED + k,
     ...(classes.length ? { label: classes[(3 + 3 * k) % classes.length] } : {}),
-  })));
+  }, null, k ? undefined : say))); // all wait for the same
 }
 
 /** Make the places where the examples will be. */

@@ -108,6 +108,18 @@ def test_a_scene_that_a_person_began_anew_is_left_to_them(visit: Open) -> None:
     expect(dice).to_contain_text("The dice said")
 
 
+def test_examples_that_do_not_come_say_why(visit: Open) -> None:
+    page = visit("#draw?n=1&seed=5", allowed=["ERR_FAILED"])
+    finished(page)
+    listen(page, "#easel-said")
+    lose(page, "samples", 6)
+    page.click("nav [data-view=complete]")
+    expect(page.locator("#examples canvas")).to_have_count(6)
+    expect(page.locator("#easel-said")).to_be_empty()
+    told = page.evaluate("window.told['#easel-said']")
+    assert any(LOST in sentence for sentence in told), told
+
+
 def test_looking_inside_tells_that_it_waits(visit: Open) -> None:
     page = visit("#draw?n=1&seed=5", allowed=["ERR_FAILED"])
     finished(page)
