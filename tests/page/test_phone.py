@@ -152,3 +152,9 @@ def test_a_sheet_to_draw_on_takes_every_stroke(visit: Open) -> None:
     drag(page, (0, 90))
     assert pixels(page, "#easel") != paper
     assert page.evaluate("() => scrollY") == 0
+
+
+def test_the_choice_of_tries_can_be_read(visit: Open) -> None:
+    page = visit("#complete", **PHONE | {"viewport": {"width": 320, "height": 740}})
+    finished(page, "complete")
+    assert box(page, "#complete-particles")["width"] >= 100
