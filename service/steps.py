@@ -40,7 +40,7 @@ class Steps:
     def __init__(
         self, decoder: Decoder, queue: Queue, observer: Observer | None, clock: Clock
     ) -> None:
-        self.turns = Turns()
+        self.turns = Turns(decoder.absorbs)
         self._decoder, self._queue = decoder, queue
         self._observer, self._clock = observer, clock
         self._flying: deque[_Step] = deque()  # the oldest first
@@ -55,6 +55,8 @@ class Steps:
         """Begin images, each of a ``light`` generation or not: absorbing counts as its time."""
         began = self._clock()
         self._decoder.begin(slots, inputs)
+        if not self._decoder.absorbs:
+            return
         took = self._clock() - began
         absorbed = inputs.prefixes * np.where(inputs.twin == NO_SLOT, 1, 2)
         if pixels := int(absorbed.sum()):

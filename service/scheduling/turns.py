@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 STEP_SECONDS = 0.015  # how long one call of the decoder may keep a new image waiting
 HOST_ROOM = 1.25  # a device's step lasts so many times what the host does beside it,
 LONGEST_SECONDS = 4 * STEP_SECONDS  # up to this
@@ -31,10 +33,12 @@ class Turns:
 
     So a small request takes at most about twice as long as it would alone, whatever large ones run:
     these wait where they are, each state in its slot. The light ones have half the time, and more
-    where they have more callers; they begin with a step's head start.
+    where they have more callers; they begin with a step's head start. Where the decoder does not
+    absorb known pixels, an image that has some begins like any other.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, absorbs: bool = True) -> None:
+        self._decoder_absorbs = absorbs
         self.paces = {True: Pace(), False: Pace()}  # of the light ones, and of the heavy ones
         self._absorbs = 0.0  # known pixels a second; unknown before the first image, taken alone
         self._had = {True: 0.0, False: 0.0}  # seconds, those of many generations counting less
@@ -59,6 +63,8 @@ class Turns:
 
         Otherwise repeated absorbing would run its group into debt, which all in it would pay.
         """
+        if not self._decoder_absorbs:
+            return True
         return not self._shared or light is (self._had[True] <= self._had[False])
 
     def took(self, light: bool, seconds: float) -> None:
@@ -72,6 +78,8 @@ class Turns:
         So many as hold up those who draw no longer than the longest step, or a usual one where
         there are light ones, whose time it is not.
         """
+        if not self._decoder_absorbs:
+            return math.inf
         return self._absorbs * (STEP_SECONDS if self._shared else LONGEST_SECONDS)
 
     def absorbed(self, pixels: int, of_light: int, seconds: float) -> None:

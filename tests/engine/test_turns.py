@@ -25,7 +25,7 @@ from tests.engine.fixtures import (
     opened,
     running,
 )
-from tests.service_fixtures import GREY, FakeDecoder, until
+from tests.service_fixtures import GREY, FakeDecoder, LateDecoder, until
 
 LARGE = dataclasses.replace(GREY, height=16, width=16)
 
@@ -145,6 +145,31 @@ def test_a_group_absorbs_where_it_is_next_or_alone() -> None:
         turns.took(light=True, seconds=took)
         may.append((turns.may_absorb(True), turns.may_absorb(False)))
     assert may == [(True, True), (True, False), (False, True), (True, True)]
+
+
+@pytest.mark.parametrize(("decoders", "first"), [(FakeDecoder, 1), (LateDecoder, 4)])
+def test_what_is_known_holds_no_image_back_where_nothing_is_absorbed(
+    decoders: type[FakeDecoder], first: int
+) -> None:
+    """Elsewhere one goes first, to tell how long that takes."""
+    decoder, loaded = decoders(GREY, 8), list[int]()
+    decoder.before_load = lambda slots: loaded.append(len(slots))
+    known = np.arange(GREY.pixels) < 20
+    with opened(decoder, clock=Clock()) as engine:
+        generation = engine.queue.submit(completion(GREY, 0, known, n=4))
+        with engine.queue.reading(generation):
+            engine.start()
+            assert_right(generation)
+    assert loaded[0] == first
+
+
+def test_no_group_waits_for_its_turn_where_nothing_is_absorbed() -> None:
+    turns = Turns(absorbs=False)
+    for took in (0.0, 1.0):
+        turns.choose(1, 1)
+        turns.took(light=True, seconds=took)
+        assert turns.may_absorb(True)
+        assert turns.may_absorb(False)
 
 
 def test_who_was_away_has_saved_no_time_up() -> None:
