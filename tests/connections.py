@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from tests.service_fixtures import DEADLINE, build, listening
+from tests.service_fixtures import DEADLINE, build, talking_to
 
 BODY = b'{"seed": 1}'
 HEAD = b"POST /v1/samples HTTP/1.1\r\nHost: here\r\nContent-Type: application/json\r\n"
@@ -22,7 +22,7 @@ WHOLE = HEAD + b"Content-Length: %d\r\n\r\n%s" % (len(BODY), BODY)
 @contextlib.contextmanager
 def serve(**fields: Any) -> Iterator[httpx.Client]:
     scanline, app = build(fields)
-    with listening(app, lambda: scanline.ready) as url, httpx.Client(base_url=url) as client:
+    with talking_to(app, scanline) as client:
         yield client
 
 

@@ -183,7 +183,7 @@ def drop(url: str, clients: int) -> None:
 
 def held(url: str) -> float:
     """Count the slots and images that the server holds."""
-    text = httpx.get(f"{url}/metrics").text
+    text = httpx.get(f"{url}/metrics", timeout=60).text
     names = ("slots_in_use", "waiting_images", "open_streams")
     found = re.findall(
         rf"^scanline_(?:{'|'.join(names)})(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE

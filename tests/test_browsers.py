@@ -10,13 +10,13 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.service_fixtures import build, check_error, listening
+from tests.service_fixtures import build, check_error, listening, talking_to
 
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[httpx.Client]:
     scanline, app = build({"api_key": "secret"})
-    with listening(app, lambda: scanline.ready) as url, httpx.Client(base_url=url) as client:
+    with talking_to(app, scanline) as client:
         yield client
 
 
@@ -48,7 +48,7 @@ def test_pages_are_framed_only_where_the_setting_says() -> None:
     scanline, app = build({"frame_ancestors": origins})
     with listening(app, lambda: scanline.ready) as url:
         for path in ("/", "/docs"):
-            policy = httpx.get(f"{url}{path}").headers["content-security-policy"]
+            policy = httpx.get(f"{url}{path}", timeout=60).headers["content-security-policy"]
             assert policy.endswith("frame-ancestors https://huggingface.co 'self'")
 
 

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.service_fixtures import GREY, FakeDecoder, build, check_error, decode_png, listening
+from tests.service_fixtures import GREY, FakeDecoder, build, check_error, decode_png, talking_to
 
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[httpx.Client]:
     scanline, app = build(decoders={"grey": FakeDecoder(GREY, 8)})
-    with listening(app, lambda: scanline.ready) as url, httpx.Client(base_url=url) as here:
+    with talking_to(app, scanline) as here:
         yield here
 
 
@@ -53,7 +53,7 @@ def test_a_picture_asked_for_again_is_not_drawn_again() -> None:
     decoder, steps = FakeDecoder(GREY, 8), list[int]()
     decoder.before_step = lambda slots: steps.append(len(slots))
     scanline, app = build({"max_images": 2, "max_waiting": 2}, {"grey": decoder})
-    with listening(app, lambda: scanline.ready) as url, httpx.Client(base_url=url) as here:
+    with talking_to(app, scanline) as here:
         first = here.get("/card.png?seed=5&n=9&label=").raise_for_status()
         drawn = len(steps)
         again = here.get("/card.png?seed=5&n=9").raise_for_status()
@@ -90,6 +90,6 @@ def test_what_cannot_be_drawn_is_refused(client: httpx.Client, query: str, statu
 
 def test_a_server_with_a_key_gives_no_pictures_away() -> None:
     scanline, app = build({"api_key": "open sesame"}, {"grey": FakeDecoder(GREY, 8)})
-    with listening(app, lambda: scanline.ready) as url, httpx.Client(base_url=url) as here:
+    with talking_to(app, scanline) as here:
         assert card_of(here, "seed=5") is None
         check_error(here.get("/card.png?seed=5"), 404)

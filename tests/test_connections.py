@@ -25,7 +25,7 @@ from tests.connections import (
     serve,
     turned_away,
 )
-from tests.service_fixtures import DEADLINE, GREY, FakeDecoder, build, listening, parse_sse, until
+from tests.service_fixtures import DEADLINE, GREY, FakeDecoder, build, parse_sse, talking_to, until
 
 QUICK = {"header_seconds": 0.3, "body_seconds": 0.3, "send_seconds": 0.3, "keep_alive_seconds": 0.3}
 
@@ -235,7 +235,7 @@ def test_nothing_is_drawn_for_those_who_ask_and_go() -> None:
         go_on.wait(DEADLINE)
 
     app.add_api_route("/busy", busy)
-    with listening(app, lambda: scanline.ready) as url, httpx.Client(base_url=url) as client:
+    with talking_to(app, scanline) as client:
         with dial(client) as first:
             first.sendall(b"GET /busy HTTP/1.1\r\nHost: x\r\n\r\n")
             assert held.wait(DEADLINE)

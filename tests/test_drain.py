@@ -74,7 +74,7 @@ def test_a_reply_being_encoded_is_waited_for(
         server.handle_exit(signal.SIGTERM, None)
         until(lambda: not any(m.engine.alive for m in scanline.models.values()), "closed engines")
         time.sleep(2 * FLUSH)  # by when it would have been cut off
-        assert httpx.get(f"{client.base_url}/readyz").status_code == 503
+        assert httpx.get(f"{client.base_url}/readyz", timeout=60).status_code == 503
         go_on.set()
         assert asked.result().status_code == 200
         until(lambda: server.should_exit, "the end")

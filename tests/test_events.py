@@ -20,13 +20,13 @@ from scanline.service.http.pools import Pool
 from scanline.service.http.sse import sse_event
 from scanline.service.http.waiting import Client
 from scanline.service.openai.events import CompletedImage, PartialImage
-from tests.service_fixtures import GREY, build, listening, no_streams, parse_sse, rebuild
+from tests.service_fixtures import GREY, build, no_streams, parse_sse, rebuild, talking_to
 
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[httpx.Client]:
     scanline, app = build()
-    with listening(app, lambda: scanline.ready) as url, httpx.Client(base_url=url) as client:
+    with talking_to(app, scanline) as client:
         yield client
 
 

@@ -21,7 +21,16 @@ from starlette.types import Receive, Scope, Send
 from scanline.service.http import connections, door
 from scanline.service.server import Scanline
 from tests.connections import HEAD, WHOLE, check_refusal, dial, read_all, serve, turned_away
-from tests.service_fixtures import DEADLINE, GREY, FakeDecoder, build, idle, listening, until
+from tests.service_fixtures import (
+    DEADLINE,
+    GREY,
+    FakeDecoder,
+    build,
+    idle,
+    listening,
+    talking_to,
+    until,
+)
 
 
 @contextlib.contextmanager
@@ -29,7 +38,7 @@ def dialled(scanline: Scanline, app: FastAPI) -> Iterator[socket.socket]:
     """Serve an application, and give a connection to it."""
     with (
         listening(app, lambda: scanline.ready) as url,
-        httpx.Client(base_url=url) as client,
+        httpx.Client(base_url=url, timeout=60) as client,
         dial(client) as connection,
     ):
         yield connection
@@ -59,7 +68,7 @@ def test_one_connection_too_many_is_refused_in_words(caplog: pytest.LogCaptureFi
     scanline, app = build({"max_connections": 2}, {"fake": decoder})
     with (
         listening(app, lambda: scanline.ready) as url,
-        httpx.Client(base_url=url) as client,
+        httpx.Client(base_url=url, timeout=60) as client,
         caplog.at_level(logging.WARNING, "scanline.connections"),
         contextlib.ExitStack() as stack,
     ):
@@ -136,7 +145,7 @@ def test_few_of_the_refused_are_heard_out(monkeypatch: pytest.MonkeyPatch) -> No
     decoder.before_step = lambda slots: (go_on.wait(DEADLINE), None)[1]
     scanline, app = build({"max_connections": 1}, {"fake": decoder})
     with listening(app, lambda: scanline.ready) as url, contextlib.ExitStack() as stack:
-        client = stack.enter_context(httpx.Client(base_url=url))
+        client = stack.enter_context(httpx.Client(base_url=url, timeout=60))
         busy = stack.enter_context(dial(client))
         busy.sendall(WHOLE)
         engine = scanline.models["fake"].engine
@@ -162,7 +171,7 @@ def test_who_goes_with_a_request_queued_is_drawn_for_no_more(
     decoder, go_on = FakeDecoder(GREY, 2), threading.Event()
     decoder.before_step = lambda slots: (go_on.wait(DEADLINE), None)[1]
     scanline, app = build({"grace_seconds": 0}, {"fake": decoder})
-    with listening(app, lambda: scanline.ready) as url, httpx.Client(base_url=url) as client:
+    with talking_to(app, scanline) as client:
         with dial(client) as connection:
             connection.sendall(WHOLE)
             until(lambda: scanline.models["fake"].engine.running == 1, "a drawing")
@@ -182,7 +191,7 @@ def test_nothing_is_drawn_once_nobody_can_be_told() -> None:
     scanline, app = build({"drain_seconds": 3600}, {"fake": decoder})
     with listening(app, lambda: scanline.ready) as url:
         headers = {"Prefer": "respond-async"}
-        begun = httpx.post(f"{url}/v1/samples", json={"n": 100}, headers=headers).json()
+        begun = httpx.post(f"{url}/v1/samples", json={"n": 100}, headers=headers, timeout=60).json()
         generation = scanline.models["fake"].engine.queue.find(begun["id"])
         scanline.failure = "another model can draw no more"
     assert generation is not None

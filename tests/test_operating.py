@@ -29,6 +29,7 @@ from tests.service_fixtures import (
     listening,
     parse_sse,
     random_picture,
+    talking_to,
     until,
 )
 
@@ -47,10 +48,7 @@ def value(client: httpx.Client, metric: str) -> float:
 
 def test_metrics_tell_of_requests_from_end_to_end() -> None:
     scanline, app = build()
-    with (
-        listening(app, lambda: scanline.ready) as url,
-        httpx.Client(base_url=url, timeout=60) as client,
-    ):
+    with talking_to(app, scanline) as client:
         client.post("/v1/samples", json={"n": 3})
         for method in ("PURGE", "PATCH"):  # neither grows a line of its own
             client.request(method, "/v1/models")
@@ -199,7 +197,8 @@ def test_the_access_log_says_why_one_was_refused_and_what_a_reader_who_left_has_
     client.post("/v1/samples", json={"n": 0})
     client.post("/v1/samples", json={"one\nline": 0})
     with client.stream("POST", "/v1/samples", json={"stream": True}) as stream:
-        next(stream.iter_raw())
+        read = stream.iter_raw()  # held: it closes the connection where it ends
+        next(read)
         until(lambda: value(client, 'scanline_queue_seconds_count{model="grey"}') == 1)
     until(lambda: len(caplog.records) == 3)
     lines = [json.loads(JsonFormatter().format(record)) for record in caplog.records]
@@ -224,7 +223,7 @@ def test_any_of_several_keys_is_taken_and_each_has_its_own_names() -> None:
         def ask(key: str, scheme: str = "Bearer") -> httpx.Response:
             given = f"{scheme} {key}".encode()
             headers = [(b"Authorization", given), (b"Idempotency-Key", b"k")]
-            return httpx.post(f"{url}/v1/samples", json={}, headers=headers)
+            return httpx.post(f"{url}/v1/samples", json={}, headers=headers, timeout=60)
 
         ids = [ask(key).json()["id"] for key in ("one", "zwei", "öß", "one")]
         assert len(set(ids)) == 3
@@ -243,7 +242,7 @@ def test_an_idempotency_key_is_its_caller_s() -> None:
 
         def ask(address: str, n: int) -> httpx.Response:
             headers = {"X-Forwarded-For": address, "Idempotency-Key": "1"}
-            return httpx.post(f"{url}/v1/samples", json={"n": n}, headers=headers)
+            return httpx.post(f"{url}/v1/samples", json={"n": n}, headers=headers, timeout=60)
 
         first, other = ask("192.0.2.1", 1), ask("192.0.2.2", 2)
         assert (first.status_code, other.status_code) == (200, 200)
@@ -292,7 +291,7 @@ def test_only_a_trusted_proxy_is_believed_who_it_speaks_for(
         with listening(app, lambda one=scanline: one.ready) as url:  # type: ignore[misc]
             # The first was the client's own to write.
             forwarded = {"X-Forwarded-For": "203.0.113.1, 192.0.2.7, 192.0.2.9"}
-            httpx.get(f"{url}/v1/models", headers=forwarded)
+            httpx.get(f"{url}/v1/models", headers=forwarded, timeout=60)
             until(lambda: caplog.records)
         assert [record.client for record in caplog.records] == [client]  # type: ignore[attr-defined]
 

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.service_fixtures import build, check_error, listening
+from tests.service_fixtures import build, check_error, listening, talking_to
 
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[httpx.Client]:
     scanline, app = build(None, None)
-    with listening(app, lambda: scanline.ready) as url, httpx.Client(base_url=url) as client:
+    with talking_to(app, scanline) as client:
         yield client
 
 
@@ -87,9 +87,14 @@ def test_the_key_is_wanted_before_the_body() -> None:
     scanline, app = build({"api_key": "secret"}, None)
     with listening(app, lambda: scanline.ready) as url:
         broken = {"Content-Type": "application/json"}
-        reply = httpx.post(f"{url}/v1/samples", content=b"{", headers=broken)
+        reply = httpx.post(f"{url}/v1/samples", content=b"{", headers=broken, timeout=60)
         assert reply.status_code == 401
         headers = broken | {"Authorization": "bearer secret"}
-        assert httpx.post(f"{url}/v1/samples", content=b"{", headers=headers).status_code == 400
+        assert (
+            httpx.post(f"{url}/v1/samples", content=b"{", headers=headers, timeout=60).status_code
+            == 400
+        )
         headers = {"Authorization": "Bearer secret"}
-        assert httpx.post(f"{url}/v1/samples", json={}, headers=headers).status_code == 200
+        assert (
+            httpx.post(f"{url}/v1/samples", json={}, headers=headers, timeout=60).status_code == 200
+        )

@@ -26,9 +26,9 @@ from tests.service_fixtures import (
     GREY,
     build,
     check_error,
-    listening,
     parse_sse,
     random_picture,
+    talking_to,
     tiny_model,
 )
 
@@ -106,10 +106,7 @@ def client() -> Iterator[httpx.Client]:
         "colour": open_decoder(tiny_model(COLOUR), 8, "native", 1),
     }
     scanline, app = build(None, decoders)
-    with (
-        listening(app, lambda: scanline.ready) as url,
-        httpx.Client(base_url=url, timeout=60) as http,
-    ):
+    with talking_to(app, scanline) as http:
         yield http
 
 

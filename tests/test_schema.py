@@ -47,7 +47,7 @@ def test_schemathesis_finds_nothing(tmp_path: Path) -> None:
 def schema() -> Any:
     scanline, app = build({"api_key": "x"})
     with listening(app, lambda: scanline.ready) as url:
-        return httpx.get(f"{url}/openapi.json").json()
+        return httpx.get(f"{url}/openapi.json", timeout=60).json()
 
 
 def test_every_operation_has_a_name_of_its_own_and_says_what_it_does(schema: Any) -> None:
@@ -166,7 +166,7 @@ def test_every_example_runs(schema: Any) -> None:
 def test_a_server_without_a_key_asks_for_none() -> None:
     scanline, app = build()
     with listening(app, lambda: scanline.ready) as url:
-        schema = httpx.get(f"{url}/openapi.json").json()
+        schema = httpx.get(f"{url}/openapi.json", timeout=60).json()
     assert "securitySchemes" not in schema["components"]
     assert not any("security" in o for path in schema["paths"].values() for o in path.values())
 

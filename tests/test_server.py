@@ -141,7 +141,7 @@ def test_port_0_takes_a_free_one_and_names_it(weights: Path) -> None:
             line = process.stderr.readline()
             assert line, said
             said += line
-        assert httpx.get(f"{found[1]}/livez").text == "ok\n"
+        assert httpx.get(f"{found[1]}/livez", timeout=60).text == "ok\n"
         process.terminate()
         process.stderr.read()
     assert process.returncode == 0
@@ -286,7 +286,7 @@ def test_sigterm_finishes_what_runs_then_exits_0(weights: Path, tmp_path: Path) 
         body = {"model": "slow", "n": 1, "seed": 7}
         plain = pool.submit(server.client.post, "/v1/samples", json=body)
         until(lambda: server.gauge("scanline_running_images", "slow") == 3)
-        with httpx.Client(base_url=server.url) as other:
+        with httpx.Client(base_url=server.url, timeout=60) as other:
             other.get("/livez")
             server.terminate()
             until(lambda: other.get("/readyz").status_code == 503, "draining")
@@ -366,7 +366,7 @@ def test_sigterm_ends_what_still_compiles(weights: Path, tmp_path: Path) -> None
         )  # fmt: skip
     try:
         until(Path(f"{slow}.began").exists)
-        assert httpx.get(f"http://127.0.0.1:{port}/readyz").status_code == 503
+        assert httpx.get(f"http://127.0.0.1:{port}/readyz", timeout=60).status_code == 503
         process.terminate()
         assert process.wait(60) == 0
         assert "ended while the models were loading" in log.read_text()

@@ -7,7 +7,6 @@ import dataclasses
 import math
 from pathlib import Path
 
-import httpx
 import numpy as np
 import pytest
 import torch
@@ -34,10 +33,10 @@ from tests.service_fixtures import (
     GREY,
     decode_png,
     encode,
-    listening,
     random_picture,
     save_tiny,
     settings,
+    talking_to,
 )
 
 CONFIGS = {
@@ -243,10 +242,7 @@ def test_a_served_model_draws_its_images(tmp_path: Path) -> None:
         scanline.open([checkpoint])
 
     app = create_app(scanline, open_models)
-    with (
-        listening(app, lambda: scanline.ready) as url,
-        httpx.Client(base_url=url, timeout=60) as client,
-    ):
+    with talking_to(app, scanline) as client:
         for guidance, images in expected.items():
             body = {"n": 2, "seed": 7, "label": 1, "guidance": guidance}
             reply = client.post("/v1/samples", json=body)

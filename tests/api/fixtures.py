@@ -25,7 +25,7 @@ from tests.service_fixtures import (
     build,
     decode_png,
     idle,
-    listening,
+    talking_to,
     tiny_model,
     until,
 )
@@ -58,11 +58,8 @@ class Here:
 
 def serve(fields: dict[str, Any] | None = None, **decoders: Any) -> Iterator[Here]:
     scanline, app = build(fields, decoders or None)
-    with (
-        listening(app, lambda: scanline.ready) as url,
-        httpx.Client(base_url=url, timeout=60) as client,
-    ):
-        yield Here(scanline, client, url)
+    with talking_to(app, scanline) as client:
+        yield Here(scanline, client, str(client.base_url).rstrip("/"))
 
 
 class Held(FakeDecoder):

@@ -110,7 +110,7 @@ def test_loading_ready_draining() -> None:
 
     with (
         listening(create_app(scanline, open_models), lambda: True) as url,
-        httpx.Client(base_url=url) as client,
+        httpx.Client(base_url=url, timeout=60) as client,
     ):
         try:
             assert client.get("/livez").text == "ok\n"
@@ -224,7 +224,7 @@ def test_one_slot_is_too_few_for_a_guided_image() -> None:
     scanline, app = build({"slots": 1})
     with listening(app, lambda: scanline.ready) as url:
         body = {"model": "grey", "label": 1, "guidance": 2}
-        refused = httpx.post(f"{url}/v1/samples", json=body)
+        refused = httpx.post(f"{url}/v1/samples", json=body, timeout=60)
         message = check_error(refused, 400, "too_many", "guidance")
         assert "set guidance to 1" in message
 

@@ -217,7 +217,7 @@ def test_the_figure_of_a_model(facts: dict[str, Any], figure: float | None) -> N
     scanline = Scanline(settings())
     app = create_app(scanline, lambda: scanline.open([Checkpoint("grey", tiny_model(), facts)]))
     with listening(app, lambda: scanline.ready) as url:
-        assert httpx.get(f"{url}/v1/models/grey").json()["bits_per_dim"] == figure
+        assert httpx.get(f"{url}/v1/models/grey", timeout=60).json()["bits_per_dim"] == figure
 
 
 def test_the_documentation_describes_what_there_is(here: Here) -> None:

@@ -122,7 +122,7 @@ class Served:
             except httpx.TransportError:
                 pass
             time.sleep(0.2)
-        assert httpx.get(f"{self.url}/readyz").text == "ready\n"
+        assert httpx.get(f"{self.url}/readyz", timeout=60).text == "ready\n"
 
     def wait_idle(self) -> None:
         """Wait until no replica draws anything, and all of them have told so."""

@@ -64,10 +64,11 @@ def test_an_entrance_goes_on_with_the_replicas_that_another_left(tmp_path: Path)
             before = {*first.by_replica("scanline_slots")}
             ask = {"n": 400, "stream": True}
             with (
-                httpx.Client(base_url=first.url) as client,
+                httpx.Client(base_url=first.url, timeout=60) as client,
                 client.stream("POST", "/v1/samples", json=ask) as stream,
             ):
-                next(stream.iter_raw())
+                read = stream.iter_raw()
+                next(read)
                 first.process.kill()
         with Served(tmp_path, "serve", address=address) as second:
             assert {*second.by_replica("scanline_slots")} == before

@@ -34,5 +34,5 @@ def client(server: tuple[Scanline, str]) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture
 def http(server: tuple[Scanline, str]) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server[1]) as opened:
+    with httpx.Client(base_url=server[1], timeout=60) as opened:
         yield opened

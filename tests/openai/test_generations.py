@@ -25,6 +25,7 @@ from tests.service_fixtures import (
     check_error,
     fake_image,
     listening,
+    talking_to,
 )
 
 
@@ -244,7 +245,7 @@ def test_what_a_reply_may_have_is_bounded_where_a_frame_enlarges_nothing(
     config = replace(GREY, height=200, width=200)
     decoder = FakeDecoder(config, 4)
     scanline, app = build({"max_images": 256}, {"large": decoder})
-    with listening(app, lambda: scanline.ready) as url, httpx.Client(base_url=url) as client:
+    with talking_to(app, scanline) as client:
         body = {"prompt": "", "model": "large", "size": "256x256", "n": 4}
         refused = check_error(client.post("/v1/images/generations", json=body), 400, "too_many")
         assert "ask for at most 3 of this size" in refused

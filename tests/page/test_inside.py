@@ -105,7 +105,7 @@ def test_the_next_surprise_is_the_costliest_pixel_left(visit: Open, served: Serv
     picture = encode(random_picture())
     look_at(page, picture)
     reply = httpx.post(
-        f"{served[1]}/v1/score", files={"image": picture}, data={"per_pixel": "true"}
+        f"{served[1]}/v1/score", files={"image": picture}, data={"per_pixel": "true"}, timeout=60
     )
     costliest = np.argsort(reply.json()["data"][0]["pixel_bits"])[::-1]
     slide(page, "#inside-position", int(costliest[-1]))

@@ -70,7 +70,7 @@ def test_guesses_are_counted_beside_the_models(visit: Open) -> None:
     page = visit("#play?seed=3", permissions=CLIPBOARD)
     base = page.url.split("#")[0]
     asked = {"n": 5, "seed": 3, "label": "random", "output": "values", "model": "grey"}
-    images = httpx.post(f"{base}v1/samples", json=asked).json()["images"]
+    images = httpx.post(f"{base}v1/samples", json=asked, timeout=60).json()["images"]
     theirs = 0
     for k, image in enumerate(images):
         expect(page.locator("#play-said")).to_contain_text(f"Picture {k + 1} of 5")
@@ -111,6 +111,7 @@ def _bits(base: str, picture: bytes, label: str) -> list[float]:
         f"{base}v1/score",
         files={"image": picture},
         data={"label": label, "per_pixel": "true", "model": "grey"},
+        timeout=60,
     )
     bits: list[float] = reply.json()["data"][0]["pixel_bits"]
     return bits

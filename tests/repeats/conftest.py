@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from scanline.service.server import Scanline
-from tests.service_fixtures import build, held_server, listening
+from tests.service_fixtures import build, held_server, talking_to
 
 
 @pytest.fixture
@@ -22,8 +22,5 @@ def held() -> Iterator[tuple[Scanline, httpx.Client, threading.Event]]:
 @pytest.fixture(scope="module")
 def client() -> Iterator[httpx.Client]:
     scanline, app = build()
-    with (
-        listening(app, lambda: scanline.ready) as url,
-        httpx.Client(base_url=url, timeout=60) as opened,
-    ):
+    with talking_to(app, scanline) as opened:
         yield opened

@@ -20,6 +20,7 @@ from tests.service_fixtures import (
     decode_png,
     fake_image,
     listening,
+    talking_to,
     until,
 )
 
@@ -97,7 +98,7 @@ def test_another_kind_of_machine_is_another_tag(monkeypatch: pytest.MonkeyPatch)
     """As a cluster's replicas may be, which come and go."""
     decoder = FakeDecoder(GREY, 2)
     scanline, app = build(decoders={"grey": decoder})
-    with listening(app, lambda: scanline.ready) as url, httpx.Client(base_url=url) as client:
+    with talking_to(app, scanline) as client:
         first = client.get("/v1/samples/grey/3.png").headers["etag"]
         asked = {"If-None-Match": first}
         assert client.get("/v1/samples/grey/3.png", headers=asked).status_code == 304
@@ -129,6 +130,6 @@ def test_with_a_key_a_sample_is_for_its_owners_cache() -> None:
     scanline, app = build({"api_key": "a"})
     with listening(app, lambda: scanline.ready) as url:
         address = f"{url}/v1/samples/grey/3.png"
-        check_error(httpx.get(address), 401)
-        reply = httpx.get(address, headers={"Authorization": "Bearer a"})
+        check_error(httpx.get(address, timeout=60), 401)
+        reply = httpx.get(address, headers={"Authorization": "Bearer a"}, timeout=60)
         assert reply.headers["cache-control"].startswith("private, ")

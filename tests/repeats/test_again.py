@@ -28,6 +28,7 @@ from tests.service_fixtures import (
     listening,
     parse_sse,
     random_picture,
+    talking_to,
     until,
 )
 
@@ -92,9 +93,9 @@ def test_a_client_that_was_cut_off_finds_its_request_again() -> None:
     gate = Gate(decoder)
     scanline, app = build({"grace_seconds": 600.0}, {"grey": decoder})
     key = {"Idempotency-Key": "mine"}
-    with listening(app, lambda: scanline.ready) as url, httpx.Client(base_url=url) as client:
+    with talking_to(app, scanline) as client:
         queue = scanline.models["grey"].engine.queue
-        server = httpx.URL(url)
+        server = client.base_url
         with socket.create_connection((server.host, server.port or 80)) as cut_off:
             cut_off.sendall(
                 b"POST /v1/samples HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
