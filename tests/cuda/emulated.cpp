@@ -1,9 +1,9 @@
 #include "emulated.h"
 
+#include "../../kernels/cuda/fused/sizes.h"
 #include "../../kernels/cuda/fused/noise.h"
 #include "../../kernels/cuda/fused/levels.h"
 #include "../../kernels/cuda/fused/draw.h"
-#include "../../kernels/cuda/fused/sizes.h"
 #include "../../kernels/cuda/fused/rows.h"
 #include "../../kernels/cuda/fused/product.h"
 #include "../../kernels/cuda/fused/attention.h"

@@ -108,6 +108,14 @@ inline void count(Count& of, int bytes, bool told) {
     if (of.told && of.missing == 0) of.told = 0, of.time ^= 1;
 }
 
+struct Copy {
+    void* to;
+    const void* from;
+    int bytes;
+    Count* counted;
+};
+static std::vector<Copy> copies;
+
 inline void mbarrier_init(u64* mbarrier) { *(Count*)mbarrier = {0, 0, 0}; }
 inline void mbarrier_expect(u64* mbarrier, int bytes) { count(*(Count*)mbarrier, bytes, true); }
 
@@ -152,9 +160,14 @@ inline u32 shuffle(u32 x, int lane) {
 }
 
 inline void copy_async(uint4* to, const uint4* from) { *to = *from; }
-inline void commit_copies() {}
-template <int LEFT>
 inline void wait_copies() {}
+
+// What is on its way comes at any time: until then nothing can be said of what it will replace.
+inline void copy_bulk(void* to, const void* from, int bytes, u64* mbarrier) {
+    if (((std::uintptr_t)to | (std::uintptr_t)from | bytes) % 16) std::abort();  // as a device would
+    std::memset(to, 0xff, bytes);
+    copies.push_back({to, from, bytes, (Count*)mbarrier});
+}
 inline uint4 load_readonly(const uint4* p) { return *p; }
 inline float4 load_streaming(const float4* p) { return *p; }
 inline void prefetch_l2(const void*) {}
@@ -198,6 +211,8 @@ inline u32 rounded(float x) {
 
 inline u32 pack_bf16(float low, float high) { return rounded(high) << 16 | rounded(low); }
 
+constexpr int MOST_ROUNDS = 100'000;
+
 // Run clusters of `run()`, one after another.
 template <class Run>
 void emulate(int clusters, int size, int each, std::size_t bytes, Run run) {
@@ -227,7 +242,14 @@ void emulate(int clusters, int size, int each, std::size_t bytes, Run run) {
         std::minstd_rand random(size * each);
         std::vector<char> asleep(size * each / 32);
         for (int round = 0, any = 1; any; round++) {
+            if (round == MOST_ROUNDS) std::abort();  // some wait for what does not come
             any = 0;
+            std::erase_if(copies, [&](const Copy& x) {
+                if (random() / 2 % 4) return false;
+                std::memcpy(x.to, x.from, x.bytes);
+                count(*x.counted, -x.bytes, false);
+                return true;
+            });
             for (char& warp : asleep) warp = round % 8 ? warp : random() / 2 % 2;
             for (Thread& t : threads) {
                 if (t.through) continue;
@@ -237,5 +259,6 @@ void emulate(int clusters, int size, int each, std::size_t bytes, Run run) {
                 swapcontext(&scheduler, &t.context);
             }
         }
+        if (!copies.empty()) std::abort();  // into memory that others have by then
     }
 }

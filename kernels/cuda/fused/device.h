@@ -54,12 +54,21 @@ DEVICE void mbarrier_expect(u64* mbarrier, int bytes) {
                  :: "r"(address_of(mbarrier)), "r"(bytes) : "memory");
 }
 
-// Wait until they have; times are counted 0, 1, 0, ...
+// Wait until they have; times are counted 0, 1, 0, ... What they bring lies in this block's own
+// memory, so its scope is the block: a wider one has all of the cache beside it thrown away.
 DEVICE void mbarrier_wait(u64* mbarrier, int time) {
     asm volatile(
         "{\n.reg .pred through;\nagain:\n"
-        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 through, [%0], %1;\n"
+        "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 through, [%0], %1;\n"
         "@!through bra again;\n}" :: "r"(address_of(mbarrier)), "r"(time) : "memory"
+    );
+}
+
+// Copy so many bytes, a multiple of 16, to shared memory, and count them there: a thread for all.
+DEVICE void copy_bulk(void* to, const void* from, int bytes, u64* mbarrier) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+        :: "r"(address_of(to)), "l"(from), "r"(bytes), "r"(address_of(mbarrier)) : "memory"
     );
 }
 
@@ -89,6 +98,7 @@ DEVICE void store_async(void* to, int rank, const u32 (&x)[COUNT], u64* mbarrier
 DEVICE void mbarrier_init(u64*) {}
 DEVICE void mbarrier_expect(u64*, int) {}
 DEVICE void mbarrier_wait(u64*, int) {}
+DEVICE void copy_bulk(void*, const void*, int, u64*) {}
 
 template <int COUNT>
 DEVICE void store_async(void* to, int, const u32 (&x)[COUNT], u64*) {
@@ -98,20 +108,14 @@ DEVICE void store_async(void* to, int, const u32 (&x)[COUNT], u64*) {
 }
 #endif
 
-// Copy 16 bytes to shared memory; the thread has them once all but the last LEFT copies that it
-// began together are there, the others once the block has met since.
+// Copy 16 bytes to shared memory; the thread has them once it has waited for its copies, the others
+// once the block has met since.
 DEVICE void copy_async(uint4* to, const uint4* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
                  :: "r"(address_of(to)), "l"(from) : "memory");
 }
 
-DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-template <int LEFT>
-DEVICE void wait_copies() {
-    if (LEFT) asm volatile("cp.async.wait_group %0;" :: "n"(LEFT) : "memory");
-    else asm volatile("cp.async.wait_all;" ::: "memory");
-}
+DEVICE void wait_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 DEVICE u32 shuffle(u32 x, int lane) { return __shfl_sync(~0u, x, lane); }
 DEVICE float shuffle_xor(float x, int mask) { return __shfl_xor_sync(~0u, x, mask); }

@@ -3,11 +3,6 @@
 
 constexpr int MIXTURES = 10;
 
-struct Row {  // what is asked of an image
-    float temperature, top_p, guidance;
-    bool known, guided;
-};
-
 DEVICE float softplus(float x) { return fmaxf(x, 0.0f) + logf(1.0f + expf(-fabsf(x))); }
 
 // ln P of the bin around `value`, 2/255 wide; the outermost reach to infinity (distribution.py).
@@ -90,18 +85,18 @@ DEVICE Levels logits(const float* p, const float* tables, const int* values, int
 }
 
 // Draw the values of a step, tempered, guided by the row behind, and cut to the likeliest. `p` are
-// the parameters of both rows, `stride` apart, and `us` the channels' uniforms.
+// the parameters of both rows, `stride` apart.
 APART void shape(
-    int (&values)[CHANNELS], const float* p, int stride, const float* tables, const Row& row,
-    const float* us, int lane
+    int (&values)[CHANNELS], const float* p, int stride, const float* tables, const Row& row, int lane
 ) {
     const float heat = row.temperature == 0.0f ? 1.0f : row.temperature;
+    const bool guided = row.twin >= 0;
 #pragma unroll 1
     for (int c = 0; c < CHANNELS; c++) {
         const float first = scaled(values[0]), second = scaled(values[CHANNELS > 1 ? 1 : 0]);
         Levels log;
 #pragma unroll 1
-        for (int twin = 0; twin <= row.guided; twin++) {
+        for (int twin = 0; twin <= guided; twin++) {
             Levels mine;
             if (CATEGORICAL) {
                 mine = logits(p + twin * stride, tables, values, c, lane);
@@ -114,59 +109,74 @@ APART void shape(
                 log.of[i] = twin ? log.of[i] + (1.0f - row.guidance) * mine.of[i]
                     : row.guidance * mine.of[i];
             }
-            if (!twin && row.guided && row.guidance > 1.0f && row.top_p < 1.0f) {
+            if (!twin && guided && row.guidance > 1.0f && row.top_p < 1.0f) {
                 log.only_likely(mine, row.top_p, lane);
             }
         }
-        values[c] = log.draw(row.temperature, row.top_p, us[c], lane);
+        values[c] = log.draw(row.temperature, row.top_p, row.uniform[DRAWS - CHANNELS + c], lane);
     }
 }
 
-// Decide the values of a step, those that are not `decided` already; gives their nats.
-DEVICE float decide(
-    int (&values)[CHANNELS], bool decided, const float* p, const float* tables, const Row& row,
-    float u_component, const float* us, int lane
+// Draw the values of a step, tempered alone.
+DEVICE void draw(
+    int (&values)[CHANNELS], const float* p, const float* tables, const Row& row, int lane
 ) {
-    float nats = 0.0f;
+    const float* us = row.uniform + DRAWS - CHANNELS;
     if (CATEGORICAL) {
 #pragma unroll 1
         for (int c = 0; c < CHANNELS; c++) {
-            Levels away = logits(p, tables, values, c, lane), weight, cold;
+            Levels weight = logits(p, tables, values, c, lane);
+            const float top = weight.largest();
+#pragma unroll
+            for (int i = 0; i < EACH; i++) weight.of[i] = expf((weight.of[i] - top) / row.temperature);
+            values[c] = weight.inverse_cdf(us[c], lane);
+        }
+        return;
+    }
+    const bool is_one = lane < MIXTURES;
+    const float logit = is_one ? p[lane] : MINUS_INFINITY;
+    const float upto = running_sum(expf((logit - largest_of(logit)) / row.temperature), lane);
+    const float bound = row.uniform[0] * float_of(shuffle(bits_of(upto), MIXTURES - 1));
+    const int below = (int)sum_of(is_one && upto <= bound ? 1.0f : 0.0f);
+    const int m = below < MIXTURES ? below : MIXTURES - 1;
+    float seen[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int c = 0; c < CHANNELS; c++) {
+        const float scale = expf(log_scale_of(p, m, c));
+        float drawn = mean_of(p, m, c, seen[0], seen[1])
+            + row.temperature * scale * (logf(us[c]) - logf(1.0f - us[c]));
+        // Rounding half up gives exactly the bins of the likelihood, edges included.
+        drawn = floorf((drawn + 1.0f) * 127.5f + 0.5f);
+        drawn = drawn > 0.0f ? drawn : 0.0f;  // what is no number becomes 0 too
+        values[c] = (int)fminf(drawn, LEVELS - 1.0f);
+        if (c < 2) seen[c] = scaled(values[c]);
+    }
+}
+
+// What the values of a step cost, in nats.
+DEVICE float cost(const int (&values)[CHANNELS], const float* p, const float* tables, int lane) {
+    if (CATEGORICAL) {
+        float nats = 0.0f;
+#pragma unroll 1
+        for (int c = 0; c < CHANNELS; c++) {
+            Levels away = logits(p, tables, values, c, lane), weight;
             const float top = away.largest();
 #pragma unroll
-            for (int i = 0; i < EACH; i++) {
-                away.of[i] -= top;
-                weight.of[i] = expf(away.of[i]), cold.of[i] = expf(away.of[i] / row.temperature);
-            }
-            if (!decided) values[c] = cold.inverse_cdf(us[c], lane);
+            for (int i = 0; i < EACH; i++) away.of[i] -= top, weight.of[i] = expf(away.of[i]);
             nats += logf(weight.total()) - away.at(values[c]);
         }
         return nats;
     }
     const bool is_one = lane < MIXTURES;
-    const float heat = row.temperature == 0.0f ? 1.0f : row.temperature;
+    const int m = is_one ? lane : 0;
     const float logit = is_one ? p[lane] : MINUS_INFINITY, away = logit - largest_of(logit);
-    const float upto = running_sum(expf(away / heat), lane);
-    const float bound = u_component * float_of(shuffle(bits_of(upto), MIXTURES - 1));
-    const int below = (int)sum_of(is_one && upto <= bound ? 1.0f : 0.0f);
-    const int component = below < MIXTURES ? below : MIXTURES - 1;
     float total = away - logf(sum_of(expf(away)));  // ln P of the component and all values so far
-    float seen[2] = {0.0f, 0.0f};
+    const float first = scaled(values[0]), second = scaled(values[CHANNELS > 1 ? 1 : 0]);
 #pragma unroll
     for (int c = 0; c < CHANNELS; c++) {
-        const int m = is_one ? lane : 0;
-        const float mean = mean_of(p, m, c, seen[0], seen[1]), log_scale = log_scale_of(p, m, c);
-        if (!decided) {
-            const float scale = expf(float_of(shuffle(bits_of(log_scale), component)));
-            const float about = float_of(shuffle(bits_of(mean), component));
-            float drawn = about + heat * scale * (logf(us[c]) - logf(1.0f - us[c]));
-            // Rounding half up gives exactly the bins of the likelihood, edges included.
-            drawn = floorf((drawn + 1.0f) * 127.5f + 0.5f);
-            drawn = drawn > 0.0f ? drawn : 0.0f;  // what is no number becomes 0 too
-            values[c] = (int)fminf(drawn, LEVELS - 1.0f);
-        }
-        if (c < 2) seen[c] = scaled(values[c]);
-        total += logistic_log_prob(scaled(values[c]), mean, log_scale);
+        total += logistic_log_prob(
+            scaled(values[c]), mean_of(p, m, c, first, second), log_scale_of(p, m, c)
+        );
     }
     if (!is_one) total = MINUS_INFINITY;
     const float top = largest_of(total);

@@ -38,18 +38,18 @@ struct Layers : Weights {
                     *to = tile % 6 < 4 ? features : v;
                 },
                 [&](int t) {
-                    return STAGED ? qkv_begins(behind(layer), 0, t)
-                        : group + 1 < GROUPS ? qkv_begins(layer, group + 1, t) : out_begins(layer, t);
-                },
-                SLOT_QKV
+                    return group + 1 < GROUPS ? qkv_begins(layer, group + 1, t) : out_begins(layer, t);
+                }
             );
-            take_staged<TILES_D, D>(SLOT_OUT);
             if (AHEAD) {
                 if (n0 < live) attend_to(ahead, n0, head + mine0, mine0);
                 if (has_own()) keep(ahead, layer, n0, head + mine0, mine0);
             } else {
                 attend_all(layer, head);
             }
+            if (CLUSTER > 1) bring_vectors(behind(layer));
+            bring<OF_QKV>(behind(layer));
+            take_staged<OF_OUT>(layer);
             if (CLUSTER == 1) sync_block();
             await(BARRIER_O);
             if (SHARERS > 1 && has_own()) keep_sum(layer, n0, head + mine0);
@@ -73,10 +73,7 @@ struct Layers : Weights {
                 u16* own = middle + n * HIDDEN_ROW + (rank * TILES_HIDDEN + tile) * 16 + m;
                 push_rounded(own, to, hidden, BARRIER_HIDDEN);
             },
-            [&](int t) {
-                return STAGED ? linear1_begins(behind(layer), 0, t) : linear2_begins(layer, slice, t);
-            },
-            SLOT_LINEAR1
+            [&](int t) { return linear2_begins(layer, slice, t); }
         );
     }
 
@@ -89,8 +86,6 @@ struct Layers : Weights {
         const float* next = last ? last_vectors()
             : CLUSTER > 1 ? half_of_vectors(1 - parity) : v + LAYER_VECTORS;
         const float* biases = CLUSTER > 1 ? v : vectors;
-        const float* of_next = a.vectors + behind(layer) * LAYER_VECTORS;
-        if (CLUSTER > 1) bring_vectors(of_next, half_of_vectors(1 - parity), LAYER_VECTORS);
         parity = 1 - parity;
         attend(layer, biases);
         product<TILES_D, D, CLUSTER, 4>(
@@ -101,11 +96,10 @@ struct Layers : Weights {
                 return x[n * X + d] + biases[AT_OUT + d];
             },
             to_stream,
-            [&](int t) { return STAGED ? out_begins(behind(layer), t) : linear1_begins(layer, 0, t); },
-            SLOT_OUT
+            [&](int t) { return linear1_begins(layer, 0, t); }
         );
-        if (EXACT && layer == 0) take_staged<TILES_HIDDEN, EXACT_IN>(SLOT_LINEAR1);
-        else take_staged<TILES_HIDDEN, D>(SLOT_LINEAR1);
+        bring<OF_OUT>(behind(layer));
+        take_staged<OF_LINEAR1>(layer);
         await(BARRIER_Y);
         float* ring = RING > 0 ? a.ring + 2ll * layer * a.size * (RING * D) : nullptr;
         const long long rings = (long long)a.size * (RING * D);
@@ -118,9 +112,9 @@ struct Layers : Weights {
         for (int slice = 0; slice < SLICES; slice++) {
             if (EXACT && layer == 0) widen<EXACT_IN>(layer, slice, biases);
             else widen<D>(layer, slice, biases);
-            take_staged<TILES_D, SLICE>(SLOT_LINEAR2);
+            bring<OF_LINEAR1>(behind(layer));
+            take_staged<OF_LINEAR2>(layer);
             await(BARRIER_HIDDEN);
-            if (STAGED && !last) read_own(layer + 1);
             product<TILES_D, SLICE, CLUSTER, 4>(
                 [&](int chunk) { return middle + chunk * CHUNK; }, HIDDEN_ROW,
                 [&](int tile, int chunk) { return linear2_at(layer, slice, tile, chunk); },
@@ -130,22 +124,33 @@ struct Layers : Weights {
                 },
                 to_stream,
                 [&](int t) {
-                    return STAGED ? linear2_begins(behind(layer), 0, t)
-                        : slice < SLICES - 1 ? linear1_begins(layer, slice + 1, t)
+                    return slice < SLICES - 1 ? linear1_begins(layer, slice + 1, t)
                         : last ? head_begins(t) : qkv_begins(layer + 1, 0, t);
-                },
-                SLOT_LINEAR2
+                }
             );
-            if (!last) take_staged<TILES_QKV, D>(SLOT_QKV);
+            bring<OF_LINEAR2>(behind(layer));
+            if (!last) take_staged<OF_QKV>(layer + 1);
             else if (STAGED) load([&](int t) { return head_begins(t); });
-            if (!STAGED && !last) read_own(layer + 1);  // not before weights, or they were waited for too
+            if (!last) read_own(layer + 1);  // not before weights, or they were waited for too
             await(BARRIER_Y);
         }
-        if (CLUSTER == 1) bring_vectors(of_next, vectors, HELD);
+        if (CLUSTER == 1) bring_biases(behind(layer));
+        else await_at(BARRIER_VECTORS, BARRIER_VECTORS);
         settle(
             y, !PRE ? v + AT_NORM2 : last ? next : next + AT_NORM1, !PRE && last ? next : nullptr,
             RING > 0 && !last ? next + AT_CONV1 : nullptr, ring + 2 * rings
         );
+    }
+
+    // Begin to copy what the first layer wants, and wait for vectors: those behind the last layer stay.
+    DEVICE void bring_first() {
+        bring<OF_QKV>(0), bring<OF_OUT>(0), bring<OF_LINEAR1>(0), bring<OF_LINEAR2>(0);
+        bring_vectors(0, 4 * LAST);
+        if (thread == 0) {
+            const float* from = a.vectors + LAYERS * LAYER_VECTORS;
+            copy_bulk(half_of_vectors(2), from, 4 * LAST, mbarriers + BARRIER_VECTORS);
+        }
+        await_at(BARRIER_VECTORS, BARRIER_VECTORS);
     }
 
     // The head's product: the parameters of each row, in every block.
@@ -181,35 +186,34 @@ KERNEL(THREADS) layers(const Arguments a) {
     b.rest = b.o + ROWS * U;
     b.middle = b.rest + EXACT * ROWS * U;
     b.mbarriers = (u64*)(b.middle + ROWS * MIDDLE);
-    b.slot = (int*)(b.mbarriers + BARRIERS);
+    b.slot = (int*)(b.mbarriers + MBARRIERS);
     b.step = b.slot + ROWS;
     b.image = b.step + ROWS;
     b.spent = (float*)(b.image + ROWS);
+    b.asked = (Row*)(b.spent + ROWS);
     b.staged = (uint4*)(shared_memory() + SHARED_BYTES - STAGED_BYTES);
-    b.bring_vectors(a.vectors, b.vectors, CLUSTER > 1 ? LAYER_VECTORS : HELD);
-    if (CLUSTER > 1) b.bring_vectors(a.vectors + LAYERS * LAYER_VECTORS, b.half_of_vectors(2), LAST);
-    if (STAGED) {
-        uint4* own = b.staged + b.warp * b.SLOT + b.lane;
-        b.bring(own + b.SLOT_QKV, b.qkv_begins(0, 0));
-        b.bring(own + b.SLOT_OUT, b.out_begins(0));
-        b.bring(own + b.SLOT_LINEAR1, b.linear1_begins(0, 0));
-        b.bring(own + b.SLOT_LINEAR2, b.linear2_begins(0, 0));
-    }
     if (b.thread < b.live) {
         const int slot = a.slots[b.first + b.thread];
         b.slot[b.thread] = slot;
         b.arrive_at(b.thread, slot < 0 ? STEPS : a.positions[slot] * PARTS);
+        if (CLUSTER > 1) b.asked[b.thread].step = -1;
     }
-    if (CLUSTER > 1 && b.thread == 0) {
-        for (int i = 0; i < BARRIERS; i++) mbarrier_init(b.mbarriers + i), b.expect(i);
+    if (CLUSTER == 1) {
+        b.bring_biases(0);
+        wait_copies();
+    } else {
+        if (b.thread < MBARRIERS) mbarrier_init(b.mbarriers + b.thread);
+        if (b.thread < BARRIER_VECTORS) b.expect(b.thread);
     }
-    wait_copies<0>();
     sync_block();
-    cluster_arrive();
-    cluster_wait();  // nobody pushes to a block that has not begun
+    if (CLUSTER > 1) {
+        b.bring_first();
+        cluster_arrive();
+        cluster_wait();  // nobody pushes to a block that has not begun
+    }
 #pragma unroll 1
     for (int i = 0; i < a.pixels * PARTS; i++) {
-        if (STAGED) b.take_staged<Layers::TILES_QKV, D>(b.SLOT_QKV);
+        if (STAGED) b.take_staged<OF_QKV>(0);
         else b.load([&](int t) { return b.qkv_begins(0, 0, t); });
         b.read_own(0);
         b.expect_first(0, b.head_of(0));
@@ -219,6 +223,8 @@ KERNEL(THREADS) layers(const Arguments a) {
         b.finish();
         b.sample();
     }
+    if (CLUSTER > 1) b.go_between();  // weighs the last
+    b.await_first();  // nobody ends while copies are on their way
     if (b.rank == 0 && b.thread < b.live && b.slot[b.thread] >= 0) {
         const int position = b.step[b.thread] / PARTS;
         a.positions[b.slot[b.thread]] = position < PIXELS ? position : PIXELS;

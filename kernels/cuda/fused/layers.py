@@ -19,7 +19,7 @@ from scanline.kernels.short_conv import TAPS
 
 FOLDER = Path(__file__).parent
 PARTS = (
-    "device.h", "noise.h", "levels.h", "draw.h", "sizes.h", "rows.h", "product.h", "attention.h",
+    "device.h", "sizes.h", "noise.h", "levels.h", "draw.h", "rows.h", "product.h", "attention.h",
     "weights.h", "layers.cu",
 )  # fmt: skip
 HEAD_SIZE, CHUNK = 32, 128  # what the kernel takes: features of a head, and parts of its sums
@@ -126,10 +126,11 @@ def shared_bytes(s: Sizes, way: Way) -> int:
     streams = 2 if way.cluster > 1 else 1
     inputs = (3 if _exact(s) else 2) * (s.d_model + 8)
     each = 4 * (s.d_model + 4) * streams + 2 * (inputs + middle) + 16
-    counts = 32
     if way.cluster == 1:
         biases = 5 * s.d_model + s.d_ff
-        return -(-(way.rows * each + counts + 4 * biases) // 16) * 16
+        return -(-(way.rows * each + 4 * biases) // 16) * 16
+    each += 4 * (7 + s.draws + s.channels)
+    counts = 8 * (5 + (4 * way.warps if way.staged else 0))
     vectors = 9 * s.d_model + s.d_ff + (2 * TAPS * s.d_model if s.short_conv else 0)
     last = 2 * s.d_model + outputs
     own = way.rows * each + counts + 4 * (2 * way.warps * way.rows * 20 + 2 * vectors + last)

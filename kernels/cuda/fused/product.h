@@ -54,22 +54,10 @@ struct Products : Rows {
     static constexpr int TILES = CLUSTER == 1 && WARPS <= 8 ? 2 : 1;
     static constexpr int PART = CLUSTER == 1 && COLS > 5 && COLS % 2 == 0 ? COLS / 2 : COLS;
 
-    static constexpr int NO_SLOT = -1;
-
     float* partial;     // sums over parts of the inputs, where warps share a tile
-    uint4* staged;      // weights that wait for their product
     uint4 w[TILES][8];  // weights on their way: those that this warp multiplies with next
 
     using Rows::Rows;
-
-    // Begin to copy those of the next layer to where they wait for it.
-    DEVICE void bring(uint4* own, const uint4* from) {
-        if (from) {
-#pragma unroll
-            for (int i = 0; i < 8; i++) copy_async(own + i * FRAGMENT, from + i * FRAGMENT + lane);
-        }
-        commit_copies();
-    }
 
     // Load what a product begins with: `begin(t)`, of the warp's t-th tile at a time.
     template <class Begin>
@@ -103,24 +91,14 @@ struct Products : Rows {
         return TILES == 1 || first + t < COUNT ? first + t : COUNT - 1;
     }
 
-    // Read the weights of a product that wait in shared memory, before its inputs are waited for.
-    template <int COUNT, int IN>
-    DEVICE void take_staged(int slot) {
-        const uint4* own = staged + slot + warp * (8 * FRAGMENT) + lane;
-        if (!STAGED || warp >= COUNT * (IN / CHUNK)) return;
-#pragma unroll
-        for (int i = 0; i < 8; i++) w[0][i] = own[i * FRAGMENT];
-    }
-
     // COUNT tiles of outputs over IN inputs; weights of the beginning are on their way. `input(chunk)`
     // is [ROWS, stride]. `start(tile, m, n)` is what output m of a tile starts from in row n, and
     // `done(tile, m, n, x, rank)` is told outputs m, m + 1, ... once for each of TO blocks: two of them,
-    // or WIDTH where warps share tiles. `next(t)` is where the next product begins. Weights for the
-    // next time may wait at `slot`.
+    // or WIDTH where warps share tiles. `next(t)` is where the next product begins.
     template <
         int COUNT, int IN, int TO, int WIDTH, class In, class At, class Start, class Done, class Next>
     DEVICE void product(
-        In input, int stride, At at, Start start, Done done, Next next, int slot = NO_SLOT
+        In input, int stride, At at, Start start, Done done, Next next
     ) {
         constexpr int CHUNKS = IN / CHUNK;
         if (CLUSTER == 1) opaque(lane), opaque(warp);  // of many rows, registers are short
@@ -140,12 +118,7 @@ struct Products : Rows {
                     }
                 }
             }
-            if (STAGED && slot != NO_SLOT) {
-                bring(staged + slot + warp * (8 * FRAGMENT) + lane, next(0));
-                wait_copies<3>();  // those of the next product are there, and vectors
-            } else {
-                load(next);
-            }
+            if (!STAGED) load(next);
             sync_block();
             constexpr u32 A_TILE = 16 / WIDTH;
             for (u32 i = thread; i < COUNT * A_TILE * TO * live; i += THREADS) {

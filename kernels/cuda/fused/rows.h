@@ -12,8 +12,9 @@ struct Rows {
     int *slot, *step;   // of each row; -1 where there is none
     int* image;         // the slot of a row that the network runs for now, or -1
     float* spent;       // bits of its pixel
-    u64* mbarriers;         // what comes from the blocks of the cluster, counted
-    int times = 0;      // a bit of each: whether it came an odd number of times
+    Row* asked;         // of its step, where blocks are in clusters
+    u64* mbarriers;     // what comes to this block, counted
+    int times = 0;      // a bit of each, of the warp's own behind: whether it came an odd number of times
     int parity = 0;     // which of the vectors are this layer's
 
     DEVICE explicit Rows(const Arguments& a) : a(a) {}
@@ -41,15 +42,19 @@ struct Rows {
         push(to, where, words, of);
     }
 
-    // Wait until all has come that is to come this time.
+    // Wait until all has come that is to come this time, to be counted at this place of `mbarriers`.
+    DEVICE void await_at(int place, int of) {
+        mbarrier_wait(mbarriers + place, times >> of & 1);
+        times ^= 1 << of;
+    }
+
     DEVICE void await(int of) {
         if (CLUSTER == 1) return;
-        mbarrier_wait(mbarriers + of, times >> of & 1);
-        times ^= 1 << of;
+        await_at(of, of);
         if (thread == 0) expect(of);
     }
 
-    // Say how much is to come the next time.
+    // Say how much is to come from the blocks the next time.
     DEVICE void expect(int of) {
         const int each = of == BARRIER_O ? 2 * D : of == BARRIER_Y ? 4 * D
             : of == BARRIER_HIDDEN ? 2 * FF : 4 * PARAMETERS_ROW;
@@ -72,10 +77,22 @@ struct Rows {
         return CLUSTER > 1 ? half_of_vectors(2) : a.vectors + LAYERS * LAYER_VECTORS;
     }
 
-    // Begin to copy what a layer adds and scales with to where it waits.
-    DEVICE void bring_vectors(const float* from, float* to, int count) const {
-        for (int i = 4 * thread; i < count; i += 4 * THREADS) {
-            copy_async((uint4*)(to + i), (const uint4*)(from + i));
+    // Begin to copy what a layer adds and scales with to where that of the one before the last was.
+    // So many bytes `more` are to come with it.
+    DEVICE void bring_vectors(int layer, int more = 0) const {
+        if (thread > 0) return;
+        u64* counted = mbarriers + BARRIER_VECTORS;
+        mbarrier_expect(counted, 4 * LAYER_VECTORS + more);
+        copy_bulk(
+            half_of_vectors(parity), a.vectors + layer * LAYER_VECTORS, 4 * LAYER_VECTORS, counted
+        );
+    }
+
+    // The same of a block by itself: biases alone, which it has one place for.
+    DEVICE void bring_biases(int layer) const {
+        const float* from = a.vectors + layer * LAYER_VECTORS;
+        for (int i = 4 * thread; i < AT_NORM1; i += 4 * THREADS) {
+            copy_async((uint4*)(vectors + i), (const uint4*)(from + i));
         }
     }
 
@@ -197,7 +214,7 @@ struct Rows {
             }
             take(v, rows, about, norm, behind, conv, ring);
         }
-        if (!STAGED) wait_copies<0>();  // the vectors
+        if (CLUSTER == 1) wait_copies();  // the biases
         sync_block();
     }
 
@@ -237,57 +254,89 @@ struct Rows {
                 RING > 0 ? vectors0 + AT_CONV1 : nullptr, a.ring
             );
         }
+        if (CLUSTER > 1) go_between();
         sync_block();
     }
 
-    // Decide what the step decides of each row, add up the pixel's bits, and go on to the next.
-    // Every block does so, to the same values: each reads what it has written itself.
+    // Look up what is asked of a row's step.
+    DEVICE Row ask(int n) const {
+        const long long image = slot[n], t = step[n];
+        Row row;
+        row.temperature = a.temperature[image], row.top_p = a.top_p[image];
+        row.guidance = a.guidance[image], row.twin = a.twin[image];
+        row.follows = n > 0 && slot[n - 1] >= 0 && a.twin[slot[n - 1]] == image;
+        row.known = a.known[image * PIXELS + t / PARTS];
+        uniforms(row.uniform, a.seed[image], a.particle[image], t);
+        const unsigned char* canvas = a.canvas + image * VALUES + t * CHANNELS;
+#pragma unroll
+        for (int c = 0; c < CHANNELS; c++) row.values[c] = row.known ? canvas[c] : FIRST_VALUE;
+        row.step = -1;
+        return row;
+    }
+
+    DEVICE const float* parameters_of(int n) const {
+        return (const float*)middle + n * PARAMETERS_ROW;
+    }
+
+    // Add up the bits of a pixel's steps, this one being decided.
+    DEVICE void weigh(const Row& row, int n) {
+        const long long image = slot[n], position = row.step / PARTS;
+        const float nats = row.step < FIRST ? 0.0f  // the network does not model this value
+            : cost(row.values, parameters_of(n), a.tables, lane);
+        const float bits = (row.step % PARTS ? spent[n] : 0.0f) + nats / 0.6931471805599453f;
+        sync_warp();
+        if (lane > 0) return;
+        spent[n] = bits;
+        a.bits[image * PIXELS + position] = bits;
+        if (row.twin >= 0) a.bits[row.twin * (long long)PIXELS + position] = bits;
+    }
+
+    // Weigh the steps that were decided last, and look up what is asked of the next: warps do so that
+    // have no row of their own to embed, where rows are few.
+    DEVICE void go_between() {
+        for (int n = WARPS - 1 - warp; n < live; n += WARPS) {
+            if (rank == 0 && asked[n].step >= 0) weigh(asked[n], n);
+            Row next = {};
+            next.step = -1;
+            if (alive(n)) next = ask(n);
+            sync_warp();  // all lanes have read what was asked before
+            if (lane == 0) asked[n] = next;
+        }
+    }
+
+    // Decide the values of each row's step, and go on to the next. Every block does so, to the same
+    // values: each reads what it has written itself.
     DEVICE void sample() {
-        const float* parameters = (const float*)middle;
         bool waited = false;
         for (int n = warp; n < live; n += WARPS) {
             if (!alive(n)) continue;
-            const long long image = slot[n], t = step[n], position = t / PARTS;
-            if (n > 0 && slot[n - 1] >= 0 && a.twin[slot[n - 1]] == image) continue;
-            const int twin = a.twin[image];
-            Row row;
-            row.temperature = a.temperature[image], row.top_p = a.top_p[image];
-            row.guidance = a.guidance[image];
-            row.known = a.known[image * PIXELS + position], row.guided = twin >= 0;
-            float uniform[DRAWS];
-            uniforms(uniform, a.seed[image], a.particle[image], t);
-            const float* us = uniform + DRAWS - CHANNELS;
-            unsigned char* canvas = a.canvas + image * VALUES + t * CHANNELS;
-            int values[CHANNELS];
-#pragma unroll
-            for (int c = 0; c < CHANNELS; c++) values[c] = row.known ? canvas[c] : FIRST_VALUE;
-            float nats = 0.0f;
+            Row row = CLUSTER > 1 ? asked[n] : ask(n);
+            if (row.follows) continue;
+            const long long image = slot[n], t = step[n];
+            const float* p = parameters_of(n);
             if (!waited) await(BARRIER_PARAMETERS), waited = true;
-            if (t >= FIRST) {  // or the network does not model this value
-                const float* p = parameters + n * PARAMETERS_ROW;
-                bool decided = row.known;
-                if (!decided && (row.guided || row.top_p < 1.0f || row.temperature == 0.0f)) {
-                    shape(values, p, PARAMETERS_ROW, a.tables, row, us, lane);
-                    decided = true;
+            if (!row.known && t >= FIRST) {
+                if (row.twin >= 0 || row.top_p < 1.0f || row.temperature == 0.0f) {
+                    shape(row.values, p, PARAMETERS_ROW, a.tables, row, lane);
+                } else {
+                    draw(row.values, p, a.tables, row, lane);
                 }
-                nats = decide(values, decided, p, a.tables, row, uniform[0], us, lane);
             }
-            const float bits = (t % PARTS ? spent[n] : 0.0f) + nats / 0.6931471805599453f;
+            row.step = t;
             sync_warp();
             if (lane == 0) {
-                spent[n] = bits;
+                unsigned char* canvas = a.canvas + image * VALUES + t * CHANNELS;
 #pragma unroll
                 for (int c = 0; c < CHANNELS; c++) {
-                    canvas[c] = (unsigned char)values[c];
-                    if (twin >= 0) {
-                        a.canvas[twin * (long long)VALUES + t * CHANNELS + c] = (unsigned char)values[c];
+                    canvas[c] = (unsigned char)row.values[c];
+                    if (row.twin >= 0) {
+                        a.canvas[row.twin * (long long)VALUES + t * CHANNELS + c]
+                            = (unsigned char)row.values[c];
                     }
                 }
-                if (rank == 0) {
-                    a.bits[image * PIXELS + position] = bits;
-                    if (twin >= 0) a.bits[twin * (long long)PIXELS + position] = bits;
-                }
+                if (CLUSTER > 1) asked[n] = row;
             }
+            if (CLUSTER == 1) weigh(row, n);
         }
         if (!waited) await(BARRIER_PARAMETERS);
         sync_block();

@@ -35,8 +35,19 @@ constexpr int AT_LINEAR2 = AT_LINEAR1 + FF, AT_NORM1 = AT_LINEAR2 + D, AT_NORM2 
 constexpr int AT_CONV1 = AT_NORM2 + 2 * D, CONV = RING > 0 ? 5 * D : 0, AT_CONV2 = AT_CONV1 + CONV;
 constexpr int LAYER_VECTORS = AT_CONV2 + CONV;
 
-// Of what blocks of a cluster give each other.
-enum { BARRIER_O, BARRIER_Y, BARRIER_HIDDEN, BARRIER_PARAMETERS, BARRIERS };
+// What comes to a block of a cluster, each counted by an mbarrier: from all its blocks, and a layer's
+// vectors. Where STAGED each warp has others, for what waits of its weights of each product.
+enum { BARRIER_O, BARRIER_Y, BARRIER_HIDDEN, BARRIER_PARAMETERS, BARRIER_VECTORS, BARRIERS };
+enum { OF_QKV, OF_OUT, OF_LINEAR1, OF_LINEAR2, PRODUCTS };
+constexpr int MBARRIERS = CLUSTER > 1 ? BARRIERS + STAGED * WARPS * PRODUCTS : 0;
+
+struct Row {  // what is asked of an image's step, and what was decided
+    float temperature, top_p, guidance;
+    int known, follows, twin;  // whether its pixel is given, and it is a twin; the slot of its own, or -1
+    float uniform[DRAWS];
+    int values[CHANNELS];
+    int step;  // that was decided and not weighed, or -1
+};
 
 // Shared memory, rows padded so that those of a tile are in different banks.
 constexpr int X = D + 4, U = D + 8, HEADS_ROW = 96 * MINE + 8, HIDDEN_ROW = SLICE + 8;
@@ -47,7 +58,7 @@ constexpr int LAST = 2 * D + PARAMETERS_ROW;  // vectors behind the last layer's
 constexpr int HELD = CLUSTER > 1 ? 2 * LAYER_VECTORS + LAST : AT_NORM1;  // of the vectors: see Rows
 constexpr int PARTIAL = 20;
 constexpr int OWN_BYTES = ROWS * (4 * X * (CLUSTER > 1 ? 2 : 1) + 2 * ((2 + EXACT) * U + MIDDLE) + 16)
-    + 8 * BARRIERS
+    + 8 * MBARRIERS + (CLUSTER > 1 ? ROWS * sizeof(Row) : 0)
     + 4 * ((CLUSTER > 1 ? 2 * WARPS * ROWS * PARTIAL : 0) + HELD);
 // A layer's weights, of this block's outputs, where they wait in shared memory.
 constexpr int STAGED_BYTES = STAGED * 2 * (16 * MINE * HEAD_TILES * D

@@ -8,11 +8,11 @@ struct Weights : Attention {
     static constexpr int TILES_HIDDEN = SLICE / 16 / CLUSTER;
     static constexpr int TILES_HEAD = (OUTPUT_TILES + CLUSTER - 1) / CLUSTER;
 
-    // Where those of each product wait in shared memory: a chunk of a tile for each warp.
-    static constexpr int SLOT = 8 * FRAGMENT, SLOT_QKV = 0;
-    static constexpr int SLOT_OUT = SLOT_QKV + TILES_QKV * (D / CHUNK) * SLOT;
-    static constexpr int SLOT_LINEAR1 = SLOT_OUT + TILES_D * (D / CHUNK) * SLOT;
-    static constexpr int SLOT_LINEAR2 = SLOT_LINEAR1 + TILES_HIDDEN * (EXACT_IN / CHUNK) * SLOT;
+    // Where STAGED, weights of each product wait in shared memory: a chunk of a tile for each warp.
+    static constexpr int SLOT = 8 * FRAGMENT, AT_OUT_SLOTS = TILES_QKV * (D / CHUNK);
+    static constexpr int AT_LINEAR1_SLOTS = AT_OUT_SLOTS + TILES_D * (D / CHUNK);
+    static constexpr int AT_LINEAR2_SLOTS = AT_LINEAR1_SLOTS + TILES_HIDDEN * (EXACT_IN / CHUNK);
+    uint4* staged;
     static_assert(!STAGED || (SPREAD<TILES_QKV, D> && SPREAD<TILES_D, FF>), "");
     static_assert(!STAGED || SPREAD<TILES_HIDDEN, EXACT_IN>, "");
     // Others give hidden features to where q, k and v were once all warps met in the product before.
@@ -102,4 +102,58 @@ struct Weights : Attention {
     }
 
     DEVICE static int behind(int layer) { return layer == LAYERS - 1 ? 0 : layer + 1; }
+
+    // How many warps have a part of a layer's product.
+    template <int OF>
+    DEVICE static int parts(int layer) {
+        return OF == OF_QKV ? TILES_QKV * CHUNKS_D
+            : OF == OF_OUT ? TILES_D * CHUNKS_D
+            : OF == OF_LINEAR1 ? TILES_HIDDEN * ((EXACT && layer == 0 ? EXACT_IN : D) / CHUNK)
+            : TILES_D * (SLICE / CHUNK);
+    }
+
+    // Where this warp's part waits.
+    template <int OF>
+    DEVICE uint4* slot_of() const {
+        constexpr int AT = OF == OF_QKV ? 0
+            : OF == OF_OUT ? AT_OUT_SLOTS
+            : OF == OF_LINEAR1 ? AT_LINEAR1_SLOTS : AT_LINEAR2_SLOTS;
+        return staged + (AT + warp) * SLOT;
+    }
+
+    // Begin to copy a layer's weights of a product to where they wait for it, once those that waited
+    // there were multiplied with.
+    template <int OF>
+    DEVICE void bring(int layer) {
+        if (!STAGED || lane > 0 || warp >= parts<OF>(layer)) return;
+        u64* counted = mbarriers + BARRIERS + warp * PRODUCTS + OF;
+        mbarrier_expect(counted, SLOT * sizeof(uint4));
+        const uint4* from = OF == OF_QKV ? qkv_begins(layer, 0)
+            : OF == OF_OUT ? out_begins(layer)
+            : OF == OF_LINEAR1 ? linear1_begins(layer, 0) : linear2_begins(layer, 0);
+        copy_bulk(slot_of<OF>(), from, SLOT * sizeof(uint4), counted);
+    }
+
+    // Wait for a product's weights.
+    template <int OF>
+    DEVICE void await_staged(int layer) {
+        if (!STAGED || warp >= parts<OF>(layer)) return;
+        await_at(BARRIERS + warp * PRODUCTS + OF, BARRIERS + OF);
+    }
+
+    // Wait for all of the first layer.
+    DEVICE void await_first() {
+        await_staged<OF_QKV>(0), await_staged<OF_OUT>(0);
+        await_staged<OF_LINEAR1>(0), await_staged<OF_LINEAR2>(0);
+    }
+
+    // Read the weights of a product that wait, before its inputs are waited for.
+    template <int OF>
+    DEVICE void take_staged(int layer) {
+        if (!STAGED || warp >= parts<OF>(layer)) return;
+        await_staged<OF>(layer);
+        const uint4* own = slot_of<OF>() + lane;
+#pragma unroll
+        for (int i = 0; i < 8; i++) w[0][i] = own[i * FRAGMENT];
+    }
 };
