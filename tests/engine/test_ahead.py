@@ -210,6 +210,25 @@ def test_particles_of_every_image_stop_where_they_are_weighed(
         assert set(particles._stops) - {GREY.pixels} <= positions
 
 
+def test_other_images_do_not_stop_where_particles_are_weighed() -> None:
+    decoder = FakeDecoder(GREY, 3)
+    known = np.arange(GREY.pixels) % 3 == 2
+    with opened(decoder, clock=Clock()) as engine:
+        specs = [Spec(n=1, seed=0), replace(completion(GREY, 0, known), particles=2)]
+        generations = [engine.queue.submit(spec) for spec in specs]
+        engine.start()
+        for generation in generations:
+            with engine.queue.reading(generation):
+                finished(generation)
+    # After the first, by which the time of a pixel is learned, row by row, and from stop to stop.
+    asked = {
+        len(slots): [n for some, n in decoder.steps if len(some) == len(slots)]
+        for slots, _ in decoder.steps
+    }
+    assert asked[1] == [1] + [GREY.width] * 6
+    assert asked[2] == [1, 2] + [3] * 9
+
+
 def test_a_step_behind_another_lasts_from_where_that_landed() -> None:
     """Two are in flight: each takes a second of the device's, one after the other."""
     clock, heard, decoder = Clock(), Heard(), LateDecoder(GREY, MANY)

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scanline.model.config import ModelConfig
 from scanline.model.decoders.contract import Inputs, Slots
 from scanline.model.particles import Particles
 from scanline.service import engine as engine_module
 from scanline.service import workshop
 from scanline.service.engine import FAILURES, Engine
-from scanline.service.generation import FinishReason, Generation, Image, Spec
+from scanline.service.generation import FinishReason, Generation, Image, Spec, Status
 from scanline.service.progress import Progress
 from scanline.service.queue import ClosedError, Limits, QueueFullError
 from tests.engine.fixtures import (
@@ -226,6 +227,32 @@ def test_an_image_that_cannot_be_begun_ends_alone(monkeypatch: pytest.MonkeyPatc
         assert_every_slot_is_free(engine, decoder)
 
 
+def test_an_image_that_cannot_be_begun_takes_those_of_its_request_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One before it was given slots at the same moment: they go back, and it stays ended."""
+
+    def fail_second(config: ModelConfig, seed: int, *rest: Any) -> Particles:
+        if seed == 6:
+            raise MemoryError
+        return Particles(config, seed, *rest)
+
+    monkeypatch.setattr("scanline.service.scheduling.runs.Particles", fail_second)
+    decoder = FakeDecoder(GREY, 6)
+    with opened(decoder) as engine:
+        touched, spared = [
+            engine.queue.submit(spec)
+            for spec in (Spec(n=3, seed=5, particles=2), Spec(n=1, seed=0))
+        ]
+        engine.start()
+        with engine.queue.reading(spared):
+            assert_right(spared)
+        finished(touched)
+        assert {image.status for image in touched.images} == {Status.FINISHED}
+        assert {image.finish_reason for image in touched.images} == {FinishReason.ERROR}
+        assert_every_slot_is_free(engine, decoder)
+
+
 @pytest.mark.parametrize(
     "where", [(Particles, "finish"), (Image, "finish")], ids=["particles", "image"]
 )
@@ -327,9 +354,23 @@ def test_a_bug_of_the_engine_s_own_answers_everybody(monkeypatch: pytest.MonkeyP
         with engine.queue.reading(generation):
             finished(generation)
     until(lambda: engine.broken and not engine.alive)
+    monkeypatch.setattr(engine_module, "STUCK_SECONDS", 0.0)
+    assert not engine.stuck  # it has ended, and says so
     with pytest.raises(ClosedError):
         engine.queue.submit(Spec(n=1, seed=0))
     engine.close(0)
+
+
+def test_an_engine_that_has_drawn_all_there_was_is_not_stuck(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine_module, "STUCK_SECONDS", 0.0)
+    with running(FakeDecoder(GREY, 2)) as engine:
+        generation = engine.queue.submit(Spec(n=3, seed=0))
+        with engine.queue.reading(generation):
+            assert_right(generation)
+        until(lambda: engine.alive, "the engine's rest")
+        assert not engine.stuck
 
 
 def test_a_step_that_hangs_is_told_and_waited_for_no_longer(
