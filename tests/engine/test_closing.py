@@ -8,7 +8,7 @@ import pytest
 
 from scanline.service.engine import Engine
 from scanline.service.generation import FinishReason, Spec, Status
-from scanline.service.queue import ClosedError, Limits
+from scanline.service.queue import ClosedError, Limits, Queue
 from tests.clocks import Clock
 from tests.engine.fixtures import Gate, assert_empty, assert_right, finished, running
 from tests.service_fixtures import GREY, FakeDecoder, until
@@ -52,6 +52,20 @@ def test_closing_cuts_off_what_takes_longer_than_the_drain_time() -> None:
         assert {i.finish_reason for i in generation.images} == {FinishReason.ERROR}
         assert generation.error is not None
         assert "shutting down" in generation.error
+
+
+def test_only_what_was_given_time_is_said_to_have_had_too_little(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """At once is what was asked for: no more time would have helped."""
+    for drain in (0.0, 10.0):
+        clock = Clock()
+        queue = Queue("it", GREY, Limits(), clock)
+        queue.submit(Spec(n=3, seed=0))
+        queue.close(drain)
+        clock.now += drain
+        queue.goes_on()
+        assert ("3 images of 1 requests are cut off" in caplog.text) is (drain > 0)
 
 
 def test_closing_again_makes_the_time_shorter_never_longer() -> None:

@@ -184,6 +184,19 @@ def test_a_crowd_of_finished_ones_pushes_out_its_own() -> None:
     assert there(queue, finished(queue, 17, "large"), large) == [True, False]
 
 
+def test_of_a_caller_of_whom_nothing_is_kept_nothing_is_known() -> None:
+    """Or each address that ever asked would stay in memory."""
+    clock = Clock()
+    queue = Queue("it", GREY, Limits(keep_finished=4, keep_seconds=10), clock)
+    for caller in range(100):
+        finished(queue, 1, str(caller))
+    assert len(queue._finished._images) == len(queue._finished._of) == 4
+    clock.now += 11
+    assert queue.find("none") is None
+    assert not queue._finished._images
+    assert not queue._finished._of
+
+
 def test_what_is_no_longer_kept_makes_nobody_a_crowd() -> None:
     queue = Queue("it", GREY, Limits(keep_finished=8), Clock())
     generations = [finished(queue, 1, caller) for caller in "abacdefgha"]
