@@ -227,3 +227,25 @@ def test_a_request_that_failed_is_begun_anew() -> None:
     queue.withdraw(first)
     queue.finish(first)
     assert submit() is not first
+
+
+def test_what_would_be_begun_anew_is_not_kept() -> None:
+    """Or an upload would be read of one for whom there is no room."""
+    clock, repeats = Clock(), Repeats()
+    queue = Queue("it", GREY, Limits(keep_seconds=10), clock)
+
+    def begin(name: str) -> Generation:
+        key = Key("me", name, b"")
+        return repeats.begin(key, lambda: (queue, queue.submit(Spec(n=1, seed=0))))
+
+    begun = {name: begin(name) for name in ("waits", "cancelled", "failed", "forgotten")}
+    assert not repeats.keeps("me", None)
+    assert not repeats.keeps("another", "waits")
+    assert all(repeats.keeps("me", name) for name in begun)
+    queue.cancel(begun["cancelled"])
+    begun["failed"].error = "drawing failed"
+    queue.withdraw(begun["forgotten"])
+    queue.finish(begun["forgotten"])
+    assert repeats.keeps("me", "forgotten")
+    clock.now += 11
+    assert [name for name in begun if repeats.keeps("me", name)] == ["waits"]

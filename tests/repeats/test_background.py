@@ -66,11 +66,13 @@ def test_a_repeat_may_leave_it_to_the_background(
     body, key = {"n": 2, "seed": 4}, {"Idempotency-Key": "later"}
     streamed = body | {"stream": True}
     with client.stream("POST", "/v1/samples", json=streamed, headers=key) as events:
-        next(events.iter_raw())
+        reading = events.iter_raw()  # which would leave if it were dropped
+        next(reading)
         reply = client.post("/v1/samples", json=body, headers=key | ASYNC)
         assert reply.status_code == 202
-    generation = scanline.models["grey"].engine.queue.find(reply.json()["id"])
-    assert generation is not None
+        generation = scanline.models["grey"].engine.queue.find(reply.json()["id"])
+        assert generation is not None
+        assert generation.readers == 1
     until(lambda: generation.readers == 0)
     go_on.set()
     images = drawn(client, reply.headers["location"])["images"]
