@@ -254,6 +254,9 @@ def test_weights_of_other_dtypes_are_read_as_float32(
         '{"held_out": "many"}', "[" * 100_000, f'{{"test": {{"bits_per_dim": 1{"0" * 400}}}}}',
         *(f'{{"test": {{"bits_per_dim": {odd}}}}}' for odd in ("NaN", "Infinity", "1e999", "true")),
         '{"validation": [{"bits_per_dim": -Infinity}]}',
+        '{"defaults": {"top_p": 0}}', '{"defaults": {"top_p": 1.01}}',
+        '{"defaults": {"guidance": -1}}', '{"images_seen": -1}', '{"held_out": -1}',
+        '{"started_from": {"runs": [{"held_out": -1}]}}',
     ],
     ids=lambda facts: facts[:50],
 )  # fmt: skip

@@ -239,6 +239,10 @@ def test_who_looks_on_is_told_of_every_pixel_that_changes() -> None:
         def show(slot: int, changed: int, told: dict[str, int] = told) -> None:
             nonlocal switched
             switched += 1
+            position = int(decoder.positions[told["slot"]])
+            before, after = (decoder.canvas[i, :position] for i in (told["slot"], slot))
+            differ = np.flatnonzero((before != after).any(1)).tolist()
+            assert changed == [*differ, position][0]  # no more is sent again than that
             told |= {"slot": slot, "from": min(told["from"], changed)}
 
         particles = Particles(SMALL, seed, known, range(8))
@@ -278,6 +282,7 @@ class Costly(FakeDecoder):
     [
         (1, [([1, 1, 1, 1, 7], [0, 2, 3, 4, 6]), ([4] * 6, [1, 2, 3, 5, 6, 7])], [1, 4, 4, 0]),
         (2, [([1, 1, 1, 7], [0, 2, 3, 4]), ([4] * 5, [0, 1, 2, 5, 7])], [1, 4, 4, 3]),
+        (7, [([1, 1, 1, 7], [0, 2, 3, 4]), ([4] * 6, [1, 2, 3, 5, 6, 7])], [1, 4, 4, 0]),
     ],
 )
 def test_a_seed_and_the_weights_say_whose_copies_go_on_and_which_is_shown(

@@ -265,6 +265,12 @@ def test_of_equals_the_lower_are_kept_and_no_more_than_hold_the_share() -> None:
     assert kept.tolist() == [[1, 1, 0, 0], [1, 1, 1, 0]]
 
 
+def test_all_values_are_kept_where_nothing_is_cut_off_however_unlikely() -> None:
+    """Those before such a value hold all there is, as float32 adds it up."""
+    weights = torch.tensor([[1e-10, 1.0, 1e-20]])
+    assert torch.equal(keep_likeliest(weights, torch.ones(1)), weights)
+
+
 @pytest.mark.parametrize("channels", [1, 3])
 def test_the_mixture_layout_is_weights_means_scales_coefficients(channels: int) -> None:
     config: ModelConfig = tiny_config(head="logistic_mixture", channels=channels)

@@ -171,6 +171,10 @@ def cast(change: Callable[[Tensor], Tensor]) -> Callable[[dict[Any, Any]], objec
             cast(lambda x: x.to(torch.complex64)),
             r"bias holds no plain floats \(strided, complex64, cpu\)",
         ),
+        (
+            cast(lambda x: x.to("meta")),
+            r"bias holds no plain floats \(strided, float32, meta\)",
+        ),
         (lambda t: t.update(epoch=3), "holds no dictionary of tensors"),
         (lambda t: t.update({3: torch.ones(1)}), "holds no dictionary of tensors"),
     ],
