@@ -56,6 +56,18 @@ def test_json_that_cannot_be_read_is_400_and_says_why(
 ) -> None:
     reply = client.post(path, content=body, headers=JSON)
     assert says in check_error(reply, 400, "json_invalid")
+    assert reply.json()["error"]["param"] is None  # a place in the text is no field
+
+
+@pytest.mark.parametrize(
+    ("path", "field"), [("/v1/images/generations", "prompt"), ("/v1/distribution", "values")]
+)
+def test_a_field_that_has_to_be_there_is_wrong_where_it_is_null_and_not_missing(
+    client: httpx.Client, path: str, field: str
+) -> None:
+    check_error(client.post(path, json={}), 400, "missing", field)
+    says = check_error(client.post(path, json={field: None}), 400, param=field)
+    assert "must be a valid" in says
 
 
 def test_many_wrong_values_make_one_error(client: httpx.Client) -> None:
@@ -257,5 +269,6 @@ def test_what_requests_under_way_hold_is_bounded_and_shared(
         await asyncio.gather(*tasks)
         await asyncio.gather(*(upload("a") for _ in range(2)))
         assert len(refused) == 2
+        assert not middleware._held  # or each address that ever sent something would stay
 
     asyncio.run(ask())

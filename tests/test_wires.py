@@ -13,7 +13,13 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from scanline.service.http import door
-from scanline.service.http.connections import MAX_PIPELINED, SENT_BYTES, Connection
+from scanline.service.http.connections import (
+    LOOK_SECONDS,
+    MAX_HEADERS,
+    MAX_PIPELINED,
+    SENT_BYTES,
+    Connection,
+)
 from scanline.service.http.door import Bounds, Door
 from tests.clocks import run_skipping
 
@@ -149,6 +155,42 @@ def test_who_has_left_with_a_reply_unread_is_not_cut_off_later() -> None:
         assert (hall.turned_away("unread"), hall.turned_away("late")) == (0, 0)
 
     run_skipping(leave())
+
+
+def test_who_has_left_with_a_request_queued_is_looked_for_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks: list[Connection] = []
+
+    def look(connection: Connection) -> bool:
+        looks.append(connection)
+        return False
+
+    monkeypatch.setattr(Connection, "_left", look)
+
+    async def leave() -> None:
+        connection, _ = Hall(think).enter()
+        connection.data_received(GET * 2)
+        await asyncio.sleep(LOOK_SECONDS * 1.5)
+        assert len(looks) == 1
+        connection.connection_lost(None)
+        await asyncio.sleep(LOOK_SECONDS * 5)
+        assert len(looks) == 1
+
+    run_skipping(leave())
+
+
+@pytest.mark.parametrize(("more", "status"), [(0, b"204"), (1, b"431")], ids=["all", "one more"])
+def test_a_head_may_have_so_many_headers_and_no_more(more: int, status: bytes) -> None:
+    async def ask() -> None:
+        connection, wire = Hall(reply).enter()
+        others = b"X-A: b\r\n" * (MAX_HEADERS - 1 + more)
+        connection.data_received(b"GET / HTTP/1.1\r\nHost: x\r\n" + others + b"\r\n")
+        await asyncio.sleep(0.1)
+        assert wire.sent.split()[1] == status
+        connection.connection_lost(None)
+
+    run_skipping(ask())
 
 
 def test_of_replies_that_nobody_reads_the_oldest_are_dropped(

@@ -116,6 +116,7 @@ def test_a_wrong_body_is_400_in_the_usual_shape(here: Here, name: str) -> None:
     )
     message = check_error(reply, 400)
     assert len(message) < 1100  # nothing large is sent back
+    assert len(reply.json()["error"]["param"] or "") < 110
 
 
 @pytest.mark.parametrize("path", ["samples", "distribution", "images/generations", "images/edits"])
