@@ -134,12 +134,13 @@ def shared_bytes(s: Sizes, way: Way) -> int:
     vectors = 9 * s.d_model + s.d_ff + (2 * TAPS * s.d_model if s.short_conv else 0)
     last = 2 * s.d_model + outputs
     own = way.rows * each + counts + 4 * (2 * way.warps * way.rows * 20 + 2 * vectors + last)
+    own = -(-own // 16) * 16
     if not way.staged:
         return own
     qkv = 3 * s.d_model // way.cluster if way.cluster <= s.heads else 80
     forward = s.d_model * s.d_ff * (4 if _exact(s) else 2)
     staged = qkv * s.d_model + (s.d_model**2 + forward) // way.cluster
-    return -(-own // 16) * 16 + 2 * staged
+    return own + 2 * staged
 
 
 def ways_for(
