@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from scanline.kernels.cuda.fused import driver
+from scanline.kernels.cuda.fused import driver, layers
 from scanline.kernels.cuda.fused.driver import (
     CompileError,
     DriverError,
@@ -350,6 +350,40 @@ def test_parts_that_warps_are_too_few_for_do_not_wait_in_shared_memory() -> None
     assert not WAYS[0].fits(replace(paper, d_model=512, heads=16))  # 24 parts of q, k and v
     wide = replace(paper, d_model=384, heads=12, d_ff=1536)
     assert {way.cluster for way in WAYS if way.fits(wide)} == {1}  # 18 parts of o's product, or 36
+
+
+def test_a_way_that_a_device_refuses_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a part of a device may, that has not as many multiprocessors side by side."""
+    s, started = COMPILED["mnist-paper"], list[tuple[int, int]]()
+    memory = {name: torch.empty(0) for name in layers._POINTERS}
+
+    class Refusing:
+        def __init__(self, cluster: int, most: int) -> None:
+            self.cluster, self.most = cluster, most
+
+        def at_once(self) -> int:
+            if self.cluster > 8:
+                raise DriverError("cuOccupancyMaxActiveClusters: invalid cluster size (912)")
+            return self.most if self.cluster < 8 else 0
+
+        def start(self, clusters: int, given: Any) -> None:
+            started.append((clusters * self.cluster, given.pixels))
+
+    monkeypatch.setattr(layers, "memory_of", lambda *given: memory | {"positions": torch.empty(9)})
+    monkeypatch.setattr(layers, "load_code", lambda *given: b"")
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    for most in (1, 0):
+        monkeypatch.setattr(
+            layers,
+            "load_kernel",
+            lambda *given, cluster, most=most, **more: Refusing(cluster, most),
+        )
+        if most:
+            Layers(s, {}, {}, capability=(9, 0), shared=ROOM[90]).run(3, 28)
+        else:
+            with pytest.raises(DriverError, match=r"in any way here: cuOcc.* cluster size"):
+                Layers(s, {}, {}, capability=(9, 0), shared=ROOM[90])
+    assert started == [(4, 28)]
 
 
 def test_a_device_without_room_for_rows_is_told() -> None:

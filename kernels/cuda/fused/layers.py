@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from scanline.kernels.cuda.fused.driver import DriverError, load_code, load_kernel
+from scanline.kernels.cuda.fused.driver import DriverError, Kernel, load_code, load_kernel
 from scanline.kernels.cuda.sizes import COMPILED, Sizes
 from scanline.kernels.cuda.variants import Source
 from scanline.kernels.mixture import MIN_LOG_PROB, MIN_LOG_SCALE, MIN_WARM_LOG_SCALE
@@ -281,16 +281,22 @@ class Layers:
             )
         with ThreadPoolExecutor() as threads:
             binaries = list(threads.map(compiled, ways))
-        kernels = [
-            load_kernel(
-                binary, "layers", torch.cuda.current_device(), threads=32 * way.warps,
-                shared=shared_bytes(s, way), cluster=way.cluster,
-            )
-            for way, binary in zip(ways, binaries, strict=True)
-        ]  # fmt: skip
-        self._ways = [
-            (way, kernel, kernel.at_once()) for way, kernel in zip(ways, kernels, strict=True)
-        ]
+        self._ways: list[tuple[Way, Kernel, int]] = []
+        said = "it runs none of their blocks"
+        for way, binary in zip(ways, binaries, strict=True):
+            try:
+                kernel = load_kernel(
+                    binary, "layers", torch.cuda.current_device(), threads=32 * way.warps,
+                    shared=shared_bytes(s, way), cluster=way.cluster,
+                )  # fmt: skip
+                at_once = kernel.at_once()
+            except DriverError as error:  # a part of a device may have no room for a large cluster
+                said = str(error)
+                continue
+            if at_once:
+                self._ways.append((way, kernel, at_once))
+        if not self._ways:
+            raise DriverError(f"a block's rows cannot be shared out in any way here: {said}")
 
     def run(self, rows: int, pixels: int) -> None:
         """Draw so many pixels of the first rows; a guided image's row comes at an even place."""
