@@ -226,40 +226,25 @@ class Engine:
         if not self._runs:
             self._steps.forget()
             return 0
-        some = self._runs.light
-        callers, others = (
-            {one.caller for one in each} for each in (some, self._runs.leads.keys() - some)
-        )
-        light = self._steps.turns.choose(len(callers), len(others))
         config, positions = self.decoder.config, self.decoder.ahead
-        # Thousands of images may run, and a device waits for this: no work on each of them.
-        alone, crowd = np.fromiter(self._runs.by_lead, np.int32, len(self._runs)), []
-        if 0 < len(some) < len(self._runs.leads):
-            alone = alone[[(owner in some) is light for owner in self._runs.owners[alone].tolist()]]
-        alone = alone[positions[alone] < config.pixels]  # others are complete where they will land
-        room = config.pixels
-        if self._runs.crowds:
-            runs = [self._runs.by_lead[lead] for lead in alone.tolist()]
-            alone = np.array([run.slots[0] for run in runs if run.particles is None], np.int32)
-            for run in runs:
-                if run.particles is not None:
-                    crowd += run.slots
-                    room = min(room, max(1, run.particles.room(int(positions[run.slots[0]]))))
-        particles = np.array(crowd, np.int32)
+        few, others = self._runs.groups
+        callers = ({generation.caller for generation in group} for group in (few, others))
+        light = self._steps.turns.choose(*map(len, callers))
+        alone, particles, room = self._runs.going_on(few if light else others, positions)
         slots = np.concatenate([alone, particles])
         if not len(slots):
             return max(self._steps.in_flight - 1, 0)
         left = config.pixels - positions[slots]
         n = min(self._steps.turns.paces[light].room(len(slots)), config.pixels)
-        if few := len(slots) <= FEW_SLOTS:  # row by row: of more, what a step costs would count
+        if by_row := len(slots) <= FEW_SLOTS:  # row by row: of more, what a step costs would count
             n = min(n, config.width)
         if self.queue.waiting:  # stop where the first slot comes free, unless that is soon
             n = min(n, max(int(left.min()), n // 2, 1))
         # Particles stop where they are weighed; the others need not wait for that.
         self._steps.launch([(alone, n), (particles, min(n, room))], light=light)
         # Particles are weighed at rest, and the first pixel of few is shown as soon as may be.
-        new = few and any(one.first_pixel is None for one in self._runs.owners[alone].tolist())
-        return 0 if crowd or new else self.decoder.flights - 1
+        new = by_row and any(one.first_pixel is None for one in self._runs.owners[alone].tolist())
+        return 0 if len(particles) or new else self.decoder.flights - 1
 
     def _weigh(self) -> None:
         """Weigh the particles of every image that has come to a place for it."""

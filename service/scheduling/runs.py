@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from scanline.model.config import ModelConfig
 from scanline.model.particles import Particles
@@ -22,6 +23,17 @@ class Run(NamedTuple):
     twins: list[int]
     particles: Particles | None
     spare: bool
+
+
+class GoingOn(NamedTuple):
+    """Slots that go on together: of images by themselves, and of particles.
+
+    ``room`` is how many pixels the particles may draw before they are weighed.
+    """
+
+    alone: NDArray[np.int32]
+    particles: NDArray[np.int32]
+    room: int
 
 
 class Runs:
@@ -84,3 +96,29 @@ class Runs:
         """Give the generations that want few slots beside the heaviest."""
         heaviest = self.heaviest
         return {generation for generation in self.leads if generation.size * LIGHT <= heaviest}
+
+    @property
+    def groups(self) -> tuple[set[Generation], set[Generation]]:
+        """Give the light generations, and the others."""
+        light = self.light
+        return light, self.leads.keys() - light
+
+    def going_on(self, group: set[Generation], positions: NDArray[np.int32]) -> GoingOn:
+        """Give the slots of a group's images that have pixels to go.
+
+        ``positions`` are where images will be once all that was launched has landed.
+        """
+        # Thousands of images may run, and a device waits for this: no work on each of them.
+        alone = np.fromiter(self.by_lead, np.int32, len(self))
+        if len(group) < len(self.leads):
+            alone = alone[[owner in group for owner in self.owners[alone].tolist()]]
+        alone = alone[positions[alone] < self._config.pixels]  # the others are complete by then
+        crowd, room = list[int](), self._config.pixels
+        if self.crowds:
+            runs = [self.by_lead[lead] for lead in alone.tolist()]
+            alone = np.array([run.slots[0] for run in runs if run.particles is None], np.int32)
+            for run in runs:
+                if run.particles is not None:
+                    crowd += run.slots
+                    room = min(room, max(1, run.particles.room(int(positions[run.slots[0]]))))
+        return GoingOn(alone, np.array(crowd, np.int32), room)
