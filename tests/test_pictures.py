@@ -251,6 +251,17 @@ def test_a_mask_of_the_pictures_own_size_is_fitted_with_it(
         read_upload(io.BytesIO(encode(picture, kind, exif=exif)), other, None, fit, GREY)
 
 
+def test_a_smaller_mask_may_have_lost_what_its_sides_lose_as_they_are_rounded() -> None:
+    picture = encode(Picture.new("L", (81, 73), 90))
+    for size in ((40, 36), (41, 37), (20, 18)):
+        clear = io.BytesIO(encode(Picture.new("LA", size)))
+        assert not read_upload(io.BytesIO(picture), clear, None, "cover", GREY)[1].any()
+    for size in ((40, 38), (42, 36)):
+        clear = io.BytesIO(encode(Picture.new("LA", size)))
+        with pytest.raises(PictureError, match="or that made smaller"):
+            read_upload(io.BytesIO(picture), clear, None, "cover", GREY)
+
+
 def test_cover_crops_the_middle_and_contain_leaves_a_border() -> None:
     wide = Picture.new("L", (100, 12), 50)
     wide.paste(250, (30, 0, 70, 12))

@@ -142,6 +142,14 @@ def test_the_largest_request_must_fit_the_queue() -> None:
         Settings(max_waiting=10, max_images=20)
 
 
+def test_what_is_bounded_may_be_as_large_as_the_largest_request() -> None:
+    bounds = {"max_images": 7, "max_waiting": 7, "keep_finished": 7, "max_images_per_caller": 7}
+    assert Settings(**bounds).model_dump(include=set(bounds)) == bounds  # type: ignore[arg-type]
+    for name in bounds.keys() - {"max_images"}:
+        with pytest.raises(ValidationError, match=f"{name} 6 must be at least max_images 7"):
+            Settings(**bounds | {name: 6})  # type: ignore[arg-type]
+
+
 def test_there_cannot_be_fewer_replicas_at_most_than_at_least() -> None:
     with pytest.raises(ValidationError, match="max_replicas 1 must be at least min_replicas 2"):
         Settings(cluster=True, min_replicas=2)

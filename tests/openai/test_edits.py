@@ -128,7 +128,8 @@ def test_an_edit_in_json_takes_data_urls(http: httpx.Client) -> None:
     assert reply.status_code == 200, reply.text
     expected = fake_image(GREY, expected_edit(picture, paint), 0)
     assert np.array_equal(pixels_of(reply.json()["data"][0]["b64_json"]), expected)
-    for images in ([{"image_url": "https://x.test/a.png"}], [{"file_id": "x"}], "x", [3]):
+    more = source(encode(picture)) | {"file_id": "x"}
+    for images in ([{"image_url": "https://x.test/a.png"}], [{"file_id": "x"}], [more], "x", [3]):
         wrong = http.post("/v1/images/edits", json={"prompt": "", "images": images})
         check_error(wrong, 400, "invalid_image", "images")
 

@@ -15,7 +15,9 @@ from PIL import Image
 
 from scanline.service.generation import Spec
 from scanline.service.http.errors import ApiError
+from scanline.service.http.pools import Pool
 from scanline.service.openai.prompts import understand
+from scanline.service.server import Scanline
 from tests.openai.fixtures import masked, pixels_of, stock
 from tests.service_fixtures import (
     COLOUR,
@@ -84,6 +86,8 @@ def test_a_class_in_other_letters_is_another() -> None:
     assert found == [("letters", 0), ("low", 0), ("letters", 0), ("low", 1)]
     with pytest.raises(ApiError):  # either could be meant
         understand("draw Ab", {"letters": replace(letters, classes=("AB", "ab"))})
+    with pytest.raises(ApiError, match="no model here understands"):
+        understand("draw a cat", {"cats": replace(letters, classes=("cat!", "cat?"))})
 
 
 @pytest.mark.parametrize("name", ["St. Bernard", "children's", "v1.0", "cafe\u0301"])
@@ -249,3 +253,25 @@ def test_what_a_reply_may_have_is_bounded_where_a_frame_enlarges_nothing(
         body = {"prompt": "", "model": "large", "size": "256x256", "n": 4}
         refused = check_error(client.post("/v1/images/generations", json=body), 400, "too_many")
         assert "ask for at most 3 of this size" in refused
+        # Looks without a stream have no effect, and count for nothing.
+        alone = body | {"n": 1, "partial_images": 3}
+        assert client.post("/v1/images/generations", json=alone).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_encodes_an_image_is_chosen_by_the_size_that_it_is_enlarged_to(
+    stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or large ones would keep the small replies of others waiting."""
+    asked, pool_for = list[int](), Scanline.pool_for
+
+    def noted(server: Scanline, pixels: int) -> Pool:
+        asked.append(pixels)
+        return pool_for(server, pixels)
+
+    monkeypatch.setattr(Scanline, "pool_for", noted)
+    scanline, app = build(decoders={"grey": FakeDecoder(GREY, 2)})
+    with listening(app, lambda: scanline.ready) as url, httpx.Client(base_url=url) as client:
+        body = {"prompt": "", "size": "50x60", "stream": stream}
+        assert client.post("/v1/images/generations", json=body).status_code == 200
+    assert asked == [50 * 60]

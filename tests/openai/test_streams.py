@@ -188,13 +188,15 @@ def holding() -> Iterator[tuple[str, Queue, threading.Event]]:
 def test_a_cancelled_stream_ends_with_an_error() -> None:
     """Else it would look like one that has no images."""
     with holding() as (url, queue, cancelled), stock(url) as client:
+        told = list[object]()
         stream = client.images.generate(prompt="", n=3, stream=True)
         generation = queue.find(stream.response.headers["x-generation-id"])
         assert generation is not None
         queue.cancel(generation)
         cancelled.set()
         with pytest.raises(openai.APIError, match="the drawing was cancelled; ask for it again"):
-            list(stream)
+            told.extend(stream)
+    assert told == []  # none is complete
 
 
 def test_pictures_cut_off_are_no_reply() -> None:
