@@ -139,11 +139,14 @@ def test_unreadable_files_are_left_out_and_named(
     (tmp_path / "cat" / "postscript.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n")
     (tmp_path / "dog").mkdir()
     (tmp_path / "dog" / "text.jpg").write_text("hello")
+    (tmp_path / "dog" / "gone.png").symlink_to(tmp_path / "nowhere.png")
     dataset = load_images(tmp_path, 4, grey=False)
     assert dataset.images.tolist() == flat(1)[None].tolist()
     assert dataset.classes == ("cat",)  # nothing of the dog could be read
-    assert dataset.note == "4 unreadable files left out"
-    for name in ("cat/cut.png", "cat/float.tiff", "cat/postscript.png", "dog/text.jpg"):
+    assert dataset.note == "5 unreadable files left out"
+    for name in (
+        "cat/cut.png", "cat/float.tiff", "cat/postscript.png", "dog/text.jpg", "dog/gone.png",
+    ):  # fmt: skip
         assert name in caplog.text
 
 

@@ -197,7 +197,7 @@ def test_the_access_log_says_why_one_was_refused_and_what_a_reader_who_left_has_
     client.post("/v1/samples", json={"n": 0})
     client.post("/v1/samples", json={"one\nline": 0})
     with client.stream("POST", "/v1/samples", json={"stream": True}) as stream:
-        read = stream.iter_raw()  # held: it closes the connection where it ends
+        read = stream.iter_raw()  # held: dropped, it would close the connection
         next(read)
         until(lambda: value(client, 'scanline_queue_seconds_count{model="grey"}') == 1)
     until(lambda: len(caplog.records) == 3)

@@ -6,9 +6,13 @@ import json
 from collections.abc import Iterator
 
 import httpx
+import numpy as np
 import pytest
 
-from tests.service_fixtures import build, check_error, listening, talking_to
+from scanline.service.api.replies import Usage
+from scanline.service.generation import Generation, Place, Spec
+from tests.clocks import Clock
+from tests.service_fixtures import GREY, build, check_error, listening, talking_to
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +85,22 @@ def test_a_stream_gives_values_too(client: httpx.Client) -> None:
     plain = client.post("/v1/samples", json={"output": "values", "seed": 5}).json()
     assert data["values"] == plain["images"][0]["values"]
     assert "png" not in data
+
+
+def test_what_a_generation_took_is_told_apart_from_what_it_waited() -> None:
+    clock = Clock()
+    generation = Generation("it", GREY, Spec(n=1, seed=0), clock)
+    clock.now += 3
+    assert Usage.of(generation) == Usage(pixels=0, seconds=0, queue_seconds=3, pixels_per_second=0)
+    generation.started = clock.now
+    place = Place(np.zeros((GREY.pixels, 1), np.uint8), np.array([10], np.int32))
+    generation.images[0].run(place)
+    clock.now += 2
+    so_far = Usage(pixels=10, seconds=2, queue_seconds=3, pixels_per_second=5)
+    assert Usage.of(generation) == so_far
+    generation.finish(clock.now)
+    clock.now += 9
+    assert Usage.of(generation) == so_far
 
 
 def test_the_key_is_wanted_before_the_body() -> None:

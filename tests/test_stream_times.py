@@ -154,6 +154,7 @@ def test_a_stream_without_news_says_that_it_lives() -> None:
 def test_news_that_a_stream_does_not_tell_is_silence_to_its_reader(kind: str) -> None:
     """A row takes its time, or a whole image: a proxy would take the connection for dead."""
     generation = Generation("fake", GREY, Spec(n=1, seed=0))
+    generation.started = generation.clock()  # what waits is told more often
     (image,) = generation.images
     published = np.zeros(1, np.int32)
 
@@ -170,7 +171,10 @@ def test_news_that_a_stream_does_not_tell_is_silence_to_its_reader(kind: str) ->
         loop = asyncio.get_running_loop()
         client = Client("", loop.create_task(asyncio.sleep(3600)))
         if kind == "rows":
-            events = stream_events(generation, client, no_streams(), Pool(1), granularity="row")
+            events = stream_events(
+                generation, client, no_streams(), Pool(1), granularity="row",
+                place=lambda: (0, 0.0),
+            )  # fmt: skip
         else:
             rendering = choose_rendering(GenerationsRequest(prompt=""), GREY)
             events = stream_images(generation, client, "image_generation", rendering, 0, Pool(1))

@@ -19,7 +19,7 @@ from scanline.model.decoders.native import NativeDecoder
 from scanline.model.decoders.opening import open_decoder
 from scanline.model.decoders.reference import ReferenceDecoder
 from scanline.model.decoders.room import RoomError, ShortError
-from tests.decoders.fixtures import GREY, blank, draw, network_of
+from tests.decoders.fixtures import GREY, RGB, blank, draw, network_of
 from tests.network.variants import FEW
 
 
@@ -31,6 +31,17 @@ def test_unknown_backends_are_refused() -> None:
 def test_no_slots_are_refused(backend: str) -> None:
     with pytest.raises(ValueError, match="max_slots must be at least 1, not 0"):
         open_decoder(network_of(GREY), 0, backend)
+
+
+@pytest.mark.parametrize("config", [GREY, RGB], ids=["grey", "rgb"])
+def test_a_decoder_says_how_much_memory_its_slots_come_to_take(config: ModelConfig) -> None:
+    reference, native = (open_decoder(network_of(config), 3, b) for b in ("reference", "native"))
+    assert isinstance(reference, ReferenceDecoder)
+    assert isinstance(native, NativeDecoder)
+    states = sum(tensor.nbytes for state in reference.states for tensor in state.values())
+    for decoder, state in ((reference, states), (native, native.states.nbytes)):
+        images = decoder.canvas.nbytes + decoder.inputs.known.nbytes + decoder.bits.nbytes
+        assert decoder.memory == state + images
 
 
 def test_auto_opens_something_that_draws() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from scanline.model.training.curve import LINE, MARK, draw_curve, read_curve
+from scanline.model.training.curve import LINE, MARK, _smoothed, draw_curve, read_curve
 
 
 def write_log(path: Path, entries: list[dict[str, float]]) -> None:
@@ -23,6 +23,21 @@ def test_a_step_that_a_resumed_run_took_again_counts_once(tmp_path: Path) -> Non
     training, validation = read_curve(log)
     assert training.tolist() == [[1, 5.0], [2, 4.5], [3, 3.5]]
     assert validation.tolist() == [[3, 3.2]]
+
+
+def test_what_a_killed_run_left_half_written_hides_nothing_behind_it(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    lines = [json.dumps({"step": step, "bits_per_dim": 5.0}) for step in (1, 2, 3)]
+    log.write_text("\n".join([lines[0], lines[1][:9], lines[2]]) + "\n")
+    assert read_curve(log)[0].tolist() == [[1, 5.0], [3, 5.0]]
+
+
+def test_the_line_is_the_mean_of_the_last_fiftieth_of_the_run() -> None:
+    points = np.column_stack([np.arange(200.0), np.arange(200.0)])
+    line = _smoothed(points)
+    assert line[:, 0].tolist() == points[:, 0].tolist()
+    assert line[:4, 1].tolist() == [0, 0.5, 1, 1.5]  # of as many as there are
+    assert line[4:, 1].tolist() == (np.arange(4, 200) - 1.5).tolist()
 
 
 def test_the_picture_falls_where_the_run_does(tmp_path: Path) -> None:
