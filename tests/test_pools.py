@@ -101,3 +101,28 @@ def test_who_leaves_a_pool_holds_nobody_up() -> None:
             assert pool.queued == 0
 
     asyncio.run(ask())
+
+
+def test_a_turn_that_comes_as_its_task_is_cancelled_is_another_s() -> None:
+    """It has been told, and has yet to leave the queue."""
+    go_on, pool = threading.Event(), Pool(1)
+
+    async def ask() -> None:
+        async with clients("a") as (a,):
+            asked = [asyncio.create_task(pool.run(a, go_on.wait, 60)) for _ in range(3)]
+            await asyncio.to_thread(until, lambda: pool.queued == 2)
+            pass_on = pool._pass_on
+
+            def cancel_and_pass_on() -> None:
+                pool._pass_on = pass_on  # type: ignore[method-assign]
+                asked[1].cancel()
+                pass_on()
+
+            pool._pass_on = cancel_and_pass_on  # type: ignore[method-assign]
+            go_on.set()
+            assert await asyncio.wait_for(asked[2], DEADLINE)
+            assert await asked[0]
+            assert asked[1].cancelled()
+            assert (pool.queued, pool._free) == (0, 1)
+
+    asyncio.run(ask())
