@@ -245,3 +245,47 @@ def test_a_step_behind_another_lasts_from_where_that_landed() -> None:
     steps.land(1)
     steps.land(0)
     assert [seconds for seconds, _ in heard.steps] == [1, 1]
+
+
+def test_a_step_at_once_lasts_as_long_as_the_decoder_took_whatever_the_host_did_beside_it() -> None:
+    clock, heard, decoder = Clock(), Heard(), FakeDecoder(GREY, 1)
+    steps = Steps(decoder, Queue("it", GREY, Limits(), clock), heard, clock)
+    steps.begin([0], Inputs.blank(GREY, 1), [False])
+
+    def draw(slots: list[int]) -> None:
+        clock.now += 1
+
+    decoder.before_step = draw
+    steps.launch([(np.zeros(1, np.int32), 1)], light=False)
+    clock.now += 5
+    steps.land(0)
+    assert [seconds for seconds, _ in heard.steps] == [1]
+
+
+def test_what_the_host_does_beside_a_step_on_a_device_makes_the_next_longer() -> None:
+    clock, decoder = Clock(), LateDecoder(GREY, 1)
+    steps = Steps(decoder, Queue("it", GREY, Limits(), clock), None, clock)
+    steps.begin([0], Inputs.blank(GREY, 1), [False])
+
+    def draw(slots: list[int]) -> None:
+        clock.now += 0.001
+
+    decoder.before_step = draw
+    steps.launch([(np.zeros(1, np.int32), 21)], light=False)
+    clock.now += 0.020
+    steps.land(0)
+    room = steps.turns.paces[False].room(1)
+    assert room == pytest.approx(0.020 * HOST_ROOM / 0.001, abs=1)
+
+
+def test_a_step_of_two_calls_stays_in_flight_whole() -> None:
+    clock, decoder = Clock(), LateDecoder(GREY, 2)
+    steps = Steps(decoder, Queue("it", GREY, Limits(), clock), None, clock)
+    steps.begin([0, 1], Inputs.blank(GREY, 2), [False, False])
+    first, second = np.array([0], np.int32), np.array([1], np.int32)
+    steps.launch([(first, 1)], light=False)
+    steps.launch([(first, 1), (second, 1)], light=False)
+    steps.land(1)
+    assert decoder.positions.tolist() == [1, 0]
+    steps.land(0)
+    assert decoder.positions.tolist() == [2, 1]

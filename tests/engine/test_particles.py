@@ -178,6 +178,7 @@ def test_slots_come_back_from_images_that_are_cancelled() -> None:
         reasons = {image.finish_reason for image in generation.images}
         assert FinishReason.CANCELLED in reasons
         assert engine.slots_in_use == 0
+        assert engine._runs.crowds == 0  # or others would be looked at one by one from then on
         after = engine.queue.submit(Spec(n=12, seed=1))
         with engine.queue.reading(after):
             while not after.finished:

@@ -12,7 +12,9 @@ from scanline.model.decoders.opening import open_decoder
 from scanline.service.engine import Engine
 from scanline.service.generation import FinishReason, Generation, Spec, Status
 from scanline.service.queue import Limits, Queue
-from scanline.service.scheduling.turns import LONGEST_SECONDS, STEP_SECONDS, Turns
+from scanline.service.scheduling.order import Taken
+from scanline.service.scheduling.runs import Runs
+from scanline.service.scheduling.turns import LIGHT, LONGEST_SECONDS, STEP_SECONDS, Turns
 from tests.clocks import Clock
 from tests.conftest import random_network
 from tests.engine.fixtures import (
@@ -137,6 +139,16 @@ def test_the_light_ones_have_more_time_the_more_they_are() -> None:
     assert had[True] / had[False] == pytest.approx(3, rel=0.1)
 
 
+def test_the_light_ones_have_half_the_time_however_few_they_are() -> None:
+    turns = Turns()
+    had = {True: 0, False: 0}
+    for _ in range(1000):
+        light = turns.choose(2, 6)
+        had[light] += 1
+        turns.took(light, 0.001)
+    assert had[True] / had[False] == pytest.approx(1, rel=0.1)
+
+
 def test_a_group_absorbs_where_it_is_next_or_alone() -> None:
     turns = Turns()
     may = []
@@ -182,6 +194,18 @@ def test_who_was_away_has_saved_no_time_up() -> None:
         order.append(turns.choose(1, 1))
         turns.took(order[-1], STEP_SECONDS)
     assert order == [True, True] + [False, True] * 4  # but for a head start
+
+
+def test_large_ones_that_were_away_have_saved_no_time_up_either() -> None:
+    turns = Turns()
+    for _ in range(1000):
+        assert turns.choose(1, 0)
+        turns.took(light=True, seconds=0.01)
+    order = []
+    for _ in range(10):
+        order.append(turns.choose(1, 1))
+        turns.took(order[-1], STEP_SECONDS)
+    assert order.count(False) in (5, 6)
 
 
 def test_equal_requests_are_drawn_together() -> None:
@@ -326,6 +350,14 @@ def test_spare_slots_are_for_those_behind_a_large_one_that_waits() -> None:
     (taken,) = queue.take(7, 64, spare=8, heaviest=1)  # only others of one slot are drawn
     assert taken.image.seed == 1
     assert taken.spare
+
+
+def test_one_of_a_fourth_of_the_largest_one_s_slots_is_light() -> None:
+    queue, runs = Queue("it", GREY, Limits(), Clock()), Runs(GREY, 2, 0)
+    small, large = (queue.submit(Spec(n=n, seed=0)) for n in (1, LIGHT))
+    for generation in (small, large):
+        runs.add(Taken(generation, generation.images[0], spare=False))
+    assert runs.groups == ({small}, {large})
 
 
 def test_one_caller_s_many_small_requests_have_half_the_time_together() -> None:
