@@ -6,7 +6,7 @@ import pytest
 
 from scanline.service.generation import Generation, Spec
 from scanline.service.queue import QueueFullError
-from scanline.service.scheduling.callers import Callers
+from scanline.service.scheduling.callers import Callers, TooManyError
 from scanline.service.scheduling.order import Order
 from tests.engine.fixtures import Gate, running, seeds_in
 from tests.service_fixtures import GREY, FakeDecoder, until
@@ -54,6 +54,18 @@ def test_a_caller_of_whom_nothing_is_drawn_any_more_is_forgotten() -> None:
     for one, known in zip(generations, (["a"], []), strict=True):
         one.finish(0.0)
         assert list(callers._live) == known
+
+
+def test_a_caller_s_images_in_flight_are_those_not_finished_of_all_its_requests() -> None:
+    callers = Callers(5)
+    generations = [waiting("a", 3), waiting("a", 1)]
+    for one in generations:
+        callers.count("a", one)
+    callers.check("a", 1)
+    with pytest.raises(TooManyError, match="you have 4 images in flight"):
+        callers.check("a", 2)
+    generations[0].unfinished -= 1  # as where one of its images ends
+    callers.check("a", 2)
 
 
 def test_one_that_leaves_is_in_nobodys_way() -> None:
