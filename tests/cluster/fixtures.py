@@ -110,6 +110,7 @@ def fleet_of(
         fleet.close(30.0)
     assert not fleet.alive
     assert fleet.slots_in_use == fleet.running == fleet.queue.waiting == 0
+    assert fleet._at_replicas == {}  # or what is finished would be held for ever
     until(lambda: all(idle(replica) for replica in here.replicas), "idle replicas")
 
 
