@@ -234,6 +234,17 @@ def test_each_of_two_processes_takes_its_half_of_a_step(tmp_path: Path, rank: in
         assert torch.equal(mine, whole[half])
 
 
+def test_a_batch_made_ahead_is_of_the_images_given_or_is_made_again(tmp_path: Path) -> None:
+    data = dataset()
+    assert data.labels is not None
+    images, labels = torch.from_numpy(data.images.reshape(22, -1, 1)), torch.from_numpy(data.labels)
+    trainer, other = (Trainer(MODEL, CONFIG, tmp_path, CPU) for _ in range(2))
+    trainer.take_step(images, labels)
+    for given in ((images, labels), (images.flip(0), labels), (images, 1 - labels)):
+        for made, wanted in zip(trainer._batch(1, *given), other._batch(1, *given), strict=True):
+            assert torch.equal(made, wanted)  # type: ignore[arg-type]
+
+
 def test_a_large_gradient_is_cut_to_length_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
