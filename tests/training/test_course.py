@@ -232,7 +232,7 @@ def test_a_run_can_start_from_a_checkpoint(tmp_path: Path) -> None:
     trainer.start_from(path)
     assert_same_bits(trainer.model.state_dict(), before.average.state_dict())
     assert_same_bits(trainer.average.state_dict(), before.average.state_dict())
-    trainer.train(dataset(), None, Stop(), quiet=True)
+    trainer.train(dataset(), dataset(3, seed=1), Stop(), quiet=True)
     assert (
         log_of(tmp_path / "after")[0]["bits_per_dim"]
         < log_of(tmp_path / "before")[20]["bits_per_dim"]
@@ -244,6 +244,7 @@ def test_a_run_can_start_from_a_checkpoint(tmp_path: Path) -> None:
     third = Trainer(MODEL, CONFIG, tmp_path / "third", CPU)
     third.start_from(weights_of(tmp_path / "after"))
     seen = 160 + CONFIG.steps * CONFIG.batch
+    runs.insert(0, {"trained_on": before.data, "held_out": 3})
     assert third.origin == {"name": "after", "images_seen": seen, "runs": runs}
     with pytest.raises(CheckpointError, match=r"of another network \(d_ff\); start from one"):
         Trainer(replace(MODEL, d_ff=32), CONFIG, tmp_path / "other", CPU).start_from(path)

@@ -72,6 +72,23 @@ def test_a_setting_that_a_former_version_had_not_is_as_it_trained_then(begun: Pa
         Trainer(MODEL, replace(CONFIG, mirror=True), begun, CPU).resume()
 
 
+def test_a_rate_is_what_the_recipe_says_now(begun: Path) -> None:
+    """A former version may have had others of the same recipe."""
+    path = begun / "training.pt"
+    saved = torch.load(path, weights_only=True)
+    for state in saved["optimizers"]:
+        for group in state["param_groups"]:
+            group["rate"] *= 7
+    torch.save(saved, path)
+    resumed, new = (Trainer(MODEL, CONFIG, begun, CPU) for _ in range(2))
+    resumed.resume()
+    rates = [
+        [group["rate"] for optimizer in one.optimizers for group in optimizer.param_groups]
+        for one in (resumed, new)
+    ]
+    assert rates[0] == rates[1]
+
+
 def test_another_model_does_not_resume(one_step: Path) -> None:
     with pytest.raises(CheckpointError, match=r"of another model \(\w+\); name the same one"):
         Trainer(replace(MODEL, d_ff=32), CONFIG, one_step, CPU).resume()
