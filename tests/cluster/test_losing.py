@@ -12,10 +12,12 @@ import pytest
 
 from scanline.model.checkpoint import load_checkpoint
 from scanline.service.cluster.fleet import TRIES, Fleet, _Assignment
+from scanline.service.cluster.meetings import Meetings
 from scanline.service.cluster.parts import Known, Look, News, Part, Report
 from scanline.service.cluster.replica import Replica
 from scanline.service.generation import FinishReason, Generation, Place, Spec
 from scanline.service.queue import ClosedError, Limits
+from tests.clocks import Clock
 from tests.cluster.fixtures import (
     PROGRAM,
     SLOTS,
@@ -283,6 +285,23 @@ def test_what_cannot_be_drawn_for_a_while_waits_until_they_meet_again(
             until(lambda: generation.finished, "their coming back")
         assert len(asked) == 2
         assert_as_by_one_engine(generation)
+
+
+def test_what_cannot_be_drawn_waits_for_one_that_hangs_no_longer_than_that_may(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("scanline.service.cluster.meetings.LOST_SECONDS", 0.0)
+    meetings = Meetings("it", None, lambda: 0, lambda _: None, Clock())  # type: ignore[arg-type]
+
+    async def nobody_meets_again() -> None:
+        waiting = asyncio.create_task(meetings.again())
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not waiting.done()  # there is none to draw it
+        meetings.reports = {"other": Report("other", 1, 0, "fake", "fake", [])}
+        await asyncio.wait_for(waiting, DEADLINE)
+
+    asyncio.run(nobody_meets_again())
 
 
 def test_what_fails_at_one_replica_is_drawn_again(
