@@ -68,6 +68,8 @@ def test_slots_that_are_not_there_or_named_twice_are_refused(backend: str) -> No
         with pytest.raises(ValueError, match="slots must be -1 or different numbers"):
             decoder.renew(slots, inputs.particle)
     assert decoder.positions.tolist() == [0, 0, 0]
+    decoder.step([0, 1, 2], 1)  # as if nobody had asked
+    assert decoder.positions.tolist() == [1, 1, 1]
 
 
 def test_any_number_of_pixels_may_be_asked_for(backend: str) -> None:
