@@ -16,6 +16,7 @@ from scanline.model.checkpoint import load_checkpoint
 from scanline.model.config import NO_LABEL
 from scanline.model.evaluation import evaluate
 from scanline.model.training.augmentation import augmented, batch_mirrored, batch_moves, moved
+from scanline.model.training.muon import Muon, orthogonalise
 from scanline.model.training.recipe import batch_indices, learning_rate_factor
 from scanline.model.training.resuming import fingerprint
 from scanline.model.training.stop import Stop
@@ -243,6 +244,25 @@ def test_a_batch_made_ahead_is_of_the_images_given_or_is_made_again(tmp_path: Pa
     for given in ((images, labels), (images.flip(0), labels), (images, 1 - labels)):
         for made, wanted in zip(trainer._batch(1, *given), other._batch(1, *given), strict=True):
             assert torch.equal(made, wanted)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(3, 12), (12, 3)])
+def test_steps_of_a_matrix_are_of_its_nesterov_momentum_orthogonalised(
+    rows: int, columns: int
+) -> None:
+    """Longer by the root of its aspect ratio where it is tall; its decay is by the rate alone."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.nn.Parameter(torch.randn(rows, columns, generator=generator))
+    muon = Muon([weight], lr=0.1, weight_decay=0.5, momentum=0.9)
+    wanted, moment = weight.detach().clone(), torch.zeros(rows, columns)
+    for _ in range(3):
+        weight.grad = torch.randn(rows, columns, generator=generator)
+        moment = 0.9 * moment + 0.1 * weight.grad
+        step = orthogonalise((0.1 * weight.grad + 0.9 * moment)[None], torch.float32)[0]
+        assert torch.linalg.svdvals(step).sub(1).abs().max() < 0.4
+        wanted = wanted * (1 - 0.1 * 0.5) - 0.1 * max(1.0, rows / columns) ** 0.5 * step
+        muon.step()
+        torch.testing.assert_close(weight.detach(), wanted)
 
 
 def test_a_large_gradient_is_cut_to_length_one(
