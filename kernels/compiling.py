@@ -23,14 +23,15 @@ def assume_constant(function: F) -> F:
 class Operator:
     """A function as torch's operator, which compiles and differentiates.
 
-    It changes none of its inputs, and returns none of them. ``torch.library.custom_op`` is the
+    It changes none of its inputs, and returns none of them. ``torch.library.custom_op`` does the
     same, but imports the compiler where one is first called: a second, and 150 MB, for whoever
     compiles nothing.
     """
 
     def __init__(self, name: str, function: Callable[..., Any]) -> None:
         self._name = name
-        torch.library.define(name, torch.library.infer_schema(function, mutates_args=()))
+        schema = torch.library.infer_schema(function, mutates_args=())
+        torch.library.define(name, schema, tags=torch.Tag.pt2_compliant_tag)
         torch.library.impl(name, "CompositeExplicitAutograd", function)
         space, _, own = name.partition("::")
         self._run = getattr(getattr(torch.ops, space), own).default

@@ -139,8 +139,8 @@ def paint(
     """Draw as ``draw`` does what is not known of pictures, and tell their bits too.
 
     ``given: uint8 [n, height, width, channels]`` is kept where ``known: bool [height, width]`` is
-    true; one without the other makes no sense. ``progress`` is told how many pictures were finished
-    at once.
+    true. ``progress`` is told how many pictures were finished at once. Raises ``ValueError`` where
+    one of these comes without the other, or ``given`` are not n.
     """
     checkpoint = open_source(model)
     config, own = checkpoint.model.config, checkpoint.defaults

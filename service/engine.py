@@ -227,10 +227,11 @@ class Engine:
             self._steps.forget()
             return 0
         config, positions = self.decoder.config, self.decoder.ahead
-        few, others = self._runs.groups
-        callers = ({generation.caller for generation in group} for group in (few, others))
-        light = self._steps.turns.choose(*map(len, callers))
-        alone, particles, room = self._runs.going_on(few if light else others, positions)
+        light_ones, heavy_ones = self._runs.groups
+        callers = [len({one.caller for one in group}) for group in (light_ones, heavy_ones)]
+        light = self._steps.turns.choose(*callers)
+        group = light_ones if light else heavy_ones
+        alone, particles, room = self._runs.going_on(group, positions)
         slots = np.concatenate([alone, particles])
         if not len(slots):
             return max(self._steps.in_flight - 1, 0)

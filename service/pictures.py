@@ -127,7 +127,7 @@ def read_upload(
     if known_rows is not None and not 0 <= known_rows < config.height:
         raise PictureError(
             f"known_rows must be 0 to {config.height - 1}, so that something is left to draw; "
-            f"it is {known_rows} (what a whole picture costs, /v1/score tells)",
+            f"it is {known_rows} (/v1/score measures a whole picture)",
             "known_rows",
             "out_of_range",
         )

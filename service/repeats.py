@@ -8,6 +8,8 @@ from dataclasses import fields
 from typing import NamedTuple
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
+import numpy as np
+
 from scanline.service.generation import Generation, Spec
 from scanline.service.queue import Queue
 
@@ -18,12 +20,12 @@ class OtherRequestError(Exception):
 
 def fingerprint(model: str, spec: Spec, seed: int | None) -> bytes:
     """Tell requests apart by what they want drawn; ``seed`` is the one asked for, if any was."""
+    digest = hashlib.sha256(repr(model).encode())
     # All of them, so that one that is new is not left out: its pictures would pass for others.
-    wanted = {field.name: getattr(spec, field.name) for field in fields(spec)} | {"seed": seed}
-    arrays = [wanted.pop(name) for name in ("canvas", "known")]
-    digest = hashlib.sha256(repr((model, wanted)).encode())
-    for array in arrays:
-        digest.update(b"-" if array is None else array.tobytes())
+    for field in fields(spec):
+        value = seed if field.name == "seed" else getattr(spec, field.name)
+        digest.update(f"\0{field.name}\0".encode())  # or a value could pass for the next one's
+        digest.update(value.tobytes() if isinstance(value, np.ndarray) else repr(value).encode())
     return digest.digest()
 
 

@@ -26,6 +26,7 @@ from scanline.kernels.attention.definitions import (
     check_shapes,
 )
 from scanline.kernels.attention.features import FeatureMap
+from scanline.kernels.compiling import operator
 from scanline.kernels.cuda.available import MAX_HEAD
 from scanline.kernels.cuda.chunks import backward_kernel, forward_kernel
 from scanline.kernels.cuda.variants import Variant
@@ -129,7 +130,7 @@ def _walk_back(
     return grad
 
 
-@torch.library.custom_op("scanline::linear_attention", mutates_args=())
+@operator("scanline::linear_attention")
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, kv: Tensor, z: Tensor, eps: float, elu: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -140,7 +141,7 @@ def _forward(
     return o, denominator, *final
 
 
-@torch.library.custom_op("scanline::linear_attention_backward", mutates_args=())
+@operator("scanline::linear_attention_backward")
 def _backward(
     grad_o: Tensor, grad_kv: Tensor, grad_z: Tensor, q: Tensor, k: Tensor, v: Tensor,
     kv: Tensor, z: Tensor, o: Tensor, denominator: Tensor, elu: bool,
@@ -154,14 +155,14 @@ def _backward(
     return grad, *initial
 
 
-@torch.library.custom_op("scanline::packed_linear_attention", mutates_args=())
+@operator("scanline::packed_linear_attention")
 def _packed(qkv: Tensor, eps: float, elu: bool) -> tuple[Tensor, Tensor]:
     """Give o and the denominators of ``qkv: [B, T, 3, H, K]``, from no state on."""
     q, k, v = _rows(qkv).unbind(2)
     return _walk(q, k, v, None, None, None, eps, elu)
 
 
-@torch.library.custom_op("scanline::packed_linear_attention_backward", mutates_args=())
+@operator("scanline::packed_linear_attention_backward")
 def _packed_backward(
     grad_o: Tensor, qkv: Tensor, o: Tensor, denominator: Tensor, elu: bool
 ) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from scanline.kernels.compiling import operator
 from scanline.kernels.cuda.available import PROGRAMS
 from scanline.kernels.cuda.stream import column_sums_kernel
 from scanline.kernels.cuda.variants import Variant
@@ -20,7 +21,7 @@ from scanline.kernels.cuda.variants import Variant
 _ROWS, _COLUMNS, _WARPS = 32, 64, 4  # of a tile
 
 
-@torch.library.custom_op("scanline::column_sums", mutates_args=())
+@operator("scanline::column_sums")
 def column_sums(x: Tensor) -> Tensor:
     """Sum the rows of ``x: [N, O]``, any float dtype, in float32 and always in the same order."""
     x = x.contiguous()

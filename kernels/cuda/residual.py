@@ -13,6 +13,7 @@ import torch
 import triton
 from torch import Tensor
 
+from scanline.kernels.compiling import operator
 from scanline.kernels.cuda.available import PROGRAMS
 from scanline.kernels.cuda.stream import backward_kernel, seen_kernel, sum_kernel
 from scanline.kernels.cuda.variants import Variant
@@ -37,7 +38,7 @@ def _even(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.contiguous()
 
 
-@torch.library.custom_op("scanline::triton_residual", mutates_args=())
+@operator("scanline::triton_residual")
 def _forward(
     x: Tensor, added: Tensor | None, bias: Tensor | None, norm_weight: Tensor,
     norm_bias: Tensor, conv_weight: Tensor | None, columns: int, stride: int, eps: float,
@@ -64,7 +65,7 @@ def _forward(
     return total, seen, mean, scale
 
 
-@torch.library.custom_op("scanline::triton_residual_backward", mutates_args=())
+@operator("scanline::triton_residual_backward")
 def _backward(
     grad_total: Tensor | None, grad_seen: Tensor, total: Tensor, mean: Tensor, scale: Tensor,
     norm_weight: Tensor, norm_bias: Tensor, conv_weight: Tensor | None, columns: int, stride: int,

@@ -25,7 +25,7 @@ def _fields(names: str, kind: type[ctypes.c_int32 | ctypes.c_void_p]) -> list[tu
 
 
 class _Named(ctypes.Structure):
-    """Fields given by name, of which there must be one: C would be told nothing of another."""
+    """Takes fields by name, and refuses a name that it has not: C would be told nothing of it."""
 
     def __init__(self, **values: Any) -> None:
         if unknown := values.keys() - {name for name, *_ in self._fields_}:

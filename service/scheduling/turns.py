@@ -38,9 +38,9 @@ class Turns:
     """
 
     def __init__(self, absorbs: bool = True) -> None:
-        self._decoder_absorbs = absorbs
         self.paces = {True: Pace(), False: Pace()}  # of the light ones, and of the heavy ones
-        self._absorbs = 0.0  # known pixels a second; unknown before the first image, taken alone
+        # Known pixels a second; unknown before the first image, which is taken alone.
+        self._absorbs = 0.0 if absorbs else math.inf
         self._had = {True: 0.0, False: 0.0}  # seconds, those of many generations counting less
         self._shared = False
         self._share = 1.0  # of the light ones, the heavy ones' being 1
@@ -63,7 +63,7 @@ class Turns:
 
         Otherwise repeated absorbing would run its group into debt, which all in it would pay.
         """
-        if not self._decoder_absorbs:
+        if self._absorbs == math.inf:
             return True
         return not self._shared or light is (self._had[True] <= self._had[False])
 
@@ -78,8 +78,6 @@ class Turns:
         So many as hold up those who draw no longer than the longest step, or a usual one where
         there are light ones, whose time it is not.
         """
-        if not self._decoder_absorbs:
-            return math.inf
         return self._absorbs * (STEP_SECONDS if self._shared else LONGEST_SECONDS)
 
     def absorbed(self, pixels: int, of_light: int, seconds: float) -> None:

@@ -22,7 +22,8 @@ export class Easel {
     this.paper = [0, 0, 0];
     this.pasts = {}; // of each model
     this.cursor = null;
-    this.last = null; // where the stroke is by now, while there is one
+    this.stroking = null; // the pointer whose stroke it is, while there is one
+    this.last = null; // where it is by now
     canvas.addEventListener("pointerdown", (event) => this.press(event));
     canvas.addEventListener("pointermove", (event) => this.drag(event));
     for (const end of ["pointerup", "pointercancel"]) canvas.addEventListener(end, (event) => this.release(event));
@@ -132,13 +133,14 @@ export class Easel {
   press(event) {
     if (event.button !== 0 || !event.isPrimary) return; // one finger paints
     this.canvas.setPointerCapture(event.pointerId);
+    this.stroking = event.pointerId;
     this.remember();
     this.last = this.place(event);
     this.stroke(this.last, this.last);
   }
 
   drag(event) {
-    if (!this.last || !event.isPrimary) return;
+    if (event.pointerId !== this.stroking) return;
     const here = this.place(event);
     this.stroke(this.last, here);
     this.last = here;
@@ -146,8 +148,8 @@ export class Easel {
 
   /** The stroke is over; it was none if the browser took the finger, to scroll. */
   release(event) {
-    if (!this.last || !event.isPrimary) return;
-    this.last = null;
+    if (event.pointerId !== this.stroking) return;
+    this.stroking = null;
     if (event.type === "pointercancel") this.undo();
     else this.canvas.focus({ preventScroll: true }); // which a finger that moved does not give it
   }

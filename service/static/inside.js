@@ -266,6 +266,7 @@ export class InsideView {
       const png = await toPng(this.player.picture);
       const [measured] = await score(this.model, png, this.source.label, signal, (sentence) => this.say(sentence));
       if (signal.aborted) return;
+      this.report.clear();
       this.bits = measured.pixel_bits;
       byId("inside-surprise").disabled = false;
       byId("heat-most").textContent = mostBits(this.bits);
@@ -310,8 +311,8 @@ export class InsideView {
   }
 
   complain(sentence) {
-    this.say(sentence);
-    this.report.place.scrollIntoView({ block: "nearest" });
+    this.report.complain(sentence);
+    this.report.reveal();
   }
 }
 

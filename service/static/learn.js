@@ -7,7 +7,7 @@ import { LimitsScene } from "./learn/limits.js";
 import { MemoryScene } from "./learn/memory.js";
 import { whole } from "./words.js";
 
-const AWAY_SECONDS = 10; // between what a scene was asked last, and a look whether the server is there
+const AWAY_SECONDS = 10; // after a scene has failed, before the server is looked for
 
 /** The scenes, and what the model is. */
 export class LearnView {
@@ -21,7 +21,9 @@ export class LearnView {
       const line = place.querySelector("[data-said]");
       const say = (sentence) => { line.textContent = sentence; };
       const one = { say, failed: false };
-      place.addEventListener("click", () => { one.failed = false; }); // a person begins it anew
+      place.addEventListener("click", ({ target }) => {
+        if (target.closest("button")) one.failed = false; // a person begins it anew
+      });
       one.fail = (error) => {
         if (error.name === "AbortError") return;
         one.failed = true;
@@ -66,14 +68,20 @@ export class LearnView {
     this.scenes.filter(({ failed }) => failed).forEach((one) => this.set(one));
   }
 
-  /** Wait, in silence, until the server is there again. */
+  /** Wait, in silence, until the server is there again, and begin anew what has failed. */
   async awaitServer() {
     const { signal } = this.abort;
+    if (this.awaiting === signal) return; // for all of them
+    this.awaiting = signal;
     try {
       await pause(AWAY_SECONDS, signal);
       await patiently(() => call("v1/models", { signal }), signal, { most: Infinity });
-      this.again();
-    } catch { /* another model is looked at, or there is a server that refuses */ }
+    } catch { // another model is looked at, or there is a server that refuses
+      return;
+    } finally {
+      if (this.awaiting === signal) this.awaiting = null;
+    }
+    this.again();
   }
 
   set(one) {

@@ -1,6 +1,6 @@
 /** The view "Play": guessed from its upper half, what will it be? You against the model. */
 
-import { explain, post, score } from "./api.js";
+import { explain, isLost, post, score } from "./api.js";
 import { shareLink } from "./share.js";
 import { noSeed, randomSeed, seedOf } from "./fields.js";
 import { area, blank, checkShape, toPng } from "./pixels.js";
@@ -166,7 +166,10 @@ export class PlayView {
     this.say(`${yours} The model is thinking …`);
     try {
       const { label: told, share } = await round.model
-        .catch(() => this.ask(round, abort.signal)); // lost while nobody waited for it
+        .catch((error) => {
+          if (!isLost(error)) throw error;
+          return this.ask(round, abort.signal); // lost while nobody waited for it
+        });
       if (abort.signal.aborted) return;
       if (told === round.label) this.theirs += 1;
       this.say(`${yours} From the same half, the model says ${told} (${percent(share)} sure).`);

@@ -5,6 +5,7 @@
 #include "../../kernels/cuda/fused/levels.h"
 #include "../../kernels/cuda/fused/draw.h"
 #include "../../kernels/cuda/fused/rows.h"
+#include "../../kernels/cuda/fused/sampling.h"
 #include "../../kernels/cuda/fused/product.h"
 #include "../../kernels/cuda/fused/attention.h"
 #include "../../kernels/cuda/fused/weights.h"

@@ -168,6 +168,7 @@ inline void copy_bulk(void* to, const void* from, int bytes, u64* mbarrier) {
     std::memset(to, 0xff, bytes);
     copies.push_back({to, from, bytes, (Count*)mbarrier});
 }
+
 inline uint4 load_readonly(const uint4* p) { return *p; }
 inline float4 load_streaming(const float4* p) { return *p; }
 inline void prefetch_l2(const void*) {}

@@ -353,7 +353,7 @@ def test_parts_that_warps_are_too_few_for_do_not_wait_in_shared_memory() -> None
 
 
 def test_a_way_that_a_device_refuses_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a part of a device may, that has not as many multiprocessors side by side."""
+    """As a MIG slice may, that has not as many multiprocessors side by side."""
     s, started = COMPILED["mnist-paper"], list[tuple[int, int]]()
     memory = {name: torch.empty(0) for name in layers._POINTERS}
 

@@ -6,11 +6,12 @@ import gc
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from scanline.service.generation import Generation, Spec
@@ -194,16 +195,18 @@ def test_what_was_begun_is_given_again_though_nothing_new_is_taken(drained: bool
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Newer(Spec):
-    """A spec with a field that nobody told the marks of."""
+    """A spec with fields that nobody told the marks of."""
 
     top_k: int = 0
+    bias: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros(5000, np.float32))
 
 
 @pytest.mark.parametrize(
     "change",
     [{"n": 2}, {"label": 0}, {"any_label": True}, {"temperature": 0.5}, {"top_p": 0.5},
      {"guidance": 2.0}, {"particles": 2}, {"canvas": np.ones((GREY.pixels, 1), np.uint8)},
-     {"known": np.arange(GREY.pixels) < 7}, {"top_k": 5}],
+     {"known": np.arange(GREY.pixels) < 7}, {"top_k": 5},
+     {"bias": (np.arange(5000) == 2500).astype(np.float32)}],
     ids=lambda change: next(iter(change)),
 )  # fmt: skip
 def test_whatever_is_drawn_otherwise_makes_another_request(change: dict[str, Any]) -> None:

@@ -55,7 +55,9 @@ DEVICE void mbarrier_expect(u64* mbarrier, int bytes) {
 }
 
 // Wait until they have; times are counted 0, 1, 0, ... What they bring lies in this block's own
-// memory, so its scope is the block: a wider one has all of the cache beside it thrown away.
+// memory, and in the device's each block reads what it has written itself, so its scope is the block: a
+// wider one has all of the cache beside it thrown away. (That two blocks have read a z that both then
+// write, `keep_sum`, follows from what they push, which is made of it.)
 DEVICE void mbarrier_wait(u64* mbarrier, int time) {
     asm volatile(
         "{\n.reg .pred through;\nagain:\n"

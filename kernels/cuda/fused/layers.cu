@@ -218,12 +218,14 @@ KERNEL(THREADS) layers(const Arguments a) {
         b.read_own(0);
         b.expect_first(0, b.head_of(0));
         b.embed();
+        if (CLUSTER > 1) b.weigh_and_ask();
+        sync_block();
 #pragma unroll 1
         for (int layer = 0; layer < LAYERS; layer++) b.go_through(layer);
         b.finish();
         b.sample();
     }
-    if (CLUSTER > 1) b.go_between();  // weighs the last
+    if (CLUSTER > 1) b.weigh_and_ask();  // of the last step
     b.await_first();  // nobody ends while copies are on their way
     if (b.rank == 0 && b.thread < b.live && b.slot[b.thread] >= 0) {
         const int position = b.step[b.thread] / PARTS;

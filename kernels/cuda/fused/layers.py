@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,10 +18,12 @@ from scanline.kernels.cuda.variants import Source
 from scanline.kernels.mixture import MIN_LOG_PROB, MIN_LOG_SCALE, MIN_WARM_LOG_SCALE
 from scanline.kernels.short_conv import TAPS
 
+log = logging.getLogger("scanline.decoder")
+
 FOLDER = Path(__file__).parent
 PARTS = (
-    "device.h", "sizes.h", "noise.h", "levels.h", "draw.h", "rows.h", "product.h", "attention.h",
-    "weights.h", "layers.cu",
+    "device.h", "sizes.h", "noise.h", "levels.h", "draw.h", "rows.h", "sampling.h",
+    "product.h", "attention.h", "weights.h", "layers.cu",
 )  # fmt: skip
 HEAD_SIZE, CHUNK = 32, 128  # what the kernel takes: features of a head, and parts of its sums
 STACK = 256  # bytes of a thread in device memory: addresses between products, and no state
@@ -129,8 +132,8 @@ def shared_bytes(s: Sizes, way: Way) -> int:
     if way.cluster == 1:
         biases = 5 * s.d_model + s.d_ff
         return -(-(way.rows * each + 4 * biases) // 16) * 16
-    each += 4 * (7 + s.draws + s.channels)
-    counts = 8 * (5 + (4 * way.warps if way.staged else 0))
+    each += 4 * (7 + s.draws + s.channels)  # a Row
+    counts = 8 * (5 + (4 * way.warps if way.staged else 0))  # BARRIERS, and PRODUCTS of each warp
     vectors = 9 * s.d_model + s.d_ff + (2 * TAPS * s.d_model if s.short_conv else 0)
     last = 2 * s.d_model + outputs
     own = way.rows * each + counts + 4 * (2 * way.warps * way.rows * 20 + 2 * vectors + last)
@@ -290,8 +293,9 @@ class Layers:
                     shared=shared_bytes(s, way), cluster=way.cluster,
                 )  # fmt: skip
                 at_once = kernel.at_once()
-            except DriverError as error:  # a part of a device may have no room for a large cluster
+            except DriverError as error:  # a MIG slice may have no room for a large cluster
                 said = str(error)
+                log.warning("drawing without %s: %s", way, said)
                 continue
             if at_once:
                 self._ways.append((way, kernel, at_once))

@@ -48,7 +48,7 @@ DEVICE void multiply(
     }
 }
 
-struct Products : Rows {
+struct Products : Sampling {
     // Of many rows a warp has two tiles of outputs at a time, which read the rows once, and so many
     // tiles of rows, as it has no more registers.
     static constexpr int TILES = CLUSTER == 1 && WARPS <= 8 ? 2 : 1;
@@ -57,7 +57,7 @@ struct Products : Rows {
     float* partial;     // sums over parts of the inputs, where warps share a tile
     uint4 w[TILES][8];  // weights on their way: those that this warp multiplies with next
 
-    using Rows::Rows;
+    using Sampling::Sampling;
 
     // Load what a product begins with: `begin(t)`, of the warp's t-th tile at a time.
     template <class Begin>
@@ -97,9 +97,7 @@ struct Products : Rows {
     // or WIDTH where warps share tiles. `next(t)` is where the next product begins.
     template <
         int COUNT, int IN, int TO, int WIDTH, class In, class At, class Start, class Done, class Next>
-    DEVICE void product(
-        In input, int stride, At at, Start start, Done done, Next next
-    ) {
+    DEVICE void product(In input, int stride, At at, Start start, Done done, Next next) {
         constexpr int CHUNKS = IN / CHUNK;
         if (CLUSTER == 1) opaque(lane), opaque(warp);  // of many rows, registers are short
         if constexpr (SPREAD<COUNT, IN>) {

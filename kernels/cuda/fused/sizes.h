@@ -43,7 +43,9 @@ constexpr int MBARRIERS = CLUSTER > 1 ? BARRIERS + STAGED * WARPS * PRODUCTS : 0
 
 struct Row {  // what is asked of an image's step, and what was decided
     float temperature, top_p, guidance;
-    int known, follows, twin;  // whether its pixel is given, and it is a twin; the slot of its own, or -1
+    int known;    // whether its pixel is given
+    int follows;  // whether it is the twin of the row before it
+    int twin;     // the slot of its own twin, or -1
     float uniform[DRAWS];
     int values[CHANNELS];
     int step;  // that was decided and not weighed, or -1

@@ -57,6 +57,7 @@ export class DiceScene {
     this.player.seek(start);
     this.values = [...picture.values.slice(0, start * model.channels)];
     await this.guess();
+    this.say("");
   }
 
   /** Nothing is left to roll for, or nothing more comes: offer to begin again. */
@@ -106,7 +107,8 @@ export class DiceScene {
     let left = Math.random() * probabilities.reduce((sum, p) => sum + p, 0);
     const found = probabilities.findIndex((p) => (left -= p) < 0);
     const value = found < 0 ? likeliest(probabilities) : found;
-    this.say(`The dice said ${this.name(value)}: a chance of ${percent(probabilities[value])}.`);
+    const said = `The dice said ${this.name(value)}: a chance of ${percent(probabilities[value])}.`;
+    this.say(said);
     values.push(value);
     if (values.length % model.channels === 0) {
       const position = values.length / model.channels - 1;
@@ -115,6 +117,7 @@ export class DiceScene {
       this.player.seek(position + 1);
     }
     await this.guess();
+    this.say(said); // whatever was said while it was waited for
   }
 
   /** Have the server roll for every pixel that is left. */
