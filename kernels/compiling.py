@@ -25,14 +25,21 @@ class Operator:
 
     It changes none of its inputs, and returns none of them. ``torch.library.custom_op`` does the
     same, but imports the compiler where one is first called: a second, and 150 MB, for whoever
-    compiles nothing.
+    compiles nothing. Without a way back its gradient is refused: torch alone would leave it out.
     """
 
     def __init__(self, name: str, function: Callable[..., Any]) -> None:
         self._name = name
+        self._backward: Callable[..., Any] | None = None
+        self._keep: Callable[..., None] = lambda ctx, inputs, output: None
         schema = torch.library.infer_schema(function, mutates_args=())
         torch.library.define(name, schema, tags=torch.Tag.pt2_compliant_tag)
         torch.library.impl(name, "CompositeExplicitAutograd", function)
+        torch.library.register_autograd(
+            name,
+            lambda ctx, *grads: self._back(ctx, *grads),
+            setup_context=lambda ctx, inputs, output: self._keep(ctx, inputs, output),
+        )
         space, _, own = name.partition("::")
         self._run = getattr(getattr(torch.ops, space), own).default
 
@@ -47,7 +54,12 @@ class Operator:
         self, backward: Callable[..., Any], *, setup_context: Callable[..., None]
     ) -> None:
         """Tell the way back, as ``torch.library.register_autograd`` takes it."""
-        torch.library.register_autograd(self._name, backward, setup_context=setup_context)
+        self._backward, self._keep = backward, setup_context
+
+    def _back(self, ctx: Any, *grads: Any) -> Any:
+        if self._backward is None:
+            raise RuntimeError(f"{self._name} has no gradient")
+        return self._backward(ctx, *grads)
 
 
 def operator(name: str) -> Callable[[Callable[..., Any]], Operator]:
