@@ -21,7 +21,7 @@ import httpx
 import numpy as np
 import pytest
 
-from scanline.service.serving import listen
+from scanline.service.serving import listen, room_for_connections
 from tests.processes import free_port, wait_ready
 from tests.service_fixtures import (
     GREY,
@@ -404,6 +404,15 @@ def test_open_files_bound_the_connections(
     assert "only 200 files may be open, so at most 36 connections" in log
     assert "all 36 connections are taken" in log
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == limits
+
+
+def test_where_any_number_of_files_may_be_open_it_stays_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    any_number, told = resource.RLIM_INFINITY, list[object]()
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (any_number, any_number))
+    monkeypatch.setattr(resource, "setrlimit", lambda *limit: told.append(limit))
+    assert (room_for_connections(10_000, 2**20), told) == (10_000, [])
 
 
 def test_a_port_in_use_is_one_error_and_nothing_is_ever_ready(weights: Path) -> None:

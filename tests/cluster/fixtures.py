@@ -115,7 +115,7 @@ def fleet_of(
 
 
 def idle(replica: Replica) -> bool:
-    return replica.record_autoscaling_stats()["slots"] == 0
+    return replica.record_autoscaling_stats()["slots"] == replica._parts == 0
 
 
 def drawn(workshop: Fleet | Engine, spec: Spec) -> Generation:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import threading
 import weakref
@@ -13,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanline.service.generation import FinishReason, Generation, Image, Place, Spec
+from scanline.service.http.waiting import Client, news, wait_finished
 from tests.engine.fixtures import BOTH, Gate, assert_right, drawn, finished, running
-from tests.service_fixtures import GREY, FakeDecoder, fake_image, until
+from tests.service_fixtures import DEADLINE, GREY, FakeDecoder, fake_image, until
 
 
 @BOTH
@@ -117,6 +119,20 @@ def test_news_between_reading_and_waiting_is_not_missed() -> None:
     assert woken == {"a": 1, "b": 1}
     generation.when_news(lambda: woken.update("c"), generation.changes)
     assert woken == {"a": 1, "b": 1}
+
+
+def test_who_waited_long_enough_is_called_back_no_more() -> None:
+    generation = Generation("fake", GREY, Spec(n=1, seed=0))
+
+    async def come_and_go() -> None:
+        client = Client("somebody", asyncio.create_task(asyncio.sleep(DEADLINE)))
+        await news(generation, client, 0.0)
+        await wait_finished(generation, client, 0.0)
+        client.gone.cancel()
+
+    asyncio.run(come_and_go())
+    assert not generation._waiters
+    assert not generation._enders
 
 
 def test_a_finished_generation_keeps_neither_the_decoder_nor_its_waiters_alive() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
@@ -89,7 +90,19 @@ def test_samples_are_the_heads(config: ModelConfig, isa: str) -> None:
     assert np.mean(equal) > 0.998
 
 
-@pytest.mark.parametrize("temperature", [0.03, 0.005])
+def test_bits_under_logistics_far_wider_than_all_values_do_not_cancel(isa: str) -> None:
+    config = tiny_config(head="logistic_mixture", encoding="linear")
+    network = deepcopy(network_of(config))
+    with torch.no_grad():
+        network.head.predictor.bias[20:30] = 9.0  # the log scales
+    inputs = masked(config, 4, seed=0)
+    inputs.known[:] = True
+    _, bits = trace(NativeDecoder(network, 4, 1, precision="float32", isa=isa), inputs)
+    _, wanted = exact_of(network, inputs.canvas, inputs)
+    np.testing.assert_allclose(bits, wanted.reshape(bits.shape), rtol=1e-4)
+
+
+@pytest.mark.parametrize("temperature", [0.03, 0.005, 1e-4])
 def test_cold_guided_samples_are_the_heads(temperature: float, isa: str) -> None:
     """What is all but impossible without the label counts too: guidance divides by it."""
     config = tiny_config(

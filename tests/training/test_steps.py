@@ -15,8 +15,10 @@ import torch
 from scanline.model.checkpoint import load_checkpoint
 from scanline.model.config import NO_LABEL
 from scanline.model.evaluation import evaluate
+from scanline.model.network import LinearTransformer
 from scanline.model.training.augmentation import augmented, batch_mirrored, batch_moves, moved
 from scanline.model.training.muon import Muon, orthogonalise
+from scanline.model.training.optimizers import make_optimizers
 from scanline.model.training.recipe import batch_indices, learning_rate_factor
 from scanline.model.training.resuming import fingerprint
 from scanline.model.training.stop import Stop
@@ -244,6 +246,19 @@ def test_a_batch_made_ahead_is_of_the_images_given_or_is_made_again(tmp_path: Pa
     for given in ((images, labels), (images.flip(0), labels), (images, 1 - labels)):
         for made, wanted in zip(trainer._batch(1, *given), other._batch(1, *given), strict=True):
             assert torch.equal(made, wanted)  # type: ignore[arg-type]
+
+
+def test_the_blocks_maps_alone_are_orthogonalised() -> None:
+    """Not their convolutions, whose weights are matrices, too, but of taps."""
+    model = LinearTransformer(replace(MODEL, short_conv="2x3"))
+    muon, _ = make_optimizers(model, CONFIG, bf16=False)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    stepped = {names[p] for group in muon.param_groups for p in group["params"]}
+    assert stepped == {
+        f"blocks.0.{of}.weight"
+        for of in (*(f"attention.{part}" for part in ("query", "key", "value", "out")),
+                   "linear1", "linear2")
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(3, 12), (12, 3)])
