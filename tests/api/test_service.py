@@ -104,6 +104,7 @@ def test_cross_origin_calls_are_for_the_origins_named() -> None:
         assert "authorization" in allowed.headers["access-control-allow-headers"].lower()
         refused = here.client.options("/v1/samples", headers=ask | {"Origin": "https://c.example"})
         assert "access-control-allow-origin" not in refused.headers
+        assert "Origin" in refused.headers["vary"]  # or a cache would refuse others by it
         assert "SCANLINE_CORS_ORIGINS" in check_error(refused, 400, "cors_refused")
         for origin, there in (("https://a.example", True), ("https://c.example", False)):
             reply = here.client.post("/v1/samples", json={}, headers={"Origin": origin})

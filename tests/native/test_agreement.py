@@ -90,11 +90,12 @@ def test_samples_are_the_heads(config: ModelConfig, isa: str) -> None:
     assert np.mean(equal) > 0.998
 
 
-def test_bits_under_logistics_far_wider_than_all_values_do_not_cancel(isa: str) -> None:
+@pytest.mark.parametrize("log_scale", [9.0, -20.0])
+def test_bits_are_right_however_wide_or_narrow_logistics_are(log_scale: float, isa: str) -> None:
     config = tiny_config(head="logistic_mixture", encoding="linear")
     network = deepcopy(network_of(config))
     with torch.no_grad():
-        network.head.predictor.bias[20:30] = 9.0  # the log scales
+        network.head.predictor.bias[20:30] = log_scale
     inputs = masked(config, 4, seed=0)
     inputs.known[:] = True
     _, bits = trace(NativeDecoder(network, 4, 1, precision="float32", isa=isa), inputs)

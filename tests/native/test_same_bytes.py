@@ -13,6 +13,7 @@ from scanline.kernels.native.cpu import usable_cores
 from scanline.model.config import PRESETS, ModelConfig
 from scanline.model.decoders.native import NativeDecoder
 from scanline.model.network import LinearTransformer
+from tests.conftest import tiny_config
 from tests.decoders.fixtures import KINDS, blank, every_kind, masked, network_of
 from tests.native.fixtures import TINY
 
@@ -70,6 +71,28 @@ def test_a_team_is_no_larger_than_its_work() -> None:
     assert crews(2 * threads) == (threads, threads)
     small = NativeDecoder(TINY, 1, threads)._native.crews
     assert small(1) == (1, 1)  # meeting would take longer than its products
+
+
+def test_any_number_of_pairs_between_two_single_ones(isa: str) -> None:
+    """Where a part would end inside a pair, both are in it: never more than it has room for."""
+    config = tiny_config(classes=("cat", "dog"), height=2, width=3)
+    pairs = 36  # of more slots than two of the widest parts
+    images = np.arange(pairs + 2, dtype=np.int32)
+    inputs = blank(config, len(images))
+    inputs.label[:] = 1
+    inputs.guidance[1:-1], inputs.twin[1:-1] = 2.0, len(images) + images[:-2]
+    network = network_of(config)
+    alone = NativeDecoder(network, 2 * len(images), 1, isa=isa)
+    for image in images.tolist():
+        alone.begin([image], inputs.rows([image]))
+        alone.step([image], config.pixels)
+    together = NativeDecoder(network, 2 * len(images), 1, isa=isa)
+    for count in range(pairs + 1):
+        some = np.r_[images[: count + 1], images[-1:]]
+        together.begin(some, inputs.rows(some))
+        together.step(some, config.pixels)
+        np.testing.assert_array_equal(together.canvas[some], alone.canvas[some])
+        np.testing.assert_array_equal(together.bits[some], alone.bits[some])
 
 
 def test_how_many_share_an_image_is_measured_and_leaves_no_trace() -> None:

@@ -234,6 +234,8 @@ def test_a_run_that_goes_on_is_asked_for_nothing_else(asked: tuple[Any, ...], sa
     begun = tiny_config(channels=3)
     check_resumed(begun, 5, False, None)
     check_resumed(tiny_config(), None, True, None)
+    for hold_out, held_out in ((None, 3), (3, None), (3, 3)):
+        check_resumed(begun, None, False, None, hold_out, held_out)
     with pytest.raises(ValueError, match=says.replace("has?", "have")):
         check_resumed(begun, *asked)
 
