@@ -21,6 +21,7 @@ from scanline.kernels.native.build import NativeBuildError, find_compiler
 from scanline.kernels.native.training import passes
 from scanline.kernels.native.training.attention import attends
 from scanline.kernels.native.training.nats import categorical_nats
+from scanline.kernels.native.training.products import multiply, weight_gradient
 from scanline.model.bench.training import run_training_bench
 from scanline.model.config import ModelConfig
 from scanline.model.heads import Head
@@ -311,3 +312,10 @@ def test_a_process_ends_without_taking_the_threads_from_a_pass_under_way() -> No
         [sys.executable, "-c", ENDING], check=True, capture_output=True, timeout=60
     )
     assert done.stdout == b""
+
+
+def test_a_gradient_that_has_none_itself_is_refused() -> None:
+    """Torch alone would leave it out, and what follows would be wrong."""
+    x, weight = torch.ones(3, 2, requires_grad=True), torch.ones(4, 2, requires_grad=True)
+    with pytest.raises(RuntimeError, match="scanline::weight_gradient has no gradient"):
+        weight_gradient(multiply(x, weight), x).sum().backward()  # type: ignore[no-untyped-call]
