@@ -318,4 +318,4 @@ def test_a_gradient_that_has_none_itself_is_refused() -> None:
     """Torch alone would leave it out, and what follows would be wrong."""
     x, weight = torch.ones(3, 2, requires_grad=True), torch.ones(4, 2, requires_grad=True)
     with pytest.raises(RuntimeError, match="scanline::weight_gradient has no gradient"):
-        weight_gradient(multiply(x, weight), x).sum().backward()  # type: ignore[no-untyped-call]
+        weight_gradient(multiply(x, weight), x).sum().backward()
