@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from scanline.model.config import PRESETS
-from scanline.model.data.published import Dataset
+from scanline.model.data.published import Dataset, load_dataset, split_validation
 from scanline.model.training import sets
 from scanline.model.training.resuming import fingerprint
 from scanline.model.training.sets import judging_data, test_data, training_data
@@ -117,6 +117,9 @@ def test_a_data_set_is_trained_on_without_its_test_images(
         data, validation = training_data(name, None, None, False, 2, tmp_path, False)
         assert validation is not None
         assert (len(data), len(validation)) == (4, 2)
+        # By the seed alone, so that runs of years apart hold out the same.
+        of_seed = split_validation(load_dataset("mnist", "train", tmp_path), 2, 0)[1]
+        assert np.array_equal(validation.images, of_seed.images)
     for dataset, images in ((None, None), ("mnist", tmp_path)):
         with pytest.raises(ValueError, match="say what to train on"):
             training_data(dataset, images, None, False, 0, tmp_path, False)
