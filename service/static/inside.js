@@ -96,7 +96,7 @@ export class InsideView {
     }
     this.player.begin(this.model);
     this.whatIf.sheet.clear();
-    this.say("");
+    this.report.clear();
   }
 
   /** Show what a link says, or draw something new. */
@@ -199,7 +199,7 @@ export class InsideView {
         abort.signal,
       );
       if (abort.signal.aborted) return;
-      this.say("");
+      this.report.clear();
       this.title = titleOf(source);
       this.drawing = false;
       await this.measure();
