@@ -21,8 +21,8 @@ WHOLE = HEAD + b"Content-Length: %d\r\n\r\n%s" % (len(BODY), BODY)
 
 @contextlib.contextmanager
 def serve(**fields: Any) -> Iterator[httpx.Client]:
-    scanline, app = build(fields)
-    with talking_to(app, scanline) as client:
+    _, app = build(fields)
+    with talking_to(app) as client:
         yield client
 
 

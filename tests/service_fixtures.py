@@ -259,10 +259,10 @@ def listening(app: Any, ready: Callable[[], bool], port: int = 0) -> Iterator[st
 
 
 @contextlib.contextmanager
-def talking_to(app: Any, scanline: Scanline) -> Iterator[httpx.Client]:
+def talking_to(app: Any) -> Iterator[httpx.Client]:
     """Serve an application as ``listening`` does, and give a client that waits long for it."""
     with (
-        listening(app, lambda: scanline.ready) as url,
+        listening(app, lambda: app.state.scanline.ready) as url,
         httpx.Client(base_url=url, timeout=60) as client,
     ):
         yield client
@@ -392,7 +392,7 @@ def held_server(
     decoder, go_on = FakeDecoder(GREY, slots), threading.Event()
     decoder.before_step = lambda slots: (go_on.wait(), None)[1]
     scanline, app = build(fields, {"grey": decoder})
-    with talking_to(app, scanline) as client:
+    with talking_to(app) as client:
         try:
             yield scanline, client, go_on
         finally:

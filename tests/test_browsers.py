@@ -15,8 +15,8 @@ from tests.service_fixtures import build, check_error, listening, talking_to
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[httpx.Client]:
-    scanline, app = build({"api_key": "secret"})
-    with talking_to(app, scanline) as client:
+    _, app = build({"api_key": "secret"})
+    with talking_to(app) as client:
         yield client
 
 

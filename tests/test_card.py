@@ -17,8 +17,8 @@ from tests.service_fixtures import GREY, FakeDecoder, build, check_error, decode
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[httpx.Client]:
-    scanline, app = build(decoders={"grey": FakeDecoder(GREY, 8)})
-    with talking_to(app, scanline) as here:
+    _, app = build(decoders={"grey": FakeDecoder(GREY, 8)})
+    with talking_to(app) as here:
         yield here
 
 
@@ -52,8 +52,8 @@ def test_a_links_page_names_its_picture(client: httpx.Client, n: int) -> None:
 def test_a_picture_asked_for_again_is_not_drawn_again() -> None:
     decoder, steps = FakeDecoder(GREY, 8), list[int]()
     decoder.before_step = lambda slots: steps.append(len(slots))
-    scanline, app = build({"max_images": 2, "max_waiting": 2}, {"grey": decoder})
-    with talking_to(app, scanline) as here:
+    _, app = build({"max_images": 2, "max_waiting": 2}, {"grey": decoder})
+    with talking_to(app) as here:
         first = here.get("/card.png?seed=5&n=9&label=").raise_for_status()
         drawn = len(steps)
         again = here.get("/card.png?seed=5&n=9").raise_for_status()
@@ -89,7 +89,7 @@ def test_what_cannot_be_drawn_is_refused(client: httpx.Client, query: str, statu
 
 
 def test_a_server_with_a_key_gives_no_pictures_away() -> None:
-    scanline, app = build({"api_key": "open sesame"}, {"grey": FakeDecoder(GREY, 8)})
-    with talking_to(app, scanline) as here:
+    _, app = build({"api_key": "open sesame"}, {"grey": FakeDecoder(GREY, 8)})
+    with talking_to(app) as here:
         assert card_of(here, "seed=5") is None
         check_error(here.get("/card.png?seed=5"), 404)

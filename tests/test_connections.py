@@ -235,7 +235,7 @@ def test_nothing_is_drawn_for_those_who_ask_and_go() -> None:
         go_on.wait(DEADLINE)
 
     app.add_api_route("/busy", busy)
-    with talking_to(app, scanline) as client:
+    with talking_to(app) as client:
         with dial(client) as first:
             first.sendall(b"GET /busy HTTP/1.1\r\nHost: x\r\n\r\n")
             assert held.wait(DEADLINE)

@@ -25,8 +25,8 @@ from tests.service_fixtures import GREY, build, no_streams, parse_sse, rebuild, 
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[httpx.Client]:
-    scanline, app = build()
-    with talking_to(app, scanline) as client:
+    _, app = build()
+    with talking_to(app) as client:
         yield client
 
 

@@ -171,7 +171,7 @@ def test_who_goes_with_a_request_queued_is_drawn_for_no_more(
     decoder, go_on = FakeDecoder(GREY, 2), threading.Event()
     decoder.before_step = lambda slots: (go_on.wait(DEADLINE), None)[1]
     scanline, app = build({"grace_seconds": 0}, {"fake": decoder})
-    with talking_to(app, scanline) as client:
+    with talking_to(app) as client:
         with dial(client) as connection:
             connection.sendall(WHOLE)
             until(lambda: scanline.models["fake"].engine.running == 1, "a drawing")

@@ -47,8 +47,8 @@ def value(client: httpx.Client, metric: str) -> float:
 
 
 def test_metrics_tell_of_requests_from_end_to_end() -> None:
-    scanline, app = build()
-    with talking_to(app, scanline) as client:
+    _, app = build()
+    with talking_to(app) as client:
         client.post("/v1/samples", json={"n": 3})
         for method in ("PURGE", "PATCH"):  # neither grows a line of its own
             client.request(method, "/v1/models")

@@ -17,8 +17,8 @@ from tests.service_fixtures import GREY, build, check_error, listening, talking_
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[httpx.Client]:
-    scanline, app = build(None, None)
-    with talking_to(app, scanline) as client:
+    _, app = build(None, None)
+    with talking_to(app) as client:
         yield client
 
 

@@ -105,8 +105,8 @@ def client() -> Iterator[httpx.Client]:
         "grey": open_decoder(tiny_model(GREY), 8, "native", 1),
         "colour": open_decoder(tiny_model(COLOUR), 8, "native", 1),
     }
-    scanline, app = build(None, decoders)
-    with talking_to(app, scanline) as http:
+    _, app = build(None, decoders)
+    with talking_to(app) as http:
         yield http
 
 

@@ -45,7 +45,7 @@ CONFIGS = [
 @pytest.fixture(scope="module")
 def server() -> Iterator[tuple[Scanline, httpx.Client]]:
     scanline, app = build()
-    with talking_to(app, scanline) as client:
+    with talking_to(app) as client:
         yield scanline, client
 
 
@@ -186,7 +186,7 @@ def test_too_many_that_wait_are_sent_away(
 
 def test_a_server_that_ends_measures_no_more() -> None:
     scanline, app = build()
-    with talking_to(app, scanline) as client:
+    with talking_to(app) as client:
         assert score(client, encode(random_picture())).status_code == 200
         for served in scanline.models.values():
             served.engine.queue.close(60)
@@ -195,7 +195,7 @@ def test_a_server_that_ends_measures_no_more() -> None:
 
 
 def test_the_key_is_wanted_here_too() -> None:
-    scanline, app = build({"api_key": "secret"})
-    with talking_to(app, scanline) as client:
+    _, app = build({"api_key": "secret"})
+    with talking_to(app) as client:
         check_error(client.post("/v1/distribution", json={"values": []}), 401, "invalid_api_key")
         check_error(score(client, encode(random_picture())), 401, "invalid_api_key")

@@ -242,7 +242,7 @@ def test_a_served_model_draws_its_images(tmp_path: Path) -> None:
         scanline.open([checkpoint])
 
     app = create_app(scanline, open_models)
-    with talking_to(app, scanline) as client:
+    with talking_to(app) as client:
         for guidance, images in expected.items():
             body = {"n": 2, "seed": 7, "label": 1, "guidance": guidance}
             reply = client.post("/v1/samples", json=body)

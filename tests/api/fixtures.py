@@ -58,7 +58,7 @@ class Here:
 
 def serve(fields: dict[str, Any] | None = None, **decoders: Any) -> Iterator[Here]:
     scanline, app = build(fields, decoders or None)
-    with talking_to(app, scanline) as client:
+    with talking_to(app) as client:
         yield Here(scanline, client, str(client.base_url).rstrip("/"))
 
 

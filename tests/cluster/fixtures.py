@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from scanline.model.checkpoint import Checkpoint, load_checkpoint
@@ -148,3 +149,16 @@ def assert_as_by_one_engine(generation: Generation) -> None:
         assert image.finish_reason is FinishReason.LENGTH
         assert (image.seed, image.label, image.bits) == (other.seed, other.label, other.bits)
         assert (image.changed, image.particles) == (other.changed, other.particles)
+
+
+def watch_cancels(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
+    """Give the list of those calls that are cancelled from now on."""
+    cancelled: list[Call] = []
+    cancel = Call.cancel
+
+    def watched(call: Call) -> None:
+        cancelled.append(call)
+        cancel(call)
+
+    monkeypatch.setattr(Call, "cancel", watched)
+    return cancelled

@@ -24,6 +24,7 @@ from tests.cluster.fixtures import (
     drawn,
     fleet_of,
     idle,
+    watch_cancels,
 )
 from tests.engine.fixtures import Heard
 from tests.service_fixtures import GREY, until
@@ -242,14 +243,7 @@ def test_an_image_fits_the_least_of_the_replicas(
 def test_replicas_are_told_that_a_part_is_cancelled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cancelled: list[Call] = []
-    cancel = Call.cancel
-
-    def watched(call: Call) -> None:
-        cancelled.append(call)
-        cancel(call)
-
-    monkeypatch.setattr(Call, "cancel", watched)
+    cancelled = watch_cancels(monkeypatch)
     with fleet_of(tmp_path) as (fleet, _):
         generation = fleet.queue.submit(Spec(n=400, seed=0))
         with fleet.queue.reading(generation):

@@ -27,6 +27,7 @@ from tests.cluster.fixtures import (
     drawn,
     fleet_of,
     idle,
+    watch_cancels,
 )
 from tests.engine.fixtures import Heard
 from tests.service_fixtures import DEADLINE, GREY, save_tiny, until
@@ -65,14 +66,7 @@ def test_a_bug_here_ends_the_generation_that_met_it_and_is_not_taken_for_a_dead_
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    cancelled: list[Call] = []
-    cancel = Call.cancel
-
-    def watched(call: Call) -> None:
-        cancelled.append(call)
-        cancel(call)
-
-    monkeypatch.setattr(Call, "cancel", watched)
+    cancelled = watch_cancels(monkeypatch)
     with fleet_of(tmp_path) as (fleet, here):
         tell, failed = getattr(fleet._progress, told), list[Generation]()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -229,17 +230,22 @@ def test_other_images_do_not_stop_where_particles_are_weighed() -> None:
     assert asked[2] == [1, 2] + [3] * 9
 
 
+def lasting(clock: Clock, seconds: float) -> Callable[[list[int]], None]:
+    """Give what has each step take so long."""
+
+    def pass_time(slots: list[int]) -> None:
+        clock.now += seconds
+
+    return pass_time
+
+
 def test_a_step_behind_another_lasts_from_where_that_landed() -> None:
     """Two are in flight: each takes a second of the device's, one after the other."""
     clock, heard, decoder = Clock(), Heard(), LateDecoder(GREY, MANY)
     slots = np.arange(MANY, dtype=np.int32)
     decoder.begin(slots, Inputs.blank(GREY, MANY))
     steps = Steps(decoder, Queue("it", GREY, Limits(), clock), heard, clock)
-
-    def draw(slots: list[int]) -> None:
-        clock.now += 1
-
-    decoder.before_step = draw
+    decoder.before_step = lasting(clock, 1)
     for _ in range(2):
         steps.launch([(slots, 1)], light=False)
     steps.land(1)
@@ -251,11 +257,7 @@ def test_a_step_at_once_lasts_as_long_as_the_decoder_took_whatever_the_host_did_
     clock, heard, decoder = Clock(), Heard(), FakeDecoder(GREY, 1)
     steps = Steps(decoder, Queue("it", GREY, Limits(), clock), heard, clock)
     steps.begin([0], Inputs.blank(GREY, 1), [False])
-
-    def draw(slots: list[int]) -> None:
-        clock.now += 1
-
-    decoder.before_step = draw
+    decoder.before_step = lasting(clock, 1)
     steps.launch([(np.zeros(1, np.int32), 1)], light=False)
     clock.now += 5
     steps.land(0)
@@ -266,11 +268,7 @@ def test_what_the_host_does_beside_a_step_on_a_device_makes_the_next_longer() ->
     clock, decoder = Clock(), LateDecoder(GREY, 1)
     steps = Steps(decoder, Queue("it", GREY, Limits(), clock), None, clock)
     steps.begin([0], Inputs.blank(GREY, 1), [False])
-
-    def draw(slots: list[int]) -> None:
-        clock.now += 0.001
-
-    decoder.before_step = draw
+    decoder.before_step = lasting(clock, 0.001)
     steps.launch([(np.zeros(1, np.int32), 21)], light=False)
     clock.now += 0.020
     steps.land(0)

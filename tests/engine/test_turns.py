@@ -10,7 +10,7 @@ import pytest
 
 from scanline.model.decoders.opening import open_decoder
 from scanline.service.engine import Engine
-from scanline.service.generation import FinishReason, Generation, Spec, Status
+from scanline.service.generation import Generation, Spec, Status
 from scanline.service.queue import Limits, Queue
 from scanline.service.scheduling.order import Taken
 from scanline.service.scheduling.runs import Runs
@@ -129,24 +129,17 @@ def test_what_a_large_one_knows_is_absorbed_in_its_own_time() -> None:
     assert seconds[True] <= alone + LONGEST_SECONDS + STEP_SECONDS
 
 
-def test_the_light_ones_have_more_time_the_more_they_are() -> None:
+@pytest.mark.parametrize(("light", "heavy", "share"), [(6, 2, 3), (2, 6, 1)])
+def test_the_light_ones_have_half_the_time_and_more_the_more_callers_they_have(
+    light: int, heavy: int, share: int
+) -> None:
     turns = Turns()
     had = {True: 0, False: 0}
     for _ in range(1000):
-        light = turns.choose(6, 2)
-        had[light] += 1
-        turns.took(light, 0.001)
-    assert had[True] / had[False] == pytest.approx(3, rel=0.1)
-
-
-def test_the_light_ones_have_half_the_time_however_few_they_are() -> None:
-    turns = Turns()
-    had = {True: 0, False: 0}
-    for _ in range(1000):
-        light = turns.choose(2, 6)
-        had[light] += 1
-        turns.took(light, 0.001)
-    assert had[True] / had[False] == pytest.approx(1, rel=0.1)
+        chosen = turns.choose(light, heavy)
+        had[chosen] += 1
+        turns.took(chosen, 0.001)
+    assert had[True] / had[False] == pytest.approx(share, rel=0.1)
 
 
 def test_a_group_absorbs_where_it_is_next_or_alone() -> None:
@@ -229,25 +222,6 @@ def test_a_large_request_of_which_little_is_left_is_no_small_one() -> None:
             with engine.queue.reading(generation):
                 assert_right(generation)
     assert {len(slots) for slots, _ in decoder.steps} == {12, (30 + 80) % 12}
-
-
-def test_spare_slots_do_not_let_the_small_ones_pass_a_large_image_for_ever() -> None:
-    """The one that waits wants all four slots; small ones come all the time, and two are spare."""
-    decoder = FakeDecoder(GREY, 6)
-    gate, small = Gate(decoder), list[Generation]()
-    with running(decoder, spare=2) as engine:
-        filling = engine.queue.submit(Spec(n=40, seed=0))
-        gate.wait()
-        wide = engine.queue.submit(Spec(n=1, seed=50, label=1, guidance=2.0, particles=2))
-        decoder.before_step = lambda slots: small.append(
-            engine.queue.submit(Spec(n=1, seed=100 + len(small)))
-        )
-        with engine.queue.reading(wide), engine.queue.reading(filling):
-            finished(wide)
-        decoder.before_step = lambda slots: None
-        for one in (filling, *small):
-            engine.queue.cancel(one)
-    assert wide.images[0].finish_reason is FinishReason.LENGTH
 
 
 Trouble = Literal["cancel small", "cancel large", "failing step", "closing"]
@@ -335,23 +309,6 @@ def test_what_was_set_aside_goes_on_with_the_same_bytes(
     assert draw(8, 4, at_once=True) == draw(4, 0, at_once=False)
 
 
-def test_spare_slots_are_for_those_who_want_few_of_them_in_all() -> None:
-    queue = Queue("it", GREY, Limits(), Clock())
-    queue.submit(Spec(n=1, seed=0, label=1, guidance=2.0, particles=6))  # of twelve slots
-    assert queue.take(0, 64, spare=20, heaviest=44) == []
-    (taken,) = queue.take(0, 64, spare=20, heaviest=48)
-    assert taken.spare
-
-
-def test_spare_slots_are_for_those_behind_a_large_one_that_waits() -> None:
-    queue = Queue("it", GREY, Limits(), Clock())
-    queue.submit(Spec(n=1, seed=0, particles=8), caller="large")
-    queue.submit(Spec(n=1, seed=1), caller="small")
-    (taken,) = queue.take(7, 64, spare=8, heaviest=1)  # only others of one slot are drawn
-    assert taken.image.seed == 1
-    assert taken.spare
-
-
 def test_one_of_a_fourth_of_the_largest_one_s_slots_is_light() -> None:
     queue, runs = Queue("it", GREY, Limits(), Clock()), Runs(GREY, 2, 0)
     small, large = (queue.submit(Spec(n=n, seed=0)) for n in (1, LIGHT))
@@ -384,32 +341,3 @@ def test_one_caller_s_many_small_requests_have_half_the_time_together() -> None:
             finished(large)
     assert had[True] > 10 * STEP_SECONDS
     assert abs(had[True] - had[False]) <= 2 * STEP_SECONDS
-
-
-def test_spare_slots_are_given_to_no_more_at_once_than_others_are() -> None:
-    queue = Queue("it", GREY, Limits(), Clock())
-    for seed in range(4):
-        queue.submit(Spec(n=1, seed=seed))
-    assert len(queue.take(0, 2, spare=10, heaviest=20)) == 2
-    assert queue.waiting == 2
-
-
-def test_spare_slots_come_back_from_an_image_of_several() -> None:
-    decoder = FakeDecoder(GREY, 8)
-    gate = Gate(decoder)
-    with running(decoder, spare=2) as engine:
-        large = engine.queue.submit(Spec(n=40, seed=0))
-        gate.turn(2)
-        for seed in (100, 101):
-            small = engine.queue.submit(Spec(n=1, seed=seed, label=1, guidance=2.0))
-            gate.turn(2)
-            assert engine.slots_in_use == 8
-            engine.queue.cancel(small)
-            gate.turn(2)
-            assert engine.slots_in_use == 6
-        other = engine.queue.submit(Spec(n=40, seed=200))
-        engine.queue.cancel(large)
-        gate.turn(2)
-        assert engine.slots_in_use == 6
-        engine.queue.cancel(other)
-        gate.open()

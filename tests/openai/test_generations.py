@@ -248,8 +248,8 @@ def test_what_a_reply_may_have_is_bounded_where_a_frame_enlarges_nothing(
     monkeypatch.setattr("scanline.service.openai.rendering.MAX_PIXELS", 3 * 256**2)
     config = replace(GREY, height=200, width=200)
     decoder = FakeDecoder(config, 4)
-    scanline, app = build({"max_images": 256}, {"large": decoder})
-    with talking_to(app, scanline) as client:
+    _, app = build({"max_images": 256}, {"large": decoder})
+    with talking_to(app) as client:
         body = {"prompt": "", "model": "large", "size": "256x256", "n": 4}
         refused = check_error(client.post("/v1/images/generations", json=body), 400, "too_many")
         assert "ask for at most 3 of this size" in refused

@@ -21,6 +21,6 @@ def held() -> Iterator[tuple[Scanline, httpx.Client, threading.Event]]:
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[httpx.Client]:
-    scanline, app = build()
-    with talking_to(app, scanline) as opened:
+    _, app = build()
+    with talking_to(app) as opened:
         yield opened

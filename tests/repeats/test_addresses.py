@@ -98,7 +98,7 @@ def test_another_kind_of_machine_is_another_tag(monkeypatch: pytest.MonkeyPatch)
     """As a cluster's replicas may be, which come and go."""
     decoder = FakeDecoder(GREY, 2)
     scanline, app = build(decoders={"grey": decoder})
-    with talking_to(app, scanline) as client:
+    with talking_to(app) as client:
         first = client.get("/v1/samples/grey/3.png").headers["etag"]
         asked = {"If-None-Match": first}
         assert client.get("/v1/samples/grey/3.png", headers=asked).status_code == 304

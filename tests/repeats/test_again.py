@@ -94,7 +94,7 @@ def test_a_client_that_was_cut_off_finds_its_request_again() -> None:
     gate = Gate(decoder)
     scanline, app = build({"grace_seconds": 600.0}, {"grey": decoder})
     key = {"Idempotency-Key": "mine"}
-    with talking_to(app, scanline) as client:
+    with talking_to(app) as client:
         queue = scanline.models["grey"].engine.queue
         server = client.base_url
         with socket.create_connection((server.host, server.port or 80)) as cut_off:

@@ -125,8 +125,8 @@ def test_a_stream_is_a_stream_whatever_is_preferred(client: httpx.Client) -> Non
 
 def test_where_nothing_is_kept_nothing_is_left_to_the_background() -> None:
     """Or its result would be nowhere: the reply is the result instead."""
-    scanline, app = build({"keep_finished": 0}, {"fake": FakeDecoder(GREY, 2)})
-    with talking_to(app, scanline) as client:
+    _, app = build({"keep_finished": 0}, {"fake": FakeDecoder(GREY, 2)})
+    with talking_to(app) as client:
         reply = client.post("/v1/samples", json={"n": 2}, headers=ASYNC)
     assert reply.status_code == 200
     assert "preference-applied" not in reply.headers
@@ -137,7 +137,7 @@ def test_a_connection_with_nothing_to_do_holds_no_generation() -> None:
     """uvicorn keeps the last request of each, and the state of that, until there is another."""
     scanline, app = build({"keep_finished": 0}, {"fake": FakeDecoder(GREY, 2)})
     drawn: list[weakref.ref[Generation]] = []
-    with talking_to(app, scanline) as client:
+    with talking_to(app) as client:
         queue = scanline.models["fake"].engine.queue
         finish = queue.finish
 

@@ -1,0 +1,74 @@
+"""Spare slots: whom they are for, and that they come back."""
+
+from __future__ import annotations
+
+from scanline.service.generation import FinishReason, Generation, Spec
+from scanline.service.queue import Limits, Queue
+from tests.clocks import Clock
+from tests.engine.fixtures import Gate, finished, running
+from tests.service_fixtures import GREY, FakeDecoder
+
+
+def test_spare_slots_do_not_let_the_small_ones_pass_a_large_image_for_ever() -> None:
+    """The one that waits wants all four slots; small ones come all the time, and two are spare."""
+    decoder = FakeDecoder(GREY, 6)
+    gate, small = Gate(decoder), list[Generation]()
+    with running(decoder, spare=2) as engine:
+        filling = engine.queue.submit(Spec(n=40, seed=0))
+        gate.wait()
+        wide = engine.queue.submit(Spec(n=1, seed=50, label=1, guidance=2.0, particles=2))
+        decoder.before_step = lambda slots: small.append(
+            engine.queue.submit(Spec(n=1, seed=100 + len(small)))
+        )
+        with engine.queue.reading(wide), engine.queue.reading(filling):
+            finished(wide)
+        decoder.before_step = lambda slots: None
+        for one in (filling, *small):
+            engine.queue.cancel(one)
+    assert wide.images[0].finish_reason is FinishReason.LENGTH
+
+
+def test_spare_slots_are_for_those_who_want_few_of_them_in_all() -> None:
+    queue = Queue("it", GREY, Limits(), Clock())
+    queue.submit(Spec(n=1, seed=0, label=1, guidance=2.0, particles=6))  # of twelve slots
+    assert queue.take(0, 64, spare=20, heaviest=44) == []
+    (taken,) = queue.take(0, 64, spare=20, heaviest=48)
+    assert taken.spare
+
+
+def test_spare_slots_are_for_those_behind_a_large_one_that_waits() -> None:
+    queue = Queue("it", GREY, Limits(), Clock())
+    queue.submit(Spec(n=1, seed=0, particles=8), caller="large")
+    queue.submit(Spec(n=1, seed=1), caller="small")
+    (taken,) = queue.take(7, 64, spare=8, heaviest=1)  # only others of one slot are drawn
+    assert taken.image.seed == 1
+    assert taken.spare
+
+
+def test_spare_slots_are_given_to_no_more_at_once_than_others_are() -> None:
+    queue = Queue("it", GREY, Limits(), Clock())
+    for seed in range(4):
+        queue.submit(Spec(n=1, seed=seed))
+    assert len(queue.take(0, 2, spare=10, heaviest=20)) == 2
+    assert queue.waiting == 2
+
+
+def test_spare_slots_come_back_from_an_image_of_several() -> None:
+    decoder = FakeDecoder(GREY, 8)
+    gate = Gate(decoder)
+    with running(decoder, spare=2) as engine:
+        large = engine.queue.submit(Spec(n=40, seed=0))
+        gate.turn(2)
+        for seed in (100, 101):
+            small = engine.queue.submit(Spec(n=1, seed=seed, label=1, guidance=2.0))
+            gate.turn(2)
+            assert engine.slots_in_use == 8
+            engine.queue.cancel(small)
+            gate.turn(2)
+            assert engine.slots_in_use == 6
+        other = engine.queue.submit(Spec(n=40, seed=200))
+        engine.queue.cancel(large)
+        gate.turn(2)
+        assert engine.slots_in_use == 6
+        engine.queue.cancel(other)
+        gate.open()
