@@ -25,7 +25,8 @@ from tests.connections import (
     serve,
     turned_away,
 )
-from tests.service_fixtures import DEADLINE, GREY, FakeDecoder, build, parse_sse, talking_to, until
+from tests.events import parse_sse
+from tests.service_fixtures import DEADLINE, GREY, FakeDecoder, build, talking_to, until
 
 QUICK = {"header_seconds": 0.3, "body_seconds": 0.3, "send_seconds": 0.3, "keep_alive_seconds": 0.3}
 

@@ -20,7 +20,8 @@ from scanline.service.http.pools import Pool
 from scanline.service.http.sse import sse_event
 from scanline.service.http.waiting import Client
 from scanline.service.openai.events import CompletedImage, PartialImage
-from tests.service_fixtures import GREY, build, no_streams, parse_sse, rebuild, talking_to
+from tests.events import parse_sse, rebuild
+from tests.service_fixtures import GREY, build, no_streams, talking_to
 
 
 @pytest.fixture(scope="module")

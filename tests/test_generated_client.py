@@ -14,17 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.service_fixtures import (
-    GREY,
-    Event,
-    build,
-    decode_png,
-    encode,
-    listening,
-    parse_sse,
-    random_picture,
-    rebuild,
-)
+from tests.events import Event, parse_sse, rebuild
+from tests.service_fixtures import GREY, build, decode_png, encode, listening, random_picture
 
 TOOL = Path(sys.executable).parent / "openapi-python-client"
 KEY = "open sesame"

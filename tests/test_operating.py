@@ -19,6 +19,7 @@ from scanline.service.http.addresses import address_of, network_of
 from scanline.service.logs import JsonFormatter
 from scanline.service.server import Scanline
 from scanline.service.settings import Settings
+from tests.events import parse_sse
 from tests.service_fixtures import (
     GREY,
     FakeDecoder,
@@ -27,7 +28,6 @@ from tests.service_fixtures import (
     encode,
     held_server,
     listening,
-    parse_sse,
     random_picture,
     talking_to,
     until,

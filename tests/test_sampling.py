@@ -21,12 +21,12 @@ from scanline.model.checkpoint import (
 )
 from scanline.model.decoders.opening import open_decoder
 from scanline.model.sampling import SamplingError, SamplingParams, resolve
+from tests.events import parse_sse
 from tests.service_fixtures import (
     COLOUR,
     GREY,
     build,
     check_error,
-    parse_sse,
     random_picture,
     talking_to,
     tiny_model,

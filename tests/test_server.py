@@ -22,16 +22,9 @@ import numpy as np
 import pytest
 
 from scanline.service.serving import listen, room_for_connections
+from tests.events import parse_sse, rebuild
 from tests.processes import free_port, wait_ready
-from tests.service_fixtures import (
-    GREY,
-    check_error,
-    decode_png,
-    parse_sse,
-    rebuild,
-    save_tiny,
-    until,
-)
+from tests.service_fixtures import GREY, check_error, decode_png, save_tiny, until
 
 SLOW = replace(GREY, height=40, width=40)  # seconds an image, so that there is a middle to be in
 

@@ -25,7 +25,8 @@ from scanline.service.openai.events import stream_images
 from scanline.service.openai.rendering import choose_rendering
 from scanline.service.openai.requests import GenerationsRequest
 from tests.clocks import run_skipping
-from tests.service_fixtures import GREY, no_streams, parse_sse, rebuild
+from tests.events import parse_sse, rebuild
+from tests.service_fixtures import GREY, no_streams
 
 LARGE = dataclasses.replace(GREY, height=25, width=40)
 

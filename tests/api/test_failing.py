@@ -19,6 +19,7 @@ from scanline.service.server import open_engine
 from scanline.service.serving import Process, configure
 from tests.api.fixtures import held, serve
 from tests.engine.fixtures import losing
+from tests.events import parse_sse
 from tests.service_fixtures import (
     GREY,
     FakeDecoder,
@@ -26,7 +27,6 @@ from tests.service_fixtures import (
     check_error,
     idle,
     listening,
-    parse_sse,
     tiny_model,
     until,
 )

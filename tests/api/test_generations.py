@@ -10,13 +10,8 @@ import pytest
 
 from scanline.service.workshop import Workshop
 from tests.api.fixtures import Held, Here, held, values
-from tests.service_fixtures import (
-    GREY,
-    check_error,
-    idle,
-    parse_sse,
-    until,
-)
+from tests.events import parse_sse
+from tests.service_fixtures import GREY, check_error, idle, until
 
 
 def test_looking_at_and_cancelling_a_generation(holding: tuple[Here, Held]) -> None:

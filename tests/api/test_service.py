@@ -18,15 +18,8 @@ from scanline.service.app import create_app
 from scanline.service.http.middleware.key import KeyMiddleware
 from scanline.service.server import Scanline
 from tests.api.fixtures import Here, serve
-from tests.service_fixtures import (
-    GREY,
-    check_error,
-    listening,
-    parse_sse,
-    settings,
-    tiny_model,
-    until,
-)
+from tests.events import parse_sse
+from tests.service_fixtures import GREY, check_error, listening, settings, tiny_model, until
 
 
 @pytest.mark.parametrize("prefix", ["", "/pictures"])

@@ -21,18 +21,16 @@ from scanline.service.http.errors import ApiError
 from scanline.service.http.pools import Pool
 from scanline.service.http.waiting import Client
 from tests.api.fixtures import CONFIGS, Held, Here, held, png
+from tests.events import Event, parse_sse, rebuild
 from tests.service_fixtures import (
     COLOUR,
     GREY,
-    Event,
     check_error,
     encode,
     fake_image,
     idle,
     no_streams,
-    parse_sse,
     random_picture,
-    rebuild,
     until,
 )
 

@@ -16,14 +16,8 @@ from scanline.service.api.requests import Granularity
 from scanline.service.generation import FinishReason, Generation, Place, Spec
 from scanline.service.http.pools import Pool
 from scanline.service.http.waiting import Client
-from tests.service_fixtures import (
-    COLOUR,
-    GREY,
-    Event,
-    no_streams,
-    parse_sse,
-    rebuild,
-)
+from tests.events import Event, parse_sse, rebuild
+from tests.service_fixtures import COLOUR, GREY, no_streams
 
 
 def test_a_stream_misses_nothing_that_happens_while_it_sends(

@@ -18,15 +18,8 @@ from scanline.service.cluster.meetings import LOST_SECONDS
 from scanline.service.engine import Engine
 from scanline.service.generation import Spec
 from tests.cluster.serving import CONFIG, SLOTS, Served, expected, head
-from tests.service_fixtures import (
-    check_error,
-    decode_png,
-    encode,
-    parse_sse,
-    random_picture,
-    rebuild,
-    until,
-)
+from tests.events import parse_sse, rebuild
+from tests.service_fixtures import check_error, decode_png, encode, random_picture, until
 
 pytest.importorskip("ray.serve", reason="Ray is not installed: pip install -e '.[cluster]'")
 # Processes by the dozen begin.

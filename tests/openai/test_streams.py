@@ -23,10 +23,10 @@ from scanline.service.openai.rendering import choose_rendering
 from scanline.service.openai.requests import GenerationsRequest
 from scanline.service.queue import Queue
 from scanline.service.server import Scanline
+from tests.events import Event, parse_sse
 from tests.openai.fixtures import expected_edit, masked, pixels_of, stock
 from tests.service_fixtures import (
     GREY,
-    Event,
     FakeDecoder,
     build,
     check_error,
@@ -34,7 +34,6 @@ from tests.service_fixtures import (
     fake_image,
     idle,
     listening,
-    parse_sse,
     random_picture,
     until,
 )

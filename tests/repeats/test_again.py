@@ -19,6 +19,7 @@ from scanline.service.queue import Limits, Queue
 from scanline.service.repeats import Key, Repeats, fingerprint
 from tests.clocks import Clock
 from tests.engine.fixtures import Gate
+from tests.events import parse_sse
 from tests.repeats.fixtures import ASYNC
 from tests.service_fixtures import (
     GREY,
@@ -27,7 +28,6 @@ from tests.service_fixtures import (
     check_error,
     encode,
     listening,
-    parse_sse,
     random_picture,
     talking_to,
     until,

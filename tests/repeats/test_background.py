@@ -12,6 +12,7 @@ import pytest
 
 from scanline.service.generation import Generation
 from scanline.service.server import Scanline
+from tests.events import parse_sse
 from tests.repeats.fixtures import ASYNC, drawn
 from tests.service_fixtures import (
     GREY,
@@ -19,7 +20,6 @@ from tests.service_fixtures import (
     build,
     check_error,
     encode,
-    parse_sse,
     random_picture,
     talking_to,
     until,
