@@ -6,9 +6,12 @@ length and drawn anew for every sequence. The loss counts the second time alone,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +19,17 @@ from torch.nn import functional as F
 
 from scanline.model.config import ModelConfig
 from scanline.model.layers.block import Block
-from scanline.model.paper.report import Row, clock
+from scanline.model.paper.experiment import Experiment, Rows, Verdict
+from scanline.model.paper.markdown import markdown_table, network, number
+from scanline.model.paper.report import Report, Row, by_kind, clock
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SYMBOLS = 10
 SEPARATOR, TOKENS = SYMBOLS, SYMBOLS + 1
 EVERY = 20  # steps that one point of a curve is the mean of
+LEARNED = 0.1  # nats a symbol: of ten symbols that are copied, a chance is 2.3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,13 +47,6 @@ class Copying:
     lower_after: int = 3000  # steps, and then a tenth of the learning rate
     seeds: int = 3
     kinds: tuple[str, ...] = ("softmax", "lsh-1", "lsh-4", "linear")
-
-
-FULL = Copying()
-QUICK = Copying(
-    length=12, n_layers=2, n_heads=2, d_model=64, d_ff=128, batch=32, steps=700,
-    learning_rate=6e-3, lower_after=500, kinds=("softmax", "linear"),
-)  # fmt: skip
 
 
 class CopyNetwork(nn.Module):
@@ -79,13 +81,6 @@ def sequences(count: int, length: int, generator: torch.Generator) -> tuple[Tens
     symbols = torch.where(again, symbols.gather(1, (place - n - 1).clamp(min=0)), symbols)
     symbols[(place == 0) | (place == n + 1) | (place > 2 * n + 1)] = SEPARATOR
     return symbols, again
-
-
-def rows(task: Copying, device: torch.device) -> Iterator[tuple[str, Callable[[], Row]]]:
-    """Give each row's key, ``KIND SEED``, and what makes it."""
-    for seed in range(task.seeds):
-        for kind in task.kinds:
-            yield f"{kind} {seed}", partial(learn, kind, seed, task, device)
 
 
 def learn(kind: str, seed: int, task: Copying, device: torch.device) -> Row:
@@ -125,3 +120,72 @@ def _loss(
     log_odds = network(symbols[:, :-1])[again[:, 1:]]
     wanted = symbols[again]
     return F.cross_entropy(log_odds, wanted), (log_odds.argmax(-1) == wanted).float().mean()
+
+
+class _Figure2(Experiment[Copying]):
+    name = "figure2"
+    title = "Figure 2: copying"
+    inches = (7, 4.2)
+    full = Copying()
+    quick = Copying(
+        length=12, n_layers=2, n_heads=2, d_model=64, d_ff=128, batch=32, steps=700,
+        learning_rate=6e-3, lower_after=500, kinds=("softmax", "linear"),
+    )  # fmt: skip
+
+    def rows(
+        self, settings: Copying, report: Report, data_dir: Path | None, device: torch.device
+    ) -> Rows:
+        for seed in range(settings.seeds):
+            for kind in settings.kinds:
+                yield f"{kind} {seed}", partial(learn, kind, seed, settings, device)
+
+    def caption(self, s: Row) -> str:
+        sees = (
+            " At this length the chunks of `lsh` hold every earlier position, so that it is "
+            "softmax attention whose queries are its keys."
+            if s["length"] <= 64 and any(kind.startswith("lsh") for kind in s["kinds"])
+            else ""
+        )
+        return (
+            f"Up to {(s['length'] - 1) // 2} of ten symbols, said twice: length {s['length']}; "
+            f"{network(s)}, batches of {s['batch']}, {s['steps']:,} steps of RAdam, {s['seeds']} "
+            f"seeds. The loss counts the second time alone; chance is 2.30 nats.{sees}"
+        )
+
+    def table(self, rows: dict[str, Row]) -> str:
+        lines = []
+        for kind, runs in by_kind(rows.values()).items():
+            a_step = fmean(run["seconds"] / len(run["losses"]) / run["every"] for run in runs)
+            lines.append([
+                kind,
+                ", ".join(number(run["loss"]) for run in runs),
+                ", ".join(f"{100 * run['accuracy']:.1f} %" for run in runs),
+                number(1e3 * a_step),
+            ])  # fmt: skip
+        return markdown_table(["kind", "loss at the end, by seed", "right", "ms a step"], lines)
+
+    def verdicts(self, rows: dict[str, Row]) -> Iterable[Verdict]:
+        kinds = by_kind(rows.values())
+        for kind in ("softmax", "linear"):
+            losses = [run["loss"] for run in kinds.get(kind, [])]
+            if losses:
+                yield Verdict(
+                    f"{kind} attention learns to copy (loss ≤ {LEARNED} by every seed)",
+                    ", ".join(map(number, losses)), max(losses) <= LEARNED,
+                )  # fmt: skip
+
+    def plot(self, figure: Figure, rows: dict[str, Row]) -> None:
+        axes = figure.subplots()
+        for index, (kind, runs) in enumerate(by_kind(rows.values()).items()):
+            for run in runs:
+                steps = [run["every"] * (i + 1) for i in range(len(run["losses"]))]
+                label = kind if run is runs[0] else None
+                axes.plot(steps, run["losses"], color=f"C{index}", alpha=0.7, label=label)
+        axes.set_xlabel("step")
+        axes.set_ylabel(f"loss, nats a symbol of {SYMBOLS}")
+        axes.set_yscale("log")
+        axes.grid(alpha=0.3)
+        axes.legend()
+
+
+FIGURE2 = _Figure2()

@@ -36,6 +36,30 @@ def ways(device: torch.device) -> list[str]:
     return found
 
 
+def label(row: Row) -> str:
+    """Give the name of a row's way to draw, and what it multiplies in if the row says so."""
+    return f"{row['way']} ({row['precision']})" if "precision" in row else str(row["way"])
+
+
+def how_timed(s: Row) -> str:
+    """Say how rows of such settings were timed."""
+    return (
+        "`softmax` and `lsh` run the whole network again for every step, the others keep a state; "
+        f"a step is timed at {s['positions']} positions of an image and summed over all."
+    )
+
+
+def multiplied(rows: dict[str, Row]) -> str:
+    """Say what the C++ computed products in, which no row beside it does."""
+    named = sorted({row["precision"] for row in rows.values() if "precision" in row})
+    if not named:
+        return ""
+    return (
+        f" Products of `{NATIVE}` are {' or '.join(named)} and its states float32; the other ways "
+        "draw in float32 alone."
+    )
+
+
 class Drawer(ABC):
     """Draws images side by side, one step of each after another."""
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -18,7 +20,13 @@ from scanline.kernels.attention.softmax import naive_softmax_attention, softmax_
 from scanline.model.decoders.room import SHARE, free_memory
 from scanline.model.layers.lsh import BUCKETS
 from scanline.model.paper import peers
-from scanline.model.paper.report import Row, timed
+from scanline.model.paper.experiment import Experiment, Rows, Verdict
+from scanline.model.paper.markdown import markdown_table, number
+from scanline.model.paper.report import Report, Row, by_kind, timed
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,9 +40,6 @@ class Lengths:
     most_seconds: float = 60.0
     repeats: int = 5
 
-
-FULL = Lengths()
-QUICK = Lengths(longest=2**13, most_seconds=3.0, repeats=2)
 
 KINDS = ("linear", "softmax", "softmax, whole matrix", "lsh-1", "lsh-4")
 
@@ -132,3 +137,87 @@ def slope(rows: list[Row], what: str) -> float | None:
     x, y = (sum(values) / len(points) for values in zip(*points, strict=True))
     power: float = sum((a - x) * (b - y) for a, b in points) / sum((a - x) ** 2 for a, _ in points)
     return power
+
+
+class _Figure1(Experiment[Lengths]):
+    name = "figure1"
+    title = "Figure 1: time and memory by length"
+    full = Lengths()
+    quick = Lengths(longest=2**13, most_seconds=3.0, repeats=2)
+
+    def rows(
+        self, settings: Lengths, report: Report, data_dir: Path | None, device: torch.device
+    ) -> Rows:
+        def make(kind: str, length: int) -> Row:
+            before = report.rows.get(f"{kind} {length // 2}")
+            return measure(kind, length, settings, before, device)
+
+        for kind in all_kinds():
+            for length in lengths(settings):
+                yield f"{kind} {length}", partial(make, kind, length)
+
+    def caption(self, s: Row) -> str:
+        return (
+            f"One forward and backward pass of causal attention, {s['n_heads']} heads of "
+            f"{s['head_size']} features, one sequence. `softmax` is PyTorch's own kernel, which "
+            "keeps no T × T matrix; with the whole matrix it is as the paper ran it. The slope is "
+            "the power of the length, fitted to the four longest. Memory is what PyTorch's "
+            "allocator held at most."
+        )
+
+    def table(self, rows: dict[str, Row]) -> str:
+        every = sorted({row["length"] for row in rows.values()})
+
+        def part(what: str, scale: float, unit: str) -> str:
+            lines = []
+            for kind, points in by_kind(rows.values()).items():
+                cells = [
+                    "–" if "stopped" in row else number(scale * row[what])
+                    for row in sorted(points, key=lambda row: row["length"])
+                ]
+                lines.append([kind, *cells, number(slope(points, what))])
+            return markdown_table([unit, *map(str, every), "slope"], lines)
+
+        ends = sorted({row["stopped"] for row in rows.values() if "stopped" in row})
+        why = f"\n\n–: not run, as it would take more than {' or '.join(ends)}." if ends else ""
+        seconds = part("seconds", 1e3, "milliseconds a pass, by length")
+        return f"{seconds}\n\n{part('bytes', 1e-6, 'MB held at most, by length')}{why}"
+
+    def verdicts(self, rows: dict[str, Row]) -> Iterable[Verdict]:
+        kinds = by_kind(rows.values())
+        for kind, what, least, most in (
+            ("linear", "seconds", 0.0, 1.05),
+            ("linear", "bytes", 0.0, 1.05),
+            *((kind, "seconds", 0.0, 1.2) for kind in kinds if kind.startswith("lsh-")),
+            ("softmax", "seconds", 1.8, 9.0),
+            ("softmax, whole matrix", "bytes", 1.8, 9.0),
+        ):
+            power = slope(kinds.get(kind, []), what)
+            if power is not None:
+                grows = "time" if what == "seconds" else "memory"
+                bound = f"power ≥ {least:g}" if least else f"power ≤ {most:g}"
+                shape = "with the length's square" if least else "linearly"
+                yield Verdict(
+                    f"the {grows} of {kind} attention grows {shape} ({bound})", f"{power:.3f}",
+                    least <= power <= most,
+                )  # fmt: skip
+
+    def plot(self, figure: Figure, rows: dict[str, Row]) -> None:
+        left, right = figure.subplots(1, 2)
+        _curves(left, rows, "seconds", 1, "seconds a pass")
+        _curves(right, rows, "bytes", 1e-6, "MB held at most")
+        left.legend(fontsize=7)
+
+
+def _curves(axes: Axes, rows: dict[str, Row], what: str, scale: float, label: str) -> None:
+    for kind, points in by_kind(rows.values()).items():
+        measured = [row for row in points if "stopped" not in row]
+        style = "--" if ":" in kind else "-"
+        x, y = [r["length"] for r in measured], [scale * r[what] for r in measured]
+        axes.loglog(x, y, style, marker="o", markersize=3, label=kind, base=2)
+    axes.set_xlabel("length")
+    axes.set_ylabel(label)
+    axes.grid(alpha=0.3)
+
+
+FIGURE1 = _Figure1()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +76,20 @@ def read(path: Path) -> Row:
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is no report of `scanline paper`: {error!r}") from None
     return saved
+
+
+def by_kind(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    """Put rows that have a ``kind`` together by it, in their order."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        if "kind" in row:
+            found.setdefault(row["kind"], []).append(row)
+    return found
+
+
+def trained(rows: dict[str, Row]) -> list[Row]:
+    """Give the rows of what was trained, in their order."""
+    return [row for key, row in rows.items() if key.startswith("train ")]
 
 
 def hardware() -> Row:

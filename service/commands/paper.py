@@ -38,17 +38,16 @@ def _run(
     import torch
 
     from scanline.model.data.published import load_dataset
-    from scanline.model.paper.experiments import run
-    from scanline.model.paper.plots import plot
-    from scanline.model.paper.tables import markdown
+    from scanline.model.paper.experiments import EXPERIMENTS, run
 
     torch.set_num_threads(threads)
     if fetch:
         for split in ("train", "test"):
             load_dataset(READING[name], split, data, download=True)
-    report = run(name, out, quick=quick, data_dir=data)
-    typer.echo(markdown(name, report.rows))
-    plot(name, report.rows, out / f"{name}.png")
+    experiment = EXPERIMENTS[name]
+    report = run(experiment, out, quick=quick, data_dir=data)
+    typer.echo(experiment.table(report.rows))
+    experiment.save_plot(report.rows, out / f"{name}.png")
     typer.echo(f"\n{report.path} and {name}.png beside it")
 
 

@@ -3,9 +3,11 @@
 import platform
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from scanline.model.paper.experiment import Experiment
 from tests.command_line import run_command
 from tests.service_fixtures import GREY, random_picture, save_tiny
 
@@ -123,8 +125,8 @@ def test_a_wrong_option_is_a_usage_error(
 def test_a_data_folder_is_read_or_refused(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def run(name: str, folder: Path, *, quick: bool, data_dir: Path | None) -> None:
-        raise ValueError(f"{name} of {data_dir}")
+    def run(one: Experiment[Any], folder: Path, *, quick: bool, data_dir: Path | None) -> None:
+        raise ValueError(f"{one.name} of {data_dir}")
 
     monkeypatch.setattr("scanline.model.paper.experiments.run", run)
     reads = name.startswith("table")

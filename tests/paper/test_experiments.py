@@ -14,8 +14,13 @@ import torch
 
 from scanline.model.config import ModelConfig
 from scanline.model.decoders.native import NativeDecoder
-from scanline.model.paper import copying, drawing, experiments, images, latency, lengths, peers
-from scanline.model.paper.lengths import Lengths, peak_bytes, slope
+from scanline.model.paper import copying, drawing, images, latency, lengths, peers
+from scanline.model.paper.copying import FIGURE2
+from scanline.model.paper.experiment import Experiment, Rows
+from scanline.model.paper.experiments import EXPERIMENTS, run
+from scanline.model.paper.images import TABLE1
+from scanline.model.paper.latency import SUPPLEMENT
+from scanline.model.paper.lengths import FIGURE1, Lengths, peak_bytes, slope
 from scanline.model.paper.report import Report, read
 from scanline.model.training.trainer import Trainer
 from tests.conftest import assert_close, tiny_config
@@ -23,7 +28,7 @@ from tests.published import write_mnist
 
 CPU = torch.device("cpu")
 SMALL = Lengths(shortest=2**4, longest=2**6, n_heads=2, head_size=8, repeats=1)
-TASK = replace(copying.QUICK, length=8, d_model=32, d_ff=32, steps=40, seeds=2, batch=16)
+TASK = replace(FIGURE2.quick, length=8, d_model=32, d_ff=32, steps=40, seeds=2, batch=16)
 NETWORK = tiny_config(
     input="previous", order="subpixel", channels=3, norm="post", positions="sinusoidal"
 )
@@ -201,13 +206,14 @@ def test_an_images_time_is_its_steps_summed(monkeypatch: pytest.MonkeyPatch) -> 
     assert row["images_per_second"] == pytest.approx(5 / row["seconds"])
 
 
-def test_native_code_and_the_supplements_rows() -> None:
+def test_native_code_and_the_supplements_rows(tmp_path: Path) -> None:
     row = drawing.time_drawing(drawing.NATIVE, NETWORK, 2, 3, CPU)
     assert math.isfinite(row["images_per_second"])
     network = drawing.random_network("linear", NETWORK, CPU)
     assert row["precision"] == NativeDecoder(network, 1).precision
     sweep = latency.Sweep(positions=2, stateful_batches=(1, 2), anew_batches=(1,))
-    keys = [key for key, _ in latency.rows(sweep)]
+    report = Report(tmp_path, "supplement", {})
+    keys = [key for key, _ in SUPPLEMENT.rows(sweep, report, None, CPU)]
     assert len(set(keys)) == len(keys)
     assert {"cpu mnist linear 1", "cpu mnist linear 2", "cpu cifar10 softmax 1"} <= set(keys)
     assert "cpu cifar10 linear 2" not in keys
@@ -237,7 +243,7 @@ def test_a_table_trains_every_kind_and_goes_on(
     write_mnist(tmp_path / "data" / "mnist")
     report = Report(tmp_path / "out", "table1", {})
     monkeypatch.setattr(images.Table, "drawn", property(lambda self: small_paper()))
-    made = dict(images.rows(TABLE, report, tmp_path / "data", CPU))
+    made = dict(TABLE1.rows(TABLE, report, tmp_path / "data", CPU))
     assert [key for key in made if key.startswith("train")] == [
         "train softmax", "train lsh-1", "train lsh-4", "train linear",
     ]  # fmt: skip
@@ -275,7 +281,7 @@ def test_the_pace_is_that_of_the_runs_own_steps(
     monkeypatch.setattr("scanline.model.paper.report.clock", lambda _: now)
     monkeypatch.setattr(Trainer, "take_step", take_step)
     table = replace(TABLE, training_seconds=0.8)
-    made = dict(images.rows(table, report, tmp_path / "data", CPU))
+    made = dict(TABLE1.rows(table, report, tmp_path / "data", CPU))
     assert report.row("train linear", made["train linear"])["steps"] == 4
     assert report.rows["pace linear"]["seconds"] == pytest.approx(0.2)
     run = report.folder / "linear"
@@ -295,7 +301,7 @@ def test_a_run_of_a_report_that_is_gone_is_not_gone_on(
     monkeypatch.setattr(images.Table, "drawn", property(lambda self: small_paper()))
 
     def made(report: Report) -> dict[str, Any]:
-        return dict(images.rows(TABLE, report, tmp_path / "data", CPU))
+        return dict(TABLE1.rows(TABLE, report, tmp_path / "data", CPU))
 
     report = Report(tmp_path / "out", "table1", {})
     report.row("train linear", made(report)["train linear"])
@@ -312,16 +318,16 @@ def small_paper() -> ModelConfig:
     return replace(NETWORK, channels=1, height=8, width=8, d_model=32)
 
 
-@pytest.mark.parametrize("name", experiments.EXPERIMENTS)
-def test_each_experiment_has_rows_quick_and_full(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=list(EXPERIMENTS))
+def test_each_experiment_has_rows_quick_and_full(
+    experiment: Experiment[Any], tmp_path: Path
+) -> None:
     for quick in (True, False):
-        settings, plan = experiments._planned(name, quick)
-        report = Report(tmp_path / str(quick), name, {})
-        keys = [key for key, _ in plan(report, None, CPU)]
+        settings = experiment.settings(quick, None)
+        report = Report(tmp_path / str(quick), experiment.name, {})
+        keys = [key for key, _ in experiment.rows(settings, report, None, CPU)]
         assert len(keys) == len(set(keys)) > 5
         assert json.dumps(asdict(settings))
-    with pytest.raises(ValueError, match="there is no 'table9'; there are figure1, figure2"):
-        experiments.run("table9", tmp_path, quick=True)
 
 
 def test_an_experiment_has_its_folder_for_itself(
@@ -329,11 +335,11 @@ def test_an_experiment_has_its_folder_for_itself(
 ) -> None:
     """Or the rows of one process would take the place of the other's."""
 
-    def plan(*_: object) -> experiments.Rows:
+    def rows(*_: object) -> Rows:
         with pytest.raises(ValueError, match=r"a run is under way in .*figure1"):
-            experiments.run("figure1", tmp_path, quick=True)
-        return [("a", dict)]
+            run(FIGURE1, tmp_path, quick=True)
+        yield "a", dict
 
-    monkeypatch.setattr(experiments, "_planned", lambda *_: (SMALL, plan))
-    experiments.run("figure1", tmp_path, quick=True)
+    monkeypatch.setattr(FIGURE1, "rows", rows)
+    run(FIGURE1, tmp_path, quick=True)
     assert [path.name for path in tmp_path.iterdir()] == ["figure1.json"]

@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from scanline.model.paper import copying, images, lengths
+from scanline.model.paper.copying import FIGURE2
 from scanline.model.paper.drawing import NATIVE
-from scanline.model.paper.page import judge, make_page, write_page
+from scanline.model.paper.experiments import EXPERIMENTS
+from scanline.model.paper.images import TABLE1, best_drawing
+from scanline.model.paper.lengths import FIGURE1
+from scanline.model.paper.page import make_page, write_page
 from scanline.model.paper.report import Report
-from scanline.model.paper.tables import best_drawing, markdown
 from tests.command_line import run_command
 from tests.conftest import ROOT
 from tests.paper.test_experiments import SMALL, TASK
@@ -27,12 +29,12 @@ def test_commands_leave_a_table_a_plot_and_rows_and_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("matplotlib")
-    monkeypatch.setattr(lengths, "QUICK", SMALL)
-    monkeypatch.setattr(copying, "QUICK", replace(TASK, seeds=1))
+    monkeypatch.setattr(FIGURE1, "quick", SMALL)
+    monkeypatch.setattr(FIGURE2, "quick", replace(TASK, seeds=1))
     for name in ("figure1", "figure2"):
         assert run_command("paper", name, "--quick", "--out", tmp_path) == 0
         rows = json.loads((tmp_path / f"{name}.json").read_text())["rows"]
-        assert markdown(name, rows) in capsys.readouterr().out
+        assert EXPERIMENTS[name].table(rows) in capsys.readouterr().out
         with Image.open(tmp_path / f"{name}.png") as plot:
             assert min(plot.size) > 300
         before = (tmp_path / f"{name}.json").read_bytes()
@@ -59,20 +61,20 @@ def timings(**powers: float) -> dict[str, dict[str, Any]]:
 
 def test_a_claim_holds_only_where_the_rows_say_so() -> None:
     verdicts = {
-        v.claim.split(" (")[0]: v for v in judge("figure1", timings(linear=1.02, softmax=1.9))
+        v.claim.split(" (")[0]: v for v in FIGURE1.verdicts(timings(linear=1.02, softmax=1.9))
     }
     assert verdicts["the time of linear attention grows linearly"].holds
     assert verdicts["the time of softmax attention grows with the length's square"].found == "1.900"
     for linear, softmax in ((1.2, 1.9), (1.0, 1.5)):
-        assert not all(v.holds for v in judge("figure1", timings(linear=linear, softmax=softmax)))
+        assert not all(v.holds for v in FIGURE1.verdicts(timings(linear=linear, softmax=softmax)))
     learned = {f"linear {s}": {"kind": "linear", "loss": 0.01 + s} for s in (0, 1)}
-    assert [v.holds for v in judge("figure2", {"linear 0": learned["linear 0"]})] == [True]
-    assert [v.holds for v in judge("figure2", learned)] == [False]
+    assert [v.holds for v in FIGURE2.verdicts({"linear 0": learned["linear 0"]})] == [True]
+    assert [v.holds for v in FIGURE2.verdicts(learned)] == [False]
 
 
 def test_every_row_of_hashed_attention_is_judged() -> None:
     rows = timings(**{"lsh-1": 1.03, "lsh-4": 1.4, "lsh-8": 1.1, "fast-transformers: lsh-1": 1.7})
-    verdicts = {v.claim.split()[3]: v.holds for v in judge("figure1", rows)}
+    verdicts = {v.claim.split()[3]: v.holds for v in FIGURE1.verdicts(rows)}
     assert verdicts == {"lsh-1": True, "lsh-4": False, "lsh-8": True}
 
 
@@ -88,19 +90,19 @@ def test_the_fastest_batch_counts_and_the_order_is_judged() -> None:
     rest = {"softmax": 1.0, "lsh-1": 2.0, "lsh-4": 0.5}
     rows = drawn(**{"linear": 100.0, "stateful-softmax": 20.0}, **rest)
     assert best_drawing(rows)["linear"]["batch"] == 1
-    (verdict,) = judge("table1", rows)
+    (verdict,) = TABLE1.verdicts(rows)
     assert verdict.holds
     assert verdict.found == "100 : 20 : 1 : 2 : 0.5"
     assert verdict.claim.endswith("317 : 16.8 : 1 : 1.51 : 0.6)")
-    (verdict,) = judge("table1", drawn(**{"linear": 19.0, "stateful-softmax": 20.0}, **rest))
+    (verdict,) = TABLE1.verdicts(drawn(**{"linear": 19.0, "stateful-softmax": 20.0}, **rest))
     assert not verdict.holds
-    assert "| linear | 0.644 | – | – | 143 (317 ×) | 100 (100 ×) | 1 |" in markdown("table1", rows)
+    assert "| linear | 0.644 | – | – | 143 (317 ×) | 100 (100 ×) | 1 |" in TABLE1.table(rows)
 
 
 def test_the_page_says_what_native_code_multiplied_in(tmp_path: Path) -> None:
     rest = {"softmax": 1.0, "lsh-1": 2.0, "lsh-4": 0.5}
     rows = drawn(**{"linear": 100.0, "stateful-softmax": 20.0, NATIVE: 200.0}, **rest)
-    settings = asdict(images.QUICK["table1"]) | {"quick": True}
+    settings = asdict(TABLE1.quick) | {"quick": True}
 
     report = Report(tmp_path, "table1", settings)
     for key, row in rows.items():
@@ -122,7 +124,7 @@ def test_reports_of_two_machines_make_no_page(tmp_path: Path) -> None:
 
 
 def test_a_report_broken_off_makes_no_page(tmp_path: Path) -> None:
-    report = Report(tmp_path, "figure2", asdict(copying.QUICK) | {"quick": True})
+    report = Report(tmp_path, "figure2", asdict(FIGURE2.quick) | {"quick": True})
     report.row("linear 0", lambda: {"kind": "linear", "loss": 0.1, "losses": [1.0], "every": 20})
     with pytest.raises(ValueError, match="figure2 was broken off: run it again"):
         make_page(tmp_path, tmp_path)

@@ -17,20 +17,18 @@ from PIL import Image
 from torch import Tensor, nn
 
 from scanline.model.data.download import DataError
-from scanline.model.paper.page import caption, judge
-from scanline.model.paper.speech import table
 from scanline.model.paper.speech.corpus import Utterance, read_corpus
 from scanline.model.paper.speech.ctc import collapse, ctc_loss, edit_distance, recognise
 from scanline.model.paper.speech.digits import speak, synthesise
 from scanline.model.paper.speech.encoder import KINDS, Encoder, Sizes
 from scanline.model.paper.speech.features import BANDS, log_mel, mel_filters, to_mel
-from scanline.model.paper.tables import markdown
+from scanline.model.paper.speech.table import TABLE3, Training
 from tests.command_line import run_command
 from tests.conftest import assert_close
 
 CPU = torch.device("cpu")
 SIZES = Sizes(stack=2, n_layers=1, n_heads=2, d_model=16, lstm_layers=1, lstm_size=8)
-TASK = replace(table.QUICK, sizes=SIZES, batch=4, learning_rate=2e-2, lstm_learning_rate=5e-2)
+TASK = replace(TABLE3.quick, sizes=SIZES, batch=4, learning_rate=2e-2, lstm_learning_rate=5e-2)
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
 spoken = pytest.mark.skipif(shutil.which("espeak-ng") is None, reason="espeak-ng is not installed")
@@ -227,8 +225,10 @@ def test_the_table_of_a_folder_is_learnt_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("matplotlib")
-    monkeypatch.setattr(table, "QUICK", replace(TASK, training_seconds=10))
-    monkeypatch.setattr(table, "timed", lambda run, device, repeats: run() or 1.0)
+    monkeypatch.setattr(TABLE3, "quick", replace(TASK, training_seconds=10))
+    monkeypatch.setattr(
+        "scanline.model.paper.speech.table.timed", lambda run, device, repeats: run() or 1.0
+    )
     folder = write_speech(tmp_path / "speech")
     command = ("paper", "table3", "--quick", "--out", tmp_path, "--speech", folder)
     assert run_command(*command) == 0
@@ -239,8 +239,8 @@ def test_the_table_of_a_folder_is_learnt_and_goes_on(
     assert {kind for kind in KINDS if rows[f"train {kind}"]["epochs"] == 10} == {*KINDS}
     for kind in KINDS:
         assert rows[f"train {kind}"]["error_rate"] < 0.2, kind  # of four phonemes
-    assert markdown("table3", rows) in capsys.readouterr().out
-    assert "Speech of the folder `speech`." in caption("table3", report["settings"])
+    assert TABLE3.table(rows) in capsys.readouterr().out
+    assert "Speech of the folder `speech`." in TABLE3.caption(report["settings"])
     with Image.open(tmp_path / "table3.png") as plot:
         assert min(plot.size) > 300
     before = (tmp_path / "table3.json").read_bytes()
@@ -254,7 +254,7 @@ def test_a_networks_seed_says_how_it_learns(tmp_path: Path) -> None:
     corpus = read_corpus(write_speech(tmp_path), 2)
     weights = []
     for _ in range(2):
-        training = table.Training("linear", TASK, corpus, CPU)
+        training = Training("linear", TASK, corpus, CPU)
         training.epoch()
         weights.append(nn.utils.parameters_to_vector(training.encoder.parameters()))
     assert torch.equal(*weights)
@@ -271,13 +271,13 @@ def heard(**wrong: float) -> dict[str, dict[str, Any]]:
 
 def test_speechs_claims_hold_only_where_the_rows_say_so() -> None:
     rows = heard(linear=0.02, softmax=0.01, bi_lstm=0.05, lsh_4=0.2)
-    verdicts = [*judge("table3", rows)]
+    verdicts = [*TABLE3.verdicts(rows)]
     assert [verdict.holds for verdict in verdicts] == [True, True, True]
     assert verdicts[0].claim.endswith("than lsh-4 (8.08 % : 9.33 %)")
     assert verdicts[0].found == "2.00 % : 20.00 %"
     assert verdicts[2].found == "bi-lstm 3 s, softmax 2 s, lsh-4 4 s, linear 1 s"
     rows = heard(softmax=0.01, linear=0.06, bi_lstm=0.05, lsh_4=0.2)
-    assert [verdict.holds for verdict in judge("table3", rows)] == [True, False, False]
+    assert [verdict.holds for verdict in TABLE3.verdicts(rows)] == [True, False, False]
 
 
 # --- digits ---------------------------------------------------------------------------------------

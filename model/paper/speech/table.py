@@ -7,22 +7,29 @@ of spoken digits.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 from tqdm import tqdm
 
-from scanline.model.paper.report import Report, Row, timed
+from scanline.model.paper.claims import SPEECH
+from scanline.model.paper.experiment import Experiment, Rows, Verdict
+from scanline.model.paper.markdown import markdown_table, number
+from scanline.model.paper.report import Report, Row, timed, trained
 from scanline.model.paper.speech.corpus import Corpus, Utterance, read_corpus
 from scanline.model.paper.speech.ctc import batches, ctc_loss, edit_distance, recognise
 from scanline.model.paper.speech.digits import synthesise
 from scanline.model.paper.speech.encoder import KINDS, LSTM, Encoder, Sizes
 from scanline.model.paper.speech.features import BANDS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 LONG = 800  # frames of the paper's utterances, on average
 
@@ -42,49 +49,6 @@ class Speech:
     lstm_learning_rate: float
     digits: tuple[int, int]
     data: str = ""
-
-
-FULL = Speech(
-    sizes=Sizes(stack=1, n_layers=9, n_heads=6, d_model=192, lstm_layers=3, lstm_size=320),
-    training_seconds=4 * 3600, batch=16, learning_rate=1e-4, lstm_learning_rate=1e-3,
-    digits=(20_000, 1_000),
-)  # fmt: skip
-QUICK = Speech(
-    sizes=Sizes(stack=3, n_layers=2, n_heads=4, d_model=64, lstm_layers=1, lstm_size=96),
-    training_seconds=45, batch=4, learning_rate=2e-3, lstm_learning_rate=5e-3,
-    digits=(240, 60),
-)  # fmt: skip
-
-
-def rows(
-    task: Speech, report: Report, folder: Path | None, device: torch.device
-) -> Iterator[tuple[str, Callable[[], Row]]]:
-    """Give each row's key and what makes it: ``data``, then ``epoch``, ``pass``, ``train KIND``.
-
-    Digits are kept beside the report, in a folder of ``table3`` that is named by how many.
-    """
-    spoken = report.path.parent / report.name / "{}-digits-{}".format(*task.digits)
-
-    @cache
-    def corpus() -> Corpus:
-        if folder is None:
-            synthesise(spoken, *task.digits)
-        return read_corpus(folder or spoken, task.sizes.stack)
-
-    yield "data", lambda: _describe(corpus())
-    for kind in KINDS:
-
-        def epoch(kind: str = kind) -> Row:
-            training = Training(kind, task, corpus(), device)
-            return {"kind": kind, "seconds": timed(training.epoch, device, repeats=2)}
-
-        def train(kind: str = kind) -> Row:
-            epochs = round(task.training_seconds / report.rows[f"epoch {kind}"]["seconds"])
-            return _train(kind, task, corpus(), max(1, epochs), device)
-
-        yield f"epoch {kind}", epoch
-        yield f"pass {kind}", partial(_time_long, kind, task, device)
-        yield f"train {kind}", train
 
 
 def _describe(corpus: Corpus) -> Row:
@@ -148,3 +112,124 @@ def _time_long(kind: str, task: Speech, device: torch.device) -> Row:
         "kind": kind, "frames": LONG,
         "seconds": timed(lambda: ctc_loss(encoder, batch, device).backward(), device, repeats=2),
     }  # fmt: skip
+
+
+class _Table3(Experiment[Speech]):
+    name = "table3"
+    title = "Table 3: speech"
+    full = Speech(
+        sizes=Sizes(stack=1, n_layers=9, n_heads=6, d_model=192, lstm_layers=3, lstm_size=320),
+        training_seconds=4 * 3600, batch=16, learning_rate=1e-4, lstm_learning_rate=1e-3,
+        digits=(20_000, 1_000),
+    )  # fmt: skip
+    quick = Speech(
+        sizes=Sizes(stack=3, n_layers=2, n_heads=4, d_model=64, lstm_layers=1, lstm_size=96),
+        training_seconds=45, batch=4, learning_rate=2e-3, lstm_learning_rate=5e-3,
+        digits=(240, 60),
+    )  # fmt: skip
+
+    def settings(self, quick: bool, data_dir: Path | None) -> Speech:
+        task = super().settings(quick, data_dir)
+        return replace(task, data=data_dir.resolve().name) if data_dir else task
+
+    def rows(
+        self, settings: Speech, report: Report, data_dir: Path | None, device: torch.device
+    ) -> Rows:
+        """Give ``data``, then ``epoch``, ``pass``, ``train KIND``.
+
+        Digits are kept in the report's folder, in one that is named by how many.
+        """
+        spoken = report.folder / "{}-digits-{}".format(*settings.digits)
+
+        @cache
+        def corpus() -> Corpus:
+            if data_dir is None:
+                synthesise(spoken, *settings.digits)
+            return read_corpus(data_dir or spoken, settings.sizes.stack)
+
+        def epoch(kind: str) -> Row:
+            training = Training(kind, settings, corpus(), device)
+            return {"kind": kind, "seconds": timed(training.epoch, device, repeats=2)}
+
+        def train(kind: str) -> Row:
+            epochs = round(settings.training_seconds / report.rows[f"epoch {kind}"]["seconds"])
+            return _train(kind, settings, corpus(), max(1, epochs), device)
+
+        yield "data", lambda: _describe(corpus())
+        for kind in KINDS:
+            yield f"epoch {kind}", partial(epoch, kind)
+            yield f"pass {kind}", partial(_time_long, kind, settings, device)
+            yield f"train {kind}", partial(train, kind)
+
+    def caption(self, s: Row) -> str:
+        sizes = s["sizes"]
+        digits = (
+            "Digits that espeak-ng spoke, for the Wall Street Journal is licensed: compare the "
+            "order, not the numbers."
+        )
+        data = f"Speech of the folder `{s['data']}`." if s["data"] else digits
+        stacked = f"; {sizes['stack']} frames at a time" if sizes["stack"] > 1 else ""
+        return (
+            f"{data} Each encoder sees all of an utterance ({sizes['n_layers']} layers × "
+            f"{sizes['d_model']}, {sizes['n_heads']} heads; bi-lstm {sizes['lstm_layers']} × 2 × "
+            f"{sizes['lstm_size']}{stacked}) and is trained with CTC for "
+            f"{s['training_seconds']:g} seconds, batches of {s['batch']}; phonemes are the "
+            "likeliest of each step (± standard error). The last column is a forward and backward "
+            "pass over one utterance as long as the paper's are on average, frame by frame."
+        )
+
+    def table(self, rows: dict[str, Row]) -> str:
+        lines = []
+        for row in trained(rows):
+            kind = row["kind"]
+            rate, error = 100 * row["error_rate"], 100 * row["standard_error"]
+            lines.append([
+                kind,
+                f"{SPEECH[kind].error_percent:.2f} %", f"{rate:.2f} ± {error:.2f} %",
+                str(row["epochs"]),
+                number(SPEECH[kind].seconds), number(rows[f"epoch {kind}"]["seconds"]),
+                number(1e3 * rows[f"pass {kind}"]["seconds"]),
+            ])  # fmt: skip
+        data, long = rows["data"], next(row for key, row in rows.items() if key[:5] == "pass ")
+        head = [
+            "encoder", "phonemes wrong, paper", "ours", "epochs", "s an epoch, paper", "ours",
+            f"ms for {long['frames']} frames",
+        ]  # fmt: skip
+        return (
+            f"{markdown_table(head, lines)}\n\n{data['train']:,} utterances to train on, of "
+            f"{data['mean_frames']:.0f} frames on average and {data['most_frames']} at most; "
+            f"{data['test']:,} held out; {data['phonemes']} phonemes."
+        )
+
+    def verdicts(self, rows: dict[str, Row]) -> Iterable[Verdict]:
+        wrong = {kind: 100 * rows[f"train {kind}"]["error_rate"] for kind in SPEECH}
+        for other in ("lsh-4", "bi-lstm"):
+            theirs = f"{SPEECH['linear'].error_percent:.2f} % : {SPEECH[other].error_percent:.2f} %"
+            yield Verdict(
+                f"speech: linear gets fewer phonemes wrong than {other} ({theirs})",
+                f"{wrong['linear']:.2f} % : {wrong[other]:.2f} %", wrong["linear"] < wrong[other],
+            )  # fmt: skip
+        seconds = {kind: rows[f"epoch {kind}"]["seconds"] for kind in SPEECH}
+        theirs = ", ".join(f"{kind} {number(claim.seconds)} s" for kind, claim in SPEECH.items())
+        yield Verdict(
+            f"speech: an epoch takes linear the least time ({theirs})",
+            ", ".join(f"{kind} {number(value)} s" for kind, value in seconds.items()),
+            seconds["linear"] == min(seconds.values()),
+        )
+
+    def plot(self, figure: Figure, rows: dict[str, Row]) -> None:
+        left, right = figure.subplots(1, 2)
+        encoders = trained(rows)
+        kinds = [row["kind"] for row in encoders]
+        left.barh(
+            kinds, [100 * row["error_rate"] for row in encoders],
+            xerr=[100 * row["standard_error"] for row in encoders],
+        )  # fmt: skip
+        left.set_xlabel("phonemes wrong, %, after the same time")
+        right.barh(kinds, [rows[f"epoch {kind}"]["seconds"] for kind in kinds])
+        right.set_xlabel("seconds an epoch")
+        for axes in (left, right):
+            axes.grid(alpha=0.3, axis="x")
+
+
+TABLE3 = _Table3()
