@@ -117,8 +117,8 @@ def test_a_run_begins_with_a_checkpoint_that_has_none(tmp_path: Path) -> None:
     trainer.start_from(tmp_path / "plain.safetensors")
     canvas = random_canvas(config, 2)
     with torch.no_grad():
-        assert_close(trainer.model(canvas), plain(canvas))
-    save_checkpoint(tmp_path / "conv.safetensors", trainer.model, {})
+        assert_close(trainer.learner.model(canvas), plain(canvas))
+    save_checkpoint(tmp_path / "conv.safetensors", trainer.learner.model, {})
     back = Trainer(tiny_config(), settings, tmp_path / "back", torch.device("cpu"))
     with pytest.raises(CheckpointError, match="short_conv"):
         back.start_from(tmp_path / "conv.safetensors")

@@ -6,21 +6,19 @@ As everywhere in the bench, nothing is timed before it has been checked against 
 from __future__ import annotations
 
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import torch
 
 from scanline.model.bench.kernels import times_of
 from scanline.model.config import ModelConfig
 from scanline.model.network import LinearTransformer
+from scanline.model.training.learner import Learner
 from scanline.model.training.passes import Passes
 from scanline.model.training.recipe import TrainingConfig
-from scanline.model.training.trainer import Trainer
 
 LEARNED_ERROR = 0.02  # bits/dim, and part of a gradient's length, that bf16 may change
 
@@ -81,10 +79,8 @@ def time_training(
 def time_step(config: ModelConfig, images: int, device: torch.device, repeats: int) -> float:
     """Give the seconds of a training step, as ``scanline train`` takes it, without labels."""
     canvas = torch.randint(0, 256, (images, config.pixels, config.channels), dtype=torch.uint8)
-    with tempfile.TemporaryDirectory() as folder:
-        recipe = TrainingConfig(steps=repeats + 2, batch=images)
-        trainer = Trainer(config, recipe, Path(folder), device)
-        return seconds_of(lambda: trainer.take_step(canvas, None), device, repeats)
+    learner = Learner(config, TrainingConfig(steps=repeats + 2, batch=images), device)
+    return seconds_of(lambda: learner.take_step(canvas, None), device, repeats)
 
 
 def check_training(name: str, model: LinearTransformer) -> None:

@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -27,10 +25,10 @@ from scanline.kernels.native.cpu import cpu, cpu_isas, usable_cores
 from scanline.kernels.native.training import passes
 from scanline.model.bench.limits import Machine, operations
 from scanline.model.config import PRESETS, ModelConfig
+from scanline.model.training.learner import Learner
 from scanline.model.training.machine import few_collections
 from scanline.model.training.processes import choose_count, joined
 from scanline.model.training.recipe import TrainingConfig
-from scanline.model.training.trainer import Trainer
 
 MODELS = ("mnist", "cifar10")
 BATCH = 16
@@ -57,14 +55,12 @@ class TrainingReport:
 
 
 class _Steps:
-    """A training run that is taken a step at a time, in each of the processes that are joined."""
+    """Training that is taken a step at a time, in each of the processes that are joined."""
 
-    def __init__(
-        self, config: ModelConfig, batch: int, folder: Path, threads: int, native: bool = True
-    ) -> None:
+    def __init__(self, config: ModelConfig, batch: int, threads: int, native: bool = True) -> None:
         self.threads, self.native = threads, native
         recipe = TrainingConfig(steps=1_000_000, checkpoint_every=1_000_000, batch=batch)
-        self.trainer = Trainer(config, recipe, folder, torch.device("cpu"))
+        self.learner = Learner(config, recipe, torch.device("cpu"))
         draw = np.random.default_rng(0)
         canvas = draw.integers(0, 256, (batch, config.pixels, config.channels), np.uint8)
         self.images = torch.from_numpy(canvas)
@@ -73,20 +69,20 @@ class _Steps:
     def seconds(self) -> float:
         """Take two steps, and time the second."""
         torch.set_num_threads(self.threads)
-        if self.trainer.world > 1:
+        if self.learner.world > 1:
             dist.barrier()  # or the others would begin while another way is timed
         with contextlib.nullcontext() if self.native else passes.off():
-            self.trainer.take_step(self.images, self.labels)
+            self.learner.take_step(self.images, self.labels)
             began = time.perf_counter()
-            self.trainer.take_step(self.images, self.labels)
+            self.learner.take_step(self.images, self.labels)
         return time.perf_counter() - began
 
 
 def _help(
-    device: torch.device, config: ModelConfig, batch: int, folder: Path, threads: int, repeats: int
+    device: torch.device, config: ModelConfig, batch: int, threads: int, repeats: int
 ) -> None:
     """Take another process's share of so many turns, and of one before."""
-    steps = _Steps(config, batch, folder, threads)
+    steps = _Steps(config, batch, threads)
     steps.seconds()
     with few_collections():
         for _ in range(repeats):
@@ -94,18 +90,18 @@ def _help(
 
 
 def _timed(
-    config: ModelConfig, batch: int, threads: int, processes: int, repeats: int, folder: Path
+    config: ModelConfig, batch: int, threads: int, processes: int, repeats: int
 ) -> dict[str, tuple[float, bool]]:
     """Give each way's median seconds, and whether it multiplies bfloat16."""
     ways = {
-        "native passes": _Steps(config, batch, folder / "native", threads),
-        "plain torch": _Steps(config, batch, folder / "torch", threads, native=False),
+        "native passes": _Steps(config, batch, threads),
+        "plain torch": _Steps(config, batch, threads, native=False),
     }
     if config.short_conv != "none":
         bare = replace(config, short_conv="none")
-        ways["native, no convolution"] = _Steps(bare, batch, folder / "bare", threads)
+        ways["native, no convolution"] = _Steps(bare, batch, threads)
     each = threads // processes
-    shared = (config, batch, folder / "shared", each)
+    shared = (config, batch, each)
     with joined(processes, _help, *shared, repeats):
         if processes > 1:
             ways[f"native, {processes} processes"] = _Steps(*shared)
@@ -114,7 +110,7 @@ def _timed(
         with few_collections():
             runs = [{way: steps.seconds() for way, steps in ways.items()} for _ in range(repeats)]
     return {
-        way: (statistics.median(run[way] for run in runs), steps.trainer.bf16)
+        way: (statistics.median(run[way] for run in runs), steps.learner.bf16)
         for way, steps in ways.items()
     }
 
@@ -143,8 +139,7 @@ def run_training_bench(
     timings = []
     for name in models or MODELS:
         config = PRESETS[name]
-        with tempfile.TemporaryDirectory() as folder:
-            ways = _timed(config, batch, threads, processes, repeats, Path(folder))
+        ways = _timed(config, batch, threads, processes, repeats)
         for way, (seconds, bf16) in ways.items():
             rate = batch / seconds
             flops = 3 * operations(config) * config.steps * rate  # forward once, backward twice

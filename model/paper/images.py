@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +22,7 @@ from scanline.model.paper.drawing import ANEW, how_timed, label, time_drawing, w
 from scanline.model.paper.experiment import Experiment, Rows, Verdict
 from scanline.model.paper.markdown import markdown_table, network, number
 from scanline.model.paper.report import Report, Row, timed, trained
+from scanline.model.training.learner import Learner
 from scanline.model.training.machine import few_collections
 from scanline.model.training.recipe import TrainingConfig
 from scanline.model.training.stop import Stop
@@ -97,7 +97,7 @@ def train_one(
         trainer.train(data, None, stop, quiet=False)
     if stop.asked:
         raise KeyboardInterrupt
-    result = evaluate(trainer.average.eval(), test, batch=8, device=device)
+    result = evaluate(trainer.learner.average.eval(), test, batch=8, device=device)
     return {"kind": kind, "steps": steps, "images_seen": steps * table.batch} | asdict(result)
 
 
@@ -108,11 +108,11 @@ def _recipe(table: Table, steps: int) -> TrainingConfig:
 def _step_seconds(config: ModelConfig, table: Table, data: Dataset, device: torch.device) -> float:
     """Time the run's own step, whatever it computes in, on a network that is thrown away."""
     images = torch.from_numpy(data.images.reshape(len(data), -1, data.images.shape[-1]))
-    with TemporaryDirectory() as folder, few_collections():
-        # How many steps there are changes the learning rate, not what a step takes.
-        trainer = Trainer(config, _recipe(table, 1000), Path(folder), device)
-        trainer.take_step(images, None)  # the first one makes what the others find there
-        return timed(lambda: trainer.take_step(images, None), device, repeats=3)
+    # How many steps there are changes the learning rate, not what a step takes.
+    learner = Learner(config, _recipe(table, 1000), device)
+    with few_collections():
+        learner.take_step(images, None)  # the first one makes what the others find there
+        return timed(lambda: learner.take_step(images, None), device, repeats=3)
 
 
 class _Images(Experiment[Table]):

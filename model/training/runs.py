@@ -239,11 +239,11 @@ class Run:
             joined(count, self._help, data) as device,
         ):
             trainer = self._trainer(device)
-            if trainer.rank == 0:
+            if trainer.learner.rank == 0:
                 sys.stderr.write(f"{_counted(data, validation)}\n")
             trainer.train(data, validation, stop, quiet=False, after_validation=after_validation)
         where = f"{trainer.step:,} of {self.recipe.steps:,} steps; {trainer.weights}"
-        if trainer.rank > 0:
+        if trainer.learner.rank > 0:
             return ""
         if trainer.step == 0:
             return "stopped before the first step: nothing was kept"

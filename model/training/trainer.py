@@ -1,8 +1,4 @@
-"""Training, deterministic in (seed, step): a run stopped and resumed equals one that ran on.
-
-Muon (orthogonalised momentum, Jordan et al. 2024) steps the blocks' matrices and AdamW the rest.
-What is served is a moving average of the weights.
-"""
+"""A training run: a run that was stopped and resumed equals one that ran on."""
 
 from __future__ import annotations
 
@@ -17,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import Tensor
 from tqdm import tqdm
 
 from scanline.model.checkpoint import (
@@ -33,12 +27,9 @@ from scanline.model.evaluation import evaluate
 from scanline.model.files import in_turn, write_atomically
 from scanline.model.network import LinearTransformer
 from scanline.model.training import growth
-from scanline.model.training.batches import Batch, batch
-from scanline.model.training.exchange import Reducer
 from scanline.model.training.journal import Journal
-from scanline.model.training.machine import bf16_pays, few_collections, keep_memory
-from scanline.model.training.optimizers import make_optimizers, take_steps
-from scanline.model.training.passes import Passes
+from scanline.model.training.learner import Learner
+from scanline.model.training.machine import few_collections
 from scanline.model.training.processes import every_core
 from scanline.model.training.recipe import (
     TrainingConfig,
@@ -54,26 +45,18 @@ log = logging.getLogger("scanline.training")
 class Trainer:
     """A run in its folder: weights to serve, ``training.pt`` to resume, and ``log.jsonl``.
 
-    One process drives one device; of several (``processes.py``) each takes its share of every
-    batch, and the first one writes.
+    Of several processes (``processes.py``) the first one writes.
     """
 
     def __init__(
         self, model: ModelConfig, config: TrainingConfig, folder: Path, device: torch.device
     ) -> None:
-        self.config, self.folder, self.device = config, folder, device
-        self.rank = dist.get_rank() if dist.is_initialized() else 0
-        self.world = dist.get_world_size() if dist.is_initialized() else 1
-        if config.batch % self.world:
-            raise ValueError(f"batch {config.batch} does not divide by {self.world} processes")
-        torch.manual_seed(config.seed)
-        self.model = LinearTransformer(model).to(device)
-        self.average = LinearTransformer(model).to(device).requires_grad_(False)
-        self.average.load_state_dict(self.model.state_dict())
+        self.config, self.folder = config, folder
+        self.learner = Learner(model, config, device)
         folder.mkdir(parents=True, exist_ok=True)
         self.weights = weights_file(folder, {})
         self._journal = Journal(folder)
-        self.step = 0
+        self._writes = self.learner.rank == 0
         self.bits = math.nan  # what the last batch cost, a dimension
         self.seconds = 0.0  # spent training, over all sessions of the run
         self.validation: list[dict[str, float]] = []
@@ -81,22 +64,11 @@ class Trainer:
         self.data: str | None = None  # what it is trained on, once it is
         self.held_out = 0  # images of the same set that it is not
         self._defaults: dict[str, float] = {}  # of the weights that it began with
-        pays = config.precision != "fp32" and bf16_pays(device)
-        if self.world > 1:  # or machines of several kinds would compute apart
-            agreed = torch.tensor(float(pays), device=device)
-            dist.all_reduce(agreed, dist.ReduceOp.MIN)
-            pays = bool(agreed.item())
-        self.optimizers = make_optimizers(self.model, config, bf16=pays)
-        self.bf16 = pays or config.precision == "bf16"
-        self._passes = Passes(self.model, bf16=self.bf16, compiled=config.compile)
-        # The next step's batch, and which step's it is, of which images and labels.
-        self._ahead: tuple[tuple[int, Tensor, Tensor | None], Batch] | None = None
-        self._parameters: list[Tensor] = [*self.model.parameters()]
-        self._averages: list[Tensor] = [*self.average.parameters()]
-        bits = torch.zeros((), device=device)
-        self._reducer = Reducer([*self._parameters, bits]) if self.world > 1 else None
-        if device.type == "cpu":
-            keep_memory()
+
+    @property
+    def step(self) -> int:
+        """Steps taken so far."""
+        return self.learner.step
 
     def train(
         self,
@@ -117,21 +89,21 @@ class Trainer:
         self._check(data)
         self.held_out = 0 if validation is None else len(validation)
         self.folder.mkdir(parents=True, exist_ok=True)
-        if self.rank == 0:
+        if self._writes:
             self._journal.mend() if self.step else self._journal.begin()
         images = torch.from_numpy(data.images.reshape(len(data), -1, data.images.shape[-1]))
         labels = None if data.labels is None else torch.from_numpy(data.labels)
         start = self.step
         bar = tqdm(
-            total=self.config.steps, initial=start, unit="step", disable=quiet or self.rank > 0
+            total=self.config.steps, initial=start, unit="step", disable=quiet or not self._writes
         )
         saved = start
         with bar, few_collections():
             if validation is not None and not stop.asked and self._missed():
                 self._take_stock(validation, bar, after_validation)
-            while self.step < self.config.steps and not self._agreed(stop):
+            while self.step < self.config.steps and not self.learner.any_asks(stop.asked):
                 began = time.perf_counter()
-                bits = self.bits = self.take_step(images, labels)
+                bits = self.bits = self.learner.take_step(images, labels)
                 took = time.perf_counter() - began
                 self.seconds += took
                 rate = self.config.batch / took
@@ -172,22 +144,14 @@ class Trainer:
         """Validate, save, and draw how the run stands."""
         self._validate(validation, bar)
         self.save()
-        if after_validation and self.rank == 0:
+        if after_validation and self._writes:
             try:
-                after_validation(self.average, self.folder)
+                after_validation(self.learner.average, self.folder)
             except (OSError, RuntimeError, ValueError) as error:
                 bar.write(f"step {self.step}: no pictures of it, for {error}")
 
-    def _agreed(self, stop: Stop) -> bool:
-        """Whether any process was asked to stop: all must leave after the same step."""
-        if self.world == 1:
-            return stop.asked
-        asked = torch.tensor(float(stop.asked), device=self.device)
-        dist.all_reduce(asked, dist.ReduceOp.MAX)
-        return bool(asked.item())
-
     def _check(self, data: Dataset) -> None:
-        config = self.model.config
+        config = self.learner.model.config
         shape = (config.height, config.width, config.channels)
         if data.images.shape[1:] != shape:
             raise ValueError(f"images are {data.images.shape[1:]}, the model draws {shape}")
@@ -202,65 +166,20 @@ class Trainer:
             )
         self.data = mine
 
-    def take_step(self, images: Tensor, labels: Tensor | None) -> float:
-        """Train on the next batch of ``images: [N, T, C]``, ``labels: [N]``; gives its bits/dim.
-
-        The batch after it is made meanwhile: what is changed in place is seen a step later.
-        """
-        canvas, label = self._batch(self.step, images, labels)
-        bits = self._passes(
-            canvas.to(self.device), None if label is None else label.to(self.device)
-        )
-        gradients = [p.grad for p in self._parameters if p.grad is not None]
-        if self._reducer:
-            self._reducer.average([*gradients, bits])
-        norm = torch.nn.utils.get_total_norm(gradients)
-        # A device is not waited for before all of a step is under way.
-        if self.device.type == "cuda" or norm > 1:
-            torch.nn.utils.clip_grads_with_norm_(self._parameters, 1.0, norm)
-        take_steps(self.optimizers, learning_rate_factor(self.step, self.config))
-        if self.step + 1 < self.config.steps:
-            following = self._batch(self.step + 1, images, labels)  # while a device is at work
-            self._ahead = (self.step + 1, images, labels), following
-        value = bits.item()
-        if not (math.isfinite(value) and math.isfinite(norm.item())):
-            raise FloatingPointError(
-                f"the loss is {value} and its gradient's norm {norm.item()} at step {self.step}: "
-                "begin again in another folder at a lower rate, --from the weights here if any"
-            )
-        self.step += 1
-        self._move_average()
-        return value
-
-    def _batch(self, step: int, images: Tensor, labels: Tensor | None) -> Batch:
-        """Give this process's share of a step's batch, which may have been made ahead."""
-        if self._ahead is not None:
-            of, made = self._ahead
-            if of[0] == step and of[1] is images and of[2] is labels:
-                return made
-        share = self.config.batch // self.world
-        mine = slice(self.rank * share, (self.rank + 1) * share)
-        return batch(step, images, labels, self.config, mine, self.model.config)
-
-    @torch.no_grad()
-    def _move_average(self) -> None:
-        # Early on the average follows closely, or it would remember the random start.
-        decay = min(self.config.average, self.step / (self.step + 10))
-        torch._foreach_lerp_(self._averages, self._parameters, 1 - decay)
-
     def _validate(self, validation: Dataset | None, bar: tqdm[Any]) -> None:
-        if validation is None or self.rank > 0:
+        if validation is None or not self._writes:
             return
         self.save()  # for it takes minutes, in which a second Ctrl-C may come
+        learner = self.learner
         with every_core():
-            result = evaluate(self.average, validation, bf16=self.bf16, device=self.device)
+            result = evaluate(learner.average, validation, bf16=learner.bf16, device=learner.device)
         self.validation.append({"step": self.step, "bits_per_dim": result.bits_per_dim})
         bar.write(f"step {self.step}: validation {result}")
         self._log(step=self.step, validation=result.bits_per_dim, error=result.known_error)
 
     def _log(self, **fields: float | None) -> None:
         """Write a line of the log, or save what it would tell of and raise ``OSError``."""
-        if self.rank > 0:
+        if not self._writes:
             return
         try:
             self._journal.add(fields | {"seconds": round(self.seconds, 2)})
@@ -287,23 +206,19 @@ class Trainer:
 
         Raises ``FloatingPointError``, and writes nothing, where some are no numbers.
         """
-        if self.rank > 0:
+        if not self._writes:
             return
-        if not all(bool(one.isfinite().all()) for one in (*self._parameters, *self._averages)):
-            raise FloatingPointError(
-                f"the weights are no numbers after step {self.step}, and are not saved: begin "
-                "again in another folder at a lower rate, --from the weights here if any"
-            )
+        learner = self.learner
+        learner.check_finite()
         with in_turn(self.weights.resolve().parent):
             # How it is drawn outlasts its training, though it was said meanwhile.
             self._defaults = known_defaults(self.weights) or self._defaults
             facts = self.facts() | ({"defaults": self._defaults} if self._defaults else {})
-            save_checkpoint(self.weights, self.average, facts)
+            save_checkpoint(self.weights, learner.average, facts)
         buffer = io.BytesIO()
-        everything = {
-            "config": self.model.config.to_dict(),
+        everything = learner.state() | {
+            "config": learner.model.config.to_dict(),
             "training": asdict(self.config),
-            "step": self.step,
             "seconds": self.seconds,
             "validation": self.validation,
             "origin": self.origin,
@@ -311,9 +226,6 @@ class Trainer:
             "held_out": self.held_out,
             "weights": self.weights.name,
             "defaults": self._defaults,
-            "model": self.model.state_dict(),
-            "average": self.average.state_dict(),
-            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
         }
         torch.save(everything, buffer)
         write_atomically(self.folder / "training.pt", buffer.getvalue())
@@ -325,11 +237,9 @@ class Trainer:
         layers that of a deeper one: it draws the same images at first (``growth.py``).
         """
         start = load_checkpoint(path)
-        mine = self.model.config
+        mine = self.learner.model.config
         growth.check_start(path, start.model.config, mine)
-        tensors = growth.grown(start.model.state_dict(), start.model.config, mine)
-        for network in (self.model, self.average):
-            network.load_state_dict(network.state_dict() | tensors)
+        self.learner.begin_with(growth.grown(start.model.state_dict(), start.model.config, mine))
         runs = (start.facts, start.facts.get("started_from") or {})  # its own, and all before it
         seen = sum(facts.get("images_seen") or 0 for facts in runs)
         # What they were trained on is not held out from this one.
@@ -341,7 +251,8 @@ class Trainer:
     def resume(self) -> None:
         """Go on from the folder's checkpoint, to the bit, or raise ``CheckpointError``."""
         path = self.folder / "training.pt"
-        saved = read_state(path, self.model.config, self.config, self.device)
+        learner = self.learner
+        saved = read_state(path, learner.model.config, self.config, learner.device)
         try:
             self._restore(saved)
         except (KeyError, RuntimeError, TypeError, ValueError) as error:
@@ -351,7 +262,7 @@ class Trainer:
         ended = {name: saved["training"].get(name) for name in ("steps", "decay")}
         then = replace(self.config, **{k: v for k, v in ended.items() if v is not None})
         fallen, now = (learning_rate_factor(self.step, each) for each in (then, self.config))
-        if now > fallen and self.rank == 0:
+        if now > fallen and self._writes:
             log.warning(
                 "the learning rate had fallen to %.0f %% and goes on at %.0f %%: at first that "
                 "costs some of what was learned; a run --from its weights begins at any rate",
@@ -359,14 +270,8 @@ class Trainer:
             )  # fmt: skip
 
     def _restore(self, saved: dict[str, Any]) -> None:
-        self.model.load_state_dict(saved["model"])
-        self.average.load_state_dict(saved["average"])
-        for optimizer, state in zip(self.optimizers, saved["optimizers"], strict=True):
-            # What the recipe and this version say, not what the run was saved with.
-            for group, mine in zip(state["param_groups"], optimizer.param_groups, strict=True):
-                group |= {key: mine[key] for key in ("rate", "fused") if key in mine}
-            optimizer.load_state_dict(state)
-        self.step, self.seconds = saved["step"], saved["seconds"]
-        self.validation, self.origin = saved["validation"], saved.get("origin")
+        self.learner.restore(saved)
+        self.seconds, self.validation = saved["seconds"], saved["validation"]
+        self.origin = saved.get("origin")
         self.data, self.weights = saved.get("data"), weights_file(self.folder, saved)
         self._defaults = saved.get("defaults", {})

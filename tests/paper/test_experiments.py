@@ -22,7 +22,7 @@ from scanline.model.paper.images import TABLE1
 from scanline.model.paper.latency import SUPPLEMENT
 from scanline.model.paper.lengths import FIGURE1, Lengths, peak_bytes, slope
 from scanline.model.paper.report import Report, read
-from scanline.model.training.trainer import Trainer
+from scanline.model.training.learner import Learner
 from tests.conftest import assert_close, tiny_config
 from tests.published import write_mnist
 
@@ -269,25 +269,25 @@ def test_the_pace_is_that_of_the_runs_own_steps(
     write_mnist(tmp_path / "data" / "mnist")
     report = Report(tmp_path / "out", "table1", {})
     now, taken = 0.0, []
-    right = Trainer.take_step
+    right = Learner.take_step
 
-    def take_step(self: Trainer, *data: Any) -> float:
+    def take_step(self: Learner, *data: Any) -> float:
         nonlocal now
         now += 0.2
-        taken.append((self.folder, self.bf16, self.config))
+        taken.append((self, self.bf16, self.config))
         return right(self, *data)
 
-    monkeypatch.setattr("scanline.model.training.trainer.bf16_pays", lambda _: True)
+    monkeypatch.setattr("scanline.model.training.learner.bf16_pays", lambda _: True)
     monkeypatch.setattr("scanline.model.paper.report.clock", lambda _: now)
-    monkeypatch.setattr(Trainer, "take_step", take_step)
+    monkeypatch.setattr(Learner, "take_step", take_step)
     table = replace(TABLE, training_seconds=0.8)
     made = dict(TABLE1.rows(table, report, tmp_path / "data", CPU))
     assert report.row("train linear", made["train linear"])["steps"] == 4
     assert report.rows["pace linear"]["seconds"] == pytest.approx(0.2)
-    run = report.folder / "linear"
-    assert [folder for folder, *_ in taken][-4:] == 4 * [run]
-    (thrown,) = {folder for folder, *_ in taken} - {run}
-    assert not thrown.exists()
+    learners = [learner for learner, *_ in taken]
+    assert learners[-4:] == 4 * [learners[-1]]
+    assert learners[:-4] == (len(learners) - 4) * [learners[0]]
+    assert learners[0] is not learners[-1]
     assert all(bf16 for _, bf16, _ in taken)
     recipes = [replace(recipe, steps=4, warmup=0) for *_, recipe in taken]
     assert recipes == len(recipes) * [recipes[-1]]

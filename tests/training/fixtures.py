@@ -73,9 +73,9 @@ def assert_same_bits(one: Any, other: Any, where: str = "") -> None:
 def state(trainer: Trainer) -> dict[str, Any]:
     return {
         "step": trainer.step,
-        "model": dict(trainer.model.state_dict()),
-        "average": dict(trainer.average.state_dict()),
-        "optimizers": [optimizer.state_dict()["state"] for optimizer in trainer.optimizers],
+        "model": dict(trainer.learner.model.state_dict()),
+        "average": dict(trainer.learner.average.state_dict()),
+        "optimizers": [optimizer.state_dict()["state"] for optimizer in trainer.learner.optimizers],
     }
 
 

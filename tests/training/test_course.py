@@ -16,6 +16,7 @@ from scanline.model.checkpoint import CheckpointError, Defaults, load_checkpoint
 from scanline.model.evaluation import evaluate
 from scanline.model.figures import record_defaults
 from scanline.model.training.curve import read_curve
+from scanline.model.training.learner import Learner
 from scanline.model.training.machine import few_collections
 from scanline.model.training.resuming import known_run
 from scanline.model.training.stop import Stop
@@ -44,15 +45,14 @@ def test_the_loss_goes_down(tmp_path: Path) -> None:
 def test_the_average_is_what_is_served_and_follows_the_weights(tmp_path: Path) -> None:
     trainer = run(tmp_path, replace(CONFIG, steps=60))
     served = load_checkpoint(weights_of(tmp_path))
-    assert_same_bits(dict(served.model.state_dict()), dict(trainer.average.state_dict()))
+    average, model = trainer.learner.average, trainer.learner.model
+    assert_same_bits(dict(served.model.state_dict()), dict(average.state_dict()))
     data = dataset(50, seed=1)
-    averaged, last = evaluate(trainer.average, data), evaluate(trainer.model, data)
-    fresh = evaluate(Trainer(MODEL, CONFIG, tmp_path, CPU).model, data)
+    averaged, last = evaluate(average, data), evaluate(model, data)
+    fresh = evaluate(Learner(MODEL, CONFIG, CPU).model, data)
     assert averaged.bits_per_dim < fresh.bits_per_dim - 1
     assert abs(averaged.bits_per_dim - last.bits_per_dim) < 1
-    assert not torch.equal(
-        trainer.average.head.predictor.weight, trainer.model.head.predictor.weight
-    )
+    assert not torch.equal(average.head.predictor.weight, model.head.predictor.weight)
     assert served.facts["steps"] == 60
     assert served.facts["images_seen"] == 240
     assert served.facts["training"] == asdict(replace(CONFIG, steps=60))
@@ -62,7 +62,8 @@ def test_two_runs_of_one_seed_are_the_same_and_of_two_are_not(tmp_path: Path) ->
     first, second = run(tmp_path / "a"), run(tmp_path / "b")
     assert_same_bits(state(first), state(second))
     other = run(tmp_path / "c", replace(CONFIG, seed=4))
-    assert not torch.equal(first.model.head.predictor.bias, other.model.head.predictor.bias)
+    one, another = (trainer.learner.model.head.predictor.bias for trainer in (first, other))
+    assert not torch.equal(one, another)
 
 
 @pytest.fixture(scope="module")
@@ -230,8 +231,8 @@ def test_a_run_can_start_from_a_checkpoint(tmp_path: Path) -> None:
     path = weights_of(tmp_path / "before")
     trainer = Trainer(MODEL, CONFIG, tmp_path / "after", CPU)
     trainer.start_from(path)
-    assert_same_bits(trainer.model.state_dict(), before.average.state_dict())
-    assert_same_bits(trainer.average.state_dict(), before.average.state_dict())
+    assert_same_bits(trainer.learner.model.state_dict(), before.learner.average.state_dict())
+    assert_same_bits(trainer.learner.average.state_dict(), before.learner.average.state_dict())
     trainer.train(dataset(), dataset(3, seed=1), Stop(), quiet=True)
     assert (
         log_of(tmp_path / "after")[0]["bits_per_dim"]

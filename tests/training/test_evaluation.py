@@ -80,4 +80,4 @@ def test_real_images_can_be_trained_on_and_measured(tmp_path: Path, data_dir: Pa
     trainer.train(data, None, Stop(), quiet=True)
     losses = [line["bits_per_dim"] for line in log_of(tmp_path)]
     assert losses[-1] < losses[0] - 0.5
-    assert 0 < evaluate(trainer.model, data).bits_per_dim < 8
+    assert 0 < evaluate(trainer.learner.model, data).bits_per_dim < 8

@@ -55,7 +55,7 @@ def test_a_run_begins_with_fewer_layers_and_the_convolution_at_once(tmp_path: Pa
     trainer.start_from(tmp_path / "plain.safetensors")
     canvas = random_canvas(config, 2)
     with torch.no_grad():
-        for network in (trainer.model, trainer.average):
+        for network in (trainer.learner.model, trainer.learner.average):
             assert_close(network(canvas), plain(canvas))
 
 

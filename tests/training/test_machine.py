@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from scanline.model.training import learner as learner_module
 from scanline.model.training import optimizers
-from scanline.model.training import trainer as trainer_module
+from scanline.model.training.learner import Learner
 from scanline.model.training.machine import bf16_pays
-from scanline.model.training.trainer import Trainer
 from tests.training.fixtures import CONFIG, CPU, MODEL
 
 
@@ -28,7 +27,7 @@ def test_bfloat16_that_a_gpu_emulates_does_not_pay(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize(("precision", "bf16"), [("auto", True), ("bf16", True), ("fp32", False)])
 def test_the_precision_asked_for_is_the_optimizers_too(
-    precision: str, bf16: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    precision: str, bf16: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make, asked = optimizers.make_optimizers, list[bool]()
 
@@ -36,7 +35,7 @@ def test_the_precision_asked_for_is_the_optimizers_too(
         asked.append(bf16)
         return make(*arguments, bf16=bf16)
 
-    monkeypatch.setattr(trainer_module, "bf16_pays", lambda _: True)
-    monkeypatch.setattr(trainer_module, "make_optimizers", seen)
-    trainer = Trainer(MODEL, replace(CONFIG, precision=precision), tmp_path, CPU)
-    assert asked == [trainer.bf16] == [bf16]
+    monkeypatch.setattr(learner_module, "bf16_pays", lambda _: True)
+    monkeypatch.setattr(learner_module, "make_optimizers", seen)
+    learner = Learner(MODEL, replace(CONFIG, precision=precision), CPU)
+    assert asked == [learner.bf16] == [bf16]

@@ -13,6 +13,7 @@ import torch
 
 from scanline.model.checkpoint import load_checkpoint
 from scanline.model.data.published import Dataset
+from scanline.model.training.learner import Learner
 from scanline.model.training.optimizers import take_steps
 from scanline.model.training.recipe import TrainingConfig
 from scanline.model.training.stop import Stop
@@ -30,20 +31,19 @@ from tests.training.fixtures import (
 )
 
 
-class Poisoned(Trainer):
-    """A run whose weights, or gradients alone, stop being numbers after the third step."""
+def poison(learner: Learner, what: str) -> None:
+    """Let weights, or gradients alone, stop being numbers after the third step."""
+    right, bias = learner.take_step, learner.model.head.predictor.bias
 
-    what = "weights"
-
-    def take_step(self, images: torch.Tensor, labels: torch.Tensor | None) -> float:
-        if self.step == 3 and self.what == "weights":
+    def take_step(images: torch.Tensor, labels: torch.Tensor | None) -> float:
+        if learner.step == 3 and what == "weights":
             with torch.no_grad():
-                self.model.head.predictor.bias.fill_(torch.nan)
-        elif self.step == 3:
-            self.model.head.predictor.bias.register_hook(  # type: ignore[no-untyped-call]
-                lambda grad: grad * torch.inf
-            )
-        return super().take_step(images, labels)
+                bias.fill_(torch.nan)
+        elif learner.step == 3:
+            bias.register_hook(lambda grad: grad * torch.inf)  # type: ignore[no-untyped-call]
+        return right(images, labels)
+
+    learner.take_step = take_step  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("what", ["weights", "gradient"])
@@ -51,8 +51,8 @@ def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_last_checkpoint(
     tmp_path: Path, what: str
 ) -> None:
     config = replace(CONFIG, checkpoint_every=2, steps=5, decay=0.0)
-    trainer = Poisoned(MODEL, config, tmp_path, CPU)
-    trainer.what = what
+    trainer = Trainer(MODEL, config, tmp_path, CPU)
+    poison(trainer.learner, what)
     with pytest.raises(FloatingPointError, match="at step 3: begin again in another folder"):
         trainer.train(dataset(), None, Stop(), quiet=True)
     for parameter in load_checkpoint(weights_of(tmp_path)).model.parameters():
@@ -72,9 +72,9 @@ def test_weights_that_are_no_numbers_replace_none(
     def step(optimizers: list[torch.optim.Optimizer], factor: float) -> None:
         take_steps(optimizers, factor)
         if trainer.step == 3:
-            trainer.model.head.predictor.bias.data.fill_(torch.nan)
+            trainer.learner.model.head.predictor.bias.data.fill_(torch.nan)
 
-    monkeypatch.setattr("scanline.model.training.trainer.take_steps", step)
+    monkeypatch.setattr("scanline.model.training.learner.take_steps", step)
     with pytest.raises(FloatingPointError, match="no numbers after step 4, and are not saved"):
         trainer.train(dataset(), None, Stop(), quiet=True)
     monkeypatch.undo()

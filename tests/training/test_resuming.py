@@ -83,7 +83,7 @@ def test_a_rate_is_what_the_recipe_says_now(begun: Path) -> None:
     resumed, new = (Trainer(MODEL, CONFIG, begun, CPU) for _ in range(2))
     resumed.resume()
     rates = [
-        [group["rate"] for optimizer in one.optimizers for group in optimizer.param_groups]
+        [group["rate"] for optimizer in one.learner.optimizers for group in optimizer.param_groups]
         for one in (resumed, new)
     ]
     assert rates[0] == rates[1]

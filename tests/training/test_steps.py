@@ -17,6 +17,7 @@ from scanline.model.config import NO_LABEL
 from scanline.model.evaluation import evaluate
 from scanline.model.network import LinearTransformer
 from scanline.model.training.augmentation import augmented, batch_mirrored, batch_moves, moved
+from scanline.model.training.learner import Learner
 from scanline.model.training.muon import Muon, orthogonalise
 from scanline.model.training.optimizers import make_optimizers
 from scanline.model.training.recipe import batch_indices, learning_rate_factor
@@ -49,15 +50,15 @@ def test_the_maps_at_the_edges_may_step_less(tmp_path: Path) -> None:
     for rate in (0.0, 1e-2):
         config = replace(CONFIG, steps=3, edge_rate=rate)
         trainer = Trainer(replace(MODEL, encoding="linear"), config, tmp_path / str(rate), CPU)
-        before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+        before = {name: p.detach().clone() for name, p in trainer.learner.model.named_parameters()}
         trainer.train(dataset(), None, Stop(), quiet=True)
         distances[rate] = {
             name: float((p.detach() - before[name]).abs().max())
-            for name, p in trainer.model.named_parameters()
+            for name, p in trainer.learner.model.named_parameters()
         }
         again = Trainer(replace(MODEL, encoding="linear"), config, tmp_path / str(rate), CPU)
         again.resume()
-        groups = [group["rate"] for o in again.optimizers for group in o.param_groups]
+        groups = [group["rate"] for o in again.learner.optimizers for group in o.param_groups]
         assert sorted(groups) == sorted([config.muon_rate, config.learning_rate, rate])
     assert edges < distances[0.0].keys()
     assert {name for name, far in distances[0.0].items() if far == 0} == edges
@@ -86,13 +87,13 @@ def test_labels_are_dropped_at_the_rate_asked_for(tmp_path: Path) -> None:
         given.clear()
         config = replace(CONFIG, steps=5, batch=400, drop_label=share)
         trainer = Trainer(MODEL, config, tmp_path / str(share), CPU)
-        forward = trainer._passes._forward
+        forward = trainer.learner._passes._forward
 
         def watched(canvas: torch.Tensor, label: torch.Tensor, forward: Any = forward) -> Any:
             given.append(label)
             return forward(canvas, label)
 
-        trainer._passes._forward = watched
+        trainer.learner._passes._forward = watched
         trainer.train(data, None, Stop(), quiet=True)
         labels = torch.stack(given)
         dropped = labels == NO_LABEL
@@ -160,7 +161,8 @@ def test_what_is_learnt_from_is_what_was_moved(tmp_path: Path) -> None:
     data = dataset(40)
     given: list[torch.Tensor] = []
     trainer = Trainer(MODEL, replace(CONFIG, batch=40, warmup=0, decay=0.0, shift=1), tmp_path, CPU)
-    forward, bits_from = trainer._passes._forward, trainer.model.bits_from
+    passes, model = trainer.learner._passes, trainer.learner.model
+    forward, bits_from = passes._forward, model.bits_from
 
     def watched(canvas: torch.Tensor, label: torch.Tensor) -> Any:
         given.append(canvas)
@@ -170,7 +172,7 @@ def test_what_is_learnt_from_is_what_was_moved(tmp_path: Path) -> None:
         assert torch.equal(canvas, given[-1])
         return bits_from(parameters, canvas)
 
-    trainer._passes._forward, trainer.model.bits_from = watched, measured  # type: ignore[method-assign]
+    passes._forward, model.bits_from = watched, measured  # type: ignore[method-assign]
     before = data.images.copy()
     trainer.train(data, None, Stop(), quiet=True)
     np.testing.assert_array_equal(data.images, before)
@@ -197,7 +199,7 @@ def test_the_log_has_a_line_a_step_and_the_validations(
     assert [line["seconds"] for line in training] == [0.5, 1, 1.5, 2, 2.5, 3]
     validations = [line for line in lines if "validation" in line]
     assert [line["step"] for line in validations] == [4, 6]
-    last = evaluate(trainer.average, dataset(9, seed=5))
+    last = evaluate(trainer.learner.average, dataset(9, seed=5))
     assert validations[-1]["validation"] == pytest.approx(last.bits_per_dim, abs=1e-4)
     assert validations[-1]["error"] == pytest.approx(last.standard_error, abs=1e-4)
     facts = load_checkpoint(weights_of(tmp_path)).facts
@@ -214,7 +216,7 @@ def test_the_log_of_one_image_held_out_is_json_as_others_read_it(tmp_path: Path)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_each_of_two_processes_takes_its_half_of_a_step(tmp_path: Path, rank: int) -> None:
+def test_each_of_two_processes_takes_its_half_of_a_step(rank: int) -> None:
     """Its images, moved as they would be alone, and their labels, dropped as they would be."""
     data = dataset(40)
     assert data.labels is not None
@@ -222,29 +224,29 @@ def test_each_of_two_processes_takes_its_half_of_a_step(tmp_path: Path, rank: in
     config = replace(CONFIG, batch=40, warmup=0, decay=0.0, shift=1, drop_label=0.5)
     given: list[tuple[torch.Tensor, torch.Tensor]] = []
     for world in (1, 2):
-        trainer = Trainer(MODEL, config, tmp_path, CPU)
-        trainer.world, trainer.rank = world, rank if world == 2 else 0
-        forward = trainer._passes._forward
+        learner = Learner(MODEL, config, CPU)
+        learner.world, learner.rank = world, rank if world == 2 else 0
+        forward = learner._passes._forward
 
         def watched(canvas: torch.Tensor, label: torch.Tensor, forward: Any = forward) -> Any:
             given.append((canvas, label))
             return forward(canvas, label)
 
-        trainer._passes._forward = watched
-        trainer.take_step(images, labels)
+        learner._passes._forward = watched
+        learner.take_step(images, labels)
     half = slice(20 * rank, 20 * (rank + 1))
     for whole, mine in zip(*given, strict=True):
         assert torch.equal(mine, whole[half])
 
 
-def test_a_batch_made_ahead_is_of_the_images_given_or_is_made_again(tmp_path: Path) -> None:
+def test_a_batch_made_ahead_is_of_the_images_given_or_is_made_again() -> None:
     data = dataset()
     assert data.labels is not None
     images, labels = torch.from_numpy(data.images.reshape(22, -1, 1)), torch.from_numpy(data.labels)
-    trainer, other = (Trainer(MODEL, CONFIG, tmp_path, CPU) for _ in range(2))
-    trainer.take_step(images, labels)
+    learner, other = (Learner(MODEL, CONFIG, CPU) for _ in range(2))
+    learner.take_step(images, labels)
     for given in ((images, labels), (images.flip(0), labels), (images, 1 - labels)):
-        for made, wanted in zip(trainer._batch(1, *given), other._batch(1, *given), strict=True):
+        for made, wanted in zip(learner._batch(1, *given), other._batch(1, *given), strict=True):
             assert torch.equal(made, wanted)  # type: ignore[arg-type]
 
 
@@ -280,31 +282,29 @@ def test_steps_of_a_matrix_are_of_its_nesterov_momentum_orthogonalised(
         torch.testing.assert_close(weight.detach(), wanted)
 
 
-def test_a_large_gradient_is_cut_to_length_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trainer, norms = Trainer(MODEL, CONFIG, tmp_path, CPU), list[float]()
+def test_a_large_gradient_is_cut_to_length_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner, norms = Learner(MODEL, CONFIG, CPU), list[float]()
     with torch.no_grad():
-        trainer.model.head.predictor.weight.mul_(1000)
+        learner.model.head.predictor.weight.mul_(1000)
 
     def watch(*_: object) -> None:
-        grads = [p.grad for p in trainer.model.parameters() if p.grad is not None]
+        grads = [p.grad for p in learner.model.parameters() if p.grad is not None]
         norms.append(float(torch.nn.utils.get_total_norm(grads)))
 
-    monkeypatch.setattr("scanline.model.training.trainer.take_steps", watch)
+    monkeypatch.setattr("scanline.model.training.learner.take_steps", watch)
     data = dataset()
     assert data.labels is not None
     images = torch.from_numpy(data.images.reshape(len(data), -1, 1))
-    trainer.take_step(images, torch.from_numpy(data.labels))
+    learner.take_step(images, torch.from_numpy(data.labels))
     assert norms == [pytest.approx(1, rel=1e-3)]
 
 
-def test_what_a_step_says_is_the_bits_of_a_dimension(tmp_path: Path) -> None:
+def test_what_a_step_says_is_the_bits_of_a_dimension() -> None:
     """Of a channel of a pixel, as evaluation does."""
     config = replace(MODEL, channels=3, head="logistic_mixture", encoding="linear", classes=())
-    trainer = Trainer(config, replace(CONFIG, batch=4), tmp_path, CPU)
+    learner = Learner(config, replace(CONFIG, batch=4), CPU)
     canvas = random_canvas(config, 4)
-    indices = batch_indices(0, 4, trainer.config)
+    indices = batch_indices(0, 4, learner.config)
     with torch.no_grad():
-        bits = float(trainer.model.bits(canvas[indices]).sum()) / 4 / config.dims
-    assert trainer.take_step(canvas, None) == pytest.approx(bits, rel=1e-5)
+        bits = float(learner.model.bits(canvas[indices]).sum()) / 4 / config.dims
+    assert learner.take_step(canvas, None) == pytest.approx(bits, rel=1e-5)
