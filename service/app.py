@@ -178,6 +178,8 @@ def _add_errors(app: FastAPI) -> None:
         message, docs = str(error.detail), f"{request.scope.get('root_path', '')}/docs"
         if isinstance(error.__cause__, ClientDisconnect):  # while FastAPI read the body
             return await on_gone(request, error)
+        if isinstance(error.__cause__, OSError):  # a full disk is no fault of the form
+            raise error.__cause__
         if error.status_code == 400 and not isinstance(error, ApiError):  # of reading a body
             if "form" in request.headers.get("content-type", ""):
                 what = message.rstrip(".") if error.__cause__ is None else "what came is no form"

@@ -37,6 +37,7 @@ FLAGS = (
 PATIENCE = 300  # seconds for one run of the compiler
 # What g++ and clang++ say where what they started was killed; their own status is that of an error.
 _KILLED = re.compile(r"\w+ signal terminated program \w+|command: (Killed|Terminated)")
+_FULL = "No space left on device"
 INSTALL = "install g++ (`apt-get install g++`) or clang, or name a compiler in CXX"
 
 
@@ -46,6 +47,10 @@ class NativeBuildError(RuntimeError):
 
 class InterruptedBuildError(NativeBuildError):
     """The compiler was ended before it was done, which says nothing of what it can build."""
+
+
+class FullDiskError(InterruptedBuildError):
+    """There is no room for the build where it is made."""
 
 
 def _words(variable: str) -> list[str]:
@@ -101,7 +106,12 @@ def _run(command: Sequence[str], folder: Path | None = None) -> str:
                 "short: try again"
             )
         lines = done.stderr.strip().splitlines() or ["no output"]
-        reason = next((line for line in lines if "error" in line), lines[0])
+        reason = next((line for line in lines if _FULL in line or "error" in line), lines[0])
+        if _FULL in done.stderr:
+            raise FullDiskError(
+                f"there is no room to build ({reason}): make some, or set SCANLINE_CACHE to a "
+                "folder that has it"
+            )
         raise NativeBuildError(f"{shlex.join(command)} failed ({reason}); name another one in CXX")
     return done.stdout
 
@@ -199,10 +209,10 @@ def _keep(compiler: Sequence[str], isa: str, source: Path, path: Path) -> ctypes
         log.info("building %s into %s", source.name, path)
         _build(compiler, isa, source, path)
         return ctypes.CDLL(str(path))
-    except OSError as error:
+    except (OSError, FullDiskError) as error:
         log.warning(
-            "cannot keep builds in %s (%s); set SCANLINE_CACHE to a writable folder to build once "
-            "instead of at every start", path.parent, error,
+            "cannot keep builds in %s (%s); set SCANLINE_CACHE to a writable folder, whose files "
+            "may be run, to build once instead of at every start", path.parent, error,
         )  # fmt: skip
         return None
 

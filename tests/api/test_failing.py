@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
+from starlette.datastructures import UploadFile
 
 from scanline.model.checkpoint import Checkpoint
 from scanline.model.decoders import room
@@ -97,6 +100,20 @@ def test_a_bug_is_500_with_an_id_a_log_line_and_a_count(
         count = 'scanline_requests_total{method="POST",route="/v1/samples",status="500"} 1.0'
         assert count in here.client.get("/metrics").text
         assert here.samples().status_code == 200
+
+
+def test_a_disk_too_full_for_an_upload_is_no_fault_of_the_form(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def write(file: UploadFile, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    for here in serve(None):
+        with monkeypatch.context() as full:
+            full.setattr(UploadFile, "write", write)
+            check_error(here.complete(b"a picture", known_rows=1), 500, "internal_error")
+        assert "No space left on device" in caplog.text
+        check_error(here.complete(b"no picture", known_rows=1), 400, "invalid_image")
 
 
 def test_loading_ready_draining() -> None:

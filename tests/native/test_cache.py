@@ -82,6 +82,23 @@ def test_a_cache_that_cannot_be_written(
     assert runs(compiler) == 1
 
 
+def test_a_cache_without_room_is_done_without(
+    cache: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The compiler fails, but knows the ISA well: no lesser one is tried, nor another compiler."""
+    said = "as: can't write 40 bytes to section .text of x.o: No space left on device"
+    full = f'case "$*" in *\'{cache}\'*) echo "{said}" >&2; exit 1;; esac\n'
+    compiler.write_text(compiler.read_text().replace("while", f"{full}while"))
+    native.load_library()
+    assert runs(compiler) == 2
+    assert f"cannot keep builds in {cache} (there is no room to build ({said})" in caplog.text
+    monkeypatch.setenv("SCANLINE_CACHE", str(cache / "here"))
+    compiler.write_text(compiler.read_text().replace(f"'{cache}'", "-O0"))
+    with pytest.raises(native_build.InterruptedBuildError, match="no room to build"):
+        native.load_library()
+    assert runs(compiler) == 4
+
+
 def test_a_cache_that_may_not_be_entered(
     cache: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
