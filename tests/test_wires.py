@@ -227,16 +227,43 @@ def test_of_replies_that_nobody_reads_the_oldest_are_dropped(
     run_skipping(ask_and_read_nothing())
 
 
-@pytest.mark.parametrize("body", ["Content-Length: 5", "Transfer-Encoding: chunked"])
-def test_a_body_behind_an_upgrade_is_no_request(body: str) -> None:
+async def echo(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer with the body."""
+    body, more = b"", True
+    while more:
+        message = await receive()
+        body, more = body + message["body"], message["more_body"]
+    headers = [(b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+@pytest.mark.parametrize("at_once", [1, 7, 1000])
+@pytest.mark.parametrize(
+    ("length", "body"),
+    [
+        (f"Content-Length: {len(GET)}", GET),
+        ("Transfer-Encoding: chunked", b"%x\r\n%s\r\n0\r\nX: y\r\n\r\n" % (len(GET), GET)),
+    ],
+    ids=["whole", "chunked"],
+)
+def test_a_body_behind_an_upgrade_is_a_body_and_no_request(
+    length: str, body: bytes, at_once: int
+) -> None:
+    """As Java's client sends every one: it offers HTTP/2."""
+    upgrade = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c"
+    head = f"PUT /a HTTP/1.1\r\nHost: x\r\n{upgrade}\r\n{length}\r\n\r\n".encode()
+    sent = (head + body) * 2 + GET
+
     async def smuggle() -> None:
-        connection, wire = Hall(reply).enter()
-        head = f"PUT / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n{body}\r\n\r\n"
-        connection.data_received(head.encode() + GET)
+        hall = Hall(echo)
+        connection, wire = hall.enter()
+        for start in range(0, len(sent), at_once):
+            connection.data_received(sent[start : start + at_once])
         await asyncio.sleep(0.1)
-        assert wire.sent.count(b"HTTP/1.1") == 2  # of one reply: in its line, and in its words
-        assert wire.sent.startswith(b"HTTP/1.1 400 ")
-        assert b"unsupported_upgrade" in wire.sent
+        replies = wire.sent.split(b"HTTP/1.1 200 OK\r\n")[1:]
+        assert [reply.endswith(b"\r\n\r\n" + GET) for reply in replies] == [True, True, False]
+        connection.connection_lost(None)
 
     run_skipping(smuggle())
 

@@ -54,6 +54,7 @@ class Connection(HttpToolsProtocol):
         self._room = self._bounds.header_bytes  # bytes until the parser must have got somewhere
         self._whole = True  # no message is half read
         self._in_head = True
+        self._parted = False  # the parser takes a request's body for another protocol's
         self._cycles: deque[Cycle] = deque()  # unanswered, the one under way first
         self._ended = False  # whatever else comes is not for us
         self._refusal: tuple[int, str, str] | None = None
@@ -110,6 +111,7 @@ class Connection(HttpToolsProtocol):
             except httptools.HttpParserUpgrade as upgrade:
                 # It was answered as if nothing but HTTP/1.1 had been offered: go on behind it.
                 at += upgrade.args[0] - len(piece)
+                self._rejoin()
             except httptools.HttpParserError:
                 refusal = (400, "this is not HTTP/1.1 as RFC 9112 has it", "malformed")
                 self._refuse(*(self._refusal or refusal))
@@ -120,11 +122,15 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """Begin a request."""
+        if self._parted:
+            return
         super().on_message_begin()
         self._whole, self._in_head = False, True
 
     def on_url(self, url: bytes) -> None:
         """Take a piece of the URL."""
+        if not self._in_head:
+            return
         super().on_url(url)
         if len(self.url) > MAX_URL:
             self._refusal = (414, f"the URL is over {MAX_URL:,} bytes; make it shorter", "too_long")
@@ -142,16 +148,14 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Start on a request, or queue it."""
+        if not self._in_head:
+            return
         self._in_head = False
         self._room = self._bounds.header_bytes
         if len(self.pipeline) >= MAX_PIPELINED:
             raise ValueError
-        if self.parser.should_upgrade() and self._has_body:
-            # The parser leaves the body unread, which would pass for the next request.
-            message = "a request with a body cannot upgrade; send it without Upgrade, as HTTP/1.1"
-            self._refusal = (400, message, "unsupported_upgrade")
-            raise ValueError
         self._check_head()
+        self._parted = self.parser.should_upgrade() and self._has_body
         super().on_headers_complete()
         self.cycle.__class__ = Cycle  # uvicorn builds its own class, and has no hook for another
         self._cycles.append(self.cycle)
@@ -177,6 +181,20 @@ class Connection(HttpToolsProtocol):
             return
         raise ValueError
 
+    def _rejoin(self) -> None:
+        """Have the parser read a body behind an upgrade, or it would pass for the next request.
+
+        Java's client offers HTTP/2 so, whatever it sends. A head with the body's length alone,
+        which nobody else sees, has it read.
+        """
+        if self._parted:
+            framing = (b"content-length", b"transfer-encoding")
+            told = b"".join(
+                b"%s: %s\r\n" % header for header in self.headers if header[0] in framing
+            )
+            self.parser.feed_data(b"POST / HTTP/1.1\r\nhost: x\r\n%s\r\n" % told)
+            self._parted = False
+
     def on_body(self, body: bytes) -> None:
         """Take a piece of a body."""
         self._room = self._bounds.header_bytes
@@ -184,6 +202,8 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """Note that the request has come in whole."""
+        if self._parted:
+            return
         self._room = self._bounds.header_bytes
         self._whole = self._in_head = True
         if self._busy:
