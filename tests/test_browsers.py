@@ -23,10 +23,13 @@ def client() -> Iterator[httpx.Client]:
 @pytest.mark.parametrize(
     "path", ["/", "/docs", "/livez", "/static/app.js", "/v1/models", "/nothing", "/docs/static/x"]
 )
-def test_every_reply_says_not_to_guess_or_tell(client: httpx.Client, path: str) -> None:
+def test_every_reply_says_not_to_guess_or_tell_or_keep(client: httpx.Client, path: str) -> None:
     reply = client.get(path)
     assert reply.headers["x-content-type-options"] == "nosniff"
     assert reply.headers["referrer-policy"] == "no-referrer"
+    # Where nothing is said, a proxy's cache keeps what it likes.
+    asked_again = path in ("/", "/static/app.js")
+    assert reply.headers["cache-control"] == ("no-cache" if asked_again else "no-store")
 
 
 def test_the_docs_run_their_own_scripts_alone(client: httpx.Client) -> None:

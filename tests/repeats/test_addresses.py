@@ -74,7 +74,7 @@ def test_an_address_that_cannot_be_is_refused_and_not_kept(
 ) -> None:
     reply = client.get(f"/v1/samples/{address}")
     check_error(reply, status, param=param)
-    assert "cache-control" not in reply.headers
+    assert reply.headers["cache-control"] == "no-store"
     assert "etag" not in reply.headers
 
 

@@ -1,4 +1,4 @@
-"""Headers that keep browsers from guessing and telling."""
+"""Headers that keep browsers and caches from guessing and telling."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ SAFE = {
 
 
 class SafeHeadersMiddleware:
-    """Add ``SAFE`` to every reply."""
+    """Add ``SAFE`` to every reply, and that it is not to be kept where that is left open.
+
+    A proxy's cache may keep such for as long as it likes, and give yesterday's ``/readyz``.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -22,7 +25,9 @@ class SafeHeadersMiddleware:
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(SAFE)
+                headers = MutableHeaders(scope=message)
+                headers.update(SAFE)
+                headers.setdefault("Cache-Control", "no-store")
             await send(message)
 
         await self.app(scope, receive, send_with_headers if scope["type"] == "http" else send)
