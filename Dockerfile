@@ -19,8 +19,8 @@ COPY weights weights
 RUN /opt/scanline/bin/pip install --no-cache-dir --no-deps .
 
 FROM python:3.12-slim
-# The decoder is compiled for the machine's own CPU (or GPU) when the server starts. KubeRay asks a
-# container how it is by wget. Signals reach a process of tini's from its first moment on.
+# The decoder is compiled for the machine's own CPU (or GPU) when the server starts. KubeRay, and the
+# check below, ask a container how it is by wget. Signals reach a process of tini's from its first moment on.
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends g++ tini wget \
     && rm -rf /var/lib/apt/lists/*
@@ -35,6 +35,6 @@ EXPOSE 8000
 # SIGTERM drains; give it SCANLINE_DRAIN_SECONDS and a little more (docker stop --time 40).
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=3s --start-period=60s \
-    CMD ["python", "-c", "import os, urllib.request as u; u.urlopen('http://127.0.0.1:%s/readyz' % os.environ.get('SCANLINE_PORT', 8000), timeout=2)"]
+    CMD wget -q -O /dev/null -T 2 -t 1 --no-proxy "http://localhost:${SCANLINE_PORT:-8000}/readyz"
 ENTRYPOINT ["tini", "--"]
 CMD ["scanline", "serve"]

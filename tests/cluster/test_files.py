@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import shutil
+import socket
+import subprocess
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +118,34 @@ def test_what_compose_sets_are_settings() -> None:
         set_here = {name for name in service["environment"] if name.startswith("SCANLINE_")}
         assert set_here
         assert set_here <= fields
+
+
+@pytest.mark.skipif(shutil.which("wget") is None, reason="wget is missing")
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_docker_finds_a_server_wherever_it_listens_and_whatever_proxy_there_is(host: str) -> None:
+    """Docker can be told of a proxy, which it then names to every container."""
+    check = re.search(r"^HEALTHCHECK .*\\\n +CMD (.*)$", (ROOT / "Dockerfile").read_text(), re.M)
+    assert check
+
+    if host not in {one[4][0] for one in socket.getaddrinfo("localhost", None)}:
+        pytest.skip(f"localhost is not {host} here")
+
+    class Server(ThreadingHTTPServer):
+        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
+    class Ready(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/readyz" else 503)
+            self.end_headers()
+
+    with Server((host, 0), Ready) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        port = {"SCANLINE_PORT": str(server.server_port), "http_proxy": "http://127.0.0.1:1"}
+        for path, code in (("readyz", 0), ("livez", 8)):
+            command = check[1].replace("readyz", path)
+            done = subprocess.run(command, shell=True, env=os.environ | port, check=False)
+            assert done.returncode == code
+        server.shutdown()
 
 
 def test_images_of_kubernetes_are_of_one_version() -> None:
