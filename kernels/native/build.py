@@ -41,6 +41,10 @@ _FULL = "No space left on device"
 INSTALL = "install g++ (`apt-get install g++`) or clang, or name a compiler in CXX"
 
 
+# What could not be kept, by where it would be: each of several models would build it again.
+_private: dict[Path, ctypes.CDLL] = {}
+
+
 class NativeBuildError(RuntimeError):
     """The native code cannot be built or run here; the message says why and what to do."""
 
@@ -159,9 +163,13 @@ def _load(isa: str, source: Path) -> ctypes.CDLL:
         raise
     name = _name(isa, compiler, source)
     path = _cache() / name
+    if path in _private:
+        return _private[path]
     there = os.path.isfile(path)  # noqa: PTH113 - no error where one may not look
     library = (_open(path) if there else None) or _keep(compiler, isa, source, path)
-    return library or _load_private(compiler, isa, source, name)
+    if library is None:
+        library = _private[path] = _load_private(compiler, isa, source, name)
+    return library
 
 
 def _age(path: Path) -> float:

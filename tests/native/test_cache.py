@@ -76,9 +76,10 @@ def test_a_cache_that_cannot_be_written(
 ) -> None:
     """A file where the folder should be stands for read-only: root may write anywhere."""
     cache.write_text("no folder")
-    decoder = NativeDecoder(TINY, 1, isa="portable")
-    decoder.step([0], 1)
-    assert "set SCANLINE_CACHE to a writable folder" in caplog.text
+    for _ in range(2):  # of two models the second has the first one's
+        decoder = NativeDecoder(TINY, 1, isa="portable")
+        decoder.step([0], 1)
+    assert caplog.text.count("set SCANLINE_CACHE to a writable folder") == 1
     assert runs(compiler) == 1
 
 
@@ -93,7 +94,7 @@ def test_a_cache_without_room_is_done_without(
     assert runs(compiler) == 2
     assert f"cannot keep builds in {cache} (there is no room to build ({said})" in caplog.text
     monkeypatch.setenv("SCANLINE_CACHE", str(cache / "here"))
-    compiler.write_text(compiler.read_text().replace(f"'{cache}'", "-O0"))
+    compiler.write_text(compiler.read_text().replace(f"*'{cache}'*", "*"))
     with pytest.raises(native_build.InterruptedBuildError, match="no room to build"):
         native.load_library()
     assert runs(compiler) == 4
