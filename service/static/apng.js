@@ -3,26 +3,9 @@
  * shows no animation shows the default image, which is the finished one and no frame.
  */
 
-import { SIGNATURE, chunk, deflate, pack, text } from "./chunks.js";
+import { END, SIGNATURE, chunk, deflate, header, pack, text } from "./chunks.js";
 import { LAST_MS, scaleOf, stopsOf } from "./frames.js";
-import { area, colour } from "./pixels.js";
-
-/** Give the rows [top, bottom) as PNG scanlines, RGBA, each pixel `scale` wide and high. */
-function band(picture, top, bottom, scale, visible) {
-  const { width } = picture.shape;
-  const line = 1 + 4 * width * scale;
-  const bytes = new Uint8Array(line * (bottom - top) * scale);
-  for (let y = top; y < bottom; y += 1) {
-    const first = (y - top) * scale * line;
-    for (let x = 0; x < width; x += 1) {
-      const p = y * width + x;
-      const rgba = visible(p) ? [...colour(picture, p), 255] : [0, 0, 0, 0];
-      for (let k = 0; k < scale; k += 1) bytes.set(rgba, first + 1 + 4 * (x * scale + k));
-    }
-    for (let k = 1; k < scale; k += 1) bytes.copyWithin(first + k * line, first, first + line);
-  }
-  return bytes;
-}
+import { area, scanlines } from "./pixels.js";
 
 /**
  * Encode the drawing of a picture.
@@ -36,13 +19,12 @@ export async function encodeDrawing(picture, seconds, made) {
   const scale = scaleOf(picture.shape);
   const known = picture.known ?? new Uint8Array(area(picture.shape));
   const stops = stopsOf(picture);
-  const size = [[4, width * scale], [4, picture.shape.height * scale]];
   const parts = [
     SIGNATURE,
-    chunk("IHDR", pack(...size, [1, 8], [1, 6], [1, 0], [1, 0], [1, 0])),
+    header(width * scale, picture.shape.height * scale),
     text(made),
     chunk("acTL", pack([4, stops.length], [4, 0])),
-    chunk("IDAT", await deflate(band(picture, 0, picture.shape.height, scale, () => true))),
+    chunk("IDAT", await deflate(scanlines(picture, 0, picture.shape.height, scale, () => true))),
   ];
   let sequence = 0;
   for (const [k, stop] of stops.entries()) {
@@ -55,10 +37,10 @@ export async function encodeDrawing(picture, seconds, made) {
       [2, Math.round(delay)], [2, 1000], [1, 0], [1, 0],
     )));
     sequence += 1;
-    const data = await deflate(band(picture, top, bottom, scale, (p) => p < stop || known[p]));
+    const data = await deflate(scanlines(picture, top, bottom, scale, (p) => p < stop || known[p]));
     parts.push(chunk("fdAT", Uint8Array.of(...pack([4, sequence]), ...data)));
     sequence += 1;
   }
-  parts.push(chunk("IEND", new Uint8Array()));
+  parts.push(END);
   return new Blob(parts, { type: "image/png" });
 }

@@ -34,6 +34,12 @@ export function pack(...fields) {
   return Uint8Array.from(bytes);
 }
 
+/** Make the chunk that says how large an image is, of RGBA. */
+export const header = (width, height) =>
+  chunk("IHDR", pack([4, width], [4, height], [1, 8], [1, 6], [1, 0], [1, 0], [1, 0]));
+
+export const END = chunk("IEND", new Uint8Array());
+
 /** Compress as PNG does. */
 export async function deflate(bytes) {
   const stream = new Blob([bytes]).stream().pipeThrough(new CompressionStream("deflate"));

@@ -1,0 +1,56 @@
+"""What Firefox and Safari do otherwise, imitated here: Chromium is what there is to test with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.page.fixtures import (
+    Open,
+    expect,
+    finished,
+    measured,
+    pixels,
+    upload,
+)
+from tests.service_fixtures import GREY, encode
+
+if TYPE_CHECKING:
+    pass
+
+
+@pytest.mark.parametrize("offset", [3, 19])
+def test_thin_lines_of_a_large_picture_are_not_skipped(visit: Open, offset: int) -> None:
+    page = visit("#complete")
+    finished(page, "complete")
+    large = np.full((40 * GREY.height, 40 * GREY.width), 255, np.uint8)
+    for k in range(3):
+        large[:, offset + k :: 40] = 0
+    upload(page, encode(Image.fromarray(large)))
+    expect(page.locator("#easel-said")).to_contain_text("on the easel")
+    shown = np.array(pixels(page, "#easel")[0]).reshape(-1, 4)
+    seen = shown[shown[:, 3] == 255, 0]
+    assert len(seen) > 0
+    assert np.ptp(seen) <= 2
+    assert abs(seen.mean() - 255 * 37 / 40) <= 2
+
+
+def test_pictures_are_sent_as_they_are_where_canvases_are_not_to_be_read(visit: Open) -> None:
+    page = visit(
+        "#draw?n=1&seed=5",
+        script="""for (const name of ["OffscreenCanvas", "HTMLCanvasElement"]) {
+            const {prototype} = window[name];
+            for (const way of ["convertToBlob", "toBlob"]) {
+                if (prototype[way]) prototype[way] = async () => new Blob();
+            }
+        }""",
+    )
+    finished(page)
+    page.locator("#draw .sheet button").click()
+    page.click("#viewer-inside")
+    measured(page)
+    page.click("#inside .primary >> text=Go on from here")
+    expect(page.locator("#whatif-stage [data-report]")).to_contain_text("a second")
