@@ -12,6 +12,7 @@ from tests.page.fixtures import (
     Open,
     expect,
     finished,
+    hash_of,
     measured,
     pixels,
     upload,
@@ -54,3 +55,23 @@ def test_pictures_are_sent_as_they_are_where_canvases_are_not_to_be_read(visit: 
     measured(page)
     page.click("#inside .primary >> text=Go on from here")
     expect(page.locator("#whatif-stage [data-report]")).to_contain_text("a second")
+
+
+def test_an_address_that_is_refused_is_written_later(visit: Open) -> None:
+    page = visit(
+        "#inside?seed=5&at=3",
+        script="""const replace = history.replaceState.bind(history);
+            history.replaceState = (...given) => {
+                if (window.full) throw new DOMException("too often", "SecurityError");
+                replace(...given);
+            };""",
+    )
+    measured(page)
+    page.evaluate("() => { window.full = true; }")
+    page.focus("#inside-position")
+    for _ in range(3):
+        page.keyboard.press("ArrowRight")
+    expect(page.locator("#inside-position")).to_have_value("6")
+    assert "at=3" in hash_of(page)
+    page.evaluate("() => { window.full = false; }")
+    page.wait_for_function("() => location.hash.includes('at=6')")
