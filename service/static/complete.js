@@ -33,12 +33,17 @@ export class CompleteView {
     };
     brush.addEventListener("input", take);
     take();
+    this.takeTool(); // a browser may have kept what was chosen before the page was loaded again
     let sliding = false; // one slide is one change, and one undo
     rows.addEventListener("input", () => {
       this.easel.keepRows(Number(rows.value), sliding);
       sliding = true;
     });
     rows.addEventListener("change", () => { sliding = false; });
+    // Safari does not focus what is pressed, and a finger would go on scrolling over the easel.
+    const focus = ({ target }) => target.closest("button, input")?.focus({ preventScroll: true });
+    this.form.querySelector(".bar-of-tools").addEventListener("click", focus);
+    brush.addEventListener("change", focus);
     this.form.addEventListener("change", () => {
       this.takeTool();
       this.settled();

@@ -9,7 +9,9 @@ import pytest
 from PIL import Image
 
 from tests.page.fixtures import (
+    PHONE,
     Open,
+    box,
     expect,
     finished,
     hash_of,
@@ -21,6 +23,36 @@ from tests.service_fixtures import GREY, encode
 
 if TYPE_CHECKING:
     pass
+
+
+def test_a_tool_that_the_browser_kept_is_the_one_at_hand(visit: Open) -> None:
+    page = visit("#complete?model=colour")
+    finished(page, "complete")
+    page.check("[name=tool][value=draw]")
+    page.evaluate("() => { document.querySelector('[name=colour]').value = '#ff0000'; }")
+    page.goto(page.url.split("#")[0] + "livez")
+    page.go_back()
+    finished(page, "complete")
+    expect(page.locator("[name=tool]:checked")).to_have_value("draw")
+    page.locator("#easel").scroll_into_view_if_needed()
+    place = box(page, "#easel")
+    page.mouse.click(place["x"] + place["width"] / 2, place["y"] + place["height"] * 0.9)
+    assert [255, 0, 0, 255] in np.reshape(pixels(page, "#easel")[0], (-1, 4)).tolist()
+
+
+@pytest.mark.parametrize("tool", ["[value=draw]", "#undo", "#complete-brush"])
+def test_a_tool_that_is_taken_up_is_so_without_the_focus(visit: Open, tool: str) -> None:
+    page = visit("#complete", **PHONE)
+    finished(page, "complete")
+    way = "() => getComputedStyle(document.getElementById('easel')).touchAction"
+    assert "pan-y" in page.evaluate(way)
+    kind = "change" if "brush" in tool else "click"
+    page.locator(tool).evaluate(
+        """(element, kind) => (kind === "click" ? element.click()
+            : element.dispatchEvent(new Event(kind, {bubbles: true})))""",
+        kind,
+    )
+    assert page.evaluate(way) == "pinch-zoom"
 
 
 @pytest.mark.parametrize("offset", [3, 19])
