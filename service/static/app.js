@@ -203,8 +203,22 @@ class Page {
   }
 }
 
+/** Close a dialog by a press outside of it. */
+function closeBeside(dialog) {
+  let pressed = false;
+  const beside = ({ target, clientX: x, clientY: y }) => {
+    const { left, right, top, bottom } = dialog.getBoundingClientRect();
+    return target === dialog && (x < left || x > right || y < top || y > bottom);
+  };
+  dialog.addEventListener("pointerdown", (event) => { pressed = beside(event); });
+  dialog.addEventListener("click", (event) => pressed && beside(event) && dialog.close());
+}
+
 if (!location.hash && location.search) { // a shared link, as the server reads it
   history.replaceState(null, "", `${location.pathname}#draw${location.search}`);
+}
+if (!("closedBy" in HTMLDialogElement.prototype)) { // Safari does not know it
+  for (const dialog of document.querySelectorAll("dialog[closedby]")) closeBeside(dialog);
 }
 const loading = document.getElementById("loading");
 const reload = document.getElementById("reload");

@@ -1,8 +1,14 @@
 /** Pictures that arrive from outside: pasted, or dropped anywhere on the page. */
 
+const LEFT_MS = 500;
+
 /** Call `take(file)` with every picture that is pasted or dropped. */
 export function receiveFiles(take) {
-  const dropping = (yes) => document.body.classList.toggle("dropping", yes);
+  let left;
+  const dropping = (yes) => {
+    clearTimeout(left);
+    document.body.classList.toggle("dropping", yes);
+  };
   document.addEventListener("paste", (event) => {
     const pasted = [...event.clipboardData.files].find((file) => file.type.startsWith("image/"));
     if (pasted) take(pasted);
@@ -13,7 +19,9 @@ export function receiveFiles(take) {
     dropping(true);
   });
   document.addEventListener("dragleave", (event) => {
-    if (!event.relatedTarget) dropping(false);
+    if (event.relatedTarget) return;
+    clearTimeout(left); // WebKit never says where to: the page was left where no dragover follows
+    left = setTimeout(() => dropping(false), LEFT_MS);
   });
   document.addEventListener("drop", (event) => {
     dropping(false);

@@ -22,7 +22,19 @@ from tests.page.fixtures import (
 from tests.service_fixtures import GREY, encode
 
 if TYPE_CHECKING:
-    pass
+    from playwright.sync_api import Page
+
+FIELDS = "input:not([type=radio], [type=range], [type=color], [type=file]), select, textarea"
+DRAG = """([kind, files]) => {
+    const dataTransfer = new DataTransfer();
+    if (files) dataTransfer.items.add(new File([], "dragged.png", {type: "image/png"}));
+    document.body.dispatchEvent(
+        new DragEvent(kind, {dataTransfer, bubbles: true, cancelable: true}));
+}"""
+
+
+def dropping(page: Page) -> bool:
+    return bool(page.evaluate("() => document.body.classList.contains('dropping')"))
 
 
 def test_a_tool_that_the_browser_kept_is_the_one_at_hand(visit: Open) -> None:
@@ -107,3 +119,55 @@ def test_an_address_that_is_refused_is_written_later(visit: Open) -> None:
     assert "at=3" in hash_of(page)
     page.evaluate("() => { window.full = false; }")
     page.wait_for_function("() => location.hash.includes('at=6')")
+
+
+def test_a_press_beside_what_is_enlarged_closes_it(visit: Open) -> None:
+    page = visit()
+    page.add_init_script("delete HTMLDialogElement.prototype.closedBy")
+    plain = page.request.get(page.url.split("#")[0]).text()
+    plain = plain.replace('closedby="any"', 'closedby="closerequest"')
+    page.route("**/", lambda route: route.fulfill(body=plain, content_type="text/html"))
+    page.reload()
+    finished(page)
+    page.locator("#draw .sheet button").first.click()
+    page.click("#viewer-title")
+    place = box(page, "#viewer-speed")
+    page.mouse.move(place["x"] + 9, place["y"] + place["height"] / 2)
+    page.mouse.down()
+    page.mouse.move(5, 400)
+    page.mouse.up()
+    expect(page.locator("#viewer")).to_be_visible()
+    page.mouse.click(5, 400)
+    expect(page.locator("#viewer")).to_be_hidden()
+
+
+def test_a_file_dragged_from_part_to_part_has_not_left_the_page(visit: Open) -> None:
+    page = visit()
+    page.evaluate(DRAG, ["dragover", True])
+    assert dropping(page)
+    page.evaluate(DRAG, ["dragleave", True])
+    assert dropping(page)
+    page.wait_for_function("() => !document.body.classList.contains('dropping')")
+
+
+@pytest.mark.parametrize("view", ["draw", "complete", "inside"])
+def test_no_phone_enlarges_the_page_for_a_field(visit: Open, view: str) -> None:
+    page = visit(f"#{view}", **PHONE)
+    sizes = page.eval_on_selector_all(
+        FIELDS,
+        "all => all.map(e => [e.id, parseFloat(getComputedStyle(e).fontSize)])",
+    )
+    assert sizes
+    assert [one for one in sizes if one[1] < 16] == []
+
+
+def test_nothing_lies_under_the_camera_of_a_phone_on_its_side(visit: Open) -> None:
+    page = visit("#draw?n=4&seed=5", **PHONE | {"viewport": {"width": 812, "height": 375}})
+    session = page.context.new_cdp_session(page)
+    insets = {"left": 50, "right": 50, "bottom": 21, "top": 0}
+    session.send("Emulation.setSafeAreaInsetsOverride", {"insets": insets})
+    finished(page)
+    for what in ("nav a", ".brand", "#draw-form", "#draw .sheet"):
+        assert box(page, what)["x"] >= 50, what
+    for what in ("nav a >> nth=-1", ".aside", "#draw-form", "#draw .sheet"):
+        assert box(page, what)["right"] <= 762, what
