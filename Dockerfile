@@ -19,8 +19,8 @@ COPY weights weights
 RUN /opt/scanline/bin/pip install --no-cache-dir --no-deps .
 
 FROM python:3.12-slim
-# The decoder is compiled for the machine's own CPU (or GPU) when the server starts. KubeRay, and the
-# check below, ask a container how it is by wget. Signals reach a process of tini's from its first moment on.
+# The decoder is compiled for the machine's own CPU (or GPU) when the server starts. KubeRay and the
+# check below ask by wget how a container is. Signals reach a process of tini's from its first moment.
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends g++ tini wget \
     && rm -rf /var/lib/apt/lists/*

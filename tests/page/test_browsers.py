@@ -22,7 +22,7 @@ from tests.page.fixtures import (
 from tests.service_fixtures import GREY, encode
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    pass
 
 FIELDS = "input:not([type=radio], [type=range], [type=color], [type=file]), select, textarea"
 DRAG = """([kind, files]) => {
@@ -30,11 +30,8 @@ DRAG = """([kind, files]) => {
     if (files) dataTransfer.items.add(new File([], "dragged.png", {type: "image/png"}));
     document.body.dispatchEvent(
         new DragEvent(kind, {dataTransfer, bubbles: true, cancelable: true}));
+    return document.body.classList.contains("dropping");
 }"""
-
-
-def dropping(page: Page) -> bool:
-    return bool(page.evaluate("() => document.body.classList.contains('dropping')"))
 
 
 def test_a_tool_that_the_browser_kept_is_the_one_at_hand(visit: Open) -> None:
@@ -143,10 +140,8 @@ def test_a_press_beside_what_is_enlarged_closes_it(visit: Open) -> None:
 
 def test_a_file_dragged_from_part_to_part_has_not_left_the_page(visit: Open) -> None:
     page = visit()
-    page.evaluate(DRAG, ["dragover", True])
-    assert dropping(page)
-    page.evaluate(DRAG, ["dragleave", True])
-    assert dropping(page)
+    assert page.evaluate(DRAG, ["dragover", True])
+    assert page.evaluate(DRAG, ["dragleave", True])
     page.wait_for_function("() => !document.body.classList.contains('dropping')")
 
 
