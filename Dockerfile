@@ -29,7 +29,7 @@ RUN useradd --create-home scanline
 USER scanline
 WORKDIR /home/scanline
 ENV PATH=/opt/scanline/bin:$PATH PYTHONUNBUFFERED=1 \
-    SCANLINE_HOST=0.0.0.0 SCANLINE_LOG_FORMAT=json \
+    SCANLINE_HOST=0.0.0.0,:: SCANLINE_LOG_FORMAT=json \
     TRITON_CACHE_DIR=/home/scanline/.cache/triton
 EXPOSE 8000
 # SIGTERM drains; give it SCANLINE_DRAIN_SECONDS and a little more (docker stop --time 40).

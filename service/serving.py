@@ -68,18 +68,22 @@ class Process(uvicorn.Server):
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
-    """Open the sockets of an address, one for each family that the name has.
+    """Open the sockets of addresses, commas between: one for each family that a name has.
 
-    Raises ``ValueError`` where there is no such address here, or another program has it.
+    Raises ``ValueError`` where none of them is of this machine, or another program has one.
     """
     sockets: list[socket.socket] = []
     reason = "no such address"
     hint = "name an address of this machine with --host (SCANLINE_HOST)"
     try:
-        found = socket.getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-        for family, _, _, _, address in found:
+        found = [
+            (family, address)
+            for name in host.split(",")
+            for family, *_, address in socket.getaddrinfo(
+                name.strip() or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )
+        ]
+        for family, address in dict.fromkeys(found):
             # Port 0 takes a free one, the same for all.
             taken = sockets[0].getsockname()[1] if sockets else port
             try:
@@ -154,8 +158,9 @@ def serve(settings: Settings) -> None:
         settings.max_connections, max(settings.max_upload, settings.max_json or 0)
     )
     sockets = listen(settings.host, settings.port)  # before anything is opened, or said to be
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    log.info("listening on http://%s:%d", host, sockets[0].getsockname()[1])
+    hosts = [f"[{one}]" if ":" in one else one for one in map(str.strip, settings.host.split(","))]
+    port = sockets[0].getsockname()[1]
+    log.info("listening on %s", ", ".join(f"http://{host}:{port}" for host in hosts))
     with contextlib.ExitStack() as open_:
         for each in sockets:
             open_.enter_context(each)

@@ -419,6 +419,17 @@ def test_a_port_in_use_is_one_error_and_nothing_is_ever_ready(weights: Path) -> 
         listen("203.0.113.7", 0)
 
 
+def test_a_server_listens_on_every_address_that_is_there_at_one_port() -> None:
+    with contextlib.ExitStack() as stack:
+        found = [stack.enter_context(one) for one in listen("127.0.0.1, 203.0.113.7,127.0.0.2", 0)]
+        places = [one.getsockname() for one in found]
+        assert [host for host, _ in places] == ["127.0.0.1", "127.0.0.2"]
+        assert len({port for _, port in places}) == 1
+    with contextlib.ExitStack() as stack:
+        found = [stack.enter_context(one) for one in listen("127.0.0.1,127.0.0.1", 0)]
+        assert len(found) == 1
+
+
 def test_a_backend_that_cannot_run_ends_the_server_in_words(
     weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
