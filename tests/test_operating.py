@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+import yaml
 from pydantic import ValidationError
 
 from scanline.service import __version__
@@ -19,6 +20,7 @@ from scanline.service.http.addresses import address_of, network_of
 from scanline.service.logs import JsonFormatter
 from scanline.service.server import Scanline
 from scanline.service.settings import Settings
+from tests.conftest import ROOT
 from tests.events import parse_sse
 from tests.service_fixtures import (
     GREY,
@@ -44,6 +46,24 @@ def held() -> Iterator[tuple[Scanline, httpx.Client, threading.Event]]:
 def value(client: httpx.Client, metric: str) -> float:
     lines = client.get("/metrics").text.splitlines()
     return next((float(line.split()[-1]) for line in lines if line.startswith(f"{metric} ")), 0.0)
+
+
+def test_what_operating_wakes_somebody_for_is_measured() -> None:
+    rules = re.search(r"```yaml\n(groups:.*?)```", (ROOT / "OPERATING.md").read_text(), re.S)
+    assert rules
+    (group,) = yaml.safe_load(rules[1])["groups"]
+    expressions = " ".join(rule["expr"] for rule in group["rules"])
+    names = set(re.findall(r"scanline_\w+", expressions))
+    reasons = re.findall(r'reason=~"([^"]+)"', expressions)[0].split("|")
+    _, app = build()
+    with talking_to(app) as client:
+        client.post("/v1/samples", json={"n": 1})
+        text = client.get("/metrics").text
+    assert len(names) == 5
+    for name in names:
+        assert re.search(rf"^{name}[{{ ]", text, re.M), name
+    for reason in reasons:
+        assert f'scanline_refused_total{{reason="{reason}"}}' in text
 
 
 def test_metrics_tell_of_requests_from_end_to_end() -> None:
