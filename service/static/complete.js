@@ -4,17 +4,17 @@ import { explain, postPicture } from "./api.js";
 import { chooseFile } from "./arrivals.js";
 import { Easel } from "./easel.js";
 import { drawExamples, lightness, paperOf, places, thumbnail } from "./examples.js";
-import { classOf, listenToDice, noClass, noSeed, randomSeed, readNumber, seedOf, setRange } from "./fields.js";
+import { classOf, listenToDice, noClass, noSeed, randomSeed, readNumber, seedOf } from "./fields.js";
 import { area, blank, fromFile, fromText, toPng, toText } from "./pixels.js";
 import { LookAhead, rowsOf } from "./lookahead.js";
 import { Shaping } from "./shaping.js";
 import { Sheet } from "./sheet.js";
+import { Tools } from "./tools.js";
 
 const DARK = 48; // lightness of paper, 0 … 255: less is dark,
 const LIGHTER = 128; // and so much more is light
 const COMING = "The model is drawing examples …";
 const byId = (id) => document.getElementById(id);
-const toHex = (rgb) => `#${rgb.map((value) => value.toString(16).padStart(2, "0")).join("")}`;
 
 /** Choose a picture, erase a part, complete it. */
 export class CompleteView {
@@ -24,30 +24,10 @@ export class CompleteView {
     this.form = byId("complete-form");
     this.sheet = new Sheet(byId("complete"), page.viewer);
     this.easel = new Easel(byId("easel"), byId("easel-place"), () => this.edited());
+    this.tools = new Tools(this.form, this.easel);
     this.shaping = new Shaping(byId("complete-shaping"), () => this.settled());
     this.ahead = new LookAhead(byId("ahead"), () => this.complete({ reveal: true, by: "particles" }));
-    const { brush, rows } = this.form.elements;
-    const take = () => {
-      this.easel.size = Number(brush.value);
-      setRange(brush, brush.value, brush.value);
-    };
-    brush.addEventListener("input", take);
-    take();
-    this.takeTool(); // a browser may have kept what was chosen before the page was loaded again
-    let sliding = false; // one slide is one change, and one undo
-    rows.addEventListener("input", () => {
-      this.easel.keepRows(Number(rows.value), sliding);
-      sliding = true;
-    });
-    rows.addEventListener("change", () => { sliding = false; });
-    // Safari does not focus what is pressed, and a finger would go on scrolling over the easel.
-    const focus = ({ target }) => target.closest("button, input")?.focus({ preventScroll: true });
-    this.form.querySelector(".bar-of-tools").addEventListener("click", focus);
-    brush.addEventListener("change", focus);
-    this.form.addEventListener("change", () => {
-      this.takeTool();
-      this.settled();
-    });
+    this.form.addEventListener("change", () => this.settled());
     this.form.addEventListener("submit", (event) => {
       event.preventDefault();
       this.complete({ reveal: true });
@@ -238,21 +218,10 @@ export class CompleteView {
 
   /** Put a sheet of this paper on the easel, and a pen that can be seen on it at hand. */
   spread(paper) {
-    const { tool, brush } = this.form.elements;
     this.begin(blank(this.model, paper));
     this.blank = true;
     this.easel.paper = paper;
-    tool.value = "draw";
-    setRange(brush, Math.max(1, Math.round(this.model.width / 12)), "");
-    brush.dispatchEvent(new Event("input"));
-    this.takePen();
-  }
-
-  /** Take a pen that can be seen on the paper. */
-  takePen() {
-    const pen = lightness(this.easel.paper) < 128 ? 255 : 0;
-    this.form.elements.colour.value = toHex([pen, pen, pen]);
-    this.takeTool();
+    this.tools.draw(this.model.width);
   }
 
   invert() {
@@ -260,18 +229,12 @@ export class CompleteView {
     this.easel.invert();
   }
 
-  takeTool() {
-    const { tool, colour } = this.form.elements;
-    this.easel.tool = tool.value;
-    this.easel.colour = [1, 3, 5].map((at) => parseInt(colour.value.slice(at, at + 2), 16));
-  }
-
   /** The easel changed: say how much is known, and the truth about the order. */
   edited() {
     const { known, shape } = this.easel.picture;
-    if (shape.channels === 1) this.takePen(); // nobody else can
+    if (shape.channels === 1) this.tools.takePen(); // nobody else can
     const rows = Math.floor((known.includes(0) ? known.indexOf(0) : known.length) / shape.width);
-    setRange(this.form.elements.rows, rows, String(rows));
+    this.tools.showRows(rows);
     byId("order-note").hidden = !this.easel.scattered;
     this.ahead.offer(this.easel.scattered);
   }
