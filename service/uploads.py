@@ -107,7 +107,6 @@ def _check_parts(file: BinaryIO, param: str) -> None:
     """
     start = file.read(8)
     data = start + file.read() if start.startswith((JPEG, PNG, GIF, b"P")) else b""
-    file.seek(0)
     if start.startswith(JPEG):
         _check_segments(data, param)
     elif start.startswith(PNG):
@@ -193,8 +192,5 @@ def _check_exif(size: int, param: str) -> None:
 
 
 def _commented(file: BinaryIO) -> bool:
-    place = file.tell()
     file.seek(0)
-    comments = file.read().count(b"#")
-    file.seek(place)
-    return comments > MAX_COMMENTS
+    return file.read().count(b"#") > MAX_COMMENTS

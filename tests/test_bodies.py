@@ -7,12 +7,14 @@ import codecs
 import dataclasses
 import gzip
 import json
+import threading
 from collections.abc import Iterator
 
 import httpx
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
+from scanline.service.http import bodies
 from scanline.service.http.errors import ApiError
 from scanline.service.http.middleware import body as body_limits
 from scanline.service.http.middleware.body import BodyLimitMiddleware
@@ -87,6 +89,23 @@ def test_json_of_a_great_many_parts_is_not_parsed(client: httpx.Client, hoard: b
     for path in ("/v1/distribution", "/v1/images/edits"):
         reply = client.post(path, content=b'{"values":[' + hoard, headers=JSON)
         assert "lists, objects and names" in check_error(reply, 400, "too_many")
+
+
+def test_large_json_is_looked_through_beside_the_event_loop(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where: list[str] = []
+    check = bodies._check_names
+
+    def noted(body: bytes) -> None:
+        where.append(threading.current_thread().name)
+        check(body)
+
+    monkeypatch.setattr(bodies, "_check_names", noted)
+    monkeypatch.setattr(bodies, "LARGE_JSON", 20)
+    for model in ("grey", "grey" + " " * 20):
+        client.post("/v1/samples", json={"model": model})
+    assert len(set(where)) == 2
 
 
 def test_json_has_a_smaller_limit_than_forms(client: httpx.Client) -> None:

@@ -20,6 +20,7 @@ import pytest
 from PIL import Image
 
 from scanline.model.pictures import PictureError
+from scanline.service import uploads
 from scanline.service.api import routes
 from scanline.service.api import score as scores
 from scanline.service.logs import set_up_logs
@@ -75,10 +76,13 @@ def test_pictures_are_refused_by_their_headers(client: httpx.Client) -> None:
     assert "send that size" in exact
     large = check_error(complete(client, cut(2100, 2100)), 400, "invalid_image")
     assert "more than 4,000,000" in large
+    assert complete(client, encode(Image.new("1", (2000, 2000)))).status_code == 200
     mask = client.post(
         "/v1/completions", files={"image": encode(random_picture()), "mask": cut(900, 900)}
     )
-    assert "the mask is 900 × 900" in check_error(mask, 400, "invalid_image", "mask")
+    says = check_error(mask, 400, "invalid_image", "mask")
+    assert "the mask is 900 × 900" in says
+    assert says.endswith("the model's size, 5 × 6")  # and the picture's, if that were another
     edit = client.post(
         "/v1/images/edits", files={"image": cut(900, 901)}, data={"prompt": "", "model": "grey"}
     )
@@ -106,7 +110,7 @@ def test_pictures_that_pillow_warns_of_leave_no_trace(capsys: pytest.CaptureFixt
 def test_what_takes_long_to_decode_is_refused(client: httpx.Client) -> None:
     slow = check_error(complete(client, plain_ppm(300)), 400, "invalid_image")
     assert "takes too long to read; save it as PNG" in slow
-    assert complete(client, plain_ppm(100)).status_code == 200
+    assert complete(client, plain_ppm(256)).status_code == 200
     commented = plain_ppm(100)
     assert complete(client, commented + 900 * b"#\n").status_code == 200
     reply = complete(client, commented + 1100 * b"#\n")
@@ -144,6 +148,9 @@ def test_pictures_of_many_small_parts_are_refused(client: httpx.Client) -> None:
         refused = complete(client, gif[:end] + junk + gif[end:])
         assert "the GIF is in parts smaller" in check_error(refused, 400, "invalid_image")
     assert complete(client, gif[:end] + b"!\xfe\1a\0" * 1000 + gif[end:]).status_code == 200
+    semicolons = encode(Image.fromarray(np.array([[0, 59]], np.uint8)), "GIF")  # as colours
+    junk = b"!\xfe" + b"\1a" * 12_000 + b"\0"
+    assert complete(client, semicolons[:-1] + junk + b";").status_code == 400
     for cut in (6, 10, 12, 20, end):  # whatever is missing
         assert complete(client, gif[:cut]).status_code in (200, 400)
 
@@ -182,9 +189,23 @@ def test_what_stands_before_the_pixels_is_bounded(client: httpx.Client) -> None:
         (pgm % (b"#\n" * 999), pgm % (b"#\n" * 5_100), "head is too long"),
         (pgm % b"", b"P5 28 28" + b" " * 10_100 + b"255 " + bytes(784), "head is too long"),
         (b"P4\n28 28\n" + bytes(112), b"P4 28 " + b"\n" * 10_100 + b"28\n", "head is too long"),
+        (pgm % b"", b"Pf 28" + b" " * 10_100 + b"28 1 " + bytes(3136), "head is too long"),
     ):
         assert complete(client, fine).status_code == 200, why
         assert why in check_error(complete(client, refused), 400, "invalid_image")
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_exif_that_is_too_long_is_refused_before_pillow_reads_any(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It copies a JPEG's parts again and again, and finds what follows a PNG's pixels late."""
+    plain = encode(random_picture(), kind)
+    segment = b"\xff\xe1\xff\xffExif\0\0" + bytes(65_527)
+    late = plain[:-12] + png_chunk(b"eXIf", bytes(263_000)) + plain[-12:]
+    monkeypatch.setattr(uploads, "open_picture", lambda *_: pytest.fail("was read"))
+    with pytest.raises(PictureError, match="bytes of Exif"):
+        open_upload(io.BytesIO(late if kind == "PNG" else plain[:2] + segment * 5 + plain[2:]))
 
 
 def test_a_photograph_is_made_smaller_while_it_is_decoded(client: httpx.Client) -> None:

@@ -33,6 +33,10 @@ def client() -> Iterator[httpx.Client]:
         ("application/json;q=0, */*;q=0.1", "image/png"),
         ("application/*;q=0, */*", "image/png"),
         ("image/png;q=wrong, application/zip", "application/zip"),
+        ("image/png;q=9, application/zip", "application/zip"),
+        ("image/png;q=1.5, application/zip", "application/zip"),
+        ("", "application/json"),
+        (",", "application/json"),
         ("application/x-npy", "application/x-npy"),
         ("application/json, application/*;q=0", "application/json"),  # the more particular holds
         ("image/png;q=0.5, image/*;q=0", "image/png"),
@@ -55,9 +59,9 @@ def test_several_accept_lines_are_one(client: httpx.Client) -> None:
 
 
 def test_nothing_acceptable(client: httpx.Client) -> None:
-    headers = {"Accept": "image/png;q=0, text/html"}
-    reply = client.post("/v1/samples", json={}, headers=headers)
-    check_error(reply, 406, "not_acceptable", "accept")
+    for accept in ("image/png;q=0, text/html", "text/html,"):
+        reply = client.post("/v1/samples", json={}, headers={"Accept": accept})
+        check_error(reply, 406, "not_acceptable", "accept")
 
 
 @pytest.mark.parametrize(

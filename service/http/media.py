@@ -16,7 +16,7 @@ Media = Literal[
 ]
 MEDIA: tuple[Media, ...] = get_args(Media)
 
-_QUALITY = re.compile(r"[01](\.\d*)?")
+_QUALITY = re.compile(r"0(\.\d*)?|1(\.0*)?")
 # What the headers of ``naming`` are, for the schema.
 NAMING: dict[str, Any] = {
     "X-Generation-ID": {"description": "The generation.", "schema": {"type": "string"}},
@@ -55,12 +55,14 @@ def _acceptable(request: Request) -> Media:
 
     What it says of a media type is what it says the most particularly.
     """
-    accept = ", ".join(request.headers.getlist("accept")) or "*/*"
+    accept = ", ".join(request.headers.getlist("accept"))
     wishes: dict[str, float] = {}
     for part in accept.split(","):
         kind, *parameters = (piece.strip().lower() for piece in part.split(";"))
         quality = next((p[2:] for p in parameters if p.startswith("q=")), "1")
-        wishes[kind or "*/*"] = float(quality) if _QUALITY.fullmatch(quality) else 0.0
+        if kind:
+            wishes[kind] = float(quality) if _QUALITY.fullmatch(quality) else 0.0
+    wishes = wishes or {"*/*": 1.0}
     named = list(wishes)
 
     def liked(media: Media) -> tuple[float, int]:

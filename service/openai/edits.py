@@ -110,8 +110,6 @@ async def _read_json(request: Request) -> Parts:
     images, mask = body.pop("images", []), body.pop("mask", None)
     if not isinstance(images, list):
         raise ApiError(400, "images: must be a list", param="images", code="invalid_image")
-    if len(images) > 1:
-        raise _not_one(len(images))
     masks = [] if mask is None else [_from_url(mask, "mask")]
     return body, [_from_url(image, "images") for image in images], masks
 

@@ -113,6 +113,8 @@ def test_one_png_a_grid_and_an_archive(here: Here) -> None:
         assert packed.headers["content-type"] == "application/zip"
         with zipfile.ZipFile(io.BytesIO(packed.content)) as archive:
             assert archive.testzip() is None
+            facts = {(one.date_time, one.compress_type) for one in archive.infolist()}
+            assert facts == {((1980, 1, 1, 0, 0, 0), zipfile.ZIP_STORED)}  # the same bytes always
             names = archive.namelist()
             assert names == [f"{j:04d}-seed-{8 + j}.png" for j in range(5)]
             for name, image in zip(names, images, strict=True):

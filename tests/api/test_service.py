@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
 import time
 from typing import Any
@@ -45,7 +46,9 @@ def test_an_api_key_guards_v1_below_a_prefix_too(prefix: str) -> None:
     asyncio.run(ask())
 
 
-def test_behind_a_proxy_that_takes_its_path_away_links_lead_back_to_it() -> None:
+def test_behind_a_proxy_that_takes_its_path_away_links_lead_back_to_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     for here in serve({"root_path": "/our/pictures/", "api_key": "secret"}):
         key, prefer = {"Authorization": "Bearer secret"}, {"Prefer": "respond-async"}
         check_error(here.client.post("/v1/samples", json={}), 401)
@@ -54,6 +57,9 @@ def test_behind_a_proxy_that_takes_its_path_away_links_lead_back_to_it() -> None
         assert where == f"/our/pictures/v1/generations/{begun.json()['id']}"
         passed_on = where.removeprefix("/our/pictures")
         assert here.client.get(passed_on, headers=key).status_code == 200
+        with caplog.at_level(logging.DEBUG, "scanline.access"):
+            assert here.client.get("/livez").status_code == 200
+        assert caplog.records[-1].levelno == logging.DEBUG  # as probes are without a proxy
         docs = here.client.get("/docs").text
         for place in re.findall(r"""(?:href|src)="(.*?)"|url: '(.*?)'""", docs):
             (address,) = filter(None, place)

@@ -128,6 +128,28 @@ def test_rows_come_whole_but_for_the_last_of_a_cancelled_image_and_each_image_on
     assert [e.data["index"] for e in events if e.name == "image"] == [0, 1]
 
 
+def test_a_long_replay_leaves_room_for_others_between_its_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("scanline.service.api.events.PART_BYTES", 1)
+    generation = Generation("fake", GREY, Spec(n=3, seed=0))
+    for image in generation.images:
+        image.run(Place(np.zeros((GREY.pixels, 1), np.uint8), np.full(1, GREY.pixels, np.int32)))
+        image.finish(FinishReason.LENGTH, 1.0)
+    generation.finish(time.monotonic())
+    seen: list[str] = []
+
+    async def read() -> None:
+        gone = asyncio.create_task(asyncio.sleep(60))
+        async for part in stream_events(generation, Client("", gone), no_streams(), Pool(1)):
+            asyncio.get_running_loop().call_soon(seen.append, "other")
+            seen.append(parse_sse(part, complete=False)[0].name)
+        gone.cancel()
+
+    asyncio.run(read())
+    assert seen[:6] == ["started", "pixels", "other", "other", "image", "other"]
+
+
 def test_a_large_image_comes_in_several_events_too() -> None:
     """Each such that it takes the event loop a moment, and resumed from any of them."""
     config = replace(COLOUR, height=96, width=96)

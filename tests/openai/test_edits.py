@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import logging
 import re
 import socket
@@ -113,6 +114,17 @@ def test_an_enlarged_reply_can_be_edited(client: openai.OpenAI) -> None:
     assert np.array_equal(pixels_of(reply.data[0].b64_json), expected)
 
 
+def test_a_larger_picture_is_reduced_to_the_mean_of_its_parts(client: openai.OpenAI) -> None:
+    fine, paint = random_picture(), np.zeros((12, 10), bool)
+    fine = fine.resize((10, 12), Image.Resampling.BICUBIC)
+    paint[10:] = True
+    reply = client.images.edit(image=encode(fine), mask=masked(fine, paint), prompt="")
+    assert reply.data is not None
+    means = np.asarray(fine, float).reshape(6, 2, 5, 2).mean((1, 3))
+    drawn = pixels_of(reply.data[0].b64_json).reshape(6, 5)
+    np.testing.assert_allclose(drawn[:5], means[:5], atol=1)  # it rounds up twice
+
+
 def test_an_edit_in_json_takes_data_urls(http: httpx.Client) -> None:
     picture, paint = random_picture(), np.zeros((6, 5), bool)
     paint[5] = True
@@ -124,26 +136,36 @@ def test_an_edit_in_json_takes_data_urls(http: httpx.Client) -> None:
         "prompt": "", "seed": 9, "images": [source(encode(picture))],
         "mask": source(masked(picture, paint)),
     }  # fmt: skip
-    reply = http.post("/v1/images/edits", json=body)
+    reply = http.post(
+        "/v1/images/edits", content=json.dumps(body), headers={"Content-Type": "Application/JSON"}
+    )
     assert reply.status_code == 200, reply.text
     expected = fake_image(GREY, expected_edit(picture, paint), 0)
     assert np.array_equal(pixels_of(reply.json()["data"][0]["b64_json"]), expected)
-    more = source(encode(picture)) | {"file_id": "x"}
-    for images in ([{"image_url": "https://x.test/a.png"}], [{"file_id": "x"}], [more], "x", [3]):
+    whole = source(masked_whole(encode(picture)))
+    junk, plain = ({"image_url": url} for url in (whole["image_url"] + "!", "data:image/png,abcd"))
+    elsewhere, more = {"image_url": "https://x.test/a.png"}, whole | {"file_id": "x"}
+    for images in ([elsewhere], [{"file_id": "x"}], [more], [junk], [plain], "x", [3]):
         wrong = http.post("/v1/images/edits", json={"prompt": "", "images": images})
         check_error(wrong, 400, "invalid_image", "images")
+    two = http.post("/v1/images/edits", json={"prompt": "", "images": [whole, whole]})
+    check_error(two, 400, "too_many", "image")
 
 
 def test_a_mask_left_empty_is_none(http: httpx.Client) -> None:
     """As a browser's form sends one that nobody chose."""
-    picture = random_picture().convert("LA")
-    picture.putalpha(Image.new("L", picture.size))
-    sent = [("image", ("a.png", encode(picture), "image/png")), ("prompt", (None, ""))]
-    for mask in (("", b"", "application/octet-stream"), (None, "")):
-        files: Any = [*sent, ("mask", mask)]
-        assert http.post("/v1/images/edits", files=files).status_code == 200
-    files = {"mask": ("a.png", b""), "image": encode(picture), "prompt": (None, "")}
-    check_error(http.post("/v1/images/edits", files=files), 400, "invalid_image", "mask")
+    part = b'--x\r\nContent-Disposition: form-data; name="%b"\r\n\r\n%b\r\n'
+    image = part % (b'image"; filename="a.png', masked_whole(encode(random_picture())))
+
+    def send(name: bytes, mask: bytes) -> httpx.Response:
+        form = image + part % (b"prompt", b"") + part % (b"mask" + name, mask) + b"--x--\r\n"
+        headers = {"Content-Type": "multipart/form-data; boundary=x"}
+        return http.post("/v1/images/edits", content=form, headers=headers)
+
+    for name in (b"", b'"; filename="'):
+        assert send(name, b"").status_code == 200
+        check_error(send(name, b"text"), 400, "invalid_image", "mask")
+    check_error(send(b'"; filename="a.png', b""), 400, "invalid_image", "mask")
 
 
 def test_a_file_under_an_unknown_name_is_refused_by_it(http: httpx.Client) -> None:
@@ -162,9 +184,16 @@ def test_edits_that_cannot_be(client: openai.OpenAI, http: httpx.Client) -> None
 
     refuse("nothing to paint", encode(picture))
     refuse("one picture", [encode(picture), encode(picture)])
+    twice = [("mask", encode(picture)) for _ in range(2)]
+    reply = http.post(
+        "/v1/images/edits", data={"prompt": ""}, files=[("image", encode(picture)), *twice]
+    )
+    check_error(reply, 400, "too_many", "mask")
     refuse("no picture of a kind", b"text")
     refuse("whole multiple", encode(Image.new("L", (7, 7))))
-    refuse("the mask is 2", encode(picture), mask=encode(Image.new("LA", (2, 2))))
+    for size in ((2, 2), (6, 5)):  # which Exif could turn
+        says = "the mask is {} × {}".format(*size)
+        refuse(says, encode(picture), mask=encode(Image.new("LA", size)))
     refuse("understands sentences", encode(picture), prompt="a castle")
     refuse("n: ", encode(picture), n=0)
     url = "/v1/images/edits"
@@ -175,6 +204,8 @@ def test_edits_that_cannot_be(client: openai.OpenAI, http: httpx.Client) -> None
     files = {"image": encode(picture)}
     check_error(http.post(url, data={"hat": "x", "prompt": ""}, files=files), 400, param="hat")
     check_error(http.post(url, data={}, files=files), 400, "missing", "prompt")
+    twice = http.post(url, data={"prompt": "", "n": ["1", "2"]}, files=files)
+    assert "must be one text" in check_error(twice, 400, param="n")
     check_error(http.post(url, data={"image": "x"}, files={"mask": b""}), 400, param="image")
 
 
@@ -202,9 +233,9 @@ def test_an_edit_as_json_takes_no_texts_for_numbers(http: httpx.Client) -> None:
     picture = encode(random_picture())
     url = "data:image/png;base64," + base64.b64encode(picture).decode()
     body: dict[str, Any] = {"prompt": "", "model": "grey", "images": [{"image_url": url}]}
-    mask = {"mask": {"image_url": url}}
     for fields in ({"n": "2"}, {"n": True}, {"stream": "no"}):
-        check_error(http.post("/v1/images/edits", json=body | mask | fields), 400)
+        reply = http.post("/v1/images/edits", json=body | fields)
+        check_error(reply, 400, param=next(iter(fields)))
     form = {"prompt": "", "model": "grey", "n": "", "size": "", "label": ""}
     reply = http.post("/v1/images/edits", files={"image": masked_whole(picture)}, data=form)
     assert reply.status_code == 200, reply.text

@@ -110,10 +110,13 @@ def test_a_class_of_dots_is_not_what_is_left_of_any_prompt() -> None:
             understand(prompt, models)
 
 
-def test_several_images_name_their_seeds(client: openai.OpenAI) -> None:
-    reply = client.images.generate(prompt="one", n=3, extra_body={"seed": 40, "temperature": 0.5})
+@pytest.mark.parametrize("temperature", [0, 0.5])
+def test_several_images_name_their_seeds(client: openai.OpenAI, temperature: float) -> None:
+    reply = client.images.generate(
+        prompt="one", n=3, extra_body={"seed": 40, "temperature": temperature}
+    )
     assert reply.data is not None
-    spec = Spec(n=3, seed=40, label=1, temperature=0.5)
+    spec = Spec(n=3, seed=40, label=1, temperature=temperature)
     for j, item in enumerate(reply.data):
         assert item.model_extra == {"seed": 40 + j, "bits_per_dim": pytest.approx(1.0)}
         assert np.array_equal(pixels_of(item.b64_json), fake_image(GREY, spec, j))
@@ -169,13 +172,14 @@ def test_openais_sizes_have_the_image_in_their_middle(
     assert [warning.split(":")[0] for warning in warnings] == ([] if exact else ["size"])
     # And it can be edited, its middle as if it had never been enlarged.
     paint = np.zeros((height, width), bool)
-    paint[top + scale * (config.height - 1) : top + scale * config.height] = True
+    right, bottom = left + scale * config.width, top + scale * config.height
+    paint[bottom - scale : bottom, right - scale : right] = True
     edited = client.images.edit(
         model=model, image=data, mask=masked(Image.open(io.BytesIO(data)), paint), prompt="",
         extra_body={"seed": 9},
     )  # fmt: skip
     assert edited.data is not None
-    known = np.arange(config.pixels) < config.pixels - config.width
+    known = np.arange(config.pixels) < config.pixels - 1
     spec = Spec(n=1, seed=9, canvas=drawn, known=known)
     expected = fake_image(config, spec, 0)
     assert np.array_equal(pixels_of(edited.data[0].b64_json, config), expected)
@@ -183,7 +187,15 @@ def test_openais_sizes_have_the_image_in_their_middle(
 
 @pytest.mark.parametrize("kind", ["png", "jpeg", "webp"])
 def test_formats(client: openai.OpenAI, kind: Any) -> None:
-    reply = client.images.generate(prompt="", output_format=kind, output_compression=50)
+    sizes: list[int] = []
+    for quality in (1, 100):
+        reply = client.images.generate(
+            prompt="", size="50x60", output_format=kind, output_compression=quality,
+            extra_body={"seed": 1},
+        )  # fmt: skip
+        assert reply.data is not None
+        sizes.append(len(reply.data[0].b64_json or ""))
+    assert (sizes[0] < sizes[1]) == (kind != "png")
     assert reply.data is not None
     picture = Image.open(io.BytesIO(base64.b64decode(reply.data[0].b64_json or "")))
     assert picture.format == kind.upper()

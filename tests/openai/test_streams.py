@@ -76,9 +76,8 @@ def test_a_streamed_edit_keeps_what_is_known(client: openai.OpenAI) -> None:
     assert partial.type == "image_edit.partial_image"
     assert completed.type == "image_edit.completed"
     spec = expected_edit(picture, paint)
-    assert spec.canvas is not None
-    assert np.array_equal(pixels_of(partial.b64_json)[20:], spec.canvas[20:])
-    assert np.array_equal(pixels_of(completed.b64_json), fake_image(GREY, spec, 0))
+    for event in (partial, completed):  # half of what follows the known rows is all of the hole
+        assert np.array_equal(pixels_of(event.b64_json), fake_image(GREY, spec, 0))
 
 
 def test_comments_keep_a_stream_open_and_the_client_sees_none(

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from scanline.service.generation import Generation, Spec
+from scanline.service.generation import FinishReason, Generation, Spec
 from scanline.service.queue import Limits, Queue
 from scanline.service.repeats import Key, Repeats, fingerprint
 from tests.clocks import Clock
@@ -89,18 +89,21 @@ def test_a_request_in_openais_words_that_comes_again_is_drawn_once(client: httpx
     assert len(ids) == 1
 
 
-def test_a_client_that_was_cut_off_finds_its_request_again() -> None:
+@pytest.mark.parametrize("path", ["/v1/samples", "/v1/images/generations"])
+def test_a_client_that_was_cut_off_finds_its_request_again(path: str) -> None:
     decoder = FakeDecoder(GREY, 2)
     gate = Gate(decoder)
     scanline, app = build({"grace_seconds": 600.0}, {"grey": decoder})
-    key = {"Idempotency-Key": "mine"}
+    body = b"{}" if path == "/v1/samples" else b'{"prompt":""}'
+    headers = {"Idempotency-Key": "mine", "Content-Type": "application/json"}
     with talking_to(app) as client:
         queue = scanline.models["grey"].engine.queue
         server = client.base_url
         with socket.create_connection((server.host, server.port or 80)) as cut_off:
             cut_off.sendall(
-                b"POST /v1/samples HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-                b"Idempotency-Key: mine\r\nContent-Length: 2\r\n\r\n{}"
+                b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                b"Idempotency-Key: mine\r\nContent-Length: %d\r\n\r\n%b"
+                % (path.encode(), len(body), body)
             )
             until(lambda: [g.readers for g in tuple(queue._live.values())] == [1])
             gate.wait()
@@ -110,15 +113,14 @@ def test_a_client_that_was_cut_off_finds_its_request_again() -> None:
         until(lambda: gate.arrivals == 2 or begun.finished)  # it has looked who left
         with ThreadPoolExecutor(2) as pool:
             replies = [
-                pool.submit(client.post, "/v1/samples", json={}, headers=key, timeout=60)
+                pool.submit(client.post, path, content=body, headers=headers, timeout=60)
                 for _ in range(2)
             ]
             until(lambda: [g.readers for g in tuple(queue._live.values())] == [2])
             gate.open()
-            bodies = [reply.result().json() for reply in replies]
-    assert bodies[0] == bodies[1]
-    assert bodies[0]["id"] == begun.id
-    assert bodies[0]["images"][0]["finish_reason"] == "length"
+            ids = [reply.result().headers["x-generation-id"] for reply in replies]
+    assert ids == [begun.id] * 2
+    assert begun.images[0].finish_reason is FinishReason.LENGTH
     assert len([n for slots, n in decoder.steps if len(slots) > 1]) == 0
 
 
