@@ -195,7 +195,7 @@ def to_grid(images: Sequence[NDArray[np.uint8]], config: ModelConfig, scale: int
 def to_zip(pngs: Sequence[tuple[str, bytes]]) -> bytes:
     """Pack named PNG files into an archive, stored: PNG does not shrink further."""
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+    with zipfile.ZipFile(buffer, "w") as archive:
         for name, png in pngs:
             # A fixed date, so that the same seed gives the same bytes.
             archive.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), png)

@@ -148,7 +148,7 @@ def test_pictures_of_many_small_parts_are_refused(client: httpx.Client) -> None:
         refused = complete(client, gif[:end] + junk + gif[end:])
         assert "the GIF is in parts smaller" in check_error(refused, 400, "invalid_image")
     assert complete(client, gif[:end] + b"!\xfe\1a\0" * 1000 + gif[end:]).status_code == 200
-    semicolons = encode(Image.fromarray(np.array([[0, 59]], np.uint8)), "GIF")  # as colours
+    semicolons = encode(Image.fromarray(np.array([[0, 1, 2, 59]], np.uint8)), "GIF")  # as colours
     junk = b"!\xfe" + b"\1a" * 12_000 + b"\0"
     assert complete(client, semicolons[:-1] + junk + b";").status_code == 400
     for cut in (6, 10, 12, 20, end):  # whatever is missing

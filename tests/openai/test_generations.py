@@ -43,7 +43,7 @@ def test_models(client: openai.OpenAI) -> None:
     [
         ("", -1), ("  ", -1), ("one", 1), ("An One.", 1), ("a frog", 2), ("the zero", 0), ("2", 2),
         ("draw a frog", 2), ("Please draw me the digit one!", 1), ('a picture of "zero"', 0),
-        ("one, please", 1),
+        ("one, please", 1), ("One, Please", 1),
     ],
 )  # fmt: skip
 def test_a_prompt_names_a_class(client: openai.OpenAI, prompt: str, label: int) -> None:
