@@ -13,6 +13,7 @@ import openai
 import pytest
 from PIL import Image
 
+from scanline.model.noise import image_seed, random_label
 from scanline.service.generation import Spec
 from scanline.service.http.errors import ApiError
 from scanline.service.http.pools import Pool
@@ -24,10 +25,8 @@ from tests.service_fixtures import (
     GREY,
     FakeDecoder,
     build,
-    check_error,
     fake_image,
     listening,
-    talking_to,
 )
 
 
@@ -51,6 +50,16 @@ def test_a_prompt_names_a_class(client: openai.OpenAI, prompt: str, label: int) 
     assert reply.data is not None
     expected = fake_image(GREY, Spec(n=1, seed=5, label=label), 0)
     assert np.array_equal(pixels_of(reply.data[0].b64_json), expected)
+
+
+def test_a_prompt_of_random_has_a_class_by_each_seed(client: openai.OpenAI) -> None:
+    reply = client.images.generate(prompt="Random", n=4, extra_body={"seed": 5})
+    assert reply.data is not None
+    for j, item in enumerate(reply.data):
+        spec = Spec(n=4, seed=5, label=random_label(image_seed(5, j), len(GREY.classes)))
+        assert np.array_equal(pixels_of(item.b64_json), fake_image(GREY, spec, j))
+    with pytest.raises(openai.BadRequestError, match="leave it empty"):
+        client.images.generate(prompt="random", model="colour")  # which has no classes
 
 
 NUMBERS = replace(GREY, classes=tuple("0123456789"))
@@ -224,6 +233,7 @@ def test_what_has_no_effect_is_said(client: openai.OpenAI) -> None:
         ("size", "4x5", "5x6"),
         ("size", "2500x3000", "2048"),
         ("size", "10x6", "whole multiple"),
+        ("size", "05x06", "whole multiple"),
         ("response_format", "url", "b64_json"),
         ("background", "transparent", "every pixel"),
         ("n", 0, "greater"),
@@ -251,23 +261,6 @@ def test_an_unknown_model_is_not_found(client: openai.OpenAI) -> None:
 def test_null_is_left_out(http: httpx.Client) -> None:
     body = {"prompt": "", "n": None, "size": None, "seed": None, "quality": None, "stream": None}
     assert http.post("/v1/images/generations", json=body).status_code == 200
-
-
-def test_what_a_reply_may_have_is_bounded_where_a_frame_enlarges_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A model larger than half the size asked for stands in a larger frame as it is."""
-    monkeypatch.setattr("scanline.service.openai.rendering.MAX_PIXELS", 3 * 256**2)
-    config = replace(GREY, height=200, width=200)
-    decoder = FakeDecoder(config, 4)
-    _, app = build({"max_images": 256}, {"large": decoder})
-    with talking_to(app) as client:
-        body = {"prompt": "", "model": "large", "size": "256x256", "n": 4}
-        refused = check_error(client.post("/v1/images/generations", json=body), 400, "too_many")
-        assert "ask for at most 3 of this size" in refused
-        # Looks without a stream have no effect, and count for nothing.
-        alone = body | {"n": 1, "partial_images": 3}
-        assert client.post("/v1/images/generations", json=alone).status_code == 200
 
 
 @pytest.mark.parametrize("stream", [False, True])
