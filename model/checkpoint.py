@@ -67,13 +67,12 @@ class Checkpoint:
 
 def save_checkpoint(path: Path, model: LinearTransformer, facts: dict[str, Any]) -> None:
     """Write a model's weights, as they are, with its config and facts, atomically."""
-    tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
     metadata = {
         "format": FORMAT,
         "config": json.dumps(model.config.to_dict()),
         "facts": json.dumps(facts),
     }
-    write_atomically(path, safetensors.torch.save(tensors, metadata))
+    write_atomically(path, safetensors.torch.save(model.state_dict(), metadata))
 
 
 def load_checkpoint(path: Path) -> Checkpoint:

@@ -357,12 +357,15 @@ def test_what_could_not_be_written_is_named(
 
 
 def test_the_default_is_the_model_of_the_fewest_steps(tmp_path: Path) -> None:
-    for name, height in (("a", 5), ("b", 4), ("c", 4)):
-        network = random_network(tiny_config(height=height))
+    for name, sizes in (
+        ("a", {"height": 5}), ("b", {"height": 4}), ("c", {"height": 4}),
+        ("d", {"height": 2, "channels": 3, "order": "subpixel"}),
+    ):  # fmt: skip
+        network = random_network(tiny_config(**sizes))
         save_checkpoint(tmp_path / f"{name}.safetensors", network, {})
-    assert [c.name for c in load_checkpoints(tmp_path)] == ["b", "c", "a"]
+    assert [c.name for c in load_checkpoints(tmp_path)] == ["b", "c", "a", "d"]
     assert [c.name for c in load_checkpoints(tmp_path, ["c", "b"])] == ["c", "b"]
-    with pytest.raises(CheckpointError, match=r"no model 'd' in .*; there are: a, b, c"):
-        load_checkpoints(tmp_path, ["a", "d"])
+    with pytest.raises(CheckpointError, match=r"no model 'e' in .*; there are: a, b, c, d"):
+        load_checkpoints(tmp_path, ["a", "e"])
     with pytest.raises(CheckpointError, match="'a' is named twice"):
         load_checkpoints(tmp_path, ["a", "b", "a"])

@@ -71,6 +71,7 @@ def test_cifar_is_read_plain_or_packed_from_any_usual_folder(
     train = data.load_dataset("cifar10", "train", tmp_path)
     np.testing.assert_array_equal(train.images, images)  # channels last, batches in order
     assert train.images.flags.c_contiguous
+    assert train.note == "25 images that are not the published set"
     assert train.labels is not None
     assert train.labels.tolist() == [(i + seed) % 10 for seed in range(1, 6) for i in range(5)]
     assert train.classes[0] == "airplane"

@@ -58,6 +58,8 @@ def test_folders_are_searched_in_the_documented_order(
     monkeypatch.setenv("SCANLINE_DATA_DIR", str(tmp_path / "home/.cache/scanline/data"))
     assert len(data.load_dataset("mnist", "test")) == 1
     assert len(data.load_dataset("mnist", "test", tmp_path / "shared/data")) == 2
+    monkeypatch.setenv("SCANLINE_DATA_DIR", "~/.cache/scanline/data")
+    assert len(data.load_dataset("mnist", "test")) == 1
     monkeypatch.setenv("SCANLINE_DATA_DIR", str(tmp_path / "empty"))  # named: nowhere else
     with pytest.raises(MissingDataError, match="empty"):
         data.load_dataset("mnist", "test")
@@ -78,7 +80,7 @@ def test_an_incomplete_folder_is_passed_over_and_named_when_nothing_else_is_foun
 
 
 class Mirror(ThreadingHTTPServer):
-    """Serves `files`, by name; a name in `broken` breaks off half-way."""
+    """Serves `files`, by name, which have moved; a name in `broken` breaks off half-way."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -88,15 +90,21 @@ class Mirror(ThreadingHTTPServer):
 
     def source(self) -> Source:
         digests = {file: hashlib.sha256(body).hexdigest() for file, body in self.files.items()}
-        return Source(f"http://127.0.0.1:{self.server_port}/", digests)
+        return Source(f"http://127.0.0.1:{self.server_port}/former/", digests)
 
 
 class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         mirror = self.server
         assert isinstance(mirror, Mirror)
+        if self.path.startswith("/former/"):
+            self.send_response(301)
+            self.send_header("Location", self.path.removeprefix("/former"))
+            self.end_headers()
+            return
         name = self.path.removeprefix("/")
         mirror.asked.append(name)
+        assert self.headers["Accept-Encoding"] == "identity"
         if name not in mirror.files:
             self.send_error(404)
             return

@@ -32,6 +32,7 @@ def test_sub_folders_are_classes_in_the_order_of_their_names(tmp_path: Path) -> 
     (tmp_path / "empty").mkdir()
     (tmp_path / "notes.txt").write_text("not an image")
     save(tmp_path / ".hidden" / "z.png", flat(50))
+    save(tmp_path / "__MACOSX" / "dog" / "b.png", flat(60))
     (tmp_path / "dog" / "._b.png").write_bytes(b"what macOS leaves behind")
     dataset = load_images(tmp_path, 4, grey=False)
     assert dataset.name == "images"
@@ -42,7 +43,9 @@ def test_sub_folders_are_classes_in_the_order_of_their_names(tmp_path: Path) -> 
     assert dataset.note == ""
 
 
-def test_a_folder_without_sub_folders_has_no_classes(tmp_path: Path) -> None:
+def test_a_folder_without_sub_folders_has_no_classes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     values = np.random.default_rng(1).integers(0, 256, (4, 6, 3), np.uint8)
     save(tmp_path / "b.png", values)
     save(tmp_path / "a.png", flat(7, 4, 6))
@@ -50,6 +53,8 @@ def test_a_folder_without_sub_folders_has_no_classes(tmp_path: Path) -> None:
     assert dataset.classes == ()
     assert dataset.labels is None
     np.testing.assert_array_equal(dataset.images[1], values)  # of that size already: unchanged
+    monkeypatch.chdir(tmp_path)
+    assert load_images(Path(), (4, 6), grey=False).title == dataset.title == tmp_path.name
     grey = load_images(tmp_path, (4, 6), grey=True).images
     assert grey.shape == (2, 4, 6, 1)
     expected = values @ np.array([0.299, 0.587, 0.114])
@@ -148,6 +153,10 @@ def test_unreadable_files_are_left_out_and_named(
         "cat/cut.png", "cat/float.tiff", "cat/postscript.png", "dog/text.jpg", "dog/gone.png",
     ):  # fmt: skip
         assert name in caplog.text
+    assert " more" not in caplog.text
+    (tmp_path / "dog" / "sixth.jpg").write_text("hello")
+    load_images(tmp_path, 4, grey=False)
+    assert "; and 1 more" in caplog.text
 
 
 def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:

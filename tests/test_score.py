@@ -139,6 +139,8 @@ def test_a_picture_of_another_size_is_fitted_only_if_asked(client: httpx.Client)
 def test_the_wrong_picture_of_several_is_named(client: httpx.Client) -> None:
     reply = score(client, encode(random_picture()), b"no picture")
     assert check_error(reply, 400, "invalid_image", "image").startswith("image 1: ")
+    alone = check_error(score(client, b"no picture"), 400, "invalid_image", "image")
+    assert alone.startswith("the file is no picture")
 
 
 def test_errors_of_score(client: httpx.Client) -> None:
@@ -148,17 +150,22 @@ def test_errors_of_score(client: httpx.Client) -> None:
     check_error(score(client, picture, label="x"), 400, "unknown_class", "label")
     check_error(score(client, picture, colour="x"), 400, "extra_forbidden", "colour")
     check_error(score(client, *[picture] * 257), 400, "too_many", "image")
+    assert score(client, *[picture] * 256).status_code == 200
 
 
+@pytest.mark.parametrize(("model", "place"), [("grey", (8, 0)), ("colour", (2, 2))])
 def test_the_distribution_of_the_next_value(
-    client: httpx.Client, networks: dict[str, LinearTransformer]
+    client: httpx.Client,
+    networks: dict[str, LinearTransformer],
+    model: str,
+    place: tuple[int, int],
 ) -> None:
     values = [int(v) for v in np.asarray(random_picture(COLOUR)).ravel()[:8]]
-    reply = client.post("/v1/distribution", json={"model": "colour", "values": values})
+    reply = client.post("/v1/distribution", json={"model": model, "values": values})
     assert reply.status_code == 200, reply.text
     body = reply.json()
-    assert (body["model"], body["position"], body["channel"]) == ("colour", 2, 2)
-    expected = next_value(networks["colour"], values, -1)
+    assert (body["model"], body["position"], body["channel"]) == (model, *place)
+    expected = next_value(networks[model], values, -1)
     assert body["probabilities"] == pytest.approx(expected.tolist(), rel=1e-3, abs=1e-6)
 
 

@@ -123,7 +123,7 @@ def test_a_wrong_body_is_400_in_the_usual_shape(here: Here, name: str) -> None:
 def test_a_field_twice_in_json_is_refused(here: Here, path: str) -> None:
     """A parser keeps the last one, and the first would have been ignored."""
     for body in (b'{"n": 1, "seed": 4, "n": 2}', b'{"a": [{"n": 1, "n": 1}]}'):
-        headers = {"Content-Type": "application/json; charset=utf-8"}
+        headers = {"Content-Type": "Application/JSON; charset=utf-8"}
         reply = here.client.post(f"/v1/{path}", content=body, headers=headers)
         assert check_error(reply, 400) == "n: send it once"
         assert reply.json()["error"]["param"] == "n"

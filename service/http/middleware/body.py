@@ -39,14 +39,14 @@ class BodyLimitMiddleware:
             await self.app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        if headers.get("content-encoding", "identity").strip().lower() not in ("identity", ""):
+        if headers.get("content-encoding", "identity").lower() not in ("identity", ""):
             message = "send the body as it is, without Content-Encoding"
             plain = {"Accept-Encoding": "identity"}
             refusal = ApiError(415, message, code="unsupported_encoding", headers=plain)
             await refusal.response(scope, receive, send)
             return
         kind = headers.get("content-type", "")
-        form = kind.strip().lower().startswith("multipart/form-data")
+        form = kind.lower().startswith("multipart/form-data")
         if form and _encoding(kind) not in _ENCODINGS:
             message = "send the form in UTF-8, and its Content-Type without a charset"
             refusal = ApiError(415, message, code="unsupported_encoding")
@@ -113,4 +113,4 @@ def share_bytes(largest: int) -> int:
 def _encoding(content_type: str) -> str:
     """Read what a form's text is encoded in, as Starlette does."""
     options: dict[bytes, bytes] = parse_options_header(content_type)[1]
-    return options.get(b"charset", b"utf-8").decode("latin-1").strip().lower()
+    return options.get(b"charset", b"utf-8").decode("latin-1").lower()
