@@ -62,6 +62,32 @@ def test_other_settings_do_not_resume(one_step: Path, change: dict[str, Any]) ->
         Trainer(MODEL, replace(CONFIG, **change), one_step, CPU).resume()
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"steps": 9},
+        {"decay": 0.9},
+        {"checkpoint_every": 7},
+        {"evaluate_every": 7},
+    ],
+)
+def test_where_a_run_ends_and_what_it_writes_may_change(
+    one_step: Path, change: dict[str, Any]
+) -> None:
+    trainer = Trainer(MODEL, replace(CONFIG, **change), one_step, CPU)
+    trainer.resume()
+    assert trainer.step == 1
+
+
+def test_weights_go_on_in_the_run_s_own_folder(begun: Path) -> None:
+    path = begun / "training.pt"
+    torch.save(torch.load(path, weights_only=True) | {"weights": "../other.safetensors"}, path)
+    (begun.parent / "other.safetensors").touch()
+    trainer = Trainer(MODEL, CONFIG, begun, CPU)
+    trainer.resume()
+    assert trainer.weights.parent == begun
+
+
 def test_a_setting_that_a_former_version_had_not_is_as_it_trained_then(begun: Path) -> None:
     path = begun / "training.pt"
     saved = torch.load(path, weights_only=True)
@@ -70,6 +96,10 @@ def test_a_setting_that_a_former_version_had_not_is_as_it_trained_then(begun: Pa
     Trainer(MODEL, CONFIG, begun, CPU).resume()
     with pytest.raises(CheckpointError, match=r"other settings \(mirror\)"):
         Trainer(MODEL, replace(CONFIG, mirror=True), begun, CPU).resume()
+    saved["training"]["retired"] = 1
+    torch.save(saved, path)
+    with pytest.raises(CheckpointError, match=r"other settings \(retired\)"):
+        Trainer(MODEL, CONFIG, begun, CPU).resume()
 
 
 def test_a_rate_is_what_the_recipe_says_now(begun: Path) -> None:

@@ -21,6 +21,13 @@ def test_the_first_signal_asks_and_the_handlers_come_back() -> None:
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
 
+def test_a_handler_that_is_another_s_by_then_is_left_to_it() -> None:
+    with Stop().listening():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.raise_signal(signal.SIGTERM)
+        assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
+
+
 def test_a_closed_terminal_asks_however_often_it_says_so() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # or these tests run below nohup
     try:
