@@ -184,11 +184,6 @@ def test_edits_that_cannot_be(client: openai.OpenAI, http: httpx.Client) -> None
 
     refuse("nothing to paint", encode(picture))
     refuse("one picture", [encode(picture), encode(picture)])
-    twice = [("mask", encode(picture)) for _ in range(2)]
-    reply = http.post(
-        "/v1/images/edits", data={"prompt": ""}, files=[("image", encode(picture)), *twice]
-    )
-    check_error(reply, 400, "too_many", "mask")
     refuse("no picture of a kind", b"text")
     refuse("whole multiple", encode(Image.new("L", (7, 7))))
     for size in ((2, 2), (6, 5)):  # which Exif could turn
@@ -206,6 +201,9 @@ def test_edits_that_cannot_be(client: openai.OpenAI, http: httpx.Client) -> None
     check_error(http.post(url, data={}, files=files), 400, "missing", "prompt")
     twice = http.post(url, data={"prompt": "", "n": ["1", "2"]}, files=files)
     assert "must be one text" in check_error(twice, 400, param="n")
+    masks = [("mask", encode(picture)) for _ in range(2)]
+    twice = http.post(url, data={"prompt": ""}, files=[*files.items(), *masks])
+    check_error(twice, 400, "too_many", "mask")
     check_error(http.post(url, data={"image": "x"}, files={"mask": b""}), 400, param="image")
 
 
