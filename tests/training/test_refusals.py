@@ -31,6 +31,13 @@ from tests.training.fixtures import (
 )
 
 
+def test_a_batch_that_processes_cannot_share_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("is_initialized", True), ("get_rank", 0), ("get_world_size", 3)):
+        monkeypatch.setattr(torch.distributed, name, lambda value=value: value)
+    with pytest.raises(ValueError, match="batch 4 does not divide by 3 processes"):
+        Learner(MODEL, replace(CONFIG, batch=4), CPU)
+
+
 def poison(learner: Learner, what: str) -> None:
     """Let weights, or gradients alone, stop being numbers after the third step."""
     right, bias = learner.take_step, learner.model.head.predictor.bias
