@@ -78,6 +78,11 @@ def test_a_wrong_field_is_named(here: Here, body: dict[str, Any], param: str, sa
     assert reply.json()["error"]["type"] == "invalid_request_error"
 
 
+def test_a_class_that_no_model_has_is_not_looked_for_in_another(here: Here) -> None:
+    says = check_error(here.samples(label="toad"), 400, "unknown_class", "label")
+    assert "has it" not in says
+
+
 @pytest.mark.parametrize("name", ["grew", "", "\0", "../grey", "grey\n", "\ud800"])
 def test_an_unknown_model_is_404_and_names_those_there_are(here: Here, name: str) -> None:
     reply = here.client.post(

@@ -28,8 +28,10 @@ from tests.service_fixtures import (
     FakeDecoder,
     build,
     check_error,
+    encode,
     idle,
     listening,
+    random_picture,
     tiny_model,
     until,
 )
@@ -237,13 +239,18 @@ def test_a_model_that_is_guided_by_itself_needs_two_slots() -> None:
     plain.drain(0)
 
 
-def test_one_slot_is_too_few_for_a_guided_image() -> None:
+def test_one_slot_is_too_few_for_a_guided_image_or_for_particles() -> None:
     scanline, app = build({"slots": 1})
     with listening(app, lambda: scanline.ready) as url:
         body = {"model": "grey", "label": 1, "guidance": 2}
         refused = httpx.post(f"{url}/v1/samples", json=body, timeout=60)
         message = check_error(refused, 400, "too_many", "guidance")
         assert "set guidance to 1" in message
+        files = {"image": encode(random_picture())}
+        for guidance, less in ((1, "fewer particles"), (2, "set guidance to 1 (here it is 2)")):
+            form = {"known_rows": 1, "label": "one", "particles": 2, "guidance": guidance}
+            refused = httpx.post(f"{url}/v1/completions", data=form, files=files, timeout=60)
+            assert check_error(refused, 400, "too_many", "particles").endswith(less)
 
 
 def test_a_model_that_can_draw_no_more_ends_the_process() -> None:

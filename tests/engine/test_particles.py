@@ -303,6 +303,9 @@ def test_a_seed_and_the_weights_say_whose_copies_go_on_and_which_is_shown(
     while (position := int(decoder.positions[0])) < SMALL.pixels:
         decoder.step(particles.slots, particles.room(position))
         particles.weigh(decoder, lambda *_: None)
+        effective = particles.effective
+        particles.weigh(decoder, lambda *_: None)  # as an engine may, while others have their turn
+        assert particles.effective == effective
         assert sorted(decoder.inputs.particle.tolist()) == list(range(8))
         seen.append(particles.shown)
     particles.finish(decoder, lambda *_: None)
