@@ -40,7 +40,7 @@ def read_cursors(identifier: str, generation: Generation) -> list[Cursor]:
     """Read what ``write_cursors`` wrote for this generation; raises ``ApiError`` on else."""
     images, cursors = len(generation.images), list[Cursor]()
     for part in identifier.split(",", images):
-        run = _RUN.fullmatch(part.strip())
+        run = _RUN.fullmatch(part)
         count = int(run[1] or 1) if run else 0
         if run is None or not 0 < count <= images - len(cursors):
             cursors.clear()

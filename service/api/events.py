@@ -37,7 +37,7 @@ from scanline.service.http.sse import (
 from scanline.service.http.waiting import Client, failure, news, wait_finished
 
 WAITING_SECONDS = 2.0  # between two events that say so
-PIXELS_PER_EVENT = 4096
+PIXELS_PER_EVENT = 4096  # some rows of the widest image
 MOST_VALUES = 16_384  # of an image of which an event is written in about a millisecond
 PART_BYTES = 32_768  # events that come together are sent together, up to so many bytes
 
@@ -267,7 +267,7 @@ class _Reader:
             # What changed is told, even where nothing of it is shown as yet.
             cursor = Cursor(begin, cursor.changes + len(changed))
             self._cursors[image.index] = cursor
-            most = max(PIXELS_PER_EVENT // width, 1) * width
+            most = PIXELS_PER_EVENT // width * width
             size = {"pixel": 1, "row": width, "auto": most}[self._granularity]
             for first in range(start, stop, most):
                 end = min(first + most, stop)

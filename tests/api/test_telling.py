@@ -204,6 +204,19 @@ def test_rows_are_whole_where_another_particle_is_shown_too() -> None:
     assert positions == [[0, 5, 10], [5, 10]]
 
 
+def test_each_change_of_the_particle_shown_is_told_once() -> None:
+    generation = Generation("fake", GREY, Spec(n=1, seed=0))
+    place = Place(np.zeros((GREY.pixels, 1), np.uint8), np.full(1, 15, np.int32))
+    (image,) = generation.images
+    image.run(place)
+    reader = _Reader(generation, "auto", "png", None)
+    for first in (0, 7, 9):
+        image.move(place, first)
+        (event,) = parse_sse(b"".join(reader.news()), complete=False)
+        assert [update["position"] for update in event.data["updates"]] == [first]
+        assert list(reader.news()) == []
+
+
 def test_who_comes_back_for_rows_has_no_pixel_again_that_it_was_sent() -> None:
     generation = Generation("fake", GREY, Spec(n=1, seed=0))
     published = np.full(1, 8, np.int32)
