@@ -103,6 +103,21 @@ def test_bits_are_right_however_wide_or_narrow_logistics_are(log_scale: float, i
     np.testing.assert_allclose(bits, wanted.reshape(bits.shape), rtol=1e-4)
 
 
+def test_attention_to_next_to_nothing_is_next_to_nothing(isa: str) -> None:
+    """Where all keys' features vanish, what is divided by does not."""
+    config = tiny_config()
+    network = deepcopy(network_of(config))
+    with torch.no_grad():
+        for name, parameter in network.named_parameters():
+            if name.endswith("attention.key.bias"):
+                parameter.fill_(-16.0)
+    inputs = masked(config, 4, seed=0)
+    inputs.known[:] = True
+    parameters, _ = trace(NativeDecoder(network, 4, 1, precision="float32", isa=isa), inputs)
+    wanted, _ = exact_of(network, inputs.canvas, inputs)
+    assert np.abs(parameters - wanted).max() / np.abs(wanted).max() <= ERRORS["float32"]
+
+
 @pytest.mark.parametrize("temperature", [0.03, 0.005, 1e-4])
 def test_cold_guided_samples_are_the_heads(temperature: float, isa: str) -> None:
     """What is all but impossible without the label counts too: guidance divides by it."""
