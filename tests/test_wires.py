@@ -268,6 +268,23 @@ def test_a_body_behind_an_upgrade_is_a_body_and_no_request(
     run_skipping(smuggle())
 
 
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+def test_a_body_behind_an_upgrade_is_read_of_one_who_will_go(version: str) -> None:
+    upgrade = "Connection: close, Upgrade\r\nUpgrade: h2c"
+    head = f"PUT /a HTTP/{version}\r\nHost: x\r\n{upgrade}\r\nContent-Length: {len(GET)}\r\n\r\n"
+
+    async def ask() -> None:
+        connection, wire = Hall(echo).enter()
+        connection.data_received(head.encode() + GET + GET)
+        await asyncio.sleep(0.1)
+        assert wire.sent.count(b"HTTP/1.1 200 OK\r\n") == 1
+        assert wire.sent.endswith(b"\r\n\r\n" + GET)
+        assert wire.aborted  # that is, closed
+        connection.connection_lost(None)
+
+    run_skipping(ask())
+
+
 @pytest.mark.parametrize(
     ("head", "status"),
     [

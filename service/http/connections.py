@@ -185,13 +185,18 @@ class Connection(HttpToolsProtocol):
         """Have the parser read a body behind an upgrade, or it would pass for the next request.
 
         Java's client offers HTTP/2 so, whatever it sends. A head with the body's length alone,
-        which nobody else sees, has it read.
+        which nobody else sees, has it read; by a new parser, for one takes nothing more behind a
+        request that ends its connection.
         """
         if self._parted:
             framing = (b"content-length", b"transfer-encoding")
             told = b"".join(
                 b"%s: %s\r\n" % header for header in self.headers if header[0] in framing
             )
+            if not self.cycle.keep_alive:
+                told += b"connection: close\r\n"
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
             self.parser.feed_data(b"POST / HTTP/1.1\r\nhost: x\r\n%s\r\n" % told)
             self._parted = False
 
