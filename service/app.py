@@ -35,6 +35,7 @@ from scanline.service.http.middleware.access import AccessMiddleware
 from scanline.service.http.middleware.body import BodyLimitMiddleware
 from scanline.service.http.middleware.closing import ClosingMiddleware
 from scanline.service.http.middleware.cors import CORSMiddleware
+from scanline.service.http.middleware.cross_site import CrossSiteMiddleware
 from scanline.service.http.middleware.failure import FailureMiddleware
 from scanline.service.http.middleware.head import HeadMiddleware
 from scanline.service.http.middleware.key import KeyMiddleware
@@ -99,6 +100,8 @@ def create_app(scanline: Scanline, open_models: Callable[[], None]) -> FastAPI:
     )
     if settings.api_keys:
         app.add_middleware(KeyMiddleware, keys=settings.api_keys)
+    else:  # a key no browser sends by itself
+        app.add_middleware(CrossSiteMiddleware, origins=settings.cors_origins)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,

@@ -47,7 +47,7 @@ _IMAGES: dict[int | str, dict[str, Any]] = {
     },
 }
 _REPLIES = (
-    errors(404, 406, 413, 415, 422, 429, 500, 503)
+    errors(403, 404, 406, 413, 415, 422, 429, 500, 503)
     | _IMAGES
     | {
         202: {

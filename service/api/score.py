@@ -27,7 +27,7 @@ STEPS_AT_ONCE = 4096  # of the network: others get their turn some hundred milli
 
 router = APIRouter(prefix="/v1", dependencies=EVERY_ROUTE)
 
-_ERRORS = errors(404, 413, 415, 429, 503)
+_ERRORS = errors(403, 404, 413, 415, 429, 503)
 
 
 @router.post(

@@ -50,6 +50,7 @@ SOON = {"Retry-After": "1"}
 _ERRORS: dict[int, dict[str, Any]] = {
     400: {"description": "Something in the request is wrong."},
     401: {"description": "The API key is missing or wrong."},
+    403: {"description": "A form of another site's page."},
     404: {"description": "There is no such model or generation."},
     406: {"description": "No media type asked for can be given."},
     409: {

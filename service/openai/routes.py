@@ -33,7 +33,7 @@ from scanline.service.server import Scanline
 from scanline.service.workshop import Workshop
 
 router = APIRouter(prefix="/v1/images", dependencies=EVERY_ROUTE)
-_REPLIES: dict[int | str, dict[str, Any]] = errors(404, 413, 415, 422, 429, 500, 503) | {
+_REPLIES: dict[int | str, dict[str, Any]] = errors(403, 404, 413, 415, 422, 429, 500, 503) | {
     200: {
         "description": "The images; with `stream`, events `….partial_image` and `….completed`.",
         "content": EVENT_STREAM,
