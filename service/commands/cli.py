@@ -60,5 +60,7 @@ def main(arguments: list[str] | None = None) -> None:
     except (ValueError, RuntimeError, FloatingPointError, OSError, MemoryError) as error:
         logging.getLogger("scanline").debug("failed", exc_info=True)
         for line in str(error).splitlines() or [type(error).__name__]:
-            typer.echo(f"scanline: {line}", err=True)
+            # What a foreign file says is not for the terminal to obey.
+            plain = "".join(one if one.isprintable() else ascii(one)[1:-1] for one in line)
+            typer.echo(f"scanline: {plain}", err=True)
         sys.exit(1)

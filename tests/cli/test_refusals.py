@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
+import torch
 
 from scanline.model.paper.experiment import Experiment
 from tests.command_line import run_command
@@ -146,3 +148,15 @@ def test_what_does_not_draw_is_not_judged_by_what_it_draws(
     given = ["--weights", tmp_path, "--images", tmp_path / "nowhere"]
     assert run_command("evaluate", *given, option, 9) == 1
     assert "no state to draw from" in " ".join(capsys.readouterr().err.split())
+
+
+def test_what_a_foreign_file_says_is_not_obeyed_by_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    foreign = {"format": "\x1b]0;owned\x07\nscan\x9b2Jline"}
+    path = tmp_path / "foreign.safetensors"
+    safetensors.torch.save_file({"weight": torch.ones(2)}, path, foreign)
+    assert run_command("sample", "a.png", "--weights", tmp_path) == 1
+    said = capsys.readouterr().err
+    assert r"its format is \x1b]0;owned\x07" in said
+    assert all(line.isprintable() for line in said.splitlines())
