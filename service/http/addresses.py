@@ -19,10 +19,13 @@ def address_of(client: str) -> str:
 
 
 def network_of(address: str) -> str:
-    """Give whose an address is: itself, or IPv6's network of 64 bits, of which one has all."""
+    """Give whose an address is: itself, or IPv6's network of 64 bits, of which one has all.
+
+    IPv4's written as IPv6's, as some proxies do, is the same.
+    """
     if not address:  # a socket of the file system has none
         return address
     known = ipaddress.ip_address(address.partition("%")[0])
     if known.version == 4 or known.ipv4_mapped:
-        return address
+        return str(known if known.version == 4 else known.ipv4_mapped)
     return str(ipaddress.ip_network((known, 64), strict=False))
