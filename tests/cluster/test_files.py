@@ -97,6 +97,11 @@ def test_a_model_server_lives_longer_than_it_may_drain() -> None:
         assert one["template"]["spec"]["terminationGracePeriodSeconds"] > drain_of_all
 
 
+def test_a_model_server_has_no_key_to_the_cluster() -> None:
+    (deployment, *_) = yaml.safe_load_all((FOLDER / "kubernetes" / "pods.yaml").read_text())
+    assert deployment["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
+
+
 def test_ray_knows_the_commands_of_compose() -> None:
     click = pytest.importorskip("click")
     scripts = pytest.importorskip("ray.scripts.scripts", reason="Ray is not installed")
