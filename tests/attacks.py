@@ -201,6 +201,11 @@ ATTACKS: dict[str, Callable[[], Attack]] = {
     "PGM of 9 MB of blanks": lambda: Attack(
         _form("/v1/completions", [b"P5 28 28" + b" " * 9_000_000 + b"255 " + bytes(784)])
     ),
+    "a class of 400,000 accents": lambda: Attack(
+        _form(
+            "/v1/completions", [_picture(28)], label="a" + "\u0345" * 200_000 + "\u0334" * 200_000
+        )
+    ),
     "form in Punycode": lambda: Attack(_in_punycode()),
     "score of 24 PNG of 2000² pixels, left after 1 s": lambda: Attack(
         _form("/v1/score", [_picture(2000, mode="RGBA")] * 24, fit="cover"), patience=1.0

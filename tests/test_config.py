@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import unicodedata
 from typing import Any
 
 import pytest
@@ -212,6 +213,20 @@ def test_a_class_is_found_by_its_name_and_in_other_letters_where_only_one_can_be
     assert [numbers.class_number(one) for one in ("1", "10", "2", 1)] == [0, 1, 2, 1]
     with pytest.raises(ValueError, match=r"no class '0'; there are 1, 10, 2$"):
         numbers.class_number("0")
+
+
+def test_no_more_accents_are_put_in_order_than_a_name_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python's time for it grows as the square of their number: ten minutes for a form's text."""
+    ordered: list[int] = []
+
+    def normalize(form: str, text: str) -> str:
+        ordered.append(len(text))
+        return text
+
+    monkeypatch.setattr(unicodedata, "normalize", normalize)
+    with pytest.raises(ValueError, match="no class"):
+        tiny_config(classes=("a",)).class_number("a" + "\u0345\u0334" * 10_000)
+    assert max(ordered) == 1  # the class's own
 
 
 def test_a_class_has_a_name_that_can_be_sent() -> None:
