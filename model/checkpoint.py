@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -154,6 +155,18 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
+@contextlib.contextmanager
+def _untouched() -> Iterator[None]:
+    """Make what is to be filled as if nothing were set of torch, and leave its chance as it was."""
+    dtype = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.device("cpu"), torch.random.fork_rng(devices=()):
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
+
+
 def network_of(config: ModelConfig, tensors: dict[str, Tensor], source: str) -> LinearTransformer:
     """Make a network of tensors with the right names, shapes and finite values, or raise."""
     held, D = sum(tensor.numel() for tensor in tensors.values()), config.d_model
@@ -163,7 +176,8 @@ def network_of(config: ModelConfig, tensors: dict[str, Tensor], source: str) -> 
             f"{source} does not fit its config: its layers alone need {least:,} weights or more, "
             f"and it holds {held:,}"
         )
-    model = LinearTransformer(config)
+    with _untouched():
+        model = LinearTransformer(config)
     wanted = {name: tensor.shape for name, tensor in model.state_dict().items()}
     missing, extra = wanted.keys() - tensors.keys(), tensors.keys() - wanted.keys()
     if missing or extra:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from scanline.model.checkpoint import Checkpoint, CheckpointError, load_checkpoint, load_one
@@ -22,7 +23,7 @@ from scanline.model.sampling import resolve
 
 Source = LinearTransformer | Checkpoint | Path | str
 Label = int | str | None
-Labels = Label | Sequence[Label] | NDArray[np.integer]
+Labels = Label | Sequence[Label] | NDArray[np.integer] | torch.Tensor
 
 
 class Painted(NamedTuple):
@@ -216,6 +217,8 @@ def open_source(model: Source) -> Checkpoint:
 def _one_each(label: Labels, n: int) -> Sequence[Label]:
     """Give each picture's label as it was named: the one that is for all, or the one of each."""
     each: Sequence[Label]
+    if isinstance(label, torch.Tensor):
+        label = label.numpy(force=True)
     if isinstance(label, np.ndarray | np.generic):  # which holds -1 for none
         flat = np.asarray(label).reshape(-1).tolist()
         each = [None if one == NO_LABEL else one for one in flat] * (1 if np.ndim(label) else n)

@@ -15,6 +15,7 @@ BATCH = 16  # pictures scored at once: bounds the memory that one request takes
 
 
 @torch.inference_mode()
+@torch.autocast("cpu", enabled=False)  # a caller's would round what is to be exact
 def pixel_bits(
     network: LinearTransformer, canvases: NDArray[np.uint8], label: int | NDArray[np.integer]
 ) -> NDArray[np.float32]:

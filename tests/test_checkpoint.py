@@ -73,6 +73,25 @@ def test_half_precision_weights_load_as_float32(tmp_path: Path) -> None:
         assert tensor.dtype == torch.float32
 
 
+def test_what_is_set_of_torch_changes_no_network_and_reading_one_no_chance(tmp_path: Path) -> None:
+    path, network = saved(tmp_path)
+    before = torch.get_rng_state()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device("meta"):
+            loaded = load_checkpoint(path).model
+        assert torch.get_default_dtype() == torch.bfloat16
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(torch.get_rng_state(), before)
+    for name, tensor in network.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor)
+    for (name, mine), (_, theirs) in zip(
+        loaded.named_buffers(), network.named_buffers(), strict=True
+    ):
+        assert torch.equal(mine, theirs), name
+
+
 def test_saving_makes_the_folder_and_replaces_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "a" / "b" / "net.safetensors"
     for steps in (1, 2):

@@ -143,6 +143,14 @@ def test_scores_are_the_exact_bits_of_each_picture() -> None:
     assert score(tiny_model(), pictures[:0]).shape == (0,)
 
 
+def test_scores_are_exact_where_the_caller_computes_in_less() -> None:
+    model = tiny_model()
+    pictures = draw(model, 2)
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = score(model, pictures)
+    assert np.array_equal(rounded, score(model, pictures))
+
+
 def test_what_is_painted_comes_with_its_bits(backend: str) -> None:
     seen: list[int] = []
     painted = paint(
@@ -214,8 +222,10 @@ def test_whole_numbers_and_arrays_of_any_kind_are_taken() -> None:
     for label in (np.int64(1), np.array(1), np.array([1, 1, 1], np.int8), [np.int64(1)] * 3):
         same = draw(model, np.int64(3), seed=np.uint64(5), label=label)  # type: ignore[arg-type]
         assert np.array_equal(same, drawn)
-    without = draw(model, 2, label=np.array([1, -1]))
-    assert np.array_equal(without, draw(model, 2, label=[1, None]))
+    for label in (torch.tensor(1), torch.tensor([1, 1, 1])):
+        assert np.array_equal(draw(model, 3, seed=5, label=label), drawn)
+    for some in (np.array([1, -1]), torch.tensor([1, -1])):
+        assert np.array_equal(draw(model, 2, label=some), draw(model, 2, label=[1, None]))
     bits = score(model, drawn, label=1)
     drawn.flags.writeable = False
     others: list[Any] = [drawn.tolist(), drawn]

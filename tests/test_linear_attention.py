@@ -138,9 +138,12 @@ def test_gradients_equal_finite_differences(T: int) -> None:
 def test_a_second_derivative_is_refused_rather_than_wrong() -> None:
     q, k, v = leaves(inputs(4)[:3])
     o, _ = linear_attention(q, k, v)
-    (first,) = torch.autograd.grad(o.square().sum(), q, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        first.sum().backward()  # type: ignore[no-untyped-call]
+    for loss in (o.square().sum(), o.sum()):  # what comes back depends on o or not
+        (first,) = torch.autograd.grad(loss, q, create_graph=True)
+        with pytest.raises(RuntimeError, match="has no gradient"):
+            torch.autograd.grad(first.sum() + q.sum(), q, retain_graph=True)
+        with pytest.raises(RuntimeError, match="has no gradient"):
+            first.sum().backward(retain_graph=True)  # type: ignore[no-untyped-call]
 
 
 @pytest.mark.parametrize("form", [naive_linear_attention, linear_attention])
@@ -242,6 +245,18 @@ def test_strided_inputs_give_the_same() -> None:
     assert_close(linear_attention(strided[0], strided[1], strided[2], state)[0], o)
 
 
+@pytest.mark.parametrize("empty", range(4), ids="BHKV")
+@pytest.mark.parametrize("causal", [True, False])
+def test_nothing_comes_of_no_images_heads_or_features(empty: int, causal: bool) -> None:
+    B, H, K, V = (0 if place == empty else 2 for place in range(4))
+    q, k, v, state = inputs(5, B, H, K, V)
+    q, k, v = leaves((q, k, v))
+    o, final = linear_attention(q, k, v, state, causal=causal)
+    grads = torch.autograd.grad(o.sum() + final.kv.sum() + final.z.sum(), (q, k, v))
+    assert (o.shape, final.kv.shape, final.z.shape) == (v.shape, state.kv.shape, state.z.shape)
+    assert [grad.shape for grad in grads] == [q.shape, k.shape, v.shape]
+
+
 def test_no_positions_leave_the_state_alone() -> None:
     q, k, v, state = inputs(0)
     o, final = linear_attention(q, k, v, state)
@@ -295,6 +310,21 @@ def test_wrong_shapes_are_refused(
     state = None if kv is None or z is None else AttentionState(torch.ones(kv), torch.ones(z))
     with pytest.raises(ValueError, match=says):
         form(torch.ones(q), torch.ones(k), torch.ones(v), state)
+
+
+@pytest.mark.parametrize("form", [naive_linear_attention, linear_attention])
+def test_whole_numbers_are_refused_rather_than_rounded_to(form: object) -> None:
+    assert callable(form)
+    ones = torch.ones(1, 2, 1, 4)
+    with pytest.raises(ValueError, match="must hold floats, not"):
+        form(ones, ones, ones.int())
+
+
+@pytest.mark.parametrize("chunk", [0, -1])
+def test_a_chunk_of_nothing_is_refused(chunk: int) -> None:
+    q, k, v, _ = inputs(4)
+    with pytest.raises(ValueError, match="a chunk must hold"):
+        linear_attention(q, k, v, chunk=chunk)
 
 
 def kept_bytes(T: int) -> int:

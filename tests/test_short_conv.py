@@ -47,6 +47,14 @@ def test_it_is_the_sum_of_its_taps_and_so_are_its_gradients(
         assert_close(one, other)
 
 
+def test_a_second_derivative_is_refused_rather_than_wrong() -> None:
+    x = torch.randn(1, 2, 3, 4, requires_grad=True)
+    weight = torch.randn(5, 4, requires_grad=True)
+    (first,) = torch.autograd.grad(short_conv(x, weight).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="has no gradient"):
+        torch.autograd.grad(first.sum() + weight.sum(), weight)
+
+
 def test_each_tap_is_where_it_is_said_to_be() -> None:
     x = torch.arange(1, 13, dtype=torch.float64).view(1, 3, 4, 1)
     for tap, row in enumerate(([6], [5], [1], [2], [3])):  # of what stands at row 1, column 1

@@ -33,11 +33,13 @@ class AttentionState(NamedTuple):
 def check_shapes(
     q: Tensor, k: Tensor, v: Tensor, initial_state: AttentionState | None = None
 ) -> None:
-    """Raise ``ValueError`` unless the tensors have the shapes this module documents."""
+    """Raise ``ValueError`` unless the tensors have the shapes this module documents, and floats."""
     if q.ndim != 4 or q.shape != k.shape:
         raise ValueError(f"q and k must both be [B, T, H, K], not {[*q.shape]} and {[*k.shape]}")
     if v.ndim != 4 or v.shape[:3] != q.shape[:3]:
         raise ValueError(f"v must be [B, T, H, V] with q's B, T, H {[*q.shape[:3]]}: {[*v.shape]}")
+    if not (q.is_floating_point() and k.is_floating_point() and v.is_floating_point()):
+        raise ValueError(f"q, k and v must hold floats, not {q.dtype}, {k.dtype} and {v.dtype}")
     if initial_state is not None:
         B, _, H, K = q.shape
         kv, z = initial_state

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from scanline.kernels.attention.definitions import (
@@ -22,6 +21,7 @@ from scanline.kernels.attention.definitions import (
 from scanline.kernels.attention.features import FeatureMap, features
 from scanline.kernels.cuda.available import MAX_HEAD, has_kernels
 from scanline.kernels.native.training.attention import attends, attention
+from scanline.kernels.once import differentiable_once
 
 
 def _chunks(x: Tensor, chunk: int) -> Tensor:
@@ -31,7 +31,7 @@ def _chunks(x: Tensor, chunk: int) -> Tensor:
     """
     B, T, H, X = x.shape
     x = F.pad(x, (0, 0, 0, 0, 0, -T % chunk))
-    return x.view(B, -1, chunk, H, X).permute(0, 3, 1, 2, 4).contiguous()
+    return x.view(B, -(-T // chunk), chunk, H, X).permute(0, 3, 1, 2, 4).contiguous()
 
 
 def _unchunks(x: Tensor, length: int) -> Tensor:
@@ -80,7 +80,7 @@ class _ChunkedLinearAttention(torch.autograd.Function):
         return o, final
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(
         ctx: Any, grad_o: Tensor, grad_final: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, None, None]:
@@ -153,10 +153,13 @@ def linear_attention(
     whatever the inputs' dtype, and so is the state. Gradients flow to q, k, v and the initial
     state, from o and the final state. Causal, it runs as Triton kernels where ``uses_triton`` says
     so, and as C++ on a CPU where ``attends`` does (position by position: ``chunk`` is not
-    needed there); as torch operations elsewhere. Raises ``ValueError`` on wrong shapes or an
+    needed there); as torch operations elsewhere. Causal gradients have no gradients of their own,
+    and refuse to (``naive_linear_attention``'s have). Raises ``ValueError`` on wrong shapes or an
     unknown feature map.
     """
     check_shapes(q, k, v)
+    if chunk < 1:
+        raise ValueError(f"a chunk must hold a position or more, not {chunk}")
     if feature_map != "elu":  # which the kernels apply themselves
         q, k = features(q, feature_map, directions), features(k, feature_map, directions)
         feature_map = None
