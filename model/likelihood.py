@@ -15,7 +15,6 @@ BATCH = 16  # pictures scored at once: bounds the memory that one request takes
 
 
 @torch.inference_mode()
-@torch.autocast("cpu", enabled=False)  # a caller's would round what is to be exact
 def pixel_bits(
     network: LinearTransformer, canvases: NDArray[np.uint8], label: int | NDArray[np.integer]
 ) -> NDArray[np.float32]:
@@ -29,7 +28,8 @@ def pixel_bits(
         batch = slice(first, first + BATCH)
         # A copy, for torch wants them writeable, and not backwards.
         some = torch.from_numpy(canvases[batch].copy())
-        bits = network.bits(some, torch.from_numpy(labels[batch]))
+        with torch.autocast("cpu", enabled=False):  # a caller's would round what is exact
+            bits = network.bits(some, torch.from_numpy(labels[batch]))
         parts.append(bits.numpy())
     return np.concatenate(parts)
 

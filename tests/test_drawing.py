@@ -222,8 +222,8 @@ def test_whole_numbers_and_arrays_of_any_kind_are_taken() -> None:
     for label in (np.int64(1), np.array(1), np.array([1, 1, 1], np.int8), [np.int64(1)] * 3):
         same = draw(model, np.int64(3), seed=np.uint64(5), label=label)  # type: ignore[arg-type]
         assert np.array_equal(same, drawn)
-    for label in (torch.tensor(1), torch.tensor([1, 1, 1])):
-        assert np.array_equal(draw(model, 3, seed=5, label=label), drawn)
+    for labels in (torch.tensor(1), torch.tensor([1, 1, 1])):
+        assert np.array_equal(draw(model, 3, seed=5, label=labels), drawn)
     for some in (np.array([1, -1]), torch.tensor([1, -1])):
         assert np.array_equal(draw(model, 2, label=some), draw(model, 2, label=[1, None]))
     bits = score(model, drawn, label=1)
