@@ -302,7 +302,7 @@ def row(t: Timing) -> str:
     backend = f"{t.backend} {t.precision}"
     return (
         f"{t.model:14} {backend:25} {t.slots:5} {t.pixels:6} {t.milliseconds_a_step:9.4f} "
-        f"{t.seconds_an_image:9.3f} {t.images_a_second:9.2f} {t.gflops:8.1f} "
+        f"{t.seconds_an_image:9.3g} {t.images_a_second:9.2f} {t.gflops:8.1f} "
         f"{t.gbytes_a_second:6.1f} {limit}"
     )
 

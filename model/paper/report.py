@@ -13,6 +13,7 @@ import torch
 
 from scanline.kernels.native.cpu import cpu, cpu_isas, usable_cores
 from scanline.model.files import write_atomically
+from scanline.model.training.claim import LOCK
 
 Row = dict[str, Any]
 
@@ -39,7 +40,10 @@ class Report:
             self.complete = saved["complete"]
             for fact, value in self.facts.items():
                 if saved[fact] != value:
-                    whole = f" and {self.folder}" if self.folder.is_dir() else ""
+                    kept = self.folder.is_dir() and any(
+                        one.name != LOCK for one in self.folder.iterdir()
+                    )
+                    whole = f" and {self.folder}" if kept else ""
                     raise ValueError(
                         f"{self.path} holds rows of other {fact}: give another --out, or delete "
                         f"it{whole}"

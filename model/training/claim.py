@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+LOCK = ".lock"
 # Of a file being written.
 _PARTIAL = re.compile(r"\.(training\.pt|(samples|curve)\.png|.+\.safetensors)\.[0-9a-f]{8}")
 _OLD = 60  # seconds, by which it is being written no more
@@ -20,7 +21,7 @@ def claimed(folder: Path) -> Iterator[None]:
 
     Raises ``ValueError`` where another run has it.
     """
-    path = folder / ".lock"
+    path = folder / LOCK
     with contextlib.ExitStack() as stack:
         try:
             folder.mkdir(parents=True, exist_ok=True)

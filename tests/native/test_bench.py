@@ -104,3 +104,8 @@ def test_the_benchmark_counts_the_papers_network() -> None:
     config = PRESETS["mnist-paper"]
     assert limits.least_bytes(config, 0, "bf16") == pytest.approx(12.6e6, rel=0.01)
     assert limits.operations(config) == pytest.approx(12.9e6, rel=0.02)
+
+
+def test_the_seconds_of_a_small_network_s_image_are_no_zero() -> None:
+    timing = bench.Timing("tiny", "native", 1, 144, 0.0018, 0.000253, 3946.67, 24.5, 25.8)
+    assert bench.row(timing).split()[6] == "0.000253"

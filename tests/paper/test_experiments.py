@@ -22,6 +22,7 @@ from scanline.model.paper.images import TABLE1
 from scanline.model.paper.latency import SUPPLEMENT
 from scanline.model.paper.lengths import FIGURE1, Lengths, peak_bytes, slope
 from scanline.model.paper.report import Report, read
+from scanline.model.training.claim import claimed
 from scanline.model.training.learner import Learner
 from tests.conftest import assert_close, tiny_config
 from tests.published import write_mnist
@@ -66,7 +67,12 @@ def test_rows_that_cannot_be_compared_are_refused(
     Report(tmp_path, "figure1", {"quick": True}).row("a", dict)
     with pytest.raises(ValueError, match=r"figure1.json holds rows of other settings: give an"):
         Report(tmp_path, "figure1", {"quick": False})
-    (tmp_path / "figure1").mkdir()
+    with (
+        claimed(tmp_path / "figure1"),  # which holds nothing of a run yet
+        pytest.raises(ValueError, match=r"or delete it$"),
+    ):
+        Report(tmp_path, "figure1", {"quick": False})
+    (tmp_path / "figure1" / "linear").mkdir()
     with pytest.raises(ValueError, match=r"or delete it and .*figure1$"):
         Report(tmp_path, "figure1", {"quick": False})
     monkeypatch.setattr("scanline.model.paper.report.hardware", lambda: {"cpu": "another"})
