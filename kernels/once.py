@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 Backward = Callable[..., Any]
+REFUSAL = "this gradient has no gradient: compute what has, in plain torch"
 
 
 class _Refused(torch.autograd.Function):
@@ -19,7 +20,7 @@ class _Refused(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        raise RuntimeError("this gradient has no gradient: compute what has, in plain torch")
+        raise RuntimeError(REFUSAL)
 
 
 def differentiable_once(backward: Backward) -> Backward:

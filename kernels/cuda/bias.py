@@ -10,13 +10,13 @@ from typing import Any
 import torch
 import triton
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from scanline.kernels.compiling import operator
 from scanline.kernels.cuda.available import PROGRAMS
 from scanline.kernels.cuda.stream import column_sums_kernel
 from scanline.kernels.cuda.variants import Variant
+from scanline.kernels.once import REFUSAL
 
 _ROWS, _COLUMNS, _WARPS = 32, 64, 4  # of a tile
 
@@ -52,8 +52,9 @@ class _Linear(torch.autograd.Function):
         return F.linear(x, weight, bias.to(dtype))
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, Tensor, None]:
+        if torch.is_grad_enabled():  # nothing leads from what is kept to what it was cast from
+            raise RuntimeError(REFUSAL)
         x, weight = ctx.saved_tensors
         rows = grad.flatten(0, -2)
         of_x = (rows @ weight).view(x.shape).to(ctx.given) if ctx.needs_input_grad[0] else None

@@ -32,5 +32,5 @@ class Journal:
         except OSError as error:
             raise OSError(
                 f"{self._path} cannot be written ({error.strerror}): make room for it, and "
-                "--resume goes on from what was saved last"
+                "--resume goes on from what was saved last, if anything was"
             ) from error

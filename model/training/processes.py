@@ -300,4 +300,7 @@ def _ended(code: int | None) -> str:
     how = f"ended with status {code}, see above"
     if code is not None and code < 0:
         how = f"was killed by signal {-code}"
-    return f"one of the training processes {how}; --resume goes on from what was saved last"
+    return (
+        f"one of the training processes {how}; --resume goes on from what was saved last, if "
+        "anything was"
+    )

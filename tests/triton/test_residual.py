@@ -145,3 +145,6 @@ def test_a_linear_map_and_its_gradients(place: Place) -> None:
     for one, other in zip((y, *mine), (expected, *theirs), strict=True):
         assert_close(one / other.abs().max(), other / other.abs().max(), place.dtype)
     assert all(one.dtype == torch.float32 for one in mine)
+    y = triton_linear(x, weight, bias, place.dtype)
+    with pytest.raises(RuntimeError, match="this gradient has no gradient"):
+        torch.autograd.grad(y.square().sum(), given, create_graph=True)
