@@ -206,12 +206,9 @@ private:
             ahead > 1 ? &seat.team.guesses : nullptr);
     }
 
-    // Put a slot before its first pixel.
     void clear(int slot) {
         const size_t size = network_.sizes().slot_state;
         std::fill_n(states_.get() + static_cast<size_t>(slot) * size, size, 0.0f);
-        std::fill_n(arrays_.bits + at(slot, 1), pixels_, 0.0f);
-        arrays_.positions[slot] = 0;
     }
 
     // Take the known pixels of a collected slot in, as many as a pass may have; a team stops as above.

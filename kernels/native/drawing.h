@@ -149,12 +149,9 @@ private:
     void give_first(Image& image) const {
         const auto first = static_cast<uint8_t>(config_.first_value);
         if (!arrays_.known[at(image.slot, 1)]) put(image, 0, &first);
-        arrays_.bits[at(image.slot, 1)] = 0.0f;
         image.step = 1;
         arrays_.positions[image.slot] = 1 / parts_;
-        if (image.twin == NONE) return;
-        arrays_.bits[at(image.twin, 1)] = 0.0f;
-        arrays_.positions[image.twin] = 1 / parts_;
+        if (image.twin != NONE) arrays_.positions[image.twin] = 1 / parts_;
     }
 
     // An image's values are its twin's.

@@ -136,6 +136,7 @@ def test_guidance_changes_what_is_drawn_and_not_its_bits(config: ModelConfig, ba
     decoder.step(np.arange(8), config.pixels)
     assert (decoder.positions == config.pixels).all()
     assert np.array_equal(decoder.canvas[:8], decoder.canvas[8:])
+    assert np.array_equal(decoder.bits[:8], decoder.bits[8:])
     with torch.no_grad():
         bits = network.bits(torch.from_numpy(decoder.canvas[:8]), torch.ones(8, dtype=torch.long))
     assert_close(torch.from_numpy(decoder.bits[:8].copy()), bits, PRECISION[backend])

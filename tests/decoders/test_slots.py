@@ -137,7 +137,7 @@ def test_an_imported_network_begins_with_its_first_value(channels: int, backend:
     """The first value is the caller's, or else the config's; either way it costs nothing."""
     config = tiny_config(
         input="previous", order="subpixel", head="logistic_mixture", positions="sinusoidal",
-        norm="post", start="given", first_value=200, channels=channels,
+        norm="post", start="given", first_value=200, channels=channels, classes=("cat", "dog"),
     )  # fmt: skip
     network, inputs = network_of(config), blank(config, 2)
     inputs.known[1, 0] = True
@@ -160,6 +160,12 @@ def test_an_imported_network_begins_with_its_first_value(channels: int, backend:
         torch.from_numpy(network_bits(network, prefilled.canvas, inputs.rows([1]))[0]),
         PRECISION[backend],
     )
+    guided = blank(config, 1)
+    guided.label[:], guided.guidance[:], guided.twin[:] = 0, 2.0, 1
+    pair = open_decoder(network, 2, backend)
+    pair.begin([0], guided)
+    pair.step([0], 1)
+    assert pair.positions.tolist() == [1, 1]
 
 
 def test_a_new_image_forgets_the_one_before(backend: str) -> None:
