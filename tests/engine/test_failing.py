@@ -317,10 +317,12 @@ def test_an_observer_that_raises_takes_no_other_generation_with_it(
 def test_one_request_that_always_fails_ends_no_engine() -> None:
     """It could be anybody's: so a plain image is tried before the engine gives up."""
     decoder = FakeDecoder(GREY, 2)
+    plain: list[int] = []
 
     def fail(slots: list[int]) -> None:
         if decoder.inputs.temperature[slots[0]] == 0.5:
             raise RuntimeError("this temperature is too much for it")
+        plain.extend(slots)
 
     decoder.before_step = fail
     with running(decoder) as engine:
@@ -329,6 +331,7 @@ def test_one_request_that_always_fails_ends_no_engine() -> None:
             with engine.queue.reading(touched):
                 finished(touched)
             assert touched.error is not None
+        assert len(plain) == 2  # once for each so many failures
         decoder.steps.clear()
         after = engine.queue.submit(Spec(n=1, seed=0))
         with engine.queue.reading(after):

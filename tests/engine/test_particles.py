@@ -198,6 +198,12 @@ def test_an_image_of_many_slots_is_not_passed_by_for_ever() -> None:
     assert wide.started < last.ended
 
 
+def test_particles_are_weighed_at_the_end_of_each_known_row() -> None:
+    known = np.array([False, True, True, True, True, True])
+    crowd = Particles(SMALL, 0, known, [0, 1])
+    assert [crowd.room(position) for position in range(6)] == [3, 2, 1, 3, 2, 1]
+
+
 def test_one_particle_with_all_the_weight_is_told() -> None:
     network = few_values(SMALL)
     with torch.no_grad():
@@ -210,6 +216,9 @@ def test_one_particle_with_all_the_weight_is_told() -> None:
     collapsed = sum(one is not None and one.least < 1.5 for one in particles)
     assert collapsed > 0
     assert len(generation.warnings) == 1
+    for image in generation.images:
+        image.particles = Weighed(effective=4.0, least=1.0, log_evidence=0.0)  # even at the end
+    assert "in 2 of 2 images" in generation.warnings[0]
     (plain,) = drawn(engine_of(network, 8), [Spec(n=2, seed=3)])
     assert plain.warnings == []
 

@@ -45,6 +45,15 @@ def test_spare_slots_are_for_those_behind_a_large_one_that_waits() -> None:
     assert taken.spare
 
 
+def test_a_large_one_that_is_almost_done_lets_no_small_one_pass() -> None:
+    queue = Queue("it", GREY, Limits(), Clock())
+    large = queue.submit(Spec(n=8, seed=0), caller="large")
+    queue.submit(Spec(n=1, seed=100), caller="small")
+    for left, passing in ((3, 0), (4, 1)):
+        large.unfinished = left  # as where the others have ended
+        assert len(queue.take(0, 64, spare=8, heaviest=1)) == passing
+
+
 def test_spare_slots_are_given_to_no_more_at_once_than_others_are() -> None:
     queue = Queue("it", GREY, Limits(), Clock())
     for seed in range(4):
