@@ -73,6 +73,10 @@ def test_an_incomplete_folder_is_passed_over_and_named_when_nothing_else_is_foun
     with pytest.raises(MissingDataError, match=r"cifar-10 has some .* but not data_batch_3\.bin"):
         data.load_dataset("cifar10", "train", tmp_path)
     write_cifar(tmp_path / "cifar10")
+    (tmp_path / "cifar10" / "data_batch_1.bin").unlink()
+    with pytest.raises(MissingDataError, match=r"but not data_batch_3\.bin\)"):  # of the first
+        data.load_dataset("cifar10", "train", tmp_path)
+    write_cifar(tmp_path / "cifar10")
     assert len(data.load_dataset("cifar10", "train", tmp_path)) == 25
 
 
@@ -214,6 +218,25 @@ def test_a_failed_download_says_why_and_leaves_nothing(
     with pytest.raises(DataError, match=message):
         download.download("mnist", tmp_path, source=source)
     assert [path.read_bytes() for path in (tmp_path / "mnist").iterdir()] == [b"before"]
+
+
+def test_processes_that_download_a_file_at_once_leave_each_other_alone(
+    tmp_path: Path, mirror: Mirror, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mirror.files = {"a.gz": bytes(1000)}
+    stream = download._stream
+
+    def beside_another(url: str, path: Path) -> str:
+        digest = stream(url, path)
+        with monkeypatch.context() as patch:
+            patch.setattr(download, "_stream", stream)
+            patch.setattr("os.getpid", lambda: -1)
+            download.download("mnist", tmp_path, source=mirror.source())
+        return digest
+
+    monkeypatch.setattr(download, "_stream", beside_another)
+    folder = download.download("mnist", tmp_path, source=mirror.source())
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == mirror.files
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, mirror: Mirror) -> None:

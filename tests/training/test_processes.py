@@ -238,6 +238,8 @@ def test_as_many_processes_as_cores_with_four_images_each(monkeypatch: pytest.Mo
         choose_count(16, 3)
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     assert choose_count(16, None) == 2
+    monkeypatch.setenv("OMP_NUM_THREADS", "0")  # which says nothing
+    assert choose_count(16, None) == 4
     monkeypatch.setenv("RANK", "0")
     assert choose_count(16, None) == 1
     with pytest.raises(ValueError, match="leave --processes out"):

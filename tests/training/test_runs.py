@@ -134,6 +134,7 @@ def test_a_run_that_was_killed_before_it_saved_is_begun_anew(tmp_path: Path) -> 
     assert "done" in carried_out(folder)
     lines = (folder / "log.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [1, 2]
+    assert "9.0" in (folder / "log-before.jsonl").read_text()
 
 
 @pytest.mark.parametrize("name", ["file", "file/run"])
