@@ -12,8 +12,10 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
+from pydantic import ValidationError
 from starlette.types import Message, Receive, Scope, Send
 
+from scanline.service.api.requests import DistributionRequest
 from scanline.service.http import bodies
 from scanline.service.http.errors import ApiError
 from scanline.service.http.middleware import body as body_limits
@@ -76,6 +78,9 @@ def test_many_wrong_values_make_one_error(client: httpx.Client) -> None:
     reply = client.post("/v1/distribution", json={"values": [-1] * 20_000})
     message = check_error(reply, 400, "greater_than_equal", "values")
     assert message.count("values") == 1
+    with pytest.raises(ValidationError) as refused:
+        DistributionRequest.model_validate({"values": [-1] * 20_000})
+    assert refused.value.error_count() == 1
 
 
 @pytest.mark.parametrize("path", ["/v1/samples", "/v1/images/generations", "/v1/images/edits"])

@@ -17,9 +17,11 @@ from PIL import Image
 from scanline.model.pictures import PictureError
 from scanline.service import uploads
 from scanline.service.logs import set_up_logs
+from scanline.service.pictures import read_picture
 from scanline.service.uploads import open_upload
 from tests.attacks import png_chunk
 from tests.service_fixtures import (
+    GREY,
     build,
     check_error,
     encode,
@@ -199,6 +201,16 @@ def test_a_photograph_is_made_smaller_while_it_is_decoded(client: httpx.Client) 
     assert reply["data"][0]["bits_per_dim"] == pytest.approx(
         other["data"][0]["bits_per_dim"], rel=0.1
     )
+
+
+def test_a_photograph_that_is_made_smaller_is_read_as_if_it_were_not() -> None:
+    stripes = np.indices((8 * GREY.height, 8 * GREY.width)).sum(0) // 6 % 2 * 255
+    picture = Image.fromarray(stripes.astype(np.uint8))
+    exact, photo = (
+        read_picture(io.BytesIO(encode(picture, kind, **more)), GREY, "cover").astype(int)
+        for kind, more in (("PNG", {}), ("JPEG", {"quality": 100}))
+    )
+    assert abs(photo - exact).max() <= 2
 
 
 def test_a_photograph_that_is_not_made_smaller_is_bounded_as_any_other() -> None:
