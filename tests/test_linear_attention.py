@@ -275,9 +275,10 @@ def test_weights_are_an_average() -> None:
     assert_close(o[:, 0], v[:, 0])
 
 
-def test_eps_is_added_to_the_denominator() -> None:
+@pytest.mark.parametrize("causal", [True, False])
+def test_eps_is_added_to_the_denominator(causal: bool) -> None:
     q, k, v, _ = inputs(1)
-    o, _ = linear_attention(q, k, v, eps=0.5)
+    o, _ = linear_attention(q, k, v, eps=0.5, causal=causal)
     dot = (q * k).sum(-1, keepdim=True)
     assert_close(o, v * dot / (dot + 0.5))
 

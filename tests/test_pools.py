@@ -26,11 +26,11 @@ async def clients(*callers: str) -> AsyncIterator[list[Client]]:
 
 
 def test_a_pool_has_no_more_waiting_than_it_may_and_room_for_whoever_has_none() -> None:
-    go_on, pool = threading.Event(), Pool(1, 8, "full")
+    go_on, pool = threading.Event(), Pool(2, 8, "full")
 
     async def ask() -> None:
         async with clients("many", "another") as (many, another):
-            asked = [asyncio.create_task(pool.run(many, go_on.wait, 60)) for _ in range(8)]
+            asked = [asyncio.create_task(pool.run(many, go_on.wait, 60)) for _ in range(9)]
             await asyncio.to_thread(until, lambda: pool.queued == 7)
             with pytest.raises(ApiError, match="too many pictures"):
                 await pool.run(many, go_on.wait, 1)
@@ -40,12 +40,12 @@ def test_a_pool_has_no_more_waiting_than_it_may_and_room_for_whoever_has_none() 
                 with pytest.raises(ApiError, match="too many pictures") as refused:
                     await pool.run(client, go_on.wait, 1)
                 assert (refused.value.code, refused.value.headers) == ("full", {"Retry-After": "1"})
-            pool._seconds = 2.5  # that each piece takes
+            pool._seconds = 5.0  # that each piece takes
             with pytest.raises(ApiError, match="try again in 20 s") as refused:
                 await pool.run(many, go_on.wait, 1)
             assert refused.value.headers == {"Retry-After": "20"}
             go_on.set()
-            assert await asyncio.gather(*asked) == [True] * 9
+            assert await asyncio.gather(*asked) == [True] * 10
             assert pool.queued == 0
             assert 0 < pool._seconds < 60
 

@@ -322,7 +322,9 @@ def test_of_equals_the_lower_are_kept_however_many_they_are(
         network.head.predictor.weight.zero_()
         network.head.predictor.bias.zero_()
     inputs = guided(config, images, 1.0, top_p)
+    inputs.temperature[0] = 0
     decoder = open_decoder(network, images, backend)
     decoder.begin(np.arange(images), inputs)
     decoder.step(np.arange(images), config.pixels)
     assert set(decoder.canvas.ravel().tolist()) == set(range(most + 1))
+    assert (decoder.canvas[0] == 0).all()

@@ -44,6 +44,8 @@ def test_the_dispatch(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v, _ = inputs(place, 5)
     on_device = place.device == "cuda"
     assert uses_triton(q, v) == on_device
+    monkeypatch.setattr(dispatch, "has_kernels", lambda device: True)
+    assert uses_triton(q, v)
     assert not uses_triton(q.double(), v.double())
     assert not uses_triton(q, v, chunk=16)
     assert not uses_triton(q[..., :15], v)
