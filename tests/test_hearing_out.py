@@ -61,6 +61,18 @@ def test_who_sends_too_much_reads_that_it_is_too_much(announced: bool, closes: b
                 check_refusal(read_all(connection), 413, "too_large")
 
 
+def test_who_sends_on_for_too_long_is_told_once_and_not_counted_as_late() -> None:
+    body = b"Connection: close\r\nContent-Length: 9999999\r\n\r\n" + b" " * 2**16
+    with serve(max_json=1024, header_seconds=0.5) as client:
+        with dial(client) as connection:
+            connection.sendall(HEAD + body)
+            reply = connection.recv(65536)
+            with contextlib.suppress(ConnectionResetError):
+                reply += read_all(connection)
+            check_refusal(reply, 413, "too_large")
+        assert turned_away(client, "late") == 0
+
+
 def test_one_connection_too_many_is_refused_in_words(caplog: pytest.LogCaptureFixture) -> None:
     decoder = FakeDecoder(GREY, 8)
     go_on = threading.Event()
@@ -153,6 +165,8 @@ def test_few_of_the_refused_are_heard_out(monkeypatch: pytest.MonkeyPatch) -> No
         for _ in range(3):
             refused = stack.enter_context(dial(client))
             check_refusal(read_all(refused), 503, "full")
+        with pytest.raises((BrokenPipeError, ConnectionResetError)):  # the last is not
+            until(lambda: refused.sendall(b" "), "its end")
         go_on.set()
         assert busy.recv(65536).startswith(b"HTTP/1.1 200 ")
         busy.close()
