@@ -114,7 +114,8 @@ def test_cross_origin_calls_are_for_the_origins_named() -> None:
         assert wrong.headers["access-control-allow-origin"] == "https://a.example"
         exposed = reply.headers.get("access-control-expose-headers", "") + wrong.headers.get(
             "access-control-expose-headers", "")  # fmt: skip
-        for name in ("X-Request-ID", "X-Generation-ID", "X-Seed", "Retry-After"):
+        for name in ("X-Request-ID", "X-Generation-ID", "X-Seed", "Retry-After", "Location", "ETag",
+                     "Preference-Applied"):  # fmt: skip
             assert name in exposed
 
 
