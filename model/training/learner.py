@@ -104,7 +104,7 @@ class Learner:
         decay = min(self.config.average, self.step / (self.step + 10))
         torch._foreach_lerp_(self._averages, self._parameters, 1 - decay)
 
-    def any_asks(self, asked: bool) -> bool:
+    def any_asked(self, asked: bool) -> bool:
         """Whether any process was asked to stop: all must leave after the same step."""
         if self.world == 1:
             return asked

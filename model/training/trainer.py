@@ -101,7 +101,7 @@ class Trainer:
         with bar, few_collections():
             if validation is not None and not stop.asked and self._missed():
                 self._take_stock(validation, bar, after_validation)
-            while self.step < self.config.steps and not self.learner.any_asks(stop.asked):
+            while self.step < self.config.steps and not self.learner.any_asked(stop.asked):
                 began = time.perf_counter()
                 bits = self.bits = self.learner.take_step(images, labels)
                 took = time.perf_counter() - began
