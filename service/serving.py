@@ -11,7 +11,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from types import FrameType
 
@@ -67,8 +67,8 @@ class Process(uvicorn.Server):
         return self._scanline.failed() is not None or await super().on_tick(counter)
 
 
-def listen(host: str, port: int) -> list[socket.socket]:
-    """Open the sockets of addresses, commas between: one for each family that a name has.
+def listen(hosts: Sequence[str], port: int) -> list[socket.socket]:
+    """Open the sockets of addresses, one for each family that a name has.
 
     Raises ``ValueError`` where none of them is of this machine, or another program has one.
     """
@@ -78,9 +78,9 @@ def listen(host: str, port: int) -> list[socket.socket]:
     try:
         found = [
             (family, address)
-            for name in host.split(",")
+            for host in hosts
             for family, *_, address in socket.getaddrinfo(
-                name.strip() or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+                host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
             )
         ]
         for family, address in dict.fromkeys(found):
@@ -102,7 +102,7 @@ def listen(host: str, port: int) -> list[socket.socket]:
         while sockets:
             sockets.pop().close()
     if not sockets:
-        raise ValueError(f"cannot listen on {host}, port {port}: {reason}; {hint}")
+        raise ValueError(f"cannot listen on {', '.join(hosts)}, port {port}: {reason}; {hint}")
     return sockets
 
 
@@ -157,8 +157,8 @@ def serve(settings: Settings) -> None:
     settings.max_connections = room_for_connections(
         settings.max_connections, max(settings.max_upload, settings.max_json or 0)
     )
-    sockets = listen(settings.host, settings.port)  # before anything is opened, or said to be
-    hosts = [f"[{one}]" if ":" in one else one for one in map(str.strip, settings.host.split(","))]
+    sockets = listen(settings.hosts, settings.port)  # before anything is opened, or said to be
+    hosts = [f"[{host}]" if ":" in host else host for host in settings.hosts]
     port = sockets[0].getsockname()[1]
     log.info("listening on %s", ", ".join(f"http://{host}:{port}" for host in hosts))
     with contextlib.ExitStack() as open_:

@@ -266,6 +266,11 @@ class Settings(BaseSettings):
         return self
 
     @property
+    def hosts(self) -> list[str]:
+        """The addresses to listen on."""
+        return [host.strip() for host in self.host.split(",") if host.strip()]
+
+    @property
     def api_keys(self) -> list[str]:
         """The keys, any of which is taken; none where none is wanted."""
         keys = "" if self.api_key is None else self.api_key.get_secret_value()

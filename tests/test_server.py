@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 
 from scanline.service.serving import listen, room_for_connections
+from scanline.service.settings import Settings
 from tests.events import parse_sse, rebuild
 from tests.processes import free_port, wait_ready
 from tests.service_fixtures import GREY, check_error, decode_png, save_tiny, until
@@ -416,17 +417,18 @@ def test_a_port_in_use_is_one_error_and_nothing_is_ever_ready(weights: Path) -> 
     assert line.startswith(f"scanline: cannot listen on 127.0.0.1, port {port}: Address already")
     assert "--port" in line
     with pytest.raises(ValueError, match=r"name an address of .* with --host \(SCANLINE_HOST\)"):
-        listen("203.0.113.7", 0)
+        listen(["203.0.113.7"], 0)
 
 
 def test_a_server_listens_on_every_address_that_is_there_at_one_port() -> None:
+    hosts = Settings(host="127.0.0.1, 203.0.113.7,127.0.0.2,").hosts
     with contextlib.ExitStack() as stack:
-        found = [stack.enter_context(one) for one in listen("127.0.0.1, 203.0.113.7,127.0.0.2", 0)]
+        found = [stack.enter_context(one) for one in listen(hosts, 0)]
         places = [one.getsockname() for one in found]
         assert [host for host, _ in places] == ["127.0.0.1", "127.0.0.2"]
         assert len({port for _, port in places}) == 1
     with contextlib.ExitStack() as stack:
-        found = [stack.enter_context(one) for one in listen("127.0.0.1,127.0.0.1", 0)]
+        found = [stack.enter_context(one) for one in listen(["127.0.0.1"] * 2, 0)]
         assert len(found) == 1
 
 

@@ -3,95 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any
 
 import pytest
-import uvicorn
-from prometheus_client import Counter
 from starlette.types import Receive, Scope, Send
-from uvicorn.server import ServerState
 
 from scanline.service.http import door
 from scanline.service.http.connections import (
     LOOK_SECONDS,
-    MAX_HEADERS,
     MAX_PIPELINED,
     SENT_BYTES,
     Connection,
 )
-from scanline.service.http.door import Bounds, Door
+from scanline.service.http.door import Bounds
 from tests.clocks import run_skipping
-
-BOUNDS = Bounds(header_seconds=1, body_seconds=1, send_seconds=1)
-GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
-
-
-class Wire(asyncio.Transport):
-    """A client's end: what it was sent, how much of it is unread, and whether it was cut off."""
-
-    def __init__(self, address: str = "") -> None:
-        super().__init__({"peername": (address, 1)} if address else None)
-        self.sent, self.unread, self.aborted = b"", 0, False
-
-    def write(self, data: Any) -> None:
-        self.sent += bytes(data)
-
-    def get_write_buffer_size(self) -> int:
-        return self.unread
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
-    def pause_reading(self) -> None: ...
-    def resume_reading(self) -> None: ...
-    def write_eof(self) -> None: ...
-
-    def can_write_eof(self) -> bool:
-        return True
-
-    def is_closing(self) -> bool:
-        return self.aborted
-
-    def abort(self) -> None:
-        self.aborted = True
-
-    def close(self) -> None:
-        self.aborted = True
-
-
-class Hall:
-    """A server's connections, each with its wire."""
-
-    def __init__(self, app: App, bounds: Bounds = BOUNDS) -> None:
-        self.away = Counter("away", "Away.", ["reason"], registry=None)
-        replies = Counter("replies", "Replies.", ["route", "method", "status"], registry=None)
-        refusals = Counter("refusals", "Refusals.", ["code"], registry=None)
-        self.door = Door(bounds, self.away, replies, refusals)
-        self._config = uvicorn.Config(app, log_config=None, ws="none", lifespan="off")
-        self._state = ServerState()
-
-    def enter(self, address: str = "") -> tuple[Connection, Wire]:
-        """Let another client in."""
-        loop, wire = asyncio.get_running_loop(), Wire(address)
-        connection = Connection(self._config, self._state, {}, loop, door=self.door)
-        connection.connection_made(wire)
-        return connection, wire
-
-    def turned_away(self, reason: str) -> float:
-        return float(self.away.labels(reason)._value.get())
-
-
-async def reply(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer at once, whatever the body."""
-    headers = [(b"content-length", b"0")]
-    await send({"type": "http.response.start", "status": 204, "headers": headers})
-    await send({"type": "http.response.body"})
-
-
-async def think(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer after a long time."""
-    await asyncio.sleep(100)
-    await reply(scope, receive, send)
+from tests.wires import BOUNDS, GET, Hall, Wire, reply, think
 
 
 @pytest.mark.parametrize(
@@ -180,19 +105,6 @@ def test_who_has_left_with_a_request_queued_is_looked_for_no_more(
     run_skipping(leave())
 
 
-@pytest.mark.parametrize(("more", "status"), [(0, b"204"), (1, b"431")], ids=["all", "one more"])
-def test_a_head_may_have_so_many_headers_and_no_more(more: int, status: bytes) -> None:
-    async def ask() -> None:
-        connection, wire = Hall(reply).enter()
-        others = b"X-A: b\r\n" * (MAX_HEADERS - 1 + more)
-        connection.data_received(b"GET / HTTP/1.1\r\nHost: x\r\n" + others + b"\r\n")
-        await asyncio.sleep(0.1)
-        assert wire.sent.split()[1] == status
-        connection.connection_lost(None)
-
-    run_skipping(ask())
-
-
 def test_of_replies_that_nobody_reads_the_oldest_are_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -225,88 +137,6 @@ def test_of_replies_that_nobody_reads_the_oldest_are_dropped(
         assert [wire.aborted for _, wire in guests[998:]] == [True] * 1000 + [False]
 
     run_skipping(ask_and_read_nothing())
-
-
-async def echo(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer with the body."""
-    body, more = b"", True
-    while more:
-        message = await receive()
-        body, more = body + message["body"], message["more_body"]
-    headers = [(b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
-
-
-@pytest.mark.parametrize("at_once", [1, 7, 1000])
-@pytest.mark.parametrize(
-    ("length", "body"),
-    [
-        (f"Content-Length: {len(GET)}", GET),
-        ("Transfer-Encoding: chunked", b"%x\r\n%s\r\n0\r\nX: y\r\n\r\n" % (len(GET), GET)),
-    ],
-    ids=["whole", "chunked"],
-)
-def test_a_body_behind_an_upgrade_is_a_body_and_no_request(
-    length: str, body: bytes, at_once: int
-) -> None:
-    """As Java's client sends every one: it offers HTTP/2."""
-    upgrade = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c"
-    head = f"PUT /a HTTP/1.1\r\nHost: x\r\n{upgrade}\r\n{length}\r\n\r\n".encode()
-    sent = (head + body) * 2 + GET
-
-    async def smuggle() -> None:
-        hall = Hall(echo)
-        connection, wire = hall.enter()
-        for start in range(0, len(sent), at_once):
-            connection.data_received(sent[start : start + at_once])
-        await asyncio.sleep(0.1)
-        replies = wire.sent.split(b"HTTP/1.1 200 OK\r\n")[1:]
-        assert [reply.endswith(b"\r\n\r\n" + GET) for reply in replies] == [True, True, False]
-        connection.connection_lost(None)
-
-    run_skipping(smuggle())
-
-
-@pytest.mark.parametrize("version", ["1.0", "1.1"])
-def test_a_body_behind_an_upgrade_is_read_of_one_who_will_go(version: str) -> None:
-    upgrade = "Connection: close, Upgrade\r\nUpgrade: h2c"
-    head = f"PUT /a HTTP/{version}\r\nHost: x\r\n{upgrade}\r\nContent-Length: {len(GET)}\r\n\r\n"
-
-    async def ask() -> None:
-        connection, wire = Hall(echo).enter()
-        connection.data_received(head.encode() + GET + GET)
-        await asyncio.sleep(0.1)
-        assert wire.sent.count(b"HTTP/1.1 200 OK\r\n") == 1
-        assert wire.sent.endswith(b"\r\n\r\n" + GET)
-        assert wire.aborted  # that is, closed
-        connection.connection_lost(None)
-
-    run_skipping(ask())
-
-
-@pytest.mark.parametrize(
-    ("head", "status"),
-    [
-        ("GET / HTTP/1.1\r\nHost: x", 204),
-        ("GET / HTTP/1.0", 204),
-        ("PUT / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: Chunked\r\n\r\n0", 204),
-        ("GET / HTTP/1.1", 400),
-        ("GET / HTTP/1.1\r\nHost: x\r\nHost: y", 400),
-        ("PUT / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0", 400),
-        ("GET / HTTP/2.0\r\nHost: x", 505),
-        ("PUT / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0", 501),
-    ],
-)
-def test_heads_are_those_of_rfc_9112(head: str, status: int) -> None:
-    async def ask() -> None:
-        connection, wire = Hall(reply).enter()
-        connection.data_received(f"{head}\r\n\r\n".encode())
-        await asyncio.sleep(0.1)
-        assert wire.sent.startswith(f"HTTP/1.1 {status} ".encode())
-        assert (b"malformed" in wire.sent) is (status != 204)
-
-    run_skipping(ask())
 
 
 def test_of_many_that_come_at_once_each_takes_the_place_of_another() -> None:
