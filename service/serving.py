@@ -11,7 +11,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from types import FrameType
 
@@ -67,7 +67,7 @@ class Process(uvicorn.Server):
         return self._scanline.failed() is not None or await super().on_tick(counter)
 
 
-def listen(hosts: Sequence[str], port: int) -> list[socket.socket]:
+def listen(hosts: list[str], port: int) -> list[socket.socket]:
     """Open the sockets of addresses, one for each family that a name has.
 
     Raises ``ValueError`` where none of them is of this machine, or another program has one.

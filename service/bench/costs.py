@@ -135,7 +135,7 @@ def _serving(network: LinearTransformer, decoder: Decoder, spare: int) -> Iterat
         scanline.ready = True
 
     config = configure(create_app(scanline, open_models), scanline)
-    sockets = listen("127.0.0.1", 0)
+    sockets = listen(["127.0.0.1"], 0)
     server = uvicorn.Server(config)
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         loop = runner.get_loop()
