@@ -25,7 +25,8 @@ RUN apt-get update \
     && apt-get install --yes --no-install-recommends g++ tini wget \
     && rm -rf /var/lib/apt/lists/*
 COPY --from=build /opt/scanline /opt/scanline
-RUN useradd --create-home scanline
+RUN useradd --create-home scanline \
+    && install --directory --owner scanline --group scanline /home/scanline/.cache
 USER scanline
 WORKDIR /home/scanline
 ENV PATH=/opt/scanline/bin:$PATH PYTHONUNBUFFERED=1 \

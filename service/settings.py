@@ -28,8 +28,8 @@ _ANCESTOR = re.compile(r"'(self|none)'|[^\x00-\x20;,'\x7f-\U0010ffff]+")
 _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s]+")
 _PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 _OF_A_CLUSTER = {
-    "min_replicas", "max_replicas", "replica_images", "replica_cpus", "replica_gpus",
-    "scale_up_seconds", "scale_down_seconds",
+    "min_replicas", "max_replicas", "max_replicas_per_node", "replica_images", "replica_cpus",
+    "replica_gpus", "scale_up_seconds", "scale_down_seconds",
 }  # fmt: skip
 
 
@@ -137,6 +137,10 @@ class Settings(BaseSettings):
     ] = False
     min_replicas: Annotated[int, Field(ge=1, description="Of each model, in a cluster.")] = 1
     max_replicas: Annotated[int, Field(ge=1, description="Of each model, in a cluster.")] = 1
+    max_replicas_per_node: Annotated[
+        int | None,
+        Field(ge=1, le=100, description="Of each model, on one machine; any number if left out."),
+    ] = None
     replica_images: Annotated[
         int | None,
         Field(

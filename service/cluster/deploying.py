@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import hashlib
 import json
 import logging
 import os
+import re
 import socket
 import time
 from collections.abc import Mapping
@@ -15,7 +17,9 @@ from typing import Any
 
 import ray
 from ray import serve
+from ray.exceptions import RayTaskError
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
+from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
 from scanline import kernels, model, service
@@ -23,6 +27,7 @@ from scanline.model.checkpoint import Checkpoint
 from scanline.model.decoders.contract import BackendError
 from scanline.service import __version__
 from scanline.service.cluster.fleet import Fleet
+from scanline.service.cluster.meetings import ANSWER_SECONDS
 from scanline.service.cluster.parts import Drawing, Part, Report
 from scanline.service.cluster.replica import Replica
 from scanline.service.metrics import ModelMetrics
@@ -33,14 +38,16 @@ log = logging.getLogger("scanline.cluster")
 ADDRESS = "RAY_ADDRESS"
 JOIN_SECONDS = 60.0  # that a cluster may begin to listen after us
 FIRST_REPORT_SECONDS = 30.0
-PROGRAM_SECONDS = 10.0  # that a replica has to say what it runs
+LOST_SECONDS = 45.0  # after which Ray has ended one that does not answer, or is on a lost machine
 OF_REPLICAS = {  # settings; the others are the entrance's
-    "backend", "slots", "threads", "min_replicas", "max_replicas", "replica_images", "replica_cpus",
-    "replica_gpus", "scale_up_seconds", "scale_down_seconds", "drain_seconds", "log_format",
-    "log_level",
+    "backend", "slots", "threads", "min_replicas", "max_replicas", "max_replicas_per_node",
+    "replica_images", "replica_cpus", "replica_gpus", "scale_up_seconds", "scale_down_seconds",
+    "drain_seconds", "log_format", "log_level",
 }  # fmt: skip
 CODE = (".py", ".h", ".cpp", ".cu")  # files of this package that say what is drawn
+_ERROR = re.compile(r"(?:\w+\.)*(\w+): ")  # as a traceback ends, the module's name before it
 END_SECONDS = 10.0  # that a replica told to end has to finish its parts
+GOING_ON = ("RUNNING", "DEPLOYING", "UNHEALTHY")  # where replicas draw, if not all there are to be
 PARTS_AT_ONCE = 100_000  # of a replica: how many it has is the entrance's to say
 OBJECTS = 128 * 2**20  # bytes of shared memory: parts and news are small and go by message
 
@@ -98,6 +105,7 @@ def deployment(checkpoint: Checkpoint, settings: Settings) -> Any:
         autoscaling_config=scaling,
         request_router_config=routing,
         ray_actor_options={"num_cpus": settings.replica_cpus, "num_gpus": settings.replica_gpus},
+        max_replicas_per_node=settings.max_replicas_per_node,
         # What it has is drawn again by others; one that hangs holds it for as long as that.
         graceful_shutdown_timeout_s=min(settings.drain_seconds, END_SECONDS),
         health_check_period_s=5.0,
@@ -119,6 +127,19 @@ def lacking(settings: Settings, free: Mapping[str, float]) -> str:
     )
 
 
+def _ask(handle: DeploymentHandle, seconds: float, method: str, *arguments: object) -> list[Any]:
+    """Call a method of all replicas; gives for each what it returned, or why it did not.
+
+    Raises ``DeploymentUnavailableError`` where there are none.
+    """
+    asked = handle.broadcast(method, *arguments)
+    try:  # alone where it blocks does Ray give the others' answers where one is silent
+        answers: list[Any] = asked.results(timeout_s=seconds, return_exceptions=True)
+    except TimeoutError as error:
+        return [error]
+    return answers
+
+
 class RayReplicas:
     """The replicas of one deployment (``Replicas``)."""
 
@@ -131,11 +152,14 @@ class RayReplicas:
         drawing: Drawing = self._drawing.remote(part)
         return drawing
 
-    async def meet(self, entrance: str, share: float) -> list[Report]:
-        """Have all of them report; raises where one cannot."""
-        answers = self._handle.broadcast("meet", entrance, share)
-        reports: list[Report] = await answers.results_async()
-        return reports
+    async def meet(self, entrance: str, share: float, seconds: float) -> tuple[list[Report], int]:
+        """Have all of them report; gives what came in so long, and how many said nothing."""
+        answers = await asyncio.to_thread(_ask, self._handle, seconds, "meet", entrance, share)
+        reports = [one for one in answers if isinstance(one, Report)]
+        silent = sum(isinstance(one, TimeoutError) for one in answers)
+        if not reports and not silent:
+            raise next(one for one in answers if isinstance(one, Exception))
+        return reports, silent
 
 
 def open_fleet(
@@ -172,15 +196,48 @@ def wait_listening(address: str, seconds: float) -> None:
             time.sleep(0.5)
 
 
-def _program(handle: DeploymentHandle) -> str | None:
-    """Ask a replica what it runs; None where it does not say."""
-    asked = handle.options(method_name="program").remote()
-    try:
-        program: str = asked.result(timeout_s=PROGRAM_SECONDS)
-    except Exception as error:  # of another version, or dying: it is replaced
-        log.info("a replica does not say what it runs: %r", error)
-        return None
-    return program
+def _programs(handle: DeploymentHandle, seconds: float) -> set[str]:
+    """Ask all replicas what they run, for so long; nothing where there are none that say it."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            answers = _ask(handle, ANSWER_SECONDS, "program")
+        except DeploymentUnavailableError:
+            return set()
+        if any(isinstance(answer, RayTaskError) for answer in answers):  # of another version
+            return set()
+        # Of a lost machine they say nothing, until Ray ends them.
+        programs = {answer for answer in answers if isinstance(answer, str)}
+        if programs or time.monotonic() > deadline:
+            return programs
+        time.sleep(0.5)
+
+
+def _wait_for_replicas(handle: DeploymentHandle, application: str, program: str) -> None:
+    """Wait until one draws, and none that runs anything else; others may come later.
+
+    Raises ``BackendError`` where none can start.
+    """
+    while True:
+        status = serve.status().applications[application]
+        if status.status == "DEPLOY_FAILED":
+            raise BackendError(
+                "; ".join(
+                    f"the replicas of {name} cannot start: {_cause(one.message)}"
+                    for name, one in status.deployments.items()
+                )
+                or status.message
+            )
+        if status.status == "RUNNING" or _programs(handle, 0) == {program}:
+            return
+        time.sleep(0.2)
+
+
+def _cause(message: str) -> str:
+    """Give the end of a traceback in words of Ray's: the error, and what it says."""
+    lines = message.strip().splitlines() or ["Ray does not say why"]
+    last = max((k for k, line in enumerate(lines) if _ERROR.match(line)), default=len(lines) - 1)
+    return _ERROR.sub(r"\1: ", " ".join(line.strip() for line in lines[last:]), count=1)
 
 
 class Cluster:
@@ -209,17 +266,25 @@ class Cluster:
     def open(self, checkpoint: Checkpoint, settings: Settings, metrics: ModelMetrics) -> Fleet:
         """Run a model's deployment, unless it is there and runs the same, and reach its replicas.
 
-        Raises ``BackendError`` where a cluster begun here, which never grows, lacks what they want.
+        Raises ``BackendError`` where none can start, or where a cluster begun here, one machine
+        that never grows, lacks what they want.
         """
-        name = checkpoint.name
+        name, program = checkpoint.name, program_of(checkpoint, settings)
+        here = settings.max_replicas_per_node
+        if self._own and here is not None and here < settings.max_replicas:
+            raise BackendError(
+                f"{settings.max_replicas} replicas of {name} would never be: this is one machine, "
+                f"which may have {here} (SCANLINE_MAX_REPLICAS_PER_NODE); set RAY_ADDRESS to a "
+                "cluster of several, or leave it out"
+            )
         application = f"scanline-{name}"
-        status = None if self._own else serve.status().applications.get(application)
-        if status is not None and status.status == "RUNNING":
+        there = None if self._own else serve.status().applications.get(application)
+        if there is not None and there.status in GOING_ON:
             running = serve.get_app_handle(application)
-            if _program(running) == program_of(checkpoint, settings):
+            if _programs(running, LOST_SECONDS) == {program}:
                 log.info("%s: its replicas are there, and go on", name)
                 return open_fleet(checkpoint, running, settings, metrics)
-        if status is None and (lack := lacking(settings, ray.available_resources())):
+        if there is None and (lack := lacking(settings, ray.available_resources())):
             what = f"the {settings.min_replicas} replicas of {name} want {lack}"
             if self._own:
                 raise BackendError(
@@ -227,8 +292,9 @@ class Cluster:
                     "SCANLINE_MIN_REPLICAS lower, or serve fewer models"
                 )
             log.warning("%s: waiting until they are free, or the cluster grows", what)
-        models = deployment(checkpoint, settings)
-        handle = serve.run(models, name=application, route_prefix=None)
+        target = serve.RunTarget(deployment(checkpoint, settings), application, route_prefix=None)
+        (handle,) = serve.run_many([target], wait_for_applications_running=False)
+        _wait_for_replicas(handle, application, program)
         return open_fleet(checkpoint, handle, settings, metrics)
 
     def leave(self) -> None:

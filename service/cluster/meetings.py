@@ -7,7 +7,7 @@ import contextlib
 import logging
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from scanline.service.cluster.parts import Replicas, Report
 from scanline.service.generation import Clock
@@ -15,16 +15,18 @@ from scanline.service.generation import Clock
 log = logging.getLogger("scanline.cluster")
 
 MEETING_SECONDS = 1.0  # between two reports
+ANSWER_SECONDS = 5.0  # that a replica has to report
 LOST_SECONDS = 5.0  # without a report, where asking fails: then there is no replica any more
-SILENT_SECONDS = 60.0  # where nobody answers: one is silent, which Ray sees sooner than that
+SILENT_SECONDS = 60.0  # that one counts which says nothing: Ray ends it sooner
 
 
 class Meetings:
     """Has all replicas of a model report from time to time; of one event loop.
 
-    ``reports`` are the last ones, by replica, and ``met`` is set once there were any. ``wanted``
-    counts the slots that images wait for, which each is told its share of, and ``heard`` is called
-    after each meeting with the seconds since the one before.
+    ``reports`` are the last ones, by replica, and ``met`` is set once there were any. While one
+    says nothing, all that have reported count: it holds what it was given, and the others draw.
+    ``wanted`` counts the slots that images wait for, which each is told its share of, and ``heard``
+    is called after each meeting with the seconds since the one before.
     """
 
     def __init__(
@@ -41,21 +43,20 @@ class Meetings:
         self._wanted, self._heard = wanted, heard
         self._entrance = secrets.token_hex(8)
         self._next = asyncio.Event()  # set once they have met again
-        self._reported = clock()
+        self._reported = self._complete = clock()
 
     async def hold(self) -> None:
         """Meet again and again, until cancelled."""
         while True:
             try:
                 share = self._wanted() / max(1, len(self.reports))
-                meeting = self._replicas.meet(self._entrance, share)
-                reports = await asyncio.wait_for(meeting, LOST_SECONDS)
+                reports, silent = await self._replicas.meet(self._entrance, share, ANSWER_SECONDS)
             except (Exception, asyncio.CancelledError) as error:  # one is dying, or there is none
                 if ending(error):
                     raise
                 self._miss(error)
             else:
-                self._take(reports)
+                self._take(reports, silent)
             await asyncio.sleep(MEETING_SECONDS)
 
     async def again(self) -> None:
@@ -69,25 +70,32 @@ class Meetings:
 
     def _miss(self, error: BaseException) -> None:
         log.debug("%s: no reports: %r", self._name, error)
-        # Where one alone does not answer, the others draw.
-        most = SILENT_SECONDS if isinstance(error, TimeoutError) else LOST_SECONDS
-        if self.reports and self._clock() - self._reported > most:
-            log.warning("%s: nothing draws it now, no replica reports: %r", self._name, error)
-            self.reports = {}
+        if self._clock() - self._reported > LOST_SECONDS:
+            self._set({}, repr(error))
 
-    def _take(self, reports: list[Report]) -> None:
-        if reports and not self.reports and self.met.is_set():
-            log.info("%s: replicas report again", self._name)
-        self._check_variants(reports)
-        self.reports = {report.replica: report for report in reports}
+    def _take(self, reports: list[Report], silent: int) -> None:
         now = self._clock()
+        if not silent:
+            self._complete = now
+        counted = self.reports if silent and now - self._complete < SILENT_SECONDS else {}
+        self._set(counted | {report.replica: report for report in reports}, "all are silent")
+        if not reports:
+            return
         seconds, self._reported = now - self._reported, now
         self._heard(seconds)
         self.met.set()
         self._next.set()
         self._next = asyncio.Event()
 
-    def _check_variants(self, reports: list[Report]) -> None:
+    def _set(self, reports: dict[str, Report], why: str) -> None:
+        if self.reports and not reports:
+            log.warning("%s: nothing draws it now, no replica reports: %s", self._name, why)
+        if reports and not self.reports and self.met.is_set():
+            log.info("%s: replicas report again", self._name)
+        self._check_variants(reports.values())
+        self.reports = reports
+
+    def _check_variants(self, reports: Iterable[Report]) -> None:
         variants = {report.variant for report in reports}
         if len(variants) > 1 and variants != {one.variant for one in self.reports.values()}:
             log.warning(

@@ -105,8 +105,11 @@ class Replicas(Protocol):
         """Have one draw a part."""
         ...
 
-    async def meet(self, entrance: str, share: float) -> list[Report]:
-        """Have all of them report; raises where one cannot."""
+    async def meet(self, entrance: str, share: float, seconds: float) -> tuple[list[Report], int]:
+        """Have all of them report; gives what came in so long, and how many said nothing.
+
+        Raises where there is none, or each fails.
+        """
         ...
 
 

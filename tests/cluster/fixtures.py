@@ -47,6 +47,7 @@ class Here:
         self._fields = fields
         self._digest = load_checkpoint(weights / "tiny.safetensors").digest
         self.replicas = [self._begin() for _ in range(count)]
+        self.silent: list[Replica] = []
         self.lives: list[int] = []
         self.parts: list[tuple[Replica, Part]] = []
 
@@ -55,8 +56,10 @@ class Here:
         self.parts.append((replica, part))
         return Call(replica.draw(part), self.lives.pop(0) if self.lives else None)
 
-    async def meet(self, entrance: str, share: float) -> list[Report]:
-        return [replica.meet(entrance, share) for replica in self.replicas]
+    async def meet(self, entrance: str, share: float, seconds: float) -> tuple[list[Report], int]:
+        silent = [one for one in self.replicas if one in self.silent]
+        reports = [one.meet(entrance, share) for one in self.replicas if one not in silent]
+        return reports, len(silent)
 
     def join(self) -> None:
         self.replicas = [*self.replicas, self._begin()]

@@ -6,13 +6,15 @@ import contextlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
+from uuid import uuid4
 
 import httpx
 import numpy as np
@@ -24,7 +26,7 @@ from scanline.service.engine import Engine
 from scanline.service.generation import Spec
 from tests.cluster.fixtures import drawn
 from tests.processes import free_port
-from tests.service_fixtures import save_tiny
+from tests.service_fixtures import save_tiny, until
 
 CONFIG = ModelConfig(height=16, width=16, n_layers=1, n_heads=2, d_model=8, d_ff=16)
 SLOTS = 8
@@ -36,19 +38,12 @@ SETTINGS: dict[str, Any] = {
 
 
 @contextlib.contextmanager
-def head() -> Iterator[str]:
-    """Run a Ray cluster of this machine, and give its address."""
-    folder, port = Path(tempfile.mkdtemp(prefix="r", dir="/tmp")), free_port()
-    command = ["-m", "ray.scripts.scripts", "start", "--head", "--block", f"--port={port}",
-               "--node-ip-address=127.0.0.1", "--num-cpus=2", "--include-dashboard=false",
-               f"--object-store-memory={2**27}", f"--temp-dir={folder}"]  # fmt: skip
-    clean = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    own = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_raylet_start_wait_time_s": "120",
-           "RAY_AUTH_MODE": "disabled"}  # fmt: skip
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, *command], env=clean | own, stdout=log, stderr=log
-        )
+def head(cpus: int = 2) -> Iterator[str]:
+    """Run the head of a Ray cluster, with so many CPUs to draw with, and give its address."""
+    folder, port = _short_folder(), free_port()
+    process = _start(
+        cpus, "--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={folder}"
+    )
     try:
         yield f"127.0.0.1:{port}"
     finally:
@@ -57,21 +52,79 @@ def head() -> Iterator[str]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@contextlib.contextmanager
+def machine(address: str, cpus: int) -> Iterator[Callable[[], None]]:
+    """Run a machine of the cluster at an address, and give what ends it, as a loss of power."""
+    mark = f"TEST_MACHINE={uuid4()}"
+
+    def lose() -> None:
+        for one in processes_with(mark):
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                os.kill(one, signal.SIGKILL)
+
+    with tempfile.NamedTemporaryFile() as log:
+        process = _start(cpus, f"--address={address}", mark=mark, output=log.fileno())
+        try:
+            # Of two that begin at once on one machine, one waits for ever.
+            started = "Ray runtime started"
+            until(lambda: started in Path(log.name).read_text(), "the machine")
+            yield lose
+        finally:
+            lose()
+            process.wait(60)
+
+
+def _start(
+    cpus: int, *options: str, mark: str = "", output: int = subprocess.DEVNULL
+) -> subprocess.Popen[bytes]:
+    command = ["-m", "ray.scripts.scripts", "start", "--block", "--node-ip-address=127.0.0.1",
+               f"--num-cpus={cpus}", f"--object-store-memory={2**27}", *options]  # fmt: skip
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    environment |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_raylet_start_wait_time_s": "120",
+                    "RAY_AUTH_MODE": "disabled"}  # fmt: skip
+    if mark:
+        name, _, value = mark.partition("=")
+        environment[name] = value
+    return subprocess.Popen(
+        [sys.executable, *command], env=environment, stdout=output, stderr=output
+    )
+
+
+def _short_folder() -> Path:
+    """Make a folder for Ray, whose sockets are in it."""
+    return Path(tempfile.mkdtemp(prefix="r", dir="/tmp"))
+
+
+def processes_with(variable: str) -> Iterator[int]:
+    """Give the processes that have this, ``NAME=value``, in their environment."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            if variable.encode() in (process / "environ").read_bytes().split(b"\0"):
+                yield int(process.name)
+
+
 class Served:
     """A server as a process, its address, and what it says; ``way`` is ``serve`` or ``proxy``.
 
     ``serve`` is ``scanline serve --cluster``, in the cluster at ``address`` or one of its own, and
-    ``proxy`` the application in a config file of Ray Serve, whose own proxy listens.
+    ``proxy`` the application in a config file of Ray Serve, whose own proxy listens. It is ready
+    with so many ``replicas`` of its models together; by default the least of one.
     """
 
-    def __init__(self, folder: Path, way: str, address: str | None = None, **changes: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        way: str,
+        address: str | None = None,
+        replicas: int | None = None,
+        **changes: Any,
+    ) -> None:
         self.way = way
         save_tiny(folder, config=CONFIG)
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         self._log = folder / "log"
-        # A path of Ray's own must be short: its sockets are in it.
-        self._ray = Path(tempfile.mkdtemp(prefix="r", dir="/tmp"))
+        self._ray = _short_folder()
         settings = SETTINGS | {"weights": str(folder)} | changes
         own = {
             "RAY_TMPDIR": str(self._ray), "RAY_USAGE_STATS_ENABLED": "0",
@@ -89,7 +142,7 @@ class Served:
                 [sys.executable, *command], env=clean | own, stdout=log, stderr=log
             )
         try:
-            self.wait_ready(settings["min_replicas"])
+            self.wait_ready(settings["min_replicas"] if replicas is None else replicas)
         except BaseException:
             self.end()
             raise
@@ -111,18 +164,18 @@ class Served:
         shutil.rmtree(self._ray, ignore_errors=True)
 
     def wait_ready(self, replicas: int) -> None:
-        """Wait until so many replicas report."""
+        """Wait until so many replicas report, and every model has one."""
         deadline = time.monotonic() + START_SECONDS
         while True:
             assert self.process.poll() is None, self.log()
             assert time.monotonic() < deadline, f"not ready: {self.log()}"
             try:
-                if len(self.by_replica("scanline_slots")) == replicas:
-                    break
+                found = len(self.by_replica("scanline_slots"))
+                if found == replicas and httpx.get(f"{self.url}/readyz", timeout=60).is_success:
+                    return
             except httpx.TransportError:
                 pass
             time.sleep(0.2)
-        assert httpx.get(f"{self.url}/readyz", timeout=60).text == "ready\n"
 
     def wait_idle(self) -> None:
         """Wait until no replica draws anything, and all of them have told so."""
@@ -155,13 +208,12 @@ class Served:
 
     def pids(self) -> list[int]:
         """Give the processes of the replicas, all of this server's own."""
-        own, found = f"RAY_TMPDIR={self._ray}".encode(), []
-        for process in Path("/proc").glob("[0-9]*"):
+        found = []
+        for process in processes_with(f"RAY_TMPDIR={self._ray}"):
             with contextlib.suppress(OSError):  # it has ended meanwhile
-                name = (process / "cmdline").read_bytes()
-                ours = own in (process / "environ").read_bytes().split(b"\0")
-                if ours and name.startswith(b"ray::ServeReplica") and b":tiny" in name:
-                    found.append(int(process.name))
+                name = Path(f"/proc/{process}/cmdline").read_bytes()
+                if name.startswith(b"ray::ServeReplica") and b":tiny" in name:
+                    found.append(process)
         return found
 
     def log(self) -> str:

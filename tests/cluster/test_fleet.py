@@ -232,9 +232,9 @@ def test_an_image_fits_the_least_of_the_replicas(
         assert fleet.largest == SLOTS
         meet = here.meet
 
-        async def smaller(entrance: str, share: float) -> list[Report]:
-            first, *rest = await meet(entrance, share)
-            return [first._replace(slots=3), *rest]
+        async def smaller(*asked: Any) -> tuple[list[Report], int]:
+            (first, *rest), silent = await meet(*asked)
+            return [first._replace(slots=3), *rest], silent
 
         monkeypatch.setattr(here, "meet", smaller)
         until(lambda: fleet.largest == 3, "its report")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from scanline.model.checkpoint import Checkpoint, CheckpointError, load_checkpoint
+from scanline.model.decoders.contract import BackendError
 from scanline.service import __version__
+from scanline.service.cluster.parts import Report
 from scanline.service.cluster.replica import Replica
 from scanline.service.serving import serve
 from scanline.service.settings import Settings
@@ -54,6 +57,115 @@ def test_replicas_that_would_wait_for_ever_are_told_of() -> None:
     assert lacking(two, {"CPU": 2.0}) == "3 CPUs where 2 are free"
     gpus = Settings(cluster=True, replica_cpus=1, replica_gpus=0.5)
     assert lacking(gpus, {}) == "1 CPUs where 0 are free and 0.5 GPUs where 0 are free"
+
+
+def test_one_machine_is_not_told_to_have_more_replicas_than_it_may() -> None:
+    deploying = pytest.importorskip(DEPLOYING, reason="Ray is not installed")
+    cluster = deploying.Cluster.__new__(deploying.Cluster)
+    cluster._own = True
+    settings = Settings(cluster=True, max_replicas=2, max_replicas_per_node=1)
+    with pytest.raises(BackendError, match=r"2 replicas of tiny would never be: .* may have 1 \(S"):
+        cluster.open(Checkpoint("tiny", tiny_model(GREY)), settings, None)
+
+
+def test_an_operator_is_told_why_replicas_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    deploying = pytest.importorskip(DEPLOYING, reason="Ray is not installed")
+    told = (
+        "The deployment failed to start 3 times in a row. See controller logs. Error:\n"
+        "ray::ServeReplica:x.initialize() (pid=7, ip=192.0.2.2)\n"
+        '  File "replica.py", line 1928, in initialize\n'
+        "    raise RuntimeError(traceback.format_exc()) from None\n"
+        "RuntimeError: Traceback (most recent call last):\n"
+        '  File "replica.py", line 56, in __init__\n'
+        "    raise CheckpointError(\n"
+    )
+
+    def said(message: str, status: str = "DEPLOY_FAILED") -> str:
+        deployments = {"x": SimpleNamespace(message=message)} if message else {}
+        one = SimpleNamespace(status=status, message="Failed to update.", deployments=deployments)
+        overview = SimpleNamespace(applications={"scanline-x": one})
+        monkeypatch.setattr(deploying.serve, "status", lambda: overview)
+        with pytest.raises(BackendError) as raised:
+            deploying._wait_for_replicas(None, "scanline-x", PROGRAM)
+        return str(raised.value)
+
+    cannot = "the replicas of x cannot start: "
+    other = f"{told}scanline.model.checkpoint.CheckpointError: its weights: a.b are others\n"
+    assert said(other) == f"{cannot}CheckpointError: its weights: a.b are others"
+    several = f"{told}pydantic_core.ValidationError: 1 error\nport\n  Not a number [x]\n"
+    assert said(several) == f"{cannot}ValidationError: 1 error port Not a number [x]"
+    assert said("Nothing like it.") == f"{cannot}Nothing like it."
+    assert said("") == "Failed to update."
+
+
+def test_an_entrance_waits_for_replicas_that_run_what_it_wants(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    deploying = pytest.importorskip(DEPLOYING, reason="Ray is not installed")
+    asked = iter([set(), {"old"}, {"old", PROGRAM}, {PROGRAM}])
+    monkeypatch.setattr(deploying, "_programs", lambda handle, seconds: next(asked))
+    one = SimpleNamespace(status="DEPLOYING")
+    overview = SimpleNamespace(applications={"scanline-x": one})
+    monkeypatch.setattr(deploying.serve, "status", lambda: overview)
+    deploying._wait_for_replicas(None, "scanline-x", PROGRAM)
+    assert list(asked) == []
+    one.status = "RUNNING"
+    deploying._wait_for_replicas(None, "scanline-x", PROGRAM)
+
+
+def answering(*answers: list[Any] | Exception) -> Any:
+    """Give a handle whose replicas give these, one after the other."""
+    left = iter(answers)
+
+    def results(timeout_s: float, return_exceptions: bool) -> list[Any]:
+        assert timeout_s > 0
+        assert return_exceptions
+        answer = next(left)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    return SimpleNamespace(broadcast=lambda *asked: SimpleNamespace(results=results), left=left)
+
+
+def test_replicas_are_asked_what_they_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    deploying = pytest.importorskip(DEPLOYING, reason="Ray is not installed")
+    exceptions = pytest.importorskip("ray.exceptions")
+    monkeypatch.setattr(deploying.time, "sleep", lambda seconds: None)
+
+    def programs(*answers: list[Any] | Exception, seconds: float = 60.0) -> set[str]:
+        handle = answering(*answers)
+        found: set[str] = deploying._programs(handle, seconds)
+        assert list(handle.left) == []
+        return found
+
+    lost = exceptions.ActorDiedError()
+    assert programs(["a", "a"]) == {"a"}
+    assert programs(["a", lost, "b", TimeoutError()]) == {"a", "b"}
+    assert programs([lost], [TimeoutError()], TimeoutError(), ["a"]) == {"a"}
+    assert programs([lost], seconds=0) == set()
+    assert programs([exceptions.RayTaskError("it", "", AttributeError("program")), "a"]) == set()
+    assert programs(deploying.DeploymentUnavailableError("x")) == set()
+
+
+def test_reports_are_those_that_come() -> None:
+    deploying = pytest.importorskip(DEPLOYING, reason="Ray is not installed")
+    report, lost = Report("other", 1, 0, "fake", "fake", []), OSError("no way there")
+
+    def meet(answers: list[Any] | Exception) -> tuple[list[Report], int]:
+        replicas = deploying.RayReplicas.__new__(deploying.RayReplicas)
+        replicas._handle = answering(answers)
+        met: tuple[list[Report], int] = asyncio.run(replicas.meet("", 0.0, 1.0))
+        return met
+
+    assert meet([report]) == ([report], 0)
+    assert meet([TimeoutError(), report, lost]) == ([report], 1)
+    assert meet([TimeoutError(), lost]) == ([], 1)
+    assert meet(TimeoutError()) == ([], 1)
+    with pytest.raises(OSError, match="no way there"):
+        meet([lost])
+    with pytest.raises(deploying.DeploymentUnavailableError):
+        meet(deploying.DeploymentUnavailableError("x"))
 
 
 def test_a_replica_with_other_weights_refuses_to_draw(tmp_path: Path) -> None:

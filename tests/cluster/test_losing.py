@@ -136,22 +136,36 @@ def test_what_is_left_on_both_sides_of_an_image_has_its_own_seeds(
 def test_one_that_answers_nobody_stops_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scanline.service.cluster.meetings.LOST_SECONDS", 0.05)
     monkeypatch.setattr("scanline.service.cluster.meetings.MEETING_SECONDS", 0.05)
     with fleet_of(tmp_path) as (fleet, here):
-        silent = threading.Event()
+        both = {*fleet.reports}
+        here.silent = here.replicas[:1]
+        since = fleet._meetings._complete
+        until(lambda: fleet._clock() - since > 0.5, "many meetings")
+        assert {*fleet.reports} == both  # it may still draw what it has
+        here.join()  # whoever comes is seen meanwhile
+        until(lambda: len(fleet.reports) == 3, "the report of one more")
+        assert_as_by_one_engine(drawn(fleet, Spec(n=9, seed=0)))
+        monkeypatch.setattr("scanline.service.cluster.meetings.SILENT_SECONDS", 0.5)
+        until(lambda: len(fleet.reports) == 2, "its end")
+        assert fleet.alive
 
-        async def meet(entrance: str, share: float) -> list[Report]:
-            silent.set()
-            await asyncio.sleep(DEADLINE)
-            return []
 
-        monkeypatch.setattr(here, "meet", meet)
-        assert silent.wait(DEADLINE)
-        since = fleet._meetings._reported
+def test_where_all_are_silent_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("scanline.service.cluster.meetings.MEETING_SECONDS", 0.05)
+    monkeypatch.setattr("scanline.service.cluster.meetings.LOST_SECONDS", 0.0)
+    with fleet_of(tmp_path) as (fleet, here):
+        here.silent = [*here.replicas]
+        since = fleet._meetings._complete
         until(lambda: fleet._clock() - since > 0.5, "many meetings")
         assert fleet.alive
-        assert_as_by_one_engine(drawn(fleet, Spec(n=9, seed=0)))
+        monkeypatch.setattr("scanline.service.cluster.meetings.SILENT_SECONDS", 0.5)
+        until(lambda: not fleet.alive, "the end of them")
+        here.silent = []
+        until(lambda: fleet.alive, "their coming back")
+    assert "tiny: nothing draws it now, no replica reports: all are silent" in caplog.text
 
 
 @pytest.mark.parametrize("error", [OSError("no way there"), asyncio.CancelledError()], ids=repr)
@@ -167,11 +181,11 @@ def test_what_cannot_be_sent_or_asked_is_tried_again(
                 raise error
             return draw(part)
 
-        async def silent(entrance: str, share: float) -> list[Report]:
+        async def silent(entrance: str, share: float, seconds: float) -> tuple[list[Report], int]:
             if left["meet"]:
                 left["meet"] -= 1
                 raise error
-            return await meet(entrance, share)
+            return await meet(entrance, share, seconds)
 
         monkeypatch.setattr(here, "draw", failing)
         monkeypatch.setattr(here, "meet", silent)
@@ -190,7 +204,7 @@ def test_replicas_that_cannot_be_asked_any_more_are_none(
     monkeypatch.setattr("scanline.service.cluster.meetings.MEETING_SECONDS", 0.05)
     with fleet_of(tmp_path) as (fleet, here):
 
-        async def nobody(entrance: str, share: float) -> list[Report]:
+        async def nobody(*asked: object) -> tuple[list[Report], int]:
             raise OSError("no way there")
 
         with monkeypatch.context() as patch:
@@ -265,7 +279,7 @@ def test_what_cannot_be_drawn_for_a_while_waits_until_they_meet_again(
             asked.append(part)
             raise OSError("no way there")
 
-        async def nobody(entrance: str, share: float) -> list[Report]:
+        async def nobody(*asked: object) -> tuple[list[Report], int]:
             raise OSError("no way there")
 
         with monkeypatch.context() as patch:

@@ -17,9 +17,9 @@ import pytest
 from scanline.service.cluster.meetings import LOST_SECONDS
 from scanline.service.engine import Engine
 from scanline.service.generation import Spec
-from tests.cluster.serving import CONFIG, SLOTS, Served, expected, head
+from tests.cluster.serving import CONFIG, SLOTS, Served, expected, head, machine
 from tests.events import parse_sse, rebuild
-from tests.service_fixtures import check_error, decode_png, encode, random_picture, until
+from tests.service_fixtures import check_error, decode_png, encode, random_picture, save_tiny, until
 
 pytest.importorskip("ray.serve", reason="Ray is not installed: pip install -e '.[cluster]'")
 # Processes by the dozen begin.
@@ -71,6 +71,37 @@ def test_an_entrance_goes_on_with_the_replicas_that_another_left(tmp_path: Path)
             assert len(reply.json()["images"]) == 3
         with Served(tmp_path, "serve", address=address, slots=SLOTS // 2) as third:
             assert not {*third.by_replica("scanline_slots")} & before
+
+
+@pytest.mark.broad
+def test_a_lost_machine_takes_no_model_with_it(tmp_path: Path) -> None:
+    """And an entrance begun meanwhile serves with what is left; a machine that comes is used."""
+    save_tiny(tmp_path, "other", config=CONFIG)
+    each = {"replica_cpus": 1, "max_replicas_per_node": 1}
+
+    def check_both_draw(served: Served) -> None:
+        for model in ("tiny", "other"):
+            ask = {"model": model, "n": 3}
+            reply = httpx.post(f"{served.url}/v1/samples", json=ask, timeout=60)
+            assert len(reply.json()["images"]) == 3
+
+    with head(cpus=0) as address, machine(address, 2), machine(address, 2) as lose:
+        with Served(tmp_path, "serve", address, replicas=4, **each) as first:
+            before = {*first.by_replica("scanline_slots")}
+            assert sorted(name.split("-")[0] for name in before) == [
+                "other",
+                "other",
+                "tiny",
+                "tiny",
+            ]
+            lose()
+            first.wait_ready(2)
+            check_both_draw(first)
+        with Served(tmp_path, "serve", address, replicas=2, **each) as second:
+            assert {*second.by_replica("scanline_slots")} < before
+            check_both_draw(second)
+            with machine(address, 2):
+                second.wait_ready(4)
 
 
 def check_stream(raw: bytes, alone: Engine, spec: Spec) -> None:
