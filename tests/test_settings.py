@@ -36,7 +36,8 @@ def test_every_field_is_a_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         "max_json": "1024", "max_headers": "4096", "max_connections": "12", "header_seconds": "1",
         "body_seconds": "2", "send_seconds": "3", "keep_alive_seconds": "4",
         "max_images_per_caller": "9", "trusted_proxies": "10.0.0.0/8, ::1",
-        "cluster": "true", "min_replicas": "2", "max_replicas": "3", "replica_images": "40",
+        "cluster": "true", "min_replicas": "2", "max_replicas": "3", "max_replicas_per_node": "2",
+        "replica_images": "40",
         "replica_cpus": "0.5", "replica_gpus": "0.25", "scale_up_seconds": "1",
         "scale_down_seconds": "2",
     }  # fmt: skip
