@@ -38,6 +38,7 @@ log = logging.getLogger("scanline.cluster")
 ADDRESS = "RAY_ADDRESS"
 JOIN_SECONDS = 60.0  # that a cluster may begin to listen after us
 FIRST_REPORT_SECONDS = 30.0
+OTHERS_SECONDS = 30.0  # that replicas have to start after the first
 LOST_SECONDS = 45.0  # after which Ray has ended one that does not answer, or is on a lost machine
 OF_REPLICAS = {  # settings; the others are the entrance's
     "backend", "slots", "threads", "min_replicas", "max_replicas", "max_replicas_per_node",
@@ -214,11 +215,12 @@ def _programs(handle: DeploymentHandle, seconds: float) -> set[str]:
 
 
 def _wait_for_replicas(handle: DeploymentHandle, application: str, program: str) -> None:
-    """Wait until one draws, and none that runs anything else; others may come later.
+    """Wait until all draw that there are to be, or those there are have waited long for others.
 
-    Raises ``BackendError`` where none can start.
+    Raises ``BackendError`` where one cannot start.
     """
-    while True:
+    deadline = float("inf")
+    while time.monotonic() < deadline:
         status = serve.status().applications[application]
         if status.status == "DEPLOY_FAILED":
             raise BackendError(
@@ -228,9 +230,12 @@ def _wait_for_replicas(handle: DeploymentHandle, application: str, program: str)
                 )
                 or status.message
             )
-        if status.status == "RUNNING" or _programs(handle, 0) == {program}:
+        if status.status == "RUNNING":
             return
+        if _programs(handle, 0) == {program}:  # none is left that runs anything else
+            deadline = min(deadline, time.monotonic() + OTHERS_SECONDS)
         time.sleep(0.2)
+    log.warning("%s: going on with the replicas there are", application)
 
 
 def _cause(message: str) -> str:

@@ -17,6 +17,7 @@ from scanline.service.cluster.parts import Report
 from scanline.service.cluster.replica import Replica
 from scanline.service.serving import serve
 from scanline.service.settings import Settings
+from tests.clocks import Clock
 from tests.cluster.fixtures import PROGRAM
 from tests.service_fixtures import GREY, save_tiny, tiny_model
 
@@ -99,18 +100,30 @@ def test_an_operator_is_told_why_replicas_cannot_start(monkeypatch: pytest.Monke
 
 
 def test_an_entrance_waits_for_replicas_that_run_what_it_wants(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     deploying = pytest.importorskip(DEPLOYING, reason="Ray is not installed")
-    asked = iter([set(), {"old"}, {"old", PROGRAM}, {PROGRAM}])
-    monkeypatch.setattr(deploying, "_programs", lambda handle, seconds: next(asked))
+    clock = Clock()
+
+    def sleep(seconds: float) -> None:
+        clock.now += 10.0
+
+    monkeypatch.setattr(deploying, "time", SimpleNamespace(monotonic=clock, sleep=sleep))
     one = SimpleNamespace(status="DEPLOYING")
     overview = SimpleNamespace(applications={"scanline-x": one})
     monkeypatch.setattr(deploying.serve, "status", lambda: overview)
-    deploying._wait_for_replicas(None, "scanline-x", PROGRAM)
-    assert list(asked) == []
+
+    def wait(*answers: set[str]) -> int:
+        left = iter(answers)
+        monkeypatch.setattr(deploying, "_programs", lambda *_: next(left))
+        deploying._wait_for_replicas(None, "scanline-x", PROGRAM)
+        return len(answers) - len(list(left))
+
+    nearly: list[set[str]] = [set(), {"old"}, {"old", PROGRAM}]
+    assert wait(*nearly, *[{PROGRAM}] * 9) == len(nearly) + deploying.OTHERS_SECONDS / 10
+    assert "scanline-x: going on with the replicas there are" in caplog.text
     one.status = "RUNNING"
-    deploying._wait_for_replicas(None, "scanline-x", PROGRAM)
+    assert wait() == 0
 
 
 def answering(*answers: list[Any] | Exception) -> Any:
@@ -131,7 +144,7 @@ def answering(*answers: list[Any] | Exception) -> Any:
 def test_replicas_are_asked_what_they_run(monkeypatch: pytest.MonkeyPatch) -> None:
     deploying = pytest.importorskip(DEPLOYING, reason="Ray is not installed")
     exceptions = pytest.importorskip("ray.exceptions")
-    monkeypatch.setattr(deploying.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
 
     def programs(*answers: list[Any] | Exception, seconds: float = 60.0) -> set[str]:
         handle = answering(*answers)
