@@ -201,24 +201,6 @@ def test_slots_are_bounded_by_the_memory(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert "open at most 5; set SCANLINE_SLOTS to 2" in scanline.failure
 
 
-def test_free_memory_is_the_smaller_of_the_machines_and_the_containers(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    assert 2**20 < room.free_memory() < 2**50
-    (tmp_path / "meminfo").write_text("MemTotal: 100 kB\nMemAvailable: 64 kB\nHugePages: 0\n")
-    monkeypatch.setattr(room, "_MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr(room, "_CGROUP", tmp_path)
-    assert room.free_memory() == 65536
-    for most, free in (("max\n", 65536), ("50000\n", 20000), ("20000\n", 0), ("999999\n", 65536)):
-        (tmp_path / "memory.max").write_text(most)
-        (tmp_path / "memory.current").write_text("50000\n")
-        (tmp_path / "memory.stat").write_text("anon 1\ninactive_file 15000\nactive_file 5000\n")
-        assert room.free_memory() == free
-    monkeypatch.setattr(room, "_MEMINFO", tmp_path / "none")
-    monkeypatch.setattr(room, "_CGROUP", tmp_path / "none")
-    assert room.free_memory() > 2**20
-
-
 def test_a_served_model_draws_its_images(tmp_path: Path) -> None:
     """From a checkpoint, over HTTP: two images, one guided, one from known rows."""
     checkpoint = load_checkpoint(save_tiny(tmp_path, "attending", SERVED))

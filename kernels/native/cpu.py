@@ -10,6 +10,8 @@ import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
+from scanline.kernels.native.cgroup import cpu_quota
+
 
 class Isa(NamedTuple):
     """Instructions to build for: the compiler's flags, and what Linux calls the features needed."""
@@ -94,7 +96,7 @@ def cpu_isas() -> list[str]:
 
 
 def usable_cores() -> int:
-    """Count the physical cores that this process may use, within its container's quota."""
+    """Count the physical cores that this process may use, within its groups' quota."""
     try:
         allowed = os.sched_getaffinity(0)
     except AttributeError:  # not Linux
@@ -106,9 +108,4 @@ def usable_cores() -> int:
             cores.add(topology.read_text())
         except OSError:
             cores.add(str(number))
-    count = len(cores)
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-    except (OSError, ValueError):
-        return count
-    return count if quota == "max" else max(1, min(count, int(quota) // int(period)))
+    return max(1, int(min(len(cores), cpu_quota())))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from scanline.kernels.native.cgroup import memory_left
 from scanline.model.config import ModelConfig
 from scanline.model.decoders.contract import BackendError
 
 SHARE = 0.75  # of the free memory that slots may take
 
 _MEMINFO = Path("/proc/meminfo")
-_CGROUP = Path("/sys/fs/cgroup")
 
 
 def free_memory() -> int:
@@ -22,15 +22,7 @@ def free_memory() -> int:
         free = 1024 * int(fields["MemAvailable"].split()[0])
     except (OSError, KeyError, ValueError):  # not Linux
         free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        most = int((_CGROUP / "memory.max").read_text())
-        used = int((_CGROUP / "memory.current").read_text())
-        kinds = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
-        # Files that were read stay in memory while nobody else wants it.
-        used -= int(kinds["inactive_file"]) + int(kinds["active_file"])
-        return min(free, max(0, most - used))
-    except (OSError, KeyError, ValueError):  # no such limit
-        return free
+    return int(min(free, memory_left()))
 
 
 def room_for_slots() -> int:
