@@ -192,7 +192,7 @@ def _workshops(settings: Settings) -> Iterator[Opening]:
         yield open_engine
         return
     try:
-        from scanline.service.cluster.deploying import Cluster
+        from scanline.service.cluster.joining import Cluster
     except ModuleNotFoundError as error:
         raise ValueError(f"a cluster needs {error.name}: pip install -e '.[cluster]'") from None
     try:

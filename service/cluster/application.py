@@ -14,7 +14,8 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from scanline.model.checkpoint import Checkpoint, load_checkpoints
 from scanline.service.app import create_app
-from scanline.service.cluster.deploying import deployment, open_fleet, own_settings
+from scanline.service.cluster.deploying import deployment, own_settings
+from scanline.service.cluster.reaching import open_fleet
 from scanline.service.logs import set_up_logs
 from scanline.service.metrics import ModelMetrics
 from scanline.service.server import Scanline

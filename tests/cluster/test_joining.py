@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -13,7 +12,6 @@ import pytest
 from scanline.model.checkpoint import Checkpoint, CheckpointError, load_checkpoint
 from scanline.model.decoders.contract import BackendError
 from scanline.service import __version__
-from scanline.service.cluster.parts import Report
 from scanline.service.cluster.replica import Replica
 from scanline.service.serving import serve
 from scanline.service.settings import Settings
@@ -21,6 +19,7 @@ from tests.clocks import Clock
 from tests.cluster.fixtures import PROGRAM
 from tests.service_fixtures import GREY, save_tiny, tiny_model
 
+JOINING = "scanline.service.cluster.joining"
 DEPLOYING = "scanline.service.cluster.deploying"
 
 
@@ -30,7 +29,7 @@ def settings() -> Settings:
 
 
 def test_without_ray(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, DEPLOYING, raising=False)
+    monkeypatch.delitem(sys.modules, JOINING, raising=False)
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ValueError, match=r"needs ray: pip install -e '\.\[cluster\]'"):
         serve(settings)
@@ -43,16 +42,16 @@ def test_without_a_cluster(
     def refuse() -> None:
         raise kind("nobody listens")
 
-    deploying = ModuleType(DEPLOYING)
-    deploying.Cluster = refuse  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, DEPLOYING, deploying)
+    joining = ModuleType(JOINING)
+    joining.Cluster = refuse  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, JOINING, joining)
     expected = r"no Ray cluster to draw in: nobody listens; RAY_ADDRESS .* RAY_AUTH_MODE=token"
     with pytest.raises(ValueError, match=expected):
         serve(settings)
 
 
 def test_replicas_that_would_wait_for_ever_are_told_of() -> None:
-    lacking = pytest.importorskip(DEPLOYING, reason="Ray is not installed").lacking
+    lacking = pytest.importorskip(JOINING, reason="Ray is not installed").lacking
     two = Settings(cluster=True, min_replicas=2, max_replicas=4, replica_cpus=1.5)
     assert lacking(two, {"CPU": 3.0}) == ""
     assert lacking(two, {"CPU": 2.0}) == "3 CPUs where 2 are free"
@@ -61,8 +60,8 @@ def test_replicas_that_would_wait_for_ever_are_told_of() -> None:
 
 
 def test_one_machine_is_not_told_to_have_more_replicas_than_it_may() -> None:
-    deploying = pytest.importorskip(DEPLOYING, reason="Ray is not installed")
-    cluster = deploying.Cluster.__new__(deploying.Cluster)
+    joining = pytest.importorskip(JOINING, reason="Ray is not installed")
+    cluster = joining.Cluster.__new__(joining.Cluster)
     cluster._own = True
     settings = Settings(cluster=True, max_replicas=2, max_replicas_per_node=1)
     with pytest.raises(BackendError, match=r"2 replicas of tiny would never be: .* may have 1 \(S"):
@@ -70,7 +69,7 @@ def test_one_machine_is_not_told_to_have_more_replicas_than_it_may() -> None:
 
 
 def test_an_operator_is_told_why_replicas_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    deploying = pytest.importorskip(DEPLOYING, reason="Ray is not installed")
+    joining = pytest.importorskip(JOINING, reason="Ray is not installed")
     told = (
         "The deployment failed to start 3 times in a row. See controller logs. Error:\n"
         "ray::ServeReplica:x.initialize() (pid=7, ip=192.0.2.2)\n"
@@ -85,9 +84,9 @@ def test_an_operator_is_told_why_replicas_cannot_start(monkeypatch: pytest.Monke
         deployments = {"x": SimpleNamespace(message=message)} if message else {}
         one = SimpleNamespace(status=status, message="Failed to update.", deployments=deployments)
         overview = SimpleNamespace(applications={"scanline-x": one})
-        monkeypatch.setattr(deploying.serve, "status", lambda: overview)
+        monkeypatch.setattr(joining.serve, "status", lambda: overview)
         with pytest.raises(BackendError) as raised:
-            deploying._wait_for_replicas(None, "scanline-x", PROGRAM)
+            joining._wait_for_replicas(None, "scanline-x", PROGRAM)
         return str(raised.value)
 
     cannot = "the replicas of x cannot start: "
@@ -102,83 +101,28 @@ def test_an_operator_is_told_why_replicas_cannot_start(monkeypatch: pytest.Monke
 def test_an_entrance_waits_for_replicas_that_run_what_it_wants(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    deploying = pytest.importorskip(DEPLOYING, reason="Ray is not installed")
+    joining = pytest.importorskip(JOINING, reason="Ray is not installed")
     clock = Clock()
 
     def sleep(seconds: float) -> None:
         clock.now += 10.0
 
-    monkeypatch.setattr(deploying, "time", SimpleNamespace(monotonic=clock, sleep=sleep))
+    monkeypatch.setattr(joining, "time", SimpleNamespace(monotonic=clock, sleep=sleep))
     one = SimpleNamespace(status="DEPLOYING")
     overview = SimpleNamespace(applications={"scanline-x": one})
-    monkeypatch.setattr(deploying.serve, "status", lambda: overview)
+    monkeypatch.setattr(joining.serve, "status", lambda: overview)
 
     def wait(*answers: set[str]) -> int:
         left = iter(answers)
-        monkeypatch.setattr(deploying, "_programs", lambda *_: next(left))
-        deploying._wait_for_replicas(None, "scanline-x", PROGRAM)
+        monkeypatch.setattr(joining, "programs_of", lambda *_: next(left))
+        joining._wait_for_replicas(None, "scanline-x", PROGRAM)
         return len(answers) - len(list(left))
 
     nearly: list[set[str]] = [set(), {"old"}, {"old", PROGRAM}]
-    assert wait(*nearly, *[{PROGRAM}] * 9) == len(nearly) + deploying.OTHERS_SECONDS / 10
+    assert wait(*nearly, *[{PROGRAM}] * 9) == len(nearly) + joining.OTHERS_SECONDS / 10
     assert "scanline-x: going on with the replicas there are" in caplog.text
     one.status = "RUNNING"
     assert wait() == 0
-
-
-def answering(*answers: list[Any] | Exception) -> Any:
-    """Give a handle whose replicas give these, one after the other."""
-    left = iter(answers)
-
-    def results(timeout_s: float, return_exceptions: bool) -> list[Any]:
-        assert timeout_s > 0
-        assert return_exceptions
-        answer = next(left)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    return SimpleNamespace(broadcast=lambda *asked: SimpleNamespace(results=results), left=left)
-
-
-def test_replicas_are_asked_what_they_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    deploying = pytest.importorskip(DEPLOYING, reason="Ray is not installed")
-    exceptions = pytest.importorskip("ray.exceptions")
-    monkeypatch.setattr("time.sleep", lambda seconds: None)
-
-    def programs(*answers: list[Any] | Exception, seconds: float = 60.0) -> set[str]:
-        handle = answering(*answers)
-        found: set[str] = deploying._programs(handle, seconds)
-        assert list(handle.left) == []
-        return found
-
-    lost = exceptions.ActorDiedError()
-    assert programs(["a", "a"]) == {"a"}
-    assert programs(["a", lost, "b", TimeoutError()]) == {"a", "b"}
-    assert programs([lost], [TimeoutError()], TimeoutError(), ["a"]) == {"a"}
-    assert programs([lost], seconds=0) == set()
-    assert programs([exceptions.RayTaskError("it", "", AttributeError("program")), "a"]) == set()
-    assert programs(deploying.DeploymentUnavailableError("x")) == set()
-
-
-def test_reports_are_those_that_come() -> None:
-    deploying = pytest.importorskip(DEPLOYING, reason="Ray is not installed")
-    report, lost = Report("other", 1, 0, "fake", "fake", []), OSError("no way there")
-
-    def meet(answers: list[Any] | Exception) -> tuple[list[Report], int]:
-        replicas = deploying.RayReplicas.__new__(deploying.RayReplicas)
-        replicas._handle = answering(answers)
-        met: tuple[list[Report], int] = asyncio.run(replicas.meet("", 0.0, 1.0))
-        return met
-
-    assert meet([report]) == ([report], 0)
-    assert meet([TimeoutError(), report, lost]) == ([report], 1)
-    assert meet([TimeoutError(), lost]) == ([], 1)
-    assert meet(TimeoutError()) == ([], 1)
-    with pytest.raises(OSError, match="no way there"):
-        meet([lost])
-    with pytest.raises(deploying.DeploymentUnavailableError):
-        meet(deploying.DeploymentUnavailableError("x"))
 
 
 def test_a_replica_with_other_weights_refuses_to_draw(tmp_path: Path) -> None:

@@ -1,0 +1,84 @@
+"""How an entrance reaches the replicas of a model: one with a part, or all with a question."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from ray.exceptions import RayTaskError
+from ray.serve.exceptions import DeploymentUnavailableError
+from ray.serve.handle import DeploymentHandle
+
+from scanline.model.checkpoint import Checkpoint
+from scanline.service.cluster.fleet import Fleet
+from scanline.service.cluster.meetings import ANSWER_SECONDS
+from scanline.service.cluster.parts import Drawing, Part, Report
+from scanline.service.metrics import ModelMetrics
+from scanline.service.settings import Settings
+
+FIRST_REPORT_SECONDS = 30.0
+
+
+class RayReplicas:
+    """The replicas of one deployment (``Replicas``)."""
+
+    def __init__(self, handle: DeploymentHandle) -> None:
+        self._handle = handle
+        self._drawing = handle.options(method_name="draw", stream=True)
+
+    def draw(self, part: Part) -> Drawing:
+        """Have the one with the fewest images draw a part."""
+        drawing: Drawing = self._drawing.remote(part)
+        return drawing
+
+    async def meet(self, entrance: str, share: float, seconds: float) -> tuple[list[Report], int]:
+        """Have all of them report; gives what came in so long, and how many said nothing."""
+        answers = await asyncio.to_thread(_ask, self._handle, seconds, "meet", entrance, share)
+        reports = [one for one in answers if isinstance(one, Report)]
+        silent = sum(isinstance(one, TimeoutError) for one in answers)
+        if not reports and not silent:
+            raise next(one for one in answers if isinstance(one, Exception))
+        return reports, silent
+
+
+def open_fleet(
+    checkpoint: Checkpoint, handle: DeploymentHandle, settings: Settings, metrics: ModelMetrics
+) -> Fleet:
+    """Reach the replicas of a model's deployment, and wait a while for the first of them."""
+    replicas, config = RayReplicas(handle), checkpoint.model.config
+    fleet = Fleet(checkpoint.name, config, replicas, settings.slots, settings.limits, metrics)
+    metrics.show(fleet.metrics)
+    fleet.start()
+    fleet.met.wait(FIRST_REPORT_SECONDS)
+    return fleet
+
+
+def programs_of(handle: DeploymentHandle, seconds: float) -> set[str]:
+    """Ask all replicas what they run, for so long; nothing where there are none that say it."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            answers = _ask(handle, ANSWER_SECONDS, "program")
+        except DeploymentUnavailableError:
+            return set()
+        if any(isinstance(answer, RayTaskError) for answer in answers):  # of another version
+            return set()
+        # Of a lost machine they say nothing, until Ray ends them.
+        programs = {answer for answer in answers if isinstance(answer, str)}
+        if programs or time.monotonic() > deadline:
+            return programs
+        time.sleep(0.5)
+
+
+def _ask(handle: DeploymentHandle, seconds: float, method: str, *arguments: object) -> list[Any]:
+    """Call a method of all replicas; gives for each what it returned, or why it did not.
+
+    Raises ``DeploymentUnavailableError`` where there are none.
+    """
+    asked = handle.broadcast(method, *arguments)
+    try:  # alone where it blocks does Ray give the others' answers where one is silent
+        answers: list[Any] = asked.results(timeout_s=seconds, return_exceptions=True)
+    except TimeoutError as error:
+        return [error]
+    return answers

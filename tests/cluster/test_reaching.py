@@ -1,0 +1,68 @@
+"""What an entrance hears of replicas, of which some may be lost or silent."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from scanline.service.cluster.parts import Report
+
+REACHING = "scanline.service.cluster.reaching"
+
+
+def answering(*answers: list[Any] | Exception) -> Any:
+    """Give a handle whose replicas give these, one after the other."""
+    left = iter(answers)
+
+    def results(timeout_s: float, return_exceptions: bool) -> list[Any]:
+        assert timeout_s > 0
+        assert return_exceptions
+        answer = next(left)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    return SimpleNamespace(broadcast=lambda *asked: SimpleNamespace(results=results), left=left)
+
+
+def test_replicas_are_asked_what_they_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    reaching = pytest.importorskip(REACHING, reason="Ray is not installed")
+    exceptions = pytest.importorskip("ray.exceptions")
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+
+    def programs(*answers: list[Any] | Exception, seconds: float = 60.0) -> set[str]:
+        handle = answering(*answers)
+        found: set[str] = reaching.programs_of(handle, seconds)
+        assert list(handle.left) == []
+        return found
+
+    lost = exceptions.ActorDiedError()
+    assert programs(["a", "a"]) == {"a"}
+    assert programs(["a", lost, "b", TimeoutError()]) == {"a", "b"}
+    assert programs([lost], [TimeoutError()], TimeoutError(), ["a"]) == {"a"}
+    assert programs([lost], seconds=0) == set()
+    assert programs([exceptions.RayTaskError("it", "", AttributeError("program")), "a"]) == set()
+    assert programs(reaching.DeploymentUnavailableError("x")) == set()
+
+
+def test_reports_are_those_that_come() -> None:
+    reaching = pytest.importorskip(REACHING, reason="Ray is not installed")
+    report, lost = Report("other", 1, 0, "fake", "fake", []), OSError("no way there")
+
+    def meet(answers: list[Any] | Exception) -> tuple[list[Report], int]:
+        replicas = reaching.RayReplicas.__new__(reaching.RayReplicas)
+        replicas._handle = answering(answers)
+        met: tuple[list[Report], int] = asyncio.run(replicas.meet("", 0.0, 1.0))
+        return met
+
+    assert meet([report]) == ([report], 0)
+    assert meet([TimeoutError(), report, lost]) == ([report], 1)
+    assert meet([TimeoutError(), lost]) == ([], 1)
+    assert meet(TimeoutError()) == ([], 1)
+    with pytest.raises(OSError, match="no way there"):
+        meet([lost])
+    with pytest.raises(reaching.DeploymentUnavailableError):
+        meet(reaching.DeploymentUnavailableError("x"))
