@@ -38,6 +38,7 @@ PATIENCE = 300  # seconds for one run of the compiler
 # What g++ and clang++ say where what they started was killed; their own status is that of an error.
 _KILLED = re.compile(r"\w+ signal terminated program \w+|command: (Killed|Terminated)")
 _FULL = "No space left on device"
+_NOEXEC = getattr(os, "ST_NOEXEC", 0)  # which other systems do not tell
 INSTALL = "install g++ (`apt-get install g++`) or clang, or name a compiler in CXX"
 
 
@@ -55,6 +56,10 @@ class InterruptedBuildError(NativeBuildError):
 
 class FullDiskError(InterruptedBuildError):
     """There is no room for the build where it is made."""
+
+
+class NoFolderError(InterruptedBuildError):
+    """There is no folder to build in whose files may be run."""
 
 
 def _words(variable: str) -> list[str]:
@@ -205,8 +210,12 @@ def _open(path: Path) -> ctypes.CDLL | None:
         return None
 
 
-def _build(compiler: Sequence[str], isa: str, source: Path, path: Path) -> None:
+def _build(
+    compiler: Sequence[str], isa: str, source: Path, path: Path, to_load: bool = True
+) -> None:
     with made_apart(path) as built:
+        if to_load and os.statvfs(built.parent).f_flag & _NOEXEC:
+            raise OSError("files there may not be run: it is mounted noexec")
         _run([*compiler, *_flags(isa), str(source), "-o", str(built)], built.parent)
         built.chmod(0o755)
 
@@ -226,23 +235,23 @@ def _keep(compiler: Sequence[str], isa: str, source: Path, path: Path) -> ctypes
 
 
 def _load_private(compiler: Sequence[str], isa: str, source: Path, name: str) -> ctypes.CDLL:
-    with tempfile.TemporaryDirectory(prefix="scanline-") as folder:
-        path = Path(folder) / name
-        _build(compiler, isa, source, path)
-        try:
+    try:
+        with tempfile.TemporaryDirectory(prefix="scanline-") as folder:
+            path = Path(folder) / name
+            _build(compiler, isa, source, path)
             return ctypes.CDLL(str(path))  # stays mapped when the file is gone
-        except OSError as error:
-            raise NativeBuildError(
-                f"the native code was built but does not load ({error}); set SCANLINE_CACHE to a "
-                "folder from which code may be run"
-            ) from error
+    except OSError as error:
+        raise NoFolderError(
+            f"neither the cache nor the folder of temporary files will do to build in ({error}); "
+            "set SCANLINE_CACHE to a writable folder, whose files may be run"
+        ) from error
 
 
 def build(isa: str, source: Path) -> Path:
     """Build a source for an ISA of this CPU's kind into the cache; gives the file."""
     compiler, folder = find_compiler(), _cache()
     path = folder / _name(isa, compiler, source)
-    _build(compiler, isa, source, path)
+    _build(compiler, isa, source, path, to_load=False)
     return path
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -98,6 +100,46 @@ def test_a_cache_without_room_is_done_without(
     with pytest.raises(native_build.InterruptedBuildError, match="no room to build"):
         native.load_library()
     assert runs(compiler) == 4
+
+
+def test_folders_whose_files_may_not_be_run_are_done_without(
+    cache: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As Docker mounts ``/tmp``: nothing is compiled there, for whatever ISA."""
+    real, closed = os.statvfs, [str(cache)]
+
+    def statvfs(path: Path) -> Any:
+        given = real(path)
+        noexec = os.ST_NOEXEC if str(path).startswith(tuple(closed)) else 0
+        return SimpleNamespace(f_flag=given.f_flag & ~os.ST_NOEXEC | noexec)
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
+    native.load_library()
+    assert f"cannot keep builds in {cache} (files there may not be run" in caplog.text
+    assert runs(compiler) == 1
+    native_build.build("portable", native_build.DECODER).unlink()  # it may be for elsewhere
+    assert runs(compiler) == 2
+    closed.append(tempfile.gettempdir())
+    monkeypatch.setattr(native_build, "_private", {})
+    with pytest.raises(native_build.NoFolderError, match=r"noexec.* set SCANLINE_CACHE to a wri"):
+        native.load_library("portable")
+    with pytest.raises(native_build.NoFolderError):
+        native.load_library()
+    assert runs(compiler) == 2
+
+
+def test_without_a_folder_of_temporary_files_either(
+    cache: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache.write_text("no folder")
+
+    def nowhere() -> str:
+        raise FileNotFoundError(2, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr(tempfile, "gettempdir", nowhere)
+    with pytest.raises(native_build.NoFolderError, match=r"No usable temporary .* set SCANLINE_C"):
+        native.load_library()
+    assert not Path(f"{compiler}.log").exists()  # it has not run
 
 
 def test_a_cache_that_may_not_be_entered(
