@@ -23,7 +23,7 @@ OF_REPLICAS = {  # settings; the others are the entrance's
     "drain_seconds", "log_format", "log_level",
 }  # fmt: skip
 CODE = (".py", ".h", ".cpp", ".cu")  # files of this package that say what is drawn
-END_SECONDS = 10.0  # that a replica told to end has to finish its parts
+END_SECONDS = 5.0  # that a replica told to end has to finish its parts
 PARTS_AT_ONCE = 100_000  # of a replica: how many it has is the entrance's to say
 
 
@@ -83,8 +83,9 @@ def deployment(checkpoint: Checkpoint, settings: Settings) -> Any:
         max_replicas_per_node=settings.max_replicas_per_node,
         # What it has is drawn again by others; one that hangs holds it for as long as that.
         graceful_shutdown_timeout_s=min(settings.drain_seconds, END_SECONDS),
-        health_check_period_s=5.0,
-        health_check_timeout_s=10.0,
+        # The third in a row that is not answered ends it.
+        health_check_period_s=2.0,
+        health_check_timeout_s=5.0,
     ).bind(
         checkpoint.name, checkpoint.digest, own_settings(settings),
         program_of(checkpoint, settings),
