@@ -57,6 +57,6 @@ def _folders(controller: str) -> Iterator[Path]:
         if controllers and controller not in controllers.split(","):
             continue
         root = _GROUPS / controller if controllers else _GROUPS  # versions 1 and 2
-        # In a container it may be the host's path, of which only the last is there.
+        # In a container it may be the host's path, of which only the root is there.
         own = PurePosixPath(path.lstrip("/"))
         yield from (root / one for one in (own, *own.parents))
