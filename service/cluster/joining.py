@@ -17,6 +17,7 @@ from scanline.model.checkpoint import Checkpoint
 from scanline.model.decoders.contract import BackendError
 from scanline.service.cluster.deploying import deployment, program_of
 from scanline.service.cluster.fleet import Fleet
+from scanline.service.cluster.meetings import SILENT_SECONDS
 from scanline.service.cluster.reaching import open_fleet, programs_of
 from scanline.service.metrics import ModelMetrics
 from scanline.service.settings import Settings
@@ -26,7 +27,6 @@ log = logging.getLogger("scanline.cluster")
 ADDRESS = "RAY_ADDRESS"
 JOIN_SECONDS = 60.0  # that a cluster may begin to listen after us
 OTHERS_SECONDS = 30.0  # that replicas have to start after the first
-LOST_SECONDS = 30.0  # after which Ray has ended one that does not answer, or is on a lost machine
 GOING_ON = ("RUNNING", "DEPLOYING", "UNHEALTHY")  # where replicas draw, if not all there are to be
 OBJECTS = 128 * 2**20  # bytes of shared memory: parts and news are small and go by message
 _ERROR = re.compile(r"(?:\w+\.)*(\w+): ")  # as a traceback ends, the module's name before it
@@ -73,7 +73,7 @@ class Cluster:
         there = None if self._own else serve.status().applications.get(application)
         if there is not None and there.status in GOING_ON:
             running = serve.get_app_handle(application)
-            if programs_of(running, LOST_SECONDS) == {program}:
+            if programs_of(running, SILENT_SECONDS) == {program}:
                 log.info("%s: its replicas are there, and go on", name)
                 return open_fleet(checkpoint, running, settings, metrics)
         if there is None and (lack := lacking(settings, ray.available_resources())):

@@ -42,7 +42,7 @@ class Meetings:
         self._name, self._replicas, self._clock = name, replicas, clock
         self._wanted, self._heard = wanted, heard
         self._entrance = secrets.token_hex(8)
-        self._next = asyncio.Event()  # set once they have met again
+        self._next = asyncio.Event()  # set once all have met again
         self._reported = self._complete = clock()
 
     async def hold(self) -> None:
@@ -50,13 +50,13 @@ class Meetings:
         while True:
             try:
                 share = self._wanted() / max(1, len(self.reports))
-                reports, silent = await self._replicas.meet(self._entrance, share, ANSWER_SECONDS)
+                reports, failures = await self._replicas.meet(self._entrance, share, ANSWER_SECONDS)
             except (Exception, asyncio.CancelledError) as error:  # one is dying, or there is none
                 if ending(error):
                     raise
                 self._miss(error)
             else:
-                self._take(reports, silent)
+                self._take(reports, failures)
             await asyncio.sleep(MEETING_SECONDS)
 
     async def again(self) -> None:
@@ -73,7 +73,11 @@ class Meetings:
         if self._clock() - self._reported > LOST_SECONDS:
             self._set({}, repr(error))
 
-    def _take(self, reports: list[Report], silent: int) -> None:
+    def _take(self, reports: list[Report], failures: list[Exception]) -> None:
+        silent = any(isinstance(failure, TimeoutError) for failure in failures)
+        if not reports and not silent:
+            self._miss(failures[0])
+            return
         now = self._clock()
         if not silent:
             self._complete = now
@@ -84,8 +88,9 @@ class Meetings:
         seconds, self._reported = now - self._reported, now
         self._heard(seconds)
         self.met.set()
-        self._next.set()
-        self._next = asyncio.Event()
+        if not failures:
+            self._next.set()
+            self._next = asyncio.Event()
 
     def _set(self, reports: dict[str, Report], why: str) -> None:
         if self.reports and not reports:

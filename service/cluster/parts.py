@@ -105,10 +105,12 @@ class Replicas(Protocol):
         """Have one draw a part."""
         ...
 
-    async def meet(self, entrance: str, share: float, seconds: float) -> tuple[list[Report], int]:
-        """Have all of them report; gives what came in so long, and how many said nothing.
+    async def meet(
+        self, entrance: str, share: float, seconds: float
+    ) -> tuple[list[Report], list[Exception]]:
+        """Have all of them report; gives what came in so long, and why others did not report.
 
-        Raises where there is none, or each fails.
+        That is a ``TimeoutError`` of one that says nothing. Raises where there are none.
         """
         ...
 

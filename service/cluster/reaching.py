@@ -32,14 +32,13 @@ class RayReplicas:
         drawing: Drawing = self._drawing.remote(part)
         return drawing
 
-    async def meet(self, entrance: str, share: float, seconds: float) -> tuple[list[Report], int]:
-        """Have all of them report; gives what came in so long, and how many said nothing."""
+    async def meet(
+        self, entrance: str, share: float, seconds: float
+    ) -> tuple[list[Report], list[Exception]]:
+        """Have all of them report; gives what came in so long, and why others did not report."""
         answers = await asyncio.to_thread(_ask, self._handle, seconds, "meet", entrance, share)
         reports = [one for one in answers if isinstance(one, Report)]
-        silent = sum(isinstance(one, TimeoutError) for one in answers)
-        if not reports and not silent:
-            raise next(one for one in answers if isinstance(one, Exception))
-        return reports, silent
+        return reports, [one for one in answers if isinstance(one, Exception)]
 
 
 def open_fleet(

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import NamedTuple
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from scanline.service.cluster.parts import Part
+
+
+class _Given(NamedTuple):
+    replica: ReplicaID
+    images: int
+    tried: frozenset[ReplicaID]  # this one, and those that did not take it before
 
 
 class FewestImages(RequestRouter):
@@ -15,35 +22,46 @@ class FewestImages(RequestRouter):
     def initialize_state(self) -> None:
         """Begin with nothing given."""
         self._images: Counter[ReplicaID] = Counter()
-        self._given: dict[str, tuple[ReplicaID, int]] = {}
+        self._given: dict[str, _Given] = {}
 
     async def choose_replicas(
         self,
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        """Choose one, and count the images as its own until they are drawn."""
-        chosen = min(candidate_replicas, key=lambda one: self._images[one.replica_id])
-        if pending_request is not None:
-            request = pending_request.metadata.internal_request_id
-            parts = [one for one in pending_request.args if isinstance(one, Part)]
-            images = sum(part.spec.n * part.spec.slots for part in parts)
-            self._forget(request)  # it may have been refused by another
-            self._given[request] = (chosen.replica_id, images)
-            self._images[chosen.replica_id] += images
-            pending_request.future.add_done_callback(  # cancelled on its way, it is never completed
-                lambda sent: self._forget(request) if sent.cancelled() else None
-            )
+        """Choose one, and count the images as its own until they are drawn.
+
+        Asked again, the one before did not take them, as where its machine is lost.
+        """
+        if pending_request is None:
+            return [[min(candidate_replicas, key=self._load)]]
+        request = pending_request.metadata.internal_request_id
+        tried = self._given[request].tried if request in self._given else frozenset[ReplicaID]()
+        self._forget(request)
+        left = [one for one in candidate_replicas if one.replica_id not in tried]
+        chosen = min(left or candidate_replicas, key=self._load)
+        parts = [one for one in pending_request.args if isinstance(one, Part)]
+        images = sum(part.spec.n * part.spec.slots for part in parts)
+        tried = (tried if left else frozenset()) | {chosen.replica_id}
+        self._given[request] = _Given(chosen.replica_id, images, tried)
+        self._images[chosen.replica_id] += images
+        pending_request.future.add_done_callback(  # cancelled on its way, it is never completed
+            lambda sent: self._forget(request) if sent.cancelled() else None
+        )
         return [[chosen]]
+
+    def _load(self, replica: RunningReplica) -> int:
+        return self._images[replica.replica_id]
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         """Count the images as nobody's any more, unless they are another's by now."""
-        if self._given.get(internal_request_id, (None, 0))[0] == replica_id:
+        given = self._given.get(internal_request_id)
+        if given is not None and given.replica == replica_id:
             self._forget(internal_request_id)
 
     def _forget(self, request: str) -> None:
-        replica, images = self._given.pop(request, (None, 0))
-        if replica is not None:
-            self._images[replica] -= images
-            if not self._images[replica]:
-                del self._images[replica]
+        given = self._given.pop(request, None)
+        if given is not None:
+            self._images[given.replica] -= given.images
+            if not self._images[given.replica]:
+                del self._images[given.replica]

@@ -56,10 +56,14 @@ class Here:
         self.parts.append((replica, part))
         return Call(replica.draw(part), self.lives.pop(0) if self.lives else None)
 
-    async def meet(self, entrance: str, share: float, seconds: float) -> tuple[list[Report], int]:
+    async def meet(
+        self, entrance: str, share: float, seconds: float
+    ) -> tuple[list[Report], list[Exception]]:
+        if not self.replicas:
+            raise LookupError("there is none")
         silent = [one for one in self.replicas if one in self.silent]
         reports = [one.meet(entrance, share) for one in self.replicas if one not in silent]
-        return reports, len(silent)
+        return reports, [TimeoutError() for _ in silent]
 
     def join(self) -> None:
         self.replicas = [*self.replicas, self._begin()]

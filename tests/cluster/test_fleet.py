@@ -232,7 +232,7 @@ def test_an_image_fits_the_least_of_the_replicas(
         assert fleet.largest == SLOTS
         meet = here.meet
 
-        async def smaller(*asked: Any) -> tuple[list[Report], int]:
+        async def smaller(*asked: Any) -> tuple[list[Report], list[Exception]]:
             (first, *rest), silent = await meet(*asked)
             return [first._replace(slots=3), *rest], silent
 

@@ -151,6 +151,23 @@ def test_one_that_answers_nobody_stops_no_other(
         assert fleet.alive
 
 
+def test_what_was_given_to_a_lost_one_waits_until_all_report() -> None:
+    """And of one that is lost no report counts, while others do."""
+    clock = Clock()
+    meetings = Meetings("it", None, lambda: 0, lambda _: None, clock)  # type: ignore[arg-type]
+    one, other = (Report(name, 1, 0, "fake", "fake", []) for name in ("one", "other"))
+    meetings._take([one, other], [])
+    waiting = meetings._next
+    meetings._take([one], [OSError("no way there")])
+    assert {*meetings.reports} == {"one"}
+    assert not waiting.is_set()
+    meetings._take([one], [])
+    assert waiting.is_set()
+    clock.now += 10.0
+    meetings._take([], [OSError("no way there")])
+    assert meetings.reports == {}
+
+
 def test_where_all_are_silent_there_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -181,7 +198,9 @@ def test_what_cannot_be_sent_or_asked_is_tried_again(
                 raise error
             return draw(part)
 
-        async def silent(entrance: str, share: float, seconds: float) -> tuple[list[Report], int]:
+        async def silent(
+            entrance: str, share: float, seconds: float
+        ) -> tuple[list[Report], list[Exception]]:
             if left["meet"]:
                 left["meet"] -= 1
                 raise error
@@ -204,7 +223,7 @@ def test_replicas_that_cannot_be_asked_any_more_are_none(
     monkeypatch.setattr("scanline.service.cluster.meetings.MEETING_SECONDS", 0.05)
     with fleet_of(tmp_path) as (fleet, here):
 
-        async def nobody(*asked: object) -> tuple[list[Report], int]:
+        async def nobody(*asked: object) -> tuple[list[Report], list[Exception]]:
             raise OSError("no way there")
 
         with monkeypatch.context() as patch:
@@ -279,7 +298,7 @@ def test_what_cannot_be_drawn_for_a_while_waits_until_they_meet_again(
             asked.append(part)
             raise OSError("no way there")
 
-        async def nobody(*asked: object) -> tuple[list[Report], int]:
+        async def nobody(*asked: object) -> tuple[list[Report], list[Exception]]:
             raise OSError("no way there")
 
         with monkeypatch.context() as patch:

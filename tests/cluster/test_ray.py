@@ -94,7 +94,15 @@ def test_a_lost_machine_takes_no_model_with_it(tmp_path: Path) -> None:
                 "tiny",
                 "tiny",
             ]
-            lose()
+            body = {"n": 40, "seed": 5}
+            with (
+                httpx.Client(base_url=first.url, timeout=120) as client,
+                ThreadPoolExecutor() as threads,
+            ):
+                asked = threads.submit(client.post, "/v1/samples", json=body)
+                until(lambda: sum(first.by_replica("scanline_slots_in_use").values()) > 0)
+                lose()
+                assert len(asked.result().json()["images"]) == 40
             first.wait_ready(2)
             check_both_draw(first)
         with Served(tmp_path, "serve", address, replicas=2, **each) as second:

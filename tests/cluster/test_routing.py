@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -42,5 +43,26 @@ def test_images_are_counted_until_they_are_drawn_or_given_to_another() -> None:
         first.future.cancel()  # and what is cancelled on its way is never told of
         await asyncio.sleep(0)
         assert router._images == {}
+
+    asyncio.run(go_through())
+
+
+def test_what_a_lost_replica_does_not_take_goes_to_every_other_first() -> None:
+    """It would have the fewest images for ever."""
+    from scanline.service.cluster.routing import FewestImages
+
+    router: Any = FewestImages.__new__(FewestImages)
+    router.initialize_state()
+    third = SimpleNamespace(replica_id="third")
+
+    async def go_through() -> None:
+        assert await router.choose_replicas([third], request("before", 9)) == [[third]]
+        part, order = request("part", 2), []
+        for _ in range(5):
+            ((chosen,),) = await router.choose_replicas([ONE, OTHER, third], part)
+            order.append(chosen)
+            assert router._images == Counter(third=9) + Counter({chosen.replica_id: 2})
+        assert order == [ONE, OTHER, third, ONE, OTHER]
+        assert await router.choose_replicas([ONE, OTHER, third]) == [[ONE]]
 
     asyncio.run(go_through())
