@@ -27,7 +27,7 @@ from typing import Any
 import httpx
 from PIL import Image
 
-from tests.attacks import SHIPPED, memory, own_server
+from tests.processes import SHIPPED, memory, own_server
 
 WORDS = (
     "", "7", "seven", "random", "draw a 7", "mnist", "none", "true", "null", "-1", "0", "1", "1.5",

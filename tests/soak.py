@@ -25,9 +25,9 @@ from PIL import Image
 
 from scanline.model.checkpoint import save_checkpoint
 from scanline.model.config import ModelConfig
-from tests.attacks import memory, own_server
 from tests.conftest import random_network
 from tests.fuzz import files, held
+from tests.processes import memory, own_server
 
 CONFIG = ModelConfig(
     height=28, width=28, n_layers=1, n_heads=2, d_model=32, d_ff=64, classes=("zero", "one")

@@ -19,7 +19,8 @@ from scanline.service.api import score as scores
 from scanline.service.openai import rendering
 from scanline.service.pictures import read_upload
 from scanline.service.server import Scanline
-from tests.attacks import ATTACKS, under_attack
+from tests.attacks.attacking import under_attack
+from tests.attacks.kinds import ATTACKS
 from tests.service_fixtures import (
     DEADLINE,
     build,

@@ -23,7 +23,7 @@ from scanline.service.pictures import (
     to_grid,
     to_png,
 )
-from tests.attacks import png_chunk
+from tests.png import png_chunk
 from tests.service_fixtures import COLOUR, GREY, decode_png, encode, random_picture
 
 MODES = [

@@ -19,7 +19,7 @@ from scanline.service import uploads
 from scanline.service.logs import set_up_logs
 from scanline.service.pictures import read_picture
 from scanline.service.uploads import open_upload
-from tests.attacks import png_chunk
+from tests.png import png_chunk
 from tests.service_fixtures import (
     GREY,
     build,

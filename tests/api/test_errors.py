@@ -13,7 +13,7 @@ from PIL import Image as Picture
 
 from scanline.service.uploads import MAX_PIXELS
 from tests.api.fixtures import Here
-from tests.attacks import png_chunk
+from tests.png import png_chunk
 from tests.service_fixtures import (
     GREY,
     check_error,

@@ -23,8 +23,8 @@ from scanline.kernels.native.cpu import cpu, usable_cores
 from scanline.model.checkpoint import SHIPPED
 from scanline.service.bench.clients import ask
 from scanline.service.bench.costs import FORMS
-from tests.attacks import own_server
 from tests.cluster.serving import Served
+from tests.processes import own_server
 
 CLIENTS, IMAGES, ROUNDS, REPEATS = 4, 16, 2, 3
 WAYS = {"one process": None, "serve --cluster": "serve", "Ray Serve's proxy": "proxy"}

@@ -1,6 +1,7 @@
 // What kernels/cuda/fused/device.h gives, on a CPU: each thread of a cluster is a coroutine, and
 // those that meet wait for each other. One cluster runs at a time.
 
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <math.h>
@@ -47,10 +48,10 @@ struct Place {  // a block's
 };
 
 struct Thread {
-    ucontext_t context;
+    jmp_buf place;
     std::unique_ptr<char[]> stack;
     int block, thread;
-    bool through = false;
+    bool begun = false, through = false;
     unsigned arrived = 0;
 };
 
@@ -58,10 +59,13 @@ static std::vector<Place> places;  // of one cluster
 static std::vector<Thread> threads;
 static Meeting cluster;
 static Thread* me;
-static ucontext_t scheduler;
+static jmp_buf scheduler;
 static int first_block;
 
-inline void yield() { swapcontext(&me->context, &scheduler); }
+// By jumps: swapcontext would ask the system for the signal mask, which takes most of the time.
+__attribute__((noinline)) static void yield() {
+    if (!_setjmp(me->place)) _longjmp(scheduler, 1);
+}
 
 inline void meet(Meeting& of) {
     const unsigned turn = of.turn;
@@ -214,11 +218,28 @@ inline u32 pack_bf16(float low, float high) { return rounded(high) << 16 | round
 
 constexpr int MOST_ROUNDS = 100'000;
 
+// Go on with a thread, or begin it on a stack of its own.
+template <class Run>
+[[noreturn]] void resume(Thread& t, Run& run) {
+    static Run* running;
+    if (t.begun) _longjmp(t.place, 1);
+    t.begun = true, running = &run;
+    ucontext_t context;
+    getcontext(&context);
+    context.uc_stack.ss_sp = t.stack.get();
+    context.uc_stack.ss_size = 1 << 16;
+    makecontext(&context, (void (*)())+[] {
+        (*running)();
+        me->through = true;
+        _longjmp(scheduler, 1);
+    }, 0);
+    setcontext(&context);
+    std::abort();
+}
+
 // Run clusters of `run()`, one after another.
 template <class Run>
 void emulate(int clusters, int size, int each, std::size_t bytes, Run run) {
-    static Run* running;
-    running = &run;
     for (int c = 0; c < clusters; c++) {
         first_block = c * size;
         cluster = {size * each};
@@ -232,11 +253,6 @@ void emulate(int clusters, int size, int each, std::size_t bytes, Run run) {
             Thread& t = threads[i];
             t.block = i / each, t.thread = i % each;
             t.stack = std::make_unique<char[]>(1 << 16);
-            getcontext(&t.context);
-            t.context.uc_stack.ss_sp = t.stack.get();
-            t.context.uc_stack.ss_size = 1 << 16;
-            t.context.uc_link = &scheduler;
-            makecontext(&t.context, (void (*)())+[] { (*running)(); me->through = true; }, 0);
         }
         // Half of the warps, others each time, go on for a while: far ahead of those that they do not
         // wait for.
@@ -257,7 +273,7 @@ void emulate(int clusters, int size, int each, std::size_t bytes, Run run) {
                 any = 1;
                 if (asleep[(t.block * each + t.thread) / 32]) continue;
                 me = &t;
-                swapcontext(&scheduler, &t.context);
+                if (!_setjmp(scheduler)) resume<Run>(t, run);
             }
         }
         if (!copies.empty()) std::abort();  // into memory that others have by then

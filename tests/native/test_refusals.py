@@ -37,9 +37,9 @@ def test_slots_beyond_the_memory_are_refused_and_not_tried_slower(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """States are touched only as images come: the process would be killed while it serves."""
-    each = NativeDecoder(TINY, 1)._native.states.nbytes
+    each = NativeDecoder(TINY, 1).memory
     monkeypatch.setattr(room, "free_memory", lambda: int(5.5 * each / room.SHARE))
-    assert NativeDecoder(TINY, 5)._native.states.nbytes == 5 * each
+    assert NativeDecoder(TINY, 5).memory == 5 * each
     for backend in ("native", "auto"):
         with pytest.raises(room.RoomError, match=r"6 slots .* at most 5$"):
             open_decoder(TINY, 6, backend)
