@@ -12,7 +12,9 @@ playwright = pytest.importorskip("playwright.sync_api", reason="needs: pip insta
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+# The shell has no windows to keep, which take as long as the tests.
+NAMES = "chromium-headless-shell", "chromium", "chromium-browser"
+CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
 if CHROMIUM is None:
     pytest.skip("needs chromium: apt install chromium", allow_module_level=True)
 
