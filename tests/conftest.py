@@ -9,6 +9,7 @@ import functools
 import gc
 import logging
 import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -133,6 +134,14 @@ def _as_alone() -> Iterator[None]:
     level = logging.root.level
     yield
     logging.root.setLevel(level)  # which a server sets for its process
+
+
+@pytest.fixture
+def hangups() -> Iterator[None]:
+    """Let SIGHUP be heard, here and by processes begun meanwhile, under nohup too."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.fixture

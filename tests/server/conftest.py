@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,11 +16,3 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_tiny(folder, "slow", SLOW)
     save_tiny(folder, "tiny", GREY)
     return folder
-
-
-@pytest.fixture(scope="package", autouse=True)
-def _hanging_up() -> Iterator[None]:
-    """Let servers hear of SIGHUP, where nohup runs the tests, too: they inherit what it ignores."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGHUP, before)

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import pytest
 
 from tests.events import parse_sse
 from tests.processes import free_port
@@ -76,6 +77,7 @@ def test_sigterm_cuts_off_what_takes_too_long_and_exits_0(weights: Path, tmp_pat
     assert "slow: 40 images of 2 requests are cut off" in log
 
 
+@pytest.mark.usefixtures("hangups")
 def test_a_second_signal_cuts_off_what_still_runs(weights: Path, tmp_path: Path) -> None:
     with (
         serving(weights, tmp_path / "log", drain_seconds=3600) as server,

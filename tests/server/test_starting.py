@@ -38,6 +38,7 @@ def test_port_0_takes_a_free_one_and_names_it(weights: Path) -> None:
     assert process.returncode == 0
 
 
+@pytest.mark.usefixtures("hangups")
 @pytest.mark.parametrize("which", ["SIGTERM", "SIGHUP"])
 def test_one_that_is_told_to_end_as_it_starts_does(which: str) -> None:
     """The first process of a container would not hear of it, and be killed a while later."""

@@ -80,6 +80,7 @@ def gone(number: int) -> bool:
         pytest.param(TORCHRUN, 1, id="torchrun"),
     ],
 )
+@pytest.mark.usefixtures("hangups")
 def test_control_c_leaves_a_run_to_resume(
     tmp_path: Path, begin: Begin, launcher: tuple[str, ...], count: int
 ) -> None:
@@ -87,11 +88,7 @@ def test_control_c_leaves_a_run_to_resume(
 
     Where it closes, only the first process heeds that.
     """
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # or these tests run below nohup
-    try:
-        process = begin(tmp_path, 10**6, *launcher, processes=count)
-    finally:
-        signal.signal(signal.SIGHUP, before)
+    process = begin(tmp_path, 10**6, *launcher, processes=count)
     wait_for_steps(process, tmp_path, 4)
     if count == 2:
         (other,) = members(process) - {process.pid}

@@ -28,27 +28,22 @@ def test_a_handler_that_is_another_s_by_then_is_left_to_it() -> None:
         assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
 
 
+@pytest.mark.usefixtures("hangups")
 def test_a_closed_terminal_asks_however_often_it_says_so() -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # or these tests run below nohup
-    try:
-        with Stop().listening() as stop:
-            for _ in range(2):
-                signal.raise_signal(signal.SIGHUP)
-            assert stop.asked
-            assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL
-        assert signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
-    finally:
-        signal.signal(signal.SIGHUP, before)
-
-
-def test_what_was_begun_with_nohup_does_not_heed_a_terminal_s_end() -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with Stop().listening() as stop:
+    with Stop().listening() as stop:
+        for _ in range(2):
             signal.raise_signal(signal.SIGHUP)
-            assert not stop.asked
-    finally:
-        signal.signal(signal.SIGHUP, before)
+        assert stop.asked
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
+
+
+@pytest.mark.usefixtures("hangups")
+def test_what_was_begun_with_nohup_does_not_heed_a_terminal_s_end() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with Stop().listening() as stop:
+        signal.raise_signal(signal.SIGHUP)
+        assert not stop.asked
 
 
 @pytest.mark.parametrize("error", [BrokenPipeError, RuntimeError])
