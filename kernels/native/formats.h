@@ -61,8 +61,9 @@ constexpr bool DOT = (F == Format::BF16 && BF16_DOT) || (whole(F) && INT16_DOT) 
                      (F == Format::INT8 && INT8_DOT);
 template <Format F>
 constexpr int TURNS = DOT<F> ? 1 : INPUTS<F>;
+// Without a product of four, weights of 8 bits lie as 16: widening them took as long as half a product.
 constexpr int weight_bytes(Format f) {
-    return f == Format::FLOAT32 ? 4 : f == Format::INT8 ? 1 : 2;
+    return f == Format::FLOAT32 ? 4 : f == Format::INT8 && INT8_DOT ? 1 : 2;
 }
 
 // What a product's inputs are filled up to, with weights of 0: so many are multiplied at once.
@@ -79,19 +80,13 @@ inline int most_weights(Format f, int inputs) {
 }
 
 typedef uint32_t VecUnsigned __attribute__((vector_size(sizeof(Vec)), may_alias));
-typedef int8_t Bytes __attribute__((vector_size(2 * LANES), may_alias));
 typedef int8_t Quarters __attribute__((vector_size(LANES), may_alias));
 typedef int16_t Halves __attribute__((vector_size(2 * LANES), may_alias));
-typedef int16_t Pairs __attribute__((vector_size(sizeof(Vec)), may_alias));
 
 // The weights at `place` for a turn, as `accumulate` takes them.
 template <Format F>
 ALWAYS_INLINE inline VecInt unpack(const std::byte* place, int turn) {
-    VecInt weights;
-    if constexpr (F == Format::INT8 && !INT8_DOT)
-        weights = (VecInt)__builtin_convertvector(*reinterpret_cast<const Bytes*>(place), Pairs);
-    else
-        weights = *reinterpret_cast<const VecInt*>(place);
+    const VecInt weights = *reinterpret_cast<const VecInt*>(place);
     if constexpr (TURNS<F> == 1) return weights;
     if constexpr (F == Format::BF16)
         return turn == 0 ? weights << 16 : weights & static_cast<int32_t>(0xffff0000u);
@@ -100,10 +95,11 @@ ALWAYS_INLINE inline VecInt unpack(const std::byte* place, int turn) {
 
 // An activation for every lane: input k + turn of a row, or those from k on.
 template <Format F>
-ALWAYS_INLINE inline Vec spread(const std::byte* row, int k, int turn) {
+ALWAYS_INLINE inline Vec spread(const std::byte* row, size_t k, size_t turn) {
     if constexpr (whole(F) && !DOT<F>)
         return (Vec)(VecInt{} + reinterpret_cast<const int16_t*>(row)[k + turn]);
-    return broadcast(reinterpret_cast<const float*>(row)[DOT<F> ? k / INPUTS<F> : k + turn]);
+    constexpr size_t EACH = DOT<F> ? 4 / INPUTS<F> : 4;  // bytes of an input
+    return broadcast(*reinterpret_cast<const float*>(row + (k + turn) * EACH));
 }
 
 // sum += weights · a; of whole numbers modulo 2^32, for a row too many (see Packed) has no bound.
@@ -125,7 +121,8 @@ ALWAYS_INLINE inline void accumulate(Vec& sum, VecInt weights, Vec a) {
 #elif defined(__AVX512BW__)
         sum = (Vec)((VecUnsigned)sum + (VecUnsigned)_mm512_madd_epi16((__m512i)weights, (__m512i)a));
 #elif defined(__AVX2__)
-        sum = (Vec)((VecUnsigned)sum + (VecUnsigned)_mm256_madd_epi16((__m256i)weights, (__m256i)a));
+        const __m256i products = _mm256_madd_epi16((__m256i)weights, (__m256i)a);
+        asm("vpaddd %1, %0, %0" : "+x"(sum) : "x"(products));  // or gcc moves sums about: see below
 #elif defined(__SSE2__)
         sum = (Vec)((VecUnsigned)sum + (VecUnsigned)_mm_madd_epi16((__m128i)weights, (__m128i)a));
 #else

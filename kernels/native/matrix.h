@@ -72,7 +72,7 @@ void multiply(const std::byte* input, size_t stride, int, const std::byte* panel
         });
     };
     each_sum([&](auto r, auto p, auto c) ALWAYS_INLINE { sums[r][p][c] = Vec{}; });
-    for (int k = 0; k < inputs; k += INPUTS<F>, panel += BYTES) {
+    for (size_t k = 0; k < static_cast<size_t>(inputs); k += INPUTS<F>, panel += BYTES) {
         fetch_ahead<R>(panel + panel_bytes, BYTES);
         each<P>([&](auto p) ALWAYS_INLINE {
             const std::byte* const w = panel + p * panel_bytes;
@@ -225,13 +225,13 @@ private:
             reinterpret_cast<uint16_t*>(panel)[place] = to_bf16(weight);
         else {
             const long number = std::lrint(weight);
-            if (format_ == Format::INT16) {
-                reinterpret_cast<int16_t*>(panel)[place] = static_cast<int16_t>(number);
-                if (TILES) put_planes(output, input, number);
-            } else {
+            if (weight_bytes(format_) == 1)
                 reinterpret_cast<int8_t*>(panel)[place] = static_cast<int8_t>(number);
+            else
+                reinterpret_cast<int16_t*>(panel)[place] = static_cast<int16_t>(number);
+            if (format_ == Format::INT8)
                 added_.get()[output] += UNSIGNED * static_cast<int32_t>(number);
-            }
+            else if (TILES) put_planes(output, input, number);
         }
     }
 
