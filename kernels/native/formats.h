@@ -49,21 +49,24 @@ constexpr bool in_tiles(Format, int) { return false; }
 #endif
 constexpr bool TILES = in_tiles(Format::INT8, LEAST_TILE_ROWS);
 
-// Inputs whose weights lie side by side for each output, and how many of them take turns: where the
-// CPU has no product of several they are multiplied one after the other.
-constexpr int inputs_of(Format f) {
-    return f == Format::FLOAT32 ? 1 : f == Format::INT8 && INT8_DOT ? 4 : 2;
-}
+// Inputs whose weights lie side by side for each output, and how many turns they take: where the CPU
+// has no product of so many they are multiplied in pairs, or one after the other.
+constexpr int inputs_of(Format f) { return f == Format::FLOAT32 ? 1 : f == Format::INT8 ? 4 : 2; }
 template <Format F>
 constexpr int INPUTS = inputs_of(F);
 template <Format F>
 constexpr bool DOT = (F == Format::BF16 && BF16_DOT) || (whole(F) && INT16_DOT) ||
                      (F == Format::INT8 && INT8_DOT);
 template <Format F>
-constexpr int TURNS = DOT<F> ? 1 : INPUTS<F>;
-// Without a product of four, weights of 8 bits lie as 16: widening them took as long as half a product.
+constexpr int AT_ONCE = F == Format::INT8 && !INT8_DOT && INT16_DOT ? 2 : DOT<F> ? INPUTS<F> : 1;
+template <Format F>
+constexpr int TURNS = INPUTS<F> / AT_ONCE<F>;
+
+// Where in their four bytes the weights of an output lie: two that are multiplied at once are the same
+// halves of two numbers of 16 bits, which a shift or two makes of them.
+constexpr size_t byte_of(size_t input) { return INT8_DOT ? input : input / 2 + input % 2 * 2; }
 constexpr int weight_bytes(Format f) {
-    return f == Format::FLOAT32 ? 4 : f == Format::INT8 && INT8_DOT ? 1 : 2;
+    return f == Format::FLOAT32 ? 4 : f == Format::INT8 ? 1 : 2;
 }
 
 // What a product's inputs are filled up to, with weights of 0: so many are multiplied at once.
@@ -82,24 +85,28 @@ inline int most_weights(Format f, int inputs) {
 typedef uint32_t VecUnsigned __attribute__((vector_size(sizeof(Vec)), may_alias));
 typedef int8_t Quarters __attribute__((vector_size(LANES), may_alias));
 typedef int16_t Halves __attribute__((vector_size(2 * LANES), may_alias));
+typedef int16_t Pairs __attribute__((vector_size(sizeof(Vec)), may_alias));
 
 // The weights at `place` for a turn, as `accumulate` takes them.
 template <Format F>
-ALWAYS_INLINE inline VecInt unpack(const std::byte* place, int turn) {
+ALWAYS_INLINE inline VecInt unpack(const std::byte* place, size_t turn) {
     const VecInt weights = *reinterpret_cast<const VecInt*>(place);
     if constexpr (TURNS<F> == 1) return weights;
+    if constexpr (TURNS<F> == 4) return weights << (24 - 8 * static_cast<int>(byte_of(turn))) >> 24;
+    if constexpr (F == Format::INT8)
+        return (VecInt)(turn == 0 ? (Pairs)weights << 8 >> 8 : (Pairs)weights >> 8);
     if constexpr (F == Format::BF16)
         return turn == 0 ? weights << 16 : weights & static_cast<int32_t>(0xffff0000u);
     return turn == 0 ? weights << 16 >> 16 : weights >> 16;
 }
 
-// An activation for every lane: input k + turn of a row, or those from k on.
+// An activation for every lane: the inputs of a row, from k on, that have this turn.
 template <Format F>
 ALWAYS_INLINE inline Vec spread(const std::byte* row, size_t k, size_t turn) {
-    if constexpr (whole(F) && !DOT<F>)
-        return (Vec)(VecInt{} + reinterpret_cast<const int16_t*>(row)[k + turn]);
-    constexpr size_t EACH = DOT<F> ? 4 / INPUTS<F> : 4;  // bytes of an input
-    return broadcast(*reinterpret_cast<const float*>(row + (k + turn) * EACH));
+    k += turn * AT_ONCE<F>;
+    if constexpr (whole(F) && AT_ONCE<F> == 1)
+        return (Vec)(VecInt{} + reinterpret_cast<const int16_t*>(row)[k]);
+    return broadcast(*reinterpret_cast<const float*>(row + k * (4 / AT_ONCE<F>)));
 }
 
 // sum += weights · a; of whole numbers modulo 2^32, for a row too many (see Packed) has no bound.

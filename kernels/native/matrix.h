@@ -225,13 +225,14 @@ private:
             reinterpret_cast<uint16_t*>(panel)[place] = to_bf16(weight);
         else {
             const long number = std::lrint(weight);
-            if (weight_bytes(format_) == 1)
-                reinterpret_cast<int8_t*>(panel)[place] = static_cast<int8_t>(number);
-            else
+            if (format_ == Format::INT16) {
                 reinterpret_cast<int16_t*>(panel)[place] = static_cast<int16_t>(number);
-            if (format_ == Format::INT8)
+                if (TILES) put_planes(output, input, number);
+            } else {
+                const size_t byte = place - input % together + byte_of(input % together);
+                reinterpret_cast<int8_t*>(panel)[byte] = static_cast<int8_t>(number);
                 added_.get()[output] += UNSIGNED * static_cast<int32_t>(number);
-            else if (TILES) put_planes(output, input, number);
+            }
         }
     }
 
