@@ -76,7 +76,7 @@ double peak_operations(Pool& pool) {
         each<CHAINS>([&](auto i) ALWAYS_INLINE { totals[0] = totals[0] + totals[i]; });
         store(sums.get() + thread * 64, totals[0]);  // or the compiler would leave it all out
     });
-    return calls * REPEATS * CHAINS * LANES * (DOT<F> ? 2 * INPUTS<F> : 2);
+    return calls * REPEATS * CHAINS * LANES * 2 * AT_ONCE<F>;
 }
 
 // Bytes a second that all threads read, each its own part of so much memory.
