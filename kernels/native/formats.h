@@ -49,16 +49,15 @@ constexpr bool in_tiles(Format, int) { return false; }
 #endif
 constexpr bool TILES = in_tiles(Format::INT8, LEAST_TILE_ROWS);
 
-// Inputs whose weights lie side by side for each output, and how many turns they take: where the CPU
-// has no product of so many they are multiplied in pairs, or one after the other.
+// Inputs whose weights lie side by side for each output; how many of them the CPU multiplies at once,
+// adding the products; and how many turns that makes.
 constexpr int inputs_of(Format f) { return f == Format::FLOAT32 ? 1 : f == Format::INT8 ? 4 : 2; }
 template <Format F>
 constexpr int INPUTS = inputs_of(F);
 template <Format F>
-constexpr bool DOT = (F == Format::BF16 && BF16_DOT) || (whole(F) && INT16_DOT) ||
-                     (F == Format::INT8 && INT8_DOT);
-template <Format F>
-constexpr int AT_ONCE = F == Format::INT8 && !INT8_DOT && INT16_DOT ? 2 : DOT<F> ? INPUTS<F> : 1;
+constexpr int AT_ONCE = F == Format::INT8 && INT8_DOT                                ? 4
+                        : (F == Format::BF16 && BF16_DOT) || (whole(F) && INT16_DOT) ? 2
+                                                                                     : 1;
 template <Format F>
 constexpr int TURNS = INPUTS<F> / AT_ONCE<F>;
 
@@ -144,12 +143,12 @@ ALWAYS_INLINE inline void accumulate(Vec& sum, VecInt weights, Vec a) {
         return;
     }
 #if defined(__AVX512BF16__)
-    if constexpr (DOT<F>) {
+    if constexpr (AT_ONCE<F> > 1) {
         sum = _mm512_dpbf16_ps(sum, (__m512bh)weights, (__m512bh)a);
         return;
     }
 #elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
-    if constexpr (DOT<F>) {
+    if constexpr (AT_ONCE<F> > 1) {
         sum = (Vec)vbfdotq_f32((float32x4_t)sum, (bfloat16x8_t)weights, (bfloat16x8_t)a);
         return;
     }

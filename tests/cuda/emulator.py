@@ -21,7 +21,10 @@ from scanline.model.decoders.packing import fill, sizes_of
 from scanline.model.network import LinearTransformer
 
 SOURCE = Path(__file__).with_name("emulated.cpp")
-FLAGS = ("-std=c++20", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-w")
+FLAGS = (
+    "-std=c++20", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-w",
+    "-U_FORTIFY_SOURCE",  # which some compilers set, and lets nobody jump from stack to stack
+)  # fmt: skip
 SENT = {np.dtype(np.bool_): np.uint8, np.dtype(np.uint64): np.int64}
 INPUTS = (
     "canvas", "known", "seed", "particle", "temperature", "top_p", "guidance", "label", "twin",

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 # The shell has no windows to keep, which take as long as the tests.
-NAMES = "chromium-headless-shell", "chromium", "chromium-browser"
-CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
+KINDS = "chromium-headless-shell", "chromium", "chromium-browser"
+CHROMIUM = next(filter(None, map(shutil.which, KINDS)), None)
 if CHROMIUM is None:
     pytest.skip("needs chromium: apt install chromium", allow_module_level=True)
 
