@@ -64,6 +64,7 @@ constexpr int TURNS = INPUTS<F> / AT_ONCE<F>;
 // Where in their four bytes the weights of an output lie: two that are multiplied at once are the same
 // halves of two numbers of 16 bits, which a shift or two makes of them.
 constexpr size_t byte_of(size_t input) { return INT8_DOT ? input : input / 2 + input % 2 * 2; }
+
 constexpr int weight_bytes(Format f) {
     return f == Format::FLOAT32 ? 4 : f == Format::INT8 ? 1 : 2;
 }

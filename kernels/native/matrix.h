@@ -1,9 +1,9 @@
 // Matrices packed once for streaming, and the product of a few rows of activations with them.
 //
-// Outputs are grouped in panels of PANEL; a panel holds, for each input (float32), pair (16 bits)
-// or four of them (8 bits), the weights of all its outputs side by side. A kernel keeps one accumulator a row and output and adds the inputs in their order, or sums
-// whole numbers exactly, so a row's sums are the same whether it is computed alone or with others:
-// batch invariance for free.
+// Outputs are grouped in panels of PANEL; a panel holds, for each input (float32), pair (16 bits) or
+// four of them (8 bits), the weights of all its outputs side by side. A kernel keeps one accumulator a
+// row and output and adds the inputs in their order, or sums whole numbers exactly, so a row's sums
+// are the same whether it is computed alone or with others: batch invariance for free.
 #pragma once
 
 #include <limits>

@@ -14,11 +14,13 @@ from tests.png import png_chunk
 
 
 def post(path: str, body: bytes) -> bytes:
+    """Give a request of JSON, or of what is not."""
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
     return f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body
 
 
 def form(path: str, pictures: list[bytes], **fields: object) -> bytes:
+    """Give a request of pictures and fields as a form."""
     files = [("image", ("a", data, "image/png")) for data in pictures]
     data = {name: str(value) for name, value in fields.items()}
     request = httpx.Request("POST", f"http://x{path}", data=data, files=files)
@@ -29,6 +31,7 @@ def form(path: str, pictures: list[bytes], **fields: object) -> bytes:
 
 
 def picture(side: int, kind: str = "PNG", mode: str = "L", **options: object) -> bytes:
+    """Give a black picture, as its file has it."""
     buffer = io.BytesIO()
     Image.new(mode, (side, side)).save(buffer, kind, **options)
     return buffer.getvalue()
@@ -63,6 +66,7 @@ def all_but_a_row() -> bytes:
 
 
 def plain_ppm(side: int) -> bytes:
+    """Give a picture whose numbers are written out."""
     return b"P3\n%d %d\n255\n" % (side, side) + b"0 0 0\n" * side**2
 
 
@@ -91,18 +95,22 @@ def in_punycode() -> bytes:
 
 
 def stream(images: int) -> bytes:
+    """Ask for every pixel of images as an event."""
     body = {"n": images, "stream": True, "granularity": "pixel"}
     return post("/v1/samples", json.dumps(body).encode())
 
 
 def profile() -> bytes:
+    """Give a colour profile that is a thousand times as large as it lies there."""
     return png_chunk(b"iCCP", b"a\0\0" + zlib.compress(bytes(1_000_000)))
 
 
 def keys(size: int) -> bytes:
+    """Give an object of so many bytes of keys that nobody knows."""
     return b"{" + b",".join(b'"%07d":0' % j for j in range(size // 12)) + b"}"
 
 
 def enlarged(n: int, side: int) -> bytes:
+    """Ask for images so large."""
     body = {"prompt": "", "n": n, "size": f"{side}x{side}", "output_format": "webp"}
     return post("/v1/images/generations", json.dumps(body).encode())

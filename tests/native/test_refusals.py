@@ -39,7 +39,8 @@ def test_slots_beyond_the_memory_are_refused_and_not_tried_slower(
     """States are touched only as images come: the process would be killed while it serves."""
     each = NativeDecoder(TINY, 1).memory
     monkeypatch.setattr(room, "free_memory", lambda: int(5.5 * each / room.SHARE))
-    assert NativeDecoder(TINY, 5).memory == 5 * each
+    five = NativeDecoder(TINY, 5)
+    assert five.memory == 5 * each >= five._native.states.nbytes
     for backend in ("native", "auto"):
         with pytest.raises(room.RoomError, match=r"6 slots .* at most 5$"):
             open_decoder(TINY, 6, backend)
