@@ -42,6 +42,8 @@ TOLERANCES: dict[torch.dtype, dict[str, float]] = {
 ROOT = Path(__file__).resolve().parent.parent
 
 torch.set_num_threads(1)  # tiny tensors: a second thread would only wait
+# Of a folder's certificates those asked for are read: else each HTTP client would read them all.
+os.environ.setdefault("SSL_CERT_DIR", os.fspath(ROOT / "tests"))
 
 
 def assert_close(actual: Tensor, expected: Tensor, dtype: torch.dtype | None = None) -> None:

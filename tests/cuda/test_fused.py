@@ -60,6 +60,7 @@ CONFIGS = {
     "rgb, linear": small("cifar10", height=1),
     "rgb, categorical": small("cifar10", height=1, encoding="table", head="categorical"),
 }
+RARE = "given", "rgb, categorical"  # each of whose parts another has
 ALONE = Way(cluster=1, rows=8, warps=4, groups=2)
 TWO = Way(cluster=1, rows=16, warps=8, groups=1, together=2)
 FOUR = Way(cluster=4, rows=8, warps=6)
@@ -102,7 +103,7 @@ def images(config: ModelConfig) -> tuple[ReferenceDecoder, list[int]]:
 @pytest.mark.parametrize(
     "config",
     [
-        pytest.param(config, marks=pytest.mark.broad if name == "given" else (), id=name)
+        pytest.param(config, marks=pytest.mark.broad if name in RARE else (), id=name)
         for name, config in CONFIGS.items()
     ],
 )

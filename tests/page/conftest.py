@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from scanline.kernels.native.training import passes
 from scanline.service.server import Scanline
 from tests.service_fixtures import COLOUR, GREY, FakeDecoder, build, listening
 
@@ -29,6 +30,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[tuple[Scanline, str, FakeDecoder]]:
+    passes.available()  # a score would wait for them to be built
     grey = FakeDecoder(GREY, 8)
     scanline, app = build(decoders={"grey": grey, "colour": FakeDecoder(COLOUR, 8)})
     with listening(app, lambda: scanline.ready) as url:

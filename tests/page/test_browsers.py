@@ -140,6 +140,7 @@ def test_a_press_beside_what_is_enlarged_closes_it(visit: Open) -> None:
 
 def test_a_file_dragged_from_part_to_part_has_not_left_the_page(visit: Open) -> None:
     page = visit()
+    finished(page)
     assert page.evaluate(DRAG, ["dragover", True])
     assert page.evaluate(DRAG, ["dragleave", True])
     page.wait_for_function("() => !document.body.classList.contains('dropping')")
