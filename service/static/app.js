@@ -60,6 +60,7 @@ class Page {
     this.select = document.getElementById("model");
     this.select.replaceChildren(...models.map((model) => new Option(about(model), model.id)));
     document.getElementById("model-field").hidden = models.length < 2;
+    this.use(); // the first
     this.select.addEventListener("change", async () => {
       const view = this.wanted?.view ?? this.current; // the one being loaded, or the one shown
       this.complain(null);
@@ -78,13 +79,16 @@ class Page {
       event.preventDefault(); // the address says what is shown, not where the focus is
       document.getElementById("main").focus();
     });
-    receiveFiles(async (file) => {
-      // What cannot be read, as a folder, is told of as any file that is no picture.
-      const taken = ["complete", "inside"].includes(this.current); // it is wanted right there
-      if (!taken && this.restore(await readStamp(file).catch(() => null))) return;
-      const view = this.current === "inside" ? "inside" : "complete";
-      (await this.view(view).catch(() => null))?.bring(file);
-    });
+  }
+
+  /** Take a picture that was pasted or dropped. */
+  async take(file) {
+    // What cannot be read, as a folder, is told of as any file that is no picture.
+    const at = this.current ?? this.wanted?.view;
+    const taken = ["complete", "inside"].includes(at); // it is wanted right there
+    if (!taken && this.restore(await readStamp(file).catch(() => null))) return;
+    const view = at === "inside" ? "inside" : "complete";
+    (await this.view(view).catch(() => null))?.bring(file);
   }
 
   /** Give a view, loaded when it is first asked for. */
@@ -146,7 +150,7 @@ class Page {
     const { view, query } = wanted;
     const fields = new URLSearchParams(query);
     const model = fields.get("model");
-    if (!this.model || (model && model !== this.model.id)) this.use(model);
+    if (model && model !== this.model.id) this.use(model);
     const there = !model || model === this.model.id;
     this.complain(there ? null : `There is no model “${model}” here. This is ${this.model.id}.`);
     this.wanted = wanted;
@@ -223,6 +227,9 @@ if (!("closedBy" in HTMLDialogElement.prototype)) { // Safari does not know it
 const loading = document.getElementById("loading");
 const reload = document.getElementById("reload");
 reload.addEventListener("click", () => location.reload());
-const models = await loadModels(loading);
-loading.hidden = true;
-new Page(models).go();
+const opened = loadModels(loading).then((models) => {
+  loading.hidden = true;
+  return new Page(models);
+});
+receiveFiles(async (file) => (await opened).take(file)); // while models load, too: it would be lost
+(await opened).go();

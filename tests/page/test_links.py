@@ -17,7 +17,7 @@ from tests.page.fixtures import Open, expect, finished, hash_of, measured, pixel
 from tests.service_fixtures import GREY, encode, random_picture
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page, Request
+    from playwright.sync_api import Page, Request, Route
 
 CLIPBOARD = ["clipboard-read", "clipboard-write"]
 
@@ -121,6 +121,27 @@ def test_a_picture_pasted_elsewhere_goes_onto_the_easel(visit: Open) -> None:
     assert np.array_equal(rows[:3, :, 0], np.asarray(picture)[:3])
     page.go_back()
     expect(page.locator("#draw")).to_be_visible()
+
+
+@pytest.mark.parametrize("address", ["#", "#draw?n=2&seed=5", "#inside"])
+def test_a_picture_that_comes_while_models_load_is_not_lost(visit: Open, address: str) -> None:
+    page = visit()
+    finished(page)
+    asked: list[Route] = []
+    page.route("**/v1/models", lambda route: asked.append(route))
+    with page.expect_request("**/v1/models"):
+        page.goto(page.url.partition("#")[0] + "?" + address)
+    paste(page, encode(random_picture(seed=3)))
+    asked[0].continue_()
+    if address == "#inside":
+        expect(page.locator("#inside-caption")).to_contain_text("Your picture")
+    else:
+        expect(page.locator("#easel-said")).to_contain_text("on the easel")
+        rows = np.array(pixels(page, "#easel")[0]).reshape(GREY.height, GREY.width, 4)
+        assert np.array_equal(rows[:3, :, 0], np.asarray(random_picture(seed=3))[:3])
+    expect(page.locator("#draw")).to_be_hidden()
+    page.wait_for_timeout(200)
+    expect(page.locator("#draw")).to_be_hidden()
 
 
 def test_back_closes_what_was_enlarged(visit: Open) -> None:
