@@ -64,7 +64,7 @@ class Particles:
             np.repeat(self.slots[:1], len(others)), others,
             None if self.twins is None else self.twins[1:],
         )  # fmt: skip
-        self._renew(decoder, np.arange(1, len(self.slots)))
+        decoder.renew(others, np.arange(1, len(self.slots)))
 
     def room(self, position: int) -> int:
         """Count the pixels from a position to where they are weighed next, or to the end."""
@@ -96,7 +96,7 @@ class Particles:
         decoder.fork(
             self.slots[sources], self.slots[dead], None if self.twins is None else self.twins[dead]
         )
-        self._renew(decoder, dead)
+        decoder.renew(self.slots[dead], dead)
 
     def finish(self, decoder: Decoder, show: Callable[[int, int], None]) -> None:
         """Choose one of the finished particles by their weights: it is shown from now on."""
@@ -134,10 +134,6 @@ class Particles:
         changed = np.flatnonzero((before != after).any(1))
         self.shown = chosen
         show(int(self.slots[chosen]), int(changed[0]) if changed.size else position)
-
-    def _renew(self, decoder: Decoder, which: NDArray[np.intp]) -> None:
-        if which.size:
-            decoder.renew(self.slots[which], which)
 
 
 def finish_by_particles(

@@ -17,9 +17,7 @@ from PIL import Image
 
 from scanline.model.config import ModelConfig
 from scanline.model.pictures import Fit, PictureError, fit_hole, fit_picture, lay_flat, wrong_size
-from scanline.service.uploads import open_upload
-
-_PNG = b"\x89PNG\r\n\x1a\n"
+from scanline.service.uploads import PNG, open_upload
 
 
 class UnmarkedError(PictureError):
@@ -173,7 +171,7 @@ _PNG_END = _png_chunk(b"IEND", b"")
 @functools.lru_cache
 def _png_head(height: int, width: int, channels: int) -> bytes:
     header = struct.pack(">IIBBBBB", width, height, 8, 2 if channels == 3 else 0, 0, 0, 0)
-    return _PNG + _png_chunk(b"IHDR", header)
+    return PNG + _png_chunk(b"IHDR", header)
 
 
 def to_grid(images: Sequence[NDArray[np.uint8]], config: ModelConfig, scale: int = 1) -> bytes:

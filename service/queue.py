@@ -103,7 +103,7 @@ class Queue:
         """
         generation = Generation(self._name, self._config, spec, self._clock, caller, size)
         with self._changed:
-            self._check_room(spec.n, caller)
+            self.check_room(spec.n, caller)
             generation.queue_position = self._order.ahead(caller)
             generation.detached = detached
             self._order.add(generation)
@@ -158,7 +158,17 @@ class Queue:
     def check_room(self, n: int, caller: str = "") -> None:
         """Raise what ``submit`` would raise for ``n`` images now."""
         with self._changed:
-            self._check_room(n, caller)
+            if self.closed:
+                raise ClosedError(CLOSED)
+            most = self.limits.max_waiting
+            if self.waiting:  # or one caller's, or large requests, would shut others out
+                if self._order.waits(caller):
+                    most -= most // OWN
+                elif n > max(1, most // SMALL):
+                    most -= most // RESERVED
+            if self.waiting + n > most:
+                seconds = self._seconds_until_taken(self.waiting + n - most)
+                raise QueueFullError(retry_after=math.ceil(min(max(seconds, 1.0), LONGEST_RETRY)))
 
     def cancel(self, generation: Generation) -> None:
         """End a generation: its waiting images at once, its running ones within a step."""
@@ -207,19 +217,6 @@ class Queue:
     def closed(self) -> bool:
         """Whether no more work is taken."""
         return self._closing is not None
-
-    def _check_room(self, n: int, caller: str) -> None:
-        if self.closed:
-            raise ClosedError(CLOSED)
-        most = self.limits.max_waiting
-        if self.waiting:  # or one caller's, or large requests, would shut others out
-            if self._order.waits(caller):
-                most -= most // OWN
-            elif n > max(1, most // SMALL):
-                most -= most // RESERVED
-        if self.waiting + n > most:
-            seconds = self._seconds_until_taken(self.waiting + n - most)
-            raise QueueFullError(retry_after=math.ceil(min(max(seconds, 1.0), LONGEST_RETRY)))
 
     def _look_out(self) -> Outlook:
         now = self._clock()

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -26,6 +26,9 @@ from scanline.kernels.native.build import DECODER, TRAINING, NativeBuildError, l
 from scanline.kernels.native.cpu import cpu_isas
 from scanline.model.config import ModelConfig
 from scanline.model.network import LinearTransformer
+
+if TYPE_CHECKING:
+    import httpx
 
 # How far two computations of one thing may differ, by the less precise of their dtypes. Never
 # loosened by the environment, never retried.
@@ -189,6 +192,16 @@ def read_fifo(path: Path) -> Iterator[list[bytes]]:
     yield read
     assert path.is_fifo()
     reader.join()
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[httpx.Client]:
+    """Give a client of a server of two small models."""
+    from tests.service_fixtures import build, talking_to  # not where its packages are missing
+
+    _, app = build()
+    with talking_to(app) as opened:
+        yield opened
 
 
 @pytest.fixture

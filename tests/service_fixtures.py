@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import functools
@@ -25,14 +26,20 @@ from scanline.model.config import ModelConfig
 from scanline.model.decoders.contract import Decoder, Inputs, Slots
 from scanline.model.network import LinearTransformer
 from scanline.model.noise import image_noise, image_seed
+from scanline.service.api.cursors import read_cursors
+from scanline.service.api.events import stream_events
+from scanline.service.api.requests import Granularity
 from scanline.service.app import create_app
 from scanline.service.engine import Engine
-from scanline.service.generation import Spec
+from scanline.service.generation import Generation, Spec
+from scanline.service.http.pools import Pool
 from scanline.service.http.sse import Streams
+from scanline.service.http.waiting import Client
 from scanline.service.server import Scanline, Served
 from scanline.service.serving import configure
 from scanline.service.settings import Settings
 from tests.conftest import random_network
+from tests.events import Event, parse_sse
 
 DEADLINE = 60.0  # generous: reached only by a test that fails
 
@@ -255,6 +262,30 @@ def listening(app: Any, ready: Callable[[], bool], port: int = 0) -> Iterator[st
     finally:
         server.should_exit = True
         thread.join()
+
+
+def streamed(
+    generation: Generation, granularity: Granularity, seen: str | None = None
+) -> list[Event]:
+    """Read a generation's events to the end, or those after the one that was ``seen``."""
+
+    async def read() -> bytes:
+        gone = asyncio.create_task(asyncio.sleep(60))
+        stream = stream_events(
+            generation, Client("", gone), no_streams(), Pool(1), granularity=granularity,
+            resumed=None if seen is None else read_cursors(seen, generation),
+        )  # fmt: skip
+        parts = [part async for part in stream]
+        gone.cancel()
+        return b"".join(parts)
+
+    return parse_sse(asyncio.run(read()))
+
+
+def complete(client: httpx.Client, data: bytes, fit: str = "cover") -> httpx.Response:
+    """Have all but the first row of a picture drawn."""
+    fields = {"fit": fit, "known_rows": "1"}
+    return client.post("/v1/completions", files={"image": data}, data=fields)
 
 
 @contextlib.contextmanager

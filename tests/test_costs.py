@@ -25,6 +25,7 @@ from tests.service_fixtures import (
     DEADLINE,
     build,
     check_error,
+    complete,
     encode,
     idle,
     listening,
@@ -47,11 +48,6 @@ def server() -> Iterator[tuple[Scanline, httpx.Client]]:
 @pytest.fixture
 def client(server: tuple[Scanline, httpx.Client]) -> httpx.Client:
     return server[1]
-
-
-def complete(client: httpx.Client, data: bytes, fit: str = "cover") -> httpx.Response:
-    fields = {"fit": fit, "known_rows": "1"}
-    return client.post("/v1/completions", files={"image": data}, data=fields)
 
 
 def test_uploads_and_replies_do_not_wait_for_each_other(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -12,23 +10,14 @@ import numpy as np
 import pytest
 from pydantic import BaseModel, TypeAdapter
 
-from scanline.service.api.events import Completed, Pixels, Started, stream_events
+from scanline.service.api.events import Completed, Pixels, Started
 from scanline.service.api.replies import PngImage, ValuesImage
 from scanline.service.api.requests import Granularity
 from scanline.service.generation import FinishReason, Generation, Place, Spec
-from scanline.service.http.pools import Pool
 from scanline.service.http.sse import sse_event
-from scanline.service.http.waiting import Client
 from scanline.service.openai.events import CompletedImage, PartialImage
 from tests.events import parse_sse, rebuild
-from tests.service_fixtures import GREY, build, no_streams, talking_to
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[httpx.Client]:
-    _, app = build()
-    with talking_to(app) as client:
-        yield client
+from tests.service_fixtures import GREY, streamed
 
 
 def check_shape(shape: Any, data: Any) -> None:
@@ -81,18 +70,7 @@ def test_every_value_is_written_where_it_is(
         image.finish(FinishReason.CANCELLED if cut else FinishReason.LENGTH, 0.0)
     generation.finish(generation.clock())
 
-    async def read() -> bytes:
-        gone = asyncio.get_running_loop().create_task(asyncio.sleep(3600))
-        parts = [
-            part
-            async for part in stream_events(
-                generation, Client("", gone), no_streams(), Pool(1), granularity=granularity
-            )
-        ]
-        gone.cancel()
-        return b"".join(parts)
-
-    events = parse_sse(asyncio.run(read()))
+    events = streamed(generation, granularity)
     drawn = rebuild(events, config)
     assert sorted(drawn) == [0, 1, 2]
     for index, pixels in drawn.items():

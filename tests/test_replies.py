@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 import httpx
 import numpy as np
@@ -12,14 +11,7 @@ import pytest
 from scanline.service.api.replies import Usage
 from scanline.service.generation import Generation, Place, Spec
 from tests.clocks import Clock
-from tests.service_fixtures import GREY, build, check_error, listening, talking_to
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[httpx.Client]:
-    _, app = build(None, None)
-    with talking_to(app) as client:
-        yield client
+from tests.service_fixtures import GREY, build, check_error, listening
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import json
 import struct
 import warnings
 import zlib
-from collections.abc import Iterator
 
 import httpx
 import numpy as np
@@ -19,32 +18,16 @@ from scanline.service import uploads
 from scanline.service.logs import set_up_logs
 from scanline.service.pictures import read_picture
 from scanline.service.uploads import open_upload
+from tests.attacks.parts import plain_ppm
 from tests.png import png_chunk
 from tests.service_fixtures import (
     GREY,
-    build,
     check_error,
+    complete,
     encode,
     logs_kept,
     random_picture,
-    talking_to,
 )
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[httpx.Client]:
-    _, app = build()
-    with talking_to(app) as opened:
-        yield opened
-
-
-def complete(client: httpx.Client, data: bytes, fit: str = "cover") -> httpx.Response:
-    fields = {"fit": fit, "known_rows": "1"}
-    return client.post("/v1/completions", files={"image": data}, data=fields)
-
-
-def plain_ppm(side: int) -> bytes:
-    return b"P3\n%d %d\n255\n" % (side, side) + b"7 7 7\n" * side**2
 
 
 def test_pictures_are_refused_by_their_headers(client: httpx.Client) -> None:

@@ -17,7 +17,7 @@ from scanline.model.judge.classifier import Classifier
 
 @dataclass(frozen=True, kw_only=True)
 class Completed:
-    """Figures of ``pictures`` test images with one kind of hole, each completed once.
+    """Figures of test images with one kind of hole, each completed once.
 
     ``squared_error`` is the mean over the hole of the squared difference to the truth, intensities
     from 0 to 1; ``right`` the share whose class the classifier still sees, None without one;
@@ -26,7 +26,6 @@ class Completed:
 
     hole: str
     particles: int
-    pictures: int
     squared_error: float
     right: float | None
     bits_per_dim: float
@@ -76,7 +75,7 @@ def judge_holes(
             if classifier is not None and test.labels is not None:
                 right = float((classifier.look(painted.pictures)[0] == test.labels).mean())
             figures.append(Completed(
-                hole=name, particles=count, pictures=len(test),
+                hole=name, particles=count,
                 squared_error=float(np.square(difference).mean()), right=right,
                 bits_per_dim=float(painted.bits_per_dim.mean()), seconds=took / len(test),
             ))  # fmt: skip

@@ -105,7 +105,7 @@ export class Arrange {
     const files = await Promise.all(this.tiles.map(async ({ index, part, player, result }) => {
       const { seed, label } = result;
       const name = `${String(index).padStart(4, "0")}-seed-${seed}.png`;
-      const facts = { ...part.fields, ...result, label };
+      const facts = { ...part.fields, ...result };
       rows[index + 1] = [name, ...COLUMNS.map((column) => facts[column] ?? "")]
         .map((cell) => quote(String(cell))).join(",");
       const fields = { ...part.link.fields, n: 1, seed, ...(label ? { label } : {}) };

@@ -30,7 +30,7 @@ function base64(image) {
 }
 
 /** Write the request of a link as a command line that saves what comes as one PNG. */
-export function asCurl(link) {
+function asCurl(link) {
   const { url, fields, image } = requestOf(link);
   const lines = [`curl -sSf ${quote(url)} -H 'Accept: image/png'`];
   if (key.value) lines.push(`-H "Authorization: Bearer $${TOKEN}"`);
@@ -47,7 +47,7 @@ export function asCurl(link) {
 }
 
 /** Write the request of a link as a Python program that does the same. */
-export function asPython(link) {
+function asPython(link) {
   const { url, fields, image } = requestOf(link);
   const literal = JSON.stringify(fields).replaceAll('":', '": ').replaceAll(',"', ', "');
   const imports = [...(image ? ["base64"] : []), ...(key.value ? ["os"] : [])];
@@ -99,7 +99,7 @@ export async function shareLink(link, text) {
 }
 
 /** Whether the system has a way to share that people expect: phones do. */
-export const systemShares = () => Boolean(navigator.share) && matchMedia("(pointer: coarse)").matches;
+const systemShares = () => Boolean(navigator.share) && matchMedia("(pointer: coarse)").matches;
 
 /** The buttons that hand a drawing on. */
 export class ShareBar {

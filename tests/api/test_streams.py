@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -14,12 +13,9 @@ import pytest
 from scanline.model.config import ModelConfig
 from scanline.service.api import cursors as cursors_module
 from scanline.service.api.cursors import END, Cursor, read_cursors, write_cursors
-from scanline.service.api.events import stream_events
 from scanline.service.api.requests import Granularity
 from scanline.service.generation import FinishReason, Generation, Place, Spec
 from scanline.service.http.errors import ApiError
-from scanline.service.http.pools import Pool
-from scanline.service.http.waiting import Client
 from tests.api.fixtures import CONFIGS, Held, Here, held, png
 from tests.events import Event, parse_sse, rebuild
 from tests.service_fixtures import (
@@ -29,8 +25,8 @@ from tests.service_fixtures import (
     encode,
     fake_image,
     idle,
-    no_streams,
     random_picture,
+    streamed,
     until,
 )
 
@@ -191,17 +187,8 @@ def test_a_long_replay_comes_in_several_events() -> None:
         image.finish(FinishReason.LENGTH, 1024.0)
     generation.finish(time.monotonic())
 
-    async def read(granularity: Granularity) -> list[Event]:
-        gone = asyncio.create_task(asyncio.sleep(60))
-        stream = stream_events(
-            generation, Client("", gone), no_streams(), Pool(1), granularity=granularity
-        )
-        raw = b"".join([part async for part in stream])
-        gone.cancel()
-        return parse_sse(raw)
-
     for granularity in get_args(Granularity):
-        events = asyncio.run(read(granularity))
+        events = streamed(generation, granularity)
         check_stream(events, config)
         ids = [event.id for event in events if event.name == "pixels"]
         assert ids == ["4*1024,6*0", "8*1024,2*0", "10*1024"]

@@ -17,7 +17,7 @@ from scanline.service.generation import FinishReason, Generation, Place, Spec
 from scanline.service.http.pools import Pool
 from scanline.service.http.waiting import Client
 from tests.events import Event, parse_sse, rebuild
-from tests.service_fixtures import COLOUR, GREY, no_streams
+from tests.service_fixtures import COLOUR, GREY, no_streams, streamed
 
 
 def test_a_stream_misses_nothing_that_happens_while_it_sends(
@@ -160,23 +160,13 @@ def test_a_large_image_comes_in_several_events_too() -> None:
     image.finish(FinishReason.LENGTH, 1.0)
     generation.finish(time.monotonic())
 
-    async def read(granularity: Granularity, seen: str | None = None) -> list[Event]:
-        gone = asyncio.create_task(asyncio.sleep(60))
-        stream = stream_events(
-            generation, Client("", gone), no_streams(), Pool(1), granularity=granularity,
-            resumed=None if seen is None else read_cursors(seen, generation),
-        )  # fmt: skip
-        raw = b"".join([part async for part in stream])
-        gone.cancel()
-        return parse_sse(raw)
-
     for granularity in get_args(Granularity):
-        events = asyncio.run(read(granularity))
+        events = streamed(generation, granularity)
         told = [event for event in events if event.name == "pixels"]
         sizes = [sum(len(u["values"]) // 3 for u in event.data["updates"]) for event in told]
         assert sizes == [4032, 4032, 1152]  # whole rows, 4096 pixels at most
         np.testing.assert_array_equal(rebuild(events, config)[0], pixels)
-        rest = asyncio.run(read(granularity, told[0].id))
+        rest = streamed(generation, granularity, told[0].id)
         assert [event.data for event in rest] == [event.data for event in events[2:]]
 
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.service_fixtures import encode, random_picture
+
 playwright = pytest.importorskip("playwright.sync_api", reason="needs: pip install '.[e2e]'")
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -32,6 +34,15 @@ expect = playwright.expect
 def finished(page: Page, view: str = "draw") -> None:
     """Wait until a view has drawn what it was asked for."""
     expect(page.locator(f"#{view} .stage [data-report]")).to_contain_text("a second")
+
+
+def on_the_easel(visit: Open, **options: Any) -> Page:
+    """Open the page with a picture on the easel, its lower half erased."""
+    page: Page = visit("#complete", **options)
+    finished(page, "complete")
+    upload(page, encode(random_picture()))
+    expect(page.locator("#easel-said")).to_contain_text("on the easel")
+    return page
 
 
 def measured(page: Page) -> None:

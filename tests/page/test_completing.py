@@ -17,6 +17,7 @@ from tests.page.fixtures import (
     box,
     expect,
     finished,
+    on_the_easel,
     pixels,
     slide,
     touch,
@@ -137,10 +138,7 @@ def test_an_empty_sheet_cannot_be_completed(visit: Open) -> None:
 
 
 def test_what_is_not_erased_cannot_be_completed(visit: Open) -> None:
-    page = visit("#complete")
-    finished(page, "complete")
-    upload(page, encode(random_picture()))
-    expect(page.locator("#easel-said")).to_contain_text("on the easel")
+    page = on_the_easel(visit)
     page.check("#tools [value=restore]")
     slide(page, "#complete-brush", 15)
     touch(page, "#easel", 2, 3, GREY.width, GREY.height)
@@ -330,10 +328,7 @@ def test_examples_that_fail_can_be_asked_for_again(visit: Open) -> None:
 
 
 def test_a_picture_with_a_hole_is_completed_and_the_order_told(visit: Open) -> None:
-    page = visit("#complete")
-    finished(page, "complete")
-    upload(page, encode(random_picture()))
-    expect(page.locator("#easel-said")).to_contain_text("on the easel")
+    page = on_the_easel(visit)
     expect(page.locator("#order-note")).to_be_hidden()
     slide(page, "#complete-rows", GREY.height - 1)
     slide(page, "#complete-brush", 1)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tests.page.fixtures import Open, expect, finished, hash_of, pixels, slide, touch, upload
-from tests.service_fixtures import GREY, encode, random_picture
+from tests.page.fixtures import Open, expect, finished, hash_of, on_the_easel, pixels, slide, touch
+from tests.service_fixtures import GREY
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page, Route
@@ -15,10 +15,7 @@ if TYPE_CHECKING:
 
 def with_a_hole(visit: Open, **options: Any) -> Page:
     """Open the easel with a picture of which one pixel in the middle is erased."""
-    page: Page = visit("#complete", **options)
-    finished(page, "complete")
-    upload(page, encode(random_picture()))
-    expect(page.locator("#easel-said")).to_contain_text("on the easel")
+    page = on_the_easel(visit, **options)
     slide(page, "#complete-rows", GREY.height - 1)
     slide(page, "#complete-brush", 1)
     touch(page, "#easel", 2, 2, GREY.width, GREY.height)

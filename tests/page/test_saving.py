@@ -13,7 +13,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.page.fixtures import Open, expect, finished, hash_of, measured, pixels, slide, upload
+from tests.page.fixtures import (
+    Open,
+    expect,
+    finished,
+    hash_of,
+    measured,
+    on_the_easel,
+    pixels,
+    slide,
+)
 from tests.service_fixtures import COLOUR, GREY, encode, random_picture
 
 if TYPE_CHECKING:
@@ -63,10 +72,7 @@ def test_a_saved_picture_brings_its_drawing_back(visit: Open, button: str, scale
 
 
 def test_a_completion_is_brought_back_too(visit: Open) -> None:
-    page = visit("#complete")
-    finished(page, "complete")
-    upload(page, encode(random_picture()))
-    expect(page.locator("#easel-said")).to_contain_text("on the easel")
+    page = on_the_easel(visit)
     slide(page, "#complete-rows", 4)
     page.click("#complete-form button[type=submit]")
     finished(page, "complete")

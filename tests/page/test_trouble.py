@@ -16,18 +16,6 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page, Route
 
 
-def test_a_failure_of_the_server_is_told(visit: Open, grey: FakeDecoder) -> None:
-    page = visit()
-    finished(page)
-
-    def fail(slots: list[int]) -> None:
-        raise RuntimeError("broken")
-
-    grey.before_step = fail
-    page.click("#draw-form button[type=submit]")
-    expect(page.locator("#draw [role=alert]")).to_contain_text("rawing failed")
-
-
 def test_what_is_left_unfinished_says_so(visit: Open, grey: FakeDecoder) -> None:
     page = visit("#draw?n=3&seed=5")
     finished(page)

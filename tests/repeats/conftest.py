@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from scanline.service.server import Scanline
-from tests.service_fixtures import build, held_server, talking_to
+from tests.service_fixtures import held_server
 
 
 @pytest.fixture
@@ -17,10 +17,3 @@ def held() -> Iterator[tuple[Scanline, httpx.Client, threading.Event]]:
     """Give a server whose decoder draws nothing until it is let go, with no grace at all."""
     with held_server(2, {"grace_seconds": 0.0, "max_waiting": 8, "max_images": 8}) as held:
         yield held
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[httpx.Client]:
-    _, app = build()
-    with talking_to(app) as opened:
-        yield opened

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware as StarlettesCORSMiddleware
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from scanline.service.http.errors import ApiError
 
@@ -19,6 +19,5 @@ class CORSMiddleware(StarlettesCORSMiddleware):
             return answer
         message = bytes(answer.body).decode()
         message += "; SCANLINE_CORS_ORIGINS says who may call" if "origin" in message else ""
-        reply = ApiError(answer.status_code, message, code="cors_refused").reply
         kept = {n: v for n, v in answer.headers.items() if n.startswith(("access-", "vary"))}
-        return JSONResponse(reply.model_dump(), answer.status_code, kept)
+        return ApiError(answer.status_code, message, code="cors_refused", headers=kept).response
