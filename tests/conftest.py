@@ -45,7 +45,8 @@ TOLERANCES: dict[torch.dtype, dict[str, float]] = {
 ROOT = Path(__file__).resolve().parent.parent
 
 torch.set_num_threads(1)  # tiny tensors: a second thread would only wait
-# Of a folder's certificates those asked for are read: else each HTTP client would read them all.
+# Of a folder's certificates those asked for are read, of a file's all of them by each HTTP client.
+os.environ.pop("SSL_CERT_FILE", None)
 os.environ.setdefault("SSL_CERT_DIR", os.fspath(ROOT / "tests"))
 
 
