@@ -42,14 +42,20 @@ export class Tile {
   /** Take what the server says of the finished image. */
   finish(result) {
     this.result = result;
-    for (const [position, values] of this.kept?.splice(0) ?? []) this.player.write(position, values);
+    this.show();
     this.moved();
+  }
+
+  /** Show what was kept back, now that no more will come. */
+  show() {
+    for (const [position, values] of this.kept?.splice(0) ?? []) this.player.write(position, values);
   }
 
   /** No more will come. */
   stop() {
     this.player.rate = Infinity;
     this.failed = true;
+    this.show();
     if (!this.result) this.caption.textContent = this.player.available ? "unfinished" : "not drawn";
     this.name();
   }

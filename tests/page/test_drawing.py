@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from tests.page.fixtures import PHONE, Open, expect, finished, hash_of, pixels
-from tests.service_fixtures import COLOUR, GREY, FakeDecoder
+from tests.service_fixtures import COLOUR, GREY, FakeDecoder, until
 
 
 def test_the_page_draws_by_itself_and_a_link_draws_the_same(visit: Open) -> None:
@@ -120,6 +120,22 @@ def test_cancel_keeps_what_is_drawn(visit: Open, grey: FakeDecoder) -> None:
     page.click("#draw [data-cancel]")
     expect(page.locator("#draw [data-report]")).to_contain_text("Cancelled")
     expect(page.locator("#draw [data-cancel]")).to_be_hidden()
+
+
+def test_cancel_shows_what_is_drawn_to_who_wants_no_motion(visit: Open, grey: FakeDecoder) -> None:
+    page = visit("#draw?n=1&seed=5")
+    finished(page)
+    row = pixels(page, "#draw .sheet canvas")[0][: 4 * GREY.width]
+    steps = len(grey.steps)
+    grey.before_step = lambda slots: time.sleep(0.3) if len(grey.steps) > steps + 2 else None
+    page.fill("#draw-seed", "5")
+    with page.expect_response("**/v1/samples"):
+        page.click("#draw-form button[type=submit]")
+    until(lambda: len(grey.steps) > steps + 4)
+    page.click("#draw [data-cancel]")
+    expect(page.locator("#draw [data-report]")).to_contain_text("What was drawn stays")
+    expect(page.locator("#draw .sheet small")).to_have_text("unfinished")
+    assert pixels(page, "#draw .sheet canvas")[0][: 4 * GREY.width] == row
 
 
 def test_what_is_enlarged_gives_way_to_its_neighbours(visit: Open) -> None:
