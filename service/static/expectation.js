@@ -76,8 +76,7 @@ export class Expectation {
         const answer = await this.fetch(model, wanted);
         if (model === this.model && cleared === this.cleared) this.take(answer);
       } catch (error) {
-        this.wanted = null;
-        this.on.failed(error);
+        if (cleared === this.cleared) this.on.failed(error); // by now another place may be wanted
       }
     }
     this.setAsking(false);

@@ -32,7 +32,7 @@ export class InsideView {
       pick: (channel, value) => this.whatIf.pick(channel, value),
       changed: () => this.answered(),
       measured: (at) => this.bits?.[at],
-      failed: (error) => this.complain(explain(error)),
+      failed: (error) => this.complain(explain(error), true),
     });
     const on = { touch: (p) => this.goTo(p), release: () => this.keepLink() };
     this.plates = [new Plate(byId("inside-picture"), on), new Plate(byId("inside-heat"), on)];
@@ -302,6 +302,7 @@ export class InsideView {
   }
 
   answered() {
+    if (this.passing) this.report.retract(); // it answers again
     const { at, expected } = this.expectation.answer;
     this.whatIf.offer(at, expected);
   }
@@ -310,7 +311,9 @@ export class InsideView {
     this.report.tell(sentence);
   }
 
-  complain(sentence) {
+  /** Say what went wrong; `passing` if no longer than until a pixel is explained again. */
+  complain(sentence, passing = false) {
+    this.passing = passing;
     this.report.complain(sentence);
     this.report.reveal();
   }

@@ -20,6 +20,11 @@ export class Report {
   clear() {
     this.state.textContent = "";
     this.bar.hidden = true;
+    this.retract();
+  }
+
+  /** Take back what was said to be wrong. */
+  retract() {
     this.place.querySelector("[role=alert]")?.remove();
   }
 

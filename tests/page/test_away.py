@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from tests.page.fixtures import Open, expect, finished, measured
+import pytest
+
+from tests.page.fixtures import Open, expect, finished, measured, slide
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page, Route
@@ -133,6 +135,46 @@ def test_looking_inside_tells_that_it_waits(visit: Open) -> None:
     expect(page.locator(report)).to_be_empty()
     told = page.evaluate(f"window.told['{report}']")
     assert any(LOST in sentence for sentence in told), told
+
+
+def test_looking_inside_complains_no_longer_than_the_server_is_away(visit: Open) -> None:
+    page = visit("#inside?seed=5", allowed=["ERR_FAILED"])
+    measured(page)
+    page.route("**/v1/distribution", lambda route: route.abort())
+    slide(page, "#inside-position", 3)
+    expect(page.locator("#inside [role=alert]")).to_contain_text("cannot be reached")
+    page.unroute("**/v1/distribution")
+    slide(page, "#inside-position", 4)
+    expect(page.locator("#inside [role=alert]")).to_have_count(0)
+
+
+@pytest.mark.parametrize("other", ["pixel", "model"])
+def test_a_question_that_was_lost_takes_none_after_it_along(visit: Open, other: str) -> None:
+    page = visit("#inside?seed=5", allowed=["ERR_FAILED"])
+    measured(page)
+    asked: list[Route] = []
+
+    def hold_first(route: Route) -> None:
+        asked.append(route)
+        if len(asked) > 1:
+            route.continue_()
+
+    page.route("**/v1/distribution", hold_first)
+    with page.expect_request("**/v1/distribution"):
+        slide(page, "#inside-position", 3)
+    if other == "pixel":
+        slide(page, "#inside-position", 4)
+    else:
+        page.select_option("#model", "colour")
+        expect(page.locator("#inside-caption")).to_contain_text("bits/dim")
+    listen(page, "#inside .deeds [data-report]")
+    asked[0].abort()
+    expect(page.locator("#expected-text")).to_contain_text("ost likely")
+    expect(page.locator("#charts")).to_have_attribute("aria-busy", "false")
+    assert len(asked) > 1
+    if other == "model":
+        told = page.evaluate("Object.values(window.told).flat()")
+        assert not any("cannot be reached" in sentence for sentence in told)
 
 
 def test_the_game_tells_that_it_waits_for_the_models_guess(visit: Open) -> None:
