@@ -149,8 +149,12 @@ export class CompleteView {
   async bring(file) {
     this.page.show("complete");
     this.askOnce();
+    this.brought = file;
     try {
-      const picture = await fromFile(file, this.model);
+      let picture;
+      do picture = await fromFile(file, this.model);
+      while (picture.shape !== this.model); // another was chosen meanwhile
+      if (this.brought !== file) return; // as was another picture
       this.begin(picture);
       const { width, height, channels } = this.model;
       const whole = !picture.known.includes(0);
@@ -165,6 +169,7 @@ export class CompleteView {
       byId("paper-offer").hidden = lightness(drawnOn) >= DARK
         || lightness(this.paper) - lightness(drawnOn) < LIGHTER;
     } catch (error) {
+      if (this.brought !== file) return;
       this.tell("");
       this.complain(explain(error));
     }

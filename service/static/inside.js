@@ -148,11 +148,16 @@ export class InsideView {
   /** Look at a person's picture. */
   async bring(file) {
     this.page.show("inside");
+    this.brought = file;
     try {
-      const picture = await fromFile(file, this.model);
-      await this.show(picture, "Your picture", { image: await toText(await toPng(picture)) });
+      let [picture, image] = [];
+      do {
+        picture = await fromFile(file, this.model);
+        image = await toText(await toPng(picture));
+      } while (picture.shape !== this.model); // another was chosen meanwhile
+      if (this.brought === file) await this.show(picture, "Your picture", { image }); // the latest
     } catch (error) {
-      this.complain(explain(error));
+      if (this.brought === file) this.complain(explain(error));
     }
   }
 

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from tests.page.fixtures import Open, expect, finished, hash_of, measured, pixels
-from tests.service_fixtures import GREY, encode, random_picture
+from tests.service_fixtures import COLOUR, GREY, encode, random_picture
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page, Request, Route
@@ -142,6 +142,48 @@ def test_a_picture_that_comes_while_models_load_is_not_lost(visit: Open, address
     expect(page.locator("#draw")).to_be_hidden()
     page.wait_for_timeout(200)
     expect(page.locator("#draw")).to_be_hidden()
+
+
+HELD = """window.held = [];
+    const read = window.createImageBitmap;
+    window.createImageBitmap = async (file) => {
+        if (window.holding) await new Promise((resolve) => window.held.push(resolve));
+        return read(file);
+    };"""
+
+
+@pytest.mark.parametrize("meanwhile", ["another picture", "another model"])
+@pytest.mark.parametrize("view", ["complete", "inside"])
+def test_a_picture_that_takes_long_to_read_is_shown_as_it_is_wanted_then(
+    visit: Open, view: str, meanwhile: str
+) -> None:
+    page = visit("#draw?n=1&seed=5", script=HELD)
+    finished(page)
+    page.click(f"nav [data-view={view}]")
+    if view == "inside":
+        measured(page)
+    else:
+        finished(page, view)
+    page.evaluate("window.holding = true")
+    paste(page, encode(random_picture(seed=3)))
+    page.wait_for_function("() => window.held.length")
+    page.evaluate("window.holding = false")
+    said = page.locator("#easel-said" if view == "complete" else "#inside-caption")
+    yours = re.compile("Your picture is on" if view == "complete" else "Your picture.*bits/dim")
+    if meanwhile == "another model":
+        page.select_option("#model", "colour")
+        page.evaluate("window.held[0]()")
+        expect(said).to_have_text(yours)
+        shown = page.locator("#easel" if view == "complete" else "#inside-picture")
+        assert shown.evaluate("(c) => [c.width, c.height]") == [COLOUR.width, COLOUR.height]
+        return
+    paste(page, encode(random_picture(seed=4)))
+    expect(said).to_have_text(yours)
+    canvas = "#easel" if view == "complete" else "#inside-picture"
+    before = pixels(page, canvas)
+    page.evaluate("window.held[0]()")
+    page.wait_for_timeout(300)
+    assert pixels(page, canvas) == before
 
 
 def test_back_closes_what_was_enlarged(visit: Open) -> None:
