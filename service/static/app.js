@@ -84,7 +84,7 @@ class Page {
   /** Take a picture that was pasted or dropped. */
   async take(file) {
     // What cannot be read, as a folder, is told of as any file that is no picture.
-    const at = this.current ?? this.wanted?.view;
+    const at = this.wanted?.view ?? this.current; // the one being loaded, or the one shown
     const taken = ["complete", "inside"].includes(at); // it is wanted right there
     if (!taken && this.restore(await readStamp(file).catch(() => null))) return;
     const view = at === "inside" ? "inside" : "complete";
@@ -159,7 +159,10 @@ class Page {
     // Before it is shown: what is seen can be pressed. Where it does not come, that was told.
     const loaded = await this.view(view).catch(() => null);
     clearTimeout(slow);
-    if (!loaded) return;
+    if (!loaded) {
+      if (this.current && this.wanted === wanted) this.wanted = null; // the one shown stays
+      return;
+    }
     if (loading.querySelector("[role=status]").textContent === SLOW) this.complain(null);
     if (this.wanted !== wanted) return; // another was asked for meanwhile,
     if (location.hash !== hash && readAddress()) return; // or is about to be: it would be lost

@@ -123,6 +123,26 @@ def test_a_picture_pasted_elsewhere_goes_onto_the_easel(visit: Open) -> None:
     expect(page.locator("#draw")).to_be_visible()
 
 
+@pytest.mark.parametrize("comes", [True, False])
+def test_a_picture_goes_to_the_view_that_is_being_loaded(visit: Open, comes: bool) -> None:
+    page = visit(allowed=["ERR_FAILED"])
+    finished(page)
+    asked: list[Route] = []
+    page.route("**/static/inside.js", lambda route: asked.append(route) if comes else route.abort())
+    with page.expect_request("**/static/inside.js"):
+        page.click("nav [data-view=inside]")
+    if comes:
+        paste(page, encode(random_picture(seed=3)))
+        asked[0].continue_()
+        expect(page.locator("#inside-caption")).to_contain_text("Your picture")
+        return
+    expect(page.locator("#loading")).to_contain_text("did not come")
+    page.select_option("#model", "colour")  # of the view that is still in front
+    finished(page)
+    paste(page, encode(random_picture(seed=3)))
+    expect(page.locator("#easel-said")).to_contain_text("on the easel")
+
+
 @pytest.mark.parametrize("address", ["#", "#draw?n=2&seed=5", "#inside"])
 def test_a_picture_that_comes_while_models_load_is_not_lost(visit: Open, address: str) -> None:
     page = visit()
