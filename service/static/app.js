@@ -67,7 +67,7 @@ class Page {
       this.use(this.select.value);
       history.pushState(null, "", location.hash); // Back gives the model before
       this.link(view, { model: this.model.id });
-      (await this.view(view).catch(() => null))?.open(new URLSearchParams());
+      (await this.come(view))?.open(new URLSearchParams());
     });
     document.querySelector("nav").addEventListener("click", (event) => {
       const tab = event.target.closest("[data-view]"); // pressed again where it did not come
@@ -88,7 +88,7 @@ class Page {
     const taken = ["complete", "inside"].includes(at); // it is wanted right there
     if (!taken && this.restore(await readStamp(file).catch(() => null))) return;
     const view = at === "inside" ? "inside" : "complete";
-    (await this.view(view).catch(() => null))?.bring(file);
+    (await this.come(view))?.bring(file);
   }
 
   /** Give a view, loaded when it is first asked for. */
@@ -105,6 +105,17 @@ class Page {
       throw error;
     });
     return this.loading[name];
+  }
+
+  /** Wait for a view, and say so where that takes long; null where it does not come, which is told. */
+  async come(name) {
+    const { wanted } = this;
+    const slow = setTimeout(() =>
+      loading.hidden && this.wanted === wanted && this.complain(SLOW), SLOW_MS);
+    const view = await this.view(name).catch(() => null);
+    clearTimeout(slow);
+    if (view && loading.querySelector("[role=status]").textContent === SLOW) this.complain(null);
+    return view;
   }
 
   /** Draw again what a picture that was saved here says it was; false where it says nothing. */
@@ -155,15 +166,11 @@ class Page {
     this.complain(there ? null : `There is no model “${model}” here. This is ${this.model.id}.`);
     this.wanted = wanted;
     const { hash } = location;
-    const slow = setTimeout(() => loading.hidden && this.complain(SLOW), SLOW_MS);
-    // Before it is shown: what is seen can be pressed. Where it does not come, that was told.
-    const loaded = await this.view(view).catch(() => null);
-    clearTimeout(slow);
+    const loaded = await this.come(view); // before it is shown: what is seen can be pressed
     if (!loaded) {
       if (this.current && this.wanted === wanted) this.wanted = null; // the one shown stays
       return;
     }
-    if (loading.querySelector("[role=status]").textContent === SLOW) this.complain(null);
     if (this.wanted !== wanted) return; // another was asked for meanwhile,
     if (location.hash !== hash && readAddress()) return; // or is about to be: it would be lost
     const asked = [...fields.keys()].some((name) => name !== "model");

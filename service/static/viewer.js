@@ -46,8 +46,11 @@ export class Viewer {
     });
     const takes = (id, name) => on(id, async () => {
       const { picture, link, tile: { part: { model } } } = this;
+      const { wanted } = page;
       this.dialog.close();
-      const view = await page.view(name);
+      const view = await page.come(name);
+      const elsewhere = page.wanted !== wanted && page.wanted?.view !== name; // they went meanwhile
+      if (!view || elsewhere) return;
       if (model !== page.model) page.use(model.id); // of a comparison, or chosen meanwhile
       view.take(picture, link);
       document.getElementById(`${name}-title`).focus({ preventScroll: true });
