@@ -68,7 +68,8 @@ export class Arrange {
     try {
       await this.measure(tiles);
     } catch (error) {
-      if (this.tiles === tiles) button.ariaPressed = "false";
+      if (this.tiles !== tiles) return; // they are gone
+      button.ariaPressed = "false";
       throw error;
     } finally {
       button.textContent = HEAT;

@@ -414,3 +414,19 @@ def test_a_picture_that_waits_for_its_view_says_so_and_follows_nobody(
         measured(page)
         expect(page.locator("#inside-caption")).to_contain_text("Seed 5:")
     expect(page.locator("#loading")).to_be_hidden()
+
+
+def test_what_failed_of_a_sheet_that_is_gone_is_not_told_of_the_next(visit: Open) -> None:
+    page = visit("#draw?n=1&seed=5", allowed=["400"])
+    finished(page)
+    asked: list[Route] = []
+    page.route("**/v1/score", lambda route: asked.append(route))
+    heat = page.locator("#draw [data-do=heat]")
+    with page.expect_request("**/v1/score"):
+        heat.click()
+    page.fill("#draw-seed", "6")
+    page.click("#draw-form button[type=submit]")
+    expect(page.locator("#draw .sheet small").first).to_contain_text("seed 6")
+    asked[0].fulfill(status=400, json={"error": {"message": "no such thing", "code": "x"}})
+    expect(heat).to_have_text("Heat maps")
+    expect(page.locator("#draw [role=alert]")).to_have_count(0)
