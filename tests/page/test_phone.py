@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.page.fixtures import LAPTOP, PHONE, Open, box, expect, finished, pixels
+from tests.service_fixtures import GREY, FakeDecoder, build, listening
 
 if TYPE_CHECKING:
     from playwright.sync_api import CDPSession, Page
@@ -158,3 +162,23 @@ def test_the_choice_of_tries_can_be_read(visit: Open) -> None:
     page = visit("#complete", **PHONE | {"viewport": {"width": 320, "height": 740}})
     finished(page, "complete")
     assert box(page, "#complete-particles")["width"] >= 100
+
+
+@pytest.mark.parametrize("view", ["draw", "inside", "play", "learn"])
+def test_a_long_word_makes_no_page_wider(visit: Open, view: str) -> None:
+    word = "pneumonoultramicroscopicsilicovolcanoconiosis"
+    decoder = FakeDecoder(dataclasses.replace(GREY, classes=(word, "x")), 8)
+    scanline, app = build(decoders={f"a_model_of_{word}": decoder})
+    with listening(app, lambda: scanline.ready) as url:
+        asked = {"draw": f"?label={2 * word}", "inside": f"?seed=5&label={word}"}.get(view, "")
+        page = visit(f"#{view}{asked}", url=url, **PHONE)
+        said = {
+            "draw": ("[role=alert]", word),
+            "inside": ("#inside-caption", "bits/dim"),
+            "play": ("#play-said", "Picture 1 of 5"),
+            "learn": ("#learn-facts", word),
+        }
+        expect(page.locator(f"#{view} {said[view][0]}")).to_contain_text(said[view][1])
+        root = "document.documentElement"
+        assert page.evaluate(f"{root}.scrollWidth - {root}.clientWidth") == 0
+        page.context.close()
