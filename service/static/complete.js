@@ -83,7 +83,7 @@ export class CompleteView {
       this.shaping.take(fields);
       this.settled();
       try {
-        this.easel.load(await fromFile(fromText(fields.get("image")), this.model));
+        this.easel.load(await fromFile(fromText(fields.get("image")), () => this.model));
         this.ahead.take(fields.get("particles"));
       } catch (error) {
         this.sheet.report.complain(`The link's picture is damaged. ${explain(error)}`);
@@ -151,10 +151,8 @@ export class CompleteView {
     this.askOnce();
     this.brought = file;
     try {
-      let picture;
-      do picture = await fromFile(file, this.model);
-      while (picture.shape !== this.model); // another was chosen meanwhile
-      if (this.brought !== file) return; // as was another picture
+      const picture = await fromFile(file, () => this.model);
+      if (this.brought !== file) return; // another was meanwhile
       this.begin(picture);
       const { width, height, channels } = this.model;
       const whole = !picture.known.includes(0);

@@ -115,7 +115,7 @@ export class InsideView {
     }
     try {
       if (fields.has("image")) {
-        const picture = await fromFile(fromText(fields.get("image")), this.model);
+        const picture = await fromFile(fromText(fields.get("image")), () => this.model);
         await this.show(picture, "From a link", { image: fields.get("image"), ...made }, at);
       } else if (seed !== null && at !== null) {
         const { model } = this;
@@ -150,12 +150,11 @@ export class InsideView {
     this.page.show("inside");
     this.brought = file;
     try {
-      let [picture, image] = [];
-      do {
-        picture = await fromFile(file, this.model);
-        image = await toText(await toPng(picture));
-      } while (picture.shape !== this.model); // another was chosen meanwhile
-      if (this.brought === file) await this.show(picture, "Your picture", { image }); // the latest
+      const picture = await fromFile(file, () => this.model);
+      const image = await toText(await toPng(picture));
+      if (this.brought !== file) return; // another was meanwhile
+      if (picture.shape === this.model) await this.show(picture, "Your picture", { image });
+      else await this.bring(file); // for another model, chosen meanwhile
     } catch (error) {
       if (this.brought === file) this.complain(explain(error));
     }

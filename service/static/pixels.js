@@ -79,11 +79,15 @@ export async function toPng(picture, visible = () => true, scale = 1) {
   return new Blob(parts, { type: "image/png" });
 }
 
-/** Read a file as a picture of the given shape, its middle cropped; what was cut out is unknown. */
-export async function fromFile(file, shape) {
+/**
+ * Read a file as a picture, its middle cropped; what was cut out is unknown. `wanted()` gives its
+ * shape once it is decoded: by then another model may be chosen.
+ */
+export async function fromFile(file, wanted) {
   const bitmap = await createImageBitmap(file).catch(() => {
     throw new Error("That is no picture this browser can read.");
   });
+  const shape = wanted();
   const canvas = new OffscreenCanvas(shape.width, shape.height);
   const context = canvas.getContext("2d", { willReadFrequently: true });
   const scale = Math.max(shape.width / bitmap.width, shape.height / bitmap.height);

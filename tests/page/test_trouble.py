@@ -7,7 +7,6 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import httpx
-import pytest
 
 from scanline.service.server import Scanline
 from tests.page.fixtures import Open, expect, finished, measured, pixels
@@ -26,7 +25,7 @@ def test_what_is_left_unfinished_says_so(visit: Open, grey: FakeDecoder) -> None
 
     grey.before_step = fail
     page.click("#draw-form button[type=submit]")
-    expect(page.locator("#draw [role=alert]")).to_be_visible()
+    expect(page.locator("#draw [role=alert]")).to_contain_text("rawing failed")
     expect(page.locator("#draw .sheet small")).to_have_text(["not drawn"] * 3)
 
 
@@ -364,56 +363,6 @@ def test_a_scene_that_failed_begins_anew_when_it_is_looked_at_again(visit: Open)
     page.unroute("**/v1/score")
     page.click("nav [data-view=learn]")
     expect(said).to_contain_text("bits instead of")
-
-
-def test_a_view_that_cannot_be_fetched_says_so(visit: Open) -> None:
-    page = visit(allowed=["ERR_FAILED", "A part of this page did not come"])
-    finished(page)
-    page.route("**/play.js", lambda route: route.abort())
-    page.click("nav [data-view=play]")
-    expect(page.locator("#loading")).to_contain_text("A part of this page did not come.")
-    page.unroute("**/play.js")
-    page.click("#reload")
-    expect(page.locator("#play-said")).to_contain_text("Picture 1 of 5")
-    expect(page.locator("#reload")).to_be_hidden()
-
-
-def test_what_is_no_longer_waited_for_is_not_said_to_load(visit: Open) -> None:
-    page = visit()
-    finished(page)
-    page.route("**/learn.js", lambda route: None)
-    with page.expect_request("**/learn.js"):
-        page.click("nav [data-view=learn]")
-    page.click("nav [data-view=draw]")
-    page.wait_for_timeout(700)
-    expect(page.locator("#loading")).to_be_hidden()
-
-
-@pytest.mark.parametrize("elsewhere", [False, True])
-def test_a_picture_that_waits_for_its_view_says_so_and_follows_nobody(
-    visit: Open, elsewhere: bool
-) -> None:
-    page = visit("#draw?n=1&seed=5")
-    finished(page)
-    asked: list[Route] = []
-    page.route("**/inside.js", lambda route: asked.append(route))
-    page.locator("#draw .sheet button").first.click()
-    with page.expect_request("**/inside.js"):
-        page.click("#viewer-inside")
-    expect(page.locator("#loading")).to_contain_text("Loading …")
-    if elsewhere:
-        page.click("nav [data-view=play]")
-        expect(page.locator("#play")).to_be_visible()
-        with page.expect_response("**/inside.js"):
-            asked[0].continue_()
-        page.wait_for_timeout(300)
-        expect(page.locator("#play")).to_be_visible()
-    else:
-        page.click("nav [data-view=inside]")  # for nothing seems to come
-        asked[0].continue_()
-        measured(page)
-        expect(page.locator("#inside-caption")).to_contain_text("Seed 5:")
-    expect(page.locator("#loading")).to_be_hidden()
 
 
 def test_what_failed_of_a_sheet_that_is_gone_is_not_told_of_the_next(visit: Open) -> None:
