@@ -31,7 +31,7 @@ gate: $(READY)  ## compile every kernel for sm_80, sm_90 and sm_100 (or ARCH): m
 	$(BIN)/python -m scanline.kernels.cuda.compile_gate $(if $(ARCH),--arch $(ARCH))
 
 arm: $(READY)  ## test the native decoder's NEON code in qemu, where it and a cross-compiler are
-	$(BIN)/python -m pytest -rs tests/arm
+	$(BIN)/python -m pytest -rs tests/kernels/native/arm
 
 bench: $(READY)  ## time every decoder that runs here
 	$(BIN)/scanline bench

@@ -10,10 +10,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-LEFT_SECONDS = 600.0  # after which what an ended process was making is taken away
+STALE_SECONDS = 600.0  # after which what an ended process was making is taken away
 
 
-class NoCacheError(RuntimeError):
+class CacheFolderError(RuntimeError):
     """Nothing says where the cache is; the message says what to set."""
 
 
@@ -21,7 +21,7 @@ def cache_folder() -> Path:
     """Give the folder of what is made or fetched once, which may not exist yet.
 
     ``SCANLINE_CACHE``, else ``scanline`` in ``XDG_CACHE_HOME`` or in ``~/.cache``. Raises
-    ``NoCacheError`` where none is named and there is no home.
+    ``CacheFolderError`` where none is named and there is no home.
     """
     if named := os.environ.get("SCANLINE_CACHE"):
         return Path(named).absolute()  # a name without a folder is looked for among the system's
@@ -30,11 +30,11 @@ def cache_folder() -> Path:
     try:
         return Path.home() / ".cache" / "scanline"
     except RuntimeError as error:
-        raise NoCacheError(f"{error} Set SCANLINE_CACHE to a writable folder") from error
+        raise CacheFolderError(f"{error} Set SCANLINE_CACHE to a writable folder") from error
 
 
 @contextlib.contextmanager
-def made_apart(path: Path) -> Iterator[Path]:
+def atomic_path(path: Path) -> Iterator[Path]:
     """Give where to make a file, which is then moved to ``path``: two processes do not meet.
 
     It is alone in a folder. Raises ``OSError`` where that cannot be.
@@ -42,7 +42,7 @@ def made_apart(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     for left in path.parent.glob(f".{path.name.partition('-')[0]}-*"):
         with contextlib.suppress(OSError):  # gone meanwhile, or another's
-            if time.time() - left.stat().st_mtime > LEFT_SECONDS:
+            if time.time() - left.stat().st_mtime > STALE_SECONDS:
                 shutil.rmtree(left)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
         made = Path(folder) / path.name

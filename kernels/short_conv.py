@@ -8,7 +8,7 @@ blue are columns of their own). Shapes: ``x, y: [B, R, C, D]``, ``weight: [5, D]
 It is written as added slices, on a CPU a row of the image at a time: a row and the one above stay
 in the cache, where whole images would be read from memory once a tap, and torch's grouped
 convolution takes some 25 times as long. Layers with pre-norm have it in one pass with their norm
-(``kernels/residual.py``).
+(``kernels/ops/residual.py``).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from scanline.kernels.once import differentiable_once
+from scanline.kernels.double_backward import refuse_double_backward
 
 TAPS = 5
 
@@ -63,7 +63,7 @@ class _ShortConv(torch.autograd.Function):
         return y
 
     @staticmethod
-    @differentiable_once
+    @refuse_double_backward
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         x, weight = ctx.saved_tensors
         s = ctx.stride

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 __all__ = ["complete", "draw", "score"]
 
 if TYPE_CHECKING:
-    from scanline.model.drawing import complete, draw, score
+    from scanline.model.api import complete, draw, score
 else:  # hidden from type checkers, which would let any name pass
 
     def __getattr__(name: str) -> object:
         """Import what draws when it is first used: ``scanline.model.config`` needs no torch."""
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from scanline.model import drawing
+        from scanline.model import api
 
-        return getattr(drawing, name)
+        return getattr(api, name)
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *__all__})

@@ -19,19 +19,19 @@ import torch
 from torch import Tensor
 
 from scanline.kernels.native.abi import PRECISIONS, Precision
+from scanline.model.atomic_files import write_atomically
 from scanline.model.config import MAX_GUIDANCE, ModelConfig
-from scanline.model.files import write_atomically
 from scanline.model.network import LinearTransformer
 
 FORMAT = "scanline/2"
-SHIPPED = Path(__file__).resolve().parent.parent / "weights"
+SHIPPED_WEIGHTS = Path(__file__).resolve().parent.parent / "weights"
 
 
 class CheckpointError(ValueError):
     """A checkpoint that cannot be used; the message says why and what to do."""
 
 
-class Defaults(NamedTuple):
+class SamplingDefaults(NamedTuple):
     """How a model's images look best: ``guidance`` with a label, and ``top_p`` of any."""
 
     guidance: float = 1.0
@@ -47,9 +47,9 @@ class Checkpoint:
     facts: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def defaults(self) -> Defaults:
+    def defaults(self) -> SamplingDefaults:
         """How its images are drawn where nobody says otherwise; plainly where its facts do not."""
-        return Defaults(**self.facts.get("defaults", {}))
+        return SamplingDefaults(**self.facts.get("defaults", {}))
 
     @cached_property
     def digest(self) -> str:
@@ -79,7 +79,7 @@ def save_checkpoint(path: Path, model: LinearTransformer, facts: dict[str, Any])
 def load_checkpoint(path: Path) -> Checkpoint:
     """Read a checkpoint; raises ``CheckpointError`` on one that is missing, damaged or foreign."""
     config, facts, tensors = _read(path)
-    return Checkpoint(path.stem, network_of(config, tensors, str(path)), facts)
+    return Checkpoint(path.stem, build_network(config, tensors, str(path)), facts)
 
 
 def load_facts(path: Path) -> dict[str, Any]:
@@ -133,7 +133,7 @@ def _read(
 
 def _check_facts(facts: dict[str, Any]) -> None:
     """Raise one of the errors that ``load_checkpoint`` reports unless what is read of them fits."""
-    defaults = Defaults(**facts.get("defaults", {}))
+    defaults = SamplingDefaults(**facts.get("defaults", {}))
     if not (0 <= defaults.guidance <= MAX_GUIDANCE and 0 < defaults.top_p <= 1):
         raise ValueError(f"its defaults are out of range: {defaults._asdict()!r}")
     precision = facts.get("native_precision", {}).get("precision")
@@ -156,7 +156,7 @@ def _is_number(value: Any) -> bool:
 
 
 @contextlib.contextmanager
-def _untouched() -> Iterator[None]:
+def _default_torch_settings() -> Iterator[None]:
     """Make what is to be filled as if nothing were set of torch, and leave its chance as it was."""
     dtype = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
@@ -167,7 +167,9 @@ def _untouched() -> Iterator[None]:
         torch.set_default_dtype(dtype)
 
 
-def network_of(config: ModelConfig, tensors: dict[str, Tensor], source: str) -> LinearTransformer:
+def build_network(
+    config: ModelConfig, tensors: dict[str, Tensor], source: str
+) -> LinearTransformer:
     """Make a network of tensors with the right names, shapes and finite values, or raise."""
     held, D = sum(tensor.numel() for tensor in tensors.values()), config.d_model
     least = config.n_layers * (3 * D * D + 2 * D * config.d_ff)
@@ -176,7 +178,7 @@ def network_of(config: ModelConfig, tensors: dict[str, Tensor], source: str) -> 
             f"{source} does not fit its config: its layers alone need {least:,} weights or more, "
             f"and it holds {held:,}"
         )
-    with _untouched():
+    with _default_torch_settings():
         model = LinearTransformer(config)
     wanted = {name: tensor.shape for name, tensor in model.state_dict().items()}
     missing, extra = wanted.keys() - tensors.keys(), tensors.keys() - wanted.keys()
@@ -244,9 +246,9 @@ def load_checkpoints(folder: Path, names: Sequence[str] = ()) -> list[Checkpoint
     return [load_checkpoint(paths[name]) for name in names or _default_first(paths)]
 
 
-def load_one(folder: Path | None = None, name: str | None = None) -> Checkpoint:
+def load_by_name(folder: Path | None = None, name: str | None = None) -> Checkpoint:
     """Read one model of a folder (the shipped ones'), or its default; raises as above."""
-    folder = folder or SHIPPED
+    folder = folder or SHIPPED_WEIGHTS
     names = [name] if name else _default_first(find_checkpoints(folder))[:1]
     return load_checkpoints(folder, names)[0]
 
@@ -256,7 +258,7 @@ def _default_first(paths: dict[str, Path]) -> list[str]:
     return sorted(paths, key=lambda name: read_config(paths[name]).steps)
 
 
-def load_tensors(path: Path, device: torch.device | str = "cpu") -> Any:
+def load_torch_file(path: Path, device: torch.device | str = "cpu") -> Any:
     """Read a PyTorch file without running code from it; raises ``CheckpointError`` if it cannot."""
     try:
         with warnings.catch_warnings():

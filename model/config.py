@@ -7,12 +7,14 @@ import unicodedata
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_type_hints
 
-from scanline.kernels.mixture import MIXTURES
+from scanline.kernels.constants import MIXTURES
 
 VALUES = 256  # intensities of one channel
 NO_LABEL = -1
 MAX_GUIDANCE = 10.0
-TABLE = VALUES + 1  # entries of one neighbour's embedding table: every intensity, and "outside"
+TABLE_ENTRIES = (
+    VALUES + 1
+)  # entries of one neighbour's embedding table: every intensity, and "outside"
 
 # The 17 causal neighbours (row, column) of a pixel: 3 to its left, 7 in each of two rows above.
 NEIGHBOURS: tuple[tuple[int, int], ...] = (
@@ -21,13 +23,13 @@ NEIGHBOURS: tuple[tuple[int, int], ...] = (
 )
 
 # Far beyond use, but a foreign file's sizes are not to fill the memory before they are checked.
-_MOST = {
+_MAX_SIZES = {
     "height": 1024, "width": 1024, "n_layers": 256, "n_heads": 1024, "d_model": 8192, "d_ff": 65536,
 }  # fmt: skip
 
 # Characters of a name that accents are put in order of: Python takes a second for 30,000, and four
 # times that for twice as many.
-_MOST_PLAIN = 1000
+_MAX_NORMALIZED_LENGTH = 1000
 
 DIGITS = tuple("0123456789")
 CIFAR10_CLASSES = (
@@ -35,10 +37,10 @@ CIFAR10_CLASSES = (
 )  # fmt: skip
 
 
-def _plain(name: str) -> str:
+def _normalize_name(name: str) -> str:
     """Give a name as others may write it: two ways to put an accent on a letter are one."""
     name = name.strip()
-    return unicodedata.normalize("NFC", name) if len(name) <= _MOST_PLAIN else name
+    return unicodedata.normalize("NFC", name) if len(name) <= _MAX_NORMALIZED_LENGTH else name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +82,7 @@ class ModelConfig:
     d_ff: int = 512
 
     def __post_init__(self) -> None:
-        for name, most in _MOST.items():
+        for name, most in _MAX_SIZES.items():
             if not 1 <= getattr(self, name) <= most:
                 raise ValueError(f"{name} must be 1 to {most}, not {getattr(self, name)}")
         if self.channels not in (1, 3):
@@ -126,7 +128,7 @@ class ModelConfig:
                 ) from None
 
     @property
-    def draws_by_steps(self) -> bool:
+    def supports_decoding(self) -> bool:
         """Whether a network of it has a state, from which an image is drawn step by step."""
         return not self.attention.startswith("lsh")
 
@@ -188,7 +190,7 @@ class ModelConfig:
             return VALUES * c
         return MIXTURES * (1 + 2 * c + c * (c - 1) // 2)
 
-    def class_number(self, label: int | str | None) -> int:
+    def class_index(self, label: int | str | None) -> int:
         """Find a class by name or number; -1 for None, which is no label.
 
         A name in other letters, as large for small, is one where only one class can be meant.
@@ -204,7 +206,7 @@ class ModelConfig:
         numbered = isinstance(label, str) and numbers
         if isinstance(label, str):
             name = label.strip()
-            for same in (str, str.strip, _plain, lambda one: _plain(one).lower()):
+            for same in (str, str.strip, _normalize_name, lambda one: _normalize_name(one).lower()):
                 names = [same(one) for one in self.classes]
                 if names.count(same(label)) == 1:
                     return names.index(same(label))

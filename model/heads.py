@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanline.kernels.maps import exact_linear
-from scanline.kernels.mixture import MIN_LOG_PROB, MIN_LOG_SCALE, MIN_WARM_LOG_SCALE, MIXTURES
-from scanline.kernels.native.training import nats
+from scanline.kernels.constants import MIN_LOG_PROB, MIN_LOG_SCALE, MIN_WARM_LOG_SCALE, MIXTURES
+from scanline.kernels.native.training import nll
+from scanline.kernels.ops.linear import full_precision_linear
 from scanline.model.config import VALUES, ModelConfig
 
 _LN2 = math.log(2.0)
@@ -102,7 +102,7 @@ def _to_unit(values: Tensor, dtype: torch.dtype) -> Tensor:
     return values.to(dtype) / 127.5 - 1
 
 
-def _cooled(logits: Tensor, heat: Tensor) -> Tensor:
+def _apply_temperature(logits: Tensor, heat: Tensor) -> Tensor:
     """Divide logits by a temperature, the largest being 0 before: the coldest would be infinite."""
     return (logits - logits.amax(-1, keepdim=True)) / heat
 
@@ -114,7 +114,7 @@ def _inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
     return (cumulated <= threshold).sum(-1).clamp(max=weights.shape[-1] - 1)
 
 
-def keep_likeliest(weights: Tensor, top_p: Tensor) -> Tensor:
+def apply_top_p(weights: Tensor, top_p: Tensor) -> Tensor:
     """Zero all but the likeliest values that hold ``top_p`` of the weight: ``[B, X], [B]``.
 
     A value stays if those likelier than it hold less than that; of equals the lower comes first.
@@ -145,7 +145,7 @@ class Head(nn.Module):
         In the weights' own precision under autocast too: near 1, the largest mean of a logistic,
         bfloat16's numbers are half an intensity apart or more.
         """
-        return exact_linear(x, self.predictor.weight, self.predictor.bias)
+        return full_precision_linear(x, self.predictor.weight, self.predictor.bias)
 
     def logits(self, parameters: Tensor, channel: int, values: Tensor) -> Tensor:
         """Give a channel's 256 logits, given earlier channels' values, integers ``[..., C]``."""
@@ -161,12 +161,12 @@ class Head(nn.Module):
     def bits(self, parameters: Tensor, values: Tensor) -> Tensor:
         """Give -log2 P(values): ``[..., P]``, integers ``[..., C]`` → float32 or more ``[...]``."""
         parameters = parameters if parameters.dtype == torch.float64 else parameters.float()
-        native = nats.weighs(parameters)
+        native = nll.supports_nll(parameters)
         cost: Tensor
         if not self.categorical:
             if native:
                 flat = parameters.flatten(0, -2), values.to(torch.uint8).flatten(0, -2)
-                cost = nats.mixture_nats(*flat)[0].view(values.shape[:-1])
+                cost = nll.mixture_nll(*flat)[0].view(values.shape[:-1])
             else:
                 mixture = split_mixture(parameters, self.channels)
                 cost = -_mixture_log_probs(mixture, _to_unit(values, parameters.dtype))
@@ -177,7 +177,7 @@ class Head(nn.Module):
             logits = self.logits(parameters, channel, values).flatten(0, -2)
             value = values[..., channel].flatten()
             if native:
-                cost = nats.categorical_nats(logits, value.to(torch.uint8))[0]
+                cost = nll.categorical_nll(logits, value.to(torch.uint8))[0]
             else:
                 cost = F.cross_entropy(logits, value, reduction="none")
             total = total + cost.view_as(total)
@@ -194,12 +194,12 @@ class Head(nn.Module):
         """
         hot = torch.ones_like(parameters[:, :1]) if heat is None else heat.unsqueeze(-1)
         if self.categorical:
-            cold = _cooled(self.logits(parameters, channel, values), hot)
+            cold = _apply_temperature(self.logits(parameters, channel, values), hot)
             return F.log_softmax(cold, -1).clamp(min=MIN_LOG_PROB)
         mixture = split_mixture(parameters, self.channels)
         log_scales = (mixture.log_scales + hot.log().unsqueeze(-1)).clamp(min=MIN_WARM_LOG_SCALE)
         scaled = _to_unit(values, parameters.dtype)
-        cold = _cooled(mixture.weights, hot)
+        cold = _apply_temperature(mixture.weights, hot)
         log_weights = F.log_softmax(cold, -1).clamp(min=MIN_LOG_PROB)
         for earlier in range(channel):  # the components' weights given the values before (Bayes)
             means, value = channel_means(mixture, earlier, scaled), scaled[:, earlier : earlier + 1]
@@ -221,7 +221,7 @@ class Head(nn.Module):
         temperature: Tensor,
         top_p: Tensor | None = None,
         guidance: Tensor | None = None,
-        unlabelled: Tensor | None = None,
+        unconditional: Tensor | None = None,
     ) -> Tensor:
         """Draw the step's values by inverse CDF from the given uniforms, channel after channel.
 
@@ -231,7 +231,8 @@ class Head(nn.Module):
 
         Rows of another ``top_p`` or ``guidance`` than 1, each ``[B]``, draw from the 256 values of
         a channel instead: tempered, guided away from the parameters that the network gives without
-        the label, ``unlabelled: [B, P]`` (Ho & Salimans 2022), and cut to the likeliest that hold
+        the label, ``unconditional: [B, P]`` (Ho & Salimans 2022), and cut to the likeliest that
+        hold
         ``top_p``. Beyond guidance 1 they are cut before it, too, by a quarter as much, so that only
         what is likely with the label is made likelier (as in Li et al. 2022, section 3.2); cut
         by as much, some digits are blots. Returns uint8 ``[B, C]``.
@@ -248,13 +249,13 @@ class Head(nn.Module):
         one = torch.ones_like(heat)
         top_p = one if top_p is None else top_p.to(heat)
         guidance = one if guidance is None else guidance.to(heat)
-        if unlabelled is None:
-            unlabelled = parameters
+        if unconditional is None:
+            unconditional = parameters
         # 256 values a channel, of ten logistics each: only for the rows that ask.
         shaped = (greedy | (top_p < 1) | (guidance != 1)).nonzero().squeeze(-1)
         if shaped.numel():
             values[shaped] = self._sample_shaped(
-                parameters[shaped], unlabelled[shaped].to(parameters), uniforms[shaped],
+                parameters[shaped], unconditional[shaped].to(parameters), uniforms[shaped],
                 heat[shaped], greedy[shaped], top_p[shaped], guidance[shaped],
             )  # fmt: skip
         return values.to(torch.uint8)
@@ -263,13 +264,13 @@ class Head(nn.Module):
         values = self._no_values(parameters)
         for channel in range(self.channels):
             logits = self.logits(parameters, channel, values)
-            weights = F.softmax(_cooled(logits, heat.unsqueeze(-1)), -1)
+            weights = F.softmax(_apply_temperature(logits, heat.unsqueeze(-1)), -1)
             values[:, channel] = _inverse_cdf(weights, uniforms[:, channel])
         return values
 
     def _sample_mixture(self, parameters: Tensor, uniforms: Tensor, heat: Tensor) -> Tensor:
         mixture = split_mixture(parameters, self.channels)
-        cold = _cooled(mixture.weights, heat.unsqueeze(-1))
+        cold = _apply_temperature(mixture.weights, heat.unsqueeze(-1))
         component = _inverse_cdf(F.softmax(cold, -1), uniforms[:, 0]).unsqueeze(-1)
         values = self._no_values(parameters)
         for channel in range(self.channels):
@@ -284,7 +285,7 @@ class Head(nn.Module):
         return values
 
     def _sample_shaped(
-        self, parameters: Tensor, unlabelled: Tensor, uniforms: Tensor,
+        self, parameters: Tensor, unconditional: Tensor, uniforms: Tensor,
         heat: Tensor, greedy: Tensor, top_p: Tensor, guidance: Tensor,
     ) -> Tensor:  # fmt: skip
         first = uniforms.shape[1] - self.channels  # a mixture's component is not drawn
@@ -295,12 +296,14 @@ class Head(nn.Module):
             guided = (guidance != 1).nonzero().squeeze(-1)
             if guided.numel():
                 mine = shaped[guided]
-                kept = keep_likeliest(F.softmax(mine, -1), 1 - (1 - top_p[guided]) / 4)
-                without = self.log_probs(unlabelled[guided], channel, values[guided], heat[guided])
+                kept = apply_top_p(F.softmax(mine, -1), 1 - (1 - top_p[guided]) / 4)
+                without = self.log_probs(
+                    unconditional[guided], channel, values[guided], heat[guided]
+                )
                 mine = g[guided] * mine + (1 - g[guided]) * without
                 cut = (kept == 0) & ((top_p < 1) & (guidance > 1))[guided].unsqueeze(-1)
                 shaped[guided] = mine.masked_fill(cut, -torch.inf)
-            weights = keep_likeliest(F.softmax(shaped, -1), top_p)
+            weights = apply_top_p(F.softmax(shaped, -1), top_p)
             drawn = _inverse_cdf(weights, uniforms[:, first + channel])
             values[:, channel] = torch.where(greedy, shaped.argmax(-1), drawn)
         return values

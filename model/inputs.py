@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanline.kernels.maps import exact_linear, summed_rows
-from scanline.model.config import NEIGHBOURS, TABLE, VALUES, ModelConfig
+from scanline.kernels.ops.linear import embedding_sum, full_precision_linear
+from scanline.model.config import NEIGHBOURS, TABLE_ENTRIES, VALUES, ModelConfig
 
 OUTSIDE = VALUES  # id of a neighbour that is not there: beyond the border, or not yet decided
 
@@ -79,9 +79,9 @@ class NeighbourhoodInput(nn.Module):
         self.places = len(NEIGHBOURS) * config.channels + self.steps_per_pixel - 1
         self.tables: nn.Parameter | None = None
         if "table" in config.encoding:
-            offsets = torch.arange(self.places) * TABLE
+            offsets = torch.arange(self.places) * TABLE_ENTRIES
             self.register_buffer("offsets", offsets, persistent=False)
-            self.tables = nn.Parameter(torch.randn(self.places * TABLE, size) * 0.02)
+            self.tables = nn.Parameter(torch.randn(self.places * TABLE_ENTRIES, size) * 0.02)
         self.linear = nn.Linear(2 * self.places, size) if "linear" in config.encoding else None
         if self.sinusoidal:
             code = sinusoidal_code(torch.arange(config.steps), size)
@@ -109,13 +109,13 @@ class NeighbourhoodInput(nn.Module):
         parts: list[Tensor] = []
         if self.tables is not None:
             bags = (ids + self.get_buffer("offsets")).view(-1, places)
-            parts.append(summed_rows(self.tables, bags).view(B, S, -1))
+            parts.append(embedding_sum(self.tables, bags).view(B, S, -1))
         if self.linear is not None:
             outside = ids == OUTSIDE
             features = self.linear.weight.dtype
             intensities = (ids.to(features) / 127.5 - 1).masked_fill(outside, 0)
             seen = torch.cat([intensities, outside.to(features)], -1)
-            parts.append(exact_linear(seen, self.linear.weight, self.linear.bias))
+            parts.append(full_precision_linear(seen, self.linear.weight, self.linear.bias))
         x = parts[0] if len(parts) == 1 else parts[0] + parts[1]
         if self.sinusoidal:
             code: Tensor = self.get_buffer("code")[steps]

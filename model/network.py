@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanline.kernels.residual import Product, residual
+from scanline.kernels.ops.residual import LinearOutput, residual
 from scanline.model.config import NO_LABEL, ModelConfig
 from scanline.model.heads import Head
 from scanline.model.inputs import NeighbourhoodInput, Positions, PreviousInput
+from scanline.model.layers.base import State
 from scanline.model.layers.block import Block
-from scanline.model.layers.layer import State
 
 
 class LinearTransformer(nn.Module):
@@ -45,10 +45,10 @@ class LinearTransformer(nn.Module):
         if self.positions is not None:
             x = x + self.positions(steps)
         if self.label_embedding is not None:
-            unlabelled = len(self.config.classes)
+            unconditional = len(self.config.classes)
             if labels is None:
                 labels = steps.new_full((len(steps),), NO_LABEL)
-            labels = labels.masked_fill(labels == NO_LABEL, unlabelled)
+            labels = labels.masked_fill(labels == NO_LABEL, unconditional)
             x = x + self.label_embedding(labels).unsqueeze(1)
         elif labels is not None and bool((labels != NO_LABEL).any()):
             raise ValueError("this network was trained without classes and takes no labels")
@@ -77,11 +77,11 @@ class LinearTransformer(nn.Module):
         A network whose first value is given has no step 0, and so one row fewer.
         """
         x = self.embed(canvas, self._steps(canvas, self.config.steps), labels)
-        added: Product | None = None
+        added: LinearOutput | None = None
         for block in self._layers():
-            x, added = block.advance(x, added)
+            x, added = block.forward_deferred(x, added)
         affine = (self.norm.weight, self.norm.bias)
-        _, y = residual(x, added, affine, eps=self.norm.eps, exact=True)  # as the head is
+        _, y = residual(x, added, affine, eps=self.norm.eps, full_precision=True)  # as the head is
         parameters: Tensor = self.head(y)
         return parameters
 
@@ -100,7 +100,7 @@ class LinearTransformer(nn.Module):
     def prefill(
         self, canvas: Tensor, lengths: Tensor, labels: Tensor | None = None
     ) -> tuple[list[State], Tensor]:
-        """Absorb the first ``lengths`` pixels of each canvas in one parallel pass.
+        """Prefill the first ``lengths`` pixels of each canvas in one parallel pass.
 
         ``canvas: uint8 [B, T, C]``, ``lengths: int64 [B]`` in pixels. Returns the state after
         them, and their bits, float32 ``[B, T]``, zero past the length.

@@ -1,4 +1,5 @@
-"""Particles: several slots that draw one image side by side, weighed by the known pixels they meet.
+"""ParticleFilter: several slots that draw one image side by side, weighed by the known pixels they
+meet.
 
 Sequential Monte Carlo (Doucet, de Freitas and Gordon 2001): a model in raster order knows nothing
 of known pixels further down, so many particles draw on, each is weighed by the probability that it
@@ -17,18 +18,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanline.model.config import ModelConfig
-from scanline.model.decoders.contract import NO_SLOT, Decoder, Inputs
+from scanline.model.decoders.base import NO_SLOT, Decoder, InputBatch
 from scanline.model.noise import resampling_noise
 
 MAX_PARTICLES = 64
 COLLAPSED = 1.5  # an effective sample size below which one particle has all the weight
 
 
-class Particles:
+class ParticleFilter:
     """The particles of one image: their slots, and their twins' where it is guided.
 
     They are weighed at fixed places: after known pixels that an unknown one, or the end of a row,
-    follows. So nothing depends on how many pixels a call draws. ``slots[shown]`` is the one to
+    follows. So nothing depends on how many pixels a call draws. ``slots[displayed]`` is the one to
     look at, ``log_evidence`` ln of the mean of the whole weights, an estimate of ln P(known pixels)
     of the plain model where it draws, ``effective`` the last effective sample size, and ``least``
     the least of all.
@@ -44,17 +45,17 @@ class Particles:
     ) -> None:
         self.slots = np.array(slots, np.int32)
         self.twins = None if twins is None else np.array(twins, np.int32)
-        self.shown = 0
+        self.displayed = 0
         self.log_evidence = 0.0
-        self.effective = self.least = float(len(slots))
+        self.effective_size = self.min_effective_size = float(len(slots))
         self._config, self._known = config, known
         unknown = np.flatnonzero(~known)
         self._first, self._last = (int(unknown[0]), int(unknown[-1])) if unknown.size else (0, -1)
-        self._weighed = self._first
+        self._updated_to = self._first
         ends = np.arange(1, config.pixels + 1)
         stops = known & (np.append(~known[1:], True) | (ends % config.width == 0))
-        self._stops = ends[stops & (ends > self._first)]
-        self._uniforms = resampling_noise(seed, len(self._stops) + 1)
+        self._update_positions = ends[stops & (ends > self._first)]
+        self._uniforms = resampling_noise(seed, len(self._update_positions) + 1)
         self._log_weights = np.zeros(len(slots))
 
     def begin(self, decoder: Decoder) -> None:
@@ -64,61 +65,61 @@ class Particles:
             np.repeat(self.slots[:1], len(others)), others,
             None if self.twins is None else self.twins[1:],
         )  # fmt: skip
-        decoder.renew(others, np.arange(1, len(self.slots)))
+        decoder.reseed(others, np.arange(1, len(self.slots)))
 
-    def room(self, position: int) -> int:
+    def pixels_to_next_update(self, position: int) -> int:
         """Count the pixels from a position to where they are weighed next, or to the end."""
-        ahead = self._stops[self._stops > position]
+        ahead = self._update_positions[self._update_positions > position]
         return int(ahead[0] if ahead.size else self._config.pixels) - position
 
-    def weigh(self, decoder: Decoder, show: Callable[[int, int], None]) -> None:
+    def update(self, decoder: Decoder, show: Callable[[int, int], None]) -> None:
         """Weigh the particles where they are, if it is a place for that, and replace light ones.
 
         Nothing of theirs may be in flight. ``show(slot, pixel)`` is told, before anything is
         overwritten, that another is shown from now on, and the first pixel in which it differs.
         """
         position = int(decoder.positions[self.slots[0]])
-        (stop,) = np.nonzero(self._stops == position)
-        if not stop.size or position <= self._weighed:
+        (stop,) = np.nonzero(self._update_positions == position)
+        if not stop.size or position <= self._updated_to:
             return
         self._add_weights(decoder, position)
         count = len(self.slots)
-        if self.effective >= count / 2 or position > self._last:
+        if self.effective_size >= count / 2 or position > self._last:
             return
-        weights = self._settle()
+        weights = self._normalize_weights()
         points = (float(self._uniforms[stop[0]]) + np.arange(count)) / count
         chosen = np.searchsorted(weights.cumsum(), points, side="right").clip(max=count - 1)
         copies = np.bincount(chosen, minlength=count)
         dead = np.flatnonzero(copies == 0)
         sources = np.repeat(np.arange(count), np.maximum(copies - 1, 0))
-        if copies[self.shown] == 0:
-            self._show(decoder, int(copies.argmax()), position, show)
+        if copies[self.displayed] == 0:
+            self._display(decoder, int(copies.argmax()), position, show)
         decoder.fork(
             self.slots[sources], self.slots[dead], None if self.twins is None else self.twins[dead]
         )
-        decoder.renew(self.slots[dead], dead)
+        decoder.reseed(self.slots[dead], dead)
 
     def finish(self, decoder: Decoder, show: Callable[[int, int], None]) -> None:
         """Choose one of the finished particles by their weights: it is shown from now on."""
         end = self._config.pixels
-        if self._weighed < end:
+        if self._updated_to < end:
             self._add_weights(decoder, end)
         point = float(self._uniforms[-1])
-        chosen = int(np.searchsorted(self._settle().cumsum(), point, side="right"))
+        chosen = int(np.searchsorted(self._normalize_weights().cumsum(), point, side="right"))
         chosen = min(chosen, len(self.slots) - 1)
-        if chosen != self.shown:
-            self._show(decoder, chosen, end, show)
+        if chosen != self.displayed:
+            self._display(decoder, chosen, end, show)
 
     def _add_weights(self, decoder: Decoder, position: int) -> None:
-        met = np.flatnonzero(self._known[self._weighed : position]) + self._weighed
+        met = np.flatnonzero(self._known[self._updated_to : position]) + self._updated_to
         bits = decoder.bits[np.ix_(self.slots, met)].sum(1, dtype=np.float64)
         self._log_weights -= math.log(2) * bits
-        self._weighed = position
+        self._updated_to = position
         weights = np.exp(self._log_weights - self._log_weights.max())
-        self.effective = float(weights.sum() ** 2 / (weights**2).sum())
-        self.least = min(self.least, self.effective)
+        self.effective_size = float(weights.sum() ** 2 / (weights**2).sum())
+        self.min_effective_size = min(self.min_effective_size, self.effective_size)
 
-    def _settle(self) -> NDArray[np.float64]:
+    def _normalize_weights(self) -> NDArray[np.float64]:
         """Give the weights, normalised, and begin anew: their mean goes into the evidence."""
         top = self._log_weights.max()
         weights: NDArray[np.float64] = np.exp(self._log_weights - top)
@@ -127,17 +128,17 @@ class Particles:
         weights /= weights.sum()
         return weights
 
-    def _show(
+    def _display(
         self, decoder: Decoder, chosen: int, position: int, show: Callable[[int, int], None]
     ) -> None:
-        before, after = (decoder.canvas[self.slots[i], :position] for i in (self.shown, chosen))
+        before, after = (decoder.canvas[self.slots[i], :position] for i in (self.displayed, chosen))
         changed = np.flatnonzero((before != after).any(1))
-        self.shown = chosen
+        self.displayed = chosen
         show(int(self.slots[chosen]), int(changed[0]) if changed.size else position)
 
 
-def finish_by_particles(
-    decoder: Decoder, leads: NDArray[np.int64], inputs: Inputs, count: int
+def run_particle_filters(
+    decoder: Decoder, leads: NDArray[np.int64], inputs: InputBatch, count: int
 ) -> NDArray[np.int64]:
     """Draw images that have begun in the slots ``leads``, by ``count`` particles each, to the end.
 
@@ -145,22 +146,27 @@ def finish_by_particles(
     Returns the slot of each that was chosen.
     """
     config = decoder.config
-    crowds = []
+    filters = []
     for row, lead in enumerate(leads.tolist()):
         twin = int(inputs.twin[row])
-        crowds.append(Particles(
+        filters.append(ParticleFilter(
             config, int(inputs.seed[row]), inputs.known[row], range(lead, lead + count),
             None if twin == NO_SLOT else range(twin, twin + count),
         ))  # fmt: skip
-        crowds[-1].begin(decoder)
-    running = crowds
+        filters[-1].begin(decoder)
+    running = filters
     while running:
-        position = [int(decoder.positions[crowd.slots[0]]) for crowd in running]
-        pixels = min(crowd.room(at) for crowd, at in zip(running, position, strict=True))
-        decoder.step(np.concatenate([crowd.slots for crowd in running]), min(pixels, config.width))
-        for crowd in running:
-            crowd.weigh(decoder, lambda slot, changed: None)
+        position = [int(decoder.positions[particles.slots[0]]) for particles in running]
+        pixels = min(
+            particles.pixels_to_next_update(at)
+            for particles, at in zip(running, position, strict=True)
+        )
+        decoder.step(
+            np.concatenate([particles.slots for particles in running]), min(pixels, config.width)
+        )
+        for particles in running:
+            particles.update(decoder, lambda slot, changed: None)
         running = [c for c in running if decoder.positions[c.slots[0]] < config.pixels]
-    for crowd in crowds:
-        crowd.finish(decoder, lambda slot, changed: None)
-    return np.array([crowd.slots[crowd.shown] for crowd in crowds])
+    for particles in filters:
+        particles.finish(decoder, lambda slot, changed: None)
+    return np.array([particles.slots[particles.displayed] for particles in filters])

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scanline.model.checkpoint import Defaults
+from scanline.model.checkpoint import SamplingDefaults
 from scanline.model.config import MAX_GUIDANCE, NO_LABEL, ModelConfig
 from scanline.model.noise import RANDOM
 from scanline.model.particles import MAX_PARTICLES
@@ -21,10 +21,10 @@ class SamplingError(ValueError):
 
 
 class SamplingParams(NamedTuple):
-    """How values are sampled, every choice made: fields of ``Spec`` of the same names."""
+    """How values are sampled, every choice made: fields of ``GenerationSpec`` of the same names."""
 
     label: int
-    any_label: bool
+    random_label: bool
     top_p: float
     guidance: float
     particles: int
@@ -37,7 +37,7 @@ class SamplingParams(NamedTuple):
 
 def resolve(
     config: ModelConfig,
-    defaults: Defaults,
+    defaults: SamplingDefaults,
     label: int | str | None,
     top_p: float | None = None,
     guidance: float | None = None,
@@ -57,7 +57,7 @@ def resolve(
             "unknown_class",
         )
     try:
-        number = NO_LABEL if by_seed else config.class_number(label)
+        number = NO_LABEL if by_seed else config.class_index(label)
     except ValueError as error:
         raise SamplingError(str(error), "label", "unknown_class") from None
     labelled = by_seed or number != NO_LABEL

@@ -1,5 +1,5 @@
 """``python -m scanline.service`` is ``scanline``: what ``torchrun`` starts."""
 
-from scanline.service.commands.cli import main
+from scanline.service.cli.main import main
 
 main()

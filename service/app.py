@@ -17,34 +17,34 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
 from scanline.service import __version__
-from scanline.service.api.files import router as file_router
+from scanline.service.api.cached_png import router as file_router
 from scanline.service.api.routes import router
-from scanline.service.api.score import router as score_router
-from scanline.service.card import router as card_router
-from scanline.service.description import describe_as_it_is
-from scanline.service.http.bodies import unreadable
+from scanline.service.api.scoring import router as score_router
+from scanline.service.http.bodies import describe_json_error
 from scanline.service.http.errors import (
-    REFUSALS,
+    DOMAIN_ERRORS,
     ApiError,
     ErrorReply,
-    describe,
+    describe_validation_errors,
     not_ready,
-    refusal,
+    to_api_error,
 )
-from scanline.service.http.middleware.access import AccessMiddleware
-from scanline.service.http.middleware.body import BodyLimitMiddleware
-from scanline.service.http.middleware.closing import ClosingMiddleware
+from scanline.service.http.middleware.access_log import AccessLogMiddleware
+from scanline.service.http.middleware.api_key import ApiKeyMiddleware
+from scanline.service.http.middleware.body_limit import BodyLimitMiddleware
+from scanline.service.http.middleware.connection_close import ConnectionCloseMiddleware
 from scanline.service.http.middleware.cors import CORSMiddleware
-from scanline.service.http.middleware.cross_site import CrossSiteMiddleware
-from scanline.service.http.middleware.failure import FailureMiddleware
+from scanline.service.http.middleware.csrf import CSRFMiddleware
 from scanline.service.http.middleware.head import HeadMiddleware
-from scanline.service.http.middleware.key import KeyMiddleware
-from scanline.service.http.middleware.safe_headers import SafeHeadersMiddleware
-from scanline.service.http.waiting import ClientGoneError, client_of
+from scanline.service.http.middleware.security_headers import SecurityHeadersMiddleware
+from scanline.service.http.middleware.server_errors import ServerErrorMiddleware
+from scanline.service.http.waiting import ClientDisconnectedError, watch_client
 from scanline.service.metrics import CONTENT_TYPE
 from scanline.service.openai.routes import router as openai_router
-from scanline.service.pages import DOCS_STATIC, add_pages
-from scanline.service.server import Scanline
+from scanline.service.openapi_schema import customize_openapi
+from scanline.service.state import AppState
+from scanline.service.web.og_image import router as card_router
+from scanline.service.web.pages import DOCS_STATIC, add_pages
 
 log = logging.getLogger("scanline.http")
 
@@ -58,7 +58,7 @@ DESCRIPTION = (
 )
 
 
-def create_app(scanline: Scanline, open_models: Callable[[], None]) -> FastAPI:
+def create_app(app_state: AppState, open_models: Callable[[], None]) -> FastAPI:
     """Build the application; ``open_models`` runs beside it at start-up until it is ready.
 
     One that is told to end before that leaves it to itself.
@@ -73,9 +73,9 @@ def create_app(scanline: Scanline, open_models: Callable[[], None]) -> FastAPI:
             yield
         finally:
             await asyncio.to_thread(loading.join, LOADED_SECONDS)
-            scanline.ended_early = loading.is_alive()
+            app_state.ended_early = loading.is_alive()
             # Where one model can draw no more, nobody can be told of what others still draw.
-            await asyncio.to_thread(scanline.drain, None if scanline.failure is None else 0.0)
+            await asyncio.to_thread(app_state.drain, None if app_state.failure is None else 0.0)
 
     app = FastAPIOffline(  # whose /docs needs no CDN
         title="Scanline", version=__version__, description=DESCRIPTION, lifespan=lifespan,
@@ -83,25 +83,25 @@ def create_app(scanline: Scanline, open_models: Callable[[], None]) -> FastAPI:
         generate_unique_id_function=lambda route: route.name,
         redirect_slashes=False,  # it would redirect to whatever Host was sent
     )  # fmt: skip
-    app.state.scanline = scanline
+    app.state.scanline = app_state
     app.include_router(router)
     app.include_router(file_router)
     app.include_router(score_router)
     app.include_router(openai_router)
     app.include_router(card_router)
-    _add_operations(app, scanline)
-    add_pages(app, scanline.settings.frame_ancestors)
+    _add_operations(app, app_state)
+    add_pages(app, app_state.settings.frame_ancestors)
     _add_errors(app)
-    settings = scanline.settings
+    settings = app_state.settings
     app.add_middleware(HeadMiddleware)  # the first one added is the innermost
-    app.add_middleware(FailureMiddleware)
+    app.add_middleware(ServerErrorMiddleware)
     app.add_middleware(
-        BodyLimitMiddleware, upload=settings.max_upload, other=lambda: scanline.max_json
+        BodyLimitMiddleware, upload=settings.max_upload, other=lambda: app_state.max_json
     )
     if settings.api_keys:
-        app.add_middleware(KeyMiddleware, keys=settings.api_keys)
+        app.add_middleware(ApiKeyMiddleware, keys=settings.api_keys)
     else:  # a key no browser sends by itself
-        app.add_middleware(CrossSiteMiddleware, origins=settings.cors_origins)
+        app.add_middleware(CSRFMiddleware, origins=settings.cors_origins)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -118,14 +118,14 @@ def create_app(scanline: Scanline, open_models: Callable[[], None]) -> FastAPI:
                 "Preference-Applied",
             ],
         )
-    app.add_middleware(SafeHeadersMiddleware)
-    app.add_middleware(ClosingMiddleware, closing=lambda: scanline.draining)
-    app.add_middleware(AccessMiddleware, metrics=scanline.metrics)
-    describe_as_it_is(app, has_key=bool(settings.api_keys), max_images=settings.max_images)
+    app.add_middleware(SecurityHeadersMiddleware)
+    app.add_middleware(ConnectionCloseMiddleware, closing=lambda: app_state.draining)
+    app.add_middleware(AccessLogMiddleware, metrics=app_state.metrics)
+    customize_openapi(app, has_key=bool(settings.api_keys), max_images=settings.max_images)
     return app
 
 
-def _add_operations(app: FastAPI, scanline: Scanline) -> None:
+def _add_operations(app: FastAPI, app_state: AppState) -> None:
     @app.get(
         "/livez",
         tags=["operations"],
@@ -134,8 +134,8 @@ def _add_operations(app: FastAPI, scanline: Scanline) -> None:
     )
     async def livez() -> str:
         """Say that the process answers, and that what draws does not hang."""
-        for name, served in scanline.models.items():
-            if served.engine.stuck:
+        for name, loaded in app_state.models.items():
+            if loaded.engine.stuck:
                 raise not_ready(f"what draws {name} hangs: start the server again")
         return "ok\n"
 
@@ -147,11 +147,11 @@ def _add_operations(app: FastAPI, scanline: Scanline) -> None:
     )
     async def readyz() -> str:
         """Say whether requests are taken: not while models load, nor while draining."""
-        if scanline.draining:
+        if app_state.draining:
             raise not_ready("not ready: shutting down")
-        if not scanline.ready:
+        if not app_state.ready:
             raise not_ready("not ready: the models are loading")
-        silent = [name for name, served in scanline.models.items() if not served.engine.alive]
+        silent = [name for name, loaded in app_state.models.items() if not loaded.engine.alive]
         if silent:
             raise not_ready(f"not ready: nothing draws {' and '.join(silent)} now")
         return "ready\n"
@@ -159,8 +159,8 @@ def _add_operations(app: FastAPI, scanline: Scanline) -> None:
     @app.get("/metrics", tags=["operations"], response_class=PlainTextResponse)
     async def metrics(request: Request) -> Response:
         """Give metrics in Prometheus's text format."""
-        async with client_of(request) as client:  # they take milliseconds
-            text = await scanline.writing.run(client, scanline.metrics.render)
+        async with watch_client(request) as client:  # they take milliseconds
+            text = await app_state.encode_pool.run(client, app_state.metrics.render)
         return Response(text, media_type=CONTENT_TYPE)
 
 
@@ -192,7 +192,7 @@ def _add_errors(app: FastAPI) -> None:
                 )
                 code = "form_invalid"
             elif error.__cause__ is not None:  # FastAPI says no more
-                message, code = unreadable(error.__cause__), "json_invalid"
+                message, code = describe_json_error(error.__cause__), "json_invalid"
         if not isinstance(error, ApiError) and error.status_code == 404:
             message = f"there is nothing at {request.url.path}; {docs} lists what there is"
         if not isinstance(error, ApiError) and error.status_code == 405:
@@ -204,18 +204,18 @@ def _add_errors(app: FastAPI) -> None:
         return ApiError(status, message, param=param, code=code, headers=headers).response
 
     async def on_refusal(request: Request, error: Exception) -> Response:
-        return await on_http_error(request, refusal(error))
+        return await on_http_error(request, to_api_error(error))
 
-    for kind in REFUSALS:
+    for kind in DOMAIN_ERRORS:
         app.add_exception_handler(kind, on_refusal)
 
     async def on_gone(request: Request, error: Exception) -> Response:
         return Response(status_code=499)  # which nobody reads but the log
 
-    for kind in (ClientGoneError, ClientDisconnect):
+    for kind in (ClientDisconnectedError, ClientDisconnect):
         app.add_exception_handler(kind, on_gone)
 
     @app.exception_handler(RequestValidationError)
     async def on_invalid(request: Request, error: RequestValidationError) -> Response:
-        message, param, code = describe(error.errors())
+        message, param, code = describe_validation_errors(error.errors())
         return ApiError(400, message, param=param, code=code).response

@@ -20,8 +20,8 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from scanline.service import __version__
-from scanline.service.generation import FinishReason
-from scanline.service.workshop import Workshop
+from scanline.service.engine.generation import FinishReason
+from scanline.service.engine.protocol import EngineProtocol
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _DRAWING = (
@@ -38,7 +38,7 @@ ReplicaMetrics = Callable[[], Mapping[str, Sequence[Metric]]]  # what each count
 class Metrics:
     """All metrics of one server, in a registry of their own."""
 
-    def __init__(self, engines: Callable[[], Mapping[str, Workshop]]) -> None:
+    def __init__(self, engines: Callable[[], Mapping[str, EngineProtocol]]) -> None:
         # A line for each metric, of when it began to be counted: nobody asks that.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
@@ -96,21 +96,21 @@ class Metrics:
             "pixels are enlarged.",
             ["kind"], registry=own,
         )  # fmt: skip
-        self.turned_away = Counter(
+        self.connections_closed = Counter(
             "scanline_connections_turned_away",
             "Connections ended by the server: full, crowded (idle, made room), share (busy, of the "
             "client with the most, made room), late, unread, left.",
             ["reason"], registry=own,
         )  # fmt: skip
         for why in ("full", "crowded", "share", "late", "unread", "left"):
-            self.turned_away.labels(why)
+            self.connections_closed.labels(why)
         self._registry.register(_Gauges(engines))
         Info("scanline_build", "What runs.", registry=own).info(
             {"version": __version__, "python": platform.python_version(), "torch": version("torch")}
         )
         ProcessCollector(registry=own)
 
-    def watch_work(self, **waiting: Callable[[], int]) -> None:
+    def watch_queues(self, **waiting: Callable[[], int]) -> None:
         """Show at each scrape how much work of each kind waits."""
         for kind, count in waiting.items():
             self._work.labels(kind).set_function(count)
@@ -119,7 +119,7 @@ class Metrics:
         """Give the engine of one model somebody to tell."""
         return ModelMetrics(self, model)
 
-    def drawing(self) -> list[Metric]:
+    def decoder_metrics(self) -> list[Metric]:
         """Give what is a replica's own, where models are drawn by several."""
         return [metric for metric in self._registry.collect() if metric.name in _DRAWING]
 
@@ -129,7 +129,7 @@ class Metrics:
 
 
 class ModelMetrics:
-    """Hears one engine (``scanline.service.progress.Observer``)."""
+    """Hears one engine (``scanline.service.engine.progress.Observer``)."""
 
     def __init__(self, metrics: Metrics, model: str) -> None:
         self._metrics = metrics
@@ -142,7 +142,7 @@ class ModelMetrics:
         # Made now, so that a scrape shows zeros rather than nothing.
         self._images = {reason: metrics.images.labels(model, reason) for reason in FinishReason}
 
-    def show(self, replicas: ReplicaMetrics) -> None:
+    def add_replicas(self, replicas: ReplicaMetrics) -> None:
         """Give what is drawn as these replicas count it, under their names."""
         self._metrics.replicas.append(replicas)
 
@@ -195,7 +195,7 @@ class _Labelled(Collector):
 class _Gauges(Collector):
     """What engines hold at the moment of a scrape."""
 
-    def __init__(self, engines: Callable[[], Mapping[str, Workshop]]) -> None:
+    def __init__(self, engines: Callable[[], Mapping[str, EngineProtocol]]) -> None:
         self._engines = engines
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
@@ -214,5 +214,5 @@ class _Gauges(Collector):
             running.add_metric([name], engine.running)
             taken.add_metric([name], engine.slots_in_use)
             waiting.add_metric([name], engine.queue.waiting)
-            slots.add_metric([name], engine.slots_in_all)
+            slots.add_metric([name], engine.total_slots)
         yield from (running, waiting, slots, taken)

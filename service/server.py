@@ -1,207 +1,210 @@
-"""The running server: its models, and its state from loading to drained."""
+"""One server process, from its settings to its exit."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import logging
+import os
+import resource
+import signal
+import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from functools import partial
+from types import FrameType
 
-from scanline.kernels.native.cpu import usable_cores
-from scanline.model.checkpoint import Checkpoint
-from scanline.model.decoders.contract import BackendError
-from scanline.model.decoders.opening import open_decoder
-from scanline.model.decoders.room import RoomError, room_for_slots
-from scanline.service import __version__
-from scanline.service.engine import Engine
-from scanline.service.http.pools import Pool
-from scanline.service.http.sse import Streams
-from scanline.service.metrics import Metrics, ModelMetrics
-from scanline.service.progress import Observer
-from scanline.service.repeats import Repeats
-from scanline.service.scheduling.callers import Callers
+import uvicorn
+from fastapi import FastAPI
+
+from scanline.kernels.native.training import library
+from scanline.model.checkpoint import load_checkpoints
+from scanline.service.app import create_app
+from scanline.service.http.middleware.body_limit import MAX_BODY_SHARES, caller_body_bytes
+from scanline.service.http.protocol.connection import BoundedHttpProtocol
+from scanline.service.http.protocol.connection_limiter import ConnectionLimiter
+from scanline.service.logs import set_up_logs
+from scanline.service.runtime_tuning import tune_interpreter
 from scanline.service.settings import Settings
-from scanline.service.workshop import Workshop
+from scanline.service.state import AppState, EngineFactory, open_engine
 
 log = logging.getLogger("scanline.server")
 
-SPARE_SLOTS = 64  # at most, for small requests while large ones have all the others
-JSON_BYTES = 65_536  # of a body that is no form, beside the values of a picture in it
-VALUE_BYTES = 6  # of a picture's value in JSON, with a comma and a blank or two
-LARGE = 2**18  # pixels of an image that takes tens of milliseconds to encode
+OTHER_FILES = 128  # open beside connections and uploads: libraries, checkpoints, refusals
+UPLOAD_BYTES = 2**20  # the least that is kept in a file
+FLUSH_SECONDS = 5  # for the last bytes of open streams, once everything is drawn
 
 
-@dataclass(frozen=True)
-class Served:
-    """A model, the engine that draws with it, and when that was opened, in seconds since 1970."""
+class DrainingServer(uvicorn.Server):
+    """uvicorn, but SIGTERM drains first: sockets stay open and ``/readyz`` says 503 meanwhile."""
 
-    engine: Workshop
-    checkpoint: Checkpoint
-    created: int
+    def __init__(self, config: uvicorn.Config, app_state: AppState) -> None:
+        super().__init__(config)
+        self._app_state = app_state
+        self._signals = 0
 
-    def __post_init__(self) -> None:
-        """Read the weights now: they take tens of milliseconds, which no request should wait."""
-        _ = self.checkpoint.digest
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Drain at the first SIGTERM, SIGHUP or Ctrl-C; at the second, cut off what still runs."""
+        self._signals += 1
+        first = self._signals == 1
+        seconds = None if first else 0.0
+        within = f"within {self._app_state.settings.drain_seconds:g} s"
+        doing = f"finishing them {within}" if first else "cutting them off"
+        log.info("%s: %s; %s", signal.Signals(sig).name, self._app_state.work_summary, doing)
+        threading.Thread(target=self._drain, args=(seconds,), name="drain", daemon=True).start()
 
-    @property
-    def mark(self) -> str:
-        """What a drawing of it depends on beside the request: weights, program and machine.
+    def _drain(self, seconds: float | None) -> None:
+        ends = time.monotonic() + (self._app_state.settings.drain_seconds if seconds is None else 0)
+        self._app_state.drain(seconds)
+        # The engines are done; replies may still be on their way, and scores are no engine's.
+        while self.server_state.tasks and time.monotonic() < ends:
+            time.sleep(0.02)
+        self.should_exit = True
 
-        A cluster's replicas, and with them the kind of machine, may be others later.
-        """
-        return f"{__version__} {self.engine.variant} {self.checkpoint.digest}"
-
-
-Opening = Callable[[Checkpoint, Settings, ModelMetrics], Workshop]
-
-
-def spare_slots(slots: int) -> int:
-    """Count the spare slots beside so many."""
-    return min(slots, SPARE_SLOTS)
-
-
-def _fitting(most: int) -> int:
-    """Give how many slots are no more than ``most`` together with their spare ones."""
-    return max(most - SPARE_SLOTS, most // 2)
+    async def on_tick(self, counter: int) -> bool:
+        """Stop too where the models could not be opened, or one can draw no more."""
+        return self._app_state.fatal_error() is not None or await super().on_tick(counter)
 
 
-def open_engine(
-    checkpoint: Checkpoint, settings: Settings, observer: Observer | None = None
-) -> Engine:
-    """Open a checkpoint's decoder and start its engine; raises ``BackendError``."""
-    spare = spare_slots(settings.slots)
-    log.info("opening %s", checkpoint.name)  # of which what follows is said
-    try:
-        decoder = open_decoder(
-            checkpoint.model, settings.slots + spare, settings.backend, settings.threads,
-            checkpoint.native_precision,
-        )  # fmt: skip
-    except RoomError as error:
-        fit = _fitting(error.most)
-        raise BackendError(f"{error}; set SCANLINE_SLOTS to {fit}" if fit else error) from None
-    engine = Engine(checkpoint.name, decoder, settings.limits, observer, spare=spare)
-    engine.start()
-    return engine
+def bind_sockets(hosts: list[str], port: int) -> list[socket.socket]:
+    """Open the sockets of addresses, one for each family that a name has.
 
-
-def _check_guided(name: str, served: Served) -> None:
-    """Raise ``BackendError`` where a model's own guidance needs more slots than there are."""
-    guidance = served.checkpoint.defaults.guidance
-    if guidance != 1 and served.engine.largest < 2:
-        raise BackendError(
-            f"{name} draws an image of a class in two slots (guidance {guidance:g}) and has one: "
-            "set SCANLINE_SLOTS to 2 or more"
-        )
-
-
-class Scanline:
-    """All that the routes share: settings, models, metrics, and whether to take work.
-
-    ``failure`` says why loading ended without models; the process then stops with it.
-    ``ended_early`` says that the server ended before either, ``draining`` that it is told to end.
+    Raises ``ValueError`` where none of them is of this machine, or another program has one.
     """
-
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-        self.models: dict[str, Served] = {}
-        self.ready = self.ended_early = False
-        self.failure: str | None = None
-        self._turning = threading.Lock()  # what follows, ``ready`` and ``models``
-        self.draining = False
-        self.measuring = Pool(1, 32, code="scores_full")  # likelihoods, beside the engines
-        # Uploads, each some 50 MB while it is decoded; half the cores at most, for others draw.
-        self.reading = Pool(max(1, min(4, usable_cores() // 2)), 128, code="uploads_full")
-        self.writing = Pool(2)  # replies
-        self.enlarging = Pool(1)  # images of replies, pixels made larger
-        self.repeats = Repeats()
-        self.callers = Callers(settings.max_images_per_caller)
-        self.metrics = Metrics(lambda: {name: m.engine for name, m in self.models.items()})
-        self.metrics.watch_work(
-            score=lambda: self.measuring.queued, upload=lambda: self.reading.queued,
-            reply=lambda: self.writing.queued, enlarge=lambda: self.enlarging.queued,
-        )  # fmt: skip
-        self.streams = Streams(self.metrics.open_streams, usable_cores())
-
-    @property
-    def max_json(self) -> int:
-        """Give how many bytes a body may have that is no form."""
-        if self.settings.max_json is not None:
-            return self.settings.max_json
-        values = (served.engine.config.values for served in self.models.values())
-        return JSON_BYTES + VALUE_BYTES * max(values, default=0)
-
-    def pool_for(self, pixels: int) -> Pool:
-        """Give the threads that write an image of so many pixels."""
-        return self.enlarging if pixels > LARGE else self.writing
-
-    def open(self, checkpoints: Sequence[Checkpoint], workshop: Opening = open_engine) -> None:
-        """Open the workshop of each checkpoint, by default an engine; slow where it compiles."""
-        opened: dict[str, Served] = {}
-        room = room_for_slots()
-        try:
-            for checkpoint in checkpoints:
-                name = checkpoint.name
-                opened[name] = Served(
-                    workshop(checkpoint, self.settings, self.metrics.observer(name)),
-                    checkpoint,
-                    int(time.time()),
-                )
-                _check_guided(name, opened[name])
-                # Each alone found the room there, for none has used its slots yet.
-                self._check_together(opened, room)
-        except (BackendError, ValueError) as error:
-            self.failure = str(error)
-        except Exception as error:  # no bug may leave a server that loads for ever
-            log.exception("opening the models failed")
-            self.failure = f"the models cannot be opened: {error}"
-        if self.failure is not None:
-            for served in opened.values():
-                served.engine.close(0.0)
-            return
-        with self._turning:
-            if self.draining:  # told to end while it loaded
-                for served in opened.values():
-                    served.engine.close(0.0)
-            self.models = opened  # all at once: nobody is told that one to come is not there
-            self.ready = not self.draining
-        if self.ready:
-            log.info("ready: %s", ", ".join(self.models))
-
-    def _check_together(self, opened: dict[str, Served], room: int) -> None:
-        """Raise ``BackendError`` where their slots come to take more than ``room`` bytes."""
-        taken = sum(served.engine.memory for served in opened.values())
-        if taken > room:
-            slots = self.settings.slots + spare_slots(self.settings.slots)
-            fit = _fitting(slots * room // taken)
-            how = f"set SCANLINE_SLOTS to {fit}, or " if fit else ""
-            raise BackendError(
-                f"the slots of {' and '.join(opened)} take {taken / 1e9:.3g} GB together, and "
-                f"{room / 1e9:.3g} GB are there for them: {how}serve fewer models"
+    sockets: list[socket.socket] = []
+    reason = "no such address"
+    hint = "name an address of this machine with --host (SCANLINE_HOST)"
+    try:
+        found = [
+            (family, address)
+            for host in hosts
+            for family, *_, address in socket.getaddrinfo(
+                host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
             )
+        ]
+        for family, address in dict.fromkeys(found):
+            # Port 0 takes a free one, the same for all.
+            taken = sockets[0].getsockname()[1] if sockets else port
+            try:
+                place = (address[0], taken, *address[2:])
+                sockets.append(socket.create_server(place, family=family))
+            except OSError as error:
+                if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                    raise
+                reason = os.strerror(error.errno)  # a name may have an address that is not there
+    except socket.gaierror as error:
+        reason = str(error.strerror)
+    except OSError as error:
+        reason = os.strerror(error.errno or errno.EIO)
+        hint = "choose another port with --port (SCANLINE_PORT)"
+        hint += ", or end what listens there" if error.errno == errno.EADDRINUSE else ""
+        while sockets:
+            sockets.pop().close()
+    if not sockets:
+        raise ValueError(f"cannot listen on {', '.join(hosts)}, port {port}: {reason}; {hint}")
+    return sockets
 
-    def failed(self) -> str | None:
-        """Say why its process is to end, if it is: no models, or one that can draw no more."""
-        for name, served in self.models.items():
-            if self.ready and served.engine.broken:
-                self.failure = f"{name} can draw no more (see the log): start the server again"
-        return self.failure
 
-    @property
-    def unfinished(self) -> str:
-        """Count the images that run and wait, in words."""
-        engines = [served.engine for served in self.models.values()]
-        running = sum(engine.running for engine in engines)
-        return f"{running} images run, {sum(one.queue.waiting for one in engines)} wait"
+def uvicorn_config(app: FastAPI, app_state: AppState, flush: int = FLUSH_SECONDS) -> uvicorn.Config:
+    """Say how uvicorn serves: connections bounded by the settings, logs and headers ours."""
+    settings, metrics = app_state.settings, app_state.metrics
+    limiter = ConnectionLimiter(
+        settings.connection_limits, metrics.connections_closed, metrics.requests, metrics.refused
+    )
+    metrics.connections.set_function(lambda: limiter.admitted)
+    return uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        http=partial(BoundedHttpProtocol, limiter=limiter),  # type: ignore[arg-type]  # it is called like a class
+        ws="none",
+        root_path=settings.root_path,
+        timeout_keep_alive=settings.keep_alive_seconds,  # type: ignore[arg-type]  # as any timer
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=bool(settings.trusted_proxies),
+        forwarded_allow_ips=list(settings.trusted_proxies),
+        timeout_graceful_shutdown=flush,
+    )
 
-    def drain(self, seconds: float | None = None) -> None:
-        """Take no more work, let what runs finish within the drain time, and end the rest."""
-        with self._turning:
-            self.draining, self.ready = True, False
-            models = list(self.models.values())
-        seconds = self.settings.drain_seconds if seconds is None else seconds
-        closing = [threading.Thread(target=one.engine.close, args=(seconds,)) for one in models]
-        for thread in closing:
-            thread.start()
-        for thread in closing:
-            thread.join()
+
+def raise_file_limit(wanted: int, upload: int) -> int:
+    """Raise the limit on open files, so far as it may be, and say how many connections it allows.
+
+    Where the system has no file left, nobody at all can connect, and nothing can tell them so.
+    ``upload`` is how large a body may be.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    uploads = MAX_BODY_SHARES * caller_body_bytes(upload) // UPLOAD_BYTES
+    needed = wanted + uploads + OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        if soft < needed:
+            left = max(soft - OTHER_FILES, 1)
+            wanted = min(wanted, left - min(uploads, left // 2))
+            log.warning("only %d files may be open, so at most %d connections", soft, wanted)
+    return wanted
+
+
+def serve(settings: Settings) -> None:
+    """Serve until SIGTERM; raises ``ValueError`` on whatever keeps a server from working."""
+    set_up_logs(settings.log_format, settings.log_level)
+    if settings.api_key is None and "SCANLINE_API_KEY" in os.environ:
+        log.warning("SCANLINE_API_KEY is empty: anyone may call /v1")
+    checkpoints = load_checkpoints(settings.weights, settings.models)
+    app_state = AppState(settings)
+    settings.max_connections = raise_file_limit(
+        settings.max_connections, max(settings.max_upload, settings.max_json or 0)
+    )
+    sockets = bind_sockets(
+        settings.hosts, settings.port
+    )  # before anything is opened, or said to be
+    hosts = [f"[{host}]" if ":" in host else host for host in settings.hosts]
+    port = sockets[0].getsockname()[1]
+    log.info("listening on %s", ", ".join(f"http://{host}:{port}" for host in hosts))
+    with contextlib.ExitStack() as open_:
+        for each in sockets:
+            open_.enter_context(each)
+        opening = open_.enter_context(_engine_opener(settings))
+
+        def open_models() -> None:
+            app_state.open(checkpoints, opening)
+            tune_interpreter()
+            if app_state.ready:  # what scores need is built now, or the first would wait for it
+                threading.Thread(target=library.is_available, name="building", daemon=True).start()
+
+        app = create_app(app_state, open_models)
+        process = DrainingServer(uvicorn_config(app, app_state), app_state)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+            signal.signal(signal.SIGHUP, process.handle_exit)
+        process.run(sockets)
+    if app_state.ended_early and app_state.failure is None:
+        log.info("ended while the models were loading")
+        logging.shutdown()
+        os._exit(0)  # an interpreter's end is not safe with a thread inside torch
+    if app_state.failure is not None:
+        raise ValueError(app_state.failure)
+
+
+@contextlib.contextmanager
+def _engine_opener(settings: Settings) -> Iterator[EngineFactory]:
+    """Say how models are opened: as engines of this process, or as replicas of a cluster."""
+    if not settings.cluster:
+        yield open_engine
+        return
+    try:
+        from scanline.service.distributed.ray_cluster import RayCluster
+    except ModuleNotFoundError as error:
+        raise ValueError(f"a cluster needs {error.name}: pip install -e '.[cluster]'") from None
+    try:
+        cluster = RayCluster()
+    except (ConnectionError, RuntimeError, TimeoutError) as error:
+        hint = "RAY_ADDRESS says where it is, and RAY_AUTH_MODE=token sends Ray's token if it asks"
+        raise ValueError(f"there is no Ray cluster to draw in: {error}; {hint}") from error
+    try:
+        yield cluster.open
+    finally:
+        cluster.leave()

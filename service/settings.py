@@ -12,9 +12,9 @@ from typing import Annotated, Literal
 from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from scanline.model.checkpoint import SHIPPED
-from scanline.service.http.door import Bounds
-from scanline.service.queue import Limits
+from scanline.model.checkpoint import SHIPPED_WEIGHTS
+from scanline.service.engine.queue import QueueLimits
+from scanline.service.http.protocol.connection_limiter import ConnectionLimits
 
 # Read elsewhere: where data sets are, and how the native decoder is built and kept.
 OTHER_VARIABLES = ("data_dir", "cache", "cxxflags")
@@ -47,7 +47,9 @@ class Settings(BaseSettings):
     root_path: Annotated[
         str, Field(description="Path below which a proxy serves this, and which it takes away.")
     ] = ""
-    weights: Annotated[Path, Field(description="Folder of checkpoints, each a model.")] = SHIPPED
+    weights: Annotated[Path, Field(description="Folder of checkpoints, each a model.")] = (
+        SHIPPED_WEIGHTS
+    )
     models: Annotated[
         tuple[str, ...],
         NoDecode,
@@ -175,7 +177,7 @@ class Settings(BaseSettings):
             hint = (
                 f"did you mean SCANLINE_{near[0].upper()}?"
                 if near
-                else "OPERATING.md lists those there are"
+                else "docs/operations.md lists those there are"
             )
             raise ValueError(f"{variable.upper()} is no setting; {hint}")
         return values
@@ -281,9 +283,9 @@ class Settings(BaseSettings):
         return [key.strip() for key in keys.split(",")] if keys else []
 
     @property
-    def bounds(self) -> Bounds:
+    def connection_limits(self) -> ConnectionLimits:
         """The connections' share of the settings."""
-        return Bounds(
+        return ConnectionLimits(
             header_bytes=self.max_headers,
             header_seconds=self.header_seconds,
             body_seconds=self.body_seconds,
@@ -292,9 +294,9 @@ class Settings(BaseSettings):
         )
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> QueueLimits:
         """The engine's share of the settings."""
-        return Limits(
+        return QueueLimits(
             max_waiting=self.max_waiting,
             keep_finished=self.keep_finished,
             keep_seconds=self.keep_seconds,

@@ -198,7 +198,7 @@ def read_fifo(path: Path) -> Iterator[list[bytes]]:
 @pytest.fixture(scope="module")
 def client() -> Iterator[httpx.Client]:
     """Give a client of a server of two small models."""
-    from tests.service_fixtures import build, talking_to  # not where its packages are missing
+    from tests.service.fixtures import build, talking_to  # not where its packages are missing
 
     _, app = build()
     with talking_to(app) as opened:

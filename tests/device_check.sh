@@ -87,7 +87,7 @@ tests() {
     stage "$name" "$seconds" \
         '\| (FAILED|ERROR) |(FAILED|ERROR) +\[|[0-9]+ (passed|failed|errors?)|collected|Timeout' \
         "$python" -m pytest -c "$work/pytest.ini" --rootdir . -p share -p no:cacheprovider \
-        -m gpu --broad -k "$which" -v --tb=short "$@" tests/decoders tests/triton tests/cuda
+        -m gpu --broad -k "$which" -v --tb=short "$@" tests/model/decoders tests/triton tests/kernels/cuda
 }
 
 stage versions 180 . "$python" -c '
@@ -101,7 +101,7 @@ if [ $? -eq 1 ]; then  # and not 124: a first import may be slow
 fi
 
 options=()
-stage starts 45 . "$python" -m scanline.model.bench.starting
+stage starts 45 . "$python" -m scanline.model.bench.cuda_launch_modes
 [ $? -ne 3 ] || options=(--plain)  # a server's way does not work, and another may
 
 # Those that take the device's memory, or watch it, come alone.
@@ -129,6 +129,6 @@ for model in "${models[@]}"; do
     stage "bench-$model" 75 . \
         "$python" -m scanline.model.bench.cuda "$model" --repeats 3 --seconds 0.5 "${options[@]}"
 done
-[[ $stages != *' attention '* ]] || stage attention 45 . "$python" -m scanline.kernels.cuda.attention_bench
+[[ $stages != *' attention '* ]] || stage attention 45 . "$python" -m scanline.model.bench.cuda_attention
 echo "the full log: $log"
 exit "$failed"

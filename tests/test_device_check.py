@@ -15,7 +15,7 @@ import torch
 from tests.conftest import ROOT
 
 SCRIPT = ROOT / "tests" / "device_check.sh"
-FOLDERS = re.findall(r" tests/(\w+)\b(?!\.)", SCRIPT.read_text())
+FOLDERS = re.findall(r" tests/([\w/]+)\b(?!\.)", SCRIPT.read_text())
 RUN = [path for name in FOLDERS for path in sorted((ROOT / "tests" / name).glob("*.py"))]
 ABSENT = (
     "fastapi",
@@ -42,14 +42,18 @@ def test_it_runs_every_file_with_tests_for_a_device() -> None:
         and not re.search(r"from (scanline\.service|tests\.(service_fixtures|engine))", source)
     }
     assert marked - {Path(__file__)} <= set(RUN)
-    assert {path.name for path in RUN} >= {"test_slots.py", "test_device.py", "test_attention.py"}
+    assert {path.name for path in RUN} >= {
+        "test_slots.py",
+        "test_decoder_on_gpu.py",
+        "test_attention.py",
+    }
 
 
 def test_nothing_that_it_runs_imports_the_service() -> None:
     modules = [
         *(".".join(path.relative_to(ROOT).with_suffix("").parts) for path in RUN),
-        "scanline.model.bench.cuda", "scanline.model.bench.starting",
-        "scanline.kernels.cuda.attention_bench",
+        "scanline.model.bench.cuda", "scanline.model.bench.cuda_launch_modes",
+        "scanline.model.bench.cuda_attention",
     ]  # fmt: skip
     code = f"import sys; sys.modules |= dict.fromkeys({ABSENT}); import {', '.join(modules)}"
     ran = subprocess.run(

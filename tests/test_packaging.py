@@ -48,7 +48,7 @@ PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input")
 
 def page_in(service: Path) -> set[str]:
     """Give the files of the page that lie below a folder."""
-    static = service / "static"
+    static = service / "web" / "static"
     return {str(path.relative_to(static)) for path in static.rglob("*.*")}
 
 
@@ -95,7 +95,7 @@ def test_a_source_archive_is_complete(source: Path, tmp_path: Path) -> None:
         if path.is_file()
     }
     assert listed - names == set()
-    assert {"LICENSE", "README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "Makefile"} <= names
+    assert {"LICENSE", "README.md", "docs/architecture.md", "CONTRIBUTING.md", "Makefile"} <= names
 
 
 def test_every_folder_of_modules_is_a_package_that_is_installed() -> None:

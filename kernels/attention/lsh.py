@@ -14,8 +14,8 @@ these outputs are not those of an RNN, and their likelihoods are not quite likel
 Rows may end before T, at ``lengths: int64 [B]``. What lies after a row's end is sorted behind all
 of it and seen by nobody else, so that it changes nothing before the end.
 
-Shapes: ``qk: [B, T, H, K]``, ``v, o: [B, T, H, V]``, ``turns: [R, H, K, N / 2]`` for R rounds of N
-buckets.
+Shapes: ``qk: [B, T, H, K]``, ``v, o: [B, T, H, V]``, ``rotations: [R, H, K, N / 2]`` for R
+rounds of N buckets.
 """
 
 from __future__ import annotations
@@ -27,45 +27,45 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from scanline.kernels.attention.definitions import CHUNK, check_shapes
+from scanline.kernels.attention.naive import CHUNK, check_shapes
 
-ITSELF = -1e5
+SELF_SCORE = -1e5
 
 
-def random_turns(rounds: int, heads: int, K: int, buckets: int) -> Tensor:
-    """Draw the turns of every round and head from torch's generator: ``[R, H, K, N / 2]``."""
+def random_rotations(rounds: int, heads: int, K: int, buckets: int) -> Tensor:
+    """Draw the rotations of every round and head from torch's generator: ``[R, H, K, N / 2]``."""
     return torch.randn(rounds, heads, K, buckets // 2)
 
 
 @torch.no_grad()
-def lsh_order(qk: Tensor, turns: Tensor, lengths: Tensor | None = None) -> Tensor:
+def lsh_order(qk: Tensor, rotations: Tensor, lengths: Tensor | None = None) -> Tensor:
     """Sort the positions by bucket, those of one bucket by time: int64 ``[B, R, H, T]``."""
-    turned = torch.einsum("bthk,rhkn->brhtn", qk, turns.to(qk.dtype))
-    buckets = torch.cat([turned, -turned], -1).argmax(-1)
+    rotated = torch.einsum("bthk,rhkn->brhtn", qk, rotations.to(qk.dtype))
+    buckets = torch.cat([rotated, -rotated], -1).argmax(-1)
     if lengths is not None:
         after = torch.arange(qk.shape[1], device=qk.device) >= lengths.unsqueeze(1)
-        buckets = buckets.masked_fill(after[:, None, None], 2 * turns.shape[3])
+        buckets = buckets.masked_fill(after[:, None, None], 2 * rotations.shape[3])
     return buckets.sort(dim=-1, stable=True).indices
 
 
 def lsh_attention(
     qk: Tensor,
     v: Tensor,
-    turns: Tensor,
+    rotations: Tensor,
     chunk: int = CHUNK,
     lengths: Tensor | None = None,
     causal: bool = True,
 ) -> Tensor:
     """Compute it chunk against chunk: time and memory linear in T.
 
-    ``qk: [B, T, H, K]``, ``v: [B, T, H, V]``, ``turns`` as ``random_turns`` gives them, rows as
-    long as T unless ``lengths`` says otherwise; returns ``o`` like ``v``. Gradients flow to qk and
-    v, not through the hashes. Raises ``ValueError`` on wrong shapes.
+    ``qk: [B, T, H, K]``, ``v: [B, T, H, V]``, ``rotations`` as ``random_rotations`` gives them,
+    rows as long as T unless ``lengths`` says otherwise; returns ``o`` like ``v``. Gradients flow to
+    qk and v, not through the hashes. Raises ``ValueError`` on wrong shapes.
     """
-    _check(qk, v, turns, lengths)
+    _check(qk, v, rotations, lengths)
     B, T, H, K = qk.shape
-    V, R, padding = v.shape[3], len(turns), -T % chunk
-    order = lsh_order(qk, turns, lengths)
+    V, R, padding = v.shape[3], len(rotations), -T % chunk
+    order = lsh_order(qk, rotations, lengths)
     # Positions after the last fill the last chunk; being later than all, nobody sees them.
     after = torch.arange(T, T + padding, device=qk.device).expand(B, R, H, -1)
     order = torch.cat([order, after], -1)
@@ -85,7 +85,7 @@ def lsh_attention(
     seen = with_chunk_before(places, T + padding).transpose(-1, -2)
     last = places if causal else _ends(qk, lengths) - 1
     scores = (q @ k.transpose(-1, -2) / math.sqrt(K)).masked_fill(seen > last, -math.inf)
-    scores = scores.masked_fill(seen == places, ITSELF)
+    scores = scores.masked_fill(seen == places, SELF_SCORE)
     total = scores.logsumexp(-1, keepdim=True)
     rounds = (scores - total).exp() @ with_chunk_before(in_order(v))
 
@@ -98,7 +98,7 @@ def lsh_attention(
 def naive_lsh_attention(
     qk: Tensor,
     v: Tensor,
-    turns: Tensor,
+    rotations: Tensor,
     chunk: int = CHUNK,
     lengths: Tensor | None = None,
     causal: bool = True,
@@ -107,18 +107,18 @@ def naive_lsh_attention(
 
     Takes, returns and raises what ``lsh_attention`` does.
     """
-    _check(qk, v, turns, lengths)
+    _check(qk, v, rotations, lengths)
     B, T, H, K = qk.shape
     times = torch.zeros(B, H, T, T, dtype=qk.dtype)  # in how many rounds i sees j
-    orders, ends = lsh_order(qk, turns, lengths).tolist(), _ends(qk, lengths).flatten().tolist()
-    for b, r, h in itertools.product(range(B), range(len(turns)), range(H)):
+    orders, ends = lsh_order(qk, rotations, lengths).tolist(), _ends(qk, lengths).flatten().tolist()
+    for b, r, h in itertools.product(range(B), range(len(rotations)), range(H)):
         chunk_of = {position: place // chunk for place, position in enumerate(orders[b][r][h])}
         for i in range(T):
             for j in {*range(i + 1 if causal else ends[b]), i}:
                 times[b, h, i, j] += chunk_of[i] - 1 <= chunk_of[j] <= chunk_of[i]
     keys = qk / qk.norm(dim=-1, keepdim=True)
     scores = torch.einsum("bthk,bshk->bhts", qk, keys) / math.sqrt(K)
-    scores = scores.masked_fill(torch.eye(T, dtype=torch.bool), ITSELF)
+    scores = scores.masked_fill(torch.eye(T, dtype=torch.bool), SELF_SCORE)
     weights = (scores + times.log()).softmax(-1)
     return torch.einsum("bhts,bshv->bthv", weights, v)
 
@@ -130,10 +130,10 @@ def _ends(qk: Tensor, lengths: Tensor | None) -> Tensor:
     return ends.view(B, 1, 1, 1, 1, 1)
 
 
-def _check(qk: Tensor, v: Tensor, turns: Tensor, lengths: Tensor | None) -> None:
+def _check(qk: Tensor, v: Tensor, rotations: Tensor, lengths: Tensor | None) -> None:
     check_shapes(qk, qk, v)
     if lengths is not None and lengths.shape != qk.shape[:1]:
         raise ValueError(f"lengths must be [{len(qk)}], not {[*lengths.shape]}")
     _, _, H, K = qk.shape
-    if turns.ndim != 4 or turns.shape[1:3] != (H, K):
-        raise ValueError(f"turns must be [R, {H}, {K}, N / 2], not {[*turns.shape]}")
+    if rotations.ndim != 4 or rotations.shape[1:3] != (H, K):
+        raise ValueError(f"rotations must be [R, {H}, {K}, N / 2], not {[*rotations.shape]}")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from scanline.kernels.attention.definitions import check_shapes
+from scanline.kernels.attention.naive import check_shapes
 
 
 def softmax_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

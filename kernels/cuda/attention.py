@@ -20,16 +20,16 @@ import torch
 import triton
 from torch import Tensor
 
-from scanline.kernels.attention.definitions import (
+from scanline.kernels.attention.features import FeatureMap
+from scanline.kernels.attention.naive import (
     EPS,
     AttentionState,
     check_shapes,
 )
-from scanline.kernels.attention.features import FeatureMap
-from scanline.kernels.compiling import operator
-from scanline.kernels.cuda.available import MAX_HEAD
-from scanline.kernels.cuda.chunks import backward_kernel, forward_kernel
-from scanline.kernels.cuda.variants import Variant
+from scanline.kernels.cuda.attention_kernels import backward_kernel, forward_kernel
+from scanline.kernels.cuda.available import MAX_HEAD_SIZE
+from scanline.kernels.cuda.variants import KernelVariant
+from scanline.kernels.custom_op import custom_op
 
 # States before and after, which are not there where q, k and v come packed.
 _ENDS = ("kv", "z", "grad_kv", "grad_z", "initial_kv", "initial_z", "final_kv", "final_z")
@@ -130,7 +130,7 @@ def _walk_back(
     return grad
 
 
-@operator("scanline::linear_attention")
+@custom_op("scanline::linear_attention")
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, kv: Tensor, z: Tensor, eps: float, elu: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -141,7 +141,7 @@ def _forward(
     return o, denominator, *final
 
 
-@operator("scanline::linear_attention_backward")
+@custom_op("scanline::linear_attention_backward")
 def _backward(
     grad_o: Tensor, grad_kv: Tensor, grad_z: Tensor, q: Tensor, k: Tensor, v: Tensor,
     kv: Tensor, z: Tensor, o: Tensor, denominator: Tensor, elu: bool,
@@ -155,14 +155,14 @@ def _backward(
     return grad, *initial
 
 
-@operator("scanline::packed_linear_attention")
+@custom_op("scanline::packed_linear_attention")
 def _packed(qkv: Tensor, eps: float, elu: bool) -> tuple[Tensor, Tensor]:
     """Give o and the denominators of ``qkv: [B, T, 3, H, K]``, from no state on."""
     q, k, v = _rows(qkv).unbind(2)
     return _walk(q, k, v, None, None, None, eps, elu)
 
 
-@operator("scanline::packed_linear_attention_backward")
+@custom_op("scanline::packed_linear_attention_backward")
 def _packed_backward(
     grad_o: Tensor, qkv: Tensor, o: Tensor, denominator: Tensor, elu: bool
 ) -> Tensor:
@@ -233,8 +233,8 @@ _packed.register_autograd(_packed_gradients, setup_context=_keep)
 
 def _knows(feature_map: FeatureMap | None, widest: int) -> bool:
     """Whether it is φ that the kernels apply, and not one applied before."""
-    if widest > MAX_HEAD:
-        raise ValueError(f"the kernels take heads of {MAX_HEAD} features at most, not {widest}")
+    if widest > MAX_HEAD_SIZE:
+        raise ValueError(f"the head size must be at most {MAX_HEAD_SIZE}, not {widest}")
     if feature_map not in ("elu", None):
         raise ValueError(f"the kernels' feature map is 'elu', or None, not {feature_map!r}")
     return feature_map == "elu"
@@ -253,7 +253,7 @@ def triton_linear_attention(
     ``q, k: [B, T, H, K]``, ``v: [B, T, H, V]``, in float32, float16 or bfloat16 and with any
     strides; returns ``o`` like ``v`` and the final state in float32. The feature map is ``elu``, or
     None for one already applied. Raises ``ValueError`` on wrong shapes, heads of more than
-    ``available.MAX_HEAD`` features, or another feature map.
+    ``available.MAX_HEAD_SIZE`` features, or another feature map.
     """
     check_shapes(q, k, v, initial_state)
     elu = _knows(feature_map, max(q.shape[3], v.shape[3]))
@@ -274,7 +274,7 @@ def triton_packed_attention(
 
     One product's output in, one gradient for it back, neither put together nor taken apart. In
     bfloat16 all is multiplied in that, and summed in float32. Raises ``ValueError`` on another
-    shape or feature map, or heads of more than ``available.MAX_HEAD`` features.
+    shape or feature map, or heads of more than ``available.MAX_HEAD_SIZE`` features.
     """
     if qkv.ndim != 5 or qkv.shape[2] != 3:
         raise ValueError(f"qkv must be [B, T, 3, H, K], not {[*qkv.shape]}")
@@ -282,7 +282,7 @@ def triton_packed_attention(
     return o
 
 
-def variants(arch: int) -> list[Variant]:
+def variants(arch: int) -> list[KernelVariant]:
     """List what is launched on ``sm_<arch>``: usual heads and dtypes, an odd head, features."""
     cases = [(dtype, size, True) for dtype in ("fp32", "bf16") for size in (16, 32, 64)]
     cases += [("fp16", 32, True), ("fp32", 32, False), ("fp32", 20, True), ("bf16", 20, True)]
@@ -303,7 +303,7 @@ def variants(arch: int) -> list[Variant]:
                     if argument not in constants
                 }
                 options = (plan.num_warps, plan.num_stages, plan.maxnreg)
-                found.append(Variant(name, kernel, types, constants, *options))
+                found.append(KernelVariant(name, kernel, types, constants, *options))
     return found
 
 

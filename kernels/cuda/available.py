@@ -10,17 +10,17 @@ from importlib.util import find_spec
 
 import torch
 
-from scanline.kernels.compiling import assume_constant
+from scanline.kernels.custom_op import assume_constant_result
 
 MAX_FEATURES = 1024  # of a position, which one program of residual.py's holds whole
-MAX_HEAD = 64  # features of a head of attention, which one program of chunks.py's holds whole
+MAX_HEAD_SIZE = 64  # one program of attention_kernels.py holds all features of a head
 PROGRAMS = 528  # that share a long sum: 4 for each of an H100's multiprocessors
 
 log = logging.getLogger("scanline.kernels")
 
 
-@assume_constant
-def has_kernels(device: torch.device) -> bool:
+@assume_constant_result
+def triton_available(device: torch.device) -> bool:
     """Say whether it is an NVIDIA device of capability 8.0 or more, and Triton works here.
 
     Triton needs a C compiler; where there is none, a warning says so once.

@@ -28,13 +28,13 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from scanline.kernels.cuda import attention as triton_attention
-from scanline.kernels.cuda import bias as triton_bias
-from scanline.kernels.cuda import decode as triton_decode
+from scanline.kernels.cuda import decode_plan as triton_decode
+from scanline.kernels.cuda import linear as triton_linear
 from scanline.kernels.cuda import residual as triton_residual
-from scanline.kernels.cuda.fused import layers
+from scanline.kernels.cuda.dependent_launch import CAPABILITY
+from scanline.kernels.cuda.fused import fused_decode
 from scanline.kernels.cuda.fused.driver import compile_source
-from scanline.kernels.cuda.overlap import CAPABILITY
-from scanline.kernels.cuda.variants import Source, Variant
+from scanline.kernels.cuda.variants import CudaSource, KernelVariant
 
 SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}  # that a block may have
 _CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -54,13 +54,13 @@ class Usage:
     error: str | None = None
 
 
-def launched(arch: int) -> list[Variant | Source]:
+def launched(arch: int) -> list[KernelVariant | CudaSource]:
     """List every variant as it is launched on ``sm_<arch>``."""
     capability = divmod(arch, 10)
     return [
-        *triton_attention.variants(arch), *triton_bias.variants(), *triton_residual.variants(),
+        *triton_attention.variants(arch), *triton_linear.variants(), *triton_residual.variants(),
         *triton_decode.variants(overlap=capability >= CAPABILITY),
-        *layers.variants(capability, _shared_bytes(arch)),
+        *fused_decode.variants(capability, _shared_bytes(arch)),
     ]  # fmt: skip
 
 
@@ -68,7 +68,7 @@ def _shared_bytes(arch: int) -> int:
     return SHARED_BYTES.get(arch, max(SHARED_BYTES.values()))
 
 
-def source(variant: Variant) -> ASTSource:
+def source(variant: KernelVariant) -> ASTSource:
     """Give the variant as Triton's compiler takes it; ``ValueError`` on names that do not fit."""
     names: list[str] = variant.kernel.arg_names
     given = [*variant.signature, *variant.constants]
@@ -92,9 +92,9 @@ def waits_first(ptx: str) -> bool:
     return waits >= 0 and (first is None or waits < first.start())
 
 
-def compile_variant(variant: Variant | Source, arch: int) -> Usage:
+def compile_variant(variant: KernelVariant | CudaSource, arch: int) -> Usage:
     """Compile one variant in this process for ``sm_<arch>`` and read what it takes."""
-    if isinstance(variant, Source):
+    if isinstance(variant, CudaSource):
         capability = divmod(arch, 10)
         binary = compile_source(variant.text, variant.name, variant.defines, capability)
         return _usage(binary, variant.shared, arch, variant.stack)
@@ -128,7 +128,7 @@ def _usage(binary: bytes, shared: int, arch: int, most: int = 0) -> Usage:
     return Usage(registers, shared, stack + local, error)
 
 
-def _report(variant: Variant | Source, arch: int, cache: str, reply: Connection) -> None:
+def _report(variant: KernelVariant | CudaSource, arch: int, cache: str, reply: Connection) -> None:
     os.environ["TRITON_CACHE_DIR"] = cache
     try:
         reply.send(compile_variant(variant, arch))
@@ -141,15 +141,15 @@ def _report(variant: Variant | Source, arch: int, cache: str, reply: Connection)
 
 
 def compile_all(
-    jobs: Sequence[tuple[Variant | Source, int]], timeout: float, at_once: int
-) -> Iterator[tuple[Variant | Source, int, Usage, float]]:
+    jobs: Sequence[tuple[KernelVariant | CudaSource, int]], timeout: float, at_once: int
+) -> Iterator[tuple[KernelVariant | CudaSource, int, Usage, float]]:
     """Compile ``(variant, arch)`` pairs, each in a process of its own; yields as they end.
 
     Yields the pair, its usage and its seconds. One that takes longer than ``timeout`` is killed.
     """
     fork = multiprocessing.get_context("fork")  # Triton is imported once
     todo = list(reversed(jobs))
-    running: dict[Connection, tuple[Variant | Source, int, BaseProcess, float]] = {}
+    running: dict[Connection, tuple[KernelVariant | CudaSource, int, BaseProcess, float]] = {}
     with tempfile.TemporaryDirectory() as cache:
         while todo or running:
             while todo and len(running) < at_once:

@@ -126,7 +126,7 @@ def mixture_log_probs(
 
 
 @triton.jit
-def keep_likeliest(b_weight, top_p):
+def apply_top_p(b_weight, top_p):
     """Zero all but the likeliest values that hold ``top_p`` of the weight, the largest being 1.
 
     A value stays if those likelier than it hold less than that; of equals the lower comes first.
@@ -153,7 +153,7 @@ def keep_likeliest(b_weight, top_p):
 def only_likely(b_log, b_labelled, top_p):
     """Leave of ln P what is likely with the label, less a quarter of what ``top_p`` leaves out."""
     b_weight = tl.exp(b_labelled - tl.max(b_labelled, 0))
-    b_weight = keep_likeliest(b_weight, 1.0 - 0.25 * (1.0 - top_p))
+    b_weight = apply_top_p(b_weight, 1.0 - 0.25 * (1.0 - top_p))
     return tl.where(b_weight > 0.0, b_log, float("-inf"))
 
 
@@ -162,7 +162,7 @@ def draw(b_log, u, greedy, top_p, LEVELS: tl.constexpr):
     """Draw from ln P, of the likeliest values alone, or give the likeliest."""
     b_weight = tl.exp(b_log - tl.max(b_log, 0))
     if top_p < 1.0:
-        b_weight = keep_likeliest(b_weight, top_p)
+        b_weight = apply_top_p(b_weight, top_p)
     value = inverse_cdf(b_weight, tl.arange(0, LEVELS) >= 0, u, LEVELS - 1)
     likeliest = tl.minimum(tl.maximum(tl.argmax(b_log, 0).to(tl.int32), 0), LEVELS - 1)
     return tl.where(greedy, likeliest, value)

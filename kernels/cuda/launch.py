@@ -11,7 +11,7 @@ import torch
 import triton
 from torch import Tensor
 
-from scanline.kernels.cuda.variants import Variant
+from scanline.kernels.cuda.variants import KernelVariant
 
 TYPES = {
     torch.float32: "fp32", torch.bfloat16: "bf16", torch.uint8: "u8", torch.int32: "i32",
@@ -48,7 +48,7 @@ class Launch:
             num_warps=self.num_warps, num_stages=self.num_stages, maxnreg=self.maxnreg,
         )  # fmt: skip
 
-    def variant(self, prefix: str) -> Variant:
+    def variant(self, prefix: str) -> KernelVariant:
         """Give what this launch makes Triton compile."""
         signature: dict[str, str] = {}
         constants = dict(self.constants)
@@ -62,10 +62,10 @@ class Launch:
                 signature[name] = f"*{TYPES[value.dtype]}" + ":16" * aligned
         name = f"{self.kernel.__name__}/{prefix}/{self.name}"
         options = (self.num_warps, self.num_stages, self.maxnreg)
-        return Variant(name, self.kernel, signature, constants, *options)
+        return KernelVariant(name, self.kernel, signature, constants, *options)
 
 
-class Steps:
+class StepRunner:
     """A step's launches, run pixel after pixel for the first rows of a batch.
 
     ``parts`` is how many steps a pixel takes, ``most`` how many rows there ever are. The launches

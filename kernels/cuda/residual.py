@@ -13,10 +13,10 @@ import torch
 import triton
 from torch import Tensor
 
-from scanline.kernels.compiling import operator
 from scanline.kernels.cuda.available import PROGRAMS
-from scanline.kernels.cuda.stream import backward_kernel, seen_kernel, sum_kernel
-from scanline.kernels.cuda.variants import Variant
+from scanline.kernels.cuda.residual_kernels import backward_kernel, seen_kernel, sum_kernel
+from scanline.kernels.cuda.variants import KernelVariant
+from scanline.kernels.custom_op import custom_op
 from scanline.kernels.short_conv import TAPS
 
 # Numbers in a tile and warps to it: 8 a thread, but 4 on the way back, which needs the registers.
@@ -38,7 +38,7 @@ def _even(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.contiguous()
 
 
-@operator("scanline::triton_residual")
+@custom_op("scanline::triton_residual")
 def _forward(
     x: Tensor, added: Tensor | None, bias: Tensor | None, norm_weight: Tensor,
     norm_bias: Tensor, conv_weight: Tensor | None, columns: int, stride: int, eps: float,
@@ -65,7 +65,7 @@ def _forward(
     return total, seen, mean, scale
 
 
-@operator("scanline::triton_residual_backward")
+@custom_op("scanline::triton_residual_backward")
 def _backward(
     grad_total: Tensor | None, grad_seen: Tensor, total: Tensor, mean: Tensor, scale: Tensor,
     norm_weight: Tensor, norm_bias: Tensor, conv_weight: Tensor | None, columns: int, stride: int,
@@ -153,7 +153,7 @@ def triton_residual(
     return x if added is None else total, seen
 
 
-def variants() -> list[Variant]:
+def variants() -> list[KernelVariant]:
     """List what is launched: usual and odd widths, in training's dtypes, convolved or not."""
     found = []
     for D, dtype, convolved in (
@@ -179,7 +179,7 @@ def variants() -> list[Variant]:
                 if argument not in constants
             }
             variant = f"{kernel.__name__}/{name}{what}"
-            found.append(Variant(variant, kernel, types, constants, _warps(D, *tile), 3))
+            found.append(KernelVariant(variant, kernel, types, constants, _warps(D, *tile), 3))
     return found
 
 

@@ -19,9 +19,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from scanline.kernels.cuda.matrix import normalise, write_statistics
-from scanline.kernels.cuda.overlap import follow
-from scanline.kernels.cuda.taps import distance, inside
+from scanline.kernels.cuda.dependent_launch import wait_for_previous_kernel
+from scanline.kernels.cuda.matmul import normalise, write_statistics
+from scanline.kernels.cuda.short_conv import distance, inside
 
 OUTSIDE = 256  # id of a value that is not there
 
@@ -45,7 +45,7 @@ def embed_kernel(
 ):  # fmt: skip
     """Sum a row of ``p_table`` for what stands at each place, and the codes of step and label."""
     if OVERLAP:
-        follow()
+        wait_for_previous_kernel()
     i_b, i_n = tl.program_id(0), tl.program_id(1)
     slot, step, live = row_of(p_slots, p_positions, i_b, part, T, PARTS)
     if not live or step < FIRST:
@@ -100,7 +100,7 @@ def convolve_kernel(
 ):  # fmt: skip
     """Convolve norm(x) with what the steps before had there: left, and three in the row above."""
     if OVERLAP:
-        follow()
+        wait_for_previous_kernel()
     i_b = tl.program_id(0)
     slot, step, live = row_of(p_slots, p_positions, i_b, part, T, PARTS)
     if not live:
@@ -160,7 +160,7 @@ def state_kernel(
 ):  # fmt: skip
     """Advance one head of one row (eq. 18-20): S += k vᵀ, z += k, o = qᵀS / (qᵀz + ε)."""
     if OVERLAP:
-        follow()
+        wait_for_previous_kernel()
     i_b, i_h = (tl.program_id(0) // H).to(tl.int64), tl.program_id(0) % H
     slot, step, live = row_of(p_slots, p_positions, i_b, part, T, PARTS)
     o_k, o_v = tl.arange(0, BK), tl.arange(0, BV)

@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Variant:
+class KernelVariant:
     """One kernel exactly as it is launched, so that it can be compiled without a GPU.
 
     ``signature`` gives the type of every argument that is not in ``constants``: ``*fp32``, ``i64``,
@@ -28,7 +28,7 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class Source:
+class CudaSource:
     """CUDA C++ exactly as NVRTC compiles it where it runs.
 
     ``shared`` is its blocks' shared memory and ``stack`` how much of a thread's may lie in device

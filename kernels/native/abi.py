@@ -42,7 +42,7 @@ class Config(_Named):
     _fields_ = _fields(
         "height width channels step_channels neighbourhood sinusoidal categorical pre_norm gelu "
         "start_given first_value classes short_conv n_layers n_heads d_model d_ff head_outputs "
-        "step_draws max_slots precision threads team guess",
+        "step_draws max_slots precision threads team speculate",
         ctypes.c_int32,
     )
 
@@ -103,8 +103,8 @@ def load_library(isa: str | None = None) -> ctypes.CDLL:
         "head_padded": (integer, [handle]),
         "slot_state": (ctypes.c_int64, [ctypes.POINTER(Config)]),
         "trace": (None, [handle, array]),
-        "crews": (None, [handle, integer, ctypes.POINTER(ctypes.c_int)]),
-        "effort": (None, [handle, ctypes.POINTER(ctypes.c_int64)]),
+        "partition": (None, [handle, integer, ctypes.POINTER(ctypes.c_int)]),
+        "pass_counts": (None, [handle, ctypes.POINTER(ctypes.c_int64)]),
         "measure": (None, [integer, ctypes.POINTER(ctypes.c_double)]),
         "bandwidth": (ctypes.c_double, [integer, ctypes.c_int64]),
         "isa": (ctypes.c_char_p, []),
@@ -255,7 +255,7 @@ class NativeNetwork:
         )
 
     def begin(self, slots: NDArray[np.int32], lengths: NDArray[np.int32]) -> None:
-        """Zero the state of slots, none of them -1, and absorb their first ``lengths`` pixels."""
+        """Zero the state of slots, none of them -1, and prefill their first ``lengths`` pixels."""
         self._check_owner()
         self._check(
             self._library.scanline_begin(
@@ -264,16 +264,16 @@ class NativeNetwork:
         )
 
     @property
-    def effort(self) -> tuple[int, int]:
+    def pass_counts(self) -> tuple[int, int]:
         """Passes through the network so far, and the rows that they had."""
         counts = (ctypes.c_int64 * 2)()
-        self._library.scanline_effort(self._handle, counts)
+        self._library.scanline_pass_counts(self._handle, counts)
         return counts[0], counts[1]
 
-    def crews(self, count: int) -> tuple[int, int]:
+    def partition(self, count: int) -> tuple[int, int]:
         """Give how many teams would step so many slots, and of how many threads in all."""
         crews = (ctypes.c_int * 2)()
-        self._library.scanline_crews(self._handle, count, crews)
+        self._library.scanline_partition(self._handle, count, crews)
         return crews[0], crews[1]
 
     def trace(self, parameters: NDArray[np.float32]) -> None:

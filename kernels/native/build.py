@@ -23,7 +23,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from scanline.kernels.cache import NoCacheError, cache_folder, made_apart
+from scanline.kernels.cache import CacheFolderError, atomic_path, cache_folder
 from scanline.kernels.native.cpu import ISAS, cpu, cpu_isas, machine_isas
 
 log = logging.getLogger("scanline.native")
@@ -34,7 +34,7 @@ FLAGS = (
     "-std=c++20", "-O3", "-ffp-contract=off", "-fPIC", "-shared", "-pthread",
     "-fvisibility=hidden",
 )  # fmt: skip
-PATIENCE = 300  # seconds for one run of the compiler
+COMPILE_TIMEOUT = 300  # seconds for one run of the compiler
 # What g++ and clang++ say where what they started was killed; their own status is that of an error.
 _KILLED = re.compile(r"\w+ signal terminated program \w+|command: (Killed|Terminated)")
 _FULL = "No space left on device"
@@ -58,7 +58,7 @@ class FullDiskError(InterruptedBuildError):
     """There is no room for the build where it is made."""
 
 
-class NoFolderError(InterruptedBuildError):
+class BuildFolderError(InterruptedBuildError):
     """There is no folder to build in whose files may be run."""
 
 
@@ -83,7 +83,7 @@ def find_compiler() -> list[str]:
 def _cache() -> Path:
     try:
         return cache_folder()
-    except NoCacheError as error:
+    except CacheFolderError as error:
         raise NativeBuildError(str(error)) from error
 
 
@@ -92,14 +92,14 @@ def _run(command: Sequence[str], folder: Path | None = None) -> str:
     env = os.environ | ({} if folder is None else {"TMPDIR": str(folder)})
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=PATIENCE, env=env
+            command, capture_output=True, text=True, check=False, timeout=COMPILE_TIMEOUT, env=env
         )
     except OSError as error:
         raise NativeBuildError(f"{command[0]} did not run ({error}): {INSTALL}") from error
     except subprocess.TimeoutExpired as error:
         raise InterruptedBuildError(
-            f"{shlex.join(command)} was not done after {PATIENCE} s and was ended: try again when "
-            "the machine has less to do"
+            f"{shlex.join(command)} was not done after {COMPILE_TIMEOUT} s and was ended: try "
+            "again when the machine has less to do"
         ) from error
     if done.returncode < 0:
         ended = signal.strsignal(-done.returncode) or "unknown"
@@ -213,7 +213,7 @@ def _open(path: Path) -> ctypes.CDLL | None:
 def _build(
     compiler: Sequence[str], isa: str, source: Path, path: Path, to_load: bool = True
 ) -> None:
-    with made_apart(path) as built:
+    with atomic_path(path) as built:
         if to_load and _NOEXEC and os.statvfs(built.parent).f_flag & _NOEXEC:
             raise OSError("files there may not be run: it is mounted noexec")
         _run([*compiler, *_flags(isa), str(source), "-o", str(built)], built.parent)
@@ -241,7 +241,7 @@ def _load_private(compiler: Sequence[str], isa: str, source: Path, name: str) ->
             _build(compiler, isa, source, path)
             return ctypes.CDLL(str(path))  # stays mapped when the file is gone
     except OSError as error:
-        raise NoFolderError(
+        raise BuildFolderError(
             f"neither the cache nor the folder of temporary files will do to build in ({error}); "
             "set SCANLINE_CACHE to a writable folder, whose files may be run"
         ) from error

@@ -1,5 +1,5 @@
 // The native CPU decoder's plain C ABI. build.py builds this file, abi.py calls it, and
-// model/decoders/native.py adapts it to model/decoders/contract.py, which says what every call does.
+// model/decoders/native.py adapts it to model/decoders/base.py, which says what every call does.
 
 #if defined(__aarch64__) && defined(__GNUC__) && !defined(__clang__)
 // gcc orders Arm's instructions before it gives them registers, and spills sums for it.
@@ -13,7 +13,7 @@
 #include <system_error>
 
 #include "decoder.h"
-#include "machine.h"
+#include "peaks.h"
 
 // What calls return; kernels/native/abi.py knows these.
 namespace {
@@ -75,12 +75,12 @@ int scanline_head_padded(const scanline::Decoder* decoder) { return decoder->siz
 void scanline_trace(scanline::Decoder* decoder, float* parameters) { decoder->trace(parameters); }
 
 // Passes through the network so far, and the rows that they had.
-void scanline_effort(const scanline::Decoder* decoder, int64_t counts[2]) {
-    decoder->effort(counts);
+void scanline_pass_counts(const scanline::Decoder* decoder, int64_t counts[2]) {
+    decoder->pass_counts(counts);
 }
 
 // How so many slots would be stepped: by how many teams, and of how many threads in all.
-void scanline_crews(const scanline::Decoder* decoder, int count, int crews[2]) {
+void scanline_partition(const scanline::Decoder* decoder, int count, int crews[2]) {
     const auto [teams, threads] = decoder->crews_for(count);
     crews[0] = teams;
     crews[1] = threads;

@@ -4,11 +4,11 @@
 #include <memory>
 #include <optional>
 
-#include "drawing.h"
+#include "pass_planner.h"
 #include "head.h"
 #include "network.h"
 #include "noise.h"
-#include "trials.h"
+#include "autotune.h"
 
 namespace scanline {
 
@@ -25,7 +25,7 @@ public:
           network_(config, weights),
           head_(config.categorical != 0, config.step_channels, weights.head_tables),
           states_(network_.sizes().slot_state * static_cast<size_t>(config.max_slots)),
-          pool_(config.threads), drawing_team_(team_for(1)), absorbing_team_(team_for(MAX_ROWS)) {
+          pool_(config.threads), drawing_team_(team_for(1)), prefill_team_(team_for(MAX_ROWS)) {
         for (int i = 0; i < pool_.threads(); ++i) {
             members_.emplace_back(network_.sizes());
             teams_.push_back(std::make_unique<Team>(config, network_.sizes(), network_.format()));
@@ -102,12 +102,12 @@ public:
         ends_.assign(lengths, lengths + count);
         const int threads = pool_.threads();
         const bool few = count > 0 && count < threads && alone_pixels_ <= 0;
-        const Crews crews = few ? crews_of(count, (threads + count - 1) / count, absorbing_team_)
+        const Crews crews = few ? crews_of(count, (threads + count - 1) / count, prefill_team_)
                                 : each_alone(count);
         spread(crews, count, 1, [&](Range slots, const Seat& seat) {
             for (int i = slots.begin; i < slots.end; ++i) {
                 if (seat.leads()) clear(slots_[static_cast<size_t>(i)]);
-                absorb(i, seat);
+                prefill(i, seat);
             }
         });
         if (count > 0 && alone_pixels_ > 0)  // a pass of known pixels has as many meetings as one pixel
@@ -115,7 +115,7 @@ public:
         if (arrived()) return true;
         alone_pixels_ = ALONE_PIXELS;
         spread(each_alone(count), count, 1, [&](Range slots, const Seat& seat) {
-            for (int i = slots.begin; i < slots.end; ++i) absorb(i, seat);
+            for (int i = slots.begin; i < slots.end; ++i) prefill(i, seat);
         });
         return true;
     }
@@ -128,7 +128,7 @@ public:
     }
 
     // Passes so far, and the rows that they had.
-    void effort(int64_t counts[2]) const {
+    void pass_counts(int64_t counts[2]) const {
         counts[0] = passes_.load(std::memory_order_relaxed);
         counts[1] = rows_.load(std::memory_order_relaxed);
     }
@@ -201,7 +201,7 @@ private:
     void draw(Range slots, const Seat& seat) {
         const int count = slots.end - slots.begin;
         if (count == 0) return;  // its only image went with the part before
-        const int ahead = config_.guess ? std::max(1, AHEAD_ROWS / count) : 1;
+        const int ahead = config_.speculate ? std::max(1, AHEAD_ROWS / count) : 1;
         run(seat, slots_.data() + slots.begin, ends_.data() + slots.begin, count, true, ahead,
             ahead > 1 ? &seat.team.guesses : nullptr);
     }
@@ -212,7 +212,7 @@ private:
     }
 
     // Take the known pixels of a collected slot in, as many as a pass may have; a team stops as above.
-    void absorb(int index, const Seat& seat) {
+    void prefill(int index, const Seat& seat) {
         const auto i = static_cast<size_t>(index);
         run(seat, &slots_[i], &ends_[i], 1, false, MAX_ROWS, nullptr);
     }
@@ -220,9 +220,9 @@ private:
     // Pass after pass of a drawing, which the team's leader has, until the images are at their ends or
     // too many meetings were slept through.
     void run(const Seat& seat, const int* slots, const int* ends, int count, bool twins, int ahead,
-             Guesses* guesses) {
+             ValuePredictor* guesses) {
         Pass& pass = seat.team.pass;
-        std::optional<Drawing> drawing;
+        std::optional<PassPlanner> drawing;
         if (seat.leads())
             drawing.emplace(config_, arrays_, slots, ends, count, twins, ahead, guesses);
         for (bool first = true;; first = false) {
@@ -258,9 +258,9 @@ private:
             uniforms(arrays_.seed[row.slot], arrays_.particle[row.slot],
                      row.step * config_.step_draws, config_.step_draws, draw.uniforms);
         const float* const parameters = network_.parameters(team, decision.parameters);
-        const float* const unlabelled =
-            decision.unlabelled < 0 ? nullptr : network_.parameters(team, decision.unlabelled);
-        decision.bits = head_.decide(parameters, unlabelled, draw, decision.values);
+        const float* const unconditional =
+            decision.unconditional < 0 ? nullptr : network_.parameters(team, decision.unconditional);
+        decision.bits = head_.decide(parameters, unconditional, draw, decision.values);
         if (trace_)
             std::copy_n(parameters, config_.head_outputs,
                         trace_ + (at(row.slot, steps_per_pixel(config_)) +
@@ -281,7 +281,7 @@ private:
     Buffer<float> states_;
     Pool pool_;
     int drawing_team_;  // how many threads pay off for few rows,
-    const int absorbing_team_;  // and for many
+    const int prefill_team_;  // and for many
     std::vector<std::unique_ptr<Team>> teams_;
     std::vector<Member> members_;  // by thread
     std::vector<int> slots_, ends_;  // of the call at hand: ends are pixels

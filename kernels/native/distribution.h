@@ -184,7 +184,7 @@ inline void value_probabilities(const float* weights, const float* means, const 
 }
 
 // Zero all but the likeliest values that hold `top_p` of the weight; of equals the lower is first.
-inline void keep_likeliest(float* weights, int size, float top_p) {
+inline void apply_top_p(float* weights, int size, float top_p) {
     Vec sums = {};
     for (int i = 0; i < size; i += LANES) sums = sums + load(weights + i);
     const float total = sum(sums);

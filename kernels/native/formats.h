@@ -39,7 +39,7 @@ constexpr bool INT8_DOT = false;
 constexpr int UNSIGNED = 0;
 #endif
 
-// AMX multiplies tiles of whole numbers (tiles.h), which pays from so many rows on; fewer are computed
+// AMX multiplies tiles of whole numbers (amx_tiles.h), which pays from so many rows on; fewer are computed
 // as fast as their weights are read.
 constexpr int TILE_INPUTS = 64, LEAST_TILE_ROWS = 7;
 #if defined(__AMX_INT8__)

@@ -25,12 +25,12 @@ public:
         std::memcpy(tables_.get(), tables, count * sizeof(float));
     }
 
-    // Read `values` where they are known, else draw and write them; give their bits. `unlabelled` are
+    // Read `values` where they are known, else draw and write them; give their bits. `unconditional` are
     // the parameters of the image's twin, null where it has none.
-    float decide(const float* parameters, const float* unlabelled, Draw draw,
+    float decide(const float* parameters, const float* unconditional, Draw draw,
                  uint8_t* values) const {
-        if (!draw.known && (unlabelled || draw.top_p < 1.0f || draw.temperature == 0.0f)) {
-            shape(parameters, unlabelled, draw, values);
+        if (!draw.known && (unconditional || draw.top_p < 1.0f || draw.temperature == 0.0f)) {
+            shape(parameters, unconditional, draw, values);
             draw.known = true;
         }
         return categorical_ ? categorical(parameters, draw, values)
@@ -93,24 +93,24 @@ private:
     // Draw from the 256 values of each channel in turn: tempered, guided, cut to the likeliest;
     // beyond guidance 1 to those likeliest with the label before, too, by a quarter as much. At
     // temperature 0 the likeliest.
-    void shape(const float* parameters, const float* unlabelled, const Draw& draw,
+    void shape(const float* parameters, const float* unconditional, const Draw& draw,
                uint8_t* values) const {
         alignas(64) float shaped[VALUES], without[VALUES], likely[VALUES];
-        const bool cut = unlabelled && draw.guidance > 1.0f && draw.top_p < 1.0f;
+        const bool cut = unconditional && draw.guidance > 1.0f && draw.top_p < 1.0f;
         const bool greedy = draw.temperature == 0.0f;
         const float heat = greedy ? 1.0f : draw.temperature;
         const int first = categorical_ ? 0 : 1;  // a mixture's component is not drawn
         for (int channel = 0; channel < channels_; ++channel) {
             std::fill_n(likely, VALUES, 1.0f);
             // Guidance weighs p(x|label) against p(x): both have to be right where both are tiny.
-            log_probs(parameters, channel, values, heat, unlabelled && !cut ? likely : nullptr,
+            log_probs(parameters, channel, values, heat, unconditional && !cut ? likely : nullptr,
                       shaped);
-            if (unlabelled) {
+            if (unconditional) {
                 if (cut) {
                     softmax_weights(shaped, VALUES, 1.0f, likely);
-                    keep_likeliest(likely, VALUES, 1.0f - 0.25f * (1.0f - draw.top_p));
+                    apply_top_p(likely, VALUES, 1.0f - 0.25f * (1.0f - draw.top_p));
                 }
-                log_probs(unlabelled, channel, values, heat, likely, without);
+                log_probs(unconditional, channel, values, heat, likely, without);
                 const Vec away = broadcast(1.0f - draw.guidance);
                 for (int i = 0; i < VALUES; i += LANES)
                     store(shaped + i, fma(load(without + i), away,
@@ -124,7 +124,7 @@ private:
                 value = first_largest(shaped, VALUES);
             } else {
                 softmax_weights(shaped, VALUES, 1.0f, shaped);
-                if (draw.top_p < 1.0f) keep_likeliest(shaped, VALUES, draw.top_p);
+                if (draw.top_p < 1.0f) apply_top_p(shaped, VALUES, draw.top_p);
                 value = inverse_cdf(shaped, VALUES, draw.uniforms[first + channel]);
             }
             values[channel] = static_cast<uint8_t>(value);

@@ -8,7 +8,7 @@
 
 #include <limits>
 
-#include "tiles.h"
+#include "amx_tiles.h"
 
 namespace scanline {
 

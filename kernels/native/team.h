@@ -3,9 +3,9 @@
 
 #include <algorithm>
 
-#include "guesses.h"
+#include "value_predictor.h"
 #include "matrix.h"
-#include "threads.h"
+#include "thread_pool.h"
 #include "weights.h"
 
 namespace scanline {
@@ -34,7 +34,7 @@ struct Run {
 // A value to be decided: its row, its twin's or -1, and what comes out.
 struct Decision {
     Row row;
-    int parameters, unlabelled;
+    int parameters, unconditional;
     uint8_t values[MAX_CHANNELS];
     float bits;
 };
@@ -96,7 +96,7 @@ struct Team {
     Buffer<std::byte> attended, hidden;
     Buffer<float> added, parameters;
     Buffer<float> late;  // [L, MAX_ROWS, k and v]: of rows computed on guesses
-    Guesses guesses;     // the leader's
+    ValuePredictor guesses;     // the leader's
 };
 
 struct Member {

@@ -13,7 +13,7 @@ struct Config {
     int32_t neighbourhood, sinusoidal, categorical, pre_norm, gelu;
     int32_t start_given, first_value, classes, short_conv;
     int32_t n_layers, n_heads, d_model, d_ff, head_outputs, step_draws;
-    int32_t max_slots, precision, threads, team, guess;  // precision: a Format
+    int32_t max_slots, precision, threads, team, speculate;  // precision: a Format
 };
 
 // Torch's tensors as they are, float32 and contiguous; null where the network has no such part.
@@ -31,7 +31,7 @@ struct Weights {
     const LayerWeights* layers;
 };
 
-// The decoder's arrays, one row a slot; shapes in model/decoders/contract.py.
+// The decoder's arrays, one row a slot; shapes in model/decoders/base.py.
 struct Arrays {
     uint8_t* canvas;
     float* bits;

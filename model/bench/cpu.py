@@ -23,12 +23,12 @@ from numpy.typing import NDArray
 from scanline.kernels.native import abi as native
 from scanline.kernels.native.build import NativeBuildError, check_isa
 from scanline.kernels.native.cpu import cpu, cpu_isas, usable_cores
-from scanline.model.bench.limits import Limit, Machine, least_bytes, operations
 from scanline.model.bench.models import PAPER
 from scanline.model.bench.peer import Peer
-from scanline.model.checkpoint import Checkpoint, Defaults
+from scanline.model.bench.roofline import Bound, Roofline, bytes_per_step, operations_per_step
+from scanline.model.checkpoint import Checkpoint, SamplingDefaults
 from scanline.model.config import ModelConfig
-from scanline.model.decoders.contract import BackendError, Decoder, Inputs
+from scanline.model.decoders.base import BackendError, Decoder, InputBatch
 from scanline.model.decoders.native import NativeDecoder
 from scanline.model.decoders.reference import ReferenceDecoder
 from scanline.model.network import LinearTransformer
@@ -37,7 +37,7 @@ SLOTS = (1, 8, 64, 256)
 BACKENDS = ("native", "reference")
 BITS_ERROR = 0.01  # bits/dim that a precision may change of a few images drawn
 
-Opening = Callable[[LinearTransformer, int], Decoder]  # of so many slots
+DecoderFactory = Callable[[LinearTransformer, int], Decoder]  # of so many slots
 
 
 @dataclass(frozen=True)
@@ -62,10 +62,10 @@ class Timing:
     limit: str | None = None
     times_limit: float | None = None
 
-    def beside(self, limit: Limit) -> Timing:
+    def with_bound(self, bound: Bound) -> Timing:
         """Give this timing with the machine's limit."""
-        times = self.milliseconds_a_step / 1e3 / limit.seconds
-        return replace(self, limit=limit.name, times_limit=times)
+        times = self.milliseconds_a_step / 1e3 / bound.seconds
+        return replace(self, limit=bound.name, times_limit=times)
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,9 @@ class Report:
     notes: list[str]
 
 
-def begin(decoder: Decoder, style: Defaults | None = None) -> NDArray[np.int32]:
+def start_blank_images(
+    decoder: Decoder, style: SamplingDefaults | None = None
+) -> NDArray[np.int32]:
     """Put fresh images, of which nothing is known, into all slots; gives those of the images.
 
     Plain ones, or as ``style`` has it of each class in turn: guided, each has a twin.
@@ -87,7 +89,7 @@ def begin(decoder: Decoder, style: Defaults | None = None) -> NDArray[np.int32]:
     guided = style is not None and style.guidance != 1
     N = decoder.max_slots // 2 if guided else decoder.max_slots
     slots = np.arange(N, dtype=np.int32)
-    inputs = Inputs.blank(c, N)
+    inputs = InputBatch.empty(c, N)
     inputs.seed[:] = range(N)
     if style is not None:
         inputs.label[:] = slots % len(c.classes)
@@ -98,11 +100,11 @@ def begin(decoder: Decoder, style: Defaults | None = None) -> NDArray[np.int32]:
     return slots
 
 
-def check(model: LinearTransformer, opening: Opening) -> None:
+def check_decoder(model: LinearTransformer, factory: DecoderFactory) -> None:
     """Raise ``RuntimeError`` unless a backend's bits are the network's, alone and among others."""
     pixels = min(64, model.config.pixels)
-    decoder = opening(model, 5)
-    decoder.step(begin(decoder), pixels)
+    decoder = factory(model, 5)
+    decoder.step(start_blank_images(decoder), pixels)
     canvas = torch.from_numpy(decoder.canvas)
     with torch.no_grad():
         _, bits = model.prefill(canvas, torch.full((5,), pixels))
@@ -112,8 +114,8 @@ def check(model: LinearTransformer, opening: Opening) -> None:
         raise RuntimeError(
             f"{decoder.variant} is {difference:.4f} bits/dim from the reference: not timed"
         )
-    alone = opening(model, 1)
-    alone.step(begin(alone), pixels)
+    alone = factory(model, 1)
+    alone.step(start_blank_images(alone), pixels)
     if not np.array_equal(alone.canvas[0], decoder.canvas[0]):
         raise RuntimeError(f"{decoder.variant} draws other bytes alone than beside others")
 
@@ -139,31 +141,36 @@ def measure(
 
 
 def time_backend(
-    name: str, model: LinearTransformer, opening: Opening, seconds: float, repeats: int, slots: int
+    name: str,
+    model: LinearTransformer,
+    factory: DecoderFactory,
+    seconds: float,
+    repeats: int,
+    slots: int,
 ) -> Timing:
     """Time a backend with all its slots busy; the median of ``repeats`` runs."""
-    return time_decoder(name, opening(model, slots), seconds, repeats)
+    return time_decoder(name, factory(model, slots), seconds, repeats)
 
 
 def time_decoder(
-    name: str, decoder: Decoder, seconds: float, repeats: int, style: Defaults | None = None
+    name: str, decoder: Decoder, seconds: float, repeats: int, style: SamplingDefaults | None = None
 ) -> Timing:
     """Time a decoder with all its slots busy; the median of ``repeats`` runs.
 
     As the engine does, it launches the next steps before the last have landed. ``style`` as
     ``begin`` has it.
     """
-    numbers = begin(decoder, style)
+    numbers = start_blank_images(decoder, style)
     decoder.step(numbers, 1)  # pages are touched, threads are there
 
     def draw(n: int) -> None:
         decoder.launch(numbers, n)
-        decoder.land(decoder.flights - 1)
+        decoder.synchronize(decoder.max_in_flight - 1)
 
     runs = []
     for _ in range(repeats):
-        begin(decoder, style)
-        runs.append(measure(draw, decoder.config.pixels, seconds, decoder.land))
+        start_blank_images(decoder, style)
+        runs.append(measure(draw, decoder.config.pixels, seconds, decoder.synchronize))
     return _timing(name, decoder, decoder.config, decoder.max_slots, runs)
 
 
@@ -176,8 +183,8 @@ def _timing(
     return Timing(
         name, drawer.backend, slots, min(done for done, _ in runs), step * 1e3,
         pixel * config.pixels, slots / (pixel * config.pixels),
-        operations(config) * slots / step / 1e9,
-        least_bytes(config, slots, drawer.precision) / step / 1e9, drawer.precision,
+        operations_per_step(config) * slots / step / 1e9,
+        bytes_per_step(config, slots, drawer.precision) / step / 1e9, drawer.precision,
     )  # fmt: skip
 
 
@@ -240,10 +247,10 @@ def run_bench(
     notes: list[str] = []
     peaks: dict[str, float] = {}
     progress(f"{hardware['cpu']}, {hardware['cores']} cores, {threads} threads, {hardware['isa']}")
-    machine = None
+    roofline = None
     try:
-        machine = Machine(native.load_library(isa), threads)
-        peaks = {name: round(value / 1e9, 1) for name, value in machine.peaks._asdict().items()}
+        roofline = Roofline(native.load_library(isa), threads)
+        peaks = {name: round(value / 1e9, 1) for name, value in roofline.peaks._asdict().items()}
         progress("peaks, in thousand millions a second: " + ", ".join(
             f"{name.replace('_', ' ')} {value:.0f}" for name, value in peaks.items()
         ))  # fmt: skip
@@ -254,18 +261,18 @@ def run_bench(
     for checkpoint in checkpoints:
         name, model = checkpoint.name, checkpoint.model
         wanted = precision or checkpoint.native_precision
-        openings: dict[str, Opening] = {
+        factories: dict[str, DecoderFactory] = {
             "native": partial(NativeDecoder, threads=threads, isa=isa, precision=wanted),
             "reference": ReferenceDecoder,
         }
         runners: list[Callable[[int], Timing]] = []
         for backend in backends:
             try:
-                check(model, openings[backend])
+                check_decoder(model, factories[backend])
             except BackendError as error:
                 notes.append(f"{backend} does not run here: {error}")
                 continue
-            runners.append(partial(time_backend, name, model, openings[backend], seconds, repeats))
+            runners.append(partial(time_backend, name, model, factories[backend], seconds, repeats))
         if peer and name not in PAPER:
             notes.append(f"{name} has no peer, which draws {' and '.join(PAPER)} alone")
         elif peer:
@@ -280,11 +287,13 @@ def run_bench(
                 except BackendError as error:  # so many slots, as a rule: fewer may be had
                     notes.append(f"{name}, {count} slots: {error}")
                     continue
-                if machine:
-                    timing = timing.beside(machine.limit(model.config, count, timing.precision))
+                if roofline:
+                    timing = timing.with_bound(
+                        roofline.bound(model.config, count, timing.precision)
+                    )
                 timings.append(timing)
-                progress(row(timing))
-    notes += ratios(timings)
+                progress(format_row(timing))
+    notes += peer_ratios(timings)
     for note in notes:
         progress(note)
     return Report(hardware, peaks, timings, notes)
@@ -296,7 +305,7 @@ HEADER = (
 )
 
 
-def row(t: Timing) -> str:
+def format_row(t: Timing) -> str:
     """Give a timing as a line under ``HEADER``."""
     limit = f"{t.times_limit:6.2f} × {t.limit}" if t.times_limit else ""
     backend = f"{t.backend} {t.precision}"
@@ -307,7 +316,7 @@ def row(t: Timing) -> str:
     )
 
 
-def ratios(timings: Sequence[Timing]) -> list[str]:
+def peer_ratios(timings: Sequence[Timing]) -> list[str]:
     """Set native beside the peer: latency at one slot, and each one's best throughput."""
     lines = []
     for name in dict.fromkeys(t.model for t in timings):

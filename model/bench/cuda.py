@@ -22,14 +22,14 @@ from typing import Any
 import torch
 
 from scanline.model.bench import cpu as bench
-from scanline.model.bench.device_training import Training, seconds_of, time_training
-from scanline.model.bench.kernels import described, kernel_times
-from scanline.model.bench.limits import Limit, least_bytes
+from scanline.model.bench.cuda_training import Training, median_seconds, time_training
+from scanline.model.bench.kernel_profile import format_kernel_times, profile_decoder
 from scanline.model.bench.models import find_models
-from scanline.model.checkpoint import Checkpoint, Defaults
+from scanline.model.bench.roofline import Bound, bytes_per_step
+from scanline.model.checkpoint import Checkpoint, SamplingDefaults
 from scanline.model.config import ModelConfig
-from scanline.model.decoders.contract import BackendError
-from scanline.model.decoders.opening import open_decoder
+from scanline.model.decoders.base import BackendError
+from scanline.model.decoders.factory import create_decoder
 
 SLOTS = (1, 128, 1_024, 10_000)
 TRAINING_IMAGES = {"mnist-paper": 64, "cifar10-paper": 16, "mnist": 64, "cifar10": 64}
@@ -75,27 +75,27 @@ def copy_rate(device: torch.device, size: int) -> float:
     """Measure bytes a second, read and written, of a copy within the device's memory."""
     source = torch.ones(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    return 2 * size / seconds_of(lambda: target.copy_(source), device, 20)
+    return 2 * size / median_seconds(lambda: target.copy_(source), device, 20)
 
 
 def step_bytes(config: ModelConfig, slots: int) -> float:
     """Bytes that one step of all slots has to move: bf16 weights once, and each slot's state."""
-    from scanline.kernels.cuda.sizes import state_bytes
-    from scanline.model.decoders.packing import sizes_of
+    from scanline.kernels.cuda.decode_config import state_bytes
+    from scanline.model.decoders.packing import decode_config_for
 
-    return least_bytes(config, 0, "bf16") + slots * state_bytes(sizes_of(config))
+    return bytes_per_step(config, 0, "bf16") + slots * state_bytes(decode_config_for(config))
 
 
 def drawn_in(
-    how: str, *, checkpoint: Checkpoint, slots: int, opening: bench.Opening, seconds: float,
-    repeats: int, style: Defaults | None = None,
+    how: str, *, checkpoint: Checkpoint, slots: int, factory: bench.DecoderFactory, seconds: float,
+    repeats: int, style: SamplingDefaults | None = None,
 ) -> str:  # fmt: skip
     """Say what a step takes of a decoder that is opened in a way of its own, and of what."""
     said = f"{checkpoint.name}, {how}"
     try:
-        decoder = opening(checkpoint.model, slots)
+        decoder = factory(checkpoint.model, slots)
         timed = bench.time_decoder(checkpoint.name, decoder, seconds, repeats, style)
-        spent = described(kernel_times(decoder, style))
+        spent = format_kernel_times(profile_decoder(decoder, style))
     except (BackendError, torch.OutOfMemoryError) as error:
         torch.cuda.empty_cache()
         return f"{said}: {error}"
@@ -132,23 +132,23 @@ def run_bench(
         notes.append(line)
         progress(line)
 
-    opening: bench.Opening = partial(open_decoder, backend="triton")
+    factory: bench.DecoderFactory = partial(create_decoder, backend="triton")
     if plain:
-        from scanline.model.bench.starting import open_plain as opening
+        from scanline.model.bench.cuda_launch_modes import open_plain as factory
 
         note("kernels started one by one, without graphs or overlap: slower than served")
     for checkpoint in checkpoints:
         name, model = checkpoint.name, checkpoint.model
         try:
-            bench.check(model, opening)
+            bench.check_decoder(model, factory)
         except (BackendError, torch.OutOfMemoryError) as error:
             note(f"{name}: {error}")
             continue
         for count in slots:
             try:
-                decoder = opening(model, count)
+                decoder = factory(model, count)
                 timed = bench.time_decoder(name, decoder, seconds, repeats)
-                spent = described(kernel_times(decoder))
+                spent = format_kernel_times(profile_decoder(decoder))
                 del decoder  # before another's memory is taken
             except (BackendError, torch.OutOfMemoryError) as error:
                 torch.cuda.empty_cache()
@@ -157,20 +157,20 @@ def run_bench(
             moved = step_bytes(model.config, count)
             step = timed.milliseconds_a_step / 1e3
             timed = replace(timed, gbytes_a_second=moved / step / 1e9)
-            timings.append(timed.beside(Limit("bytes", moved / rate)))
-            progress(bench.row(timings[-1]))
+            timings.append(timed.with_bound(Bound("bytes", moved / rate)))
+            progress(bench.format_row(timings[-1]))
             note(
                 f"{name}, {count} slots: {moved / 1e6:.1f} MB a step; a copy of as many bytes "
                 f"takes {moved / rate / step:.0%} of its time; {spent}"
             )
             drawn = partial(drawn_in, checkpoint=checkpoint, seconds=seconds, repeats=repeats)
             if count == 1 and not plain:
-                note(drawn("kernels one after another", slots=1, opening=in_turn))
+                note(drawn("kernels one after another", slots=1, factory=in_turn))
             if model.config.classes and count == max(slots):
                 style = checkpoint.defaults  # of which an image may take a twin along
                 how = f"{count} labelled at guidance {style.guidance:g}, top_p {style.top_p:g}"
                 both = count if style.guidance == 1 else 2 * count
-                note(drawn(how, slots=both, opening=opening, style=style))
+                note(drawn(how, slots=both, factory=factory, style=style))
     training: list[Training] = []
     for checkpoint in checkpoints:
         name = checkpoint.name
@@ -188,7 +188,7 @@ def run_bench(
             f"{name}: training on {images} images at once, {timed_training.milliseconds:.1f} ms "
             f"forward and backward, {timed_training.pixels_a_second:,.0f} pixels/s, "
             f"{timed_training.gigabytes:.1f} GB; {timed_training.step_milliseconds:.1f} ms a step; "
-            f"{described(timed_training.kernels)}"
+            f"{format_kernel_times(timed_training.kernels)}"
         )
     return CudaReport(hardware, {"copy": round(rate / 1e9, 1)}, timings, notes, training)
 

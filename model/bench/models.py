@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from scanline.model.checkpoint import (
-    SHIPPED,
+    SHIPPED_WEIGHTS,
     Checkpoint,
     CheckpointError,
     find_checkpoints,
@@ -47,6 +47,6 @@ def find_models(
 
 def _shipped() -> dict[str, Path]:
     try:
-        return find_checkpoints(SHIPPED)
+        return find_checkpoints(SHIPPED_WEIGHTS)
     except CheckpointError:
         return {}

@@ -22,13 +22,13 @@ import torch.distributed as dist
 from scanline.kernels.native.abi import Peaks, load_library
 from scanline.kernels.native.build import NativeBuildError
 from scanline.kernels.native.cpu import cpu, cpu_isas, usable_cores
-from scanline.kernels.native.training import passes
-from scanline.model.bench.limits import Machine, operations
+from scanline.kernels.native.training import library
+from scanline.model.bench.roofline import Roofline, operations_per_step
 from scanline.model.config import PRESETS, ModelConfig
-from scanline.model.training.learner import Learner
-from scanline.model.training.machine import few_collections
-from scanline.model.training.processes import choose_count, joined
-from scanline.model.training.recipe import TrainingConfig
+from scanline.model.training.config import TrainingConfig
+from scanline.model.training.distributed import choose_process_count, process_group
+from scanline.model.training.host_tuning import frozen_gc
+from scanline.model.training.train_state import TrainState
 
 MODELS = ("mnist", "cifar10")
 BATCH = 16
@@ -59,8 +59,8 @@ class _Steps:
 
     def __init__(self, config: ModelConfig, batch: int, threads: int, native: bool = True) -> None:
         self.threads, self.native = threads, native
-        recipe = TrainingConfig(steps=1_000_000, checkpoint_every=1_000_000, batch=batch)
-        self.learner = Learner(config, recipe, torch.device("cpu"))
+        training_config = TrainingConfig(steps=1_000_000, checkpoint_every=1_000_000, batch=batch)
+        self.train_state = TrainState(config, training_config, torch.device("cpu"))
         draw = np.random.default_rng(0)
         canvas = draw.integers(0, 256, (batch, config.pixels, config.channels), np.uint8)
         self.images = torch.from_numpy(canvas)
@@ -69,12 +69,12 @@ class _Steps:
     def seconds(self) -> float:
         """Take two steps, and time the second."""
         torch.set_num_threads(self.threads)
-        if self.learner.world > 1:
+        if self.train_state.world_size > 1:
             dist.barrier()  # or the others would begin while another way is timed
-        with contextlib.nullcontext() if self.native else passes.off():
-            self.learner.take_step(self.images, self.labels)
+        with contextlib.nullcontext() if self.native else library.disabled():
+            self.train_state.take_step(self.images, self.labels)
             began = time.perf_counter()
-            self.learner.take_step(self.images, self.labels)
+            self.train_state.take_step(self.images, self.labels)
         return time.perf_counter() - began
 
 
@@ -84,7 +84,7 @@ def _help(
     """Take another process's share of so many turns, and of one before."""
     steps = _Steps(config, batch, threads)
     steps.seconds()
-    with few_collections():
+    with frozen_gc():
         for _ in range(repeats):
             steps.seconds()
 
@@ -102,15 +102,15 @@ def _timed(
         ways["native, no convolution"] = _Steps(bare, batch, threads)
     each = threads // processes
     shared = (config, batch, each)
-    with joined(processes, _help, *shared, repeats):
+    with process_group(processes, _help, *shared, repeats):
         if processes > 1:
             ways[f"native, {processes} processes"] = _Steps(*shared)
         for steps in ways.values():
             steps.seconds()  # memory is touched, code is built
-        with few_collections():
+        with frozen_gc():
             runs = [{way: steps.seconds() for way, steps in ways.items()} for _ in range(repeats)]
     return {
-        way: (statistics.median(run[way] for run in runs), steps.learner.bf16)
+        way: (statistics.median(run[way] for run in runs), steps.train_state.bf16)
         for way, steps in ways.items()
     }
 
@@ -125,7 +125,7 @@ def run_training_bench(
     """Time presets, by default ``mnist`` and ``cifar10``; raises ``ValueError`` on another."""
     if unknown := [name for name in models if name not in PRESETS]:
         raise ValueError(f"there is no preset {unknown[0]!r}; there are {', '.join(PRESETS)}")
-    processes = choose_count(batch, None) if threads in (None, usable_cores()) else 1
+    processes = choose_process_count(batch, None) if threads in (None, usable_cores()) else 1
     threads = threads or usable_cores()
     torch.set_num_threads(threads)
     hardware: dict[str, object] = {
@@ -133,7 +133,7 @@ def run_training_bench(
     }  # fmt: skip
     peaks = None
     with contextlib.suppress(NativeBuildError):
-        peaks = Machine(load_library(), threads).peaks
+        peaks = Roofline(load_library(), threads).peaks
     progress(f"{cpu()[0]}, {threads} threads, {cpu_isas()[0]}; batches of {batch}")
     progress(f"{'model':14} {'way':27} {'images/s':>9} {'GFLOP/s':>8}  of the peak")
     timings = []
@@ -142,13 +142,15 @@ def run_training_bench(
         ways = _timed(config, batch, threads, processes, repeats)
         for way, (seconds, bf16) in ways.items():
             rate = batch / seconds
-            flops = 3 * operations(config) * config.steps * rate  # forward once, backward twice
+            flops = (
+                3 * operations_per_step(config) * config.steps * rate
+            )  # forward once, backward twice
             share = None
             if peaks is not None:
                 share = flops / (_bf16_peak(peaks) if bf16 else peaks.float32_operations)
             precision = "bf16" if bf16 else "float32"
             timings.append(TrainingTiming(name, way, precision, rate, flops / 1e9, share))
-            progress(row(timings[-1]))
+            progress(format_row(timings[-1]))
         progress(compared(timings[-len(ways) :]))
     return TrainingReport(hardware, timings)
 
@@ -158,7 +160,7 @@ def _bf16_peak(peaks: Peaks) -> float:
     return peaks.int8_operations / 2 if cpu_isas()[0] == "amx" else peaks.bf16_operations
 
 
-def row(t: TrainingTiming) -> str:
+def format_row(t: TrainingTiming) -> str:
     """Give a timing as a line of the table."""
     share = "" if t.peak_share is None else f"{t.peak_share:9.0%} {t.precision}"
     return f"{t.model:14} {t.way:27} {t.images_a_second:9.2f} {t.gflops:8.1f} {share}"

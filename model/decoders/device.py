@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from triton.errors import TritonError
 
-from scanline.kernels.cuda.overlap import overlaps
-from scanline.model.decoders.contract import BackendError
-from scanline.model.decoders.room import ShortError
+from scanline.kernels.cuda.dependent_launch import supports_dependent_launch
+from scanline.model.decoders.base import BackendError
+from scanline.model.decoders.memory import InsufficientResourcesError
 
 log = logging.getLogger("scanline.decoder")
 
@@ -26,7 +26,7 @@ _NOT_STARTED = (RuntimeError, OSError, AssertionError, SubprocessError, TritonEr
 
 
 @contextmanager
-def starting_triton() -> Iterator[None]:
+def triton_compile_errors() -> Iterator[None]:
     """Raise ``BackendError`` where Triton cannot compile what is started inside the block."""
     try:
         yield
@@ -42,14 +42,19 @@ def starting_triton() -> Iterator[None]:
 
 @contextmanager
 def device_errors() -> Iterator[None]:
-    """Raise ``ShortError`` where a GPU has too little memory, ``BackendError`` where it fails."""
+    """Raise ``InsufficientResourcesError`` where a GPU has too little memory, ``BackendError``
+    where it fails."""
     try:
         yield
     except torch.OutOfMemoryError as error:
-        raise ShortError(f"the GPU has too little memory for this: {error}") from error
+        raise InsufficientResourcesError(
+            f"the GPU has too little memory for this: {error}"
+        ) from error
     except torch.AcceleratorError as error:
         if "out of memory" in str(error):
-            raise ShortError(f"the GPU has too little memory for this: {error}") from error
+            raise InsufficientResourcesError(
+                f"the GPU has too little memory for this: {error}"
+            ) from error
         raise BackendError(f"the GPU does not work: {error}") from error
 
 
@@ -90,7 +95,7 @@ class Device:
             self.capability = capability = torch.cuda.get_device_capability(self.torch)
             self.where = torch.cuda.get_device_name(self.torch)
             self.kind = "sm_{}{}".format(*capability)
-            self.overlaps = overlaps(capability)
+            self.overlaps = supports_dependent_launch(capability)
             self._stream = torch.cuda.Stream(self.torch)
 
     @property
@@ -98,7 +103,7 @@ class Device:
         """Bytes of shared memory that a block of threads may have; Triton compiles to ask."""
         if not self.cuda:
             return 0
-        with starting_triton():
+        with triton_compile_errors():
             asked = triton.runtime.driver.active.utils.get_device_properties(self.torch.index)
         return int(asked["max_shared_mem"])
 

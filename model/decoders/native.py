@@ -13,13 +13,13 @@ from scanline.kernels.native import abi as native
 from scanline.kernels.native.build import NativeBuildError
 from scanline.kernels.native.cpu import usable_cores
 from scanline.model.config import ModelConfig
-from scanline.model.decoders.contract import (
+from scanline.model.decoders.base import (
     BackendError,
     Decoder,
     Slots,
-    refuse_unknown,
+    unsupported_option,
 )
-from scanline.model.decoders.room import ShortError, check_room
+from scanline.model.decoders.memory import InsufficientResourcesError, check_slot_memory
 from scanline.model.inputs import sinusoidal_code
 from scanline.model.network import LinearTransformer
 
@@ -38,12 +38,13 @@ class NativeDecoder(Decoder):
     Where intensities enter by a linear map, the first feed-forward network's input and a mixture's
     parameters are a step finer: float32 beside bf16, int16 beside int8.
     ``threads`` is how many cores to use, all that this process may by default, and ``isa`` one of
-    ``ISAS`` in ``kernels/native/cpu.py``, the CPU's best by default. ``guess`` computes pixels
+    ``ISAS`` in ``kernels/native/cpu.py``, the CPU's best by default. ``speculate`` computes pixels
     ahead on guesses, where images are few, and keeps what was guessed right. ``team`` is how many
     threads share the work on few images, by default as many as are measured to be quickest, up to
     what the network's size is worth. The same seed gives the same bytes for every ``threads`` and
     ``team``, guessed or not. Raises ``BackendError`` where the code cannot be built or run, of
-    which ``RoomError`` and ``ShortError`` say that memory or threads are short, and ``ValueError``
+    which ``InsufficientMemoryError`` and ``InsufficientResourcesError`` say that memory or threads
+    are short, and ``ValueError``
     on an unknown ``precision`` or ``isa``, or no thread.
     """
 
@@ -57,7 +58,7 @@ class NativeDecoder(Decoder):
         *,
         precision: str | None = None,
         isa: str | None = None,
-        guess: bool = True,
+        speculate: bool = True,
         team: int | None = None,
     ) -> None:
         self.check(model.config, max_slots)
@@ -88,10 +89,10 @@ class NativeDecoder(Decoder):
             "gelu": c.activation == "gelu", "start_given": c.start == "given",
             "classes": len(c.classes), "short_conv": c.short_conv != "none", "max_slots": max_slots,
             "precision": native.PRECISIONS.index(self.precision), "threads": self.threads,
-            "team": team or 0, "guess": guess,
+            "team": team or 0, "speculate": speculate,
         }  # fmt: skip
         # Before the arrays are made for nothing.
-        self.memory = check_room(c, max_slots, 4 * native.slot_state(library, sizes))
+        self.memory = check_slot_memory(c, max_slots, 4 * native.slot_state(library, sizes))
         super().__init__(c, max_slots)
         arrays: dict[str, NDArray[np.generic]] = {
             "bits": self.bits, "positions": self.positions,
@@ -102,12 +103,12 @@ class NativeDecoder(Decoder):
                 library, sizes, _weights(model), _layers(model), arrays
             )
         except NativeBuildError as error:  # of memory or threads
-            raise ShortError(f"the native backend cannot run: {error}") from error
+            raise InsufficientResourcesError(f"the native backend cannot run: {error}") from error
 
     @classmethod
     def unsupported(cls, config: ModelConfig) -> str | None:
         """Name the first option that the C++ does not know."""
-        return refuse_unknown(config)
+        return unsupported_option(config)
 
     @property
     def isa(self) -> str:
@@ -142,10 +143,10 @@ class NativeDecoder(Decoder):
         """Every slot's whole state, a view: ``[N, floats]``."""
         return self._native.states
 
-    def _start(self, slots: NDArray[np.int32], lengths: NDArray[np.int32]) -> None:
+    def _reset_state(self, slots: NDArray[np.int32], lengths: NDArray[np.int32]) -> None:
         self._native.begin(np.ascontiguousarray(slots), np.ascontiguousarray(lengths, np.int32))
 
-    def _copy(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
+    def _copy_state(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
         self._native.copy(np.ascontiguousarray(sources), np.ascontiguousarray(targets))
 
     def step(self, slots: Slots, n: int) -> None:

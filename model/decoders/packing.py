@@ -7,8 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from scanline.kernels.cuda.sizes import DELAY, Sizes
-from scanline.model.config import NEIGHBOURS, TABLE, VALUES, ModelConfig
+from scanline.kernels.cuda.decode_config import DELAY, DecodeConfig
+from scanline.model.config import NEIGHBOURS, TABLE_ENTRIES, VALUES, ModelConfig
 from scanline.model.inputs import OUTSIDE, NeighbourhoodInput, sinusoidal_code
 from scanline.model.network import LinearTransformer
 
@@ -16,16 +16,16 @@ DevicePrecision = Literal["bf16", "float32"]
 DTYPES = {"bf16": torch.bfloat16, "float32": torch.float32}
 
 
-def sizes_of(
+def decode_config_for(
     config: ModelConfig,
     precision: DevicePrecision = "bf16",
     delay: int = DELAY,
-) -> Sizes:
+) -> DecodeConfig:
     """Describe a network to the kernels."""
     c = config
     halves = 2 if c.positions == "sinusoidal" else 1
     places = 1 if c.input == "previous" else len(NEIGHBOURS) * c.channels + c.steps_per_pixel - 1
-    return Sizes(
+    return DecodeConfig(
         pixels=c.pixels, width=c.width, parts=c.steps_per_pixel, channels=c.step_channels,
         places=places, code=c.d_model // halves,
         linear=c.input == "neighbourhood" and "linear" in c.encoding, classes=len(c.classes),
@@ -55,9 +55,9 @@ def embedding(model: LinearTransformer) -> tuple[Tensor, Tensor, Tensor]:
         layer = model.input
         sources = _sources(layer, c)
         size = D // 2 if c.positions == "sinusoidal" else D
-        table = torch.zeros(layer.places, TABLE, size)
+        table = torch.zeros(layer.places, TABLE_ENTRIES, size)
         if layer.tables is not None:
-            table += layer.tables.float().cpu().view(layer.places, TABLE, size)
+            table += layer.tables.float().cpu().view(layer.places, TABLE_ENTRIES, size)
         if layer.linear is not None:
             weight, bias = layer.linear.weight.float().cpu(), layer.linear.bias.float().cpu()
             scaled = torch.arange(VALUES) / 127.5 - 1
@@ -70,7 +70,7 @@ def embedding(model: LinearTransformer) -> tuple[Tensor, Tensor, Tensor]:
         return sources, table, code
     values = model.input.value_embedding.weight.float().cpu()
     size = values.shape[1]
-    table = torch.zeros(1, TABLE, size)
+    table = torch.zeros(1, TABLE_ENTRIES, size)
     table[0, :VALUES] = values
     if c.positions == "sinusoidal":
         code[:, size:] += sinusoidal_code(steps - 1, size)  # that of the value embedded
@@ -96,7 +96,7 @@ def _sources(layer: NeighbourhoodInput, c: ModelConfig) -> Tensor:
     return sources.to(torch.int32)
 
 
-def fill(weights: dict[str, Tensor], model: LinearTransformer) -> None:
+def load_weights(weights: dict[str, Tensor], model: LinearTransformer) -> None:
     """Copy a network's weights to where the kernels read them."""
     sources, table, code = embedding(model)
     named: dict[str, Tensor] = {"sources": sources, "table": table, "code": code}

@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from scanline.model.config import ModelConfig
-from scanline.model.decoders.contract import NO_SLOT, Decoder, Slots
-from scanline.model.decoders.room import check_room
-from scanline.model.layers.layer import State
+from scanline.model.decoders.base import NO_SLOT, Decoder, Slots
+from scanline.model.decoders.memory import check_slot_memory
+from scanline.model.layers.base import State
 from scanline.model.network import LinearTransformer
 from scanline.model.noise import pixel_noise
 
@@ -32,14 +32,14 @@ class ReferenceDecoder(Decoder):
         states = self.model.initial_state(1)
         each = sum(tensor.nbytes for state in states for tensor in state.values())
         # Before the arrays are made for nothing.
-        self.memory = check_room(model.config, max_slots, each)
+        self.memory = check_slot_memory(model.config, max_slots, each)
         super().__init__(model.config, max_slots)
         self.states = self.model.initial_state(max_slots)
 
     @classmethod
     def unsupported(cls, config: ModelConfig) -> str | None:
         """Name attention without a state; all else the network itself runs."""
-        if config.draws_by_steps:
+        if config.supports_decoding:
             return None
         return (
             f"attention {config.attention!r} has no state to draw from step by step: a model of it "
@@ -47,7 +47,7 @@ class ReferenceDecoder(Decoder):
         )
 
     @torch.inference_mode()
-    def _start(self, slots: NDArray[np.int32], lengths: NDArray[np.int32]) -> None:
+    def _reset_state(self, slots: NDArray[np.int32], lengths: NDArray[np.int32]) -> None:
         fresh = self.model.initial_state(1)
         for slot, length in zip(slots.tolist(), lengths.tolist(), strict=True):
             self._keep(slot, fresh)
@@ -61,11 +61,11 @@ class ReferenceDecoder(Decoder):
 
     @torch.inference_mode()
     def step(self, slots: Slots, n: int) -> None:
-        for slot in self._chosen(slots).tolist():
+        for slot in self._valid_slots(slots).tolist():
             for _ in range(min(n, self.config.pixels - int(self.positions[slot]))):
                 self._step_pixel(slot)
 
-    def _copy(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
+    def _copy_state(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
         for state in self.states:
             for tensor in state.values():
                 tensor[targets] = tensor[sources]

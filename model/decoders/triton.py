@@ -1,8 +1,9 @@
-"""The ``triton`` backend: the decoder's contract over the kernels of ``kernels/cuda/decode.py``.
+"""The ``triton`` backend: a decoder over the kernels of ``kernels/cuda``.
 
 Everything a step needs lives on the device; the arrays of the contract are the host's copy.
 ``launch`` starts all pixels of a call, captured in CUDA graphs, and a copy of what they decide, and
-returns; ``land`` waits for it, while the next one may be in flight already. How far each image gets
+returns; ``synchronize`` waits for it, while the next one may be in flight already. How far each
+image gets
 is known beforehand, so only values and bits are copied. Host memory is pinned, so that no copy
 holds up the host.
 """
@@ -20,34 +21,39 @@ import triton
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scanline.kernels.cuda import decode as triton_decode
+from scanline.kernels.cuda import decode_plan as triton_decode
+from scanline.kernels.cuda.decode_config import DELAY, allocate, allocate_weights
 from scanline.kernels.cuda.fused.driver import CompileError, DriverError
-from scanline.kernels.cuda.fused.layers import WAYS, Layers, Way, refusal
-from scanline.kernels.cuda.launch import Steps
-from scanline.kernels.cuda.sizes import DELAY, allocate, allocate_weights
+from scanline.kernels.cuda.fused.fused_decode import (
+    LAUNCH_CONFIGS,
+    FusedDecode,
+    LaunchConfig,
+    unsupported_reason,
+)
+from scanline.kernels.cuda.launch import StepRunner
 from scanline.model.config import ModelConfig
-from scanline.model.decoders.contract import (
+from scanline.model.decoders.base import (
     BackendError,
     Decoder,
-    Inputs,
+    InputBatch,
     Slots,
-    refuse_unknown,
+    unsupported_option,
 )
-from scanline.model.decoders.device import Device, device_errors, starting_triton
-from scanline.model.decoders.packing import DTYPES, DevicePrecision, fill, sizes_of
-from scanline.model.decoders.room import RoomError
+from scanline.model.decoders.device import Device, device_errors, triton_compile_errors
+from scanline.model.decoders.memory import InsufficientMemoryError
+from scanline.model.decoders.packing import DTYPES, DevicePrecision, decode_config_for, load_weights
 from scanline.model.network import LinearTransformer
 
 log = logging.getLogger("scanline.decoder")
 
 UPLOAD_SLOTS = 1024  # whose inputs are pinned at once: pinned memory is never given back
-_INPUTS = tuple(field.name for field in fields(Inputs))
+_INPUTS = tuple(field.name for field in fields(InputBatch))
 _SENT_AS = {np.dtype(np.bool_): np.uint8, np.dtype(np.uint64): np.int64}  # torch has few uint64 ops
 _STATE = ("kv", "z", "waiting", "ring")  # buffers with the slots second
 
 
 @dataclass(frozen=True)
-class Flight:
+class PendingLaunch:
     """What a launch will have drawn: ``new`` counts pixels over all slots, in order of ``slots``.
 
     ``ages`` are the slots' at launch: one that has been reset since holds another image.
@@ -67,21 +73,25 @@ class TritonDecoder(Decoder):
 
     Where a network allows it (``kernels/cuda/fused``) all layers are one kernel, which draws pixel
     after pixel; ``fused`` true refuses where it does not, false has Triton's kernels in any case, a
-    few for each layer. The two draw the same image by other sums, so their bytes differ. ``ways``
-    are how the one kernel may share rows out, to the same bytes; the options below are of Triton's
+    few for each layer. The two draw the same image by other sums, so their bytes differ.
+    ``launch_configs`` are how the one kernel may share rows out, to the same bytes; the
+    options below are of Triton's
     kernels alone, which are taken where one of them is given.
 
     ``precision`` is bf16 by default, float32 under Triton's interpreter, whose bf16 arithmetic is
     wrong. ``delay`` is how many steps of an image share one write of its state: the bytes drawn do
     not depend on it. ``graphs`` false starts every kernel from the host, ``overlap`` false none
     before the one before it has ended; by default they overlap where the device can do it.
-    Raises ``BackendError`` where there is no such device, ``ShortError`` where not enough of its
+    Raises ``BackendError`` where there is no such device, ``InsufficientResourcesError`` where not
+    enough of its
     memory is free for ``max_slots``.
     """
 
     backend = "triton"
-    absorbs = False  # a step of few images takes as long as one of many: they go along with those
-    flights = 2
+    supports_prefill = (
+        False  # a step of few images takes as long as one of many: they go along with those
+    )
+    max_in_flight = 2
 
     @device_errors()
     def __init__(
@@ -94,7 +104,7 @@ class TritonDecoder(Decoder):
         graphs: bool = True,
         overlap: bool | None = None,
         fused: bool | None = None,
-        ways: Sequence[Way] = WAYS,
+        launch_configs: Sequence[LaunchConfig] = LAUNCH_CONFIGS,
     ) -> None:
         self.device = device = Device()
         self.precision: DevicePrecision = precision or ("bf16" if device.cuda else "float32")
@@ -113,38 +123,43 @@ class TritonDecoder(Decoder):
                 "kernels overlap on GPUs of compute capability 9.0 with a driver for CUDA 12.3, "
                 "or newer: leave overlap out"
             )
-        self._sizes = sizes_of(model.config, self.precision, delay)
+        self._decode_config = decode_config_for(model.config, self.precision, delay)
         self._plan_memory(max_slots)  # before the host's arrays are made for nothing
         super().__init__(model.config, max_slots)
-        self._flights: list[Flight] = []  # the oldest first
-        self._ahead = self.positions.copy()  # where images are on the device, in flight or not
+        self._flights: list[PendingLaunch] = []  # the oldest first
+        self._scheduled = self.positions.copy()  # where images are on the device, in flight or not
         self._ages = np.zeros(max_slots, np.int64)  # how often each slot was reset
         self._arrays = {name: getattr(self.inputs, name) for name in _INPUTS} | {"bits": self.bits}
         self.device.follow()
         with self.device.working():
-            self._weights = allocate_weights(self._sizes, device.torch)
-            fill(self._weights, model)
-            self.buffers = allocate(self._sizes, max_slots, device.torch)
+            self._weights = allocate_weights(self._decode_config, device.torch)
+            load_weights(self._weights, model)
+            self.buffers = allocate(self._decode_config, max_slots, device.torch)
             for name, buffer in self.buffers.items():
                 buffer.fill_(-1 if name == "slots" else 0)
-            layers = self._fuse(False if chosen else fused, ways)
+            layers = self._fuse(False if chosen else fused, launch_configs)
             self._upload(np.arange(max_slots, dtype=np.int32))
             self._fused = layers is not None
             self._run = layers.run if layers else self._captured(overlap, graphs).run
 
-    def _fuse(self, fused: bool | None, ways: Sequence[Way]) -> Layers | None:
+    def _fuse(
+        self, fused: bool | None, launch_configs: Sequence[LaunchConfig]
+    ) -> FusedDecode | None:
         """Give the one kernel of all layers, None where there is none and none is asked for.
 
         Raises ``BackendError`` where it is asked for.
         """
         if fused is False or not (fused or self.device.cuda):
             return None
-        reason = refusal(self._sizes) if self.device.cuda else "it needs a device"
+        reason = (
+            unsupported_reason(self._decode_config) if self.device.cuda else "it needs a device"
+        )
         if reason is None:
             try:
-                return Layers(
-                    self._sizes, self._weights, self.buffers,
-                    capability=self.device.capability, shared=self.device.shared, ways=ways,
+                return FusedDecode(
+                    self._decode_config, self._weights, self.buffers,
+                    capability=self.device.capability, shared=self.device.shared,
+                    launch_configs=launch_configs,
                 )  # fmt: skip
             except (CompileError, DriverError) as error:
                 reason = str(error)
@@ -154,15 +169,17 @@ class TritonDecoder(Decoder):
             raise BackendError(f"the layers of this network are not one kernel here: {reason}")
         return None
 
-    def _captured(self, overlap: bool | None, graphs: bool) -> Steps:
+    def _captured(self, overlap: bool | None, graphs: bool) -> StepRunner:
         """Compile a kernel for each part of a layer, and capture steps of them in graphs."""
         overlaps, slots = self.device.overlaps if overlap is None else overlap, self.max_slots
         launches = {
-            rows: triton_decode.plan(self._sizes, self._weights, self.buffers, overlaps, rows > 1)
+            rows: triton_decode.plan(
+                self._decode_config, self._weights, self.buffers, overlaps, rows > 1
+            )
             for rows in self._plans(slots)
         }
-        steps = Steps(launches, self._sizes.parts, slots)
-        with starting_triton():
+        steps = StepRunner(launches, self._decode_config.parts, slots)
+        with triton_compile_errors():
             steps.compile()
         if self.device.cuda and graphs:
             steps.capture()
@@ -171,7 +188,7 @@ class TritonDecoder(Decoder):
     @classmethod
     def unsupported(cls, config: ModelConfig) -> str | None:
         """Name the first option that the kernels do not know."""
-        return refuse_unknown(config)
+        return unsupported_option(config)
 
     def _plans(self, slots: int) -> list[int]:
         """List from how many rows on each plan of a step is for."""
@@ -189,9 +206,9 @@ class TritonDecoder(Decoder):
             " fused" if self._fused else ""
         )
 
-    def _start(self, slots: NDArray[np.int32], lengths: NDArray[np.int32]) -> None:
+    def _reset_state(self, slots: NDArray[np.int32], lengths: NDArray[np.int32]) -> None:
         """Zero the slots' state and send their inputs, behind what is in flight."""
-        self._ahead[slots] = 0
+        self._scheduled[slots] = 0
         self._ages[slots] += 1
         with self.device.working():
             index = self.device.send(slots.astype(np.int64))
@@ -200,8 +217,8 @@ class TritonDecoder(Decoder):
             self.buffers["z"].index_fill_(1, index, 0)
             self._upload(slots)
 
-    def _copy(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
-        self._ahead[targets] = self._ahead[sources]
+    def _copy_state(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
+        self._scheduled[targets] = self._scheduled[sources]
         self._ages[targets] += 1
         with self.device.working():
             origins = self.device.send(sources.astype(np.int64))
@@ -213,26 +230,26 @@ class TritonDecoder(Decoder):
             positions.index_copy_(0, copies, positions.index_select(0, origins))
             self._upload(targets)
 
-    def renew(self, slots: Slots, particles: Sequence[int] | NDArray[np.integer[Any]]) -> None:
-        super().renew(slots, particles)
+    def reseed(self, slots: Slots, particles: Sequence[int] | NDArray[np.integer[Any]]) -> None:
+        super().reseed(slots, particles)
         with self.device.working():
-            self._upload(self._chosen(slots), ["particle"])
+            self._upload(self._valid_slots(slots), ["particle"])
 
     def step(self, slots: Slots, n: int) -> None:
         self.launch(slots, n)
-        self.land()
+        self.synchronize()
 
     def launch(self, slots: Slots, n: int) -> None:
-        some = self._chosen(slots)
+        some = self._valid_slots(slots)
         # A twin is the row after its image's. Pairs come before single ones, so that each begins
         # at an even place.
         some = some[np.argsort(self.inputs.twin[some] < 0, kind="stable")]
-        some = self._chosen(np.stack([some, self.inputs.twin[some]], 1).ravel())
+        some = self._valid_slots(np.stack([some, self.inputs.twin[some]], 1).ravel())
         T = self.config.pixels
-        some = some[self._ahead[some] < T]
+        some = some[self._scheduled[some] < T]
         if n < 1 or not some.size:
             return
-        before = self._ahead[some]
+        before = self._scheduled[some]
         n = min(n, T - int(before.min()))
         listed = np.full(len(self.buffers["slots"]), -1, np.int32)
         listed[: len(some)] = some
@@ -246,11 +263,11 @@ class TritonDecoder(Decoder):
             values = self.device.fetch(self.buffers["canvas"].flatten(0, 1)[index])
             bits = self.device.fetch(self.buffers["bits"].flatten()[index])
             done = self.device.mark()
-        after = self._ahead[some] = np.minimum(before + n, T)
-        self._flights.append(Flight(some, self._ages[some], after, new, values, bits, done))
+        after = self._scheduled[some] = np.minimum(before + n, T)
+        self._flights.append(PendingLaunch(some, self._ages[some], after, new, values, bits, done))
 
-    def land(self, leave: int = 0) -> None:
-        while len(self._flights) > leave:
+    def synchronize(self, remaining: int = 0) -> None:
+        while len(self._flights) > remaining:
             flight = self._flights.pop(0)
             if flight.done is not None:
                 flight.done.synchronize()
@@ -263,8 +280,8 @@ class TritonDecoder(Decoder):
             self.positions[flight.slots[same]] = flight.positions[same]
 
     @property
-    def ahead(self) -> NDArray[np.int32]:
-        return self._ahead
+    def scheduled_positions(self) -> NDArray[np.int32]:
+        return self._scheduled
 
     @property
     def kv(self) -> NDArray[np.float32]:
@@ -280,10 +297,10 @@ class TritonDecoder(Decoder):
         return self._sums()[1]
 
     def _sums(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        s = self._sizes
+        s = self._decode_config
         with self.device.working():
             kv, z, waiting = (self.buffers[name].float().cpu() for name in ("kv", "z", "waiting"))
-        steps = torch.from_numpy(np.maximum(self._ahead * s.parts - s.first, 0))
+        steps = torch.from_numpy(np.maximum(self._scheduled * s.parts - s.first, 0))
         for i in range(s.delay - 1):
             there = (steps % s.delay > i).view(1, -1, 1, 1)
             keys, values = (torch.where(there, waiting[..., i, j, :], 0) for j in (0, 1))
@@ -304,16 +321,16 @@ class TritonDecoder(Decoder):
                 self.buffers[name].index_copy_(0, index, sent)
 
     def _plan_memory(self, slots: int) -> None:
-        """Raise ``RoomError`` unless all slots fit; log what one takes."""
-        fixed = _bytes(allocate_weights(self._sizes, "meta"))
+        """Raise ``InsufficientMemoryError`` unless all slots fit; log what one takes."""
+        fixed = _bytes(allocate_weights(self._decode_config, "meta"))
         # Scratch comes in whole tiles of rows, so a slot's share is taken of many.
-        each = _bytes(allocate(self._sizes, 1024, "meta")) // 1024
+        each = _bytes(allocate(self._decode_config, 1024, "meta")) // 1024
         room = ""
         if (free := self.device.free) is not None:
             free -= fixed
             if slots * each > free:
                 most = max(free // each, 0)
-                raise RoomError(
+                raise InsufficientMemoryError(
                     f"{slots:,} slots of {each / 2**20:.2f} MiB do not fit into the memory that "
                     f"{self.device.where} has free; {most:,} slots would",
                     most,

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanline.model.config import ModelConfig
-from scanline.model.layers.layer import Layer
+from scanline.model.layers.base import Layer
 
 
 class Attention(Layer):
@@ -47,9 +47,9 @@ class Attention(Layer):
         """Give what the heads read at all steps: ``[B, S, D]`` → ``[B, S, H, K]``."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.joined(self.attend(x))
+        return self.merge_heads(self.attend(x))
 
-    def joined(self, attended: Tensor) -> Tensor:
+    def merge_heads(self, attended: Tensor) -> Tensor:
         """Give the layer's output from that of its heads: ``[..., H, K]`` → ``[..., D]``."""
         y: Tensor = self.out(attended.flatten(-2))
         return y

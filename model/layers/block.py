@@ -7,10 +7,16 @@ from collections.abc import Callable
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanline.kernels.residual import Product, linear, linear_gelu, residual, whole
+from scanline.kernels.ops.residual import (
+    LinearOutput,
+    linear_deferred_bias,
+    linear_gelu,
+    residual,
+    with_bias,
+)
 from scanline.model.config import ModelConfig
 from scanline.model.layers.attention import Attention
-from scanline.model.layers.layer import Layer, State
+from scanline.model.layers.base import Layer, State
 from scanline.model.layers.linear import LinearAttention
 from scanline.model.layers.lsh import LshAttention
 from scanline.model.layers.short_conv import ShortConv
@@ -78,29 +84,31 @@ class Block(Layer):
         }
 
     def forward(self, x: Tensor) -> Tensor:
-        x, added = self.advance(x, None)
-        return x if added is None else x + whole(added)
+        x, added = self.forward_deferred(x, None)
+        return x if added is None else x + with_bias(added)
 
-    def advance(self, x: Tensor, added: Product | None) -> tuple[Tensor, Product | None]:
+    def forward_deferred(
+        self, x: Tensor, added: LinearOutput | None
+    ) -> tuple[Tensor, LinearOutput | None]:
         """Map all steps of a stream to which the layer before has left something to add.
 
         Returns the stream, and what is left to add to it: the next norm does so in its own pass.
         """
         if not self.pre_norm:
-            x = x if added is None else x + whole(added)
+            x = x if added is None else x + with_bias(added)
             return self._run(x, lambda _, part, x: part(x)), None
-        x, y = self._seen(x, added, self.norm1, self.conv1)
+        x, y = self._add_and_norm(x, added, self.norm1, self.conv1)
         out, linear2 = self.attention.out, self.linear2
-        attended = linear(self.attention.attend(y).flatten(-2), out.weight, out.bias)
-        x, y = self._seen(x, attended, self.norm2, self.conv2)
+        attended = linear_deferred_bias(self.attention.attend(y).flatten(-2), out.weight, out.bias)
+        x, y = self._add_and_norm(x, attended, self.norm2, self.conv2)
         if self.activation is F.gelu:
             y = linear_gelu(y, self.linear1.weight, self.linear1.bias)
         else:
             y = self.activation(self.linear1(y))
-        return x, linear(y, linear2.weight, linear2.bias)
+        return x, linear_deferred_bias(y, linear2.weight, linear2.bias)
 
-    def _seen(
-        self, x: Tensor, added: Product | None, norm: nn.LayerNorm, conv: ShortConv | None
+    def _add_and_norm(
+        self, x: Tensor, added: LinearOutput | None, norm: nn.LayerNorm, conv: ShortConv | None
     ) -> tuple[Tensor, Tensor]:
         """Give the stream once that is added, and what the half behind this norm sees of it."""
         affine, eps = (norm.weight, norm.bias), norm.eps

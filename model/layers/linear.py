@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from scanline.kernels.attention.definitions import AttentionState, linear_attention_step
 from scanline.kernels.attention.features import feature_count, features, random_directions
-from scanline.kernels.attention.linear import linear_attention, packed_linear_attention
-from scanline.kernels.residual import Product, linear, whole_linear
+from scanline.kernels.attention.naive import AttentionState, linear_attention_step
+from scanline.kernels.ops.attention import linear_attention, packed_linear_attention
+from scanline.kernels.ops.residual import LinearOutput, linear_deferred_bias, linear_with_bias
 from scanline.model.config import ModelConfig
 from scanline.model.layers.attention import Attention
-from scanline.model.layers.layer import State
+from scanline.model.layers.base import State
 
 
 class LinearAttention(Attention):
@@ -42,7 +42,11 @@ class LinearAttention(Attention):
     def attend(self, x: Tensor) -> Tensor:
         projection = self.projection()
         native = self.feature_map == "elu" and x.device.type == "cpu"  # whose passes add the bias
-        product = linear(x, *projection) if native else Product(whole_linear(x, *projection))
+        product = (
+            linear_deferred_bias(x, *projection)
+            if native
+            else LinearOutput(linear_with_bias(x, *projection))
+        )
         heads = (3, self.n_heads, self.head_size)
         bias = None if product.bias is None else product.bias.view(heads)
         qkv = product.x.unflatten(-1, heads)
@@ -53,9 +57,9 @@ class LinearAttention(Attention):
         beyond = torch.arange(x.shape[1], device=x.device) >= lengths.unsqueeze(1)
         k = self.features(k).masked_fill(beyond[..., None, None], 0)  # to leave nothing in the sums
         attended, sums = linear_attention(self.features(q), k, v)
-        return self.joined(attended), {"kv": sums.kv, "z": sums.z}
+        return self.merge_heads(attended), {"kv": sums.kv, "z": sums.z}
 
     def step(self, x: Tensor, state: State, steps: Tensor) -> Tensor:
         q, k, v = self.qkv(x)
         sums = AttentionState(state["kv"], state["z"])
-        return self.joined(linear_attention_step(self.features(q), self.features(k), v, sums))
+        return self.merge_heads(linear_attention_step(self.features(q), self.features(k), v, sums))

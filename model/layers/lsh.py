@@ -6,10 +6,10 @@ from typing import NoReturn
 
 from torch import Tensor
 
-from scanline.kernels.attention.lsh import lsh_attention, random_turns
+from scanline.kernels.attention.lsh import lsh_attention, random_rotations
 from scanline.model.config import ModelConfig
 from scanline.model.layers.attention import Attention
-from scanline.model.layers.layer import State
+from scanline.model.layers.base import State
 
 BUCKETS = 64  # as the paper has it, with chunks of 32 positions
 
@@ -27,7 +27,7 @@ class LshAttention(Attention):
         super().__init__(config)
         del self.key  # a query is its own key
         rounds = int(config.attention.removeprefix("lsh-"))
-        drawn = random_turns(rounds, self.n_heads, self.head_size, BUCKETS)
+        drawn = random_rotations(rounds, self.n_heads, self.head_size, BUCKETS)
         self.register_buffer("turns", drawn)
 
     def initial_state(self, rows: int) -> State:

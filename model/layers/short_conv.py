@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from scanline.kernels.short_conv import TAPS, convolve_steps
 from scanline.model.config import ModelConfig
-from scanline.model.layers.layer import Layer, State
+from scanline.model.layers.base import Layer, State
 
 
 class ShortConv(Layer):

@@ -8,7 +8,7 @@ from torch import Tensor
 from scanline.kernels.attention.softmax import softmax_attention, softmax_attention_step
 from scanline.model.config import ModelConfig
 from scanline.model.layers.attention import Attention
-from scanline.model.layers.layer import State
+from scanline.model.layers.base import State
 
 
 class SoftmaxAttention(Attention):
@@ -35,7 +35,7 @@ class SoftmaxAttention(Attention):
         state = self.initial_state(len(x))
         for name, seen in (("keys", k), ("values", v)):
             state[name][:, : x.shape[1]] = seen.masked_fill(beyond[..., None, None], 0)
-        return self.joined(softmax_attention(q, k, v)), state
+        return self.merge_heads(softmax_attention(q, k, v)), state
 
     def step(self, x: Tensor, state: State, steps: Tensor) -> Tensor:
         q, k, v = self.qkv(x)
@@ -43,4 +43,4 @@ class SoftmaxAttention(Attention):
         keys, values = state["keys"], state["values"]
         keys[rows, steps], values[rows, steps] = k.to(keys.dtype), v.to(values.dtype)
         attended = softmax_attention_step(q.to(keys.dtype), keys, values, steps)
-        return self.joined(attended.to(x.dtype))
+        return self.merge_heads(attended.to(x.dtype))

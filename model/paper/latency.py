@@ -12,10 +12,16 @@ import torch
 
 from scanline.model.config import PRESETS
 from scanline.model.paper.claims import LATENCY
-from scanline.model.paper.drawing import ANEW, how_timed, label, time_drawing, ways
 from scanline.model.paper.experiment import Experiment, Rows, Verdict
 from scanline.model.paper.markdown import markdown_table, number
 from scanline.model.paper.report import Report, Row
+from scanline.model.paper.sampling_speed import (
+    RECOMPUTED,
+    label,
+    sampling_methods,
+    time_sampling,
+    timing_note,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,7 +30,7 @@ DATA = ("mnist", "cifar10")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sweep:
+class LatencySettings:
     """At how many positions a step is timed, and the batches of MNIST's network."""
 
     positions: int
@@ -38,31 +44,33 @@ def devices() -> list[torch.device]:
     return [torch.device(name) for name in names]
 
 
-class _Supplement(Experiment[Sweep]):
+class _Supplement(Experiment[LatencySettings]):
     name = "supplement"
     title = "Supplement: one image, and more at once"
     inches = (7, 4.2)
-    full = Sweep(positions=17, stateful_batches=(1, 4, 16, 64, 256), anew_batches=(1, 4, 16))
-    quick = Sweep(positions=3, stateful_batches=(1, 4, 16, 64), anew_batches=(1, 4))
+    full = LatencySettings(
+        positions=17, stateful_batches=(1, 4, 16, 64, 256), anew_batches=(1, 4, 16)
+    )
+    quick = LatencySettings(positions=3, stateful_batches=(1, 4, 16, 64), anew_batches=(1, 4))
 
     def rows(
-        self, settings: Sweep, report: Report, data_dir: Path | None, device: torch.device
+        self, settings: LatencySettings, report: Report, data_dir: Path | None, device: torch.device
     ) -> Rows:
         for place in devices():
             for data in DATA:
-                for way in ways(place):
+                for way in sampling_methods(place):
                     stateful, anew = settings.stateful_batches, settings.anew_batches
-                    batches = anew if way in ANEW else stateful
+                    batches = anew if way in RECOMPUTED else stateful
                     for batch in batches if data == "mnist" else batches[:1]:
                         config = PRESETS[f"{data}-paper"]
                         yield (
                             f"{place.type} {data} {way} {batch}",
-                            partial(time_drawing, way, config, batch, settings.positions, place),
+                            partial(time_sampling, way, config, batch, settings.positions, place),
                         )
 
     def caption(self, s: Row) -> str:
         return (
-            f"The paper's networks. {how_timed(s)} In brackets, how many times as fast as "
+            f"The paper's networks. {timing_note(s)} In brackets, how many times as fast as "
             "`softmax` on the same device."
         )
 

@@ -1,14 +1,14 @@
-"""``PAPER.md``: the paper's claims, its figures, ours, and whether they hold here."""
+"""``docs/paper.md``: the paper's claims, its figures, ours, and whether they hold here."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from scanline.model.files import write_atomically
-from scanline.model.paper.drawing import multiplied
-from scanline.model.paper.experiments import EXPERIMENTS
+from scanline.model.atomic_files import write_atomically
 from scanline.model.paper.report import read
+from scanline.model.paper.runner import EXPERIMENTS
+from scanline.model.paper.sampling_speed import precision_note
 
 
 def write_page(folder: Path, page: Path) -> None:
@@ -57,7 +57,7 @@ def make_page(folder: Path, beside: Path) -> str:
     for name, report in reports.items():
         one, rows, settings = EXPERIMENTS[name], report["rows"], report["settings"]
         how = f"`scanline paper {name}{' --quick' if settings['quick'] else ''}`."
-        said = f"{how} {one.caption(settings)}{multiplied(rows)}"
+        said = f"{how} {one.caption(settings)}{precision_note(rows)}"
         lines += ["", f"## {one.title}", "", said, ""]
         if (folder / f"{name}.png").exists():
             plot = Path(os.path.relpath(folder / f"{name}.png", beside)).as_posix()

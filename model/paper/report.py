@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from scanline.kernels.native.cpu import cpu, cpu_isas, usable_cores
-from scanline.model.files import write_atomically
-from scanline.model.training.claim import LOCK
+from scanline.model.atomic_files import write_atomically
+from scanline.model.training.run_lock import LOCK_NAME
 
 Row = dict[str, Any]
 
@@ -41,7 +41,7 @@ class Report:
             for fact, value in self.facts.items():
                 if saved[fact] != value:
                     kept = self.folder.is_dir() and any(
-                        one.name != LOCK for one in self.folder.iterdir()
+                        one.name != LOCK_NAME for one in self.folder.iterdir()
                     )
                     whole = f" and {self.folder}" if kept else ""
                     raise ValueError(

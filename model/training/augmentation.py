@@ -8,23 +8,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scanline.model.training.recipe import TrainingConfig, learning_rate_factor
+from scanline.model.training.config import TrainingConfig, learning_rate_factor
 
 
-def augmented(
+def augment(
     canvas: Tensor, step: int, config: TrainingConfig, share: slice, height: int, width: int
 ) -> Tensor:
     """Move and mirror the pictures ``[B, T, C]`` of a ``share`` of a step's batch."""
     if config.shift:
-        canvas = moved(canvas, torch.from_numpy(batch_moves(step, config)[share]), height, width)
+        canvas = shift_images(
+            canvas, torch.from_numpy(random_shifts(step, config)[share]), height, width
+        )
     if config.mirror:
-        chosen = torch.from_numpy(batch_mirrored(step, config)[share])
+        chosen = torch.from_numpy(mirror_mask(step, config)[share])
         pictures = canvas.unflatten(1, (height, width))
         canvas = torch.where(chosen[:, None, None, None], pictures.flip(2), pictures).flatten(1, 2)
     return canvas
 
 
-def batch_mirrored(step: int, config: TrainingConfig) -> np.ndarray[Any, Any]:
+def mirror_mask(step: int, config: TrainingConfig) -> np.ndarray[Any, Any]:
     """Choose which of a step's images are seen in a mirror, bool ``[batch]``."""
     chosen: np.ndarray[Any, Any] = (
         np.random.default_rng([config.seed, 3, step]).random(config.batch) < 0.5
@@ -32,7 +34,7 @@ def batch_mirrored(step: int, config: TrainingConfig) -> np.ndarray[Any, Any]:
     return chosen
 
 
-def batch_moves(step: int, config: TrainingConfig) -> np.ndarray[Any, Any]:
+def random_shifts(step: int, config: TrainingConfig) -> np.ndarray[Any, Any]:
     """Choose how far a step's images are moved down and right, in pixels, int64 ``[batch, 2]``.
 
     At the learning rate's height every image draws a move, which may be none, and at its end no
@@ -45,7 +47,7 @@ def batch_moves(step: int, config: TrainingConfig) -> np.ndarray[Any, Any]:
     return moves
 
 
-def moved(canvas: Tensor, moves: Tensor, height: int, width: int) -> Tensor:
+def shift_images(canvas: Tensor, moves: Tensor, height: int, width: int) -> Tensor:
     """Move pictures ``[B, T, C]`` by ``moves: [B, 2]``; what comes in repeats the edge it came by.
 
     Every intensity stays one of the picture's own, as turning or scaling would not have it.

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from scanline.model.config import NO_LABEL, ModelConfig
-from scanline.model.training.augmentation import augmented
-from scanline.model.training.recipe import TrainingConfig, batch_indices
+from scanline.model.training.augmentation import augment
+from scanline.model.training.config import TrainingConfig, batch_indices
 
 Batch = tuple[Tensor, Tensor | None]  # images uint8 [B, T, C], and labels int64 [B]
 
 
-def batch(
+def make_batch(
     step: int, images: Tensor, labels: Tensor | None, config: TrainingConfig, share: slice,
     network: ModelConfig,
 ) -> Batch:  # fmt: skip
@@ -23,7 +23,7 @@ def batch(
     label of images whose own is not told. None where the network has no classes.
     """
     indices = torch.from_numpy(batch_indices(step, len(images), config)[share])
-    canvas = augmented(images[indices], step, config, share, network.height, network.width)
+    canvas = augment(images[indices], step, config, share, network.height, network.width)
     if not network.classes or labels is None:
         return canvas, None
     draws = np.random.default_rng([config.seed, 1, step]).random(config.batch)[share]

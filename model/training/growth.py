@@ -17,7 +17,7 @@ from scanline.model.config import ModelConfig
 _BACK = ("attention.out.", "linear2.")  # a block's maps back into the stream
 
 
-def differences(small: ModelConfig, large: ModelConfig) -> list[str]:
+def incompatible_fields(small: ModelConfig, large: ModelConfig) -> list[str]:
     """Name the fields in which no growth makes ``large`` of ``small``.
 
     The short convolution may be added, and layers to a network that normalises first.
@@ -30,16 +30,16 @@ def differences(small: ModelConfig, large: ModelConfig) -> list[str]:
     return [name for name, value in mine.items() if theirs[name] != value]
 
 
-def check_start(path: Path, small: ModelConfig, large: ModelConfig) -> None:
+def check_growable(path: Path, small: ModelConfig, large: ModelConfig) -> None:
     """Raise ``CheckpointError`` unless ``large`` can be made of the checkpoint's ``small``."""
-    if differ := differences(small, large):
+    if differ := incompatible_fields(small, large):
         raise CheckpointError(
             f"{path} is of another network ({', '.join(differ)}); "
             "start from one of the same, or of fewer layers"
         )
 
 
-def grown(tensors: dict[str, Tensor], small: ModelConfig, large: ModelConfig) -> dict[str, Tensor]:
+def grow(tensors: dict[str, Tensor], small: ModelConfig, large: ModelConfig) -> dict[str, Tensor]:
     """Spread the layers of ``small``'s tensors over ``large``'s, new ones after those they copy.
 
     Gives ``large``'s tensors but those ``small`` has nothing of, as its short convolutions, which

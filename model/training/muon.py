@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from scanline.model.training.exchange import Divider
+from scanline.model.training.collectives import ShardedMap
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic, steepest at zero
 _ITERATIONS = 5
@@ -50,7 +50,7 @@ class Muon(Optimizer):
         defaults = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum}
         super().__init__(params, defaults)
         self._orthogonalise = partial(orthogonalise, dtype=dtype)
-        self._divider = Divider(params)
+        self._sharded_map = ShardedMap(params)
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
@@ -61,7 +61,7 @@ class Muon(Optimizer):
                 if parameter.grad is not None:
                     shapes[parameter.shape].append(parameter)
             batches = [self._ahead(parameters, group["momentum"]) for parameters in shapes.values()]
-            steps = self._divider.run(batches, self._orthogonalise)
+            steps = self._sharded_map.run(batches, self._orthogonalise)
             for (shape, parameters), step in zip(shapes.items(), steps, strict=True):
                 rate = group["lr"] * max(1.0, shape[0] / shape[1]) ** 0.5
                 torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])

@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from scanline.model.network import LinearTransformer
+from scanline.model.training.config import TrainingConfig
 from scanline.model.training.muon import Muon
-from scanline.model.training.recipe import TrainingConfig
 
 # AdamW moves each weight by about its rate, so what such a map gives moves by that times the sum of
 # its inputs: far where they are alike, as the intensities of neighbours are.
@@ -39,7 +39,7 @@ def make_optimizers(
     return [muon, torch.optim.AdamW(groups, betas=(0.9, 0.99), weight_decay=0.0, fused=True)]
 
 
-def take_steps(optimizers: list[Optimizer], factor: float) -> None:
+def step_optimizers(optimizers: list[Optimizer], factor: float) -> None:
     """Step each at this share of its full rates, and clear the gradients."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:

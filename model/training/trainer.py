@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from scanline.model.atomic_files import folder_lock, write_atomically
 from scanline.model.checkpoint import (
     CheckpointError,
     load_checkpoint,
@@ -22,22 +23,26 @@ from scanline.model.checkpoint import (
     save_checkpoint,
 )
 from scanline.model.config import ModelConfig
-from scanline.model.data.published import Dataset
-from scanline.model.evaluation import evaluate
-from scanline.model.files import in_turn, write_atomically
+from scanline.model.data.dataset import Dataset
+from scanline.model.evaluation.likelihood import evaluate
 from scanline.model.network import LinearTransformer
 from scanline.model.training import growth
-from scanline.model.training.journal import Journal
-from scanline.model.training.learner import Learner
-from scanline.model.training.machine import few_collections
-from scanline.model.training.processes import every_core
-from scanline.model.training.recipe import (
+from scanline.model.training.config import (
     TrainingConfig,
     check_shift,
     learning_rate_factor,
 )
-from scanline.model.training.resuming import fingerprint, known_defaults, read_state, weights_file
-from scanline.model.training.stop import Stop
+from scanline.model.training.distributed import all_cores
+from scanline.model.training.host_tuning import frozen_gc
+from scanline.model.training.resume import (
+    dataset_fingerprint,
+    load_training_state,
+    saved_defaults,
+    weights_path,
+)
+from scanline.model.training.stop_signal import StopSignal
+from scanline.model.training.train_state import TrainState
+from scanline.model.training.training_log import TrainingLog
 
 log = logging.getLogger("scanline.training")
 
@@ -52,11 +57,11 @@ class Trainer:
         self, model: ModelConfig, config: TrainingConfig, folder: Path, device: torch.device
     ) -> None:
         self.config, self.folder = config, folder
-        self.learner = Learner(model, config, device)
+        self.train_state = TrainState(model, config, device)
         folder.mkdir(parents=True, exist_ok=True)
-        self.weights = weights_file(folder, {})
-        self._journal = Journal(folder)
-        self._writes = self.learner.rank == 0
+        self.weights = weights_path(folder, {})
+        self._training_log = TrainingLog(folder)
+        self._writes = self.train_state.rank == 0
         self.bits = math.nan  # what the last batch cost, a dimension
         self.seconds = 0.0  # spent training, over all sessions of the run
         self.validation: list[dict[str, float]] = []
@@ -68,13 +73,13 @@ class Trainer:
     @property
     def step(self) -> int:
         """Steps taken so far."""
-        return self.learner.step
+        return self.train_state.step
 
     def train(
         self,
         data: Dataset,
         validation: Dataset | None,
-        stop: Stop,
+        stop: StopSignal,
         quiet: bool,
         after_validation: Callable[[LinearTransformer, Path], None] | None = None,
     ) -> None:
@@ -90,7 +95,7 @@ class Trainer:
         self.held_out = 0 if validation is None else len(validation)
         self.folder.mkdir(parents=True, exist_ok=True)
         if self._writes:
-            self._journal.mend() if self.step else self._journal.begin()
+            self._training_log.repair() if self.step else self._training_log.start()
         images = torch.from_numpy(data.images.reshape(len(data), -1, data.images.shape[-1]))
         labels = None if data.labels is None else torch.from_numpy(data.labels)
         start = self.step
@@ -98,12 +103,14 @@ class Trainer:
             total=self.config.steps, initial=start, unit="step", disable=quiet or not self._writes
         )
         saved = start
-        with bar, few_collections():
-            if validation is not None and not stop.asked and self._missed():
+        with bar, frozen_gc():
+            if validation is not None and not stop.requested and self._missed():
                 self._take_stock(validation, bar, after_validation)
-            while self.step < self.config.steps and not self.learner.any_asked(stop.asked):
+            while self.step < self.config.steps and not self.train_state.any_stop_requested(
+                stop.requested
+            ):
                 began = time.perf_counter()
-                bits = self.bits = self.learner.take_step(images, labels)
+                bits = self.bits = self.train_state.take_step(images, labels)
                 took = time.perf_counter() - began
                 self.seconds += took
                 rate = self.config.batch / took
@@ -146,19 +153,19 @@ class Trainer:
         self.save()
         if after_validation and self._writes:
             try:
-                after_validation(self.learner.average, self.folder)
+                after_validation(self.train_state.ema, self.folder)
             except (OSError, RuntimeError, ValueError) as error:
                 bar.write(f"step {self.step}: no pictures of it, for {error}")
 
     def _check(self, data: Dataset) -> None:
-        config = self.learner.model.config
+        config = self.train_state.model.config
         shape = (config.height, config.width, config.channels)
         if data.images.shape[1:] != shape:
             raise ValueError(f"images are {data.images.shape[1:]}, the model draws {shape}")
         check_shift(self.config.shift, min(config.height, config.width))
         if config.classes and data.classes != config.classes:
             raise ValueError(f"the data's classes {data.classes} are not the model's")
-        mine = fingerprint(data)
+        mine = dataset_fingerprint(data)
         if self.data not in (None, mine):
             raise CheckpointError(
                 f"the run in {self.folder} was trained on other images: give it the same, held out "
@@ -170,19 +177,21 @@ class Trainer:
         if validation is None or not self._writes:
             return
         self.save()  # for it takes minutes, in which a second Ctrl-C may come
-        learner = self.learner
-        with every_core():
-            result = evaluate(learner.average, validation, bf16=learner.bf16, device=learner.device)
+        train_state = self.train_state
+        with all_cores():
+            result = evaluate(
+                train_state.ema, validation, bf16=train_state.bf16, device=train_state.device
+            )
         self.validation.append({"step": self.step, "bits_per_dim": result.bits_per_dim})
         bar.write(f"step {self.step}: validation {result}")
-        self._log(step=self.step, validation=result.bits_per_dim, error=result.known_error)
+        self._log(step=self.step, validation=result.bits_per_dim, error=result.finite_error)
 
     def _log(self, **fields: float | None) -> None:
         """Write a line of the log, or save what it would tell of and raise ``OSError``."""
         if not self._writes:
             return
         try:
-            self._journal.add(fields | {"seconds": round(self.seconds, 2)})
+            self._training_log.append(fields | {"seconds": round(self.seconds, 2)})
         except OSError:
             with contextlib.suppress(OSError, FloatingPointError):  # the log's is what is told
                 self.save()
@@ -208,16 +217,16 @@ class Trainer:
         """
         if not self._writes:
             return
-        learner = self.learner
-        learner.check_finite()
-        with in_turn(self.weights.resolve().parent):
+        train_state = self.train_state
+        train_state.check_finite()
+        with folder_lock(self.weights.resolve().parent):
             # How it is drawn outlasts its training, though it was said meanwhile.
-            self._defaults = known_defaults(self.weights) or self._defaults
+            self._defaults = saved_defaults(self.weights) or self._defaults
             facts = self.facts() | ({"defaults": self._defaults} if self._defaults else {})
-            save_checkpoint(self.weights, learner.average, facts)
+            save_checkpoint(self.weights, train_state.ema, facts)
         buffer = io.BytesIO()
-        everything = learner.state() | {
-            "config": learner.model.config.to_dict(),
+        everything = train_state.state_dict() | {
+            "config": train_state.model.config.to_dict(),
             "training": asdict(self.config),
             "seconds": self.seconds,
             "validation": self.validation,
@@ -237,9 +246,11 @@ class Trainer:
         layers that of a deeper one: it draws the same images at first (``growth.py``).
         """
         start = load_checkpoint(path)
-        mine = self.learner.model.config
-        growth.check_start(path, start.model.config, mine)
-        self.learner.begin_with(growth.grown(start.model.state_dict(), start.model.config, mine))
+        mine = self.train_state.model.config
+        growth.check_growable(path, start.model.config, mine)
+        self.train_state.load_weights(
+            growth.grow(start.model.state_dict(), start.model.config, mine)
+        )
         runs = (start.facts, start.facts.get("started_from") or {})  # its own, and all before it
         seen = sum(facts.get("images_seen") or 0 for facts in runs)
         # What they were trained on is not held out from this one.
@@ -251,8 +262,8 @@ class Trainer:
     def resume(self) -> None:
         """Go on from the folder's checkpoint, to the bit, or raise ``CheckpointError``."""
         path = self.folder / "training.pt"
-        learner = self.learner
-        saved = read_state(path, learner.model.config, self.config, learner.device)
+        train_state = self.train_state
+        saved = load_training_state(path, train_state.model.config, self.config, train_state.device)
         try:
             self._restore(saved)
         except (KeyError, RuntimeError, TypeError, ValueError) as error:
@@ -270,8 +281,8 @@ class Trainer:
             )  # fmt: skip
 
     def _restore(self, saved: dict[str, Any]) -> None:
-        self.learner.restore(saved)
+        self.train_state.load_state_dict(saved)
         self.seconds, self.validation = saved["seconds"], saved["validation"]
         self.origin = saved.get("origin")
-        self.data, self.weights = saved.get("data"), weights_file(self.folder, saved)
+        self.data, self.weights = saved.get("data"), weights_path(self.folder, saved)
         self._defaults = saved.get("defaults", {})

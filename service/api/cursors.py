@@ -7,10 +7,10 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from scanline.service.generation import Generation
+from scanline.service.engine.generation import Generation
 from scanline.service.http.errors import ApiError
 
-END = "end"  # the id of a stream's last event: whoever names it has seen all
+END_ID = "end"  # the id of a stream's last event: whoever names it has seen all
 _RUN = re.compile(r"(?:(\d{1,7})\*)?(\d{1,7})(?:\.(\d{1,7}))?(!?)", re.ASCII)
 
 
@@ -30,14 +30,14 @@ class Cursor(NamedTuple):
         return f"{self.position}{changes}{'!' if self.told else ''}"
 
 
-def write_cursors(cursors: Sequence[Cursor]) -> str:
+def format_cursors(cursors: Sequence[Cursor]) -> str:
     """Write cursors as an event's id: equal ones that follow each other, as most do, once."""
     runs = [(len(list(run)), cursor) for cursor, run in itertools.groupby(cursors)]
     return ",".join(f"{n}*{cursor}" if n > 1 else str(cursor) for n, cursor in runs)
 
 
-def read_cursors(identifier: str, generation: Generation) -> list[Cursor]:
-    """Read what ``write_cursors`` wrote for this generation; raises ``ApiError`` on else."""
+def parse_cursors(identifier: str, generation: Generation) -> list[Cursor]:
+    """Read what ``format_cursors`` wrote for this generation; raises ``ApiError`` on else."""
     images, cursors = len(generation.images), list[Cursor]()
     for part in identifier.split(",", images):
         run = _RUN.fullmatch(part)

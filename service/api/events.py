@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, with_config
 from typing_extensions import TypedDict
 
-from scanline.service.api.cursors import END, Cursor, write_cursors
+from scanline.service.api.cursors import END_ID, Cursor, format_cursors
 from scanline.service.api.replies import (
     USAGE,
     ImageLabel,
@@ -20,26 +20,31 @@ from scanline.service.api.replies import (
     Usage,
     example,
     image_reply,
-    label_of,
+    label_name,
 )
 from scanline.service.api.requests import Granularity, Output
-from scanline.service.generation import FinishReason, Generation, Image, Status
+from scanline.service.engine.generation import FinishReason, Generation, Image, Status
 from scanline.service.http.errors import ErrorReply
-from scanline.service.http.pools import Pool
 from scanline.service.http.sse import (
-    COMMENT,
+    KEEP_ALIVE_COMMENT,
     KEEP_ALIVE_SECONDS,
-    Streams,
-    describe_stream,
+    StreamPacer,
     sse_event,
-    sse_line,
+    sse_event_from_json,
+    stream_schema,
 )
-from scanline.service.http.waiting import Client, failure, news, wait_finished
+from scanline.service.http.thread_pool import FairThreadPool
+from scanline.service.http.waiting import (
+    WaitingClient,
+    generation_error,
+    wait_for_change,
+    wait_until_finished,
+)
 
 WAITING_SECONDS = 2.0  # between two events that say so
 PIXELS_PER_EVENT = 4096  # some rows of the widest image
-MOST_VALUES = 16_384  # of an image of which an event is written in about a millisecond
-PART_BYTES = 32_768  # events that come together are sent together, up to so many bytes
+MAX_INLINE_VALUES = 16_384  # of an image of which an event is written in about a millisecond
+CHUNK_BYTES = 32_768  # events that come together are sent together, up to so many bytes
 
 
 _SEEDED: dict[str, Any] = {"index": 0, "seed": 1, "label": "7"}
@@ -83,7 +88,7 @@ class Started(BaseModel):
             height=config.height,
             channels=config.channels,
             images=[
-                SeededImage(index=i.index, seed=i.seed, label=label_of(generation, i))
+                SeededImage(index=i.index, seed=i.seed, label=label_name(generation, i))
                 for i in generation.images
             ],
             queue_position=ahead,
@@ -132,16 +137,16 @@ EVENTS: dict[str, Any] = {
     "started": Started, "waiting": Waiting, "pixels": Pixels, "image": ImageReply,
     "completed": Completed, "error": ErrorReply,
 }  # fmt: skip
-EVENT_STREAM = describe_stream(EVENTS)
+EVENT_STREAM = stream_schema(EVENTS)
 # Each value as text, before a comma, and those 256 further before the end of an update.
 _TEXTS = np.array([f"{i % 256}{',' if i < 256 else chr(10)}" for i in range(512)], "S4").view("u4")
 
 
 async def stream_events(
     generation: Generation,
-    client: Client,
-    streams: Streams,
-    pool: Pool,
+    client: WaitingClient,
+    streams: StreamPacer,
+    pool: FairThreadPool,
     *,
     granularity: Granularity = "auto",
     resumed: list[Cursor] | None = None,
@@ -154,7 +159,8 @@ async def stream_events(
     now and then while it has to, ``pixels`` as they are drawn, as often as the other ``streams``
     leave it, ``image`` as each is finished, its pixels as ``output`` says, and ``completed`` or
     ``error`` at the end. An event's id says how far its reader is then. Comments keep an idle
-    connection open. Events of large images are written in the ``pool``. Raises ``ClientGoneError``
+    connection open. Events of large images are written in the ``pool``. Raises
+    ``ClientDisconnectedError``
     when the client leaves.
     """
     loop = asyncio.get_running_loop()
@@ -166,30 +172,30 @@ async def stream_events(
     reader = _Reader(generation, granularity, output, resumed)
 
     async def write(parts: Iterator[bytes]) -> bytes | None:
-        if generation.config.values > MOST_VALUES and reader.begun:
+        if generation.config.values > MAX_INLINE_VALUES and reader.begun:
             return await pool.run(client, next, parts, None)
         return next(parts, None)
 
-    with streams.share() as pause:
+    with streams.pace() as pause:
         while True:
             # Read before the pixels: what is finished now has all of its pixels below.
-            seen, finished = generation.changes, generation.finished
+            seen, finished = generation.version, generation.finished
             drawn, parts = False, _in_parts(reader.news())
             while (part := await write(parts)) is not None:
                 drawn = True
                 yield part
-                if len(part) >= PART_BYTES:
+                if len(part) >= CHUNK_BYTES:
                     await asyncio.sleep(0)  # a long replay leaves room for others
             if finished:
                 break
             if drawn:
                 spoke = loop.time()
-                await wait_finished(generation, client, pause(spoke))
-                if generation.changes != seen:  # by then there is news, without another waking
+                await wait_until_finished(generation, client, pause(spoke))
+                if generation.version != seen:  # by then there is news, without another waking
                     continue
             waits = place is not None and generation.status is Status.WAITING
             until = spoke + (WAITING_SECONDS if waits else KEEP_ALIVE_SECONDS)
-            await news(generation, client, until - loop.time(), seen)
+            await wait_for_change(generation, client, until - loop.time(), seen)
             if loop.time() < until:  # there is news, though not of a row that is complete
                 continue
             if place is not None and generation.status is Status.WAITING:
@@ -197,14 +203,14 @@ async def stream_events(
                 still = Waiting(queue_position=ahead, estimated_seconds=round(wait, 1))
                 yield sse_event("waiting", still)
             else:
-                yield COMMENT
+                yield KEEP_ALIVE_COMMENT
             spoke = loop.time()
-    if failed := failure(generation):
-        yield sse_event("error", failed.reply, END)
+    if failed := generation_error(generation):
+        yield sse_event("error", failed.reply, END_ID)
     else:
         usage, warnings = Usage.of(generation), generation.warnings
         done = Completed(id=generation.id, usage=usage, warnings=warnings)
-        yield sse_event("completed", done, END)
+        yield sse_event("completed", done, END_ID)
 
 
 def _in_parts(events: Iterator[bytes]) -> Iterator[bytes]:
@@ -212,7 +218,7 @@ def _in_parts(events: Iterator[bytes]) -> Iterator[bytes]:
     part = bytearray()
     for event in events:
         part += event
-        if len(part) >= PART_BYTES:
+        if len(part) >= CHUNK_BYTES:
             yield bytes(part)
             part.clear()
     if part:
@@ -244,11 +250,11 @@ class _Reader:
         begun = list(itertools.takewhile(lambda i: i.status is not Status.WAITING, self._untold))
         complete = [image for image in begun if image.status is Status.FINISHED]
         for line in self._updates(begun):
-            yield sse_line("pixels", line, write_cursors(self._cursors))
+            yield sse_event_from_json("pixels", line, format_cursors(self._cursors))
         for image in complete:
             self._cursors[image.index] = self._cursors[image.index]._replace(told=True)
             reply = image_reply(self._generation, image, self._output)
-            yield sse_event("image", reply, write_cursors(self._cursors))
+            yield sse_event("image", reply, format_cursors(self._cursors))
         if complete:
             self._untold = [i for i in self._untold if not self._cursors[i.index].told]
 
@@ -258,7 +264,7 @@ class _Reader:
         event = _PixelsWriter()
         for image in images:
             cursor = self._cursors[image.index]
-            changed = image.changed[cursor.changes :]
+            changed = image.revisions[cursor.changes :]
             begin = start = min([cursor.position, *changed])
             stop = image.position
             if self._granularity == "row" and image.finish_reason in (None, FinishReason.LENGTH):

@@ -8,11 +8,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from scanline.model.config import NO_LABEL
-from scanline.model.figures import known_figure
+from scanline.model.evaluation.records import recorded_bits_per_dim
 from scanline.service.api.requests import Output
-from scanline.service.generation import FinishReason, Generation, Image, Status
-from scanline.service.pictures import to_png
-from scanline.service.server import Served
+from scanline.service.engine.generation import FinishReason, Generation, Image, Status
+from scanline.service.images import to_png
+from scanline.service.state import LoadedModel
 
 
 def example(**fields: Any) -> ConfigDict:
@@ -20,8 +20,8 @@ def example(**fields: Any) -> ConfigDict:
     return ConfigDict(json_schema_extra={"examples": [fields]})
 
 
-StatusWord = Annotated[str, Field(json_schema_extra={"enum": list(Status)})]
-ReasonWord = Annotated[str, Field(json_schema_extra={"enum": list(FinishReason)})]
+StatusField = Annotated[str, Field(json_schema_extra={"enum": list(Status)})]
+FinishReasonField = Annotated[str, Field(json_schema_extra={"enum": list(FinishReason)})]
 
 _IMAGE: dict[str, Any] = {
     "index": 0, "seed": 1, "status": "finished", "finish_reason": "length", "position": 784,
@@ -50,8 +50,8 @@ class ImageFacts(BaseModel):
 
     index: int
     seed: int
-    status: StatusWord
-    finish_reason: ReasonWord | None
+    status: StatusField
+    finish_reason: FinishReasonField | None
     position: Annotated[int, Field(description="Pixels decided.")]
     bits_per_dim: float | None
     label: ImageLabel
@@ -88,7 +88,7 @@ class ValuesImage(ImageFacts):
 ImageReply = PngImage | ValuesImage
 
 
-def label_of(generation: Generation, image: Image) -> str | None:
+def label_name(generation: Generation, image: Image) -> str | None:
     """Name the class that an image is drawn of; None if it is of none."""
     return None if image.label == NO_LABEL else generation.config.classes[image.label]
 
@@ -104,8 +104,8 @@ def image_reply(generation: Generation, image: Image, output: Output) -> ImageRe
         "finish_reason": image.finish_reason if done else None,
         "position": image.position,
         "bits_per_dim": generation.bits_per_dim(image) if done else None,
-        "label": label_of(generation, image),
-        "effective_particles": None if particles is None else round(particles.effective, 2),
+        "label": label_name(generation, image),
+        "effective_particles": None if particles is None else round(particles.effective_size, 2),
         "log_evidence": None if particles is None else round(particles.log_evidence, 3),
     }
     pixels = image.read(0, generation.config.pixels) if done else None
@@ -132,10 +132,10 @@ class Usage(BaseModel):
         started = now if generation.started is None else generation.started
         seconds = now - started
         return cls(
-            pixels=generation.drawn,
+            pixels=generation.drawn_pixels,
             seconds=round(seconds, 4),
             queue_seconds=round(started - generation.created, 4),
-            pixels_per_second=round(generation.drawn / seconds, 1) if seconds > 0 else 0.0,
+            pixels_per_second=round(generation.drawn_pixels / seconds, 1) if seconds > 0 else 0.0,
         )
 
 
@@ -150,7 +150,7 @@ class GenerationReply(BaseModel):
     id: str
     object: Literal["generation"] = "generation"
     model: str
-    status: StatusWord
+    status: StatusField
     width: int
     height: int
     channels: int
@@ -205,26 +205,26 @@ class ModelReply(BaseModel):
     top_p: Annotated[float, Field(description="Where the request names none.")]
 
     @classmethod
-    def of(cls, name: str, served: Served) -> ModelReply:
+    def of(cls, name: str, loaded: LoadedModel) -> ModelReply:
         """Describe a model."""
-        engine = served.engine
+        engine = loaded.engine
         config = engine.config
         return cls(
             id=name,
-            created=served.created,
+            created=loaded.created,
             width=config.width,
             height=config.height,
             channels=config.channels,
             classes=list(config.classes),
-            bits_per_dim=known_figure(served.checkpoint.facts),
+            bits_per_dim=recorded_bits_per_dim(loaded.checkpoint.facts),
             steps=config.steps,
             order=config.order,
             attention=config.attention,
-            parameters=sum(p.numel() for p in served.checkpoint.model.parameters()),
+            parameters=sum(p.numel() for p in loaded.checkpoint.model.parameters()),
             backend=engine.backend,
             slots=engine.slots,
-            guidance=served.checkpoint.defaults.guidance,
-            top_p=served.checkpoint.defaults.top_p,
+            guidance=loaded.checkpoint.defaults.guidance,
+            top_p=loaded.checkpoint.defaults.top_p,
         )
 
 

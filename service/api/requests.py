@@ -8,10 +8,10 @@ from fastapi import UploadFile
 from pydantic import ConfigDict, FailFast, Field, WithJsonSchema
 
 from scanline.model.config import MAX_GUIDANCE
+from scanline.model.images import Fit
 from scanline.model.noise import MAX_SEED
 from scanline.model.particles import MAX_PARTICLES
-from scanline.model.pictures import Fit
-from scanline.service.http.bodies import Body, form_of
+from scanline.service.http.bodies import RequestBody, document_form
 
 MAX_TEMPERATURE = 2.0
 
@@ -79,7 +79,7 @@ LABEL_HELP = (
 )
 
 
-class SampleRequest(Body):
+class SampleRequest(RequestBody):
     """Draw images from nothing."""
 
     model_config = ConfigDict(
@@ -101,11 +101,11 @@ class SampleRequest(Body):
     output: OutputField = "png"
 
 
-class CompletionForm(Body):
+class CompletionForm(RequestBody):
     """Complete a picture: keep its known part, draw the rest ``n`` times."""
 
     model_config = ConfigDict(
-        json_schema_extra=form_of(image="(a PNG's bytes)", known_rows=14, n=4),
+        json_schema_extra=document_form(image="(a PNG's bytes)", known_rows=14, n=4),
     )
 
     image: Annotated[Upload, Field(description="PNG, JPEG, WebP, GIF, BMP or PPM.")]
@@ -136,11 +136,11 @@ class CompletionForm(Body):
     output: OutputField = "png"
 
 
-class ScoreForm(Body):
+class ScoreForm(RequestBody):
     """Measure pictures."""
 
     model_config = ConfigDict(
-        json_schema_extra=form_of(image=["(a PNG's bytes)"], label="7"),
+        json_schema_extra=document_form(image=["(a PNG's bytes)"], label="7"),
     )
 
     image: Annotated[
@@ -153,7 +153,7 @@ class ScoreForm(Body):
     per_pixel: Annotated[bool, Field(description="Give the bits of each pixel too.")] = False
 
 
-class DistributionRequest(Body):
+class DistributionRequest(RequestBody):
     """Ask what may come next."""
 
     model_config = ConfigDict(strict=True, json_schema_extra={"examples": [{"values": [0, 0, 0]}]})

@@ -8,7 +8,7 @@ import re
 _INTERFACE = re.compile(r"[A-Za-z0-9_.-]{0,15}")  # of IPv6's addresses of a link
 
 
-def address_of(client: str) -> str:
+def client_address(client: str) -> str:
     """Give a client's address; none for what is no address, as what it may have sent itself."""
     address, _, interface = client.partition("%")
     try:
@@ -18,7 +18,7 @@ def address_of(client: str) -> str:
     return client if _INTERFACE.fullmatch(interface) else address
 
 
-def network_of(address: str) -> str:
+def client_network(address: str) -> str:
     """Give whose an address is: itself, or IPv6's network of 64 bits, of which one has all.
 
     IPv4's written as IPv6's, as some proxies do, is the same.

@@ -18,11 +18,11 @@ from starlette.concurrency import run_in_threadpool
 from scanline.service.http.errors import ApiError
 
 MAX_FIELDS = 64
-LARGE_JSON = 100_000  # bytes, which take a millisecond to parse
-FORMS = ("multipart/form-data", "application/x-www-form-urlencoded")
+LARGE_JSON_BYTES = 100_000  # bytes, which take a millisecond to parse
+FORM_MEDIA_TYPES = ("multipart/form-data", "application/x-www-form-urlencoded")
 
 
-class Body(BaseModel):
+class RequestBody(BaseModel):
     """A body, JSON or a form; null is as good as leaving a field out."""
 
     model_config = ConfigDict(extra="forbid")
@@ -44,13 +44,13 @@ class Body(BaseModel):
         }
 
     @property
-    def chosen(self) -> set[str]:
+    def non_default_fields(self) -> set[str]:
         """Name the fields that say something else than they do when left out."""
         fields = type(self).model_fields
         return {f for f in self.model_fields_set if getattr(self, f) != fields[f].default}
 
 
-def form_of(**example: Any) -> Callable[[dict[str, Any]], None]:
+def document_form(**example: Any) -> Callable[[dict[str, Any]], None]:
     """Give what documents a form by an example, with which `/docs` fills it in; files are chosen.
 
     It would make up a word for a text and the largest number, which are refused.
@@ -67,7 +67,7 @@ def form_of(**example: Any) -> Callable[[dict[str, Any]], None]:
     return document
 
 
-def unreadable(cause: BaseException | None) -> str:
+def describe_json_error(cause: BaseException | None) -> str:
     """Say what is wrong with a body of JSON that could not even be parsed."""
     match cause:
         case RecursionError():
@@ -83,7 +83,7 @@ def unreadable(cause: BaseException | None) -> str:
     return f"the body is not valid JSON: {reason}"
 
 
-def once_each(*lists: str) -> Callable[[Request], Awaitable[None]]:
+def unique_form_fields(*lists: str) -> Callable[[Request], Awaitable[None]]:
     """Give a dependency that refuses a body that is no form, or a field sent twice in it.
 
     Those named in ``lists`` may come more than once.
@@ -91,7 +91,7 @@ def once_each(*lists: str) -> Callable[[Request], Awaitable[None]]:
 
     async def check(request: Request) -> None:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind not in FORMS:
+        if kind not in FORM_MEDIA_TYPES:
             raise ApiError(
                 400, "send multipart/form-data, with pictures as files",
                 param="content-type", code="unsupported",
@@ -102,14 +102,14 @@ def once_each(*lists: str) -> Callable[[Request], Awaitable[None]]:
     return check
 
 
-async def json_once_each(request: Request) -> None:
+async def unique_json_keys(request: Request) -> None:
     """Refuse a body of JSON that names a field twice: a parser keeps the last, and tells nobody.
 
     One that does not parse is refused by whoever reads it.
     """
     if "json" in request.headers.get("content-type", "").partition(";")[0].lower():
         body = await request.body()
-        if len(body) > LARGE_JSON:  # others would wait for it
+        if len(body) > LARGE_JSON_BYTES:  # others would wait for it
             await run_in_threadpool(_check_names, body)
         else:
             _check_names(body)
@@ -129,7 +129,7 @@ def _check_once(names: list[str]) -> None:
         raise ApiError(400, f"{twice}: send it once", param=twice, code="too_many")
 
 
-async def known_query(request: Request) -> None:
+async def known_query_params(request: Request) -> None:
     """Refuse a query parameter that the route does not know, or one sent twice."""
     route: APIRoute = request.scope["route"]
     known = [field.alias for field in route.dependant.query_params]

@@ -9,10 +9,10 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict
 from starlette.exceptions import HTTPException
 
-from scanline.model.pictures import PictureError
-from scanline.service.queue import ClosedError, QueueFullError
-from scanline.service.repeats import OtherRequestError
-from scanline.service.scheduling.callers import TooManyError
+from scanline.model.images import ImageError
+from scanline.service.engine.idempotency import IdempotencyConflictError
+from scanline.service.engine.in_flight import TooManyInFlightError
+from scanline.service.engine.queue import ClosedError, QueueFullError
 
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
@@ -44,9 +44,9 @@ class ErrorReply(BaseModel):
     error: ErrorBody
 
 
-ERROR: dict[str, Any] = {"model": ErrorReply}
+ERROR_SCHEMA: dict[str, Any] = {"model": ErrorReply}
 _RETRY = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer"}}}
-SOON = {"Retry-After": "1"}
+RETRY_SOON = {"Retry-After": "1"}
 _ERRORS: dict[int, dict[str, Any]] = {
     400: {"description": "Something in the request is wrong."},
     401: {"description": "The API key is missing or wrong."},
@@ -69,12 +69,12 @@ _ERRORS: dict[int, dict[str, Any]] = {
 }
 
 
-def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Document the errors that a route may give, beside those of every route under ``/v1``."""
-    return {status: ERROR | _ERRORS[status] for status in sorted({400, 401, *statuses})}
+    return {status: ERROR_SCHEMA | _ERRORS[status] for status in sorted({400, 401, *statuses})}
 
 
-NO_FILE = "must be a file (with curl, -F {}=@picture.png)"  # by the field's name
+FILE_REQUIRED = "must be a file (with curl, -F {}=@picture.png)"  # by the field's name
 
 
 class ApiError(HTTPException):
@@ -109,27 +109,27 @@ class ApiError(HTTPException):
 
 def not_ready(message: str) -> ApiError:
     """Say that the server does not draw yet, or now."""
-    return ApiError(503, message, code="not_ready", headers=SOON)
+    return ApiError(503, message, code="not_ready", headers=RETRY_SOON)
 
 
-REFUSALS: tuple[type[Exception], ...] = (
-    PictureError, QueueFullError, ClosedError, TooManyError, OtherRequestError,
+DOMAIN_ERRORS: tuple[type[Exception], ...] = (
+    ImageError, QueueFullError, ClosedError, TooManyInFlightError, IdempotencyConflictError,
 )  # fmt: skip
 
 
-def refusal(error: Exception) -> ApiError:
-    """Say over HTTP why a picture, or any work at all, is refused: one of ``REFUSALS``."""
+def to_api_error(error: Exception) -> ApiError:
+    """Say over HTTP why a picture, or any work at all, is refused: one of ``DOMAIN_ERRORS``."""
     match error:
-        case PictureError():
+        case ImageError():
             return ApiError(400, str(error), param=error.param, code=error.code)
         case QueueFullError():
             headers = {"Retry-After": str(error.retry_after)}
             return ApiError(429, str(error), code="queue_full", headers=headers)
         case ClosedError():
-            return ApiError(503, str(error), code="closing", headers=SOON)
-        case TooManyError():
-            return ApiError(429, str(error), code="too_many_in_flight", headers=SOON)
-        case OtherRequestError():
+            return ApiError(503, str(error), code="closing", headers=RETRY_SOON)
+        case TooManyInFlightError():
+            return ApiError(429, str(error), code="too_many_in_flight", headers=RETRY_SOON)
+        case IdempotencyConflictError():
             return ApiError(
                 422,
                 "Idempotency-Key: this key came before with another request; choose a new key for "
@@ -145,7 +145,9 @@ def _printable(text: str, most: int) -> str:
     return text.encode("utf-8", "replace").decode()  # JSON may hold half a surrogate pair
 
 
-def describe(errors: Sequence[Mapping[str, Any]]) -> tuple[str, str | None, str | None]:
+def describe_validation_errors(
+    errors: Sequence[Mapping[str, Any]],
+) -> tuple[str, str | None, str | None]:
     """Turn pydantic's list of what is wrong into one sentence, the field, and a code."""
     sentences: list[str] = []
     for error in errors:
@@ -161,7 +163,7 @@ def describe(errors: Sequence[Mapping[str, Any]]) -> tuple[str, str | None, str 
         elif code == "missing":
             message = "this field is required" if field else "the body is empty; send JSON"
         elif "Expected UploadFile" in message:
-            message = NO_FILE.format(field)
+            message = FILE_REQUIRED.format(field)
         elif code == "model_attributes_type":
             message = "send a JSON object, with Content-Type: application/json"
         sentences.append(f"{field}: {message}" if field else message)

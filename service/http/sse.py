@@ -12,10 +12,10 @@ from fastapi.responses import StreamingResponse
 from prometheus_client import Gauge
 from pydantic_core import to_json
 
-from scanline.service.generation import Generation
-from scanline.service.http.media import naming
-from scanline.service.http.waiting import Client, ClientGoneError, client_of
-from scanline.service.workshop import Workshop
+from scanline.service.engine.generation import Generation
+from scanline.service.engine.protocol import EngineProtocol
+from scanline.service.http.negotiation import generation_headers
+from scanline.service.http.waiting import ClientDisconnectedError, WaitingClient, watch_client
 
 KEEP_ALIVE_SECONDS = 15.0
 EVENTS_PER_SECOND = 60  # at most, of one stream
@@ -23,11 +23,13 @@ EVENTS_PER_CORE = 60  # a second, of all streams, for each core: a hundredth of 
 EVENTS_IN_ALL = 240  # a second, at most, of all streams: less than a tenth of the event loop's time
 LONGEST_PAUSE = 0.5  # seconds between two events of a stream, however many streams there are
 TICK = 1 / EVENTS_PER_SECOND  # seconds: streams speak at whole ticks, since each waking costs
-COMMENT = b": keep-alive\n"  # an empty line behind it, and some clients would see an event
+KEEP_ALIVE_COMMENT = (
+    b": keep-alive\n"  # an empty line behind it, and some clients would see an event
+)
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
-class Streams:
+class StreamPacer:
     """The streams being sent. Those that tell of pixels share the events: more of them, less often.
 
     They speak at whole ticks, so that the event loop is woken once for many. Those that wait in
@@ -39,12 +41,12 @@ class Streams:
         self._telling, self._gauge = 0, gauge
         self._events = min(EVENTS_PER_CORE * cores, EVENTS_IN_ALL)  # a second
 
-    def one_more(self) -> contextlib.AbstractContextManager[None]:
+    def track(self) -> contextlib.AbstractContextManager[None]:
         """Count an open stream inside the block."""
         return self._gauge.track_inprogress()
 
     @contextlib.contextmanager
-    def share(self) -> Iterator[Callable[[float], float]]:
+    def pace(self) -> Iterator[Callable[[float], float]]:
         """Give what says, at a time, for how many seconds to pause; once called it counts."""
         telling = False
 
@@ -63,7 +65,7 @@ class Streams:
             self._telling -= telling
 
 
-def describe_stream(shapes: Mapping[str, Any]) -> dict[str, Any]:
+def stream_schema(shapes: Mapping[str, Any]) -> dict[str, Any]:
     """Document a stream: the shape of each event's data, by the event's name."""
     named = {event: _named(shape) for event, shape in shapes.items()}
     event = {
@@ -83,10 +85,10 @@ def describe_stream(shapes: Mapping[str, Any]) -> dict[str, Any]:
 def _named(shape: Any) -> dict[str, Any]:
     if members := get_args(shape):  # of a union
         return {"anyOf": [_named(member) for member in members]}
-    return {"$ref": reference(shape.__name__)}
+    return {"$ref": schema_ref(shape.__name__)}
 
 
-def reference(name: str) -> str:
+def schema_ref(name: str) -> str:
     """Say where in the schema a shape is."""
     return f"#/components/schemas/{name}"
 
@@ -95,38 +97,38 @@ def sse_event(name: str, data: Any, identifier: str | None = None) -> bytes:
     """Write an event whose data is a model, or plain values, as one line of JSON."""
     # JSON escapes every line break, those outside ASCII too, at which some clients split: no need
     # to search for them as FastAPI does, which takes longer than all of this.
-    return sse_line(name, to_json(data, ensure_ascii=True), identifier)
+    return sse_event_from_json(name, to_json(data, ensure_ascii=True), identifier)
 
 
-def sse_line(name: str, line: bytes, identifier: str | None = None) -> bytes:
+def sse_event_from_json(name: str, line: bytes, identifier: str | None = None) -> bytes:
     """Write an event whose data is written already, as one line of ASCII."""
     ending = "" if identifier is None else f"\nid: {identifier}"
     return f"event: {name}\ndata: ".encode() + line + f"{ending}\n\n".encode()
 
 
-def stream_reply(
+def stream_response(
     request: Request,
-    engine: Workshop,
+    engine: EngineProtocol,
     generation: Generation,
-    events: Callable[[Client], AsyncIterator[bytes]],
-    streams: Streams,
+    events: Callable[[WaitingClient], AsyncIterator[bytes]],
+    streams: StreamPacer,
     grace: float | None = None,
 ) -> StreamingResponse:
     """Reply with what ``events`` yields; it is given the client.
 
     ``streams`` counts it while it is open. ``grace`` is how many seconds the generation then waits
-    for another reader, by default the queue's own (``Limits.grace``).
+    for another reader, by default the queue's own (``QueueLimits.grace``).
     """
 
     async def body() -> AsyncIterator[bytes]:
         with (
-            streams.one_more(),
+            streams.track(),
             engine.queue.reading(generation, grace),
-            contextlib.suppress(ClientGoneError),
+            contextlib.suppress(ClientDisconnectedError),
         ):
-            async with client_of(request) as client:
+            async with watch_client(request) as client:
                 async for event in events(client):
                     yield event
 
-    headers = _HEADERS | naming(generation)
+    headers = _HEADERS | generation_headers(generation)
     return StreamingResponse(body(), media_type="text/event-stream", headers=headers)

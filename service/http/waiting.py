@@ -9,17 +9,17 @@ from typing import NamedTuple
 
 from fastapi import Request
 
-from scanline.service.generation import FinishReason, Generation
-from scanline.service.http.errors import SOON, ApiError, refusal
-from scanline.service.queue import ClosedError
-from scanline.service.workshop import Workshop
+from scanline.service.engine.generation import FinishReason, Generation
+from scanline.service.engine.protocol import EngineProtocol
+from scanline.service.engine.queue import ClosedError
+from scanline.service.http.errors import RETRY_SOON, ApiError, to_api_error
 
 
-class ClientGoneError(Exception):
+class ClientDisconnectedError(Exception):
     """The client closed its connection before the answer was complete."""
 
 
-class Client(NamedTuple):
+class WaitingClient(NamedTuple):
     """Who waits for a reply: whose turns it has, and a task that ends when it leaves."""
 
     caller: str
@@ -32,11 +32,11 @@ async def _client_gone(request: Request) -> None:
 
 
 @contextlib.asynccontextmanager
-async def client_of(request: Request) -> AsyncIterator[Client]:
+async def watch_client(request: Request) -> AsyncIterator[WaitingClient]:
     """Watch, inside the block, whether the client leaves; its request's body has been read."""
     gone = asyncio.create_task(_client_gone(request))
     try:
-        yield Client(request.state.caller, gone)
+        yield WaitingClient(request.state.caller, gone)
     finally:
         gone.cancel()
 
@@ -44,12 +44,12 @@ async def client_of(request: Request) -> AsyncIterator[Client]:
 async def _called_back(
     generation: Generation,
     register: Callable[[Callable[[], None]], None],
-    client: Client,
+    client: WaitingClient,
     seconds: float | None,
 ) -> None:
     """Wait until another thread calls what is registered, or ``seconds`` have passed.
 
-    Raises ``ClientGoneError`` as soon as the client leaves.
+    Raises ``ClientDisconnectedError`` as soon as the client leaves.
     """
     loop = asyncio.get_running_loop()
     over: asyncio.Future[None] = loop.create_future()
@@ -73,60 +73,62 @@ async def _called_back(
         client.gone.remove_done_callback(end)
         if timer is not None:
             timer.cancel()
-        generation.forget(wake)  # or those who come and go would pile up
+        generation.remove_callback(wake)  # or those who come and go would pile up
     if client.gone.done():
-        raise ClientGoneError
+        raise ClientDisconnectedError
 
 
-async def news(
+async def wait_for_change(
     generation: Generation,
-    client: Client,
+    client: WaitingClient,
     seconds: float | None,
     seen: int | None = None,
 ) -> None:
     """Wait for a generation's next change, or until ``seconds`` have passed.
 
     ``seen`` is its ``changes`` when it was last read, so that none in between is missed. Raises
-    ``ClientGoneError`` as soon as the client leaves.
+    ``ClientDisconnectedError`` as soon as the client leaves.
     """
-    await _called_back(generation, lambda wake: generation.when_news(wake, seen), client, seconds)
+    await _called_back(
+        generation, lambda wake: generation.add_change_callback(wake, seen), client, seconds
+    )
 
 
-async def wait_finished(
-    generation: Generation, client: Client, seconds: float | None = None
+async def wait_until_finished(
+    generation: Generation, client: WaitingClient, seconds: float | None = None
 ) -> None:
     """Wait for a generation's end, or until ``seconds`` have passed.
 
-    Raises ``ClientGoneError`` if the client leaves before both.
+    Raises ``ClientDisconnectedError`` if the client leaves before both.
     """
-    await _called_back(generation, generation.when_finished, client, seconds)
+    await _called_back(generation, generation.add_done_callback, client, seconds)
 
 
-async def draw_to_end(
-    request: Request, engine: Workshop, generation: Generation, grace: float | None = 0
+async def wait_for_result(
+    request: Request, engine: EngineProtocol, generation: Generation, grace: float | None = 0
 ) -> None:
     """Wait for all of a generation; if its client leaves, it is cancelled after ``grace`` seconds.
 
-    None is the queue's own (``Limits.grace``). Raises ``ApiError`` where drawing fails, and
-    ``ClientGoneError`` if the client leaves.
+    None is the queue's own (``QueueLimits.grace``). Raises ``ApiError`` where drawing fails, and
+    ``ClientDisconnectedError`` if the client leaves.
     """
     with engine.queue.reading(generation, grace):
-        async with client_of(request) as client:
-            await wait_finished(generation, client)
-    if failed := failure(generation):
+        async with watch_client(request) as client:
+            await wait_until_finished(generation, client)
+    if failed := generation_error(generation):
         raise failed
 
 
-def failure(generation: Generation) -> ApiError | None:
+def generation_error(generation: Generation) -> ApiError | None:
     """Give the error that a finished generation ended with, if any: ours, or our shutting down."""
     if generation.error is None:
         return None
     if generation.closed:
-        return refusal(ClosedError(generation.error))
+        return to_api_error(ClosedError(generation.error))
     return ApiError(500, generation.error, code="generation_failed")
 
 
-def cut_off(generation: Generation) -> ApiError | None:
+def incomplete_error(generation: Generation) -> ApiError | None:
     """Give the error of a finished generation whose pictures are not all whole.
 
     For replies that hold nothing but pictures: one cut off would look like any other.
@@ -134,4 +136,6 @@ def cut_off(generation: Generation) -> ApiError | None:
     if all(image.finish_reason is FinishReason.LENGTH for image in generation.images):
         return None
     message = "the drawing was cancelled; ask for it again"
-    return failure(generation) or ApiError(503, message, code="cancelled", headers=SOON)
+    return generation_error(generation) or ApiError(
+        503, message, code="cancelled", headers=RETRY_SOON
+    )

@@ -18,13 +18,13 @@ from pydantic import ValidationError
 from starlette.datastructures import UploadFile
 
 from scanline.model.config import ModelConfig
-from scanline.model.pictures import PictureError
-from scanline.service.http.bodies import unreadable
-from scanline.service.http.errors import NO_FILE, ApiError
-from scanline.service.openai.rendering import Frame, frame_of
+from scanline.model.images import ImageError
+from scanline.service.http.bodies import describe_json_error
+from scanline.service.http.errors import FILE_REQUIRED, ApiError
+from scanline.service.images import fit_to_model, image_to_canvas, transparent
+from scanline.service.openai.rendering import Frame, frame_for
 from scanline.service.openai.requests import EditsRequest
-from scanline.service.pictures import fit_to, to_canvas, transparent
-from scanline.service.uploads import open_upload
+from scanline.service.upload_limits import open_upload
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ async def _read_form(request: Request) -> Parts:
                 continue  # an empty field is one left out, as everywhere
             if name in ("image", "image[]", "mask"):
                 if not isinstance(value, UploadFile):
-                    message = f"{name}: {NO_FILE.format(name)}"
+                    message = f"{name}: {FILE_REQUIRED.format(name)}"
                     raise ApiError(400, message, param=name, code="invalid_image")
                 content = io.BytesIO(await value.read())  # the form closes its own files
                 (masks if name == "mask" else images).append(content)
@@ -104,7 +104,7 @@ async def _read_json(request: Request) -> Parts:
     try:
         body = json.loads(await request.body())
     except (ValueError, RecursionError) as error:
-        raise ApiError(400, unreadable(error), code="json_invalid") from None
+        raise ApiError(400, describe_json_error(error), code="json_invalid") from None
     if not isinstance(body, dict):
         raise ApiError(400, "send a JSON object", code="json_invalid")
     images, mask = body.pop("images", []), body.pop("mask", None)
@@ -137,14 +137,14 @@ def read_canvas(edit: Edit, config: ModelConfig) -> tuple[NDArray[np.uint8], NDA
 
     A picture of a whole multiple of the model's size, or of one of OpenAI's sizes, such as an
     enlarged reply of ours, is reduced, without what is around it; there a pixel is painted if any
-    part of it is transparent. Raises ``PictureError``.
+    part of it is transparent. Raises ``ImageError``.
     """
     W, H = config.width, config.height
 
     def framed(width: int, height: int) -> Frame:
-        if frame := frame_of(width, height, config):
+        if frame := frame_for(width, height, config):
             return frame
-        raise PictureError(
+        raise ImageError(
             f"the picture is {width} × {height} and the model draws {W} × {H}: "
             "send that size, a whole multiple of it, or one of OpenAI's sizes"
         )
@@ -156,7 +156,7 @@ def read_canvas(edit: Edit, config: ModelConfig) -> tuple[NDArray[np.uint8], NDA
 
     def check_mask(width: int, height: int) -> None:
         if (width, height) != whole.size:
-            raise PictureError(
+            raise ImageError(
                 f"the mask is {width} × {height}; it must have the picture's size, "
                 f"{whole.width} × {whole.height}",
                 "mask",
@@ -167,10 +167,10 @@ def read_canvas(edit: Edit, config: ModelConfig) -> tuple[NDArray[np.uint8], NDA
     mask = mask.crop(box)
     paint = transparent(mask).reshape(H, factor, W, factor).any((1, 3))
     if not paint.any():
-        raise PictureError(
+        raise ImageError(
             "there is nothing to paint: send a mask, or a picture, that is transparent (alpha 0) "
             "where it is to be painted",
             "mask",
         )
     small = picture if factor == 1 else picture.resize((W, H), Image.Resampling.BOX)
-    return to_canvas(fit_to(config, small, "exact")), ~paint.reshape(-1)
+    return image_to_canvas(fit_to_model(config, small, "exact")), ~paint.reshape(-1)

@@ -11,11 +11,16 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel
 
 from scanline.service.api.replies import example
-from scanline.service.generation import FinishReason, Generation, Image
+from scanline.service.engine.generation import FinishReason, Generation, Image
 from scanline.service.http.errors import ErrorReply
-from scanline.service.http.pools import Pool
-from scanline.service.http.sse import COMMENT, KEEP_ALIVE_SECONDS, describe_stream, sse_event
-from scanline.service.http.waiting import Client, cut_off, news
+from scanline.service.http.sse import (
+    KEEP_ALIVE_COMMENT,
+    KEEP_ALIVE_SECONDS,
+    sse_event,
+    stream_schema,
+)
+from scanline.service.http.thread_pool import FairThreadPool
+from scanline.service.http.waiting import WaitingClient, incomplete_error, wait_for_change
 from scanline.service.openai.rendering import Rendering
 from scanline.service.openai.replies import USAGE, TokenUsage
 from scanline.service.openai.requests import FileFormat
@@ -68,23 +73,23 @@ EVENTS = {
     for kind in get_args(Kind)
     for name, shape in (("partial_image", PartialImage), ("completed", CompletedImage))
 } | {"error": ErrorReply}
-EVENT_STREAM = describe_stream(EVENTS)
+EVENT_STREAM = stream_schema(EVENTS)
 
 
 async def stream_images(
     generation: Generation,
-    client: Client,
+    client: WaitingClient,
     kind: Kind,
     rendering: Rendering,
     partials: int,
-    pool: Pool,
+    pool: FairThreadPool,
 ) -> AsyncIterator[bytes]:
     """Yield ``partials`` looks at each image on its way, then the image; never an id.
 
     Comments keep an idle connection open. The stock client takes an empty line after an id, or
     after a comment that follows one, for an event: so there are none. A look is the image at an
     exact pixel, so it depends on the seed alone. Images are encoded in the pool. Raises
-    ``ClientGoneError`` when the client leaves.
+    ``ClientDisconnectedError`` when the client leaves.
     """
     loop = asyncio.get_running_loop()
     spoke = loop.time()
@@ -92,7 +97,7 @@ async def stream_images(
     teller = _Teller(generation, kind, rendering)
     while True:
         # Before the images: nothing that changes while they are sent is missed.
-        seen, finished = generation.changes, generation.finished
+        seen, finished = generation.version, generation.finished
         for image in generation.images:
             for position in _due(generation, image, partials, told[image.index]):
                 look = told[image.index]
@@ -107,11 +112,11 @@ async def stream_images(
         if finished:
             break
         # What is drawn between two looks is news too, of which nobody hears.
-        await news(generation, client, spoke + KEEP_ALIVE_SECONDS - loop.time(), seen)
+        await wait_for_change(generation, client, spoke + KEEP_ALIVE_SECONDS - loop.time(), seen)
         if loop.time() >= spoke + KEEP_ALIVE_SECONDS:
-            yield COMMENT
+            yield KEEP_ALIVE_COMMENT
             spoke = loop.time()
-    if failed := cut_off(generation):
+    if failed := incomplete_error(generation):
         yield sse_event("error", failed.reply)
 
 
@@ -152,7 +157,7 @@ class _Teller:
         config = self.generation.config
         return {
             "type": f"{self.kind}.{name}",
-            "b64_json": self.rendering.encode(image.shown(position), config),
+            "b64_json": self.rendering.encode(image.preview(position), config),
             "created_at": int(time.time()),
             "output_format": self.rendering.format,
             "size": self.rendering.size,

@@ -19,7 +19,7 @@ _BEFORE = {
 _AFTER = {"please", "digit", "number", "numeral"}
 
 
-def understand(prompt: str, models: Mapping[str, ModelConfig]) -> tuple[str, int | str | None]:
+def parse_prompt(prompt: str, models: Mapping[str, ModelConfig]) -> tuple[str, int | str | None]:
     """Find the model that a prompt is for, and what it names there; the first for an empty one.
 
     A class by its name, or a digit's word, with or without what is usually said before it ("draw a
@@ -48,7 +48,7 @@ def understand(prompt: str, models: Mapping[str, ModelConfig]) -> tuple[str, int
                 return name, classes.index(digit)
     config = models[first]
     with contextlib.suppress(ValueError):
-        return first, config.class_number(wishes[0])
+        return first, config.class_index(wishes[0])
     if wishes[0].lower() == "random" and config.classes:
         return first, "random"
     known = {name: ", ".join(one.classes) for name, one in models.items() if one.classes}

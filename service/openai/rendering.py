@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from scanline.model.config import ModelConfig
-from scanline.model.pictures import BACKGROUND
+from scanline.model.images import BACKGROUND
 from scanline.service.http.errors import ApiError
 from scanline.service.openai.requests import FileFormat, ImageOptions
 
@@ -49,7 +49,7 @@ class Frame(NamedTuple):
         return left, top, left + w, top + h
 
 
-def frame_of(width: int, height: int, config: ModelConfig) -> Frame | None:
+def frame_for(width: int, height: int, config: ModelConfig) -> Frame | None:
     """Give the frame of a whole multiple of the model's size, or one of OpenAI's sizes; or None."""
     scale = min(width // config.width, height // config.height)
     exact = (width, height) == (config.width * scale, config.height * scale)
@@ -150,7 +150,7 @@ def _frame(size: str | None, config: ModelConfig) -> Frame:
     if size in (None, "auto"):
         return Frame(w, h, 1)
     if wanted := re.fullmatch(r"([1-9]\d{0,3})x([1-9]\d{0,3})", size or "", re.ASCII):
-        frame = frame_of(int(wanted[1]), int(wanted[2]), config)
+        frame = frame_for(int(wanted[1]), int(wanted[2]), config)
         if frame is not None and max(frame[:2]) <= MAX_SIDE:
             return frame
     raise ApiError(

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 
 from scanline.model.config import ModelConfig
 from scanline.service.api.replies import example
-from scanline.service.generation import Generation, Spec
+from scanline.service.engine.generation import Generation, GenerationSpec
 from scanline.service.openai.rendering import Rendering
 from scanline.service.openai.requests import FileFormat
 
@@ -57,7 +57,7 @@ class TokenUsage(BaseModel):
     total_tokens: int
 
     @classmethod
-    def of(cls, spec: Spec, config: ModelConfig, images: int) -> TokenUsage:
+    def of(cls, spec: GenerationSpec, config: ModelConfig, images: int) -> TokenUsage:
         """Count so many of the images wanted: known leading pixels are read, the others drawn."""
         read, drawn = spec.prefix * images, (config.pixels - spec.prefix) * images
         return cls(

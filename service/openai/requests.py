@@ -8,14 +8,14 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from scanline.service.api.requests import Guidance, Model, Seed, Temperature, TopP
-from scanline.service.http.bodies import Body, form_of
+from scanline.service.http.bodies import RequestBody, document_form
 
 FileFormat = Literal["png", "jpeg", "webp"]
 
 _NO_EFFECT = "Accepted for compatibility; has no effect here, which `warnings` in the reply says."
 
 
-class ImageOptions(Body):
+class ImageOptions(RequestBody):
     """What generations and edits share; every field but the prompt may be null or left out."""
 
     prompt: Annotated[
@@ -90,7 +90,7 @@ def edits_body() -> dict[str, Any]:
             "mask": binary | {"description": "To be painted where it is transparent (alpha 0)."},
         },
     }
-    form_of(prompt="7", image="(a PNG's bytes)", n=2)(form)
+    document_form(prompt="7", image="(a PNG's bytes)", n=2)(form)
     source = {
         "type": "object",
         "required": ["image_url"],

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from scanline.kernels.native.training import passes
-from scanline.service.server import Scanline
-from tests.service_fixtures import COLOUR, GREY, FakeDecoder, build, listening
+from scanline.kernels.native.training import library
+from scanline.service.state import AppState
+from tests.service.fixtures import COLOUR, GREY, FakeDecoder, build, listening
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-    from tests.page.fixtures import Open
+    from tests.page.helpers import Open
 
 
 @pytest.fixture(scope="package")  # for a session its event loop would be in others' way
 def browser() -> Iterator[Browser]:
-    from tests.page.fixtures import ARGUMENTS, CHROMIUM, playwright  # not where they are missing
+    from tests.page.helpers import ARGUMENTS, CHROMIUM, playwright  # not where they are missing
 
     playwright.expect.set_options(timeout=15_000)  # a bound, for machines that are busy
     with playwright.sync_playwright() as running:
@@ -29,23 +29,23 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[tuple[Scanline, str, FakeDecoder]]:
-    passes.available()  # a score would wait for them to be built
+def served() -> Iterator[tuple[AppState, str, FakeDecoder]]:
+    library.is_available()  # a score would wait for them to be built
     grey = FakeDecoder(GREY, 8)
-    scanline, app = build(decoders={"grey": grey, "colour": FakeDecoder(COLOUR, 8)})
-    with listening(app, lambda: scanline.ready) as url:
-        yield scanline, url, grey
+    app_state, app = build(decoders={"grey": grey, "colour": FakeDecoder(COLOUR, 8)})
+    with listening(app, lambda: app_state.ready) as url:
+        yield app_state, url, grey
 
 
 @pytest.fixture
-def grey(served: tuple[Scanline, str, FakeDecoder]) -> Iterator[FakeDecoder]:
+def grey(served: tuple[AppState, str, FakeDecoder]) -> Iterator[FakeDecoder]:
     """Give the decoder of the first model, to be slowed or broken for one test."""
     yield served[2]
     served[2].before_step = lambda slots: None
 
 
 @pytest.fixture
-def visit(browser: Browser, served: tuple[Scanline, str, FakeDecoder]) -> Iterator[Open]:
+def visit(browser: Browser, served: tuple[AppState, str, FakeDecoder]) -> Iterator[Open]:
     """Open the page, without motion unless asked; nothing may be logged or come from elsewhere."""
     contexts: list[Any] = []
     complaints: list[str] = []

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from scanline.model.heads import Head
-from scanline.service.server import Scanline
+from scanline.service.state import AppState
 from tests.conftest import tiny_config
-from tests.page.fixtures import (
+from tests.page.helpers import (
     PHONE,
     Open,
     box,
@@ -26,12 +26,12 @@ from tests.page.fixtures import (
     slide,
     touch,
 )
-from tests.service_fixtures import COLOUR, GREY, FakeDecoder, encode, random_picture
+from tests.service.fixtures import COLOUR, GREY, FakeDecoder, encode, random_picture
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page, Route
 
-Served = tuple[Scanline, str, FakeDecoder]
+LoadedModel = tuple[AppState, str, FakeDecoder]
 VERDICT = re.compile(r"^(Expected .+, got .+|.+, as expected): \d+\.\d bits\.$")
 
 
@@ -48,7 +48,7 @@ def look_at(page: Page, picture: bytes) -> None:
 def test_a_finished_image_can_be_looked_into(visit: Open) -> None:
     page = visit("#draw?n=1&seed=8")
     finished(page)
-    page.locator("#draw .sheet button").first.click()
+    page.locator("#draw .image-grid button").first.click()
     page.click("#viewer-inside")
     measured(page)
     before = page.text_content("#expected-text")
@@ -63,7 +63,7 @@ def test_nothing_goes_on_behind_the_last_pixel(visit: Open) -> None:
     look_at(page, encode(random_picture()))
     slide(page, "#inside-position", GREY.pixels - 1)
     page.click("#whatif-form button[type=submit]")
-    said = page.locator("#whatif-stage [role=alert]")
+    said = page.locator("#whatif-results [role=alert]")
     expect(said).to_have_text("Nothing comes after this pixel. Choose one before it.")
 
 
@@ -100,7 +100,7 @@ def test_keys_go_by_pixel_and_by_row(visit: Open) -> None:
     expect(slider).to_have_js_property("ariaValueText", "row 3, column 4")
 
 
-def test_the_next_surprise_is_the_costliest_pixel_left(visit: Open, served: Served) -> None:
+def test_the_next_surprise_is_the_costliest_pixel_left(visit: Open, served: LoadedModel) -> None:
     page = visit("#inside")
     picture = encode(random_picture())
     look_at(page, picture)
@@ -140,8 +140,8 @@ def test_the_model_goes_on_from_another_value(visit: Open) -> None:
     assert 100 < chosen < 180
     page.fill("#whatif-0", "201")
     page.click("#whatif-form button[type=submit]")
-    expect(page.locator("#whatif-stage [data-report]")).to_contain_text("a second")
-    given, *ways = pixels(page, "#whatif-stage .sheet canvas")
+    expect(page.locator("#whatif-results [data-report]")).to_contain_text("a second")
+    given, *ways = pixels(page, "#whatif-results .image-grid canvas")
     assert len(ways) == 8
     place = 2 * GREY.width + 3
     before = np.asarray(picture).ravel()[:place].tolist()
@@ -158,8 +158,8 @@ def test_where_nothing_was_offered_yet_the_model_chooses(visit: Open) -> None:
     page.route("**/v1/distribution", lambda route: None)  # no answer comes
     touch(page, "#inside-picture", 3, 2, GREY.width, GREY.height)
     page.click("#whatif-form button[type=submit]")
-    expect(page.locator("#whatif-stage [data-report]")).to_contain_text("a second")
-    given = pixels(page, "#whatif-stage .sheet canvas")[0]
+    expect(page.locator("#whatif-results [data-report]")).to_contain_text("a second")
+    given = pixels(page, "#whatif-results .image-grid canvas")[0]
     place = 2 * GREY.width + 3
     assert all(given[3::4][:place])
     assert not any(given[3::4][place:])
@@ -170,10 +170,10 @@ def test_temperature_reshapes_what_is_shown(visit: Open) -> None:
     look_at(page, encode(random_picture()))
     expect(page.locator("#verdict")).to_have_text(VERDICT)
     warm = looks(page, "#charts canvas")
-    slide(page, "#whatif-shaping-temperature", 0.4)
+    slide(page, "#whatif-sampling-temperature", 0.4)
     cold = looks(page, "#charts canvas")
     assert cold != warm
-    slide(page, "#whatif-shaping-temperature", 1)
+    slide(page, "#whatif-sampling-temperature", 1)
     assert looks(page, "#charts canvas") == warm
 
 
@@ -197,7 +197,7 @@ def test_the_chart_shows_what_the_head_draws(visit: Open) -> None:
         drawn = head.sample(next(each), uniforms, heat, share, pull, next(each))
         shown = page.evaluate(
             "async ([labelled, plain, dials]) =>"
-            " (await import('/static/reshape.js')).reshape(labelled, plain, dials)",
+            " (await import('/static/sampling.js')).reshape(labelled, plain, dials)",
             [labelled, plain, {"temperature": temperature, "guidance": g, "top_p": top_p}],
         )
         seen = np.bincount(drawn[:, 0].numpy(), minlength=256) / count
@@ -219,9 +219,9 @@ def test_looking_inside_draws_by_itself_in_colour(visit: Open) -> None:
     for channel, value in enumerate((1, 2, 3)):
         page.fill(f"#whatif-{channel}", str(value))
     page.click("#whatif-form button[type=submit]")
-    expect(page.locator("#whatif-stage [data-report]")).to_contain_text("a second")
+    expect(page.locator("#whatif-results [data-report]")).to_contain_text("a second")
     place = 1 * COLOUR.width + 1
-    for image in pixels(page, "#whatif-stage .sheet canvas"):
+    for image in pixels(page, "#whatif-results .image-grid canvas"):
         assert image[4 * place : 4 * place + 3] == [1, 2, 3]
 
 
@@ -246,7 +246,7 @@ def test_a_link_looks_at_the_same_pixel_of_the_same_picture(visit: Open) -> None
     expect(page).to_have_url(re.compile(f"seed=12&at={GREY.width + 1}$"))
     again = visit("#draw?n=1&seed=12")
     finished(again)
-    shown = np.array(pixels(again, "#draw .sheet canvas")[0]).reshape(-1, 4)
+    shown = np.array(pixels(again, "#draw .image-grid canvas")[0]).reshape(-1, 4)
     looked = np.array(drawn[0]).reshape(-1, 4)
     assert np.array_equal(shown[:15, :3], looked[:15, :3])
 
@@ -306,7 +306,7 @@ def test_a_replay_can_be_paused_and_stands_where_the_model_goes_on(visit: Open) 
         at = place.input_value()
         page.wait_for_timeout(600)
         assert place.input_value() == at
-    expect(page.locator("#whatif-stage [data-report]")).to_contain_text("a second")
+    expect(page.locator("#whatif-results [data-report]")).to_contain_text("a second")
     assert place.input_value() == at
 
 
@@ -330,7 +330,7 @@ def test_nothing_is_said_of_the_picture_before(visit: Open) -> None:
     page.route("**/v1/samples", lambda route: route.abort())
     page.route("**/v1/distribution", lambda route: None)
     page.click("#inside-new")
-    for line in ("#verdict", "#expected-text", "#heat-most"):
+    for line in ("#verdict", "#expected-text", "#heat-max"):
         expect(page.locator(line)).to_have_text("")
 
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.page.fixtures import Open, expect, finished, hash_of, measured, pixels
-from tests.service_fixtures import GREY, encode, random_picture
+from tests.page.helpers import Open, expect, finished, hash_of, measured, pixels
+from tests.service.fixtures import GREY, encode, random_picture
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page, Request
@@ -40,15 +40,15 @@ def drawings(page: Page) -> list[str]:
 def test_views_keep_what_they_show(visit: Open) -> None:
     page = visit("#draw?n=2&seed=5&model=grey")
     finished(page)
-    shown, address = pixels(page, "#draw .sheet canvas"), hash_of(page)
+    shown, address = pixels(page, "#draw .image-grid canvas"), hash_of(page)
     page.click("nav >> text=Learn")
     expect(page.locator("#learn")).to_be_visible()
-    expect(page.locator("#scene-bits [data-said]")).to_contain_text("bits")
+    expect(page.locator("#scene-bits [data-status]")).to_contain_text("bits")
     expect(page.locator("#scene-dice button").first).to_be_enabled()
     asked = drawings(page)
     page.click("nav >> text=Draw")
     assert hash_of(page) == address
-    assert pixels(page, "#draw .sheet canvas") == shown
+    assert pixels(page, "#draw .image-grid canvas") == shown
     assert asked == []
     page.reload()
     finished(page)
@@ -67,8 +67,8 @@ def test_the_model_is_kept_from_view_to_view(visit: Open) -> None:
 def test_back_returns_from_looking_inside(visit: Open) -> None:
     page = visit("#draw?n=2&seed=5")
     finished(page)
-    shown = pixels(page, "#draw .sheet canvas")
-    page.locator("#draw .sheet button").first.click()
+    shown = pixels(page, "#draw .image-grid canvas")
+    page.locator("#draw .image-grid button").first.click()
     page.click("#viewer-inside")
     measured(page)
     inside = hash_of(page)
@@ -76,7 +76,7 @@ def test_back_returns_from_looking_inside(visit: Open) -> None:
     asked = drawings(page)
     page.go_back()
     expect(page.locator("#draw")).to_be_visible()
-    assert pixels(page, "#draw .sheet canvas") == shown
+    assert pixels(page, "#draw .image-grid canvas") == shown
     assert asked == []
     page.go_forward()
     expect(page.locator("#inside")).to_be_visible()
@@ -88,7 +88,7 @@ def test_back_closes_what_was_enlarged(visit: Open) -> None:
     finished(page, "complete")
     page.click("nav >> text=Draw")
     finished(page)
-    page.locator("#draw .sheet button").first.click()
+    page.locator("#draw .image-grid button").first.click()
     expect(page.locator("#viewer")).to_be_visible()
     page.go_back()
     expect(page.locator("#complete")).to_be_visible()
@@ -104,7 +104,7 @@ def test_a_class_that_the_model_has_not_is_told(visit: Open, view: str) -> None:
     alert = page.locator(f"#{view} [role=alert]")
     expect(alert).to_have_text("This model has no class “dragon”.")
     assert hash_of(page) == link
-    expect(page.locator(f"#{view} .sheet li")).to_have_count(0)
+    expect(page.locator(f"#{view} .image-grid li")).to_have_count(0)
 
 
 @pytest.mark.parametrize(
@@ -121,14 +121,14 @@ def test_a_seed_that_the_page_cannot_draw_is_told(visit: Open, view: str, seed: 
     image = base64.urlsafe_b64encode(encode(random_picture())).decode().rstrip("=")
     asked = f"#{view}?model=grey&n=1&seed={seed}"
     page = visit(f"{asked}&image={image}" if view == "complete" else asked)
-    said = "#play-said" if view == "play" else "[role=alert]"
+    said = "#play-status" if view == "play" else "[role=alert]"
     expect(page.locator(f"#{view} {said}")).to_have_text(
         f"A seed is a whole number from 0 to {2**53 - 64} here, not “{seed}”."
     )
-    expect(page.locator(f"#{view} .sheet li")).to_have_count(0)
+    expect(page.locator(f"#{view} .image-grid li")).to_have_count(0)
     if view == "play":
         page.click("#play-again")
-        expect(page.locator("#play-said")).to_contain_text("Picture 1 of 5")
+        expect(page.locator("#play-status")).to_contain_text("Picture 1 of 5")
 
 
 def test_a_link_of_dials_alone_turns_them(visit: Open) -> None:
@@ -158,7 +158,7 @@ def test_any_class_may_be_asked_for_by_a_link(visit: Open) -> None:
     page.check("#draw-classes [value='a frog']")
     finished(page)
     page.goto(page.url.split("#")[0] + "#draw?model=grey&n=1&seed=4&label=random")
-    expect(page.locator("#draw .sheet small").first).to_contain_text("seed 4")
+    expect(page.locator("#draw .image-grid small").first).to_contain_text("seed 4")
     expect(page.locator("#draw-classes input[value=random]")).to_have_count(1)
 
 
@@ -191,14 +191,14 @@ def test_a_drawing_can_be_copied_as_a_command(
         page.fill("#complete-n", "1")
         page.select_option("#complete-label", "a frog")
         page.click("#complete-form button[type=submit]")
-        expect(page.locator("#complete .sheet li")).to_have_count(2)
+        expect(page.locator("#complete .image-grid li")).to_have_count(2)
         finished(page, view)
     page.click(f"#{view} [data-copy={kind}]")
     expect(page.locator(f"#{view} .share [role=status]")).to_contain_text("copied")
     text = copied(page)
     command: list[Any] = ["sh", "-c", text] if kind == "curl" else [sys.executable, "-c", text]
     subprocess.run(command, cwd=tmp_path, check=True, timeout=60)
-    shown = np.array(pixels(page, f"#{view} .sheet canvas")[-1]).reshape(GREY.height, -1, 4)
+    shown = np.array(pixels(page, f"#{view} .image-grid canvas")[-1]).reshape(GREY.height, -1, 4)
     with Image.open(tmp_path / "scanline.png") as saved:
         assert np.array_equal(np.asarray(saved), shown[..., 0])
 
@@ -206,15 +206,15 @@ def test_a_drawing_can_be_copied_as_a_command(
 def test_one_images_link_draws_it_alone(visit: Open) -> None:
     page = visit("#draw?n=3&seed=5", permissions=CLIPBOARD)
     finished(page)
-    third = pixels(page, "#draw .sheet canvas")[2]
-    page.locator("#draw .sheet button").nth(2).click()
+    third = pixels(page, "#draw .image-grid canvas")[2]
+    page.locator("#draw .image-grid button").nth(2).click()
     page.click("#viewer [data-copy=link]")
     expect(page.locator("#viewer .share [role=status]")).to_contain_text("Link copied")
     link = copied(page)
     assert "#" not in link, "a server sees no further than that"
     again = visit("?" + link.partition("?")[2])
     finished(again)
-    assert pixels(again, "#draw .sheet canvas") == [third]
+    assert pixels(again, "#draw .image-grid canvas") == [third]
 
 
 def test_what_cannot_be_copied_is_shown(visit: Open) -> None:

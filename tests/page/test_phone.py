@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.page.fixtures import LAPTOP, PHONE, Open, box, expect, finished, pixels
-from tests.service_fixtures import GREY, FakeDecoder, build, listening
+from tests.page.helpers import LAPTOP, PHONE, Open, box, expect, finished, pixels
+from tests.service.fixtures import GREY, FakeDecoder, build, listening
 
 if TYPE_CHECKING:
     from playwright.sync_api import CDPSession, Page
@@ -18,21 +18,21 @@ def test_the_settings_are_a_sheet(visit: Open) -> None:
     page = visit("#draw?n=4&seed=5", **PHONE)
     finished(page)
     expect(page.locator("#draw-n")).to_be_hidden()
-    page.click("#draw-form .buttons .narrow")
+    page.click("#draw-form .buttons .phone-only")
     expect(page.locator("#draw-n")).to_be_in_viewport()
     assert box(page, "#draw-options")["bottom"] >= 843
     page.fill("#draw-n", "2")
     page.keyboard.press("Enter")
     expect(page.locator("#draw-options")).to_be_hidden()
-    expect(page.locator("#draw .sheet li")).to_have_count(2)
+    expect(page.locator("#draw .image-grid li")).to_have_count(2)
     finished(page)
-    page.click("#draw-form .buttons .narrow")
+    page.click("#draw-form .buttons .phone-only")
     page.fill("#draw-n", "3")
     page.click("#draw-options [type=submit]")
     expect(page.locator("#draw-options")).to_be_hidden()
-    expect(page.locator("#draw .sheet li")).to_have_count(3)
+    expect(page.locator("#draw .image-grid li")).to_have_count(3)
     finished(page)
-    page.click("#draw-form .buttons .narrow")
+    page.click("#draw-form .buttons .phone-only")
     page.keyboard.press("Escape")
     expect(page.locator("#draw-options")).to_be_hidden()
 
@@ -43,14 +43,14 @@ def test_the_settings_make_room_for_what_they_draw(visit: Open) -> None:
     )
     finished(page)
     expect(page.locator("#draw-classes label", has_text="a frog")).to_be_in_viewport(ratio=1)
-    page.click("#draw-form .buttons .narrow")
+    page.click("#draw-form .buttons .phone-only")
     page.click("#draw-form [data-dice]")
     expect(page.locator("#draw-options")).to_be_hidden()
-    page.click("#draw-form .buttons .narrow")
+    page.click("#draw-form .buttons .phone-only")
     page.select_option("#draw-by", "temperature")
     expect(page.locator("#draw-options")).to_be_hidden()
     finished(page)
-    assert box(page, "#draw .sheet button")["width"] >= 70
+    assert box(page, "#draw .image-grid button")["width"] >= 70
     assert page.evaluate("() => document.documentElement.scrollWidth") <= 320
 
 
@@ -58,14 +58,14 @@ def test_a_wide_screen_has_room_for_the_settings(visit: Open) -> None:
     page = visit("#draw?n=4&seed=5", **LAPTOP)
     finished(page)
     expect(page.locator("#draw-n")).to_be_in_viewport()
-    expect(page.locator("#draw-form .buttons .narrow")).to_be_hidden()
+    expect(page.locator("#draw-form .buttons .phone-only")).to_be_hidden()
 
 
 def test_the_panel_stays_while_the_images_scroll(visit: Open) -> None:
     for size in (PHONE, LAPTOP):
         page = visit("#draw?n=64&seed=5", **size)
         finished(page)
-        page.locator("#draw .sheet li").last.scroll_into_view_if_needed()
+        page.locator("#draw .image-grid li").last.scroll_into_view_if_needed()
         assert page.evaluate("() => scrollY") > 100
         expect(page.locator("#draw-form .buttons [type=submit]")).to_be_in_viewport(ratio=1)
 
@@ -73,12 +73,12 @@ def test_the_panel_stays_while_the_images_scroll(visit: Open) -> None:
 def test_a_picture_with_the_focus_is_not_under_the_panel(visit: Open) -> None:
     page = visit("#draw?n=64&seed=5", **PHONE)
     finished(page)
-    page.locator("#draw .sheet button").last.focus()
+    page.locator("#draw .image-grid button").last.focus()
     for _ in range(40):
         page.keyboard.press("Shift+Tab")
         assert box(page, ":focus")["y"] >= box(page, "#draw-form")["bottom"]
     page.set_viewport_size({"width": 740, "height": 340})  # where it would fill the screen
-    page.locator("#draw .sheet button").last.focus()
+    page.locator("#draw .image-grid button").last.focus()
     assert box(page, "#draw-form")["bottom"] < 0
 
 
@@ -87,7 +87,7 @@ def test_few_tiles_are_large(visit: Open) -> None:
     for n in (1, 4, 12, 64):
         page = visit(f"#draw?n={n}&seed=5", **PHONE)
         finished(page)
-        widths[n] = box(page, "#draw .sheet button")["width"]
+        widths[n] = box(page, "#draw .image-grid button")["width"]
     assert widths[1] > widths[4] > widths[12] > widths[64]
     assert widths[1] > 300
 
@@ -95,14 +95,14 @@ def test_few_tiles_are_large(visit: Open) -> None:
 def test_a_phone_sees_pictures_without_scrolling(visit: Open) -> None:
     page = visit("#draw?n=4&seed=5", **PHONE)
     finished(page)
-    expect(page.locator("#draw .sheet li").first).to_be_in_viewport(ratio=1)
+    expect(page.locator("#draw .image-grid li").first).to_be_in_viewport(ratio=1)
 
 
 def drag(page: Page, by: tuple[float, float], fingers: int = 1) -> None:
-    """Lay fingers on the easel, side by side, and move them."""
+    """Lay fingers on the editor, side by side, and move them."""
     session: CDPSession = page.context.new_cdp_session(page)
     page.evaluate("() => scrollTo(0, 0)")
-    place = box(page, "#easel")
+    place = box(page, "#editor")
     x, y = place["x"] + place["width"] / 3, place["y"] + place["height"] / 4
 
     def send(kind: str, count: int, share: float = 0) -> None:
@@ -121,40 +121,40 @@ def drag(page: Page, by: tuple[float, float], fingers: int = 1) -> None:
 def test_a_finger_that_scrolls_over_the_easel_erases_nothing(visit: Open) -> None:
     page = visit("#complete", **PHONE)
     finished(page, "complete")
-    before = pixels(page, "#easel")
+    before = pixels(page, "#editor")
     drag(page, (0, -150))
     page.wait_for_function("() => scrollY > 50")
-    assert pixels(page, "#easel") == before
+    assert pixels(page, "#editor") == before
 
 
 def test_a_finger_erases_sideways_and_then_every_way(visit: Open) -> None:
     page = visit("#complete", **PHONE)
     finished(page, "complete")
-    looks = [pixels(page, "#easel")]
+    looks = [pixels(page, "#editor")]
     for way in ((90, 0), (0, -90)):
         drag(page, way)
-        expect(page.locator("#easel")).to_be_focused()
-        looks.append(pixels(page, "#easel"))
+        expect(page.locator("#editor")).to_be_focused()
+        looks.append(pixels(page, "#editor"))
     assert page.evaluate("() => scrollY") == 0
     drag(page, (0, -150), fingers=2)  # they scroll, whatever is at hand
     page.wait_for_function("() => scrollY > 50")
-    assert pixels(page, "#easel") == looks[2]
+    assert pixels(page, "#editor") == looks[2]
     for look in (looks[1], looks[0]):
         page.click("#undo")
-        assert pixels(page, "#easel") == look
+        assert pixels(page, "#editor") == look
     drag(page, (0, -90))  # Undo is at hand between two strokes
     assert page.evaluate("() => scrollY") == 0
-    assert pixels(page, "#easel") != looks[0]
+    assert pixels(page, "#editor") != looks[0]
 
 
 def test_a_sheet_to_draw_on_takes_every_stroke(visit: Open) -> None:
     page = visit("#complete", **PHONE)
     finished(page, "complete")
     page.click("#blank")
-    expect(page.locator("#easel")).to_be_focused()
-    paper = pixels(page, "#easel")
+    expect(page.locator("#editor")).to_be_focused()
+    paper = pixels(page, "#editor")
     drag(page, (0, 90))
-    assert pixels(page, "#easel") != paper
+    assert pixels(page, "#editor") != paper
     assert page.evaluate("() => scrollY") == 0
 
 
@@ -168,14 +168,14 @@ def test_the_choice_of_tries_can_be_read(visit: Open) -> None:
 def test_a_long_word_makes_no_page_wider(visit: Open, view: str) -> None:
     word = "pneumonoultramicroscopicsilicovolcanoconiosis"
     decoder = FakeDecoder(dataclasses.replace(GREY, classes=(word, "x")), 8)
-    scanline, app = build(decoders={f"a_model_of_{word}": decoder})
-    with listening(app, lambda: scanline.ready) as url:
+    app_state, app = build(decoders={f"a_model_of_{word}": decoder})
+    with listening(app, lambda: app_state.ready) as url:
         asked = {"draw": f"?label={2 * word}", "inside": f"?seed=5&label={word}"}.get(view, "")
         page = visit(f"#{view}{asked}", url=url, **PHONE)
         said = {
             "draw": ("[role=alert]", word),
             "inside": ("#inside-caption", "bits/dim"),
-            "play": ("#play-said", "Picture 1 of 5"),
+            "play": ("#play-status", "Picture 1 of 5"),
             "learn": ("#learn-facts", word),
         }
         expect(page.locator(f"#{view} {said[view][0]}")).to_contain_text(said[view][1])

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.page.fixtures import Open, expect, finished, measured
+from tests.page.helpers import Open, expect, finished, measured
 
 if TYPE_CHECKING:
     from playwright.sync_api import Route
@@ -20,7 +20,7 @@ def test_a_view_that_cannot_be_fetched_says_so(visit: Open) -> None:
     expect(page.locator("#loading")).to_contain_text("A part of this page did not come.")
     page.unroute("**/play.js")
     page.click("#reload")
-    expect(page.locator("#play-said")).to_contain_text("Picture 1 of 5")
+    expect(page.locator("#play-status")).to_contain_text("Picture 1 of 5")
     expect(page.locator("#reload")).to_be_hidden()
 
 
@@ -43,7 +43,7 @@ def test_a_picture_that_waits_for_its_view_says_so_and_follows_nobody(
     finished(page)
     asked: list[Route] = []
     page.route("**/inside.js", lambda route: asked.append(route))
-    page.locator("#draw .sheet button").first.click()
+    page.locator("#draw .image-grid button").first.click()
     with page.expect_request("**/inside.js"):
         page.click("#viewer-inside")
     expect(page.locator("#loading")).to_contain_text("Loading …")

@@ -14,12 +14,12 @@ import triton
 from numpy.typing import NDArray
 
 from scanline.model.config import ModelConfig
-from scanline.model.decoders.contract import Inputs
+from scanline.model.decoders.base import InputBatch
 from scanline.model.decoders.packing import DevicePrecision
 from scanline.model.decoders.triton import TritonDecoder
 from tests.conftest import TOLERANCES, assert_close, random_network, tiny_config
-from tests.decoders.fixtures import masked, network_of, noises, scatter_seeds
-from tests.network.variants import VARIANTS
+from tests.model.decoders.fixtures import masked, network_for, noises, scatter_seeds
+from tests.model.network.variants import VARIANTS
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 CUDA = torch.cuda.is_available() and not INTERPRETED
@@ -79,7 +79,7 @@ def some_first(configs: dict[str, ModelConfig], *names: str) -> pytest.MarkDecor
     return pytest.mark.parametrize("config", params)
 
 
-def some(config: ModelConfig, count: int = 3, seed: int = 0) -> Inputs:
+def some(config: ModelConfig, count: int = 3, seed: int = 0) -> InputBatch:
     """Give images a few of whose pixels are known, at several temperatures."""
     inputs = masked(config, count, seed)
     inputs.temperature[:] = np.resize(np.array([0.7, 1.0, 1.3], np.float32), count)
@@ -91,11 +91,11 @@ def slots_of(decoder: TritonDecoder) -> NDArray[np.int32]:
 
 
 def exact(
-    config: ModelConfig, canvas: NDArray[np.uint8], inputs: Inputs
+    config: ModelConfig, canvas: NDArray[np.uint8], inputs: InputBatch
 ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
     """Give the network's parameters, bits and final state in float64."""
-    network = random_network(config)  # the same draws as network_of's, before rounding
-    network.load_state_dict(network_of(config).state_dict())
+    network = random_network(config)  # the same draws as network_for's, before rounding
+    network.load_state_dict(network_for(config).state_dict())
     labels, pixels = torch.from_numpy(inputs.label).long(), torch.from_numpy(canvas)
     with torch.no_grad():
         parameters = network(pixels, labels)
@@ -107,10 +107,10 @@ def exact(
 
 def check(config: ModelConfig, precision: DevicePrecision) -> None:
     """Draw two images pixel by pixel, and compare all that comes of it with the definition."""
-    network, inputs = network_of(config), some(config, 2)
+    network, inputs = network_for(config), some(config, 2)
     scatter_seeds(inputs)
     inputs.temperature[0] = 0
-    inputs.known[:, 0] = False  # or the first pixels would be absorbed, and not seen one by one
+    inputs.known[:, 0] = False  # or the first pixels would be prefilled, and not seen one by one
     decoder = TritonDecoder(network, 2, precision=precision)
     decoder.begin([0, 1], inputs)
     last = []  # the parameters of each pixel's last step
@@ -147,35 +147,35 @@ def check(config: ModelConfig, precision: DevicePrecision) -> None:
 
 def check_flights(config: ModelConfig, precision: DevicePrecision) -> None:
     """Launch one call after another, an image leaving its slot to another meanwhile, then land."""
-    network, inputs = network_of(config), some(config)
+    network, inputs = network_for(config), some(config)
     expected = []
     alone = TritonDecoder(network, 1, precision=precision)
     for image in range(3):
-        alone.begin([0], inputs.rows([image]))
+        alone.begin([0], inputs.select([image]))
         alone.step([0], config.pixels)
         expected.append((alone.canvas.tobytes(), alone.bits.tobytes()))
     decoder = TritonDecoder(network, 2, precision=precision)
-    decoder.begin([0, 1], inputs.rows([0, 1]))
+    decoder.begin([0, 1], inputs.select([0, 1]))
     canvas, positions = decoder.canvas.copy(), decoder.positions.copy()
     decoder.launch([0, 1], 1)
     decoder.launch([1, 0], 1)
     assert np.array_equal(decoder.positions, positions)
     assert np.array_equal(decoder.canvas, canvas)
     one, two = (np.minimum(positions + n, config.pixels) for n in (1, 2))
-    assert np.array_equal(decoder.ahead, two)
-    decoder.land(leave=1)
+    assert np.array_equal(decoder.scheduled_positions, two)
+    decoder.synchronize(remaining=1)
     assert np.array_equal(decoder.positions, one)
     later = np.arange(config.pixels) >= one[:, None]
     assert np.array_equal(decoder.canvas[later], canvas[later])
-    decoder.begin([0], inputs.rows([2]))
+    decoder.begin([0], inputs.select([2]))
     decoder.launch([0, 1], config.pixels)
-    decoder.land()
+    decoder.synchronize()
     assert decoder.positions.tolist() == [config.pixels] * 2
     drawn = [(decoder.canvas[i].tobytes(), decoder.bits[i].tobytes()) for i in (0, 1)]
     assert drawn == [expected[2], expected[1]]
 
 
-def draw(decoder: TritonDecoder, inputs: Inputs, n: int = 10**6) -> list[bytes]:
+def draw(decoder: TritonDecoder, inputs: InputBatch, n: int = 10**6) -> list[bytes]:
     """Draw all images in calls of ``n`` pixels; give everything that comes of it."""
     decoder.begin(list(range(len(inputs.canvas))), inputs)
     for _ in range(0, decoder.config.pixels, n):

@@ -15,17 +15,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from scanline.kernels.attention.definitions import AttentionState, naive_linear_attention
 from scanline.kernels.attention.features import FeatureMap, elu_feature_map
+from scanline.kernels.attention.naive import AttentionState, naive_linear_attention
 from scanline.kernels.cuda import attention as triton_attention
 from scanline.kernels.cuda.attention import triton_linear_attention, triton_packed_attention
 from tests.conftest import assert_close
 from tests.triton.fixtures import INTERPRETED
-from tests.triton.places import Place, inputs, leaves
+from tests.triton.targets import Target, inputs, leaves
 
 
 def compare(
-    place: Place,
+    target: Target,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -51,9 +51,9 @@ def compare(
         results.append((*outputs, *gradients))
     for i, (expected, actual) in enumerate(zip(*results, strict=True)):
         # The final state is float32's; a gradient is no better than that of o, in o's dtype.
-        assert_close(actual.double(), expected, torch.float32 if i in (1, 2) else place.dtype)
+        assert_close(actual.double(), expected, torch.float32 if i in (1, 2) else target.dtype)
     dtypes = [x.dtype for x in results[1]]
-    assert dtypes == [place.dtype, torch.float32, torch.float32, *(x.dtype for x in tensors)]
+    assert dtypes == [target.dtype, torch.float32, torch.float32, *(x.dtype for x in tensors)]
 
 
 @pytest.mark.parametrize(
@@ -67,10 +67,10 @@ def compare(
     ],
 )  # fmt: skip
 def test_equals_naive_with_gradients(
-    place: Place, T: int, K: int, V: int, with_state: bool
+    target: Target, T: int, K: int, V: int, with_state: bool
 ) -> None:
-    q, k, v, state = inputs(place, T, B=2 if K + V < 100 else 1, K=K, V=V)
-    compare(place, q, k, v, state if with_state else None)
+    q, k, v, state = inputs(target, T, B=2 if K + V < 100 else 1, K=K, V=V)
+    compare(target, q, k, v, state if with_state else None)
 
 
 @pytest.mark.parametrize(
@@ -82,13 +82,13 @@ def test_equals_naive_with_gradients(
     ],
 )  # fmt: skip
 def test_packed_equals_naive_with_its_gradient(
-    place: Place, T: int, K: int, wide: bool, monkeypatch: pytest.MonkeyPatch
+    target: Target, T: int, K: int, wide: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if wide:  # of which the interpreter knows nothing else
         narrow = triton_attention._plan(torch.bfloat16, K, K, True, True, (9, 0))
         plan = narrow._replace(constants=narrow.constants | {"PRECISION": "tf32x3"})
         monkeypatch.setattr(triton_attention, "_plan", lambda *_: plan)
-    parts = inputs(place, T, K=K, V=K)[:3]
+    parts = inputs(target, T, K=K, V=K)[:3]
     results = []
     for dtype in (torch.float64, None):
         (qkv,) = leaves([torch.stack(parts, 2)], dtype)
@@ -101,12 +101,12 @@ def test_packed_equals_naive_with_its_gradient(
         (gradient,) = torch.autograd.grad((weight * o.double()).sum(), qkv)
         results.append((o, gradient))
     for expected, actual in zip(*results, strict=True):
-        assert actual.dtype == place.dtype
-        assert_close(actual.double(), expected, place.dtype)
+        assert actual.dtype == target.dtype
+        assert_close(actual.double(), expected, target.dtype)
 
 
-def test_a_gradient_is_no_narrower_than_what_it_is_of(place: Place) -> None:
-    q, k, v, _ = inputs(place, 33)
+def test_a_gradient_is_no_narrower_than_what_it_is_of(target: Target) -> None:
+    q, k, v, _ = inputs(target, 33)
     x = [*leaves((q, k), torch.float16), *leaves((v,), torch.float32)]
     o, _ = triton_linear_attention(x[0], x[1], x[2], feature_map="elu")
     gradients = torch.autograd.grad(o, x, torch.full_like(o, 2.0**17))  # beyond float16's
@@ -115,17 +115,17 @@ def test_a_gradient_is_no_narrower_than_what_it_is_of(place: Place) -> None:
 
 
 @pytest.mark.parametrize("through", [0, 1, 2])
-def test_gradients_through_one_output_alone(place: Place, through: int) -> None:
-    compare(place, *inputs(place, 45), through=[through])
+def test_gradients_through_one_output_alone(target: Target, through: int) -> None:
+    compare(target, *inputs(target, 45), through=[through])
 
 
-def test_features_that_are_given(place: Place) -> None:
-    q, k, v, state = inputs(place, 45, K=20)
-    compare(place, elu_feature_map(q), elu_feature_map(k), v, state, feature_map=None)
+def test_features_that_are_given(target: Target) -> None:
+    q, k, v, state = inputs(target, 45, K=20)
+    compare(target, elu_feature_map(q), elu_feature_map(k), v, state, feature_map=None)
 
 
-def test_no_positions_leave_the_state_alone(place: Place) -> None:
-    q, k, v, state = inputs(place, 0)
+def test_no_positions_leave_the_state_alone(target: Target) -> None:
+    q, k, v, state = inputs(target, 0)
     o, final = triton_linear_attention(q, k, v, state, feature_map="elu")
     assert o.shape == v.shape
     assert torch.equal(final.kv, state.kv)
@@ -133,8 +133,8 @@ def test_no_positions_leave_the_state_alone(place: Place) -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 32, 40, pytest.param(64, marks=pytest.mark.broad)])
-def test_split_and_resumed_equals_whole(place: Place, cut: int) -> None:
-    q, k, v, state = inputs(place, 65, K=32, V=24)
+def test_split_and_resumed_equals_whole(target: Target, cut: int) -> None:
+    q, k, v, state = inputs(target, 65, K=32, V=24)
     whole, final = triton_linear_attention(q, k, v, state, feature_map="elu")
     first, between = triton_linear_attention(
         q[:, :cut], k[:, :cut], v[:, :cut], state, feature_map="elu"
@@ -162,9 +162,9 @@ def in_nan(x: Tensor) -> Tensor:
 
 
 @sizes
-def test_nothing_is_read_beside_the_inputs(place: Place, T: int, K: int, V: int) -> None:
+def test_nothing_is_read_beside_the_inputs(target: Target, T: int, K: int, V: int) -> None:
     """Views of any strides, NaN around them, give what copies give, gradients too."""
-    q, k, v, state = inputs(place, T, K=K, V=V)
+    q, k, v, state = inputs(target, T, K=K, V=V)
     results = []
     for views in ((q, k, v), tuple(in_nan(x) for x in (q, k, v))):
         x = [view.detach().requires_grad_() for view in views]
@@ -178,7 +178,7 @@ def test_nothing_is_read_beside_the_inputs(place: Place, T: int, K: int, V: int)
 
 @sizes
 def test_outputs_are_written_whole_and_nothing_else(
-    place: Place, T: int, K: int, V: int, monkeypatch: pytest.MonkeyPatch
+    target: Target, T: int, K: int, V: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every buffer that the kernels are given starts as NaN and has guards at both ends."""
     guard, mark = 1024, 12345.0
@@ -196,7 +196,7 @@ def test_outputs_are_written_whole_and_nothing_else(
 
     plain = torch.Tensor.new_empty
     monkeypatch.setattr(torch.Tensor, "new_empty", guarded)
-    q, k, v, state = inputs(place, T, K=K, V=V)
+    q, k, v, state = inputs(target, T, K=K, V=V)
     x = leaves((q, k, v, *state))
     o, final = triton_linear_attention(x[0], x[1], x[2], AttentionState(x[3], x[4]), 1e-6, "elu")
     torch.autograd.grad([o, *final], x, [o, *final])
@@ -212,9 +212,9 @@ def test_outputs_are_written_whole_and_nothing_else(
         assert (buffer[guard + size :] == buffer.new_tensor(mark)).all()
 
 
-def test_a_nan_is_not_lost(place: Place) -> None:
+def test_a_nan_is_not_lost(target: Target) -> None:
     for which in range(3):
-        q, k, v, state = inputs(place, 34)
+        q, k, v, state = inputs(target, 34)
         (q, k, v)[which][0, 33, 1, 3] = torch.nan
         o, final = triton_linear_attention(q, k, v, state, feature_map="elu")
         assert o[0, 33, 1].isnan().any()
@@ -222,9 +222,9 @@ def test_a_nan_is_not_lost(place: Place) -> None:
         assert final.kv[0, 1].isnan().any() == (which > 0)
 
 
-def test_a_key_of_minus_infinity_leaves_no_trace(place: Place) -> None:
+def test_a_key_of_minus_infinity_leaves_no_trace(target: Target) -> None:
     """What a network's prefill does with positions past a row's length."""
-    q, k, v, state = inputs(place, 50)
+    q, k, v, state = inputs(target, 50)
     keep = torch.arange(50, device=q.device) < 33
     x = leaves((q, k, v))
     masked = x[1].masked_fill(~keep[:, None, None], -torch.inf)
@@ -238,8 +238,8 @@ def test_a_key_of_minus_infinity_leaves_no_trace(place: Place) -> None:
         assert (gradient[:, 33:] == 0).all()
 
 
-def test_an_image_does_not_depend_on_its_neighbours(place: Place) -> None:
-    q, k, v, state = inputs(place, 33, B=3)
+def test_an_image_does_not_depend_on_its_neighbours(target: Target) -> None:
+    q, k, v, state = inputs(target, 33, B=3)
     x = leaves((q, k, v))
     together, final = triton_linear_attention(x[0], x[1], x[2], state, feature_map="elu")
     gradients = torch.autograd.grad([together, final.kv], x, [together, final.kv])
@@ -255,8 +255,8 @@ def test_an_image_does_not_depend_on_its_neighbours(place: Place) -> None:
             assert torch.equal(one[0], every[b])
 
 
-def test_causal(place: Place) -> None:
-    q, k, v, _ = inputs(place, 65)
+def test_causal(target: Target) -> None:
+    q, k, v, _ = inputs(target, 65)
     before, _ = triton_linear_attention(q, k, v, feature_map="elu")
     k[:, 40] += 1
     v[:, 40] -= 1
@@ -265,8 +265,8 @@ def test_causal(place: Place) -> None:
     assert not torch.allclose(after[:, 40], before[:, 40])
 
 
-def test_a_second_derivative_is_refused_rather_than_wrong(place: Place) -> None:
-    q, k, v = leaves(inputs(place, 4)[:3])
+def test_a_second_derivative_is_refused_rather_than_wrong(target: Target) -> None:
+    q, k, v = leaves(inputs(target, 4)[:3])
     o, _ = triton_linear_attention(q, k, v, feature_map="elu")
     (first,) = torch.autograd.grad(o.square().sum(), q, create_graph=True)
     with pytest.raises(RuntimeError, match="linear_attention_backward"):
@@ -278,13 +278,13 @@ def test_a_second_derivative_is_refused_rather_than_wrong(place: Place) -> None:
         first.sum().backward()  # type: ignore[no-untyped-call]
 
 
-def test_wrong_inputs_are_refused(place: Place) -> None:
-    q, k, v, state = inputs(place, 4)
+def test_wrong_inputs_are_refused(target: Target) -> None:
+    q, k, v, state = inputs(target, 4)
     with pytest.raises(ValueError, match="q and k must both be"):
         triton_linear_attention(q, k[:, 1:], v, state)
     with pytest.raises(ValueError, match="feature map"):
         triton_linear_attention(q, k, v, state, feature_map="relu")
-    q, k, v, _ = inputs(place, 4, V=65)
+    q, k, v, _ = inputs(target, 4, V=65)
     with pytest.raises(ValueError, match="heads of 64 features at most, not 65"):
         triton_linear_attention(q, k, v)
     for shape in ((2, 4, 2, 2, 16), (2, 4, 3, 16)):
@@ -295,7 +295,7 @@ def test_wrong_inputs_are_refused(place: Place) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(INTERPRETED, reason="too many programs for the interpreter")
 def test_more_programs_than_a_grid_axis_but_the_first_holds() -> None:
-    q, k, v, state = inputs(Place("cuda", torch.float32), 1, B=70_000, H=1)
+    q, k, v, state = inputs(Target("cuda", torch.float32), 1, B=70_000, H=1)
     o, final = triton_linear_attention(q, k, v, state, feature_map="elu")
     expected, end = naive_linear_attention(q, k, v, state, feature_map="elu")
     assert_close(o, expected)
@@ -306,7 +306,7 @@ def test_more_programs_than_a_grid_axis_but_the_first_holds() -> None:
 @pytest.mark.skipif(INTERPRETED, reason="needs tens of gigabytes")
 def test_more_elements_than_32_bits_count() -> None:
     """The last image of 2,100 whose outputs are 2.2 billion numbers is what it is alone."""
-    q, k, v, _ = inputs(Place("cuda", torch.bfloat16), 1024, B=1, H=16, K=16, V=64)
+    q, k, v, _ = inputs(Target("cuda", torch.bfloat16), 1024, B=1, H=16, K=16, V=64)
     many = [x.expand(2100, -1, -1, -1) for x in (q, k, v)]
     o, final = triton_linear_attention(many[0], many[1], many[2], feature_map="elu")
     assert o.numel() > 2**31

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from scanline.kernels.cuda import available
-from scanline.kernels.cuda.available import has_kernels
+from scanline.kernels.cuda.available import triton_available
 
 DEVICE = torch.device("cuda", 7)
 
@@ -29,8 +29,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_an_nvidia_device_with_triton_and_a_compiler_has_them() -> None:
-    assert has_kernels(DEVICE)
-    assert not has_kernels(torch.device("cpu"))
+    assert triton_available(DEVICE)
+    assert not triton_available(torch.device("cpu"))
 
 
 @pytest.mark.parametrize("lacking", ["capability", "nvidia"])
@@ -39,12 +39,12 @@ def test_other_devices_have_none(lacking: str, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     else:
         monkeypatch.setattr(torch.version, "hip", "6.0")
-    assert not has_kernels(DEVICE)
+    assert not triton_available(DEVICE)
 
 
 def test_without_triton_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(available, "find_spec", lambda name: None)
-    assert not has_kernels(DEVICE)
+    assert not triton_available(DEVICE)
 
 
 def test_without_a_compiler_there_are_none_and_it_is_said_once(
@@ -52,12 +52,12 @@ def test_without_a_compiler_there_are_none_and_it_is_said_once(
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with caplog.at_level(logging.WARNING, "scanline.kernels"):
-        assert not has_kernels(DEVICE)
-        assert not has_kernels(DEVICE)
+        assert not triton_available(DEVICE)
+        assert not triton_available(DEVICE)
     assert [record.message for record in caplog.records] == [
         "training and evaluation go on without Triton's kernels, slower: they need a C compiler "
         "(`apt-get install gcc python3-dev`)"
     ]
     monkeypatch.setenv("CC", "clang-17")
     available._asked.cache_clear()
-    assert has_kernels(DEVICE)
+    assert triton_available(DEVICE)

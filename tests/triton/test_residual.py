@@ -6,17 +6,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from scanline.kernels.cuda.bias import column_sums, triton_linear
+from scanline.kernels.cuda.linear import column_sums, triton_linear
 from scanline.kernels.cuda.residual import triton_residual
-from scanline.kernels.residual import Product, naive_residual, residual
+from scanline.kernels.ops.residual import LinearOutput, naive_residual, residual
 from tests.conftest import assert_close
 from tests.triton.fixtures import gpu
-from tests.triton.places import Place, leaves
+from tests.triton.targets import Target, leaves
 
 COLUMNS = 9
 
 
-def compare(place: Place, tensors: list[Tensor], convolved: bool, stride: int = 3) -> None:
+def compare(target: Target, tensors: list[Tensor], convolved: bool, stride: int = 3) -> None:
     """Compare the sum, what is seen and all gradients: of x, added, bias, norm and taps."""
     results = []
     for exact in (True, False):
@@ -24,12 +24,14 @@ def compare(place: Place, tensors: list[Tensor], convolved: bool, stride: int = 
         x, added, bias, weight, shift, *conv = given
         norm, taps = (weight, shift), conv[0] if convolved else None
         if exact:
-            total, y = naive_residual(x, Product(added, bias), norm, taps, COLUMNS, stride, 1e-5)
+            total, y = naive_residual(
+                x, LinearOutput(added, bias), norm, taps, COLUMNS, stride, 1e-5
+            )
         else:
             total, y = triton_residual(
-                x, added, bias, norm, taps, COLUMNS, stride, 1e-5, place.dtype
+                x, added, bias, norm, taps, COLUMNS, stride, 1e-5, target.dtype
             )
-            assert y.dtype == place.dtype
+            assert y.dtype == target.dtype
         generator = torch.Generator().manual_seed(1)
         loss = total.new_zeros((), dtype=torch.float64)
         for output in (total, y):
@@ -41,52 +43,52 @@ def compare(place: Place, tensors: list[Tensor], convolved: bool, stride: int = 
         results.append([total, y, *gradients])
     for n, (expected, actual) in enumerate(zip(*results, strict=True)):
         scale = expected.abs().max()
-        assert_close(actual / scale, expected / scale, torch.float32 if n == 0 else place.dtype)
+        assert_close(actual / scale, expected / scale, torch.float32 if n == 0 else target.dtype)
 
 
-def some(place: Place, steps: int, D: int, images: int = 2) -> list[Tensor]:
+def some(target: Target, steps: int, D: int, images: int = 2) -> list[Tensor]:
     generator = torch.Generator().manual_seed(steps)
 
     def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator).to(place.device)
+        return torch.randn(*shape, generator=generator).to(target.device)
 
-    x, added = normal(images, steps, D), normal(images, steps, D).to(place.dtype)
+    x, added = normal(images, steps, D), normal(images, steps, D).to(target.dtype)
     return [x, added, *normal(3, D).unbind(), normal(5, D)]
 
 
 @pytest.mark.parametrize("convolved", [True, False])
 @pytest.mark.parametrize("steps", [4 * COLUMNS, 4 * COLUMNS - 5, 3, 1])
-def test_equals_the_definition_with_gradients(place: Place, steps: int, convolved: bool) -> None:
-    compare(place, some(place, steps, 128), convolved)
+def test_equals_the_definition_with_gradients(target: Target, steps: int, convolved: bool) -> None:
+    compare(target, some(target, steps, 128), convolved)
 
 
 @pytest.mark.parametrize("D", [4, 20, 72, 700])
-def test_any_width(place: Place, D: int) -> None:
+def test_any_width(target: Target, D: int) -> None:
     """Where fewer positions fit a tile, and where features are no power of two."""
-    compare(place, some(place, 20, D), convolved=True, stride=1)
+    compare(target, some(target, 20, D), convolved=True, stride=1)
 
 
-def test_programs_that_take_several_tiles(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_that_take_several_tiles(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     """Images end within a tile, and the last program has fewer."""
     monkeypatch.setattr("scanline.kernels.cuda.residual.PROGRAMS", 4)
-    compare(place, some(place, 20, 128, images=3), convolved=True)
+    compare(target, some(target, 20, 128, images=3), convolved=True)
 
 
 @pytest.mark.parametrize("through", [0, 1])
-def test_gradients_through_one_output_alone(place: Place, through: int) -> None:
-    x, added, _, weight, shift, taps = leaves(some(place, 12, 16))
+def test_gradients_through_one_output_alone(target: Target, through: int) -> None:
+    x, added, _, weight, shift, taps = leaves(some(target, 12, 16))
     exact = leaves([x, added], torch.float64)
-    ours = triton_residual(x, added, None, (weight, shift), taps, COLUMNS, 1, 1e-5, place.dtype)
+    ours = triton_residual(x, added, None, (weight, shift), taps, COLUMNS, 1, 1e-5, target.dtype)
     norm = (weight.double(), shift.double())
-    theirs = naive_residual(exact[0], Product(exact[1]), norm, taps.double(), COLUMNS, 1, 1e-5)
+    theirs = naive_residual(exact[0], LinearOutput(exact[1]), norm, taps.double(), COLUMNS, 1, 1e-5)
     mine = torch.autograd.grad(ours[through].double().square().sum(), (x, added))
     other = torch.autograd.grad(theirs[through].square().sum(), exact)
     for one, expected in zip(mine, other, strict=True):
-        assert_close(one / expected.abs().max(), expected / expected.abs().max(), place.dtype)
+        assert_close(one / expected.abs().max(), expected / expected.abs().max(), target.dtype)
 
 
-def test_the_first_stream_has_nothing_to_add(place: Place) -> None:
-    tensors = some(place, 12, 16)
+def test_the_first_stream_has_nothing_to_add(target: Target) -> None:
+    tensors = some(target, 12, 16)
     x, weight, shift, taps = leaves([tensors[0], *tensors[3:]])
     total, y = triton_residual(x, None, None, (weight, shift), taps, COLUMNS, 3, 1e-5, x.dtype)
     assert total is x
@@ -98,8 +100,8 @@ def test_the_first_stream_has_nothing_to_add(place: Place) -> None:
         assert_close(one / other.abs().max(), other / other.abs().max())
 
 
-def test_no_image_is_no_launch(place: Place) -> None:
-    x, added, _, weight, shift, taps = leaves(some(place, 5, 16, images=0))
+def test_no_image_is_no_launch(target: Target) -> None:
+    x, added, _, weight, shift, taps = leaves(some(target, 5, 16, images=0))
     total, y = triton_residual(x, added, None, (weight, shift), taps, COLUMNS, 1, 1e-5, x.dtype)
     gradients = torch.autograd.grad(total.sum() + y.sum(), (x, weight, taps))
     assert [[*one.shape] for one in gradients] == [[0, 5, 16], [16], [5, 16]]
@@ -114,9 +116,9 @@ class TestUsed:
     @pytest.mark.parametrize("bf16", [True, False])
     def test_on_a_device(self, bf16: bool) -> None:
         dtype = torch.bfloat16 if bf16 else torch.float32
-        x, added, bias, *norm, taps = some(Place("cuda", dtype), 12, 16)
+        x, added, bias, *norm, taps = some(Target("cuda", dtype), 12, 16)
         with torch.autocast("cuda", torch.bfloat16, enabled=bf16):
-            ours = residual(x, Product(added, bias), (norm[0], norm[1]), taps, COLUMNS)
+            ours = residual(x, LinearOutput(added, bias), (norm[0], norm[1]), taps, COLUMNS)
         theirs = triton_residual(
             x, added, bias, (norm[0], norm[1]), taps, COLUMNS, 1, 1e-5, dtype
         )  # fmt: skip
@@ -125,26 +127,26 @@ class TestUsed:
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 5), (70, 64), (97, 130), (0, 3)])
 def test_columns_are_summed(
-    place: Place, rows: int, columns: int, monkeypatch: pytest.MonkeyPatch
+    target: Target, rows: int, columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scanline.kernels.cuda.bias.PROGRAMS", 3)
-    x = torch.randn(rows, columns).to(place.device, place.dtype)
+    monkeypatch.setattr("scanline.kernels.cuda.linear.PROGRAMS", 3)
+    x = torch.randn(rows, columns).to(target.device, target.dtype)
     sums = column_sums(x)
     assert sums.dtype == torch.float32
     assert_close(sums, x.double().sum(0), torch.float32)
 
 
-def test_a_linear_map_and_its_gradients(place: Place) -> None:
-    tensors = [torch.randn(*shape).to(place.device) for shape in [(2, 9, 16), (24, 16), (24,)]]
+def test_a_linear_map_and_its_gradients(target: Target) -> None:
+    tensors = [torch.randn(*shape).to(target.device) for shape in [(2, 9, 16), (24, 16), (24,)]]
     given, exact = leaves(tensors), leaves(tensors, torch.float64)
     x, weight, bias = given
-    y, expected = triton_linear(x, weight, bias, place.dtype), torch.nn.functional.linear(*exact)
-    assert y.dtype == place.dtype
+    y, expected = triton_linear(x, weight, bias, target.dtype), torch.nn.functional.linear(*exact)
+    assert y.dtype == target.dtype
     mine = torch.autograd.grad(y.double().square().sum(), given)
     theirs = torch.autograd.grad(expected.square().sum(), exact)
     for one, other in zip((y, *mine), (expected, *theirs), strict=True):
-        assert_close(one / other.abs().max(), other / other.abs().max(), place.dtype)
+        assert_close(one / other.abs().max(), other / other.abs().max(), target.dtype)
     assert all(one.dtype == torch.float32 for one in mine)
-    y = triton_linear(x, weight, bias, place.dtype)
+    y = triton_linear(x, weight, bias, target.dtype)
     with pytest.raises(RuntimeError, match="this gradient has no gradient"):
         torch.autograd.grad(y.square().sum(), given, create_graph=True)

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from scanline.kernels.cache import NoCacheError, cache_folder, made_apart
+from scanline.kernels.cache import CacheFolderError, atomic_path, cache_folder
 
 log = logging.getLogger("scanline.decoder")
 
@@ -77,7 +77,7 @@ def _nvrtc() -> ctypes.CDLL:
     )
 
 
-def load_code(
+def compile_cached(
     source: str, name: str, defines: Mapping[str, int | float], capability: tuple[int, int]
 ) -> bytes:
     """Give what ``compile_source`` does, from the cache where that was done before.
@@ -93,12 +93,12 @@ def load_code(
         kept = path.read_bytes() if path.is_file() else b""
         if hashlib.sha256(kept[_DIGEST:]).digest() == kept[:_DIGEST]:  # and whole
             return kept[_DIGEST:]
-    except (NoCacheError, OSError) as error:
+    except (CacheFolderError, OSError) as error:
         _tell_not_kept(str(error))
         return compile_source(source, name, defines, capability)
     binary = compile_source(source, name, defines, capability)
     try:
-        with made_apart(path) as made:
+        with atomic_path(path) as made:
             made.write_bytes(hashlib.sha256(binary).digest() + binary)
     except OSError as error:
         _tell_not_kept(str(error))
@@ -194,7 +194,7 @@ class Kernel:
             torch.cuda.current_stream().cuda_stream, attributes, self._cluster > 1,
         )  # fmt: skip
 
-    def at_once(self) -> int:
+    def max_active_clusters(self) -> int:
         """Give how many clusters the device runs at the same time."""
         found = ctypes.c_int()
         if self._cluster == 1:

@@ -1,7 +1,7 @@
 // GELU of a product and its bias, and its gradient.
 #pragma once
 
-#include "elements.h"
+#include "load_store.h"
 
 namespace scanline {
 

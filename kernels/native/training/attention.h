@@ -1,5 +1,5 @@
 // Causal linear attention over whole images, and its gradient: a state a head, one position after
-// the other. The definition is kernels/attention/definitions.py's (eq. 7, 9-12 and 13-15).
+// the other. The definition is kernels/attention/naive.py's (eq. 7, 9-12 and 13-15).
 //
 // A head's sums stay in the first caches while the image streams past: half the multiplications of
 // the form in chunks, and no small matrices. Heads take turns, some positions each, for they lie side by
@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <optional>
 
-#include "absorb.h"
+#include "state_update.h"
 
 namespace scanline {
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scanline.kernels.compiling import operator
-from scanline.kernels.native.training.passes import ready, takes
+from scanline.kernels.custom_op import custom_op
+from scanline.kernels.native.training.library import require_library, supports
 
 
 class _Sizes(ctypes.Structure):
@@ -21,10 +21,10 @@ class _Sizes(ctypes.Structure):
     ]
 
 
-def attends(heads: Tensor) -> bool:
+def supports_attention(heads: Tensor) -> bool:
     """Whether ``attention`` takes heads of this kind, ``[..., K]``."""
-    whole = takes(heads, torch.float32, torch.bfloat16)
-    return whole and heads.shape[-1] // ready().lanes in (1, 2, 4, 8)
+    whole = supports(heads, torch.float32, torch.bfloat16)
+    return whole and heads.shape[-1] // require_library().lanes in (1, 2, 4, 8)
 
 
 def _sizes(qkv: Tensor, eps: float) -> Any:
@@ -32,7 +32,7 @@ def _sizes(qkv: Tensor, eps: float) -> Any:
     return ctypes.byref(_Sizes(B, T, H, K, eps))
 
 
-@operator("scanline::attention")
+@custom_op("scanline::attention")
 def attention(
     qkv: Tensor, bias: Tensor, kv: Tensor, z: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -48,11 +48,13 @@ def attention(
     o = qkv.new_empty(qkv[:, :, 0].shape)
     denominators = kv.new_empty(o.shape[:3])
     bf16 = qkv.dtype == torch.bfloat16
-    ready().run("attention_forward", _sizes(qkv, eps), bf16, qkv, bias, kv, z, o, denominators)
+    require_library().run(
+        "attention_forward", _sizes(qkv, eps), bf16, qkv, bias, kv, z, o, denominators
+    )
     return o, kv, z, denominators
 
 
-@operator("scanline::attention_backward")
+@custom_op("scanline::attention_backward")
 def _backward(
     qkv: Tensor, bias: Tensor, kv: Tensor, z: Tensor, eps: float, denominators: Tensor,
     grad_o: Tensor, grad_kv: Tensor, grad_z: Tensor,
@@ -60,7 +62,7 @@ def _backward(
     qkv, bias, grad_o, kv, z = (x.contiguous() for x in (qkv, bias, grad_o, kv, z))
     grad_kv, grad_z = grad_kv.contiguous().clone(), grad_z.contiguous().clone()
     grad, of_images = torch.empty_like(qkv), kv.new_empty(len(qkv), *bias.shape)
-    ready().run(
+    require_library().run(
         "attention_backward", _sizes(qkv, eps), qkv.dtype == torch.bfloat16, qkv, bias,
         denominators, grad_o, kv, z, grad_kv, grad_z, grad, of_images,
     )  # fmt: skip

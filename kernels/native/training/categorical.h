@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../distribution.h"
-#include "elements.h"
+#include "load_store.h"
 
 namespace scanline {
 
@@ -24,7 +24,7 @@ struct LogSumExp {
 };
 
 // -ln softmax(logits)[value]
-inline float categorical_nats(const float* logits, uint8_t value, const LogSumExp& sums) {
+inline float categorical_nll(const float* logits, uint8_t value, const LogSumExp& sums) {
     return std::log(sums.total) - (logits[value] - sums.best);
 }
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "../distribution.h"
-#include "elements.h"
+#include "load_store.h"
 
 namespace scanline {
 
@@ -34,7 +34,7 @@ inline void logistic_slopes(float value, Vec means, Vec log_scales, Vec& by_mean
 }
 
 // Gives the nats; `gradient` gets their derivatives by all the parameters.
-inline float mixture_nats(const float* parameters, const uint8_t* values, int channels,
+inline float mixture_nll(const float* parameters, const uint8_t* values, int channels,
                           float* gradient) {
     Mixture mixture;
     split(parameters, channels, mixture);

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scanline.kernels.compiling import operator
-from scanline.kernels.native.training.passes import ready
+from scanline.kernels.custom_op import custom_op
+from scanline.kernels.native.training.library import require_library
 from scanline.kernels.short_conv import TAPS
 
 _PIECE = 32  # positions to a piece where no row of an image is needed
@@ -35,7 +35,7 @@ def _sizes(x: Tensor, conv_weight: Tensor | None, columns: int, stride: int, eps
     return ctypes.byref(_Sizes(*x.shape, columns if convolved else _PIECE, stride, convolved, eps))
 
 
-@operator("scanline::residual")
+@custom_op("scanline::residual")
 def residual(
     x: Tensor, added: Tensor | None, bias: Tensor | None, norm_weight: Tensor,
     norm_bias: Tensor, conv_weight: Tensor | None, columns: int, stride: int, eps: float,
@@ -54,14 +54,14 @@ def residual(
     norm_weight, norm_bias = norm_weight.contiguous(), norm_bias.contiguous()
     total = x.new_empty(0) if added is None else torch.empty_like(x)
     y = torch.empty_like(x, dtype=dtype)
-    ready().run(
+    require_library().run(
         "residual_forward", _sizes(x, conv_weight, columns, stride, eps), bf16,
         x, added, bias, norm_weight, norm_bias, conv_weight, total, y,
     )  # fmt: skip
     return total, y
 
 
-@operator("scanline::residual_backward")
+@custom_op("scanline::residual_backward")
 def _residual_backward(
     grad_sum: Tensor | None, grad_y: Tensor, total: Tensor, norm_weight: Tensor,
     norm_bias: Tensor, conv_weight: Tensor | None, columns: int, stride: int, eps: float,
@@ -74,7 +74,7 @@ def _residual_backward(
     grad = torch.empty_like(total)
     of_added = torch.empty_like(grad_y) if added and bf16 else grad.new_empty(0)
     of_images = total.new_zeros(len(total), 3 + TAPS, total.shape[-1])
-    ready().run(
+    require_library().run(
         "residual_backward", _sizes(total, conv_weight, columns, stride, eps), bf16,
         grad_sum, grad_y, total, norm_weight, norm_bias, conv_weight,
         grad, of_added if added and bf16 else None, of_images,
@@ -82,22 +82,24 @@ def _residual_backward(
     return grad, of_added, of_images.sum(0)
 
 
-@operator("scanline::bias_gelu")
+@custom_op("scanline::bias_gelu")
 def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
     """Give GELU(x + bias): ``x: [..., F]`` float32 or bfloat16, F whole vectors; ``bias: [F]``."""
     x, bias = x.contiguous(), bias.contiguous()
     y = torch.empty_like(x)
-    ready().run("bias_gelu_forward", *_rows(x), x, bias, y)
+    require_library().run("bias_gelu_forward", *_rows(x), x, bias, y)
     return y
 
 
-@operator("scanline::bias_gelu_backward")
+@custom_op("scanline::bias_gelu_backward")
 def _bias_gelu_backward(grad: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     grad, x, bias = grad.contiguous(), x.contiguous(), bias.contiguous()
     grad_x = torch.empty_like(x)
     rows, features, *rest = _rows(x)
     of_pieces = bias.new_zeros(-(-rows // _ROWS), features)
-    ready().run("bias_gelu_backward", rows, features, *rest, grad, x, bias, grad_x, of_pieces)
+    require_library().run(
+        "bias_gelu_backward", rows, features, *rest, grad, x, bias, grad_x, of_pieces
+    )
     return grad_x, of_pieces.sum(0)
 
 

@@ -7,7 +7,7 @@
 
 #include <algorithm>
 
-#include "elements.h"
+#include "load_store.h"
 
 namespace scanline {
 

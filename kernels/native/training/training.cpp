@@ -1,5 +1,5 @@
 // What training runs over whole batches beside matrix products, behind a plain C ABI: see
-// kernels/native/training/passes.py. Work is shared out by image, head or piece, and sums are made in
+// kernels/native/training/library.py. Work is shared out by image, head or piece, and sums are made in
 // one order, so results do not depend on the number of threads.
 //
 // `bf16` says what is behind void*: bfloat16, else floats. Each gives 0 where it was done, and else
@@ -13,7 +13,7 @@
 #include <algorithm>
 #include <new>
 
-#include "../threads.h"
+#include "../thread_pool.h"
 #include "activation.h"
 #include "attention.h"
 #include "categorical.h"
@@ -75,7 +75,7 @@ int with_elements(int bf16, const Work& work) {
 template <typename Work>
 int with_heads(int bf16, int64_t head_size, const Work& work) {
     return with_elements(bf16, [&](auto element) {
-        switch (head_size / LANES) {  // `attends` has seen that it is one of these
+        switch (head_size / LANES) {  // `supports_attention` has seen that it is one of these
             case 1: return work(element, std::integral_constant<int, 1>{});
             case 2: return work(element, std::integral_constant<int, 2>{});
             case 4: return work(element, std::integral_constant<int, 4>{});
@@ -227,12 +227,12 @@ SCANLINE_API int bias_gelu_backward(void* pool, int64_t rows, int64_t features, 
 }
 
 // `parameters, gradient: [P, size]`, `values: [P, channels]`, `nats: [P]`; so many to a piece.
-SCANLINE_API int mixture_nats(void* pool, int64_t pixels, int64_t piece, int channels, int64_t size,
+SCANLINE_API int mixture_nll(void* pool, int64_t pixels, int64_t piece, int channels, int64_t size,
                               const float* parameters, const uint8_t* values, float* nats,
                               float* gradient) {
     in_pieces(pool, pixels, piece, [&](int64_t, int64_t first, int64_t count) {
         for (int64_t i = first; i < first + count; ++i)
-            nats[i] = scanline::mixture_nats(parameters + i * size, values + i * channels, channels,
+            nats[i] = scanline::mixture_nll(parameters + i * size, values + i * channels, channels,
                                              gradient + i * size);
     });
     return 0;
@@ -244,7 +244,7 @@ SCANLINE_API int categorical_forward(void* pool, int64_t pixels, int64_t piece, 
     in_pieces(pool, pixels, piece, [&](int64_t, int64_t first, int64_t count) {
         for (int64_t i = first; i < first + count; ++i) {
             sums[i] = LogSumExp::of(logits + i * VALUES);
-            nats[i] = categorical_nats(logits + i * VALUES, values[i], sums[i]);
+            nats[i] = categorical_nll(logits + i * VALUES, values[i], sums[i]);
         }
     });
     return 0;
@@ -264,7 +264,7 @@ SCANLINE_API int categorical_backward(void* pool, int64_t pixels, int64_t piece,
 
 // `grad: [N, D]`, `ids: [N, places]`, `gradient: [rows, D]`, zeroed: to each row of a table what was
 // given where it had been added. A thread has rows of its own, and adds in the order of N.
-SCANLINE_API int summed_rows_backward(void* pool, int64_t count, int64_t places, int64_t rows,
+SCANLINE_API int embedding_sum_backward(void* pool, int64_t count, int64_t places, int64_t rows,
                                       int64_t features, const float* grad, const int64_t* ids,
                                       float* gradient) {
     const int64_t threads = static_cast<Pool*>(pool)->threads();

@@ -8,7 +8,7 @@
 #include <algorithm>
 
 #include "../formats.h"
-#include "absorb.h"
+#include "state_update.h"
 
 namespace scanline {
 

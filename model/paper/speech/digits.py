@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from scanline.model.atomic_files import write_atomically
 from scanline.model.data.download import DataError
-from scanline.model.files import write_atomically
 from scanline.model.paper.speech.features import log_mel
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")

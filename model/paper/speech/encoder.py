@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from scanline.kernels.attention.features import elu_feature_map
-from scanline.kernels.attention.linear import linear_attention
-from scanline.kernels.attention.lsh import lsh_attention, random_turns
+from scanline.kernels.attention.lsh import lsh_attention, random_rotations
+from scanline.kernels.ops.attention import linear_attention
 from scanline.model.inputs import sinusoidal_code
 from scanline.model.layers.lsh import BUCKETS
 
@@ -107,7 +107,7 @@ class TransformerLayer(nn.Module):
         self.norm1, self.norm2 = nn.LayerNorm(D), nn.LayerNorm(D)
         self.query, self.value, self.out = (nn.Linear(D, D) for _ in range(3))
         if kind.startswith("lsh-"):  # its queries are its keys
-            turns = random_turns(int(kind[4:]), n_heads, D // n_heads, BUCKETS)
+            turns = random_rotations(int(kind[4:]), n_heads, D // n_heads, BUCKETS)
             self.register_buffer("turns", turns)
         else:
             self.key = nn.Linear(D, D)

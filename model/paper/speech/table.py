@@ -35,7 +35,7 @@ LONG = 800  # frames of the paper's utterances, on average
 
 
 @dataclass(frozen=True, kw_only=True)
-class Speech:
+class SpeechSettings:
     """The networks, the seconds that each is trained for, and how (RAdam, as the paper's).
 
     ``data`` is the name of a folder of speech, empty for digits: so many utterances to train on and
@@ -62,7 +62,9 @@ def _describe(corpus: Corpus) -> Row:
 class Training:
     """An encoder's way through a corpus, batch by batch of utterances that are about as long."""
 
-    def __init__(self, kind: str, task: Speech, corpus: Corpus, device: torch.device) -> None:
+    def __init__(
+        self, kind: str, task: SpeechSettings, corpus: Corpus, device: torch.device
+    ) -> None:
         torch.manual_seed(0)
         self.device = device
         self.encoder = Encoder(kind, task.sizes, corpus.features, len(corpus.phonemes)).to(device)
@@ -82,7 +84,9 @@ class Training:
                 learning()
 
 
-def _train(kind: str, task: Speech, corpus: Corpus, epochs: int, device: torch.device) -> Row:
+def _train(
+    kind: str, task: SpeechSettings, corpus: Corpus, epochs: int, device: torch.device
+) -> Row:
     """Train for so many epochs, and count the phonemes that are wrong in test utterances."""
     training = Training(kind, task, corpus, device)
     steps = epochs * len(training.batches)
@@ -104,7 +108,7 @@ def _train(kind: str, task: Speech, corpus: Corpus, epochs: int, device: torch.d
     }  # fmt: skip
 
 
-def _time_long(kind: str, task: Speech, device: torch.device) -> Row:
+def _time_long(kind: str, task: SpeechSettings, device: torch.device) -> Row:
     """Time a forward and backward pass over an utterance as long as the paper's, frame by frame."""
     encoder = Encoder(kind, replace(task.sizes, stack=1), BANDS, phonemes=40).to(device)
     batch = [Utterance(torch.randn(LONG, BANDS), [1 + n % 40 for n in range(LONG // 10)])]
@@ -114,26 +118,26 @@ def _time_long(kind: str, task: Speech, device: torch.device) -> Row:
     }  # fmt: skip
 
 
-class _Table3(Experiment[Speech]):
+class _Table3(Experiment[SpeechSettings]):
     name = "table3"
     title = "Table 3: speech"
-    full = Speech(
+    full = SpeechSettings(
         sizes=Sizes(stack=1, n_layers=9, n_heads=6, d_model=192, lstm_layers=3, lstm_size=320),
         training_seconds=4 * 3600, batch=16, learning_rate=1e-4, lstm_learning_rate=1e-3,
         digits=(20_000, 1_000),
     )  # fmt: skip
-    quick = Speech(
+    quick = SpeechSettings(
         sizes=Sizes(stack=3, n_layers=2, n_heads=4, d_model=64, lstm_layers=1, lstm_size=96),
         training_seconds=45, batch=4, learning_rate=2e-3, lstm_learning_rate=5e-3,
         digits=(240, 60),
     )  # fmt: skip
 
-    def settings(self, quick: bool, data_dir: Path | None) -> Speech:
+    def settings(self, quick: bool, data_dir: Path | None) -> SpeechSettings:
         task = super().settings(quick, data_dir)
         return replace(task, data=data_dir.resolve().name) if data_dir else task
 
     def rows(
-        self, settings: Speech, report: Report, data_dir: Path | None, device: torch.device
+        self, settings: SpeechSettings, report: Report, data_dir: Path | None, device: torch.device
     ) -> Rows:
         """Give ``data``, then ``epoch``, ``pass``, ``train KIND``.
 

@@ -1,0 +1,301 @@
+"""One decode step on the device: which kernels run, in which order, on which buffers.
+
+A step is a fixed list of launches without a word from the host in between, so it can be captured
+in a CUDA graph: embed; for each layer the q, k, v product, the state, the output product, and the
+two products of the feed-forward network, with a short convolution before either half if the network
+has them; the head's product; the sampling. ``plan`` makes the list; what is compiled ahead of time
+(``variants``) and how much memory a slot takes (``allocate`` on the device ``meta``) are read off
+the same list and the same buffers.
+
+Rows of a batch point to slots; a row whose slot is -1, or whose image is finished, reads and
+writes nothing of any slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+import triton
+from torch import Tensor
+
+from scanline.kernels.attention.naive import EPS
+from scanline.kernels.constants import MIN_LOG_PROB, MIN_LOG_SCALE, MIN_WARM_LOG_SCALE, MIXTURES
+from scanline.kernels.cuda.decode_config import (
+    COMPILED,
+    LEVELS,
+    DecodeConfig,
+    allocate,
+    allocate_weights,
+)
+from scanline.kernels.cuda.launch import TYPES, Launch
+from scanline.kernels.cuda.matmul import (
+    BK,
+    BM,
+    BN_PROJECT,
+    BN_RESIDUAL,
+    NORM_EPS,
+    normalise_kernel,
+    project_kernel,
+    residual_kernel,
+)
+from scanline.kernels.cuda.sampling import sample_kernel
+from scanline.kernels.cuda.state import OUTSIDE, convolve_kernel, embed_kernel, state_kernel
+from scanline.kernels.cuda.variants import KernelVariant
+
+UNROLLED = 8  # tiles of a head's state, no more: of 32 the compiler makes 18 s of work
+STATE_TILE = 512  # numbers of the state that a warp holds at once: 1,024 took an eighth longer
+CONVOLVED = 256  # features that a program convolves
+EXACT_WARPS = 8  # of a product without tensor cores
+MAX_REGISTERS = 255  # a thread: else the compiler may spill a few to fit one more block
+MANY = 4096  # rows from which on wider tiles are still enough for the multiprocessors
+BN_MANY = 256  # columns of theirs: of 10,000 rows of 256 features they take a fifth less time
+WARPS_MANY = 8
+SHARED_MANY = 160 << 10  # bytes of shared memory that a block must be able to have for them
+
+
+def _warps(weight: Tensor) -> dict[str, int]:
+    """Give how a product of these weights is launched."""
+    exact = weight.dtype == torch.float32
+    return {"num_warps": EXACT_WARPS, "maxnreg": MAX_REGISTERS} if exact else {"num_warps": 4}
+
+
+def plan(
+    s: DecodeConfig, weights: Mapping[str, Tensor], buffers: Mapping[str, Tensor],
+    overlap: bool = False, many: bool = False,
+) -> list[Launch]:  # fmt: skip
+    """Lay out one step of the network; run it for each part of a pixel.
+
+    With ``overlap`` a kernel starts early, as ``dependent_launch.py`` explains.
+    A plan for ``many`` rows has other tiles, never another order of a sum: its bytes are the same.
+    """
+    step = _Step(s, weights, buffers, many)
+    step.embed()
+    for layer in range(s.layers):
+        step.attend(layer)
+        step.feed_forward(layer)
+    step.finish()
+    return [replace(x, constants={**x.constants, "OVERLAP": overlap}) for x in step.launches]
+
+
+class _Step:
+    """Lays out launches in their order.
+
+    The residual stream is in one of two places, and what is added to it goes to the other. ``norm``
+    names what normalises what is there: with pre-norm the products see norm(x) and x itself goes
+    on, with post-norm both see norm(x), where x is what the product before added up.
+    """
+
+    def __init__(
+        self, s: DecodeConfig, weights: Mapping[str, Tensor], buffers: Mapping[str, Tensor],
+        many: bool,
+    ) -> None:  # fmt: skip
+        self.sizes, self.weights, self.buffers, self.many = s, weights, buffers, many
+        self.launches: list[Launch] = []
+        self.stream = [(buffers[f"x{i}"], buffers[f"statistics{i}"]) for i in (0, 1)]
+        self.norm: str | None = None
+        self.rows: dict[str, Tensor | str | None] = {
+            "p_slots": buffers["slots"], "p_positions": buffers["positions"], "part": "part",
+        }  # fmt: skip
+        self.place = {"T": s.pixels, "PARTS": s.parts, "FIRST": s.first}
+
+    def embed(self) -> None:
+        s, (x, statistics) = self.sizes, self.stream[0]
+        self.launches.append(Launch(
+            "embed", embed_kernel,
+            {
+                **self.rows, "p_canvas": self.buffers["canvas"], "p_label": self.buffers["label"],
+                "p_sources": self.weights["sources"], "p_table": self.weights["table"],
+                "p_code": self.weights["code"], "p_label_table": self.weights["label"],
+                "p_x": x, "p_statistics": statistics,
+            },
+            self.place | {
+                "VALUES": s.steps * s.channels, "PLACES": s.places, "SIZE": s.code,
+                "D": s.d_model, "CLASSES": s.classes, "OUTSIDE": OUTSIDE,
+                "BP": triton.next_power_of_2(s.places), "BN": BN_RESIDUAL,
+            },
+            columns=s.tiles, num_warps=1 if s.places == 1 else 4,
+        ))  # fmt: skip
+
+    def attend(self, layer: int) -> None:
+        s = self.sizes
+        side = triton.next_power_of_2(s.head_size)
+        warps = 1 if side <= 32 else 4
+        tile = min(side, max(1, warps * STATE_TILE // side))
+        if s.pre_norm:
+            self.norm = f"{layer}.norm1"
+        self._project(layer, 1, "qkv", "qkv", features=2 * s.d_model)
+        self.launches.append(Launch(
+            f"{layer}.state", state_kernel,
+            {
+                **self.rows, "p_qkv": self.buffers["qkv"], "p_kv": self.buffers["kv"][layer],
+                "p_z": self.buffers["z"][layer], "p_waiting": self.buffers["waiting"][layer],
+                "p_o": self.buffers["o"],
+            },
+            self.place | {
+                "H": s.heads, "K": s.head_size, "DELAY": s.delay, "EPS": EPS, "BK": side,
+                "BV": tile, "UNROLLED": UNROLLED,
+            },
+            beside=s.heads, num_warps=warps,
+        ))  # fmt: skip
+
+    def feed_forward(self, layer: int) -> None:
+        s = self.sizes
+        self._add(f"{layer}.out", "o")
+        self.norm = f"{layer}.norm2" if s.pre_norm else f"{layer}.norm1"
+        self._project(layer, 2, "linear1", "hidden", activation="gelu" if s.gelu else "relu")
+        self._add(f"{layer}.linear2", "hidden")
+        if not s.pre_norm:
+            self.norm = f"{layer}.norm2"
+
+    def finish(self) -> None:
+        """Normalise once more, and decide the values."""
+        s = self.sizes
+        if not s.pre_norm:
+            self._normalise()
+        self.norm = "norm"
+        self._product("head", self.stream[0][0], "parameters")
+        self.launches.append(Launch(
+            "sample", sample_kernel,
+            {
+                **self.rows, "p_parameters": self.buffers["parameters"],
+                "p_tables": self.weights["tables"],
+                **{f"p_{name}": self.buffers[name] for name in (
+                    "canvas", "bits", "known", "seed", "particle", "temperature", "top_p",
+                    "guidance", "twin",
+                )},
+            },
+            self.place | {
+                "FIRST_VALUE": s.first_value, "C": s.channels, "DRAWS": s.draws,
+                "OUTPUTS": s.outputs, "CATEGORICAL": s.categorical, "LEVELS": LEVELS,
+                "M": MIXTURES, "MIN_LOG_SCALE": MIN_LOG_SCALE,
+                "MIN_WARM_LOG_SCALE": MIN_WARM_LOG_SCALE, "LEAST": MIN_LOG_PROB,
+                "BM": triton.next_power_of_2(MIXTURES),
+            },
+            num_warps=1, maxnreg=MAX_REGISTERS,
+        ))  # fmt: skip
+
+    def _norm(self) -> dict[str, Tensor | None]:
+        return {
+            f"p_norm_{part}": None if self.norm is None else self.weights[f"{self.norm}.{part}"]
+            for part in ("weight", "bias")
+        }
+
+    def _tiles(self, product: str) -> dict[str, int]:
+        """Give the tile of a product; without tensor cores the largest that does not spill."""
+        if self.sizes.dtype_of(product) != torch.float32:
+            return {"BM": BM, "BN": BN_PROJECT, "BK": BK}
+        return {"BM": BM, "BN": 64, "BK": 32 if self.norm is None else 16}
+
+    def _project(
+        self, layer: int, half: int, name: str, to: str, activation: str = "none",
+        features: int = 0,
+    ) -> None:  # fmt: skip
+        """Put what is normalised, convolved where the network does so, through a product."""
+        x, norm = self.stream[0][0], self.norm
+        if self.sizes.short_conv:
+            self._convolve(layer, half)
+            x, self.norm = self.buffers["convolved"], None
+        self._product(f"{layer}.{name}", x, to, activation, features)
+        self.norm = norm
+
+    def _convolve(self, layer: int, half: int) -> None:
+        s, (x, statistics) = self.sizes, self.stream[0]
+        name = f"{layer}.conv{half}"
+        width = min(triton.next_power_of_2(s.d_model), CONVOLVED)
+        self.launches.append(Launch(
+            name, convolve_kernel,
+            {
+                **self.rows, "p_x": x, "p_statistics": None if self.norm is None else statistics,
+                **self._norm(), "p_weight": self.weights[f"{name}.weight"],
+                "p_ring": self.buffers["ring"][2 * layer + half - 1],
+                "p_y": self.buffers["convolved"],
+            },
+            {
+                "T": s.pixels, "PARTS": s.parts, "COLUMNS": s.columns, "RING": s.ring,
+                "D": s.d_model, "NORM": self.norm is not None, "EPS": NORM_EPS, "BN": width,
+                "BN_STATISTICS": BN_RESIDUAL,
+            },
+            columns=triton.cdiv(s.d_model, width), num_warps=1,
+        ))  # fmt: skip
+
+    def _product(
+        self, name: str, x: Tensor, to: str, activation: str = "none", features: int = 0
+    ) -> None:
+        y, weight, tiles = self.buffers[to], self.weights[f"{name}.weight"], self._tiles(name)
+        options = _warps(weight)
+        wide = min(self.sizes.d_model, weight.shape[0]) >= BN_MANY
+        if self.many and wide and weight.dtype != torch.float32:
+            tiles, options = tiles | {"BN": BN_MANY}, {"num_warps": WARPS_MANY}
+        self.launches.append(Launch(
+            name, project_kernel,
+            {
+                "p_slots": self.buffers["slots"], "p_x": x,
+                "p_statistics": None if self.norm is None else self.stream[0][1], **self._norm(),
+                "p_weight": weight, "p_bias": self.weights[f"{name}.bias"], "p_y": y,
+            },
+            tiles | {
+                "IN": self.sizes.d_model, "OUT": weight.shape[0], "NORM": self.norm is not None,
+                "ACTIVATION": activation, "FEATURES": features, "EPS": NORM_EPS,
+                "BN_STATISTICS": BN_RESIDUAL,
+            },
+            rows=BM, columns=triton.cdiv(weight.shape[0], tiles["BN"]), **options,
+        ))  # fmt: skip
+
+    def _add(self, name: str, of: str) -> None:
+        """Add a product to the stream, normalised first where that is post-norm's."""
+        (x, x_statistics), (y, y_statistics) = self.stream
+        self.stream.reverse()
+        if self.sizes.pre_norm:
+            self.norm = None
+        weight = self.weights[f"{name}.weight"]
+        self.launches.append(Launch(
+            name, residual_kernel,
+            {
+                "p_slots": self.buffers["slots"], "p_a": self.buffers[of], "p_weight": weight,
+                "p_bias": self.weights[f"{name}.bias"], "p_x": x,
+                "p_x_statistics": None if self.norm is None else x_statistics, **self._norm(),
+                "p_y": y, "p_y_statistics": y_statistics,
+            },
+            self._tiles(name) | {
+                "IN": weight.shape[1], "OUT": self.sizes.d_model, "NORM": self.norm is not None,
+                "EPS": NORM_EPS, "BN": BN_RESIDUAL,
+            },
+            rows=BM, columns=self.sizes.tiles, **_warps(weight),
+        ))  # fmt: skip
+
+    def _normalise(self) -> None:
+        """Normalise the stream itself: where two norms follow each other (post-norm)."""
+        (x, x_statistics), (y, y_statistics) = self.stream
+        self.stream.reverse()
+        self.launches.append(Launch(
+            "norm", normalise_kernel,
+            {
+                "p_slots": self.buffers["slots"], "p_x": x, "p_x_statistics": x_statistics,
+                **self._norm(), "p_y": y, "p_y_statistics": y_statistics,
+            },
+            {"D": self.sizes.d_model, "EPS": NORM_EPS, "BM": BM, "BN": BN_RESIDUAL},
+            rows=BM, columns=self.sizes.tiles,
+        ))  # fmt: skip
+
+
+def variants(
+    networks: Mapping[str, DecodeConfig] = COMPILED, *, overlap: bool = False
+) -> list[KernelVariant]:
+    """Give every kernel that these networks launch, each once, in bf16, and in float32 too."""
+    found: dict[tuple[object, ...], KernelVariant] = {}
+    for name, sizes in networks.items():
+        for dtype in (torch.bfloat16, torch.float32):
+            s = replace(sizes, dtype=dtype)
+            memory = allocate_weights(s, "meta"), allocate(s, 2 * BM, "meta")
+            for many in (False, True):
+                place = f"{name}/{TYPES[dtype]}" + "/many" * many
+                for launch in plan(s, *memory, overlap, many):
+                    variant = launch.variant(place)
+                    same = (
+                        variant.kernel.__name__, *sorted(variant.signature.items()),
+                        *sorted((k, repr(v)) for k, v in variant.constants.items()),
+                    )  # fmt: skip
+                    found.setdefault(same, variant)
+    return list(found.values())

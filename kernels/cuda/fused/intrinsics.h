@@ -1,0 +1,171 @@
+// What a thread does beside plain C++: where it is, whom it waits for, and the instructions that
+// have no name there. tests/emulator/intrinsics.h gives the same for a CPU. No header of CUDA's is needed.
+
+typedef unsigned short u16;  // a bfloat16's bits
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+#define DEVICE __device__ __forceinline__
+#define APART __device__ __noinline__  // what few images need, out of the way of the others
+#define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads, 1)
+
+DEVICE int thread_in_block() { return threadIdx.x; }
+DEVICE int block() { return blockIdx.x; }
+
+DEVICE char* shared_memory() {
+    extern __shared__ __align__(16) char memory[];
+    return memory;
+}
+
+DEVICE void sync_warp() { __syncwarp(); }
+DEVICE void sync_block() { __syncthreads(); }
+
+// The blocks of a cluster meet in two halves: what is pushed before the first is seen
+// after the second.
+DEVICE void cluster_arrive() {
+#if CLUSTER > 1
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+
+DEVICE void cluster_wait() {
+#if CLUSTER > 1
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
+DEVICE u32 address_of(const void* shared) { return (u32)__cvta_generic_to_shared(shared); }
+
+#if CLUSTER > 1
+DEVICE u32 address_at(const void* shared, int rank) {
+    u32 there;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address_of(shared)), "r"(rank));
+    return there;
+}
+
+DEVICE void mbarrier_init(u64* mbarrier) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(address_of(mbarrier)) : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// Say how many bytes are to come this time.
+DEVICE void mbarrier_expect(u64* mbarrier, int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.relaxed.cta.shared::cta.b64 _, [%0], %1;"
+                 :: "r"(address_of(mbarrier)), "r"(bytes) : "memory");
+}
+
+// Wait until they have; times are counted 0, 1, 0, ... What they bring lies in this block's own
+// memory, and in the device's each block reads what it has written itself, so its scope is the block: a
+// wider one has all of the cache beside it thrown away. (That two blocks have read a z that both then
+// write, `keep_sum`, follows from what they push, which is made of it.)
+DEVICE void mbarrier_wait(u64* mbarrier, int time) {
+    asm volatile(
+        "{\n.reg .pred through;\nagain:\n"
+        "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 through, [%0], %1;\n"
+        "@!through bra again;\n}" :: "r"(address_of(mbarrier)), "r"(time) : "memory"
+    );
+}
+
+// Copy so many bytes, a multiple of 16, to shared memory, and count them there: a thread for all.
+DEVICE void copy_bulk(void* to, const void* from, int bytes, u64* mbarrier) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+        :: "r"(address_of(to)), "l"(from), "r"(bytes), "r"(address_of(mbarrier)) : "memory"
+    );
+}
+
+// Store so many words, 1, 2 or 4, where the block `rank` of the cluster has what lies at `to` here,
+// and count them there.
+template <int COUNT>
+DEVICE void store_async(void* to, int rank, const u32 (&x)[COUNT], u64* mbarrier) {
+    const u32 there = address_at(to, rank), counted = address_at(mbarrier, rank);
+    if constexpr (COUNT == 1) {
+        asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];"
+                     :: "r"(there), "r"(x[0]), "r"(counted) : "memory");
+    } else if constexpr (COUNT == 2) {
+        asm volatile(
+            "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.u32 [%0], {%1, %2}, [%3];"
+            :: "r"(there), "r"(x[0]), "r"(x[1]), "r"(counted) : "memory"
+        );
+    } else {
+        static_assert(COUNT == 4, "");
+        asm volatile(
+            "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.u32 [%0], "
+            "{%1, %2, %3, %4}, [%5];"
+            :: "r"(there), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(counted) : "memory"
+        );
+    }
+}
+#else
+DEVICE void mbarrier_init(u64*) {}
+DEVICE void mbarrier_expect(u64*, int) {}
+DEVICE void mbarrier_wait(u64*, int) {}
+DEVICE void copy_bulk(void*, const void*, int, u64*) {}
+
+template <int COUNT>
+DEVICE void store_async(void* to, int, const u32 (&x)[COUNT], u64*) {
+    if constexpr (COUNT == 1) *(u32*)to = x[0];
+    else if constexpr (COUNT == 2) *(uint2*)to = make_uint2(x[0], x[1]);
+    else *(uint4*)to = make_uint4(x[0], x[1], x[2], x[3]);
+}
+#endif
+
+// Copy 16 bytes to shared memory; the thread has them once it has waited for its copies, the others
+// once the block has met since.
+DEVICE void copy_async(uint4* to, const uint4* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
+                 :: "r"(address_of(to)), "l"(from) : "memory");
+}
+
+DEVICE void wait_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+DEVICE u32 shuffle(u32 x, int lane) { return __shfl_sync(~0u, x, lane); }
+DEVICE float shuffle_xor(float x, int mask) { return __shfl_xor_sync(~0u, x, mask); }
+
+// Weights: read by every block, written by none.
+DEVICE uint4 load_readonly(const uint4* p) {
+    uint4 x;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+        : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(p));
+    return x;
+}
+
+// State: read once a step, so that it passes by what else the cache of the device holds.
+DEVICE float4 load_streaming(const float4* p) { return __ldcs(p); }
+DEVICE float load_streaming(const float* p) { return __ldcs(p); }
+DEVICE void store_streaming(float4* p, float4 x) { __stcs(p, x); }
+DEVICE void store_streaming(float* p, float x) { __stcs(p, x); }
+
+// Four 8 x 8 matrices of bfloat16: lanes 8 i ... 8 i + 7 give the rows of matrix i.
+DEVICE void load_matrices(u32 (&r)[4], const u16* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address_of(row)) : "memory");
+}
+
+// d += a b, of 16 x 16 and 16 x 8, in float32.
+DEVICE void multiply_add(float (&d)[4], uint4 a, u32 b0, u32 b1) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+}
+
+// Have a line of memory brought to the cache of the device.
+DEVICE void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" :: "l"(p)); }
+
+// Have what follows from a number worked out anew, not kept in registers from before a loop.
+DEVICE void opaque(int& x) { asm volatile("" : "+r"(x)); }
+
+DEVICE u32 bits_of(float x) { return __float_as_uint(x); }
+DEVICE u64 mul_hi(u64 x, u64 y) { return __umul64hi(x, y); }
+DEVICE float float_of(u32 x) { return __uint_as_float(x); }
+DEVICE float reciprocal(float x) { return __fdividef(1.0f, x); }
+DEVICE float fma_rn(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+
+// Two bfloat16, the first in the lower half, rounded to the nearest even.
+DEVICE u32 pack_bf16(float low, float high) {
+    u32 x;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(x) : "f"(high), "f"(low));
+    return x;
+}

@@ -1,0 +1,84 @@
+"""A linear map's gradients on a CUDA device: its bias's summed in one pass over memory.
+
+torch sums the rows of a tall matrix at a fifth of the memory's speed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from torch.nn import functional as F
+
+from scanline.kernels.cuda.available import PROGRAMS
+from scanline.kernels.cuda.residual_kernels import column_sums_kernel
+from scanline.kernels.cuda.variants import KernelVariant
+from scanline.kernels.custom_op import custom_op
+from scanline.kernels.double_backward import DOUBLE_BACKWARD_ERROR
+
+_ROWS, _COLUMNS, _WARPS = 32, 64, 4  # of a tile
+
+
+@custom_op("scanline::column_sums")
+def column_sums(x: Tensor) -> Tensor:
+    """Sum the rows of ``x: [N, O]``, any float dtype, in float32 and always in the same order."""
+    x = x.contiguous()
+    N, columns = x.shape
+    across = triton.cdiv(columns, _COLUMNS)
+    tiles = triton.cdiv(N, _ROWS)
+    each = max(1, triton.cdiv(tiles * across, PROGRAMS))
+    programs = triton.cdiv(tiles, each)
+    sums = x.new_empty(programs, columns, dtype=torch.float32)
+    if sums.numel():
+        column_sums_kernel[(programs, across)](
+            x, sums, N, each, COLUMNS=columns, BT=_ROWS, BO=_COLUMNS, num_warps=_WARPS
+        )
+    return sums.sum(0)
+
+
+@column_sums.register_fake
+def _(x: Tensor) -> Tensor:
+    return x.new_empty(x.shape[1], dtype=torch.float32)
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
+        ctx.given = x.dtype
+        x, weight = x.to(dtype), weight.to(dtype)
+        ctx.save_for_backward(x, weight)
+        return F.linear(x, weight, bias.to(dtype))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, Tensor, None]:
+        if torch.is_grad_enabled():  # nothing leads from what is kept to what it was cast from
+            raise RuntimeError(DOUBLE_BACKWARD_ERROR)
+        x, weight = ctx.saved_tensors
+        rows = grad.flatten(0, -2)
+        of_x = (rows @ weight).view(x.shape).to(ctx.given) if ctx.needs_input_grad[0] else None
+        of_weight = (rows.T @ x.flatten(0, -2)).float()
+        return of_x, of_weight, column_sums(rows), None
+
+
+def triton_linear(x: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
+    """Give W x + b in ``dtype``: ``x: [..., I]``, float32 ``weight: [O, I]`` and ``bias: [O]``.
+
+    Gradients have the dtypes of what they are of.
+    """
+    y: Tensor = _Linear.apply(x, weight, bias, dtype)  # type: ignore[no-untyped-call]
+    return y
+
+
+def variants() -> list[KernelVariant]:
+    """List what is launched: the widths of usual networks, in training's dtypes."""
+    return [
+        KernelVariant(
+            f"column_sums_kernel/{width}/{dtype}", column_sums_kernel,
+            {"x": f"*{dtype}:16", "sums": "*fp32:16", "N": "i32", "each": "i32"},
+            {"COLUMNS": width, "BT": _ROWS, "BO": _COLUMNS}, _WARPS, 3,
+        )
+        for width in (128, 384, 512, 768, 1024, 72)
+        for dtype in ("bf16", "fp32")
+    ]  # fmt: skip

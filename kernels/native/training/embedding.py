@@ -1,0 +1,52 @@
+"""The way back from sums of a table's rows, in C++, as a torch operator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from scanline.kernels.custom_op import custom_op
+from scanline.kernels.native.training.library import require_library
+
+
+@custom_op("scanline::embedding_sum")
+def embedding_sum(table: Tensor, ids: Tensor) -> Tensor:
+    """Sum rows of a table: int64 ``ids: [N, places]`` → ``[N, D]``.
+
+    ``table: [R, D]`` float32, D in whole vectors.
+    """
+    return F.embedding_bag(ids, table, mode="sum")
+
+
+@custom_op("scanline::embedding_sum_backward")
+def _backward(grad: Tensor, ids: Tensor, rows: int) -> Tensor:
+    grad, ids = grad.contiguous(), ids.contiguous()
+    N, D = grad.shape
+    gradient = grad.new_zeros(rows, D)
+    require_library().run("embedding_sum_backward", N, ids.shape[1], rows, D, grad, ids, gradient)
+    return gradient
+
+
+@embedding_sum.register_fake
+def _(table: Tensor, ids: Tensor) -> Any:
+    return table.new_empty(len(ids), table.shape[1])
+
+
+@_backward.register_fake
+def _(grad: Tensor, ids: Tensor, rows: int) -> Any:
+    return grad.new_empty(rows, grad.shape[1])
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    table, ids = inputs
+    ctx.rows = len(table)
+    ctx.save_for_backward(ids)
+
+
+def _grad(ctx: Any, grad: Tensor) -> Any:
+    return _backward(grad, *ctx.saved_tensors, ctx.rows), None
+
+
+embedding_sum.register_autograd(_grad, setup_context=_keep)

@@ -1,0 +1,1 @@
+"""Operators that choose between Triton, C++ and plain torch."""

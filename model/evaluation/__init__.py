@@ -1,0 +1,1 @@
+"""Evaluation of models: likelihood, sample quality and the records of both."""

@@ -1,0 +1,101 @@
+"""Exact bits per dimension over a set of images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from scanline.model.config import ModelConfig
+from scanline.model.data.dataset import Dataset
+from scanline.model.network import LinearTransformer
+
+CPU_PIXELS = 4096  # of a batch: what a layer makes of so many fits a core's share of the caches
+CUDA_BATCH = 64
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Mean bits/dim over ``images`` images, and the standard error of that mean.
+
+    Of one image the error is infinite.
+    """
+
+    bits_per_dim: float
+    standard_error: float
+    images: int
+
+    @property
+    def finite_error(self) -> float | None:
+        """The standard error, or None where it is infinite, which JSON cannot say."""
+        return self.standard_error if np.isfinite(self.standard_error) else None
+
+    def __str__(self) -> str:
+        return format_bits(f"{self.bits_per_dim:.4f}", f"{self.standard_error:.4f}", self.images)
+
+
+def format_bits(mean: str, error: str, images: int) -> str:
+    """Write bits/dim of some images; of one nobody knows the error."""
+    if images == 1:
+        return f"{mean} bits/dim, one image"
+    return f"{mean} ± {error} bits/dim, {images} images"
+
+
+def mean_and_standard_error(values: NDArray[np.float64]) -> tuple[float, float]:
+    """Give the mean of values ``[N]`` and its standard error, which of one value is infinite."""
+    error = values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else np.inf
+    return float(values.mean()), float(error)
+
+
+def check_image_shape(config: ModelConfig, data: Dataset) -> None:
+    """Raise ``ValueError`` where images are of another shape than a model draws."""
+    if data.images.shape[1:] != (config.height, config.width, config.channels):
+        raise ValueError(
+            f"the model draws {config.height} × {config.width} × {config.channels} images, "
+            f"the data holds {' × '.join(map(str, data.images.shape[1:]))}"
+        )
+
+
+@torch.no_grad()
+def evaluate(
+    model: LinearTransformer,
+    data: Dataset,
+    *,
+    with_label: bool = False,
+    batch: int | None = None,
+    bf16: bool = False,
+    device: torch.device | None = None,
+    progress: Callable[[int], object] = lambda done: None,
+) -> Evaluation:
+    """Measure a model's bits/dim on every image, without a label unless ``with_label``.
+
+    Arithmetic is float32 unless ``bf16``. A ``batch`` is as large as suits the device, if None;
+    ``progress`` is told how many images each held.
+    Raises ``ValueError`` where the data has no labels to give, or does not fit the model.
+    """
+    config = model.config
+    check_image_shape(config, data)
+    if with_label and (data.labels is None or data.classes != config.classes):
+        theirs, own = (", ".join(some) or "none" for some in (data.classes, config.classes))
+        raise ValueError(
+            f"the data's classes ({theirs}) are not the model's ({own}): evaluate without labels"
+        )
+    if batch is None:
+        cuda = device is not None and device.type == "cuda"
+        batch = CUDA_BATCH if cuda else max(1, CPU_PIXELS // config.pixels)
+    each: list[np.ndarray] = []
+    for first in range(0, len(data), batch):
+        images = torch.from_numpy(data.images[first : first + batch].copy()).to(device)
+        labels = None
+        if with_label and data.labels is not None:
+            labels = torch.from_numpy(data.labels[first : first + batch].copy()).to(device)
+        with torch.autocast(images.device.type, torch.bfloat16, enabled=bf16):
+            parameters = model(images.flatten(1, 2), labels)
+        bits = model.bits_from(parameters, images.flatten(1, 2))
+        each.append(bits.double().sum(1).cpu().numpy() / config.dims)
+        progress(len(images))
+    values = np.concatenate(each)
+    return Evaluation(*mean_and_standard_error(values), len(values))

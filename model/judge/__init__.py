@@ -1,1 +1,0 @@
-"""A judge of drawn pictures that is not the model that drew them."""

@@ -1,0 +1,134 @@
+"""What a model says of pictures: exact bits/dim, bits of each pixel, and the value to come."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import numpy as np
+from fastapi import APIRouter, Depends, Form, Request, Response
+from numpy.typing import NDArray
+
+from scanline.model.config import ModelConfig
+from scanline.model.evaluation.pixel_bits import next_value, pixel_bits
+from scanline.model.images import ImageError
+from scanline.service.api.dependencies import COMMON_DEPENDENCIES, Server, find_model
+from scanline.service.api.replies import DistributionReply, Score, ScoreReply
+from scanline.service.api.requests import DistributionRequest, ScoreForm
+from scanline.service.engine.protocol import EngineProtocol
+from scanline.service.engine.queue import CLOSED_MESSAGE, ClosedError
+from scanline.service.http.bodies import unique_form_fields
+from scanline.service.http.errors import ApiError, error_responses
+from scanline.service.http.negotiation import json_response
+from scanline.service.http.waiting import watch_client
+from scanline.service.images import read_image
+from scanline.service.state import AppState, LoadedModel
+
+STEPS_PER_CALL = 4096  # of the network: others get their turn some hundred milliseconds later
+
+router = APIRouter(prefix="/v1", dependencies=COMMON_DEPENDENCIES)
+
+_ERRORS = error_responses(403, 404, 413, 415, 429, 503)
+
+
+@router.post(
+    "/score", tags=["look inside"], dependencies=[Depends(unique_form_fields("image"))],
+    response_model=ScoreReply, responses=_ERRORS,
+)  # fmt: skip
+async def score(
+    request: Request,
+    server: Server,
+    form: Annotated[ScoreForm, Form(media_type="multipart/form-data")],
+) -> Response:
+    """Measure what pictures cost under a model: exact bits/dim, and the bits of each pixel.
+
+    Repeat the field `image` for several. Transparent parts count as black.
+    """
+    loaded = _find_open_model(server, form.model)
+    config = loaded.checkpoint.model.config
+    if len(form.image) > (most := server.settings.max_images):
+        raise ApiError(400, f"image: at most {most} a request", param="image", code="too_many")
+    label = _find_label(config, form.label)
+
+    canvases: list[NDArray[np.uint8]] = []
+    parts: list[NDArray[np.float32]] = []
+    at_once = max(1, STEPS_PER_CALL // config.steps)
+    async with watch_client(request) as client:
+        for number, upload in enumerate(form.image):
+            try:
+                read = (read_image, upload.file, config, form.fit)
+                canvases.append(await server.upload_pool.run(client, *read))
+            except ImageError as error:
+                if len(form.image) == 1:
+                    raise
+                raise ImageError(f"image {number}: {error}") from None
+        for first in range(0, len(canvases), at_once):
+            some = np.stack(canvases[first : first + at_once])
+            measure = (pixel_bits, loaded.checkpoint.model, some, label)
+            parts.append(await server.score_pool.run(client, *measure))
+        bits = np.concatenate(parts)
+        return await server.encode_pool.run(client, _scores, loaded.engine, bits, form.per_pixel)
+
+
+def _scores(engine: EngineProtocol, bits: NDArray[np.float32], per_pixel: bool) -> Response:
+    config = engine.config
+    data = [
+        Score(
+            index=index,
+            bits=float(round(total, 3)),
+            bits_per_dim=float(round(total / config.dims, 4)),
+            pixel_bits=[round(b, 4) for b in row.tolist()] if per_pixel else None,
+        )
+        for index, (total, row) in enumerate(zip(bits.sum(1, dtype=np.float64), bits, strict=True))
+    ]
+    reply = ScoreReply(
+        model=engine.name,
+        width=config.width,
+        height=config.height,
+        channels=config.channels,
+        data=data,
+    )
+    return json_response(reply)
+
+
+@router.post("/distribution", tags=["look inside"], responses=_ERRORS)
+async def distribution(
+    request: Request, server: Server, body: DistributionRequest
+) -> DistributionReply:
+    """Say how likely each of the 256 intensities is to come next, given the values so far."""
+    loaded = _find_open_model(server, body.model)
+    config = loaded.checkpoint.model.config
+    if len(body.values) >= config.values:
+        raise ApiError(
+            400,
+            f"values: an image has {config.values} of them, so at most {config.values - 1} can "
+            f"come before the next; there are {len(body.values)}",
+            param="values",
+            code="too_many",
+        )
+    label = _find_label(config, body.label)
+    async with watch_client(request) as client:
+        measure = (next_value, loaded.checkpoint.model, body.values, label)
+        expected = await server.score_pool.run(client, *measure)
+    position, channel = divmod(len(body.values), config.channels)
+    return DistributionReply(
+        model=loaded.engine.name,
+        position=position,
+        channel=channel,
+        probabilities=[float(f"{p:.6g}") for p in expected],
+    )
+
+
+def _find_open_model(server: AppState, name: str | None) -> LoadedModel:
+    """Find the model whose likelihoods are asked for; 503 once no more work is taken."""
+    loaded = find_model(server, name)
+    if loaded.engine.queue.closed:
+        raise ClosedError(CLOSED_MESSAGE)
+    return loaded
+
+
+def _find_label(config: ModelConfig, label: int | str | None) -> int:
+    """Find a class by name or number, -1 for none; 400 where the model has no such class."""
+    try:
+        return config.class_index(label)
+    except ValueError as error:
+        raise ApiError(400, str(error), param="label", code="unknown_class") from None

@@ -1,0 +1,115 @@
+"""Clients that cost as little as clients can: one blocking socket each, nothing parsed."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from queue import SimpleQueue
+from typing import Any
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+TIMEOUT = 600.0  # seconds without a byte
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What each client asks for, again and again: ``POST /v1/samples`` for ``n`` images."""
+
+    port: int
+    accept: str
+    body: dict[str, Any]
+    n: int
+    clients: int
+
+
+def send_request(port: int, accept: str, body: dict[str, Any]) -> bytes:
+    """Send one request, and give all that comes back: head and body."""
+    content = json.dumps(body).encode()
+    head = (
+        "POST /v1/samples HTTP/1.0\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"Accept: {accept}\r\nContent-Length: {len(content)}\r\n\r\n"
+    )
+    with socket.create_connection(("127.0.0.1", port), TIMEOUT) as connection:
+        connection.sendall(head.encode() + content)
+        reply = bytearray()
+        while part := connection.recv(1 << 18):
+            reply += part
+    if not reply.startswith(b"HTTP/1.1 200 "):
+        raise RuntimeError(f"the server said {bytes(reply[:500])!r}")
+    return bytes(reply)
+
+
+def _ask_all(workload: Workload) -> None:
+    """Have all clients ask side by side until one of them fails, and raise what it raised.
+
+    What each asks for first is of another size, and so they stay out of step: else all would be
+    without images at once.
+    """
+    failures: SimpleQueue[Exception] = SimpleQueue()
+
+    def client(number: int) -> None:
+        n = max(1, workload.n * (number + 1) // workload.clients)
+        try:
+            while True:
+                send_request(workload.port, workload.accept, workload.body | {"n": n})
+                n = workload.n
+        except Exception as error:
+            failures.put(error)
+
+    for number in range(workload.clients):
+        threading.Thread(target=client, args=(number,), daemon=True).start()
+    raise failures.get()
+
+
+def _metric(port: int, *names: str) -> float:
+    text = httpx.get(f"http://127.0.0.1:{port}/metrics").raise_for_status().text
+    families = (family for family in text_string_to_metric_families(text) if family.name in names)
+    return sum(sample.value for family in families for sample in family.samples)
+
+
+def pixels_drawn(port: int) -> float:
+    """Read from a server's metrics how many pixels it has drawn since it began."""
+    return _metric(port, "scanline_pixels")
+
+
+@contextmanager
+def running_clients(workload: Workload, pixels: int) -> Iterator[Callable[[float], None]]:
+    """Have clients ask from a process of their own for images of so many pixels, meanwhile.
+
+    Begins once as much was drawn as they ask for at once, so that slots are as busy as they stay;
+    ends once nothing of theirs is left. Gives a function that waits so many seconds, and raises
+    ``RuntimeError`` where a client failed.
+    """
+    command = [sys.executable, "-m", __name__, json.dumps(asdict(workload))]
+    with subprocess.Popen(command) as process:
+
+        def wait(seconds: float) -> None:
+            try:
+                process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                return
+            raise RuntimeError("a client failed")
+
+        try:
+            warm = pixels_drawn(workload.port) + workload.clients * workload.n * pixels
+            while pixels_drawn(workload.port) < warm:
+                wait(0.05)
+            yield wait
+        finally:
+            process.kill()
+            # Streams that broke off are drawn on, to be read later.
+            while _metric(workload.port, "scanline_running_images", "scanline_waiting_images"):
+                time.sleep(0.05)
+
+
+if __name__ == "__main__":
+    _ask_all(Workload(**json.loads(sys.argv[1])))

@@ -1,0 +1,229 @@
+"""What a reply costs the server, an image, in each of its forms, whatever draws the image.
+
+A pretended decoder draws at a given pace and takes next to no processor time, and clients are a
+process of their own: what is measured is the engine and the web server around it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import uvicorn
+from numpy.typing import NDArray
+
+from scanline.kernels.native.cpu import cpu, usable_cores
+from scanline.model.checkpoint import Checkpoint
+from scanline.model.config import ModelConfig
+from scanline.model.decoders.base import Decoder, Slots
+from scanline.model.network import LinearTransformer
+from scanline.service.app import create_app
+from scanline.service.bench.http_clients import (
+    Workload,
+    pixels_drawn,
+    running_clients,
+    send_request,
+)
+from scanline.service.engine.engine import Engine
+from scanline.service.images import to_png
+from scanline.service.runtime_tuning import tune_interpreter
+from scanline.service.server import bind_sockets, uvicorn_config
+from scanline.service.settings import Settings
+from scanline.service.state import AppState, LoadedModel, spare_slots
+
+CLIENTS, SLOTS = 16, 256
+IN_FLIGHT = 4  # images for each slot
+REPLY_FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
+    "stream, pixel": ("text/event-stream", {"granularity": "pixel"}),
+    "stream, row": ("text/event-stream", {"granularity": "row"}),
+    "stream, auto": ("text/event-stream", {"granularity": "auto"}),
+    "json, png": ("application/json", {}),
+    "json, values": ("application/json", {"output": "values"}),
+    "npy": ("application/x-npy", {}),
+}
+
+
+class SimulatedDecoder(Decoder):
+    """Draws one picture again and again, ``rate`` images a second, as a device does: by itself."""
+
+    backend = "pretended"
+    max_in_flight = 2
+
+    def __init__(self, config: ModelConfig, max_slots: int, rate: float) -> None:
+        super().__init__(config, max_slots)
+        self.picture = _picture(config)
+        self._seconds = 1 / (rate * config.pixels)  # a pixel
+        self._scheduled = self.positions.copy()
+        self._flights: list[tuple[float, NDArray[np.int32], int]] = []  # when each is done
+        self._due = 0.0
+
+    @property
+    def scheduled_positions(self) -> NDArray[np.int32]:
+        """Where images are once all is drawn."""
+        return self._scheduled
+
+    @classmethod
+    def unsupported(cls, config: ModelConfig) -> str | None:
+        """Pretend any model."""
+        return None
+
+    def _reset_state(self, slots: NDArray[np.int32], lengths: NDArray[np.int32]) -> None:
+        began = np.zeros(self.max_slots, np.bool_)
+        began[slots] = True
+        self._flights = [(due, rows[~began[rows]], n) for due, rows, n in self._flights]
+        self.canvas[slots] = self.picture  # of which the positions say how much is there
+        self.positions[slots] = self._scheduled[slots] = lengths
+
+    def _copy_state(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
+        pass
+
+    def step(self, slots: Slots, n: int) -> None:
+        """Draw, and wait until it is done."""
+        self.launch(slots, n)
+        self.synchronize()
+
+    def launch(self, slots: Slots, n: int) -> None:
+        """Begin to draw."""
+        rows = self._valid_slots(slots)
+        before = self._scheduled[rows]
+        self._scheduled[rows] = np.minimum(before + n, self.config.pixels)
+        drawn = int((self._scheduled[rows] - before).sum())
+        self._due = max(self._due, time.perf_counter()) + drawn * self._seconds
+        self._flights.append((self._due, rows, n))
+
+    def synchronize(self, remaining: int = 0) -> None:
+        """Wait until what was launched is drawn, but for the last ``leave`` launches."""
+        while len(self._flights) > remaining:
+            due, rows, n = self._flights.pop(0)
+            if (seconds := due - time.perf_counter()) > 0:
+                time.sleep(seconds)
+            self.positions[rows] = np.minimum(self.positions[rows] + n, self.config.pixels)
+
+
+def _picture(config: ModelConfig) -> NDArray[np.uint8]:
+    """Draw noise in a disc, and black around it, about as much as around a digit: ``[T, C]``."""
+    H, W, C = config.height, config.width, config.channels
+    y, x = np.linspace(-1, 1, H)[:, None], np.linspace(-1, 1, W)
+    noise = np.random.default_rng(0).integers(0, 256, (H, W, C), np.uint8)
+    noise[x**2 + y**2 > 0.3] = 0
+    return noise.reshape(-1, C)
+
+
+@dataclass(frozen=True)
+class _Server:
+    """A server in a thread of this process; ``seconds`` are its event loop's, of processor."""
+
+    port: int
+    seconds: Callable[[], float]
+
+
+@contextmanager
+def _serving(network: LinearTransformer, decoder: Decoder, spare: int) -> Iterator[_Server]:
+    settings = Settings(port=0, slots=decoder.max_slots - spare, drain_seconds=0.0)
+    app_state = AppState(settings)
+    plain = Checkpoint("pretended", network)
+    engine = Engine(
+        plain.name, decoder, settings.limits, app_state.metrics.observer(plain.name), spare=spare
+    )
+
+    def open_models() -> None:
+        engine.start()
+        app_state.models = {plain.name: LoadedModel(engine, plain, 0)}
+        tune_interpreter()
+        app_state.ready = True
+
+    config = uvicorn_config(create_app(app_state, open_models), app_state)
+    sockets = bind_sockets(["127.0.0.1"], 0)
+    server = uvicorn.Server(config)
+    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+        loop = runner.get_loop()
+
+        async def read() -> float:
+            return time.thread_time()
+
+        thread = threading.Thread(target=lambda: runner.run(server.serve(sockets)))
+        thread.start()
+        try:
+            while not (server.started and app_state.ready):
+                time.sleep(0.01)
+            yield _Server(
+                sockets[0].getsockname()[1],
+                lambda: asyncio.run_coroutine_threadsafe(read(), loop).result(),
+            )
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+def _check(server: _Server, decoder: SimulatedDecoder) -> None:
+    """Raise ``RuntimeError`` unless every form brings the picture."""
+    picture = decoder.picture
+    shown = {
+        "png": b'"png":"' + base64.b64encode(to_png(picture, decoder.config)),
+        "values": b'"values":[' + ",".join(map(str, picture.ravel().tolist())).encode() + b"]",
+        "npy": picture.tobytes(),
+    }
+    for form, (accept, fields) in REPLY_FORMATS.items():
+        kind = "npy" if accept == "application/x-npy" else fields.get("output", "png")
+        if shown[kind] not in send_request(server.port, accept, {"n": 1} | fields):
+            raise RuntimeError(f"{form}: the picture did not come back")
+
+
+def measure_http_overhead(
+    checkpoint: Checkpoint, rate: float, slots: int = SLOTS, seconds: float = 2.0
+) -> dict[str, Any]:
+    """Measure each form of reply of a model's images, drawn at ``rate`` a second."""
+    network = checkpoint.model
+    spare = spare_slots(slots)
+    decoder = SimulatedDecoder(network.config, slots + spare, rate)
+    images = max(1, slots * IN_FLIGHT // CLIENTS)  # a request
+    pixels = network.config.pixels
+    rows = []
+    with _serving(network, decoder, spare) as server:
+        _check(server, decoder)
+        for form, (accept, fields) in REPLY_FORMATS.items():
+            with running_clients(
+                Workload(server.port, accept, fields, images, CLIENTS), pixels
+            ) as wait:
+                before, began = pixels_drawn(server.port), time.perf_counter()
+                loop, process = server.seconds(), time.process_time()
+                wait(seconds)
+                loop, process = server.seconds() - loop, time.process_time() - process
+                drawn = (pixels_drawn(server.port) - before) / pixels
+                took = time.perf_counter() - began
+            rows.append(
+                {
+                    "form": form,
+                    "images_per_second": round(drawn / took, 1),
+                    "share": round(drawn / took / rate, 3),
+                    "loop_milliseconds_an_image": round(loop / drawn * 1e3, 4),
+                    "process_milliseconds_an_image": round(process / drawn * 1e3, 4),
+                }
+            )
+    return {
+        "model": checkpoint.name,
+        "hardware": f"{cpu()[0]}, {usable_cores()} cores",
+        "pretended_images_per_second": rate,
+        "clients": CLIENTS,
+        "images_a_request": images,
+        "slots": slots,
+        "forms": rows,
+    }
+
+
+def table(result: dict[str, Any]) -> str:
+    """Lay a result out for reading, a form a line."""
+    lines = ["form            images/s  share  loop ms/image  process ms/image"]
+    lines += [
+        f"{row['form']:14} {row['images_per_second']:9,.0f} {row['share']:6.1%} "
+        f"{row['loop_milliseconds_an_image']:14.4f} {row['process_milliseconds_an_image']:17.4f}"
+        for row in result["forms"]
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""Drawing on several machines: replicas behind Ray Serve."""

@@ -1,0 +1,1 @@
+"""The engine: generations, their queue, the scheduler and the decoding loop."""

@@ -1,0 +1,1 @@
+"""The web page and the preview images of shared links."""

@@ -1,0 +1,113 @@
+"""What people look at, the page and the documentation, and what browsers may do with them."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import re
+from pathlib import Path
+
+from anyio import to_thread
+from fastapi import FastAPI, Request
+from fastapi.openapi.docs import get_swagger_ui_html
+from fastapi.responses import FileResponse, HTMLResponse, Response
+from fastapi.staticfiles import StaticFiles
+from starlette.datastructures import Headers
+from starlette.routing import Mount
+from starlette.types import Scope
+
+from scanline.service.web.og_image import og_image_tags
+
+STATIC = Path(__file__).parent / "static"
+DOCS_STATIC = "/docs/static"  # where FastAPIOffline keeps Swagger's own files
+
+_NEVER = re.compile(r"q=0(\.0*)?")
+_ZIPPED = ("text/", "application/javascript", "image/svg")  # PNG would not get smaller
+
+
+class PageFiles(StaticFiles):
+    """Files that a browser asks for again when the server may have changed them, compressed."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory=directory)
+        self._zipped: dict[tuple[str, float], bytes] = {}
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        """Give a file; compressed once, for all who take it so."""
+        response = await super().get_response(path, scope)
+        response.headers["Cache-Control"] = "no-cache"
+        response.headers["Vary"] = "Accept-Encoding"
+        media = response.headers.get("content-type", "")
+        if not isinstance(response, FileResponse) or not media.startswith(_ZIPPED):
+            return response
+        if not _takes_gzip(Headers(scope=scope).get("accept-encoding", "")):
+            return response
+        changed = response.stat_result.st_mtime if response.stat_result else 0.0
+        file = (str(response.path), changed)
+        if file not in self._zipped:
+            data = await to_thread.run_sync(Path(response.path).read_bytes)
+            self._zipped[file] = await to_thread.run_sync(gzip.compress, data)
+        kept = ("content-type", "last-modified", "etag", "cache-control", "vary")
+        headers = {name: response.headers[name] for name in kept if name in response.headers}
+        headers |= {"Content-Encoding": "gzip", "etag": f"W/{headers.get('etag', '')}"}
+        return Response(self._zipped[file], headers=headers)
+
+
+def _takes_gzip(accepted: str) -> bool:
+    """Say whether an `Accept-Encoding` names gzip (RFC 9110, section 12.5.3)."""
+    for part in accepted.split(","):
+        coding, _, quality = part.partition(";")
+        if coding.strip().lower() in ("gzip", "x-gzip"):
+            return _NEVER.fullmatch(quality.strip().lower()) is None
+    return False
+
+
+def page_policy(scripts: str, styles: str, frame_ancestors: tuple[str, ...]) -> str:
+    """Give a Content-Security-Policy: nothing from elsewhere, framed only by these origins."""
+    framed = " ".join(frame_ancestors) or "'none'"
+    return (
+        f"default-src 'none'; script-src 'self' {scripts}; style-src 'self' {styles}; "
+        "img-src 'self' blob: data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+        f"frame-ancestors {framed}"
+    )
+
+
+def add_pages(app: FastAPI, frame_ancestors: tuple[str, ...]) -> None:
+    """Add the page, its files, and the documentation."""
+    policy = page_policy("", "", frame_ancestors)
+    files = PageFiles(STATIC)
+
+    @app.get("/", include_in_schema=False)
+    async def page(request: Request) -> Response:
+        if tags := og_image_tags(request):
+            text = await to_thread.run_sync((STATIC / "index.html").read_text, "utf-8")
+            tagged = text.replace("</head>", f"{tags}</head>", 1)
+            response: Response = HTMLResponse(tagged, headers={"Cache-Control": "no-cache"})
+        else:
+            response = await files.get_response("index.html", request.scope)
+        response.headers["Content-Security-Policy"] = policy
+        return response
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs(request: Request) -> HTMLResponse:
+        root = request.scope.get("root_path", "")
+        reply = get_swagger_ui_html(
+            openapi_url=f"{root}{app.openapi_url}",
+            title=f"{app.title} - Swagger UI",
+            swagger_js_url=f"{root}{DOCS_STATIC}/swagger-ui-bundle.js",
+            swagger_css_url=f"{root}{DOCS_STATIC}/swagger-ui.css",
+            swagger_favicon_url=f"{root}/static/icon.svg",
+        )
+        inline = re.findall(rb"<script>(.*?)</script>", bytes(reply.body), re.DOTALL)
+        digests = [base64.b64encode(hashlib.sha256(script).digest()).decode() for script in inline]
+        scripts = " ".join(f"'sha256-{digest}'" for digest in digests)
+        # Swagger writes styles into its elements.
+        policy = page_policy(scripts, "'unsafe-inline'", frame_ancestors)
+        reply.headers["Content-Security-Policy"] = policy
+        return reply
+
+    app.mount("/static", files, name="static")
+    for route in app.routes:
+        if isinstance(route, Mount) and route.path == DOCS_STATIC:
+            route.app = PageFiles(Path(str(route.app.directory)))  # type: ignore[attr-defined]

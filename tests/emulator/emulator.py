@@ -1,0 +1,90 @@
+"""The CUDA kernel on a CPU: its source as C++, each thread of a cluster a coroutine."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from scanline.kernels.cuda.decode_config import DecodeConfig, allocate, allocate_weights
+from scanline.kernels.cuda.fused.driver import literal
+from scanline.kernels.cuda.fused.fused_decode import LaunchConfig, arguments, defines, memory_of
+from scanline.kernels.native.build import find_compiler
+from scanline.model.decoders.base import InputBatch
+from scanline.model.decoders.packing import decode_config_for, load_weights
+from scanline.model.network import LinearTransformer
+
+SOURCE = Path(__file__).with_name("fused_decode.cpp")
+FLAGS = (
+    "-std=c++20", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-w",
+    "-U_FORTIFY_SOURCE",  # which some compilers set, and lets nobody jump from stack to stack
+)  # fmt: skip
+SENT = {np.dtype(np.bool_): np.uint8, np.dtype(np.uint64): np.int64}
+INPUTS = (
+    "canvas", "known", "seed", "particle", "temperature", "top_p", "guidance", "label", "twin",
+)  # fmt: skip
+
+
+class Drawn(NamedTuple):
+    """What a kernel drew, of every slot."""
+
+    canvas: NDArray[np.uint8]
+    bits: NDArray[np.float32]
+    positions: NDArray[np.int32]
+    kv: torch.Tensor
+    z: torch.Tensor
+    waiting: torch.Tensor
+
+
+def build(s: DecodeConfig, config: LaunchConfig, folder: Path) -> ctypes.CDLL:
+    """Compile the kernel for this machine."""
+    given = defines(s, config)
+    path = folder / f"{abs(hash(tuple(given.items())))}.so"
+    if not path.exists():
+        words = [f"-D{name}={literal(value)}" for name, value in given.items()]
+        command = [*find_compiler(), *FLAGS, *words, str(SOURCE), "-o", str(path)]
+        subprocess.run(command, check=True, capture_output=True, text=True)
+    return ctypes.CDLL(str(path))
+
+
+def draw(
+    network: LinearTransformer, config: LaunchConfig, inputs: InputBatch, rows: Sequence[int],
+    folder: Path,
+    calls: Sequence[int], s: DecodeConfig | None = None,
+) -> Drawn:  # fmt: skip
+    """Draw so many pixels a call of these slots' images, in memory full of what is no number."""
+    s, slots = s or decode_config_for(network.config), len(inputs.seed)
+    weights, buffers = allocate_weights(s, "cpu"), allocate(s, slots, "cpu")
+    load_weights(weights, network)
+    for name, buffer in buffers.items():
+        if name in ("kv", "z", "positions", "bits"):
+            buffer.zero_()
+        else:
+            buffer.fill_(
+                float("nan") if buffer.is_floating_point() else -1 if name == "slots" else 0
+            )
+    for name in INPUTS:
+        array = np.ascontiguousarray(getattr(inputs, name))
+        array = array.view(SENT.get(array.dtype, array.dtype))
+        buffers[name].copy_(torch.from_numpy(array).reshape(buffers[name].shape))
+    buffers["slots"][: len(rows)] = torch.tensor(rows, dtype=torch.int32)
+    library, memory = build(s, config, folder), memory_of(s, weights, buffers)
+    clusters, each = config.shares(len(rows), 2)
+    for pixels in calls:
+        library.run(ctypes.byref(arguments(memory, len(rows), each, pixels)), clusters)
+    shape = (slots, network.config.pixels, network.config.channels)
+    canvas = buffers["canvas"].numpy().reshape(shape)
+    return Drawn(
+        canvas,
+        buffers["bits"].numpy(),
+        buffers["positions"].numpy(),
+        buffers["kv"],
+        buffers["z"],
+        buffers["waiting"],
+    )

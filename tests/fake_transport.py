@@ -1,0 +1,85 @@
+"""A server's connections without a socket, and a client's end of each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import uvicorn
+from prometheus_client import Counter
+from starlette.types import Receive, Scope, Send
+from uvicorn.server import ServerState
+
+from scanline.service.http.protocol.connection import BoundedHttpProtocol
+from scanline.service.http.protocol.connection_limiter import ConnectionLimiter, ConnectionLimits
+
+LIMITS = ConnectionLimits(header_seconds=1, body_seconds=1, send_seconds=1)
+GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class FakeTransport(asyncio.Transport):
+    """A client's end: what it was sent, how much of it is unread, and whether it was cut off."""
+
+    def __init__(self, address: str = "") -> None:
+        super().__init__({"peername": (address, 1)} if address else None)
+        self.sent, self.unread, self.aborted = b"", 0, False
+
+    def write(self, data: Any) -> None:
+        self.sent += bytes(data)
+
+    def get_write_buffer_size(self) -> int:
+        return self.unread
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
+    def pause_reading(self) -> None: ...
+    def resume_reading(self) -> None: ...
+    def write_eof(self) -> None: ...
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def is_closing(self) -> bool:
+        return self.aborted
+
+    def abort(self) -> None:
+        self.aborted = True
+
+    def close(self) -> None:
+        self.aborted = True
+
+
+class FakeServer:
+    """A server's connections, each with its transport."""
+
+    def __init__(self, app: App, bounds: ConnectionLimits = LIMITS) -> None:
+        self.away = Counter("away", "Away.", ["reason"], registry=None)
+        replies = Counter("replies", "Replies.", ["route", "method", "status"], registry=None)
+        refusals = Counter("refusals", "Refusals.", ["code"], registry=None)
+        self.limiter = ConnectionLimiter(bounds, self.away, replies, refusals)
+        self._config = uvicorn.Config(app, log_config=None, ws="none", lifespan="off")
+        self._state = ServerState()
+
+    def enter(self, address: str = "") -> tuple[BoundedHttpProtocol, FakeTransport]:
+        """Let another client in."""
+        loop, transport = asyncio.get_running_loop(), FakeTransport(address)
+        connection = BoundedHttpProtocol(self._config, self._state, {}, loop, limiter=self.limiter)
+        connection.connection_made(transport)
+        return connection, transport
+
+    def turned_away(self, reason: str) -> float:
+        return float(self.away.labels(reason)._value.get())
+
+
+async def reply(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer at once, whatever the body."""
+    headers = [(b"content-length", b"0")]
+    await send({"type": "http.response.start", "status": 204, "headers": headers})
+    await send({"type": "http.response.body"})
+
+
+async def think(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer after a long time."""
+    await asyncio.sleep(100)
+    await reply(scope, receive, send)

@@ -1,0 +1,185 @@
+"""Feature maps: the kernels they stand for, networks with each, and attention to all positions."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import get_type_hints
+
+import pytest
+import torch
+from torch import Tensor
+
+from scanline.kernels.attention.features import (
+    FEATURE_MAPS,
+    FeatureMap,
+    feature_count,
+    features,
+    polynomial_feature_map,
+    random_directions,
+    random_feature_map,
+    relu_feature_map,
+)
+from scanline.kernels.attention.naive import AttentionState, naive_linear_attention
+from scanline.kernels.ops.attention import linear_attention
+from scanline.model.api import draw
+from scanline.model.checkpoint import load_checkpoint, save_checkpoint
+from scanline.model.config import ModelConfig
+from scanline.model.decoders.base import BackendError
+from scanline.model.decoders.factory import create_decoder
+from scanline.model.decoders.native import NativeDecoder
+from tests.conftest import assert_close, random_canvas, random_network, tiny_config
+
+every_map = pytest.mark.parametrize("name", FEATURE_MAPS)
+other_maps = pytest.mark.parametrize("name", [name for name in FEATURE_MAPS if name != "elu"])
+
+
+def qkv(T: int, K: int = 5, V: int = 7) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Give random q, k, v and directions."""
+    q, k = torch.randn(2, 2, T, 3, K, dtype=torch.float64)
+    return q, k, torch.randn(2, T, 3, V, dtype=torch.float64), random_directions(K).double()
+
+
+def similarity(name: str, q: Tensor, k: Tensor, directions: Tensor) -> Tensor:
+    """Give φ(q)ᵀ φ(k) of every pair without features where there is a formula: ``[B, H, T, T]``."""
+    products = torch.einsum("bthk,bshk->bhts", q, k)
+    if name == "polynomial":
+        return products.square()
+    if name == "relu":
+        return torch.einsum("bthk,bshk->bhts", q.clamp(min=0) + 1e-3, k.clamp(min=0) + 1e-3)
+    if name == "elu":
+        phi_q, phi_k = (torch.where(x > 0, x + 1, x.exp()) for x in (q, k))
+        return torch.einsum("bthk,bshk->bhts", phi_q, phi_k)
+    assert name == "random", "a map that is new needs its formula here"
+    total = torch.zeros_like(products)
+    lengths = [(x.square().sum(-1) / math.sqrt(x.shape[-1]) / 2).transpose(1, 2) for x in (q, k)]
+    for direction in directions:
+        along = [(x @ direction / x.shape[-1] ** 0.25).transpose(1, 2) for x in (q, k)]
+        exponents = [a - length for a, length in zip(along, lengths, strict=True)]
+        total += (exponents[0].unsqueeze(-1) + exponents[1].unsqueeze(-2)).exp()
+    return total / len(directions)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("T", [1, 33, 65])
+@every_map
+def test_attention_by_a_map_weighs_values_by_its_kernel(name: str, T: int, causal: bool) -> None:
+    """Both forms against the kernel's formula, outputs and gradients, and so the final sums."""
+    leaves = [x.requires_grad_() for x in qkv(T)[:3]]
+    directions = random_directions(5).double()
+    q, k, v = leaves
+    weights = similarity(name, q, k, directions)
+    weights = weights.tril() if causal else weights
+    expected = torch.einsum("bhts,bshv->bthv", weights, v)
+    expected = expected / (weights.sum(-1).transpose(1, 2).unsqueeze(-1) + 1e-6)
+    grad = torch.randn_like(expected)
+    gradients = torch.autograd.grad(expected, leaves, grad)
+    for form in (naive_linear_attention, linear_attention):
+        o, final = form(q, k, v, feature_map=name, directions=directions, causal=causal)  # type: ignore[arg-type]
+        assert_close(o, expected)
+        for mine, theirs in zip(torch.autograd.grad(o, leaves, grad), gradients, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-8, atol=1e-9)
+        phi_k = features(k, name, directions)
+        o, final = form(q, k, v, feature_map=name, directions=directions, causal=causal)  # type: ignore[arg-type]
+        assert_close(final.kv, torch.einsum("bthf,bthv->bhfv", phi_k, v))
+        assert_close(final.z, phi_k.sum(1))
+
+
+@every_map
+def test_features_are_as_many_as_said_and_their_products_never_negative(name: str) -> None:
+    q, k, _, directions = qkv(20)
+    phi_q, phi_k = features(q, name, directions), features(k, name, directions)
+    assert phi_q.shape[-1] == feature_count(name, 5)  # type: ignore[arg-type]
+    assert (torch.einsum("bthf,bshf->bhts", phi_q, phi_k) >= 0).all()
+    assert features(q.float(), name, directions).dtype == torch.float32
+
+
+def test_the_maps_by_hand() -> None:
+    x = torch.tensor([-2.0, 0.0, 3.0], dtype=torch.float64)
+    assert_close(relu_feature_map(x), torch.tensor([0.001, 0.001, 3.001], dtype=torch.float64))
+    products = torch.tensor([4.0, 0, -6 * 2**0.5, 0, 0, 9], dtype=torch.float64)
+    assert_close(polynomial_feature_map(x), products)
+
+
+def test_random_features_are_the_exponential_kernel_on_average() -> None:
+    """Over many draws, to within five standard errors; and orthogonal in each block."""
+    q, k = 0.4 * torch.randn(2, 6, 4, dtype=torch.float64)
+    expected = (q @ k.T / 2).exp()
+    draws = []
+    for _ in range(3000):
+        directions = random_directions(4).double()
+        draws.append(random_feature_map(q, directions) @ random_feature_map(k, directions).T)
+    drawn = torch.stack(draws)
+    error = drawn.std(0) / math.sqrt(len(drawn))
+    assert ((drawn.mean(0) - expected).abs() < 5 * error).all()
+    assert (error < 0.05 * expected).all()
+    block = random_directions(4)[:4]
+    products = block @ block.T
+    assert_close(products, torch.diag(products.diagonal()))
+
+
+def test_a_larger_query_or_key_keeps_random_features_finite() -> None:
+    directions = random_directions(32)
+    far = torch.linspace(-1e4, 1e4, 9).unsqueeze(-1) * torch.randn(32)
+    assert random_feature_map(far, directions).isfinite().all()
+    assert random_feature_map(directions, directions).isfinite().all()
+
+
+def test_maps_that_are_none_are_refused() -> None:
+    q, k, v, _ = qkv(3)
+    for form in (naive_linear_attention, linear_attention):
+        with pytest.raises(ValueError, match=f"one of {', '.join(FEATURE_MAPS)}, or None, not"):
+            form(q, k, v, feature_map="cosine")  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="'random' needs its directions"):
+            form(q, k, v, feature_map="random")
+        with pytest.raises(ValueError, match="q and k must both be"):
+            form(q, k[:, 1:], v, feature_map="polynomial")
+    assert get_type_hints(ModelConfig)["feature_map"] == FeatureMap
+
+
+def test_attention_to_all_goes_on_from_a_state() -> None:
+    """Positions split in two: the second half against its own sums and those of the first."""
+    q, k, v, _ = qkv(40)
+    whole, final = linear_attention(q, k, v, feature_map="elu", causal=False)
+    _, first = linear_attention(q[:, :17], k[:, :17], v[:, :17], feature_map="elu", causal=False)
+    rest, last = linear_attention(
+        q[:, 17:], k[:, 17:], v[:, 17:], AttentionState(*first), feature_map="elu", causal=False
+    )
+    assert_close(rest, whole[:, 17:])
+    assert_close(last.kv, final.kv)
+
+
+@other_maps
+def test_the_checkpoint_says_all_of_it(name: str, tmp_path: Path) -> None:
+    """Written and read, the same images; and random features are drawn anew in a new network."""
+    config = tiny_config(feature_map=name)
+    network = random_network(config, dtype=torch.float32)
+    save_checkpoint(tmp_path / "mapped.safetensors", network, {})
+    read = load_checkpoint(tmp_path / "mapped.safetensors").model
+    canvas = random_canvas(config, 2)
+    assert torch.equal(read(canvas), network(canvas))
+    assert (draw(read, 2, seed=3) == draw(network, 2, seed=3)).all()
+    other = random_network(config, seed=1, dtype=torch.float32)
+    other.load_state_dict(dict(network.named_parameters()), strict=False)
+    assert torch.equal(other(canvas), network(canvas)) == (name != "random")
+
+
+@other_maps
+def test_backends_that_do_not_know_a_map_name_it(name: str) -> None:
+    network = random_network(tiny_config(feature_map=name), dtype=torch.float32)
+    assert NativeDecoder.unsupported(network.config) == f"feature_map {name!r} (it knows elu)"
+    with pytest.raises(BackendError, match=rf"native.*feature_map {name!r}"):
+        create_decoder(network, 1, "native")
+    assert create_decoder(network, 1, "auto").backend == "reference"
+
+
+@other_maps
+def test_the_triton_backend_names_it_too(name: str) -> None:
+    pytest.importorskip("triton")
+    from scanline.kernels.cuda.attention import triton_linear_attention
+    from scanline.model.decoders.triton import TritonDecoder
+
+    reason = TritonDecoder.unsupported(tiny_config(feature_map=name))
+    assert reason == f"feature_map {name!r} (it knows elu)"
+    with pytest.raises(ValueError, match="feature map is 'elu', or None"):
+        triton_linear_attention(*qkv(3)[:3], feature_map=name)  # type: ignore[arg-type]

@@ -1,0 +1,186 @@
+"""Reformer's attention: its formula, an independent implementation, a network that trains."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from scanline.kernels.attention.lsh import (
+    lsh_attention,
+    lsh_order,
+    naive_lsh_attention,
+    random_rotations,
+)
+from scanline.model.checkpoint import load_checkpoint, save_checkpoint
+from scanline.model.decoders.base import BackendError
+from scanline.model.decoders.factory import create_decoder
+from scanline.model.network import LinearTransformer
+from tests.conftest import assert_close, random_canvas, random_network, tiny_config
+
+every_rounds = pytest.mark.parametrize("rounds", [1, 4])
+
+
+def inputs(
+    rounds: int, T: int, B: int = 2, H: int = 2, K: int = 6, V: int = 5
+) -> tuple[Tensor, Tensor, Tensor]:
+    qk, v = (torch.randn(B, T, H, size, dtype=torch.float64) for size in (K, V))
+    return qk, v, random_rotations(rounds, H, K, 8).double()
+
+
+@pytest.mark.parametrize(("T", "chunk"), [(1, 4), (3, 4), (32, 8), (37, 8), (24, 12), (40, 64)])
+@pytest.mark.parametrize("causal", [True, False])
+@every_rounds
+def test_it_is_its_formula_and_so_are_its_gradients(
+    rounds: int, causal: bool, T: int, chunk: int
+) -> None:
+    qk, v, rotations = inputs(rounds, T)
+    leaves = [qk.requires_grad_(), v.requires_grad_()]
+    for lengths in (None, torch.tensor([T, T // 2 + 1])):
+        forms = lsh_attention, naive_lsh_attention
+        o, expected = (form(qk, v, rotations, chunk, lengths, causal) for form in forms)
+        assert_close(o, expected)
+    grad = torch.randn_like(o)
+    mine = torch.autograd.grad(o, leaves, grad)
+    for one, other in zip(mine, torch.autograd.grad(expected, leaves, grad), strict=True):
+        assert_close(one, other)
+
+
+def test_the_formula_by_hand() -> None:
+    """Five positions in chunks of two, in the order that their hashes give them."""
+    qk, v, rotations = inputs(1, 5, B=1, H=1)
+    q, values = qk[0, :, 0], v[0, :, 0]
+    hashes = torch.cat([q @ rotations[0, 0], -(q @ rotations[0, 0])], -1).argmax(-1).tolist()
+    order = sorted(range(5), key=lambda i: (hashes[i], i))
+    assert lsh_order(qk, rotations)[0, 0, 0].tolist() == order
+    o = naive_lsh_attention(qk, v, rotations, 2)[0, :, 0]
+    for place, i in enumerate(order):
+        own = place // 2
+        others = [j for j in order[max(0, 2 * own - 2) : 2 * own + 2] if j < i]
+        if not others:
+            assert_close(o[i], values[i])
+            continue
+        scores = torch.stack([q[i] @ q[j] / q[j].norm() / math.sqrt(6) for j in others])
+        assert_close(o[i], scores.softmax(0) @ values[others])
+
+
+@every_rounds
+def test_in_one_chunk_it_is_softmax_attention_to_all_earlier_positions(rounds: int) -> None:
+    qk, v, rotations = inputs(rounds, 9)
+    scores = torch.einsum("bthk,bshk->bhts", qk, qk / qk.norm(dim=-1, keepdim=True)) / 6**0.5
+    later = torch.ones(9, 9, dtype=torch.bool).triu()
+    later[0, 0] = False  # the first sees itself
+    expected = torch.einsum("bhts,bshv->bthv", scores.masked_fill(later, -torch.inf).softmax(-1), v)
+    assert_close(lsh_attention(qk, v, rotations, 16), expected)
+
+
+@every_rounds
+def test_in_one_chunk_not_causal_it_sees_all_but_itself(rounds: int) -> None:
+    qk, v, rotations = inputs(rounds, 9)
+    scores = torch.einsum("bthk,bshk->bhts", qk, qk / qk.norm(dim=-1, keepdim=True)) / 6**0.5
+    scores = scores.masked_fill(torch.eye(9, dtype=torch.bool), -torch.inf)
+    expected = torch.einsum("bhts,bshv->bthv", scores.softmax(-1), v)
+    assert_close(lsh_attention(qk, v, rotations, 16, causal=False), expected)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@every_rounds
+def test_what_lies_after_a_rows_end_changes_nothing(rounds: int, causal: bool) -> None:
+    qk, v, rotations = inputs(rounds, 40)
+    lengths = torch.tensor([40, 21])
+    o = lsh_attention(qk, v, rotations, 8, lengths, causal)
+    alone = lsh_attention(qk[1:, :21], v[1:, :21], rotations, 8, causal=causal)
+    assert_close(o[1:, :21], alone)
+    after = torch.arange(40) >= lengths.unsqueeze(1)
+    other = after[..., None, None].double()
+    again = lsh_attention(qk + other, v + other, rotations, 8, lengths, causal)
+    assert torch.equal(again[0], o[0])
+    assert torch.equal(again[1, :21], o[1, :21])
+
+
+@every_rounds
+def test_no_later_value_has_weight(rounds: int) -> None:
+    qk, v, rotations = inputs(rounds, 40)
+    o = lsh_attention(qk, v, rotations, 8)
+    changed = v.clone()
+    changed[:, 17] += 1
+    difference = (lsh_attention(qk, changed, rotations, 8) - o).abs().amax((0, 2, 3))
+    assert (difference[:17] == 0).all()
+    assert (difference[17:] > 0).any()
+
+
+@every_rounds
+def test_transformers_reformer_gives_the_same(rounds: int) -> None:
+    """Where both define the same: theirs lets the first chunk of a round see the one before it."""
+    reformer = pytest.importorskip("transformers.models.reformer.modeling_reformer")
+    from transformers import ReformerConfig
+
+    B, T, H, K, chunk, buckets = 2, 256, 2, 8, 32, 16
+    config = ReformerConfig(
+        hidden_size=H * K, num_attention_heads=H, attention_head_size=K, num_hashes=rounds,
+        num_buckets=buckets, lsh_attn_chunk_length=chunk, lsh_num_chunks_before=1,
+        lsh_num_chunks_after=0, is_decoder=True, hash_seed=5,
+        lsh_attention_probs_dropout_prob=0.0, attn_layers=["lsh"],
+    )  # fmt: skip
+    theirs = reformer.LSHSelfAttention(config).double().eval()
+    with torch.no_grad():
+        x = torch.randn(B, T, H * K, dtype=torch.float64)
+        expected = theirs(x).hidden_states.view(B, T, H, K)
+        qk, v = theirs.query_key(x).view(B, T, H, K), theirs.value(x).view(B, T, H, K)
+        torch.manual_seed(5)
+        rotations = torch.randn(H, K, rounds, buckets // 2, dtype=x.dtype).permute(2, 0, 1, 3)
+        o = lsh_attention(qk * math.sqrt(K), v, rotations, chunk)  # they do not divide by √K
+    first = torch.zeros(B, T, H, dtype=torch.bool)
+    for order in lsh_order(qk, rotations).unbind(1):
+        first.scatter_(1, order[:, :, :chunk].transpose(1, 2), value=True)
+    assert 0.3 < (~first).float().mean() < 1
+    assert_close(o[~first], expected[~first], torch.float32)  # theirs adds 1e-6 to norms
+
+
+def test_shapes_that_do_not_fit_are_refused() -> None:
+    qk, v, rotations = inputs(1, 5)
+    for form in (lsh_attention, naive_lsh_attention):
+        with pytest.raises(ValueError, match="v must be"):
+            form(qk, v[:, 1:], rotations)
+        with pytest.raises(ValueError, match=r"rotations must be \[R, 2, 6, N / 2\]"):
+            form(qk, v, rotations[:, :1])
+        with pytest.raises(ValueError, match=r"lengths must be \[2\], not \[1\]"):
+            form(qk, v, rotations, lengths=torch.tensor([5]))
+
+
+@every_rounds
+def test_a_network_of_it_learns_in_every_parameter(rounds: int) -> None:
+    network = random_network(tiny_config(attention=f"lsh-{rounds}", channels=3))
+    assert network.state_dict()["blocks.0.attention.turns"].shape[0] == rounds
+    network.bits(random_canvas(network.config, 3)).sum().backward()  # type: ignore[no-untyped-call]
+    for name, parameter in network.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.abs().max() > 0, name
+
+
+def test_the_checkpoint_says_all_of_it(tmp_path: Path) -> None:
+    network = random_network(tiny_config(attention="lsh-4"), dtype=torch.float32)
+    save_checkpoint(tmp_path / "hashed.safetensors", network, {})
+    read = load_checkpoint(tmp_path / "hashed.safetensors").model
+    canvas = random_canvas(network.config, 2)
+    assert torch.equal(read(canvas), network(canvas))
+
+
+@torch.no_grad()
+def test_drawing_with_it_is_refused_and_scoring_is_not() -> None:
+    network = random_network(tiny_config(attention="lsh-1"), dtype=torch.float32)
+    for backend in ("auto", "reference", "native"):
+        with pytest.raises(BackendError, match="cannot run this model: attention 'lsh-1'"):
+            create_decoder(network, 1, backend)
+    canvas = random_canvas(network.config, 2)
+    with pytest.raises(RuntimeError, match="no state to go on from"):
+        network.step(canvas, torch.zeros(2, dtype=torch.long), network.initial_state(2))
+    with pytest.raises(RuntimeError, match="no state to go on from"):
+        network.prefill(canvas, torch.tensor([3, 4]))
+    assert network.bits(canvas).isfinite().all()
+    linear = LinearTransformer(dataclasses.replace(network.config, attention="linear"))
+    assert not torch.allclose(linear.bits(canvas), network.bits(canvas))

@@ -1,0 +1,404 @@
+"""All layers as one CUDA kernel, on a CPU: it draws what the network's definition does.
+
+How fast it is, and that a device does what the emulation does, only a device shows
+(``tests/kernels/cuda/test_fused_decode_on_gpu.py``).
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from scanline.kernels.cuda.decode_config import COMPILED, allocate, allocate_weights
+from scanline.kernels.cuda.fused import driver, fused_decode
+from scanline.kernels.cuda.fused.driver import (
+    CompileError,
+    DriverError,
+    compile_cached,
+    compile_source,
+    literal,
+)
+from scanline.kernels.cuda.fused.fused_decode import (
+    LAUNCH_CONFIGS,
+    FusedDecode,
+    LaunchConfig,
+    defines,
+    mma_fragments,
+    shared_bytes,
+    source,
+    supported_configs,
+    unsupported_reason,
+)
+from scanline.model.config import PRESETS, ModelConfig
+from scanline.model.decoders.base import InputBatch
+from scanline.model.decoders.packing import decode_config_for
+from scanline.model.decoders.reference import ReferenceDecoder
+from tests.conftest import random_network
+from tests.emulator.emulator import build, draw
+
+
+def small(preset: str, **fields: Any) -> ModelConfig:
+    """Give a preset of few pixels and features, changed by ``fields``."""
+    sizes = {"height": 2, "width": 3, "n_layers": 2, "d_ff": 128, "d_model": 128, "n_heads": 4}
+    return replace(PRESETS[preset], **sizes | fields)
+
+
+CONFIGS = {
+    "paper": small("mnist-paper"),
+    "paper, subpixels": small("cifar10-paper", height=1, n_layers=1),
+    "given": small("mnist-paper", start="given", first_value=9),
+    "grey": small("mnist"),
+    "rgb": small("cifar10", height=1, encoding="table"),
+    "rgb, linear": small("cifar10", height=1),
+    "rgb, categorical": small("cifar10", height=1, encoding="table", head="categorical"),
+}
+RARE = "given", "rgb, categorical"  # each of whose parts another has
+ALONE = LaunchConfig(cluster=1, rows=8, warps=4, groups=2)
+TWO = LaunchConfig(cluster=1, rows=16, warps=8, groups=1, together=2)
+FOUR = LaunchConfig(cluster=4, rows=8, warps=6)
+SHARED = LaunchConfig(cluster=8, rows=8, warps=8, staged=True)
+ROOM = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}  # shared memory of a block
+MANY = LaunchConfig(cluster=1, rows=48, warps=4, groups=2, together=3)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("emulated")
+
+
+def images(config: ModelConfig) -> tuple[ReferenceDecoder, list[int]]:
+    """Give the definition of some images, and their rows: a pair, and one of each other kind."""
+    network = random_network(config)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.copy_(parameter.bfloat16().float())
+        if config.head == "logistic_mixture":  # broad ones: of narrow ones bf16 loses the place
+            for parameter in network.head.predictor.parameters():
+                parameter.mul_(0.25)
+    decoder = ReferenceDecoder(network.float().eval(), 6)
+    inputs, rng = InputBatch.empty(config, 5), np.random.default_rng(1)
+    inputs.seed[:] = np.arange(5) * 2**61 + 7
+    inputs.particle[2] = 3
+    inputs.known[:] = rng.random(inputs.known.shape) < 0.2
+    inputs.canvas[:] = rng.integers(0, 256, inputs.canvas.shape)
+    inputs.temperature[:] = [1, 0, 0.8, 1, 1.3]
+    inputs.top_p[2] = 0.8
+    pair = list[int]()
+    if config.classes:
+        inputs.label[:] = [1, -1, 2, 3, 0]
+        inputs.twin[4], inputs.guidance[4], inputs.top_p[4] = 5, 2.5, 0.9
+        pair = [5]
+    decoder.begin(np.arange(5), inputs)
+    return decoder, [4, *pair, 0, 2, 1]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(config, marks=pytest.mark.broad if name in RARE else (), id=name)
+        for name, config in CONFIGS.items()
+    ],
+)
+def test_it_draws_what_the_definition_draws(config: ModelConfig, folder: Path) -> None:
+    """To the roundings of bf16, and to the same bytes however rows are shared out."""
+    reference, rows = images(config)
+    shown = [row for row in rows if row != 5]
+    launch_configs = (ALONE, FOUR, SHARED) if config.n_layers > 1 else (TWO, FOUR)
+    T = config.pixels
+    drawn = [
+        draw(reference.model, way, reference.inputs, rows, folder, calls)
+        for way, calls in zip(launch_configs, ([T], [1, T - 1], [T, 1]), strict=False)
+    ]
+    one = drawn[0]
+    for other in drawn[1:]:
+        assert one.canvas.tobytes() == other.canvas.tobytes()
+        assert one.bits[rows].tobytes() == other.bits[rows].tobytes()
+        assert torch.equal(one.kv, other.kv)
+        assert torch.equal(one.z, other.z)
+    labels, canvas = torch.from_numpy(reference.inputs.label[shown]).long(), one.canvas[shown]
+    with torch.no_grad():
+        pixels = torch.from_numpy(canvas)
+        exact = reference.model.bits_from(reference.model(pixels, labels), pixels)
+        states, _ = reference.model.prefill(pixels, torch.full((len(shown),), T), labels)
+    torch.testing.assert_close(
+        torch.from_numpy(one.bits[shown]), exact.reshape(len(shown), T), rtol=0.03, atol=0.06
+    )
+    s = decode_config_for(config)
+    steps = T * s.parts - s.first
+    for i in range(steps % s.delay):  # what waits beside the sums
+        key, value = one.waiting[..., i, :, :].float().unbind(-2)
+        one.z.add_(key)
+        one.kv.add_(key.unsqueeze(-1) * value.unsqueeze(-2))
+    for name, found in (("kv", one.kv), ("z", one.z)):
+        sums = torch.stack([state[f"attention.{name}"] for state in states])
+        assert (found[:, shown] - sums).norm() < 0.03 * sums.norm()
+    reference.step(np.array(shown), T)
+    away = canvas.astype(int) - reference.canvas[shown].reshape(canvas.shape)
+    assert (np.abs(away) <= 8).mean() > 0.75
+    assert one.positions[rows].tolist() == [T] * len(rows)
+
+
+@pytest.mark.parametrize("way", [SHARED, pytest.param(ALONE, marks=pytest.mark.broad)], ids=str)
+def test_intensities_keep_more_bits_than_bf16_has(way: LaunchConfig, folder: Path) -> None:
+    """Added to all weights of an output, a number adds up to nothing, as a norm's outputs do."""
+    config = CONFIGS["rgb, linear"]
+    network = random_network(config).float().eval()
+    weights = dict(network.named_parameters())
+    with torch.no_grad():
+        for norm in ("blocks.0.norm2", "norm"):
+            weights[f"{norm}.weight"].fill_(1.0)
+            weights[f"{norm}.bias"].zero_()
+        taps = weights["blocks.0.conv2.weight"].zero_()
+        taps[0] = 1.0  # of the step itself
+        weights["head.predictor.weight"].mul_(0.25)
+        for matrix in ("blocks.0.linear1.weight", "head.predictor.weight"):
+            weights[matrix].add_(8.0)
+    inputs, rng = InputBatch.empty(config, 6), np.random.default_rng(3)
+    inputs.known[:] = True
+    inputs.canvas[:] = rng.integers(0, 256, inputs.canvas.shape)
+    pixels = torch.from_numpy(inputs.canvas.reshape(6, config.pixels, 3))
+    with torch.no_grad():
+        exact = network.bits_from(network(pixels, torch.full((6,), -1)), pixels)
+    bits, s = exact.reshape(6, -1).numpy(), decode_config_for(config)
+    kept, lost = (
+        np.abs(draw(network, way, inputs, range(6), folder, [config.pixels], of).bits - bits)
+        for of in (s, replace(s, linear=False))
+    )
+    assert kept.mean() < 0.1 * lost.mean()
+
+
+@pytest.mark.parametrize("name", ["grey", pytest.param("paper", marks=pytest.mark.broad)])
+def test_many_rows_are_drawn_as_few_are(name: str, folder: Path) -> None:
+    """More than a warp has room for at a time, in two blocks."""
+    config, count = CONFIGS[name], 60
+    network = random_network(config).float().eval()
+    inputs, rng = InputBatch.empty(config, count), np.random.default_rng(2)
+    inputs.seed[:] = np.arange(count)
+    inputs.known[:] = rng.random(inputs.known.shape) < 0.3
+    inputs.canvas[:] = rng.integers(0, 256, inputs.canvas.shape)
+    if config.classes:
+        inputs.label[:] = np.arange(count) % len(config.classes)
+    rows = rng.permutation(count).tolist()
+    many = draw(network, MANY, inputs, rows, folder, [2, config.pixels - 2])
+    some = rows[:3] + rows[-4:]
+    few = draw(network, SHARED, inputs, some, folder, [config.pixels])
+    assert many.canvas[some].tobytes() == few.canvas[some].tobytes()
+    assert many.bits[some].tobytes() == few.bits[some].tobytes()
+    assert torch.equal(many.kv[:, some], few.kv[:, some])
+    assert many.bits.all(axis=1).all()
+
+
+def test_rows_without_an_image_are_left_alone(folder: Path) -> None:
+    """Between others, at the end, and through already: all their memory stays as it was."""
+    config = CONFIGS["grey"]
+    reference, _ = images(config)
+    some = draw(reference.model, FOUR, reference.inputs, [-1, 2, -1, 0], folder, [config.pixels, 2])
+    alone = draw(reference.model, FOUR, reference.inputs, [0], folder, [config.pixels])
+    assert some.canvas[0].tobytes() == alone.canvas[0].tobytes()
+    assert some.positions.tolist() == [config.pixels, 0, config.pixels, 0, 0, 0]
+    assert not some.kv[:, [1, 3, 4, 5]].any()
+
+
+def test_fragments_are_in_the_order_of_tensor_cores() -> None:
+    """Of lane 4 g + t, as the PTX ISA has the first operand of mma.m16n8k16."""
+    weight = torch.arange(32 * 48).view(32, 48)
+    parts = mma_fragments(weight)
+    assert parts.shape == (2, 3, 32, 8)
+    g, t = 5, 2
+    rows, columns = (g, g, g + 8, g + 8, g, g, g + 8, g + 8), (0, 1, 0, 1, 8, 9, 8, 9)
+    expected = [16 + row for row in rows], [32 + 2 * t + column for column in columns]
+    assert torch.equal(parts[1, 2, 4 * g + t], weight[expected])
+
+
+@pytest.mark.parametrize("way", LAUNCH_CONFIGS, ids=str)
+def test_memory_is_counted_as_the_kernel_lays_it_out(way: LaunchConfig) -> None:
+    """By the preprocessor alone: nothing is compiled."""
+    found = 0
+    for name in ("mnist-paper", "mnist", "cifar10", "categorical RGB"):
+        s = COMPILED[name]
+        if not way.fits(s):
+            continue
+        text = "#include <cstdio>\nusing u16=unsigned short; using u64=unsigned long long;\n"
+        text += "struct uint4 {}; float expf(float); float erff(float); float fmaxf(float, float);"
+        text += "float fminf(float, float); using u32=unsigned; float float_of(u32);\n"
+        text += "#define DEVICE inline\n"
+        words = [f"-D{key}={literal(value)}" for key, value in defines(s, way).items()]
+        header = Path(source.__code__.co_filename).with_name("layout.h").read_text()
+        text += header + f"\nstatic_assert(SHARED_BYTES == {shared_bytes(s, way)});\n"
+        compiler = shutil.which("g++") or pytest.skip("needs g++")
+        run = subprocess.run(
+            [compiler, "-std=c++20", "-fsyntax-only", "-x", "c++", *words, "-"],
+            input=text, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert run.returncode == 0, run.stderr
+        found += 1
+    assert found
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, None), ({"dtype": torch.float32}, "in bf16"), ({"heads": 2}, "heads are of 64"),
+        ({"d_model": 96, "heads": 3}, "multiple of 128"), ({"linear": True}, None),
+    ],
+)  # fmt: skip
+def test_which_networks_it_takes(changes: dict[str, Any], reason: str | None) -> None:
+    found = unsupported_reason(replace(COMPILED["mnist"], **changes))
+    assert (reason in found) if found and reason else (found is reason)
+
+
+def test_every_preset_that_it_takes_has_a_way_for_few_and_for_many() -> None:
+    taken = [name for name, s in COMPILED.items() if unsupported_reason(s) is None]
+    assert {"mnist-paper", "cifar10-paper", "mnist", "cifar10"} <= {*taken}
+    for name in taken:
+        launch_configs = supported_configs(
+            COMPILED[name], LAUNCH_CONFIGS, capability=(9, 0), shared=ROOM[90]
+        )
+        assert launch_configs[0].cluster > 1
+        assert launch_configs[0].staged
+        assert launch_configs[-1].cluster == 1
+        older = supported_configs(
+            COMPILED[name], LAUNCH_CONFIGS, capability=(8, 0), shared=ROOM[80]
+        )
+        assert older
+        assert {way.cluster for way in older} == {1}
+
+
+@pytest.mark.parametrize(
+    ("rows", "at_once", "shares"),
+    [(1, 7, (1, 2)), (7, 7, (4, 2)), (9, 4, (3, 4)), (60, 7, (8, 8)), (8, 1, (1, 8))],
+)
+def test_rows_are_shared_out_in_pairs(rows: int, at_once: int, shares: tuple[int, int]) -> None:
+    assert FOUR.shares(rows, at_once) == shares
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("arch", [80, 90, 100])
+def test_it_compiles_in_every_way_for_devices_that_are_not_here(arch: int) -> None:
+    """With little of a thread in device memory; ``make gate`` does so for every network."""
+    pytest.importorskip("triton")
+    ran = subprocess.run(
+        [sys.executable, "-m", "scanline.kernels.cuda.compile_gate", "--arch", str(arch),
+         "--match", "layers/(mnist-paper|mnist|cifar10)/"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_what_does_not_compile_says_why() -> None:
+    pytest.importorskip("nvidia")
+    with pytest.raises(CompileError, match=r"(?s)wrong\.cu does not compile: .*nonesuch"):
+        compile_source("int one() { return nonesuch; }", "wrong.cu", {}, (9, 0))
+
+
+def test_code_is_compiled_once_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("nvidia")
+    asked = 'extern "C" __global__ void one(int* to) { *to = VALUE; }', "one.cu"
+    monkeypatch.setenv("SCANLINE_CACHE", str(tmp_path / "new"))
+    code = compile_cached(*asked, {"VALUE": 1}, (9, 0))
+    (kept,) = (tmp_path / "new").iterdir()
+    assert code == compile_source(*asked, {"VALUE": 1}, (9, 0))
+    assert compile_cached(*asked, {"VALUE": 2}, (9, 0)) != code
+    assert compile_cached(*asked, {"VALUE": 1}, (10, 0)) != code
+    with monkeypatch.context() as patch:
+        patch.setattr(driver, "compile_source", None)
+        assert compile_cached(*asked, {"VALUE": 1}, (9, 0)) == code
+    for damaged in (b"", kept.read_bytes()[:-1]):
+        kept.write_bytes(damaged)
+        assert compile_cached(*asked, {"VALUE": 1}, (9, 0)) == code
+        assert kept.read_bytes().endswith(code)
+    assert not caplog.text
+    for place in (kept / "in a file", None):
+        caplog.clear()
+        with monkeypatch.context() as patch:
+            patch.setenv("SCANLINE_CACHE", str(place or ""))
+            if place is None:
+                patch.delenv("XDG_CACHE_HOME", raising=False)
+                patch.setattr(Path, "home", no_home)
+            assert compile_cached(*asked, {"VALUE": 1}, (9, 0)) == code
+            assert compile_cached(*asked, {"VALUE": 1}, (9, 0)) == code
+        assert caplog.text.count("set SCANLINE_CACHE to a writable folder to compile") == 1
+
+
+def no_home() -> Path:
+    raise RuntimeError("Could not determine home directory.")
+
+
+def test_where_there_is_no_compiler_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "__file__", str(tmp_path / "torch" / "__init__.py"))
+    monkeypatch.setattr(torch.version, "cuda", "99.0")
+    with pytest.raises(CompileError, match=r"libnvrtc\.so\.99 is not found: .*pip install"):
+        compile_source("", "x.cu", {}, (9, 0))
+
+
+def test_builds_of_a_sort_are_told_apart(folder: Path) -> None:
+    s = decode_config_for(CONFIGS["paper"])
+    assert build(s, ALONE, folder) is not build(s, FOUR, folder)
+
+
+def test_parts_that_warps_are_too_few_for_do_not_wait_in_shared_memory() -> None:
+    paper = COMPILED["mnist-paper"]
+    assert LAUNCH_CONFIGS[0].staged
+    assert LAUNCH_CONFIGS[0].fits(paper)
+    assert not LAUNCH_CONFIGS[0].fits(
+        replace(paper, d_model=512, heads=16)
+    )  # 24 parts of q, k and v
+    wide = replace(paper, d_model=384, heads=12, d_ff=1536)
+    assert {way.cluster for way in LAUNCH_CONFIGS if way.fits(wide)} == {
+        1
+    }  # 18 parts of o's product, or 36
+
+
+def test_a_way_that_a_device_refuses_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a MIG slice may, that has not as many multiprocessors side by side."""
+    s, started = COMPILED["mnist-paper"], list[tuple[int, int]]()
+    memory = {name: torch.empty(0) for name in fused_decode._POINTERS}
+
+    class Refusing:
+        def __init__(self, cluster: int, most: int) -> None:
+            self.cluster, self.most = cluster, most
+
+        def max_active_clusters(self) -> int:
+            if self.cluster > 8:
+                raise DriverError("cuOccupancyMaxActiveClusters: invalid cluster size (912)")
+            return self.most if self.cluster < 8 else 0
+
+        def start(self, clusters: int, given: Any) -> None:
+            started.append((clusters * self.cluster, given.pixels))
+
+    monkeypatch.setattr(
+        fused_decode, "memory_of", lambda *given: memory | {"positions": torch.empty(9)}
+    )
+    monkeypatch.setattr(fused_decode, "compile_cached", lambda *given: b"")
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    for most in (1, 0):
+        monkeypatch.setattr(
+            fused_decode,
+            "load_kernel",
+            lambda *given, cluster, most=most, **more: Refusing(cluster, most),
+        )
+        if most:
+            FusedDecode(s, {}, {}, capability=(9, 0), shared=ROOM[90]).run(3, 28)
+        else:
+            with pytest.raises(DriverError, match=r"in any way here: cuOcc.* cluster size"):
+                FusedDecode(s, {}, {}, capability=(9, 0), shared=ROOM[90])
+    assert started == [(4, 28)]
+
+
+def test_a_device_without_room_for_rows_is_told() -> None:
+    s = replace(COMPILED["mnist-paper"], layers=1)
+    memory = allocate_weights(s, "cpu"), allocate(s, 1, "cpu")
+    with pytest.raises(DriverError, match="into the 1,000 bytes of shared memory of a block here"):
+        FusedDecode(s, *memory, capability=(9, 0), shared=1000)

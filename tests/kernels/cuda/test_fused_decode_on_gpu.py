@@ -1,0 +1,129 @@
+"""All layers as one CUDA kernel, on a device: what the emulation cannot show."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from scanline.kernels.cuda.fused.fused_decode import LAUNCH_CONFIGS, unsupported_reason
+from scanline.model.bench import cpu as bench
+from scanline.model.config import PRESETS
+from scanline.model.decoders.base import BackendError, InputBatch
+from scanline.model.decoders.packing import decode_config_for
+from scanline.model.decoders.triton import TritonDecoder
+from scanline.model.network import LinearTransformer
+from tests.conftest import random_network
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+TAKEN = [
+    name
+    for name, config in PRESETS.items()
+    if unsupported_reason(decode_config_for(config)) is None
+]
+every_preset = pytest.mark.parametrize("name", TAKEN)
+
+
+def network_for(name: str, height: int = 3) -> LinearTransformer:
+    return random_network(replace(PRESETS[name], height=height, n_layers=3)).float().eval()
+
+
+def asked(network: LinearTransformer, count: int) -> InputBatch:
+    """Ask for images of every kind, each third one guided where there are classes."""
+    config, rng = network.config, np.random.default_rng(count)
+    inputs = InputBatch.empty(config, count)
+    inputs.seed[:] = np.arange(count) + 5
+    inputs.known[:] = rng.random(inputs.known.shape) < 0.1
+    inputs.canvas[:] = rng.integers(0, 256, inputs.canvas.shape)
+    inputs.temperature[1::4] = 0
+    inputs.top_p[2::5] = 0.8
+    if config.classes:
+        inputs.label[:] = np.arange(count) % len(config.classes)
+        inputs.twin[::3] = count + np.arange(len(inputs.twin[::3]))
+        inputs.guidance[::3] = 3
+    return inputs
+
+
+def draw(decoder: TritonDecoder, inputs: InputBatch, calls: tuple[int, ...]) -> list[bytes]:
+    slots = np.arange(len(inputs.seed), dtype=np.int32)
+    decoder.begin(slots, inputs)
+    for pixels in calls:
+        decoder.step(slots, pixels)
+    return [(decoder.canvas[i].tobytes() + decoder.bits[i].tobytes()) for i in slots]
+
+
+@every_preset
+def test_it_is_taken_where_nothing_else_is_asked_for(name: str) -> None:
+    network = network_for(name)
+    assert TritonDecoder(network, 1).variant.endswith(" fused")
+    others: list[dict[str, Any]] = [{"fused": False}, {"graphs": False}, {"delay": 2}]
+    for options in others:
+        assert not TritonDecoder(network, 1, **options).variant.endswith(" fused")
+
+
+@every_preset
+def test_it_agrees_with_the_reference(name: str) -> None:
+    torch.manual_seed(0)
+    bench.check_decoder(LinearTransformer(PRESETS[name]).eval(), partial(TritonDecoder, fused=True))
+
+
+@every_preset
+def test_bytes_are_the_same_however_rows_are_shared_out(name: str) -> None:
+    network = network_for(name)
+    T, inputs = network.config.pixels, asked(network, 30)
+    launch_configs = [way for way in LAUNCH_CONFIGS if way.fits(decode_config_for(network.config))]
+    drawn = [
+        draw(TritonDecoder(network, 40, launch_configs=[way]), inputs, calls)
+        for way, calls in zip(launch_configs, [(T,), (1, T), (5, 1, T)] * 4, strict=False)
+    ]
+    assert all(other == drawn[0] for other in drawn[1:])
+
+
+@every_preset
+def test_an_image_is_the_same_alone_and_among_thousands(name: str) -> None:
+    network = network_for(name, height=1)
+    T, inputs = network.config.pixels, asked(network, 8_500)
+    many = draw(TritonDecoder(network, 12_000), inputs, (T,))
+    inputs = asked(network, 8_500)
+    for i in (0, 1, 2, 4_321, 8_499):
+        one = InputBatch(
+            **{field.name: getattr(inputs, field.name)[[i]] for field in fields(InputBatch)}
+        )
+        one.twin[:] = np.where(one.twin >= 0, 1, -1)
+        assert draw(TritonDecoder(network, 2), one, (T,)) == [many[i]]
+
+
+@every_preset
+def test_it_sees_nearly_what_triton_s_kernels_do(name: str) -> None:
+    """Of other roundings, from the same values: what is drawn apart once goes on apart."""
+    network = network_for(name)
+    if network.config.head == "logistic_mixture":  # of narrow ones bf16 loses the place
+        with torch.no_grad():
+            for parameter in network.head.predictor.parameters():
+                parameter.mul_(0.25)
+    inputs, T = asked(network, 8), network.config.pixels
+    inputs.known[:, 1:] = True
+    fused, apart = (TritonDecoder(network, 12, fused=fused) for fused in (True, False))
+    for decoder in (fused, apart):
+        draw(decoder, inputs, (T,))
+    alike = (fused.canvas[:8, 0] == apart.canvas[:8, 0]).reshape(8, -1).all(1)
+    assert alike.sum() >= 4
+    np.testing.assert_allclose(fused.bits[:8][alike], apart.bits[:8][alike], rtol=0.03, atol=0.06)
+    for one, other in ((fused.kv, apart.kv), (fused.z, apart.z)):
+        away = np.linalg.norm(one[:8][alike] - other[:8][alike])
+        assert away <= 0.02 * np.linalg.norm(other[:8][alike])
+
+
+def test_what_it_does_not_take_is_refused() -> None:
+    network = random_network(replace(PRESETS["mnist"], height=1, n_heads=2))
+    with pytest.raises(BackendError, match="not one kernel here: its heads are of 64 features"):
+        TritonDecoder(network, 1, fused=True)
+    with pytest.raises(ValueError, match="leave them out, or fused"):
+        TritonDecoder(network, 1, fused=True, graphs=False)

@@ -1,0 +1,141 @@
+"""The native decoder's NEON code, cross-compiled and run on an Arm CPU that qemu emulates."""
+
+from __future__ import annotations
+
+import shutil
+import struct
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from scanline.kernels.native import abi
+from scanline.kernels.native.abi import PRECISIONS, Precision
+from scanline.kernels.native.build import FLAGS
+from scanline.kernels.native.cpu import ISAS
+from scanline.model.config import ModelConfig
+from scanline.model.decoders.base import InputBatch
+from scanline.model.decoders.native import NativeDecoder
+from tests.conftest import assert_close
+from tests.kernels.native.fixtures import DTYPES, ERRORS, ODD_SIZES, STRICT, exact
+from tests.model.decoders.fixtures import KINDS, masked, network_for
+
+COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64-static"
+
+
+# What a build says of itself, by the ISA it is for.
+BUILT = {"portable": "neon", "neondot": "neondot", "neonbf16": "neonbf16"}
+
+
+@pytest.fixture(scope="module", params=BUILT)
+def driver(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Compile the driver for an Arm ISA, warnings being errors; skips where the tools are not."""
+    for tool in (COMPILER, EMULATOR):
+        if not shutil.which(tool):
+            pytest.skip(f"no {tool}: apt-get install g++-aarch64-linux-gnu qemu-user-static")
+    path = tmp_path_factory.mktemp("arm") / BUILT[request.param]
+    flags = [flag for flag in FLAGS if flag not in ("-shared", "-fPIC")]
+    flags += ISAS[request.param].flags
+    source = Path(__file__).with_name("driver.cpp")
+    subprocess.run(
+        [COMPILER, *flags, *STRICT.split(), "-static", str(source), "-o", str(path)], check=True
+    )
+    return path
+
+
+class Captured:
+    """Takes ``NativeNetwork``'s place, to learn what it would be given."""
+
+    isa = "neon"
+
+    def __init__(
+        self,
+        library: object,
+        sizes: Mapping[str, int],
+        weights: Mapping[str, NDArray[np.float32] | None],
+        layers: Sequence[Mapping[str, NDArray[np.float32]]],
+        arrays: Mapping[str, NDArray[np.generic]],
+    ) -> None:
+        self.sizes, self.weights, self.layers, self.arrays = sizes, weights, layers, arrays
+        self.begun = b""
+
+    def begin(self, slots: NDArray[np.int32], lengths: NDArray[np.int32]) -> None:
+        """Note what is to be begun."""
+        self.begun = struct.pack("i", slots.size) + slots.tobytes() + lengths.tobytes()
+
+    def file(self) -> bytes:
+        """Give all of it as the driver reads it."""
+        parts = [struct.pack("i", self.sizes[name]) for name, *_ in abi.Config._fields_]
+        named = [name for name, *_ in abi.Weights._fields_ if name != "layers"]
+        tensors = [self.weights[name] for name in named]
+        for layer in self.layers:
+            tensors += [layer.get(name) for name, *_ in abi.LayerWeights._fields_]
+        for tensor in tensors:
+            parts.append(struct.pack("q", -1 if tensor is None else tensor.size))
+            parts.append(b"" if tensor is None else tensor.tobytes())
+        parts.append(self.begun)
+        parts += [self.arrays[name].tobytes() for name, *_ in abi.Arrays._fields_]
+        return b"".join(parts)
+
+
+def emulate(
+    driver: Path, folder: Path, config: ModelConfig, inputs: InputBatch, precision: Precision,
+    threads: int, speculate: bool = True,
+) -> tuple[NDArray[np.uint8], NDArray[np.float32], NDArray[np.float32]]:  # fmt: skip
+    """Draw all images in the emulator; give canvas, bits and every step's parameters."""
+    count = len(inputs.canvas)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(abi, "NativeNetwork", Captured)
+        decoder = NativeDecoder(
+            network_for(config), count, threads, precision=precision, speculate=speculate
+        )
+    decoder.begin(np.arange(count, dtype=np.int32), inputs)
+    captured = decoder._native
+    assert isinstance(captured, Captured)
+    given, drawn = folder / "given", folder / "drawn"
+    given.write_bytes(captured.file())
+    done = subprocess.run(
+        [EMULATOR, str(driver), str(given), str(drawn)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"{driver.name}\n"
+    data = drawn.read_bytes()
+    sizes = np.cumsum([0, decoder.canvas.nbytes, decoder.bits.nbytes])
+    canvas = np.frombuffer(data[: sizes[1]], np.uint8).reshape(decoder.canvas.shape).copy()
+    bits = np.frombuffer(data[sizes[1] : sizes[2]], np.float32).reshape(decoder.bits.shape).copy()
+    parameters = np.frombuffer(data[sizes[2] :], np.float32)
+    return canvas, bits, parameters.reshape(count, config.steps, config.head_outputs)
+
+
+SOME = KINDS | {name: ODD_SIZES[name] for name in ("heads of 12", "heads of 31", "heads of 33")}
+
+
+@pytest.mark.parametrize("config", SOME.values(), ids=SOME.keys())
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_neon_agrees_with_float64(
+    config: ModelConfig, precision: Precision, driver: Path, tmp_path: Path
+) -> None:
+    inputs = masked(config, 3, seed=1)
+    canvas, bits, parameters = emulate(driver, tmp_path, config, inputs, precision, 2)
+    expected, expected_bits = exact(config, canvas, inputs)
+    parameters = parameters[:, int(config.start == "given") :]
+    dtype = DTYPES[precision]
+    assert np.abs(parameters - expected).max() <= ERRORS[precision] * np.abs(expected).max()
+    assert_close(torch.from_numpy(bits), torch.from_numpy(expected_bits), dtype)
+
+
+@pytest.mark.parametrize("config", KINDS.values(), ids=KINDS.keys())
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_the_same_bytes_for_any_threads_and_company(
+    config: ModelConfig, precision: Precision, driver: Path, tmp_path: Path
+) -> None:
+    inputs = masked(config, 9, seed=3)
+    together = emulate(driver, tmp_path, config, inputs, precision, 2)
+    for threads, rows, speculate in ((1, [4], False), (2, [4], True), (1, list(range(9)), False)):
+        some = emulate(driver, tmp_path, config, inputs.select(rows), precision, threads, speculate)
+        assert some[0].tobytes() == together[0][rows].tobytes()
+        assert some[1].tobytes() == together[1][rows].tobytes()
+        assert some[2].tobytes() == together[2][rows].tobytes()

@@ -1,0 +1,78 @@
+"""What tests of the native decoder share: odd sizes, and every step's parameters."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from scanline.kernels.native.abi import Precision
+from scanline.model.config import ModelConfig
+from scanline.model.decoders.base import InputBatch
+from scanline.model.decoders.native import NativeDecoder
+from scanline.model.network import LinearTransformer
+from tests.conftest import tiny_config
+from tests.model.decoders.fixtures import network_for
+
+TINY = LinearTransformer(tiny_config())
+
+
+def trace(
+    decoder: NativeDecoder, inputs: InputBatch
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Run all pixels as they are, known or drawn; give every step's parameters, and the bits."""
+    slots = np.arange(len(inputs.canvas), dtype=np.int32)
+    parameters = decoder.trace()
+    decoder.begin(slots.tolist(), inputs)
+    decoder.step(slots, decoder.config.pixels)
+    return parameters[slots, int(decoder.config.start == "given") :], decoder.bits[slots]
+
+
+# Whose tolerances a precision has.
+DTYPES: dict[Precision, torch.dtype] = {
+    "float32": torch.float32, "bf16": torch.bfloat16, "int16": torch.int16, "int8": torch.int8,
+}  # fmt: skip
+# How far parameters may be from float64's, as a part of the largest.
+ERRORS: dict[Precision, float] = {"float32": 1e-5, "bf16": 3e-2, "int16": 2e-3, "int8": 5e-2}
+
+
+ODD_SIZES = {
+    "heads of 8": tiny_config(n_heads=3, d_model=24, d_ff=37),
+    "heads of 12": tiny_config(n_heads=5, d_model=60, d_ff=100, encoding="linear"),
+    "heads of 20": tiny_config(n_heads=2, d_model=40, d_ff=1, norm="post", activation="relu"),
+    "heads of 31": tiny_config(n_heads=3, d_model=93, d_ff=65, head="logistic_mixture"),
+    "heads of 33": tiny_config(n_heads=1, d_model=33, d_ff=31, channels=3, encoding="table+linear"),
+    "heads of 1": tiny_config(n_heads=7, d_model=7, d_ff=3, height=1, width=1),
+    "wide": tiny_config(n_heads=2, d_model=256, d_ff=130, height=2, width=9),
+}
+
+
+def exact(
+    config: ModelConfig, canvas: NDArray[np.uint8], inputs: InputBatch
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Give the network's parameters and bits in float64."""
+    return exact_of(network_for(config), canvas, inputs)
+
+
+def exact_of(
+    network: LinearTransformer, canvas: NDArray[np.uint8], inputs: InputBatch
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Give a network's parameters and bits in float64."""
+    network = deepcopy(network).double()
+    labels = torch.from_numpy(inputs.label).long()
+    with torch.no_grad():
+        parameters = network(torch.from_numpy(canvas), labels)
+        bits = network.bits_from(parameters, torch.from_numpy(canvas))
+    return parameters.numpy(), bits.numpy()
+
+
+STRICT = "-Wall -Wextra -Wpedantic -Werror -Wno-unused-command-line-argument"
+
+
+def runs(compiler: Path) -> int:
+    """Count what a ready compiler was asked to compile."""
+    log = compiler.with_name(f"{compiler.name}.log")
+    return len(log.read_text().splitlines())

@@ -1,0 +1,291 @@
+"""Building the native code: kept, made again, by any compiler, without warnings."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from scanline.kernels.native import abi as native
+from scanline.kernels.native import build as native_build
+from scanline.kernels.native import cpu as native_cpu
+from scanline.kernels.native.cpu import ISAS, cpu_isas, machine_isas
+from scanline.model.decoders.base import BackendError
+from scanline.model.decoders.factory import create_decoder
+from scanline.model.decoders.reference import ReferenceDecoder
+from tests.conftest import ROOT, some_of
+from tests.kernels.native.fixtures import STRICT, TINY, runs
+
+
+def test_no_compiler(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(cache))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # or auto takes the device
+    with pytest.raises(BackendError, match=r"no C\+\+ compiler: install g\+\+"):
+        create_decoder(TINY, 1, "native")
+    assert isinstance(create_decoder(TINY, 1), ReferenceDecoder)
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert "install g++" in caplog.text
+
+
+def test_builds_made_beforehand_need_no_compiler(
+    cache: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a Docker image does: built in one stage, run in another, on some other CPU."""
+    isas = dict.fromkeys([cpu_isas()[0], "portable"])
+    monkeypatch.setattr(native_cpu, "ISAS", {isa: ISAS[isa] for isa in isas})
+    assert isas.keys() == {path.name.split("-")[1] for path in native_build.build_all()}
+    assert runs(compiler) == 2 * len(isas)
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(cache))
+    with pytest.raises(native_build.NativeBuildError, match="there is no C"):
+        native_build.find_compiler()
+    assert create_decoder(TINY, 1, "native").backend == "native"
+
+
+@pytest.mark.skipif(len(cpu_isas()) < 3, reason="this CPU has no ISA between best and portable")
+def test_a_compiler_that_does_not_know_the_best(
+    cache: Path, compiler: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An older one: the next best is built, and the log says so."""
+    best, second = cpu_isas()[:2]
+    flag = next(flag for flag in ISAS[best].flags if flag not in ISAS[second].flags)
+    refuse = f"case \"$*\" in *{flag}*) echo 'error: unknown {flag}' >&2; exit 1;; esac\n"
+    compiler.write_text(compiler.read_text().replace("while", f"{refuse}while"))
+    native.load_library()
+    assert [path.name.split("-")[1] for path in cache.iterdir()] == [second]
+    assert f"using {second}, not this CPU's best: " in caplog.text
+    assert f"error: unknown {flag}" in caplog.text
+    with pytest.raises(native_build.NativeBuildError, match="unknown"):
+        native.load_library(best)
+
+
+def test_a_compiler_that_is_killed_ends_the_build(
+    cache: Path,
+    compiler: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As by Ctrl-C, which the compiler gets too: no lesser ISA is tried in its place."""
+    compiler.write_text(compiler.read_text().replace("while", "kill -TERM $$\nwhile"))
+    with pytest.raises(native_build.InterruptedBuildError, match=r"ended by signal 15 \(Term"):
+        native.load_library()
+    assert runs(compiler) == 1
+    assert list(cache.iterdir()) == []
+    said = 'echo "no room in $TMPDIR" >&2\nkill -TERM'
+    compiler.write_text(compiler.read_text().replace("kill -TERM", said))
+    with pytest.raises(
+        native_build.InterruptedBuildError, match=f"saying 'no room in {cache}/.decoder-"
+    ):
+        native.load_library()
+    compiler.write_text(compiler.read_text().replace(said, "kill -TERM"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # or auto takes the device
+    with pytest.raises(BackendError, match="ended by signal 15"):
+        create_decoder(TINY, 1, "native")
+    assert isinstance(create_decoder(TINY, 1), ReferenceDecoder)
+    assert "ended by signal 15" in caplog.text
+    assert runs(compiler) == 4
+
+
+def test_a_compiler_whose_part_is_killed_ends_the_build(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the kernel does where memory is short; and what such a build left is cleared away."""
+    cache.mkdir(exist_ok=True)
+    old, new = cache / ".decoder-old.so.x", cache / ".decoder-new.so.y"
+    for left in (old, new):
+        left.mkdir()
+        (left / "cc.s").touch()
+    os.utime(old, (0, 0))
+    driver = tmp_path / "driver"
+    said = "g++: fatal error: Killed signal terminated program cc1plus"
+    driver.write_text(f"#!/bin/sh\n[ $1 = --version ] || {{ echo '{said}' >&2; exit 1; }}\n")
+    driver.chmod(0o755)
+    monkeypatch.setenv("CXX", str(driver))
+    with pytest.raises(native_build.InterruptedBuildError, match="Killed signal terminated"):
+        native.load_library()
+    assert list(cache.iterdir()) == [new]
+
+
+def test_a_compiler_that_takes_too_long_ends_the_build(
+    cache: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compile_, tried = subprocess.run, list[Sequence[str]]()
+
+    def slow(command: Sequence[str], **fields: Any) -> Any:
+        if "--version" in command:
+            return compile_(command, **fields)
+        tried.append(command)
+        raise subprocess.TimeoutExpired(command, fields["timeout"])
+
+    monkeypatch.setattr(subprocess, "run", slow)
+    with pytest.raises(native_build.InterruptedBuildError, match="was not done after 300 s"):
+        native.load_library()
+    assert len(tried) == 1
+    assert list(cache.iterdir()) == []
+
+
+def test_a_compiler_that_fails(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = tmp_path / "broken-c++"
+    broken.write_text("#!/bin/sh\n[ $1 = --version ] || { echo 'error: no' >&2; exit 1; }\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("CXX", str(broken))
+    with pytest.raises(BackendError, match=r"failed \(error: no\); name another one in CXX"):
+        create_decoder(TINY, 1, "native")
+    assert list(cache.iterdir()) == []
+    monkeypatch.setenv("CXX", "g++ '-O2")
+    with pytest.raises(BackendError, match="CXX cannot be read: no closing quotation"):
+        create_decoder(TINY, 1, "native")
+    monkeypatch.setenv("CXX", "/nowhere/c++")
+    with pytest.raises(BackendError, match="CXX names '/nowhere/c\\+\\+', which is not there"):
+        create_decoder(TINY, 1, "native")
+
+
+@pytest.mark.parametrize(
+    "source", [native_build.DECODER, native_build.TRAINING], ids=lambda s: s.stem
+)
+@pytest.mark.parametrize("compiler", ["g++", "clang++"])
+@pytest.mark.parametrize("isa", some_of(machine_isas()))
+def test_compilers_have_nothing_to_warn_of(
+    source: Path, compiler: str, isa: str, pytestconfig: pytest.Config
+) -> None:
+    # gcc looks for uninitialised values only where it optimises, which takes five times as long: so
+    # broadly, and once, for but for its vectors the code is the same for all. All that clang warns
+    # of is the parser's.
+    broadly = pytestconfig.getoption("--broad")
+    optimised = broadly and compiler == "g++" and isa == "portable"
+    level = ["-O1", "-S", "-o", os.devnull] if optimised else ["-fsyntax-only"]
+    flags = [*native_build.FLAGS, *ISAS[isa].flags, *STRICT.split(), *level]
+    command = [compiler, *flags, str(source)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        pytest.skip(f"no {compiler} here")
+    assert done.stderr == ""
+    assert done.returncode == 0
+
+
+SANITIZED = """
+import numpy as np
+from tests.model.decoders.fixtures import KINDS, masked, network_for
+from tests.kernels.native.test_value_predictor import repetitive
+from tests.kernels.native.fixtures import ODD_SIZES
+from scanline.model.decoders.native import NativeDecoder
+for config in [*KINDS.values(), *list(ODD_SIZES.values())[::2]]:
+    inputs = masked(config, 5)
+    for precision in ("float32", "bf16", "int16", "int8"):
+        decoder = NativeDecoder(network_for(config), 7, 2, precision=precision)
+        decoder.begin([6, 0, 3, 2, 1], inputs)
+        decoder.step([0], 2)
+        decoder.step([6, 0, -1, 3, 2, 1], config.pixels)
+        assert (decoder.positions[[6, 0, 3, 2, 1]] == config.pixels).all()
+    decoder = NativeDecoder(network_for(config), 7, 2, precision="int8", isa="portable")
+    decoder.begin([6, 0, 3, 2, 1], inputs)
+    decoder.step([6, 0, 3, 2, 1], config.pixels)
+grey = KINDS["grey"]
+inputs, images = masked(grey, 61), np.arange(61, dtype=np.int32)
+inputs.guidance[:], inputs.twin[:], inputs.label[:] = 1.7, images + 61, 1
+decoder = NativeDecoder(network_for(grey), 122, 2, team=1)  # parts that would tear pairs
+decoder.begin(images, inputs)
+decoder.step(images, grey.pixels)
+assert (decoder.positions == grey.pixels).all()
+for config in KINDS.values():
+    network, inputs = repetitive(config)
+    decoder = NativeDecoder(network, 2, 2)
+    decoder.begin([0, 1], inputs.select([0, 1]))
+    decoder.step([0, 1], 9)
+    decoder.step([1], network.config.pixels)
+print("clean")
+"""
+TRAINED = """
+import itertools, torch
+from scanline.kernels.ops.attention import linear_attention
+from scanline.kernels.ops.linear import embedding_sum
+from scanline.kernels.native.training import library
+from scanline.kernels.native.training.nll import categorical_nll, mixture_nll
+from scanline.kernels.native.training.linear import weight_gradient
+from scanline.kernels.ops.residual import LinearOutput, linear_gelu, residual
+
+def wants(*shape, dtype=torch.float32):
+    return torch.randn(shape, dtype=dtype, requires_grad=True)
+
+for threads, dtype in itertools.product((1, 3), (torch.float32, torch.bfloat16)):
+    chosen = library.TrainingLibrary(threads)
+    library.get_library = lambda: chosen
+    L = chosen.lanes
+    for rows, outputs, inputs in [(1, 1, 1), (2, 7, 5), (513, 20, 100), (3, 66, 131), (255, 6, 33)]:
+        weight_gradient(torch.randn(rows, outputs).to(dtype), torch.randn(rows, inputs).to(dtype))
+    for positions, vectors in [(1, 1), (2, 2), (17, 4), (5, 8)]:
+        heads = (wants(2, positions, 3, vectors * L, dtype=dtype) for _ in range(3))
+        o, sums = linear_attention(*heads, feature_map="elu")
+        (o.float().sum() + sums.kv.sum() + sums.z.sum()).backward()
+    bf16 = dtype == torch.bfloat16
+    for positions, convolved in itertools.product((1, 9, 10, 40), (True, False)):
+        D, taps = 3 * L, wants(5, 3 * L) if convolved else None
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            added = LinearOutput(wants(2, positions, D), torch.randn(D))
+            x, y = residual(wants(2, positions, D), added, (wants(D), wants(D)), taps, 9, 3)
+            z = linear_gelu(y, wants(2 * L, D), wants(2 * L))
+        (x.sum() + z.float().sum()).backward()
+    embedding_sum(wants(5, L), torch.randint(0, 5, (7, 3))).sum().backward()
+    for channels, size in ((1, 30), (3, 100)):
+        values = torch.randint(0, 256, (65, channels), dtype=torch.uint8)
+        mixture_nll(torch.randn(65, size), values)
+    nats, _ = categorical_nll(wants(65, 256), torch.randint(0, 256, (65,), dtype=torch.uint8))
+    nats.sum().backward()
+print("clean")
+"""
+
+
+SANITIZE = (
+    "-fsanitize=address,undefined", "-fno-sanitize-recover=all",
+    # So it is built soonest; -O1 takes twice as long, and the checks inlined a quarter longer.
+    "-Og", "--param", "asan-instrumentation-with-call-threshold=0", *STRICT.split(),
+)  # fmt: skip
+
+
+@pytest.mark.broad
+@pytest.mark.slow
+@pytest.mark.timeout(600)  # the build alone takes a minute or two
+@pytest.mark.parametrize(
+    ("source", "script"),
+    [(native_build.DECODER, SANITIZED), (native_build.TRAINING, TRAINED)],
+    ids=["decoder", "training"],
+)
+def test_sanitizers_find_nothing(
+    source: Path, script: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtimes = []
+    for name in ("libasan.so", "libubsan.so", "libstdc++.so.6"):
+        try:
+            command = ["g++", f"-print-file-name={name}"]
+            found = subprocess.run(command, capture_output=True, text=True, check=True)
+        except (OSError, subprocess.CalledProcessError):
+            pytest.skip("no g++ here")
+        runtimes.append(found.stdout.strip())
+    if not all(Path(runtime).is_file() for runtime in runtimes):
+        pytest.skip("g++ comes without its sanitizers here")
+    monkeypatch.setenv("CXX", "g++")
+    monkeypatch.setenv("SCANLINE_CXXFLAGS", " ".join(SANITIZE))
+    # Here, where the compiler is not slowed by its own output's runtime.
+    native_build.build(cpu_isas()[0], source)
+    environment = os.environ | {
+        "LD_PRELOAD": " ".join(runtimes),
+        "ASAN_OPTIONS": "detect_leaks=0",  # Python's own
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=environment, cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout == "clean\n", done.stderr[-3000:]

@@ -1,0 +1,208 @@
+"""The cache of builds: used again, made again where damaged, and done without where it must be."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from scanline.kernels.native import abi as native
+from scanline.kernels.native import build as native_build
+from scanline.model.decoders.native import NativeDecoder
+from tests.conftest import ROOT
+from tests.kernels.native.fixtures import TINY, runs
+
+
+def test_a_build_is_kept_and_used_again(cache: Path, compiler: Path) -> None:
+    for _ in range(2):
+        native.load_library("portable")
+    (built,) = cache.iterdir()
+    assert built.name.startswith("decoder-portable-")
+    assert runs(compiler) == 1
+
+
+def test_a_compiler_with_other_arguments_is_another(
+    cache: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for builds, arguments in enumerate(["", " -O0 -DX", " -O0 -DY", " -O0 '-DX -DY'"], 1):
+        monkeypatch.setenv("CXX", f"{compiler}{arguments}")
+        for _ in range(2):
+            native.load_library("portable")
+            assert runs(compiler) == len(list(cache.iterdir())) == builds
+
+
+def test_two_processes_may_build_at_once(cache: Path, compiler: Path) -> None:
+    # Neither build ends before the other has begun.
+    log = f"{compiler}.log"
+    script = compiler.read_text()
+    wait = f"until [ $(wc -l <'{log}') = 2 ]; do sleep 0.01; done\n"
+    compiler.write_text(script.replace("exec cp", f"{wait}exec cp"))
+    program = (
+        "from scanline.kernels.native import abi; "
+        "print(abi.load_library('portable').scanline_isa())"
+    )
+    both = [
+        subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE)
+        for _ in range(2)
+    ]
+    for process in both:
+        assert process.communicate(timeout=120)[0].strip() == b"b'portable'"
+        assert process.returncode == 0
+    assert len(list(cache.iterdir())) == 1
+
+
+def test_a_damaged_build_is_made_again(
+    cache: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    native.load_library("portable")
+    (kept,) = cache.iterdir()
+    other = cache.with_name("other")
+    other.mkdir()
+    damaged = other / kept.name
+    damaged.write_bytes(b"half a build")
+    monkeypatch.setenv("SCANLINE_CACHE", str(other))
+    native.load_library("portable")
+    assert "does not load, building it again" in caplog.text
+    assert damaged.stat().st_size > 10_000
+    assert runs(compiler) == 2
+
+
+def test_a_cache_that_cannot_be_written(
+    cache: Path, compiler: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A file where the folder should be stands for read-only: root may write anywhere."""
+    cache.write_text("no folder")
+    for _ in range(2):  # of two models the second has the first one's
+        decoder = NativeDecoder(TINY, 1, isa="portable")
+        decoder.step([0], 1)
+    assert caplog.text.count("set SCANLINE_CACHE to a writable folder") == 1
+    assert runs(compiler) == 1
+
+
+def test_a_cache_without_room_is_done_without(
+    cache: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The compiler fails, but knows the ISA well: no lesser one is tried, nor another compiler."""
+    said = "as: can't write 40 bytes to section .text of x.o: No space left on device"
+    full = f'case "$*" in *\'{cache}\'*) echo "{said}" >&2; exit 1;; esac\n'
+    compiler.write_text(compiler.read_text().replace("while", f"{full}while"))
+    native.load_library()
+    assert runs(compiler) == 2
+    assert f"cannot keep builds in {cache} (there is no room to build ({said})" in caplog.text
+    monkeypatch.setenv("SCANLINE_CACHE", str(cache / "here"))
+    compiler.write_text(compiler.read_text().replace(f"*'{cache}'*", "*"))
+    with pytest.raises(native_build.InterruptedBuildError, match="no room to build"):
+        native.load_library()
+    assert runs(compiler) == 4
+
+
+def test_folders_whose_files_may_not_be_run_are_done_without(
+    cache: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As Docker mounts ``/tmp``: nothing is compiled there, for whatever ISA."""
+    real, closed = os.statvfs, [str(cache)]
+
+    def statvfs(path: Path) -> Any:
+        given = real(path)
+        noexec = os.ST_NOEXEC if str(path).startswith(tuple(closed)) else 0
+        return SimpleNamespace(f_flag=given.f_flag & ~os.ST_NOEXEC | noexec)
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
+    native.load_library()
+    assert f"cannot keep builds in {cache} (files there may not be run" in caplog.text
+    assert runs(compiler) == 1
+    native_build.build("portable", native_build.DECODER).unlink()  # it may be for elsewhere
+    assert runs(compiler) == 2
+    closed.append(tempfile.gettempdir())
+    monkeypatch.setattr(native_build, "_private", {})
+    with pytest.raises(
+        native_build.BuildFolderError, match=r"noexec.* set SCANLINE_CACHE to a wri"
+    ):
+        native.load_library("portable")
+    with pytest.raises(native_build.BuildFolderError):
+        native.load_library()
+    assert runs(compiler) == 2
+
+
+def test_without_a_folder_of_temporary_files_either(
+    cache: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache.write_text("no folder")
+
+    def nowhere() -> str:
+        raise FileNotFoundError(2, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr(tempfile, "gettempdir", nowhere)
+    with pytest.raises(
+        native_build.BuildFolderError, match=r"No usable temporary .* set SCANLINE_C"
+    ):
+        native.load_library()
+    assert not Path(f"{compiler}.log").exists()  # it has not run
+
+
+def test_a_cache_that_may_not_be_entered(
+    cache: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As of another user's home; root may look anywhere, and so the system's answer is made up."""
+    real = os.stat
+
+    def stat(path: Any, *arguments: Any, **options: Any) -> os.stat_result:
+        if str(path).startswith(str(cache)):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, *arguments, **options)
+
+    make = Path.mkdir
+
+    def mkdir(path: Path, *arguments: Any, **options: Any) -> None:
+        if path.is_relative_to(cache):
+            raise PermissionError(13, "Permission denied", str(path))
+        make(path, *arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "stat", stat)
+        patched.setattr(Path, "mkdir", mkdir)
+        native.load_library("portable")
+    assert "set SCANLINE_CACHE to a writable folder" in caplog.text
+    assert runs(compiler) == 1
+
+
+def test_a_cache_named_from_here_is_found_again(
+    compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SCANLINE_CACHE", ".")
+    for _ in range(2):
+        native.load_library("portable")
+    assert runs(compiler) == 1
+
+
+def test_without_a_home_it_is_said_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("SCANLINE_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", home)
+    with pytest.raises(native_build.NativeBuildError, match="Set SCANLINE_CACHE"):
+        native.load_library("portable")
+
+
+def test_parts_of_builds_that_go_meanwhile_are_no_fault(
+    cache: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    real = Path.glob
+
+    def glob(folder: Path, pattern: str) -> list[Path]:
+        gone = [folder / ".decoder-portable-gone"] if pattern.startswith(".") else []
+        return [*gone, *real(folder, pattern)]
+
+    monkeypatch.setattr(Path, "glob", glob)
+    native.load_library("portable")
+    assert caplog.text == ""
+    assert len(list(cache.iterdir())) == runs(compiler) == 1

@@ -1,0 +1,137 @@
+"""Input and settings that make no sense."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from scanline.kernels.native import abi
+from scanline.kernels.native import build as native_build
+from scanline.kernels.native import cpu as native_cpu
+from scanline.model.config import ModelConfig
+from scanline.model.decoders import memory as decoder_memory
+from scanline.model.decoders.base import BackendError
+from scanline.model.decoders.factory import create_decoder
+from scanline.model.decoders.native import NativeDecoder
+from tests.conftest import ROOT, tiny_config
+from tests.kernels.native.fixtures import TINY
+from tests.model.decoders.fixtures import blank, every_kind, network_for
+
+
+@pytest.mark.parametrize("slots", [[0, 1, 0], [3], [-2], [2**31 - 1]], ids=str)
+def test_wrong_slots_are_refused(slots: list[int]) -> None:
+    decoder = NativeDecoder(TINY, 3)
+    rows = np.array(slots, np.int64).astype(np.int32)
+    with pytest.raises(ValueError, match="slots must be"):
+        decoder.step(rows, 1)
+    assert decoder.positions.tolist() == [0, 0, 0]
+    decoder.step([0, 1, 2], 1)  # and nothing is left of it
+    assert decoder.positions.tolist() == [1, 1, 1]
+
+
+def test_slots_beyond_the_memory_are_refused_and_not_tried_slower(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """States are touched only as images come: the process would be killed while it serves."""
+    each = NativeDecoder(TINY, 1).memory
+    monkeypatch.setattr(
+        decoder_memory, "free_memory", lambda: int(5.5 * each / decoder_memory.SHARE)
+    )
+    five = NativeDecoder(TINY, 5)
+    assert five.memory == 5 * each >= five._native.states.nbytes
+    for backend in ("native", "auto"):
+        with pytest.raises(decoder_memory.InsufficientMemoryError, match=r"6 slots .* at most 5$"):
+            create_decoder(TINY, 6, backend)
+
+
+@pytest.mark.parametrize("length", [-1, tiny_config().pixels + 1])
+def test_wrong_lengths_are_refused(length: int) -> None:
+    decoder = NativeDecoder(TINY, 2)
+    slots, lengths = np.array([0, 1], np.int32), np.array([3, length], np.int32)
+    with pytest.raises(ValueError, match="no such number of pixels"):
+        decoder._native.begin(slots, lengths)
+    assert decoder.positions.tolist() == [0, 0]
+
+
+def test_an_image_that_overflows_leaves_no_trace(isa: str) -> None:
+    """A slot whose label's embedding is infinite is lost; the next image in its place is not."""
+    config = tiny_config(classes=("cat", "dog"))
+    network, inputs = network_for(config), blank(config, 2)
+    assert network.label_embedding is not None
+    with torch.no_grad():
+        network.label_embedding.weight[0] = torch.inf
+    inputs.label[:] = [0, 1]
+    clean = NativeDecoder(network, 1, 1, isa=isa)
+    clean.begin([0], inputs.select([1]))
+    clean.step([0], config.pixels)
+    decoder = NativeDecoder(network, 1, 1, isa=isa)
+    for row in (0, 1):
+        decoder.begin([0], inputs.select([row]))
+        decoder.step([0], config.pixels)
+        assert np.isfinite(decoder.bits).all() == (row == 1)
+    assert decoder.canvas.tobytes() == clean.canvas.tobytes()
+    assert decoder.bits.tobytes() == clean.bits.tobytes()
+
+
+@every_kind
+def test_extreme_numbers_stay_in_range(config: ModelConfig, isa: str) -> None:
+    """No temperature or weight, finite or not, leads outside the arrays."""
+    extremes = [0.0, 1e-45, 1e-38, 1e-9, 1e9, 3e38, np.inf, np.nan]
+    count = len(extremes)
+    for scale in (1.0, 1e4, 1e30):
+        network = network_for(config)
+        with torch.no_grad():
+            for parameter in network.head.parameters():
+                parameter.mul_(scale)
+        decoder = NativeDecoder(network, count, 2, isa=isa)
+        decoder.begin(list(range(count)), blank(config, count))
+        decoder.inputs.temperature[:] = extremes  # past the door, where `load` refuses most of them
+        decoder.step(np.arange(count, dtype=np.int32), config.pixels)
+        assert (decoder.positions == config.pixels).all()
+
+
+def test_wrong_settings_are_refused() -> None:
+    with pytest.raises(ValueError, match="threads must be at least 1, not 0"):
+        NativeDecoder(TINY, 1, 0)
+    with pytest.raises(ValueError, match="team must be at least 1, not 0"):
+        NativeDecoder(TINY, 1, 1, team=0)
+    with pytest.raises(ValueError, match=r"isa must be one of amx, avx512bf16, .*, not 'mmx'"):
+        NativeDecoder(TINY, 1, isa="mmx")
+    with pytest.raises(ValueError, match="precision must be one of float32, bf16"):
+        NativeDecoder(TINY, 1, precision="int4")
+    with pytest.raises(ValueError, match="max_slots"):
+        NativeDecoder(TINY, 0)
+    with pytest.raises(ValueError, match="backend must be one of auto, native, reference"):
+        create_decoder(TINY, 1, "cuda")
+
+
+def test_what_the_native_code_was_never_told_of_is_refused_not_ignored() -> None:
+    """An option or an input that is new to C, which ctypes would keep to itself."""
+    with pytest.raises(ValueError, match=r"Config in weights\.h has no banana: .* taught"):
+        abi.Config(height=3, banana=1)
+    with pytest.raises(ValueError, match=r"Arrays in weights\.h has no top_k"):
+        abi.Arrays(top_k=0)
+    assert (abi.Config(height=3).height, abi.Config(height=3).width) == (3, 0)
+
+
+@pytest.mark.parametrize("kind", [abi.Config, abi.LayerWeights, abi.Weights, abi.Arrays])
+def test_what_crosses_to_the_native_code_is_what_it_takes(kind: type[ctypes.Structure]) -> None:
+    """The same fields in the same order: one too many would move all behind it."""
+    header = (ROOT / "kernels" / "native" / "weights.h").read_text()
+    found = re.search(rf"^struct {kind.__name__} {{\n(.*?)^}};", header, re.DOTALL | re.MULTILINE)
+    assert found is not None
+    names = re.findall(r"(\w+)[,;]", re.sub("//.*", "", found[1]))
+    assert names == [name for name, *_ in kind._fields_]
+
+
+def test_an_isa_that_the_cpu_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    for module in (native_cpu, native_build):
+        monkeypatch.setattr(module, "cpu", lambda: ("Old CPU", frozenset({"avx2", "fma"})))
+    assert native_cpu.cpu_isas() == ["avx2", "portable"]
+    with pytest.raises(BackendError, match=r"Old CPU\) has no avx512; it has avx2, portable"):
+        NativeDecoder(TINY, 1, isa="avx512")

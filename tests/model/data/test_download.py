@@ -1,0 +1,262 @@
+"""Where the published files are looked for, and downloads of them from a server of our own."""
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from scanline.model.data import dataset as data
+from scanline.model.data import download
+from scanline.model.data.download import DataError, MissingDataError, Source
+from tests.dataset_files import (
+    cifar_batch,
+    hide_other_data,
+    idx,
+    mnist_arrays,
+    write_archive,
+    write_cifar,
+    write_mnist,
+)
+
+
+@pytest.fixture(autouse=True)
+def _no_other_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep what lies on this machine out of every test here."""
+    hide_other_data(monkeypatch)
+
+
+# Where data is looked for
+
+
+def test_folders_are_searched_in_the_documented_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkout = tmp_path / "project"
+    monkeypatch.setattr(download, "__file__", str(checkout / "model" / "data" / "download.py"))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for count, root in enumerate(
+        (tmp_path / "home/.cache/scanline/data", tmp_path / "shared/data", checkout / "data"), 1
+    ):
+        images, labels = mnist_arrays(count)
+        write_mnist(root / "mnist", changes={"images": idx(images), "labels": idx(labels)})
+        assert len(data.load_dataset("mnist", "test")) == count
+    (checkout / "data").rename(checkout / "hidden")
+    (tmp_path / "shared/data").rename(tmp_path / "shared/hidden")
+    for count, (name, cache, under) in enumerate(
+        (("XDG_CACHE_HOME", "xdg", "xdg/scanline"), ("SCANLINE_CACHE", "own", "own")), 4
+    ):
+        images, labels = mnist_arrays(count)
+        changes = {"images": idx(images), "labels": idx(labels)}
+        write_mnist(tmp_path / under / "data" / "mnist", changes=changes)
+        monkeypatch.setenv(name, str(tmp_path / cache))
+        assert len(data.load_dataset("mnist", "test")) == count
+    (tmp_path / "shared/hidden").rename(tmp_path / "shared/data")
+    monkeypatch.setenv("SCANLINE_DATA_DIR", str(tmp_path / "home/.cache/scanline/data"))
+    assert len(data.load_dataset("mnist", "test")) == 1
+    assert len(data.load_dataset("mnist", "test", tmp_path / "shared/data")) == 2
+    monkeypatch.setenv("SCANLINE_DATA_DIR", "~/.cache/scanline/data")
+    assert len(data.load_dataset("mnist", "test")) == 1
+    monkeypatch.setenv("SCANLINE_DATA_DIR", str(tmp_path / "empty"))  # named: nowhere else
+    with pytest.raises(MissingDataError, match="empty"):
+        data.load_dataset("mnist", "test")
+
+
+def test_an_incomplete_folder_is_passed_over_and_named_when_nothing_else_is_found(
+    tmp_path: Path,
+) -> None:
+    write_cifar(tmp_path / "cifar-10")
+    (tmp_path / "cifar-10" / "data_batch_3.bin").unlink()
+    with pytest.raises(MissingDataError, match=r"cifar-10 has some .* but not data_batch_3\.bin"):
+        data.load_dataset("cifar10", "train", tmp_path)
+    write_cifar(tmp_path / "cifar10")
+    (tmp_path / "cifar10" / "data_batch_1.bin").unlink()
+    with pytest.raises(MissingDataError, match=r"but not data_batch_3\.bin\)"):  # of the first
+        data.load_dataset("cifar10", "train", tmp_path)
+    write_cifar(tmp_path / "cifar10")
+    assert len(data.load_dataset("cifar10", "train", tmp_path)) == 25
+
+
+# Downloads
+
+
+class Mirror(ThreadingHTTPServer):
+    """Serves `files`, by name, which have moved; a name in `broken` breaks off half-way."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.files: dict[str, bytes] = {}
+        self.broken: set[str] = set()
+        self.asked: list[str] = []
+
+    def source(self) -> Source:
+        digests = {file: hashlib.sha256(body).hexdigest() for file, body in self.files.items()}
+        return Source(f"http://127.0.0.1:{self.server_port}/former/", digests)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        mirror = self.server
+        assert isinstance(mirror, Mirror)
+        if self.path.startswith("/former/"):
+            self.send_response(301)
+            self.send_header("Location", self.path.removeprefix("/former"))
+            self.end_headers()
+            return
+        name = self.path.removeprefix("/")
+        mirror.asked.append(name)
+        assert self.headers["Accept-Encoding"] == "identity"
+        if name not in mirror.files:
+            self.send_error(404)
+            return
+        body = mirror.files[name]
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Content-Encoding", "gzip")  # as some servers say of any .gz file
+        self.end_headers()
+        self.wfile.write(body[: len(body) // 2] if name in mirror.broken else body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def mirror(monkeypatch: pytest.MonkeyPatch) -> Iterator[Mirror]:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with Mirror() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def mnist_mirror(mirror: Mirror, tmp_path: Path) -> Mirror:
+    write_mnist(tmp_path / "published", ".gz")
+    mirror.files = {path.name: path.read_bytes() for path in (tmp_path / "published").iterdir()}
+    return mirror
+
+
+def test_a_missing_set_is_downloaded_once_and_read(
+    tmp_path: Path, mnist_mirror: Mirror, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "SOURCES", {"mnist": mnist_mirror.source()})
+    with pytest.raises(MissingDataError, match="have them downloaded"):
+        data.load_dataset("mnist", "train", tmp_path / "data")
+    assert len(data.load_dataset("mnist", "train", tmp_path / "data", download=True)) == 6
+    assert len(data.load_dataset("mnist", "test", tmp_path / "data", download=True)) == 6
+    assert len(mnist_mirror.asked) == 4
+    folder = tmp_path / "data" / "mnist"
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == mnist_mirror.files
+
+
+def test_a_set_is_downloaded_to_the_folder_named_or_else_the_users_cache(
+    tmp_path: Path, mnist_mirror: Mirror, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = mnist_mirror.source()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    cache = tmp_path / ".cache" / "scanline" / "data"
+    assert download.download("mnist", source=source) == cache / "mnist"
+    assert len(data.load_dataset("mnist", "test")) == 6
+    monkeypatch.setenv("SCANLINE_DATA_DIR", str(tmp_path / "named"))
+    assert download.download("mnist", source=source) == tmp_path / "named" / "mnist"
+
+
+def test_only_what_is_missing_or_damaged_is_downloaded_again(
+    tmp_path: Path, mnist_mirror: Mirror
+) -> None:
+    source = mnist_mirror.source()
+    folder = download.download("mnist", tmp_path, source=source)
+    (folder / "train-labels-idx1-ubyte.gz").write_bytes(b"damaged")
+    (folder / "t10k-labels-idx1-ubyte.gz").unlink()
+    mnist_mirror.asked.clear()
+    download.download("mnist", tmp_path, source=source)
+    assert set(mnist_mirror.asked) == {"train-labels-idx1-ubyte.gz", "t10k-labels-idx1-ubyte.gz"}
+    assert len(data.load_dataset("mnist", "train", tmp_path)) == 6
+
+
+def test_the_cifar_archive_is_downloaded_and_read(tmp_path: Path, mirror: Mirror) -> None:
+    write_archive(tmp_path / "a", {"test_batch.bin": cifar_batch()[2]})
+    mirror.files = {"cifar-10-binary.tar.gz": (tmp_path / "a").read_bytes()}
+    download.download("cifar10", tmp_path, source=mirror.source())
+    assert (tmp_path / "cifar-10" / "cifar-10-binary.tar.gz").is_file()
+    assert len(data.load_dataset("cifar10", "test", tmp_path)) == 5
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("mismatch", "gave another file than the published one"),
+        ("404", "answered 404 Not Found: try again later, or put .* by hand"),
+        ("broken off", "cannot be fetched"),
+        ("nobody there", "cannot be fetched .* check the network"),
+        ("bad address", "cannot be fetched"),
+    ],
+)
+def test_a_failed_download_says_why_and_leaves_nothing(
+    tmp_path: Path, mirror: Mirror, fault: str, message: str
+) -> None:
+    mirror.files = {"a.gz": bytes(100_000)}
+    source = mirror.source()
+    if fault == "mismatch":
+        mirror.files["a.gz"] = bytes(100)
+    elif fault == "404":
+        del mirror.files["a.gz"]
+    elif fault == "broken off":
+        mirror.broken.add("a.gz")
+    elif fault == "nobody there":
+        with Mirror() as other:  # closed again, so nothing listens on its port
+            source = replace(source, base_url=f"http://127.0.0.1:{other.server_port}")
+    else:
+        source = replace(source, base_url="http://[::")
+    (tmp_path / "mnist").mkdir()
+    (tmp_path / "mnist" / "a.gz").write_bytes(b"before")
+    with pytest.raises(DataError, match=message):
+        download.download("mnist", tmp_path, source=source)
+    assert [path.read_bytes() for path in (tmp_path / "mnist").iterdir()] == [b"before"]
+
+
+def test_processes_that_download_a_file_at_once_leave_each_other_alone(
+    tmp_path: Path, mirror: Mirror, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mirror.files = {"a.gz": bytes(1000)}
+    stream = download._stream
+
+    def beside_another(url: str, path: Path) -> str:
+        digest = stream(url, path)
+        with monkeypatch.context() as patch:
+            patch.setattr(download, "_stream", stream)
+            patch.setattr("os.getpid", lambda: -1)
+            download.download("mnist", tmp_path, source=mirror.source())
+        return digest
+
+    monkeypatch.setattr(download, "_stream", beside_another)
+    folder = download.download("mnist", tmp_path, source=mirror.source())
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == mirror.files
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, mirror: Mirror) -> None:
+    mirror.files = {"a.gz": b"content"}
+    (tmp_path / "mnist").write_text("a file where the folder should be")
+    with pytest.raises(DataError, match=r"cannot be written .* name another folder"):
+        download.download("mnist", tmp_path, source=mirror.source())
+
+
+def test_the_published_checksums_cover_every_file() -> None:
+    for (name, _), files in download.FILES.items():
+        assert set(files) <= set(data._SHA256)
+        if name == "mnist":
+            assert {f"{file}.gz" for file in files} <= set(download.SOURCES["mnist"].files)
+    digests = [*data._SHA256.values(), *download.SOURCES["mnist"].files.values()]
+    digests += download.SOURCES["cifar10"].files.values()
+    assert {len(digest) for digest in digests} == {64}
+    assert len(set(digests)) == len(digests)
+
+
+def test_an_unknown_set_is_not_downloaded() -> None:
+    with pytest.raises(DataError, match="choose mnist or cifar10"):
+        download.download("imagenet")

@@ -1,0 +1,31 @@
+"""The backends, for tests of what all of them promise."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from scanline.model.config import ModelConfig
+from scanline.model.decoders.base import BackendError
+from scanline.model.decoders.factory import create_decoder
+from scanline.model.network import LinearTransformer
+from tests.conftest import tiny_config
+from tests.model.decoders.fixtures import BACKENDS
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> str:
+    """Give each backend's name; skips, visibly, one that cannot run here."""
+    name = str(request.param)
+    try:
+        create_decoder(LinearTransformer(tiny_config()), 1, name)
+    except BackendError as error:
+        there = torch.version.cuda and torch.cuda.is_available()
+        if name == "triton" and there and torch.cuda.get_device_capability() >= (8, 0):
+            raise
+        pytest.skip(f"{name}: {error}")
+    callspec = getattr(request.node, "callspec", None)
+    config = callspec.params.get("config") if callspec else None
+    if name != "reference" and isinstance(config, ModelConfig) and config.attention != "linear":
+        pytest.skip(f"{name}: does not know attention {config.attention!r}")
+    return name

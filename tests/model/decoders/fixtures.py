@@ -1,0 +1,137 @@
+"""What tests of decoders share: small networks, and images to begin."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from scanline.model.config import ModelConfig
+from scanline.model.decoders.base import Decoder, InputBatch
+from scanline.model.decoders.factory import create_decoder
+from scanline.model.decoders.native import NativeDecoder
+from scanline.model.decoders.reference import ReferenceDecoder
+from scanline.model.network import LinearTransformer
+from scanline.model.noise import image_noise
+from tests.conftest import random_network, tiny_config
+
+BACKENDS = ("reference", "native", pytest.param("triton", marks=pytest.mark.gpu))
+# What bits may differ by from the network's own: the coarsest precision that a backend may have by
+# default, which for native is the CPU's choice.
+PRECISION = {"reference": torch.float32, "native": torch.bfloat16, "triton": torch.bfloat16}
+
+
+def on_backends(
+    names: str, first: Sequence[object], others: Sequence[object]
+) -> pytest.MarkDecorator:
+    """Test every backend with the first values, and the others on the reference broadly."""
+    params = []
+    for backend in BACKENDS:
+        name, marks = (
+            (backend, ()) if isinstance(backend, str) else (backend.values[0], backend.marks)
+        )
+        for value in [*first, *others]:
+            broad = [pytest.mark.broad] if name == "reference" and value in others else []
+            values = value if isinstance(value, tuple) else (value,)
+            params.append(pytest.param(name, *values, marks=[*marks, *broad]))
+    return pytest.mark.parametrize(f"backend,{names}", params, indirect=["backend"])
+
+
+GREY = tiny_config(classes=("cat", "dog"))
+RGB = tiny_config(channels=3, head="logistic_mixture", encoding="linear", short_conv="2x3")
+PAPER = tiny_config(
+    input="previous", order="subpixel", channels=3, head="logistic_mixture", norm="post",
+    activation="relu", positions="sinusoidal",
+)  # fmt: skip
+CONV = tiny_config(
+    channels=3, order="subpixel", norm="post", classes=("cat", "dog"), short_conv="2x3"
+)
+KINDS = {"grey": GREY, "rgb": RGB, "paper": PAPER, "conv": CONV}
+every_kind = pytest.mark.parametrize("config", KINDS.values(), ids=KINDS.keys())
+# And those of which a backend may know nothing.
+LAYERS = KINDS | {"softmax": dataclasses.replace(GREY, attention="softmax")}
+every_layer = pytest.mark.parametrize("config", LAYERS.values(), ids=LAYERS.keys())
+
+
+def network_for(config: ModelConfig) -> LinearTransformer:
+    return random_network(config, dtype=torch.float32)
+
+
+def blank(config: ModelConfig, count: int, seed: int = 0) -> InputBatch:
+    """Give ``count`` images with nothing known, each with its own seed, at temperature 1."""
+    T, C = config.pixels, config.channels
+    inputs = InputBatch.empty(config, count)
+    inputs.canvas[:] = np.random.default_rng(seed).integers(0, 256, (count, T, C), np.uint8)
+    inputs.seed[:] = np.arange(seed, seed + count)
+    inputs.label[:] = np.arange(count) % (len(config.classes) + 1) - 1
+    return inputs
+
+
+def masked(config: ModelConfig, count: int, seed: int = 0) -> InputBatch:
+    """Give images of which about a third is known, in places anywhere, a prefix among them."""
+    inputs = blank(config, count, seed)
+    generator = np.random.default_rng(seed + 1)
+    inputs.known[:] = generator.random(inputs.known.shape) < 0.3
+    for row in range(count):
+        inputs.known[row, : row % 4] = True
+    inputs.temperature[:] = generator.choice([0.0, 0.7, 1.0, 1.3], count)
+    return inputs
+
+
+def begin_behind_what_is_known(decoder: Decoder, slots: Sequence[int], inputs: InputBatch) -> None:
+    """Begin images, and bring each to its first unknown pixel where that is left to steps."""
+    decoder.begin(slots, inputs)
+    if not decoder.supports_prefill:
+        lengths = inputs.prefix_lengths
+        for length in np.unique(lengths):
+            decoder.step(np.asarray(slots, np.int32)[lengths == length], int(length))
+
+
+def draw(
+    network: LinearTransformer, backend: str, inputs: InputBatch
+) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+    """Draw the images all together, in as many slots, and give their pixels and bits."""
+    slots = np.arange(len(inputs.canvas), dtype=np.int32)
+    decoder = create_decoder(network, len(slots), backend)
+    decoder.begin(slots.tolist(), inputs)
+    decoder.step(slots, network.config.pixels)
+    assert (decoder.positions == network.config.pixels).all()
+    return decoder.canvas.copy(), decoder.bits.copy()
+
+
+def network_bits(
+    network: LinearTransformer, canvas: NDArray[np.uint8], inputs: InputBatch
+) -> NDArray[np.float32]:
+    with torch.no_grad():
+        bits = network.bits(torch.from_numpy(canvas), torch.from_numpy(inputs.label).long())
+    result: NDArray[np.float32] = bits.numpy()
+    return result
+
+
+def state_of(decoder: Decoder) -> list[NDArray[np.float32]]:
+    """Give views of all of a backend's state with the slots first, to poison and to compare."""
+    if isinstance(decoder, ReferenceDecoder):
+        return [tensor.numpy() for state in decoder.states for tensor in state.values()]
+    if isinstance(decoder, NativeDecoder):
+        return [decoder.states]
+    from scanline.model.decoders.triton import TritonDecoder
+
+    assert isinstance(decoder, TritonDecoder)
+    return [decoder.kv, decoder.z]  # copies: tests/triton look at the device itself
+
+
+def noises(inputs: InputBatch, config: ModelConfig) -> NDArray[np.float32]:
+    """Give the uniforms of each image: ``[S, T, draws]``."""
+    names = zip(inputs.seed.tolist(), inputs.particle.tolist(), strict=True)
+    return np.stack([image_noise(seed, config.pixels, config.draws, i) for seed, i in names])
+
+
+def scatter_seeds(inputs: InputBatch) -> None:
+    """Give images seeds and particles whose words are full of bits."""
+    count = np.arange(1, len(inputs.seed) + 1, dtype=np.uint64)
+    inputs.seed[:] = count * np.uint64(0x9E3779B97F4A7C15)
+    inputs.particle[:] = count << np.uint64(31)

@@ -1,0 +1,210 @@
+"""Slots: what is in one has no effect on another, whatever the company."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from scanline.model.config import ModelConfig
+from scanline.model.decoders.factory import create_decoder
+from tests.conftest import assert_close, tiny_config
+from tests.model.decoders.fixtures import (
+    GREY,
+    PRECISION,
+    RGB,
+    blank,
+    draw,
+    every_layer,
+    masked,
+    network_bits,
+    network_for,
+    state_of,
+)
+
+
+@every_layer
+def test_other_slots_are_not_read_and_not_written(config: ModelConfig, backend: str) -> None:
+    """Slots 1 and 3 work among slots full of NaN, which neither move nor spread."""
+    network, inputs = network_for(config), masked(config, 2)
+    clean, clean_bits = draw(network, backend, inputs)
+    decoder = create_decoder(network, 5, backend)
+    others = [0, 2, 4]
+    given = decoder.inputs
+    for part in (decoder.bits, given.temperature, *state_of(decoder)):
+        part[others] = np.nan
+    decoder.canvas[others], decoder.positions[others], given.known[others] = 77, 3, True
+    parts: list[NDArray[Any]] = [
+        decoder.bits, given.seed, given.temperature, decoder.canvas, decoder.positions,
+        given.known, given.label, given.top_p, given.guidance, *state_of(decoder),
+    ]  # fmt: skip
+    before = [part[others].copy() for part in parts]
+    decoder.begin([1, -1, 3], inputs.select([0, 0, 1]))
+    decoder.step(np.array([-1, 3, -1, 1, -1], np.int32), 4)
+    decoder.step(np.array([1, 3, -1], np.int32), config.pixels)
+    for old, new in zip(before, parts, strict=True):
+        assert np.array_equal(old, new[others], equal_nan=np.issubdtype(old.dtype, np.floating))
+    assert np.array_equal(decoder.canvas[[1, 3]], clean)
+    assert np.array_equal(decoder.bits[[1, 3]], clean_bits)
+    # And a slot full of NaN is as good as new once it is begun anew.
+    decoder.begin([4, 0], inputs)
+    decoder.step([0, 4], config.pixels)
+    assert np.array_equal(decoder.canvas[[4, 0]], clean)
+    assert np.array_equal(decoder.bits[[4, 0]], clean_bits)
+
+
+def test_slots_that_are_not_there_or_named_twice_are_refused(backend: str) -> None:
+    decoder = create_decoder(network_for(GREY), 3, backend)
+    decoder.begin([0, 1, 2], blank(GREY, 3))
+    for slots in ([0, 1, 0], [3], [-2]):
+        inputs = blank(GREY, len(slots))
+        with pytest.raises(ValueError, match="slots must be -1 or different numbers"):
+            decoder.step(slots, 1)
+        with pytest.raises(ValueError, match="slots must be -1 or different numbers"):
+            decoder.begin(slots, inputs)
+        with pytest.raises(ValueError, match="slots must be -1 or different numbers"):
+            decoder.reseed(slots, inputs.particle)
+    assert decoder.positions.tolist() == [0, 0, 0]
+    decoder.step([0, 1, 2], 1)  # as if nobody had asked
+    assert decoder.positions.tolist() == [1, 1, 1]
+
+
+def test_any_number_of_pixels_may_be_asked_for(backend: str) -> None:
+    decoder = create_decoder(network_for(GREY), 1, backend)
+    decoder.begin([0], blank(GREY, 1))
+    decoder.step([0], 2**31)
+    assert decoder.positions.tolist() == [GREY.pixels]
+
+
+def test_no_slots_at_all_is_nothing_to_do(backend: str) -> None:
+    decoder = create_decoder(network_for(GREY), 2, backend)
+    for slots in (np.array([], np.int32), np.array([-1, -1], np.int32)):
+        decoder.begin(slots, blank(GREY, len(slots)))
+        decoder.step(slots, 3)
+    assert decoder.positions.tolist() == [0, 0]
+    assert (decoder.canvas == 0).all()
+
+
+@every_layer
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.broad)])
+def test_the_same_seed_gives_the_same_bytes_among_others(
+    config: ModelConfig, seed: int, backend: str
+) -> None:
+    """Images that arrive and leave at random, in any slot and order, equal those drawn alone."""
+    network, inputs = network_for(config), masked(config, 12, seed=seed)
+    generator = np.random.default_rng(seed)
+    alone = create_decoder(network, 1, backend)
+    expected: list[tuple[NDArray[np.uint8], NDArray[np.float32]]] = []
+    for image in range(12):
+        alone.begin([0], inputs.select([image]))
+        alone.step([0], config.pixels)
+        expected.append((alone.canvas[0].copy(), alone.bits[0].copy()))
+
+    decoder = create_decoder(network, 5, backend)
+    waiting, running, finished = list(range(12)), dict[int, int](), 0
+    cancelled = {3, 8}  # these leave half-way, and come again at the end
+    waiting += sorted(cancelled)
+    while waiting or running:
+        free = [slot for slot in range(5) if slot not in running]
+        arriving = min(int(generator.integers(0, 3)), len(free), len(waiting))
+        if not running:
+            arriving = max(arriving, 1)
+        if arriving:
+            slots = [int(slot) for slot in generator.permutation(free)[:arriving]]
+            images = [waiting.pop(0) for _ in slots]
+            decoder.begin(slots, inputs.select(images))
+            running |= dict(zip(slots, images, strict=True))
+        order = generator.permutation([*running, -1]).astype(np.int32)
+        decoder.step(order, int(generator.integers(1, 6)))
+        for slot, image in list(running.items()):
+            if image in cancelled and decoder.positions[slot] > 8:
+                cancelled.remove(image)
+                del running[slot]
+            elif decoder.positions[slot] == config.pixels:
+                canvas, bits = expected[image]
+                assert np.array_equal(decoder.canvas[slot], canvas), image
+                assert np.array_equal(decoder.bits[slot], bits), image
+                finished += 1
+                del running[slot]
+    assert finished == 12
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_an_imported_network_begins_with_its_first_value(channels: int, backend: str) -> None:
+    """The first value is the caller's, or else the config's; either way it costs nothing."""
+    config = tiny_config(
+        input="previous", order="subpixel", head="logistic_mixture", positions="sinusoidal",
+        norm="post", start="given", first_value=200, channels=channels, classes=("cat", "dog"),
+    )  # fmt: skip
+    network, inputs = network_for(config), blank(config, 2)
+    inputs.known[1, 0] = True
+    inputs.canvas[1, 0] = 31
+    canvas, bits = draw(network, backend, inputs)
+    assert canvas[0, 0, 0] == 200
+    assert canvas[1, 0].tolist() == [31] * channels
+    assert (bits[:, 0] == 0).all() == (channels == 1)
+    prefilled = create_decoder(network, 1, backend)
+    prefilled.begin([0], inputs.select([1]))
+    if not prefilled.supports_prefill:
+        prefilled.step([0], 1)
+    assert prefilled.positions.tolist() == [1]
+    assert_close(
+        torch.from_numpy(prefilled.bits[:, 0]), torch.from_numpy(bits[1:, 0]), PRECISION[backend]
+    )
+    prefilled.step([0], config.pixels)
+    assert_close(
+        torch.from_numpy(prefilled.bits[0]),
+        torch.from_numpy(network_bits(network, prefilled.canvas, inputs.select([1]))[0]),
+        PRECISION[backend],
+    )
+    guided = blank(config, 1)
+    guided.label[:], guided.guidance[:], guided.twin[:] = 0, 2.0, 1
+    pair = create_decoder(network, 2, backend)
+    pair.begin([0], guided)
+    pair.step([0], 1)
+    assert pair.positions.tolist() == [1, 1]
+
+
+def test_a_new_image_forgets_the_one_before(backend: str) -> None:
+    network, inputs = network_for(GREY), masked(GREY, 2)
+    expected, _ = draw(network, backend, inputs)
+    decoder = create_decoder(network, 1, backend)
+    for row in (0, 1, 0):
+        decoder.begin([0], inputs.select([row]))
+        assert decoder.positions.tolist() == [
+            int(inputs.prefix_lengths[row]) * decoder.supports_prefill
+        ]
+        assert (decoder.bits[0, decoder.positions[0] :] == 0).all()
+        decoder.step([0], 11 if row else GREY.pixels)  # the second image leaves early
+        if row == 0:
+            assert np.array_equal(decoder.canvas[0], expected[0])
+
+
+def test_the_arrays_are_as_documented(backend: str) -> None:
+    decoder = create_decoder(network_for(RGB), 3, backend)
+    T = RGB.pixels
+    assert decoder.canvas.shape == (3, T, 3)
+    assert decoder.canvas.dtype == np.uint8
+    assert decoder.bits.shape == (3, T)
+    assert decoder.bits.dtype == np.float32
+    assert decoder.positions.shape == (3,)
+    assert decoder.positions.dtype == np.int32
+    assert decoder.inputs.seed.shape == decoder.inputs.particle.shape == (3,)
+    assert decoder.backend == backend
+    assert decoder.max_slots == 3
+
+
+def test_the_weights_are_those_at_opening(backend: str) -> None:
+    """A decoder in use does not notice that its model is trained further."""
+    network, inputs = network_for(GREY), blank(GREY, 1)
+    expected, _ = draw(network, backend, inputs)
+    decoder = create_decoder(network, 1, backend)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.zero_()
+    decoder.begin([0], inputs)
+    decoder.step([0], GREY.pixels)
+    assert np.array_equal(decoder.canvas, expected)

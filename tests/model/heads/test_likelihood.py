@@ -1,0 +1,166 @@
+"""The head's likelihood: that of PixelCNN++, exact, finite, and of sum one."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from scanline.kernels.constants import MIXTURES
+from scanline.model.heads import logistic_log_prob
+from tests.conftest import assert_close, tiny_config
+from tests.model.heads.fixtures import (
+    EVERYTHING,
+    bin_probability,
+    distribution,
+    make_head,
+    marginal,
+    random_parameters,
+)
+
+
+def paper_probability(parameters: list[float], values: list[int]) -> float:
+    """Eq. 1-3 with the channels' means moved as eq. 3 says, component after component."""
+    channels = len(values)
+
+    def parameter(row: int, component: int) -> float:
+        return parameters[row * MIXTURES + component]
+
+    highest = max(parameter(0, i) for i in range(MIXTURES))
+    weights = [math.exp(parameter(0, i) - highest) for i in range(MIXTURES)]
+    total = 0.0
+    for i in range(MIXTURES):
+        means = [parameter(1 + c, i) for c in range(channels)]
+        scales = [math.exp(max(parameter(1 + channels + c, i), -7.0)) for c in range(channels)]
+        x = [value / 127.5 - 1 for value in values]
+        if channels == 3:
+            alpha, beta, gamma = (math.tanh(parameter(7 + p, i)) for p in range(3))
+            means[1] += alpha * x[0]  # green moves with red
+            means[2] += beta * x[0] + gamma * x[1]  # blue with red and green
+        product = weights[i] / sum(weights)
+        for value, mean, scale in zip(values, means, scales, strict=True):
+            product *= bin_probability(value, mean, scale)
+        total += product
+    return total
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_mixture_likelihood_is_the_papers(channels: int) -> None:
+    head = make_head("logistic_mixture", channels)
+    parameters = random_parameters(
+        tiny_config(head="logistic_mixture", channels=channels).head_outputs, 60
+    )
+    parameters[20:40, MIXTURES * (1 + channels) : MIXTURES * (1 + 2 * channels)] -= 2  # narrow
+    parameters[40:] *= 2
+    generator = torch.Generator().manual_seed(5)
+    values = torch.randint(0, 256, (60, channels), generator=generator)
+    values[:3], values[20:23], values[3:6] = 0, 255, 255  # both edge bins
+    bits = head.bits(parameters, values)
+    expected = [
+        -math.log2(paper_probability(p, v))
+        for p, v in zip(parameters.tolist(), values.tolist(), strict=True)
+    ]
+    torch.testing.assert_close(
+        bits, torch.tensor(expected, dtype=torch.float64), rtol=1e-9, atol=1e-9
+    )
+
+
+@pytest.mark.parametrize("log_scale", [-7.0, -5.0, -3.0, -1.0, 2.0])
+@pytest.mark.parametrize("mean", [-1.5, -1.0, -0.3, 0.0, 0.9999, 1.3])
+def test_each_bin_of_one_logistic(mean: float, log_scale: float) -> None:
+    values = EVERYTHING.double() / 127.5 - 1
+    here = torch.tensor(mean, dtype=torch.float64)
+    got = logistic_log_prob(values, here, torch.full_like(here, log_scale)).exp()
+    scale = math.exp(log_scale)
+    expected = torch.tensor(
+        [bin_probability(x, mean, scale) for x in range(256)], dtype=torch.float64
+    )
+    torch.testing.assert_close(got, expected, rtol=1e-8, atol=1e-300)
+
+
+@pytest.mark.parametrize("log_scale", [-9.0, -7.0, -4.0, -1.0, 1.0, 4.0])
+def test_grey_probabilities_sum_to_one(log_scale: float) -> None:
+    head = make_head("logistic_mixture", 1)
+    for seed in range(4):
+        parameters = random_parameters(30, 1, seed)
+        parameters[:, 2 * MIXTURES :] = log_scale
+        total = distribution(head, parameters, []).sum()
+        assert abs(float(total) - 1) < 1e-9
+
+
+def test_rgb_probabilities_sum_to_the_marginal_step_by_step() -> None:
+    """Summed over blue they give P(red, green); those, over green, P(red); and those 1."""
+    head = make_head("logistic_mixture", 3)
+    parameters = random_parameters(100, 1, seed=2)
+    parameters[:, 40:70] -= 1.5
+    for red, green in [(0, 0), (130, 90), (255, 3), (140, 255)]:
+        over_blue = distribution(head, parameters, [red, green]).sum()
+        expected = marginal(parameters, 3, [red])[green]
+        torch.testing.assert_close(over_blue, expected, rtol=1e-9, atol=0)
+    torch.testing.assert_close(
+        marginal(parameters, 3, [130]).sum(), marginal(parameters, 3, [])[130], rtol=1e-9, atol=0
+    )
+    assert abs(float(marginal(parameters, 3, []).sum()) - 1) < 1e-9
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_categorical_probabilities_sum_to_one(channels: int) -> None:
+    head = make_head("categorical", channels)
+    parameters = random_parameters(256 * channels, 1)
+    if channels == 1:
+        assert_close(distribution(head, parameters, []).sum(), torch.tensor(1.0).double())
+        return
+    for earlier in ([], [7], [7, 255]):
+        c = len(earlier)
+        logits = head.logits(parameters, c, torch.tensor([[*earlier, *[0] * (3 - c)]]))
+        by_hand = parameters[0, 256 * c : 256 * (c + 1)].clone()
+        assert head.tables is not None
+        for other, value in enumerate(earlier):
+            by_hand += head.tables[c * (c - 1) // 2 + other, value]
+        assert_close(logits[0], by_hand)
+    last = torch.softmax(head.logits(parameters, 2, torch.tensor([[7, 255, 0]]))[0], 0)
+    joint = distribution(head, parameters, [7, 255])
+    assert_close(joint / joint.sum(), last)
+    red = torch.softmax(parameters[0, :256], 0)[7]
+    green = torch.softmax(head.logits(parameters, 1, torch.tensor([[7, 0, 0]]))[0], 0)[255]
+    assert_close(joint.sum(), red * green)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_extreme_parameters_have_finite_bits_and_gradients(
+    channels: int, dtype: torch.dtype
+) -> None:
+    head = make_head("logistic_mixture", channels).to(dtype)
+    rows = 1 + channels
+    for log_scale, mean, value in itertools.product(
+        (-200.0, -7.0, 0.0, 20.0, 60.0), (-50.0, -1.0, 0.0, 1.0, 50.0), (0, 1, 128, 254, 255)
+    ):
+        size = MIXTURES * (1 + 2 * channels + channels * (channels - 1) // 2)
+        parameters = torch.zeros(1, size, dtype=dtype)
+        parameters[:, MIXTURES : rows * MIXTURES] = mean
+        parameters[:, rows * MIXTURES : (rows + channels) * MIXTURES] = log_scale
+        parameters.requires_grad_()
+        bits = head.bits(parameters, torch.full((1, channels), value))
+        assert bits.isfinite().all(), (log_scale, mean, value)
+        assert (bits >= -1e-4).all()
+        (gradient,) = torch.autograd.grad(bits.sum(), parameters)
+        assert gradient.isfinite().all(), (log_scale, mean, value)
+
+
+@pytest.mark.parametrize("value", [0, 3, 128, 255])
+def test_mixture_gradients_equal_finite_differences(value: int) -> None:
+    head = make_head("logistic_mixture", 3)
+    parameters = random_parameters(100, 2).requires_grad_()
+    values = torch.tensor([[value, 80, 200], [80, value, 30]])
+    assert torch.autograd.gradcheck(lambda p: head.bits(p, values), (parameters,))
+
+
+def test_bits_are_at_least_float32() -> None:
+    head = make_head("categorical", 1)
+    half = torch.randn(4, 256).bfloat16()
+    bits = head.bits(half, torch.zeros(4, 1, dtype=torch.uint8))
+    assert bits.dtype == torch.float32
+    assert torch.equal(bits, head.bits(half.float(), torch.zeros(4, 1, dtype=torch.uint8)))

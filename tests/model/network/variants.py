@@ -1,0 +1,101 @@
+"""Networks of every combination of options, and their recurrent view run by hand."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, get_args, get_type_hints
+
+import pytest
+import torch
+from torch import Tensor
+
+from scanline.model.config import ModelConfig
+from scanline.model.layers.base import State
+from scanline.model.network import LinearTransformer
+from tests.conftest import tiny_config
+
+
+def variants() -> dict[str, ModelConfig]:
+    """Give every valid combination of the options that meet in one place, and of the rest in turn.
+
+    What feeds the first layer (input, encoding, order, positions, start, channels, classes) and
+    the head are crossed in full; norm and activation, which live in the block, run along.
+    """
+    found: dict[str, ModelConfig] = {}
+    blocks = itertools.cycle(itertools.product(("pre", "post"), ("gelu", "relu")))
+    for source, order, channels, head, positions, start, classes in itertools.product(
+        ("previous", "table", "linear", "table+linear"),
+        ("subpixel", "pixel"),
+        (1, 3),
+        ("categorical", "logistic_mixture"),
+        ("learned", "sinusoidal"),
+        ("learned", "given"),
+        ((), ("cat", "dog")),
+    ):
+        norm, activation = next(blocks)
+        fields: dict[str, Any] = {"input": "previous"}
+        if source != "previous":
+            fields = {"input": "neighbourhood", "encoding": source}
+        try:
+            config = tiny_config(
+                order=order, channels=channels, head=head, positions=positions, start=start,
+                classes=classes, norm=norm, activation=activation, **fields,
+            )  # fmt: skip
+        except ValueError:
+            continue
+        name = f"{source}-{order}-{channels}-{head}-{positions}-{start}-{norm}-{activation}"
+        found[f"{name}-{'classes' if classes else 'plain'}"] = config
+    return found
+
+
+VARIANTS = variants()
+# Each third holds every three options that can meet, and of each ninth this one every two.
+every_variant = pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(config, marks=pytest.mark.broad if i % 3 else (), id=name)
+        for i, (name, config) in enumerate(VARIANTS.items())
+    ],
+)
+FEW = {name: config for i, (name, config) in enumerate(VARIANTS.items()) if i % 9 == 1}
+few_variants = pytest.mark.parametrize("config", FEW.values(), ids=FEW.keys())
+
+# A network of every kind of layer that the config names, whoever may draw with it.
+LAYERS = {
+    f"{option}-{value}": tiny_config(channels=3, classes=("cat", "dog"), **{option: value})
+    for option in ("attention", "feature_map", "short_conv")
+    for value in get_args(get_type_hints(ModelConfig)[option])
+    if value != getattr(ModelConfig, option)
+}
+SEEN = {name: config for name, config in (FEW | LAYERS).items() if config.supports_decoding}
+every_layer = pytest.mark.parametrize("config", SEEN.values(), ids=SEEN.keys())
+
+
+def random_labels(config: ModelConfig, rows: int) -> Tensor | None:
+    """Give a class or "no label" to each row in turn, None where there are no classes."""
+    if not config.classes:
+        return None
+    return torch.arange(rows) % (len(config.classes) + 1) - 1
+
+
+def steps_from(
+    network: LinearTransformer,
+    canvas: Tensor,
+    state: list[State],
+    start: int,
+    labels: Tensor | None,
+    end: int | None = None,
+) -> tuple[Tensor, list[State]]:
+    """Run the recurrent view from step ``start`` to before ``end``, or the end."""
+    given = int(network.config.start == "given")
+    rows = [
+        network.step(canvas, torch.full((canvas.shape[0],), step), state, labels)
+        for step in range(max(start, given), network.config.steps if end is None else end)
+    ]
+    if not rows:
+        return torch.empty(canvas.shape[0], 0, network.config.head_outputs), state
+    return torch.stack(rows, 1), state
+
+
+def tensors(states: list[State]) -> list[Tensor]:
+    return [tensor for state in states for tensor in state.values()]

@@ -1,0 +1,327 @@
+"""Drawing, completing and scoring over arrays: the server's bytes, without a server."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+import scanline.model
+from scanline.model import complete, draw, score
+from scanline.model.api import ModelSource, generate, resolve_model
+from scanline.model.checkpoint import Checkpoint, CheckpointError, SamplingDefaults
+from scanline.model.decoders.factory import create_decoder
+from scanline.model.evaluation.pixel_bits import pixel_bits
+from scanline.service.cli.grid import draw_grid
+from scanline.service.engine.generation import GenerationSpec
+from tests.conftest import assert_close, read_fifo
+from tests.model.decoders.conftest import backend as backend  # the fixture
+from tests.model.decoders.fixtures import PRECISION
+from tests.service.engine.fixtures import drawn, running
+from tests.service.fixtures import COLOUR, GREY, save_tiny, tiny_model
+
+SHAPE = (GREY.height, GREY.width, GREY.channels)
+
+
+def checkpoint(**defaults: float) -> Checkpoint:
+    return Checkpoint("tiny", tiny_model(), {"defaults": defaults})
+
+
+def served(spec: GenerationSpec, backend: str) -> NDArray[np.uint8]:
+    """Draw with an engine, several images at once."""
+    with running(create_decoder(tiny_model(), 6, backend)) as engine:
+        generation = engine.queue.submit(spec)
+        with engine.queue.reading(generation):
+            return np.stack(drawn(generation)).reshape(-1, *SHAPE)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"label": 2},
+        {"label": 1, "guidance": 2.5, "top_p": 0.9, "temperature": 0.8},
+        {"temperature": 0.0},
+    ],
+    ids=str,
+)
+def test_pictures_are_those_of_the_engine_of_the_same_seed(
+    fields: dict[str, Any], backend: str
+) -> None:
+    theirs = served(GenerationSpec(n=5, seed=2**64 - 2, **fields), backend)
+    ours = draw(tiny_model(), 5, seed=2**64 - 2, slots=4, backend=backend, **fields)
+    assert ours.dtype == np.uint8
+    np.testing.assert_array_equal(ours, theirs)
+    for slots in (2, 64):
+        other = draw(tiny_model(), 5, seed=2**64 - 2, slots=slots, backend=backend, **fields)
+        np.testing.assert_array_equal(other, theirs)
+
+
+def test_a_random_label_is_the_engine_s_of_the_same_seed(backend: str) -> None:
+    theirs = served(GenerationSpec(n=6, seed=5, random_label=True, guidance=2.0), backend)
+    ours = draw(tiny_model(), 6, seed=5, label="Random", guidance=2.0, backend=backend)
+    np.testing.assert_array_equal(ours, theirs)
+
+
+def test_completions_are_those_of_the_engine_and_keep_what_is_known(backend: str) -> None:
+    chance = np.random.default_rng(0)
+    picture = chance.integers(0, 256, SHAPE, np.uint8)
+    known = chance.random(SHAPE[:2]) < 0.4
+    known[:2] = True
+    spec = GenerationSpec(n=3, seed=4, label=1, guidance=1.5,
+                canvas=picture.reshape(-1, 1), known=known.reshape(-1))  # fmt: skip
+    ours = complete(
+        tiny_model(), picture, known, 3, seed=4, label="one", guidance=1.5, backend=backend
+    )
+    np.testing.assert_array_equal(ours, served(spec, backend))
+    assert (ours[:, known] == picture[known]).all()
+    assert len({way.tobytes() for way in ours}) == 3
+
+
+@pytest.mark.parametrize("fields", [{}, {"label": 1, "guidance": 2.0}], ids=str)
+def test_completions_by_particles_are_those_of_the_engine(fields: dict[str, Any]) -> None:
+    chance = np.random.default_rng(0)
+    picture, known = chance.integers(0, 256, SHAPE, np.uint8), chance.random(SHAPE[:2]) < 0.4
+    spec = GenerationSpec(n=4, seed=4, particles=3, canvas=picture.reshape(-1, 1),
+    known=known.reshape(-1),
+                **fields)  # fmt: skip
+    theirs = served(spec, "native")
+    for slots in (6, 13, 64):
+        ours = complete(
+            tiny_model(), picture, known, 4, seed=4, particles=3, slots=slots, backend="native",
+            **fields,
+        )  # fmt: skip
+        np.testing.assert_array_equal(ours, theirs)
+    assert (theirs[:, known] == picture[known]).all()
+
+
+def test_each_picture_may_have_its_own_label() -> None:
+    mixed = draw(tiny_model(), 4, label=["a frog", None, 1, "2"])
+    numbers = np.array([2, 0, 1, 2])
+    for image, label in enumerate([2, None, 1, 2]):
+        alone = draw(tiny_model(), 1, seed=image, label=label)
+        np.testing.assert_array_equal(mixed[image], alone[0])
+    np.testing.assert_array_equal(
+        draw(tiny_model(), 4, label=numbers),
+        draw(tiny_model(), 4, label=numbers.tolist()),
+    )
+
+
+def test_a_checkpoint_s_own_guidance_and_top_p_hold_unless_others_are_named() -> None:
+    own, plain = checkpoint(guidance=3.0, top_p=0.7), checkpoint()
+    assert own.defaults == SamplingDefaults(3.0, 0.7)
+
+    def of(model: ModelSource, **fields: Any) -> bytes:
+        return draw(model, 4, **fields).tobytes()
+
+    assert of(own, label=1) == of(plain, label=1, guidance=3.0, top_p=0.7)
+    assert of(own) == of(plain, top_p=0.7)
+    assert (
+        of(own, label=1, guidance=1.0, top_p=1.0) == of(plain, label=1) == of(tiny_model(), label=1)
+    )
+    some = draw(own, 2, label=[1, None])
+    assert of(own, label=1).startswith(some[0].tobytes())
+    assert of(own)[some[0].nbytes :].startswith(some[1].tobytes())
+    assert len({of(own, label=1), of(own, label=1, top_p=1.0), of(plain, label=1)}) == 3
+
+
+def test_scores_are_the_exact_bits_of_each_picture() -> None:
+    pictures = np.random.default_rng(0).integers(0, 256, (20, *SHAPE), np.uint8)
+    labels = [None, 0, "one", "a frog"] * 5
+    bits = score(tiny_model(), pictures, labels)
+    assert bits.dtype == np.float64
+    for image, number in enumerate([-1, 0, 1, 2] * 5):
+        exact = pixel_bits(tiny_model(), pictures[image].reshape(1, -1, 1), number).sum()
+        assert bits[image] == pytest.approx(exact / GREY.dims, rel=1e-5)
+    np.testing.assert_allclose(score(tiny_model(), pictures, 1)[2::4], bits[2::4], rtol=1e-5)
+    assert score(tiny_model(), pictures[:0]).shape == (0,)
+
+
+def test_scores_are_exact_where_the_caller_computes_in_less() -> None:
+    model = tiny_model()
+    pictures = draw(model, 2)
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = score(model, pictures)
+    assert np.array_equal(rounded, score(model, pictures))
+
+
+def test_what_is_painted_comes_with_its_bits(backend: str) -> None:
+    seen: list[int] = []
+    painted = generate(
+        tiny_model(), 5, label=2, guidance=2.0, slots=4, backend=backend, progress=seen.append
+    )
+    assert seen == [2, 2, 1]
+    exact = torch.from_numpy(score(tiny_model(), painted.images, 2))
+    assert_close(torch.from_numpy(painted.bits_per_dim), exact, PRECISION[backend])
+    known = np.ones(SHAPE[:2], np.bool_)
+    again = generate(tiny_model(), 5, label=2, given=painted.images, known=known, backend=backend)
+    np.testing.assert_array_equal(again.images, painted.images)
+    assert_close(torch.from_numpy(again.bits_per_dim), exact, PRECISION[backend])
+
+
+def test_given_pictures_come_with_what_is_known_of_them_and_one_each() -> None:
+    """Or one of the two would be forgotten, and something else drawn."""
+    given = np.zeros((2, GREY.height, GREY.width, 1), np.uint8)
+    known = np.ones((GREY.height, GREY.width), np.bool_)
+    for fields in ({"given": given}, {"known": known}):
+        with pytest.raises(ValueError, match="what is known of them, come together"):
+            generate(tiny_model(), 2, **fields)
+    for n in (1, 3):
+        with pytest.raises(ValueError, match=f"a picture for each of the {n}, not 2"):
+            generate(tiny_model(), n, given=given, known=known)
+
+
+def test_a_model_is_a_network_a_checkpoint_a_file_or_the_name_of_a_shipped_one(
+    tmp_path: Path,
+) -> None:
+    path = save_tiny(tmp_path)
+    one = draw(tiny_model(), 2)
+    np.testing.assert_array_equal(draw(path, 2), one)
+    np.testing.assert_array_equal(draw(checkpoint(), 2), one)
+    assert draw("mnist", 1, label=7).shape == (1, 28, 28, 1)
+    with pytest.raises(ValueError, match="no model 'nothing'"):
+        draw("nothing", 1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"n": 0}, "at least 1"),
+        ({"seed": -1}, "a seed must be"),
+        ({"seed": 2**64}, "a seed must be"),
+        ({"label": "a dog"}, "no class "),
+        ({"label": [0, 1]}, "one for each of the 3"),
+        ({"label": -1}, "no class "),
+        ({"label": [0, 1, 1.5]}, "a class's name or number, not 1.5"),
+        ({"label": 1.5}, "a class's name or number, not 1.5"),
+        ({"label": True}, "a class's name or number, not True"),
+        ({"temperature": -1.0}, "temperatures"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"guidance": 2.0}, "draws towards a label"),
+        ({"guidance": 11.0, "label": 1}, "guidance must be 0 to 10"),
+        ({"guidance": 2.0, "label": 1, "slots": 1}, "takes 2 slots"),
+        ({"slots": 0}, "takes 1 slots"),
+        ({"backend": "other"}, "backend must be"),
+    ],
+    ids=str,
+)
+def test_what_makes_no_sense_is_refused(fields: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        draw(tiny_model(), **dict[str, Any](n=3) | fields)
+
+
+def test_whole_numbers_and_arrays_of_any_kind_are_taken() -> None:
+    model = tiny_model()
+    drawn = draw(model, 3, seed=5, label=1)
+    for label in (np.int64(1), np.array(1), np.array([1, 1, 1], np.int8), [np.int64(1)] * 3):
+        same = draw(model, np.int64(3), seed=np.uint64(5), label=label)  # type: ignore[arg-type]
+        assert np.array_equal(same, drawn)
+    for labels in (torch.tensor(1), torch.tensor([1, 1, 1])):
+        assert np.array_equal(draw(model, 3, seed=5, label=labels), drawn)
+    for some in (np.array([1, -1]), torch.tensor([1, -1])):
+        assert np.array_equal(draw(model, 2, label=some), draw(model, 2, label=[1, None]))
+    bits = score(model, drawn, label=1)
+    drawn.flags.writeable = False
+    others: list[Any] = [drawn.tolist(), drawn]
+    for pictures in (np.asarray(others[0], np.uint8), list(drawn), drawn):
+        assert np.array_equal(score(model, pictures, label=1), bits)  # type: ignore[arg-type]
+    assert np.array_equal(score(model, drawn[::-1], label=1), bits[::-1])
+    known = np.ones(SHAPE[:2], np.bool_)
+    known[3:] = False
+    ways = complete(model, list(drawn[0]), known.tolist(), 2)  # type: ignore[arg-type]
+    assert np.array_equal(ways, complete(model, drawn[0], known, 2))
+
+
+def test_a_name_is_that_of_a_shipped_model_whatever_lies_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("mnist", "own.safetensors"):
+        Path(name).touch()
+    assert resolve_model("mnist").model.config.classes
+    with pytest.raises(ValueError, match=r"give Path\('own.safetensors'\)"):
+        resolve_model("own.safetensors")
+    with pytest.raises(CheckpointError, match="there is no model 'other'"):
+        resolve_model("other")
+
+
+def test_pictures_of_another_kind_are_refused() -> None:
+    right, known = np.zeros(SHAPE, np.uint8), np.ones(SHAPE[:2], np.bool_)
+    wrong: list[Any] = [right[..., 0], right[1:], right.astype(np.int64)]
+    for picture in wrong:
+        with pytest.raises(ValueError, match=r"must be uint8 \[6, 5, 1\]"):
+            complete(tiny_model(), picture, known)
+        with pytest.raises(ValueError, match=r"must be uint8 \[6, 5, 1\]"):
+            score(tiny_model(), picture[None])
+    masks: list[Any] = [known[1:], known.astype(np.uint8)]
+    for other in masks:
+        with pytest.raises(ValueError, match="known must be bool"):
+            complete(tiny_model(), right, other)
+    with pytest.raises(ValueError, match="no classes"):
+        score(tiny_model(COLOUR), np.zeros((1, 4, 3, 3), np.uint8), 1)
+
+
+@pytest.mark.parametrize(
+    ("out", "why"),
+    [
+        (".", r"is a folder: name a file in it, as .*samples\.png"),
+        ("text/a.png", r"cannot be written \(.*\): name another file"),
+        ("/proc/none/a.png", r"cannot be written \(.*\): name another file"),
+    ],
+)
+def test_where_no_picture_can_be_written_none_is_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str, why: str
+) -> None:
+    (tmp_path / "text").touch()
+    monkeypatch.setattr("scanline.service.cli.grid.create_decoder", None)
+    with pytest.raises(ValueError, match=why):
+        draw_grid(checkpoint(), GenerationSpec(n=1, seed=0), tmp_path / out, 1, "reference")
+
+
+def test_a_picture_is_written_into_a_fifo(tmp_path: Path) -> None:
+    with read_fifo(tmp_path / "fifo") as read:
+        for out in (tmp_path / "fifo", tmp_path / "file.png"):
+            draw_grid(checkpoint(), GenerationSpec(n=1, seed=0), out, 1, "reference")
+    assert read == [(tmp_path / "file.png").read_bytes()]
+
+
+def test_the_package_draws_and_scores_without_importing_torch_too_soon_nor_its_compiler() -> None:
+    """That import takes as long as the rest of torch's: of every start, for nothing."""
+    code = (
+        "import sys, scanline.model.config, scanline.model as m\n"
+        "assert 'torch' not in sys.modules\n"
+        "assert {'draw', 'complete', 'score'} <= set(dir(m))\n"
+        "from scanline.model import *\n"
+        "assert draw is m.draw and 'torch' in sys.modules\n"
+        "import scanline.service.app\n"
+        "score('mnist', draw('mnist', 1, backend='native'))\n"
+        "assert 'torch._dynamo' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    with pytest.raises(AttributeError, match="no attribute 'generate'"):
+        scanline.model.generate  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_a_class_called_random_is_that_class() -> None:
+    model = tiny_model(dataclasses.replace(GREY, classes=("Random", "one", "two")))
+    named, numbered = (draw(model, 6, label=label) for label in ("random", 0))
+    np.testing.assert_array_equal(named, numbered)
+
+
+def test_the_bits_are_those_of_the_particle_that_was_chosen() -> None:
+    picture = np.random.default_rng(0).integers(0, 256, SHAPE, np.uint8)
+    known = np.ones(SHAPE[:2], np.bool_)
+    known[2:4, 1:4] = False
+    painted = generate(
+        tiny_model(), 6, label=1, particles=5, known=known,
+        given=np.broadcast_to(picture, (6, *SHAPE)),
+    )  # fmt: skip
+    exact = torch.from_numpy(score(tiny_model(), painted.images, 1))
+    assert_close(torch.from_numpy(painted.bits_per_dim), exact, torch.float32)

@@ -1,0 +1,90 @@
+"""Files that are whole at any time, and folders with one writer."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from scanline.model.atomic_files import folder_lock, write_atomically
+from tests.conftest import read_fifo
+
+
+@pytest.mark.parametrize(("umask", "fresh"), [(0o022, 0o644), (0o077, 0o600)])
+def test_a_file_keeps_its_mode_and_a_new_one_has_the_umask_s(
+    tmp_path: Path, umask: int, fresh: int
+) -> None:
+    known = tmp_path / "known"
+    known.touch()
+    before = os.umask(umask)
+    try:
+        for mode in (0o600, 0o664):
+            known.chmod(mode)
+            write_atomically(known, b"again")
+            assert stat.S_IMODE(known.stat().st_mode) == mode
+        write_atomically(tmp_path / "new", b"new")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == fresh
+    assert (known.read_bytes(), (tmp_path / "new").read_bytes()) == (b"again", b"new")
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_link_stays_and_what_it_leads_to_is_written(tmp_path: Path, there: bool) -> None:
+    target, link = tmp_path / "elsewhere" / "file", tmp_path / "link"
+    link.symlink_to(target)
+    if there:
+        target.parent.mkdir()
+        target.write_bytes(b"old")
+    write_atomically(link, b"new")
+    assert link.is_symlink()
+    assert target.read_bytes() == b"new"
+    assert list(target.parent.iterdir()) == [target]
+
+
+def test_a_fifo_is_written_into(tmp_path: Path) -> None:
+    with read_fifo(tmp_path / "fifo") as read:
+        write_atomically(tmp_path / "fifo", b"through")
+    assert read == [b"through"]
+
+
+@pytest.mark.parametrize("failing", ["fsync", "replace"])
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os if failing == "fsync" else Path, failing, fail)
+    with pytest.raises(OSError, match="No space left"):
+        write_atomically(path, b"new and longer")
+    monkeypatch.undo()
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_could_not_be_written_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"No space left on device: .*a\.bin'"):
+        write_atomically(tmp_path / "a.bin", b"x")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_has_one_writer_at_a_time(tmp_path: Path) -> None:
+    fcntl = pytest.importorskip("fcntl")
+    other = os.open(tmp_path, os.O_RDONLY)
+    with folder_lock(tmp_path), pytest.raises(BlockingIOError):
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(other)

@@ -1,0 +1,234 @@
+"""The description of a network: what is allowed, what follows from it, and the presets."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import unicodedata
+from typing import Any
+
+import pytest
+
+from scanline.kernels.constants import MIXTURES
+from scanline.model.config import NEIGHBOURS, PRESETS, ModelConfig
+from scanline.model.network import LinearTransformer
+from tests.conftest import tiny_config
+
+
+@pytest.mark.parametrize(
+    "config",
+    [*PRESETS.values(), tiny_config(classes=("a", "b"), start="given", input="previous")],
+    ids=str,
+)
+def test_survives_json(config: ModelConfig) -> None:
+    assert ModelConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+
+
+def test_is_frozen_and_hashable() -> None:
+    config = tiny_config()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.height = 9  # type: ignore[misc]
+    assert hash(config) == hash(tiny_config())
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        *(
+            ({name: value}, f"{name} must be 1 to")
+            for name in ("height", "width", "n_layers", "n_heads", "d_model", "d_ff")
+            for value in (0, -3, 10**9)
+        ),
+        ({"channels": 2}, "channels must be 1 .grey. or 3 .RGB., not 2"),
+        ({"channels": 4}, "channels must be 1 .grey. or 3 .RGB., not 4"),
+        ({"input": "next"}, "input must be one of previous, neighbourhood, not 'next'"),
+        ({"encoding": "both"}, "encoding must be one of table, linear, table.linear, not 'both'"),
+        ({"order": "raster"}, "order must be one of subpixel, pixel, not 'raster'"),
+        ({"head": "softmax"}, "head must be one of logistic_mixture, categorical, not 'softmax'"),
+        ({"attention": "local"}, "attention must be one of linear, softmax, .*, not 'local'"),
+        ({"feature_map": "sine"}, "feature_map must be one of elu, relu, .*, not 'sine'"),
+        ({"norm": ""}, "norm must be one of pre, post, not ''"),
+        ({"activation": "silu"}, "activation must be one of gelu, relu, not 'silu'"),
+        ({"positions": "rotary"}, "positions must be one of learned, sinusoidal, not 'rotary'"),
+        ({"start": "zero"}, "start must be one of learned, given, not 'zero'"),
+        ({"d_model": 18, "n_heads": 4}, "d_model 18 is no multiple of n_heads 4"),
+        ({"d_model": 18, "positions": "sinusoidal"}, "sinusoidal positions need .* 4: 18"),
+        ({"input": "previous", "channels": 3}, "'previous' sees one value a step: use order"),
+        ({"start": "given"}, "start 'given' belongs to input 'previous'"),
+        (
+            {"start": "given", "input": "previous", "height": 1, "width": 1},
+            "leaves nothing to model of images of one value",
+        ),
+        (
+            {"attention": "softmax", "feature_map": "relu"},
+            "feature_map is of linear attention alone; leave it out with 'softmax'",
+        ),
+        ({"first_value": 256}, "first_value must be 0 to 255, not 256"),
+        ({"first_value": -1}, "first_value must be 0 to 255, not -1"),
+        ({"classes": ("cat", "cat")}, "names of the classes must differ and not be empty"),
+        ({"classes": ("cat", "")}, "names of the classes must differ and not be empty"),
+    ],
+    ids=str,
+)
+def test_what_makes_no_sense_is_refused(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        tiny_config(**fields)
+    with pytest.raises(ValueError, match=says):
+        ModelConfig.from_dict(tiny_config().to_dict() | fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"colour": 1, "banana": 2}, "unknown config fields: banana, colour"),
+        ({"height": "28"}, "height must be a whole number, not '28'"),
+        ({"height": 28.0}, "height must be a whole number, not 28.0"),
+        ({"n_layers": True}, "n_layers must be a whole number, not True"),
+        ({"d_ff": None}, "d_ff must be a whole number, not None"),
+        ({"head": 3}, "head must be a string, not 3"),
+        ({"head": None}, "head must be a string, not None"),
+        ({"classes": "0123"}, "classes must be a list of names, not '0123'"),
+        ({"classes": [0, 1]}, "classes must be a list of names"),
+        ({"classes": {"a": 1}}, "classes must be a list of names"),
+    ],
+    ids=str,
+)
+def test_fields_of_the_wrong_kind_are_refused(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        ModelConfig.from_dict(tiny_config().to_dict() | fields)
+
+
+def test_a_missing_size_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"incomplete config: .*'width'"):
+        ModelConfig.from_dict({"height": 3})
+
+
+@pytest.mark.parametrize("fields", [[], ["height"], None, 3, "height"], ids=repr)
+def test_what_is_no_dictionary_is_refused(fields: Any) -> None:
+    with pytest.raises(ValueError, match="a config is a dictionary of fields"):
+        ModelConfig.from_dict(fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "steps", "step_channels", "step_draws", "draws", "outputs"),
+    [
+        ({"head": "categorical"}, 20, 1, 1, 1, 256),
+        ({"head": "logistic_mixture"}, 20, 1, 2, 2, 3 * MIXTURES),
+        ({"channels": 3, "head": "categorical"}, 20, 3, 3, 3, 768),
+        ({"channels": 3, "head": "logistic_mixture"}, 20, 3, 4, 4, 10 * MIXTURES),
+        ({"channels": 3, "order": "subpixel", "head": "categorical"}, 60, 1, 1, 3, 256),
+        ({"channels": 3, "order": "subpixel", "head": "logistic_mixture"}, 60, 1, 2, 6, 30),
+    ],
+    ids=str,
+)
+def test_what_follows_from_the_fields(
+    fields: dict[str, Any],
+    steps: int,
+    step_channels: int,
+    step_draws: int,
+    draws: int,
+    outputs: int,
+) -> None:
+    config = tiny_config(**fields)
+    assert (config.pixels, config.values) == (20, 20 * config.channels)
+    assert (config.steps, config.step_channels) == (steps, step_channels)
+    assert config.steps_per_pixel * config.pixels == steps
+    assert (config.step_draws, config.draws) == (step_draws, draws)
+    assert config.head_outputs == outputs
+    assert (config.head_size, config.dims) == (8, config.values)
+
+
+def test_a_given_value_is_no_dimension() -> None:
+    assert tiny_config(input="previous", start="given").dims == 19
+
+
+def test_the_neighbours_are_seventeen_and_earlier() -> None:
+    assert len(set(NEIGHBOURS)) == 17
+    assert all(row < 0 or (row == 0 and column < 0) for row, column in NEIGHBOURS)
+    assert {row for row, _ in NEIGHBOURS} == {0, -1, -2}
+    assert all(abs(column) <= 3 for _, column in NEIGHBOURS)
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "layers"), [("mnist-paper", 784, 8), ("cifar10-paper", 3072, 16)]
+)
+def test_paper_presets_are_the_authors_networks(name: str, steps: int, layers: int) -> None:
+    config = PRESETS[name]
+    assert (config.steps, config.n_layers, config.n_heads) == (steps, layers, 8)
+    assert (config.d_model, config.d_ff, config.head_size) == (256, 1024, 32)
+    network = LinearTransformer(config)
+    shapes = {key: tuple(tensor.shape) for key, tensor in network.state_dict().items()}
+    expected: dict[str, tuple[int, ...]] = {
+        "input.start": (256,),
+        "input.value_embedding.weight": (256, 128),
+        "norm.weight": (256,),
+        "norm.bias": (256,),
+        "head.predictor.weight": (30, 256),
+        "head.predictor.bias": (30,),
+    }
+    for layer in range(layers):
+        block = f"blocks.{layer}"
+        for part, size in {
+            **{f"attention.{p}": (256, 256) for p in ("query", "key", "value", "out")},
+            "linear1": (1024, 256),
+            "linear2": (256, 1024),
+        }.items():
+            expected |= {f"{block}.{part}.weight": size, f"{block}.{part}.bias": size[:1]}
+        for part in ("norm1", "norm2"):
+            expected |= {f"{block}.{part}.weight": (256,), f"{block}.{part}.bias": (256,)}
+    assert shapes == expected
+    one_layer = 4 * (256 * 256 + 256) + 2 * 256 * 1024 + 1024 + 256 + 4 * 256
+    theirs = 256 * 128 + layers * one_layer + 2 * 256 + 30 * 256 + 30
+    assert sum(p.numel() for p in network.parameters()) == theirs + 256  # and our start vector
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "classes"), [("mnist", (28, 28, 1), 10), ("cifar10", (32, 32, 3), 10)]
+)
+def test_our_presets_draw_pixels_of_known_classes(
+    name: str, size: tuple[int, int, int], classes: int
+) -> None:
+    config = PRESETS[name]
+    assert (config.height, config.width, config.channels) == size
+    assert (config.order, config.norm, config.activation) == ("pixel", "pre", "gelu")
+    assert (config.input, config.positions, config.start) == ("neighbourhood", "learned", "learned")
+    assert len(config.classes) == classes
+    assert config.steps == config.pixels
+
+
+def test_a_class_is_found_by_its_name_and_in_other_letters_where_only_one_can_be_meant() -> None:
+    letters = tiny_config(classes=("A", "B", "a", "Frog"))
+    assert [letters.class_index(name) for name in ("A", "a", " b ", "frog", "3", 1)] == [
+        0, 2, 1, 3, 3, 1,
+    ]  # fmt: skip
+    accents = tiny_config(classes=("U\u0308n", " cat", "cat"))  # as macOS unpacks it
+    assert [accents.class_index(name) for name in ("\u00dcn", "\u00fcn", " cat", "cat")] == [
+        0, 0, 1, 2,
+    ]  # fmt: skip
+    twice = tiny_config(classes=("AB", "ab"))
+    assert twice.class_index("ab") == 1
+    with pytest.raises(ValueError, match="no class 'Ab'; there are AB, ab, or 0 to 1"):
+        twice.class_index("Ab")
+    numbers = tiny_config(classes=("1", "10", "2"))
+    assert [numbers.class_index(one) for one in ("1", "10", "2", 1)] == [0, 1, 2, 1]
+    with pytest.raises(ValueError, match=r"no class '0'; there are 1, 10, 2$"):
+        numbers.class_index("0")
+
+
+def test_no_more_accents_are_put_in_order_than_a_name_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python's time for it grows as the square of their number: ten minutes for a form's text."""
+    ordered: list[int] = []
+
+    def normalize(form: str, text: str) -> str:
+        ordered.append(len(text))
+        return text
+
+    monkeypatch.setattr(unicodedata, "normalize", normalize)
+    with pytest.raises(ValueError, match="no class"):
+        tiny_config(classes=("a",)).class_index("a" + "\u0345\u0334" * 10_000)
+    assert max(ordered) == 1  # the class's own
+
+
+def test_a_class_has_a_name_that_can_be_sent() -> None:
+    with pytest.raises(ValueError, match=r"'caf\\udce9' is no UTF-8: rename its folder"):
+        tiny_config(classes=("tea", "caf\udce9"))

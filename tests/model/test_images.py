@@ -1,0 +1,358 @@
+"""Pictures in and out."""
+
+from __future__ import annotations
+
+import io
+import random
+import struct
+import warnings
+import zlib
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+from PIL import Image as Picture
+
+from scanline.model.config import ModelConfig
+from scanline.model.images import FORMATS, Fit, ImageError, flatten_alpha, open_image, to_8_bit
+from scanline.service.images import (
+    fit_to_model,
+    image_to_canvas,
+    read_image,
+    read_masked_image,
+    to_grid,
+    to_png,
+)
+from tests.png import png_chunk
+from tests.service.fixtures import COLOUR, GREY, decode_png, encode, random_picture
+
+MODES = [
+    "1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV",
+    "I", "I;16", "I;16B", "F",
+]  # fmt: skip
+
+
+def canvas_of(data: bytes, colour: bool = False, fit: Fit = "exact") -> Any:
+    return read_image(io.BytesIO(data), COLOUR if colour else GREY, fit)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("fit", get_args(Fit))
+def test_every_mode_and_shape_is_fitted_or_refused_in_words(mode: str, fit: Fit) -> None:
+    for config in (GREY, COLOUR):
+        for size in ((5, 6), (3, 4), (1, 1), (300, 1), (1, 300)):
+            same = size == (config.width, config.height)
+            if mode in ("I", "F") or (fit == "exact" and not same):
+                with pytest.raises(ImageError, match=r"send that size|save it"):
+                    fit_to_model(config, to_8_bit(Picture.new(mode, size)), fit)
+                continue
+            fitted = fit_to_model(config, to_8_bit(Picture.new(mode, size)), fit)
+            assert fitted.size == (config.width, config.height)
+            assert image_to_canvas(fitted).shape == (config.pixels, config.channels)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "BMP", "PPM", "GIF", "WEBP"])
+def test_a_lossless_format_gives_the_very_values(kind: str) -> None:
+    options = {"lossless": True} if kind == "WEBP" else {}
+    for config in (GREY, COLOUR):
+        if config is COLOUR and kind == "GIF":
+            continue  # a palette: not all colours are there
+        picture = random_picture(config)
+        data = canvas_of(encode(picture, kind, **options), config is COLOUR)
+        expected = np.asarray(picture).reshape(config.pixels, config.channels)
+        np.testing.assert_array_equal(data, expected)
+
+
+def test_grey_colour_and_palette_say_the_same() -> None:
+    grey = random_picture(GREY)
+    expected = np.asarray(grey).reshape(-1, 1)
+    for mode in ("L", "LA", "RGB", "RGBA", "P"):
+        np.testing.assert_array_equal(canvas_of(encode(grey.convert(mode))), expected)
+    two = grey.point(lambda value: 255 * (value > 127))
+    one_bit = canvas_of(encode(two.convert("1")))
+    np.testing.assert_array_equal(one_bit, np.asarray(two).reshape(-1, 1))
+
+
+def test_sixteen_bits_are_scaled_not_cut_off() -> None:
+    values = np.linspace(0, 65_535, GREY.pixels).astype(np.uint16)
+    picture = Picture.fromarray(values.reshape(GREY.height, GREY.width))
+    for kind in ("PNG", "PPM"):
+        np.testing.assert_array_equal(canvas_of(encode(picture, kind))[:, 0], values >> 8)
+    black_is_0, white_is_0 = (
+        np.asarray(open_image(io.BytesIO(encode(picture, "TIFF", tiffinfo=tags)))).ravel()
+        for tags in ({}, {262: 0})
+    )
+    np.testing.assert_array_equal(black_is_0, values >> 8)
+    np.testing.assert_array_equal(white_is_0, 255 - (values >> 8))
+    hole = int(values[7])
+    canvas, known = read_masked_image(
+        io.BytesIO(encode(picture, "PNG", transparency=hole)), None, None, "exact", GREY
+    )
+    assert np.flatnonzero(~known).tolist() == [7]
+    expected = np.where(known, values >> 8, 0)
+    np.testing.assert_array_equal(canvas[:, 0], expected)
+
+
+def test_32_bits_are_refused() -> None:
+    for dtype in (np.int32, np.float32):
+        picture = Picture.fromarray(np.zeros((6, 5), dtype))
+        with pytest.raises(ImageError, match="8 or 16 bits"):
+            open_image(io.BytesIO(encode(picture, "TIFF")))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_photograph_is_turned_the_way_up_that_its_exif_says(orientation: int) -> None:
+    upright = random_picture(GREY)
+    turn = {
+        2: Picture.Transpose.FLIP_LEFT_RIGHT, 3: Picture.Transpose.ROTATE_180,
+        4: Picture.Transpose.FLIP_TOP_BOTTOM, 5: Picture.Transpose.TRANSPOSE,
+        6: Picture.Transpose.ROTATE_90, 7: Picture.Transpose.TRANSVERSE,
+        8: Picture.Transpose.ROTATE_270,
+    }  # fmt: skip
+    stored = upright.transpose(turn[orientation]) if orientation in turn else upright
+    exif = Picture.Exif()
+    exif[0x0112] = orientation
+    data = canvas_of(encode(stored, "PNG", exif=exif))
+    np.testing.assert_array_equal(data, np.asarray(upright).reshape(-1, 1))
+
+
+def test_transparency_counts_in_every_form_it_takes() -> None:
+    grey = Picture.new("L", (5, 6), 9)
+    grey.putpixel((0, 0), 200)
+    hole = Picture.new("L", (5, 6), 255)
+    hole.putpixel((0, 0), 0)
+    with_alpha = grey.convert("RGBA")
+    with_alpha.putalpha(hole)
+    forms = {
+        "alpha": encode(with_alpha),
+        "grey and alpha": encode(with_alpha.convert("LA")),
+        "a value": encode(grey, transparency=200),
+        "a colour": encode(grey.convert("RGB"), transparency=(200, 200, 200)),
+        "palette": encode(grey.convert("P"), transparency=200),
+        "GIF": encode(with_alpha, "GIF"),
+        "WebP": encode(with_alpha, "WEBP", lossless=True),
+    }
+    for name, data in forms.items():
+        canvas, known = read_masked_image(io.BytesIO(data), None, None, "exact", GREY)
+        assert known.tolist() == [False] + [True] * 29, name
+        assert canvas.ravel().tolist() == [0] + [9] * 29, name
+
+
+@pytest.mark.parametrize(
+    "exif", [b"", b"Exif\0\0", b"MM\0*\0\0", b"II*\0\xff\xff\xff\xff", bytes(99)]
+)
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF data")  # Pillow's, which a command leaves out
+def test_a_picture_with_damaged_exif_is_read_as_it_stands(kind: str, exif: bytes) -> None:
+    picture = random_picture(GREY)
+    plain, damaged = (canvas_of(encode(picture, kind, **more)) for more in ({}, {"exif": exif}))
+    np.testing.assert_array_equal(damaged, plain)
+
+
+@pytest.mark.parametrize(("bits", "second"), [(1, 0), (2, 170), (4, 238), (8, 254), (16, 255)])
+def test_a_png_of_any_depth_has_its_transparent_value(bits: int, second: int) -> None:
+    """Which Pillow leaves as it stands in the file, where it scales the others."""
+    top = 2**bits - 1
+    values = np.zeros((6, 5), ">u2")
+    values[0, 0], values[0, 1] = top, top - 1
+    if bits == 16:
+        lines = [line.tobytes() for line in values]
+    elif bits == 8:
+        lines = [line.astype(np.uint8).tobytes() for line in values]
+    else:
+        each = (values[..., None] >> np.arange(bits - 1, -1, -1) & 1).reshape(6, -1)
+        lines = [np.packbits(line.astype(np.uint8)).tobytes() for line in each]
+    canvas, known = read_masked_image(
+        io.BytesIO(png_of(bits, 0, lines, struct.pack(">H", top))), None, None, "exact", GREY
+    )
+    assert known.tolist() == [False] + [True] * 29
+    assert canvas.ravel().tolist() == [0, second] + [0] * 28
+
+
+def test_a_colour_of_16_bits_is_transparent_too() -> None:
+    values = np.full((6, 5, 3), 0x1234, ">u2")
+    values[2, 3] = clear = (0x0100, 0x0200, 0x0300)
+    data = png_of(16, 2, [line.tobytes() for line in values], struct.pack(">3H", *clear))
+    _, known = read_masked_image(io.BytesIO(data), None, None, "exact", GREY)
+    assert np.flatnonzero(~known).tolist() == [2 * 5 + 3]
+
+
+def png_of(bits: int, colours: int, lines: list[bytes], clear: bytes) -> bytes:
+    """Write a PNG of 5 × 6 pixels as Pillow does not."""
+    parts = (
+        (b"IHDR", struct.pack(">IIBBBBB", 5, 6, bits, colours, 0, 0, 0)), (b"tRNS", clear),
+        (b"IDAT", zlib.compress(b"".join(b"\0" + line for line in lines))), (b"IEND", b""),
+    )  # fmt: skip
+    return b"\x89PNG\r\n\x1a\n" + b"".join(png_chunk(kind, data) for kind, data in parts)
+
+
+def test_half_transparent_pixels_are_known_and_darker() -> None:
+    picture = Picture.new("LA", (5, 6), (200, 128))
+    picture.putpixel((4, 5), (200, 0))
+    canvas, known = read_masked_image(io.BytesIO(encode(picture)), None, None, "exact", GREY)
+    assert known.tolist() == [True] * 29 + [False]
+    assert set(canvas.ravel()[:29].tolist()) == {100}
+
+
+def test_transparency_is_laid_on_black() -> None:
+    for mode in ("LA", "RGBA"):
+        half = Picture.new("LA", (2, 1), (200, 128))
+        half.putpixel((1, 0), (200, 0))
+        assert flatten_alpha(half.convert(mode))[0, :, 0].tolist() == [100, 0]
+
+
+def test_what_is_known_comes_from_rows_then_mask_then_the_picture() -> None:
+    holes = Picture.new("LA", (5, 6), (7, 255))
+    holes.putpixel((0, 0), (0, 0))
+    mask = Picture.new("LA", (5, 6), (0, 255))
+    mask.putpixel((1, 0), (0, 0))
+    mask.putpixel((2, 0), (0, 1))  # not wholly transparent: kept
+
+    def known(rows: int | None, with_mask: bool) -> list[int]:
+        file = io.BytesIO(encode(mask)) if with_mask else None
+        _, which = read_masked_image(io.BytesIO(encode(holes)), file, rows, "exact", GREY)
+        unknown: list[int] = np.flatnonzero(~which).tolist()
+        return unknown
+
+    assert known(5, False) == [25, 26, 27, 28, 29]
+    assert known(0, False) == list(range(30))
+    assert known(None, True) == [1]
+    assert known(None, False) == [0]
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+@pytest.mark.parametrize("fit", ["cover", "contain"])
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_mask_of_the_pictures_own_size_is_fitted_with_it(
+    kind: str, fit: Fit, turned: bool
+) -> None:
+    """As what is cut out of the picture is, also where a JPEG is decoded smaller or turned."""
+    picture = Picture.new("L", (80, 72), 90)
+    mask = Picture.new("LA", picture.size, (0, 255))
+    mask.paste((0, 0), (20, 30, 40, 50))
+    cut = picture.copy()
+    cut.putalpha(mask.getchannel("A"))
+    exif = Picture.Exif()
+    if turned:
+        exif[0x0112] = 6  # lies on its side
+        picture = picture.transpose(Picture.Transpose.ROTATE_90)
+    sent = io.BytesIO(encode(picture, kind, exif=exif))
+    _, known = read_masked_image(sent, io.BytesIO(encode(mask)), None, fit, GREY)
+    _, expected = read_masked_image(io.BytesIO(encode(cut)), None, None, fit, GREY)
+    assert known.tolist() == expected.tolist()
+    assert 0 < known.sum() < known.size
+    # As one of over 4 megapixels has to be.
+    smaller = mask.resize((40, 36), Picture.Resampling.NEAREST)
+    sent.seek(0)
+    _, known = read_masked_image(sent, io.BytesIO(encode(smaller)), None, fit, GREY)
+    assert known.tolist() == expected.tolist()
+    other = io.BytesIO(encode(Picture.new("LA", (72, 80))))
+    with pytest.raises(ImageError, match="the model's size, 5 × 6, or the picture's, 80 × 72"):
+        read_masked_image(io.BytesIO(encode(picture, kind, exif=exif)), other, None, fit, GREY)
+
+
+def test_a_smaller_mask_may_have_lost_what_its_sides_lose_as_they_are_rounded() -> None:
+    picture = encode(Picture.new("L", (81, 73), 90))
+    for size in ((40, 36), (41, 37), (20, 18)):
+        clear = io.BytesIO(encode(Picture.new("LA", size)))
+        assert not read_masked_image(io.BytesIO(picture), clear, None, "cover", GREY)[1].any()
+    for size in ((40, 38), (42, 36)):
+        clear = io.BytesIO(encode(Picture.new("LA", size)))
+        with pytest.raises(ImageError, match="or that made smaller"):
+            read_masked_image(io.BytesIO(picture), clear, None, "cover", GREY)
+
+
+def test_cover_crops_the_middle_and_contain_leaves_a_border() -> None:
+    wide = Picture.new("L", (100, 12), 50)
+    wide.paste(250, (30, 0, 70, 12))
+    covered = canvas_of(encode(wide), fit="cover").reshape(6, 5)
+    assert (covered == 250).all()
+    contained = fit_to_model(GREY, wide, "contain")
+    alpha = np.asarray(contained)[..., 1]
+    assert {tuple(row) for row in alpha.tolist()} == {(0,) * 5, (255,) * 5}
+    assert 0 < (alpha == 255).all(1).sum() < 6
+
+
+@pytest.mark.parametrize("fit", ["cover", "contain"])
+@pytest.mark.parametrize("config", [GREY, COLOUR], ids=["grey", "colour"])
+def test_a_hole_in_a_larger_picture_is_as_large_and_leaves_no_trace_beside_it(
+    config: ModelConfig, fit: Fit
+) -> None:
+    hole = np.zeros((config.height, config.width), bool)
+    hole[2:4, 1:4] = True
+    cut = random_picture(config)
+    cut.putalpha(Picture.fromarray(np.where(hole, 0, 255).astype(np.uint8)))
+    large = cut.resize((4 * config.width, 4 * config.height), Picture.Resampling.NEAREST)
+    large.putpixel((0, 0), (0,) * len(large.getbands()))  # a part of the first pixel
+    expected, _ = read_masked_image(io.BytesIO(encode(cut)), None, None, "exact", config)
+    canvas, known = read_masked_image(io.BytesIO(encode(large)), None, None, fit, config)
+    hole[0, 0] = True
+    np.testing.assert_array_equal(known, ~hole.ravel())
+    np.testing.assert_array_equal(canvas[known], expected[known])
+
+
+def test_what_contain_leaves_of_a_picture_with_a_hole_is_drawn_too() -> None:
+    wide = Picture.new("LA", (100, 60), (90, 255))
+    wide.paste((0, 0), (0, 0, 20, 20))
+    _, known = read_masked_image(io.BytesIO(encode(wide)), None, None, "contain", GREY)
+    kept = known.reshape(6, 5)
+    assert not kept[[0, 1, 5]].any()
+    assert kept[2].tolist() == [False, True, True, True, True]
+    assert kept[3:5].all()
+
+
+def test_damaged_files_of_every_format_are_refused_in_words() -> None:
+    """Break thousands of files in all ways: each is read, or a ``ImageError``, never a bug."""
+    draw = random.Random(0)
+    exif = Picture.Exif()
+    exif[0x0112], exif[0x010E] = 6, "hello"
+    picture = random_picture(COLOUR).resize((16, 16))
+    seeds = [
+        encode(picture, kind, **({"exif": exif} if kind not in ("GIF", "BMP", "PPM") else {}))
+        for kind in FORMATS
+        if kind != "TIFF"  # libtiff prints to standard error
+    ]
+    seeds += [
+        encode(picture.quantize(8), "PNG", transparency=0),
+        encode(picture.quantize(8), "BMP"),
+    ]
+    outcomes = {"read": 0, "refused": 0}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for seed in seeds:
+            for _ in range(250):
+                data = bytearray(seed)
+                for _ in range(draw.choice((1, 2, 16))):
+                    place = draw.randrange(min(len(data), draw.choice((40, 200, 10**6))))
+                    match draw.randrange(4):
+                        case 0 if place:
+                            del data[place:]
+                        case 1 if len(data) > 9:
+                            del data[place : place + draw.randrange(1, 5)]
+                        case _:
+                            data[place] = draw.choice((0, 1, 127, 128, 255))
+                    data = data or bytearray(b"x")
+                try:
+                    read_masked_image(io.BytesIO(bytes(data)), None, 1, "cover", GREY)
+                    outcomes["read"] += 1
+                except ImageError:
+                    outcomes["refused"] += 1
+    assert min(outcomes.values()) > 100, outcomes
+
+
+def test_a_grid_is_near_square_and_enlarges_by_whole_pixels() -> None:
+    images = [np.full((GREY.pixels, 1), 10 * j, np.uint8) for j in range(7)]
+    grid = Picture.open(io.BytesIO(to_grid(images, GREY, scale=3)))
+    assert grid.size == (3 * (3 * 7 - 2), 3 * (3 * 8 - 2))
+    values = np.asarray(grid)
+    assert np.unique(values).tolist() == [0, 10, 20, 30, 40, 50, 60, 96]
+    assert (values[: 3 * 6, 3 * 7 : 3 * 12] == 10).all()
+    assert (values[-3 * 6 :, -3 * 5 :] == 96).all()  # nothing there
+    one = to_grid(images[:1], GREY)
+    np.testing.assert_array_equal(decode_png(one, GREY), images[0])
+
+
+def test_png_gives_back_what_went_in() -> None:
+    for config in (GREY, COLOUR):
+        pixels = np.asarray(random_picture(config)).reshape(config.pixels, config.channels)
+        np.testing.assert_array_equal(decode_png(to_png(pixels, config), config), pixels)

@@ -1,0 +1,192 @@
+"""What a network is trained on, and what is held out from it, measured on and judged beside."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from scanline.model.config import PRESETS
+from scanline.model.data.dataset import Dataset, load_dataset, split_validation
+from scanline.model.training import datasets
+from scanline.model.training.datasets import load_judge_data, load_test_data, load_training_data
+from scanline.model.training.resume import dataset_fingerprint
+from tests.conftest import tiny_config
+from tests.dataset_files import hide_other_data, write_cifar, write_mnist
+
+load_test_data.__test__ = False  # type: ignore[attr-defined]  # pytest takes it for a test
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    for j in range(25):
+        path = tmp_path / "pictures" / "ab"[j % 2] / f"{j:02}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (9, 7), (10 * j, 0, 0)).save(path)
+    return tmp_path / "pictures"
+
+
+def test_of_a_folder_a_tenth_is_held_out_or_what_is_asked_for(pictures: Path) -> None:
+    def sizes(hold_out: int | None) -> tuple[int, int]:
+        data, validation = load_training_data(None, pictures, 8, False, hold_out, None, False)
+        assert data.images.shape[1:] == (8, 8, 3)
+        assert data.classes == ("a", "b")
+        return len(data), 0 if validation is None else len(validation)
+
+    assert sizes(None) == (23, 2)
+    assert sizes(12) == (13, 12)
+    assert sizes(1) == (24, 1)
+    assert sizes(0) == (25, 0)
+    for everything in (25, 1000):
+        with pytest.raises(ValueError, match=f"cannot hold out {everything:,} of 25 images"):
+            sizes(everything)
+
+
+def numbered(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have every folder hold so many images, each with its number for its pixels."""
+    images = np.arange(count, dtype=np.uint32).view(np.uint8).reshape(-1, 2, 2, 1)
+    folder = Dataset("images", images, None, ())
+    monkeypatch.setattr(datasets, "load_image_folder", lambda *of: folder)
+
+
+def numbers(data: Dataset | None) -> set[int]:
+    return set() if data is None else set(data.images.reshape(-1, 4).view(np.uint32)[:, 0].tolist())
+
+
+@pytest.mark.parametrize("hold_out", [None, 0, 1, 12])
+@pytest.mark.parametrize("count", [5, 26, 10_010])
+def test_what_was_trained_on_measures_and_judges_nothing(
+    count: int, hold_out: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if hold_out is not None and hold_out >= count:
+        return
+    numbered(count, monkeypatch)
+    given, grey = (Path("pictures"), None, False), tiny_config(height=2, width=2)
+    data, validation = load_training_data(None, given[0], 2, True, hold_out, None, False)
+    held_out = 0 if validation is None else len(validation)
+    assert held_out == (min(1000, count // 10) if hold_out is None else hold_out)
+    facts = {"trained_on": dataset_fingerprint(data), "held_out": held_out}
+    learned, judged = load_judge_data(grey, facts, None, *given)
+    measured = load_test_data(grey, facts, None, *given)
+    assert not numbers(learned) & numbers(judged)
+    for seen in (measured, judged):
+        if held_out:
+            assert numbers(seen) == numbers(validation)
+            assert "held out" in seen.note
+        else:
+            assert "the model was trained on all of them" in seen.note
+    if hold_out is None and held_out:  # a checkpoint of a former version tells nothing
+        assert numbers(load_judge_data(grey, {}, None, *given)[1]) == numbers(validation)
+    for other in ({}, facts | {"trained_on": "other"}, facts | {"held_out": count}):
+        everything = load_test_data(grey, other, None, *given)
+        assert len(everything) == count
+        assert "whatever of it the model was trained on" in everything.note
+
+
+def test_what_joins_a_folder_moves_nothing_that_was_trained_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = (None, Path("pictures"), 2, True, 5, None, False)
+    numbered(40, monkeypatch)
+    trained, _ = load_training_data(*given)
+    numbered(60, monkeypatch)
+    _, validation = load_training_data(*given)
+    assert not numbers(trained) & numbers(validation)
+
+
+def test_the_first_pictures_of_a_folder_are_of_every_class(pictures: Path) -> None:
+    given: tuple[Any, ...] = (tiny_config(), {}, None, pictures, None, False)
+    labels = load_test_data(*given).labels
+    assert labels is not None
+    assert labels[:12].tolist() != sorted(labels[:12])
+    held_out = load_judge_data(*given)[1].labels
+    assert held_out is not None
+    np.testing.assert_array_equal(held_out, labels[: len(held_out)])
+
+
+def test_a_data_set_is_trained_on_without_its_test_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hide_other_data(monkeypatch)
+    write_mnist(tmp_path / "mnist")
+    for name in ("mnist", "mnist-paper"):
+        data, validation = load_training_data(name, None, None, False, 2, tmp_path, False)
+        assert validation is not None
+        assert (len(data), len(validation)) == (4, 2)
+        # By the seed alone, so that runs of years apart hold out the same.
+        of_seed = split_validation(load_dataset("mnist", "train", tmp_path), 2, 0)[1]
+        assert np.array_equal(validation.images, of_seed.images)
+    for dataset, images in ((None, None), ("mnist", tmp_path)):
+        with pytest.raises(ValueError, match="say what to train on"):
+            load_training_data(dataset, images, None, False, 0, tmp_path, False)
+    with pytest.raises(ValueError, match="there is no 'digits'; there are mnist"):
+        load_training_data("digits", None, None, False, 0, tmp_path, False)
+    with pytest.raises(ValueError, match=f"to train on its pictures: --images {tmp_path}"):
+        load_training_data(str(tmp_path), None, None, False, 0, None, False)
+
+
+def test_a_model_is_measured_on_a_folder_or_the_test_set_of_its_classes(
+    tmp_path: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hide_other_data(monkeypatch)
+    write_mnist(tmp_path / "mnist")
+    write_cifar(tmp_path / "cifar10")
+    grey, colour = tiny_config(), tiny_config(channels=3)
+    digits = PRESETS["mnist"]
+    assert load_test_data(grey, {}, None, pictures, None, False).images.shape == (25, 5, 4, 1)
+    assert load_test_data(colour, {}, None, pictures, None, False).images.shape == (25, 5, 4, 3)
+    assert load_test_data(digits, {}, None, None, tmp_path, False).images.shape[1:] == (28, 28, 1)
+    photographs = load_test_data(PRESETS["cifar10"], {}, None, None, tmp_path, False)
+    assert photographs.images.shape[1:] == (32, 32, 3)
+    for own in (replace(digits, classes=()), replace(digits, classes=("cat", "dog"))):
+        with pytest.raises(ValueError, match="say what to measure on"):
+            load_test_data(own, {}, None, None, tmp_path, False)
+    with pytest.raises(ValueError, match=r"draws .* × 3 images, the data holds 28 × 28 × 1"):
+        load_test_data(colour, {}, "mnist", None, tmp_path, False)
+
+
+def test_one_picture_judges_nothing(tmp_path: Path) -> None:
+    Image.new("L", (9, 7)).save(tmp_path / "one.png")
+    with pytest.raises(ValueError, match=r"holds one picture: .* give two or more"):
+        load_judge_data(tiny_config(), {}, None, tmp_path, None, False)
+
+
+@pytest.mark.parametrize(("asked", "held_out"), [(None, 4), (4, 4), (6, 6)])
+def test_what_a_start_was_trained_on_is_not_held_out_or_said_to_be(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    asked: int | None,
+    held_out: int,
+) -> None:
+
+    def parted(hold_out: int | None, start: dict[str, Any] | None = None) -> Any:
+        return load_training_data(None, Path("pictures"), 2, True, hold_out, None, False, start)
+
+    numbered(60, monkeypatch)
+    trained, held = parted(4)
+    assert held is not None
+    facts = {"trained_on": dataset_fingerprint(trained), "held_out": len(held)}
+    for start in (facts, {"trained_on": "x", "held_out": 3, "started_from": {"runs": [facts]}}):
+        data, validation = parted(asked, start)
+        assert validation is not None
+        assert len(validation) == held_out
+        seen = len(numbers(validation) & numbers(trained))
+        told = f"the start was trained on {seen} of the images held out"
+        assert (told in caplog.text) is (seen > 0)
+        caplog.clear()
+        # And so it is said where the model is measured.
+        run = {"trained_on": dataset_fingerprint(data), "held_out": held_out,
+               "started_from": {"runs": [facts]}}  # fmt: skip
+        measured = load_test_data(
+            tiny_config(height=2, width=2), run, None, Path("pictures"), None, False
+        )
+        judged = load_judge_data(
+            tiny_config(height=2, width=2), run, None, Path("pictures"), None, False
+        )[1]
+        for each in (measured, judged):
+            assert numbers(each) == numbers(validation)
+            assert ("a run before was trained on" in each.note) is (seen > 0)

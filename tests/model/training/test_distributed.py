@@ -1,0 +1,300 @@
+"""Processes that train together: like one, stopped as one, and none is left or hangs alone."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from scanline.kernels.native.cpu import usable_cores
+from scanline.model.checkpoint import load_checkpoint
+from scanline.model.training import distributed
+from scanline.model.training.distributed import choose_process_count, process_group
+from scanline.model.training.trainer import Trainer
+from tests.model.training.fixtures import CONFIG, CPU, MODEL, log_of, run, start, weights_of
+
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+
+Begin = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def begin() -> Iterator[Begin]:
+    """Start runs, of which nothing is left after the test."""
+    begun: list[subprocess.Popen[str]] = []
+
+    def start_one(*arguments: object, **options: int) -> subprocess.Popen[str]:
+        begun.append(start(*arguments, **options))  # type: ignore[arg-type]
+        return begun[-1]
+
+    yield start_one
+    for process in begun:
+        process.terminate()  # torchrun ends its own first: they are in groups of their own
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(40)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # whoever is left, be its first gone or not
+        process.wait()
+        for pipe in (process.stdout, process.stderr):
+            assert pipe is not None
+            pipe.close()
+
+
+def wait_for_steps(process: subprocess.Popen[str], folder: Path, count: int) -> None:
+    log = folder / "log.jsonl"
+    while not (log.exists() and len(log.read_text().splitlines()) >= count):
+        assert process.poll() is None, process.communicate()[1]
+        signal.sigtimedwait([], 0.05)
+
+
+def members(process: subprocess.Popen[str]) -> set[int]:
+    """Give the two processes that train, by what each prints first."""
+    assert process.stdout is not None
+    return {int(process.stdout.readline().split()[1]) for _ in range(2)}
+
+
+def gone(number: int) -> bool:
+    """Whether a process has ended, if perhaps not yet been waited for."""
+    try:
+        return Path(f"/proc/{number}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("launcher", "count"),
+    [
+        pytest.param((), 1, marks=pytest.mark.broad, id="one"),
+        pytest.param((), 2, id="two"),
+        pytest.param(TORCHRUN, 1, id="torchrun"),
+    ],
+)
+@pytest.mark.usefixtures("hangups")
+def test_control_c_leaves_a_run_to_resume(
+    tmp_path: Path, begin: Begin, launcher: tuple[str, ...], count: int
+) -> None:
+    """As a terminal does it: the signal goes to the group, and from torchrun to its processes.
+
+    Where it closes, only the first process heeds that.
+    """
+    process = begin(tmp_path, 10**6, *launcher, processes=count)
+    wait_for_steps(process, tmp_path, 4)
+    if count == 2:
+        (other,) = members(process) - {process.pid}
+        os.kill(other, signal.SIGHUP)
+    os.killpg(process.pid, signal.SIGINT)
+    output, errors = process.communicate(timeout=60)
+    said = [line for line in output.splitlines() if line.startswith("stopped at")]
+    assert len(said) == (2 if launcher else 1)
+    assert len(set(said)) == 1, errors  # every process, after the same step
+    if not launcher:
+        assert process.returncode == 0, errors
+        assert "Traceback" not in errors
+    done = int(said[0].removeprefix("stopped at"))
+    assert len(log_of(tmp_path)) == done
+    trainer = Trainer(MODEL, replace(CONFIG, steps=10**6, decay=0.0), tmp_path, CPU)
+    trainer.resume()
+    assert trainer.step == done
+    assert load_checkpoint(weights_of(tmp_path)).facts["steps"] == done
+    assert not [file for file in tmp_path.iterdir() if file.name.startswith(".")]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "count"),
+    [
+        pytest.param((), 2, id="two"),
+        pytest.param(TORCHRUN, 1, marks=pytest.mark.broad, id="torchrun"),
+    ],
+)
+def test_two_processes_train_like_one(
+    tmp_path: Path, begin: Begin, launcher: tuple[str, ...], count: int
+) -> None:
+    process = begin(tmp_path / "two", 6, *launcher, processes=count)
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert len({line for line in output.splitlines() if line.startswith("process")}) == 2
+    run(tmp_path / "one", replace(CONFIG, decay=0.0))
+    one, two = (log_of(tmp_path / name) for name in ("one", "two"))
+    assert [line["step"] for line in two] == [line["step"] for line in one] == [1, 2, 3, 4, 5, 6]
+    for mine, theirs in zip(two, one, strict=True):
+        assert mine["bits_per_dim"] == pytest.approx(theirs["bits_per_dim"], abs=2e-3)
+    weights = [
+        load_checkpoint(weights_of(tmp_path / name)).model.head.predictor.weight.detach()
+        for name in ("one", "two")
+    ]
+    torch.testing.assert_close(weights[0], weights[1], rtol=1e-2, atol=1e-3)
+
+
+def test_one_that_is_killed_ends_the_run_with_its_reason(tmp_path: Path, begin: Begin) -> None:
+    process = begin(tmp_path, 10**6, processes=2)
+    (other,) = members(process) - {process.pid}
+    wait_for_steps(process, tmp_path, 4)
+    os.kill(other, signal.SIGKILL)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode != 0  # torch may abort once a broken group goes, after what is said
+    said = [line for line in errors.splitlines() if "RuntimeError: one of the" in line]
+    assert len(said) == 1
+    assert "one of the training processes was killed by signal 9; --resume goes on" in said[0]
+    assert gone(other)
+
+
+def test_the_first_killed_leaves_no_other_behind(tmp_path: Path, begin: Begin) -> None:
+    process = begin(tmp_path, 10**6, processes=2)
+    (other,) = members(process) - {process.pid}
+    wait_for_steps(process, tmp_path, 4)
+    process.kill()
+    process.wait()
+    while not gone(other):  # the test's own time limit ends a wait for ever
+        signal.sigtimedwait([], 0.05)
+
+
+def test_one_that_fails_alone_is_seen_by_its_own_error(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """While it starts, and once all have joined; by one that both might have met, too."""
+    for kind in (RuntimeError, ValueError):
+        with (
+            pytest.raises(RuntimeError, match=r"ended with status 1, see above"),
+            process_group(2, _fail, kind) as device,
+        ):
+            torch.distributed.all_reduce(torch.ones(1, device=device))
+        assert f"{kind.__name__}: only the other one" in capfd.readouterr().err
+    with (
+        pytest.raises((RuntimeError, TypeError, AttributeError)),
+        process_group(2, lambda device: None),  # cannot be pickled
+    ):
+        raise AssertionError("never begins")
+    assert not torch.distributed.is_initialized()
+
+
+def _fail(device: torch.device, kind: type[Exception]) -> None:
+    distributed._FAREWELL = 0.1
+    raise kind("only the other one")
+
+
+def test_one_that_dies_while_it_starts_is_seen_however_much_it_was_to_be_given() -> None:
+    over = threading.Event()
+
+    def kill_the_other() -> None:
+        while not (others := multiprocessing.active_children()) and not over.wait(0.01):
+            pass
+        for other in others:
+            other.kill()
+
+    killer = threading.Thread(target=kill_the_other)
+    killer.start()
+    try:
+        with (
+            pytest.raises(RuntimeError, match="was killed by signal 9"),
+            process_group(2, _take, bytes(2**25)),
+        ):
+            raise AssertionError("never begins")
+    finally:
+        over.set()
+        killer.join()
+    assert not multiprocessing.active_children()
+
+
+def _take(device: torch.device, much: bytes) -> None:
+    pass
+
+
+def test_what_both_meet_is_said_once(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ValueError, match="both"), process_group(2, _refuse) as device:
+        _refuse(device)
+    assert "both" not in capfd.readouterr().err
+    assert not torch.distributed.is_initialized()
+
+
+def _refuse(device: torch.device) -> None:
+    raise ValueError("both")
+
+
+def test_as_many_processes_as_cores_with_four_images_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(distributed, "usable_cores", lambda: 6)
+    if torch.cuda.is_available():
+        assert choose_process_count(16, None) == 1
+        return
+    assert [choose_process_count(batch, None) for batch in (1, 7, 8, 12, 16, 30, 64)] == [
+        1, 1, 2, 3, 4, 6, 4,
+    ]  # fmt: skip
+    assert choose_process_count(16, 8) == 8  # as told
+    with pytest.raises(ValueError, match="16 images does not divide by 3 processes"):
+        choose_process_count(16, 3)
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert choose_process_count(16, None) == 2
+    monkeypatch.setenv("OMP_NUM_THREADS", "0")  # which says nothing
+    assert choose_process_count(16, None) == 4
+    monkeypatch.setenv("RANK", "0")
+    assert choose_process_count(16, None) == 1
+    with pytest.raises(ValueError, match="leave --processes out"):
+        choose_process_count(16, 2)
+
+
+def _nothing(device: torch.device) -> None:
+    pass
+
+
+def test_two_share_the_cores_and_meet_at_the_loopback_unless_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A laptop's network changes, and others may reach it; what failed leaves nothing behind.
+
+    One that dies after the last step ends no run.
+    """
+    name, hook, threads = "GLOO_SOCKET_IFNAME", sys.excepthook, torch.get_num_threads()
+    # NCCL chooses by itself, and only Linux tells of the addresses.
+    chosen = Path("/proc/self/net/tcp").exists() and not torch.cuda.is_available()
+    if chosen:
+        monkeypatch.setenv(name, "none_of_them")
+        with pytest.raises(RuntimeError, match="none_of_them"), process_group(2, _nothing):
+            raise AssertionError("never begins")
+        assert os.environ[name] == "none_of_them"
+    monkeypatch.delenv(name, raising=False)
+    with process_group(2, _nothing) as device:
+        assert device.type in ("cpu", "cuda")
+        assert torch.distributed.get_world_size() == 2
+        assert torch.get_num_threads() == max(1, distributed._cores() // 2)
+        with distributed.all_cores():
+            assert torch.get_num_threads() == distributed._cores() <= usable_cores()
+        if chosen:
+            assert (_addresses(), os.environ[name]) == ({"127.0.0.1"}, "lo")
+        for other in multiprocessing.active_children():
+            other.kill()
+            other.join()
+    assert not multiprocessing.active_children()
+    assert torch.get_num_threads() == threads
+    assert name not in os.environ
+    assert sys.excepthook is hook
+
+
+def _addresses() -> set[str]:
+    """Give the addresses of this process's TCP sockets, whatever their state."""
+    inodes = set[str]()
+    for file in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            inodes.add(str(file.readlink()).removeprefix("socket:[").removesuffix("]"))
+    found = set[str]()
+    for table in ("tcp", "tcp6"):
+        for line in Path("/proc/self/net", table).read_text().splitlines()[1:]:
+            _, address, *_ = fields = line.split()
+            if fields[9] in inodes:
+                raw = bytes.fromhex(address.split(":")[0])
+                found.add(str(ipaddress.ip_address(b"".join(_words(raw)))))
+    return found
+
+
+def _words(raw: bytes) -> list[bytes]:
+    return [raw[i : i + 4][::-1] for i in range(0, len(raw), 4)]

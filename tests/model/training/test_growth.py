@@ -1,0 +1,70 @@
+"""Growing a network: the same images at first, and every part of a new layer learns."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from scanline.model.checkpoint import CheckpointError, save_checkpoint
+from scanline.model.network import LinearTransformer
+from scanline.model.training.config import TrainingConfig
+from scanline.model.training.growth import grow, incompatible_fields
+from scanline.model.training.trainer import Trainer
+from tests.conftest import assert_close, random_canvas, random_network, tiny_config
+
+
+@pytest.mark.parametrize(("small", "large"), [(1, 2), (2, 4), (2, 5), (3, 4)])
+@pytest.mark.parametrize("feature_map", ["elu", "random"])
+def test_a_deeper_network_begins_as_the_smaller(small: int, large: int, feature_map: str) -> None:
+    config = tiny_config(n_layers=small, short_conv="2x3", feature_map=feature_map)
+    network = random_network(config)
+    deeper = replace(config, n_layers=large)
+    assert incompatible_fields(config, deeper) == []
+    tensors = grow(network.state_dict(), config, deeper)
+    model = LinearTransformer(deeper).double().eval()
+    assert tensors.keys() == model.state_dict().keys()
+    model.load_state_dict(tensors)
+    canvas = random_canvas(config, 2)
+    assert torch.equal(model(canvas), network(canvas))
+
+    # Its new layers are copies but for the way back, where they learn at once.
+    torch.autograd.backward(model.bits(canvas).sum())
+    for block in model.blocks:
+        assert all(p.grad is not None for p in block.parameters())
+        for name in ("attention.out.weight", "linear2.weight"):
+            gradient = block.get_parameter(name).grad
+            assert gradient is not None
+            assert (gradient != 0).any()
+    silent = [not block.get_parameter("linear2.weight").any() for block in model.blocks]
+    assert not silent[0]
+    assert sum(silent) == large - small
+    for before, block in enumerate(list(model.blocks)[1:]):
+        if silent[before + 1]:
+            below = model.blocks[before].get_parameter("attention.query.weight")
+            assert torch.equal(block.get_parameter("attention.query.weight"), below)
+
+
+def test_a_run_begins_with_fewer_layers_and_the_convolution_at_once(tmp_path: Path) -> None:
+    plain = random_network(tiny_config()).float()
+    save_checkpoint(tmp_path / "plain.safetensors", plain, {})
+    config = tiny_config(short_conv="2x3", n_layers=3)
+    trainer = Trainer(config, TrainingConfig(steps=1), tmp_path / "run", torch.device("cpu"))
+    trainer.start_from(tmp_path / "plain.safetensors")
+    canvas = random_canvas(config, 2)
+    with torch.no_grad():
+        for network in (trainer.train_state.model, trainer.train_state.ema):
+            assert_close(network(canvas), plain(canvas))
+
+
+def test_what_cannot_grow_is_refused(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "it.safetensors", random_network(tiny_config()).float(), {})
+    shallower = tiny_config(n_layers=1)
+    trainer = Trainer(shallower, TrainingConfig(steps=1), tmp_path / "run", torch.device("cpu"))
+    with pytest.raises(CheckpointError, match=r"\(n_layers\); start from one .* of fewer layers"):
+        trainer.start_from(tmp_path / "it.safetensors")
+    # What normalises last has no layer that does nothing.
+    post = tiny_config(norm="post")
+    assert incompatible_fields(post, replace(post, n_layers=3)) == ["n_layers"]

@@ -1,0 +1,185 @@
+"""What a run goes on from, and what it does not."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from scanline.model.checkpoint import CheckpointError
+from scanline.model.training.stop_signal import StopSignal
+from scanline.model.training.trainer import Trainer
+from tests.model.training.fixtures import (
+    CONFIG,
+    CPU,
+    MODEL,
+    dataset,
+    log_of,
+    run,
+)
+
+
+@pytest.fixture
+def begun(one_step: Path, tmp_path: Path) -> Path:
+    """Give the folder of a run of a step, to go on in or to damage."""
+    return shutil.copytree(one_step, tmp_path / "begun")
+
+
+@pytest.fixture(scope="module")
+def one_step(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give the folder of a run of a step."""
+    folder = tmp_path_factory.mktemp("runs") / "begun"
+    run(folder, replace(CONFIG, steps=1))
+    return folder
+
+
+def test_a_finished_run_resumes_to_nothing(tmp_path: Path) -> None:
+    run(tmp_path)
+    before = (tmp_path / "training.pt").read_bytes()
+    assert run(tmp_path, resume=True).step == 6
+    assert (tmp_path / "training.pt").read_bytes() == before
+    assert len(log_of(tmp_path)) == 6
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"batch": 2}, {"seed": 9}, {"learning_rate": 1e-3}, {"muon_rate": 0.1}, {"warmup": 3},
+        {"edge_rate": 1e-5},
+        {"average": 0.9}, {"drop_label": 0.5}, {"weight_decay": 0.0}, {"precision": "bf16"},
+        {"shift": 1},
+        {"mirror": True},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_other_settings_do_not_resume(one_step: Path, change: dict[str, Any]) -> None:
+    (name,) = change
+    with pytest.raises(CheckpointError, match=rf"other settings \({name}\); give the same ones"):
+        Trainer(MODEL, replace(CONFIG, **change), one_step, CPU).resume()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"steps": 9},
+        {"decay": 0.9},
+        {"checkpoint_every": 7},
+        {"evaluate_every": 7},
+    ],
+)
+def test_where_a_run_ends_and_what_it_writes_may_change(
+    one_step: Path, change: dict[str, Any]
+) -> None:
+    trainer = Trainer(MODEL, replace(CONFIG, **change), one_step, CPU)
+    trainer.resume()
+    assert trainer.step == 1
+
+
+def test_weights_go_on_in_the_run_s_own_folder(begun: Path) -> None:
+    path = begun / "training.pt"
+    torch.save(torch.load(path, weights_only=True) | {"weights": "../other.safetensors"}, path)
+    (begun.parent / "other.safetensors").touch()
+    trainer = Trainer(MODEL, CONFIG, begun, CPU)
+    trainer.resume()
+    assert trainer.weights.parent == begun
+
+
+def test_a_setting_that_a_former_version_had_not_is_as_it_trained_then(begun: Path) -> None:
+    path = begun / "training.pt"
+    saved = torch.load(path, weights_only=True)
+    del saved["training"]["mirror"]
+    torch.save(saved, path)
+    Trainer(MODEL, CONFIG, begun, CPU).resume()
+    with pytest.raises(CheckpointError, match=r"other settings \(mirror\)"):
+        Trainer(MODEL, replace(CONFIG, mirror=True), begun, CPU).resume()
+    saved["training"]["retired"] = 1
+    torch.save(saved, path)
+    with pytest.raises(CheckpointError, match=r"other settings \(retired\)"):
+        Trainer(MODEL, CONFIG, begun, CPU).resume()
+
+
+def test_a_rate_is_what_the_recipe_says_now(begun: Path) -> None:
+    """A former version may have had others of the same training_config."""
+    path = begun / "training.pt"
+    saved = torch.load(path, weights_only=True)
+    for state in saved["optimizers"]:
+        for group in state["param_groups"]:
+            group["rate"] *= 7
+    torch.save(saved, path)
+    resumed, new = (Trainer(MODEL, CONFIG, begun, CPU) for _ in range(2))
+    resumed.resume()
+    rates = [
+        [
+            group["rate"]
+            for optimizer in one.train_state.optimizers
+            for group in optimizer.param_groups
+        ]
+        for one in (resumed, new)
+    ]
+    assert rates[0] == rates[1]
+
+
+def test_another_model_does_not_resume(one_step: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"of another model \(\w+\); name the same one"):
+        Trainer(replace(MODEL, d_ff=32), CONFIG, one_step, CPU).resume()
+
+
+@pytest.mark.parametrize("content", [None, b"", b"hello", b"PK\x03\x04" + bytes(50), bytes(500)])
+def test_what_is_no_training_state_does_not_resume(tmp_path: Path, content: bytes | None) -> None:
+    if content is not None:
+        (tmp_path / "training.pt").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"training.pt"):
+        Trainer(MODEL, CONFIG, tmp_path, CPU).resume()
+
+
+def test_a_truncated_or_foreign_state_does_not_resume(begun: Path) -> None:
+    path = begun / "training.pt"
+    path.write_bytes(path.read_bytes()[:4000])
+    with pytest.raises(CheckpointError, match=r"training.pt is no PyTorch file"):
+        Trainer(MODEL, CONFIG, begun, CPU).resume()
+    torch.save({"weight": torch.ones(2)}, path)
+    with pytest.raises(CheckpointError, match=r"training.pt is not the state of a training run"):
+        Trainer(MODEL, CONFIG, begun, CPU).resume()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("config", []),
+        ("step", "x"),
+        ("training", None),
+        ("optimizers", []),
+        ("model", {"a": 1}),
+        ("weights", 3),
+    ],
+)
+def test_a_damaged_state_does_not_resume(begun: Path, name: str, value: object) -> None:
+    path = begun / "training.pt"
+    torch.save(torch.load(path, weights_only=True) | {name: value}, path)
+    with pytest.raises(CheckpointError, match=r"training.pt is (damaged|not the state of a tra)"):
+        Trainer(MODEL, CONFIG, begun, CPU).resume()
+
+
+def test_other_images_do_not_resume(begun: Path) -> None:
+    """As with another share of them held out; only the same ones go on to the bit."""
+    trainer = Trainer(MODEL, CONFIG, begun, CPU)
+    trainer.resume()
+    data = dataset()
+    assert data.labels is not None
+    relabelled, unconditional = replace(data, labels=1 - data.labels), replace(data, labels=None)
+    for other in (dataset(21), dataset(22, seed=1), relabelled, replace(unconditional, classes=())):
+        with pytest.raises((CheckpointError, ValueError), match=r"other images|the data's classes"):
+            trainer.train(other, None, StopSignal(), quiet=True)
+    assert trainer.step == 1
+    trainer.train(dataset(), None, StopSignal(), quiet=True)
+    assert trainer.step == CONFIG.steps
+
+
+def test_fewer_steps_than_were_taken_do_not_resume(tmp_path: Path) -> None:
+    run(tmp_path, replace(CONFIG, steps=3))
+    with pytest.raises(CheckpointError, match=r"has taken 3 steps, more than 2: give as many"):
+        run(tmp_path, replace(CONFIG, steps=2), resume=True)

@@ -1,0 +1,323 @@
+"""For everyone: keyboard, screen readers, phones, forced colours, no script, a strict policy."""
+
+from __future__ import annotations
+
+import gzip
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from scanline.service.web.pages import STATIC
+from tests.page.helpers import LAPTOP, PHONE, Open, expect, finished, measured, pixels
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+    from tests.service.fixtures import FakeDecoder
+
+VIEWS = ["draw", "complete", "inside", "play", "learn"]
+PAGE_BYTES = 61_500  # of a view that is opened, compressed
+ALL_BYTES = 85_000
+SHAPING = {"Temperature", "Guidance", "Top-p"}
+INTERACTIVE = {
+    "button", "checkbox", "combobox", "link", "radio", "searchbox", "slider", "spinbutton",
+    "textbox", "application", "ColorWell", "image", "img",
+}  # fmt: skip
+
+
+def shown(page: Page, view: str) -> None:
+    """Wait until a view shows what it shows by itself."""
+    if view == "inside":
+        measured(page)
+    elif view == "play":
+        expect(page.locator("#play-status")).to_contain_text("Picture 1 of 5")
+    elif view == "learn":
+        expect(page.locator("#scene-dice button").first).to_be_enabled()
+        expect(page.locator("#scene-bits [data-status]")).to_contain_text("bits")
+    else:
+        finished(page, view)
+
+
+def test_everything_can_be_done_with_the_keyboard(visit: Open) -> None:
+    page = visit()
+    finished(page)
+
+    def tab_to(selector: str) -> None:
+        for _ in range(80):
+            page.keyboard.press("Tab")
+            if page.evaluate("s => document.activeElement.matches(s)", selector):
+                return
+        raise AssertionError(f"Tab never reaches {selector}")
+
+    tab_to("#draw-form button[type=submit]")
+    page.keyboard.press("Enter")
+    finished(page)
+    tab_to("#draw .image-grid button")
+    page.keyboard.press("Enter")
+    expect(page.locator("#viewer")).to_be_visible()
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("#viewer-title")).to_have_text("Image 2")
+    page.keyboard.press("Escape")
+    assert page.evaluate("() => document.activeElement.closest('.image-grid') !== null")
+    page.focus("nav [data-view=complete]")
+    page.keyboard.press("Enter")
+    finished(page, "complete")
+    tab_to("#editor")
+    known = sum(pixels(page, "#editor")[0][3::4])
+    for key in ("ArrowUp", "ArrowUp", "Space"):
+        page.keyboard.press(key)
+    page.keyboard.press("Tab")
+    assert sum(pixels(page, "#editor")[0][3::4]) < known
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("width", [320, pytest.param(390, marks=pytest.mark.broad)])
+def test_a_phone_is_wide_enough(visit: Open, view: str, width: int) -> None:
+    page = visit(f"#{view}", **PHONE | {"viewport": {"width": width, "height": 740}})
+    shown(page, view)
+    assert page.evaluate("() => document.documentElement.scrollWidth") <= width
+    tops = page.eval_on_selector_all(
+        ".top > *:not(nav)", "all => all.map(e => e.getBoundingClientRect().y)"
+    )
+    assert max(tops) < 40, "the header is one row"
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_what_is_pressed_is_large_enough(visit: Open, view: str) -> None:
+    page = visit(f"#{view}", **PHONE)
+    shown(page, view)
+    small = page.eval_on_selector_all(
+        "button, select, nav a, .chips label",
+        """all => all.filter(e => e.checkVisibility()
+                && !e.closest(".image-grid, .examples"))
+            .map(e => [e.outerHTML.slice(0, 80), e.getBoundingClientRect().height])
+            .filter(([, height]) => height < 44)""",
+    )
+    assert small == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing(visit: Open, scheme: str) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    page = visit(color_scheme=scheme)
+
+    def check(what: str) -> None:
+        found = axe.run(page).response["violations"]
+        told = [(f["id"], f["impact"], [n["html"] for n in f["nodes"]]) for f in found]
+        assert not told, f"{what}: {told}"
+
+    finished(page)
+    check("draw")
+    page.locator("#draw .image-grid button").first.click()
+    check("viewer")
+    page.keyboard.press("Escape")
+    for view, name in (
+        ("complete", "Complete"),
+        ("inside", "Look inside"),
+        ("play", "Play"),
+        ("learn", "Learn"),
+    ):
+        page.click(f"nav >> text={name}")
+        shown(page, view)
+        check(view)
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_the_accessibility_tree_names_everything(visit: Open, view: str) -> None:
+    page = visit(f"#{view}", **LAPTOP)
+    shown(page, view)
+    page.evaluate("() => document.querySelectorAll('details').forEach(d => { d.open = true; })")
+    session = page.context.new_cdp_session(page)
+    session.send("Accessibility.enable")
+    nodes: list[dict[str, Any]] = session.send("Accessibility.getFullAXTree")["nodes"]
+    seen = [n for n in nodes if not n["ignored"]]
+    nameless = [
+        (n["role"]["value"], n.get("properties"))
+        for n in seen
+        if n["role"]["value"] in INTERACTIVE and not n.get("name", {}).get("value")
+    ]
+    assert nameless == []
+    names = {n["name"]["value"] for n in seen if n["role"]["value"] == "slider"}
+    expected = {
+        "draw": SHAPING,
+        "complete": {"Known rows", "Brush size"} | SHAPING,
+        "inside": {"Pixel"} | SHAPING,
+        "play": set(),
+        "learn": set(),
+    }
+    assert names == expected[view]
+    assert page.locator("output").count() == 0, "an output is read aloud whenever it changes"
+
+
+def test_what_is_pressed_keeps_the_focus(visit: Open) -> None:
+    page = visit("#learn")
+    shown(page, "learn")
+    for button in ("#scene-dice button >> nth=0", "#scene-dice button >> nth=1",
+                   "#scene-memory button", "#scene-limits button"):  # fmt: skip
+        expect(page.locator(button)).to_be_enabled()
+        page.press(button, "Enter")
+        expect(page.locator(button)).to_be_enabled()
+        expect(page.locator(button)).to_be_focused()
+    page.click("nav >> text=Play")
+    shown(page, "play")
+    page.press("#play-choices button >> nth=1", "Enter")
+    expect(page.locator("#play-next")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.locator("#play-choices button").first).to_be_focused()
+    for last in range(4):
+        page.keyboard.press("Enter")
+        expect(page.locator("#play-share" if last == 3 else "#play-next")).to_be_focused()
+        if last < 3:
+            page.keyboard.press("Enter")
+            expect(page.locator("#play-choices button").first).to_be_focused()
+    page.press("#play-again", "Enter")
+    expect(page.locator("#play-choices button").first).to_be_focused()
+
+
+def test_a_drawing_that_is_cancelled_leaves_the_focus_in_its_form(
+    visit: Open, grey: FakeDecoder
+) -> None:
+    page = visit()
+    finished(page)
+    grey.before_step = lambda slots: time.sleep(0.2)
+    page.click("#draw-form button[type=submit] >> nth=0")
+    page.press("#draw [data-cancel]", "Enter")
+    expect(page.locator("#draw [data-report]")).to_contain_text("Cancelled")
+    focused = page.evaluate("document.activeElement.matches('#draw-form [type=submit]')")
+    assert focused
+
+
+def test_what_is_pressed_and_goes_leaves_the_focus_beside_it(visit: Open) -> None:
+    page = visit(allowed=["500"])
+    finished(page)
+    error = {"message": "drawing failed", "code": "x"}
+    page.route("**/v1/samples", lambda route: route.fulfill(status=500, json={"error": error}))
+    page.click("nav [data-view=complete]")
+    expect(page.locator("#more-examples")).to_be_visible()
+    page.press("#more-examples", "Enter")
+    expect(page.locator("#upload")).to_be_focused()
+
+
+@pytest.mark.parametrize("view", ["complete", "inside"])
+def test_a_view_that_an_image_is_taken_to_has_the_focus(visit: Open, view: str) -> None:
+    page = visit("#draw?n=1&seed=5")
+    finished(page)
+    expect(page).to_have_title("Draw – Scanline")
+    page.locator("#draw .image-grid button").click()
+    page.press(f"#viewer-{view}", "Enter")
+    expect(page.locator(f"#{view}-title")).to_be_focused()
+    name = {"complete": "Complete", "inside": "Look inside"}[view]
+    expect(page).to_have_title(f"{name} – Scanline")
+
+
+def test_a_screen_reader_is_told_where_the_brush_is(visit: Open) -> None:
+    page = visit("#complete")
+    finished(page, "complete")
+    page.focus("#editor")
+    page.keyboard.press("ArrowUp")
+    expect(page.locator("#editor-position")).to_have_text("Row 3, column 3, known")
+    page.keyboard.press("Space")
+    expect(page.locator("#editor-position")).to_have_text("Row 3, column 3, erased")
+
+
+def test_the_verdict_is_silent_while_the_picture_moves(visit: Open) -> None:
+    page = visit("#inside", reduced_motion="no-preference")
+    page.select_option("#inside-speed", "4")
+    page.click("#inside-new")
+    expect(page.locator("#verdict")).to_have_attribute("aria-live", "off")
+    page.select_option("#inside-speed", "400")
+    measured(page)
+    page.focus("#inside-position")
+    page.keyboard.press("ArrowLeft")
+    expect(page.locator("#verdict")).to_have_attribute("aria-live", "polite")
+
+
+def test_what_is_chosen_is_seen_in_forced_colours(visit: Open) -> None:
+    page = visit(forced_colors="active")
+    finished(page)
+    colour = "e => getComputedStyle(e).backgroundColor"
+    tabs = page.eval_on_selector_all("nav a", f"all => all.map({colour})")
+    assert tabs[0] not in tabs[1:]
+    chips = page.eval_on_selector_all("#draw-classes span", f"all => all.map({colour})")
+    assert chips[0] not in chips[1:]
+    tab = page.locator("nav a[aria-current]")
+    assert tab.evaluate("e => getComputedStyle(e).color") != tab.evaluate(colour)
+    page.click("#draw [data-action=heat]")
+    pressed = page.eval_on_selector_all("#draw .arrange button", f"all => all.map({colour})")
+    assert pressed[1] != pressed[0]
+
+
+def test_errors_have_a_colour_of_their_own(visit: Open) -> None:
+    page = visit("#complete")
+    finished(page, "complete")
+    page.set_input_files("#file", {"name": "x", "mimeType": "image/png", "buffer": b"no picture"})
+    alert = page.locator("#complete [role=alert]")
+    colour = alert.evaluate("e => getComputedStyle(e).borderLeftColor")
+    button = page.locator("#complete-form .primary")
+    assert colour != button.evaluate("e => getComputedStyle(e).backgroundColor")
+
+
+def test_without_script_the_page_points_to_what_works_without(visit: Open) -> None:
+    page = visit(java_script_enabled=False)
+    link = page.locator("noscript a")
+    expect(link).to_be_visible()
+    reply = page.request.get(f"{page.url}{link.get_attribute('href')}")
+    assert "/v1/samples" in reply.json()["paths"]
+
+
+def test_the_page_may_load_nothing_from_elsewhere(visit: Open) -> None:
+    page = visit()
+    reply = page.request.get(page.url.split("#")[0])
+    policy = reply.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_the_page_is_small(visit: Open, view: str) -> None:
+    page = visit(f"#{view}")
+    shown(page, view)
+    sizes: dict[str, int] = page.evaluate(
+        """() => Object.fromEntries(
+            ["navigation", "resource"].flatMap((kind) => performance.getEntriesByType(kind))
+                .filter((entry) => !entry.name.includes("/v1/"))
+                .map((entry) => [entry.name, entry.encodedBodySize]))"""
+    )
+    assert len(sizes) > 10
+    assert all(sizes.values())
+    assert sum(sizes.values()) <= PAGE_BYTES, sizes
+
+
+def test_the_modules_of_the_first_view_are_asked_for_at_once(visit: Open) -> None:
+    page = visit()
+    finished(page)
+    loaded, asked = page.evaluate(
+        """() => [
+            performance.getEntriesByType("resource").map(({ name }) => name)
+                .filter((name) => name.endsWith(".js") && !name.endsWith("/app.js")),
+            [...document.querySelectorAll("link[rel=modulepreload]")].map(({ href }) => href),
+        ]"""
+    )
+    assert set(loaded) == set(asked)
+
+
+def test_all_views_together_are_not_much_larger() -> None:
+    files = [path for path in Path(STATIC).rglob("*") if path.is_file()]
+    assert {path.suffix for path in files} <= {".html", ".css", ".js", ".svg"}
+    assert sum(len(gzip.compress(path.read_bytes())) for path in files) <= ALL_BYTES
+
+
+def test_what_is_enabled_again_takes_the_focus_from_nothing(visit: Open, grey: FakeDecoder) -> None:
+    page = visit("#learn")
+    shown(page, "learn")
+    rest, memory = (page.locator(f"#scene-{b}") for b in ("dice button >> nth=1", "memory button"))
+    for button in (rest, memory):
+        expect(button).to_be_enabled()
+    grey.before_step = lambda slots: time.sleep(0.01)
+    rest.press("Enter")
+    memory.press("Enter")
+    for button in (rest, memory):
+        expect(button).to_be_enabled()
+    expect(memory).to_be_focused()

@@ -1,0 +1,90 @@
+"""A server that asks for a key, and what of the page works where nothing may be stored."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.page.helpers import Open, expect, finished
+from tests.service.fixtures import GREY, FakeDecoder, build, listening
+
+
+def test_a_key_is_asked_for_once(visit: Open) -> None:
+    app_state, app = build({"api_key": "open sesame"}, {"grey": FakeDecoder(GREY, 4)})
+    with listening(app, lambda: app_state.ready) as url:
+        page = visit(url=url, allowed=["401"])
+        expect(page.locator("#key-dialog")).to_be_visible()
+        expect(page.locator("#key-wrong")).to_be_hidden()
+        page.fill("#key", "open barley")
+        page.keyboard.press("Enter")
+        expect(page.locator("#key-wrong")).to_be_visible()
+        page.fill("#key", "open sesame")
+        page.keyboard.press("Enter")
+        finished(page)
+        page.reload()
+        finished(page)
+        page.context.close()
+
+
+def test_who_would_rather_give_no_key_is_left_alone(visit: Open) -> None:
+    app_state, app = build({"api_key": "open sesame"}, {"grey": FakeDecoder(GREY, 4)})
+    with listening(app, lambda: app_state.ready) as url:
+        page = visit(url=url, allowed=["401"])
+        page.click("text=Not now")
+        expect(page.locator("#loading")).to_contain_text("asks for a key")
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        page.wait_for_timeout(1200)  # longer than the page waits before it asks again
+        assert asked == []
+        expect(page.locator("#key-dialog")).to_be_hidden()
+        page.click("#enter-key")
+        page.fill("#key", "open sesame")
+        page.keyboard.press("Enter")
+        finished(page)
+        page.evaluate("location.hash = '#draw?model=ghost&n=1&seed=5'")
+        expect(page.locator("#loading")).to_contain_text("no model “ghost”")
+        expect(page.locator("#enter-key")).to_be_hidden()
+        page.context.close()
+
+
+def test_who_gave_no_key_is_asked_again_when_they_act_again(visit: Open) -> None:
+    page = visit(allowed=["401"])
+    finished(page)
+    error = {"message": "send the key", "code": "invalid_api_key"}
+    page.route("**/v1/samples", lambda route: route.fulfill(status=401, json={"error": error}))
+    for _ in range(2):
+        page.click("#draw-form button[type=submit]")
+        expect(page.locator("#key-dialog")).to_be_visible()
+        page.keyboard.press("Escape")
+        expect(page.locator("#draw [role=alert]")).to_contain_text("asks for a key")
+
+
+@pytest.mark.parametrize("secret", ["“open sesame”", "schlüssel", "ключ"])
+def test_a_key_may_be_any_text(visit: Open, secret: str) -> None:
+    app_state, app = build({"api_key": secret}, {"grey": FakeDecoder(GREY, 4)})
+    with listening(app, lambda: app_state.ready) as url:
+        page = visit(url=url, allowed=["401"])
+        page.fill("#key", "”wrong“")
+        page.keyboard.press("Enter")
+        expect(page.locator("#key-wrong")).to_be_visible()
+        page.fill("#key", secret)
+        page.keyboard.press("Enter")
+        finished(page)
+        page.context.close()
+
+
+FORBIDDEN = """for (const name of ["sessionStorage", "localStorage"]) {
+  Object.defineProperty(window, name, { get() { throw new DOMException("no", "SecurityError"); } });
+}"""
+
+
+def test_the_page_works_where_nothing_may_be_stored(visit: Open) -> None:
+    app_state, app = build({"api_key": "open sesame"}, {"grey": FakeDecoder(GREY, 4)})
+    with listening(app, lambda: app_state.ready) as url:
+        page = visit("#draw?n=1&seed=5", url=url, allowed=["401"], script=FORBIDDEN)
+        page.fill("#key", "open sesame")
+        page.keyboard.press("Enter")
+        finished(page)
+        page.click("#draw-form button[type=submit]")
+        drawn = page.locator("#gallery [data-strip=drawn] li")
+        expect(drawn).to_have_count(2)  # and not the last alone
+        page.context.close()

@@ -1,0 +1,210 @@
+"""Drawing from nothing: classes, seeds, pace, and an image enlarged and saved."""
+
+from __future__ import annotations
+
+import io
+import re
+import time
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from tests.page.helpers import PHONE, Open, expect, finished, hash_of, pixels
+from tests.service.fixtures import COLOUR, GREY, FakeDecoder, until
+
+
+def test_the_page_draws_by_itself_and_a_link_draws_the_same(visit: Open) -> None:
+    page = visit()
+    finished(page)
+    assert page.locator("#draw .image-grid li").count() == 12
+    expect(page.locator("#draw .image-grid small").first).to_contain_text("bits/dim")
+    first = pixels(page, "#draw .image-grid canvas")
+    assert len({str(image) for image in first}) == 12
+    address = page.url
+    assert "seed=" in address
+    again = visit(address.split("/")[-1])
+    finished(again)
+    assert pixels(again, "#draw .image-grid canvas") == first
+
+
+def test_a_class_a_number_and_a_seed_can_be_asked_for(visit: Open) -> None:
+    page = visit()
+    finished(page)
+    page.fill("#draw-form [name=n]", "3")
+    page.fill("#draw-form [name=seed]", "77")
+    page.check("#draw-form [name=label][value='a frog']")
+    expect(page.locator("#draw .image-grid small")).to_have_count(3)
+    expect(page.locator("#draw .image-grid small").last).to_contain_text("seed 79")
+    assert "label=a+frog" in page.url
+
+
+def test_numbers_that_no_form_takes_are_fitted(visit: Open) -> None:
+    page = visit("#complete")
+    finished(page, "complete")
+    page.click("#complete-form summary")
+    page.fill("#complete-n", "100")
+    page.fill("#complete-seed", "1.4")
+    page.click("#complete-form summary")  # where the browser could not point at what is wrong
+    page.click("#complete-form button[type=submit]")
+    expect(page.locator("#complete-n")).to_have_value("64")
+    expect(page.locator("#complete .image-grid small").nth(1)).to_contain_text("seed 1")
+    assert {"n=64", "seed=1"} <= set(hash_of(page).split("&"))
+
+
+def test_a_number_that_is_missing_is_filled_in(visit: Open) -> None:
+    page = visit("#draw?n=2&seed=5", **PHONE)
+    finished(page)
+    page.click("#draw-form .buttons .phone-only")
+    page.fill("#draw-n", "")
+    page.fill("#draw-seed", "-3")
+    page.keyboard.press("Escape")
+    page.click("#draw-form button[type=submit]")
+    expect(page.locator("#draw .image-grid small")).to_have_count(12)
+    finished(page)
+    assert {"n=12", "seed=0"} <= set(hash_of(page).split("&"))
+
+
+def test_a_links_seed_is_for_its_drawing_alone(visit: Open) -> None:
+    page = visit("#draw?n=2&seed=5")
+    finished(page)
+    first = pixels(page, "#draw .image-grid canvas")
+    expect(page.locator("#draw-seed")).to_have_value("")
+    before = page.url
+    page.click("#draw-form button[type=submit]")
+    expect(page).not_to_have_url(before)
+    finished(page)
+    assert pixels(page, "#draw .image-grid canvas") != first
+
+
+def test_the_dice_take_a_new_and_short_seed(visit: Open) -> None:
+    page = visit("#draw?n=1&seed=5")
+    finished(page)
+    page.fill("#draw-seed", "1234567")
+    page.click("#draw-form button[type=submit]")
+    expect(page.locator("#draw .image-grid small")).to_contain_text("seed 1234567")
+    finished(page)
+    page.click("#draw-form [data-dice]")
+    expect(page.locator("#draw .image-grid small")).not_to_contain_text("seed 1234567")
+    finished(page)
+    expect(page.locator("#draw-seed")).to_have_value("")
+    seed = re.search(r"seed=(\d+)", hash_of(page))
+    assert seed is not None
+    assert int(seed[1]) < 100_000
+
+
+def test_pixels_are_counted_exactly(visit: Open) -> None:
+    page = visit("#draw?n=64&seed=1&model=colour")
+    finished(page)
+    report = page.text_content("#draw [data-report]")
+    assert f" {64 * COLOUR.pixels} pixels" in (report or "")
+    page = visit("#draw?n=37&seed=1")
+    finished(page)
+    report = page.text_content("#draw [data-report]")
+    assert f" {37 * GREY.pixels:,} pixels" in (report or "")
+
+
+def test_pixels_appear_one_after_another(visit: Open) -> None:
+    page = visit("#draw?n=2&seed=1", reduced_motion="no-preference")
+    caption = page.locator("#draw .image-grid small").first
+    expect(caption).to_have_text("drawing")
+    expect(page.locator("#draw .progress")).to_be_visible()
+    page.click("text=Show all")
+    expect(caption).to_contain_text("seed 1")
+    finished(page)
+
+
+def test_cancel_keeps_what_is_drawn(visit: Open, grey: FakeDecoder) -> None:
+    grey.before_step = lambda slots: time.sleep(0.3) if grey.steps else None
+    page = visit()
+    page.click("#draw [data-cancel]")
+    expect(page.locator("#draw [data-report]")).to_contain_text("Cancelled")
+    expect(page.locator("#draw [data-cancel]")).to_be_hidden()
+
+
+def test_cancel_shows_what_is_drawn_to_who_wants_no_motion(visit: Open, grey: FakeDecoder) -> None:
+    page = visit("#draw?n=1&seed=5")
+    finished(page)
+    row = pixels(page, "#draw .image-grid canvas")[0][: 4 * GREY.width]
+    steps = len(grey.steps)
+    grey.before_step = lambda slots: time.sleep(0.3) if len(grey.steps) > steps + 2 else None
+    page.fill("#draw-seed", "5")
+    with page.expect_response("**/v1/samples"):
+        page.click("#draw-form button[type=submit]")
+    until(lambda: len(grey.steps) > steps + 4)
+    page.click("#draw [data-cancel]")
+    expect(page.locator("#draw [data-report]")).to_contain_text("What was drawn stays")
+    expect(page.locator("#draw .image-grid small")).to_have_text("unfinished")
+    assert pixels(page, "#draw .image-grid canvas")[0][: 4 * GREY.width] == row
+
+
+def test_what_is_enlarged_gives_way_to_its_neighbours(visit: Open) -> None:
+    page = visit("#draw?n=3&seed=8")
+    finished(page)
+    page.locator("#draw .image-grid button").first.click()
+    for button, seed in (("Next", 9), ("Previous", 8), ("Previous", 10), ("Next", 8)):
+        page.locator("#viewer-others button", has_text=button).click()
+        expect(page.locator("#viewer-facts")).to_contain_text(f"Seed {seed}")
+    page = visit("#draw?n=1&seed=8")
+    finished(page)
+    page.locator("#draw .image-grid button").first.click()
+    expect(page.locator("#viewer")).to_be_visible()
+    expect(page.locator("#viewer-others")).to_be_hidden()
+
+
+def test_an_image_is_enlarged_replayed_and_saved(visit: Open, tmp_path: Path) -> None:
+    page = visit("#draw?n=2&seed=8")
+    finished(page)
+    shown = pixels(page, "#draw .image-grid canvas")[0]
+    page.locator("#draw .image-grid button").first.click()
+    expect(page.locator("#viewer-facts")).to_contain_text("Seed 8")
+    assert pixels(page, "#viewer-canvas")[0] == shown
+    page.click("#viewer-replay")
+    with page.expect_download() as png:
+        page.click("#viewer-png")
+    with Image.open(png.value.path()) as saved:
+        assert saved.size == (GREY.width, GREY.height)
+        assert np.asarray(saved.convert("RGBA")).ravel().tolist() == shown
+    with page.expect_download() as drawing:
+        page.click("#viewer-apng")
+    with Image.open(io.BytesIO(Path(drawing.value.path()).read_bytes())) as animated:
+        frames = getattr(animated, "n_frames", 1)
+        assert frames == GREY.pixels + 2
+
+        def seen(frame: int) -> list[int]:
+            animated.seek(frame)
+            small = np.asarray(animated.convert("RGBA"))[:: 280 // 5, :: 280 // 5]
+            return list(small.ravel().tolist())
+
+        assert seen(0) == shown  # the default image, for what shows no animation
+        assert not any(seen(1)[3::4])
+        assert seen(frames - 1) == shown
+    page.keyboard.press("Escape")
+    expect(page.locator("#viewer")).to_be_hidden()
+
+
+def test_a_colour_model_draws_and_completes(visit: Open) -> None:
+    page = visit("#draw?model=colour&n=3&seed=2")
+    finished(page)
+    assert not page.locator("#draw-classes").is_visible()
+    page.click("nav >> text=Complete")
+    finished(page, "complete")
+    assert page.locator("#complete-form [name=colour]").is_visible()
+
+
+def test_another_model_draws_at_once(visit: Open) -> None:
+    page = visit()
+    finished(page)
+    page.select_option("#model", "colour")
+    finished(page)
+    sizes = page.eval_on_selector_all(
+        "#draw .image-grid canvas", "all => all.map(c => [c.width, c.height])"
+    )
+    assert sizes == [[COLOUR.width, COLOUR.height]] * 12
+    page.click("nav >> text=Complete")
+    finished(page, "complete")
+    page.select_option("#model", "grey")
+    finished(page, "complete")
+    page.click("nav >> text=Draw")
+    finished(page)
+    assert len(pixels(page, "#draw .image-grid canvas")[0]) == 4 * GREY.pixels

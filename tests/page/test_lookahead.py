@@ -1,0 +1,141 @@
+"""Holes with sight: several tries for each picture, and what comes of them in plain words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tests.page.helpers import Open, expect, finished, hash_of, open_in_editor, pixels, slide, touch
+from tests.service.fixtures import GREY
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page, Route
+
+
+def with_a_hole(visit: Open, **options: Any) -> Page:
+    """Open the editor with a picture of which one pixel in the middle is erased."""
+    page = open_in_editor(visit, **options)
+    slide(page, "#complete-rows", GREY.height - 1)
+    slide(page, "#complete-brush", 1)
+    touch(page, "#editor", 2, 2, GREY.width, GREY.height)
+    return page
+
+
+def test_nothing_is_looked_ahead_to_where_nothing_follows(visit: Open) -> None:
+    page = visit("#complete")
+    finished(page, "complete")
+    expect(page.locator("#complete-particles")).to_be_disabled()
+    expect(page.locator("#lookahead button")).to_be_disabled()
+    expect(page.locator("#lookahead-hint")).to_contain_text("nothing to look ahead to")
+    assert "particles" not in hash_of(page)
+
+
+def test_a_hole_is_looked_over_by_default(visit: Open) -> None:
+    page = with_a_hole(visit)
+    expect(page.locator("#complete-particles")).to_have_value("8")
+    options = page.locator("#complete-particles option").all_text_contents()
+    assert options == ["off", "2 tries", "4 tries", "8 tries"], "as many as there are slots"
+    page.click("#complete-form button[type=submit]")
+    expect(page.locator("#complete .image-grid li")).to_have_count(9)
+    finished(page, "complete")
+    assert "particles=8" in hash_of(page)
+    expect(page.locator("#complete .image-grid small").nth(1)).to_contain_text("of 8 tries counted")
+    again = visit(hash_of(page))
+    finished(again, "complete")
+    assert pixels(again, "#complete .image-grid canvas") == pixels(
+        page, "#complete .image-grid canvas"
+    )
+
+
+def test_a_links_number_of_tries_is_drawn_with(visit: Open) -> None:
+    page = with_a_hole(visit)
+    page.click("#complete-form button[type=submit]")
+    expect(page.locator("#complete .image-grid li")).to_have_count(9)
+    finished(page, "complete")
+    link = hash_of(page).replace("particles=8", "particles=3")
+    again = visit(link)
+    finished(again, "complete")
+    expect(again.locator("#complete .image-grid small").nth(1)).to_contain_text(
+        "of 3 tries counted"
+    )
+    expect(again.locator("#complete-particles")).to_have_value("3")
+    assert "particles=3" in hash_of(again)
+    many = visit(link.replace("particles=3", "particles=9"), allowed=["400", "422"])
+    expect(many.locator("#complete [role=alert]")).to_contain_text("articles")
+
+
+def test_guided_tries_take_twice_the_slots(visit: Open) -> None:
+    page = with_a_hole(visit)
+    page.locator("#complete-form summary").click()
+    page.select_option("#complete-label", "one")
+    slide(page, "#complete-sampling-guidance", 2)
+    expect(page.locator("#complete-particles")).to_have_value("4")
+    page.click("#complete-form button[type=submit]")
+    expect(page.locator("#complete .image-grid small").nth(1)).to_contain_text("of 4 tries counted")
+    finished(page, "complete")
+
+
+def test_both_ways_are_shown_side_by_side(visit: Open) -> None:
+    page = with_a_hole(visit)
+    page.locator("#complete-form summary").click()
+    page.fill("#complete-n", "3")
+    page.click("#lookahead button")
+    expect(page.locator("#complete .heading")).to_have_text(
+        ["Without looking ahead", "Looking ahead, 8 tries each"]
+    )
+    finished(page, "complete")
+    captions = page.locator("#complete .image-grid small").all_text_contents()[1:]
+    assert ["tries" in text for text in captions] == [False] * 3 + [True] * 3
+    seeds = [text.split()[1][:5] for text in captions]
+    assert seeds[:3] == seeds[3:]
+    again = visit(hash_of(page))
+    finished(again, "complete")
+    assert pixels(again, "#complete .image-grid canvas") == pixels(
+        page, "#complete .image-grid canvas"
+    )
+
+
+def test_a_pixel_that_is_sent_again_changes(visit: Open) -> None:
+    page = visit("#draw?n=1&seed=5", reduced_motion="no-preference")
+    page.select_option("#draw-pace", "0")
+    finished(page)
+    values = list(range(10, 10 + GREY.pixels))
+
+    def answer(route: Route) -> None:
+        reply = route.fetch()
+        head, _, _ = reply.body().partition(b"event: pixels")
+        image, completed = reply.body().split(b"event: image")[1].split(b"event: completed")
+        first = {"index": 0, "position": 0, "values": [0] * GREY.pixels}
+        then = {"index": 0, "position": 3, "values": values[3:9]}
+        told = "".join(
+            f'id: {k + 1}\nevent: pixels\ndata: {{"updates": [{update}]}}\n\n'.replace("'", '"')
+            for k, update in enumerate((first, then))
+        )
+        body = head + told.encode() + b"event: image" + image + b"event: completed" + completed
+        route.fulfill(response=reply, body=body)
+
+    page.route("**/v1/samples", answer)
+    page.click("#draw-form button[type=submit]")
+    page.wait_for_function(
+        """() => {
+            const c = document.querySelector("#draw .image-grid canvas");
+            return c.getContext("2d").getImageData(3, 0, 1, 1).data[0] === 13;
+        }"""
+    )
+    shown = np.array(pixels(page, "#draw .image-grid canvas")[0]).reshape(-1, 4)[:, 0].tolist()
+    assert shown == [0] * 3 + values[3:9] + [0] * (GREY.pixels - 9)
+
+
+def test_tries_that_were_lost_are_told(visit: Open) -> None:
+    page = with_a_hole(visit)
+    told = "in 8 of 8 images one particle had all the weight"
+
+    def warn(route: Route) -> None:
+        reply = route.fetch()
+        body = reply.text().replace('"warnings":[]', f'"warnings":["{told}"]')
+        route.fulfill(response=reply, body=body)
+
+    page.route("**/v1/completions", warn)
+    page.click("#complete-form button[type=submit]")
+    expect(page.locator("#complete [data-report]")).to_contain_text("few tries fitted what follows")

@@ -1,0 +1,239 @@
+"""What is saved: pictures that know how they were made, animations, and whole sheets."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.page.helpers import (
+    Open,
+    expect,
+    finished,
+    hash_of,
+    measured,
+    open_in_editor,
+    pixels,
+    slide,
+)
+from tests.service.fixtures import COLOUR, GREY, encode, random_picture
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+DROP = """([text]) => {
+    const bytes = Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
+    const dataTransfer = new DataTransfer();
+    dataTransfer.items.add(new File([bytes], "dropped.png", {type: "image/png"}));
+    document.body.dispatchEvent(
+        new DragEvent("drop", {dataTransfer, bubbles: true, cancelable: true}));
+}"""
+
+
+def saved(page: Page, button: str) -> bytes:
+    """Press a button, and give the file that it saves."""
+    with page.expect_download() as download:
+        page.click(button)
+    return Path(download.value.path()).read_bytes()
+
+
+def drop(page: Page, data: bytes) -> None:
+    page.evaluate(DROP, [base64.b64encode(data).decode()])
+
+
+@pytest.mark.parametrize(("button", "scale"), [("#viewer-png", 1), ("#viewer-large", 20)])
+def test_a_saved_picture_brings_its_drawing_back(visit: Open, button: str, scale: int) -> None:
+    page = visit("#draw?n=3&seed=8&label=one&temperature=0.9&top_p=0.7")
+    finished(page)
+    shown = pixels(page, "#draw .image-grid canvas")[1]
+    page.locator("#draw .image-grid button").nth(1).click()
+    data = saved(page, button)
+    with Image.open(io.BytesIO(data)) as picture:
+        assert picture.size == (scale * GREY.width, scale * GREY.height)
+        made = picture.text["Scanline"]  # type: ignore[attr-defined]
+        seen = np.asarray(picture.convert("RGBA"))[::scale, ::scale]
+    assert seen.ravel().tolist() == shown
+    assert {"label=one", "seed=9", "temperature=0.9", "top_p=0.7", "n=1"} <= set(
+        made.partition("?")[2].split("&")
+    )
+    other = visit("#learn")
+    expect(other.locator("#scene-bits [data-status]")).to_contain_text("bits")
+    drop(other, data)
+    finished(other)
+    assert hash_of(other) == made
+    assert pixels(other, "#draw .image-grid canvas") == [shown]
+
+
+def test_a_completion_is_brought_back_too(visit: Open) -> None:
+    page = open_in_editor(visit)
+    slide(page, "#complete-rows", 4)
+    page.click("#complete-form button[type=submit]")
+    finished(page, "complete")
+    shown = pixels(page, "#complete .image-grid canvas")
+    page.locator("#complete .image-grid button").nth(2).click()
+    data = saved(page, "#viewer-png")
+    other = visit("#learn")
+    expect(other.locator("#scene-bits [data-status]")).to_contain_text("bits")
+    drop(other, data)
+    finished(other, "complete")
+    assert pixels(other, "#complete .image-grid canvas") == [shown[0], shown[3]]
+
+
+def test_a_saved_picture_may_be_completed_and_looked_into(visit: Open) -> None:
+    page = visit("#draw?n=1&seed=8")
+    finished(page)
+    page.locator("#draw .image-grid button").click()
+    data = saved(page, "#viewer-png")
+    page.keyboard.press("Escape")
+    page.click("nav [data-view=complete]")
+    finished(page, "complete")
+    drop(page, data)
+    expect(page.locator("#editor-status")).to_contain_text("on the editor")
+    page.click("nav [data-view=inside]")
+    measured(page)
+    drop(page, data)
+    expect(page.locator("#inside-caption")).to_contain_text("Your picture")
+
+
+def test_a_picture_of_another_server_is_a_picture(visit: Open) -> None:
+    page = visit("#learn")
+    expect(page.locator("#scene-bits [data-status]")).to_contain_text("bits")
+    from PIL.PngImagePlugin import PngInfo
+
+    for made in ("#draw?model=elsewhere&seed=1", "https://example.com/", "#draw"):
+        info = PngInfo()
+        info.add_text("Scanline", made)
+        drop(page, encode(random_picture(), pnginfo=info))
+        expect(page.locator("#editor-status")).to_contain_text("on the editor")
+        page.click("nav [data-view=learn]")
+
+
+@pytest.mark.parametrize("model", ["grey", "colour"])
+def test_a_gif_shows_the_drawing(visit: Open, model: str) -> None:
+    config = {"grey": GREY, "colour": COLOUR}[model]
+    page = visit(f"#draw?model={model}&n=1&seed=8")
+    finished(page)
+    shown = np.array(pixels(page, "#draw .image-grid canvas")[0]).reshape(
+        config.height, config.width, 4
+    )
+    page.locator("#draw .image-grid button").first.click()
+    scale = 280 // config.width
+    with Image.open(io.BytesIO(saved(page, "#viewer-gif"))) as gif:
+        assert gif.info["loop"] == 0
+        frames = getattr(gif, "n_frames", 1)
+        assert frames == config.pixels + 1
+        for frame in (1, config.pixels // 2, config.pixels):
+            gif.seek(frame)
+            seen = np.asarray(gif.convert("RGBA"))[::scale, ::scale].reshape(-1, 4)
+            assert np.array_equal(seen[:frame], shown.reshape(-1, 4)[:frame])
+            assert not seen[frame:, 3].any()
+
+
+def test_a_gif_of_many_colours_is_exact(visit: Open) -> None:
+    page = visit("#draw?model=colour&n=1&seed=8")
+    finished(page)
+    values, text = page.evaluate(
+        """async (side) => {
+            const { encodeGif } = await import("./static/gif.js");
+            const shape = { width: side, height: side, channels: 3 };
+            const noise = (_, k) => Math.imul(k, 40503 * k) >>> 8;
+            const values = Uint8Array.from({ length: 3 * side * side }, noise);
+            const known = new Uint8Array(side * side).fill(1, 0, 9 * side + 5);
+            const gif = encodeGif({ shape, values, known }, 3);
+            const bytes = new Uint8Array(await gif.arrayBuffer());
+            const text = Array.from(bytes, (byte) => String.fromCharCode(byte)).join("");
+            return [Array.from(values), btoa(text)];
+        }""",
+        160,
+    )
+    with Image.open(io.BytesIO(base64.b64decode(text))) as gif:
+        gif.seek(getattr(gif, "n_frames", 1) - 1)
+        assert gif.info["duration"] == 2000
+        seen = np.asarray(gif.convert("RGB"))
+    assert np.array_equal(seen.ravel(), np.array(values))
+
+
+def test_what_is_saved_is_named_after_what_was_shown_then(visit: Open) -> None:
+    page = visit("#draw?n=2&seed=8")
+    finished(page)
+    page.locator("#draw .image-grid button").first.click()
+    with page.expect_download() as download:
+        page.evaluate(
+            """() => {
+                document.getElementById("viewer-apng").click();
+                const next = new KeyboardEvent("keydown", { key: "ArrowRight", bubbles: true });
+                document.getElementById("viewer").dispatchEvent(next);
+            }"""
+        )
+    expect(page.locator("#viewer-facts")).to_contain_text("Seed 9")
+    assert download.value.suggested_filename == "scanline-grey-8-drawing.png"
+    with Image.open(download.value.path()) as picture:
+        assert "seed=8" in picture.text["Scanline"]  # type: ignore[attr-defined]
+
+
+def test_what_cannot_be_read_is_told(visit: Open) -> None:
+    page = visit("#draw?n=1&seed=8")
+    finished(page)
+    page.evaluate(
+        """() => {
+            const folder = new File(["x"], "folder");
+            folder.arrayBuffer = () => Promise.reject(new DOMException("", "NotFoundError"));
+            const drop = new Event("drop", { bubbles: true, cancelable: true });
+            drop.dataTransfer = { files: [folder] };
+            document.body.dispatchEvent(drop);
+        }"""
+    )
+    expect(page.locator("#complete [role=alert]")).to_contain_text("no picture")
+
+
+def test_a_sheet_is_saved_with_a_table(visit: Open) -> None:
+    page = visit("#draw?n=3&seed=8&label=a+frog")
+    finished(page)
+    shown = pixels(page, "#draw .image-grid canvas")
+    with zipfile.ZipFile(io.BytesIO(saved(page, "#draw [data-action=zip]"))) as archive:
+        assert archive.testzip() is None
+        table = list(csv.DictReader(io.TextIOWrapper(archive.open("images.csv"), "utf-8")))
+        assert [row["seed"] for row in table] == ["8", "9", "10"]
+        assert {row["label"] for row in table} == {"a frog"}
+        assert {row["model"] for row in table} == {"grey"}
+        assert all(float(row["bits_per_dim"]) > 0 for row in table)
+        for row, image in zip(table, shown, strict=True):
+            with Image.open(archive.open(row["file"])) as picture:
+                assert np.asarray(picture.convert("RGBA")).ravel().tolist() == image
+                assert f"seed={row['seed']}" in picture.text["Scanline"]  # type: ignore[attr-defined]
+
+
+def test_a_large_picture_fits_into_text(visit: Open) -> None:
+    same = visit("#draw?n=1&seed=8").evaluate(
+        """async () => {
+            const { toText, fromText } = await import("./static/pixels.js");
+            const bytes = Uint8Array.from({ length: 400_000 }, (_, k) => (k * k) % 251);
+            const text = await toText(new Blob([bytes]));
+            const back = new Uint8Array(await fromText(text).arrayBuffer());
+            return back.length === bytes.length && back.every((byte, k) => byte === bytes[k]);
+        }"""
+    )
+    assert same
+
+
+@pytest.mark.parametrize(
+    ("module", "button"),
+    [("apng", "#viewer-apng"), ("gif", "#viewer-gif"), ("zip", "#draw [data-action=zip]")],
+)
+def test_what_cannot_be_saved_for_want_of_a_module_says_so(
+    visit: Open, module: str, button: str
+) -> None:
+    page = visit("#draw?n=1&seed=5", allowed=["ERR_FAILED"])
+    finished(page)
+    page.route(f"**/{module}.js", lambda route: route.abort())
+    if module != "zip":
+        page.locator("#draw .image-grid button").first.click()
+    page.click(button)
+    expect(page.get_by_text("Reload the page")).to_be_visible()

@@ -1,0 +1,61 @@
+"""Attacks on a server, and what they cost an innocent client: ``python -m
+tests.robustness.attacks``.
+
+Starts a server of the shipped ``mnist`` on the loopback (or takes ``--url`` and ``--pid``), lets
+each attack run on a few connections, or on many, for a few seconds, and prints a table: how long
+one-image requests waited meanwhile, and the server's memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+
+import httpx
+
+from tests.robustness.attacks.catalog import ATTACKS
+from tests.robustness.attacks.runner import under_attack, waits_of_innocent
+from tests.server_processes import memory, server_process
+
+
+def report(url: str, pid: int, names: list[str], seconds: float) -> None:
+    """Print a line for each attack: median and longest wait, refusals, memory after it."""
+    address = httpx.URL(url)
+    where = (address.host, address.port or 80)
+
+    def line(name: str, waits: list[float]) -> None:
+        middle, longest = statistics.median(waits), max(waits)
+        print(f"| {name} | {middle:.3f} | {longest:.3f} | {len(waits)} | {memory(pid):,.0f} |")
+
+    print("| attack | median wait, s | longest wait, s | requests | memory, MB |")
+    print("|---|---|---|---|---|", flush=True)
+    waits_of_innocent(url, 1, {"seed": 1})
+    line("none", waits_of_innocent(url, seconds, {"seed": 1}))
+    for name in names:
+        with under_attack(where, name):
+            time.sleep(1)  # to begin
+            line(name, waits_of_innocent(url, seconds, {"seed": 1}))
+        sys.stdout.flush()
+        time.sleep(1)
+
+
+def main() -> None:
+    """Attack as the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--url", help="a server that runs already")
+    parser.add_argument("--pid", type=int, help="its process")
+    parser.add_argument("--seconds", type=float, default=6.0)
+    parser.add_argument("names", nargs="*", help="some attacks only")
+    given = parser.parse_args()
+    names = given.names or list(ATTACKS)
+    if given.url:
+        report(given.url, given.pid, names, given.seconds)
+    else:
+        with server_process() as (url, pid):
+            report(url, pid, names, given.seconds)
+
+
+if __name__ == "__main__":
+    main()

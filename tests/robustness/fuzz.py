@@ -1,0 +1,250 @@
+"""Requests that nobody sane would send, by the thousand: ``python -m tests.robustness.fuzz 50000``.
+
+Starts a server of the shipped ``mnist`` on the loopback, sends so many requests to every route over
+some connections, each made of its seed alone, and prints what came back. Then it drops a thousand
+clients in the middle of their requests, and looks whether any slot is still held. Ends with 1 if a
+reply was a 5xx, a connection broke without one, or something did not come back. What else is on
+the command line goes to the server, ``--cluster --max-replicas 2`` for one; memory is that of all
+its processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import random
+import re
+import socket
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import httpx
+from PIL import Image
+
+from tests.server_processes import SHIPPED_WEIGHTS, memory, server_process
+
+WORDS = (
+    "", "7", "seven", "random", "draw a 7", "mnist", "none", "true", "null", "-1", "0", "1", "1.5",
+    "1e999", "nan", "256x256", "28x28", "99999x1", "auto", "png", "webp", "values", "row", "pixel",
+    "exact", "cover", "\0", "\ud800", "é", "𝄞", "../x", "%00", "{}", "[]", "x" * 300, "9" * 40,
+)  # fmt: skip
+FIELDS = (
+    "n", "seed", "label", "model", "temperature", "top_p", "guidance", "particles", "stream",
+    "granularity", "output", "known_rows", "fit", "prompt", "size", "output_format", "background",
+    "quality", "partial_images", "response_format", "values", "per_pixel", "images", "nonsense",
+)  # fmt: skip
+POSTS = (
+    "/v1/samples", "/v1/completions", "/v1/score", "/v1/distribution", "/v1/images/generations",
+    "/v1/images/edits",
+)  # fmt: skip
+GETS = (
+    "/v1/models", "/v1/models/mnist", "/v1/generations/x", "/v1/generations/x/events",
+    "/v1/samples/mnist/7.png", "/v1/samples/mnist/x.png", "/readyz", "/metrics", "/openapi.json",
+    "/", "/static/app.js", "/nothing", "/v1/samples/", "//", "/%2e%2e/",
+)  # fmt: skip
+OTHERS = ("POST", "GET", "DELETE", "PUT", "HEAD", "OPTIONS", "PATCH", "PURGE")
+HEADERS = (
+    "Accept", "Last-Event-ID", "Prefer", "Idempotency-Key", "Content-Type", "If-None-Match",
+    "Authorization", "Content-Encoding", "Range",
+)  # fmt: skip
+HEADER_VALUES = (
+    "image/png", "application/zip", "respond-async", "3", "*", "text/event-stream", "bytes=0-1",
+    "é", "gzip", "a/b;q=x",
+)  # fmt: skip
+
+
+class Fuzz:
+    """One request after another, from a generator of its own."""
+
+    def __init__(self, seed: int) -> None:
+        self.pick = random.Random(seed)
+
+    def value(self, depth: int = 0) -> Any:
+        """Give a value of any kind."""
+        pick = self.pick
+        match pick.randrange(10 if depth < 3 else 7):
+            case 0:
+                return None
+            case 1:
+                return pick.random() < 0.5
+            case 2 | 3:
+                return pick.choice((0, 1, 2, 3, -1, 255, 2**31, 2**64 - 1, 2**64, 10**30))
+            case 4:
+                return pick.choice((0.0, 1.0, 0.5, -0.5, 1e-300, 1e308))
+            case 5 | 6:
+                return pick.choice(WORDS)
+            case 7:
+                return [self.value(depth + 1) for _ in range(pick.randrange(4))]
+            case 8:
+                return {
+                    pick.choice(FIELDS): self.value(depth + 1) for _ in range(pick.randrange(3))
+                }
+        return [pick.randrange(-2, 258) for _ in range(pick.randrange(900))]
+
+    def fields(self) -> dict[str, Any]:
+        """Give some fields, more sane than not, so that some get far."""
+        pick, sane = self.pick, {"n": 1, "seed": 1, "prompt": "7", "known_rows": 14, "fit": "cover"}
+        some = {name: sane[name] for name in sane if pick.random() < 0.3}
+        return some | {pick.choice(FIELDS): self.value() for _ in range(pick.randrange(4))}
+
+    def picture(self) -> bytes:
+        """Give a picture, or what is left of one."""
+        pick, buffer = self.pick, io.BytesIO()
+        mode = pick.choice(("L", "LA", "RGB", "RGBA", "P", "1", "I;16"))
+        size = (pick.choice((1, 27, 28, 56, 300)), pick.choice((1, 28, 28, 56, 300)))
+        kind = (
+            "PNG"
+            if mode not in ("L", "RGB")
+            else pick.choice(("PNG", "JPEG", "BMP", "GIF", "WEBP", "PPM"))
+        )
+        Image.new(mode, size).save(buffer, kind)
+        data = bytearray(buffer.getvalue())
+        for _ in range(pick.choice((0, 0, 1, 5))):
+            data[pick.randrange(len(data))] = pick.randrange(256)
+        return bytes(data[: pick.randrange(len(data))] if pick.random() < 0.1 else data)
+
+    def request(self, client: httpx.Client) -> httpx.Request:
+        """Make one."""
+        pick = self.pick
+        method = "POST" if pick.random() < 0.7 else "GET"
+        path = pick.choice(POSTS if method == "POST" else GETS)
+        if pick.random() < 0.1:
+            method = pick.choice(OTHERS)
+        if pick.random() < 0.2:
+            path += "?" + "&".join(
+                f"{pick.choice(FIELDS)}={pick.choice(('1', '7', 'x', '%00', ''))}"
+                for _ in range(pick.randrange(1, 3))
+            )
+        headers = {}
+        if pick.random() < 0.3:
+            headers[pick.choice(HEADERS)] = pick.choice(HEADER_VALUES)
+        content: dict[str, Any] = {}
+        if method in ("POST", "PUT", "PATCH"):
+            match pick.randrange(5):
+                case 0 | 1:
+                    text = json.dumps(self.fields()).encode()
+                    headers.setdefault("Content-Type", "application/json")
+                    content["content"] = text if pick.random() < 0.9 else text[: pick.randrange(9)]
+                case 2 | 3:
+                    names = ("image", "mask", "image[]", "other")
+                    files = [
+                        (pick.choice(names) if pick.random() < 0.3 else "image", self.picture())
+                        for _ in range(pick.choice((0, 1, 1, 1, 2)))
+                    ]
+                    data = {
+                        name: str(value).encode("utf-8", "replace").decode()
+                        for name, value in self.fields().items()
+                    }
+                    content = {"data": data, "files": files}
+                case _:
+                    content["content"] = pick.randbytes(pick.randrange(200))
+        raw = {name.encode(): value.encode() for name, value in headers.items()}
+        return client.build_request(method, path, headers=raw, **content)
+
+
+def fuzz(url: str, first: int, last: int, seen: Counter[str], bad: list[str]) -> None:
+    """Send the requests of these seeds; note what came back, and what should not have."""
+    with httpx.Client(base_url=url, timeout=60) as client:
+        for seed in range(first, last):
+            maker = Fuzz(seed)
+            request = maker.request(client)
+            try:
+                reply = client.send(request)
+            except httpx.HTTPError as error:
+                bad.append(f"seed {seed}: {request.method} {request.url}: {error!r}")
+                continue
+            seen[str(reply.status_code)] += 1
+            if reply.status_code >= 500:
+                bad.append(f"seed {seed}: {request.method} {request.url}: {reply.text[:200]}")
+
+
+def drop(url: str, clients: int) -> None:
+    """Ask for something, and leave at once, or a moment later."""
+    where = httpx.URL(url)
+    bodies = ({"n": 8}, {"n": 8, "stream": True}, {"n": 2, "label": "7", "stream": True})
+    for number in range(clients):
+        body = json.dumps(bodies[number % 3]).encode()
+        head = b"POST /v1/samples HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        with (
+            contextlib.suppress(OSError),
+            socket.create_connection((where.host, where.port or 80)) as connection,
+        ):
+            connection.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+            connection.settimeout(0.001 * (number % 20) + 0.001)
+            with contextlib.suppress(TimeoutError):
+                connection.recv(1 + 512 * (number % 5))
+
+
+def held(url: str) -> float:
+    """Count the slots and images that the server holds."""
+    text = httpx.get(f"{url}/metrics", timeout=60).text
+    names = ("slots_in_use", "waiting_images", "open_streams")
+    found = re.findall(
+        rf"^scanline_(?:{'|'.join(names)})(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE
+    )
+    return sum(map(float, found))
+
+
+def files(pid: int) -> int:
+    """Count a process's open files."""
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+def run(url: str, pid: int, requests: int, connections: int, clients: int) -> int:
+    """Do all of it, and print what came of it; gives how much went wrong."""
+    seen: Counter[str] = Counter()
+    bad: list[str] = []
+    fuzz(url, 0, 200, Counter(), bad)  # to warm it up
+    before = (memory(pid), files(pid))
+    share = -(-requests // connections)
+    threads = [
+        threading.Thread(target=fuzz, args=(url, 200 + j * share, 200 + (j + 1) * share, seen, bad))
+        for j in range(connections)
+    ]
+    began = time.monotonic()
+    for thread in threads:
+        thread.start()
+    print("| requests | memory, MB |\n|---|---|", flush=True)
+    for tenth in range(1, 11):
+        while seen.total() < requests * tenth / 10 and any(one.is_alive() for one in threads):
+            time.sleep(0.1)
+        print(f"| {seen.total():,} | {memory(pid):.0f} |", flush=True)
+    for thread in threads:
+        thread.join()
+    seconds = time.monotonic() - began
+    print(f"{seen.total():,} requests in {seconds:.0f} s: {dict(sorted(seen.items()))}")
+    middle = memory(pid)
+    drop(url, clients)
+    ends = time.monotonic() + 60
+    while (left := held(url)) and time.monotonic() < ends:
+        time.sleep(0.2)
+    print(f"{clients:,} clients dropped: {left:.0f} slots, waiting images and streams are left")
+    print(f"memory, MB: {before[0]:.0f}, {middle:.0f} after the fuzz, {memory(pid):.0f} at the end")
+    print(f"open files: {before[1]}, {files(pid)} at the end")
+    for line in bad[:20]:
+        print(line)
+    if left:
+        bad.append("something is held")
+    return len(bad)
+
+
+def main() -> None:
+    """Fuzz as the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("requests", type=int, nargs="?", default=2000)
+    parser.add_argument("--connections", type=int, default=4)
+    parser.add_argument("--clients", type=int, default=1000, help="to be dropped")
+    given, options = parser.parse_known_args()
+    with server_process(*SHIPPED_WEIGHTS, *options) as (url, pid):
+        wrong = run(url, pid, given.requests, given.connections, given.clients)
+    sys.exit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()

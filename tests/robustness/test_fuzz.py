@@ -1,0 +1,22 @@
+"""Some requests of ``python -m tests.robustness.fuzz``, and clients that leave, on a small
+server."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from tests.robustness.fuzz import drop, fuzz, held
+from tests.service.fixtures import build, listening, until
+
+
+def test_no_request_breaks_the_server_and_none_that_is_dropped_holds_a_slot() -> None:
+    app_state, app = build({"grace_seconds": 0.1})
+    seen: Counter[str] = Counter()
+    bad: list[str] = []
+    with listening(app, lambda: app_state.ready) as url:
+        fuzz(url, 0, 300, seen, bad)
+        drop(url, 60)
+        until(lambda: held(url) == 0, "nothing held")
+    assert bad == []
+    assert {"200", "400", "404", "405"} <= set(seen)
+    assert seen.total() == 300

@@ -1,0 +1,31 @@
+"""Servers that tests of the API share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.service.api.fixtures import LiveServer, StepwiseDecoder, serve, stepwise_server
+from tests.service.fixtures import (
+    idle,
+    until,
+)
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[LiveServer]:
+    yield from serve({"max_images": 20, "max_waiting": 1000, "max_upload": 1_000_000})
+
+
+@pytest.fixture
+def api(shared: LiveServer) -> Iterator[LiveServer]:
+    """Give the shared server, and check afterwards that it serves and holds nothing."""
+    yield shared
+    until(lambda: idle(shared.app_state), "an idle server")
+    assert shared.samples(n=1, seed=0).status_code == 200
+
+
+@pytest.fixture
+def stepwise() -> Iterator[tuple[LiveServer, StepwiseDecoder]]:
+    yield from stepwise_server()

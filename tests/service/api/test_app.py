@@ -1,0 +1,289 @@
+"""Around the routes: keys, origins, ids, metrics, models, documentation."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import time
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from starlette.types import Receive, Scope, Send
+
+from scanline.model.checkpoint import Checkpoint
+from scanline.service.app import create_app
+from scanline.service.http.middleware.api_key import ApiKeyMiddleware
+from scanline.service.state import AppState
+from tests.service.api.fixtures import LiveServer, serve
+from tests.service.fixtures import GREY, check_error, listening, settings, tiny_model, until
+from tests.sse_client import parse_sse
+
+
+@pytest.mark.parametrize("prefix", ["", "/pictures"])
+def test_an_api_key_guards_v1_below_a_prefix_too(prefix: str) -> None:
+    """As where the service is mounted in another application, or behind a proxy's path."""
+    app = FastAPI()
+    app.get("/v1/models")(lambda: "models")
+    app.get("/livez")(lambda: "alive")
+    guarded = ApiKeyMiddleware(app, ["secret"])
+
+    async def stated(scope: Scope, receive: Receive, send: Send) -> None:
+        scope["state"] = {}
+        await guarded(scope, receive, send)
+
+    async def ask() -> None:
+        transport = httpx.ASGITransport(app=stated, root_path=prefix)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            assert (await client.get(f"{prefix}/v1/models")).status_code == 401
+            right = {"Authorization": "Bearer secret"}
+            assert (await client.get(f"{prefix}/v1/models", headers=right)).json() == "models"
+            assert (await client.get(f"{prefix}/livez")).json() == "alive"
+
+    asyncio.run(ask())
+
+
+def test_behind_a_proxy_that_takes_its_path_away_links_lead_back_to_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for api in serve({"root_path": "/our/pictures/", "api_key": "secret"}):
+        key, prefer = {"Authorization": "Bearer secret"}, {"Prefer": "respond-async"}
+        check_error(api.client.post("/v1/samples", json={}), 401)
+        begun = api.client.post("/v1/samples", json={}, headers=key | prefer)
+        where = begun.headers["location"]
+        assert where == f"/our/pictures/v1/generations/{begun.json()['id']}"
+        passed_on = where.removeprefix("/our/pictures")
+        assert api.client.get(passed_on, headers=key).status_code == 200
+        with caplog.at_level(logging.DEBUG, "scanline.access"):
+            assert api.client.get("/livez").status_code == 200
+            until(lambda: [r for r in caplog.records if "/livez" in r.getMessage()])
+        quiet = {r.levelno for r in caplog.records if "/livez" in r.getMessage()}
+        assert quiet == {logging.DEBUG}  # as probes are without a proxy
+        docs = api.client.get("/docs").text
+        for place in re.findall(r"""(?:href|src)="(.*?)"|url: '(.*?)'""", docs):
+            (address,) = filter(None, place)
+            assert address.startswith("/our/pictures/")
+            assert api.client.get(address.removeprefix("/our/pictures")).status_code == 200
+        servers = api.client.get("/openapi.json").json()["servers"]
+        assert servers == [{"url": "/our/pictures"}]
+
+
+def test_an_api_key_guards_v1_and_nothing_else() -> None:
+    for api in serve({"api_key": "clé-secrète"}):
+        paths = [("POST", "/v1/samples"), ("GET", "/v1/models"), ("GET", "/v1/generations/x")]
+        wrong: list[dict[str, str | bytes]] = [
+            {}, {"Authorization": "Bearer wrong"}, {"Authorization": "Bearer"},
+            {"Authorization": "Basic abc"}, {"Authorization": b"Bearer \xff\xfe"},
+            {"Authorization": "Bearer cle-secrete"},
+        ]  # fmt: skip
+        for method, path in paths:
+            for headers in wrong:
+                encoded = {k: v if isinstance(v, bytes) else v.encode() for k, v in headers.items()}
+                raw = [(k.encode(), v) for k, v in encoded.items()]
+                reply = api.client.request(
+                    method, path, json={} if method == "POST" else None, headers=raw
+                )
+                check_error(reply, 401, "invalid_api_key")
+                assert reply.json()["error"]["type"] == "authentication_error"
+                assert reply.headers["www-authenticate"] == "Bearer"
+        right = [(b"Authorization", "Bearer clé-secrète".encode())]
+        assert api.client.post("/v1/samples", json={}, headers=right).status_code == 200
+        for path in ("/livez", "/readyz", "/metrics", "/docs", "/openapi.json", "/"):
+            assert api.client.get(path).status_code == 200
+
+
+def test_cross_origin_calls_are_for_the_origins_named() -> None:
+    for api in serve({"cors_origins": "https://a.example, https://b.example"}):
+        ask = {"Origin": "https://b.example", "Access-Control-Request-Method": "POST",
+               "Access-Control-Request-Headers": "authorization,content-type"}  # fmt: skip
+        allowed = api.client.options("/v1/samples", headers=ask)
+        assert allowed.status_code == 200
+        assert allowed.headers["access-control-allow-origin"] == "https://b.example"
+        assert "authorization" in allowed.headers["access-control-allow-headers"].lower()
+        refused = api.client.options("/v1/samples", headers=ask | {"Origin": "https://c.example"})
+        assert "access-control-allow-origin" not in refused.headers
+        assert "Origin" in refused.headers["vary"]  # or a cache would refuse others by it
+        assert "SCANLINE_CORS_ORIGINS" in check_error(refused, 400, "cors_refused")
+        for origin, there in (("https://a.example", True), ("https://c.example", False)):
+            reply = api.client.post("/v1/samples", json={}, headers={"Origin": origin})
+            assert ("access-control-allow-origin" in reply.headers) is there
+        wrong = api.client.post("/v1/x", headers={"Origin": "https://a.example"})
+        assert wrong.headers["access-control-allow-origin"] == "https://a.example"
+        exposed = reply.headers.get("access-control-expose-headers", "") + wrong.headers.get(
+            "access-control-expose-headers", "")  # fmt: skip
+        for name in ("X-Request-ID", "X-Generation-ID", "X-Seed", "Retry-After", "Location", "ETag",
+                     "Preference-Applied"):  # fmt: skip
+            assert name in exposed
+
+
+def test_without_the_setting_no_origin_is_allowed(api: LiveServer) -> None:
+    reply = api.client.get("/v1/models", headers={"Origin": "https://a.example"})
+    assert "access-control-allow-origin" not in reply.headers
+
+
+def test_every_reply_has_an_id_the_callers_if_it_is_a_plain_one(api: LiveServer) -> None:
+    for path in ("/livez", "/v1/models", "/v1/nothing", "/", "/metrics"):
+        one, other = (api.client.get(path).headers["x-request-id"] for _ in range(2))
+        assert one != other
+    good = "trace-1234/abc=~" + "x" * 100
+    assert api.client.get("/livez", headers={"X-Request-ID": good}).headers["x-request-id"] == good
+    junk: list[bytes] = [b"", b"two words", b"x" * 129, "é".encode(), b"tab\tin", b"\xff"]
+    for value in junk:
+        reply = api.client.get("/livez", headers=[(b"X-Request-ID", value)])
+        assert reply.headers["x-request-id"].startswith("req_")
+
+
+def test_a_path_cannot_forge_a_log_line(api: LiveServer, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "scanline.access"):
+        api.client.get("/x%0a12:00:00 INFO forged%1b[31m")
+        until(lambda: any("forged" in r.getMessage() for r in caplog.records))
+    (line,) = [r.getMessage() for r in caplog.records if "forged" in r.getMessage()]
+    assert "\n" not in line
+    assert "\x1b" not in line
+
+
+def test_metrics_say_what_happened_with_bounded_labels() -> None:
+    for api in serve():
+        api.samples(n=3, model="grey")
+        parse_sse(api.samples(n=1, model="grey", stream=True).content)
+        api.samples(model="colour", n=0)
+
+        def labels(client: httpx.Client = api.client) -> set[str]:
+            lines = client.get("/metrics").text.splitlines()
+            return {line.rpartition(" ")[0] for line in lines if not line.startswith("#")}
+
+        text = api.client.get("/metrics").text
+        assert api.client.get("/metrics").headers["content-type"].startswith("text/plain")
+        for line in (
+            'scanline_images_total{finish_reason="length",model="grey"} 4.0',
+            'scanline_images_total{finish_reason="error",model="colour"} 0.0',
+            f'scanline_pixels_total{{model="grey"}} {4.0 * GREY.pixels}',
+            'scanline_queue_seconds_count{model="grey"} 2.0',
+            'scanline_first_pixel_seconds_count{model="grey"} 2.0',
+            'scanline_running_images{model="grey"} 0.0',
+            'scanline_waiting_images{model="colour"} 0.0',
+            'scanline_slots{model="grey"} 16.0',  # 8 of them for small requests alone
+            'scanline_requests_total{method="POST",route="/v1/samples",status="400"} 1.0',
+        ):
+            assert line in text, f"{line}\n\n{text}"
+        assert 'scanline_step_seconds_count{model="grey"}' in text
+        for path in ("/v1/generations/x", "/v1/generations/x/events", "/v1/models/x", "/nothing",
+                     "/static/x"):  # fmt: skip
+            api.client.get(path)
+        before = labels()
+        for j in range(30):
+            api.client.get(f"/v1/generations/{j}")
+            api.client.get(f"/v1/generations/{j}/events")
+            api.client.get(f"/v1/models/{j}")
+            api.client.get(f"/{j}")
+            api.client.get(f"/static/{j}")
+            api.samples(seed=j)
+        assert labels() == before
+
+
+def test_the_list_of_models(api: LiveServer) -> None:
+    body = api.client.get("/v1/models").json()
+    assert body["object"] == "list"
+    assert [m["id"] for m in body["data"]] == ["grey", "colour"]
+    grey, colour = body["data"]
+    assert grey["object"] == "model"
+    assert grey["owned_by"] == "scanline"
+    assert (grey["width"], grey["height"], grey["channels"]) == (5, 6, 1)
+    assert grey["classes"] == ["zero", "one", "a frog"]
+    assert grey["bits_per_dim"] == 5.5
+    assert grey["steps"] == 30
+    assert grey["backend"] == "reference"
+    assert grey["slots"] == 8
+    assert grey["parameters"] == sum(p.numel() for p in tiny_model().parameters())
+    assert abs(grey["created"] - time.time()) < 3600
+    assert colour["classes"] == []
+    assert colour["bits_per_dim"] is None
+    assert api.client.get("/v1/models/colour").json() == colour
+    assert api.samples(seed=1).json()["model"] == "grey"  # the default is the first
+
+
+@pytest.mark.parametrize(
+    ("facts", "figure"),
+    [
+        ({}, None),
+        ({"validation": []}, None),
+        ({"validation": [{"bits_per_dim": 5.0}, {"bits_per_dim": 4.0}]}, 4.0),
+        ({"validation": [{"bits_per_dim": 4.0}], "test": {"bits_per_dim": 4.5}}, 4.5),
+        ({"test": {"bits_per_dim": 4.5}, "test_with_label": {"bits_per_dim": 4.4}}, 4.5),
+    ],
+    ids=["nothing", "none yet", "the last validation", "the test above it", "without a label"],
+)
+def test_the_figure_of_a_model(facts: dict[str, Any], figure: float | None) -> None:
+    app_state = AppState(settings())
+    app = create_app(app_state, lambda: app_state.open([Checkpoint("grey", tiny_model(), facts)]))
+    with listening(app, lambda: app_state.ready) as url:
+        assert httpx.get(f"{url}/v1/models/grey", timeout=60).json()["bits_per_dim"] == figure
+
+
+def test_the_documentation_describes_what_there_is(api: LiveServer) -> None:
+    page = api.client.get("/docs")
+    assert page.status_code == 200
+    assert "swagger" in page.text.lower()
+    parts = re.findall(r'(?:href|src)="([^"]+)"', page.text)
+    assert len(parts) == 3
+    for part in parts:  # nothing from elsewhere: it works without a network
+        assert api.client.get(part).status_code == 200, part
+    schema = api.client.get("/openapi.json").json()
+    assert schema["openapi"].startswith("3.")
+    assert schema["info"]["title"] == "Scanline"
+    operations = {(m.upper(), p) for p, ms in schema["paths"].items() for m in ms}
+    assert operations >= {
+        ("POST", "/v1/samples"), ("POST", "/v1/completions"), ("GET", "/v1/models"),
+        ("GET", "/v1/generations/{identifier}"), ("DELETE", "/v1/generations/{identifier}"),
+        ("GET", "/v1/generations/{identifier}/events"), ("GET", "/livez"), ("GET", "/readyz"),
+        ("GET", "/metrics"),
+    }  # fmt: skip
+    for name, part in schema["components"]["schemas"].items():
+        assert part.get("examples"), name
+    seen: set[str] = set()
+
+    def follow(part: object) -> None:
+        """Check that every reference leads somewhere."""
+        if isinstance(part, dict):
+            if isinstance(reference := part.get("$ref"), str):
+                seen.add(reference)
+                found: Any = schema
+                for key in reference.removeprefix("#/").split("/"):
+                    found = found[key]
+            for value in part.values():
+                follow(value)
+        elif isinstance(part, list):
+            for value in part:
+                follow(value)
+
+    follow(schema)
+    assert "#/components/schemas/ErrorReply" in seen
+    identifiers = []
+    for path, methods in schema["paths"].items():
+        for operation in methods.values():
+            identifiers.append(operation["operationId"])
+            assert operation["responses"]
+            assert "HTTPValidationError" not in json.dumps(operation["responses"])
+            assert operation.get("summary"), path
+            declared = {p["name"] for p in operation.get("parameters", []) if p["in"] == "path"}
+            assert declared == set(re.findall(r"{(\w+)}", path))
+    assert len(identifiers) == len(set(identifiers))
+    form = schema["paths"]["/v1/completions"]["post"]["requestBody"]["content"]
+    assert list(form) == ["multipart/form-data"]
+    media = schema["paths"]["/v1/samples"]["post"]["responses"]["200"]["content"]
+    assert set(media) == {
+        "application/json", "image/png", "application/zip", "application/x-npy",
+        "text/event-stream",
+    }  # fmt: skip
+    example = schema["components"]["schemas"]["SampleRequest"]["examples"][0]
+    assert set(example) <= set(schema["components"]["schemas"]["SampleRequest"]["properties"])
+
+
+def test_the_page_is_served(api: LiveServer) -> None:
+    page = api.client.get("/")
+    assert page.status_code == 200
+    assert page.headers["content-type"].startswith("text/html")
+    assert "<" in page.text

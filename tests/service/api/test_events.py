@@ -1,0 +1,220 @@
+"""What a stream tells as its images get on: rows, pixels, and large images in parts."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+
+from scanline.service.api.cursors import Cursor, parse_cursors
+from scanline.service.api.events import _Reader, stream_events
+from scanline.service.api.requests import Granularity
+from scanline.service.engine.generation import CanvasView, FinishReason, Generation, GenerationSpec
+from scanline.service.http.thread_pool import FairThreadPool
+from scanline.service.http.waiting import WaitingClient
+from tests.service.fixtures import COLOUR, GREY, no_streams, streamed
+from tests.sse_client import Event, parse_sse, rebuild
+
+
+def test_a_stream_misses_nothing_that_happens_while_it_sends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("scanline.service.api.events.KEEP_ALIVE_SECONDS", 0.2)
+    generation = Generation("fake", GREY, GenerationSpec(n=2, seed=0))
+    published = np.zeros(1, np.int32)
+    row = np.arange(GREY.pixels, dtype=np.uint8)[:, None]
+    generation.images[0].start(CanvasView(row, published))
+
+    async def read() -> list[Event]:
+        gone = asyncio.create_task(asyncio.sleep(60))
+        stream = stream_events(generation, WaitingClient("", gone), no_streams(), FairThreadPool(1))
+        raw = await anext(stream)
+        published[0] = 7
+        raw += await anext(stream)
+        published[0] = 9  # while the last event is on its way; then no more news
+        generation.notify()
+        raw += await anext(stream)
+        gone.cancel()
+        return parse_sse(raw)
+
+    events = asyncio.run(read())
+    assert [event.name for event in events] == ["started", "pixels", "pixels"]
+    assert rebuild(events, GREY)[0].ravel().tolist() == list(range(9))
+
+
+def test_a_reader_may_come_back_for_rows_and_then_for_pixels() -> None:
+    """What another particle changed is told in the end, whatever the reader asked for between."""
+    generation = Generation("fake", GREY, GenerationSpec(n=2, seed=0, particles=2))
+    drawn = [np.full((GREY.pixels, 1), value, np.uint8) for value in (10, 20, 30)]
+    positions = [np.array([13], np.int32) for _ in drawn]
+    places = [CanvasView(*place) for place in zip(drawn, positions, strict=True)]
+    for image, place in zip(generation.images, places[:2], strict=True):
+        image.start(place)
+
+    async def read(granularity: Granularity, seen: str | None) -> list[Event]:
+        gone = asyncio.create_task(asyncio.sleep(60))
+        resumed = None if seen is None else parse_cursors(seen, generation)
+        stream = stream_events(
+            generation,
+            WaitingClient("", gone),
+            no_streams(),
+            FairThreadPool(1),
+            granularity=granularity,
+            resumed=resumed,
+        )
+        raw = b"".join([await anext(stream) for _ in range(1 if resumed else 2)])
+        gone.cancel()
+        return parse_sse(raw)
+
+    events = asyncio.run(read("auto", None))
+    generation.images[0].switch_view(places[2], 12)  # rows are five pixels wide
+    positions[1][0] = 20  # so that there is news
+    events += asyncio.run(read("row", events[-1].id))
+    for position in positions:
+        position[0] = 25
+    events += asyncio.run(read("auto", events[-1].id))
+    shown = [0] * 25
+    for update in [u for e in events if e.name == "pixels" for u in e.data["updates"]]:
+        if update["index"] == 0:
+            end = update["position"] + len(update["values"])
+            shown[update["position"] : end] = update["values"]
+    assert shown == [10] * 12 + [30] * 13
+
+
+def test_rows_come_whole_but_for_the_last_of_a_cancelled_image_and_each_image_once() -> None:
+    generation = Generation("fake", GREY, GenerationSpec(n=2, seed=0))
+    first, second = generation.images
+    published = np.zeros((2, 1), np.int32)
+    for slot, image in enumerate(generation.images):
+        image.start(CanvasView(np.arange(GREY.pixels, dtype=np.uint8)[:, None], published[slot]))
+
+    async def read() -> list[Event]:
+        gone = asyncio.create_task(asyncio.sleep(60))
+        stream = stream_events(
+            generation, WaitingClient("", gone), no_streams(), FairThreadPool(1), granularity="row"
+        )
+        raw = await anext(stream)
+        for position in (7, 12, 30):  # rows are five pixels wide
+            published[:] = position
+            if position == 30:
+                first.finish(FinishReason.LENGTH, float(GREY.pixels))
+                published[1] = 13
+            generation.notify()
+            raw += await anext(stream)
+        second.finish(FinishReason.CANCELLED, None)
+        generation.finish(time.monotonic())
+        raw += b"".join([part async for part in stream])
+        gone.cancel()
+        return parse_sse(raw)
+
+    events = asyncio.run(read())
+    assert [e.name for e in events] == [
+        "started", "pixels", "pixels", "pixels", "image", "pixels", "image", "completed",
+    ]  # fmt: skip
+    sizes = [
+        [(u["index"], u["position"], len(u["values"])) for u in e.data["updates"]]
+        for e in events if e.name == "pixels"
+    ]  # fmt: skip
+    assert sizes == [
+        [(0, 0, 5), (1, 0, 5)],
+        [(0, 5, 5), (1, 5, 5)],
+        [(0, 10, 5), (0, 15, 5), (0, 20, 5), (0, 25, 5)],
+        [(1, 10, 3)],
+    ]
+    assert [e.data["index"] for e in events if e.name == "image"] == [0, 1]
+
+
+def test_a_long_replay_leaves_room_for_others_between_its_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("scanline.service.api.events.CHUNK_BYTES", 1)
+    generation = Generation("fake", GREY, GenerationSpec(n=3, seed=0))
+    for image in generation.images:
+        image.start(
+            CanvasView(np.zeros((GREY.pixels, 1), np.uint8), np.full(1, GREY.pixels, np.int32))
+        )
+        image.finish(FinishReason.LENGTH, 1.0)
+    generation.finish(time.monotonic())
+    seen: list[str] = []
+
+    async def read() -> None:
+        gone = asyncio.create_task(asyncio.sleep(60))
+        async for part in stream_events(
+            generation, WaitingClient("", gone), no_streams(), FairThreadPool(1)
+        ):
+            asyncio.get_running_loop().call_soon(seen.append, "other")
+            seen.append(parse_sse(part, complete=False)[0].name)
+        gone.cancel()
+
+    asyncio.run(read())
+    assert seen[:6] == ["started", "pixels", "other", "other", "image", "other"]
+
+
+def test_a_large_image_comes_in_several_events_too() -> None:
+    """Each such that it takes the event loop a moment, and resumed from any of them."""
+    config = replace(COLOUR, height=96, width=96)
+    generation = Generation("fake", config, GenerationSpec(n=1, seed=0))
+    (image,) = generation.images
+    pixels = np.random.default_rng(0).integers(0, 256, (config.pixels, 3), np.uint8)
+    image.start(CanvasView(pixels, np.full(1, config.pixels, np.int32)))
+    image.finish(FinishReason.LENGTH, 1.0)
+    generation.finish(time.monotonic())
+
+    for granularity in get_args(Granularity):
+        events = streamed(generation, granularity)
+        told = [event for event in events if event.name == "pixels"]
+        sizes = [sum(len(u["values"]) // 3 for u in event.data["updates"]) for event in told]
+        assert sizes == [4032, 4032, 1152]  # whole rows, 4096 pixels at most
+        np.testing.assert_array_equal(rebuild(events, config)[0], pixels)
+        rest = streamed(generation, granularity, told[0].id)
+        assert [event.data for event in rest] == [event.data for event in events[2:]]
+
+
+def test_rows_are_whole_where_another_particle_is_shown_too() -> None:
+    generation = Generation("fake", GREY, GenerationSpec(n=1, seed=0))
+    published = np.full(1, 15, np.int32)
+    place = CanvasView(np.arange(GREY.pixels, dtype=np.uint8)[:, None], published)
+    (image,) = generation.images
+    image.start(place)
+
+    async def read() -> list[Any]:
+        gone = asyncio.create_task(asyncio.sleep(60))
+        stream = stream_events(
+            generation, WaitingClient("", gone), no_streams(), FairThreadPool(1), granularity="row"
+        )
+        raw = await anext(stream) + await anext(stream)
+        image.switch_view(place, 7)
+        generation.notify()
+        raw += await anext(stream)
+        gone.cancel()
+        return parse_sse(raw)
+
+    events = asyncio.run(read())
+    positions = [[u["position"] for u in e.data["updates"]] for e in events if e.name == "pixels"]
+    assert positions == [[0, 5, 10], [5, 10]]
+
+
+def test_each_change_of_the_particle_shown_is_told_once() -> None:
+    generation = Generation("fake", GREY, GenerationSpec(n=1, seed=0))
+    place = CanvasView(np.zeros((GREY.pixels, 1), np.uint8), np.full(1, 15, np.int32))
+    (image,) = generation.images
+    image.start(place)
+    reader = _Reader(generation, "auto", "png", None)
+    for first in (0, 7, 9):
+        image.switch_view(place, first)
+        (event,) = parse_sse(b"".join(reader.news()), complete=False)
+        assert [update["position"] for update in event.data["updates"]] == [first]
+        assert list(reader.news()) == []
+
+
+def test_who_comes_back_for_rows_has_no_pixel_again_that_it_was_sent() -> None:
+    generation = Generation("fake", GREY, GenerationSpec(n=1, seed=0))
+    published = np.full(1, 8, np.int32)
+    generation.images[0].start(CanvasView(np.zeros((GREY.pixels, 1), np.uint8), published))
+    reader = _Reader(generation, "row", "png", [Cursor(7)])
+    assert list(reader.news()) == []
+    assert reader._cursors == [Cursor(7)]

@@ -1,0 +1,208 @@
+"""Likelihoods over HTTP: bits/dim and bits a pixel of uploads, and the value to come."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+from collections.abc import Iterator
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from scanline.model.config import ModelConfig
+from scanline.model.evaluation.pixel_bits import next_value, pixel_bits
+from scanline.model.network import LinearTransformer
+from scanline.service.state import AppState
+from tests.conftest import assert_close, random_canvas, random_network
+from tests.service.fixtures import (
+    COLOUR,
+    GREY,
+    build,
+    check_error,
+    encode,
+    random_picture,
+    talking_to,
+)
+
+CONFIGS = [
+    pytest.param(GREY, id="grey"),
+    pytest.param(dataclasses.replace(GREY, head="logistic_mixture"), id="grey-mixture"),
+    pytest.param(COLOUR, id="colour"),
+    pytest.param(dataclasses.replace(COLOUR, head="logistic_mixture"), id="colour-mixture"),
+    pytest.param(dataclasses.replace(COLOUR, order="subpixel"), id="subpixel"),
+    pytest.param(
+        dataclasses.replace(
+            COLOUR, order="subpixel", input="previous", start="given", head="logistic_mixture"
+        ),
+        id="given",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[tuple[AppState, httpx.Client]]:
+    app_state, app = build()
+    with talking_to(app) as client:
+        yield app_state, client
+
+
+@pytest.fixture
+def client(server: tuple[AppState, httpx.Client]) -> httpx.Client:
+    return server[1]
+
+
+@pytest.fixture
+def networks(server: tuple[AppState, httpx.Client]) -> dict[str, LinearTransformer]:
+    return {name: loaded.checkpoint.model for name, loaded in server[0].models.items()}
+
+
+def score(client: httpx.Client, *pictures: bytes, **fields: str) -> httpx.Response:
+    files = [("image", (f"{j}.png", data, "image/png")) for j, data in enumerate(pictures)]
+    return client.post("/v1/score", files=files, data=fields)
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_the_next_value_costs_what_the_likelihood_says(config: ModelConfig) -> None:
+    """Bits of a pixel are those of its values in turn, each under its own distribution."""
+    network = random_network(config).float()
+    label = 1 if config.classes else -1
+    canvas = random_canvas(config, 1).numpy()
+    values = [int(v) for v in canvas.ravel()]
+    bits = pixel_bits(network, canvas, label)[0]
+    for position in (0, 1, config.width, config.pixels - 1):
+        total = 0.0
+        for channel in range(config.channels):
+            k = position * config.channels + channel
+            expected = next_value(network, values[:k], label)
+            assert expected.shape == (256,)
+            assert abs(float(expected.sum(dtype=np.float64)) - 1) < 1e-5
+            if k or config.start == "learned":  # a given first value costs nothing
+                total -= float(np.log2(expected[values[k]]))
+        assert_close(torch.tensor(total), torch.tensor(float(bits[position])), torch.float32)
+
+
+def test_a_given_first_value_is_certain() -> None:
+    config = dataclasses.replace(
+        GREY, input="previous", order="subpixel", start="given", first_value=7, classes=()
+    )
+    assert next_value(random_network(config).float(), [], -1)[7] == 1
+
+
+@pytest.mark.parametrize(("model", "config"), [("grey", GREY), ("colour", COLOUR)])
+def test_pictures_are_measured_exactly(
+    client: httpx.Client, networks: dict[str, LinearTransformer], model: str, config: ModelConfig
+) -> None:
+    pictures = [random_picture(config, seed) for seed in range(3)]
+    reply = score(client, *map(encode, pictures), model=model, per_pixel="true")
+    assert reply.status_code == 200, reply.text
+    body = reply.json()
+    assert (body["model"], body["width"], body["height"]) == (model, config.width, config.height)
+    canvases = np.stack([np.asarray(p).reshape(config.pixels, config.channels) for p in pictures])
+    with torch.inference_mode():
+        expected = networks[model].bits(torch.from_numpy(canvases)).numpy()
+    assert [row["index"] for row in body["data"]] == [0, 1, 2]
+    # Replies are rounded, and a sum adds up what its terms differ by.
+    for row, bits in zip(body["data"], expected, strict=True):
+        assert row["pixel_bits"] == pytest.approx(bits.tolist(), rel=1e-3, abs=1e-3)
+        assert row["bits"] == pytest.approx(float(bits.sum()), rel=1e-4)
+        assert row["bits_per_dim"] == pytest.approx(float(bits.sum()) / config.dims, abs=1e-3)
+
+
+def test_bits_of_pixels_come_only_on_request(client: httpx.Client) -> None:
+    assert score(client, encode(random_picture())).json()["data"][0]["pixel_bits"] is None
+
+
+def test_what_a_drawn_image_cost_is_what_it_scores(client: httpx.Client) -> None:
+    drawn = client.post("/v1/samples", json={"label": "one", "seed": 3}).json()["images"][0]
+    reply = score(client, base64.b64decode(drawn["png"]), label="one")
+    assert reply.json()["data"][0]["bits_per_dim"] == pytest.approx(drawn["bits_per_dim"], abs=1e-3)
+
+
+def test_a_label_changes_the_cost(client: httpx.Client) -> None:
+    picture = encode(random_picture())
+    costs = {
+        label: score(client, picture, label=label).json()["data"][0]["bits"]
+        for label in ("zero", "one", "a frog")
+    }
+    assert len(set(costs.values())) == 3
+
+
+def test_a_picture_of_another_size_is_fitted_only_if_asked(client: httpx.Client) -> None:
+    large = encode(Image.new("L", (60, 72), 9))
+    assert "fit" in check_error(score(client, large), 400, "invalid_image", "image")
+    assert score(client, large, fit="cover").status_code == 200
+
+
+def test_the_wrong_picture_of_several_is_named(client: httpx.Client) -> None:
+    reply = score(client, encode(random_picture()), b"no picture")
+    assert check_error(reply, 400, "invalid_image", "image").startswith("image 1: ")
+    alone = check_error(score(client, b"no picture"), 400, "invalid_image", "image")
+    assert alone.startswith("the file is no picture")
+
+
+def test_errors_of_score(client: httpx.Client) -> None:
+    picture = encode(random_picture())
+    check_error(client.post("/v1/score", data={"model": "grey"}), 400, "missing", "image")
+    check_error(score(client, picture, model="x"), 404, "model_not_found", "model")
+    check_error(score(client, picture, label="x"), 400, "unknown_class", "label")
+    check_error(score(client, picture, colour="x"), 400, "extra_forbidden", "colour")
+    check_error(score(client, *[picture] * 257), 400, "too_many", "image")
+    assert score(client, *[picture] * 256).status_code == 200
+
+
+@pytest.mark.parametrize(("model", "place"), [("grey", (8, 0)), ("colour", (2, 2))])
+def test_the_distribution_of_the_next_value(
+    client: httpx.Client,
+    networks: dict[str, LinearTransformer],
+    model: str,
+    place: tuple[int, int],
+) -> None:
+    values = [int(v) for v in np.asarray(random_picture(COLOUR)).ravel()[:8]]
+    reply = client.post("/v1/distribution", json={"model": model, "values": values})
+    assert reply.status_code == 200, reply.text
+    body = reply.json()
+    assert (body["model"], body["position"], body["channel"]) == (model, *place)
+    expected = next_value(networks[model], values, -1)
+    assert body["probabilities"] == pytest.approx(expected.tolist(), rel=1e-3, abs=1e-6)
+
+
+def test_errors_of_distribution(client: httpx.Client) -> None:
+    def ask(**body: object) -> httpx.Response:
+        return client.post("/v1/distribution", json=body)
+
+    assert "at most 29" in check_error(ask(values=[0] * 30), 400, "too_many", "values")
+    check_error(ask(values=[256]), 400, param="values")
+    check_error(ask(), 400, "missing", "values")
+    check_error(ask(values=[], label="x"), 400, "unknown_class", "label")
+    check_error(ask(values=[], temperature=1), 400, "extra_forbidden", "temperature")
+
+
+def test_too_many_that_wait_are_sent_away(
+    server: tuple[AppState, httpx.Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app_state, client = server
+    monkeypatch.setattr(app_state.score_pool, "waiting", 0)
+    monkeypatch.setattr(app_state.score_pool, "_free", 0)  # as with one under way
+    reply = client.post("/v1/distribution", json={"values": []})
+    check_error(reply, 429, "scores_full")
+    assert reply.headers["retry-after"] == "1"
+
+
+def test_a_server_that_ends_measures_no_more() -> None:
+    app_state, app = build()
+    with talking_to(app) as client:
+        assert score(client, encode(random_picture())).status_code == 200
+        for loaded in app_state.models.values():
+            loaded.engine.queue.close(60)
+        check_error(client.post("/v1/distribution", json={"values": []}), 503, "closing")
+        check_error(score(client, encode(random_picture())), 503, "closing")
+
+
+def test_the_key_is_wanted_here_too() -> None:
+    _, app = build({"api_key": "secret"})
+    with talking_to(app) as client:
+        check_error(client.post("/v1/distribution", json={"values": []}), 401, "invalid_api_key")
+        check_error(score(client, encode(random_picture())), 401, "invalid_api_key")

@@ -1,0 +1,81 @@
+"""Commands that draw, and what all commands say of themselves."""
+
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image as Picture
+
+from tests.service.cli.command_line import run_command
+from tests.service.fixtures import GREY, random_picture
+
+COMMANDS = ["serve", "sample", "complete", "train", "evaluate", "import"]
+
+
+def cells(
+    path: Path, count: int, scale: int = 1
+) -> list[np.ndarray[tuple[int, ...], np.dtype[np.uint8]]]:
+    """Cut a grid of ``GREY`` images apart again."""
+    values = np.asarray(Picture.open(path))[::scale, ::scale]
+    columns = int(np.ceil(np.sqrt(count)))
+    return [
+        values[y : y + GREY.height, x : x + GREY.width]
+        for y, x in ((j // columns * 8, j % columns * 7) for j in range(count))
+    ]
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help_says_what_a_command_does(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(*[command][: len(command)], "--help") == 0
+    said = capsys.readouterr().out
+    assert "Usage" in said
+    for name in COMMANDS if not command else []:
+        assert name in said
+
+
+def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command("--version") == 0
+    assert capsys.readouterr().out == f"scanline {version('scanline')}\n"
+
+
+def test_sample_writes_a_grid_and_the_same_one_again(
+    weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def sample(name: str, *options: object) -> bytes:
+        out = tmp_path / name
+        given = ["--weights", weights, "--model", "tiny", "--backend", "reference", *options]
+        assert run_command("sample", out, *given) == 0
+        assert f"wrote {out}" in capsys.readouterr().out
+        return out.read_bytes()
+
+    first = sample("a.png", "-n", 5, "--seed", 3, "--scale", 2, "--label", "a frog")
+    assert sample("b.png", "-n", 5, "--seed", 3, "--scale", 2, "--label", "2") == first
+    assert sample("c.png", "-n", 5, "--seed", 4, "--scale", 2, "--label", "2") != first
+    images = cells(tmp_path / "a.png", 5, 2)
+    sample("one.png", "-n", 1, "--seed", 5, "--scale", 1, "--label", "2")
+    np.testing.assert_array_equal(cells(tmp_path / "one.png", 1)[0], images[2])
+    with Picture.open(tmp_path / "a.png") as large:
+        assert large.size == (2 * (3 * 7 - 2), 2 * (2 * 8 - 2))
+    cold = ["-n", 2, "--temperature", 0, "--scale", 1]
+    sample("cold.png", *cold)
+    one, other = cells(tmp_path / "cold.png", 2)
+    np.testing.assert_array_equal(one, other)
+
+
+def test_complete_keeps_the_rows_that_are_known(weights: Path, tmp_path: Path) -> None:
+    picture = random_picture(GREY)
+    picture.save("given.png")
+    out = tmp_path / "ways.png"
+    given = ["--weights", weights, "--model", "tiny", "--backend", "reference", "--scale", 1]
+    assert run_command("complete", "given.png", out, "--rows", 3, "-n", 4, *given) == 0
+    ways = cells(out, 4)
+    for way in ways:
+        np.testing.assert_array_equal(way[:3], np.asarray(picture)[:3])
+    assert len({way.tobytes() for way in ways}) == 4
+
+
+def test_a_model_need_not_be_named(weights: Path, tmp_path: Path) -> None:
+    for name, options in (("a.png", []), ("b.png", ["--model", "colour"])):  # of fewer steps
+        assert run_command("sample", tmp_path / name, "--weights", weights, "-n", 1, *options) == 0
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()

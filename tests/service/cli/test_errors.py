@@ -1,0 +1,162 @@
+"""How a command ends on what a user can mend."""
+
+import platform
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from scanline.model.paper.experiment import Experiment
+from tests.service.cli.command_line import run_command
+from tests.service.fixtures import GREY, random_picture, save_tiny
+
+ELSEWHERE = "avx2" if platform.machine() in ("aarch64", "arm64") else "neondot"
+WRONG: list[tuple[list[object], str]] = [
+    (["sample", "--model", "other"], "there is no model 'other'"),
+    (["sample", "--weights", "nowhere"], "there is no folder nowhere: name one with checkpoints"),
+    (["sample", "samples.jpg", "--model", "tiny"], "name a file that ends in .png"),
+    (["bench", "mnist", "--seconds", "inf"], "finite"),
+    (["bench", "mnist", "--seconds", "nan"], "finite"),
+    (["sample", "--model", "tiny", "--label", "toad"], "zero, one, a frog"),
+    (["sample", "--model", "colour", "--label", "1"], "no classes"),
+    (["sample", "--model", "tiny", "--backend", "abacus"], "abacus"),
+    (["sample", "/proc/none/a.png", "--model", "tiny", "--backend", "reference"], "/proc/none"),
+    (["complete", "text.png", "--model", "tiny", "--rows", 2], "no picture"),
+    (["complete", "good.png", "--model", "tiny", "--rows", 6], "--rows must be 0 to 5"),
+    (["complete", "good.png", "--model", "tiny"], "give --rows, or a picture that is transparent"),
+    (["complete", "good.png", "--model", "tiny", "--rows", -1], "0 to 5"),
+    (["complete", "good.png", "--model", "colour", "--rows", 1, "--fit", "exact"], "5 × 6"),
+    (["complete", "good.png", "good.png", "--model", "tiny", "--rows", 1], "the picture itself"),
+    (["train"], "say what to train on"),
+    (["train", "mnist", "--images", "."], "say what to train on"),
+    (["train", "digits"], "there is no 'digits'"),
+    (["train", "digits", "--heads", 3], "there is no 'digits'"),
+    (["train", "--shift", 40], "say what to train on"),
+    (["train", "--images", "nowhere"], "nowhere"),
+    (["train", "--images", "empty"], "empty"),
+    (["evaluate", "--model", "tiny", "--images", "empty"], "empty"),
+    (
+        ["evaluate", "--model", "tiny", "--guidance", 2, "--seed", 0],
+        "--guidance, --seed: not with a test set's figure, which takes --label, --limit, --record",
+    ),
+    (["evaluate", "--model", "tiny", "--set-defaults"], "--set-defaults: not with"),
+    (["evaluate", "--model", "tiny", "--samples", 9, "--record"], "--record: not with --samples"),
+    (["evaluate", "--model", "tiny", "--samples", 9, "--guidance", 2], "guidance draws towards"),
+    (["evaluate", "--model", "tiny", "--samples", 9, "--label", "--top-p", 0], "top_p must be"),
+    (["evaluate", "--model", "colour", "--samples", 9, "--label"], "no classes"),
+    (
+        ["evaluate", "--model", "tiny", "--holes", 9, "--label"],
+        "--label: not with --holes, which takes --e",
+    ),
+    (["evaluate", "--model", "tiny", "--samples", 9, "--holes", 9], "--holes: not with --samples"),
+    (["evaluate", "--model", "tiny", "--precision", "int8", "--label"], "--label: not with --prec"),
+    (["bench", "mnist", "--pretend", 9], "--pretend is with --http"),
+    (["bench", "mnist", "--backend", "reference", "--isa", "avx2"], "are of the native backend"),
+    (["bench", "mnist", "--isa", ELSEWHERE], f"has no {ELSEWHERE}; it has "),
+    (["bench", "mnist", "--http", "--precision", "int8"], "--precision: not with --http"),
+    (["evaluate", "--model", "tiny", "--images", ".", "--dataset", "mnist"], "not for --images"),
+    (["train", "mnist", "--size", 64], "--size and --grey are for --images"),
+    (["train", "mnist", "--grey"], "--size and --grey are for --images"),
+    (["train", "--images", "."], "lies in ., and its own pictures would be taken"),
+    (["train", "--images", ".", "--out", "../run", "--processes", 3], "does not divide by 3"),
+    # Before what may be many pictures are read: there are none.
+    (["train", "--images", "nowhere", "--out", "../run", "--processes", 3], "does not divide by 3"),
+    (["train", "--images", "nowhere", "--out", "../run", "--heads", 3], "no multiple of n_heads 3"),
+    (["train", "--images", "nowhere", "--out", "../run", "--shift", 28], "out of sight: give less"),
+    (["train", "--images", ".", "--out", "../run", "--data-dir", "."], "not for --images"),
+    (["bench", "mnist", "--http", "--slots", 2], "--slots: not with --http"),
+    (["bench", "mnist", "--http", "--pretend", 9, "--repeats", 2], "--repeats: not with --pretend"),
+    (["bench", "mnist", "--training", "--seconds", 1], "--seconds: not with --training"),
+    (["bench", "--training", "--weights", "."], "--weights: not with --training"),
+    (["bench", "imagenet", "--weights", "weights"], "there is no model 'imagenet' in weights"),
+    (["bench", "mnist", "--device", "cuda", "--pretend", 9], "--pretend: not with --device cuda"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "says"), WRONG)
+def test_what_a_user_can_mend_ends_with_a_sentence(
+    arguments: list[object], says: str, weights: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("text.png").write_text("hello")
+    Path("empty").mkdir()
+    random_picture(GREY).save("good.png")
+    if arguments[0] not in ("train", "bench") and "--weights" not in arguments:
+        arguments = [*arguments, "--weights", weights]
+    assert run_command(*arguments) == 1
+    error = capsys.readouterr().err
+    assert "scanline: " in error
+    assert says in error
+    assert "Traceback" not in error
+    assert not Path("samples.png").exists()
+
+
+def test_what_is_imported_replaces_nothing(
+    weights: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = weights / "tiny.safetensors"
+    before = path.read_bytes()
+    assert run_command("import", path, path) == 1
+    assert "is there already: name another file" in capsys.readouterr().err
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["sample", "-n", 0], ["sample", "--seed", -1], ["sample", "--seed", 2**64],
+     ["sample", "--temperature", "nan"], ["sample", "--temperature", 3],
+     ["complete", "none.png"], ["complete", "none.png", "--temperature", "nan"],
+     ["evaluate", "--samples", 9, "--temperature", "nan"], ["train", "mnist", "--seed", 2**63],
+     ["train", "mnist", "--steps", 0],
+     ["train", "mnist", "--processes", 0], ["train", "mnist", "--shift", -1],
+     ["train", "--size", 1], ["import", "one"],
+     ["evaluate", "--limit", 0], ["sample", "--colour", 1], ["draw"]],
+)  # fmt: skip
+def test_a_wrong_option_is_a_usage_error(
+    arguments: list[object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(*arguments) == 2
+    error = capsys.readouterr().err
+    assert "Usage" in error
+    assert "Traceback" not in error
+
+
+@pytest.mark.parametrize("name", ["figure1", "figure2", "supplement", "table1", "table2"])
+def test_a_data_folder_is_read_or_refused(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(one: Experiment[Any], folder: Path, *, quick: bool, data_dir: Path | None) -> None:
+        raise ValueError(f"{one.name} of {data_dir}")
+
+    monkeypatch.setattr("scanline.model.paper.runner.run_experiment", run)
+    reads = name.startswith("table")
+    assert run_command("paper", name, "--quick", "--data-dir", "data") == (1 if reads else 2)
+    error = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert (f"{name} of data" if reads else "No such option: --data-dir") in error
+    assert run_command("paper", name, "--quick") == 1
+    assert f"{name} of None" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--samples", "--holes"])
+def test_what_does_not_draw_is_not_judged_by_what_it_draws(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Told before the minutes in which a classifier is trained."""
+    save_tiny(tmp_path, "hashed", replace(GREY, attention="lsh-1"))
+    given = ["--weights", tmp_path, "--images", tmp_path / "nowhere"]
+    assert run_command("evaluate", *given, option, 9) == 1
+    assert "no state to draw from" in " ".join(capsys.readouterr().err.split())
+
+
+def test_what_a_foreign_file_says_is_not_obeyed_by_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    foreign = {"format": "\x1b]0;owned\x07\nscan\x9b2Jline"}
+    path = tmp_path / "foreign.safetensors"
+    safetensors.torch.save_file({"weight": torch.ones(2)}, path, foreign)
+    assert run_command("sample", "a.png", "--weights", tmp_path) == 1
+    said = capsys.readouterr().err
+    assert r"its format is \x1b]0;owned\x07" in said
+    assert all(line.isprintable() for line in said.splitlines())

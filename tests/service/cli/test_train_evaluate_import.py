@@ -1,0 +1,240 @@
+"""Commands that train, measure and import."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image as Picture
+
+from scanline.model.checkpoint import SamplingDefaults, load_checkpoint
+from scanline.model.config import DIGITS
+from scanline.model.training.learning_curve import TRAINING_COLOR, VALIDATION_COLOR
+from tests.dataset_files import hide_other_data, write_mnist
+from tests.service.cli.command_line import run_command
+from tests.service.fixtures import GREY, save_tiny
+
+
+def test_train_goes_on_where_it_stopped_and_the_result_draws_and_is_measured(
+    photographs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = ["--images", photographs, "--size", 8, "--grey", "--layers", 1, "--width", 8,
+             "--heads", 2, "--batch", 4, "--precision", "fp32"]  # fmt: skip
+    often = ["--checkpoint-every", 2, "--evaluate-every", 2, "--hold-out", 3]
+    assert run_command("train", *small, *often, "--steps", 3, "--out", "first") == 0
+    assert "done: 3 of 3 steps" in capsys.readouterr().out
+    with Picture.open("first/samples.png") as samples:
+        assert samples.mode == "L"
+    with Picture.open("first/curve.png") as curve:
+        colours = {colour for _, colour in curve.getcolors(1 << 16) or []}
+        assert {TRAINING_COLOR, VALIDATION_COLOR} <= colours
+    assert run_command("train", *small, *often, "--steps", 3, "--out", "first") == 1
+    assert "add --resume" in capsys.readouterr().err
+    assert run_command("train", *small, *often, "--steps", 3, "--out", "none", "--resume") == 1
+    assert "no run to resume in none" in capsys.readouterr().err
+    given = ["--from", "first/first.safetensors", "--shift", 1, "--processes", 2]
+    assert run_command("train", *small, *given, "--steps", 1, "--out", "second") == 0
+    assert capsys.readouterr().out.count("done: 1 of 1 steps") == 1
+    recipe = load_checkpoint(Path("second/second.safetensors")).facts["training"]
+    assert recipe["shift"] == 1
+    assert run_command("train", *small, *given, "--steps", 2, "--out", "second", "--resume") == 1
+    assert "leave one of them out" in capsys.readouterr().err
+    same = ["--images", photographs]  # all else is as it was begun
+    assert run_command("train", *same, "--out", "first", "--resume") == 0
+    assert "done: 3 of 3 steps" in capsys.readouterr().out
+    assert run_command("train", *same, "--batch", 3, "--out", "first", "--resume") == 1
+    assert "other settings (batch)" in capsys.readouterr().err
+    assert run_command("train", *same, "--layers", 2, "--out", "first", "--resume") == 1
+    assert "another model (n_layers)" in capsys.readouterr().err
+    nowhere = ["--images", "nowhere"]  # before they are read
+    assert run_command("train", *nowhere, "--batch", 3, "--out", "first", "--resume") == 1
+    assert "other settings (batch)" in capsys.readouterr().err
+    more = ["--steps", 5, "--no-compile"]
+    assert run_command("train", *same, *more, "--out", "first", "--resume") == 0
+    assert "done: 5 of 5 steps" in capsys.readouterr().out
+    lines = [json.loads(line) for line in Path("first/log.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "images_per_second" in line] == [1, 2, 3, 4, 5]
+    trained = load_checkpoint(Path("first/first.safetensors"))
+    assert trained.model.config.classes == ("cats", "dogs")
+    assert (trained.model.config.height, trained.model.config.width) == (8, 8)
+    begin = ["--from", "first/first.safetensors", "--batch", 4, "--precision", "fp32"]
+    assert run_command("train", *same, *begin, "--steps", 1, "--out", "third") == 0
+    assert "done: 1 of 1 steps" in capsys.readouterr().out  # its size, and grey as it is
+    assert load_checkpoint(Path("third/third.safetensors")).model.config == trained.model.config
+
+    for label in ([], ["--label"]):
+        known = ["--weights", "first", "--model", "first", *label]
+        assert run_command("evaluate", "--images", photographs, *known) == 0
+        said = capsys.readouterr().out
+        assert said.startswith(f"first on {photographs.name}: ")
+        assert ("with the true label" in said) is bool(label)
+        assert "3 of 20 images held out" in said
+    assert run_command("train", *small, "--hold-out", 0, "--steps", 1, "--out", "all") == 0
+    whole: list[object] = ["--weights", "all", "--model", "all", "--images", photographs]
+    assert run_command("evaluate", *whole) == 0
+    assert "(the model was trained on all of them)" in capsys.readouterr().out
+    assert run_command("evaluate", *whole, "--record") == 1
+    assert "images that it was not trained on" in " ".join(capsys.readouterr().err.split())
+    assert "test" not in load_checkpoint(Path("all/all.safetensors")).facts
+    drawn = ["--weights", "first", "--model", "first", "--label", "cats", "-n", 2]
+    assert run_command("sample", "drawn.png", *drawn, "--backend", "reference") == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "draws"),
+    [
+        (["--attention", "softmax"], ("softmax", "elu"), True),
+        (["--feature-map", "polynomial"], ("linear", "polynomial"), True),
+        (["--attention", "lsh-1"], ("lsh-1", "elu"), False),
+    ],
+)
+def test_train_takes_a_kind_of_attention(
+    photographs: Path, options: list[str], kind: tuple[str, str], draws: bool
+) -> None:
+    small = ["--images", photographs, "--size", 8, "--grey", "--layers", 1, "--width", 8,
+             "--heads", 2, "--batch", 4, "--precision", "fp32", "--steps", 1]  # fmt: skip
+    assert run_command("train", *small, *options, "--out", "run") == 0
+    config = load_checkpoint(Path("run/run.safetensors")).model.config
+    assert (config.attention, config.feature_map) == kind
+    assert Path("run/curve.png").exists()
+    assert Path("run/samples.png").exists() is draws
+
+
+def test_evaluate_reads_the_published_formats(
+    own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    hide_other_data(monkeypatch)
+    monkeypatch.setenv("SCANLINE_CACHE", str(own_cache))
+    write_mnist(tmp_path / "data" / "mnist")
+    save_tiny(tmp_path / "weights", "mnist", replace(GREY, height=28, width=28, classes=DIGITS))
+    given = ["evaluate", "--weights", "weights", "--data-dir", "data"]
+    assert run_command(*given, "--limit", 3) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("mnist on mnist: ")
+    assert "bits/dim" in said
+    assert run_command(*given, "--record", "--limit", 3) == 1
+    assert "leave --limit out" in capsys.readouterr().err
+    assert run_command(*given, "--record") == 0
+    assert str(Path("weights", "mnist.safetensors")) in capsys.readouterr().err
+    facts = load_checkpoint(tmp_path / "weights" / "mnist.safetensors").facts
+    assert facts["test"]["bits_per_dim"] > 0
+    assert run_command(*given[:3], "--data-dir", "nowhere") == 1
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_evaluate_judges_samples_and_keeps_how_to_draw(
+    own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    hide_other_data(monkeypatch)
+    monkeypatch.setenv("SCANLINE_CACHE", str(own_cache))
+    write_mnist(tmp_path / "data" / "mnist")
+    path = save_tiny(
+        tmp_path / "weights", "mnist", replace(GREY, height=28, width=28, classes=DIGITS)
+    )
+    before = load_checkpoint(path)
+    given = [
+        "evaluate",
+        "--weights",
+        "weights",
+        "--data-dir",
+        "data",
+        "--samples",
+        4,
+        "--epochs",
+        1,
+    ]
+    assert run_command(*given, "--label", "--guidance", 2, "--top-p", 0.9, "--seed", 3) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("mnist on mnist, 4 samples, each class in turn, guidance 2, top_p 0.9,")
+    for figure in ("seeds from 3", "% are taken for their class", "Fréchet distance", "% astray"):
+        assert figure in said
+    assert load_checkpoint(path).defaults == before.defaults == SamplingDefaults()
+    assert run_command(*given, "--label", "--guidance", 2, "--top-p", 0.9, "--set-defaults") == 0
+    assert load_checkpoint(path).defaults == SamplingDefaults(guidance=2.0, top_p=0.9)
+    capsys.readouterr()
+    assert run_command(*given, "--label") == 0  # at its own
+    assert "guidance 2, top_p 0.9," in capsys.readouterr().out
+    assert run_command(*given, "--top-p", 0.8, "--set-defaults") == 0
+    assert "4 samples, no label, top_p 0.8," in capsys.readouterr().out
+    after = load_checkpoint(path)
+    assert after.defaults == SamplingDefaults(guidance=2.0, top_p=0.8)
+    assert after.facts == before.facts | {"defaults": {"guidance": 2.0, "top_p": 0.8}}
+    for name, tensor in before.model.state_dict().items():
+        assert torch.equal(after.model.state_dict()[name], tensor)
+    assert run_command(*given[:-4], "--samples", 7) == 1
+    assert "samples must be 2 to 6" in capsys.readouterr().err
+
+
+def test_evaluate_judges_a_folder_s_pictures(
+    photographs: Path, own_cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights = tmp_path / "mine"
+    save_tiny(weights, "mine", replace(GREY, classes=("cats", "dogs")))
+    given = ["evaluate", "--weights", weights]
+    assert run_command(*given, "--images", photographs, "--samples", 9, "--label") == 1
+    assert "samples must be 2 to 2" in capsys.readouterr().err
+    assert not (own_cache / "judge").exists()  # refused before a classifier was trained
+    judged = [*given, "--images", photographs, "--epochs", 1]
+    assert run_command(*judged, "--samples", 2, "--label") == 0
+    assert "2 samples, classes as the test images have them" in capsys.readouterr().out
+    assert run_command(*given, "--images", photographs / "cats", "--holes", 1) == 0
+    said = capsys.readouterr().out  # of a folder without classes, which no classifier learns from
+    assert "squared error" in said
+    assert "right" not in said
+
+
+def test_import_refuses_what_it_cannot_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save({"model_state": {"predictor.bias": torch.zeros(3)}}, "part.pt")
+    Path("text.pt").write_text("no checkpoint")
+    for file, out, says in (
+        ("part.pt", "model.safetensors", "its layers alone need"),
+        ("text.pt", "model.safetensors", "text.pt"),
+        ("none.pt", "model.safetensors", "there is no file"),
+        ("part.pt", "model.pt", "must end in .safetensors"),
+    ):
+        assert run_command("import", file, out) == 1
+        error = capsys.readouterr().err
+        assert error.startswith("scanline: ")
+        assert says in error
+    assert run_command("import", "part.pt", "model.safetensors", "--preset", "mnist") == 1
+    assert "mnist-paper or cifar10-paper" in capsys.readouterr().err
+    assert not Path("model.safetensors").exists()
+
+
+@pytest.mark.parametrize("closed", ["stdout", "stderr"])
+def test_a_command_needs_nobody_who_reads_it(
+    closed: str, photographs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the shell closed it, by ``>&-``."""
+    monkeypatch.setattr(sys, closed, None)
+    run_command("train", "--images", photographs, "--size", 8, "--grey", "--layers", 1,
+                "--width", 8, "--heads", 2, "--batch", 2, "--steps", 1, "--processes", 1,
+                "--out", tmp_path / "run")  # fmt: skip
+    assert (tmp_path / "run" / "run.safetensors").exists()
+    assert run_command("sample", tmp_path / "a.png", "--weights", tmp_path / "run") == 0
+    assert (tmp_path / "a.png").exists()
+    getattr(sys, closed).close()  # or its end would be warned of
+
+
+def test_training_needs_none_of_the_services_packages(photographs: Path, tmp_path: Path) -> None:
+    """A machine with a GPU may have torch and little else."""
+    for name in ("fastapi", "pydantic", "pydantic_settings", "starlette", "uvicorn"):
+        (tmp_path / f"{name}.py").write_text(f"raise ModuleNotFoundError({name!r})\n")
+    command = [sys.executable, "-m", "scanline.service", "train", "--images", photographs,
+               "--size", 8, "--grey", "--layers", 1, "--width", 8, "--heads", 2, "--batch", 2,
+               "--steps", 1, "--out", tmp_path / "run"]  # fmt: skip
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [str(part) for part in command], capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "done: 1 of 1 steps" in done.stdout

@@ -1,0 +1,171 @@
+"""Replicas in this process, real ones but for Ray, that can die in the middle of a part."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from scanline.model.checkpoint import Checkpoint, load_checkpoint
+from scanline.service import __version__
+from scanline.service.distributed.engine import DistributedEngine
+from scanline.service.distributed.messages import ItemUpdates, ReplicaReport, WorkItem
+from scanline.service.distributed.replica import Replica
+from scanline.service.engine.engine import Engine
+from scanline.service.engine.generation import FinishReason, Generation, GenerationSpec
+from scanline.service.engine.progress import Observer
+from scanline.service.engine.queue import QueueLimits
+from scanline.service.state import open_engine
+from tests.service.fixtures import GREY, save_tiny, settings, tiny_model, until
+
+SLOTS = 8
+PROGRAM = f"{__version__} of these tests"
+HOLE = np.ones(GREY.pixels, np.bool_)
+HOLE[7:19] = False
+VALUES = np.random.default_rng(0).integers(0, 256, (GREY.pixels, 1), np.uint8)
+SPECS = {
+    "one": GenerationSpec(n=1, seed=3),
+    "many": GenerationSpec(n=21, seed=2**64 - 4, random_label=True, temperature=0.8, top_p=0.9),
+    "guided": GenerationSpec(n=5, seed=1, label=1, guidance=2.0),
+    "completion": GenerationSpec(n=3, seed=5, canvas=VALUES, known=np.arange(GREY.pixels) < 13),
+    "particles": GenerationSpec(n=4, seed=5, particles=3, canvas=VALUES, known=HOLE),
+}
+
+
+class Here:
+    """Replicas in this process; ``lives`` says after how much news the next ones to draw die."""
+
+    def __init__(self, weights: Path, count: int, fields: dict[str, Any]) -> None:
+        fields = {"weights": weights, "backend": "reference", "slots": SLOTS} | fields
+        self._fields = fields
+        self._digest = load_checkpoint(weights / "tiny.safetensors").digest
+        self.replicas = [self._begin() for _ in range(count)]
+        self.silent: list[Replica] = []
+        self.lives: list[int] = []
+        self.parts: list[tuple[Replica, WorkItem]] = []
+
+    def draw(self, part: WorkItem) -> Call:
+        replica = min(self.replicas, key=lambda one: sum(one is other for other, _ in self.parts))
+        self.parts.append((replica, part))
+        return Call(replica.draw(part), self.lives.pop(0) if self.lives else None)
+
+    async def heartbeat(
+        self, frontend: str, share: float, seconds: float
+    ) -> tuple[list[ReplicaReport], list[Exception]]:
+        if not self.replicas:
+            raise LookupError("there is none")
+        silent = [one for one in self.replicas if one in self.silent]
+        reports = [one.heartbeat(frontend, share) for one in self.replicas if one not in silent]
+        return reports, [TimeoutError() for _ in silent]
+
+    def join(self) -> None:
+        self.replicas = [*self.replicas, self._begin()]
+
+    def _begin(self) -> Replica:
+        return Replica("tiny", self._digest, self._fields, PROGRAM)
+
+
+class Call:
+    """A part being drawn (``Drawing``), whose replica dies after so much news."""
+
+    def __init__(self, news: AsyncIterator[ItemUpdates], life: int | None) -> None:
+        self._news, self._life = news, life
+
+    def __aiter__(self) -> Call:
+        return self
+
+    async def __anext__(self) -> ItemUpdates:
+        if self._life == 0:
+            self.cancel()
+            raise ConnectionError("the replica died")
+        news = await anext(self._news)
+        if self._life is None:
+            return news
+        self._life -= 1
+        # Of a late reader it is told all at once, and then nothing would be left to others.
+        return [look._replace(end=None) for look in news]
+
+    def cancel(self) -> None:
+        self._closing = asyncio.ensure_future(self._news.aclose())  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
+def distributed_engine(
+    folder: Path,
+    count: int = 2,
+    observer: Observer | None = None,
+    fields: dict[str, Any] | None = None,
+    **limits: float,
+) -> Iterator[tuple[DistributedEngine, Here]]:
+    """Run a fleet of replicas with one tiny model, and check at the end that it holds nothing."""
+    save_tiny(folder)
+    here = Here(folder, count, fields or {})
+    config = load_checkpoint(folder / "tiny.safetensors").model.config
+    bounds = QueueLimits(**limits)  # type: ignore[arg-type]
+    engine = DistributedEngine("tiny", config, here, SLOTS, bounds, observer)
+    engine.start()
+    try:
+        assert engine.ready.wait(60)
+        yield engine, here
+    finally:
+        engine.close(30.0)
+    assert not engine.alive
+    assert engine.slots_in_use == engine.running == engine.queue.waiting == 0
+    assert engine._at_replicas == {}  # or what is finished would be held for ever
+    until(lambda: all(idle(replica) for replica in here.replicas), "idle replicas")
+
+
+def idle(replica: Replica) -> bool:
+    return replica.record_autoscaling_stats()["slots"] == replica._parts == 0
+
+
+def drawn(engine: DistributedEngine | Engine, spec: GenerationSpec) -> Generation:
+    """Have a generation drawn to its end."""
+    generation = engine.queue.submit(spec)
+    with engine.queue.reading(generation):
+        until(lambda: generation.finished, "the generation's end")
+    return generation
+
+
+def pictures(generation: Generation) -> list[NDArray[np.uint8]]:
+    return [image.read(0, generation.config.pixels) for image in generation.images]
+
+
+@functools.cache  # for many tests draw the same
+def drawn_alone(spec: GenerationSpec) -> Generation:
+    """Have an engine in this process draw what a fleet does."""
+    engine = open_engine(Checkpoint("tiny", tiny_model()), settings(slots=SLOTS))
+    try:
+        return drawn(engine, spec)
+    finally:
+        engine.close(0.0)
+
+
+def assert_as_by_one_engine(generation: Generation) -> None:
+    """Check every byte, and all that is said of it, against an engine in this process."""
+    alone = drawn_alone(generation.spec)
+    np.testing.assert_array_equal(pictures(generation), pictures(alone))
+    for image, other in zip(generation.images, alone.images, strict=True):
+        assert image.finish_reason is FinishReason.LENGTH
+        assert (image.seed, image.label, image.bits) == (other.seed, other.label, other.bits)
+        assert (image.revisions, image.particles) == (other.revisions, other.particles)
+
+
+def watch_cancels(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
+    """Give the list of those calls that are cancelled from now on."""
+    cancelled: list[Call] = []
+    cancel = Call.cancel
+
+    def watched(call: Call) -> None:
+        cancelled.append(call)
+        cancel(call)
+
+    monkeypatch.setattr(Call, "cancel", watched)
+    return cancelled

@@ -1,0 +1,285 @@
+"""A model drawn by several replicas: the same bytes, whoever dies, and nobody left holding any."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scanline.service.distributed.autoscaling import replicas_for_slots
+from scanline.service.distributed.messages import (
+    ImageProgress,
+    ReplicaReport,
+    WorkItem,
+    image_update,
+)
+from scanline.service.engine.generation import (
+    CanvasView,
+    FinishReason,
+    Generation,
+    GenerationSpec,
+    Image,
+    Status,
+)
+from scanline.service.engine.queue import ClosedError, Queue, QueueLimits
+from tests.fake_clock import Clock
+from tests.service.distributed.fixtures import (
+    SLOTS,
+    SPECS,
+    VALUES,
+    Call,
+    assert_as_by_one_engine,
+    distributed_engine,
+    drawn,
+    idle,
+    watch_cancels,
+)
+from tests.service.engine.fixtures import RecordingObserver
+from tests.service.fixtures import GREY, until
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_replicas_draw_the_bytes_of_one_engine(name: str, tmp_path: Path) -> None:
+    with distributed_engine(tmp_path) as (engine, _):
+        assert_as_by_one_engine(drawn(engine, SPECS[name]))
+
+
+def test_the_rate_is_that_of_all_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A guided image has two; leading known pixels are not drawn."""
+    measured: list[int] = []
+    with distributed_engine(tmp_path) as (engine, _):
+        monkeypatch.setattr(engine.queue, "update_rate", lambda pixels, _: measured.append(pixels))
+        for name in ("guided", "completion"):
+            measured.clear()
+            generation = drawn(engine, SPECS[name])
+            spec, pixels = generation.spec, engine.config.pixels
+            assert (spec.slots, spec.prefix > 0) == ((2, False) if name == "guided" else (1, True))
+            to_draw = spec.slots * spec.n * (pixels - spec.prefix)
+            until(lambda wanted=to_draw: sum(measured) == wanted, "a report")  # type: ignore[misc]
+
+
+def test_nothing_is_told_of_an_image_until_it_is_past_what_is_known() -> None:
+    image = Image(0, 1, CanvasView(VALUES.copy(), np.array([9], np.int32)))
+    assert image_update(image, ImageProgress(12, 0)) == (None, ImageProgress(12, 0))
+    for position in (9, 4):  # where another particle was shown meanwhile
+        assert image_update(image, ImageProgress(position, 1)) == (None, ImageProgress(position, 1))
+    look, known = image_update(image, ImageProgress(4, 0))
+    assert known == ImageProgress(9, 0)
+    assert look is not None
+    assert (look.start, len(look.pixels), look.end) == (4, 5, None)
+    image.revisions.append(2)
+    look, known = image_update(image, known)
+    assert look is not None
+    assert (look.start, look.changed, known) == (2, [2], ImageProgress(9, 1))
+
+
+def test_an_image_that_ends_before_what_is_known_of_it_has_an_end_all_the_same() -> None:
+    """It failed where it was drawn again, or another kind of machine changed fewer particles."""
+    for known in (ImageProgress(12, 0), ImageProgress(9, 1)):
+        image = Image(0, 1, CanvasView(VALUES.copy(), np.array([9], np.int32)))
+        image.finish(FinishReason.ERROR, None)
+        look, after = image_update(image, known)
+        assert look is not None
+        assert look.end is not None
+        assert (look.start, len(look.pixels), after) == (known.position, 0, known)
+
+
+def test_a_replica_refuses_nothing_and_keeps_nothing(tmp_path: Path) -> None:
+    """How many may wait, and be asked for again, is the frontend's to say."""
+    fields = {"max_images": 2, "max_waiting": 2}
+    with distributed_engine(tmp_path, count=1, fields=fields) as (engine, here):
+        (replica,) = here.replicas
+        submit = replica._engine.queue.submit
+        many = [submit(GenerationSpec(n=1, seed=j), detached=True) for j in range(40)]
+        until(lambda: all(one.finished for one in many), "their end")
+        drawn(engine, GenerationSpec(n=1, seed=0))
+        until(lambda: not replica._engine.queue._results._all, "its being forgotten")
+
+
+def test_a_replica_gives_turns_by_callers_and_by_whole_requests(tmp_path: Path) -> None:
+    """Not by parts, of which a large request has many, none of them large."""
+    with distributed_engine(tmp_path, count=1) as (engine, here):
+        queue = here.replicas[0]._engine.queue
+        begun: list[Generation] = []
+        submit = queue.submit
+
+        def note(*given: Any, **named: Any) -> Generation:
+            begun.append(submit(*given, **named))
+            return begun[-1]
+
+        queue.submit = note  # type: ignore[method-assign]
+        generation = engine.queue.submit(
+            GenerationSpec(n=21, seed=0, label=1, guidance=2.0), caller="me"
+        )
+        with engine.queue.reading(generation):
+            until(lambda: generation.finished, "the generation's end")
+    assert len(begun) > 1
+    for part in begun:
+        assert (part.caller, part.request_slots, part.slot_demand) == ("me", 42, 0)
+    half = Generation("tiny", GREY, GenerationSpec(n=4, seed=0), request_slots=42)
+    half.unfinished = 2
+    assert half.slot_demand == 21
+
+
+def test_a_cancelled_generation_is_let_go_by_every_replica(tmp_path: Path) -> None:
+    with distributed_engine(tmp_path) as (engine, here):
+        generation = engine.queue.submit(GenerationSpec(n=400, seed=0))
+        with engine.queue.reading(generation):
+            until(lambda: generation.drawn_pixels, "the first pixel")
+            engine.queue.cancel(generation)
+            until(lambda: generation.finished, "its end")
+        reasons = {image.finish_reason for image in generation.images}
+        assert reasons <= {FinishReason.CANCELLED, FinishReason.LENGTH}
+        assert FinishReason.CANCELLED in reasons
+        assert engine.running == 0
+        until(lambda: all(map(idle, here.replicas)), "idle replicas")
+
+
+def test_a_reader_that_leaves_lets_it_go(tmp_path: Path) -> None:
+    with distributed_engine(tmp_path, grace=0.0) as (engine, _):
+        generation = engine.queue.submit(GenerationSpec(n=400, seed=0))
+        with engine.queue.reading(generation):
+            until(lambda: generation.drawn_pixels, "the first pixel")
+        until(lambda: generation.finished, "its end")
+        assert generation.cancelled
+
+
+def test_many_images_are_spread_over_all(tmp_path: Path) -> None:
+    with distributed_engine(tmp_path, count=3) as (engine, here):
+        drawn(engine, GenerationSpec(n=60, seed=0))
+        given = Counter[str]()
+        for replica, part in here.parts:
+            given[replica.heartbeat("", 0).replica] += part.spec.n
+        assert sum(given.values()) == 60
+        assert len(given) == 3
+
+
+def test_no_replica_is_given_much_more_than_it_has_slots_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard, there = RecordingObserver(), list[int]()
+    with distributed_engine(tmp_path, observer=heard) as (engine, here):
+        draw = here.draw
+
+        def watched(part: WorkItem) -> Call:
+            call = draw(part)
+            given = sum(one.spec.n for _, one in here.parts)
+            there.append(given - heard.reasons.total())
+            return call
+
+        monkeypatch.setattr(here, "draw", watched)
+        drawn(engine, GenerationSpec(n=30, seed=0))
+    assert max(there) == 2 * (SLOTS + 1)
+
+
+def test_one_that_joins_is_given_work(tmp_path: Path) -> None:
+    with distributed_engine(tmp_path, count=1) as (engine, here):
+        here.join()
+        until(lambda: len(engine.reports) == 2, "its report")
+        assert engine.slots == 2 * SLOTS
+        drawn(engine, GenerationSpec(n=32, seed=0))
+        assert len({id(replica) for replica, _ in here.parts}) == 2
+
+
+def test_without_replicas_images_wait_and_it_is_not_ready(tmp_path: Path) -> None:
+    with distributed_engine(tmp_path) as (engine, here):
+        gone, here.replicas = here.replicas, []
+        until(lambda: not engine.alive, "not being ready")
+        generation = engine.queue.submit(GenerationSpec(n=2, seed=0))
+        with engine.queue.reading(generation):
+            assert generation.status is Status.WAITING
+            here.replicas = gone
+            until(lambda: generation.finished, "its end")
+        assert_as_by_one_engine(generation)
+
+
+def test_closing_finishes_what_there_is_and_takes_no_more(tmp_path: Path) -> None:
+    with distributed_engine(tmp_path) as (engine, _):
+        generation = engine.queue.submit(GenerationSpec(n=20, seed=0), detached=True)
+        engine.close(30.0)
+        assert all(image.finish_reason is FinishReason.LENGTH for image in generation.images)
+        with pytest.raises(ClosedError):
+            engine.queue.submit(GenerationSpec(n=1, seed=0))
+
+
+def test_the_observer_hears_what_clients_get(tmp_path: Path) -> None:
+    heard = RecordingObserver()
+    with distributed_engine(tmp_path, observer=heard) as (engine, here):
+        here.lives = [1]
+        drawn(engine, GenerationSpec(n=6, seed=0))
+    assert heard.reasons == {FinishReason.LENGTH: 6}
+    assert (len(heard.waits), len(heard.first_pixels), len(heard.ends)) == (1, 1, 1)
+
+
+def test_an_image_that_waits_elsewhere_counts_for_the_scaling(tmp_path: Path) -> None:
+    with distributed_engine(tmp_path) as (_, here):
+        replica = here.replicas[0]
+        replica.heartbeat("another frontend", 7.5)
+        assert replica.record_autoscaling_stats() == {"slots": 7.5}
+        replica.heartbeat("another frontend", 0.0)
+        assert idle(replica)
+
+
+def test_what_waits_is_counted_by_the_slots_that_it_wants(tmp_path: Path) -> None:
+    """So that replicas are added where images of many slots wait, though they are few."""
+    queue = Queue("it", GREY, QueueLimits(), Clock())
+    queue.submit(GenerationSpec(n=3, seed=0, guidance=2.0, label=1))
+    queue.submit(GenerationSpec(n=2, seed=0, particles=5))
+    assert queue.waiting_slots() == 3 * 2 + 2 * 5
+    for replicas, slots in ((1, 8.0), (2, 8.1), (3, 24.0)):
+        context = SimpleNamespace(
+            aggregated_metrics={"slots": {"one": slots / 2, "other": slots / 2}},
+            config=SimpleNamespace(target_ongoing_requests=8),
+        )
+        assert replicas_for_slots(context) == (replicas, {})
+
+
+def test_an_image_fits_the_least_of_the_replicas(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As while they are replaced by others: it would wait there for ever, and others behind it."""
+    with distributed_engine(tmp_path) as (engine, here):
+        assert engine.max_slots_per_image == SLOTS
+        heartbeat = here.heartbeat
+
+        async def smaller(*asked: Any) -> tuple[list[ReplicaReport], list[Exception]]:
+            (first, *rest), silent = await heartbeat(*asked)
+            return [first._replace(slots=3), *rest], silent
+
+        monkeypatch.setattr(here, "heartbeat", smaller)
+        until(lambda: engine.max_slots_per_image == 3, "its report")
+
+
+def test_replicas_are_told_that_a_part_is_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cancelled = watch_cancels(monkeypatch)
+    with distributed_engine(tmp_path) as (engine, _):
+        generation = engine.queue.submit(GenerationSpec(n=400, seed=0))
+        with engine.queue.reading(generation):
+            until(lambda: generation.drawn_pixels, "the first pixel")
+            engine.queue.cancel(generation)
+            until(lambda: generation.finished, "its end")
+        until(lambda: cancelled, "their being told")
+
+
+def test_a_large_request_is_spread_at_once(tmp_path: Path) -> None:
+    """So many images as replicas have slots, and one more each, in as many equal parts."""
+    with distributed_engine(tmp_path) as (engine, here):
+        drawn(engine, GenerationSpec(n=60, seed=0))
+        assert [part.spec.n for _, part in here.parts[:2]] == [SLOTS + 1, SLOTS + 1]
+
+
+def test_replicas_of_several_kinds_are_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with distributed_engine(tmp_path) as (engine, here):
+        one, other = (replica.heartbeat("", 0.0) for replica in here.replicas)
+        engine._heartbeats._check_variants([one, other])
+        assert "of several kinds" not in caplog.text
+        engine._heartbeats._check_variants([one, other._replace(variant="another")])
+        assert "replicas are of several kinds" in caplog.text

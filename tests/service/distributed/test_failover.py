@@ -1,0 +1,397 @@
+"""Replicas that die, fail or answer nobody: what they leave is drawn by others, to the byte."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from scanline.model.checkpoint import load_checkpoint
+from scanline.service.distributed.engine import MAX_TRIES, DistributedEngine, _Assignment
+from scanline.service.distributed.heartbeats import HeartbeatMonitor
+from scanline.service.distributed.messages import (
+    ImageProgress,
+    ImageUpdate,
+    ItemUpdates,
+    ReplicaReport,
+    WorkItem,
+)
+from scanline.service.distributed.replica import Replica
+from scanline.service.engine.generation import CanvasView, FinishReason, Generation, GenerationSpec
+from scanline.service.engine.queue import ClosedError, QueueLimits
+from tests.fake_clock import Clock
+from tests.service.distributed.fixtures import (
+    PROGRAM,
+    SLOTS,
+    SPECS,
+    Call,
+    assert_as_by_one_engine,
+    distributed_engine,
+    drawn,
+    idle,
+    watch_cancels,
+)
+from tests.service.engine.fixtures import RecordingObserver
+from tests.service.fixtures import DEADLINE, GREY, save_tiny, until
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("life", [0, 1])
+def test_what_a_dying_replica_leaves_is_drawn_by_others_to_the_byte(
+    name: str, life: int, tmp_path: Path
+) -> None:
+    heard = RecordingObserver()
+    with distributed_engine(tmp_path, observer=heard) as (engine, here):
+        here.lives = [life, life]
+        generation = drawn(engine, SPECS[name])
+        assert not here.lives
+        assert_as_by_one_engine(generation)
+    assert heard.again >= 2
+
+
+def test_it_goes_on_where_the_dead_one_was(tmp_path: Path) -> None:
+    with distributed_engine(tmp_path, count=1) as (engine, here):
+        here.lives = [1]
+        generation = drawn(engine, GenerationSpec(n=1, seed=3))
+        (_, first), (_, second) = here.parts
+        assert first.known == [ImageProgress(0, 0)]
+        assert 0 < second.known[0].position <= GREY.pixels
+        assert_as_by_one_engine(generation)
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("told", ["advance", "finish_image"])
+def test_a_bug_here_ends_the_generation_that_met_it_and_is_not_taken_for_a_dead_replica(
+    told: str,
+    after: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cancelled = watch_cancels(monkeypatch)
+    with distributed_engine(tmp_path) as (engine, here):
+        tell, failed = getattr(engine._progress, told), list[Generation]()
+
+        def fail(generation: Generation, *rest: object) -> None:
+            if failed or after:
+                tell(generation, *rest)
+            if not failed:
+                failed.append(generation)
+                raise MemoryError
+
+        monkeypatch.setattr(engine._progress, told, fail)
+        touched = drawn(engine, SPECS["one"])
+        assert failed == [touched]
+        assert touched.error is not None
+        assert engine.slots_in_use == engine.running == 0
+        assert len(here.parts) == len(cancelled) == 1  # or its replica would draw on for nobody
+        assert "MemoryError" in caplog.text
+        assert "drawn again" not in caplog.text
+        assert_as_by_one_engine(drawn(engine, SPECS["many"]))
+
+
+def test_one_that_has_drawn_something_may_die_as_often_as_the_first() -> None:
+    engine = DistributedEngine("tiny", GREY, None, SLOTS, QueueLimits())  # type: ignore[arg-type]
+    generation = engine.queue.submit(GenerationSpec(n=1, seed=0))
+    canvas = np.zeros((GREY.pixels, 1), np.uint8)
+    generation.images[0].start(CanvasView(canvas, np.zeros(1, np.int32)))
+    part = _Assignment(generation, generation.images, MAX_TRIES)
+    engine._apply_updates(part, [ImageUpdate(0, 0, canvas[:0], [], None)])
+    assert part.tries == MAX_TRIES
+    engine._apply_updates(part, [ImageUpdate(0, 0, canvas[:5], [], None)])
+    assert part.tries == 1
+    engine._loop.close()
+
+
+class OneOnly(Call):
+    """Tells of the second image alone, and dies once that is drawn."""
+
+    over = False
+
+    async def __anext__(self) -> ItemUpdates:
+        while not self.over:
+            news = [look for look in await anext(self._news) if look.image == 1]
+            self.over = any(look.end for look in news)
+            if news:
+                return news
+        self.cancel()
+        raise ConnectionError("the replica died")
+
+
+def test_what_is_left_on_both_sides_of_an_image_has_its_own_seeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with distributed_engine(tmp_path, count=1) as (engine, here):
+        draw = here.draw
+
+        def first(part: WorkItem) -> Call:
+            monkeypatch.setattr(here, "draw", draw)
+            here.parts.append((here.replicas[0], part))
+            return OneOnly(here.replicas[0].draw(part), None)
+
+        monkeypatch.setattr(here, "draw", first)
+        generation = drawn(engine, GenerationSpec(n=3, seed=5))
+        assert [part.spec.n for _, part in here.parts] == [3, 1, 1]
+        assert_as_by_one_engine(generation)
+
+
+def test_one_that_answers_nobody_stops_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scanline.service.distributed.heartbeats.HEARTBEAT_SECONDS", 0.05)
+    with distributed_engine(tmp_path) as (engine, here):
+        both = {*engine.reports}
+        here.silent = here.replicas[:1]
+        since = engine._heartbeats._complete
+        until(lambda: engine._clock() - since > 0.5, "many meetings")
+        assert {*engine.reports} == both  # it may still draw what it has
+        here.join()  # whoever comes is seen meanwhile
+        until(lambda: len(engine.reports) == 3, "the report of one more")
+        assert_as_by_one_engine(drawn(engine, GenerationSpec(n=9, seed=0)))
+        monkeypatch.setattr("scanline.service.distributed.heartbeats.SILENT_SECONDS", 0.5)
+        until(lambda: len(engine.reports) == 2, "its end")
+        assert engine.alive
+
+
+def test_what_was_given_to_a_lost_one_waits_until_all_report() -> None:
+    """And of one that is lost no report counts, while others do."""
+    clock = Clock()
+    heartbeats = HeartbeatMonitor("it", None, lambda: 0, lambda _: None, clock)  # type: ignore[arg-type]
+    one, other = (ReplicaReport(name, 1, 0, "fake", "fake", []) for name in ("one", "other"))
+    heartbeats._take([one, other], [])
+    waiting = heartbeats._next
+    heartbeats._take([one], [OSError("no way there")])
+    assert {*heartbeats.reports} == {"one"}
+    assert not waiting.is_set()
+    heartbeats._take([one], [])
+    assert waiting.is_set()
+    clock.now += 10.0
+    heartbeats._take([], [OSError("no way there")])
+    assert heartbeats.reports == {}
+
+
+def test_where_all_are_silent_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("scanline.service.distributed.heartbeats.HEARTBEAT_SECONDS", 0.05)
+    monkeypatch.setattr("scanline.service.distributed.heartbeats.LOST_SECONDS", 0.0)
+    with distributed_engine(tmp_path) as (engine, here):
+        here.silent = [*here.replicas]
+        since = engine._heartbeats._complete
+        until(lambda: engine._clock() - since > 0.5, "many meetings")
+        assert engine.alive
+        monkeypatch.setattr("scanline.service.distributed.heartbeats.SILENT_SECONDS", 0.5)
+        until(lambda: not engine.alive, "the end of them")
+        here.silent = []
+        until(lambda: engine.alive, "their coming back")
+    assert "tiny: nothing draws it now, no replica reports: all are silent" in caplog.text
+
+
+@pytest.mark.parametrize("error", [OSError("no way there"), asyncio.CancelledError()], ids=repr)
+def test_what_cannot_be_sent_or_asked_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    with distributed_engine(tmp_path, count=1) as (engine, here):
+        draw, heartbeat, left = here.draw, here.heartbeat, {"draw": 1, "heartbeat": 1}
+
+        def failing(part: WorkItem) -> Call:
+            if left["draw"]:
+                left["draw"] -= 1
+                raise error
+            return draw(part)
+
+        async def silent(
+            frontend: str, share: float, seconds: float
+        ) -> tuple[list[ReplicaReport], list[Exception]]:
+            if left["heartbeat"]:
+                left["heartbeat"] -= 1
+                raise error
+            return await heartbeat(frontend, share, seconds)
+
+        monkeypatch.setattr(here, "draw", failing)
+        monkeypatch.setattr(here, "heartbeat", silent)
+        assert_as_by_one_engine(drawn(engine, GenerationSpec(n=2, seed=0)))
+        until(lambda: not left["heartbeat"], "a meeting")
+        here.join()
+        until(lambda: len(engine.reports) == 2, "the report of one more")
+        assert left == {"draw": 0, "heartbeat": 0}
+
+
+def test_replicas_that_cannot_be_asked_any_more_are_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr("scanline.service.distributed.heartbeats.LOST_SECONDS", 0.2)
+    monkeypatch.setattr("scanline.service.distributed.heartbeats.HEARTBEAT_SECONDS", 0.05)
+    with distributed_engine(tmp_path) as (engine, here):
+
+        async def nobody(*asked: object) -> tuple[list[ReplicaReport], list[Exception]]:
+            raise OSError("no way there")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(here, "heartbeat", nobody)
+            until(lambda: not engine.alive, "the end of them")
+            assert engine.slots == 0
+        until(lambda: engine.alive, "their coming back")
+    told = [record.getMessage() for record in caplog.records]
+    assert sum("no replica reports: OSError('no way there')" in one for one in told) == 1
+    assert told.count("tiny: replicas report again") == 1
+
+
+def test_what_an_entrance_said_that_is_gone_counts_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with distributed_engine(tmp_path) as (_, here):
+        here.replicas[0].heartbeat("one that is gone", 7.5)
+        monkeypatch.setattr("scanline.service.distributed.replica.SHARE_SECONDS", 0.0)
+        until(lambda: idle(here.replicas[0]), "its being forgotten")
+
+
+def test_a_replica_that_can_draw_no_more_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With nothing to draw it would be chosen for every part, until Ray asks how it is."""
+    ended: list[int] = []
+
+    def end(status: int) -> None:
+        ended.append(status)
+        raise ConnectionError("the process ended")
+
+    monkeypatch.setattr("os._exit", end)
+    digest = load_checkpoint(save_tiny(tmp_path)).digest
+    fields = {"weights": tmp_path, "backend": "reference", "slots": SLOTS}
+    replica = Replica("tiny", digest, fields, PROGRAM)
+    replica.heartbeat("", 0.0)
+    replica._engine.broken = True
+    with pytest.raises(ConnectionError):
+        replica.heartbeat("", 0.0)
+    item = WorkItem(GenerationSpec(n=1, seed=0), [ImageProgress(0, 0)], "", 1)
+    with pytest.raises(ConnectionError):
+        asyncio.run(anext(replica.draw(item)))  # type: ignore[arg-type]
+    assert ended == [1, 1]
+    replica._engine.close(0.0)
+
+
+def test_what_is_too_large_for_a_replica_holds_it_up_for_nobody(tmp_path: Path) -> None:
+    with distributed_engine(tmp_path, count=1) as (engine, here):
+        wide = Generation("tiny", GREY, GenerationSpec(n=1, seed=0, particles=SLOTS + 1))
+        part = WorkItem.of(wide, wide.images)
+        with pytest.raises(ValueError, match=f"takes {SLOTS + 1} slots"):
+            asyncio.run(anext(aiter(here.replicas[0].draw(part))))  # type: ignore[arg-type]
+        assert_as_by_one_engine(drawn(engine, GenerationSpec(n=2, seed=0)))
+
+
+def test_what_fails_everywhere_ends_in_an_error(tmp_path: Path) -> None:
+    with distributed_engine(tmp_path) as (engine, here):
+        here.lives = [0] * MAX_TRIES
+        failed = drawn(engine, GenerationSpec(n=1, seed=0))
+        assert failed.error
+        assert failed.images[0].finish_reason is FinishReason.ERROR
+        assert len(here.parts) == MAX_TRIES
+        assert_as_by_one_engine(drawn(engine, GenerationSpec(n=1, seed=0)))
+
+
+def test_what_cannot_be_drawn_for_a_while_waits_until_they_meet_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with distributed_engine(tmp_path) as (engine, here):
+        asked: list[WorkItem] = []
+
+        def unreachable(part: WorkItem) -> Call:
+            asked.append(part)
+            raise OSError("no way there")
+
+        async def nobody(*asked: object) -> tuple[list[ReplicaReport], list[Exception]]:
+            raise OSError("no way there")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(here, "draw", unreachable)
+            patch.setattr(here, "heartbeat", nobody)
+            generation = engine.queue.submit(GenerationSpec(n=1, seed=0))
+            until(lambda: len(asked) == 2, "a second try")
+            since = engine._clock()
+            until(lambda: engine._clock() > since + 0.3)  # many looks at what there is to do
+        with engine.queue.reading(generation):
+            until(lambda: generation.finished, "their coming back")
+        assert len(asked) == 2
+        assert_as_by_one_engine(generation)
+
+
+def test_what_cannot_be_drawn_waits_for_one_that_hangs_no_longer_than_that_may(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("scanline.service.distributed.heartbeats.LOST_SECONDS", 0.0)
+    heartbeats = HeartbeatMonitor("it", None, lambda: 0, lambda _: None, Clock())  # type: ignore[arg-type]
+
+    async def nobody_meets_again() -> None:
+        waiting = asyncio.create_task(heartbeats.wait_for_next())
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not waiting.done()  # there is none to draw it
+        heartbeats.reports = {"other": ReplicaReport("other", 1, 0, "fake", "fake", [])}
+        await asyncio.wait_for(waiting, DEADLINE)
+
+    asyncio.run(nobody_meets_again())
+
+
+def test_what_fails_at_one_replica_is_drawn_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with distributed_engine(tmp_path) as (engine, here):
+        decoder = here.replicas[0]._engine.decoder
+
+        def fail(*_: object) -> None:
+            monkeypatch.undo()
+            raise RuntimeError("a step that fails")
+
+        monkeypatch.setattr(decoder, "launch", fail)
+        generation = drawn(engine, GenerationSpec(n=4, seed=0))
+        assert generation.error is None
+        assert_as_by_one_engine(generation)
+
+
+class Held:
+    """A part of which nothing comes, until its replica dies."""
+
+    def __init__(self, dies: threading.Event) -> None:
+        self._dies = dies
+
+    def __aiter__(self) -> Held:
+        return self
+
+    async def __anext__(self) -> ItemUpdates:
+        while not self._dies.is_set():  # noqa: ASYNC110 - another thread sets it
+            await asyncio.sleep(0.01)
+        raise ConnectionError("the replica died")
+
+    def cancel(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("method", ["_admit", "_check_variants", "_assign"])
+def test_a_bug_of_the_fleet_s_own_answers_everybody(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with distributed_engine(tmp_path) as (engine, here):
+        dies = threading.Event()
+        monkeypatch.setattr(here, "draw", lambda part: Held(dies))
+        running = engine.queue.submit(GenerationSpec(n=3, seed=0), detached=True)
+        until(lambda: engine.running == 3, "images at replicas")
+
+        def fail(*_: object) -> None:
+            raise MemoryError
+
+        whose = engine._heartbeats if method == "_check_variants" else engine
+        monkeypatch.setattr(whose, method, fail)
+        if method == "_assign":
+            dies.set()
+        until(lambda: engine.broken and running.finished, "the end of it")
+        assert running.error
+        assert {image.finish_reason for image in running.images} == {FinishReason.ERROR}
+        assert not engine.alive
+        with pytest.raises(ClosedError):
+            engine.queue.submit(GenerationSpec(n=1, seed=0))

@@ -1,0 +1,155 @@
+"""A cluster that cannot be joined: one sentence that says what to do."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from scanline.model.checkpoint import Checkpoint, CheckpointError, load_checkpoint
+from scanline.model.decoders.base import BackendError
+from scanline.service import __version__
+from scanline.service.distributed.replica import Replica
+from scanline.service.server import serve
+from scanline.service.settings import Settings
+from tests.fake_clock import Clock
+from tests.service.distributed.fixtures import PROGRAM
+from tests.service.fixtures import GREY, save_tiny, tiny_model
+
+RAY_CLUSTER = "scanline.service.distributed.ray_cluster"
+DEPLOYMENT = "scanline.service.distributed.deployment"
+
+
+@pytest.fixture
+def settings() -> Settings:
+    return Settings(port=0, cluster=True)
+
+
+def test_without_ray(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, RAY_CLUSTER, raising=False)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ValueError, match=r"needs ray: pip install -e '\.\[cluster\]'"):
+        serve(settings)
+
+
+@pytest.mark.parametrize("kind", [ConnectionError, RuntimeError, TimeoutError])
+def test_without_a_cluster(
+    settings: Settings, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        raise kind("nobody listens")
+
+    joining = ModuleType(RAY_CLUSTER)
+    joining.RayCluster = refuse  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, RAY_CLUSTER, joining)
+    expected = r"no Ray cluster to draw in: nobody listens; RAY_ADDRESS .* RAY_AUTH_MODE=token"
+    with pytest.raises(ValueError, match=expected):
+        serve(settings)
+
+
+def test_replicas_that_would_wait_for_ever_are_told_of() -> None:
+    missing_resources = pytest.importorskip(
+        RAY_CLUSTER, reason="Ray is not installed"
+    ).missing_resources
+    two = Settings(cluster=True, min_replicas=2, max_replicas=4, replica_cpus=1.5)
+    assert missing_resources(two, {"CPU": 3.0}) == ""
+    assert missing_resources(two, {"CPU": 2.0}) == "3 CPUs where 2 are free"
+    gpus = Settings(cluster=True, replica_cpus=1, replica_gpus=0.5)
+    assert missing_resources(gpus, {}) == "1 CPUs where 0 are free and 0.5 GPUs where 0 are free"
+
+
+def test_one_machine_is_not_told_to_have_more_replicas_than_it_may() -> None:
+    joining = pytest.importorskip(RAY_CLUSTER, reason="Ray is not installed")
+    cluster = joining.RayCluster.__new__(joining.RayCluster)
+    cluster._own = True
+    settings = Settings(cluster=True, max_replicas=2, max_replicas_per_node=1)
+    with pytest.raises(BackendError, match=r"2 replicas of tiny would never be: .* may have 1 \(S"):
+        cluster.open(Checkpoint("tiny", tiny_model(GREY)), settings, None)
+
+
+def test_an_operator_is_told_why_replicas_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    joining = pytest.importorskip(RAY_CLUSTER, reason="Ray is not installed")
+    told = (
+        "The deployment failed to start 3 times in a row. See controller logs. Error:\n"
+        "ray::ServeReplica:x.initialize() (pid=7, ip=192.0.2.2)\n"
+        '  File "replica.py", line 1928, in initialize\n'
+        "    raise RuntimeError(traceback.format_exc()) from None\n"
+        "RuntimeError: Traceback (most recent call last):\n"
+        '  File "replica.py", line 56, in __init__\n'
+        "    raise CheckpointError(\n"
+    )
+
+    def said(message: str, status: str = "DEPLOY_FAILED") -> str:
+        deployments = {"x": SimpleNamespace(message=message)} if message else {}
+        one = SimpleNamespace(status=status, message="Failed to update.", deployments=deployments)
+        overview = SimpleNamespace(applications={"scanline-x": one})
+        monkeypatch.setattr(joining.serve, "status", lambda: overview)
+        with pytest.raises(BackendError) as raised:
+            joining._wait_for_replicas(None, "scanline-x", PROGRAM)
+        return str(raised.value)
+
+    cannot = "the replicas of x cannot start: "
+    other = f"{told}scanline.model.checkpoint.CheckpointError: its weights: a.b are others\n"
+    assert said(other) == f"{cannot}CheckpointError: its weights: a.b are others"
+    several = f"{told}pydantic_core.ValidationError: 1 error\nport\n  Not a number [x]\n"
+    assert said(several) == f"{cannot}ValidationError: 1 error port Not a number [x]"
+    assert said("Nothing like it.") == f"{cannot}Nothing like it."
+    assert said("") == "Failed to update."
+
+
+def test_an_entrance_waits_for_replicas_that_run_what_it_wants(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    joining = pytest.importorskip(RAY_CLUSTER, reason="Ray is not installed")
+    clock = Clock()
+
+    def sleep(seconds: float) -> None:
+        clock.now += 10.0
+
+    monkeypatch.setattr(joining, "time", SimpleNamespace(monotonic=clock, sleep=sleep))
+    one = SimpleNamespace(status="DEPLOYMENT")
+    overview = SimpleNamespace(applications={"scanline-x": one})
+    monkeypatch.setattr(joining.serve, "status", lambda: overview)
+
+    def wait(*answers: set[str]) -> int:
+        left = iter(answers)
+        monkeypatch.setattr(joining, "running_programs", lambda *_: next(left))
+        joining._wait_for_replicas(None, "scanline-x", PROGRAM)
+        return len(answers) - len(list(left))
+
+    nearly: list[set[str]] = [set(), {"old"}, {"old", PROGRAM}]
+    assert wait(*nearly, *[{PROGRAM}] * 9) == len(nearly) + joining.OTHERS_SECONDS / 10
+    assert "scanline-x: going on with the replicas there are" in caplog.text
+    one.status = "RUNNING"
+    assert wait() == 0
+
+
+def test_a_replica_with_other_weights_refuses_to_draw(tmp_path: Path) -> None:
+    digest = load_checkpoint(save_tiny(tmp_path, "theirs")).digest
+    fields = {"weights": tmp_path, "backend": "reference", "slots": 2}
+    Replica("theirs", digest, fields, PROGRAM)._engine.close(0.0)
+    other = tiny_model(GREY)
+    other.head.predictor.bias.data += 1e-3
+    with pytest.raises(CheckpointError, match=r"weights of theirs in .* are not those of the fr"):
+        Replica("theirs", Checkpoint("theirs", other).digest, fields, PROGRAM)
+    with pytest.raises(RuntimeError, match=r"has Scanline 0.*, and the frontend 9\.9\.9"):
+        Replica("theirs", digest, fields, "9.9.9 of another day")
+
+
+def test_a_program_is_the_code_the_weights_and_what_replicas_heed() -> None:
+    deploying = pytest.importorskip(DEPLOYMENT, reason="Ray is not installed")
+    model = Checkpoint("tiny", tiny_model(GREY))
+
+    def program(checkpoint: Checkpoint = model, **changes: Any) -> str:
+        named: str = deploying.program_id(checkpoint, Settings(cluster=True, **changes))
+        return named
+
+    assert program().startswith(f"{__version__} ")
+    assert program() == program(port=9000, max_waiting=9000, api_key="x")  # the frontend's
+    other = tiny_model(GREY)
+    other.head.predictor.bias.data += 1e-3
+    others = [program(Checkpoint("tiny", other)), program(slots=3), program(max_replicas=2)]
+    assert len({program(), *others}) == 4

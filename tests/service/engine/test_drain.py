@@ -1,0 +1,89 @@
+"""The end of an engine: no more work is taken, and what there is has its time to finish."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from scanline.service.engine.engine import Engine
+from scanline.service.engine.generation import FinishReason, GenerationSpec, Status
+from scanline.service.engine.queue import ClosedError, Queue, QueueLimits
+from tests.fake_clock import Clock
+from tests.service.engine.fixtures import Gate, assert_empty, assert_right, finished, running
+from tests.service.fixtures import GREY, FakeDecoder, until
+
+
+def test_closing_lets_what_there_is_finish_and_takes_no_more() -> None:
+    decoder = FakeDecoder(GREY, 1)
+    gate = Gate(decoder)
+    with running(decoder) as engine:
+        generation = engine.queue.submit(GenerationSpec(n=3, seed=0))
+        gate.wait()
+        closing = threading.Thread(target=engine.close, args=(60.0,))
+        with engine.queue.reading(generation):
+            closing.start()
+            until(lambda: not engine.alive)
+            for refused in (engine.queue.submit, lambda r: engine.queue.check_capacity(r.n)):
+                with pytest.raises(ClosedError, match="shutting down"):
+                    refused(GenerationSpec(n=1, seed=0))
+            gate.open()
+            closing.join()
+            assert generation.finished
+            assert_right(generation)
+        assert_empty(engine)
+        engine.close(0)  # once more is no error
+
+
+def test_closing_cuts_off_what_takes_longer_than_the_drain_time() -> None:
+    decoder, clock = FakeDecoder(GREY, 1), Clock()
+    gate = Gate(decoder)
+    with running(decoder, clock=clock) as engine:
+        generation = engine.queue.submit(GenerationSpec(n=200, seed=0))
+        gate.wait()
+        with engine.queue.reading(generation):
+            engine.queue.close(drain=10)
+            clock.now += 9.9
+            gate.turn(2)
+            assert generation.status is Status.RUNNING
+            clock.now += 0.1
+            gate.let(1)
+            finished(generation)
+        assert {i.finish_reason for i in generation.images} == {FinishReason.ERROR}
+        assert generation.error is not None
+        assert "shutting down" in generation.error
+
+
+def test_only_what_was_given_time_is_said_to_have_had_too_little(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """At once is what was asked for: no more time would have helped."""
+    for drain in (0.0, 10.0):
+        clock = Clock()
+        queue = Queue("it", GREY, QueueLimits(), clock)
+        queue.submit(GenerationSpec(n=3, seed=0))
+        queue.close(drain)
+        clock.now += drain
+        queue.check_drain()
+        assert ("3 images of 1 requests are cut off" in caplog.text) is (drain > 0)
+
+
+def test_closing_again_makes_the_time_shorter_never_longer() -> None:
+    decoder, clock = FakeDecoder(GREY, 1), Clock()
+    gate = Gate(decoder)
+    with running(decoder, clock=clock) as engine:
+        generation = engine.queue.submit(GenerationSpec(n=200, seed=0))
+        gate.wait()
+        with engine.queue.reading(generation):
+            for drain in (3600, 10, 3600):
+                engine.queue.close(drain)
+            gate.turn(1)
+            assert generation.status is Status.RUNNING
+            clock.now += 10
+            gate.let(1)
+            finished(generation)
+        assert generation.images[-1].finish_reason is FinishReason.ERROR
+
+
+def test_an_engine_never_started_closes() -> None:
+    Engine("fake", FakeDecoder(GREY, 1), QueueLimits()).close(0)

@@ -1,0 +1,406 @@
+"""A decoder that raises: what it touched ends in error, and nothing else; no slot is ever lost."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scanline.model.config import ModelConfig
+from scanline.model.decoders.base import InputBatch, Slots
+from scanline.model.particles import ParticleFilter
+from scanline.service.engine import engine as engine_module
+from scanline.service.engine import protocol
+from scanline.service.engine.engine import FAILURES, Engine
+from scanline.service.engine.generation import (
+    FinishReason,
+    Generation,
+    GenerationSpec,
+    Image,
+    Status,
+)
+from scanline.service.engine.progress import ProgressTracker
+from scanline.service.engine.queue import ClosedError, QueueFullError, QueueLimits
+from tests.service.engine.fixtures import (
+    BOTH,
+    Gate,
+    RecordingObserver,
+    assert_all_slots_free,
+    assert_right,
+    completion,
+    finished,
+    losing,
+    opened,
+    running,
+)
+from tests.service.fixtures import GREY, FakeDecoder, until
+
+
+@BOTH
+def test_a_step_that_raises_ends_what_it_touched_and_nothing_else(
+    decoders: type[FakeDecoder], caplog: pytest.LogCaptureFixture
+) -> None:
+    heard = RecordingObserver()
+    decoder = decoders(GREY, 2)
+    gate = Gate(decoder)
+    with running(decoder, heard) as engine:
+        touched = engine.queue.submit(GenerationSpec(n=3, seed=0))
+        gate.wait()
+        spared = engine.queue.submit(GenerationSpec(n=2, seed=10))
+
+        def fail(slots: list[int]) -> None:
+            decoder.before_step = lambda slots: None
+            raise RuntimeError("the step is broken")
+
+        with engine.queue.reading(touched), engine.queue.reading(spared):
+            decoder.before_step = fail
+            gate.open()
+            assert_right(spared)
+            finished(touched)
+        assert {i.finish_reason for i in touched.images} == {FinishReason.ERROR}
+        assert touched.error is not None
+        assert "send the request again" in touched.error
+        assert touched.id in caplog.text  # the log has the reason
+        assert spared.error is None
+        assert spared.id not in caplog.text
+        after = engine.queue.submit(GenerationSpec(n=5, seed=3))
+        with engine.queue.reading(after):
+            assert_right(after)
+        assert heard.reasons == {FinishReason.ERROR: 3, FinishReason.LENGTH: 7}
+        assert_all_slots_free(engine, decoder)
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["at once", "half done"])
+def test_a_load_that_raises_ends_only_the_images_that_it_would_have_loaded(
+    begun: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = FakeDecoder(GREY, 3)
+    gate = Gate(decoder)
+    with running(decoder) as engine:
+        runs = engine.queue.submit(GenerationSpec(n=1, seed=0))
+        gate.wait()
+
+        def fail(slots: Slots, inputs: InputBatch) -> None:
+            monkeypatch.undo()
+            if begun:
+                decoder.begin(slots, inputs)
+            raise RuntimeError("beginning is broken")
+
+        monkeypatch.setattr(decoder, "begin", fail)
+        touched = engine.queue.submit(completion(GREY, 1, np.arange(GREY.pixels) < 8, n=4))
+        with engine.queue.reading(runs), engine.queue.reading(touched):
+            gate.open()
+            finished(touched)
+            assert {i.finish_reason for i in touched.images} == {FinishReason.ERROR}
+            assert_right(runs)
+        assert_all_slots_free(engine, decoder)
+        after = engine.queue.submit(completion(GREY, 1, np.arange(GREY.pixels) < 8, n=4))
+        with engine.queue.reading(after):
+            assert_right(after)
+
+
+@BOTH
+def test_slots_come_back_after_thousands_of_random_arrivals_and_cancels(
+    decoders: type[FakeDecoder],
+) -> None:
+    heard = RecordingObserver()
+    decoder = decoders(dataclasses.replace(GREY, height=2, width=2), 7)
+    failures = random.Random(5)
+
+    def sometimes(slots: list[int]) -> None:
+        if failures.random() < 0.01:
+            raise RuntimeError("now and then")
+
+    decoder.before_step = decoder.before_load = sometimes
+    generations: list[Generation] = []
+    with running(decoder, heard, max_waiting=60, keep_finished=10, grace=0.0) as engine:
+
+        def arrive(number: int) -> None:
+            draw = random.Random(number)
+            for _ in range(500):
+                spec = GenerationSpec(n=draw.randint(1, 9), seed=draw.getrandbits(64))
+                try:
+                    generation = engine.queue.submit(spec)
+                except QueueFullError:
+                    time.sleep(0.001)
+                    continue
+                generations.append(generation)
+                how = draw.random()
+                with engine.queue.reading(generation):
+                    if how < 0.5:
+                        finished(generation)
+                        if generation.error is None:
+                            assert_right(generation)
+                if how > 0.8:
+                    engine.queue.cancel(generation)
+
+        threads = [threading.Thread(target=arrive, args=(j,)) for j in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        until(lambda: all(generation.finished for generation in generations))
+        asked = sum(generation.spec.n for generation in generations)
+        assert asked > 1000
+        assert sum(heard.reasons.values()) == asked
+        assert set(heard.reasons) == set(FinishReason)
+        kept = [g.spec.n for g in generations if engine.queue.find(g.id) is not None]
+        assert sum(kept) <= 10
+        assert engine.alive
+        decoder.before_step = decoder.before_load = lambda slots: None
+        assert_all_slots_free(engine, decoder)
+
+
+@BOTH
+def test_a_device_that_is_lost_ends_the_engine(decoders: type[FakeDecoder]) -> None:
+    """Every step would fail from then on: whoever watches the process is to start it again."""
+    decoder = decoders(GREY, 2)
+    gate = Gate(decoder)
+    engine = Engine("grey", decoder, QueueLimits())
+    engine.start()
+    touched = engine.queue.submit(GenerationSpec(n=4, seed=0))
+    gate.wait()
+
+    with engine.queue.reading(touched):
+        decoder.before_step = losing(decoder)
+        gate.open()
+        finished(touched)
+    until(lambda: not engine.alive)
+    assert engine.broken
+    assert {i.finish_reason for i in touched.images} == {FinishReason.ERROR}
+    with pytest.raises(ClosedError):
+        engine.queue.submit(GenerationSpec(n=1, seed=0))
+    engine.close(0)
+
+
+def test_a_device_that_is_lost_while_an_image_begins_ends_the_engine() -> None:
+    decoder = FakeDecoder(GREY, 2)
+    engine = Engine("grey", decoder, QueueLimits())
+
+    decoder.before_load = losing(decoder)
+    engine.start()
+    touched = engine.queue.submit(GenerationSpec(n=4, seed=0))
+    with engine.queue.reading(touched):
+        finished(touched)
+    until(lambda: not engine.alive)
+    assert engine.broken
+    engine.close(0)
+
+
+@pytest.mark.parametrize("what", ["before_step", "before_load"])
+def test_a_decoder_that_fails_at_anything_ends_the_engine(what: str) -> None:
+    """In a row: once something was drawn, as many may fail again."""
+    decoder = FakeDecoder(GREY, 2)
+    engine = Engine("grey", decoder, QueueLimits())
+
+    def fail(slots: list[int]) -> None:
+        raise MemoryError
+
+    engine.start()
+    for fails in [True] * (FAILURES - 1) + [False] + [True] * FAILURES:
+        assert not engine.broken
+        setattr(decoder, what, fail if fails else lambda slots: None)
+        touched = engine.queue.submit(GenerationSpec(n=1, seed=0))
+        with engine.queue.reading(touched):
+            finished(touched)
+        assert (touched.error is not None) is fails
+    until(lambda: engine.broken and not engine.alive)
+    engine.close(0)
+
+
+def test_an_image_that_cannot_be_begun_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside others that are taken with it; no slot is lost."""
+
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("scanline.service.engine.slots.ParticleFilter", fail)
+    decoder = FakeDecoder(GREY, 5)
+    with opened(decoder) as engine:
+        specs = [
+            GenerationSpec(n=1, seed=0),
+            GenerationSpec(n=2, seed=5, particles=2),
+            GenerationSpec(n=2, seed=9),
+        ]
+        before, touched, after = [engine.queue.submit(spec) for spec in specs]
+        engine.start()
+        for spared in (before, after):
+            with engine.queue.reading(spared):
+                assert_right(spared)
+        finished(touched)
+        assert touched.error is not None
+        assert_all_slots_free(engine, decoder)
+
+
+def test_an_image_that_cannot_be_begun_takes_those_of_its_request_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One before it was given slots at the same moment: they go back, and it stays ended."""
+
+    def fail_second(config: ModelConfig, seed: int, *rest: Any) -> ParticleFilter:
+        if seed == 6:
+            raise MemoryError
+        return ParticleFilter(config, seed, *rest)
+
+    monkeypatch.setattr("scanline.service.engine.slots.ParticleFilter", fail_second)
+    decoder = FakeDecoder(GREY, 6)
+    with opened(decoder) as engine:
+        touched, spared = [
+            engine.queue.submit(spec)
+            for spec in (GenerationSpec(n=3, seed=5, particles=2), GenerationSpec(n=1, seed=0))
+        ]
+        engine.start()
+        with engine.queue.reading(spared):
+            assert_right(spared)
+        finished(touched)
+        assert {image.status for image in touched.images} == {Status.FINISHED}
+        assert {image.finish_reason for image in touched.images} == {FinishReason.ERROR}
+        assert_all_slots_free(engine, decoder)
+
+
+@pytest.mark.parametrize(
+    "where", [(ParticleFilter, "finish"), (Image, "finish")], ids=["particles", "image"]
+)
+def test_an_image_that_cannot_be_finished_ends_alone(
+    where: tuple[type, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside those that are complete at the same moment, and one half drawn; no slot is lost."""
+    finish = getattr(*where)
+
+    def fail(self: ParticleFilter | Image, *rest: Any) -> None:
+        if isinstance(self, ParticleFilter) or (self.seed == 5 and rest[0] is FinishReason.LENGTH):
+            raise MemoryError
+        finish(self, *rest)
+
+    monkeypatch.setattr(*where, fail)
+    decoder = FakeDecoder(GREY, 5)
+    with opened(decoder) as engine:
+        half = engine.queue.submit(GenerationSpec(n=1, seed=7))
+        known = np.arange(GREY.pixels) < 13
+        specs = [completion(GREY, seed, known) for seed in (0, 5, 9)]
+        specs[1] = dataclasses.replace(specs[1], particles=2)
+        before, touched, after = [engine.queue.submit(spec) for spec in specs]
+        engine.start()
+        for spared in (before, after, half):
+            with engine.queue.reading(spared):
+                assert_right(spared)
+        finished(touched)
+        assert touched.error is not None
+        monkeypatch.undo()
+        assert_all_slots_free(engine, decoder)
+
+
+@pytest.mark.parametrize("told", ["first_pixel", "finished", "ended"])
+def test_an_observer_that_raises_takes_no_other_generation_with_it(
+    told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of three that are complete at the same moment; it ends the one that it was told of."""
+    heard = RecordingObserver()
+    tell = getattr(heard, told)
+
+    def fail(what: object) -> None:
+        monkeypatch.setattr(heard, told, tell)
+        raise MemoryError
+
+    monkeypatch.setattr(heard, told, fail)
+    decoder = FakeDecoder(GREY, 3)
+    with opened(decoder, heard) as engine:
+        generations = [engine.queue.submit(GenerationSpec(n=1, seed=seed)) for seed in range(3)]
+        engine.start()
+        for generation in generations:
+            with engine.queue.reading(generation):
+                finished(generation)
+        reasons = [generation.images[0].finish_reason for generation in generations]
+        first = FinishReason.ERROR if told == "first_pixel" else FinishReason.LENGTH
+        assert reasons == [first, FinishReason.LENGTH, FinishReason.LENGTH]
+        errors = [generation.error is not None for generation in generations]
+        assert errors == [told != "ended", False, False]
+        assert [generation.unfinished for generation in generations] == [0, 0, 0]
+        assert_all_slots_free(engine, decoder)
+
+
+def test_one_request_that_always_fails_ends_no_engine() -> None:
+    """It could be anybody's: so a plain image is tried before the engine gives up."""
+    decoder = FakeDecoder(GREY, 2)
+    plain: list[int] = []
+
+    def fail(slots: list[int]) -> None:
+        if decoder.inputs.temperature[slots[0]] == 0.5:
+            raise RuntimeError("this temperature is too much for it")
+        plain.extend(slots)
+
+    decoder.before_step = fail
+    with running(decoder) as engine:
+        for seed in range(2 * FAILURES + 1):
+            touched = engine.queue.submit(GenerationSpec(n=1, seed=seed, temperature=0.5))
+            with engine.queue.reading(touched):
+                finished(touched)
+            assert touched.error is not None
+        assert len(plain) == 2  # once for each so many failures
+        decoder.steps.clear()
+        after = engine.queue.submit(GenerationSpec(n=1, seed=0))
+        with engine.queue.reading(after):
+            assert_right(after)
+        assert_all_slots_free(engine, decoder)
+
+
+def test_a_bug_of_the_engine_s_own_answers_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = FakeDecoder(GREY, 2)
+    gate = Gate(decoder)
+    engine = Engine("grey", decoder, QueueLimits())
+    engine.start()
+    generations = [engine.queue.submit(GenerationSpec(n=3, seed=seed)) for seed in range(3)]
+    gate.wait()
+
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(ProgressTracker, "finish_image", fail)
+    engine.queue.cancel(generations[0])
+    gate.open()
+    for generation in generations:
+        with engine.queue.reading(generation):
+            finished(generation)
+    until(lambda: engine.broken and not engine.alive)
+    monkeypatch.setattr(engine_module, "STUCK_SECONDS", 0.0)
+    assert not engine.stuck  # it has ended, and says so
+    with pytest.raises(ClosedError):
+        engine.queue.submit(GenerationSpec(n=1, seed=0))
+    engine.close(0)
+
+
+def test_an_engine_that_has_drawn_all_there_was_is_not_stuck(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine_module, "STUCK_SECONDS", 0.0)
+    with running(FakeDecoder(GREY, 2)) as engine:
+        generation = engine.queue.submit(GenerationSpec(n=3, seed=0))
+        with engine.queue.reading(generation):
+            assert_right(generation)
+        until(lambda: engine.alive, "the engine's rest")
+        assert not engine.stuck
+
+
+def test_a_step_that_hangs_is_told_and_waited_for_no_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    decoder = FakeDecoder(GREY, 2)
+    gate = Gate(decoder)
+    monkeypatch.setattr(engine_module, "STUCK_SECONDS", 0.0)
+    monkeypatch.setattr(protocol, "JOIN_GRACE_SECONDS", 0.0)
+    engine = Engine("grey", decoder, QueueLimits())
+    engine.start()
+    assert engine.alive  # with nothing to do it is not stuck
+    generation = engine.queue.submit(GenerationSpec(n=1, seed=0))
+    gate.wait()
+    until(lambda: engine.stuck)
+    assert not engine.alive
+    engine.close(0)  # comes back
+    gate.open()
+    finished(generation)
+    until(lambda: not engine._thread.is_alive())

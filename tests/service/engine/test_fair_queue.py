@@ -1,0 +1,139 @@
+"""Callers share an engine: many requests of one delay another's by an image each time."""
+
+from __future__ import annotations
+
+import pytest
+
+from scanline.service.engine.fair_queue import FairQueue
+from scanline.service.engine.generation import Generation, GenerationSpec
+from scanline.service.engine.in_flight import InFlightLimiter, TooManyInFlightError
+from scanline.service.engine.queue import QueueFullError
+from tests.service.engine.fixtures import Gate, running, seeds_in
+from tests.service.fixtures import GREY, FakeDecoder, until
+
+
+def waiting(caller: str, n: int) -> Generation:
+    return Generation("fake", GREY, GenerationSpec(n=n, seed=0), caller=caller)
+
+
+def taken(order: FairQueue) -> list[Generation]:
+    """Take every image, as they come."""
+    found: list[Generation] = []
+    while order:
+        found.append(order.peek())
+        found[-1].next_index += 1
+        order.rotate(found[-1])
+    return found
+
+
+def test_places_are_those_in_which_images_come() -> None:
+    """Of many callers and requests, small and large, whoever's turn it is."""
+    order = FairQueue()
+    generations: list[Generation] = []
+    for caller, n in zip("abacaabddcbbab", (1, 3, 9, 2, 1, 4, 1, 2, 1, 1, 2, 1, 3, 1), strict=True):
+        told = order.images_before(caller)
+        order.add(new := waiting(caller, n))
+        generations.append(new)
+        images = list(order.iter_images())
+        assert images.index(new) == told
+        assert len(images) == sum(one.waiting for one in generations)
+        assert set(order) == {one for one in generations if one.waiting}
+        if n % 2 == 0:  # turns go on meanwhile
+            (next_one := order.peek()).next_index += 1
+            order.rotate(next_one)
+    wanted = list(order.iter_images())
+    assert taken(order) == wanted
+    assert not any(order.has_waiting(caller) for caller in "abcd")
+
+
+def test_a_caller_of_whom_nothing_is_drawn_any_more_is_forgotten() -> None:
+    limiter = InFlightLimiter(5)
+    generations = [waiting("a", 1), waiting("a", 1)]
+    for one in generations:
+        limiter.track("a", one)
+    for one, known in zip(generations, (["a"], []), strict=True):
+        one.finish(0.0)
+        assert list(limiter._live) == known
+
+
+def test_a_caller_s_images_in_flight_are_those_not_finished_of_all_its_requests() -> None:
+    limiter = InFlightLimiter(5)
+    generations = [waiting("a", 3), waiting("a", 1)]
+    for one in generations:
+        limiter.track("a", one)
+    limiter.check("a", 1)
+    with pytest.raises(TooManyInFlightError, match="you have 4 images in flight"):
+        limiter.check("a", 2)
+    generations[0].unfinished -= 1  # as where one of its images ends
+    limiter.check("a", 2)
+
+
+def test_one_that_leaves_is_in_nobodys_way() -> None:
+    order = FairQueue()
+    a, b, c = waiting("a", 2), waiting("a", 1), waiting("b", 1)
+    for one in (a, b, c):
+        order.add(one)
+    assert a in order
+    order.remove(a)
+    assert a not in order
+    assert taken(order) == [b, c]
+    assert a not in order
+
+
+def test_a_caller_of_many_requests_delays_another_by_an_image_each_time() -> None:
+    decoder = FakeDecoder(GREY, 1)
+    gate, generations, admitted = Gate(decoder), list[Generation](), list[int]()
+    decoder.before_load = lambda slots: admitted.extend(seeds_in(slots, engine))
+    with running(decoder) as engine:
+        for seed in range(0, 100, 10):
+            generations.append(engine.queue.submit(GenerationSpec(n=2, seed=seed), caller="many"))
+            if seed == 0:
+                gate.wait()
+        other = [
+            engine.queue.submit(GenerationSpec(n=2, seed=500 + 2 * j), caller="few")
+            for j in range(2)
+        ]
+        assert [one.queue_position for one in other] == [1, 3]
+        assert [engine.queue.estimate_wait(one)[0] for one in other] == [1, 3]
+        generations += other
+        gate.open()
+        for generation in generations:
+            with engine.queue.reading(generation):
+                until(lambda one=generation: one.finished)  # type: ignore[misc]
+    assert admitted[:9] == [0, 1, 500, 10, 502, 20, 501, 30, 503]
+
+
+def test_one_caller_leaves_room_for_others() -> None:
+    decoder = FakeDecoder(GREY, 1)
+    gate = Gate(decoder)
+    with running(decoder, max_waiting=512) as engine:
+        submit = engine.queue.submit
+        live = [submit(GenerationSpec(n=1, seed=0), caller="many")]
+        gate.wait()
+        live += [submit(GenerationSpec(n=2, seed=0), caller="many") for _ in range(224)]
+        with pytest.raises(QueueFullError):  # an eighth of the places is not its
+            submit(GenerationSpec(n=1, seed=0), caller="many")
+        live += [submit(GenerationSpec(n=1, seed=0), caller=f"another {j}") for j in range(64)]
+        with pytest.raises(QueueFullError):
+            engine.queue.check_capacity(1, "one more")
+        for one in live:
+            engine.queue.cancel(one)
+        gate.open()
+
+
+def test_who_wants_what_another_has_queued_need_not_wait_for_that_ones_turns() -> None:
+    decoder = FakeDecoder(GREY, 1)
+    gate = Gate(decoder)
+    with running(decoder) as engine:
+        live = [engine.queue.submit(GenerationSpec(n=1, seed=j), caller="many") for j in range(9)]
+        gate.wait()
+        assert engine.queue.reattach(live[8], "few")
+        assert engine.queue.reattach(live[7], "few")  # who has one waiting by now
+        assert [one.caller for one in live[7:]] == ["many", "few"]
+        assert engine.queue.reattach(live[8], "another")  # it is the next of few's: nobody moves it
+        assert live[8].caller == "few"
+        late = engine.queue.submit(GenerationSpec(n=1, seed=99), caller="few")
+        assert late.queue_position == 3  # after one of many's, its first, and another of many's
+        for one in (*live, late):
+            engine.queue.cancel(one)
+        gate.open()

@@ -1,0 +1,182 @@
+"""Readers on other threads: only an image's own pixels, news that is not missed, no memory held."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scanline.service.engine.generation import (
+    CanvasView,
+    FinishReason,
+    Generation,
+    GenerationSpec,
+    Image,
+)
+from scanline.service.http.waiting import WaitingClient, wait_for_change, wait_until_finished
+from tests.service.engine.fixtures import BOTH, Gate, assert_right, drawn, finished, running
+from tests.service.fixtures import DEADLINE, GREY, FakeDecoder, fake_image, until
+
+
+@BOTH
+def test_reading_while_slots_are_reused_never_gives_another_images_pixels(
+    decoders: type[FakeDecoder],
+) -> None:
+    decoder = decoders(GREY, 2)
+    errors: list[str] = []
+    done = threading.Event()
+    with running(decoder, keep_finished=0) as engine:
+        live: list[Generation] = []
+
+        def hammer() -> None:
+            while not done.is_set():
+                for generation in live:
+                    for image in generation.images:
+                        stop = image.position
+                        pixels = image.read(0, stop)
+                        if not np.array_equal(pixels, expected[image.seed][:stop]):
+                            errors.append(f"{image.seed} at {stop}: {pixels.ravel()}")
+
+        specs = [GenerationSpec(n=4, seed=10 * j) for j in range(60)]
+        expected = {spec.seed + j: fake_image(GREY, spec, j) for spec in specs for j in range(4)}
+        threads = [threading.Thread(target=hammer) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        try:
+            for first in range(0, len(specs), 3):
+                live[:] = [engine.queue.submit(r) for r in specs[first : first + 3]]
+                for generation in live:
+                    with engine.queue.reading(generation):
+                        finished(generation)
+        finally:
+            done.set()
+            for thread in threads:
+                thread.join()
+    assert not errors, errors[:3]
+
+
+class Late:
+    """An array, seen through by a reader too slow: meanwhile ``end`` runs, the slot is reused."""
+
+    def __init__(self, values: NDArray[Any], end: Callable[[], None], reused: int) -> None:
+        self._values, self._end, self._reused = values, end, reused
+
+    def __getitem__(self, part: int | slice) -> object:
+        self._end()
+        self._values[:] = self._reused
+        return self._values[part]
+
+    def copy(self) -> NDArray[Any]:
+        return self._values.copy()
+
+
+def test_an_image_that_ends_during_a_read_is_read_again() -> None:
+    """The race itself, with the turn of events made sure by an array that ends the image."""
+    row, position = np.full((4, 1), 7, np.uint8), np.full(1, 4, np.int32)
+    image = Image(0, 0, CanvasView(row, position))
+    late = Late(row, lambda: image.finish(FinishReason.LENGTH, None), reused=99)
+    image.start(CanvasView(cast("NDArray[np.uint8]", late), position))
+    assert image.read(0, 4).ravel().tolist() == [7, 7, 7, 7]
+
+
+def test_an_image_that_ends_while_its_position_is_read_is_asked_again() -> None:
+    row, position = np.full((4, 1), 7, np.uint8), np.full(1, 4, np.int32)
+    image = Image(0, 0, CanvasView(row, position))
+    late = Late(position, lambda: image.finish(FinishReason.LENGTH, None), reused=1)
+    image.start(CanvasView(row, cast("NDArray[np.int32]", late)))
+    assert image.position == 4
+
+
+def test_news_wakes_each_waiter_once_and_at_once_when_all_is_over() -> None:
+    decoder = FakeDecoder(GREY, 1)
+    gate = Gate(decoder)
+    woken: Counter[str] = Counter()
+    with running(decoder) as engine:
+        generation = engine.queue.submit(GenerationSpec(n=1, seed=0))
+        gate.wait()
+        generation.add_change_callback(lambda: woken.update("a"))
+        generation.add_change_callback(lambda: woken.update("b"))
+        assert not woken
+        gate.let(2)
+        until(lambda: woken["b"])
+        until(lambda: generation.images[0].position > 0)
+        gate.open()
+        assert_right(generation)
+        generation.add_change_callback(lambda: woken.update("c"))
+        assert woken == {"a": 1, "b": 1, "c": 1}
+
+
+def test_news_between_reading_and_waiting_is_not_missed() -> None:
+    generation = Generation("fake", GREY, GenerationSpec(n=1, seed=0))
+    woken: Counter[str] = Counter()
+    seen = generation.version
+    generation.add_change_callback(lambda: woken.update("a"), seen)
+    assert not woken
+    generation.notify()
+    assert woken == {"a": 1}
+    generation.add_change_callback(lambda: woken.update("b"), seen)
+    assert woken == {"a": 1, "b": 1}
+    generation.add_change_callback(lambda: woken.update("c"), generation.version)
+    assert woken == {"a": 1, "b": 1}
+
+
+def test_who_waited_long_enough_is_called_back_no_more() -> None:
+    generation = Generation("fake", GREY, GenerationSpec(n=1, seed=0))
+
+    async def come_and_go() -> None:
+        client = WaitingClient("somebody", asyncio.create_task(asyncio.sleep(DEADLINE)))
+        await wait_for_change(generation, client, 0.0)
+        await wait_until_finished(generation, client, 0.0)
+        client.gone.cancel()
+
+    asyncio.run(come_and_go())
+    assert not generation._change_callbacks
+    assert not generation._done_callbacks
+
+
+def test_a_finished_generation_keeps_neither_the_decoder_nor_its_waiters_alive() -> None:
+    """Memory: what is kept for replay is the images' own pixels."""
+
+    class Reader:
+        def told(self) -> None: ...
+
+    decoder, reader = FakeDecoder(GREY, 4), Reader()
+    gate = Gate(decoder)
+    with running(decoder) as engine:
+        generation = engine.queue.submit(GenerationSpec(n=9, seed=0))
+        gate.wait()
+        generation.add_change_callback(reader.told)
+        generation.add_done_callback(reader.told)
+        with engine.queue.reading(generation):
+            gate.open()
+            pixels = drawn(generation)
+    kept: dict[str, weakref.ref[Any]] = {
+        "the pixels of every slot": weakref.ref(decoder.canvas),
+        "their positions": weakref.ref(decoder.positions),
+        "whoever waited": weakref.ref(reader),
+    }
+    del decoder, engine, gate, reader
+    gc.collect()
+    assert [name for name, thing in kept.items() if thing() is not None] == []
+    for before, after in zip(pixels, drawn(generation), strict=True):
+        np.testing.assert_array_equal(before, after)
+
+
+def test_an_engine_keeps_no_generation_that_its_queue_has_forgotten() -> None:
+    """Memory, and the keys of requests that may come again: they live as long as it does."""
+    decoder = FakeDecoder(GREY, 4)
+    with running(decoder, keep_finished=0) as engine:
+        generation = engine.queue.submit(GenerationSpec(n=3, seed=0))
+        kept = weakref.ref(generation)
+        with engine.queue.reading(generation):
+            assert_right(generation)
+        assert engine.queue.find(generation.id) is None
+        del generation
+        until(lambda: [gc.collect(), kept()][1] is None, "its being forgotten")

@@ -1,0 +1,385 @@
+"""Particles and guided images in an engine: exact in the limit, the same bytes in any company."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from scanline.model.config import ModelConfig
+from scanline.model.decoders.base import InputBatch, Slots
+from scanline.model.decoders.factory import create_decoder
+from scanline.model.network import LinearTransformer
+from scanline.model.particles import ParticleFilter
+from scanline.service.engine.engine import Engine
+from scanline.service.engine.generation import (
+    FinishReason,
+    Generation,
+    GenerationSpec,
+    ParticleStats,
+    Status,
+)
+from scanline.service.engine.queue import QueueLimits
+from tests.conftest import random_network, tiny_config
+from tests.service.fixtures import FakeDecoder
+
+VALUES = 3  # that the small networks here draw
+SMALL = tiny_config(height=2, width=3, classes=("cat", "dog"))
+
+
+def few_values(config: ModelConfig, seed: int = 0) -> LinearTransformer:
+    """Give a network that draws three values only, each pixel by those before it."""
+    network = random_network(config, seed, torch.float32)
+    with torch.no_grad():
+        network.head.predictor.weight.mul_(3)
+        network.head.predictor.bias[:VALUES] = 0
+        network.head.predictor.bias[VALUES:] = -60
+    return network
+
+
+def engine_of(network: LinearTransformer, slots: int) -> Engine:
+    decoder = create_decoder(network, slots, "native", 1)
+    return Engine("small", decoder, QueueLimits(max_waiting=10_000, grace=600))
+
+
+def drawn(engine: Engine, specs: list[GenerationSpec], pause: float = 0.0) -> list[Generation]:
+    """Draw everything, submitted with pauses between, and close the engine."""
+    engine.start()
+    try:
+        generations = []
+        for spec in specs:
+            generations.append(engine.queue.submit(spec))
+            time.sleep(pause)
+        for generation in generations:
+            with engine.queue.reading(generation):
+                while not generation.finished:
+                    time.sleep(0.005)
+        assert engine.slots_in_use == 0
+    finally:
+        engine.close(drain=0)
+    return generations
+
+
+def posterior(
+    network: LinearTransformer, known: dict[int, int], label: int
+) -> dict[tuple[int, ...], float]:
+    """Enumerate all images: P of each, given the known pixels."""
+    T = network.config.pixels
+    images = [x for x in itertools.product(range(VALUES), repeat=T)
+              if all(x[pixel] == value for pixel, value in known.items())]  # fmt: skip
+    canvas = torch.tensor(images, dtype=torch.uint8).unsqueeze(-1)
+    with torch.no_grad():
+        bits = network.bits(canvas, torch.full((len(images),), label)).double().sum(1)
+    weights = torch.exp2(-(bits - bits.min()))
+    return dict(zip(images, (weights / weights.sum()).tolist(), strict=True))
+
+
+def frequencies(generation: Generation) -> dict[tuple[int, ...], float]:
+    images = [tuple(image.read(0, image.position).ravel().tolist()) for image in generation.images]
+    return {image: images.count(image) / len(images) for image in set(images)}
+
+
+def distance(seen: dict[tuple[int, ...], float], true: dict[tuple[int, ...], float]) -> float:
+    """Give the total variation between two distributions."""
+    return sum(abs(seen.get(x, 0) - true.get(x, 0)) for x in seen.keys() | true.keys()) / 2
+
+
+def test_particles_come_near_the_true_completions() -> None:
+    """One image's last two pixels are known: the more particles, the nearer to the enumeration."""
+    network, known = few_values(SMALL), {4: 2, 5: 2}
+    count = 600
+    true = posterior(network, known, 1)
+    canvas, mask = np.zeros((6, 1), np.uint8), np.zeros(6, np.bool_)
+    for pixel, value in known.items():
+        canvas[pixel], mask[pixel] = value, True
+    distances = []
+    for particles in (1, 4, 32):
+        spec = GenerationSpec(
+            n=count, seed=11, label=1, particles=particles, canvas=canvas, known=mask
+        )
+        (generation,) = drawn(engine_of(network, 128), [spec])
+        assert all((image.read(0, 6)[mask] == canvas[mask]).all() for image in generation.images)
+        distances.append(distance(frequencies(generation), true))
+    chance = distance(
+        {x: c / count for x, c in zip(true, np.random.default_rng(0).multinomial(
+            count, list(true.values())), strict=True)}, true,
+    )  # fmt: skip
+    assert distances[0] > 2 * distances[2]
+    assert distances[0] > distances[1] > distances[2]
+    assert distances[2] < chance + 0.06
+
+
+def test_the_evidence_is_the_probability_of_what_is_known() -> None:
+    network = few_values(SMALL)
+    every = posterior(network, {}, 0)
+    canvas, mask = np.full((6, 1), 2, np.uint8), np.zeros(6, np.bool_)
+    mask[5] = True
+    true = sum(p for image, p in every.items() if image[5] == 2)
+    spec = GenerationSpec(n=64, seed=0, label=0, particles=16, canvas=canvas, known=mask)
+    (generation,) = drawn(engine_of(network, 64), [spec])
+    ran: list[ParticleStats] = [image.particles for image in generation.images if image.particles]
+    assert len(ran) == 64
+    assert np.exp([one.log_evidence for one in ran]).mean() == pytest.approx(true, rel=0.15)
+    assert all(1 <= one.min_effective_size <= one.effective_size <= 16 for one in ran)
+
+
+def mixed(config: ModelConfig) -> list[GenerationSpec]:
+    """Give plain, guided, cut and completed images, of one particle and of several."""
+    generator = np.random.default_rng(4)
+    canvas = generator.integers(0, VALUES, (config.pixels, config.channels), np.uint8)
+    some: list[NDArray[np.bool_]] = [generator.random(config.pixels) < 0.4 for _ in range(2)]
+    given, otherwise = (dict[str, Any](canvas=canvas, known=known) for known in some)
+    return [
+        GenerationSpec(n=3, seed=1),
+        GenerationSpec(n=2, seed=20, label=1, guidance=2.0),
+        GenerationSpec(n=2, seed=30, label=0, particles=5, **given),
+        GenerationSpec(
+            n=2, seed=40, random_label=True, guidance=1.5, particles=3, top_p=0.9, **otherwise
+        ),
+        GenerationSpec(n=3, seed=50, top_p=0.5, temperature=1.2),
+        GenerationSpec(n=1, seed=60, label=1, particles=8, **given),
+    ]
+
+
+def test_the_same_seed_gives_the_same_bytes_in_any_company() -> None:
+    config = tiny_config(classes=("cat", "dog"), short_conv="2x3")
+    network = few_values(config)
+    expected = [
+        [image.read(0, config.pixels) for image in drawn(engine_of(network, 12), [spec])[0].images]
+        for spec in mixed(config)
+    ]
+    for slots, pause in ((8, 0.0), (13, 0.002), (40, 0.0)):
+        generations = drawn(engine_of(network, slots), mixed(config), pause)
+        for generation, images in zip(generations, expected, strict=True):
+            assert generation.error is None
+            for image, pixels in zip(generation.images, images, strict=True):
+                assert np.array_equal(image.read(0, config.pixels), pixels)
+
+
+def test_a_class_by_seed_is_that_of_the_image_alone() -> None:
+    network = few_values(SMALL)
+    (together,) = drawn(engine_of(network, 8), [GenerationSpec(n=12, seed=5, random_label=True)])
+    labels = [image.label for image in together.images]
+    assert set(labels) == {0, 1}
+    for image in together.images:
+        spec = GenerationSpec(n=1, seed=image.seed, label=image.label)
+        (alone,) = drawn(engine_of(network, 1), [spec])
+        assert np.array_equal(alone.images[0].read(0, 6), image.read(0, 6))
+
+
+def test_slots_come_back_from_images_that_are_cancelled() -> None:
+    network = few_values(tiny_config(classes=("cat", "dog")))
+    engine = engine_of(network, 12)
+    engine.start()
+    try:
+        spec = GenerationSpec(n=200, seed=0, label=1, guidance=2.0, particles=3)
+        generation = engine.queue.submit(spec)
+        with engine.queue.reading(generation):
+            while generation.status is Status.WAITING:
+                time.sleep(0.001)
+            engine.queue.cancel(generation)
+            while not generation.finished:
+                time.sleep(0.001)
+        reasons = {image.finish_reason for image in generation.images}
+        assert FinishReason.CANCELLED in reasons
+        assert engine.slots_in_use == 0
+        assert (
+            engine._slots.particle_images == 0
+        )  # or others would be looked at one by one from then on
+        after = engine.queue.submit(GenerationSpec(n=12, seed=1))
+        with engine.queue.reading(after):
+            while not after.finished:
+                time.sleep(0.001)
+        assert after.error is None
+    finally:
+        engine.close(drain=0)
+
+
+def test_an_image_of_many_slots_is_not_passed_by_for_ever() -> None:
+    """It waits until its slots are free, and those behind it wait with it."""
+    network = few_values(SMALL)
+    specs = [
+        GenerationSpec(n=30, seed=0),
+        GenerationSpec(n=1, seed=1, label=0, particles=8),
+        GenerationSpec(n=30, seed=2),
+    ]
+    _, wide, last = drawn(engine_of(network, 8), specs)
+    assert wide.started is not None
+    assert last.ended is not None
+    assert wide.started < last.ended
+
+
+def test_particles_are_weighed_at_the_end_of_each_known_row() -> None:
+    known = np.array([False, True, True, True, True, True])
+    crowd = ParticleFilter(SMALL, 0, known, [0, 1])
+    assert [crowd.pixels_to_next_update(position) for position in range(6)] == [3, 2, 1, 3, 2, 1]
+
+
+def test_one_particle_with_all_the_weight_is_told() -> None:
+    network = few_values(SMALL)
+    with torch.no_grad():
+        network.head.predictor.weight[VALUES:].mul_(5)
+    canvas, mask = np.zeros((6, 1), np.uint8), np.zeros(6, np.bool_)
+    mask[5], canvas[5] = True, 200  # which it never draws, so that weights are far apart
+    spec = GenerationSpec(n=2, seed=3, label=0, particles=4, canvas=canvas, known=mask)
+    (generation,) = drawn(engine_of(network, 8), [spec])
+    particles = [image.particles for image in generation.images]
+    collapsed = sum(one is not None and one.min_effective_size < 1.5 for one in particles)
+    assert collapsed > 0
+    assert len(generation.warnings) == 1
+    for image in generation.images:
+        image.particles = ParticleStats(
+            effective_size=4.0, min_effective_size=1.0, log_evidence=0.0
+        )  # even at the end
+    assert "in 2 of 2 images" in generation.warnings[0]
+    (plain,) = drawn(engine_of(network, 8), [GenerationSpec(n=2, seed=3)])
+    assert plain.warnings == []
+
+
+def test_particles_that_nothing_can_guide_are_told() -> None:
+    canvas, mask = np.zeros((6, 1), np.uint8), np.arange(6) < 3
+    for known in (mask, None):
+        spec = GenerationSpec(n=1, seed=3, particles=4, canvas=canvas, known=known)
+        (generation,) = drawn(engine_of(few_values(SMALL), 8), [spec])
+        assert ["leave them out" in warning for warning in generation.warnings] == [True]
+
+
+def test_who_looks_on_is_told_of_every_pixel_that_changes() -> None:
+    """What was read before, and from where another is shown, is the image in the end."""
+    known, canvas = np.isin(np.arange(6), (2, 5)), np.array([[0], [0], [0], [0], [0], [2]])
+    decoder = create_decoder(few_values(SMALL, seed=8), 8, "native", 1)
+    inputs = InputBatch.empty(SMALL, 1)
+    inputs.known[0], inputs.canvas[0], inputs.label[0] = known, canvas, 0
+    switched = 0
+    for seed in range(60):
+        inputs.seed[0], seen, told = seed, np.zeros((6, 1), np.uint8), {"slot": 0, "from": 0}
+
+        def read(seen: NDArray[np.uint8] = seen, told: dict[str, int] = told) -> None:
+            new = slice(told["from"], int(decoder.positions[told["slot"]]))
+            seen[new] = decoder.canvas[told["slot"], new]
+            told["from"] = new.stop
+
+        def show(slot: int, changed: int, told: dict[str, int] = told) -> None:
+            nonlocal switched
+            switched += 1
+            position = int(decoder.positions[told["slot"]])
+            before, after = (decoder.canvas[i, :position] for i in (told["slot"], slot))
+            differ = np.flatnonzero((before != after).any(1)).tolist()
+            assert changed == [*differ, position][0]  # no more is sent again than that
+            told |= {"slot": slot, "from": min(told["from"], changed)}
+
+        particles = ParticleFilter(SMALL, seed, known, range(8))
+        decoder.begin([0], inputs)
+        particles.begin(decoder)
+        while (position := int(decoder.positions[0])) < SMALL.pixels:
+            decoder.step(particles.slots, particles.pixels_to_next_update(position))
+            read()
+            particles.update(decoder, show)
+            read()
+        particles.finish(decoder, show)
+        read()
+        assert told["slot"] == particles.slots[particles.displayed]
+        assert np.array_equal(seen, decoder.canvas[told["slot"]])
+    assert switched > 20
+
+
+class Costly(FakeDecoder):
+    """Draws in eight slots pixels that cost what is given: ``costs[pixel][slot]`` bits."""
+
+    def __init__(self, costs: dict[int, list[int]]) -> None:
+        super().__init__(SMALL, 8)
+        self.costs, self.forks = costs, list[tuple[list[int], list[int]]]()
+
+    def _pixel(self, slot: int) -> None:
+        super()._pixel(slot)
+        pixel = int(self.positions[slot]) - 1
+        self.bits[slot, pixel] = self.costs.get(pixel, [0] * 8)[slot]
+
+    def _copy_state(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
+        super()._copy_state(sources, targets)
+        self.forks.append((sources.tolist(), targets.tolist()))
+
+
+@pytest.mark.parametrize(
+    ("seed", "forks", "shown"),
+    [
+        (1, [([1, 1, 1, 1, 7], [0, 2, 3, 4, 6]), ([4] * 6, [1, 2, 3, 5, 6, 7])], [1, 4, 4, 0]),
+        (2, [([1, 1, 1, 7], [0, 2, 3, 4]), ([4] * 5, [0, 1, 2, 5, 7])], [1, 4, 4, 3]),
+        (7, [([1, 1, 1, 7], [0, 2, 3, 4]), ([4] * 6, [1, 2, 3, 5, 6, 7])], [1, 4, 4, 0]),
+    ],
+)
+def test_a_seed_and_the_weights_say_whose_copies_go_on_and_which_is_shown(
+    seed: int, forks: list[tuple[list[int], list[int]]], shown: list[int]
+) -> None:
+    """The same in every version, or it would draw other bytes; and each copy draws its own."""
+    decoder = Costly(
+        {1: [7, 0, 7, 11, 10, 2, 3, 1], 3: [3, 9, 8, 9, 0, 10, 5, 8], 5: [0, 10, 6, 0, 8, 6, 0, 7]}
+    )
+    inputs = InputBatch.empty(SMALL, 1)
+    inputs.known[0] = known = np.arange(6) % 2 == 1  # each is behind an unknown one
+    particles = ParticleFilter(SMALL, seed, known, range(8))
+    decoder.begin([0], inputs)
+    particles.begin(decoder)
+    decoder.forks.clear()
+    seen = []
+    while (position := int(decoder.positions[0])) < SMALL.pixels:
+        decoder.step(particles.slots, particles.pixels_to_next_update(position))
+        particles.update(decoder, lambda *_: None)
+        effective = particles.effective_size
+        particles.update(decoder, lambda *_: None)  # as an engine may, while others have their turn
+        assert particles.effective_size == effective
+        assert sorted(decoder.inputs.particle.tolist()) == list(range(8))
+        seen.append(particles.displayed)
+    particles.finish(decoder, lambda *_: None)
+    assert decoder.forks == forks
+    assert [*seen, particles.displayed] == shown
+
+
+def test_the_bits_are_those_of_the_particle_that_is_shown() -> None:
+    network = few_values(SMALL)
+    canvas, mask = np.full((6, 1), 2, np.uint8), np.arange(6) == 5
+    spec = GenerationSpec(n=8, seed=0, label=1, particles=8, canvas=canvas, known=mask)
+    (generation,) = drawn(engine_of(network, 64), [spec])
+    pixels = torch.from_numpy(np.stack([image.read(0, 6) for image in generation.images]))
+    with torch.no_grad():
+        bits = network.bits(pixels, torch.ones(8, dtype=torch.long)).sum(1).tolist()
+    assert [image.bits for image in generation.images] == pytest.approx(bits, rel=2e-3)
+
+
+@pytest.mark.parametrize("known", [{0: 1, 5: 2}, {2: 0, 5: 2}], ids=["before", "between"])
+def test_the_evidence_is_that_of_each_place_once(
+    known: dict[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not of what is known before the first unknown pixel; and where light ones are replaced."""
+    network = few_values(SMALL, seed=8)  # whose third pixels tell much of those before them
+    every = posterior(network, {}, 0)
+
+    def chance(known: dict[int, int]) -> float:
+        return sum(p for x, p in every.items() if all(x[i] == v for i, v in known.items()))
+
+    canvas, mask = np.zeros((6, 1), np.uint8), np.zeros(6, np.bool_)
+    for pixel, value in known.items():
+        canvas[pixel], mask[pixel] = value, True
+    engine, forks = engine_of(network, 128), list[int]()
+    fork = engine.decoder.fork
+
+    def counted(sources: Slots, targets: Slots, twins: Slots | None = None) -> None:
+        forks.append(len(targets))
+        fork(sources, targets, twins)
+
+    monkeypatch.setattr(engine.decoder, "fork", counted)
+    spec = GenerationSpec(n=400, seed=0, label=0, particles=32, canvas=canvas, known=mask)
+    (generation,) = drawn(engine, [spec])
+    ran = [image.particles for image in generation.images if image.particles]
+    true = chance(known) / (chance({0: known[0]}) if 0 in known else 1)
+    assert np.exp([one.log_evidence for one in ran]).mean() == pytest.approx(true, rel=0.1)
+    if 2 in known:
+        assert len(forks) > 500  # one each to begin with, and most of them once more
+        assert any(one.min_effective_size < one.effective_size for one in ran)
+        true_shares = posterior(network, known, 0)
+        assert distance(frequencies(generation), true_shares) < 0.2

@@ -1,0 +1,306 @@
+"""Of many images on a device the next step is launched before the last has landed."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scanline.model.decoders.base import SYNCHRONOUS_SLOTS, InputBatch
+from scanline.model.particles import ParticleFilter
+from scanline.service.engine.generation import FinishReason, GenerationSpec, Status
+from scanline.service.engine.pipeline import StepPipeline
+from scanline.service.engine.queue import Queue, QueueLimits
+from scanline.service.engine.time_share import (
+    HOST_OVERLAP,
+    MAX_STEP_SECONDS,
+    STEP_SECONDS,
+    StepBudget,
+)
+from tests.fake_clock import Clock
+from tests.service.engine.fixtures import (
+    Gate,
+    RecordingObserver,
+    assert_right,
+    completion,
+    finished,
+    opened,
+    running,
+)
+from tests.service.fixtures import GREY, FakeDecoder, LateDecoder
+
+MANY = SYNCHRONOUS_SLOTS + 6
+
+
+def flights(decoder: LateDecoder) -> list[int]:
+    """Keep how many launches are in flight, one to land among them, whenever one is to land."""
+    seen: list[int] = []
+    decoder.before_step = lambda slots: seen.append(1 + len(decoder.launched))
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("images", "most"),
+    [(1, LateDecoder.max_in_flight), (MANY, LateDecoder.max_in_flight)],
+    ids=["one", "many"],
+)
+def test_as_many_steps_are_in_flight_as_the_decoder_is_worth(images: int, most: int) -> None:
+    decoder = LateDecoder(GREY, MANY)
+    seen = flights(decoder)
+    with opened(decoder) as engine:
+        generation = engine.queue.submit(GenerationSpec(n=images, seed=0))
+        with engine.queue.reading(generation):
+            engine.start()
+            assert_right(generation)
+    assert max(seen) == most
+    assert len(seen) == len(decoder.steps)  # each was waited for
+
+
+def test_images_come_and_go_between_steps_in_flight() -> None:
+    """Three times as many images as slots, some of them begun by their senders."""
+    decoder = LateDecoder(GREY, MANY)
+    seen = flights(decoder)
+    known = np.arange(GREY.pixels) < 17
+    with opened(decoder) as engine:
+        generations = [
+            engine.queue.submit(GenerationSpec(n=MANY, seed=1)),
+            engine.queue.submit(completion(GREY, 2, known, n=MANY)),
+            engine.queue.submit(GenerationSpec(n=MANY, seed=3, label=1)),
+        ]
+        engine.start()
+        for generation in generations:
+            with engine.queue.reading(generation):
+                assert_right(generation)
+    assert max(seen) == LateDecoder.max_in_flight
+
+
+def test_known_pixels_are_passed_over_beside_those_who_draw() -> None:
+    """On a device few images cost what many do: so they have no steps of their own for it."""
+    decoder = LateDecoder(GREY, MANY)
+    gate = Gate(decoder)
+    with running(decoder, clock=Clock()) as engine:
+        drawing = engine.queue.submit(GenerationSpec(n=1, seed=0))
+        gate.wait()
+        known = np.arange(GREY.pixels) < 17
+        other = engine.queue.submit(completion(GREY, 1, known))
+        gate.turn(2)
+        assert other.status is Status.RUNNING
+        assert other.images[0].position < 17
+        assert other.drawn_pixels == 0
+        assert other.first_pixel is None
+        gate.open()
+        for generation in (drawing, other):
+            with engine.queue.reading(generation):
+                assert_right(generation)
+        assert other.first_pixel is not None
+    assert {len(slots) for slots, _ in decoder.steps} == {1, 2}
+
+
+def test_an_image_that_leaves_has_its_steps_in_flight_forgotten() -> None:
+    decoder = LateDecoder(GREY, MANY)
+    gate, ticks = Gate(decoder), itertools.count()
+    # Time goes on by more than a step's whenever it is asked for: so each step is of one pixel.
+    with running(decoder, clock=lambda: next(ticks) * 1.1 * STEP_SECONDS) as engine:
+        leaving = engine.queue.submit(GenerationSpec(n=MANY, seed=0))
+        gate.wait()
+        gate.turn(3)
+        assert decoder.launched  # behind the one that is held
+        engine.queue.cancel(leaving)
+        other = engine.queue.submit(GenerationSpec(n=MANY, seed=1))
+        gate.open()
+        with engine.queue.reading(other):
+            assert_right(other)
+        finished(leaving)
+        assert {image.finish_reason for image in leaving.images} == {FinishReason.CANCELLED}
+
+
+def test_nothing_that_failed_is_waited_for() -> None:
+    class Failing(LateDecoder):
+        def synchronize(self, remaining: int = 0) -> None:
+            super().synchronize(remaining)
+            if len(self.steps) == 3:
+                raise RuntimeError("the device is gone")
+
+    decoder = Failing(GREY, MANY)
+    with running(decoder) as engine:
+        failed = engine.queue.submit(GenerationSpec(n=MANY, seed=0))
+        with engine.queue.reading(failed):
+            finished(failed)
+        assert {image.status for image in failed.images} == {Status.FINISHED}
+        assert failed.error is not None
+        other = engine.queue.submit(GenerationSpec(n=MANY, seed=1))
+        with engine.queue.reading(other):
+            assert_right(other)
+
+
+def test_a_decoder_that_draws_at_once_lands_each_step() -> None:
+    decoder = FakeDecoder(GREY, MANY)
+    left: list[int] = []
+
+    def synchronize(remaining: int = 0) -> None:
+        left.append(remaining)
+
+    decoder.synchronize = synchronize  # type: ignore[method-assign]
+    with opened(decoder) as engine:
+        generation = engine.queue.submit(GenerationSpec(n=MANY, seed=0))
+        with engine.queue.reading(generation):
+            engine.start()
+            assert_right(generation)
+    assert set(left) == {0}
+
+
+def test_a_step_on_a_device_lasts_as_long_as_the_hosts_work_beside_it() -> None:
+    budget = StepBudget()
+    budget.update(0.010, 10, 1000, host=0.004)
+    assert budget.max_pixels(1000) == STEP_SECONDS / 0.001
+    budget.update(0.010, 10, 1000, host=0.020)
+    assert budget.max_pixels(1000) == pytest.approx(0.020 * HOST_OVERLAP / 0.001, abs=1)
+    budget.update(0.010, 10, 1000, host=1.0)
+    assert budget.max_pixels(1000) == pytest.approx(MAX_STEP_SECONDS / 0.001, abs=1)
+
+
+def test_a_last_step_that_is_short_is_not_taken_for_a_quick_one() -> None:
+    """It draws what is left of what was asked for; the next one would last many times as long."""
+    decoder, clock = FakeDecoder(GREY, 2), Clock()
+    pipeline = StepPipeline(decoder, Queue("fake", GREY, QueueLimits(), clock), None, clock)
+    pipeline.begin([0], InputBatch.empty(GREY, 1), [False])
+    slots = np.zeros(1, np.int32)
+    for asked, drawn in ((29, 29), (29, 1)):
+
+        def move(_: list[int], drawn: int = drawn) -> None:
+            clock.now += 0.001 * drawn
+
+        decoder.before_step = move
+        pipeline.launch([(slots, asked)], light=False)
+        pipeline.synchronize(0)
+        assert pipeline.time_share.budgets[False].max_pixels(1) == pytest.approx(
+            STEP_SECONDS / 0.001, abs=1
+        )
+
+
+def test_particles_are_weighed_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder, flying = LateDecoder(GREY, MANY), list[int]()
+    weigh = ParticleFilter.update
+
+    def watched(particles: ParticleFilter, *arguments: Any) -> None:
+        flying.append(len(decoder.launched))
+        weigh(particles, *arguments)
+
+    monkeypatch.setattr(ParticleFilter, "update", watched)
+    spec = replace(completion(GREY, 0, np.arange(GREY.pixels) % 7 == 6, n=MANY // 5), particles=5)
+    with opened(decoder) as engine:
+        generation = engine.queue.submit(spec)
+        with engine.queue.reading(generation):
+            engine.start()
+            finished(generation)
+    assert max(len(slots) for slots, _ in decoder.steps) > SYNCHRONOUS_SLOTS
+    assert set(flying) == {0}
+
+
+def test_particles_of_every_image_stop_where_they_are_weighed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    decoder, weigh = FakeDecoder(GREY, 2 * MANY), ParticleFilter.update
+    at = defaultdict[ParticleFilter, set[int]](set)
+
+    def watched(particles: ParticleFilter, *arguments: Any) -> None:
+        at[particles].add(int(decoder.positions[particles.slots[0]]))
+        weigh(particles, *arguments)
+
+    monkeypatch.setattr(ParticleFilter, "update", watched)
+    with opened(decoder) as engine:
+        generations = []
+        for apart in (7, 6, 8):
+            known = np.arange(GREY.pixels) % apart == apart - 1
+            spec = replace(completion(GREY, 0, known, n=MANY // 5), particles=5)
+            generations.append(engine.queue.submit(spec))
+        engine.start()
+        for generation in generations:
+            with engine.queue.reading(generation):
+                finished(generation)
+    assert len(at) > 3
+    for particles, positions in at.items():
+        assert set(particles._update_positions) - {GREY.pixels} <= positions
+
+
+def test_other_images_do_not_stop_where_particles_are_weighed() -> None:
+    decoder = FakeDecoder(GREY, 3)
+    known = np.arange(GREY.pixels) % 3 == 2
+    with opened(decoder, clock=Clock()) as engine:
+        specs = [GenerationSpec(n=1, seed=0), replace(completion(GREY, 0, known), particles=2)]
+        generations = [engine.queue.submit(spec) for spec in specs]
+        engine.start()
+        for generation in generations:
+            with engine.queue.reading(generation):
+                finished(generation)
+    # After the first, by which the time of a pixel is learned, row by row, and from stop to stop.
+    asked = {
+        len(slots): [n for some, n in decoder.steps if len(some) == len(slots)]
+        for slots, _ in decoder.steps
+    }
+    assert asked[1] == [1] + [GREY.width] * 6
+    assert asked[2] == [1, 2] + [3] * 9
+
+
+def lasting(clock: Clock, seconds: float) -> Callable[[list[int]], None]:
+    """Give what has each step take so long."""
+
+    def pass_time(slots: list[int]) -> None:
+        clock.now += seconds
+
+    return pass_time
+
+
+def test_a_step_behind_another_lasts_from_where_that_landed() -> None:
+    """Two are in flight: each takes a second of the device's, one after the other."""
+    clock, heard, decoder = Clock(), RecordingObserver(), LateDecoder(GREY, MANY)
+    slots = np.arange(MANY, dtype=np.int32)
+    decoder.begin(slots, InputBatch.empty(GREY, MANY))
+    pipeline = StepPipeline(decoder, Queue("it", GREY, QueueLimits(), clock), heard, clock)
+    decoder.before_step = lasting(clock, 1)
+    for _ in range(2):
+        pipeline.launch([(slots, 1)], light=False)
+    pipeline.synchronize(1)
+    pipeline.synchronize(0)
+    assert [seconds for seconds, _ in heard.steps] == [1, 1]
+
+
+def test_a_step_at_once_lasts_as_long_as_the_decoder_took_whatever_the_host_did_beside_it() -> None:
+    clock, heard, decoder = Clock(), RecordingObserver(), FakeDecoder(GREY, 1)
+    pipeline = StepPipeline(decoder, Queue("it", GREY, QueueLimits(), clock), heard, clock)
+    pipeline.begin([0], InputBatch.empty(GREY, 1), [False])
+    decoder.before_step = lasting(clock, 1)
+    pipeline.launch([(np.zeros(1, np.int32), 1)], light=False)
+    clock.now += 5
+    pipeline.synchronize(0)
+    assert [seconds for seconds, _ in heard.steps] == [1]
+
+
+def test_what_the_host_does_beside_a_step_on_a_device_makes_the_next_longer() -> None:
+    clock, decoder = Clock(), LateDecoder(GREY, 1)
+    pipeline = StepPipeline(decoder, Queue("it", GREY, QueueLimits(), clock), None, clock)
+    pipeline.begin([0], InputBatch.empty(GREY, 1), [False])
+    decoder.before_step = lasting(clock, 0.001)
+    pipeline.launch([(np.zeros(1, np.int32), 21)], light=False)
+    clock.now += 0.020
+    pipeline.synchronize(0)
+    room = pipeline.time_share.budgets[False].max_pixels(1)
+    assert room == pytest.approx(0.020 * HOST_OVERLAP / 0.001, abs=1)
+
+
+def test_a_step_of_two_calls_stays_in_flight_whole() -> None:
+    clock, decoder = Clock(), LateDecoder(GREY, 2)
+    pipeline = StepPipeline(decoder, Queue("it", GREY, QueueLimits(), clock), None, clock)
+    pipeline.begin([0, 1], InputBatch.empty(GREY, 2), [False, False])
+    first, second = np.array([0], np.int32), np.array([1], np.int32)
+    pipeline.launch([(first, 1)], light=False)
+    pipeline.launch([(first, 1), (second, 1)], light=False)
+    pipeline.synchronize(1)
+    assert decoder.positions.tolist() == [1, 0]
+    pipeline.synchronize(0)
+    assert decoder.positions.tolist() == [2, 1]

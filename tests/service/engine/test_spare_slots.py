@@ -1,0 +1,83 @@
+"""Spare slots: whom they are for, and that they come back."""
+
+from __future__ import annotations
+
+from scanline.service.engine.generation import FinishReason, Generation, GenerationSpec
+from scanline.service.engine.queue import Queue, QueueLimits
+from tests.fake_clock import Clock
+from tests.service.engine.fixtures import Gate, finished, running
+from tests.service.fixtures import GREY, FakeDecoder
+
+
+def test_spare_slots_do_not_let_the_small_ones_pass_a_large_image_for_ever() -> None:
+    """The one that waits wants all four slots; small ones come all the time, and two are spare."""
+    decoder = FakeDecoder(GREY, 6)
+    gate, small = Gate(decoder), list[Generation]()
+    with running(decoder, spare=2) as engine:
+        filling = engine.queue.submit(GenerationSpec(n=40, seed=0))
+        gate.wait()
+        wide = engine.queue.submit(GenerationSpec(n=1, seed=50, label=1, guidance=2.0, particles=2))
+        decoder.before_step = lambda slots: small.append(
+            engine.queue.submit(GenerationSpec(n=1, seed=100 + len(small)))
+        )
+        with engine.queue.reading(wide), engine.queue.reading(filling):
+            finished(wide)
+        decoder.before_step = lambda slots: None
+        for one in (filling, *small):
+            engine.queue.cancel(one)
+    assert wide.images[0].finish_reason is FinishReason.LENGTH
+
+
+def test_spare_slots_are_for_those_who_want_few_of_them_in_all() -> None:
+    queue = Queue("it", GREY, QueueLimits(), Clock())
+    queue.submit(GenerationSpec(n=1, seed=0, label=1, guidance=2.0, particles=6))  # of twelve slots
+    assert queue.admit(0, 64, spare=20, largest_demand=44) == []
+    (taken,) = queue.admit(0, 64, spare=20, largest_demand=48)
+    assert taken.spare
+
+
+def test_spare_slots_are_for_those_behind_a_large_one_that_waits() -> None:
+    queue = Queue("it", GREY, QueueLimits(), Clock())
+    queue.submit(GenerationSpec(n=1, seed=0, particles=8), caller="large")
+    queue.submit(GenerationSpec(n=1, seed=1), caller="small")
+    (taken,) = queue.admit(7, 64, spare=8, largest_demand=1)  # only others of one slot are drawn
+    assert taken.image.seed == 1
+    assert taken.spare
+
+
+def test_a_large_one_that_is_almost_done_lets_no_small_one_pass() -> None:
+    queue = Queue("it", GREY, QueueLimits(), Clock())
+    large = queue.submit(GenerationSpec(n=8, seed=0), caller="large")
+    queue.submit(GenerationSpec(n=1, seed=100), caller="small")
+    for left, passing in ((3, 0), (4, 1)):
+        large.unfinished = left  # as where the others have ended
+        assert len(queue.admit(0, 64, spare=8, largest_demand=1)) == passing
+
+
+def test_spare_slots_are_given_to_no_more_at_once_than_others_are() -> None:
+    queue = Queue("it", GREY, QueueLimits(), Clock())
+    for seed in range(4):
+        queue.submit(GenerationSpec(n=1, seed=seed))
+    assert len(queue.admit(0, 2, spare=10, largest_demand=20)) == 2
+    assert queue.waiting == 2
+
+
+def test_spare_slots_come_back_from_an_image_of_several() -> None:
+    decoder = FakeDecoder(GREY, 8)
+    gate = Gate(decoder)
+    with running(decoder, spare=2) as engine:
+        large = engine.queue.submit(GenerationSpec(n=40, seed=0))
+        gate.turn(2)
+        for seed in (100, 101):
+            small = engine.queue.submit(GenerationSpec(n=1, seed=seed, label=1, guidance=2.0))
+            gate.turn(2)
+            assert engine.slots_in_use == 8
+            engine.queue.cancel(small)
+            gate.turn(2)
+            assert engine.slots_in_use == 6
+        other = engine.queue.submit(GenerationSpec(n=40, seed=200))
+        engine.queue.cancel(large)
+        gate.turn(2)
+        assert engine.slots_in_use == 6
+        engine.queue.cancel(other)
+        gate.open()

@@ -1,0 +1,357 @@
+"""A small request beside a large one: it begins at once, and has half the time, by counting."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import numpy as np
+import pytest
+
+from scanline.model.decoders.factory import create_decoder
+from scanline.service.engine.engine import Engine
+from scanline.service.engine.fair_queue import Admission
+from scanline.service.engine.generation import Generation, GenerationSpec, Status
+from scanline.service.engine.queue import Queue, QueueLimits
+from scanline.service.engine.slots import SlotAllocator
+from scanline.service.engine.time_share import (
+    LIGHT_RATIO,
+    MAX_STEP_SECONDS,
+    STEP_SECONDS,
+    TimeShare,
+)
+from tests.conftest import random_network
+from tests.fake_clock import Clock
+from tests.service.engine.fixtures import (
+    BOTH,
+    Gate,
+    assert_right,
+    completion,
+    drawn,
+    finished,
+    opened,
+    running,
+)
+from tests.service.fixtures import GREY, FakeDecoder, LateDecoder, until
+
+LARGE = dataclasses.replace(GREY, height=16, width=16)
+
+
+@BOTH
+def test_a_small_request_begins_at_once_though_a_large_one_has_every_slot(
+    decoders: type[FakeDecoder],
+) -> None:
+    decoder = decoders(GREY, 6)
+    gate = Gate(decoder)
+    with running(decoder, spare=2) as engine:
+        large = engine.queue.submit(GenerationSpec(n=40, seed=0))
+        gate.turn(3)
+        assert engine.slots_in_use == 4  # the others are spare, and it may not have them
+        assert (engine.slots, engine.total_slots) == (4, 6)
+        before = [image.position for image in large.images]
+        small = engine.queue.submit(GenerationSpec(n=1, seed=100))
+        with engine.queue.reading(large), engine.queue.reading(small):
+            gate.turn(2)
+            assert small.status is Status.RUNNING
+            assert engine.slots_in_use == 5
+            gate.open()
+            assert_right(small)
+            assert_right(large)
+        assert sum(before) < 4 * GREY.pixels  # none had to end for it
+
+
+def test_a_small_request_has_half_the_time_whatever_runs_beside_it() -> None:
+    """A pixel of a slot takes a thousandth of a second, and there are 64 beside one."""
+    decoder, clock = FakeDecoder(LARGE, 66), Clock()
+    alone, together = 0.0, 0.0
+    with opened(decoder, clock=clock, spare=2) as engine:
+        large = engine.queue.submit(GenerationSpec(n=200, seed=0))
+        small: list[Generation] = []
+        of_large: list[int] = []
+
+        def draw(slots: list[int]) -> None:
+            nonlocal alone, together
+            seconds = len(slots) * decoder.steps[-1][1] / 1024
+            clock.now += seconds
+            if len(decoder.steps) == 20:
+                small.append(engine.queue.submit(GenerationSpec(n=1, seed=1000)))
+            elif small and not small[0].finished and small[0].status is Status.RUNNING:
+                if len(slots) == 1:
+                    alone += seconds
+                else:
+                    together += seconds
+                    of_large.append(len(slots))
+
+        decoder.before_step = draw
+        with engine.queue.reading(large):
+            engine.start()
+            until(lambda: small)
+            with engine.queue.reading(small[0]):
+                assert_right(small[0])
+            engine.queue.cancel(large)
+            finished(large)
+    assert alone == LARGE.pixels / 1024  # in steps of its own, as it would have had them alone,
+    assert set(of_large) == {64}
+    step = 64 / 1024  # and about as long in all as the others had, to within one of their steps
+    assert abs(together - alone) <= step + STEP_SECONDS
+
+
+def test_what_a_large_one_knows_is_prefilled_in_its_own_time() -> None:
+    """Its images are there but for their last pixels, and so more of them are always to come."""
+    decoder, clock = FakeDecoder(LARGE, 66), Clock()
+    known = np.arange(LARGE.pixels) < LARGE.pixels - 4
+    seconds = {True: 0.0, False: 0.0}  # of the large one, and of the small one
+    small: list[Generation] = []
+
+    def of_large(slots: list[int]) -> list[int]:
+        return [slot for slot in slots if engine._slots.by_lead[slot].image.seed != 1000]
+
+    def count(slots: list[int], each: float) -> None:
+        large = of_large(slots)
+        clock.now += each * len(slots)
+        if small and not small[0].finished:
+            seconds[slots == large] += each * len(slots)
+
+    def load(slots: list[int]) -> None:
+        count(of_large(slots), 0.01)  # the small one knows nothing
+
+    def draw(slots: list[int]) -> None:
+        if len(decoder.steps) == 20:
+            small.append(engine.queue.submit(GenerationSpec(n=1, seed=1000)))
+        count(slots, decoder.steps[-1][1] / 1024)
+
+    decoder.before_load, decoder.before_step = load, draw
+    with opened(decoder, clock=clock, spare=2) as engine:
+        large = engine.queue.submit(completion(LARGE, 0, known, n=150))
+        with engine.queue.reading(large):
+            engine.start()
+            until(lambda: small)
+            with engine.queue.reading(small[0]):
+                assert_right(small[0])
+            finished(large)  # it goes on where it is alone
+            assert large.error is None
+    assert seconds[False] == pytest.approx(alone := LARGE.pixels / 1024)
+    assert seconds[True] <= alone + MAX_STEP_SECONDS + STEP_SECONDS
+
+
+@pytest.mark.parametrize(("light", "heavy", "share"), [(6, 2, 3), (2, 6, 1)])
+def test_the_light_ones_have_half_the_time_and_more_the_more_callers_they_have(
+    light: int, heavy: int, share: int
+) -> None:
+    time_share = TimeShare()
+    had = {True: 0, False: 0}
+    for _ in range(1000):
+        chosen = time_share.light_runs_next(light, heavy)
+        had[chosen] += 1
+        time_share.charge(chosen, 0.001)
+    assert had[True] / had[False] == pytest.approx(share, rel=0.1)
+
+
+def test_a_group_prefills_where_it_is_next_or_alone() -> None:
+    time_share = TimeShare()
+    may = []
+    for light, heavy, took in ((1, 0, 0.0), (1, 1, 0.0), (1, 1, 1.0), (0, 1, 0.0)):
+        time_share.light_runs_next(light, heavy)
+        time_share.charge(light=True, seconds=took)
+        may.append((time_share.may_prefill(True), time_share.may_prefill(False)))
+    assert may == [(True, True), (True, False), (False, True), (True, True)]
+
+
+@pytest.mark.parametrize(("decoders", "first"), [(FakeDecoder, 1), (LateDecoder, 4)])
+def test_what_is_known_holds_no_image_back_where_nothing_is_prefilled(
+    decoders: type[FakeDecoder], first: int
+) -> None:
+    """Elsewhere one goes first, to tell how long that takes."""
+    decoder, loaded = decoders(GREY, 8), list[int]()
+    decoder.before_load = lambda slots: loaded.append(len(slots))
+    known = np.arange(GREY.pixels) < 20
+    with opened(decoder, clock=Clock()) as engine:
+        generation = engine.queue.submit(completion(GREY, 0, known, n=4))
+        with engine.queue.reading(generation):
+            engine.start()
+            assert_right(generation)
+    assert loaded[0] == first
+
+
+def test_no_group_waits_for_its_turn_where_nothing_is_prefilled() -> None:
+    time_share = TimeShare(supports_prefill=False)
+    for took in (0.0, 1.0):
+        time_share.light_runs_next(1, 1)
+        time_share.charge(light=True, seconds=took)
+        assert time_share.may_prefill(True)
+        assert time_share.may_prefill(False)
+
+
+def test_who_was_away_has_saved_no_time_up() -> None:
+    time_share = TimeShare()
+    for _ in range(1000):
+        assert not time_share.light_runs_next(0, 1)
+        time_share.charge(light=False, seconds=0.01)
+    order = []
+    for _ in range(10):
+        order.append(time_share.light_runs_next(1, 1))
+        time_share.charge(order[-1], STEP_SECONDS)
+    assert order == [True, True] + [False, True] * 4  # but for a head start
+
+
+def test_large_ones_that_were_away_have_saved_no_time_up_either() -> None:
+    time_share = TimeShare()
+    for _ in range(1000):
+        assert time_share.light_runs_next(1, 0)
+        time_share.charge(light=True, seconds=0.01)
+    order = []
+    for _ in range(10):
+        order.append(time_share.light_runs_next(1, 1))
+        time_share.charge(order[-1], STEP_SECONDS)
+    assert order.count(False) in (5, 6)
+
+
+def test_equal_requests_are_drawn_together() -> None:
+    decoder = FakeDecoder(GREY, 12)
+    with opened(decoder, clock=Clock(), spare=4) as engine:
+        generations = [
+            engine.queue.submit(GenerationSpec(n=n, seed=seed)) for seed, n in ((0, 3), (50, 5))
+        ]
+        engine.start()
+        for generation in generations:
+            with engine.queue.reading(generation):
+                assert_right(generation)
+    assert {len(slots) for slots, _ in decoder.steps} == {8}
+
+
+def test_a_large_request_of_which_little_is_left_is_no_small_one() -> None:
+    """Else its last images had half the time, in steps of a few slots."""
+    decoder = FakeDecoder(GREY, 16)
+    with opened(decoder, clock=Clock(), spare=4) as engine:
+        generations = [
+            engine.queue.submit(GenerationSpec(n=n, seed=seed)) for seed, n in ((0, 30), (50, 80))
+        ]
+        engine.start()
+        for generation in generations:
+            with engine.queue.reading(generation):
+                assert_right(generation)
+    assert {len(slots) for slots, _ in decoder.steps} == {12, (30 + 80) % 12}
+
+
+Trouble = Literal["cancel small", "cancel large", "failing step", "closing"]
+
+
+@pytest.mark.parametrize("trouble", ["cancel small", "cancel large", "failing step", "closing"])
+@BOTH
+def test_whatever_happens_while_images_are_set_aside_every_slot_comes_back(
+    trouble: Trouble, decoders: type[FakeDecoder]
+) -> None:
+    decoder = decoders(GREY, 8)
+    gate = Gate(decoder)
+    with opened(decoder, spare=4) as engine:
+        engine.start()
+        large = engine.queue.submit(GenerationSpec(n=20, seed=0))
+        gate.turn(2)
+        small = engine.queue.submit(GenerationSpec(n=2, seed=100, label=1))
+        gate.turn(2)
+        assert engine.slots_in_use == 6
+        match trouble:
+            case "cancel small":
+                engine.queue.cancel(small)
+            case "cancel large":
+                engine.queue.cancel(large)
+            case "failing step":
+                hold = decoder.before_step
+
+                def fail(slots: list[int]) -> None:
+                    decoder.before_step = hold
+                    raise RuntimeError("a step that fails")
+
+                decoder.before_step = fail
+                gate.let(1)
+            case "closing":
+                engine.queue.close(0)
+        gate.open()
+        with engine.queue.reading(large), engine.queue.reading(small):
+            finished(small)
+            finished(large)
+        assert engine.slots_in_use == 0
+        if trouble == "cancel small":
+            assert_right(large)
+        if trouble == "closing":
+            return
+        again = [engine.queue.submit(GenerationSpec(n=n, seed=n)) for n in (9, 1, 1)]
+        for generation in again:
+            with engine.queue.reading(generation):
+                assert_right(generation)
+
+
+@pytest.mark.parametrize(("attention", "backend"), [("linear", "native"), ("softmax", "reference")])
+def test_what_was_set_aside_goes_on_with_the_same_bytes(
+    attention: Literal["linear", "softmax"], backend: Literal["native", "reference"]
+) -> None:
+    """Large requests, one guided and one of particles, have four slots; four are spare."""
+    config = dataclasses.replace(GREY, height=3, width=4, attention=attention)
+    network = random_network(config, 0).float()
+    threads = 1 if backend == "native" else None
+    known = np.arange(config.pixels) % 7 == 6
+    canvas = np.full((config.pixels, 1), 99, np.uint8)
+    specs = [
+        GenerationSpec(n=9, seed=0),
+        GenerationSpec(n=5, seed=100, canvas=canvas, known=known, particles=2),
+        GenerationSpec(n=4, seed=200, label=1, guidance=2.0),
+        *(GenerationSpec(n=1, seed=300 + j, label=j % 3, guidance=1.0 + j % 2) for j in range(6)),
+    ]
+
+    def draw(slots: int, spare: int, at_once: bool) -> list[list[bytes]]:
+        engine = Engine(
+            "it",
+            create_decoder(network, slots, backend, threads),
+            QueueLimits(grace=600),
+            spare=spare,
+        )
+        engine.start()
+        try:
+            waiting: list[Generation] = []
+            for spec in specs:
+                waiting.append(generation := engine.queue.submit(spec))
+                if at_once:
+                    until(lambda one=generation: one.status is not Status.WAITING)  # type: ignore[misc]
+                else:
+                    finished(generation)
+            return [[pixels.tobytes() for pixels in drawn(one)] for one in waiting]
+        finally:
+            engine.close(0)
+
+    assert draw(8, 4, at_once=True) == draw(4, 0, at_once=False)
+
+
+def test_one_of_a_fourth_of_the_largest_one_s_slots_is_light() -> None:
+    queue, runs = Queue("it", GREY, QueueLimits(), Clock()), SlotAllocator(GREY, 2, 0)
+    small, large = (queue.submit(GenerationSpec(n=n, seed=0)) for n in (1, LIGHT_RATIO))
+    for generation in (small, large):
+        runs.add(Admission(generation, generation.images[0], spare=False))
+    assert runs.groups == ({small}, {large})
+
+
+def test_one_caller_s_many_small_requests_have_half_the_time_together() -> None:
+    decoder = FakeDecoder(LARGE, 66)
+    clock = Clock()
+    had = {True: 0.0, False: 0.0}  # seconds of the small ones' steps, and of the large one's
+
+    def draw(slots: list[int]) -> None:
+        took = decoder.steps[-1][1] / 1024
+        clock.now += took
+        if len(small) == 8 and not any(one.finished for one in small):
+            had[len(slots) <= 8] += took
+
+    small: list[Generation] = []
+    decoder.before_step = draw
+    with opened(decoder, clock=clock, spare=16) as engine:
+        large = engine.queue.submit(GenerationSpec(n=200, seed=0), caller="large")
+        small += [
+            engine.queue.submit(GenerationSpec(n=1, seed=j), caller="small") for j in range(8)
+        ]
+        with engine.queue.reading(large):
+            engine.start()
+            for one in small:
+                finished(one)
+            engine.queue.cancel(large)
+            finished(large)
+    assert had[True] > 10 * STEP_SECONDS
+    assert abs(had[True] - had[False]) <= 2 * STEP_SECONDS

@@ -1,0 +1,113 @@
+"""What an engine measures: waiting, the first pixel, its steps and its rate, by a clock of ours."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from scanline.service.api.replies import Usage
+from scanline.service.engine.generation import CanvasView, FinishReason, Generation, GenerationSpec
+from scanline.service.engine.queue import RATE_TIME_CONSTANT
+from tests.fake_clock import Clock
+from tests.service.engine.fixtures import BOTH, RecordingObserver, assert_right, completion, opened
+from tests.service.fixtures import GREY, FakeDecoder
+
+
+def test_waiting_drawing_and_the_first_pixel_are_timed() -> None:
+    decoder, clock, heard = FakeDecoder(GREY, 1), Clock(), RecordingObserver()
+    during: list[dict[str, float | int]] = []
+    with opened(decoder, heard, clock) as engine:
+        first, second = (engine.queue.submit(GenerationSpec(n=1, seed=seed)) for seed in range(2))
+        clock.now += 2.5
+
+        def draw(slots: list[int]) -> None:
+            if len(decoder.steps) == 11:
+                during.extend(Usage.of(generation).model_dump() for generation in (first, second))
+            clock.now += 0.5  # a step, of one pixel since it takes so long
+
+        decoder.before_step = draw
+        with engine.queue.reading(first), engine.queue.reading(second):
+            engine.start()
+            assert_right(first)
+            assert_right(second)
+    rate = {"pixels_per_second": 2.0}
+    assert during == [
+        {"pixels": 10, "seconds": 5.0, "queue_seconds": 2.5} | rate,
+        {"pixels": 0, "seconds": 0.0, "queue_seconds": 7.5, "pixels_per_second": 0.0},
+    ]
+    assert (
+        Usage.of(first).model_dump() == {"pixels": 30, "seconds": 15.0, "queue_seconds": 2.5} | rate
+    )
+    assert (
+        Usage.of(second).model_dump()
+        == {"pixels": 30, "seconds": 15.0, "queue_seconds": 17.5} | rate
+    )
+    assert heard.waits == [2.5, 17.5]
+    assert heard.first_pixels == [3.0, 18.0]
+    assert heard.steps == [(0.5, 1)] * 60
+
+
+@BOTH
+def test_the_first_pixel_is_told_once_it_is_there_and_known_ones_do_not_count(
+    decoders: type[FakeDecoder],
+) -> None:
+    class Watching(RecordingObserver):
+        def first_pixel(self, after: float) -> None:
+            seen.append([image.position for image in generation.images])
+
+    decoder, seen = decoders(GREY, 2), list[list[int]]()
+    with opened(decoder, Watching(), Clock()) as engine:
+        known = np.arange(GREY.pixels) < 8
+        generation = engine.queue.submit(completion(GREY, 1, known))
+        engine.start()
+        with engine.queue.reading(generation):
+            assert_right(generation)
+    # Where steps pass over what is known: of one pixel, and then of a row.
+    assert seen == [[9 if decoder.supports_prefill else 1 + 2 * GREY.width]]
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [GenerationSpec(n=2, seed=0), GenerationSpec(n=1, seed=0, label=1, guidance=2.0)],
+    ids=["two", "a twin"],
+)
+def test_the_rate_follows_the_steps_slowly(spec: GenerationSpec) -> None:
+    decoder, clock = FakeDecoder(GREY, 2), Clock()
+    seconds = iter([1 / 64, 1 / 16, 1 / 64])
+    rates: list[float] = []
+    with opened(decoder, clock=clock) as engine:
+
+        def draw(slots: list[int]) -> None:
+            rates.append(engine.queue.rate)
+            clock.now += next(seconds, 1 / 64)
+
+        decoder.before_step = draw
+        generation = engine.queue.submit(spec)
+        with engine.queue.reading(generation):
+            engine.start()
+            assert_right(generation)
+    # Two pixels a step: 128, then 32, then 128 a second, each counting by how long it took.
+    shares = [seconds / (seconds + RATE_TIME_CONSTANT) for seconds in (1 / 16, 1 / 64)]
+    slower = 128 - shares[0] * 96
+    assert rates[:4] == pytest.approx([0, 128, slower, slower + shares[1] * (128 - slower)])
+
+
+def test_pixels_drawn_are_those_after_what_was_known_of_images_that_have_begun() -> None:
+    generation = Generation("it", GREY, completion(GREY, 0, np.arange(GREY.pixels) < 13, n=3))
+    assert generation.drawn_pixels == 0
+    canvas = np.zeros((GREY.pixels, 1), np.uint8)
+    generation.images[0].start(CanvasView(canvas, np.array([20], np.int32)))
+    assert generation.drawn_pixels == 7
+    whole = completion(GREY, 0, np.ones(GREY.pixels, np.bool_))
+    assert whole.prefix == GREY.pixels
+
+
+def test_slots_that_are_free_have_no_pixels_left() -> None:
+    generation = Generation("it", GREY, GenerationSpec(n=3, seed=0, label=1, guidance=2.0))
+    canvas = np.zeros((GREY.pixels, 1), np.uint8)
+    for image in generation.images[:2]:
+        image.start(CanvasView(canvas, np.array([20], np.int32)))
+    generation.next_index = 2
+    assert generation.remaining_pixels() == [10, 10, 10, 10]
+    generation.images[0].finish(FinishReason.LENGTH, 1.0)
+    assert generation.remaining_pixels() == [10, 10]

@@ -1,0 +1,384 @@
+"""Shared by the tests of service/: a decoder whose pixels can be computed, servers, SSE parsing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import functools
+import io
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import numpy as np
+import uvicorn
+from numpy.typing import NDArray
+from PIL import Image as Picture
+from prometheus_client import Gauge
+
+from scanline.model.checkpoint import Checkpoint, save_checkpoint
+from scanline.model.config import ModelConfig
+from scanline.model.decoders.base import Decoder, InputBatch, Slots
+from scanline.model.network import LinearTransformer
+from scanline.model.noise import image_noise, image_seed
+from scanline.service.api.cursors import parse_cursors
+from scanline.service.api.events import stream_events
+from scanline.service.api.requests import Granularity
+from scanline.service.app import create_app
+from scanline.service.engine.engine import Engine
+from scanline.service.engine.generation import Generation, GenerationSpec
+from scanline.service.http.sse import StreamPacer
+from scanline.service.http.thread_pool import FairThreadPool
+from scanline.service.http.waiting import WaitingClient
+from scanline.service.server import uvicorn_config
+from scanline.service.settings import Settings
+from scanline.service.state import AppState, LoadedModel
+from tests.conftest import random_network
+from tests.sse_client import Event, parse_sse
+
+DEADLINE = 60.0  # generous: reached only by a test that fails
+
+GREY = ModelConfig(
+    height=6, width=5, n_layers=1, n_heads=2, d_model=8, d_ff=16, classes=("zero", "one", "a frog")
+)
+COLOUR = dataclasses.replace(GREY, height=4, width=3, channels=3, classes=())
+
+
+def until(condition: Callable[[], object], what: str = "the condition") -> None:
+    """Poll until a condition holds."""
+    deadline = time.monotonic() + DEADLINE
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not come true in {DEADLINE} s"
+        time.sleep(0.002)
+
+
+cached_noise = functools.lru_cache(4096)(image_noise)
+
+
+class FakeDecoder(Decoder):
+    """Every pixel is a plain function of its uniforms, its label and all the pixels before it.
+
+    ``before_step`` is called with the slots of each step, ``before_load`` with those loaded,
+    and may raise or block.
+    """
+
+    backend = "fake"
+    broken = False
+
+    def __init__(self, config: ModelConfig, max_slots: int) -> None:
+        super().__init__(config, max_slots)
+        self.state = np.full(max_slots, -(10**6), np.int64)  # wrong unless reset
+        self.before_step: Callable[[list[int]], None] = lambda slots: None
+        self.before_load: Callable[[list[int]], None] = lambda slots: None
+        self.steps: list[tuple[list[int], int]] = []
+
+    @classmethod
+    def unsupported(cls, config: ModelConfig) -> str | None:
+        return None
+
+    def begin(self, slots: Slots, inputs: InputBatch) -> None:
+        self.before_load([int(slot) for slot in np.asarray(slots)])
+        super().begin(slots, inputs)
+
+    def _reset_state(self, slots: NDArray[np.int32], lengths: NDArray[np.int32]) -> None:
+        self.state[slots] = 0
+        for slot, length in zip(slots.tolist(), lengths.tolist(), strict=True):
+            for _ in range(length if self.supports_prefill else 0):
+                self._pixel(slot)
+
+    def _copy_state(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
+        self.state[targets] = self.state[sources]
+
+    def step(self, slots: Slots, n: int) -> None:
+        listed = [int(slot) for slot in slots]
+        self.steps.append((listed, n))
+        self.before_step(listed)
+        for slot in listed:
+            for _ in range(min(n, self.config.pixels - int(self.positions[slot]))):
+                self._pixel(slot)
+
+    def _noise(self, slot: int) -> NDArray[np.float32]:
+        seed, particle = int(self.inputs.seed[slot]), int(self.inputs.particle[slot])
+        return cached_noise(seed, self.config.pixels, self.config.draws, particle)
+
+    def _pixel(self, slot: int) -> None:
+        p, given = int(self.positions[slot]), self.inputs
+        state, values = fake_pixel(
+            int(self.state[slot]), self._noise(slot)[p], int(given.label[slot]),
+            float(given.temperature[slot]), self.config.channels,
+        )  # fmt: skip
+        if given.known[slot, p]:
+            values = [int(v) for v in self.canvas[slot, p]]
+        self.canvas[slot, p] = values
+        self.state[slot] = (state * 31 + sum(values) + 1) % 65_521
+        self.bits[slot, p] = 1.0
+        self.positions[slot] = p + 1
+
+
+class LateDecoder(FakeDecoder):
+    """The same on a pretended device: what a launch draws is seen once it has landed."""
+
+    supports_prefill = False
+    max_in_flight = 2
+
+    def __init__(self, config: ModelConfig, max_slots: int) -> None:
+        super().__init__(config, max_slots)
+        self.device = FakeDecoder(config, max_slots)
+        self.device.supports_prefill = False
+        self.launched: list[tuple[list[int], list[Shown]]] = []  # the slots in flight
+
+    @property
+    def scheduled_positions(self) -> NDArray[np.int32]:
+        return self.device.positions
+
+    def _reset_state(self, slots: NDArray[np.int32], lengths: NDArray[np.int32]) -> None:
+        self.device.begin(slots, self.inputs.select(slots))
+        begun = set(slots.tolist())
+        self.launched = [
+            (listed, [shown for shown in flight if shown.slot not in begun])
+            for listed, flight in self.launched
+        ]
+        for slot in begun:
+            self._show(Shown.of(self.device, slot))
+
+    def step(self, slots: Slots, n: int) -> None:
+        self.launch(slots, n)
+        self.synchronize()
+
+    def launch(self, slots: Slots, n: int) -> None:
+        listed = [int(slot) for slot in slots]
+        self.steps.append((listed, n))
+        self.device.step(slots, n)
+        self.launched.append((listed, [Shown.of(self.device, slot) for slot in listed]))
+
+    def synchronize(self, remaining: int = 0) -> None:
+        while len(self.launched) > remaining:
+            listed, flight = self.launched.pop(0)
+            self.before_step(listed)
+            for shown in flight:
+                self._show(shown)
+
+    def _show(self, shown: Shown) -> None:
+        slot = shown.slot
+        self.canvas[slot], self.bits[slot] = shown.canvas, shown.bits
+        self.positions[slot] = shown.position
+
+
+class Shown(NamedTuple):
+    """What is to be seen of a slot."""
+
+    slot: int
+    canvas: NDArray[np.uint8]
+    bits: NDArray[np.float32]
+    position: int
+
+    @classmethod
+    def of(cls, decoder: Decoder, slot: int) -> Shown:
+        """Copy what is there now."""
+        position = int(decoder.positions[slot])
+        return cls(slot, decoder.canvas[slot].copy(), decoder.bits[slot].copy(), position)
+
+
+def fake_pixel(
+    state: int, noise: NDArray[np.float32], label: int, temperature: float, channels: int
+) -> tuple[int, list[int]]:
+    """Give the fake's next pixel, from the running sum of what came before."""
+    drawn = int(float(noise[0]) * 251 * (temperature > 0))
+    return state, [(drawn + state + 17 * label + 5 * c) % 256 for c in range(channels)]
+
+
+def fake_image(config: ModelConfig, spec: GenerationSpec, index: int) -> NDArray[np.uint8]:
+    """Compute, alone, what ``FakeDecoder`` must draw for an image: uint8 ``[T, C]``."""
+    noise = image_noise(image_seed(spec.seed, index), config.pixels, config.draws)
+    pixels = np.zeros((config.pixels, config.channels), np.uint8)
+    state = 0
+    for p in range(config.pixels):
+        _, values = fake_pixel(state, noise[p], spec.label, spec.temperature, config.channels)
+        if spec.known is not None and spec.known[p]:
+            assert spec.canvas is not None
+            values = [int(v) for v in spec.canvas[p]]
+        pixels[p] = values
+        state = (state * 31 + sum(values) + 1) % 65_521
+    return pixels
+
+
+def tiny_model(config: ModelConfig = GREY) -> LinearTransformer:
+    """Give a small random network, float32, as a checkpoint would."""
+    return random_network(config).float()
+
+
+def save_tiny(folder: Path, name: str = "tiny", config: ModelConfig = GREY) -> Path:
+    """Write a small random checkpoint and give its path."""
+    path = folder / f"{name}.safetensors"
+    save_checkpoint(path, tiny_model(config), {"validation": [{"bits_per_dim": 5.5}]})
+    return path
+
+
+def settings(**fields: Any) -> Settings:
+    """Give settings for a test: the reference backend, and few slots."""
+    given: dict[str, Any] = {"backend": "reference", "slots": 8, "drain_seconds": 0.0, "port": 0}
+    return Settings(**given | fields)
+
+
+def build(
+    fields: dict[str, Any] | None = None, decoders: dict[str, Decoder] | None = None
+) -> tuple[AppState, Any]:
+    """Make a server's state and its application: two tiny models, or the decoders given."""
+    app_state = AppState(settings(**(fields or {})))
+
+    def open_models() -> None:
+        if decoders is None:
+            grey = Checkpoint("grey", tiny_model(), {"validation": [{"bits_per_dim": 5.5}]})
+            app_state.open([grey, Checkpoint("colour", tiny_model(COLOUR))])
+            return
+        for name, decoder in decoders.items():
+            observer = app_state.metrics.observer(name)
+            engine = Engine(name, decoder, app_state.settings.limits, observer)
+            engine.start()
+            loaded = LoadedModel(engine, Checkpoint(name, tiny_model(decoder.config)), 0)
+            app_state.models = app_state.models | {name: loaded}
+        app_state.ready = True
+
+    return app_state, create_app(app_state, open_models)
+
+
+@contextlib.contextmanager
+def listening(app: Any, ready: Callable[[], bool], port: int = 0) -> Iterator[str]:
+    """Serve an application on a real socket from a thread, and give its address."""
+    config = uvicorn_config(app, app.state.scanline, flush=2)
+    config.port = port
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        until(lambda: server.started and ready(), "the server's start")
+        port = server.servers[0].sockets[0].getsockname()[1]
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def streamed(
+    generation: Generation, granularity: Granularity, seen: str | None = None
+) -> list[Event]:
+    """Read a generation's events to the end, or those after the one that was ``seen``."""
+
+    async def read() -> bytes:
+        gone = asyncio.create_task(asyncio.sleep(60))
+        stream = stream_events(
+            generation, WaitingClient("", gone), no_streams(), FairThreadPool(1),
+            granularity=granularity,
+            resumed=None if seen is None else parse_cursors(seen, generation),
+        )  # fmt: skip
+        parts = [part async for part in stream]
+        gone.cancel()
+        return b"".join(parts)
+
+    return parse_sse(asyncio.run(read()))
+
+
+def complete(client: httpx.Client, data: bytes, fit: str = "cover") -> httpx.Response:
+    """Have all but the first row of a picture drawn."""
+    fields = {"fit": fit, "known_rows": "1"}
+    return client.post("/v1/completions", files={"image": data}, data=fields)
+
+
+@contextlib.contextmanager
+def talking_to(app: Any) -> Iterator[httpx.Client]:
+    """Serve an application as ``listening`` does, and give a client that waits long for it."""
+    with (
+        listening(app, lambda: app.state.scanline.ready) as url,
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
+        yield client
+
+
+def idle(app_state: AppState) -> bool:
+    """Say whether no engine holds anything."""
+    return all(
+        m.engine.alive and m.engine.queue.waiting == 0 and m.engine.slots_in_use == 0
+        for m in app_state.models.values()
+    )
+
+
+def check_error(
+    reply: httpx.Response, status: int, code: str | None = None, param: str | None = None
+) -> str:
+    """Check that a reply is an error in OpenAI's shape, and give its message."""
+    assert reply.status_code == status, reply.text
+    assert reply.headers["content-type"] == "application/json"
+    body = reply.json()
+    assert list(body) == ["error"]
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    message = body["error"]["message"]
+    assert isinstance(message, str)
+    assert len(message) > 10
+    assert isinstance(body["error"]["type"], str)
+    if code is not None:
+        assert body["error"]["code"] == code
+    if param is not None:
+        assert body["error"]["param"] == param
+    assert reply.headers["x-request-id"]
+    if status in (429, 503):
+        assert int(reply.headers["retry-after"]) >= 1
+    return message
+
+
+@contextlib.contextmanager
+def logs_kept() -> Iterator[None]:
+    """Leave the logs as they were: the command line sends them to a stream soon closed."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logging.captureWarnings(False)
+
+
+def decode_png(data: bytes, config: ModelConfig) -> NDArray[np.uint8]:
+    """Decode a PNG that must have exactly the model's size and channels: uint8 ``[T, C]``."""
+    picture = Picture.open(io.BytesIO(data))
+    assert picture.format == "PNG"
+    assert picture.mode == ("L" if config.channels == 1 else "RGB")
+    assert picture.size == (config.width, config.height)
+    return np.asarray(picture).reshape(config.pixels, config.channels)
+
+
+def encode(picture: Picture.Image, kind: str = "PNG", **options: Any) -> bytes:
+    """Encode a picture."""
+    buffer = io.BytesIO()
+    picture.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def random_picture(config: ModelConfig = GREY, seed: int = 0) -> Picture.Image:
+    """Give a picture of the model's size, of random values."""
+    shape = (config.height, config.width) + ((3,) if config.channels == 3 else ())
+    return Picture.fromarray(np.random.default_rng(seed).integers(0, 256, shape, np.uint8))
+
+
+@contextlib.contextmanager
+def held_server(
+    slots: int, fields: dict[str, Any]
+) -> Iterator[tuple[AppState, httpx.Client, threading.Event]]:
+    """Serve a decoder that draws nothing until the event lets it go, as it does in the end."""
+    decoder, go_on = FakeDecoder(GREY, slots), threading.Event()
+    decoder.before_step = lambda slots: (go_on.wait(), None)[1]
+    app_state, app = build(fields, {"grey": decoder})
+    with talking_to(app) as client:
+        try:
+            yield app_state, client, go_on
+        finally:
+            go_on.set()
+        until(lambda: idle(app_state), "an idle server")
+
+
+def no_streams(cores: int = 4) -> StreamPacer:
+    """Give streams of which none is open yet, as a server that just began has them."""
+    return StreamPacer(Gauge("streams", "Open.", registry=None), cores)

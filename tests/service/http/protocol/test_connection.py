@@ -1,0 +1,283 @@
+"""Connections: heads, waits and their number are bounded, whatever a client sends or leaves out."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import select
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.raw_connections import (
+    BODY,
+    CHUNKED,
+    HEAD,
+    WHOLE,
+    check_refusal,
+    dial,
+    read_all,
+    serve,
+    turned_away,
+)
+from tests.service.fixtures import DEADLINE, GREY, FakeDecoder, build, talking_to, until
+from tests.sse_client import parse_sse
+
+QUICK = {"header_seconds": 0.3, "body_seconds": 0.3, "send_seconds": 0.3, "keep_alive_seconds": 0.3}
+
+
+@pytest.fixture(scope="module")
+def patient() -> Iterator[httpx.Client]:
+    with serve() as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def quick() -> Iterator[httpx.Client]:
+    with serve(**QUICK) as client:
+        yield client
+
+
+def send_until_refused(connection: socket.socket, first: bytes, again: bytes, most: int) -> bytes:
+    """Send ``first``, then ``again`` up to ``most`` bytes in all, and read all that comes."""
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        connection.sendall(first)
+        for _ in range(most // len(again)):
+            connection.sendall(again)
+    return read_all(connection)
+
+
+ENDLESS = {
+    "header lines": (b"GET /livez HTTP/1.1\r\nHost: x\r\n", b"X-A: b\r\n" * 100, 431, "too_many"),
+    "long header lines": (
+        b"GET /livez HTTP/1.1\r\nHost: x\r\n", b"X-A: %s\r\n" % (b"b" * 8000), 431, "too_large"
+    ),
+    "one header": (b"GET /livez HTTP/1.1\r\nX-A: ", b"b" * 4096, 431, "too_large"),
+    "one header's name": (b"GET /livez HTTP/1.1\r\nX", b"b" * 4096, 431, "too_large"),
+    "URL": (b"GET /", b"b" * 4096, 414, "too_long"),
+    "trailers": (CHUNKED + b"1\r\n{\r\n0\r\n", b"X-A: b\r\n" * 100, 431, "too_large"),
+    "one trailer": (CHUNKED + b"0\r\nX-A: ", b"b" * 4096, 431, "too_large"),
+    "chunk extension": (CHUNKED + b"1;a=", b"b" * 4096, 431, "too_large"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", ENDLESS)
+def test_what_never_ends_before_a_body_is_refused(patient: httpx.Client, what: str) -> None:
+    first, again, status, code = ENDLESS[what]
+    with dial(patient) as connection:
+        check_refusal(send_until_refused(connection, first, again, 2_000_000), status, code)
+    assert patient.get("/livez").text == "ok\n"
+
+
+@pytest.mark.parametrize(
+    "junk",
+    [b"\0\xff" * 100, b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n",
+     b"CONNECT here:80 HTTP/1.1\r\n\r\n", b"GET /\xff HTTP/1.1\r\n\r\n",
+     b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", CHUNKED + b"no number\r\n"],
+)  # fmt: skip
+def test_what_is_no_http_gets_the_usual_error(patient: httpx.Client, junk: bytes) -> None:
+    with dial(patient) as connection:
+        connection.sendall(junk)
+        check_refusal(read_all(connection), 400, "malformed")
+
+
+def test_a_refusal_is_counted_and_logged(
+    patient: httpx.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    def counted() -> list[float]:
+        shown = patient.get("/metrics").text
+        labels = (
+            '{method="other",route="other",status="414"}',
+            '_refused_total{reason="too_long"}',
+        )
+        found = [re.search(rf"{re.escape(label)} (\S+)", shown) for label in labels]
+        return [float(one[1]) if one else 0.0 for one in found]
+
+    before = counted()
+    with caplog.at_level(logging.INFO, "scanline.connections"), dial(patient) as connection:
+        connection.sendall(b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\n\r\n")
+        check_refusal(read_all(connection), 414, "too_long")
+    assert counted() == [one + 1 for one in before]
+    assert "414 the URL is over 8,192 bytes" in caplog.text
+
+
+def test_large_heads_within_the_bounds_pass(patient: httpx.Client) -> None:
+    headers = {f"X-{j}": "b" * 200 for j in range(90)}
+    assert patient.get("/livez?" + "a" * 8000, headers=headers).status_code == 200
+
+
+def test_trailers_are_no_headers(patient: httpx.Client) -> None:
+    with dial(patient) as connection:
+        chunk = b"%x\r\n%s\r\n" % (len(BODY), BODY)
+        connection.sendall(CHUNKED + chunk + b"0\r\nAccept: image/png\r\nConnection: close\r\n\r\n")
+        head = connection.recv(65536)
+        assert head.startswith(b"HTTP/1.1 200 ")
+        assert b"content-type: application/json" in head
+
+
+def test_pipelined_and_upgraded_requests_are_answered_in_turn(patient: httpx.Client) -> None:
+    h2c = b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
+    last = b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    with dial(patient) as connection:
+        connection.sendall(h2c + WHOLE + WHOLE + last)
+        raw = read_all(connection)
+    assert raw.count(b"HTTP/1.1 200 ") == 4
+    assert raw.count(b'"object":"generation"') == 2
+
+
+def test_http_1_0_gets_its_reply_without_chunks(patient: httpx.Client) -> None:
+    body = b'{"seed": 1, "stream": true}'
+    head = (HEAD + b"Content-Length: %d\r\n\r\n" % len(body)).replace(b"HTTP/1.1", b"HTTP/1.0")
+    with dial(patient) as connection:
+        connection.sendall(head + body)
+        headers, _, content = read_all(connection).partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in headers.lower()
+    assert [event.name for event in parse_sse(content)][-1] == "completed"
+    with dial(patient) as connection:
+        connection.sendall(b"GET /livez HTTP/1.0\r\n\r\n")
+        headers, _, content = read_all(connection).partition(b"\r\n\r\n")
+    assert b"content-length: 3" in headers
+    assert content == b"ok\n"
+
+
+def test_a_flood_of_pipelined_requests_is_cut_off(patient: httpx.Client) -> None:
+    with dial(patient) as connection, contextlib.suppress(ConnectionResetError):
+        assert send_until_refused(connection, b"", WHOLE * 100, 2_000_000).count(b"200 OK") < 200
+    assert patient.get("/livez").status_code == 200
+
+
+def test_half_a_request_is_refused_in_time(quick: httpx.Client) -> None:
+    for half in (b"G", b"GET /livez HTTP/1.1\r\nX-A", WHOLE[:-1], CHUNKED + b"5\r\n{"):
+        with dial(quick) as connection:
+            connection.sendall(half)
+            check_refusal(read_all(connection), 408, "timeout")
+    # However busily it is sent.
+    with dial(quick) as connection:
+        stop = threading.Event()
+
+        def drip() -> None:
+            with contextlib.suppress(OSError):
+                connection.sendall(b"GET /livez HTTP/1.1\r\nX-A: ")
+                while not stop.wait(0.02):
+                    connection.sendall(b"b")
+
+        dripping = threading.Thread(target=drip)
+        dripping.start()
+        check_refusal(read_all(connection), 408, "timeout")
+        stop.set()
+        dripping.join()
+
+
+def test_one_that_stays_after_a_refusal_is_refused_once(
+    quick: httpx.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = turned_away(quick, "late")
+    with dial(quick) as connection, caplog.at_level(logging.INFO):
+        connection.sendall(b"GET /livez HTTP/1.1\r\nno header\r\n\r\n")
+        check_refusal(read_all(connection), 400, "malformed")
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            while True:  # past the time that a head may take
+                connection.sendall(b"x")
+                time.sleep(0.02)
+    assert turned_away(quick, "late") == before
+    assert [r.getMessage() for r in caplog.records if r.name == "asyncio"] == []
+
+
+def test_silent_connections_are_closed_in_time(quick: httpx.Client) -> None:
+    with dial(quick) as silent:
+        assert read_all(silent) == b""
+    with dial(quick) as idle:
+        idle.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert read_all(idle).endswith(b"ok\n")
+    with dial(quick) as blank, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        while True:  # blank lines begin no request
+            blank.sendall(b"\r\n")
+            with contextlib.suppress(TimeoutError):
+                blank.settimeout(0.05)
+                if blank.recv(1) == b"":
+                    break
+
+
+def test_a_refused_body_that_goes_on_is_cut_off(quick: httpx.Client) -> None:
+    with dial(quick) as connection, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        connection.sendall(b"POST /nowhere HTTP/1.1\r\nHost: x\r\nContent-Length: 60000\r\n\r\n")
+        assert connection.recv(65536).startswith(b"HTTP/1.1 404 ")
+        connection.settimeout(0.05)
+        while True:
+            connection.sendall(b"x")
+            with contextlib.suppress(TimeoutError):
+                if connection.recv(1) == b"":
+                    break
+
+
+def test_a_client_that_does_not_read_is_cut_off(quick: httpx.Client) -> None:
+    before = turned_away(quick, "unread")
+    with dial(quick) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        # More than the kernel takes for a socket that nobody reads.
+        connection.sendall(
+            b"GET /docs/static/swagger-ui-bundle.js HTTP/1.1\r\nHost: x\r\n\r\n" * 12
+        )
+        until(lambda: turned_away(quick, "unread") == before + 1, "an end of the wait")
+
+
+@pytest.mark.skipif(not hasattr(select, "POLLRDHUP"), reason="the system cannot tell")
+def test_nothing_is_drawn_for_those_who_ask_and_go() -> None:
+    app_state, app = build({}, {"fake": FakeDecoder(GREY, 8)})
+    held, go_on = threading.Event(), threading.Event()
+
+    async def busy() -> None:
+        held.set()
+        go_on.wait(DEADLINE)
+
+    app.add_api_route("/busy", busy)
+    with talking_to(app) as client:
+        with dial(client) as first:
+            first.sendall(b"GET /busy HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert held.wait(DEADLINE)
+            for _ in range(20):  # the server sees none of them before they have gone
+                with dial(client) as connection:
+                    connection.sendall(WHOLE)
+            go_on.set()
+            assert first.recv(65536).startswith(b"HTTP/1.1 200 ")
+        until(lambda: turned_away(client, "left") == 20, "an end of them")
+        assert client.post("/v1/samples", json={}).status_code == 200
+        engine = app_state.models["fake"].engine
+        assert engine.queue.waiting == 0
+        kept = re.findall(r"^scanline_images_total.* (\S+)$", client.get("/metrics").text, re.M)
+        assert sum(map(float, kept)) == 1  # nothing was drawn, nor cancelled, for the others
+
+
+def test_silent_connections_make_room(caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        serve(max_connections=4) as client,
+        caplog.at_level(logging.WARNING, "scanline.connections"),
+        contextlib.ExitStack() as stack,
+    ):
+        silent = [stack.enter_context(dial(client)) for _ in range(20)]
+        silent[-1].sendall(b"POST /v1/samples HTTP/1.1\r\nHost: x\r\n")  # half a request is none
+        silent[-2].sendall(HEAD + b"Content-Length: 9\r\n\r\n{")
+        with dial(client) as innocent:
+            innocent.sendall(WHOLE)
+            assert innocent.recv(65536).startswith(b"HTTP/1.1 200 ")
+        with contextlib.suppress(ConnectionResetError):
+            assert silent[0].recv(1) == b""
+        assert turned_away(client, "crowded") >= 16
+        assert turned_away(client, "full") == 0
+    assert caplog.text.count("all 4 connections are taken: the longest idle is closed") == 1
+
+
+@pytest.mark.parametrize("length", ["0" * 5000 + "2", "9" * 5000], ids=["small", "huge"])
+def test_a_length_of_thousands_of_digits_is_a_number_too(
+    patient: httpx.Client, length: str
+) -> None:
+    head = f"POST /v1/samples HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {length}"
+    with dial(patient) as connection:
+        connection.sendall(f"{head}\r\nContent-Type: application/json\r\n\r\n{{}}".encode())
+        reply = read_all(connection)
+    assert reply.startswith(b"HTTP/1.1 200" if length[0] == "0" else b"HTTP/1.1 4"), reply

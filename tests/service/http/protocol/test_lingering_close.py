@@ -1,0 +1,213 @@
+"""Clients who still send as they are answered, or have gone: heard out, or drawn for no more."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+import select
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from fastapi.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from scanline.service.http.protocol import connection as connections
+from scanline.service.http.protocol import connection_limiter
+from scanline.service.state import AppState
+from tests.raw_connections import HEAD, WHOLE, check_refusal, dial, read_all, serve, turned_away
+from tests.service.fixtures import (
+    DEADLINE,
+    GREY,
+    FakeDecoder,
+    build,
+    idle,
+    listening,
+    talking_to,
+    until,
+)
+
+
+@contextlib.contextmanager
+def dialled(app_state: AppState, app: FastAPI) -> Iterator[socket.socket]:
+    """Serve an application, and give a connection to it."""
+    with (
+        listening(app, lambda: app_state.ready) as url,
+        httpx.Client(base_url=url, timeout=60) as client,
+        dial(client) as connection,
+    ):
+        yield connection
+
+
+@pytest.mark.parametrize("closes", [b"", b"BoundedHttpProtocol: close\r\n"])
+@pytest.mark.parametrize("announced", [True, False])
+def test_who_sends_too_much_reads_that_it_is_too_much(announced: bool, closes: bytes) -> None:
+    """A connection closed with bytes unread is reset, and what was written is lost with it."""
+    body, size = b" " * 2**16, 2**22
+    if announced:
+        length, piece, end = b"Content-Length: %d\r\n\r\n" % size, body, b""
+    else:
+        length, end = b"Transfer-Encoding: chunked\r\n\r\n", b"0\r\n\r\n"
+        piece = b"%x\r\n%s\r\n" % (len(body), body)
+    with serve(max_json=1024) as client:
+        for _ in range(4):
+            with dial(client) as connection:
+                connection.sendall(HEAD + closes + length + piece * (size // len(body)) + end)
+                check_refusal(read_all(connection), 413, "too_large")
+
+
+def test_who_sends_on_for_too_long_is_told_once_and_not_counted_as_late() -> None:
+    body = b"BoundedHttpProtocol: close\r\nContent-Length: 9999999\r\n\r\n" + b" " * 2**16
+    with serve(max_json=1024, header_seconds=0.5) as client:
+        with dial(client) as connection:
+            connection.sendall(HEAD + body)
+            reply = connection.recv(65536)
+            with contextlib.suppress(ConnectionResetError):
+                reply += read_all(connection)
+            check_refusal(reply, 413, "too_large")
+        assert turned_away(client, "late") == 0
+
+
+def test_one_connection_too_many_is_refused_in_words(caplog: pytest.LogCaptureFixture) -> None:
+    decoder = FakeDecoder(GREY, 8)
+    go_on = threading.Event()
+    decoder.before_step = lambda slots: (go_on.wait(DEADLINE), None)[1]
+    app_state, app = build({"max_connections": 2}, {"fake": decoder})
+    with (
+        listening(app, lambda: app_state.ready) as url,
+        httpx.Client(base_url=url, timeout=60) as client,
+        caplog.at_level(logging.WARNING, "scanline.connections"),
+        contextlib.ExitStack() as stack,
+    ):
+        busy = [stack.enter_context(dial(client)) for _ in range(2)]
+        for connection in busy:
+            connection.sendall(WHOLE)
+        engine = app_state.models["fake"].engine
+        until(lambda: engine.slots_in_use + engine.queue.waiting == 2, "two requests")
+        for _ in range(8):  # each has sent its request before it is told
+            with dial(client) as one_more:
+                one_more.sendall(WHOLE)
+                check_refusal(read_all(one_more), 503, "full")
+        go_on.set()
+        for connection in busy:
+            assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+            connection.close()
+        until(lambda: turned_away(client, "full") >= 1)
+    assert "all 2 connections are taken: a new one is refused" in caplog.text
+
+
+def test_who_ends_their_request_during_the_reply_has_all_of_it() -> None:
+    app_state, app = build()
+    piece, waits = b"x" * 2**24, threading.Event()  # more than a socket holds
+
+    class Pieces(Response):
+        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+            body = {"type": "http.response.body", "body": piece}
+            headers = [(b"connection", b"close"), (b"content-length", b"%d" % (2 * len(piece)))]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send(body | {"more_body": True})
+            asyncio.get_running_loop().call_later(0.05, waits.set)  # until the first is read
+            await send(body)
+
+    app.add_api_route("/large", lambda: Pieces(), methods=["POST"])
+    with dialled(app_state, app) as connection:
+        connection.sendall(b"POST /large HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+        assert waits.wait(DEADLINE)
+        connection.sendall(b"0\r\n\r\n")
+        time.sleep(0.05)
+        reply = read_all(connection)
+    assert len(reply.partition(b"\r\n\r\n")[2]) == 2 * len(piece)
+
+
+def test_who_has_begun_to_read_is_not_taken_for_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that closes its own side behind its requests, as ``nc -N`` does."""
+    monkeypatch.setattr(connections, "PEER_CHECK_SECONDS", 0.02)
+    app_state, app = build()
+    shown, go_on = threading.Event(), threading.Event()
+
+    async def slow() -> StreamingResponse:
+        async def pieces() -> AsyncIterator[bytes]:
+            yield b"first"
+            shown.set()
+            await asyncio.to_thread(go_on.wait, DEADLINE)
+            yield b"last"
+
+        return StreamingResponse(pieces(), headers={"Content-Length": "9"})
+
+    app.add_api_route("/slow", slow)
+    with dialled(app_state, app) as connection:
+        connection.sendall(b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert shown.wait(DEADLINE)
+        connection.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+        connection.shutdown(socket.SHUT_WR)
+        time.sleep(0.2)  # ten looks
+        go_on.set()
+        assert b"\r\n\r\nfirstlast" in read_all(connection)
+
+
+def test_few_of_the_refused_are_heard_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "LINGER_SECONDS", 3600.0)
+    monkeypatch.setattr(connection_limiter, "MAX_LINGERING", 2)
+    decoder, go_on = FakeDecoder(GREY, 8), threading.Event()
+    decoder.before_step = lambda slots: (go_on.wait(DEADLINE), None)[1]
+    app_state, app = build({"max_connections": 1}, {"fake": decoder})
+    with listening(app, lambda: app_state.ready) as url, contextlib.ExitStack() as stack:
+        client = stack.enter_context(httpx.Client(base_url=url, timeout=60))
+        busy = stack.enter_context(dial(client))
+        busy.sendall(WHOLE)
+        engine = app_state.models["fake"].engine
+        until(lambda: engine.slots_in_use + engine.queue.waiting == 1, "a request")
+        for _ in range(3):
+            refused = stack.enter_context(dial(client))
+            check_refusal(read_all(refused), 503, "full")
+        with pytest.raises((BrokenPipeError, ConnectionResetError)):  # the last is not
+            until(lambda: refused.sendall(b" "), "its end")
+        go_on.set()
+        assert busy.recv(65536).startswith(b"HTTP/1.1 200 ")
+        busy.close()
+        # Those who are heard out take nobody's place.
+        until(lambda: engine.running == 0)
+        with dial(client) as next_one:
+            next_one.sendall(WHOLE)
+            assert next_one.recv(65536).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.skipif(not hasattr(select, "POLLRDHUP"), reason="the system cannot tell")
+def test_who_goes_with_a_request_queued_is_drawn_for_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connections, "PEER_CHECK_SECONDS", 0.02)
+    decoder, go_on = FakeDecoder(GREY, 2), threading.Event()
+    decoder.before_step = lambda slots: (go_on.wait(DEADLINE), None)[1]
+    app_state, app = build({"grace_seconds": 0}, {"fake": decoder})
+    with talking_to(app) as client:
+        with dial(client) as connection:
+            connection.sendall(WHOLE)
+            until(lambda: app_state.models["fake"].engine.running == 1, "a drawing")
+            connection.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+        until(lambda: turned_away(client, "left") == 1, "the server's noticing")
+        go_on.set()
+        until(lambda: idle(app_state), "the end of what nobody reads")
+        text = client.get("/metrics").text
+    ended = re.findall(r'^scanline_images_total.*"cancelled".* (\S+)$', text, re.M)
+    assert sum(map(float, ended)) == 1
+
+
+def test_nothing_is_drawn_once_nobody_can_be_told() -> None:
+    """As where one model can draw no more, and the process ends: what others draw is for nobody."""
+    decoder = FakeDecoder(GREY, 1)
+    decoder.before_step = lambda slots: time.sleep(0.02)
+    app_state, app = build({"drain_seconds": 3600}, {"fake": decoder})
+    with listening(app, lambda: app_state.ready) as url:
+        headers = {"Prefer": "respond-async"}
+        begun = httpx.post(f"{url}/v1/samples", json={"n": 100}, headers=headers, timeout=60).json()
+        generation = app_state.models["fake"].engine.queue.find(begun["id"])
+        app_state.failure = "another model can draw no more"
+    assert generation is not None
+    assert generation.closed

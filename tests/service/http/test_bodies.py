@@ -1,0 +1,312 @@
+"""Bodies and queries that are wrong, odd or hostile: a clear 400, soon, and nobody else waits."""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import dataclasses
+import gzip
+import json
+import threading
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from pydantic import ValidationError
+from starlette.types import Message, Receive, Scope, Send
+
+from scanline.service.api.requests import DistributionRequest
+from scanline.service.http import bodies
+from scanline.service.http.errors import ApiError
+from scanline.service.http.middleware import body_limit
+from scanline.service.http.middleware.body_limit import BodyLimitMiddleware
+from tests.service.fixtures import (
+    COLOUR,
+    DEADLINE,
+    FakeDecoder,
+    build,
+    check_error,
+    encode,
+    listening,
+    random_picture,
+)
+
+JSON = {"Content-Type": "application/json"}
+LIMIT = 100_000  # bytes of JSON
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[httpx.Client]:
+    app_state, app = build({"max_json": LIMIT})
+    with (
+        listening(app, lambda: app_state.ready) as url,
+        httpx.Client(base_url=url, timeout=DEADLINE) as client,
+    ):
+        yield client
+
+
+@pytest.mark.parametrize("path", ["/v1/samples", "/v1/distribution", "/v1/images/edits"])
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b"[" * 990, "nested too deeply"),
+        (b'{"model": "\xff\xfe"}', "not UTF-8"),
+        (b'{"seed": ' + b"1" * 5000 + b"}", "too many digits"),
+        (b'{"seed": 1', "not valid JSON"),
+    ],
+)
+def test_json_that_cannot_be_read_is_400_and_says_why(
+    client: httpx.Client, path: str, body: bytes, says: str
+) -> None:
+    reply = client.post(path, content=body, headers=JSON)
+    assert says in check_error(reply, 400, "json_invalid")
+    assert reply.json()["error"]["param"] is None  # a place in the text is no field
+
+
+@pytest.mark.parametrize(
+    ("path", "field"), [("/v1/images/generations", "prompt"), ("/v1/distribution", "values")]
+)
+def test_a_field_that_has_to_be_there_is_wrong_where_it_is_null_and_not_missing(
+    client: httpx.Client, path: str, field: str
+) -> None:
+    check_error(client.post(path, json={}), 400, "missing", field)
+    says = check_error(client.post(path, json={field: None}), 400, param=field)
+    assert "must be a valid" in says
+
+
+def test_many_wrong_values_make_one_error(client: httpx.Client) -> None:
+    reply = client.post("/v1/distribution", json={"values": [-1] * 20_000})
+    message = check_error(reply, 400, "greater_than_equal", "values")
+    assert message.count("values") == 1
+    with pytest.raises(ValidationError) as refused:
+        DistributionRequest.model_validate({"values": [-1] * 20_000})
+    assert refused.value.error_count() == 1
+
+
+@pytest.mark.parametrize("path", ["/v1/samples", "/v1/images/generations", "/v1/images/edits"])
+def test_many_unknown_fields_make_one_error(client: httpx.Client, path: str) -> None:
+    reply = client.post(path, json={f"x{j}": 0 for j in range(900)})
+    assert "900 fields" in check_error(reply, 400, "too_many_fields")
+
+
+@pytest.mark.parametrize(
+    "hoard", [b"[" * 50_000, b'{"":' * 20_000, b"[]," * 30_000, b'"":0,' * 2000, b"[]," * 998]
+)
+def test_json_of_a_great_many_parts_is_not_parsed(client: httpx.Client, hoard: bytes) -> None:
+    for path in ("/v1/distribution", "/v1/images/edits"):
+        reply = client.post(path, content=b'{"values":[' + hoard, headers=JSON)
+        assert "lists, objects and names" in check_error(reply, 400, "too_many")
+    most = b'{"values":[' + b"[]," * 996 + b"[]]}"
+    check_error(client.post("/v1/distribution", content=most, headers=JSON), 400, "int_type")
+
+
+def test_large_json_is_looked_through_beside_the_event_loop(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where: list[str] = []
+    check = bodies._check_names
+
+    def noted(body: bytes) -> None:
+        where.append(threading.current_thread().name)
+        check(body)
+
+    monkeypatch.setattr(bodies, "_check_names", noted)
+    monkeypatch.setattr(bodies, "LARGE_JSON_BYTES", 20)
+    for model in ("grey", "grey" + " " * 20):
+        client.post("/v1/samples", json={"model": model})
+    assert len(set(where)) == 2
+
+
+def test_json_has_a_smaller_limit_than_forms(client: httpx.Client) -> None:
+    large = "x" * LIMIT
+    for path in ("/v1/samples", "/v1/images/edits"):
+        message = check_error(client.post(path, json={"model": large}), 413, "too_large")
+        assert "multipart/form-data" in message
+    files = {"image": encode(random_picture()) + large.encode()}
+    form = client.build_request("POST", "/v1/completions", files=files, data={"known_rows": "1"})
+    kind = form.headers["content-type"].replace("multipart/form-data;", "Multipart/Form-Data ;")
+    for content_type in (form.headers["content-type"], kind):
+        headers = {"Content-Type": content_type}
+        reply = client.post("/v1/completions", content=form.read(), headers=headers)
+        assert reply.status_code == 200, reply.text
+
+
+def test_json_is_as_large_as_the_largest_models_values() -> None:
+    config = dataclasses.replace(COLOUR, height=80, width=80)
+    values = config.values
+    app_state, app = build({}, {"large": FakeDecoder(config, 1)})
+    with (
+        listening(app, lambda: app_state.ready) as url,
+        httpx.Client(base_url=url, timeout=DEADLINE) as client,
+    ):
+        body = json.dumps({"values": [255] * (values - 3)}).encode()
+        reply = client.post("/v1/distribution", content=body, headers=JSON)
+        assert reply.status_code == 200, reply.text
+        body += b" " * (65_536 + 6 * values + 1 - len(body))
+        reply = client.post("/v1/distribution", content=body, headers=JSON)
+        check_error(reply, 413, "too_large")
+
+
+def test_a_compressed_body_is_415(client: httpx.Client) -> None:
+    body = gzip.compress(json.dumps({"seed": 1}).encode())
+    reply = client.post("/v1/samples", content=body, headers=JSON | {"Content-Encoding": "gzip"})
+    check_error(reply, 415, "unsupported_encoding")
+    assert reply.headers["accept-encoding"] == "identity"
+    for plain in ("identity", ""):
+        reply = client.post("/v1/samples", json={"seed": 1}, headers={"Content-Encoding": plain})
+        assert reply.status_code == 200
+
+
+def test_null_and_defaults_are_as_good_as_nothing(client: httpx.Client) -> None:
+    plain = client.post("/v1/samples", json={"seed": 1}).json()
+    named = client.post(
+        "/v1/samples",
+        json={"seed": 1, "n": None, "model": None, "label": None, "temperature": None,
+              "stream": None, "granularity": "auto", "output": "png"},
+    )  # fmt: skip
+    assert named.status_code == 200, named.text
+    assert named.json()["images"] == plain["images"]
+    as_png = client.post(
+        "/v1/samples", json={"output": "png", "granularity": None}, headers={"Accept": "image/png"}
+    )
+    assert as_png.status_code == 200
+    row = client.post("/v1/samples", json={"granularity": "row"})
+    check_error(row, 400, param="granularity")
+    check_error(client.post("/v1/samples", json={"colour": None}), 400, "extra_forbidden", "colour")
+    check_error(client.post("/v1/distribution", json={"values": None}), 400, param="values")
+
+
+def test_a_field_sent_twice_is_refused(client: httpx.Client) -> None:
+    picture = ("a.png", encode(random_picture()), "image/png")
+    twice = client.post(
+        "/v1/completions", files=[("image", picture), ("image", picture)], data={"known_rows": "1"}
+    )
+    check_error(twice, 400, "too_many", "image")
+    rows = client.post("/v1/completions", files={"image": picture}, data={"known_rows": ["1", "2"]})
+    check_error(rows, 400, "too_many", "known_rows")
+    both = client.post("/v1/score", files=[("image", picture)] * 2, data={"label": "one"})
+    assert both.status_code == 200, both.text
+    labels = client.post("/v1/score", files={"image": picture}, data={"label": ["one", "zero"]})
+    check_error(labels, 400, "too_many", "label")
+
+
+def test_an_unknown_query_parameter_is_refused(client: httpx.Client) -> None:
+    drawn = client.post("/v1/samples", json={"seed": 1}).json()["id"]
+    for path in ("/v1/models?limit=1", "/v1/models/grey?x="):
+        check_error(client.get(path), 400, "extra_forbidden")
+    check_error(client.post("/v1/samples?n=4", json={}), 400, "extra_forbidden", "n")
+    reply = client.get(f"/v1/generations/{drawn}?outptu=values")
+    assert "there is output" in check_error(reply, 400, "extra_forbidden", "outptu")
+    assert client.get(f"/v1/generations/{drawn}?output=values").status_code == 200
+    reply = client.get(f"/v1/generations/{drawn}?output=values&output=png")
+    check_error(reply, 400, "too_many", "output")
+
+
+@pytest.mark.parametrize("announced", [True, False])
+def test_a_body_of_just_the_limit_is_taken(announced: bool) -> None:
+    taken: list[int] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        taken.append(len((await receive())["body"]))
+
+    async def send(message: Message) -> None:
+        taken.append(message.get("status", 0))
+
+    async def ask(size: int) -> None:
+        async def receive() -> Message:
+            return {"type": "http.request", "body": b"x" * size}
+
+        length = [(b"content-length", str(size).encode())] if announced else []
+        scope = {"type": "http", "method": "POST", "headers": length, "state": {"caller": ""}}
+        await BodyLimitMiddleware(app, 0, lambda: 100)(scope, receive, send)
+
+    asyncio.run(ask(100))
+    assert taken == [100]
+
+
+@pytest.mark.parametrize(("length", "status"), [(b"9" * 5000, 413), (b"0" * 5000 + b"9", 200)])
+def test_a_length_may_have_more_digits_than_python_reads(length: bytes, status: int) -> None:
+    sent: list[int] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        sent.append(200)
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b""}
+
+    async def send(message: Message) -> None:
+        sent.append(message.get("status", 0))
+
+    headers = [(b"content-length", length)]
+    scope = {"type": "http", "method": "POST", "headers": headers, "state": {"caller": ""}}
+    asyncio.run(BodyLimitMiddleware(app, 0, lambda: 100)(scope, receive, send))
+    assert sent[0] == status
+
+
+@pytest.mark.parametrize("charset", ["punycode", '"UTF-16"', "undefined", "x" * 1000, "utf-8 "])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/images/edits", "/v1/score"])
+def test_a_form_is_in_utf_8(
+    client: httpx.Client, path: str, charset: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python decodes Punycode in minutes, and keeps every name of an encoding that there is not."""
+    looked_up: list[str] = []
+    lookup = codecs.lookup
+
+    def watched(name: str) -> codecs.CodecInfo:
+        looked_up.append(name)
+        return lookup(name)
+
+    monkeypatch.setattr(codecs, "lookup", watched)
+    form = b'--x\r\nContent-Disposition: form-data; name="n"\r\n\r\nno\r\n--x--\r\n'
+    headers = {"Content-Type": f"multipart/form-data; charset={charset}; boundary=x"}
+    reply = client.post(path, content=form, headers=headers)
+    if charset == "utf-8 ":
+        check_error(reply, 400)
+    else:
+        assert "in UTF-8" in check_error(reply, 415, "unsupported_encoding")
+        assert looked_up == []
+
+
+@pytest.mark.parametrize(("share", "form", "other"), [(100, 40, 10), (1, 50, 10), (1, 40, 50)])
+def test_what_requests_under_way_hold_is_bounded_and_shared(
+    monkeypatch: pytest.MonkeyPatch, share: int, form: int, other: int
+) -> None:
+    """A caller's are, but for two of the largest; so are all; what is answered holds nothing."""
+    monkeypatch.setattr(body_limit, "SHARE_BYTES", share)
+
+    async def ask() -> None:
+        go_on, refused = asyncio.Event(), list[str]()
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await receive()
+            await go_on.wait()
+
+        middleware = BodyLimitMiddleware(app, form, lambda: other)
+
+        async def send(message: Message) -> None: ...
+
+        async def upload(caller: str) -> None:
+            async def receive() -> Message:
+                return {"type": "http.request", "body": b"x" * 40}
+
+            headers = [(b"content-type", b"multipart/form-data; boundary=x")]
+            scope = {
+                "type": "http", "method": "POST", "headers": headers, "state": {"caller": caller},
+            }  # fmt: skip
+            try:
+                await middleware(scope, receive, send)
+            except ApiError as error:
+                closes = (error.headers or {}).get("Connection")  # for more of it may come
+                whose = "yours" if "yours" in str(error.detail) else "all"
+                refused.append(f"{caller} {error.status_code} {whose} {closes}")
+
+        tasks = [asyncio.create_task(upload(caller)) for caller in "aaabbccddeef"]
+        await asyncio.sleep(0.01)
+        assert refused == ["a 429 yours close", "f 429 all close"]
+        go_on.set()
+        await asyncio.gather(*tasks)
+        await asyncio.gather(*(upload("a") for _ in range(2)))
+        assert len(refused) == 2
+        assert not middleware._held  # or each address that ever sent something would stay
+
+    asyncio.run(ask())

@@ -1,0 +1,116 @@
+"""What a reply is: the media type asked for, and no field that would mean nothing in it."""
+
+from __future__ import annotations
+
+import json
+
+import httpx
+import numpy as np
+import pytest
+
+from scanline.service.api.replies import Usage
+from scanline.service.engine.generation import CanvasView, Generation, GenerationSpec
+from tests.fake_clock import Clock
+from tests.service.fixtures import GREY, build, check_error, listening
+
+
+@pytest.mark.parametrize(
+    ("accept", "media"),
+    [
+        ("*/*", "application/json"),
+        ("image/*", "image/png"),
+        ("text/html, application/zip", "application/zip"),
+        ("application/json;q=0.5, image/png", "image/png"),
+        ("application/json;q=0.5, image/png;q=0.2", "application/json"),
+        ("application/json;q=0, */*;q=0.1", "image/png"),
+        ("application/*;q=0, */*", "image/png"),
+        ("image/png;q=wrong, application/zip", "application/zip"),
+        ("image/png;q=9, application/zip", "application/zip"),
+        ("image/png;q=1.5, application/zip", "application/zip"),
+        ("", "application/json"),
+        (",", "application/json"),
+        ("application/x-npy", "application/x-npy"),
+        ("application/json, application/*;q=0", "application/json"),  # the more particular holds
+        ("image/png;q=0.5, image/*;q=0", "image/png"),
+        ("application/json;q=0.2, */*", "image/png"),
+        ("image/png, */*", "image/png"),
+        ("*/*, image/png", "application/json"),
+        ("text/event-stream", "text/event-stream"),
+    ],
+)
+def test_the_best_acceptable_type(client: httpx.Client, accept: str, media: str) -> None:
+    reply = client.post("/v1/samples", json={"n": 2}, headers={"Accept": accept})
+    assert reply.status_code == 200
+    assert reply.headers["content-type"].partition(";")[0] == media
+
+
+def test_several_accept_lines_are_one(client: httpx.Client) -> None:
+    lines = [("Accept", "text/html"), ("Accept", "image/png")]
+    reply = client.post("/v1/samples", json={"n": 2}, headers=lines)
+    assert reply.headers["content-type"] == "image/png"
+
+
+def test_nothing_acceptable(client: httpx.Client) -> None:
+    for accept in ("image/png;q=0, text/html", "text/html,"):
+        reply = client.post("/v1/samples", json={}, headers={"Accept": accept})
+        check_error(reply, 406, "not_acceptable", "accept")
+
+
+@pytest.mark.parametrize(
+    ("field", "accept"),
+    [
+        ({"granularity": "row"}, "application/json"),
+        ({"granularity": "pixel"}, "image/png"),
+        ({"output": "values"}, "image/png"),
+        ({"output": "values"}, "application/zip"),
+        ({"output": "values"}, "application/x-npy"),
+    ],
+)
+def test_a_field_without_effect_is_refused(
+    client: httpx.Client, field: dict[str, str], accept: str
+) -> None:
+    reply = client.post("/v1/samples", json=field, headers={"Accept": accept})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == next(iter(field))
+
+
+def test_a_stream_gives_values_too(client: httpx.Client) -> None:
+    body = {"stream": True, "output": "values", "seed": 5}
+    lines = client.post("/v1/samples", json=body).text.splitlines()
+    data = json.loads(lines[lines.index("event: image") + 1].removeprefix("data: "))
+    plain = client.post("/v1/samples", json={"output": "values", "seed": 5}).json()
+    assert data["values"] == plain["images"][0]["values"]
+    assert "png" not in data
+
+
+def test_what_a_generation_took_is_told_apart_from_what_it_waited() -> None:
+    clock = Clock()
+    generation = Generation("it", GREY, GenerationSpec(n=1, seed=0), clock)
+    clock.now += 3
+    assert Usage.of(generation) == Usage(pixels=0, seconds=0, queue_seconds=3, pixels_per_second=0)
+    generation.started = clock.now
+    place = CanvasView(np.zeros((GREY.pixels, 1), np.uint8), np.array([10], np.int32))
+    generation.images[0].start(place)
+    clock.now += 2
+    so_far = Usage(pixels=10, seconds=2, queue_seconds=3, pixels_per_second=5)
+    assert Usage.of(generation) == so_far
+    generation.finish(clock.now)
+    clock.now += 9
+    assert Usage.of(generation) == so_far
+
+
+def test_the_key_is_wanted_before_the_body() -> None:
+    app_state, app = build({"api_key": "secret"}, None)
+    with listening(app, lambda: app_state.ready) as url:
+        broken = {"Content-Type": "application/json"}
+        reply = httpx.post(f"{url}/v1/samples", content=b"{", headers=broken, timeout=60)
+        assert reply.status_code == 401
+        headers = broken | {"Authorization": "bearer secret"}
+        assert (
+            httpx.post(f"{url}/v1/samples", content=b"{", headers=headers, timeout=60).status_code
+            == 400
+        )
+        headers = {"Authorization": "Bearer secret"}
+        assert (
+            httpx.post(f"{url}/v1/samples", json={}, headers=headers, timeout=60).status_code == 200
+        )

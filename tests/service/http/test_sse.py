@@ -1,0 +1,191 @@
+"""How often a stream speaks, in a loop whose time passes without waiting for it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from scanline.service.api.events import stream_events
+from scanline.service.engine.generation import CanvasView, FinishReason, Generation, GenerationSpec
+from scanline.service.http.sse import (
+    EVENTS_IN_ALL,
+    KEEP_ALIVE_SECONDS,
+    LONGEST_PAUSE,
+    TICK,
+    StreamPacer,
+)
+from scanline.service.http.thread_pool import FairThreadPool
+from scanline.service.http.waiting import WaitingClient
+from scanline.service.openai.events import stream_images
+from scanline.service.openai.rendering import choose_rendering
+from scanline.service.openai.requests import GenerationsRequest
+from tests.fake_clock import run_skipping
+from tests.service.fixtures import GREY, no_streams
+from tests.sse_client import parse_sse, rebuild
+
+LARGE = dataclasses.replace(GREY, height=25, width=40)
+
+
+async def read(generation: Generation, streams: StreamPacer) -> list[tuple[float, bytes]]:
+    """Give a stream's parts, each with the second it came."""
+    loop = asyncio.get_running_loop()
+    gone = loop.create_task(asyncio.sleep(3600))
+    events = stream_events(generation, WaitingClient("", gone), streams, FairThreadPool(1))
+    parts = [(loop.time(), part) async for part in events]
+    gone.cancel()
+    return parts
+
+
+async def draw(generation: Generation, values: NDArray[np.uint8]) -> None:
+    """Draw its one image in a second, a pixel at a time."""
+    (image,) = generation.images
+    published = np.zeros(1, np.int32)
+    image.start(CanvasView(values, published))
+    for position in range(1, LARGE.pixels + 1):
+        await asyncio.sleep(1 / LARGE.pixels)
+        published[0] = position
+        if position == LARGE.pixels:
+            image.finish(FinishReason.LENGTH, 0.0)
+            generation.finish(generation.clock())
+        generation.notify()
+
+
+def crowd(count: int, cores: int = 4) -> tuple[StreamPacer, contextlib.ExitStack]:
+    """Give so many streams that tell of pixels until the stack is closed."""
+    streams, stack = no_streams(cores), contextlib.ExitStack()
+    for _ in range(count):
+        stack.enter_context(streams.pace())(0.0)
+    return streams, stack
+
+
+@pytest.mark.parametrize(
+    ("count", "least", "most"), [(0, 55, 62), (EVENTS_IN_ALL // 10 - 1, 9, 12), (5000, 2, 4)]
+)
+def test_pixels_drawn_quicker_than_anyone_sees_come_together(
+    count: int, least: int, most: int
+) -> None:
+    """Sixty times a second where streams are few, and at once when the last one is drawn."""
+    generation = Generation("fake", LARGE, GenerationSpec(n=1, seed=0))
+    row = (np.arange(LARGE.pixels) % 251).astype(np.uint8)[:, None]
+    streams, stack = crowd(count)
+
+    async def both() -> list[tuple[float, bytes]]:
+        parts, _ = await asyncio.gather(read(generation, streams), draw(generation, row))
+        return parts
+
+    with stack:
+        parts = run_skipping(both())
+        with streams.pace() as pausing:
+            pause = pausing(0.0)
+    sent = parse_sse(b"".join(part for _, part in parts))
+    np.testing.assert_array_equal(rebuild(sent, LARGE)[0], row)
+    times = [time for time, part in parts if part.startswith(b"event: pixels")]
+    assert least <= len(times) <= most
+    assert np.diff(times[:-1]).min(initial=np.inf) >= pause - TICK / 2
+    assert times[-1] == pytest.approx(1, abs=1e-6)
+    with streams.pace() as pausing:
+        assert pausing(0.0) == TICK  # nobody else is left
+
+
+@pytest.mark.parametrize(
+    ("cores", "count", "pause"),
+    [
+        (64, 1, TICK), (64, 4, TICK), (64, 5, 2 * TICK), (4, 4, TICK), (4, 13, 4 * TICK),
+        (4, 80, 80 / EVENTS_IN_ALL), (4, 100_000, LONGEST_PAUSE), (2, 2, TICK), (2, 4, 2 * TICK),
+        (1, 1, TICK), (1, 2, 2 * TICK),
+    ],
+)  # fmt: skip
+def test_streams_that_tell_share_what_the_cores_can_spare(
+    cores: int, count: int, pause: float
+) -> None:
+    streams, stack = crowd(count - 1, cores)
+    with stack, streams.pace(), streams.track(), streams.pace() as pausing:
+        assert pausing(0.0) == pausing(0.0) == pytest.approx(pause)
+
+
+def test_streams_speak_at_the_same_times() -> None:
+    times: list[set[float]] = []
+
+    async def one(generation: Generation, streams: StreamPacer, late: float) -> None:
+        await asyncio.sleep(late)
+        parts = await read(generation, streams)
+        pixels = [round(time, 4) for time, part in parts if part.startswith(b"event: pixels")]
+        times.append({*pixels[1:-1]})  # the first is told at once, and the last
+
+    async def all_of_them() -> None:
+        streams, spec = no_streams(), GenerationSpec(n=1, seed=0)
+        blank = np.zeros((LARGE.pixels, 1), np.uint8)
+        generations = [Generation("fake", LARGE, spec) for _ in range(3)]
+        await asyncio.gather(
+            *(one(each, streams, 0.0037 * i) for i, each in enumerate(generations)),
+            *(draw(each, blank) for each in generations),
+        )
+
+    run_skipping(all_of_them())
+    assert len(set.union(*times)) <= max(len(each) for each in times) + 1
+    assert min(len(each) for each in times) > 50
+
+
+def test_a_stream_without_news_says_that_it_lives() -> None:
+    generation = Generation("fake", GREY, GenerationSpec(n=1, seed=0))
+
+    async def end() -> None:
+        await asyncio.sleep(3.5 * KEEP_ALIVE_SECONDS)
+        generation.images[0].finish(FinishReason.CANCELLED, None)
+        generation.finish(generation.clock())
+
+    async def both() -> list[tuple[float, bytes]]:
+        parts, _ = await asyncio.gather(read(generation, no_streams()), end())
+        return parts
+
+    parts = run_skipping(both())
+    comments = [round(time) for time, part in parts if part.startswith(b":")]
+    assert comments == [round(k * KEEP_ALIVE_SECONDS) for k in (1, 2, 3)]
+    assert [event.name for event in parse_sse(b"".join(part for _, part in parts))] == [
+        "started", "image", "completed",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["rows", "looks"])
+def test_news_that_a_stream_does_not_tell_is_silence_to_its_reader(kind: str) -> None:
+    """A row takes its time, or a whole image: a proxy would take the connection for dead."""
+    generation = Generation("fake", GREY, GenerationSpec(n=1, seed=0))
+    generation.started = generation.clock()  # what waits is told more often
+    (image,) = generation.images
+    published = np.zeros(1, np.int32)
+
+    async def draw_slowly() -> None:
+        image.start(CanvasView(np.zeros((GREY.pixels, 1), np.uint8), published))
+        for _ in range(round(3.5 * KEEP_ALIVE_SECONDS)):
+            published[0] = min(published[0] + 1, GREY.width - 1)
+            generation.notify()
+            await asyncio.sleep(1)
+        image.finish(FinishReason.CANCELLED, None)
+        generation.finish(generation.clock())
+
+    async def read_all() -> list[tuple[float, bytes]]:
+        loop = asyncio.get_running_loop()
+        client = WaitingClient("", loop.create_task(asyncio.sleep(3600)))
+        if kind == "rows":
+            events = stream_events(
+                generation, client, no_streams(), FairThreadPool(1), granularity="row",
+                place=lambda: (0, 0.0),
+            )  # fmt: skip
+        else:
+            rendering = choose_rendering(GenerationsRequest(prompt=""), GREY)
+            events = stream_images(
+                generation, client, "image_generation", rendering, 0, FairThreadPool(1)
+            )
+        drawing = asyncio.create_task(draw_slowly())
+        parts = [(loop.time(), part) async for part in events]
+        await drawing
+        client.gone.cancel()
+        return parts
+
+    comments = [round(time) for time, part in run_skipping(read_all()) if part.startswith(b":")]
+    assert comments == [round(k * KEEP_ALIVE_SECONDS) for k in (1, 2, 3)]

@@ -1,0 +1,19 @@
+"""Servers for tests of requests that come again."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from scanline.service.state import AppState
+from tests.service.fixtures import held_server
+
+
+@pytest.fixture
+def held() -> Iterator[tuple[AppState, httpx.Client, threading.Event]]:
+    """Give a server whose decoder draws nothing until it is let go, with no grace at all."""
+    with held_server(2, {"grace_seconds": 0.0, "max_waiting": 8, "max_images": 8}) as held:
+        yield held

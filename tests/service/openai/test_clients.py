@@ -1,0 +1,83 @@
+"""What clients rely on: a full queue is tried again, keys, the async client, the schema."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from scanline.service.state import AppState
+from tests.service.fixtures import (
+    GREY,
+    FakeDecoder,
+    build,
+    listening,
+    until,
+)
+from tests.service.openai.fixtures import openai_client
+
+
+def test_a_full_queue_is_429_and_the_client_tries_again() -> None:
+    decoder, hold = FakeDecoder(GREY, 1), threading.Event()
+    decoder.before_step = lambda slots: (hold.wait(), None)[1]
+    app_state, app = build({"max_waiting": 1, "max_images": 1}, {"grey": decoder})
+    seen: list[int] = []
+
+    def release(response: Any) -> None:
+        seen.append(response.status_code)
+        hold.set()
+
+    with listening(app, lambda: app_state.ready) as url:
+        others = [
+            threading.Thread(target=httpx.post, args=(f"{url}/v1/samples",), kwargs={"json": {}})
+            for _ in range(2)
+        ]
+        others[0].start()
+        until(lambda: app_state.models["grey"].engine.slots_in_use == 1)
+        others[1].start()
+        until(lambda: app_state.models["grey"].engine.queue.waiting == 1)
+        with openai_client(url) as client, pytest.raises(openai.RateLimitError) as full:
+            client.images.generate(prompt="")
+        assert (full.value.code, full.value.type) == ("queue_full", "rate_limit_error")
+        assert int(full.value.response.headers["retry-after"]) >= 1
+        http = openai.DefaultHttpxClient(event_hooks={"response": [release]})
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="x", http_client=http) as client:
+            assert client.images.generate(prompt="").data
+        for other in others:
+            other.join()
+    assert seen == [429, 200]
+
+
+def test_the_key_is_wanted() -> None:
+    app_state, app = build({"api_key": "secret"}, {"grey": FakeDecoder(GREY, 2)})
+    with listening(app, lambda: app_state.ready) as url:
+        with openai_client(url, "wrong") as client, pytest.raises(openai.AuthenticationError):
+            client.images.generate(prompt="")
+        with openai_client(url, "secret") as client:
+            assert client.images.generate(prompt="").data
+
+
+async def _draw_beside(url: str) -> list[str]:
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="x") as client:
+        stream = await client.images.generate(prompt="", stream=True, partial_images=1)
+        return [event.type async for event in stream]
+
+
+def test_the_async_client(server: tuple[AppState, str]) -> None:
+    assert asyncio.run(_draw_beside(server[1])) == [
+        "image_generation.partial_image",
+        "image_generation.completed",
+    ]
+
+
+def test_the_schema_describes_both_bodies_of_an_edit(http: httpx.Client) -> None:
+    schema = http.get("/openapi.json").json()
+    content = schema["paths"]["/v1/images/edits"]["post"]["requestBody"]["content"]
+    assert set(content) == {"multipart/form-data", "application/json"}
+    assert "image" in content["multipart/form-data"]["schema"]["required"]
+    assert json.dumps(content).count("$ref") == 0

@@ -1,0 +1,223 @@
+"""Streams of partial images, as the stock client reads them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+
+from scanline.service.engine.generation import CanvasView, FinishReason, Generation, GenerationSpec
+from scanline.service.engine.queue import Queue
+from scanline.service.http.sse import KEEP_ALIVE_COMMENT, stream_response
+from scanline.service.http.thread_pool import FairThreadPool
+from scanline.service.http.waiting import WaitingClient
+from scanline.service.openai.events import stream_images
+from scanline.service.openai.rendering import choose_rendering
+from scanline.service.openai.requests import GenerationsRequest
+from scanline.service.state import AppState
+from tests.service.fixtures import (
+    GREY,
+    FakeDecoder,
+    build,
+    check_error,
+    encode,
+    fake_image,
+    idle,
+    listening,
+    random_picture,
+    until,
+)
+from tests.service.openai.fixtures import expected_edit, masked, openai_client, pixels_of
+from tests.sse_client import Event, parse_sse
+
+
+def test_a_stream_shows_looks_then_the_image(client: openai.OpenAI) -> None:
+    stream = client.images.generate(
+        prompt="one", n=2, stream=True, partial_images=2, extra_body={"seed": 3}
+    )
+    events = list(stream)
+    spec = GenerationSpec(n=2, seed=3, label=1)
+    for j in range(2):
+        mine = [event for event in events if (event.model_extra or {})["index"] == j]
+        assert [event.type for event in mine] == [
+            "image_generation.partial_image",
+            "image_generation.partial_image",
+            "image_generation.completed",
+        ]
+        expected = fake_image(GREY, spec, j)
+        for k, event in enumerate(mine):
+            assert (event.model_extra or {})["seed"] == 3 + j
+            decided = 10 * (k + 1)
+            drawn = pixels_of(event.b64_json)
+            assert np.array_equal(drawn[:decided], expected[:decided])
+            assert not drawn[decided:].any()
+            if event.type == "image_generation.partial_image":
+                assert event.partial_image_index == k
+            else:
+                assert event.usage.output_tokens == 30
+
+
+def test_a_streamed_edit_keeps_what_is_known(client: openai.OpenAI) -> None:
+    picture, paint = random_picture(), np.zeros((6, 5), bool)
+    paint[2:4] = True
+    stream = client.images.edit(
+        image=encode(picture), mask=masked(picture, paint), prompt="", stream=True,
+        partial_images=1, extra_body={"seed": 9},
+    )  # fmt: skip
+    partial, completed = list(stream)
+    assert partial.type == "image_edit.partial_image"
+    assert completed.type == "image_edit.completed"
+    spec = expected_edit(picture, paint)
+    for event in (partial, completed):  # half of what follows the known rows is all of the hole
+        assert np.array_equal(pixels_of(event.b64_json), fake_image(GREY, spec, 0))
+
+
+def test_comments_keep_a_stream_open_and_the_client_sees_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("scanline.service.openai.events.KEEP_ALIVE_SECONDS", 0.05)
+    decoder, go_on = FakeDecoder(GREY, 2), threading.Event()
+    decoder.before_step = lambda slots: (go_on.wait(), None)[1]
+    app_state, app = build(decoders={"grey": decoder})
+    sent = stream_response
+
+    def counted(*arguments: Any, **named: Any) -> Any:
+        request, engine, generation, events, streams = arguments
+
+        async def noted(client: WaitingClient) -> AsyncIterator[bytes]:
+            comments = 0
+            async for event in events(client):
+                comments += event == KEEP_ALIVE_COMMENT
+                if comments == 3:
+                    go_on.set()
+                yield event
+
+        return sent(request, engine, generation, noted, streams, **named)
+
+    monkeypatch.setattr("scanline.service.openai.routes.stream_response", counted)
+    with listening(app, lambda: app_state.ready) as url, openai_client(url) as client:
+        stream = client.images.generate(prompt="", stream=True, partial_images=1)
+        types = [event.type.split(".")[1] for event in stream]
+    assert types == ["partial_image", "completed"]
+    assert go_on.is_set()  # after three comments
+
+
+def test_a_stream_misses_nothing_that_happens_while_it_sends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("scanline.service.openai.events.KEEP_ALIVE_SECONDS", 0.2)
+    generation = Generation("fake", GREY, GenerationSpec(n=2, seed=0))
+    published = np.array([[0], [GREY.pixels // 2]], np.int32)
+    for image, position in zip(generation.images, published, strict=True):
+        image.start(CanvasView(np.zeros((GREY.pixels, 1), np.uint8), position))
+
+    async def read() -> list[Event]:
+        gone = asyncio.create_task(asyncio.sleep(60))
+        rendering = choose_rendering(GenerationsRequest(prompt=""), GREY)
+        stream = stream_images(
+            generation, WaitingClient("", gone), "image_generation", rendering, 1, FairThreadPool(1)
+        )
+        raw = await anext(stream)
+        published[0] = GREY.pixels // 2  # while the event is on its way; then no more news
+        generation.notify()
+        raw += await anext(stream)
+        gone.cancel()
+        return parse_sse(raw)
+
+    assert [event.data["index"] for event in asyncio.run(read())] == [1, 0]
+
+
+def test_a_stream_has_neither_ids_nor_comments(http: httpx.Client) -> None:
+    body = {"prompt": "", "stream": True, "n": 3}
+    reply = http.post("/v1/images/generations", json=body)
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    assert b"\n:" not in b"\n" + reply.content
+    events = parse_sse(reply.content)
+    assert [event.name for event in events] == ["image_generation.completed"] * 3
+    assert all(event.id is None and event.data["type"] == event.name for event in events)
+
+
+def test_leaving_a_stream_cancels_it_whatever_the_grace() -> None:
+    decoder, left = FakeDecoder(GREY, 2), threading.Event()
+
+    def hold(slots: list[int]) -> None:
+        left.wait()
+
+    decoder.before_step = hold
+    app_state, app = build({"grace_seconds": 3600}, {"grey": decoder})
+    with listening(app, lambda: app_state.ready) as url, openai_client(url) as client:
+        try:
+            stream = client.images.generate(prompt="", n=3, stream=True, partial_images=3)
+            identifier = stream.response.headers["x-generation-id"]
+            generation = app_state.models["grey"].engine.queue.find(identifier)
+            assert generation is not None
+            until(lambda: generation.readers == 1)
+            stream.close()
+            until(lambda: generation.readers == 0, "the server's noticing")
+        finally:
+            left.set()
+        until(lambda: generation.finished)
+        assert {image.finish_reason for image in generation.images} == {FinishReason.CANCELLED}
+        until(lambda: idle(app_state))
+
+
+@contextlib.contextmanager
+def holding() -> Iterator[tuple[str, Queue, threading.Event]]:
+    """Serve a model that draws nothing before the event."""
+    decoder, go_on = FakeDecoder(GREY, 2), threading.Event()
+
+    def hold(slots: list[int]) -> None:
+        go_on.wait()
+
+    decoder.before_step = hold
+    app_state, app = build(decoders={"grey": decoder})
+    with listening(app, lambda: app_state.ready) as url:
+        yield url, app_state.models["grey"].engine.queue, go_on
+
+
+def test_a_cancelled_stream_ends_with_an_error() -> None:
+    """Else it would look like one that has no images."""
+    with holding() as (url, queue, cancelled), openai_client(url) as client:
+        told = list[object]()
+        stream = client.images.generate(prompt="", n=3, stream=True)
+        generation = queue.find(stream.response.headers["x-generation-id"])
+        assert generation is not None
+        queue.cancel(generation)
+        cancelled.set()
+        with pytest.raises(openai.APIError, match="the drawing was cancelled; ask for it again"):
+            told.extend(stream)
+    assert told == []  # none is complete
+
+
+def test_pictures_cut_off_are_no_reply() -> None:
+    """They would look like any others."""
+    with holding() as (url, queue, cancelled), ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(httpx.post, f"{url}/v1/images/generations", json={"prompt": "", "n": 3})
+        until(lambda: queue.waiting == 1)
+        (generation,) = queue._live.values()
+        queue.cancel(generation)
+        cancelled.set()
+        check_error(asked.result(), 503, "cancelled")
+
+
+def test_an_error_in_a_stream_is_raised(server: tuple[AppState, str]) -> None:
+    decoder = FakeDecoder(GREY, 2)
+
+    def fail(slots: list[int]) -> None:
+        raise RuntimeError("broken")
+
+    decoder.before_step = fail
+    app_state, app = build(decoders={"grey": decoder})
+    with listening(app, lambda: app_state.ready) as url, openai_client(url) as client:
+        with pytest.raises(openai.APIError, match="drawing failed"):
+            list(client.images.generate(prompt="", stream=True))
+        with pytest.raises(openai.InternalServerError, match="drawing failed"):
+            client.images.generate(prompt="")

@@ -1,0 +1,129 @@
+"""The end of a server: requests in flight are finished, or told in words that they are not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+from starlette.types import Message, Receive, Scope, Send
+
+from scanline.service.api import replies
+from scanline.service.http.middleware.server_errors import ServerErrorMiddleware
+from scanline.service.server import DrainingServer, uvicorn_config
+from scanline.service.state import AppState
+from tests.service.fixtures import (
+    DEADLINE,
+    GREY,
+    FakeDecoder,
+    build,
+    check_error,
+    listening,
+    until,
+)
+
+FLUSH = 1  # seconds that uvicorn gives to what is still open once the drain is over
+
+
+@contextlib.contextmanager
+def process(drain_seconds: float) -> Iterator[tuple[DrainingServer, AppState, httpx.Client]]:
+    app_state, app = build({"drain_seconds": drain_seconds})
+    server = DrainingServer(uvicorn_config(app, app_state, flush=FLUSH), app_state)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        until(lambda: server.started and app_state.ready, "the server's start")
+        port = server.servers[0].sockets[0].getsockname()[1]
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=DEADLINE) as client:
+            yield server, app_state, client
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.fixture
+def encoding(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+    """Hold every PNG while it is encoded: events that one is, and that it may go on."""
+    held, go_on = threading.Event(), threading.Event()
+    encode: Any = replies.to_png  # type: ignore[attr-defined]
+
+    def hold(*arguments: Any) -> bytes:
+        held.set()
+        go_on.wait(DEADLINE)
+        data: bytes = encode(*arguments)
+        return data
+
+    monkeypatch.setattr(replies, "to_png", hold)
+    return held, go_on
+
+
+def test_a_reply_being_encoded_is_waited_for(
+    encoding: tuple[threading.Event, threading.Event],
+) -> None:
+    held, go_on = encoding
+    with process(DEADLINE) as (server, app_state, client), ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(client.post, "/v1/samples", json={"seed": 1})
+        assert held.wait(DEADLINE)
+        server.handle_exit(signal.SIGTERM, None)
+        until(lambda: not any(m.engine.alive for m in app_state.models.values()), "closed engines")
+        time.sleep(2 * FLUSH)  # by when it would have been cut off
+        assert httpx.get(f"{client.base_url}/readyz", timeout=60).status_code == 503
+        go_on.set()
+        assert asked.result().status_code == 200
+        until(lambda: server.should_exit, "the end")
+
+
+def test_what_takes_longer_than_the_drain_is_told_so(
+    encoding: tuple[threading.Event, threading.Event],
+) -> None:
+    held, go_on = encoding
+    with process(0.1) as (server, _, client), ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(client.post, "/v1/samples", json={"seed": 1})
+        assert held.wait(DEADLINE)
+        server.handle_exit(signal.SIGTERM, None)
+        reply = asked.result()
+        go_on.set()
+        check_error(reply, 503, "closing")
+        assert "send the request again" in reply.text
+
+
+def test_what_is_cut_off_within_its_reply_is_not_answered_twice() -> None:
+    sent: list[Message] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        raise asyncio.CancelledError
+
+    async def keep(message: Message) -> None:
+        sent.append(message)
+
+    async def ask() -> None:
+        await ServerErrorMiddleware(app)({"type": "http", "state": {}}, None, keep)  # type: ignore[arg-type]
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(ask())
+    assert [message["type"] for message in sent] == ["http.response.start"]
+
+
+def test_who_can_draw_no_more_ends_the_process() -> None:
+    """By uvicorn's tick, or where Ray Serve asks after the frontend's health."""
+    app_state, app = build(decoders={"grey": FakeDecoder(GREY, 2)})
+    with listening(app, lambda: app_state.ready):
+        assert app_state.fatal_error() is None
+        app_state.models["grey"].engine.broken = True  # type: ignore[misc]
+        app_state.ready = False
+        assert app_state.fatal_error() is None  # it is ending already, and others may finish
+        app_state.ready = True
+        expected = "grey can draw no more (see the log): start the server again"
+        assert app_state.fatal_error() == expected
+        frontend = pytest.importorskip("scanline.service.distributed.application").Frontend({}, {})
+        frontend._app_state = app_state
+        with pytest.raises(RuntimeError, match="grey can draw no more"):
+            frontend.check_health()

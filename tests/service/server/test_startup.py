@@ -1,0 +1,138 @@
+"""How a server's process starts, or says in a sentence why it does not."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import resource
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from scanline.service.server import bind_sockets, raise_file_limit
+from scanline.service.settings import Settings
+from tests.service.server.server_process import COMMAND, environment, serving
+
+
+def test_port_0_takes_a_free_one_and_names_it(weights: Path) -> None:
+    with subprocess.Popen(
+        [*COMMAND, "--port", "0"],
+        env=environment(weights, backend="reference"),
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        said = ""
+        while (found := re.search(r"listening on (http://127\.0\.0\.1:\d+)", said)) is None:
+            line = process.stderr.readline()
+            assert line, said
+            said += line
+        assert httpx.get(f"{found[1]}/livez", timeout=60).text == "ok\n"
+        process.terminate()
+        process.stderr.read()
+    assert process.returncode == 0
+
+
+@pytest.mark.usefixtures("hangups")
+@pytest.mark.parametrize("which", ["SIGTERM", "SIGHUP"])
+def test_one_that_is_told_to_end_as_it_starts_does(which: str) -> None:
+    """The first process of a container would not hear of it, and be killed a while later."""
+    code = f"""
+import os, signal, time
+import scanline.service.server as server
+from scanline.service.cli.main import main
+serving.load_checkpoints = lambda *_: (os.kill(os.getpid(), signal.{which}), time.sleep(60))
+main(["serve"])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_why_a_server_ends_is_logged_as_all_else(tmp_path: Path) -> None:
+    absent = environment(tmp_path / "absent", log_format="json")
+    done = subprocess.run(COMMAND, env=absent, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    (line,) = map(json.loads, done.stderr.splitlines())
+    assert line["level"] == "critical"
+    assert "there is no folder" in line["message"]
+    wrong = absent | {"SCANLINE_SLOTS": "many", "SCANLINE_PORT": "-1"}
+    done = subprocess.run(COMMAND, env=wrong, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    (line,) = map(json.loads, done.stderr.splitlines())
+    assert line["message"].startswith("SCANLINE_PORT: Input should be greater")
+    assert "SCANLINE_SLOTS: Input should be a valid integer" in line["message"]
+
+
+def fails(folder: Path, *arguments: str, **settings: object) -> str:
+    """Start a server that must not start: a status, a sentence, no traceback."""
+    ended = subprocess.run(
+        [*COMMAND, "--port", "0", *arguments], env=environment(folder, **settings),
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 1, ended
+    assert "Traceback" not in ended.stderr
+    assert ended.stdout == ""
+    return ended.stderr
+
+
+def test_open_files_bound_the_connections(weights: Path, tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limited = ["sh", "-c", 'ulimit -n 200 && exec "$0" "$@"', *COMMAND]
+    with serving(weights, tmp_path / "log", limited) as server, contextlib.ExitStack() as stack:
+        for _ in range(300):  # silent ones, more than there are files
+            stack.enter_context(socket.create_connection(server.address))
+        with httpx.Client(base_url=server.url, timeout=60) as innocent:
+            assert innocent.post("/v1/samples", json={"model": "tiny"}).status_code == 200
+        server.terminate()
+        log = server.ended()
+    assert "only 200 files may be open, so at most 36 connections" in log
+    assert "all 36 connections are taken" in log
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == limits
+
+
+def test_where_any_number_of_files_may_be_open_it_stays_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    any_number, told = resource.RLIM_INFINITY, list[object]()
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (any_number, any_number))
+    monkeypatch.setattr(resource, "setrlimit", lambda *limit: told.append(limit))
+    assert (raise_file_limit(10_000, 2**20), told) == (10_000, [])
+
+
+def test_a_port_in_use_is_one_error_and_nothing_is_ever_ready(weights: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        said = fails(weights, "--port", port, backend="reference")
+    (line,) = said.splitlines()
+    assert line.startswith(f"scanline: cannot listen on 127.0.0.1, port {port}: Address already")
+    assert "--port" in line
+    with pytest.raises(ValueError, match=r"name an address of .* with --host \(SCANLINE_HOST\)"):
+        bind_sockets(["203.0.113.7"], 0)
+
+
+def test_a_server_listens_on_every_address_that_is_there_at_one_port() -> None:
+    hosts = Settings(host="127.0.0.1, 203.0.113.7,127.0.0.2,").hosts
+    with contextlib.ExitStack() as stack:
+        found = [stack.enter_context(one) for one in bind_sockets(hosts, 0)]
+        places = [one.getsockname() for one in found]
+        assert [host for host, _ in places] == ["127.0.0.1", "127.0.0.2"]
+        assert len({port for _, port in places}) == 1
+    with contextlib.ExitStack() as stack:
+        found = [stack.enter_context(one) for one in bind_sockets(["127.0.0.1"] * 2, 0)]
+        assert len(found) == 1
+
+
+def test_a_backend_that_cannot_run_ends_the_server_in_words(
+    weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    said = fails(weights, backend="native", cache=tmp_path)
+    assert "no-such-compiler" in said
+    assert "install g++" in said

@@ -1,0 +1,24 @@
+"""What a process that draws asks of Python itself."""
+
+from __future__ import annotations
+
+import gc
+import sys
+
+import pytest
+
+from scanline.service.runtime_tuning import SWITCH_INTERVAL_SECONDS, tune_interpreter
+
+
+@pytest.mark.usefixtures("settled")
+def test_what_is_loaded_is_looked_through_no_more_and_garbage_still_is() -> None:
+    loaded = [{"kept": number} for number in range(100)]
+    tune_interpreter()
+    assert sys.getswitchinterval() == pytest.approx(SWITCH_INTERVAL_SECONDS)
+    assert gc.get_freeze_count() > len(loaded)
+    assert not any(one is loaded for one in gc.get_objects())
+    circle: list[object] = []
+    circle.append(circle)
+    del circle
+    assert gc.collect() >= 1
+    assert not any(one is loaded for one in gc.get_objects())

@@ -1,0 +1,221 @@
+"""Settings: from the environment and the command line, refused in words where they are wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from scanline.service.cli.main import main
+from scanline.service.http.protocol.connection_limiter import ConnectionLimits
+from scanline.service.settings import Settings
+from tests.service.fixtures import logs_kept
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    for name in Settings.model_fields:
+        monkeypatch.delenv(f"SCANLINE_{name.upper()}", raising=False)
+    # Nothing to serve: what is wrongly taken for right ends at once too, in other words.
+    monkeypatch.setenv("SCANLINE_WEIGHTS", str(tmp_path))
+    with logs_kept():
+        yield
+
+
+def test_every_field_is_a_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    given = {
+        "host": "0.0.0.0", "port": "9000", "root_path": "/a/b/",
+        "weights": str(tmp_path), "models": "b, a,",
+        "backend": "reference", "slots": "7", "threads": "2", "max_images": "5",
+        "max_waiting": "6", "max_upload": "2048", "keep_finished": "0", "keep_seconds": "1.5",
+        "grace_seconds": "0", "drain_seconds": "2", "api_key": "secret",
+        "cors_origins": "https://a.example", "log_format": "json", "log_level": "debug",
+        "frame_ancestors": "https://a.example, 'self'",
+        "max_json": "1024", "max_headers": "4096", "max_connections": "12", "header_seconds": "1",
+        "body_seconds": "2", "send_seconds": "3", "keep_alive_seconds": "4",
+        "max_images_per_caller": "9", "trusted_proxies": "10.0.0.0/8, ::1",
+        "cluster": "true", "min_replicas": "2", "max_replicas": "3", "max_replicas_per_node": "2",
+        "replica_images": "40",
+        "replica_cpus": "0.5", "replica_gpus": "0.25", "scale_up_seconds": "1",
+        "scale_down_seconds": "2",
+    }  # fmt: skip
+    assert set(given) == set(Settings.model_fields)
+    for name, value in given.items():
+        monkeypatch.setenv(f"SCANLINE_{name.upper()}", value)
+    settings = Settings()
+    assert settings.models == ("b", "a")
+    assert settings.weights == tmp_path
+    assert settings.cors_origins == ("https://a.example",)
+    assert Settings(trusted_proxies="10.0.0.1,*").trusted_proxies == ("*",)  # type: ignore[arg-type]
+    assert settings.frame_ancestors == ("https://a.example", "'self'")
+    assert settings.root_path == "/a/b"
+    assert settings.limits.max_waiting == 6
+    assert settings.limits.keep_finished == 0
+    assert settings.limits.keep_seconds == 1.5
+    assert settings.limits.grace == 0
+    assert settings.connection_limits == ConnectionLimits(
+        header_bytes=4096, header_seconds=1, body_seconds=2, send_seconds=3, connections=12
+    )
+    assert (settings.cluster, settings.min_replicas, settings.max_replicas) == (True, 2, 3)
+    assert "secret" not in repr(settings)
+    assert Settings(slots=9).slots == 9  # the command line goes before the environment
+
+
+WRONG = {
+    "port": ["-1", "65536", "http", ""],
+    "root_path": ["pictures", "/a//b", "http://a.example/b", "/a b", "/é"],
+    "backend": ["cpu", ""],
+    "slots": ["0", "-3", "many", "1.5", "100000"],
+    "threads": ["0"],
+    "max_images": ["0"],
+    "max_waiting": ["0", "3"],
+    "max_upload": ["10"],
+    "max_json": ["10"],
+    "max_headers": ["0", "lots"],
+    "max_connections": ["0"],
+    "header_seconds": ["0", "-1"],
+    "body_seconds": ["0"],
+    "send_seconds": ["0", "nan"],
+    "keep_alive_seconds": ["0"],
+    "keep_finished": ["-1", "255"],
+    "keep_seconds": ["-1", "nan", "soon"],
+    "grace_seconds": ["-0.1"],
+    "drain_seconds": ["-1", "x", "inf", "1e10"],
+    "api_key": ["  "],
+    "log_format": ["xml"],
+    "log_level": ["loud"],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(n, v) for n, vs in WRONG.items() for v in vs])
+def test_a_wrong_variable_stops_the_server_with_a_sentence(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(f"SCANLINE_{name.upper()}", value)
+    with pytest.raises(SystemExit) as stop:
+        main(["serve"])
+    assert stop.value.code == 1
+    said = capsys.readouterr().err
+    assert said.startswith("scanline: ")
+    assert name in said.lower()
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--port", "65536"), ("--slots", "0"), ("--backend", "cpu"), ("--max-waiting", "1"),
+     ("--drain-seconds", "-1"), ("--log-format", "xml"), ("--log-level", "loud")],
+)  # fmt: skip
+def test_a_wrong_flag_stops_the_server_with_a_sentence(
+    option: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["serve", option, value])
+    assert stop.value.code == 1
+    name = "max_waiting" if option == "--max-waiting" else option  # which is wrong beside another
+    assert name in capsys.readouterr().err
+
+
+def test_an_empty_api_key_is_none() -> None:
+    assert Settings(api_key="").api_key is None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["host", "weights"])
+def test_an_empty_place_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty address would be every one of the machine's, and an empty folder the present one."""
+    monkeypatch.setenv(f"SCANLINE_{name.upper()}", "")
+    with pytest.raises(ValidationError, match=name):
+        Settings()
+
+
+@pytest.mark.parametrize("origin", ["http://a.b/", "foo", "https://", "http://a.b/c", "http:a.b"])
+def test_an_origin_that_no_browser_sends_is_refused(origin: str) -> None:
+    with pytest.raises(ValidationError, match="is no origin"):
+        Settings(cors_origins=("https://good.example:8443", origin))
+    good = ("*", "null", "http://localhost:3000", "chrome-extension://abc")
+    assert Settings(cors_origins=good).cors_origins == good
+
+
+def test_the_largest_request_must_fit_the_queue() -> None:
+    with pytest.raises(ValidationError, match="max_waiting 10 must be at least max_images 20"):
+        Settings(max_waiting=10, max_images=20)
+
+
+def test_what_is_bounded_may_be_as_large_as_the_largest_request() -> None:
+    bounds = {"max_images": 7, "max_waiting": 7, "keep_finished": 7, "max_images_per_caller": 7}
+    assert Settings(**bounds).model_dump(include=set(bounds)) == bounds  # type: ignore[arg-type]
+    for name in bounds.keys() - {"max_images"}:
+        with pytest.raises(ValidationError, match=f"{name} 6 must be at least max_images 7"):
+            Settings(**bounds | {name: 6})  # type: ignore[arg-type]
+
+
+def test_there_cannot_be_fewer_replicas_at_most_than_at_least() -> None:
+    with pytest.raises(ValidationError, match="max_replicas 1 must be at least min_replicas 2"):
+        Settings(cluster=True, min_replicas=2)
+
+
+def test_what_is_for_a_cluster_is_refused_without_one() -> None:
+    with pytest.raises(
+        ValidationError,
+        match="_MAX_REPLICAS, SCANLINE_REPLICA_GPUS: only with",
+    ):
+        Settings(max_replicas=3, replica_gpus=1)
+
+
+def test_weights_that_cannot_be_served_stop_the_server_with_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def says(*arguments: str) -> str:
+        with pytest.raises(SystemExit) as stop:
+            main(["serve", "--weights", str(tmp_path), *arguments])
+        assert stop.value.code == 1
+        said = capsys.readouterr().err
+        assert "Traceback" not in said
+        return said
+
+    assert "scanline train" in says()
+    (tmp_path / "bad.safetensors").write_bytes(b"not at all")
+    assert "damaged" in says()
+    assert "there is no model 'other'" in says("--models", "other")
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("SCANLINE_API_KEYS", "did you mean SCANLINE_API_KEY?"),
+        ("SCANLINE_SLOT", "did you mean SCANLINE_SLOTS?"),
+        ("scanline_api_kye", "did you mean SCANLINE_API_KEY?"),
+        ("SCANLINE_COLOUR_OF_THE_SKY", "docs/operations.md lists those there are"),
+    ],
+)
+def test_an_unknown_variable_stops_the_server_with_the_nearest_name(
+    name: str, hint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(name, "secret")
+    with pytest.raises(SystemExit) as stop:
+        main(["serve"])
+    assert stop.value.code == 1
+    said = capsys.readouterr().err
+    assert f"{name.upper()} is no setting; {hint}" in said
+    assert "secret" not in said
+
+
+def test_variables_of_others_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (
+        "SCANLINE_CACHE", "SCANLINE_CXXFLAGS", "SCANLINE_DATA_DIR", "SCANLINE_SERVICE_HOST",
+        "SCANLINE_SERVICE_PORT_HTTP", "SCANLINE_PORT_8000_TCP_ADDR", "SCANLINE_GPU_SERVICE_PORT",
+        "SCANLINE_PORT_8000_TCP_PORT",
+    ):  # fmt: skip
+        monkeypatch.setenv(name, "x")
+    # Kubernetes sets them where services are named scanline and scanline-gpu.
+    for name in ("SCANLINE_PORT", "SCANLINE_GPU_PORT"):
+        monkeypatch.setenv(name, "tcp://10.0.0.1:8000")
+    assert Settings().port == 8000
+
+
+def test_a_port_of_another_name_is_no_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCANLINE_HTTP_PORT", "9000")
+    with pytest.raises(ValueError, match="SCANLINE_HTTP_PORT is no setting"):
+        Settings()

@@ -1,0 +1,95 @@
+"""The picture beside a shared link."""
+
+from __future__ import annotations
+
+import html
+import io
+import re
+from collections.abc import Iterator
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.service.fixtures import GREY, FakeDecoder, build, check_error, decode_png, talking_to
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[httpx.Client]:
+    _, app = build(decoders={"grey": FakeDecoder(GREY, 8)})
+    with talking_to(app) as here:
+        yield here
+
+
+def card_of(client: httpx.Client, query: str) -> str | None:
+    page = client.get(f"/?{query}").raise_for_status()
+    found = re.search('property="og:image" content="([^"]*)"', page.text)
+    return html.unescape(found[1]) if found else None
+
+
+@pytest.mark.parametrize("n", [1, 9])
+def test_a_links_page_names_its_picture(client: httpx.Client, n: int) -> None:
+    address = card_of(client, f"model=grey&n={n}&seed=5&label=one&temperature=0.5&by=label")
+    assert address is not None
+    assert address.startswith(f"{client.base_url}/card.png?".replace("//card", "/card"))
+    reply = client.get(address).raise_for_status()
+    assert reply.headers["content-type"] == "image/png"
+    assert "max-age" in reply.headers["cache-control"]
+    sent = client.post(
+        "/v1/samples",
+        json={"n": 1, "seed": 5, "label": "one", "temperature": 0.5},
+        headers={"Accept": "image/png"},
+    )
+    drawn = decode_png(sent.content, GREY).reshape(GREY.height, GREY.width)
+    with Image.open(io.BytesIO(reply.content)) as card:
+        assert 400 <= card.width <= 800
+        scale = 600 // (GREY.width * (1 if n == 1 else 2))
+        first = np.asarray(card.convert("L"))[::scale, ::scale][: GREY.height, : GREY.width]
+    assert np.array_equal(first, drawn)
+
+
+def test_a_picture_asked_for_again_is_not_drawn_again() -> None:
+    decoder, steps = FakeDecoder(GREY, 8), list[int]()
+    decoder.before_step = lambda slots: steps.append(len(slots))
+    _, app = build({"max_images": 2, "max_waiting": 2}, {"grey": decoder})
+    with talking_to(app) as here:
+        first = here.get("/card.png?seed=5&n=9&label=").raise_for_status()
+        drawn = len(steps)
+        again = here.get("/card.png?seed=5&n=9").raise_for_status()
+        assert (again.content, len(steps)) == (first.content, drawn)
+        tag = first.headers["etag"]
+        known = here.get("/card.png?seed=5&n=9", headers={"If-None-Match": tag})
+        assert (known.status_code, known.headers["etag"]) == (304, tag)
+        assert here.get("/card.png?seed=6&n=9").headers["etag"] != tag
+
+
+def test_a_page_of_no_drawing_names_none(client: httpx.Client) -> None:
+    assert card_of(client, "") is None
+    assert card_of(client, "n=3") is None
+    for seed in (2**53, "-1", "x", "9" * 5000, "٣"):  # which the page would not draw
+        assert card_of(client, f"seed={seed}") is None
+    assert card_of(client, f"seed={2**53 - 1}") is not None
+
+
+def test_nothing_of_a_link_gets_out_of_its_tag(client: httpx.Client) -> None:
+    page = client.get("/", params={"seed": '"><script>', "x": '"><b>'}).text
+    assert '"><script>' not in page
+    assert '"><b>' not in page
+
+
+@pytest.mark.parametrize(
+    ("query", "status"),
+    [("", 400), ("seed=-1", 400), ("seed=x", 400), ("seed=1&model=none", 404),
+     ("seed=1&label=nothing", 400), ("seed=1&top_p=7", 400), ("seed=1&temperature=nan", 400)],
+)  # fmt: skip
+def test_what_cannot_be_drawn_is_refused(client: httpx.Client, query: str, status: int) -> None:
+    reply = client.get(f"/card.png?{query}")
+    check_error(reply, status)
+
+
+def test_a_server_with_a_key_gives_no_pictures_away() -> None:
+    _, app = build({"api_key": "open sesame"}, {"grey": FakeDecoder(GREY, 8)})
+    with talking_to(app) as here:
+        assert card_of(here, "seed=5") is None
+        check_error(here.get("/card.png?seed=5"), 404)

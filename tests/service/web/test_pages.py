@@ -1,0 +1,80 @@
+"""What browsers are told: to guess nothing, to load nothing from elsewhere, who may frame."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.service.fixtures import build, check_error, listening, talking_to
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[httpx.Client]:
+    _, app = build({"api_key": "secret"})
+    with talking_to(app) as client:
+        yield client
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/docs", "/livez", "/static/app.js", "/v1/models", "/nothing", "/docs/static/x"]
+)
+def test_every_reply_says_not_to_guess_or_tell_or_keep(client: httpx.Client, path: str) -> None:
+    reply = client.get(path)
+    assert reply.headers["x-content-type-options"] == "nosniff"
+    assert reply.headers["referrer-policy"] == "no-referrer"
+    # Where nothing is said, a proxy's cache keeps what it likes.
+    asked_again = path in ("/", "/static/app.js")
+    assert reply.headers["cache-control"] == ("no-cache" if asked_again else "no-store")
+
+
+def test_the_docs_run_their_own_scripts_alone(client: httpx.Client) -> None:
+    reply = client.get("/docs")
+    policy = reply.headers["content-security-policy"]
+    (script,) = re.findall("<script>(.*?)</script>", reply.text, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'self' 'sha256-{digest}';" in policy
+    assert "default-src 'none'" in policy
+    assert "frame-ancestors 'none'" in policy
+    sources = re.findall(r'(?:src|href)="([^"]+)"', reply.text)
+    assert len(sources) == 3
+    for source in sources:
+        assert client.get(source).status_code == 200, source
+
+
+def test_pages_are_framed_only_where_the_setting_says() -> None:
+    origins = "https://huggingface.co, 'self'"
+    app_state, app = build({"frame_ancestors": origins})
+    with listening(app, lambda: app_state.ready) as url:
+        for path in ("/", "/docs"):
+            policy = httpx.get(f"{url}{path}", timeout=60).headers["content-security-policy"]
+            assert policy.endswith("frame-ancestors https://huggingface.co 'self'")
+
+
+def test_static_files_are_compressed_for_who_takes_it(client: httpx.Client) -> None:
+    docs = "/docs/static/swagger-ui-bundle.js"
+    for path in ("/", "/static/app.js", "/static/style.css", "/static/icon.svg", docs):
+        plain = client.get(path, headers={"Accept-Encoding": "identity"})
+        assert "content-encoding" not in plain.headers
+        for _ in range(2):
+            small = client.get(path, headers={"Accept-Encoding": "br, gzip"})
+            assert small.headers["content-encoding"] == "gzip"
+            assert int(small.headers["content-length"]) < len(plain.content)
+            assert small.content == plain.content
+            assert small.headers["vary"] == plain.headers["vary"] == "Accept-Encoding"
+        again = client.get(path, headers={"If-None-Match": small.headers["etag"]})
+        assert (again.status_code, again.headers["vary"]) == (304, "Accept-Encoding")
+        for never in ("gzip;q=0", "br, gzip; q=0.0", "*", "agzip"):
+            refused = client.get(path, headers={"Accept-Encoding": never})
+            assert "content-encoding" not in refused.headers, never
+
+
+def test_nobody_is_redirected_to_a_host_they_named(client: httpx.Client) -> None:
+    headers = {"Host": "evil.example", "Authorization": "Bearer secret"}
+    reply = client.get("/v1/models/", headers=headers)
+    check_error(reply, 404)
+    assert "evil" not in str(reply.headers)

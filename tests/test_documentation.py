@@ -1,0 +1,209 @@
+"""What the documents tell a reader to type works as it stands there, with the shipped weights."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import shlex
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from typer.main import get_command
+
+from scanline.model.checkpoint import SHIPPED_WEIGHTS, load_checkpoint
+from scanline.service.cli.main import app
+from tests.server_processes import free_port, wait_ready
+
+ROOT = Path(__file__).parent.parent
+GUIDES = ("README.md", "docs/api.md", "docs/operations.md", "docs/training.md", "docs/figures.md")
+PAGES = {name: (ROOT / name).read_text() for name in GUIDES}
+README = PAGES["README.md"]
+ADDRESS = "http://127.0.0.1:8000"
+
+
+def blocks(language: str, heading: str, page: str = README) -> list[str]:
+    """Give the code blocks of a language below a heading, up to the next heading."""
+    section = page.split(f"\n{heading}\n")[1]
+    section = re.split(r"^#{2,3} ", section, maxsplit=1, flags=re.MULTILINE)[0]
+    return re.findall(rf"^```{language}\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    port = free_port()
+    command = [sys.executable, "-m", "scanline.service", "serve", "--port", str(port)]
+    with subprocess.Popen([*command, "--log-level", "warning"]) as process:
+        try:
+            address = f"http://127.0.0.1:{port}"
+            wait_ready(address, process)
+            yield address
+        finally:
+            process.terminate()
+
+
+def size(path: Path) -> tuple[int, int]:
+    with Image.open(path) as picture:
+        return picture.size
+
+
+def run(command: list[str], folder: Path) -> str:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_curl(server: str, tmp_path: Path) -> None:
+    (script,) = blocks("sh", "## Over HTTP")
+    output = run(["bash", "-euc", script.replace(ADDRESS, server)], tmp_path)
+    assert size(tmp_path / "samples.png") == (4 * 30 - 2, 4 * 30 - 2)
+    assert size(tmp_path / "lorries.png") == (2 * 34 - 2, 2 * 34 - 2)
+    assert size(tmp_path / "digit.png") == (28, 28)
+    with zipfile.ZipFile(tmp_path / "completions.zip") as archive:
+        assert len(archive.namelist()) == 4
+    assert (
+        output.count('"seed"') == 8 + 2
+    )  # eight sevens; the one streamed is told at its start and its end
+    assert "event: completed" in output
+    assert '"object":"list"' in output
+
+
+def test_python(server: str, tmp_path: Path) -> None:
+    (stock,) = blocks("python", "### With OpenAI's client")
+    run([sys.executable, "-c", stock.replace(ADDRESS, server)], tmp_path)
+    assert size(tmp_path / "openai-1.png") == (280, 280)
+    (plain,) = blocks("python", "### From Python")
+    (stream,) = blocks("python", "## Streams", PAGES["docs/api.md"])
+    (many,) = blocks("python", "## Many at once", PAGES["docs/api.md"])
+    run([sys.executable, "-c", plain.replace(ADDRESS, server)], tmp_path)
+    assert size(tmp_path / "four-ways.png") == (2 * 30 - 2, 2 * 30 - 2)
+    lines = run([sys.executable, "-c", stream.replace(ADDRESS, server)], tmp_path).splitlines()
+    assert lines[0].startswith("started")
+    assert lines[-1].startswith("completed")
+    run([sys.executable, "-c", many.replace(ADDRESS, server)], tmp_path)
+    assert size(tmp_path / "digit-9.png") == (28, 28)
+
+
+def test_without_a_server(tmp_path: Path) -> None:
+    (script,) = blocks("sh", "## Without a server")
+    Image.new("L", (28, 28)).save(tmp_path / "digit.png")
+    for line in script.strip().splitlines():
+        words = shlex.split(line)
+        assert words[0] == ".venv/bin/scanline"
+        run([sys.executable, "-m", "scanline.service", *words[1:]], tmp_path)
+    assert size(tmp_path / "samples.png") == ((8 * 30 - 2) * 4,) * 2
+    assert size(tmp_path / "completions.png") == ((3 * 30 - 2) * 4,) * 2
+
+
+def test_in_python_without_a_server(tmp_path: Path) -> None:
+    (notebook,) = blocks("python", "## Without a server")
+    bits = run([sys.executable, "-c", notebook], tmp_path)
+    assert len(bits.strip(" []\n").split()) == 8
+    assert size(tmp_path / "threes.png") == (8 * 28, 2 * 28)
+
+
+def commands() -> list[list[str]]:
+    """Every `scanline` command of the guides, as words."""
+    text = "\n".join(PAGES.values())
+    found = re.findall(r"^\.venv/bin/scanline (.*?)(?:\s+#.*)?$", text, re.MULTILINE)
+    return [shlex.split(line) for line in found]
+
+
+@pytest.mark.parametrize("words", commands(), ids=" ".join)
+def test_options_exist(words: list[str]) -> None:
+    group = get_command(app)
+    command = group.commands[words[0]]  # type: ignore[attr-defined]
+    if hasattr(command, "commands"):
+        command, words = command.commands[words[1]], words[1:]
+    known = {name for parameter in command.params for name in parameter.opts}
+    assert {word for word in words[1:] if word.startswith("-")} <= known
+
+
+def test_a_deeper_network_is_deeper_than_what_it_begins_with() -> None:
+    deeper = [dict(itertools.pairwise(words)) for words in commands() if "--layers" in words]
+    assert deeper
+    for given in deeper:
+        config = load_checkpoint(ROOT / given["--from"]).model.config
+        assert int(given["--layers"]) > config.n_layers
+
+
+@pytest.mark.parametrize("name", ["mnist", "cifar10"])
+def test_the_figures_of_the_shipped_weights_are_what_they_hold(name: str) -> None:
+    facts = load_checkpoint(SHIPPED_WEIGHTS / f"{name}.safetensors").facts
+    plain, labelled = (
+        "{bits_per_dim:.4f} ± {standard_error:.4f}".format_map(facts[key])
+        for key in ("test", "test_with_label")
+    )
+    card, overview = ((ROOT / "weights" / page).read_text() for page in (f"{name}.md", "README.md"))
+    figures = PAGES["docs/figures.md"]
+    assert f"| `{name}` | {plain} | {labelled} |" in figures
+    assert f" | {plain.split()[0]} | the paper's" in README
+    assert f"**{plain} bits/dim**" in card
+    assert f"{labelled} with the true one" in card
+    shipped = [line for line in overview.splitlines() if "**shipped**" in line]
+    assert sum(line.endswith(f"| {plain.split()[0]} |") for line in shipped) == 1
+    guidance, top_p = (f"{facts['defaults'][key]:g}" for key in ("guidance", "top_p"))
+    judged = {"mnist": figures, "cifar10": card}[name]
+    (share,) = re.findall(
+        rf"\| \*\*{guidance}\*\* \| \*\*{top_p}\*\* \| \*\*([\d.]+) %\*\*", judged
+    )
+    if name == "cifar10":
+        said = f"{guidance} at `top_p` {top_p}, {float(share):.0f} % of 1,000 labelled samples"
+        assert said in figures
+    else:
+        assert f"| {share} % |" in README
+
+
+def test_settings_are_all_told() -> None:
+    from scanline.service.settings import Settings
+
+    for name in Settings.model_fields:
+        assert f"`{name.upper()}`" in PAGES["docs/operations.md"], name
+
+
+def test_codes_of_errors_and_names_of_metrics_are_all_told() -> None:
+    files = [*(ROOT / "service").rglob("*.py"), ROOT / "model" / "sampling.py"]
+    source = "".join(path.read_text() for path in files)
+    codes = set(re.findall(r'\bcode="(\w+)"', source))
+    codes |= set(re.findall(r'\(\d{3}, (?:f?"[^"]*"|message), "(\w+)"\)', source))
+    codes |= set(re.findall(r'SamplingError\([^()]*"(\w+)",?\s*\)', source))
+    codes |= {
+        code for pair in re.findall(r'code = "(\w+)" if \w+ else "(\w+)"', source) for code in pair
+    }
+    metrics = set(re.findall(r'"(scanline_[a-z_]+)"', source))
+    assert len(codes) > 28
+    assert len(metrics) > 10
+    assert {name for name in codes if f"`{name}`" not in PAGES["docs/api.md"]} == set()
+    assert {name for name in metrics if f"`{name}`" not in PAGES["docs/operations.md"]} == set()
+
+
+def test_the_make_targets_are_there() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"^make (\w+)", README, re.MULTILINE):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+    assert os.access(ROOT / ".ci" / "run", os.X_OK)
+
+
+@pytest.mark.parametrize(
+    "page",
+    [*ROOT.glob("*.md"), *ROOT.glob("weights/*.md")],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
+def test_the_files_and_headings_that_a_page_names_are_there(page: Path) -> None:
+    text = page.read_text()
+    named = set(re.findall(r"`((?:service|model|kernels|tests|weights)/[\w./-]*)`", text))
+    assert {name for name in named if not (ROOT / name).exists()} <= {"weights/paper.safetensors"}
+    assert named or page.name not in ("docs/architecture.md", "CONTRIBUTING.md")
+    for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", text):
+        path, _, heading = target.partition("#")
+        file = page.parent / path if path else page
+        assert file.exists(), target
+        if heading:
+            titles = re.findall(r"^#+ (.*)$", file.read_text(), re.MULTILINE)
+            anchors = {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles}
+            assert heading in anchors, target

@@ -1,0 +1,45 @@
+"""Where the attention's tests run, an interpreter or a device, and what they give it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from scanline.kernels.attention.features import elu_feature_map
+from scanline.kernels.attention.naive import AttentionState
+
+
+class Target(NamedTuple):
+    """Where a test runs and in what its inputs are."""
+
+    device: str
+    dtype: torch.dtype
+
+
+TARGETS = [
+    pytest.param(Target("cpu", torch.float32), id="interpreter-float32"),
+    pytest.param(Target("cuda", torch.float32), id="cuda-float32", marks=pytest.mark.gpu),
+    pytest.param(Target("cuda", torch.bfloat16), id="cuda-bfloat16", marks=pytest.mark.gpu),
+]
+
+
+def inputs(
+    target: Target, T: int, B: int = 2, H: int = 2, K: int = 16, V: int = 16
+) -> tuple[Tensor, Tensor, Tensor, AttentionState]:
+    """Give random q, k and v, before the feature map, and an initial state."""
+    generator = torch.Generator().manual_seed(T)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    q, k, v = (normal(B, T, H, X).to(target.device, target.dtype) for X in (K, K, V))
+    kv, z = normal(B, H, K, V), elu_feature_map(normal(B, H, K))
+    return q, k, v, AttentionState(kv.to(target.device), z.to(target.device))
+
+
+def leaves(tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> list[Tensor]:
+    return [x.detach().clone().to(dtype or x.dtype).requires_grad_() for x in tensors]

@@ -1,0 +1,118 @@
+"""The Triton attention where it is used: dispatch, a network, torch.compile and its benchmark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from scanline.kernels.attention.naive import naive_linear_attention
+from scanline.kernels.cuda import attention as triton_attention
+from scanline.kernels.cuda.attention import triton_linear_attention
+from scanline.kernels.ops import attention as dispatch
+from scanline.kernels.ops.attention import linear_attention, uses_triton
+from scanline.model.bench import cuda_attention
+from scanline.model.config import ModelConfig
+from scanline.model.network import LinearTransformer
+from tests.conftest import assert_close, random_canvas, tiny_config
+from tests.triton.targets import Target, inputs, leaves
+
+WHOLE, PACKED = "triton_linear_attention", "triton_packed_attention"
+
+
+def use_triton(monkeypatch: pytest.MonkeyPatch, target: Target) -> list[str]:
+    """Name the kernels' runs; in the interpreter, send CPU tensors there as if on a device."""
+    runs: list[str] = []
+
+    def counted(name: str, plain: Callable[..., object]) -> Callable[..., object]:
+        def run(*arguments: object) -> object:
+            runs.append(name)
+            return plain(*arguments)
+
+        return run
+
+    for name in (WHOLE, PACKED):
+        monkeypatch.setattr(triton_attention, name, counted(name, getattr(triton_attention, name)))
+    if target.device == "cpu":
+        monkeypatch.setattr(dispatch, "uses_triton", lambda q, v, chunk: True)
+    return runs
+
+
+def test_the_dispatch(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v, _ = inputs(target, 5)
+    on_device = target.device == "cuda"
+    assert uses_triton(q, v) == on_device
+    monkeypatch.setattr(dispatch, "triton_available", lambda device: True)
+    assert uses_triton(q, v)
+    assert not uses_triton(q.double(), v.double())
+    assert not uses_triton(q, v, chunk=16)
+    assert not uses_triton(q[..., :15], v)
+    assert not uses_triton(q, v.repeat(1, 1, 1, 5))
+    expected, _ = naive_linear_attention(q.double(), k.double(), v.double(), feature_map="elu")
+    runs = use_triton(monkeypatch, target)
+    o, _ = linear_attention(q, k, v, feature_map="elu")
+    assert runs == [WHOLE]
+    assert_close(o.double(), expected, o.dtype)
+
+
+def test_a_network_trains_and_prefills_on_it(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it is trained: float32 parameters, under autocast where the place is bfloat16."""
+    config: ModelConfig = tiny_config(d_model=48, n_heads=3)
+    network = LinearTransformer(config).to(target.device)
+    canvas = random_canvas(config, 3).to(target.device)
+    lengths = torch.tensor([7, 20, 1], device=target.device)
+    double = LinearTransformer(config).to(target.device, torch.float64)
+    double.load_state_dict(network.state_dict())
+    expected = double.bits(canvas).mean()
+    expected.backward()  # type: ignore[no-untyped-call]
+    with torch.no_grad():
+        expected_states, _ = double.prefill(canvas, lengths)
+    runs = use_triton(monkeypatch, target)
+    with torch.autocast(target.device, target.dtype, enabled=target.dtype == torch.bfloat16):
+        bits = network.bits(canvas).mean()
+    bits.backward()  # type: ignore[no-untyped-call]
+    assert runs == [PACKED] * config.n_layers
+    runs.clear()
+    assert_close(bits.double(), expected, target.dtype)
+    for mine, theirs in zip(network.parameters(), double.parameters(), strict=True):
+        assert mine.grad is not None
+        assert theirs.grad is not None
+        assert_close(mine.grad.double(), theirs.grad, target.dtype)
+    with torch.no_grad():
+        states, _ = network.prefill(canvas, lengths)
+    assert runs == [WHOLE] * config.n_layers
+    for state, expected_state in zip(states, expected_states, strict=True):
+        for name, tensor in state.items():
+            assert_close(tensor.double(), expected_state[name], torch.float32)
+
+
+@pytest.mark.filterwarnings("default")  # the compiler's own, which vary
+def test_torch_compile_keeps_one_graph(target: Target) -> None:
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        o, final = triton_linear_attention(q * 2, k, v, feature_map="elu")
+        return o.float().square().sum() + final.kv.square().sum()
+
+    backend = "inductor" if target.device == "cuda" else "aot_eager"
+    compiled = torch.compile(attend, fullgraph=True, backend=backend)
+    x, y = leaves(inputs(target, 33)[:3]), leaves(inputs(target, 33)[:3])
+    assert_close(compiled(*x), attend(*y))
+    for one, other in zip(
+        torch.autograd.grad(compiled(*x), x), torch.autograd.grad(attend(*y), y), strict=True
+    ):
+        assert_close(one, other)
+
+
+def test_the_benchmark_times_what_it_has_checked(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = torch.device(target.device)
+    cuda_attention.check(device)
+    line = cuda_attention.row((1, 3, 1, 16), target.dtype, device, 1)
+    assert len(line.split()) == 2 + 5
+    monkeypatch.setattr(cuda_attention, "packed_linear_attention", lambda qkv, *_: qkv[:, :, 2])
+    with pytest.raises(ValueError, match="wrong by"):
+        cuda_attention.check(device)

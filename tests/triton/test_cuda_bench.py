@@ -1,0 +1,123 @@
+"""The benchmark of a device."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import pytest
+import torch
+
+from scanline.model.bench import cuda as bench_cuda
+from scanline.model.bench import cuda_launch_modes, cuda_training
+from scanline.model.bench.kernel_profile import format_kernel_times
+from scanline.model.checkpoint import Checkpoint
+from scanline.model.decoders.base import BackendError
+from scanline.model.decoders.device import find_device
+from scanline.model.decoders.triton import TritonDecoder
+from scanline.model.network import LinearTransformer
+from scanline.model.training.forward_backward import ForwardBackward
+from tests.conftest import tiny_config
+from tests.model.decoders.fixtures import network_for
+from tests.triton.fixtures import SMALL
+
+
+def test_the_benchmark_measures_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it, on a tiny network and under the interpreter if need be."""
+    config = tiny_config(height=1, width=2, n_layers=1, classes=("cat", "dog"))
+    network, device = network_for(config), find_device()
+    tiny = Checkpoint("tiny", network, {"defaults": {"guidance": 2.0, "top_p": 0.9}})
+    monkeypatch.setattr(bench_cuda, "find_device", lambda: device)
+    monkeypatch.setattr(bench_cuda, "COPY_BYTES", 1 << 16)
+    monkeypatch.setattr(bench_cuda, "TRAINING_IMAGES", {"tiny": 2})
+    report = bench_cuda.run_bench(
+        [tiny], slots=[1, 2], seconds=0.01, repeats=1, progress=(lines := list[str]()).append
+    )
+    assert [(t.backend, t.slots) for t in report.timings] == [("triton", 1), ("triton", 2)]
+    assert all(t.images_a_second > 0 and t.gbytes_a_second > 0 for t in report.timings)
+    assert report.peaks["copy"] > 0
+    assert [(t.model, t.images) for t in report.training] == [("tiny", 2)]
+    assert report.training[0].pixels_a_second > 0
+    assert bool(report.training[0].kernels) == (device.type == "cuda")
+    for timing in report.timings:
+        assert timing.limit == "bytes"
+        assert timing.times_limit is not None
+        copied = timing.times_limit * timing.gbytes_a_second
+        assert copied == pytest.approx(report.peaks["copy"], abs=0.1)
+    assert any("× bytes" in line for line in lines)
+    guided = [line for line in report.notes if "2 labelled at guidance 2, top_p 0.9: " in line]
+    assert "ms a step of 4 slots; " in guided[0]
+    said = [line for line in report.notes if line.startswith("tiny, kernels one after another: ")]
+    assert any(" ms a step of 1 slots; " in line for line in said)
+    expected = "us in kernels" if device.type == "cuda" else "no kernel was seen"
+    assert any("2 slots: " in line and expected in line for line in report.notes)
+    json.dumps(asdict(report))
+
+
+def test_it_is_told_where_a_step_s_time_goes() -> None:
+    times = {"a_kernel": 2.0, "state_kernel": 170.4, "b": 3.0, "c": 4.0, "d": 5.0, "e": 1.0}
+    assert format_kernel_times(times) == "state 170, d 5, c 4, b 3, others 3 of 185 us in kernels"
+    assert format_kernel_times({"state_kernel": 7.0}) == "state 7 of 7 us in kernels"
+    assert format_kernel_times({f"void {'t' * 99}": 7.0}) == f"{'t' * 60}… 7 of 7 us in kernels"
+
+
+def test_each_way_of_starting_kernels_is_told_of() -> None:
+    """One that fails, and one that draws something else, beside those that work."""
+    network = network_for(SMALL)
+    another = LinearTransformer(SMALL)
+    ways = {
+        **cuda_launch_modes.LAUNCH_MODES,
+        "never": lambda *of: TritonDecoder(*of, delay=0),
+        "of another": lambda network, slots: TritonDecoder(another, slots),
+    }
+    said = dict(zip(ways, cuda_launch_modes.try_launch_modes(network, ways), strict=True))
+    assert [same for _, same in said.values()] == [True] * len(cuda_launch_modes.LAUNCH_MODES) + [
+        False
+    ] * 2
+    assert said["never"][0] == "never: ValueError: delay must be at least 1, not 0"
+    assert said["of another"][0].endswith("% of the bytes")
+    two = {name: ways[name] for name in (next(iter(cuda_launch_modes.LAUNCH_MODES)), "of another")}
+    assert [same for _, same in cuda_launch_modes.try_launch_modes(network, two, 0.0)] == [
+        True,
+        True,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("works", "fused", "status"),
+    [
+        ([True, True], True, 0), ([False, True], True, 1), ([True, False], True, 3),
+        ([True, True], False, 1),
+    ],
+)  # fmt: skip
+def test_it_is_told_apart_whether_a_server_s_way_works(
+    monkeypatch: pytest.MonkeyPatch, works: list[bool], fused: bool, status: int
+) -> None:
+    def try_launch_modes(network: object, ways: object, alike: float) -> list[tuple[str, bool]]:
+        return [("a way", one) for one in (works if alike == 1 else [fused])]
+
+    monkeypatch.setattr(cuda_launch_modes, "try_launch_modes", try_launch_modes)
+    with pytest.raises(SystemExit) as stop:
+        cuda_launch_modes.main()
+    assert stop.value.code == status
+
+
+def test_the_benchmark_trains_nothing_that_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = network_for(SMALL)
+    passed = cuda_training._passed
+
+    def wrong(
+        passes: ForwardBackward, model: LinearTransformer, canvas: torch.Tensor
+    ) -> torch.Tensor:
+        return passed(passes, model, 255 - canvas if passes._bf16 else canvas)
+
+    cuda_training.check_training("tiny", network)
+    monkeypatch.setattr(cuda_training, "_passed", wrong)
+    with pytest.raises(RuntimeError, match=r"tiny in bf16: .* from the reference: not timed"):
+        cuda_training.check_training("tiny", network)
+
+
+def test_the_benchmark_needs_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(BackendError, match="there is no CUDA device to time here"):
+        bench_cuda.run_bench([])

@@ -1,0 +1,216 @@
+"""The Triton decoder against float64, and the same bytes however it is asked for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from scanline.kernels.cuda import decode_plan as triton_decode
+from scanline.kernels.cuda.decode_config import allocate
+from scanline.model.config import ModelConfig
+from scanline.model.decoders.triton import TritonDecoder
+from tests.model.decoders.fixtures import blank, network_for
+from tests.model.network.variants import VARIANTS
+from tests.triton.fixtures import (
+    GRID,
+    ODD,
+    RGB,
+    SMALL,
+    anywhere,
+    check,
+    check_flights,
+    draw,
+    every_small,
+    slots_of,
+    some,
+    some_first,
+)
+
+
+@some_first(GRID | ODD, *list(GRID)[::3], *ODD)
+def test_float32_agrees_with_float64(config: ModelConfig) -> None:
+    check(config, "float32")
+
+
+@every_small
+@pytest.mark.parametrize(
+    "unrolled", [pytest.param(triton_decode.UNROLLED, marks=pytest.mark.broad), 0]
+)
+def test_a_state_in_several_tiles_agrees_too(
+    config: ModelConfig, unrolled: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Heads too large for one tile of a program, or for a few: here tiles of a column or two."""
+    monkeypatch.setattr(triton_decode, "STATE_TILE", 16)
+    monkeypatch.setattr(triton_decode, "UNROLLED", unrolled)
+    check(config, "float32")
+
+
+def test_the_grid_has_every_option() -> None:
+    for option in (
+        "input", "encoding", "order", "channels", "head", "norm", "activation", "positions",
+        "start", "classes",
+    ):  # fmt: skip
+        here = {getattr(config, option) for config in [*GRID.values(), *ODD.values()]}
+        assert here == {getattr(config, option) for config in VARIANTS.values()}, option
+
+
+@anywhere
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, under the interpreter
+@pytest.mark.parametrize("scale", [1.0, 1e30])
+@every_small
+def test_extreme_numbers_stay_in_range(config: ModelConfig, scale: float) -> None:
+    """No temperature or weight, however large, leads outside an image."""
+    extremes = [0.0, 1e-45, 1e-9, 3e38]
+    network, inputs = network_for(config), blank(config, len(extremes))
+    with torch.no_grad():
+        for parameter in network.head.parameters():
+            parameter.mul_(scale)
+    inputs.temperature[:] = extremes
+    decoder = TritonDecoder(network, len(extremes))
+    decoder.begin(list(range(len(extremes))), inputs)
+    decoder.step(slots_of(decoder), 1)
+    assert decoder.positions.tolist() == [1] * len(extremes)
+    assert (decoder.canvas[:, 1:] == 0).all()
+
+
+@anywhere
+@every_small
+def test_late_writes_change_nothing(config: ModelConfig) -> None:
+    """Pixels, bits and sums are to the last bit those of writing the state at every step."""
+    inputs, network = some(config), network_for(config)
+    plain = draw(TritonDecoder(network, 3, delay=1), inputs)
+    assert draw(TritonDecoder(network, 3, delay=4), inputs, 1) == plain
+
+
+@anywhere
+@every_small
+def test_known_pixels_are_passed_over_as_they_were_drawn_to_the_last_bit(
+    config: ModelConfig,
+) -> None:
+    network, inputs = network_for(config), blank(config, 3)
+    lengths = np.array([0, 1, config.pixels - 1], np.int32)
+    stepped, filled = TritonDecoder(network, 3), TritonDecoder(network, 3)
+    stepped.begin([0, 1, 2], inputs)
+    for slot, length in enumerate(lengths):
+        for _ in range(length):
+            stepped.step([slot], 1)
+    inputs.canvas[:] = stepped.canvas
+    inputs.known[:] = np.arange(config.pixels) < lengths[:, None]
+    filled.begin([-1, 0, 1, 2], inputs.select([0, 0, 1, 2]))
+    for slot, length in enumerate(lengths):
+        filled.step([slot], int(length))
+    for name in ("positions", "bits", "kv", "z"):
+        assert getattr(filled, name).tobytes() == getattr(stepped, name).tobytes(), name
+    assert np.array_equal(filled.positions, lengths)
+
+
+@anywhere
+@every_small
+def test_other_slots_are_not_read_and_not_written(config: ModelConfig) -> None:
+    """Two slots work among slots, and in scratch memory, full of NaN."""
+    network, inputs = network_for(config), some(config, 2)
+    clean = TritonDecoder(network, 2)
+    draw(clean, inputs)
+    decoder = TritonDecoder(network, 5)
+    for buffer in decoder.buffers.values():
+        if buffer.is_floating_point():
+            buffer.fill_(torch.nan)
+    others = [0, 2, 4]
+    decoder.buffers["canvas"][others] = 77
+    decoder.buffers["positions"][others] = 1
+    if decoder.device.cuda:
+        torch.cuda.synchronize()  # the decoder's stream waits for no other
+    images = {  # slots first
+        name: buffer.transpose(0, 1) if name in ("kv", "z", "waiting", "ring") else buffer
+        for name, buffer in decoder.buffers.items()
+        if 5 in buffer.shape[:2]
+    }
+    assert len(images) == 15
+    before = {name: buffer[others].clone() for name, buffer in images.items()}
+    decoder.begin([1, 3], inputs)
+    decoder.step(np.array([-1, 3, -1, 1], np.int32), 1)
+    decoder.step(np.array([1, 3, -1], np.int32), config.pixels)
+    decoder.step(np.array([1, 3], np.int32), 1)  # finished ones are left alone
+    for name in ("canvas", "bits", "kv", "z"):
+        mine, theirs = getattr(decoder, name)[[1, 3]], getattr(clean, name)
+        assert mine.tobytes() == theirs.tobytes(), name
+    for name, old in before.items():
+        assert torch.equal(images[name][others].nan_to_num(-1), old.nan_to_num(-1)), name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("wide", marks=pytest.mark.broad),
+        pytest.param("convolved, narrow between", marks=pytest.mark.broad),
+        "convolved subpixels",
+    ],
+)
+def test_nothing_is_written_behind_a_buffer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where tiles are larger than rows, features or images are."""
+    guards: list[torch.Tensor] = []
+
+    def guarded(*arguments: Any) -> dict[str, torch.Tensor]:
+        given = allocate(*arguments)
+        if any(buffer.is_meta for buffer in given.values()):
+            return given
+        for buffer_name, buffer in given.items():
+            room = torch.full((buffer.numel() + 8192,), 77, dtype=buffer.dtype)
+            given[buffer_name] = room[: buffer.numel()].view(buffer.shape)
+            guards.append(room[buffer.numel() :])
+        return given
+
+    monkeypatch.setattr("scanline.model.decoders.triton.allocate", guarded)
+    config = ODD[name]
+    draw(TritonDecoder(network_for(config), 3), some(config))
+    assert len(guards) > 20
+    assert all((guard == 77).all() for guard in guards)
+
+
+def test_an_image_of_which_nothing_is_known_begins_beside_what_is_in_flight() -> None:
+    decoder = TritonDecoder(network_for(SMALL), 2)
+    decoder.begin([0], blank(SMALL, 1))
+    decoder.launch([0], 1)
+    decoder.begin([1], blank(SMALL, 1))
+    assert decoder.positions.tolist() == [0, 0]
+    assert decoder.scheduled_positions.tolist() == [1, 0]
+    decoder.synchronize()
+    assert decoder.positions.tolist() == [1, 0]
+
+
+@some_first({"grey": SMALL, "rgb": RGB}, "grey")
+def test_what_is_launched_lands(config: ModelConfig) -> None:
+    check_flights(config, "float32")
+
+
+@every_small
+def test_the_same_bytes_among_others(config: ModelConfig) -> None:
+    """Images arrive at random, in any slot of which some were left half-way, and leave."""
+    count, width = 3, 2
+    network, inputs = network_for(config), some(config, count, seed=3)
+    expected = []
+    alone = TritonDecoder(network, 1)
+    for image in range(count):
+        alone.begin([0], inputs.select([image]))
+        alone.step([0], config.pixels)
+        expected.append((alone.canvas.tobytes(), alone.bits.tobytes(), alone.kv.tobytes()))
+    generator = np.random.default_rng(0)
+    decoder = TritonDecoder(network, width)
+    decoder.begin([0, 1], inputs.select([2, 1]))
+    decoder.step([1, 0], 1)  # cancelled after one pixel
+    waiting, running = list(range(count)), dict[int, int]()
+    while waiting or running:
+        free = [slot for slot in range(width) if slot not in running]
+        arriving = min(int(generator.integers(0, 3)), len(free), len(waiting))
+        if arriving := max(arriving, int(not running)):
+            slots = [int(slot) for slot in generator.permutation(free)[:arriving]]
+            images = [waiting.pop() for _ in slots]
+            decoder.begin(slots, inputs.select(images))
+            running |= dict(zip(slots, images, strict=True))
+        decoder.step(generator.permutation([*running, -1]), int(generator.integers(1, 4)))
+        for slot in [s for s in running if decoder.positions[s] == config.pixels]:
+            mine = (decoder.canvas[slot], decoder.bits[slot], decoder.kv[slot])
+            assert tuple(x.tobytes() for x in mine) == expected[running.pop(slot)]

@@ -1,0 +1,122 @@
+"""On a device: both precisions, graphs, many slots, no leak."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from scanline.kernels.cuda.decode_plan import MANY
+from scanline.model.config import PRESETS, ModelConfig
+from scanline.model.decoders.base import BackendError
+from scanline.model.decoders.factory import create_decoder
+from scanline.model.decoders.packing import DevicePrecision
+from scanline.model.decoders.triton import TritonDecoder
+from scanline.model.network import LinearTransformer
+from tests.model.decoders.fixtures import network_for
+from tests.triton.fixtures import (
+    GRID,
+    ODD,
+    SMALL,
+    check,
+    check_flights,
+    draw,
+    every_small,
+    gpu,
+    slots_of,
+    some,
+)
+
+
+class TestDevice:
+    """Needs a CUDA device: both precisions, graphs, many slots, no leak."""
+
+    pytestmark = gpu
+
+    @pytest.mark.parametrize("precision", ["bf16", "float32"])
+    @pytest.mark.parametrize("config", [*GRID.values(), *ODD.values()], ids=[*GRID, *ODD])
+    def test_it_agrees_with_float64(self, config: ModelConfig, precision: DevicePrecision) -> None:
+        check(config, precision)
+
+    @every_small
+    @pytest.mark.parametrize("precision", ["bf16", "float32"])
+    def test_graphs_and_early_launches_change_nothing(
+        self, config: ModelConfig, precision: DevicePrecision
+    ) -> None:
+        large = replace(config, height=7, width=5, n_layers=2)
+        inputs, network = some(large, 9), network_for(large)
+        opened = partial(TritonDecoder, network, 9, precision=precision)
+        eager, graphs = opened(graphs=False, overlap=False), opened()
+        expected = draw(eager, inputs)
+        for n in (1, 3, 17, 10**6):
+            assert draw(graphs, inputs, n) == expected
+
+    @pytest.mark.parametrize("graphs", [True, False])
+    def test_many_draw_what_few_do(self, graphs: bool) -> None:
+        """To the bit, though their tiles are wider."""
+        config = replace(PRESETS["mnist-paper"], height=2, width=3, n_layers=2)
+        network, inputs = network_for(config), some(config, MANY + 70)
+        many = TritonDecoder(network, MANY + 70, graphs=graphs)
+        draw(many, inputs)
+        few = TritonDecoder(network, 5, graphs=graphs)
+        for rows in (range(5), range(MANY - 3, MANY + 2), range(MANY + 65, MANY + 70)):
+            draw(few, inputs.select(list(rows)))
+            assert np.array_equal(few.canvas, many.canvas[list(rows)])
+            assert np.array_equal(few.bits, many.bits[list(rows)])
+
+    @every_small
+    @pytest.mark.parametrize("precision", ["bf16", "float32"])
+    def test_what_is_launched_lands(self, config: ModelConfig, precision: DevicePrecision) -> None:
+        check_flights(config, precision)
+
+    @pytest.mark.parametrize("precision", ["bf16", "float32"])
+    def test_late_writes_change_nothing(self, precision: DevicePrecision) -> None:
+        config = replace(PRESETS["mnist-paper"], height=3)
+        network, inputs = network_for(config), some(config, 5)
+        plain = draw(TritonDecoder(network, 5, precision=precision, delay=1), inputs)
+        assert draw(TritonDecoder(network, 5, precision=precision), inputs) == plain
+
+    @pytest.mark.parametrize("precision", ["bf16", "float32"])
+    @pytest.mark.parametrize("name", PRESETS)
+    def test_ten_thousand_slots(self, name: str, precision: DevicePrecision) -> None:
+        """Each of some rows spread among 10,000 is drawn as it is alone."""
+        config = replace(PRESETS[name], height=2)
+        network, count = LinearTransformer(config), 10_000
+        inputs = some(config, 8).select([i % 8 for i in range(count)])
+        decoder = TritonDecoder(network, count, precision=precision)
+        decoder.begin(list(range(count)), inputs)
+        decoder.step(slots_of(decoder)[::-1], config.pixels)
+        alone = TritonDecoder(network, 1, precision=precision)
+        for row in range(8):
+            alone.begin([0], inputs.select([row]))
+            alone.step([0], config.pixels)
+            assert (decoder.canvas[row::8] == alone.canvas).all()
+            assert (decoder.bits[row::8] == alone.bits).all()
+
+    def test_memory_stays_flat(self) -> None:
+        network, inputs = network_for(SMALL), some(SMALL, 16)
+        decoder = TritonDecoder(network, 16)
+        draw(decoder, inputs, 1)
+        draw(decoder, inputs)
+        gc.collect()
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated(), torch.cuda.mem_get_info()[0]
+        for _ in range(500):
+            draw(decoder, inputs, 4)
+        torch.cuda.synchronize()
+        assert (torch.cuda.memory_allocated(), torch.cuda.mem_get_info()[0]) == before
+
+    def test_too_many_slots_are_refused(self) -> None:
+        network = LinearTransformer(PRESETS["mnist-paper"])
+        with pytest.raises(BackendError, match=r"10,000,000 slots of .* MiB do not fit"):
+            TritonDecoder(network, 10_000_000)
+
+    def test_auto_takes_the_device(self, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level(logging.INFO)
+        assert create_decoder(network_for(SMALL), 1).backend == "triton"
+        assert torch.cuda.get_device_name() in caplog.text
