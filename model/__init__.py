@@ -8,10 +8,10 @@ __all__ = ["complete", "draw", "score"]
 
 if TYPE_CHECKING:
     from scanline.model.api import complete, draw, score
-else:  # hidden from type checkers, which would let any name pass
+else:  # hidden from type checkers, because with __getattr__ they would accept any name
 
     def __getattr__(name: str) -> object:
-        """Import what draws when it is first used: ``scanline.model.config`` needs no torch."""
+        """Import the API on first use, so that ``scanline.model.config`` needs no torch."""
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from scanline.model import api

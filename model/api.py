@@ -1,4 +1,4 @@
-"""Pictures as arrays, without a server: drawn, completed and scored."""
+"""Python API: draw, complete and score images as numpy arrays, without a server."""
 
 from __future__ import annotations
 
@@ -27,9 +27,12 @@ Labels = Label | Sequence[Label] | NDArray[np.integer] | torch.Tensor
 
 
 class GenerationOutput(NamedTuple):
-    """Pictures, uint8 ``[n, H, W, C]``, and the bits/dim of each, float64 ``[n]``.
+    """Generated images and their bits/dim.
 
-    The bits are those of the plain model with the picture's label, as the decoder computed them.
+    Attributes:
+        images: uint8 ``[n, H, W, C]``.
+        bits_per_dim: float64 ``[n]``, computed by the decoder for the plain model (temperature 1,
+            unguided) with the image's label.
     """
 
     images: NDArray[np.uint8]
@@ -49,16 +52,25 @@ def draw(
     backend: str = "auto",
     threads: int | None = None,
 ) -> NDArray[np.uint8]:
-    """Draw ``n`` pictures: uint8 ``[n, height, width, channels]``.
+    """Draw ``n`` images: uint8 ``[n, height, width, channels]``.
 
-    ``model`` is a network, a checkpoint, a checkpoint's file, or the name of a shipped model.
-    Picture j is that of seed ``seed + j``, the same bytes as the server's. ``label`` is a class by
-    name or number, one for all or one a picture: None for none, "random" for one chosen by the
-    picture's seed. ``temperature`` is 1 for the model as it is and 0 for the likeliest values;
-    ``top_p`` and ``guidance`` are the model's own where they are None (guidance 1 without a label).
-    So many ``slots`` work at once, two for a guided picture.
+    Args:
+        model: A network, a checkpoint, the path of one, or the name of a shipped model.
+        n: The number of images.
+        seed: Image j has the seed ``seed + j``, and the same bytes as from the server.
+        label: A class by name or number, one for all images or one each. None is no label, and
+            "random" a class chosen by the seed of each image.
+        temperature: 1 for the model's distribution, 0 for the most likely values.
+        top_p: Share of the probability to keep; None is the model's default.
+        guidance: Strength of classifier-free guidance; None is the model's default, or 1 without
+            a label.
+        slots: The number of slots of the decoder; a guided image takes two.
+        backend: One of ``BACKENDS`` in ``model/decoders/factory.py``.
+        threads: The number of cores for the ``native`` backend, all by default.
 
-    Raises ``ValueError`` on what makes no sense, and ``BackendError`` where a backend cannot run.
+    Raises:
+        ValueError: If an argument is invalid.
+        BackendError: If the backend cannot run here.
     """
     return generate(
         model, n, seed=seed, label=label, temperature=temperature, top_p=top_p,
@@ -68,7 +80,7 @@ def draw(
 
 def complete(
     model: ModelSource,
-    picture: NDArray[np.uint8],
+    image: NDArray[np.uint8],
     known: NDArray[np.bool_],
     n: int = 1,
     *,
@@ -82,17 +94,22 @@ def complete(
     backend: str = "auto",
     threads: int | None = None,
 ) -> NDArray[np.uint8]:
-    """Draw the rest of a picture in ``n`` ways: uint8 ``[n, height, width, channels]``.
+    """Draw the unknown pixels of an image in ``n`` ways: uint8 ``[n, height, width, channels]``.
 
-    ``picture: uint8 [height, width, channels]`` is kept where ``known: bool [height, width]`` is
-    true. So many ``particles`` draw each side by side, a slot each, and what is known after a hole
-    guides them (model/particles.py). All else is as for ``draw``.
+    Args:
+        model: As for ``draw``.
+        image: uint8 ``[height, width, channels]``.
+        known: bool ``[height, width]``, true for the pixels to keep.
+        n: The number of completions.
+        seed: As for ``draw``, like the other arguments that are not listed.
+        particles: The number of particles per completion, one slot each. With several, known
+            pixels after a hole influence it (``model/particles.py``).
     """
     checkpoint = resolve_model(model)
     config = checkpoint.model.config
-    picture, known = np.asarray(picture), np.asarray(known)
-    _check_images(config, picture[None])
-    if known.shape != picture.shape[:2] or known.dtype != np.bool_:
+    image, known = np.asarray(image), np.asarray(known)
+    _check_images(config, image[None])
+    if known.shape != image.shape[:2] or known.dtype != np.bool_:
         raise ValueError(
             f"known must be bool [{config.height}, {config.width}], "
             f"not {known.dtype} {[*known.shape]}"
@@ -100,24 +117,24 @@ def complete(
     return generate(
         checkpoint, n, seed=seed, label=label, temperature=temperature, top_p=top_p,
         guidance=guidance, particles=particles, slots=slots, backend=backend, threads=threads,
-        given=np.broadcast_to(picture, (max(n, 0), *picture.shape)), known=known,
+        given=np.broadcast_to(image, (max(n, 0), *image.shape)), known=known,
     ).images  # fmt: skip
 
 
 def score(
-    model: ModelSource, pictures: NDArray[np.uint8], label: Labels = None
+    model: ModelSource, images: NDArray[np.uint8], label: Labels = None
 ) -> NDArray[np.float64]:
-    """Give the exact bits/dim of pictures ``[n, height, width, channels]``: float64 ``[n]``.
+    """Return the exact bits/dim of images ``[n, height, width, channels]``: float64 ``[n]``.
 
-    ``label`` is a class by name or number, one for all or one a picture, None for none.
+    ``label`` is a class by name or number, one for all images or one each; None is no label.
     """
-    network, pictures = resolve_model(model).model, np.asarray(pictures)
-    _check_images(network.config, pictures)
-    names = _label_per_image(label, len(pictures))
+    network, images = resolve_model(model).model, np.asarray(images)
+    _check_images(network.config, images)
+    names = _label_per_image(label, len(images))
     labels = np.array([network.config.class_index(name) for name in names], np.int32)
-    if not len(pictures):
+    if not len(images):
         return np.zeros(0)
-    bits = pixel_bits(network, _to_canvases(pictures), labels).sum(1, dtype=np.float64)
+    bits = pixel_bits(network, _to_canvases(images), labels).sum(1, dtype=np.float64)
     bits_per_dim: NDArray[np.float64] = bits / network.config.dims
     return bits_per_dim
 
@@ -139,69 +156,82 @@ def generate(
     threads: int | None = None,
     progress: Callable[[int], object] = lambda done: None,
 ) -> GenerationOutput:
-    """Draw as ``draw`` does what is not known of pictures, and tell their bits too.
+    """Draw images, or the unknown pixels of given ones, and return their bits/dim too.
 
-    ``given: uint8 [n, height, width, channels]`` is kept where ``known: bool [height, width]`` is
-    true. ``progress`` is told how many pictures were finished at once. Raises ``ValueError`` where
-    one of these comes without the other, or ``given`` are not n.
+    Args:
+        model: As for ``draw``, like the other arguments that are not listed.
+        n: The number of images.
+        given: uint8 ``[n, height, width, channels]``, kept where ``known`` is true.
+        known: bool ``[height, width]``, the same for all images.
+        particles: The number of particles per image.
+        progress: Called with the number of images that finished since the last call.
+
+    Raises:
+        ValueError: If an argument is invalid, or ``given`` comes without ``known``.
     """
     checkpoint = resolve_model(model)
-    config, own = checkpoint.model.config, checkpoint.defaults
-    n, seed = index(n), index(seed)  # whole numbers of any kind
+    config, defaults = checkpoint.model.config, checkpoint.defaults
+    n, seed = index(n), index(seed)  # accept any integer type
     if n < 1:
         raise ValueError(f"n must be at least 1, not {n}")
     if not 0 <= seed <= MAX_SEED:
-        raise ValueError(f"a seed must be 0 to {MAX_SEED}, not {seed}")
+        raise ValueError(f"seed must be 0 to {MAX_SEED}, not {seed}")
     if (given is None) != (known is None):
-        raise ValueError("pictures that are given, and what is known of them, come together")
+        raise ValueError("given and known must be passed together")
     if given is not None and len(given) != n:
-        raise ValueError(f"give a picture for each of the {n}, not {len(given)}")
+        raise ValueError(f"given must hold n = {n} images, not {len(given)}")
     seeds = [image_seed(seed, image) for image in range(n)]
-    each = _label_per_image(label, n)
-    mixed = len({one is None for one in each}) > 1  # a guidance is for those with a label then
-    each_params = [
-        resolve(config, own, one, top_p, None if mixed and one is None else guidance, particles)
-        for one in each
+    image_labels = _label_per_image(label, n)
+    # If only some images have a label, guidance applies to those.
+    mixed = len({one is None for one in image_labels}) > 1
+    image_params = [
+        resolve(
+            config, defaults, one, top_p, None if mixed and one is None else guidance, particles
+        )
+        for one in image_labels
     ]
     labels, scale = np.zeros(n, np.int32), np.ones(n, np.float32)
-    for image, params in enumerate(each_params):
-        by_seed = params.random_label
-        labels[image] = random_label(seeds[image], len(config.classes)) if by_seed else params.label
+    for image, params in enumerate(image_params):
+        labels[image] = (
+            random_label(seeds[image], len(config.classes)) if params.random_label else params.label
+        )
         scale[image] = params.guidance
-    slots_each = max(params.slots for params in each_params)
-    if slots < slots_each:
-        raise ValueError(f"an image takes {slots_each} slots here, and there are {slots}")
-    at_once = min(n, slots // slots_each)
+    slots_per_image = max(params.slots for params in image_params)
+    if slots < slots_per_image:
+        raise ValueError(
+            f"an image takes {slots_per_image} slots with these options, and slots is {slots}"
+        )
+    batch = min(n, slots // slots_per_image)
     decoder = create_decoder(
-        checkpoint.model, at_once * slots_each, backend, threads, checkpoint.native_precision
+        checkpoint.model, batch * slots_per_image, backend, threads, checkpoint.native_precision
     )
-    pictures = np.zeros((n, config.height, config.width, config.channels), np.uint8)
+    images = np.zeros((n, config.height, config.width, config.channels), np.uint8)
     bits = np.zeros(n)
-    for first in range(0, n, at_once):
-        rows = np.arange(first, min(first + at_once, n))
+    for first in range(0, n, batch):
+        rows = np.arange(first, min(first + batch, n))
         inputs = InputBatch.empty(config, len(rows))
         inputs.temperature[:] = temperature
-        inputs.top_p[:] = each_params[0].top_p
+        inputs.top_p[:] = image_params[0].top_p
         inputs.label[:], inputs.guidance[:] = labels[rows], scale[rows]
         leads = particles * (rows - first)
-        inputs.twin[:] = np.where(scale[rows] == 1, NO_SLOT, particles * at_once + leads)
-        inputs.seed[:] = seeds[first : first + at_once]
+        inputs.twin[:] = np.where(scale[rows] == 1, NO_SLOT, particles * batch + leads)
+        inputs.seed[:] = seeds[first : first + batch]
         if given is not None and known is not None:
             inputs.canvas[:], inputs.known[:] = _to_canvases(given[rows]), known.reshape(-1)
         decoder.begin(leads, inputs)
         if particles > 1:
             leads = run_particle_filters(decoder, leads, inputs, particles)
         else:
-            for _ in range(config.height):  # a row a call, so that Ctrl-C is heard
+            for _ in range(config.height):  # one image row per call, so that Ctrl-C takes effect
                 decoder.step(leads, config.width)
-        pictures[rows] = decoder.canvas[leads].reshape(-1, *pictures.shape[1:])
+        images[rows] = decoder.canvas[leads].reshape(-1, *images.shape[1:])
         bits[rows] = decoder.bits[leads].sum(1, dtype=np.float64) / config.dims
         progress(len(rows))
-    return GenerationOutput(pictures, bits)
+    return GenerationOutput(images, bits)
 
 
 def resolve_model(model: ModelSource) -> Checkpoint:
-    """Give the checkpoint that is meant; a network alone has no facts."""
+    """Return the checkpoint of a model source; a bare network gets one without facts."""
     if isinstance(model, Checkpoint):
         return model
     if isinstance(model, LinearTransformer):
@@ -213,34 +243,38 @@ def resolve_model(model: ModelSource) -> Checkpoint:
     except CheckpointError:
         if not Path(model).is_file():
             raise
-    raise ValueError(f"{model!r} is no name of a shipped model: give Path({model!r})")
+    raise ValueError(
+        f"{model!r} is not the name of a shipped model; for a file pass Path({model!r})"
+    )
 
 
 def _label_per_image(label: Labels, n: int) -> Sequence[Label]:
-    """Give each picture's label as it was named: the one that is for all, or the one of each."""
+    """Return one label per image, repeating a single label; raise if the count is wrong."""
     each: Sequence[Label]
     if isinstance(label, torch.Tensor):
         label = label.numpy(force=True)
-    if isinstance(label, np.ndarray | np.generic):  # which holds -1 for none
+    if isinstance(label, np.ndarray | np.generic):  # where -1 means no label
         flat = np.asarray(label).reshape(-1).tolist()
         each = [None if one == NO_LABEL else one for one in flat] * (1 if np.ndim(label) else n)
     else:
         several = isinstance(label, Iterable) and not isinstance(label, str)
         each = [*label] if several else [label] * n  # type: ignore[list-item,misc]
     if len(each) != n:
-        raise ValueError(f"give one label, or one for each of the {n} pictures, not {len(each)}")
+        raise ValueError(
+            f"label must be one class, or one for each of the {n} images; got {len(each)}"
+        )
     return each
 
 
-def _check_images(config: ModelConfig, pictures: NDArray[np.uint8]) -> None:
+def _check_images(config: ModelConfig, images: NDArray[np.uint8]) -> None:
     shape = (config.height, config.width, config.channels)
-    if pictures.shape[1:] != shape or pictures.dtype != np.uint8:
+    if images.shape[1:] != shape or images.dtype != np.uint8:
         raise ValueError(
-            f"a picture must be uint8 [{', '.join(map(str, shape))}] for this model, "
-            f"not {pictures.dtype} {[*pictures.shape[1:]]}"
+            f"an image must be uint8 [{', '.join(map(str, shape))}] for this model, "
+            f"not {images.dtype} {[*images.shape[1:]]}"
         )
 
 
-def _to_canvases(pictures: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Give pictures ``[n, H, W, C]`` as canvases: ``[n, T, C]``."""
-    return pictures.reshape(len(pictures), -1, pictures.shape[-1])
+def _to_canvases(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Reshape images ``[n, H, W, C]`` to canvases ``[n, T, C]``."""
+    return images.reshape(len(images), -1, images.shape[-1])

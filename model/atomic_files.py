@@ -1,4 +1,4 @@
-"""Files that are whole at any time, whatever happens while they are written."""
+"""Atomic file writes, and a lock on a folder."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Replace a file's content in one step: a reader, or a crash, never sees half of it.
+    """Replace a file's content atomically: neither readers nor a crash see a partial file.
 
-    A link stays, and what it leads to is replaced. The file keeps its mode; a new one has what the
-    umask says. What is there and no regular file, as a FIFO or a device, is written into.
+    A symbolic link is kept and its target replaced. An existing file keeps its mode; a new one gets
+    the mode of the umask. Other kinds of file, such as a FIFO, are written to directly.
     """
     if path.exists() and not path.is_file():
         path.write_bytes(data)
@@ -35,16 +35,16 @@ def write_atomically(path: Path, data: bytes) -> None:
         partial.replace(path)
     except BaseException as error:
         partial.unlink(missing_ok=True)
-        if isinstance(error, OSError):  # a full disk's says nothing of the file
+        if isinstance(error, OSError):  # add the path, which the error of a full disk lacks
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
 
 
 @contextlib.contextmanager
 def folder_lock(folder: Path) -> Iterator[None]:
-    """Let one writer at a time into a folder; where the system has no such locks, all."""
+    """Hold an exclusive lock on a folder, or none if the system does not support it."""
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(ImportError, OSError):  # Windows, or a network's file system
+        with contextlib.suppress(ImportError, OSError):  # Windows, or a network file system
             import fcntl
 
             handle = os.open(folder, os.O_RDONLY)

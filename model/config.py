@@ -1,4 +1,4 @@
-"""What a network is: a frozen, validated description, stored with every checkpoint."""
+"""Network configuration: frozen, validated, and stored in every checkpoint."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from typing import Any, Literal, get_args, get_type_hints
 
 from scanline.kernels.constants import MIXTURES
 
-VALUES = 256  # intensities of one channel
+VALUES = 256  # intensities per channel
 NO_LABEL = -1
 MAX_GUIDANCE = 10.0
-TABLE_ENTRIES = (
-    VALUES + 1
-)  # entries of one neighbour's embedding table: every intensity, and "outside"
+TABLE_ENTRIES = VALUES + 1  # embeddings of one neighbour: each intensity, and "outside"
 
 # The 17 causal neighbours (row, column) of a pixel: 3 to its left, 7 in each of two rows above.
 NEIGHBOURS: tuple[tuple[int, int], ...] = (
@@ -22,13 +20,12 @@ NEIGHBOURS: tuple[tuple[int, int], ...] = (
     *((row, column) for row in (-1, -2) for column in range(-3, 4)),
 )
 
-# Far beyond use, but a foreign file's sizes are not to fill the memory before they are checked.
+# Far beyond any use. They keep a foreign file from exhausting the memory before it is checked.
 _MAX_SIZES = {
     "height": 1024, "width": 1024, "n_layers": 256, "n_heads": 1024, "d_model": 8192, "d_ff": 65536,
 }  # fmt: skip
 
-# Characters of a name that accents are put in order of: Python takes a second for 30,000, and four
-# times that for twice as many.
+# Longer names are not normalised, because that takes quadratic time in the number of accents.
 _MAX_NORMALIZED_LENGTH = 1000
 
 DIGITS = tuple("0123456789")
@@ -38,26 +35,32 @@ CIFAR10_CLASSES = (
 
 
 def _normalize_name(name: str) -> str:
-    """Give a name as others may write it: two ways to put an accent on a letter are one."""
+    """Return a class name in Unicode normal form C, without surrounding spaces."""
     name = name.strip()
     return unicodedata.normalize("NFC", name) if len(name) <= _MAX_NORMALIZED_LENGTH else name
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The whole description of a network; raises ``ValueError`` where it makes no sense.
+    """Configuration of a network; raises ``ValueError`` if it is inconsistent.
 
-    Sizes are in pixels (``height``, ``width``), values a pixel (``channels``) and features (the
-    rest). ``start`` is ``learned`` where the network models the first value of the image too, and
-    ``given`` for checkpoints of the paper's authors, which never do: there the first value is
-    ``first_value`` unless the caller gives another.
-
-    A step sees its ``input``: the value before, or a neighbourhood of 17 pixels, each of whose
-    values enters by the ``encoding``: from an embedding table, by a linear map of its intensity, or
-    both. In the ``order`` ``pixel`` a step decides all channels of a pixel, in ``subpixel`` one
-    value. The ``head`` gives each value's probability, as logits or as a mixture of ten logistics.
-    ``short_conv`` mixes five neighbouring steps in front of each half of a layer, whose ``norm`` is
-    before (``pre``) or behind it. A ``feature_map`` is linear attention's.
+    Attributes:
+        height: In pixels, like ``width``.
+        channels: Values per pixel: 1 (grey) or 3 (RGB).
+        input: What a step sees: the ``previous`` value, or the ``neighbourhood`` of 17 causal
+            pixels.
+        encoding: How neighbours enter: by an embedding ``table``, by a ``linear`` map of their
+            intensities, or both.
+        order: Whether a step decides all channels of a ``pixel``, or one ``subpixel``.
+        head: ``categorical`` (logits) or ``logistic_mixture`` (ten discretised logistics).
+        attention: ``lsh-N`` has N rounds of hashing; it has no state, so it cannot draw.
+        feature_map: The feature map of linear attention.
+        short_conv: ``2x3`` mixes five neighbouring steps before each half of a layer.
+        norm: Whether the norm comes before (``pre``) or after (``post``) each half of a layer.
+        start: ``given`` is for checkpoints of the paper's authors, which do not model the first
+            value of the image. It is ``first_value`` unless the caller gives another.
+        classes: The names of the classes; empty for an unconditional model.
+        d_model: Features of a step; ``d_ff`` are those of the feed-forward layer.
     """
 
     height: int
@@ -93,97 +96,96 @@ class ModelConfig:
             if isinstance(value, str) and value not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
         if self.d_model % self.n_heads:
-            raise ValueError(f"d_model {self.d_model} is no multiple of n_heads {self.n_heads}")
+            raise ValueError(f"d_model {self.d_model} is not a multiple of n_heads {self.n_heads}")
         if self.positions == "sinusoidal" and self.d_model % 4:
-            raise ValueError(f"sinusoidal positions need d_model a multiple of 4: {self.d_model}")
+            raise ValueError(
+                f"sinusoidal positions need d_model to be a multiple of 4: {self.d_model}"
+            )
         if self.input == "previous" and self.order == "pixel" and self.channels > 1:
             raise ValueError(
-                "input 'previous' sees one value a step: use order 'subpixel', or input "
-                "'neighbourhood' to draw a whole RGB pixel a step"
+                "input 'previous' sees one value per step: use order 'subpixel', or input "
+                "'neighbourhood' to draw a whole RGB pixel per step"
             )
         if self.start == "given" and self.input != "previous":
-            raise ValueError("start 'given' belongs to input 'previous' (the paper's checkpoints)")
+            raise ValueError("start 'given' needs input 'previous' (the paper's checkpoints)")
         if self.start == "given" and self.height * self.width * self.channels == 1:
-            raise ValueError("start 'given' leaves nothing to model of images of one value")
+            raise ValueError("start 'given' leaves nothing to model in images of one value")
         if self.short_conv != "none" and self.start == "given":
-            raise ValueError("short_conv belongs to networks that model the first value")
+            raise ValueError("short_conv needs start 'learned'")
         if self.short_conv != "none" and self.width < 2:
             raise ValueError("short_conv needs images at least 2 pixels wide")
         if not 0 <= self.first_value < VALUES:
             raise ValueError(f"first_value must be 0 to 255, not {self.first_value}")
         if self.attention != "linear" and self.feature_map != "elu":
             raise ValueError(
-                f"feature_map is of linear attention alone; leave it out with {self.attention!r}"
+                f"feature_map needs linear attention; leave it out with {self.attention!r}"
             )
         if len(set(self.classes)) != len(self.classes) or "" in self.classes:
-            raise ValueError(
-                f"the names of the classes must differ and not be empty: {self.classes}"
-            )
+            raise ValueError(f"class names must be different and not empty: {self.classes}")
         for name in self.classes:
             try:
                 name.encode()
-            except UnicodeEncodeError:  # of a folder that another system named, in its own letters
+            except UnicodeEncodeError:  # from a folder name in another encoding
                 raise ValueError(
-                    f"the name of the class {name!r} is no UTF-8: rename its folder"
+                    f"the class name {name!r} is not valid UTF-8: rename its folder"
                 ) from None
 
     @property
     def supports_decoding(self) -> bool:
-        """Whether a network of it has a state, from which an image is drawn step by step."""
+        """Whether the network has a recurrent state, so that it can draw."""
         return not self.attention.startswith("lsh")
 
     @property
     def pixels(self) -> int:
-        """T, the positions of an image: height × width."""
+        """T, pixels per image: height × width."""
         return self.height * self.width
 
     @property
     def step_channels(self) -> int:
-        """Values that one step of the network decides."""
+        """Values that one step decides."""
         return self.channels if self.order == "pixel" else 1
 
     @property
     def steps_per_pixel(self) -> int:
-        """Steps of the network that one pixel takes."""
+        """Steps per pixel."""
         return self.channels // self.step_channels
 
     @property
     def steps(self) -> int:
-        """Steps of the network that one image takes."""
+        """Steps per image."""
         return self.pixels * self.steps_per_pixel
 
     @property
     def values(self) -> int:
-        """Values of one image, in raster order with the channels innermost."""
+        """Values per image, in raster order with the channels innermost."""
         return self.pixels * self.channels
 
     @property
     def dims(self) -> int:
-        """Values that the network models: the dimensions of bits per dimension."""
+        """Values that the network models: the dimensions in bits/dim."""
         return self.values - (self.start == "given")
 
     @property
     def step_draws(self) -> int:
-        """Uniforms that one step uses: one a value, and one to choose a mixture component."""
+        """Uniforms per step: one per value, and one to choose a mixture component."""
         return self.step_channels + (self.head == "logistic_mixture")
 
     @property
     def draws(self) -> int:
-        """Uniform numbers that one pixel uses."""
+        """Uniforms per pixel."""
         return self.step_draws * self.steps_per_pixel
 
     @property
     def head_size(self) -> int:
-        """K = V, features of one attention head."""
+        """K = V, features per attention head."""
         return self.d_model // self.n_heads
 
     @property
     def head_outputs(self) -> int:
-        """Numbers that the head gives for one step.
+        """Outputs of the head per step.
 
-        Categorical: 256 logits for the first channel, then for each later channel 256 more.
-        Mixture, per component: a weight, then a mean and a log-scale a channel, then one
-        coefficient for each pair of an earlier and a later channel.
+        Categorical: 256 logits per channel. Mixture, per component: a weight, a mean and a
+        log-scale per channel, and a coefficient for each pair of an earlier and a later channel.
         """
         c = self.step_channels
         if self.head == "categorical":
@@ -191,44 +193,48 @@ class ModelConfig:
         return MIXTURES * (1 + 2 * c + c * (c - 1) // 2)
 
     def class_index(self, label: int | str | None) -> int:
-        """Find a class by name or number; -1 for None, which is no label.
+        """Return the index of a class given by name or number; -1 for None.
 
-        A name in other letters, as large for small, is one where only one class can be meant.
-        Raises ``ValueError`` where there is no such class.
+        A name in other case or spacing is accepted if it is unambiguous. Raises ``ValueError`` if
+        there is no such class.
         """
         if label is None:
             return NO_LABEL
         if not self.classes:
-            raise ValueError("this model has no classes; leave the label out")
-        asked = label
-        # A text that is a number is a name then, and no place.
+            raise ValueError("this model has no classes; leave label out")
+        given = label
+        # If a class is named by a number, a numeric string is a name and not an index.
         numbers = any(one.strip().isdigit() for one in self.classes)
-        numbered = isinstance(label, str) and numbers
         if isinstance(label, str):
             name = label.strip()
-            for same in (str, str.strip, _normalize_name, lambda one: _normalize_name(one).lower()):
-                names = [same(one) for one in self.classes]
-                if names.count(same(label)) == 1:
-                    return names.index(same(label))
-            known = name.isascii() and name.isdigit() and len(name) < 10 and not numbered
-            label = int(name) if known else -1
+            for normalize in (
+                str,
+                str.strip,
+                _normalize_name,
+                lambda one: _normalize_name(one).lower(),
+            ):
+                names = [normalize(one) for one in self.classes]
+                if names.count(normalize(label)) == 1:
+                    return names.index(normalize(label))
+            is_index = name.isascii() and name.isdigit() and len(name) < 10 and not numbers
+            label = int(name) if is_index else -1
         elif isinstance(label, bool) or not hasattr(label, "__index__"):
-            raise ValueError(f"a label is a class's name or number, not {label!r}")
+            raise ValueError(f"label must be the name or number of a class, not {label!r}")
         if not 0 <= label < len(self.classes):
-            places = "" if numbers else f", or 0 to {len(self.classes) - 1}"
-            there = f"there are {', '.join(self.classes)}{places}"
-            raise ValueError(f"there is no class {asked!r}; {there}")
+            indices = "" if numbers else f", or 0 to {len(self.classes) - 1}"
+            available = f"there are {', '.join(self.classes)}{indices}"
+            raise ValueError(f"there is no class {given!r}; {available}")
         return label
 
     def to_dict(self) -> dict[str, Any]:
-        """Give the fields as JSON-ready values."""
+        """Return the fields as JSON-compatible values."""
         return dataclasses.asdict(self) | {"classes": list(self.classes)}
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> ModelConfig:
-        """Read what ``to_dict`` wrote; raises ``ValueError`` on unknown or wrong fields."""
+        """Create a config from ``to_dict``'s output; raise ``ValueError`` on invalid fields."""
         if not isinstance(fields, dict):
-            raise ValueError(f"a config is a dictionary of fields, not {fields!r}")
+            raise ValueError(f"a config must be a dictionary of fields, not {fields!r}")
         known = {field.name: field for field in dataclasses.fields(cls)}
         if unknown := set(fields) - set(known):
             raise ValueError(f"unknown config fields: {', '.join(sorted(unknown))}")
@@ -236,7 +242,7 @@ class ModelConfig:
         for name, value in fields.items():
             wants_int = hints[name] is int
             if wants_int and (not isinstance(value, int) or isinstance(value, bool)):
-                raise ValueError(f"{name} must be a whole number, not {value!r}")
+                raise ValueError(f"{name} must be an integer, not {value!r}")
             if not wants_int and name != "classes" and not isinstance(value, str):
                 raise ValueError(f"{name} must be a string, not {value!r}")
         classes = fields.get("classes", ())

@@ -1,12 +1,12 @@
-"""From the last layer's features to values: exact likelihood, and sampling by inverse CDF.
+"""Output heads: exact likelihood, and sampling by inverse CDF.
 
-Two kinds, each over the channels that one step decides, drawn in turn:
+Two kinds, each over the channels that one step decides, one after the other:
 
-* ``categorical``: 256 logits a channel; a later channel's logits add a table row for the value of
-  each earlier channel.
+* ``categorical``: 256 logits per channel. The logits of a later channel add a table row for the
+  value of each earlier channel.
 * ``logistic_mixture``: ten discretised logistics (Salimans et al., *PixelCNN++*, ICLR 2017,
-  eq. 1-3). A component is one mean and log-scale a channel; a later channel's mean moves linearly
-  with the values of the earlier ones.
+  eq. 1-3). A component has one mean and log-scale per channel; the mean of a later channel is
+  shifted linearly by the values of the earlier ones.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ _LN2 = math.log(2.0)
 
 
 class Mixture(NamedTuple):
-    """Logistics over C channels in [-1, 1]: ``weights: [..., M]``, the rest ``[..., C, M]``.
+    """Mixture of M logistics over C channels in [-1, 1].
 
-    ``coefficients: [..., C (C - 1) / 2, M]``, pairs in the order (1, 0), (2, 0), (2, 1).
+    ``weights: [..., M]`` are logits, ``means`` and ``log_scales`` are ``[..., C, M]``, and
+    ``coefficients: [..., C (C - 1) / 2, M]`` has the channel pairs (1, 0), (2, 0), (2, 1).
     """
 
     weights: Tensor
@@ -39,7 +40,7 @@ class Mixture(NamedTuple):
 
 
 def split_mixture(parameters: Tensor, channels: int) -> Mixture:
-    """Name the parts of the head's output ``[..., M (1 + 2 C + C (C - 1) / 2)]``."""
+    """Split the head's output ``[..., M (1 + 2 C + C (C - 1) / 2)]`` into its parts."""
     pairs = channels * (channels - 1) // 2
     parts = parameters.unflatten(-1, (-1, MIXTURES))
     weights, means, log_scales, coefficients = parts.split([1, channels, channels, pairs], -2)
@@ -52,9 +53,9 @@ def split_mixture(parameters: Tensor, channels: int) -> Mixture:
 
 
 def channel_means(mixture: Mixture, channel: int, earlier: Tensor) -> Tensor:
-    """Give a channel's means ``[..., M]`` once the earlier channels' values are known.
+    """Return a channel's means ``[..., M]`` given the values of the earlier channels.
 
-    ``earlier: [..., C]`` holds values in [-1, 1]; only the first ``channel`` of them are read.
+    ``earlier: [..., C]`` has values in [-1, 1]; only the first ``channel`` of them are read.
     """
     means = mixture.means[..., channel, :]
     first_pair = channel * (channel - 1) // 2
@@ -65,22 +66,23 @@ def channel_means(mixture: Mixture, channel: int, earlier: Tensor) -> Tensor:
 
 
 def logistic_log_prob(values: Tensor, means: Tensor, log_scales: Tensor) -> Tensor:
-    """Give log P(value) of discretised logistics; values in [-1, 1], shapes broadcast together.
+    """Return log P(value) of discretised logistics; values in [-1, 1], shapes broadcast.
 
-    The bin of a value is 2/255 wide; the first and the last reach to infinity. With a the distance
-    of a bin's middle from the mean and h half its width, both in scales, its mass is
-    σ(a + h) - σ(a - h) = 2 sinh(h) e^-a / ((1 + e^(h-a)) (1 + e^(-h-a))), where nothing cancels.
+    The bin of a value is 2/255 wide; the first and the last bin extend to infinity. Let a be the
+    distance of the bin's centre from the mean and h half its width, both divided by the scale. Its
+    mass is σ(a + h) - σ(a - h) = 2 sinh(h) e^-a / ((1 + e^(h-a)) (1 + e^(-h-a))), a form without
+    cancellation.
     """
     centred = values - means
     inverse = torch.exp(-log_scales)
-    half, away = inverse / 255, (inverse * centred).abs()
-    least = half.clamp(min=1e-9)  # below which ln(2 sinh h) is ln(2 h)
+    half, distance = inverse / 255, (inverse * centred).abs()
+    clamped = half.clamp(min=1e-9)  # below this, ln(2 sinh h) is ln(2 h)
     width = torch.where(
         half > 1e-9,
-        torch.log(torch.expm1(least) - torch.expm1(-least)),
+        torch.log(torch.expm1(clamped) - torch.expm1(-clamped)),
         -log_scales - math.log(127.5),
     )
-    inside = width - away - F.softplus(half - away) - F.softplus(-half - away)
+    inside = width - distance - F.softplus(half - distance) - F.softplus(-half - distance)
     return torch.where(
         values < -0.999,
         -F.softplus(-inverse * (centred + 1 / 255)),
@@ -89,7 +91,7 @@ def logistic_log_prob(values: Tensor, means: Tensor, log_scales: Tensor) -> Tens
 
 
 def _mixture_log_probs(mixture: Mixture, scaled: Tensor) -> Tensor:
-    """Give log P of the C values jointly: ``scaled: [..., C]`` in [-1, 1] → ``[...]``."""
+    """Return the joint log P of C values: ``scaled: [..., C]`` in [-1, 1] → ``[...]``."""
     total = F.log_softmax(mixture.weights, -1)
     for channel in range(scaled.shape[-1]):
         means = channel_means(mixture, channel, scaled)
@@ -102,22 +104,22 @@ def _to_unit(values: Tensor, dtype: torch.dtype) -> Tensor:
     return values.to(dtype) / 127.5 - 1
 
 
-def _apply_temperature(logits: Tensor, heat: Tensor) -> Tensor:
-    """Divide logits by a temperature, the largest being 0 before: the coldest would be infinite."""
-    return (logits - logits.amax(-1, keepdim=True)) / heat
+def _apply_temperature(logits: Tensor, temperature: Tensor) -> Tensor:
+    """Shift logits to a maximum of 0, then divide by the temperature, so that none overflows."""
+    return (logits - logits.amax(-1, keepdim=True)) / temperature
 
 
 def _inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """Draw the first index whose cumulated weight exceeds ``u`` × total: ``[B, X], [B] → [B]``."""
+    """Return the first index whose cumulative weight exceeds u × total: ``[B, X], [B] → [B]``."""
     cumulated = weights.cumsum(-1)
     threshold = uniforms.unsqueeze(-1) * cumulated[..., -1:]
     return (cumulated <= threshold).sum(-1).clamp(max=weights.shape[-1] - 1)
 
 
 def apply_top_p(weights: Tensor, top_p: Tensor) -> Tensor:
-    """Zero all but the likeliest values that hold ``top_p`` of the weight: ``[B, X], [B]``.
+    """Zero all but the most likely values with a share ``top_p`` of the weight: ``[B, X], [B]``.
 
-    A value stays if those likelier than it hold less than that; of equals the lower comes first.
+    A value is kept if the more likely ones hold less than ``top_p``. Ties go to the lower value.
     """
     ordered, order = weights.sort(dim=-1, descending=True, stable=True)
     before = ordered.cumsum(-1) - ordered
@@ -127,7 +129,7 @@ def apply_top_p(weights: Tensor, top_p: Tensor) -> Tensor:
 
 
 class Head(nn.Module):
-    """The predictor and its meaning: parameters, exact bits, and samples."""
+    """Output layer: distribution parameters, exact bits and samples."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -140,15 +142,15 @@ class Head(nn.Module):
             self.tables = nn.Parameter(torch.zeros(pairs, VALUES, VALUES))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Give the parameters of the distribution: ``[..., D]`` → ``[..., head_outputs]``.
+        """Return the distribution's parameters: ``[..., D]`` → ``[..., head_outputs]``.
 
-        In the weights' own precision under autocast too: near 1, the largest mean of a logistic,
-        bfloat16's numbers are half an intensity apart or more.
+        Uses the weights' own precision under autocast too, because near 1, the largest mean of a
+        logistic, adjacent bfloat16 numbers are half an intensity apart or more.
         """
         return full_precision_linear(x, self.predictor.weight, self.predictor.bias)
 
     def logits(self, parameters: Tensor, channel: int, values: Tensor) -> Tensor:
-        """Give a channel's 256 logits, given earlier channels' values, integers ``[..., C]``."""
+        """Return a channel's 256 logits given the earlier values, integers ``[..., C]``."""
         if self.channels == 1:
             return parameters
         logits: Tensor = parameters.unflatten(-1, (self.channels, VALUES))[..., channel, :]
@@ -159,7 +161,7 @@ class Head(nn.Module):
         return logits
 
     def bits(self, parameters: Tensor, values: Tensor) -> Tensor:
-        """Give -log2 P(values): ``[..., P]``, integers ``[..., C]`` → float32 or more ``[...]``."""
+        """Return -log2 P(values): ``[..., P]``, integers ``[..., C]`` → ``[...]``."""
         parameters = parameters if parameters.dtype == torch.float64 else parameters.float()
         native = nll.supports_nll(parameters)
         cost: Tensor
@@ -184,33 +186,43 @@ class Head(nn.Module):
         return total / _LN2
 
     def log_probs(
-        self, parameters: Tensor, channel: int, values: Tensor, heat: Tensor | None = None
+        self,
+        parameters: Tensor,
+        channel: int,
+        values: Tensor,
+        temperature: Tensor | None = None,
     ) -> Tensor:
-        """Give the log probability of each value of a channel, given the earlier channels' values.
+        """Return the log probability of each value of a channel: ``[B, 256]``.
 
-        ``parameters: [B, P]``, ``values``: integers ``[B, C]``, ``heat: [B]`` a temperature above
-        0, 1 for None: it divides logits, and multiplies the scales of logistics. Returns
-        ``[B, 256]``.
+        Args:
+            parameters: ``[B, P]``.
+            channel: The channel.
+            values: Integers ``[B, C]``; only the earlier channels are read.
+            temperature: ``[B]``, above 0; 1 if None. It divides logits and multiplies the scales
+                of logistics.
         """
-        hot = torch.ones_like(parameters[:, :1]) if heat is None else heat.unsqueeze(-1)
+        if temperature is None:
+            temperature = torch.ones_like(parameters[:, 0])
+        temperature = temperature.unsqueeze(-1)
         if self.categorical:
-            cold = _apply_temperature(self.logits(parameters, channel, values), hot)
-            return F.log_softmax(cold, -1).clamp(min=MIN_LOG_PROB)
+            logits = _apply_temperature(self.logits(parameters, channel, values), temperature)
+            return F.log_softmax(logits, -1).clamp(min=MIN_LOG_PROB)
         mixture = split_mixture(parameters, self.channels)
-        log_scales = (mixture.log_scales + hot.log().unsqueeze(-1)).clamp(min=MIN_WARM_LOG_SCALE)
+        log_scales = mixture.log_scales + temperature.log().unsqueeze(-1)
+        log_scales = log_scales.clamp(min=MIN_WARM_LOG_SCALE)
         scaled = _to_unit(values, parameters.dtype)
-        cold = _apply_temperature(mixture.weights, hot)
-        log_weights = F.log_softmax(cold, -1).clamp(min=MIN_LOG_PROB)
-        for earlier in range(channel):  # the components' weights given the values before (Bayes)
+        logits = _apply_temperature(mixture.weights, temperature)
+        log_weights = F.log_softmax(logits, -1).clamp(min=MIN_LOG_PROB)
+        for earlier in range(channel):  # posterior weights of the components given earlier values
             means, value = channel_means(mixture, earlier, scaled), scaled[:, earlier : earlier + 1]
             log_weights = log_weights + logistic_log_prob(value, means, log_scales[:, earlier])
-        everything = torch.arange(VALUES, device=parameters.device).view(1, -1, 1)
+        all_values = torch.arange(VALUES, device=parameters.device).view(1, -1, 1)
         each = logistic_log_prob(
-            _to_unit(everything, parameters.dtype),
+            _to_unit(all_values, parameters.dtype),
             channel_means(mixture, channel, scaled).unsqueeze(-2),
             log_scales[:, channel].unsqueeze(-2),
         )
-        # Rounding leaves a sum that is not quite 1.
+        # Normalised again below, because of rounding.
         total = torch.logsumexp(log_weights.unsqueeze(-2) + each, -1)
         return F.log_softmax(total, -1).clamp(min=MIN_LOG_PROB)
 
@@ -223,86 +235,93 @@ class Head(nn.Module):
         guidance: Tensor | None = None,
         unconditional: Tensor | None = None,
     ) -> Tensor:
-        """Draw the step's values by inverse CDF from the given uniforms, channel after channel.
+        """Sample the step's values by inverse CDF, channel after channel: uint8 ``[B, C]``.
 
-        ``parameters: [B, P]``, ``uniforms: [B, draws]`` in (0, 1), ``temperature: [B]`` ≥ 0, 0
-        for the most likely value. A mixture's first uniform chooses its component, then one a
-        channel is its logistic's, whose scale the temperature multiplies.
+        For a mixture, the first uniform chooses the component. The others are one per channel for
+        its logistic, whose scale is multiplied by the temperature.
 
-        Rows of another ``top_p`` or ``guidance`` than 1, each ``[B]``, draw from the 256 values of
-        a channel instead: tempered, guided away from the parameters that the network gives without
-        the label, ``unconditional: [B, P]`` (Ho & Salimans 2022), and cut to the likeliest that
-        hold
-        ``top_p``. Beyond guidance 1 they are cut before it, too, by a quarter as much, so that only
-        what is likely with the label is made likelier (as in Li et al. 2022, section 3.2); cut
-        by as much, some digits are blots. Returns uint8 ``[B, C]``.
+        Rows with ``top_p`` or ``guidance`` other than 1 sample from the 256 values of a channel
+        instead: after the temperature come guidance (Ho & Salimans 2022) and ``top_p``. With
+        guidance above 1, the conditional distribution is cut before guidance too, but only by a
+        quarter as much. So guidance raises only values that are likely under the label (similar to
+        Li et al. 2022, section 3.2). Cutting by the full amount turned some digits into blots.
+
+        Args:
+            parameters: ``[B, P]``.
+            uniforms: ``[B, draws]`` in (0, 1).
+            temperature: ``[B]``, at least 0; 0 takes the most likely value.
+            top_p: ``[B]``, 1 if None.
+            guidance: ``[B]``, 1 if None.
+            unconditional: ``[B, P]``, the parameters without the label, for guidance.
         """
         exact = parameters.dtype == torch.float64
         parameters = parameters if exact else parameters.float()
         greedy = temperature == 0
-        # A row at temperature 0 draws at 1 too, and the draw is not used.
-        heat = torch.where(greedy, 1.0, temperature).to(parameters.dtype)
+        # Greedy rows sample at temperature 1 too, and the result is replaced below.
+        temperature = torch.where(greedy, 1.0, temperature).to(parameters.dtype)
         if self.categorical:
-            values = self._sample_categorical(parameters, uniforms, heat)
+            values = self._sample_categorical(parameters, uniforms, temperature)
         else:
-            values = self._sample_mixture(parameters, uniforms, heat)
-        one = torch.ones_like(heat)
-        top_p = one if top_p is None else top_p.to(heat)
-        guidance = one if guidance is None else guidance.to(heat)
+            values = self._sample_mixture(parameters, uniforms, temperature)
+        one = torch.ones_like(temperature)
+        top_p = one if top_p is None else top_p.to(one)
+        guidance = one if guidance is None else guidance.to(one)
         if unconditional is None:
             unconditional = parameters
-        # 256 values a channel, of ten logistics each: only for the rows that ask.
+        # Only the rows that need it, because 256 values of ten logistics each are costly.
         shaped = (greedy | (top_p < 1) | (guidance != 1)).nonzero().squeeze(-1)
         if shaped.numel():
             values[shaped] = self._sample_shaped(
                 parameters[shaped], unconditional[shaped].to(parameters), uniforms[shaped],
-                heat[shaped], greedy[shaped], top_p[shaped], guidance[shaped],
+                temperature[shaped], greedy[shaped], top_p[shaped], guidance[shaped],
             )  # fmt: skip
         return values.to(torch.uint8)
 
-    def _sample_categorical(self, parameters: Tensor, uniforms: Tensor, heat: Tensor) -> Tensor:
+    def _sample_categorical(
+        self, parameters: Tensor, uniforms: Tensor, temperature: Tensor
+    ) -> Tensor:
         values = self._no_values(parameters)
         for channel in range(self.channels):
             logits = self.logits(parameters, channel, values)
-            weights = F.softmax(_apply_temperature(logits, heat.unsqueeze(-1)), -1)
+            weights = F.softmax(_apply_temperature(logits, temperature.unsqueeze(-1)), -1)
             values[:, channel] = _inverse_cdf(weights, uniforms[:, channel])
         return values
 
-    def _sample_mixture(self, parameters: Tensor, uniforms: Tensor, heat: Tensor) -> Tensor:
+    def _sample_mixture(self, parameters: Tensor, uniforms: Tensor, temperature: Tensor) -> Tensor:
         mixture = split_mixture(parameters, self.channels)
-        cold = _apply_temperature(mixture.weights, heat.unsqueeze(-1))
-        component = _inverse_cdf(F.softmax(cold, -1), uniforms[:, 0]).unsqueeze(-1)
+        logits = _apply_temperature(mixture.weights, temperature.unsqueeze(-1))
+        component = _inverse_cdf(F.softmax(logits, -1), uniforms[:, 0]).unsqueeze(-1)
         values = self._no_values(parameters)
         for channel in range(self.channels):
             scaled = _to_unit(values, parameters.dtype)
             mean = channel_means(mixture, channel, scaled).gather(-1, component).squeeze(-1)
             log_scale = mixture.log_scales[:, channel].gather(-1, component).squeeze(-1)
             u = uniforms[:, 1 + channel].to(parameters.dtype)
-            drawn = mean + heat * log_scale.exp() * (u.log() - (-u).log1p())
-            # Rounding half up gives exactly the bins of the likelihood, edges included.
+            drawn = mean + temperature * log_scale.exp() * (u.log() - (-u).log1p())
+            # Rounding half up gives the bins of the likelihood exactly, edges included.
             value = torch.floor((drawn + 1) * 127.5 + 0.5).clamp(0, VALUES - 1)
             values[:, channel] = value.long()
         return values
 
     def _sample_shaped(
         self, parameters: Tensor, unconditional: Tensor, uniforms: Tensor,
-        heat: Tensor, greedy: Tensor, top_p: Tensor, guidance: Tensor,
+        temperature: Tensor, greedy: Tensor, top_p: Tensor, guidance: Tensor,
     ) -> Tensor:  # fmt: skip
-        first = uniforms.shape[1] - self.channels  # a mixture's component is not drawn
+        first = uniforms.shape[1] - self.channels  # skip the uniform for a mixture's component
         values = self._no_values(parameters)
         g = guidance.unsqueeze(-1)
         for channel in range(self.channels):
-            shaped = self.log_probs(parameters, channel, values, heat)
+            shaped = self.log_probs(parameters, channel, values, temperature)
             guided = (guidance != 1).nonzero().squeeze(-1)
             if guided.numel():
-                mine = shaped[guided]
-                kept = apply_top_p(F.softmax(mine, -1), 1 - (1 - top_p[guided]) / 4)
-                without = self.log_probs(
-                    unconditional[guided], channel, values[guided], heat[guided]
+                conditional = shaped[guided]
+                kept = apply_top_p(F.softmax(conditional, -1), 1 - (1 - top_p[guided]) / 4)
+                base = self.log_probs(
+                    unconditional[guided], channel, values[guided], temperature[guided]
                 )
-                mine = g[guided] * mine + (1 - g[guided]) * without
+                combined = g[guided] * conditional + (1 - g[guided]) * base
                 cut = (kept == 0) & ((top_p < 1) & (guidance > 1))[guided].unsqueeze(-1)
-                shaped[guided] = mine.masked_fill(cut, -torch.inf)
+                shaped[guided] = combined.masked_fill(cut, -torch.inf)
             weights = apply_top_p(F.softmax(shaped, -1), top_p)
             drawn = _inverse_cdf(weights, uniforms[:, first + channel])
             values[:, channel] = torch.where(greedy, shaped.argmax(-1), drawn)

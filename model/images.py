@@ -1,6 +1,7 @@
-"""Pictures as people have them, read the one way that training and uploads share.
+"""Decoding of image files, shared by training data and uploads.
 
-Upright, 8 bits a value, fitted to a size, and what is transparent laid on ``BACKGROUND``.
+Images are turned upright, converted to 8 bits per value and fitted to a size. Transparent pixels
+are blended with ``BACKGROUND``.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError
 
-# Named, so that no file can reach Pillow's less guarded readers (EPS starts Ghostscript).
+# An explicit list, so that no file reaches Pillow's riskier decoders (EPS runs Ghostscript).
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
-_PHOTOMETRIC = 262  # TIFF's tag
-# How a picture is turned upright, by its Exif orientation.
+_PHOTOMETRIC = 262  # TIFF tag
+# The transpose that turns an image upright, by its Exif orientation.
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -26,15 +27,15 @@ _UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-BACKGROUND = 0  # black, as behind the shipped models' digits
+BACKGROUND = 0  # black, like the background of MNIST
 
 Fit = Literal["exact", "cover", "contain"]
 
 
 class ImageError(ValueError):
-    """A picture that cannot be used; the message says why and what to send instead.
+    """Raised if an image cannot be used; the message says why and what to send instead.
 
-    ``param`` is the field at fault, ``image``, ``mask`` or ``known_rows``, ``code`` its kind.
+    ``param`` is the invalid field (``image``, ``mask`` or ``known_rows``), ``code`` the error code.
     """
 
     def __init__(self, message: str, param: str = "image", code: str = "invalid_image") -> None:
@@ -48,11 +49,19 @@ def open_image(
     check: Callable[[ImageFile.ImageFile], None] | None = None,
     formats: tuple[str, ...] = FORMATS,
 ) -> Image.Image:
-    """Read a picture, turned upright by its EXIF tag; of an animation, the first frame.
+    """Decode an image, turned upright; of an animation, the first frame.
 
-    Its mode is ``L`` or ``RGB``, with ``A`` where anything may be transparent. ``check`` is shown
-    the picture before any of it is decoded, and may raise. Raises ``ImageError`` on no image, one
-    of other ``formats``, or a damaged one.
+    Args:
+        file: The file.
+        param: The field to name in errors.
+        check: Called before any pixel is decoded; may raise.
+        formats: The accepted formats.
+
+    Returns:
+        An image of mode ``L`` or ``RGB``, with ``A`` if it may have transparent pixels.
+
+    Raises:
+        ImageError: If the file is not an image, has another format or is damaged.
     """
     try:
         opened = Image.open(file, formats=formats)
@@ -60,127 +69,137 @@ def open_image(
             check(opened)
         _scale_transparent_value(opened)
         opened.load()
-        picture: Image.Image = opened
-        if picture.format == "PPM" and picture.mode == "I":  # which has 16 bits, not 32
-            picture = picture.convert("I;16")
-        plain = to_8_bit(_turn_upright(picture, opened))
-        # A TIFF may have 0 for white, which Pillow turns round in one of 8 bits alone.
+        image: Image.Image = opened
+        if image.format == "PPM" and image.mode == "I":  # 16 bits, despite the mode
+            image = image.convert("I;16")
+        converted = to_8_bit(_turn_upright(image, opened))
+        # In a TIFF 0 may be white. Pillow inverts only 8-bit ones.
         white_is_0 = getattr(opened, "tag_v2", {}).get(_PHOTOMETRIC) == 0
-        return ImageOps.invert(plain) if white_is_0 and opened.mode.startswith("I;16") else plain
+        if white_is_0 and opened.mode.startswith("I;16"):
+            return ImageOps.invert(converted)
+        return converted
     except ImageError as error:
         raise ImageError(str(error), param) from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise ImageError("the picture is far too large; make it smaller", param) from None
+        raise ImageError("the image is far too large; make it smaller", param) from None
     except UnidentifiedImageError:
         raise ImageError(
-            f"the file is no picture of a kind known here; use one of {', '.join(formats)}", param
+            f"the file is not an image of a supported format; use one of {', '.join(formats)}",
+            param,
         ) from None
-    except Exception as error:  # Pillow's readers raise anything at all on damaged files
-        raise ImageError(f"the picture is damaged ({error}); save it again", param) from None
+    except Exception as error:  # Pillow raises many kinds of errors on damaged files
+        raise ImageError(f"the image is damaged ({error}); save it again", param) from None
 
 
 def _scale_transparent_value(opened: ImageFile.ImageFile) -> None:
-    """Scale a PNG's transparent value to 8 bits, as Pillow will the others, but not this one."""
-    clear = opened.info.get("transparency")
-    if opened.format != "PNG" or clear is None or not opened.tile:
+    """Scale a PNG's transparent value to 8 bits, because Pillow scales only the pixels."""
+    transparent = opened.info.get("transparency")
+    if opened.format != "PNG" or transparent is None or not opened.tile:
         return
-    kind = opened.tile[0].args
-    if kind in ("L;2", "L;4"):
-        opened.info["transparency"] = clear * {"L;2": 85, "L;4": 17}[kind]
-    elif kind == "RGB;16B":
-        opened.info["transparency"] = tuple(value >> 8 for value in clear)
+    raw_mode = opened.tile[0].args
+    if raw_mode in ("L;2", "L;4"):
+        opened.info["transparency"] = transparent * {"L;2": 85, "L;4": 17}[raw_mode]
+    elif raw_mode == "RGB;16B":
+        opened.info["transparency"] = tuple(value >> 8 for value in transparent)
 
 
-def _turn_upright(picture: Image.Image, opened: ImageFile.ImageFile) -> Image.Image:
-    """Turn a picture by its Exif; where that is damaged it stays as it is, as in a browser.
+def _turn_upright(image: Image.Image, opened: ImageFile.ImageFile) -> Image.Image:
+    """Turn an image upright by its Exif orientation; ignore damaged Exif, as browsers do.
 
-    Pillow's own way writes all other tags anew, in Python.
+    ``ImageOps.exif_transpose`` would also rewrite all other tags, in Python.
     """
     try:
         orientation = opened.getexif().get(ExifTags.Base.Orientation, 1)
     except (SyntaxError, struct.error):
-        return picture
-    way = _UPRIGHT.get(orientation)
-    return picture if way is None else picture.transpose(way)
+        return image
+    transpose = _UPRIGHT.get(orientation)
+    return image if transpose is None else image.transpose(transpose)
 
 
-def to_8_bit(picture: Image.Image) -> Image.Image:
-    """Give a picture in 8 bits a value as grey or RGB, with an alpha channel if it needs one.
+def to_8_bit(image: Image.Image) -> Image.Image:
+    """Convert an image to 8-bit grey or RGB, with an alpha channel if needed.
 
-    16 bits are scaled to 8; 32 bits, which have no known range, raise ``ImageError``.
+    16-bit values are scaled. Raises ``ImageError`` on 32-bit values, whose range is unknown.
     """
-    if picture.mode.startswith("I;16"):  # Pillow would cut these off at 255, not scale them
-        values = np.asarray(picture)
-        plain = Image.fromarray((values >> 8).astype(np.uint8))
-        clear = picture.info.get("transparency")
-        if clear is not None:
-            plain.putalpha(Image.fromarray(np.where(values == clear, 0, 255).astype(np.uint8)))
-        return plain
-    if picture.mode in ("I", "F"):
+    if image.mode.startswith("I;16"):  # Pillow would clip these at 255 instead of scaling
+        values = np.asarray(image)
+        converted = Image.fromarray((values >> 8).astype(np.uint8))
+        transparent = image.info.get("transparency")
+        if transparent is not None:
+            alpha = np.where(values == transparent, 0, 255).astype(np.uint8)
+            converted.putalpha(Image.fromarray(alpha))
+        return converted
+    if image.mode in ("I", "F"):
         raise ImageError(
-            "the picture's 32-bit values have no known range; save it with 8 or 16 bits"
+            "the image has 32-bit values, whose range is unknown; save it with 8 or 16 bits"
         )
-    grey = picture.mode in ("1", "L", "LA", "La")
-    return picture.convert(_mode(1 if grey else 3, picture.has_transparency_data))
+    grey = image.mode in ("1", "L", "LA", "La")
+    return image.convert(_mode(1 if grey else 3, image.has_transparency_data))
 
 
-def fit_image(
-    picture: Image.Image, height: int, width: int, channels: int, fit: Fit
-) -> Image.Image:
-    """Give a plain picture a size and 1 or 3 channels, what is transparent kept so.
+def fit_image(image: Image.Image, height: int, width: int, channels: int, fit: Fit) -> Image.Image:
+    """Convert an 8-bit image to a size and 1 or 3 channels, keeping transparency.
 
-    ``exact`` refuses another size, ``cover`` crops the middle to the shape wanted and scales,
-    ``contain`` scales and leaves the rest transparent. Raises ``ImageError``.
+    Args:
+        image: The result of ``open_image``.
+        height: The wanted height.
+        width: The wanted width.
+        channels: 1 for grey, 3 for RGB.
+        fit: ``exact`` refuses another size, ``cover`` crops the middle to the wanted shape and
+            scales, ``contain`` scales and pads with transparent pixels.
+
+    Raises:
+        ImageError: If ``fit`` is ``exact`` and the size differs.
     """
     size = (width, height)
-    alpha = picture.has_transparency_data
-    if picture.size == size:
-        return picture.convert(_mode(channels, alpha))
+    alpha = image.has_transparency_data
+    if image.size == size:
+        return image.convert(_mode(channels, alpha))
     if fit == "exact":
-        raise size_error(picture.size, size)
+        raise size_error(image.size, size)
     kernel = Image.Resampling.LANCZOS
-    if alpha and picture.width >= width and picture.height >= height:
-        kernel = Image.Resampling.BOX  # the other one rings where a part is cut out
+    if alpha and image.width >= width and image.height >= height:
+        kernel = Image.Resampling.BOX  # Lanczos rings at the edges of transparent parts
     if fit == "cover":
-        return ImageOps.fit(picture.convert(_mode(channels, alpha)), size, kernel)
+        return ImageOps.fit(image.convert(_mode(channels, alpha)), size, kernel)
     mode = _mode(channels, True)
-    return ImageOps.pad(picture.convert(mode), size, kernel, color=(0,) * len(mode))
+    return ImageOps.pad(image.convert(mode), size, kernel, color=(0,) * len(mode))
 
 
 def fit_mask(hole: NDArray[np.bool_], height: int, width: int, fit: Fit) -> NDArray[np.bool_]:
-    """Give what is cut out of a picture a size, bool ``[H, W]``, as ``fit_image`` does the rest.
+    """Resize the mask of an image's hole as ``fit_image`` resizes the image: bool ``[H, W]``.
 
-    Of it is each pixel that has a part in it, and what ``contain`` leaves.
+    A pixel belongs to the hole if any part of it does, and so does the padding of ``contain``.
     """
     size = (width, height)
-    shares = Image.fromarray(np.where(hole, 255, 0).astype(np.uint8))
-    if shares.size == size:
+    mask = Image.fromarray(np.where(hole, 255, 0).astype(np.uint8))
+    if mask.size == size:
         return hole
     if fit == "contain":
-        shares = ImageOps.pad(shares, size, Image.Resampling.BOX, color=255)
+        mask = ImageOps.pad(mask, size, Image.Resampling.BOX, color=255)
     else:
-        shares = ImageOps.fit(shares, size, Image.Resampling.BOX)
-    return np.asarray(shares) > 0
+        mask = ImageOps.fit(mask, size, Image.Resampling.BOX)
+    return np.asarray(mask) > 0
 
 
 def size_error(found: tuple[int, int], wanted: tuple[int, int]) -> ImageError:
-    """Say that a picture, of a width and a height, is not what the model draws."""
+    """Return the error for an image of another width and height than the model draws."""
     return ImageError(
-        f"the picture is {found[0]} × {found[1]} and the model draws {wanted[0]} × {wanted[1]}: "
-        "send that size, or set fit to 'cover' (scale, and crop the middle) or 'contain' (scale, "
-        "and leave a border)"
+        f"the image is {found[0]} × {found[1]} and the model draws {wanted[0]} × {wanted[1]}: "
+        "send that size, or set fit to 'cover' (scale and crop to the middle) or 'contain' (scale "
+        "and add a border)"
     )
 
 
-def flatten_alpha(picture: Image.Image) -> NDArray[np.uint8]:
-    """Lay a plain picture on ``BACKGROUND``, and give its values: uint8 ``[H, W, C]``."""
-    channels = 1 if picture.mode in ("L", "LA") else 3
-    if picture.has_transparency_data:
-        # Pillow composes RGBA only; grey goes there and back unchanged.
-        below = Image.new("RGBA", picture.size, (BACKGROUND,) * 3 + (255,))
-        picture = Image.alpha_composite(below, picture.convert("RGBA"))
-        picture = picture.convert(_mode(channels, False))
-    return np.array(picture, np.uint8).reshape(picture.height, picture.width, channels)
+def flatten_alpha(image: Image.Image) -> NDArray[np.uint8]:
+    """Blend an 8-bit image with ``BACKGROUND`` and return its values: uint8 ``[H, W, C]``."""
+    channels = 1 if image.mode in ("L", "LA") else 3
+    if image.has_transparency_data:
+        # Pillow composites only RGBA; grey values survive the conversion unchanged.
+        background = Image.new("RGBA", image.size, (BACKGROUND,) * 3 + (255,))
+        image = Image.alpha_composite(background, image.convert("RGBA"))
+        image = image.convert(_mode(channels, False))
+    return np.array(image, np.uint8).reshape(image.height, image.width, channels)
 
 
 def _mode(channels: int, alpha: bool) -> str:

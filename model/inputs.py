@@ -1,4 +1,4 @@
-"""What a step sees: the values decided before it, as one vector of ``d_model`` features."""
+"""Input layers: embed the values decided before a step as one vector of features."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch.nn import functional as F
 from scanline.kernels.ops.linear import embedding_sum, full_precision_linear
 from scanline.model.config import NEIGHBOURS, TABLE_ENTRIES, VALUES, ModelConfig
 
-OUTSIDE = VALUES  # id of a neighbour that is not there: beyond the border, or not yet decided
+OUTSIDE = VALUES  # id of a neighbour outside the image or not yet decided
 
 
 def neighbour_index(height: int, width: int) -> Tensor:
-    """Give each pixel's neighbours as pixel numbers, T for one outside; int64 ``[T, 17]``."""
+    """Return the pixel numbers of each pixel's neighbours, T if outside: int64 ``[T, 17]``."""
     rows = torch.arange(height).view(-1, 1, 1) + torch.tensor([row for row, _ in NEIGHBOURS])
     columns = torch.arange(width).view(1, -1, 1) + torch.tensor([col for _, col in NEIGHBOURS])
     inside = (rows >= 0) & (columns >= 0) & (columns < width)
@@ -24,9 +24,9 @@ def neighbour_index(height: int, width: int) -> Tensor:
 
 
 def sinusoidal_code(positions: Tensor, size: int) -> Tensor:
-    """Encode positions with sines and cosines in turn, base 10,000 (Vaswani et al. 2017, §3.5).
+    """Return sinusoidal position encodings with base 10,000 (Vaswani et al. 2017, §3.5).
 
-    ``positions: [P]`` → float32 ``[P, size]``, sine in the even columns.
+    ``positions: [P]`` → float32 ``[P, size]``, with sines in the even columns.
     """
     frequencies = torch.exp(torch.arange(0, size, 2).float() * (-math.log(10_000.0) / size))
     angles = positions.float().unsqueeze(1) * frequencies
@@ -34,7 +34,7 @@ def sinusoidal_code(positions: Tensor, size: int) -> Tensor:
 
 
 class PreviousInput(nn.Module):
-    """Embed the value before (the paper); a learned vector stands in before the first."""
+    """Embedding of the previous value (as in the paper); a learned vector for the first step."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -45,12 +45,12 @@ class PreviousInput(nn.Module):
         if config.start == "learned":
             self.start = nn.Parameter(torch.randn(config.d_model) * 0.02)
         if self.sinusoidal:
-            # The code is that of the value embedded, so step t carries the code of t - 1.
+            # The code belongs to the embedded value, so step t has the code of t - 1.
             code = sinusoidal_code(torch.arange(config.steps) - 1, size)
             self.register_buffer("code", code, persistent=False)
 
     def forward(self, canvas: Tensor, steps: Tensor) -> Tensor:
-        """Embed each step's past: canvas uint8 ``[B, T, C]``, steps ``[B, S]`` → ``[B, S, D]``."""
+        """Embed steps: canvas uint8 ``[B, T, C]``, steps ``[B, S]`` → ``[B, S, D]``."""
         values = canvas.flatten(1).long()
         x: Tensor = self.value_embedding(values.gather(1, (steps - 1).clamp(min=0)))
         if self.sinusoidal:
@@ -62,9 +62,9 @@ class PreviousInput(nn.Module):
 
 
 class NeighbourhoodInput(nn.Module):
-    """Embed the 17 causal neighbours, by a table for each place, a linear map, or both.
+    """Embedding of the 17 causal neighbours by a table per place, a linear map, or both.
 
-    A place is one channel of one neighbour. Where one step decides one value of an RGB pixel, the
+    A place is one channel of one neighbour. If a step decides one value of an RGB pixel, the
     pixel's own red and green are places too, "outside" until they are decided.
     """
 
@@ -88,7 +88,7 @@ class NeighbourhoodInput(nn.Module):
             self.register_buffer("code", code, persistent=False)
 
     def place_ids(self, canvas: Tensor, steps: Tensor) -> Tensor:
-        """Give what stands at each place: 0-255, or 256 for outside; int64 ``[B, S, places]``."""
+        """Return the value at each place, 0-255, or 256 for outside: int64 ``[B, S, places]``."""
         B, _, C = canvas.shape
         with_outside = F.pad(canvas.short(), (0, 0, 0, 1), value=OUTSIDE)
         pixels = steps // self.steps_per_pixel
@@ -103,7 +103,7 @@ class NeighbourhoodInput(nn.Module):
         return ids.long()
 
     def forward(self, canvas: Tensor, steps: Tensor) -> Tensor:
-        """Embed each step's past: canvas uint8 ``[B, T, C]``, steps ``[B, S]`` → ``[B, S, D]``."""
+        """Embed steps: canvas uint8 ``[B, T, C]``, steps ``[B, S]`` → ``[B, S, D]``."""
         ids = self.place_ids(canvas, steps)
         B, S, places = ids.shape
         parts: list[Tensor] = []
@@ -124,7 +124,7 @@ class NeighbourhoodInput(nn.Module):
 
 
 class Positions(nn.Module):
-    """Learned place in the image: a row, a column and, one value a step, a channel embedding."""
+    """Learned position embeddings: row plus column, plus channel if a step decides one value."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

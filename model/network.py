@@ -1,4 +1,4 @@
-"""The linear transformer, in its three views: ``forward``, ``prefill`` and ``step``."""
+"""The transformer over image values, with parallel and recurrent evaluation."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from scanline.model.layers.block import Block
 
 
 class LinearTransformer(nn.Module):
-    """A causal linear transformer over the values of an image (Katharopoulos et al. 2020).
+    """Causal linear transformer over the values of an image (Katharopoulos et al. 2020).
 
-    ``forward``, ``prefill`` and ``step`` are the same mathematics: all steps in parallel, all in
-    parallel keeping only the state, and one at a time. Canvases are ``uint8 [B, T, C]``; labels
-    ``int64 [B]``, -1 standing for "no label", or None for no label at all. A state is a list of
-    the layers' own, each named tensors with a row an image.
+    ``forward`` computes all steps in parallel, ``prefill`` does too but returns only the state and
+    the bits, and ``step`` computes one step from the state. All three give the same results.
+
+    Canvases are uint8 ``[B, T, C]``. Labels are int64 ``[B]``, -1 for none, or None for a batch
+    without labels. A state is a list with one dictionary of tensors per layer, one row per image.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -40,7 +41,7 @@ class LinearTransformer(nn.Module):
         self.head = Head(config)
 
     def embed(self, canvas: Tensor, steps: Tensor, labels: Tensor | None) -> Tensor:
-        """Give the first layer's input at these steps: ``steps: int64 [B, S]`` → ``[B, S, D]``."""
+        """Return the input of the first layer: ``steps: int64 [B, S]`` → ``[B, S, D]``."""
         x: Tensor = self.input(canvas, steps)
         if self.positions is not None:
             x = x + self.positions(steps)
@@ -58,8 +59,8 @@ class LinearTransformer(nn.Module):
         return [cast(Block, block) for block in self.blocks]
 
     def _steps(self, canvas: Tensor, count: int) -> Tensor:
-        """Give the steps before ``count`` that are modelled, for each row: ``[B, S]``."""
-        # A network whose first value is given has no step 0: its sums begin at step 1.
+        """Return the modelled steps below ``count``, for each row: ``[B, S]``."""
+        # If the first value is given, step 0 is not modelled and the sums start at step 1.
         return torch.arange(self.first_step, count, device=canvas.device).expand(len(canvas), -1)
 
     @property
@@ -68,29 +69,30 @@ class LinearTransformer(nn.Module):
         return int(self.config.start == "given")
 
     def initial_state(self, rows: int) -> list[State]:
-        """Give the state of ``rows`` images before their first step."""
+        """Return the state of ``rows`` images before their first step."""
         return [block.initial_state(rows) for block in self._layers()]
 
     def forward(self, canvas: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Give the head's parameters at every step: ``[B, steps, head_outputs]``.
+        """Return the head's parameters at every step: ``[B, steps, head_outputs]``.
 
-        A network whose first value is given has no step 0, and so one row fewer.
+        If the first value is given, step 0 is not modelled and there is one step fewer.
         """
         x = self.embed(canvas, self._steps(canvas, self.config.steps), labels)
         added: LinearOutput | None = None
         for block in self._layers():
             x, added = block.forward_deferred(x, added)
         affine = (self.norm.weight, self.norm.bias)
-        _, y = residual(x, added, affine, eps=self.norm.eps, full_precision=True)  # as the head is
+        # In full precision, like the head.
+        _, y = residual(x, added, affine, eps=self.norm.eps, full_precision=True)
         parameters: Tensor = self.head(y)
         return parameters
 
     def bits(self, canvas: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Give the exact cost of each pixel in bits, float32 ``[B, T]``, under the model."""
+        """Return the exact cost of each pixel in bits under the model: float32 ``[B, T]``."""
         return self.bits_from(self(canvas, labels), canvas)
 
     def bits_from(self, parameters: Tensor, canvas: Tensor) -> Tensor:
-        """Give each pixel's bits from what ``forward`` returned for the canvas: ``[B, T]``."""
+        """Return the bits of each pixel from the output of ``forward``: ``[B, T]``."""
         B, T, _ = canvas.shape
         given = self.first_step
         values = canvas.reshape(B, -1, self.config.step_channels)[:, given:]
@@ -102,8 +104,8 @@ class LinearTransformer(nn.Module):
     ) -> tuple[list[State], Tensor]:
         """Prefill the first ``lengths`` pixels of each canvas in one parallel pass.
 
-        ``canvas: uint8 [B, T, C]``, ``lengths: int64 [B]`` in pixels. Returns the state after
-        them, and their bits, float32 ``[B, T]``, zero past the length.
+        ``lengths: int64 [B]`` is in pixels. Returns the state after them, and the bits of the
+        pixels, float32 ``[B, T]``, zero from ``lengths`` on.
         """
         config = self.config
         count = int(lengths.max()) * config.steps_per_pixel
@@ -126,10 +128,10 @@ class LinearTransformer(nn.Module):
     def step(
         self, canvas: Tensor, steps: Tensor, states: list[State], labels: Tensor | None = None
     ) -> Tensor:
-        """Run one step of each row from what its canvas holds before it; the states move on.
+        """Run one step of each row and update ``states`` in place.
 
-        ``canvas: uint8 [B, T, C]``, ``steps: int64 [B]``. Returns the head's parameters
-        ``[B, head_outputs]``.
+        ``steps: int64 [B]`` is the step of each row; only earlier values of ``canvas`` are read.
+        Returns the head's parameters ``[B, head_outputs]``.
         """
         x = self.embed(canvas, steps.unsqueeze(1), labels).squeeze(1)
         for block, state in zip(self._layers(), states, strict=True):

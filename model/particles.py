@@ -1,12 +1,14 @@
-"""ParticleFilter: several slots that draw one image side by side, weighed by the known pixels they
-meet.
+"""Particle filter: several slots draw one image, weighted by the known pixels that they reach.
 
-Sequential Monte Carlo (Doucet, de Freitas and Gordon 2001): a model in raster order knows nothing
-of known pixels further down, so many particles draw on, each is weighed by the probability that it
-gives the known pixels it passes, and where the weights grow uneven, the light ones are replaced by
-copies of the heavy ones. Cheap, since a copy is a state of fixed size. As their number grows,
-pixels follow what the request's temperature, top_p and guidance would draw, weighed by the plain
-model's probability of the known pixels after them: with all three 1, the model's own posterior.
+A model in raster order cannot see known pixels further down. Sequential Monte Carlo (Doucet, de
+Freitas and Gordon 2001) takes them into account: many particles draw the image, each is weighted
+by the probability that it gives to the known pixels it passes, and when the weights become uneven,
+particles with small weights are replaced by copies of those with large ones. A copy is cheap,
+because it is a state of fixed size.
+
+As the number of particles grows, the pixels follow the distribution given by temperature, top_p and
+guidance, weighted by the plain model's probability of the known pixels after them. If all three are
+1, that is the posterior of the model.
 """
 
 from __future__ import annotations
@@ -22,17 +24,22 @@ from scanline.model.decoders.base import NO_SLOT, Decoder, InputBatch
 from scanline.model.noise import resampling_noise
 
 MAX_PARTICLES = 64
-COLLAPSED = 1.5  # an effective sample size below which one particle has all the weight
+COLLAPSED = 1.5  # effective sample size below which one particle has nearly all the weight
 
 
 class ParticleFilter:
-    """The particles of one image: their slots, and their twins' where it is guided.
+    """Particles of one image.
 
-    They are weighed at fixed places: after known pixels that an unknown one, or the end of a row,
-    follows. So nothing depends on how many pixels a call draws. ``slots[displayed]`` is the one to
-    look at, ``log_evidence`` ln of the mean of the whole weights, an estimate of ln P(known pixels)
-    of the plain model where it draws, ``effective`` the last effective sample size, and ``least``
-    the least of all.
+    The weights are updated at fixed positions: after each run of known pixels, and at the end of
+    each row within one. So the result does not depend on the number of pixels per call.
+
+    Attributes:
+        slots: int32 ``[particles]``, the slot of each particle.
+        twins: int32 ``[particles]``, their twin slots, or None for an unguided image.
+        displayed: The index of the particle to show.
+        log_evidence: Estimate of ln P(known pixels) under the plain model.
+        effective_size: The effective sample size at the last update.
+        min_effective_size: The smallest effective sample size so far.
     """
 
     def __init__(
@@ -59,7 +66,7 @@ class ParticleFilter:
         self._log_weights = np.zeros(len(slots))
 
     def begin(self, decoder: Decoder) -> None:
-        """Make copies of the first particle, which has begun, each with uniforms of its own."""
+        """Copy the first particle, which has begun, to the others; give each its own uniforms."""
         others = self.slots[1:]
         decoder.fork(
             np.repeat(self.slots[:1], len(others)), others,
@@ -68,15 +75,16 @@ class ParticleFilter:
         decoder.reseed(others, np.arange(1, len(self.slots)))
 
     def pixels_to_next_update(self, position: int) -> int:
-        """Count the pixels from a position to where they are weighed next, or to the end."""
-        ahead = self._update_positions[self._update_positions > position]
-        return int(ahead[0] if ahead.size else self._config.pixels) - position
+        """Return the number of pixels from ``position`` to the next update, or to the end."""
+        later = self._update_positions[self._update_positions > position]
+        return int(later[0] if later.size else self._config.pixels) - position
 
     def update(self, decoder: Decoder, show: Callable[[int, int], None]) -> None:
-        """Weigh the particles where they are, if it is a place for that, and replace light ones.
+        """Update the weights if this is an update position; resample if they are uneven.
 
-        Nothing of theirs may be in flight. ``show(slot, pixel)`` is told, before anything is
-        overwritten, that another is shown from now on, and the first pixel in which it differs.
+        None of the slots may be in flight. If another particle is displayed from now on,
+        ``show(slot, pixel)`` is called with its slot and the first pixel that differs, before any
+        slot is overwritten.
         """
         position = int(decoder.positions[self.slots[0]])
         (stop,) = np.nonzero(self._update_positions == position)
@@ -100,7 +108,7 @@ class ParticleFilter:
         decoder.reseed(self.slots[dead], dead)
 
     def finish(self, decoder: Decoder, show: Callable[[int, int], None]) -> None:
-        """Choose one of the finished particles by their weights: it is shown from now on."""
+        """Choose the result among the finished particles at random by weight; display it."""
         end = self._config.pixels
         if self._updated_to < end:
             self._add_weights(decoder, end)
@@ -111,8 +119,8 @@ class ParticleFilter:
             self._display(decoder, chosen, end, show)
 
     def _add_weights(self, decoder: Decoder, position: int) -> None:
-        met = np.flatnonzero(self._known[self._updated_to : position]) + self._updated_to
-        bits = decoder.bits[np.ix_(self.slots, met)].sum(1, dtype=np.float64)
+        passed = np.flatnonzero(self._known[self._updated_to : position]) + self._updated_to
+        bits = decoder.bits[np.ix_(self.slots, passed)].sum(1, dtype=np.float64)
         self._log_weights -= math.log(2) * bits
         self._updated_to = position
         weights = np.exp(self._log_weights - self._log_weights.max())
@@ -120,7 +128,7 @@ class ParticleFilter:
         self.min_effective_size = min(self.min_effective_size, self.effective_size)
 
     def _normalize_weights(self) -> NDArray[np.float64]:
-        """Give the weights, normalised, and begin anew: their mean goes into the evidence."""
+        """Return the normalised weights, add their mean to the evidence, and reset them."""
         top = self._log_weights.max()
         weights: NDArray[np.float64] = np.exp(self._log_weights - top)
         self.log_evidence += float(top + np.log(weights.mean()))
@@ -140,10 +148,17 @@ class ParticleFilter:
 def run_particle_filters(
     decoder: Decoder, leads: NDArray[np.int64], inputs: InputBatch, count: int
 ) -> NDArray[np.int64]:
-    """Draw images that have begun in the slots ``leads``, by ``count`` particles each, to the end.
+    """Finish images that have begun, with ``count`` particles each.
 
-    An image's other particles take the slots after its lead, and their twins those after its twin.
-    Returns the slot of each that was chosen.
+    Args:
+        decoder: The decoder of the images.
+        leads: The slot of each image. Its other particles take the slots after it, and their
+            twins those after its twin.
+        inputs: The inputs with which the images began.
+        count: The number of particles per image.
+
+    Returns:
+        The slot of the chosen particle of each image.
     """
     config = decoder.config
     filters = []
@@ -156,17 +171,14 @@ def run_particle_filters(
         filters[-1].begin(decoder)
     running = filters
     while running:
-        position = [int(decoder.positions[particles.slots[0]]) for particles in running]
         pixels = min(
-            particles.pixels_to_next_update(at)
-            for particles, at in zip(running, position, strict=True)
+            one.pixels_to_next_update(int(decoder.positions[one.slots[0]])) for one in running
         )
-        decoder.step(
-            np.concatenate([particles.slots for particles in running]), min(pixels, config.width)
-        )
-        for particles in running:
-            particles.update(decoder, lambda slot, changed: None)
-        running = [c for c in running if decoder.positions[c.slots[0]] < config.pixels]
-    for particles in filters:
-        particles.finish(decoder, lambda slot, changed: None)
-    return np.array([particles.slots[particles.displayed] for particles in filters])
+        slots = np.concatenate([one.slots for one in running])
+        decoder.step(slots, min(pixels, config.width))
+        for one in running:
+            one.update(decoder, lambda slot, changed: None)
+        running = [one for one in running if decoder.positions[one.slots[0]] < config.pixels]
+    for one in filters:
+        one.finish(decoder, lambda slot, changed: None)
+    return np.array([one.slots[one.displayed] for one in filters])

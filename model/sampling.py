@@ -1,4 +1,4 @@
-"""How values are sampled: what a caller asks for, and else what the model has by default."""
+"""Sampling parameters: validation, and the model's defaults."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scanline.model.particles import MAX_PARTICLES
 
 
 class SamplingError(ValueError):
-    """What cannot be: the message says why, ``param`` which field, ``code`` of what kind."""
+    """Invalid sampling parameter, with the field ``param`` and an error ``code``."""
 
     def __init__(self, message: str, param: str, code: str) -> None:
         super().__init__(message)
@@ -21,7 +21,15 @@ class SamplingError(ValueError):
 
 
 class SamplingParams(NamedTuple):
-    """How values are sampled, every choice made: fields of ``GenerationSpec`` of the same names."""
+    """Validated sampling parameters, with the model's defaults filled in.
+
+    Attributes:
+        label: A class number, or -1 for none.
+        random_label: Whether the seed of each image chooses its class.
+        top_p: Share of the probability to keep, in (0, 1].
+        guidance: Strength of classifier-free guidance; 1 for none.
+        particles: The number of particles per image.
+    """
 
     label: int
     random_label: bool
@@ -31,7 +39,7 @@ class SamplingParams(NamedTuple):
 
     @property
     def slots(self) -> int:
-        """Count the slots that one image takes."""
+        """Number of decoder slots per image."""
         return self.particles * (2 if self.guidance != 1 else 1)
 
 
@@ -43,16 +51,19 @@ def resolve(
     guidance: float | None = None,
     particles: int = 1,
 ) -> SamplingParams:
-    """Give all parameters, the model's own for what is None; raises ``SamplingError``.
+    """Validate sampling parameters; replace None by the model's default.
 
-    A label of "random" has each image's class chosen by its seed, unless a class has that name.
-    Without a label nothing is guided.
+    The label "random" means that the seed of each image chooses its class, unless a class has
+    that name. Without a label the default guidance is 1.
+
+    Raises:
+        SamplingError: If a parameter is out of range or the model does not support it.
     """
     names = [name.lower() for name in config.classes]
     by_seed = isinstance(label, str) and label.strip().lower() == RANDOM and RANDOM not in names
     if by_seed and not names:
         raise SamplingError(
-            "this model has no classes to choose from; leave the label out",
+            "this model has no classes; leave label out",
             "label",
             "unknown_class",
         )
@@ -67,11 +78,13 @@ def resolve(
         raise SamplingError(f"guidance must be 0 to {MAX_GUIDANCE:g}", "guidance", "out_of_range")
     elif guidance != 1 and not names:
         raise SamplingError(
-            "this model has no classes to guide towards; leave guidance out", "guidance", "no_label"
+            "this model has no classes, so guidance has no effect; leave it out",
+            "guidance",
+            "no_label",
         )
     elif guidance != 1 and not labelled:
         raise SamplingError(
-            "guidance draws towards a label: give one, or leave guidance out",
+            "guidance needs a label: set label, or leave guidance out",
             "guidance",
             "no_label",
         )
@@ -81,7 +94,7 @@ def resolve(
         raise SamplingError("top_p must be above 0 and at most 1", "top_p", "out_of_range")
     if not 1 <= particles <= MAX_PARTICLES:
         raise SamplingError(f"particles must be 1 to {MAX_PARTICLES}", "particles", "out_of_range")
-    # Decoders hold single precision: what rounds to 1 there is 1, and what is above 0 stays so.
+    # Decoders use float32: treat what rounds to 1 as 1, and keep top_p above 0.
     if np.float32(guidance) == 1:
         guidance = 1.0
     top_p = max(top_p, float(np.finfo(np.float32).tiny))

@@ -1,1 +1,1 @@
-"""Decoders: many images in flight, one slot each."""
+"""Decoders: the backends that draw many images at once, one slot each."""

@@ -1,7 +1,8 @@
-"""Decoders: many images in flight, one slot each, advanced pixel by pixel.
+"""Base class of the decoders, and the batch of inputs that they take.
 
-``Decoder`` is all that the engine knows. All backends promise that the same seed gives the same
-bytes, alone or among thousands: a row's arithmetic never depends on the other rows.
+A decoder draws many images at once, one slot each, pixel by pixel. ``Decoder`` is the only part of
+a backend that the engine uses. Every backend guarantees that the same seed gives the same bytes,
+alone or in a batch: the arithmetic of a row never depends on the other rows.
 """
 
 from __future__ import annotations
@@ -17,28 +18,33 @@ from numpy.typing import NDArray
 from scanline.model.config import MAX_GUIDANCE, NO_LABEL, ModelConfig
 
 NO_SLOT = -1
-# Each launch of no more slots is landed at once, so that pixels are shown as they come; of more,
-# some stay in flight.
+# A launch of at most this many slots is synchronized at once, so that its pixels are shown early.
+# With more slots the device gets the next launches before the last one has finished.
 SYNCHRONOUS_SLOTS = 64
 Slots = Sequence[int] | NDArray[np.integer[Any]]
 
 
 class BackendError(RuntimeError):
-    """A backend that was asked for by name cannot run here; the message says why."""
+    """Raised if a backend cannot run on this machine; the message says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class InputBatch:
-    """What images are given, one row each.
+    """Inputs of S images, one row each.
 
-    ``canvas: uint8 [S, T, C]`` holds the given pixels and ``known: bool [S, T]`` says which they
-    are: a known pixel is never redrawn, wherever it is. ``seed: uint64 [S]`` and ``particle: uint64
-    [S]`` name its uniforms (``pixel_noise`` of ``model/noise.py``), which a backend makes where it
-    draws. ``temperature: float32 [S]`` ≥ 0, ``label: int32 [S]`` a class or -1.
-
-    ``top_p: float32 [S]`` in (0, 1] keeps the likeliest values of a channel that hold this share.
-    ``guidance: float32 [S]`` is g of p(x|label)^g · p(x)^(1-g), 1 for the plain model; a row of
-    another g has a ``twin: int32 [S]``, a slot of its own that carries the state without the label.
+    Attributes:
+        canvas: uint8 ``[S, T, C]``, the pixel values; read only where ``known`` is true.
+        known: bool ``[S, T]``, the pixels that are given. They are never redrawn.
+        seed: uint64 ``[S]``. With ``particle`` it determines the uniforms of the row
+            (``pixel_noise`` in ``model/noise.py``); each backend generates them itself.
+        particle: uint64 ``[S]``, the particle number; 0 for an image with one particle.
+        temperature: float32 ``[S]``, at least 0; 0 is greedy.
+        label: int32 ``[S]``, a class or -1 for none.
+        top_p: float32 ``[S]`` in (0, 1]: keep the most likely values of a channel with this
+            total probability.
+        guidance: float32 ``[S]``, g in p(x|label)^g · p(x)^(1-g); 1 for no guidance.
+        twin: int32 ``[S]``, the slot that holds the unconditional state of a guided row
+            (g ≠ 1); -1 for other rows.
     """
 
     canvas: NDArray[np.uint8]
@@ -53,7 +59,7 @@ class InputBatch:
 
     @classmethod
     def empty(cls, config: ModelConfig, rows: int) -> InputBatch:
-        """Give rows with nothing known, at the model's own temperature, for a caller to fill."""
+        """Return a batch with nothing known and default sampling, for the caller to fill."""
         T, C = config.pixels, config.channels
         return cls(
             canvas=np.zeros((rows, T, C), np.uint8),
@@ -69,7 +75,7 @@ class InputBatch:
 
     @property
     def prefix_lengths(self) -> NDArray[np.int32]:
-        """Count each row's leading known pixels: ``[S]``."""
+        """Number of leading known pixels of each row: int32 ``[S]``."""
         unknown = ~self.known
         first = unknown.argmax(1)
         whole = self.known.shape[1]
@@ -77,42 +83,51 @@ class InputBatch:
         return lengths
 
     def select(self, rows: Slots) -> InputBatch:
-        """Take some of the rows, in this order."""
+        """Return the batch of these rows, in this order."""
         taken = {field.name: getattr(self, field.name)[np.asarray(rows)] for field in fields(self)}
         return InputBatch(**taken)
 
     def check(self, config: ModelConfig) -> None:
-        """Raise ``ValueError`` on what no network, or not this one, can draw from."""
+        """Raise ``ValueError`` if a value is out of range or the model lacks a label."""
         classes, label = len(config.classes), self.label
         if label.size and not (label.min() >= NO_LABEL and label.max() < classes):
-            raise ValueError(f"labels must be -1 … {classes - 1}")
+            raise ValueError(f"labels must be from -1 to {classes - 1}")
         if not (np.isfinite(self.temperature) & (self.temperature >= 0)).all():
-            raise ValueError("temperatures must be 0 or more, and finite")
+            raise ValueError("temperatures must be finite and at least 0")
         if not ((self.top_p > 0) & (self.top_p <= 1)).all():
             raise ValueError("top_p must be above 0 and at most 1")
         if not ((self.guidance >= 0) & (self.guidance <= MAX_GUIDANCE)).all():
-            raise ValueError(f"guidance must be 0 to {MAX_GUIDANCE:g}")
+            raise ValueError(f"guidance must be from 0 to {MAX_GUIDANCE:g}")
         guided = self.guidance != 1
         if (guided & (label == NO_LABEL)).any():
-            raise ValueError("guidance needs a label to guide towards")
+            raise ValueError("guidance needs a label")
         if (guided != (self.twin != NO_SLOT)).any():
-            raise ValueError("a guided row, and no other, has a twin")
+            raise ValueError("guided rows need a twin slot, and other rows must not have one")
 
 
 class Decoder(ABC):
-    """``max_slots`` images in flight, each row of every array one slot.
+    """Base class of the backends: up to ``max_slots`` images in flight, one slot each.
 
-    Numpy arrays on the host: ``canvas: uint8 [N, T, C]`` the pixels so far, ``bits: float32
-    [N, T]`` each decided pixel's cost under the model (temperature 1, unguided), ``positions: int32
-    [N]`` pixels decided. Methods take slots as int32 arrays in which -1 stands for none and is
-    skipped; a twin is never named, it goes with its image. They may be called from one thread only.
+    The arrays below are numpy arrays on the host, with one row per slot. Methods take slots as
+    int32 arrays, in which -1 stands for no slot and is skipped. Twin slots are never passed: they
+    follow their image. All methods must be called from the same thread.
+
+    Attributes:
+        canvas: uint8 ``[N, T, C]``, the pixels so far.
+        bits: float32 ``[N, T]``, the cost of each decided pixel under the model, at temperature 1
+            and without guidance.
+        positions: int32 ``[N]``, the number of decided pixels.
+        precision: The format of the matrix products.
+        memory: Host memory in bytes that the slots take once they are used.
+        supports_prefill: Whether an image starts after its leading known pixels.
+        max_in_flight: The number of launches to keep in flight, so that the device never idles.
     """
 
     backend: str
-    precision: str = "float32"  # what products are computed in
-    memory: int = 0  # bytes of the host's that its slots come to take once they are used
-    supports_prefill: bool = True  # whether images begin behind their leading known pixels
-    max_in_flight: int = 1  # how many launches are to be in flight, so that a device never waits
+    precision: str = "float32"
+    memory: int = 0
+    supports_prefill: bool = True
+    max_in_flight: int = 1
 
     def __init__(self, config: ModelConfig, max_slots: int) -> None:
         self.check(config, max_slots)
@@ -123,7 +138,7 @@ class Decoder(ABC):
 
     @classmethod
     def check(cls, config: ModelConfig, max_slots: int) -> None:
-        """Raise ``BackendError`` on a config that it cannot run, ``ValueError`` on no slots."""
+        """Raise ``BackendError`` if it cannot run the config, ``ValueError`` without slots."""
         if max_slots < 1:
             raise ValueError(f"max_slots must be at least 1, not {max_slots}")
         if reason := cls.unsupported(config):
@@ -131,12 +146,12 @@ class Decoder(ABC):
 
     @property
     def variant(self) -> str:
-        """Say all that a seed's bytes depend on beside the network."""
+        """Everything besides the network that the bytes of a seed depend on."""
         return self.backend
 
     @property
     def broken(self) -> bool:
-        """Whether nothing can be drawn any more in this process; waits for the device to tell."""
+        """Whether the device is lost for this process; waits for the device."""
         return False
 
     @property
@@ -146,23 +161,24 @@ class Decoder(ABC):
 
     @property
     def scheduled_positions(self) -> NDArray[np.int32]:
-        """Where images are once all that was launched has landed: int32 ``[N]``."""
+        """Positions after all launches have finished: int32 ``[N]``."""
         return self.positions
 
     @classmethod
     @abstractmethod
     def unsupported(cls, config: ModelConfig) -> str | None:
-        """Say which option of the config this backend cannot run; None where it runs them all."""
+        """Return why this backend cannot run the config, or None if it can."""
 
     def begin(self, slots: Slots, inputs: InputBatch) -> None:
-        """Put images before their first pixel, one row a slot, and prefill their leading known
-        ones.
+        """Reset slots to new images, one row per slot, and prefill the leading known pixels.
 
-        A backend that ``supports_prefill`` begins an image at its first unknown pixel; those
-        before it take
-        one parallel pass. On a device an image begins at its first pixel, and steps pass over what
-        is known. Raises ``ValueError`` on slots that are not there or come twice, twins among them,
-        and on inputs that make no sense.
+        With ``supports_prefill`` the leading known pixels take one parallel pass, and the image
+        starts at its first unknown pixel. Otherwise it starts at its first pixel, and the steps
+        go over the known pixels.
+
+        Raises:
+            ValueError: If a slot, twins included, does not exist or is given twice, or if the
+                inputs are invalid.
         """
         rows = np.asarray(slots, np.int32)
         there = rows != NO_SLOT
@@ -183,31 +199,40 @@ class Decoder(ABC):
 
     @abstractmethod
     def _reset_state(self, slots: NDArray[np.int32], lengths: NDArray[np.int32]) -> None:
-        """Zero the state of these slots, whose inputs are there.
+        """Zero the state of these slots, whose arrays are already set.
 
-        Where the backend ``supports_prefill``, prefill their first pixels, so many.
+        With ``supports_prefill``, also prefill the first ``lengths`` pixels of each.
         """
 
     def fork(self, sources: Slots, targets: Slots, twins: Slots | None = None) -> None:
-        """Copy images, each with all that it is, to other slots: both go on with the same bytes.
+        """Copy images with their state to other slots; both continue with the same bytes.
 
-        A source may have several targets, none of them a source. ``twins`` are the slots for the
-        copies' twins, -1 where an image has none, as all do by default. Nothing of these slots may
-        be in flight. Raises ``ValueError`` on slots that are not there, come twice or do not match.
+        None of these slots may be in flight.
+
+        Args:
+            sources: The slot to copy from, for each target. A source may have several targets,
+                but must not be a target itself.
+            targets: The slots to copy to.
+            twins: The twin slot of each copy, -1 for an unguided image. None means all are -1.
+
+        Raises:
+            ValueError: If slots do not exist, are given twice or do not match.
         """
         origins, copies = np.asarray(sources, np.int32), np.asarray(targets, np.int32)
         paired = np.full_like(copies, NO_SLOT) if twins is None else np.asarray(twins, np.int32)
         if not origins.shape == copies.shape == paired.shape or (origins == NO_SLOT).any():
-            raise ValueError("each target takes one source, and as many twins as targets")
+            raise ValueError("sources, targets and twins must have the same length")
         self._valid_slots(np.unique(origins))
         behind = self.inputs.twin[origins]
         guided = behind != NO_SLOT
         if ((paired != NO_SLOT) != guided).any():
-            raise ValueError("the copy of a guided image, and of no other, needs a twin")
+            raise ValueError(
+                "copies of guided images need a twin slot, and other copies must not have one"
+            )
         origins = np.concatenate([origins, behind[guided]])
         all_copies = self._valid_slots(np.concatenate([copies, paired[guided]]))
         if len(all_copies) != len(origins) or np.isin(all_copies, origins).any():
-            raise ValueError("each target takes one source, and is none itself")
+            raise ValueError("targets must differ from each other and from the sources")
         for field in fields(InputBatch):
             array = getattr(self.inputs, field.name)
             array[all_copies] = array[origins]
@@ -218,31 +243,30 @@ class Decoder(ABC):
 
     @abstractmethod
     def _copy_state(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
-        """Copy the state of slots, whose arrays are copied."""
+        """Copy the state of slots, whose arrays are already copied."""
 
     def reseed(self, slots: Slots, particles: Sequence[int] | NDArray[np.integer[Any]]) -> None:
-        """Give slots the uniforms of other particles of their images, for the pixels to come."""
+        """Switch slots to the uniforms of other particles, from the next pixel on."""
         there = np.asarray(slots, np.int32) != NO_SLOT
         self.inputs.particle[self._valid_slots(slots)] = np.asarray(particles, np.uint64)[there]
 
     @abstractmethod
     def step(self, slots: Slots, n: int) -> None:
-        """Advance each slot by up to ``n`` pixels; one that reaches T stays there."""
+        """Advance each slot by up to ``n`` pixels; a finished image stays as it is."""
 
     def launch(self, slots: Slots, n: int) -> None:
-        """Begin what ``step`` does, on a device that goes on by itself; ``synchronize`` ends it.
+        """Start what ``step`` does without waiting for the device.
 
-        Until then the slots' arrays show the pixels before; the next launch goes on where this one
-        will end, which ``scheduled_positions`` tells. Slots may begin with other images meanwhile.
+        The arrays show the pixels before the launch until ``synchronize`` returns. The next launch
+        continues from ``scheduled_positions``. Slots may begin new images in the meantime.
         """
         self.step(slots, n)
 
     def synchronize(self, remaining: int = 0) -> None:  # noqa: B027
-        """Wait until only the last ``remaining`` launches are in flight: the arrays show the
-        others."""
+        """Wait until only the last ``remaining`` launches are in flight; update the arrays."""
 
     def _valid_slots(self, slots: Slots) -> NDArray[np.int32]:
-        """Leave out -1; raises ``ValueError`` on a slot that is not there, or named twice."""
+        """Return the slots without -1; raise ``ValueError`` if one is unknown or given twice."""
         rows: NDArray[np.int32] = np.asarray(slots, np.int32)
         rows = rows[rows != NO_SLOT]
         there = not rows.size or (rows.min() >= 0 and rows.max() < self.max_slots)
@@ -251,14 +275,14 @@ class Decoder(ABC):
         return rows
 
 
-# What every backend takes any value of that a config may have.
+# Fields for which every backend accepts all valid values.
 _SIZE_FIELDS = {
     "height", "width", "channels", "first_value", "classes", "n_layers", "n_heads", "d_model",
     "d_ff",
 }  # fmt: skip
 
 
-# What the compiled backends know of each option.
+# Values of each option that the compiled backends (native and triton) support.
 COMPILED_OPTIONS = {
     "input": ("previous", "neighbourhood"),
     "encoding": ("table", "linear", "table+linear"),
@@ -275,14 +299,14 @@ COMPILED_OPTIONS = {
 
 
 def unsupported_option(config: ModelConfig) -> str | None:
-    """Name the first option that the compiled backends do not know; None if they know them all.
+    """Return the first option that the compiled backends do not support, or None.
 
-    An option that is not among ``COMPILED_OPTIONS`` may have its default alone: so one that they
-    were never told of is refused, not ignored.
+    An option that ``COMPILED_OPTIONS`` does not list must have its default. So a new option is
+    refused until the backends implement it, never ignored.
     """
     for field in fields(config):
         value = getattr(config, field.name)
         values = COMPILED_OPTIONS.get(field.name, (field.default,))
         if field.name not in _SIZE_FIELDS and value not in values:
-            return f"{field.name} {value!r} (it knows {', '.join(map(str, values))})"
+            return f"{field.name} {value!r} (supported: {', '.join(map(str, values))})"
     return None

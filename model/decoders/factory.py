@@ -1,4 +1,4 @@
-"""Which backend draws: the best that works here, or the one asked for."""
+"""Choice and creation of the decoder backend."""
 
 from __future__ import annotations
 
@@ -25,54 +25,60 @@ def create_decoder(
     threads: int | None = None,
     precision: str | None = None,
 ) -> Decoder:
-    """Open a backend for a model: ``auto`` takes the best that works here and logs which and why.
+    """Create a decoder for a model.
 
-    ``threads`` is how many cores ``native`` may use, all by default, and ``precision`` what it
-    computes products in, by default what the CPU is best at; other backends have their own, and
-    where ``auto`` takes a device the log says that threads are not used. Raises ``ValueError`` on
-    an unknown name and on threads for another backend, ``BackendError`` where one asked for by name
-    cannot run here, and ``InsufficientResourcesError`` where memory or threads are short for what
-    is asked for.
+    Args:
+        model: The network to draw with.
+        max_slots: The number of images in flight.
+        backend: One of ``BACKENDS``. ``auto`` takes the fastest that works here and logs which
+            one and why.
+        threads: The number of cores for ``native``, all by default. If ``auto`` chooses a device,
+            the log says that the threads are not used.
+        precision: The format of the products of ``native``, by default the CPU's best. The other
+            backends have their own.
+
+    Raises:
+        ValueError: If the backend is unknown, or ``threads`` is given for another one.
+        BackendError: If the backend cannot run here.
+        InsufficientResourcesError: If memory or threads do not suffice.
     """
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, not {backend!r}")
     if backend == "reference":
         if threads is not None:
             raise ValueError(
-                "the reference backend has torch's threads: leave threads out, and set "
-                "OMP_NUM_THREADS to have fewer"
+                "the reference backend uses torch's threads: leave threads out, and set "
+                "OMP_NUM_THREADS to limit them"
             )
         return ReferenceDecoder(model, max_slots)
     if backend == "triton" and threads is not None:
-        raise ValueError("the triton backend draws on a device: leave threads out")
+        raise ValueError("the triton backend runs on a GPU: leave threads out")
     if backend == "triton" or (backend == "auto" and torch.cuda.is_available()):
         try:
             decoder = _create_triton(model, max_slots)
         except BackendError as error:
             if backend != "auto" or isinstance(error, InsufficientResourcesError):
-                raise  # an operator who asks for too many slots wants fewer, and no slower ones
+                raise  # too many slots: ask for fewer instead of falling back to a slower backend
             log.warning("decoding on the CPU: %s", error)
         else:
             if threads is not None:
-                log.info("%d threads are not used: they are for a CPU, without a device", threads)
+                log.info("ignoring threads=%d, which only the CPU backend uses", threads)
             return decoder
     try:
         native = NativeDecoder(model, max_slots, threads, precision=precision)
     except BackendError as error:
         if backend != "auto" or isinstance(error, InsufficientResourcesError):
             raise
-        whose = "" if threads is None else " and torch's own threads"
-        log.warning("decoding with the slow reference backend%s: %s", whose, error)
+        own_threads = "" if threads is None else ", with torch's own number of threads"
+        log.warning("decoding with the slow reference backend%s: %s", own_threads, error)
         return ReferenceDecoder(model, max_slots)
-    log.info("decoding with the %s, %d threads", native.variant, native.threads)
+    log.info("decoding with %s, %d threads", native.variant, native.threads)
     return native
 
 
 def _create_triton(model: LinearTransformer, max_slots: int) -> Decoder:
     if importlib.util.find_spec("triton") is None:
-        raise BackendError(
-            "the triton backend needs Triton, which there is for Linux: pip install -e '.[gpu]'"
-        )
+        raise BackendError("the triton backend needs Triton (Linux only): pip install -e '.[gpu]'")
     from scanline.model.decoders.triton import TritonDecoder
 
     decoder = TritonDecoder(model, max_slots)

@@ -1,4 +1,4 @@
-"""How many slots fit into this machine's memory."""
+"""Memory budget for decoder slots."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from scanline.kernels.native.cgroup import memory_left
 from scanline.model.config import ModelConfig
 from scanline.model.decoders.base import BackendError
 
-SHARE = 0.75  # of the free memory that slots may take
+SHARE = 0.75  # share of the free memory that slots may take
 
 _MEMINFO = Path("/proc/meminfo")
 
 
 def free_memory() -> int:
-    """Give the bytes that may still be taken here: the machine's, or fewer in a container."""
+    """Return the free memory in bytes of this machine, or of its container if that is less."""
     try:
         lines = _MEMINFO.read_text().splitlines()
         fields = dict(line.split(":", 1) for line in lines)
@@ -26,16 +26,16 @@ def free_memory() -> int:
 
 
 def slot_memory_budget() -> int:
-    """Give the bytes that slots may take here."""
+    """Return the memory in bytes that slots may take here."""
     return int(SHARE * free_memory())
 
 
 class InsufficientResourcesError(BackendError):
-    """Memory or threads are short for what was asked for, whatever the backend."""
+    """Raised if memory or threads do not suffice; another backend would not help."""
 
 
 class InsufficientMemoryError(InsufficientResourcesError):
-    """There is no memory for so many slots, but for ``max_slots``."""
+    """Raised if the slots do not fit into memory; ``max_slots`` would."""
 
     def __init__(self, message: str, max_slots: int) -> None:
         super().__init__(message)
@@ -43,20 +43,22 @@ class InsufficientMemoryError(InsufficientResourcesError):
 
 
 def check_slot_memory(config: ModelConfig, slots: int, state: int) -> int:
-    """Give the bytes that slots come to take, each of a ``state`` of so many and what is drawn.
+    """Return the memory in bytes that the slots take, each with ``state`` bytes of state.
 
-    Raises ``InsufficientMemoryError``, which says how many slots would fit, where these do not.
+    Raises:
+        InsufficientMemoryError: If they exceed ``slot_memory_budget``; the message and
+            ``max_slots`` say how many would fit.
     """
-    # The canvas, which of it is known, and each pixel's bits.
+    # Canvas, known mask and bits of each pixel.
     each = state + config.pixels * (config.channels + 1 + 4)
     there = slot_memory_budget()
     if slots * each > there:
         why = ""
         if config.attention == "softmax":
-            why = ", since softmax attention keeps every key and value of an image"
+            why = ", because softmax attention keeps every key and value of an image"
         raise InsufficientMemoryError(
             f"{slots} slots of this model take {slots * each / 1e9:.3g} GB, {each / 1e6:.3g} MB "
-            f"each{why}; {there / 1e9:.3g} GB are there for them: open at most {there // each}",
+            f"each{why}; {there / 1e9:.3g} GB are available: use at most {there // each}",
             max_slots=there // each,
         )
     return slots * each

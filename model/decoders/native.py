@@ -1,4 +1,4 @@
-"""The ``native`` backend: the decoder's contract over the C++ of ``kernels/native/decoder.cpp``."""
+"""The ``native`` backend, an adapter to the C++ decoder in ``kernels/native/decoder.cpp``."""
 
 from __future__ import annotations
 
@@ -30,22 +30,31 @@ def _numpy(tensor: Tensor) -> NDArray[np.float32]:
 
 
 class NativeDecoder(Decoder):
-    """C++ on the CPU: whole pixels of all slots in one call.
+    """Decoder in C++ on the CPU, which draws whole pixels of all slots in one call.
 
-    ``precision`` is what products are computed in: by default ``int16``, whole numbers that are
-    more exact than ``bf16`` and on Zen 4 about as fast, and ``bf16`` on Arm. ``int8`` is faster
-    than both, and some models are worse for it. All else is float32, and so are states.
-    Where intensities enter by a linear map, the first feed-forward network's input and a mixture's
-    parameters are a step finer: float32 beside bf16, int16 beside int8.
-    ``threads`` is how many cores to use, all that this process may by default, and ``isa`` one of
-    ``ISAS`` in ``kernels/native/cpu.py``, the CPU's best by default. ``speculate`` computes pixels
-    ahead on guesses, where images are few, and keeps what was guessed right. ``team`` is how many
-    threads share the work on few images, by default as many as are measured to be quickest, up to
-    what the network's size is worth. The same seed gives the same bytes for every ``threads`` and
-    ``team``, guessed or not. Raises ``BackendError`` where the code cannot be built or run, of
-    which ``InsufficientMemoryError`` and ``InsufficientResourcesError`` say that memory or threads
-    are short, and ``ValueError``
-    on an unknown ``precision`` or ``isa``, or no thread.
+    The same seed gives the same bytes for every ``threads`` and ``team``, with and without
+    ``speculate``.
+
+    Args:
+        model: The network to draw with.
+        max_slots: The number of images in flight.
+        threads: The number of cores to use; by default all that this process may use.
+        precision: The format of the matrix products, by default ``int16`` (``bf16`` on Arm).
+            ``int16`` is more exact than ``bf16`` and on Zen 4 about as fast; ``int8`` is faster
+            than both, but degrades some models. States and everything else are float32. If
+            intensities enter by a linear map, the input of the first feed-forward network and the
+            parameters of a mixture are more precise: float32 with ``bf16``, int16 with ``int8``.
+        isa: One of ``ISAS`` in ``kernels/native/cpu.py``, by default the CPU's best.
+        speculate: Whether to compute pixels ahead from predicted values if there are few images.
+            Pixels with a correct prediction are kept.
+        team: The number of threads that share the work on few images. By default it is measured,
+            up to a limit set by the size of the network.
+
+    Raises:
+        BackendError: If the code cannot be built or run. Its subclasses
+            ``InsufficientMemoryError`` and ``InsufficientResourcesError`` mean that memory or
+            threads do not suffice.
+        ValueError: If ``precision`` or ``isa`` is unknown, or ``threads`` or ``team`` is below 1.
     """
 
     backend = "native"
@@ -72,10 +81,10 @@ class NativeDecoder(Decoder):
             library = native.load_library(isa)
         except NativeBuildError as error:
             raise BackendError(f"the native backend cannot run: {error}") from error
-        # NEON has no product of pairs of int16.
+        # NEON has no instruction that multiplies and adds pairs of int16.
         arm = native.isa_of(library).startswith("neon")
-        own: native.Precision = "bf16" if arm else "int16"
-        self.precision: native.Precision = chosen or own
+        default: native.Precision = "bf16" if arm else "int16"
+        self.precision: native.Precision = chosen or default
         c = model.config
         sizes = {
             name: getattr(c, name)
@@ -91,7 +100,7 @@ class NativeDecoder(Decoder):
             "precision": native.PRECISIONS.index(self.precision), "threads": self.threads,
             "team": team or 0, "speculate": speculate,
         }  # fmt: skip
-        # Before the arrays are made for nothing.
+        # Check before allocating the arrays.
         self.memory = check_slot_memory(c, max_slots, 4 * native.slot_state(library, sizes))
         super().__init__(c, max_slots)
         arrays: dict[str, NDArray[np.generic]] = {
@@ -102,17 +111,17 @@ class NativeDecoder(Decoder):
             self._native = native.NativeNetwork(
                 library, sizes, _weights(model), _layers(model), arrays
             )
-        except NativeBuildError as error:  # of memory or threads
+        except NativeBuildError as error:  # memory or threads
             raise InsufficientResourcesError(f"the native backend cannot run: {error}") from error
 
     @classmethod
     def unsupported(cls, config: ModelConfig) -> str | None:
-        """Name the first option that the C++ does not know."""
+        """Return the first option that the C++ does not support, or None."""
         return unsupported_option(config)
 
     @property
     def isa(self) -> str:
-        """The instructions that the code was built for."""
+        """The instruction set that the code was built for."""
         return self._native.isa
 
     @property
@@ -121,18 +130,18 @@ class NativeDecoder(Decoder):
 
     @property
     def kv(self) -> NDArray[np.float32]:
-        """Every slot's sums of eq. 18, a view: ``[N, L, H, K, V]``."""
+        """View of every slot's sums of eq. 18: ``[N, L, H, K, V]``."""
         K = self.config.head_size
         return self._native.sums[..., :K, :K]
 
     @property
     def z(self) -> NDArray[np.float32]:
-        """Every slot's sums of eq. 19, a view: ``[N, L, H, K]``."""
+        """View of every slot's sums of eq. 19: ``[N, L, H, K]``."""
         K = self.config.head_size
         return self._native.sums[..., K, :K]
 
     def trace(self) -> NDArray[np.float32]:
-        """From now on keep every step's head parameters, in ``[N, steps, head_outputs]``."""
+        """Record the head's parameters of every later step, in ``[N, steps, head_outputs]``."""
         c = self.config
         parameters = np.full((self.max_slots, c.steps, c.head_outputs), np.nan, np.float32)
         self._native.trace(parameters)
@@ -140,7 +149,7 @@ class NativeDecoder(Decoder):
 
     @property
     def states(self) -> NDArray[np.float32]:
-        """Every slot's whole state, a view: ``[N, floats]``."""
+        """View of every slot's whole state: ``[N, floats]``."""
         return self._native.states
 
     def _reset_state(self, slots: NDArray[np.int32], lengths: NDArray[np.int32]) -> None:
@@ -150,7 +159,7 @@ class NativeDecoder(Decoder):
         self._native.copy(np.ascontiguousarray(sources), np.ascontiguousarray(targets))
 
     def step(self, slots: Slots, n: int) -> None:
-        # No more than there are, for C++ counts in 32 bits.
+        # Capped, because the C++ takes n as a 32-bit integer.
         self._native.step(np.ascontiguousarray(slots, np.int32), min(n, self.config.pixels))
 
 
@@ -166,14 +175,14 @@ def _weights(model: LinearTransformer) -> dict[str, NDArray[np.float32] | None]:
         "head_tables": "head.tables",
     }  # fmt: skip
     weights: dict[str, NDArray[np.float32] | None] = {
-        name: _numpy(tensors[theirs]) if theirs in tensors else None
-        for name, theirs in names.items()
+        name: _numpy(tensors[parameter]) if parameter in tensors else None
+        for name, parameter in names.items()
     }
     c = model.config
     weights["code"] = None
     if c.positions == "sinusoidal":
-        behind = int(c.input == "previous")  # the code is that of the value embedded
-        weights["code"] = _numpy(sinusoidal_code(torch.arange(c.steps) - behind, c.d_model // 2))
+        offset = int(c.input == "previous")  # the code belongs to the embedded value
+        weights["code"] = _numpy(sinusoidal_code(torch.arange(c.steps) - offset, c.d_model // 2))
     return weights
 
 

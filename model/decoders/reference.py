@@ -1,4 +1,4 @@
-"""The ``reference`` backend: plain torch, and the definition of every other."""
+"""The ``reference`` backend in plain torch, which defines the results of the others."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from scanline.model.noise import pixel_noise
 
 
 class ReferenceDecoder(Decoder):
-    """Plain torch in float32 or float64, one row after another: slow, and plainly invariant.
+    """Decoder in plain torch, in float32 or float64, one row at a time.
 
-    Raises ``BackendError`` where so many slots do not fit into the memory.
+    It is slow, but obviously independent of the batch. Raises ``InsufficientMemoryError`` if the
+    slots do not fit into memory.
     """
 
     backend = "reference"
@@ -31,31 +32,31 @@ class ReferenceDecoder(Decoder):
         self.model.load_state_dict(model.state_dict())
         states = self.model.initial_state(1)
         each = sum(tensor.nbytes for state in states for tensor in state.values())
-        # Before the arrays are made for nothing.
+        # Check before allocating the arrays.
         self.memory = check_slot_memory(model.config, max_slots, each)
         super().__init__(model.config, max_slots)
         self.states = self.model.initial_state(max_slots)
 
     @classmethod
     def unsupported(cls, config: ModelConfig) -> str | None:
-        """Name attention without a state; all else the network itself runs."""
+        """Refuse attention without a state; the network itself runs everything else."""
         if config.supports_decoding:
             return None
         return (
-            f"attention {config.attention!r} has no state to draw from step by step: a model of it "
-            "can be trained and scored only"
+            f"attention {config.attention!r} has no recurrent state, so the model cannot draw; it "
+            "can be trained and scored"
         )
 
     @torch.inference_mode()
     def _reset_state(self, slots: NDArray[np.int32], lengths: NDArray[np.int32]) -> None:
-        fresh = self.model.initial_state(1)
+        initial = self.model.initial_state(1)
         for slot, length in zip(slots.tolist(), lengths.tolist(), strict=True):
-            self._keep(slot, fresh)
+            self._set_state(slot, initial)
             if length:
                 canvas = torch.from_numpy(self.canvas[slot : slot + 1])
                 label = self._label(slot)
                 states, bits = self.model.prefill(canvas, torch.tensor([length]), label)
-                self._keep(slot, states)
+                self._set_state(slot, states)
                 self.bits[slot] = bits[0].numpy()
                 self.positions[slot] = length
 
@@ -70,18 +71,18 @@ class ReferenceDecoder(Decoder):
             for tensor in state.values():
                 tensor[targets] = tensor[sources]
 
-    def _keep(self, slot: int, states: list[State]) -> None:
-        for mine, new in zip(self.states, states, strict=True):
+    def _set_state(self, slot: int, states: list[State]) -> None:
+        for own, new in zip(self.states, states, strict=True):
             for name, tensor in new.items():
-                mine[name][slot] = tensor[0]
+                own[name][slot] = tensor[0]
 
     def _label(self, slot: int) -> Tensor:
         return torch.from_numpy(self.inputs.label[slot : slot + 1]).long()
 
     def _run(self, slot: int, step: int) -> Tensor:
-        """Run one step of a slot: the head's parameters ``[1, P]``."""
+        """Run one step of a slot; return the head's parameters ``[1, P]``."""
         canvas = torch.from_numpy(self.canvas[slot : slot + 1])
-        states = [  # views: the slot's own rows move on
+        states = [  # views, so that the step updates the slot's rows
             {name: tensor[slot : slot + 1] for name, tensor in state.items()}
             for state in self.states
         ]
@@ -100,19 +101,24 @@ class ReferenceDecoder(Decoder):
         )
         bits = 0.0
         for part in range(config.steps_per_pixel):
-            mine = slice(part * config.step_channels, (part + 1) * config.step_channels)
+            channels = slice(part * config.step_channels, (part + 1) * config.step_channels)
             step = pixel * config.steps_per_pixel + part
             if step < self.model.first_step:
                 if not known:
-                    values[mine] = config.first_value
+                    values[channels] = config.first_value
             else:
                 parameters = self._run(slot, step)
-                without = None if twin == NO_SLOT else self._run(twin, step)
+                unconditional = None if twin == NO_SLOT else self._run(twin, step)
                 if not known:
-                    values[mine] = self.model.head.sample(
-                        parameters, noise[part : part + 1], temperature, top_p, guidance, without
+                    values[channels] = self.model.head.sample(
+                        parameters,
+                        noise[part : part + 1],
+                        temperature,
+                        top_p,
+                        guidance,
+                        unconditional,
                     )[0]
-                bits += float(self.model.head.bits(parameters, values[None, mine]))
+                bits += float(self.model.head.bits(parameters, values[None, channels]))
             if twin != NO_SLOT:
                 self.canvas[twin, pixel] = values.numpy()
         for one in [slot] if twin == NO_SLOT else [slot, twin]:

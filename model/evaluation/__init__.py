@@ -1,1 +1,1 @@
-"""Evaluation of models: likelihood, sample quality and the records of both."""
+"""Evaluation of a model: likelihood, sample quality, inpainting and loss of precision."""

@@ -1,4 +1,4 @@
-"""How well holes in real pictures are completed, by one particle and by many."""
+"""Inpainting quality: test images with holes, completed with one and with many particles."""
 
 from __future__ import annotations
 
@@ -17,11 +17,16 @@ from scanline.model.evaluation.classifier import Classifier
 
 @dataclass(frozen=True, kw_only=True)
 class InpaintingResult:
-    """Figures of test images with one kind of hole, each completed once.
+    """Results for test images with one kind of hole, each completed once.
 
-    ``squared_error`` is the mean over the hole of the squared difference to the truth, intensities
-    from 0 to 1; ``right`` the share whose class the classifier still sees, None without one;
-    ``bits_per_dim`` that of the whole picture; ``seconds`` what one picture took.
+    Attributes:
+        hole: The kind of hole.
+        particles: The number of particles per image.
+        squared_error: Mean squared error inside the hole, for intensities from 0 to 1.
+        class_accuracy: Share of the completed images that are classified correctly; None without
+            a classifier.
+        bits_per_dim: Mean bits/dim of the whole images.
+        seconds: Time per image.
     """
 
     hole: str
@@ -33,10 +38,10 @@ class InpaintingResult:
 
 
 def inpainting_masks(height: int, width: int) -> dict[str, NDArray[np.bool_]]:
-    """Give what is known around each kind of hole: bool ``[height, width]`` by its name.
+    """Return the masks of known pixels, bool ``[height, width]``, by kind of hole.
 
-    The hole in the middle is two sevenths of a side: 8 × 8 of MNIST's 28 × 28. Pictures too small
-    for a kind do not have it.
+    The hole in the middle is two sevenths of each side: 8 × 8 of MNIST's 28 × 28. Kinds that do not
+    fit into the image are left out.
     """
     rows, columns = np.indices((height, width))
     tall, wide = round(height * 2 / 7), round(width * 2 / 7)
@@ -56,32 +61,30 @@ def evaluate_inpainting(
     counts: Sequence[int],
     *,
     classifier: Classifier | None = None,
-    tell: Callable[[InpaintingResult], object] = lambda completed: None,
+    on_result: Callable[[InpaintingResult], object] = lambda result: None,
 ) -> list[InpaintingResult]:
-    """Complete every test image, picture j of seed j, with each number of particles.
+    """Complete every test image, image j with seed j, for each hole and number of particles.
 
-    ``tell`` hears each figure as it is known. Raises ``ValueError`` where the images do not fit.
+    ``on_result`` is called with each result. Raises ``ValueError`` if the images do not fit the
+    model.
     """
-    figures = []
-    for name, known in inpainting_masks(
-        checkpoint.model.config.height, checkpoint.model.config.width
-    ).items():
+    config, results = checkpoint.model.config, list[InpaintingResult]()
+    for name, known in inpainting_masks(config.height, config.width).items():
         for count in counts:
-            began = time.perf_counter()
-            painted = generate(
+            start = time.perf_counter()
+            completed = generate(
                 checkpoint, len(test), given=test.images, known=known, guidance=1, particles=count
             )
-            took = time.perf_counter() - began
-            difference = (painted.images[:, ~known] - test.images[:, ~known].astype(float)) / 255
+            elapsed = time.perf_counter() - start
+            difference = (completed.images[:, ~known] - test.images[:, ~known].astype(float)) / 255
             class_accuracy = None
             if classifier is not None and test.labels is not None:
-                class_accuracy = float(
-                    (classifier.predict(painted.images)[0] == test.labels).mean()
-                )
-            figures.append(InpaintingResult(
+                predicted, _ = classifier.predict(completed.images)
+                class_accuracy = float((predicted == test.labels).mean())
+            results.append(InpaintingResult(
                 hole=name, particles=count,
                 squared_error=float(np.square(difference).mean()), class_accuracy=class_accuracy,
-                bits_per_dim=float(painted.bits_per_dim.mean()), seconds=took / len(test),
+                bits_per_dim=float(completed.bits_per_dim.mean()), seconds=elapsed / len(test),
             ))  # fmt: skip
-            tell(figures[-1])
-    return figures
+            on_result(results[-1])
+    return results

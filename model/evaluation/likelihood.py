@@ -1,4 +1,4 @@
-"""Exact bits per dimension over a set of images."""
+"""Exact bits per dimension over a data set."""
 
 from __future__ import annotations
 
@@ -13,16 +13,13 @@ from scanline.model.config import ModelConfig
 from scanline.model.data.dataset import Dataset
 from scanline.model.network import LinearTransformer
 
-CPU_PIXELS = 4096  # of a batch: what a layer makes of so many fits a core's share of the caches
+CPU_PIXELS = 4096  # per batch, so that the activations of a layer fit a core's caches
 CUDA_BATCH = 64
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Mean bits/dim over ``images`` images, and the standard error of that mean.
-
-    Of one image the error is infinite.
-    """
+    """Mean bits/dim over ``images`` images and its standard error, infinite for one image."""
 
     bits_per_dim: float
     standard_error: float
@@ -30,7 +27,7 @@ class Evaluation:
 
     @property
     def finite_error(self) -> float | None:
-        """The standard error, or None where it is infinite, which JSON cannot say."""
+        """The standard error, or None if it is infinite, because JSON has no infinity."""
         return self.standard_error if np.isfinite(self.standard_error) else None
 
     def __str__(self) -> str:
@@ -38,24 +35,24 @@ class Evaluation:
 
 
 def format_bits(mean: str, error: str, images: int) -> str:
-    """Write bits/dim of some images; of one nobody knows the error."""
+    """Format a mean in bits/dim, without the error if there is only one image."""
     if images == 1:
         return f"{mean} bits/dim, one image"
     return f"{mean} ± {error} bits/dim, {images} images"
 
 
 def mean_and_standard_error(values: NDArray[np.float64]) -> tuple[float, float]:
-    """Give the mean of values ``[N]`` and its standard error, which of one value is infinite."""
+    """Return the mean of values ``[N]`` and its standard error, infinite if N is 1."""
     error = values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else np.inf
     return float(values.mean()), float(error)
 
 
 def check_image_shape(config: ModelConfig, data: Dataset) -> None:
-    """Raise ``ValueError`` where images are of another shape than a model draws."""
+    """Raise ``ValueError`` if the images do not have the model's shape."""
     if data.images.shape[1:] != (config.height, config.width, config.channels):
         raise ValueError(
             f"the model draws {config.height} × {config.width} × {config.channels} images, "
-            f"the data holds {' × '.join(map(str, data.images.shape[1:]))}"
+            f"the data has {' × '.join(map(str, data.images.shape[1:]))}"
         )
 
 
@@ -70,18 +67,27 @@ def evaluate(
     device: torch.device | None = None,
     progress: Callable[[int], object] = lambda done: None,
 ) -> Evaluation:
-    """Measure a model's bits/dim on every image, without a label unless ``with_label``.
+    """Measure a model's mean bits/dim over a data set.
 
-    Arithmetic is float32 unless ``bf16``. A ``batch`` is as large as suits the device, if None;
-    ``progress`` is told how many images each held.
-    Raises ``ValueError`` where the data has no labels to give, or does not fit the model.
+    Args:
+        model: The network.
+        data: The images.
+        with_label: Whether to condition on the true labels.
+        batch: Images per batch; None chooses a size for the device.
+        bf16: Whether to use bf16 autocast instead of float32.
+        device: The device of the model.
+        progress: Called with the number of images of each batch.
+
+    Raises:
+        ValueError: If the data does not fit the model, or has no labels that it knows.
     """
     config = model.config
     check_image_shape(config, data)
     if with_label and (data.labels is None or data.classes != config.classes):
-        theirs, own = (", ".join(some) or "none" for some in (data.classes, config.classes))
+        found, expected = (", ".join(some) or "none" for some in (data.classes, config.classes))
         raise ValueError(
-            f"the data's classes ({theirs}) are not the model's ({own}): evaluate without labels"
+            f"the data's classes ({found}) are not the model's ({expected}): evaluate without "
+            "labels"
         )
     if batch is None:
         cuda = device is not None and device.type == "cuda"

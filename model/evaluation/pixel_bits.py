@@ -1,4 +1,4 @@
-"""What a network says of a picture: the bits of each pixel, and what it expects next."""
+"""Per-pixel bits of images, and the distribution of the next value."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from numpy.typing import NDArray
 from scanline.model.config import VALUES
 from scanline.model.network import LinearTransformer
 
-BATCH = 16  # pictures scored at once: bounds the memory that one request takes
+BATCH = 16  # images per batch, which bounds the memory per request
 
 
 @torch.inference_mode()
 def pixel_bits(
     network: LinearTransformer, canvases: NDArray[np.uint8], label: int | NDArray[np.integer]
 ) -> NDArray[np.float32]:
-    """Give the exact cost of each pixel of some pictures: uint8 ``[B, T, C]`` → ``[B, T]``.
+    """Return the exact bits of each pixel: uint8 ``[B, T, C]`` → float32 ``[B, T]``.
 
-    ``label`` is a class or -1, one for all or one a picture.
+    ``label`` is a class or -1, one for all images or one each.
     """
     labels = np.broadcast_to(label, len(canvases)).astype(np.int64)
     parts: list[NDArray[np.float32]] = []
     for first in range(0, len(canvases), BATCH):
         batch = slice(first, first + BATCH)
-        # A copy, for torch wants them writeable, and not backwards.
-        some = torch.from_numpy(canvases[batch].copy())
-        with torch.autocast("cpu", enabled=False):  # a caller's would round what is exact
-            bits = network.bits(some, torch.from_numpy(labels[batch]))
+        # Copied, because torch needs writable arrays without negative strides.
+        images = torch.from_numpy(canvases[batch].copy())
+        with torch.autocast("cpu", enabled=False):  # a caller's autocast would round the result
+            bits = network.bits(images, torch.from_numpy(labels[batch]))
         parts.append(bits.numpy())
     return np.concatenate(parts)
 
@@ -38,15 +38,18 @@ def pixel_bits(
 def next_value(
     network: LinearTransformer, values: Sequence[int], label: int
 ) -> NDArray[np.float32]:
-    """Give the probability of each of the 256 values that may follow ``values``: ``[256]``.
+    """Return the probabilities of the next value: float32 ``[256]``.
 
-    ``values`` are in raster order with the channels innermost, fewer than an image has; ``label``
-    is a class's number, or -1 for none.
+    Args:
+        network: The network.
+        values: The values so far, in raster order with the channels innermost; fewer than an image
+            has.
+        label: A class number, or -1 for none.
     """
     config = network.config
     canvas = np.zeros(config.values, np.uint8)
     canvas[: len(values)] = values
-    if not values and config.start == "given":  # never modelled: every image begins with it
+    if not values and config.start == "given":  # not modelled: the first value is fixed
         certain = np.zeros(VALUES, np.float32)
         certain[config.first_value] = 1
         return certain
@@ -64,7 +67,7 @@ def next_value(
             continue
         parameters = network.step(pixels, torch.tensor([step]), state, labels)
     channels, channel = config.step_channels, channel % config.step_channels
-    drawn = pixels[:, position, :channels].long()
-    log_probabilities = network.head.log_probs(parameters, channel, drawn)
+    decided = pixels[:, position, :channels].long()
+    log_probabilities = network.head.log_probs(parameters, channel, decided)
     probabilities: NDArray[np.float32] = log_probabilities[0].exp().numpy()
     return probabilities

@@ -1,4 +1,4 @@
-"""What it costs a model to be drawn in fewer bits by the ``native`` backend."""
+"""Loss of likelihood from reduced precision in the ``native`` backend."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from scanline.model.evaluation.likelihood import format_bits, mean_and_standard_
 from scanline.model.network import LinearTransformer
 
 BATCH = 64
-MAX_COST = 0.002  # bits/dim: what a checkpoint may lose by the precision that it names
-MIN_IMAGES = 30  # of fewer, two standard errors say too little
+MAX_COST = 0.002  # bits/dim that a checkpoint may lose by its recorded precision
+MIN_IMAGES = 30  # with fewer, the standard error is unreliable
 
 
 @dataclass(frozen=True)
 class PrecisionCost:
-    """Bits/dim that a precision adds to float32's: the mean over images, and its standard error.
+    """Mean bits/dim that a precision adds to float32, with its standard error.
 
-    ``data`` names the set. Of one image the error is infinite.
+    ``data`` is the name of the data set. The error is infinite for one image.
     """
 
     precision: Precision
@@ -35,13 +35,13 @@ class PrecisionCost:
 
     @property
     def acceptable(self) -> bool:
-        """Whether it is surely (two standard errors, of enough images) at most ``MAX_COST``."""
-        surely = self.bits_per_dim + 2 * self.standard_error <= MAX_COST
-        return surely and self.images >= MIN_IMAGES
+        """Whether the cost is at most ``MAX_COST``, by two standard errors and enough images."""
+        upper_bound = self.bits_per_dim + 2 * self.standard_error
+        return upper_bound <= MAX_COST and self.images >= MIN_IMAGES
 
     def __str__(self) -> str:
-        figure = format_bits(f"{self.bits_per_dim:+.5f}", f"{self.standard_error:.5f}", self.images)
-        return f"{self.precision} costs {figure}"
+        cost = format_bits(f"{self.bits_per_dim:+.5f}", f"{self.standard_error:.5f}", self.images)
+        return f"{self.precision} costs {cost}"
 
 
 def measure_precision_cost(
@@ -51,29 +51,37 @@ def measure_precision_cost(
     threads: int | None = None,
     progress: Callable[[int], object] = lambda done: None,
 ) -> PrecisionCost:
-    """Measure every image without a label in float32 and in ``precision``, in the native backend.
+    """Measure the bits/dim of a precision and of float32 without labels, in the native backend.
 
-    ``progress`` is told how many images each batch held. Raises ``BackendError`` where that backend
-    cannot run, and ``ValueError`` on an unknown precision.
+    Args:
+        network: The network.
+        data: The images.
+        precision: The precision to compare with float32.
+        threads: The number of cores, all by default.
+        progress: Called with the number of images of each batch.
+
+    Raises:
+        BackendError: If the native backend cannot run here.
+        ValueError: If the precision is unknown.
     """
-    named = precision_of(precision)
+    checked = precision_of(precision)
     decoders = [
         NativeDecoder(network, min(BATCH, len(data)), threads, precision=chosen)
-        for chosen in ("float32", named)
+        for chosen in ("float32", checked)
     ]
-    each: list[NDArray[np.float64]] = []
+    costs: list[NDArray[np.float64]] = []
     for first in range(0, len(data), BATCH):
         exact, rounded = (
             _bits(decoder, data.images[first : first + BATCH]) for decoder in decoders
         )
-        each.append(rounded - exact)
+        costs.append(rounded - exact)
         progress(len(exact))
-    values = np.concatenate(each)
-    return PrecisionCost(named, *mean_and_standard_error(values), len(values), data.title)
+    values = np.concatenate(costs)
+    return PrecisionCost(checked, *mean_and_standard_error(values), len(values), data.title)
 
 
 def _bits(decoder: NativeDecoder, images: NDArray[np.uint8]) -> NDArray[np.float64]:
-    """Give the bits/dim of some images, all of whose pixels are known: ``[B]``."""
+    """Return the bits/dim of images, by prefilling all their pixels: ``[B]``."""
     config = decoder.config
     inputs = InputBatch.empty(config, len(images))
     inputs.canvas[:] = images.reshape(inputs.canvas.shape)

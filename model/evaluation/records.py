@@ -1,4 +1,4 @@
-"""A model's quality: measured, kept in its checkpoint, and read back from there."""
+"""Evaluation results in checkpoints: measure, record and read them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def evaluate_checkpoint(
     with_label: bool = False,
     progress: Callable[[int], object] = lambda done: None,
 ) -> Evaluation:
-    """Measure a model's bits/dim on every image, on a CUDA device if there is one."""
+    """Measure a checkpoint's bits/dim over a data set, on a CUDA device if there is one."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     network = checkpoint.model.to(device)
     return evaluate(network, data, with_label=with_label, device=device, progress=progress)
@@ -41,70 +41,78 @@ def record_evaluation(
     checkpoint: Checkpoint,
     folder: Path | None,
     data: Dataset,
-    figure: Evaluation,
+    result: Evaluation,
     *,
     with_label: bool = False,
 ) -> Path:
-    """Write a figure into the facts of a folder's checkpoint, the shipped ones' by default.
+    """Record an evaluation in the facts of a checkpoint file and return its path.
 
-    Gives its file, as the others do.
+    Args:
+        checkpoint: The evaluated checkpoint.
+        folder: The folder of the file; None for the shipped weights.
+        data: The data set.
+        result: The result.
+        with_label: Whether the true labels were given.
+
+    Raises:
+        CheckpointError: If the weights of the file are not those of ``checkpoint``.
     """
     key = "test_with_label" if with_label else "test"
-    known = {"standard_error": figure.finite_error, "data": data.title, "note": data.note}
-    return _record(checkpoint, folder, key, dataclasses.asdict(figure) | known)
+    details = {"standard_error": result.finite_error, "data": data.title, "note": data.note}
+    return _record(checkpoint, folder, key, dataclasses.asdict(result) | details)
 
 
 def record_defaults(
     checkpoint: Checkpoint, folder: Path | None, defaults: SamplingDefaults
 ) -> Path:
-    """Write how a checkpoint's images are drawn where nobody says otherwise into its facts."""
+    """Record sampling defaults in a checkpoint file and return its path."""
     return _record(checkpoint, folder, "defaults", defaults._asdict())
 
 
 def record_precision(checkpoint: Checkpoint, folder: Path | None, cost: PrecisionCost) -> Path:
-    """Have a checkpoint drawn in this precision by the ``native`` backend from now on.
+    """Record a precision for the ``native`` backend in a checkpoint file and return its path.
 
-    Raises ``ValueError`` where that may cost more than ``MAX_COST`` bits/dim.
+    Raises ``ValueError`` if it may cost more than ``MAX_COST`` bits/dim.
     """
     if not cost.acceptable:
         raise ValueError(
-            f"{checkpoint.name} may lose more than {MAX_COST} bits/dim in {cost.precision}, by "
-            f"{cost.images} images: not recorded; measure more, {MIN_IMAGES} at least, or leave "
-            "it in another precision"
+            f"not recorded: by these {cost.images} images {checkpoint.name} may lose more than "
+            f"{MAX_COST} bits/dim in {cost.precision}; measure at least {MIN_IMAGES} images, or "
+            "choose another precision"
         )
     return _record(checkpoint, folder, "native_precision", dataclasses.asdict(cost))
 
 
 def _record(checkpoint: Checkpoint, folder: Path | None, key: str, fact: dict[str, Any]) -> Path:
-    """Add a fact to those that the file holds by now: measuring may have taken hours.
+    """Add a fact to the current facts of the file, because measuring may have taken hours.
 
-    Raises ``CheckpointError`` where its weights are no longer those measured.
+    Raises ``CheckpointError`` if the weights of the file have changed since.
     """
     path = (folder or SHIPPED_WEIGHTS) / f"{checkpoint.name}.safetensors"
     with folder_lock(path.resolve().parent):
-        now = load_checkpoint(path)
-        if not _same(now.model, checkpoint.model):
+        current = load_checkpoint(path)
+        if not _same_weights(current.model, checkpoint.model):
             raise CheckpointError(
-                f"{path} holds other weights than those measured, as of a training that goes on: "
-                "nothing is recorded; measure again"
+                f"nothing is recorded: the weights in {path} have changed since the measurement, "
+                "perhaps by a training run; measure again"
             )
-        save_checkpoint(path, now.model, now.facts | {key: fact})
+        save_checkpoint(path, current.model, current.facts | {key: fact})
     return path
 
 
-def _same(one: LinearTransformer, other: LinearTransformer) -> bool:
-    """Whether two networks are equal to the last bit, on whatever devices."""
-    theirs = other.state_dict()
+def _same_weights(one: LinearTransformer, other: LinearTransformer) -> bool:
+    """Return True if two networks are bitwise equal, on any devices."""
+    tensors = other.state_dict()
     return one.config == other.config and all(
-        torch.equal(tensor.cpu(), theirs[name].cpu()) for name, tensor in one.state_dict().items()
+        torch.equal(tensor.cpu(), tensors[name].cpu()) for name, tensor in one.state_dict().items()
     )
 
 
 def recorded_bits_per_dim(facts: Mapping[str, Any]) -> float | None:
-    """Read the bits/dim that a checkpoint's facts tell: of the test set, else the last validation.
+    """Return the recorded bits/dim without a label, or None if there is none.
 
-    Without a label; None where it was never measured.
+    The test set takes precedence over the last validation.
     """
     measured = [facts.get("test"), *reversed(facts.get("validation") or [])]
-    figures = [float(figure["bits_per_dim"]) for figure in measured if figure]
-    return figures[0] if figures else None
+    values = [float(result["bits_per_dim"]) for result in measured if result]
+    return values[0] if values else None

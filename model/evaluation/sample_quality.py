@@ -1,4 +1,4 @@
-"""What a judge says of samples: are they of their class, near the real ones, none gone astray."""
+"""Sample quality: class accuracy, Fréchet distance and likelihood outliers."""
 
 from __future__ import annotations
 
@@ -22,26 +22,30 @@ from scanline.model.evaluation.classifier import (
 from scanline.model.evaluation.frechet import frechet_distance
 
 _FEW_SAMPLES = (
-    "of no more samples than it has features, {}, a Fréchet distance says little: judge more, "
-    "where there are more test images"
+    "the Fréchet distance is unreliable with at most as many samples as it has features ({}): use "
+    "more samples, if there are more test images"
 )
-_TAILS = (0.1, 99.9)  # percentiles of the test images' bits/dim that bound what is ordinary
-_MARGIN = 0.1  # of either, beyond it
+_TAILS = (0.1, 99.9)  # percentiles of the test images' bits/dim that bound the typical range
+_MARGIN = 0.1  # relative margin on either side of that range
 
 
 @dataclass(frozen=True, kw_only=True)
 class SampleQuality:
-    """Figures of ``samples`` pictures; shares are of 1.
+    """Quality of a set of samples. Shares and accuracies are from 0 to 1.
 
     Attributes:
-        class_accuracy: Share of samples drawn with a label that the classifier assigns to it;
-            None without labels.
-        accuracy: The classifier's accuracy on the test images.
-        majority_accuracy: Accuracy of always naming the most frequent class.
-        frechet_distance: Fréchet distance to as many test images, in ``features`` features.
-        real_frechet_distance: The same distance for as many training images.
-        below, above: Samples with fewer bits/dim than ``min_bits`` or more than ``max_bits``,
-            limits that few test images exceed.
+        samples: The number of samples.
+        class_accuracy: Share of the samples that are classified as their label; None without
+            labels.
+        accuracy: Accuracy of the classifier on the test images.
+        majority_accuracy: Accuracy of always predicting the most frequent class.
+        frechet_distance: Fréchet distance to as many test images, in the classifier's features.
+        real_frechet_distance: The same of as many training images.
+        features: The number of features.
+        below: Number of samples with fewer bits/dim than ``min_bits``.
+        above: Number of samples with more bits/dim than ``max_bits``.
+        min_bits: Lower bound of the typical bits/dim of test images.
+        max_bits: Upper bound of it.
     """
 
     samples: int
@@ -58,30 +62,30 @@ class SampleQuality:
 
     @property
     def outlier_share(self) -> float:
-        """The share of samples whose bits/dim lies outside the range of the test images."""
+        """Share of the samples whose bits/dim lies outside the typical range of test images."""
         return (self.below + self.above) / self.samples
 
     def __str__(self) -> str:
-        in_class = ""
+        labelled = ""
         if self.class_accuracy is not None:
-            in_class = f"{self.class_accuracy:.1%} are taken for their class; "
-        text = (
-            f"{in_class}the classifier is right on {self.accuracy:.2%} of the test images\n"
+            labelled = f"{self.class_accuracy:.1%} are classified as their label; "
+        lines = [
+            f"{labelled}the classifier is right on {self.accuracy:.2%} of the test images",
             f"Fréchet distance {self.frechet_distance:.2f} to as many test images in its "
-            f"{self.features} features (training images: {self.real_frechet_distance:.2f}); "
-            "not the Inception FID\n"
-            f"{self.outlier_share:.1%} astray: {self.above} above {self.max_bits:.3f} bits/dim, "
+            f"{self.features} features (training images: {self.real_frechet_distance:.2f}); not "
+            "the Inception FID",
+            f"{self.outlier_share:.1%} outliers: {self.above} above {self.max_bits:.3f} bits/dim, "
             f"{self.below} below {self.min_bits:.3f} ({_TAILS[0]} and {_TAILS[1]} percentiles of "
-            "these test images, and a tenth of either beyond)"
-        )
+            "these test images, and a margin of a tenth)",
+        ]
         if warning := reliability_warning(self.accuracy, self.majority_accuracy):
-            text += f"\n{warning}"
+            lines.append(warning)
         if self.samples <= self.features:
-            text += f"\n{_FEW_SAMPLES.format(self.features)}"
-        return text
+            lines.append(_FEW_SAMPLES.format(self.features))
+        return "\n".join(lines)
 
 
-def judge(
+def evaluate_samples(
     checkpoint: Checkpoint,
     classifier: Classifier,
     training: Dataset,
@@ -94,19 +98,32 @@ def judge(
     seed: int = 0,
     progress: Callable[[int], object] = lambda done: None,
 ) -> SampleQuality:
-    """Draw samples, sample j of ``seed + j``, and judge them against as many test images.
+    """Draw samples, sample j with seed ``seed + j``, and compare them with as many test images.
 
-    With a label, of each class in turn, or, beside a folder's test images, of as many of each class
-    as of theirs. ``sampling`` is the model's own if None. ``progress`` is told of pictures drawn
-    and pictures measured, twice as many as samples in all. Raises ``ValueError`` as ``check`` does.
+    Args:
+        checkpoint: The model.
+        classifier: A classifier of the data's classes.
+        training: The training images.
+        test: The test images.
+        samples: The number of samples.
+        with_label: Whether to draw with labels: each class in turn or, if the test images are from
+            a folder, the labels of the test images.
+        sampling: Guidance and top_p; None for the model's defaults.
+        temperature: The sampling temperature.
+        seed: The seed of the first sample.
+        progress: Called with the number of images drawn or measured since the last call; the total
+            is twice ``samples``.
+
+    Raises:
+        ValueError: As ``check_samples``.
     """
     config = checkpoint.model.config
-    check(config, training, test, samples, with_label)
-    real, known = spread(test, samples), np.ones((config.height, config.width), np.bool_)
+    check_samples(config, training, test, samples, with_label)
+    real, known = evenly_spaced(test, samples), np.ones((config.height, config.width), np.bool_)
     labels: list[Label] = [None] * samples
-    true: Sequence[Label] | NDArray[np.integer] = labels
+    true_labels: Sequence[Label] | NDArray[np.integer] = labels
     if with_label and real.labels is not None:
-        labels, true = real.labels.tolist(), real.labels
+        labels, true_labels = real.labels.tolist(), real.labels
         if has_balanced_classes(test):
             labels = [j % len(config.classes) for j in range(samples)]
     sampling = sampling or checkpoint.defaults
@@ -115,53 +132,53 @@ def judge(
         checkpoint, samples, seed=seed, label=labels, temperature=temperature, top_p=sampling.top_p,
         guidance=guidance, progress=progress,
     )  # fmt: skip
-    measured = generate(  # the same decoder's bits of pictures wholly known
-        checkpoint, samples, label=true, guidance=1, given=real.images, known=known,
+    measured = generate(  # bits of fully known images, by the same decoder
+        checkpoint, samples, label=true_labels, guidance=1, given=real.images, known=known,
         progress=progress,
     )  # fmt: skip
-    seen, features = classifier.predict(drawn.images)
+    predicted, features = classifier.predict(drawn.images)
     _, real_features = classifier.predict(real.images)
-    _, training_features = classifier.predict(spread(training, samples).images)
-    least, most = typical_range(measured.bits_per_dim)
+    _, training_features = classifier.predict(evenly_spaced(training, samples).images)
+    low, high = typical_range(measured.bits_per_dim)
     return SampleQuality(
         samples=samples,
-        class_accuracy=float((seen == np.array(labels)).mean()) if with_label else None,
+        class_accuracy=float((predicted == np.array(labels)).mean()) if with_label else None,
         accuracy=accuracy(classifier, test),
         majority_accuracy=majority_accuracy(test),
         frechet_distance=frechet_distance(features, real_features),
         real_frechet_distance=frechet_distance(training_features, real_features),
         features=features.shape[1],
-        below=int((drawn.bits_per_dim < least).sum()),
-        above=int((drawn.bits_per_dim > most).sum()),
-        min_bits=least,
-        max_bits=most,
+        below=int((drawn.bits_per_dim < low).sum()),
+        above=int((drawn.bits_per_dim > high).sum()),
+        min_bits=low,
+        max_bits=high,
     )
 
 
-def check(
+def check_samples(
     config: ModelConfig, training: Dataset, test: Dataset, samples: int, with_label: bool
 ) -> None:
-    """Raise ``ValueError`` on too few test or training images, or classes not the model's."""
+    """Raise ``ValueError`` if there are too few images, or the classes are not the model's."""
     if not 2 <= samples <= min(len(test), len(training)):
         raise ValueError(
-            f"samples must be 2 to {min(len(test), len(training)):,}, as many as there are images "
-            "to compare them with"
+            f"samples must be 2 to {min(len(test), len(training)):,}, the number of images to "
+            "compare them with"
         )
     if with_label and not config.classes == test.classes == training.classes:
-        raise ValueError("the data's classes are not the model's; judge without labels")
+        raise ValueError("the data's classes are not the model's; evaluate without labels")
 
 
 def has_balanced_classes(test: Dataset) -> bool:
-    """Whether samples are drawn of each class in turn: a published set has as many of each."""
+    """Return True for a published data set, which has equally many images of each class."""
     return test.name in SOURCES
 
 
 def typical_range(bits_per_dim: NDArray[np.float64]) -> tuple[float, float]:
-    """Give the bits/dim between which all but the strangest of real pictures lie, and a margin."""
+    """Return the range that holds nearly all bits/dim of real images, with a margin."""
     low, high = np.percentile(bits_per_dim, _TAILS)
     return float(low * (1 - _MARGIN)), float(high * (1 + _MARGIN))
 
 
-def spread(data: Dataset, count: int) -> Dataset:
-    """Take so many images evenly from a data set: the halves of MNIST's test set differ."""
+def evenly_spaced(data: Dataset, count: int) -> Dataset:
+    """Return ``count`` images evenly spaced, because the halves of MNIST's test set differ."""
     return data.take(np.arange(count) * len(data) // count)

@@ -1,4 +1,4 @@
-"""Attention of several heads as a layer: the projections that every kind of it has."""
+"""Base class of the multi-head attention layers, with the shared projections."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from scanline.model.layers.base import Layer
 
 
 class Attention(Layer):
-    """Projects to queries, keys and values of ``n_heads`` heads, and from what they attend to.
+    """Multi-head attention with query, key, value and output projections.
 
-    All kinds have the same weights under the same names; how the heads attend is each kind's own.
+    Subclasses define how the heads attend. All have the same parameter names.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -28,14 +28,14 @@ class Attention(Layer):
         self.out = nn.Linear(D, D)
 
     def projection(self) -> tuple[Tensor, Tensor]:
-        """Give the weight ``[3 D, D]`` and bias ``[3 D]`` of queries, keys and values together."""
+        """Return the joint weight ``[3 D, D]`` and bias ``[3 D]`` of queries, keys and values."""
         parts = (self.query, self.key, self.value)
         # One wide product is faster than three.
         return torch.cat([part.weight for part in parts]), torch.cat([part.bias for part in parts])
 
     def qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Give queries, keys and values: ``[..., D]`` → three of ``[..., H, K]``."""
-        if x.ndim == 2:  # a step: putting the weights together would cost more than it saves
+        """Return queries, keys and values: ``[..., D]`` → three tensors ``[..., H, K]``."""
+        if x.ndim == 2:  # one step: joining the weights would cost more than it saves
             q, k, v = (part(x) for part in (self.query, self.key, self.value))
         else:
             q, k, v = F.linear(x, *self.projection()).chunk(3, -1)
@@ -44,12 +44,12 @@ class Attention(Layer):
 
     @abstractmethod
     def attend(self, x: Tensor) -> Tensor:
-        """Give what the heads read at all steps: ``[B, S, D]`` → ``[B, S, H, K]``."""
+        """Return the outputs of the heads at all steps: ``[B, S, D]`` → ``[B, S, H, K]``."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.merge_heads(self.attend(x))
 
     def merge_heads(self, attended: Tensor) -> Tensor:
-        """Give the layer's output from that of its heads: ``[..., H, K]`` → ``[..., D]``."""
+        """Apply the output projection to the heads' outputs: ``[..., H, K]`` → ``[..., D]``."""
         y: Tensor = self.out(attended.flatten(-2))
         return y

@@ -1,4 +1,4 @@
-"""What every layer is: three views of one map over positions, and the state that it carries."""
+"""Base class of the layers, and their recurrent state."""
 
 from __future__ import annotations
 
@@ -7,45 +7,46 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
-# What a layer carries from step to step: named tensors with a row a slot. Whoever holds states
-# resets, copies and forks rows of them without knowing what they mean.
+# The recurrent state of a layer: named tensors with one row per slot. Decoders reset and copy rows
+# without knowing what the tensors mean.
 State = dict[str, Tensor]
 
 
 class Layer(nn.Module, ABC):
-    """A causal map of features, ``[B, S, D]`` → ``[B, S, D]``, in three views proved equal by test.
+    """Causal layer ``[B, S, D]`` → ``[B, S, D]`` with parallel and recurrent evaluation.
 
-    ``forward`` takes all steps of an image at once (training), ``prefill`` the same and keeps the
-    state after each row's known steps, ``step`` one step of each row.
+    ``forward`` computes all steps of an image in parallel (training). ``prefill`` does too, and
+    returns the state after each row's known steps. ``step`` computes one step of each row from the
+    state. Tests check that the three agree.
     """
 
     @abstractmethod
     def initial_state(self, rows: int) -> State:
-        """Give the state of ``rows`` images before their first step."""
+        """Return the state of ``rows`` images before their first step."""
 
     @abstractmethod
     def forward(self, x: Tensor) -> Tensor:
-        """Map all steps, from the first on: ``[B, S, D]`` → the same."""
+        """Compute all steps from the first on."""
 
     @abstractmethod
     def prefill(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, State]:
-        """Map the first steps as ``forward`` does, and give each row's state after its ``lengths``.
+        """Compute the first S steps; also return the state of each row after ``lengths`` steps.
 
-        ``lengths: int64 [B]``, none above S.
+        ``lengths: int64 [B]``, at most S.
         """
 
     @abstractmethod
     def step(self, x: Tensor, state: State, steps: Tensor) -> Tensor:
-        """Map one step of each row, ``x: [B, D]`` → the same, and move the state on in place.
+        """Compute one step of each row, ``[B, D]`` → ``[B, D]``; update the state in place.
 
-        ``steps: int64 [B]`` count from the first step that the network models.
+        ``steps: int64 [B]`` counts from the first step that the network models.
         """
 
     def zeros(self, rows: int, *shape: int) -> Tensor:
-        """Give zeros ``[rows, *shape]`` for a state: float32, or float64 for a float64 layer.
+        """Return zeros ``[rows, *shape]`` for a state: float32, or float64 for a float64 layer.
 
-        With no decay the sums of a linear attention grow for the whole image, so no state is
-        narrower than float32.
+        A state is never narrower than float32, because without decay the sums of linear
+        attention grow over the whole image.
         """
         like = next(self.parameters())
         dtype = torch.promote_types(like.dtype, torch.float32)

@@ -1,4 +1,4 @@
-"""One layer of the network: attention, then a feed-forward network, each added to its input."""
+"""Transformer layer: attention and a feed-forward network with residual connections."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from scanline.model.layers.lsh import LshAttention
 from scanline.model.layers.short_conv import ShortConv
 from scanline.model.layers.softmax import SoftmaxAttention
 
-# Every kind of attention, by its name in the config.
+# Attention layers by their name in the config.
 ATTENTIONS: dict[str, Callable[[ModelConfig], Attention]] = {
     "linear": LinearAttention,
     "softmax": SoftmaxAttention,
@@ -32,9 +32,9 @@ ATTENTIONS: dict[str, Callable[[ModelConfig], Attention]] = {
 
 
 class Block(Layer):
-    """A transformer layer; what is normalised may pass a short convolution before either half.
+    """Transformer layer with an optional short convolution before each half.
 
-    Its state is that of its parts, each tensor named ``part.name``.
+    Its state is that of its parts, with tensors named ``part.name``.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -55,14 +55,14 @@ class Block(Layer):
         parts = {"conv1": self.conv1, "attention": self.attention, "conv2": self.conv2}
         return {name: part for name, part in parts.items() if part is not None}
 
-    def _run(self, x: Tensor, view: Callable[[str, Layer, Tensor], Tensor]) -> Tensor:
-        """Run the layer, its parts in one view: ``view(name, part, x)``."""
+    def _run(self, x: Tensor, apply: Callable[[str, Layer, Tensor], Tensor]) -> Tensor:
+        """Run the layer, with its parts evaluated by ``apply(name, part, x)``."""
         parts = self._parts()
 
         def run(x: Tensor, *names: str) -> Tensor:
             for name in names:
                 if name in parts:
-                    x = view(name, parts[name], x)
+                    x = apply(name, parts[name], x)
             return x
 
         def feed_forward(x: Tensor) -> Tensor:
@@ -90,9 +90,10 @@ class Block(Layer):
     def forward_deferred(
         self, x: Tensor, added: LinearOutput | None
     ) -> tuple[Tensor, LinearOutput | None]:
-        """Map all steps of a stream to which the layer before has left something to add.
+        """Compute all steps, with the residual additions deferred to the next norm.
 
-        Returns the stream, and what is left to add to it: the next norm does so in its own pass.
+        ``added`` is the output of the previous layer that is still to be added to ``x``. Returns
+        the new ``x`` and what is still to be added to it: norm and addition are one kernel.
         """
         if not self.pre_norm:
             x = x if added is None else x + with_bias(added)
@@ -110,7 +111,7 @@ class Block(Layer):
     def _add_and_norm(
         self, x: Tensor, added: LinearOutput | None, norm: nn.LayerNorm, conv: ShortConv | None
     ) -> tuple[Tensor, Tensor]:
-        """Give the stream once that is added, and what the half behind this norm sees of it."""
+        """Return the sum of ``x`` and ``added``, and its norm after the short convolution."""
         affine, eps = (norm.weight, norm.bias), norm.eps
         if conv is None:
             return residual(x, added, affine, eps=eps)
@@ -119,17 +120,17 @@ class Block(Layer):
     def prefill(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, State]:
         state: State = {}
 
-        def view(name: str, part: Layer, x: Tensor) -> Tensor:
+        def apply(name: str, part: Layer, x: Tensor) -> Tensor:
             y, after = part.prefill(x, lengths)
             state.update({f"{name}.{key}": tensor for key, tensor in after.items()})
             return y
 
-        return self._run(x, view), state
+        return self._run(x, apply), state
 
     def step(self, x: Tensor, state: State, steps: Tensor) -> Tensor:
-        def view(name: str, part: Layer, x: Tensor) -> Tensor:
-            mine = f"{name}."
-            own = {key.removeprefix(mine): t for key, t in state.items() if key.startswith(mine)}
+        def apply(name: str, part: Layer, x: Tensor) -> Tensor:
+            prefix = f"{name}."
+            own = {k.removeprefix(prefix): t for k, t in state.items() if k.startswith(prefix)}
             return part.step(x, own, steps)
 
-        return self._run(x, view)
+        return self._run(x, apply)

@@ -1,4 +1,4 @@
-"""Causal linear attention as a layer (Katharopoulos et al. 2020, eq. 9-12 and 18-20)."""
+"""Causal linear attention layer (Katharopoulos et al. 2020, eq. 9-12 and 18-20)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from scanline.model.layers.base import State
 
 
 class LinearAttention(Attention):
-    """Causal linear attention of ``n_heads`` heads, of any feature map.
+    """Causal linear attention with ``n_heads`` heads and any feature map.
 
-    Its state is the sums of eq. 18 and 19, of one size whatever the position: ``kv: [N, H, F, V]``
-    and ``z: [N, H, F]`` for the map's F features. The directions of random features are drawn with
-    the first weights and kept beside them.
+    Its state is the sums of eq. 18 and 19, whose size does not depend on the position:
+    ``kv: [N, H, F, V]`` and ``z: [N, H, F]`` for F features. The directions of random features are
+    drawn when the layer is created, and stored with the weights.
     """
 
     directions: Tensor | None
@@ -41,7 +41,7 @@ class LinearAttention(Attention):
 
     def attend(self, x: Tensor) -> Tensor:
         projection = self.projection()
-        native = self.feature_map == "elu" and x.device.type == "cpu"  # whose passes add the bias
+        native = self.feature_map == "elu" and x.device.type == "cpu"  # its kernels add the bias
         product = (
             linear_deferred_bias(x, *projection)
             if native
@@ -55,7 +55,7 @@ class LinearAttention(Attention):
     def prefill(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, State]:
         q, k, v = self.qkv(x)
         beyond = torch.arange(x.shape[1], device=x.device) >= lengths.unsqueeze(1)
-        k = self.features(k).masked_fill(beyond[..., None, None], 0)  # to leave nothing in the sums
+        k = self.features(k).masked_fill(beyond[..., None, None], 0)  # adds 0 to the sums
         attended, sums = linear_attention(self.features(q), k, v)
         return self.merge_heads(attended), {"kv": sums.kv, "z": sums.z}
 

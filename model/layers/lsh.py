@@ -1,4 +1,4 @@
-"""Reformer's attention as a layer: all positions at once, to train and to compare with."""
+"""Reformer attention layer, parallel only: for training and comparison."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from scanline.model.config import ModelConfig
 from scanline.model.layers.attention import Attention
 from scanline.model.layers.base import State
 
-BUCKETS = 64  # as the paper has it, with chunks of 32 positions
+BUCKETS = 64  # as in the paper, with chunks of 32 positions
 
 
 class LshAttention(Attention):
-    """Causal attention of ``n_heads`` heads among positions that hash alike, its queries the keys.
+    """Causal attention between positions with the same hash; queries are also the keys.
 
-    It has ``forward`` alone: which positions one sees depends on later ones, so there is no state
-    from which to go on. The hashes' turns are drawn with the first weights and kept beside them.
+    Only ``forward`` is supported: the positions that one position sees depend on later ones, so
+    there is no recurrent state. The rotations of the hashes are drawn when the layer is created,
+    and stored with the weights under their checkpoint name ``turns``.
     """
 
     turns: Tensor
@@ -46,6 +47,6 @@ class LshAttention(Attention):
 
     def _refuse(self) -> NoReturn:
         raise RuntimeError(
-            "lsh attention can be trained and scored, but not drawn with: what a position sees "
-            "depends on later ones, so it has no state to go on from"
+            "lsh attention can be trained and scored, but cannot draw: which positions it sees "
+            "depends on later ones, so it has no recurrent state"
         )

@@ -1,4 +1,4 @@
-"""A short causal 2-D convolution as a layer: each feature sees itself, left and the row above."""
+"""Short causal 2-D depthwise convolution over the pixel, its left and its upper neighbours."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from scanline.model.layers.base import Layer, State
 
 
 class ShortConv(Layer):
-    """``short_conv = "2x3"``: five weights a feature, the identity at the start of training.
+    """Depthwise convolution with five weights per feature, initialised to the identity.
 
-    Where a pixel takes several steps, left and above are those of the same channel. Its state is
-    the ``ring: [N, (W + 1) × steps a pixel, D]`` of the last inputs, the step modulo its length
-    saying where each lies: the oldest is above left.
+    If a pixel takes several steps, the neighbours are those of the same channel. Its state is
+    ``ring: [N, (W + 1) × steps per pixel, D]``, a ring buffer of the last inputs. Step s is at
+    index s modulo the length, and the oldest entry is the neighbour above left.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -35,8 +35,8 @@ class ShortConv(Layer):
 
     def prefill(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, State]:
         last = lengths.unsqueeze(1) - 1
-        place = torch.arange(self.length, device=x.device)
-        steps = last - (last - place) % self.length  # the last step that lies at each place
+        index = torch.arange(self.length, device=x.device)
+        steps = last - (last - index) % self.length  # the last step stored at each index
         state = self.initial_state(len(x))
         kept = x.gather(1, steps.clamp(min=0).unsqueeze(-1).expand(-1, -1, x.shape[2]))
         state["ring"] += kept.masked_fill((steps < 0).unsqueeze(-1), 0)
@@ -47,14 +47,14 @@ class ShortConv(Layer):
         rows = torch.arange(len(x), device=x.device)
         column = (steps % self.columns).unsqueeze(1)
 
-        def before(distance: int) -> Tensor:
-            return ring[rows, (steps - distance) % self.length]  # 0 before the first step
+        def previous(distance: int) -> Tensor:
+            return ring[rows, (steps - distance) % self.length]  # zeros before the first step
 
-        above_right = before(self.columns - s)
+        above_right = previous(self.columns - s)
         y = self.weight[0] * x
-        y = y + self.weight[1] * before(s).masked_fill(column < s, 0)
-        y = y + self.weight[2] * before(self.columns + s).masked_fill(column < s, 0)
-        y = y + self.weight[3] * before(self.columns)
+        y = y + self.weight[1] * previous(s).masked_fill(column < s, 0)
+        y = y + self.weight[2] * previous(self.columns + s).masked_fill(column < s, 0)
+        y = y + self.weight[3] * previous(self.columns)
         y = y + self.weight[4] * above_right.masked_fill(column >= self.columns - s, 0)
         ring[rows, steps % self.length] = x.to(ring.dtype)
         return y.to(x.dtype)

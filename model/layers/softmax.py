@@ -1,4 +1,4 @@
-"""Causal softmax attention as a layer, with every key and value for its state."""
+"""Causal softmax attention layer with a key-value cache."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from scanline.model.layers.base import State
 
 
 class SoftmaxAttention(Attention):
-    """Causal softmax attention of ``n_heads`` heads (the paper's *stateful-softmax*, as a step).
+    """Causal softmax attention with ``n_heads`` heads (the paper's *stateful-softmax*).
 
-    Its state is ``keys`` and ``values``, ``[N, S, H, K]`` each, 0 where no step has been: room for
-    every step of an image, of which each step reads as many as there were.
+    Its state is a cache of ``keys`` and ``values``, each ``[N, S, H, K]``, with room for every step
+    of an image and zeros from the current step on. Each step reads only the steps before it.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -33,8 +33,8 @@ class SoftmaxAttention(Attention):
         q, k, v = self.qkv(x)
         beyond = torch.arange(x.shape[1], device=x.device) >= lengths.unsqueeze(1)
         state = self.initial_state(len(x))
-        for name, seen in (("keys", k), ("values", v)):
-            state[name][:, : x.shape[1]] = seen.masked_fill(beyond[..., None, None], 0)
+        for name, new in (("keys", k), ("values", v)):
+            state[name][:, : x.shape[1]] = new.masked_fill(beyond[..., None, None], 0)
         return self.merge_heads(softmax_attention(q, k, v)), state
 
     def step(self, x: Tensor, state: State, steps: Tensor) -> Tensor:

@@ -218,7 +218,7 @@ def _complete(
         reliability_warning,
     )
     from scanline.model.evaluation.inpainting import InpaintingResult, evaluate_inpainting
-    from scanline.model.evaluation.sample_quality import spread
+    from scanline.model.evaluation.sample_quality import evenly_spaced
 
     def tell(one: InpaintingResult) -> None:
         right = "" if one.class_accuracy is None else f", {one.class_accuracy:.1%} right"
@@ -227,10 +227,10 @@ def _complete(
             f"{right}, {one.bits_per_dim:.4f} bits/dim, {one.seconds:.3f} s a picture"
         )
 
-    some = spread(test, min(count, len(test)))
+    some = evenly_spaced(test, min(count, len(test)))
     typer.echo(f"{_pair(checkpoint, test)}, {len(some)} test images{_noted(test)}")
     classifier = _classifier(training, epochs) if has_classes_to_learn(training) else None
-    evaluate_inpainting(checkpoint, some, (1, 8, 64), classifier=classifier, tell=tell)
+    evaluate_inpainting(checkpoint, some, (1, 8, 64), classifier=classifier, on_result=tell)
     if classifier and (
         doubted := reliability_warning(accuracy(classifier, test), majority_accuracy(test))
     ):
@@ -243,12 +243,16 @@ def _judge(
 ) -> None:  # fmt: skip
     from tqdm import tqdm
 
-    from scanline.model.evaluation.sample_quality import check, has_balanced_classes, judge
+    from scanline.model.evaluation.sample_quality import (
+        check_samples,
+        evaluate_samples,
+        has_balanced_classes,
+    )
 
-    check(checkpoint.model.config, training, test, samples, with_label)
+    check_samples(checkpoint.model.config, training, test, samples, with_label)
     classifier = _classifier(training, epochs)
     with tqdm(total=2 * samples, unit="image", desc="samples", file=sys.stderr) as bar:
-        quality = judge(
+        quality = evaluate_samples(
             checkpoint, classifier, training, test, samples, with_label=with_label, sampling=style,
             temperature=temperature, seed=seed, progress=bar.update,
         )  # fmt: skip

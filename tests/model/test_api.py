@@ -171,10 +171,10 @@ def test_given_pictures_come_with_what_is_known_of_them_and_one_each() -> None:
     given = np.zeros((2, GREY.height, GREY.width, 1), np.uint8)
     known = np.ones((GREY.height, GREY.width), np.bool_)
     for fields in ({"given": given}, {"known": known}):
-        with pytest.raises(ValueError, match="what is known of them, come together"):
+        with pytest.raises(ValueError, match="given and known must be passed together"):
             generate(tiny_model(), 2, **fields)
     for n in (1, 3):
-        with pytest.raises(ValueError, match=f"a picture for each of the {n}, not 2"):
+        with pytest.raises(ValueError, match=f"n = {n} images, not 2"):
             generate(tiny_model(), n, given=given, known=known)
 
 
@@ -194,17 +194,17 @@ def test_a_model_is_a_network_a_checkpoint_a_file_or_the_name_of_a_shipped_one(
     ("fields", "why"),
     [
         ({"n": 0}, "at least 1"),
-        ({"seed": -1}, "a seed must be"),
-        ({"seed": 2**64}, "a seed must be"),
+        ({"seed": -1}, "seed must be"),
+        ({"seed": 2**64}, "seed must be"),
         ({"label": "a dog"}, "no class "),
         ({"label": [0, 1]}, "one for each of the 3"),
         ({"label": -1}, "no class "),
-        ({"label": [0, 1, 1.5]}, "a class's name or number, not 1.5"),
-        ({"label": 1.5}, "a class's name or number, not 1.5"),
-        ({"label": True}, "a class's name or number, not True"),
+        ({"label": [0, 1, 1.5]}, "name or number of a class, not 1.5"),
+        ({"label": 1.5}, "name or number of a class, not 1.5"),
+        ({"label": True}, "name or number of a class, not True"),
         ({"temperature": -1.0}, "temperatures"),
         ({"top_p": 0.0}, "top_p"),
-        ({"guidance": 2.0}, "draws towards a label"),
+        ({"guidance": 2.0}, "guidance needs a label"),
         ({"guidance": 11.0, "label": 1}, "guidance must be 0 to 10"),
         ({"guidance": 2.0, "label": 1, "slots": 1}, "takes 2 slots"),
         ({"slots": 0}, "takes 1 slots"),
@@ -246,7 +246,7 @@ def test_a_name_is_that_of_a_shipped_model_whatever_lies_here(
     for name in ("mnist", "own.safetensors"):
         Path(name).touch()
     assert resolve_model("mnist").model.config.classes
-    with pytest.raises(ValueError, match=r"give Path\('own.safetensors'\)"):
+    with pytest.raises(ValueError, match=r"pass Path\('own.safetensors'\)"):
         resolve_model("own.safetensors")
     with pytest.raises(CheckpointError, match="there is no model 'other'"):
         resolve_model("other")

@@ -134,12 +134,12 @@ def test_a_truncated_file_is_refused(tmp_path: Path, share: float) -> None:
 def test_another_kind_of_file_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "odd.safetensors"
     path.write_bytes(content)
-    with pytest.raises(CheckpointError, match="damaged or no safetensors file"):
+    with pytest.raises(CheckpointError, match="damaged or not a safetensors file"):
         load_checkpoint(path)
 
 
 def test_a_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="is a folder: name the file in it"):
+    with pytest.raises(CheckpointError, match="is a folder: pass the file"):
         load_checkpoint(tmp_path)
 
 
@@ -147,7 +147,9 @@ def test_foreign_safetensors_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "foreign.safetensors"
     for metadata in (None, {"format": "pt"}, {"format": "scanline/99"}):
         safetensors.torch.save_file({"weight": torch.ones(2)}, path, metadata)
-        with pytest.raises(CheckpointError, match=r"not one of Scanline's .* `scanline import`"):
+        with pytest.raises(
+            CheckpointError, match=r"not a Scanline checkpoint .* `scanline import`"
+        ):
             load_checkpoint(path)
 
 
@@ -164,7 +166,7 @@ def test_foreign_safetensors_are_refused(tmp_path: Path) -> None:
 def test_a_bad_config_is_refused(tmp_path: Path, config: str) -> None:
     path, _ = saved(tmp_path)
     rewritten(path, config=config)
-    with pytest.raises(CheckpointError, match="has a config that cannot be read"):
+    with pytest.raises(CheckpointError, match="has invalid metadata"):
         load_checkpoint(path)
 
 
@@ -177,7 +179,7 @@ def test_sizes_of_a_config_alone_take_no_memory(
     config = network.config.to_dict() | {"n_layers": 256} | sizes
     rewritten(path, config=json.dumps(config))
     monkeypatch.setattr(checkpoint, "LinearTransformer", lambda config: pytest.fail("was made"))
-    with pytest.raises(CheckpointError, match="does not fit its config: its layers alone need"):
+    with pytest.raises(CheckpointError, match="does not fit its config: its layers need"):
         load_checkpoint(path)
 
 
@@ -198,7 +200,7 @@ def test_weights_of_other_dtypes_are_read_as_float32(
         metadata = file.metadata()
     safetensors.torch.save_file(tensors, path, metadata)
     if not fits:
-        with pytest.raises(CheckpointError, match=r"norm\.bias holds NaN or infinity"):
+        with pytest.raises(CheckpointError, match=r"norm\.bias contains NaN or infinity"):
             load_checkpoint(path)
         return
     assert (load_checkpoint(path).model.norm.bias == value).all()
@@ -222,14 +224,14 @@ def test_weights_of_other_dtypes_are_read_as_float32(
 def test_bad_facts_are_refused(tmp_path: Path, facts: str) -> None:
     path, _ = saved(tmp_path)
     rewritten(path, facts=facts)
-    with pytest.raises(CheckpointError, match="cannot be read"):
+    with pytest.raises(CheckpointError, match="has invalid metadata"):
         load_checkpoint(path)
 
 
 def test_no_config_at_all_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "bare.safetensors"
     safetensors.torch.save_file({"weight": torch.ones(2)}, path, {"format": FORMAT})
-    with pytest.raises(CheckpointError, match="has a config that cannot be read"):
+    with pytest.raises(CheckpointError, match="has invalid metadata"):
         load_checkpoint(path)
 
 
@@ -237,7 +239,9 @@ def test_no_config_at_all_is_refused(tmp_path: Path) -> None:
 def test_weights_that_are_no_numbers_are_refused(tmp_path: Path, value: float) -> None:
     path, _ = saved(tmp_path)
     rewritten(path, lambda tensors: tensors["norm.bias"].__setitem__(3, value))
-    with pytest.raises(CheckpointError, match=r"norm.bias holds NaN or infinity; train it again"):
+    with pytest.raises(
+        CheckpointError, match=r"norm.bias contains NaN or infinity; train it again"
+    ):
         load_checkpoint(path)
 
 
@@ -253,9 +257,7 @@ def test_the_default_is_read_without_the_weights_of_others(tmp_path: Path) -> No
 def test_a_wrong_shape_is_refused(tmp_path: Path) -> None:
     path, _ = saved(tmp_path)
     rewritten(path, lambda tensors: tensors.update({"norm.bias": torch.zeros(17)}))
-    with pytest.raises(
-        CheckpointError, match=r"norm.bias has shape \[17\], its config says \[16\]"
-    ):
+    with pytest.raises(CheckpointError, match=r"norm.bias has shape \[17\], expected \[16\]"):
         load_checkpoint(path)
 
 
@@ -289,7 +291,7 @@ def test_a_file_that_may_not_be_read_is_not_called_absent(
 
     save_checkpoint(tmp_path / "a.safetensors", random_network(tiny_config()), {})
     monkeypatch.setattr("safetensors.safe_open", refuse)
-    with pytest.raises(CheckpointError, match="cannot be read: let this user read it"):
+    with pytest.raises(CheckpointError, match="cannot be read: permission denied"):
         load_checkpoint(tmp_path / "a.safetensors")
     with pytest.raises(CheckpointError, match="there is no checkpoint at"):
         load_checkpoint(tmp_path / "b.safetensors")
@@ -299,7 +301,9 @@ def test_a_file_beside_a_model_that_bears_its_name_is_none(tmp_path: Path) -> No
     save_checkpoint(tmp_path / "a.safetensors", random_network(tiny_config()), {})
     (tmp_path / "._a.safetensors").write_bytes(b"what macOS puts there")
     assert list(find_checkpoints(tmp_path)) == ["a"]
-    with pytest.raises(CheckpointError, match=r"is a file: name its folder, .*, and the model 'a'"):
+    with pytest.raises(
+        CheckpointError, match=r"is a file: pass its folder, .*, and the model name 'a'"
+    ):
         find_checkpoints(tmp_path / "a.safetensors")
 
 
@@ -314,5 +318,5 @@ def test_the_default_is_the_model_of_the_fewest_steps(tmp_path: Path) -> None:
     assert [c.name for c in load_checkpoints(tmp_path, ["c", "b"])] == ["c", "b"]
     with pytest.raises(CheckpointError, match=r"no model 'e' in .*; there are: a, b, c, d"):
         load_checkpoints(tmp_path, ["a", "e"])
-    with pytest.raises(CheckpointError, match="'a' is named twice"):
+    with pytest.raises(CheckpointError, match="'a' is given twice"):
         load_checkpoints(tmp_path, ["a", "b", "a"])

@@ -51,22 +51,22 @@ def test_is_frozen_and_hashable() -> None:
         ({"activation": "silu"}, "activation must be one of gelu, relu, not 'silu'"),
         ({"positions": "rotary"}, "positions must be one of learned, sinusoidal, not 'rotary'"),
         ({"start": "zero"}, "start must be one of learned, given, not 'zero'"),
-        ({"d_model": 18, "n_heads": 4}, "d_model 18 is no multiple of n_heads 4"),
+        ({"d_model": 18, "n_heads": 4}, "d_model 18 is not a multiple of n_heads 4"),
         ({"d_model": 18, "positions": "sinusoidal"}, "sinusoidal positions need .* 4: 18"),
-        ({"input": "previous", "channels": 3}, "'previous' sees one value a step: use order"),
-        ({"start": "given"}, "start 'given' belongs to input 'previous'"),
+        ({"input": "previous", "channels": 3}, "'previous' sees one value per step: use order"),
+        ({"start": "given"}, "start 'given' needs input 'previous'"),
         (
             {"start": "given", "input": "previous", "height": 1, "width": 1},
-            "leaves nothing to model of images of one value",
+            "leaves nothing to model in images of one value",
         ),
         (
             {"attention": "softmax", "feature_map": "relu"},
-            "feature_map is of linear attention alone; leave it out with 'softmax'",
+            "feature_map needs linear attention; leave it out with 'softmax'",
         ),
         ({"first_value": 256}, "first_value must be 0 to 255, not 256"),
         ({"first_value": -1}, "first_value must be 0 to 255, not -1"),
-        ({"classes": ("cat", "cat")}, "names of the classes must differ and not be empty"),
-        ({"classes": ("cat", "")}, "names of the classes must differ and not be empty"),
+        ({"classes": ("cat", "cat")}, "class names must be different and not empty"),
+        ({"classes": ("cat", "")}, "class names must be different and not empty"),
     ],
     ids=str,
 )
@@ -81,10 +81,10 @@ def test_what_makes_no_sense_is_refused(fields: dict[str, Any], says: str) -> No
     ("fields", "says"),
     [
         ({"colour": 1, "banana": 2}, "unknown config fields: banana, colour"),
-        ({"height": "28"}, "height must be a whole number, not '28'"),
-        ({"height": 28.0}, "height must be a whole number, not 28.0"),
-        ({"n_layers": True}, "n_layers must be a whole number, not True"),
-        ({"d_ff": None}, "d_ff must be a whole number, not None"),
+        ({"height": "28"}, "height must be an integer, not '28'"),
+        ({"height": 28.0}, "height must be an integer, not 28.0"),
+        ({"n_layers": True}, "n_layers must be an integer, not True"),
+        ({"d_ff": None}, "d_ff must be an integer, not None"),
         ({"head": 3}, "head must be a string, not 3"),
         ({"head": None}, "head must be a string, not None"),
         ({"classes": "0123"}, "classes must be a list of names, not '0123'"),
@@ -105,7 +105,7 @@ def test_a_missing_size_is_refused() -> None:
 
 @pytest.mark.parametrize("fields", [[], ["height"], None, 3, "height"], ids=repr)
 def test_what_is_no_dictionary_is_refused(fields: Any) -> None:
-    with pytest.raises(ValueError, match="a config is a dictionary of fields"):
+    with pytest.raises(ValueError, match="a config must be a dictionary of fields"):
         ModelConfig.from_dict(fields)
 
 
@@ -230,5 +230,5 @@ def test_no_more_accents_are_put_in_order_than_a_name_has(monkeypatch: pytest.Mo
 
 
 def test_a_class_has_a_name_that_can_be_sent() -> None:
-    with pytest.raises(ValueError, match=r"'caf\\udce9' is no UTF-8: rename its folder"):
+    with pytest.raises(ValueError, match=r"'caf\\udce9' is not valid UTF-8: rename its folder"):
         tiny_config(classes=("tea", "caf\udce9"))

@@ -112,7 +112,7 @@ def test_images_of_a_request_have_the_seeds_after_its_own() -> None:
 
 @pytest.mark.parametrize("seed", [-1, MAX_SEED + 1, 2**70])
 def test_seeds_outside_64_bits_are_refused(seed: int) -> None:
-    with pytest.raises(ValueError, match=f"a seed must be 0 to {MAX_SEED}, not {seed}"):
+    with pytest.raises(ValueError, match=f"seed must be 0 to {MAX_SEED}, not {seed}"):
         image_noise(seed, 1, 1)
 
 

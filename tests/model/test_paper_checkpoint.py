@@ -162,18 +162,18 @@ def cast(change: Callable[[Tensor], Tensor]) -> Callable[[dict[Any, Any]], objec
         ),
         (
             lambda t: t.update({"predictor.bias": torch.ones(768)}),
-            r"head.predictor.bias has shape \[768\], its config says \[30\]",
+            r"head.predictor.bias has shape \[768\], expected \[30\]",
         ),
-        (lambda t: t["predictor.bias"].fill_(torch.nan), "head.predictor.bias holds NaN"),
-        (cast(Tensor.to_sparse), r"bias holds no plain floats \(sparse_coo, float32, cpu\)"),
-        (cast(Tensor.long), r"bias holds no plain floats \(strided, int64, cpu\)"),
+        (lambda t: t["predictor.bias"].fill_(torch.nan), "head.predictor.bias contains NaN"),
+        (cast(Tensor.to_sparse), r"bias is not a dense float tensor \(sparse_coo, float32, cpu\)"),
+        (cast(Tensor.long), r"bias is not a dense float tensor \(strided, int64, cpu\)"),
         (
             cast(lambda x: x.to(torch.complex64)),
-            r"bias holds no plain floats \(strided, complex64, cpu\)",
+            r"bias is not a dense float tensor \(strided, complex64, cpu\)",
         ),
         (
             cast(lambda x: x.to("meta")),
-            r"bias holds no plain floats \(strided, float32, meta\)",
+            r"bias is not a dense float tensor \(strided, float32, meta\)",
         ),
         (lambda t: t.update(epoch=3), "holds no dictionary of tensors"),
         (lambda t: t.update({3: torch.ones(1)}), "holds no dictionary of tensors"),
@@ -207,10 +207,10 @@ class Malicious:
 def test_code_in_a_file_is_not_run(tmp_path: Path) -> None:
     path, proof = tmp_path / "evil.pt", tmp_path / "proof"
     torch.save({"model_state": Malicious(proof)}, path)
-    with pytest.raises(CheckpointError, match=r"evil.pt is no PyTorch file of plain tensors"):
+    with pytest.raises(CheckpointError, match=r"evil.pt is not a PyTorch file of plain tensors"):
         import_paper_checkpoint(path, "mnist-paper")
     path.write_bytes(pickle.dumps(Malicious(proof)))
-    with pytest.raises(CheckpointError, match=r"evil.pt is no PyTorch file of plain tensors"):
+    with pytest.raises(CheckpointError, match=r"evil.pt is not a PyTorch file of plain tensors"):
         import_paper_checkpoint(path, "mnist-paper")
     assert not proof.exists()
 
@@ -226,7 +226,9 @@ def test_code_in_a_file_is_not_run(tmp_path: Path) -> None:
 def test_what_is_no_pytorch_file_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "odd.pt"
     path.write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"odd.pt (is no PyTorch file|holds no dictionary)"):
+    with pytest.raises(
+        CheckpointError, match=r"odd.pt (is not a PyTorch file|holds no dictionary)"
+    ):
         import_paper_checkpoint(path, "mnist-paper")
 
 
@@ -234,7 +236,7 @@ def test_a_truncated_pytorch_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "half.pt"
     torch.save({"predictor.bias": torch.ones(3000)}, path)
     path.write_bytes(path.read_bytes()[:5000])
-    with pytest.raises(CheckpointError, match=r"half.pt is no PyTorch file of [^.]+$"):
+    with pytest.raises(CheckpointError, match=r"half.pt is not a PyTorch file of [^.]+$"):
         import_paper_checkpoint(path, "mnist-paper")
 
 
@@ -243,7 +245,7 @@ def test_imports_name_their_mistakes(tmp_path: Path) -> None:
         import_paper_checkpoint(tmp_path / "nowhere.pt", "mnist-paper")
     with pytest.raises(CheckpointError, match="preset must be mnist-paper or cifar10-paper, not"):
         import_paper_checkpoint(tmp_path / "nowhere.pt", "mnist")
-    with pytest.raises(CheckpointError, match="is no PyTorch file"):
+    with pytest.raises(CheckpointError, match="is not a PyTorch file"):
         import_paper_checkpoint(tmp_path, "mnist-paper")
 
 

@@ -167,7 +167,7 @@ def test_the_checkpoint_says_all_of_it(name: str, tmp_path: Path) -> None:
 @other_maps
 def test_backends_that_do_not_know_a_map_name_it(name: str) -> None:
     network = random_network(tiny_config(feature_map=name), dtype=torch.float32)
-    assert NativeDecoder.unsupported(network.config) == f"feature_map {name!r} (it knows elu)"
+    assert NativeDecoder.unsupported(network.config) == f"feature_map {name!r} (supported: elu)"
     with pytest.raises(BackendError, match=rf"native.*feature_map {name!r}"):
         create_decoder(network, 1, "native")
     assert create_decoder(network, 1, "auto").backend == "reference"
@@ -180,6 +180,6 @@ def test_the_triton_backend_names_it_too(name: str) -> None:
     from scanline.model.decoders.triton import TritonDecoder
 
     reason = TritonDecoder.unsupported(tiny_config(feature_map=name))
-    assert reason == f"feature_map {name!r} (it knows elu)"
+    assert reason == f"feature_map {name!r} (supported: elu)"
     with pytest.raises(ValueError, match="feature map is 'elu', or None"):
         triton_linear_attention(*qkv(3)[:3], feature_map=name)  # type: ignore[arg-type]

@@ -151,7 +151,7 @@ def test_backends_that_do_not_know_it_name_it() -> None:
     network = random_network(CONFIGS["grey"], dtype=torch.float32)
     with pytest.raises(BackendError, match=r"native.*attention 'softmax'"):
         create_decoder(network, 1, "native")
-    assert NativeDecoder.unsupported(network.config) == "attention 'softmax' (it knows linear)"
+    assert NativeDecoder.unsupported(network.config) == "attention 'softmax' (supported: linear)"
     assert create_decoder(network, 1, "auto").backend == "reference"
 
 
@@ -160,7 +160,7 @@ def test_the_triton_backend_names_it_too() -> None:
     from scanline.model.decoders.triton import TritonDecoder
 
     reason = TritonDecoder.unsupported(CONFIGS["grey"])
-    assert reason == "attention 'softmax' (it knows linear)"
+    assert reason == "attention 'softmax' (supported: linear)"
 
 
 def test_a_step_writes_one_place_of_its_own_row() -> None:
@@ -200,7 +200,7 @@ def test_slots_are_bounded_by_the_memory(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert not app_state.ready
     assert app_state.failure is not None
     assert "12 slots" in app_state.failure  # six more for small requests
-    assert "open at most 5; set SCANLINE_SLOTS to 2" in app_state.failure
+    assert "use at most 5; set SCANLINE_SLOTS to 2" in app_state.failure
 
 
 def test_a_served_model_draws_its_images(tmp_path: Path) -> None:

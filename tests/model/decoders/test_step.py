@@ -40,7 +40,7 @@ def test_slot_minus_one_begins_nothing(config: ModelConfig, backend: str) -> Non
 def test_temperatures_out_of_their_range_are_refused(temperature: float, backend: str) -> None:
     decoder, inputs = create_decoder(network_for(GREY), 1, backend), blank(GREY, 1)
     inputs.temperature[0] = temperature
-    with pytest.raises(ValueError, match="temperatures must be 0 or more"):
+    with pytest.raises(ValueError, match="temperatures must be finite and at least 0"):
         decoder.begin([0], inputs)
 
 
@@ -49,7 +49,7 @@ def test_labels_the_network_lacks_are_refused(label: int, backend: str) -> None:
     decoder = create_decoder(network_for(GREY), 2, backend)
     inputs = blank(GREY, 2)
     inputs.label[1] = label
-    with pytest.raises(ValueError, match="labels must be -1 … 1"):
+    with pytest.raises(ValueError, match="labels must be from -1 to 1"):
         decoder.begin([0, 1], inputs)
     assert decoder.inputs.label.tolist() == [-1, -1]
     assert (decoder.canvas == 0).all()
@@ -58,7 +58,7 @@ def test_labels_the_network_lacks_are_refused(label: int, backend: str) -> None:
 def test_a_network_without_classes_takes_no_label(backend: str) -> None:
     decoder, inputs = create_decoder(network_for(RGB), 1, backend), blank(RGB, 1)
     inputs.label[0] = 0
-    with pytest.raises(ValueError, match="labels must be -1"):
+    with pytest.raises(ValueError, match="labels must be from -1"):
         decoder.begin([0], inputs)
 
 

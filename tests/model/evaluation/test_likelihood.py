@@ -61,7 +61,7 @@ def test_one_image_tells_no_spread() -> None:
 def test_evaluation_refuses_what_does_not_fit() -> None:
     network = random_network(MODEL, dtype=torch.float32)
     wrong = Dataset("x", np.zeros((2, 4, 5, 1), np.uint8), None, ())
-    with pytest.raises(ValueError, match="the model draws 5 × 4 × 1 images, the data holds 4 × 5"):
+    with pytest.raises(ValueError, match="the model draws 5 × 4 × 1 images, the data has 4 × 5"):
         evaluate(network, wrong)
     with pytest.raises(ValueError, match="evaluate without labels"):
         evaluate(network, replace(dataset(2), labels=None), with_label=True)

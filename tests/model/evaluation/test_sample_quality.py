@@ -30,7 +30,7 @@ from scanline.model.evaluation.inpainting import (
     evaluate_inpainting,
     inpainting_masks,
 )
-from scanline.model.evaluation.sample_quality import judge, typical_range
+from scanline.model.evaluation.sample_quality import evaluate_samples, typical_range
 from tests.service.fixtures import GREY, tiny_model
 
 pytestmark = pytest.mark.usefixtures("own_cache")  # for classifiers
@@ -125,7 +125,7 @@ def test_pictures_without_classes_are_refused() -> None:
 def test_pictures_of_one_class_are_refused() -> None:
     alike = replace(bars(30), labels=np.zeros(30, np.int64))
     for of in (train, load_or_train):
-        with pytest.raises(ValueError, match="these images are of one: give images of two"):
+        with pytest.raises(ValueError, match="at least two classes, and these images are of one"):
             of(alike, RECIPE, CPU)
 
 
@@ -173,8 +173,8 @@ def test_a_classifier_no_better_than_chance_is_doubted() -> None:
     uneven = replace(bars(10), labels=np.array([0] * 7 + [1, 2, 2]))
     assert majority_accuracy(uneven) == 0.7
     said = reliability_warning(0.72, 0.7)
-    assert "mean nothing: the classifier is right on 72.0%" in said
-    assert "commonest class on 70.0%" in said
+    assert "meaningless: the classifier is right on 72.0%" in said
+    assert "most frequent class on 70.0%" in said
     assert reliability_warning(0.9, 0.7) == ""
 
 
@@ -201,7 +201,7 @@ def test_the_distance_is_that_of_the_gaussians() -> None:
     assert frechet_distance(2 * x, x) == pytest.approx(mean @ mean + spread)
     flat = x * [1, 1, 1, 1, 0]  # a feature that never fires
     assert frechet_distance(flat, flat) == pytest.approx(0, abs=1e-9)
-    with pytest.raises(ValueError, match="two pictures"):
+    with pytest.raises(ValueError, match="two images"):
         frechet_distance(x, x[:1])
 
 
@@ -223,7 +223,7 @@ def test_a_verdict_counts_what_was_drawn(name: str) -> None:
     classifier = train(bars(60), replace(RECIPE, epochs=1), CPU)
     real, training = of_the_model(45, seed=1000, name=name), bars(60)
     told: list[int] = []
-    quality = judge(
+    quality = evaluate_samples(
         checkpoint, classifier, training, real, 30, with_label=True, seed=7,
         progress=told.append,
     )  # fmt: skip
@@ -238,8 +238,8 @@ def test_a_verdict_counts_what_was_drawn(name: str) -> None:
     assert quality.class_accuracy == (seen == labels).mean()
     assert quality.accuracy == accuracy(classifier, real)
     assert quality.majority_accuracy == majority_accuracy(real) == 1 / 3
-    assert "mean nothing" in str(replace(quality, accuracy=0.35))
-    assert "mean nothing" not in str(replace(quality, accuracy=0.95))
+    assert "meaningless" in str(replace(quality, accuracy=0.35))
+    assert "meaningless" not in str(replace(quality, accuracy=0.95))
     _, theirs = classifier.predict(chosen.images)
     assert quality.frechet_distance == pytest.approx(frechet_distance(features, theirs))
     _, learned = classifier.predict(training.images[::2])
@@ -249,26 +249,26 @@ def test_a_verdict_counts_what_was_drawn(name: str) -> None:
     assert quality.above == (drawn.bits_per_dim > most).sum()
     assert quality.outlier_share == (quality.below + quality.above) / 30
     assert "not the Inception FID" in str(quality)
-    few = "of no more samples than it has features"
+    few = "at most as many samples as it has features"
     assert (few in str(quality)) == (quality.samples <= quality.features)
     assert few in str(replace(quality, samples=quality.features))
     assert few not in str(replace(quality, samples=quality.features + 1))
-    assert f"{quality.class_accuracy:.1%} are taken for their class" in str(quality)
+    assert f"{quality.class_accuracy:.1%} are classified as their label" in str(quality)
 
 
 def test_a_model_s_own_pictures_are_near_and_ordinary_and_foreign_ones_are_not() -> None:
     checkpoint = Checkpoint("tiny", tiny_model())
     classifier = train(bars(60), replace(RECIPE, epochs=1), CPU)
     own, foreign = of_the_model(60, seed=1000), bars(60)
-    near = judge(checkpoint, classifier, own, own, 60, with_label=True)
+    near = evaluate_samples(checkpoint, classifier, own, own, 60, with_label=True)
     assert near.real_frechet_distance == pytest.approx(0, abs=1e-6)
     assert near.outlier_share < 0.2
-    far = judge(checkpoint, classifier, foreign, foreign, 60)
+    far = evaluate_samples(checkpoint, classifier, foreign, foreign, 60)
     assert far.class_accuracy is None
     assert "class" not in str(far).split(";")[0].replace("classifier", "")
     assert far.frechet_distance > near.frechet_distance
     plain = SamplingDefaults()
-    same = judge(checkpoint, classifier, own, own, 60, sampling=plain, with_label=True)  # fmt: skip
+    same = evaluate_samples(checkpoint, classifier, own, own, 60, sampling=plain, with_label=True)  # fmt: skip
     assert same == near
 
 
@@ -277,10 +277,10 @@ def test_what_cannot_be_judged_is_refused() -> None:
     classifier = Classifier((GREY.height, GREY.width, 1), 3, RECIPE).eval()
     for samples in (1, 13):
         with pytest.raises(ValueError, match="samples must be 2 to 12"):
-            judge(checkpoint, classifier, data, data, samples)
+            evaluate_samples(checkpoint, classifier, data, data, samples)
     named = replace(data, classes=("a", "b", "c"))
     with pytest.raises(ValueError, match="classes are not the model's"):
-        judge(checkpoint, classifier, named, named, 4, with_label=True)
+        evaluate_samples(checkpoint, classifier, named, named, 4, with_label=True)
 
 
 @pytest.mark.slow
@@ -297,7 +297,7 @@ def test_holes_are_completed_and_measured() -> None:
     test = Dataset("same", images, np.zeros(3, np.int64), GREY.classes)
     checkpoint = Checkpoint("tiny", tiny_model())
     told: list[InpaintingResult] = []
-    figures = evaluate_inpainting(checkpoint, test, (1, 4), tell=told.append)
+    figures = evaluate_inpainting(checkpoint, test, (1, 4), on_result=told.append)
     assert figures == told
     assert [(one.hole, one.particles) for one in figures] == [
         (hole, count) for hole in ("middle", "upper half", "every other row") for count in (1, 4)
@@ -328,7 +328,7 @@ def test_real_pictures_have_their_own_labels_and_drawn_ones_the_temperature() ->
     checkpoint = Checkpoint("tiny", tiny_model(), {"defaults": {"guidance": 2.0}})
     classifier = train(bars(60), replace(RECIPE, epochs=1), CPU)
     real = of_the_model(45, seed=1000)
-    quality = judge(
+    quality = evaluate_samples(
         checkpoint, classifier, bars(60), real, 30, with_label=True, temperature=0.5,
     )  # fmt: skip
     chosen = real.take(np.arange(30) * 45 // 30)
@@ -347,7 +347,7 @@ def test_without_a_label_nothing_is_guided() -> None:
     classifier, data = train(bars(60), replace(RECIPE, epochs=1), CPU), bars(12)
     guided = Checkpoint("tiny", tiny_model(), {"defaults": {"guidance": 2.0}})
     plain = Checkpoint("tiny", tiny_model())
-    one, other = (judge(model, classifier, data, data, 6) for model in (guided, plain))
+    one, other = (evaluate_samples(model, classifier, data, data, 6) for model in (guided, plain))
     assert one == other
 
 

@@ -145,7 +145,7 @@ def test_a_model_is_measured_on_a_folder_or_the_test_set_of_its_classes(
     for own in (replace(digits, classes=()), replace(digits, classes=("cat", "dog"))):
         with pytest.raises(ValueError, match="say what to measure on"):
             load_test_data(own, {}, None, None, tmp_path, False)
-    with pytest.raises(ValueError, match=r"draws .* × 3 images, the data holds 28 × 28 × 1"):
+    with pytest.raises(ValueError, match=r"draws .* × 3 images, the data has 28 × 28 × 1"):
         load_test_data(colour, {}, "mnist", None, tmp_path, False)
 
 

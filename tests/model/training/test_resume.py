@@ -139,7 +139,7 @@ def test_what_is_no_training_state_does_not_resume(tmp_path: Path, content: byte
 def test_a_truncated_or_foreign_state_does_not_resume(begun: Path) -> None:
     path = begun / "training.pt"
     path.write_bytes(path.read_bytes()[:4000])
-    with pytest.raises(CheckpointError, match=r"training.pt is no PyTorch file"):
+    with pytest.raises(CheckpointError, match=r"training.pt is not a PyTorch file"):
         Trainer(MODEL, CONFIG, begun, CPU).resume()
     torch.save({"weight": torch.ones(2)}, path)
     with pytest.raises(CheckpointError, match=r"training.pt is not the state of a training run"):

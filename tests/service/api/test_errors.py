@@ -188,8 +188,8 @@ def test_pictures_that_cannot_be_used_are_400(api: LiveServer) -> None:
     good = encode(random_picture())
     side = int(MAX_PIXELS**0.5) + 1
     wrong: dict[str, tuple[bytes, str]] = {
-        "no picture": (b"hello", "no picture of a kind known here"),
-        "nothing": (b"", "no picture of a kind known here"),
+        "no picture": (b"hello", "not an image of a supported format"),
+        "nothing": (b"", "not an image of a supported format"),
         "half": (good[: len(good) // 2], "damaged"),
         "cut short": (good[:20], "damaged"),
         "claims to be huge": (bomb(50_000, 50_000), "too large"),

@@ -140,7 +140,7 @@ def test_the_wrong_picture_of_several_is_named(client: httpx.Client) -> None:
     reply = score(client, encode(random_picture()), b"no picture")
     assert check_error(reply, 400, "invalid_image", "image").startswith("image 1: ")
     alone = check_error(score(client, b"no picture"), 400, "invalid_image", "image")
-    assert alone.startswith("the file is no picture")
+    assert alone.startswith("the file is not an image")
 
 
 def test_errors_of_score(client: httpx.Client) -> None:

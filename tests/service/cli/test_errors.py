@@ -16,7 +16,7 @@ from tests.service.fixtures import GREY, random_picture, save_tiny
 ELSEWHERE = "avx2" if platform.machine() in ("aarch64", "arm64") else "neondot"
 WRONG: list[tuple[list[object], str]] = [
     (["sample", "--model", "other"], "there is no model 'other'"),
-    (["sample", "--weights", "nowhere"], "there is no folder nowhere: name one with checkpoints"),
+    (["sample", "--weights", "nowhere"], "there is no folder nowhere: pass a folder with"),
     (["sample", "samples.jpg", "--model", "tiny"], "name a file that ends in .png"),
     (["bench", "mnist", "--seconds", "inf"], "finite"),
     (["bench", "mnist", "--seconds", "nan"], "finite"),
@@ -44,7 +44,7 @@ WRONG: list[tuple[list[object], str]] = [
     ),
     (["evaluate", "--model", "tiny", "--set-defaults"], "--set-defaults: not with"),
     (["evaluate", "--model", "tiny", "--samples", 9, "--record"], "--record: not with --samples"),
-    (["evaluate", "--model", "tiny", "--samples", 9, "--guidance", 2], "guidance draws towards"),
+    (["evaluate", "--model", "tiny", "--samples", 9, "--guidance", 2], "guidance needs a label"),
     (["evaluate", "--model", "tiny", "--samples", 9, "--label", "--top-p", 0], "top_p must be"),
     (["evaluate", "--model", "colour", "--samples", 9, "--label"], "no classes"),
     (
@@ -64,7 +64,10 @@ WRONG: list[tuple[list[object], str]] = [
     (["train", "--images", ".", "--out", "../run", "--processes", 3], "does not divide by 3"),
     # Before what may be many pictures are read: there are none.
     (["train", "--images", "nowhere", "--out", "../run", "--processes", 3], "does not divide by 3"),
-    (["train", "--images", "nowhere", "--out", "../run", "--heads", 3], "no multiple of n_heads 3"),
+    (
+        ["train", "--images", "nowhere", "--out", "../run", "--heads", 3],
+        "not a multiple of n_heads 3",
+    ),
     (["train", "--images", "nowhere", "--out", "../run", "--shift", 28], "out of sight: give less"),
     (["train", "--images", ".", "--out", "../run", "--data-dir", "."], "not for --images"),
     (["bench", "mnist", "--http", "--slots", 2], "--slots: not with --http"),
@@ -147,7 +150,7 @@ def test_what_does_not_draw_is_not_judged_by_what_it_draws(
     save_tiny(tmp_path, "hashed", replace(GREY, attention="lsh-1"))
     given = ["--weights", tmp_path, "--images", tmp_path / "nowhere"]
     assert run_command("evaluate", *given, option, 9) == 1
-    assert "no state to draw from" in " ".join(capsys.readouterr().err.split())
+    assert "no recurrent state" in " ".join(capsys.readouterr().err.split())
 
 
 def test_what_a_foreign_file_says_is_not_obeyed_by_the_terminal(

@@ -152,7 +152,12 @@ def test_evaluate_judges_samples_and_keeps_how_to_draw(
     assert run_command(*given, "--label", "--guidance", 2, "--top-p", 0.9, "--seed", 3) == 0
     said = capsys.readouterr().out
     assert said.startswith("mnist on mnist, 4 samples, each class in turn, guidance 2, top_p 0.9,")
-    for figure in ("seeds from 3", "% are taken for their class", "Fréchet distance", "% astray"):
+    for figure in (
+        "seeds from 3",
+        "% are classified as their label",
+        "Fréchet distance",
+        "% outliers",
+    ):
         assert figure in said
     assert load_checkpoint(path).defaults == before.defaults == SamplingDefaults()
     assert run_command(*given, "--label", "--guidance", 2, "--top-p", 0.9, "--set-defaults") == 0
@@ -195,7 +200,7 @@ def test_import_refuses_what_it_cannot_read(
     torch.save({"model_state": {"predictor.bias": torch.zeros(3)}}, "part.pt")
     Path("text.pt").write_text("no checkpoint")
     for file, out, says in (
-        ("part.pt", "model.safetensors", "its layers alone need"),
+        ("part.pt", "model.safetensors", "its layers need"),
         ("text.pt", "model.safetensors", "text.pt"),
         ("none.pt", "model.safetensors", "there is no file"),
         ("part.pt", "model.pt", "must end in .safetensors"),

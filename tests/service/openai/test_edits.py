@@ -184,7 +184,7 @@ def test_edits_that_cannot_be(client: openai.OpenAI, http: httpx.Client) -> None
 
     refuse("nothing to paint", encode(picture))
     refuse("one picture", [encode(picture), encode(picture)])
-    refuse("no picture of a kind", b"text")
+    refuse("not an image of a supported", b"text")
     refuse("whole multiple", encode(Image.new("L", (7, 7))))
     for size in ((2, 2), (6, 5)):  # which Exif could turn
         says = "the mask is {} × {}".format(*size)
