@@ -268,7 +268,7 @@ def test_a_model_s_own_pictures_are_near_and_ordinary_and_foreign_ones_are_not()
     assert "class" not in str(far).split(";")[0].replace("classifier", "")
     assert far.frechet_distance > near.frechet_distance
     plain = SamplingDefaults()
-    same = evaluate_samples(checkpoint, classifier, own, own, 60, sampling=plain, with_label=True)  # fmt: skip
+    same = evaluate_samples(checkpoint, classifier, own, own, 60, sampling=plain, with_label=True)
     assert same == near
 
 

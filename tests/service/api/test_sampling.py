@@ -63,7 +63,7 @@ def test_wishes_and_what_is_left_to_the_model(
 @pytest.mark.parametrize(
     ("asked", "param", "says"),
     [
-        ({"label": None, "guidance": 2.0}, "guidance", "give one"),
+        ({"label": None, "guidance": 2.0}, "guidance", "needs a label"),
         ({"label": 1, "guidance": 10.5}, "guidance", "0 to 10"),
         ({"label": 1, "guidance": float("nan")}, "guidance", "0 to 10"),
         ({"label": None, "top_p": 0.0}, "top_p", "above 0"),
