@@ -41,7 +41,7 @@ def open_in_editor(visit: Open, **options: Any) -> Page:
     page: Page = visit("#complete", **options)
     finished(page, "complete")
     upload(page, encode(random_picture()))
-    expect(page.locator("#editor-status")).to_contain_text("on the editor")
+    expect(page.locator("#editor-status")).to_contain_text("as the model sees it")
     return page
 
 

@@ -72,7 +72,7 @@ def test_thin_lines_of_a_large_picture_are_not_skipped(visit: Open, offset: int)
     for k in range(3):
         large[:, offset + k :: 40] = 0
     upload(page, encode(Image.fromarray(large)))
-    expect(page.locator("#editor-status")).to_contain_text("on the editor")
+    expect(page.locator("#editor-status")).to_contain_text("as the model sees it")
     shown = np.array(pixels(page, "#editor")[0]).reshape(-1, 4)
     seen = shown[shown[:, 3] == 255, 0]
     assert len(seen) > 0
@@ -94,7 +94,7 @@ def test_pictures_are_sent_as_they_are_where_canvases_are_not_to_be_read(visit: 
     page.locator("#draw .image-grid button").click()
     page.click("#viewer-inside")
     measured(page)
-    page.click("#inside .primary >> text=Go on from here")
+    page.click("#inside .primary >> text=Continue in 8 ways")
     expect(page.locator("#whatif-results [data-report]")).to_contain_text("a second")
 
 
@@ -102,9 +102,9 @@ def test_an_address_that_is_refused_is_written_later(visit: Open) -> None:
     page = visit(
         "#inside?seed=5&at=3",
         script="""const replace = history.replaceState.bind(history);
-            history.replaceState = (...given) => {
+            history.replaceState = (...input) => {
                 if (window.full) throw new DOMException("too often", "SecurityError");
-                replace(...given);
+                replace(...input);
             };""",
     )
     measured(page)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def drawn(page: Page) -> list[list[int]]:
-    return pixels(page, "#draw .image-grid li:not(.heading) canvas:not(.heat)")
+    return pixels(page, "#draw .image-grid li:not(.heading) canvas:not(.heatmap)")
 
 
 @pytest.mark.parametrize(
@@ -88,8 +88,8 @@ def test_what_a_comparison_does_not_heed_is_said_and_not_in_its_link(visit: Open
     finished(page)
     said = page.locator("#draw-by-hint")
     for by, unheeded, words in (
-        ("label", {"label"}, "the one chosen above does not count"),
-        ("model", {"label", "guidance", "top_p"}, "class, guidance and top-p do not count"),
+        ("label", {"label"}, "The class chosen above is not used"),
+        ("model", {"label", "guidance", "top_p"}, "Class, guidance and top-p are not used"),
         ("temperature", set(), ""),
     ):
         page.select_option("#draw-by", by)
@@ -162,12 +162,12 @@ def test_every_tile_shows_its_heat_map(visit: Open) -> None:
     page = visit("#draw?n=3&seed=5&label=one")
     finished(page)
     page.click("#draw [data-action=heat]")
-    expect(page.locator("#draw canvas.heat")).to_have_count(3)
-    for heat in pixels(page, "#draw canvas.heat"):
+    expect(page.locator("#draw canvas.heatmap")).to_have_count(3)
+    for heat in pixels(page, "#draw canvas.heatmap"):
         assert len(heat) == 4 * GREY.pixels
         assert len(set(zip(*[iter(heat)] * 4, strict=True))) > 3
     page.click("#draw [data-action=heat]")
-    expect(page.locator("#draw canvas.heat")).to_have_count(0)
+    expect(page.locator("#draw canvas.heatmap")).to_have_count(0)
 
 
 def test_heat_maps_that_did_not_come_are_not_shown_as_chosen(visit: Open) -> None:

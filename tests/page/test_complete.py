@@ -101,7 +101,7 @@ def test_an_upload_is_completed(visit: Open) -> None:
     finished(page, "complete")
     picture = random_picture()
     upload(page, encode(picture))
-    expect(page.locator("#editor-status")).to_contain_text("on the editor")
+    expect(page.locator("#editor-status")).to_contain_text("as the model sees it")
     slide(page, "#complete-rows", 4)
     page.click("#complete-form button[type=submit]")
     finished(page, "complete")
@@ -192,7 +192,7 @@ def completing_on(visit: Open, paper: int) -> Page:
 def test_light_paper_is_made_dark_and_even(visit: Open) -> None:
     page = completing_on(visit, 0)
     upload(page, encode(Image.new("L", (GREY.width, GREY.height), 10)))
-    expect(page.locator("#editor-status")).to_contain_text("on the editor")
+    expect(page.locator("#editor-status")).to_contain_text("as the model sees it")
     expect(page.locator("#light-paper")).to_be_hidden()
     upload(page, encode(Image.new("L", (GREY.width, GREY.height), 250)))
     page.press("#light-paper-invert", "Enter")
@@ -259,7 +259,7 @@ def test_what_went_wrong_is_in_sight_on_a_phone(visit: Open) -> None:
 def test_only_dark_paper_is_said_to_be_dark(visit: Open) -> None:
     page = completing_on(visit, 100)
     upload(page, encode(Image.new("L", (GREY.width, GREY.height), 250)))
-    expect(page.locator("#editor-status")).to_contain_text("on the editor")
+    expect(page.locator("#editor-status")).to_contain_text("as the model sees it")
     expect(page.locator("#light-paper")).to_be_hidden()
 
 
@@ -322,7 +322,7 @@ def test_examples_that_fail_can_be_asked_for_again(visit: Open) -> None:
     error = {"message": "drawing failed", "type": "x", "param": None, "code": "x"}
     page.route("**/v1/samples", lambda route: route.fulfill(status=500, json={"error": error}))
     page.click("nav >> text=Complete")
-    expect(page.locator("#editor-status")).to_contain_text("No examples came")
+    expect(page.locator("#editor-status")).to_contain_text("The examples failed")
     page.unroute("**/v1/samples")
     page.click("#more-examples")
     expect(page.locator("#examples canvas")).to_have_count(6)
@@ -369,7 +369,7 @@ def test_a_file_that_is_no_picture_is_told(visit: Open) -> None:
     page = visit("#complete")
     finished(page, "complete")
     upload(page, b"no picture", "image/png")
-    expect(page.locator("#complete [role=alert]")).to_contain_text("no picture")
+    expect(page.locator("#complete [role=alert]")).to_contain_text("cannot read that file")
 
 
 def test_a_complaint_stays_while_something_is_shown(visit: Open) -> None:
@@ -377,9 +377,9 @@ def test_a_complaint_stays_while_something_is_shown(visit: Open) -> None:
     expect(page.locator("#complete .progress")).to_be_visible()
     upload(page, b"no picture", "image/png")
     alert = page.locator("#complete [role=alert]")
-    expect(alert).to_contain_text("no picture")
+    expect(alert).to_contain_text("cannot read that file")
     expect(page.locator("#complete .progress")).to_be_visible()
     finished(page, "complete")
-    expect(alert).to_contain_text("no picture")
+    expect(alert).to_contain_text("cannot read that file")
     page.click("#complete-form button[type=submit]")
     expect(alert).to_have_count(0)

@@ -133,7 +133,7 @@ def test_cancel_shows_what_is_drawn_to_who_wants_no_motion(visit: Open, grey: Fa
         page.click("#draw-form button[type=submit]")
     until(lambda: len(grey.steps) > steps + 4)
     page.click("#draw [data-cancel]")
-    expect(page.locator("#draw [data-report]")).to_contain_text("What was drawn stays")
+    expect(page.locator("#draw [data-report]")).to_contain_text("drawn so far stay")
     expect(page.locator("#draw .image-grid small")).to_have_text("unfinished")
     assert pixels(page, "#draw .image-grid canvas")[0][: 4 * GREY.width] == row
 

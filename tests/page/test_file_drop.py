@@ -47,7 +47,7 @@ def test_a_picture_pasted_elsewhere_goes_onto_the_easel(visit: Open) -> None:
     finished(page)
     picture = random_picture(seed=3)
     paste(page, encode(picture))
-    expect(page.locator("#editor-status")).to_contain_text("on the editor")
+    expect(page.locator("#editor-status")).to_contain_text("as the model sees it")
     assert hash_of(page).startswith("#complete")
     rows = np.array(pixels(page, "#editor")[0]).reshape(GREY.height, GREY.width, 4)
     assert np.array_equal(rows[:3, :, 0], np.asarray(picture)[:3])
@@ -68,11 +68,11 @@ def test_a_picture_goes_to_the_view_that_is_being_loaded(visit: Open, comes: boo
         asked[0].continue_()
         expect(page.locator("#inside-caption")).to_contain_text("Your picture")
         return
-    expect(page.locator("#loading")).to_contain_text("did not come")
+    expect(page.locator("#loading")).to_contain_text("did not load")
     page.select_option("#model", "colour")  # of the view that is still in front
     finished(page)
     paste(page, encode(random_picture(seed=3)))
-    expect(page.locator("#editor-status")).to_contain_text("on the editor")
+    expect(page.locator("#editor-status")).to_contain_text("as the model sees it")
 
 
 @pytest.mark.parametrize("address", ["#", "#draw?n=2&seed=5", "#inside"])
@@ -88,7 +88,7 @@ def test_a_picture_that_comes_while_models_load_is_not_lost(visit: Open, address
     if address == "#inside":
         expect(page.locator("#inside-caption")).to_contain_text("Your picture")
     else:
-        expect(page.locator("#editor-status")).to_contain_text("on the editor")
+        expect(page.locator("#editor-status")).to_contain_text("as the model sees it")
         rows = np.array(pixels(page, "#editor")[0]).reshape(GREY.height, GREY.width, 4)
         assert np.array_equal(rows[:3, :, 0], np.asarray(random_picture(seed=3))[:3])
     expect(page.locator("#draw")).to_be_hidden()
@@ -121,7 +121,9 @@ def test_a_picture_that_takes_long_to_read_is_shown_as_it_is_wanted_then(
     page.wait_for_function("() => window.held.length")
     page.evaluate("window.holding = false")
     said = page.locator("#editor-status" if view == "complete" else "#inside-caption")
-    yours = re.compile("Your picture is on" if view == "complete" else "Your picture.*bits/dim")
+    yours = re.compile(
+        "your picture as the model sees it" if view == "complete" else "Your picture.*bits/dim"
+    )
     if meanwhile == "another model":
         page.select_option("#model", "colour")
         page.evaluate("window.held[0]()")

@@ -55,7 +55,7 @@ def test_a_finished_image_can_be_looked_into(visit: Open) -> None:
     slide(page, "#inside-position", 7)
     expect(page.locator("#inside-form .value")).to_have_text("row 2, column 3")
     expect(page.locator("#expected-text")).not_to_have_text(before or "")
-    assert len({tuple(p) for p in np.array(pixels(page, "#inside-heat")[0]).reshape(-1, 4)}) > 3
+    assert len({tuple(p) for p in np.array(pixels(page, "#inside-heatmap")[0]).reshape(-1, 4)}) > 3
 
 
 def test_nothing_goes_on_behind_the_last_pixel(visit: Open) -> None:
@@ -72,7 +72,7 @@ def test_a_touched_pixel_tells_what_was_expected(visit: Open) -> None:
     picture = random_picture()
     look_at(page, encode(picture))
     slider = page.locator("#inside-position")
-    for canvas, column, row in (("#inside-picture", 3, 2), ("#inside-heat", 1, 4)):
+    for canvas, column, row in (("#inside-picture", 3, 2), ("#inside-heatmap", 1, 4)):
         touch(page, canvas, column, row, GREY.width, GREY.height)
         expect(slider).to_have_js_property("ariaValueText", f"row {row + 1}, column {column + 1}")
         actual = np.asarray(picture)[row, column]
@@ -197,7 +197,7 @@ def test_the_chart_shows_what_the_head_draws(visit: Open) -> None:
         drawn = head.sample(next(each), uniforms, heat, share, pull, next(each))
         shown = page.evaluate(
             "async ([labelled, plain, dials]) =>"
-            " (await import('/static/sampling.js')).reshape(labelled, plain, dials)",
+            " (await import('/static/sampling.js')).applySampling(labelled, plain, dials)",
             [labelled, plain, {"temperature": temperature, "guidance": g, "top_p": top_p}],
         )
         seen = np.bincount(drawn[:, 0].numpy(), minlength=256) / count
@@ -242,7 +242,7 @@ def test_a_link_looks_at_the_same_pixel_of_the_same_picture(visit: Open) -> None
     expect(page.locator("#inside-caption")).to_contain_text(re.compile("Seed 12:.*bits/dim"))
     expect(page.locator("#inside-position")).to_have_value("14")
     drawn = pixels(page, "#inside-picture")
-    touch(page, "#inside-heat", 1, 1, GREY.width, GREY.height)
+    touch(page, "#inside-heatmap", 1, 1, GREY.width, GREY.height)
     expect(page).to_have_url(re.compile(f"seed=12&at={GREY.width + 1}$"))
     again = visit("#draw?n=1&seed=12")
     finished(again)
@@ -330,7 +330,7 @@ def test_nothing_is_said_of_the_picture_before(visit: Open) -> None:
     page.route("**/v1/samples", lambda route: route.abort())
     page.route("**/v1/distribution", lambda route: None)
     page.click("#inside-new")
-    for line in ("#verdict", "#expected-text", "#heat-max"):
+    for line in ("#verdict", "#expected-text", "#heatmap-max"):
         expect(page.locator(line)).to_have_text("")
 
 

@@ -38,7 +38,7 @@ def test_the_dice_are_rolled_once_and_then_to_the_end(visit: Open, name: str) ->
     start = count(counter.text_content())
     for _ in range(config.channels):
         roll.click()
-        expect(said).to_have_text(re.compile(r"The dice said \d+.*a chance of .* %\."))
+        expect(said).to_have_text(re.compile(r"The dice say \d+.*a chance of .* %\."))
         expect(roll).to_be_enabled()
     assert count(counter.text_content()) == start + 1
     before = np.array(pixels(page, "#scene-dice canvas.drawing")[0]).reshape(-1, 4)
@@ -78,18 +78,20 @@ def test_whose_memory_grows_is_told_of_the_model_at_hand(visit: Open) -> None:
     with listening(app, lambda: app_state.ready) as url:
         page = visit("#learn?model=linear", url=url)
         scene = page.locator("#scene-memory")
-        expect(scene).to_contain_text("This one folds", use_inner_text=True)
-        expect(scene).not_to_contain_text("It keeps every pixel", use_inner_text=True)
+        expect(scene).to_contain_text("This model adds", use_inner_text=True)
+        expect(scene).not_to_contain_text("it keeps every pixel", use_inner_text=True)
         page.select_option("#model", "softmax")
-        expect(scene).to_contain_text("It keeps every pixel", use_inner_text=True)
-        expect(scene).not_to_contain_text("This one folds", use_inner_text=True)
+        expect(scene).to_contain_text("it keeps every pixel", use_inner_text=True)
+        expect(scene).not_to_contain_text("This model adds", use_inner_text=True)
         page.close()  # it asks for more, and the server goes
 
 
 def test_bits_are_measured(visit: Open) -> None:
     page = visit("#learn?model=grey")
     said = page.locator("#scene-bits [data-status]")
-    expect(said).to_have_text(re.compile(rf"^\d+ bits instead of {8 * GREY.pixels}: .* times\.$"))
+    expect(said).to_have_text(
+        re.compile(rf"^\d+ bits instead of {8 * GREY.pixels}: compressed .* times\.$")
+    )
 
 
 def test_a_busy_server_is_asked_again(visit: Open) -> None:

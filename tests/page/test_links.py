@@ -140,7 +140,7 @@ def test_a_link_of_dials_alone_turns_them(visit: Open) -> None:
 @pytest.mark.parametrize("view", ["complete", "inside"])
 def test_a_links_damaged_picture_is_told_in_plain_words(visit: Open, view: str) -> None:
     page = visit(f"#{view}?image=%25%25")
-    expect(page.locator(f"#{view} [data-report]").first).to_contain_text("That is no picture.")
+    expect(page.locator(f"#{view} [data-report]").first).to_contain_text("It is not a picture.")
 
 
 @pytest.mark.parametrize("label", ["A FROG", "2"])

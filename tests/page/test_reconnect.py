@@ -70,7 +70,7 @@ def test_the_scenes_tell_that_they_wait_and_go_on(visit: Open) -> None:
     expect(roll).to_be_enabled()
     expect(page.locator(dice)).to_be_empty()
     page.click("#scene-limits button")
-    expect(page.locator(limits)).to_contain_text("without a look")
+    expect(page.locator(limits)).to_contain_text("without looking")
     told = page.evaluate("window.told")
     for line in (dice, bits, limits):
         assert any(LOST in sentence for sentence in told[line]), told
@@ -105,10 +105,10 @@ def test_a_scene_that_a_person_began_anew_is_left_to_them(visit: Open) -> None:
     page.unroute("**/v1/*")
     again.click()
     roll.click()
-    expect(dice).to_contain_text("The dice said")
+    expect(dice).to_contain_text("The dice say")
     page.unroute("**/v1/models")
     expect(bits).to_contain_text("bits instead of")
-    expect(dice).to_contain_text("The dice said")
+    expect(dice).to_contain_text("The dice say")
 
 
 def test_examples_that_do_not_come_say_why(visit: Open) -> None:

@@ -42,7 +42,7 @@ def test_the_dials_begin_where_the_model_likes_them(visit: Open, view: str) -> N
     finished(page, view)
     page.eval_on_selector_all(f"#{view} details", "all => all.forEach(d => { d.open = true; })")
     for name, value in TUNED.items():
-        dial = page.locator(f"#{view}-shaping-{name}")
+        dial = page.locator(f"#{view}-sampling-{name}")
         expect(dial).to_have_value(f"{value:g}")
         words = dial.get_attribute("aria-describedby")
         expect(page.locator(f"#{words}")).to_be_visible()
@@ -68,7 +68,7 @@ def test_guidance_is_sent_with_a_class_and_says_why_not_without(visit: Open) -> 
     finished(page)
     dial, words = (
         page.locator("#draw-sampling-guidance"),
-        page.locator("#draw-sampling-guidance-words"),
+        page.locator("#draw-sampling-guidance-hint"),
     )
     expect(dial).to_be_disabled()
     expect(words).to_contain_text("needs a class")

@@ -95,7 +95,7 @@ def test_a_saved_picture_may_be_completed_and_looked_into(visit: Open) -> None:
     page.click("nav [data-view=complete]")
     finished(page, "complete")
     drop(page, data)
-    expect(page.locator("#editor-status")).to_contain_text("on the editor")
+    expect(page.locator("#editor-status")).to_contain_text("as the model sees it")
     page.click("nav [data-view=inside]")
     measured(page)
     drop(page, data)
@@ -111,7 +111,7 @@ def test_a_picture_of_another_server_is_a_picture(visit: Open) -> None:
         info = PngInfo()
         info.add_text("Scanline", made)
         drop(page, encode(random_picture(), pnginfo=info))
-        expect(page.locator("#editor-status")).to_contain_text("on the editor")
+        expect(page.locator("#editor-status")).to_contain_text("as the model sees it")
         page.click("nav [data-view=learn]")
 
 
@@ -190,7 +190,7 @@ def test_what_cannot_be_read_is_told(visit: Open) -> None:
             document.body.dispatchEvent(drop);
         }"""
     )
-    expect(page.locator("#complete [role=alert]")).to_contain_text("no picture")
+    expect(page.locator("#complete [role=alert]")).to_contain_text("cannot read that file")
 
 
 def test_a_sheet_is_saved_with_a_table(visit: Open) -> None:
@@ -213,10 +213,10 @@ def test_a_sheet_is_saved_with_a_table(visit: Open) -> None:
 def test_a_large_picture_fits_into_text(visit: Open) -> None:
     same = visit("#draw?n=1&seed=8").evaluate(
         """async () => {
-            const { toText, fromText } = await import("./static/pixels.js");
+            const { toBase64Url, fromBase64Url } = await import("./static/pixels.js");
             const bytes = Uint8Array.from({ length: 400_000 }, (_, k) => (k * k) % 251);
-            const text = await toText(new Blob([bytes]));
-            const back = new Uint8Array(await fromText(text).arrayBuffer());
+            const text = await toBase64Url(new Blob([bytes]));
+            const back = new Uint8Array(await fromBase64Url(text).arrayBuffer());
             return back.length === bytes.length && back.every((byte, k) => byte === bytes[k]);
         }"""
     )

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 def test_a_view_that_cannot_be_fetched_says_so(visit: Open) -> None:
-    page = visit(allowed=["ERR_FAILED", "A part of this page did not come"])
+    page = visit(allowed=["ERR_FAILED", "A part of this page did not load"])
     finished(page)
     page.route("**/play.js", lambda route: route.abort())
     page.click("nav [data-view=play]")
-    expect(page.locator("#loading")).to_contain_text("A part of this page did not come.")
+    expect(page.locator("#loading")).to_contain_text("A part of this page did not load.")
     page.unroute("**/play.js")
     page.click("#reload")
     expect(page.locator("#play-status")).to_contain_text("Picture 1 of 5")

@@ -1,26 +1,26 @@
-/** The frames of a drawing that is saved to be watched. */
+/** Frames of an exported animation of a drawing. */
 
-import { area } from "./pixels.js";
+import { pixelCount } from "./pixels.js";
 
 const FRAMES = 80;
-const SIDE = 280;
-export const LAST_MS = 2000;
+const SIZE = 280; // width in pixels, at most
+export const LAST_FRAME_MS = 2000;
 
-/** Give the width of a pixel. */
-export const scaleOf = ({ width }) => Math.max(1, Math.floor(SIDE / width));
+/** Return the enlargement of each pixel. */
+export const exportScale = ({ width }) => Math.max(1, Math.floor(SIZE / width));
 
 /**
- * Give the pixel counts after which the frames of a drawing stop: the first is what was known.
+ * Return the number of pixels shown at the end of each frame. The first frame shows what was known.
  *
  * @param {import("./pixels.js").Picture} picture
  */
-export function stopsOf({ shape, known }) {
-  const total = area(shape);
+export function frameEnds({ shape, known }) {
+  const total = pixelCount(shape);
   const start = known?.includes(0) ? known.indexOf(0) : known ? total : 0;
-  const stops = [start];
+  const ends = [start];
   for (let k = 1; k <= FRAMES; k += 1) {
-    const stop = start + Math.round(((total - start) * k) / FRAMES);
-    if (stop > stops.at(-1)) stops.push(stop);
+    const end = start + Math.round(((total - start) * k) / FRAMES);
+    if (end > ends.at(-1)) ends.push(end);
   }
-  return stops;
+  return ends;
 }

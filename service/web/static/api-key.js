@@ -1,41 +1,45 @@
-/** The server's API key, kept in this tab; where nothing may be stored, until it is loaded again. */
+/** The API key: kept in session storage, or in memory if storage is forbidden. */
 
-const NAME = "scanline-key";
+const STORAGE_KEY = "scanline-key";
 
-/** Asks a person for the key: once, however many calls wait for it. */
+/** Holds the key and asks the visitor for it: once, however many calls need it. */
 export class ApiKey {
-  asking = null;
+  pendingPrompt = null;
   declined = false;
-  given = null;
+  entered = null;
 
   /** The key to send, or null. */
   get value() {
     try {
-      return this.given ?? sessionStorage.getItem(NAME);
+      return this.entered ?? sessionStorage.getItem(STORAGE_KEY);
     } catch { /* storage is forbidden */
       return null;
     }
   }
 
   set value(key) {
-    this.given = key;
+    this.entered = key;
     try {
-      sessionStorage.setItem(NAME, key);
-    } catch { /* then only this page remembers */ }
+      sessionStorage.setItem(STORAGE_KEY, key);
+    } catch { /* storage is forbidden: the key lasts until the page reloads */ }
   }
 
   /**
-   * Ask for another key than the one refused; false where the person would rather not, which
-   * they are asked no second time until they act again.
+   * Ask for a key other than the refused one.
+   *
+   * @param {string | null} refused
+   * @returns {Promise<boolean>} false if the visitor declined. They are not asked again until
+   *   they click something.
    */
-  async ask(refused) {
-    if (this.value !== refused) return true; // another call has asked meanwhile
+  async prompt(refused) {
+    if (this.value !== refused) return true; // another call has already asked
     if (this.declined) return false;
-    this.asking ??= this.#show(refused !== null).finally(() => { this.asking = null; });
-    return this.asking;
+    this.pendingPrompt ??= this.#showDialog(refused !== null)
+      .finally(() => { this.pendingPrompt = null; });
+    return this.pendingPrompt;
   }
 
-  #show(wrong) {
+  #showDialog(wrong) {
     const dialog = document.getElementById("key-dialog");
     const field = document.getElementById("key");
     document.getElementById("key-wrong").hidden = !wrong;
@@ -43,10 +47,10 @@ export class ApiKey {
     return new Promise((resolve) => {
       dialog.returnValue = "";
       dialog.addEventListener("close", () => {
-        const given = dialog.returnValue === "ok" && field.value.trim();
-        if (given) this.value = given;
-        this.declined = !given;
-        resolve(Boolean(given));
+        const entered = dialog.returnValue === "ok" && field.value.trim();
+        if (entered) this.value = entered;
+        this.declined = !entered;
+        resolve(Boolean(entered));
       }, { once: true });
       dialog.showModal();
     });

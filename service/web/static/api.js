@@ -1,16 +1,20 @@
-/** Calls to the server, and its errors in plain words. */
+/** HTTP client of the Scanline API: requests, retries and readable errors. */
 
 import { ApiKey } from "./api-key.js";
 
 export const MAX_TRIES = 8;
-const FIRST_DELAY = 0.25;
+const FIRST_DELAY = 0.25; // seconds
 const LONGEST_DELAY = 15;
 
-export const key = new ApiKey();
+export const apiKey = new ApiKey();
 
-/** What the server refused, in its own words. */
+/** An error response of the server, with the server's message. */
 export class ApiError extends Error {
-  /** @param {number} status @param {{message: string, code?: string}} error @param {number} retryAfter */
+  /**
+   * @param {number} status HTTP status
+   * @param {{message: string, code?: string}} error
+   * @param {number} retryAfter seconds
+   */
   constructor(status, error, retryAfter) {
     super(error.message);
     this.status = status;
@@ -19,62 +23,77 @@ export class ApiError extends Error {
   }
 }
 
-/** Fetch a path of this server; throws ApiError on a refusal, TypeError on a lost connection. */
+/**
+ * Fetch a path of this server, asking the visitor for an API key if the server requires one.
+ *
+ * @throws {ApiError} on an error response
+ * @throws {TypeError} if the connection fails
+ */
 export async function call(path, init = {}) {
   for (;;) {
     const headers = new Headers(init.headers);
-    const sent = key.value;
-    if (sent) headers.set("Authorization", `Bearer ${inBytes(sent)}`);
+    const sent = apiKey.value;
+    if (sent) headers.set("Authorization", `Bearer ${toHeaderValue(sent)}`);
     const response = await fetch(path, { ...init, headers });
     if (response.ok) return response;
-    if (response.status === 401 && (await key.ask(sent))) continue;
+    if (response.status === 401 && (await apiKey.prompt(sent))) continue;
     const body = await response.json().catch(() => null);
     const error = body?.error ?? { message: `the server answered ${response.status}` };
     throw new ApiError(response.status, error, Number(response.headers.get("Retry-After")) || 1);
   }
 }
 
-/** Write a text as a header takes it: its bytes in UTF-8, each as a character. */
-const inBytes = (text) => String.fromCharCode(...new TextEncoder().encode(text));
+/** Encode text for a header: one character per UTF-8 byte. */
+const toHeaderValue = (text) => String.fromCharCode(...new TextEncoder().encode(text));
 
 /**
- * Send a request again, when the server says, if it is too busy; unless not `lost`, if it is away.
- * `say` hears, in plain words, why nothing comes.
+ * Send a request, and repeat it while the server is busy (429) or unreachable.
+ *
+ * @param {() => Promise<Response>} send
+ * @param {AbortSignal} signal
+ * @param {object} options
+ * @param {(text: string) => void} options.onStatus receives the reason of each wait
+ * @param {boolean} options.retryLost also repeat if the server is unreachable
+ * @param {number} options.maxTries
  */
-export async function patiently(send, signal, { say = () => {}, lost = true, most = MAX_TRIES } = {}) {
+export async function withRetries(
+  send, signal, { onStatus = () => {}, retryLost = true, maxTries = MAX_TRIES } = {},
+) {
   for (let tries = 1; ; tries += 1) {
     try {
-      const reply = await send();
-      if (tries > 1) say("Connected.");
-      return reply;
+      const response = await send();
+      if (tries > 1) onStatus("Connected.");
+      return response;
     } catch (error) {
-      if (!(error.status === 429 || (lost && isLost(error))) || tries === most) throw error;
-      await waitOut(error, tries, say, signal);
+      const retriable = error.status === 429 || (retryLost && isUnavailable(error));
+      if (!retriable || tries === maxTries) throw error;
+      await waitBeforeRetry(error, tries, onStatus, signal);
     }
   }
 }
 
-/** Wait before another try, and say why. */
-export async function waitOut(error, tries, say, signal) {
+/** Wait before the next try, and report the reason and the time left. */
+export async function waitBeforeRetry(error, tries, onStatus, signal) {
   const busy = error.status === 429;
-  const why = busy ? "The server is full. Trying again" : "Connection lost. Reconnecting";
-  const delay = busy ? error.retryAfter : backOff(tries);
+  const reason = busy ? "The server is full. Trying again" : "Connection lost. Reconnecting";
+  const delay = busy ? error.retryAfter : backoff(tries);
   for (let left = delay; left > 0; left -= 1) {
-    const whole = Math.ceil(left);
-    if (left === delay || whole % 5 === 0) say(`${why} in ${whole} s …`); // it is read aloud
+    const seconds = Math.ceil(left);
+    // Not every second, because screen readers read each change aloud.
+    if (left === delay || seconds % 5 === 0) onStatus(`${reason} in ${seconds} s …`);
     await pause(Math.min(left, 1), signal);
   }
 }
 
-/** Whether a server that is gone, or comes or goes, is the reason. */
-export const isLost = (error) => error instanceof TypeError || error.status > 501;
+/** Return true if the server is unreachable, starting or shutting down. */
+export const isUnavailable = (error) => error instanceof TypeError || error.status > 501;
 
-/** Give the seconds to wait before a try: ever more, and never quite the same for everyone. */
-function backOff(tries) {
+/** Return the seconds before a try: exponential backoff with jitter. */
+function backoff(tries) {
   return Math.min(LONGEST_DELAY, FIRST_DELAY * 2 ** (tries - 1)) * (0.75 + Math.random() / 2);
 }
 
-/** Wait, unless cancelled. */
+/** Wait; reject if the signal aborts. */
 export function pause(seconds, signal) {
   return new Promise((resolve, reject) => {
     const timer = setTimeout(resolve, 1000 * seconds);
@@ -85,7 +104,7 @@ export function pause(seconds, signal) {
   });
 }
 
-/** POST JSON; gives the reply. */
+/** POST JSON and return the response. */
 export function post(path, body, signal) {
   return call(path, {
     method: "POST",
@@ -95,41 +114,42 @@ export function post(path, body, signal) {
   });
 }
 
-/** POST JSON and read JSON. */
+/** POST JSON and return the JSON of the response. */
 export async function postJson(path, body, signal) {
   return (await post(path, body, signal)).json();
 }
 
-/** POST a form of fields and a picture, or several; gives the reply. */
-export function postPicture(path, fields, pngs, signal) {
+/** POST a multipart form with one PNG or several, and return the response. */
+export function postImages(path, fields, pngs, signal) {
   const body = new FormData();
   for (const [name, value] of Object.entries(fields)) body.set(name, value);
   for (const png of [pngs].flat()) body.append("image", png, "picture.png");
   return call(path, { method: "POST", body, signal });
 }
 
-/** Have a picture drawn, all at once. */
-export async function drawn(model, fields, signal, say) {
-  const asked = { model: model.id, output: "values", ...fields };
+/** Draw one picture and return it, without streaming. */
+export async function drawPicture(model, fields, signal, onStatus) {
+  const body = { model: model.id, output: "values", ...fields };
   const { images: [{ values }] } =
-    await patiently(() => postJson("v1/samples", asked, signal), signal, { say });
+    await withRetries(() => postJson("v1/samples", body, signal), signal, { onStatus });
   return { shape: model, values: Uint8Array.from(values), known: null };
 }
 
-/** Have pictures measured, and what each of their pixels cost. */
-export async function score(model, pngs, label, signal, say) {
+/** Return the likelihood of each picture, with the bits of every pixel. */
+export async function scoreImages(model, pngs, label, signal, onStatus) {
   const fields = { model: model.id, per_pixel: "true", ...(label ? { label } : {}) };
-  const reply = await patiently(() => postPicture("v1/score", fields, pngs, signal), signal, { say });
-  return (await reply.json()).data;
+  const response = await withRetries(
+    () => postImages("v1/score", fields, pngs, signal), signal, { onStatus });
+  return (await response.json()).data;
 }
 
-/** Fail where a part of the page did not come: Chromium remembers that an import failed. */
-export function missing() {
-  throw new Error("A part of this page did not come. Reload the page.");
+/** Throw an error for a module that did not load; Chromium never retries a failed import. */
+export function throwLoadError() {
+  throw new Error("A part of this page did not load. Reload the page.");
 }
 
-/** Say what went wrong, for a person. */
-export function explain(error) {
+/** Describe an error in plain words. */
+export function describeError(error) {
   if (error instanceof ApiError && error.status === 401) return "This server asks for a key.";
   if (error instanceof ApiError && error.status > 501) {
     return "The server is starting or shutting down. Try again in a moment.";

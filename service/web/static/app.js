@@ -1,14 +1,14 @@
-/** The page: its views, its models, and the address that brings the same pictures back. */
+/** Entry point of the page: its views, its models, and navigation by the address. */
 
 import { VIEWS, readAddress, toHash, writeAddress } from "./address.js";
-import { call, explain, key, missing } from "./api.js";
-import { receiveFiles } from "./file-drop.js";
-import { readStamp } from "./png.js";
+import { apiKey, call, describeError, throwLoadError } from "./api.js";
+import { listenForFiles } from "./file-drop.js";
+import { readEmbeddedLink } from "./png.js";
 import { Viewer } from "./viewer.js";
 
-const LOADING_MS = 500;
-const SLOW = "Loading …"; // said of a view that takes longer to come than this
-const SLOW_MS = 500;
+const RETRY_MS = 500;
+const LOADING = "Loading …"; // shown if a view takes longer to load than
+const LOADING_AFTER_MS = 500;
 const MODULES = {
   draw: async () => (await import("./draw.js")).DrawView,
   complete: async () => (await import("./complete.js")).CompleteView,
@@ -17,185 +17,190 @@ const MODULES = {
   learn: async () => (await import("./learn.js")).LearnView,
 };
 
-/** Name a model, and what it draws. */
-const about = ({ id, width, height, channels }) =>
+/** Return a model's name and image format. */
+const modelTitle = ({ id, width, height, channels }) =>
   `${id}, ${width} × ${height} ${channels === 1 ? "grey" : "colour"}`;
 
-/** Give the models, once the server has loaded them. */
+/** Fetch the models, waiting until the server has loaded them. */
 async function loadModels(notice) {
   const line = notice.querySelector("[role=status]");
-  const say = (sentence) => { if (line.textContent !== sentence) line.textContent = sentence; };
-  const enter = document.getElementById("enter-key");
+  const setStatus = (text) => { if (line.textContent !== text) line.textContent = text; };
+  const keyButton = document.getElementById("enter-key");
   for (;;) {
     try {
       return (await (await call("v1/models")).json()).data;
     } catch (error) {
-      enter.hidden = error.status !== 401;
-      if (!enter.hidden) {
-        say(explain(error));
-        await new Promise((resolve) => enter.addEventListener("click", resolve, { once: true }));
-        enter.hidden = true;
-        key.declined = false;
+      keyButton.hidden = error.status !== 401;
+      if (!keyButton.hidden) {
+        setStatus(describeError(error));
+        await new Promise((resolve) => keyButton.addEventListener("click", resolve, { once: true }));
+        keyButton.hidden = true;
+        apiKey.declined = false;
         continue;
       }
-      say(error.status > 501 ? "The models are loading …" : `${explain(error)} Trying again …`);
+      setStatus(error.status > 501 ? "The models are loading …" : `${describeError(error)} Trying again …`);
     }
-    await new Promise((resolve) => setTimeout(resolve, LOADING_MS));
+    await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
   }
 }
 
 /**
- * What the views share. A view has use(model), to take another model, and open(fields), to show
- * what a link says or, where it says nothing, what it likes; it calls link() when it shows
- * something that a link can bring back.
+ * The state that the views share. Each view has these methods: `setModel(model)` switches to a
+ * model; `open(fields)` shows what a link names, or a default; `onShow()`, which is optional, is
+ * called when the view is shown again. A view calls `page.setLink()` with the link fields that
+ * recreate what it shows.
  */
 class Page {
   constructor(models) {
     this.models = models;
-    this.shown = {}; // the address of what each view shows
-    this.places = {}; // how far down each view was left
+    this.hashes = {}; // the link of what each view shows
+    this.scrollPositions = {}; // by view
     this.viewer = new Viewer(this);
-    this.views = {}; // a view is loaded when it is first shown
-    this.loading = {};
+    this.views = {}; // by name, once loaded
+    this.loading = {}; // promises of views, by name
     this.select = document.getElementById("model");
-    this.select.replaceChildren(...models.map((model) => new Option(about(model), model.id)));
+    this.select.replaceChildren(...models.map((model) => new Option(modelTitle(model), model.id)));
     document.getElementById("model-field").hidden = models.length < 2;
-    this.use(); // the first
+    this.setModel(); // the first one
     this.select.addEventListener("change", async () => {
-      const view = this.wanted?.view ?? this.current; // the one being loaded, or the one shown
-      this.complain(null);
-      this.use(this.select.value);
-      history.pushState(null, "", location.hash); // Back gives the model before
-      this.link(view, { model: this.model.id });
-      (await this.come(view))?.open(new URLSearchParams());
+      const view = this.requested?.view ?? this.current;
+      this.showNotice(null);
+      this.setModel(this.select.value);
+      history.pushState(null, "", location.hash); // so that Back returns to the previous model
+      this.setLink(view, { model: this.model.id });
+      (await this.loadView(view))?.open(new URLSearchParams());
     });
     document.querySelector("nav").addEventListener("click", (event) => {
-      const tab = event.target.closest("[data-view]"); // pressed again where it did not come
-      if (tab && tab.dataset.view !== this.current && tab.hash === location.hash) this.go();
+      // A click on a view that failed to load changes no hash, so it has to retry here.
+      const tab = event.target.closest("[data-view]");
+      if (tab && tab.dataset.view !== this.current && tab.hash === location.hash) this.navigate();
     });
-    addEventListener("hashchange", () => this.go());
-    addEventListener("click", () => { key.declined = false; }, true); // to be asked, for each act
+    addEventListener("hashchange", () => this.navigate());
+    // Each click may ask for the API key once more.
+    addEventListener("click", () => { apiKey.declined = false; }, true);
     document.querySelector(".skip").addEventListener("click", (event) => {
-      event.preventDefault(); // the address says what is shown, not where the focus is
+      event.preventDefault(); // the address names the view, not the focus
       document.getElementById("main").focus();
     });
   }
 
-  /** Take a picture that was pasted or dropped. */
-  async take(file) {
-    // What cannot be read, as a folder, is told of as any file that is no picture.
-    const at = this.wanted?.view ?? this.current; // the one being loaded, or the one shown
-    const taken = ["complete", "inside"].includes(at); // it is wanted right there
-    if (!taken && this.restore(await readStamp(file).catch(() => null))) return;
+  /** Open a file that was pasted or dropped. */
+  async openFile(file) {
+    const at = this.requested?.view ?? this.current;
+    // Elsewhere than in these views, a picture that was saved here opens its link. A file that
+    // cannot be read, such as a folder, is reported by the view.
+    const keepPicture = ["complete", "inside"].includes(at);
+    if (!keepPicture && this.openHash(await readEmbeddedLink(file).catch(() => null))) return;
     const view = at === "inside" ? "inside" : "complete";
-    (await this.come(view))?.bring(file);
+    (await this.loadView(view))?.openFile(file);
   }
 
-  /** Give a view, loaded when it is first asked for. */
-  view(name) {
-    this.loading[name] ??= MODULES[name]().catch(missing).then((View) => {
+  /** Import a view, once. */
+  importView(name) {
+    this.loading[name] ??= MODULES[name]().catch(throwLoadError).then((View) => {
       const view = new View(this);
-      view.use(this.model);
+      view.setModel(this.model);
       this.views[name] = view;
       return view;
     }).catch((error) => {
-      delete this.loading[name]; // to be tried again
-      this.complain(explain(error));
-      reload.hidden = false; // Chromium remembers that an import failed
+      delete this.loading[name]; // allow another try
+      this.showNotice(describeError(error));
+      reloadButton.hidden = false; // Chromium never retries a failed import
       throw error;
     });
     return this.loading[name];
   }
 
-  /** Wait for a view, and say so where that takes long; null where it does not come, which is told. */
-  async come(name) {
-    const { wanted } = this;
-    const slow = setTimeout(() =>
-      loading.hidden && this.wanted === wanted && this.complain(SLOW), SLOW_MS);
-    const view = await this.view(name).catch(() => null);
-    clearTimeout(slow);
-    if (view && loading.querySelector("[role=status]").textContent === SLOW) this.complain(null);
+  /** Load a view, with a notice if it takes long; null if it failed, which is reported. */
+  async loadView(name) {
+    const { requested } = this;
+    const timer = setTimeout(() =>
+      notice.hidden && this.requested === requested && this.showNotice(LOADING), LOADING_AFTER_MS);
+    const view = await this.importView(name).catch(() => null);
+    clearTimeout(timer);
+    if (view && notice.querySelector("[role=status]").textContent === LOADING) this.showNotice(null);
     return view;
   }
 
-  /** Draw again what a picture that was saved here says it was; false where it says nothing. */
-  restore(hash) {
+  /** Navigate to the link embedded in a picture; return false if it is not one of this server. */
+  openHash(hash) {
     if (!hash || !/^#(draw|complete)\?/.test(hash)) return false;
-    const wanted = new URLSearchParams(hash.split("?")[1]).get("model");
-    if (!this.models.some(({ id }) => id === wanted)) return false;
+    const model = new URLSearchParams(hash.split("?")[1]).get("model");
+    if (!this.models.some(({ id }) => id === model)) return false;
     writeAddress(hash);
-    this.go();
+    this.navigate();
     return true;
   }
 
-  /** Give every view another model. */
-  use(id) {
+  /** Switch all views to a model; to the first one if the id is unknown. */
+  setModel(id) {
     this.model = this.models.find((model) => model.id === id) ?? this.models[0];
     this.select.value = this.model.id;
-    this.shown = {};
+    this.hashes = {};
     for (const name of VIEWS) {
-      this.views[name]?.use(this.model);
+      this.views[name]?.setModel(this.model);
       this.tab(name).hash = toHash(name, { model: this.model.id });
     }
   }
 
-  /** Say what is wrong with the page itself; null if nothing is any more. */
-  complain(sentence) {
-    reload.hidden = true;
-    loading.hidden = sentence === null;
-    loading.querySelector("[role=status]").textContent = sentence ?? "";
-    if (sentence) scrollTo(0, 0);
+  /** Show a notice above the views; null hides it. */
+  showNotice(text) {
+    reloadButton.hidden = true;
+    notice.hidden = text === null;
+    notice.querySelector("[role=status]").textContent = text ?? "";
+    if (text) scrollTo(0, 0);
   }
 
   tab(view) {
     return document.querySelector(`nav [data-view=${view}]`);
   }
 
-  /** Do what the address says. */
-  async go() {
-    const wanted = readAddress();
-    if (!wanted) {
-      if (!this.current) location.replace("#draw"); // something must be shown
+  /** Show the view that the address names. */
+  async navigate() {
+    const requested = readAddress();
+    if (!requested) {
+      if (!this.current) location.replace("#draw");
       return;
     }
-    const { view, query } = wanted;
+    const { view, query } = requested;
     const fields = new URLSearchParams(query);
     const model = fields.get("model");
-    if (model && model !== this.model.id) this.use(model);
-    const there = !model || model === this.model.id;
-    this.complain(there ? null : `There is no model “${model}” here. This is ${this.model.id}.`);
-    this.wanted = wanted;
+    if (model && model !== this.model.id) this.setModel(model);
+    const exists = !model || model === this.model.id;
+    this.showNotice(exists ? null
+      : `There is no model “${model}” here. This is ${this.model.id}.`);
+    this.requested = requested;
     const { hash } = location;
-    const loaded = await this.come(view); // before it is shown: what is seen can be pressed
+    const loaded = await this.loadView(view); // before showing it, because visible controls must work
     if (!loaded) {
-      if (this.current && this.wanted === wanted) this.wanted = null; // the one shown stays
+      if (this.current && this.requested === requested) this.requested = null;
       return;
     }
-    if (this.wanted !== wanted) return; // another was asked for meanwhile,
-    if (location.hash !== hash && readAddress()) return; // or is about to be: it would be lost
-    const asked = [...fields.keys()].some((name) => name !== "model");
-    const same = this.shown[view] && (!asked || this.shown[view] === location.hash);
-    this.bringForward(view, same ? this.places[view] : 0);
+    if (this.requested !== requested) return; // another view was requested meanwhile
+    if (location.hash !== hash && readAddress()) return; // its hashchange event is still to come
+    const hasFields = [...fields.keys()].some((name) => name !== "model");
+    const same = this.hashes[view] && (!hasFields || this.hashes[view] === location.hash);
+    this.activate(view, same ? this.scrollPositions[view] : 0);
     if (same) {
-      writeAddress(this.shown[view]);
-      loaded.again?.();
+      writeAddress(this.hashes[view]);
+      loaded.onShow?.();
     } else {
       loaded.open(fields);
     }
   }
 
-  /** Bring a view to the front because something is about to be shown in it. */
+  /** Show a view that is about to open something. */
   show(view) {
-    this.wanted = null;
-    this.complain(null);
-    this.bringForward(view);
-    writeAddress(this.shown[view] ?? toHash(view, { model: this.model.id }));
+    this.requested = null;
+    this.showNotice(null);
+    this.activate(view);
+    writeAddress(this.hashes[view] ?? toHash(view, { model: this.model.id }));
   }
 
-  bringForward(view, place = 0) {
+  activate(view, scrollPosition = 0) {
     for (const dialog of document.querySelectorAll("#viewer, #copy-dialog")) dialog.close();
-    const other = view !== this.current;
-    if (other && this.current) this.places[this.current] = scrollY;
+    const changed = view !== this.current;
+    if (changed && this.current) this.scrollPositions[this.current] = scrollY;
     this.current = view;
     document.title = `${this.tab(view).textContent} – Scanline`;
     for (const name of VIEWS) {
@@ -204,42 +209,43 @@ class Page {
       else this.tab(name).removeAttribute("aria-current");
     }
     if (!document.activeElement.checkVisibility()) document.getElementById("main").focus();
-    // What was kept is at hand wherever pictures are made; moved after what had the focus has lost it.
-    if (other) document.querySelector(`#${view} .results`)?.append(this.viewer.gallery.place);
-    if (other) scrollTo(0, place);
+    // The gallery follows to every view that draws. Moved last, after the hidden view lost the focus.
+    if (changed) document.querySelector(`#${view} .results`)?.append(this.viewer.gallery.element);
+    if (changed) scrollTo(0, scrollPosition);
   }
 
-  /** Keep what makes a view's pictures again; in the address too while the view is shown. */
-  link(view, fields) {
-    this.shown[view] = toHash(view, fields);
-    this.tab(view).hash = this.shown[view];
-    if (view === this.current && (this.wanted?.view ?? view) === view) writeAddress(this.shown[view]);
+  /** Set the link of what a view shows; it is in the address while the view is shown. */
+  setLink(view, fields) {
+    this.hashes[view] = toHash(view, fields);
+    this.tab(view).hash = this.hashes[view];
+    const next = this.requested?.view ?? view;
+    if (view === this.current && next === view) writeAddress(this.hashes[view]);
   }
 }
 
-/** Close a dialog by a press outside of it. */
-function closeBeside(dialog) {
-  let pressed = false;
-  const beside = ({ target, clientX: x, clientY: y }) => {
+/** Close a dialog when the visitor clicks outside it. */
+function closeOnOutsideClick(dialog) {
+  let pressedOutside = false;
+  const isOutside = ({ target, clientX: x, clientY: y }) => {
     const { left, right, top, bottom } = dialog.getBoundingClientRect();
     return target === dialog && (x < left || x > right || y < top || y > bottom);
   };
-  dialog.addEventListener("pointerdown", (event) => { pressed = beside(event); });
-  dialog.addEventListener("click", (event) => pressed && beside(event) && dialog.close());
+  dialog.addEventListener("pointerdown", (event) => { pressedOutside = isOutside(event); });
+  dialog.addEventListener("click", (event) => pressedOutside && isOutside(event) && dialog.close());
 }
 
-if (!location.hash && location.search) { // a shared link, as the server reads it
+if (!location.hash && location.search) { // a shared link, see toUrl in share.js
   history.replaceState(null, "", `${location.pathname}#draw${location.search}`);
 }
-if (!("closedBy" in HTMLDialogElement.prototype)) { // Safari does not know it
-  for (const dialog of document.querySelectorAll("dialog[closedby]")) closeBeside(dialog);
+if (!("closedBy" in HTMLDialogElement.prototype)) { // not supported by Safari
+  for (const dialog of document.querySelectorAll("dialog[closedby]")) closeOnOutsideClick(dialog);
 }
-const loading = document.getElementById("loading");
-const reload = document.getElementById("reload");
-reload.addEventListener("click", () => location.reload());
-const opened = loadModels(loading).then((models) => {
-  loading.hidden = true;
+const notice = document.getElementById("loading");
+const reloadButton = document.getElementById("reload");
+reloadButton.addEventListener("click", () => location.reload());
+const loaded = loadModels(notice).then((models) => {
+  notice.hidden = true;
   return new Page(models);
 });
-receiveFiles(async (file) => (await opened).take(file)); // while models load, too: it would be lost
-(await opened).go();
+listenForFiles(async (file) => (await loaded).openFile(file)); // also while the models load
+(await loaded).navigate();

@@ -1,55 +1,61 @@
-/** A chart of 256 probabilities over the values they belong to. */
+/** Bar chart of the 256 probabilities of one channel value. */
 
-import { percent } from "./format.js";
+import { formatPercent } from "./format.js";
 
 const LEFT = 46;
 const RIGHT = 8;
 const TOP = 10;
-const RAMP = 12;
+const RAMP = 12; // height of the colour ramp below the bars
 const BOTTOM = RAMP + 24;
 const DECADES = 5; // of the logarithmic scale
 const TICKS = [0, 128, 255];
 
-/** Hears that charts are to be drawn in another ink. */
-export const scheme = matchMedia("(prefers-color-scheme: dark)");
+/** Changes when charts have to be drawn in the colours of the other scheme. */
+export const darkScheme = matchMedia("(prefers-color-scheme: dark)");
 
-/** Bars for one channel; a press picks a value. */
+/** Chart of one channel; a click or drag picks a value. */
 export class Chart {
   /**
    * @param {HTMLCanvasElement} canvas
-   * @param {number | null} channel which of red, green and blue; null for brightness
-   * @param {(value: number) => void} pick
+   * @param {number | null} channel 0, 1 or 2 for red, green or blue; null for brightness
+   * @param {(value: number) => void} onPick
    */
-  constructor(canvas, channel, pick) {
+  constructor(canvas, channel, onPick) {
     this.canvas = canvas;
     this.channel = channel;
     this.linear = false;
-    this.shown = null;
-    this.pointed = null;
+    this.content = null;
+    this.hovered = null;
     new ResizeObserver(() => this.draw()).observe(canvas);
-    const held = ({ pointerId, pointerType }) =>
-      pointerType !== "touch" && canvas.hasPointerCapture(pointerId); // a finger may only scroll
+    const dragged = ({ pointerId, pointerType }) =>
+      pointerType !== "touch" && canvas.hasPointerCapture(pointerId); // a finger may be scrolling
     canvas.addEventListener("pointerdown", (event) => {
-      if (event.button === 0 && this.shown) canvas.setPointerCapture(event.pointerId);
+      if (event.button === 0 && this.content) canvas.setPointerCapture(event.pointerId);
     });
-    canvas.addEventListener("click", (event) => this.shown && pick(this.valueAt(event)));
+    canvas.addEventListener("click", (event) => this.content && onPick(this.valueAt(event)));
     canvas.addEventListener("pointermove", (event) => {
-      this.pointed = this.valueAt(event);
-      if (held(event)) pick(this.pointed);
+      this.hovered = this.valueAt(event);
+      if (dragged(event)) onPick(this.hovered);
       else this.draw();
     });
-    canvas.addEventListener("pointerleave", () => { this.pointed = null; this.draw(); });
+    canvas.addEventListener("pointerleave", () => { this.hovered = null; this.draw(); });
   }
 
-  /** Show a distribution, the value that came, and the one chosen instead; null for none. */
+  /**
+   * Show a distribution.
+   *
+   * @param {number[]} probabilities of the values 0 to 255
+   * @param {number | null} actual the value of the picture
+   * @param {number | null} chosen the value that the visitor chose
+   */
   show(probabilities, actual, chosen) {
-    this.shown = { probabilities, actual, chosen };
+    this.content = { probabilities, actual, chosen };
     this.draw();
   }
 
-  /** Show nothing. */
+  /** Show an empty chart. */
   clear() {
-    this.shown = null;
+    this.content = null;
     this.canvas.width = this.canvas.clientWidth;
   }
 
@@ -62,66 +68,67 @@ export class Chart {
   draw() {
     const { canvas } = this;
     const [width, height] = [canvas.clientWidth, canvas.clientHeight];
-    if (!this.shown || !width) return;
+    if (!this.content || !width) return;
     [canvas.width, canvas.height] = [width, height].map((n) => Math.round(n * devicePixelRatio));
     const context = canvas.getContext("2d");
     context.scale(canvas.width / width, canvas.height / height);
     context.font = "11px system-ui, sans-serif";
     const style = getComputedStyle(canvas);
-    const ink = (name) => style.getPropertyValue(name);
-    const { probabilities, actual, chosen } = this.shown;
-    const most = Math.max(...probabilities);
-    const tall = height - TOP - BOTTOM;
-    const share = (p) => (this.linear ? p / most : 1 + Math.log10(Math.max(p, 1e-9)) / DECADES);
-    const y = (p) => TOP + tall * (1 - Math.max(0, share(p)));
-    const bar = (width - LEFT - RIGHT) / 256;
-    const x = (value) => LEFT + value * bar;
+    const cssColour = (name) => style.getPropertyValue(name);
+    const { probabilities, actual, chosen } = this.content;
+    const max = Math.max(...probabilities);
+    const plotHeight = height - TOP - BOTTOM;
+    const share = (p) => (this.linear ? p / max : 1 + Math.log10(Math.max(p, 1e-9)) / DECADES);
+    const y = (p) => TOP + plotHeight * (1 - Math.max(0, share(p)));
+    const barWidth = (width - LEFT - RIGHT) / 256;
+    const x = (value) => LEFT + value * barWidth;
 
     context.textAlign = "right";
     context.textBaseline = "middle";
-    for (const p of this.linear ? [most, most / 2] : [1, 0.1, 0.01, 0.001, 0.0001]) {
-      context.fillStyle = ink("--line");
+    for (const p of this.linear ? [max, max / 2] : [1, 0.1, 0.01, 0.001, 0.0001]) {
+      context.fillStyle = cssColour("--line");
       context.fillRect(LEFT, y(p), width - LEFT - RIGHT, 1);
-      context.fillStyle = ink("--muted");
-      const text = this.linear ? percent(p) : `${Number((100 * p).toPrecision(1))} %`;
+      context.fillStyle = cssColour("--muted");
+      const text = this.linear ? formatPercent(p) : `${Number((100 * p).toPrecision(1))} %`;
       context.fillText(text, LEFT - 5, y(p));
     }
-    context.fillStyle = ink("--ink");
+    context.fillStyle = cssColour("--ink");
     probabilities.forEach((p, value) => {
-      context.fillRect(x(value), y(p), bar + 0.3, TOP + tall - y(p));
+      context.fillRect(x(value), y(p), barWidth + 0.3, TOP + plotHeight - y(p));
     });
     const ramp = context.createLinearGradient(LEFT, 0, width - RIGHT, 0);
     ramp.addColorStop(0, "rgb(0 0 0)");
     ramp.addColorStop(1, `rgb(${[0, 1, 2].map((c) => ((this.channel ?? c) === c ? 255 : 0)).join(" ")})`);
     context.fillStyle = ramp;
-    context.fillRect(LEFT, TOP + tall + 4, width - LEFT - RIGHT, RAMP);
+    context.fillRect(LEFT, TOP + plotHeight + 4, width - LEFT - RIGHT, RAMP);
     const mark = (value, colour) => {
-      const wide = Math.max(bar, 4);
-      const left = Math.min(x(value), width - RIGHT - wide);
+      const markWidth = Math.max(barWidth, 4);
+      const left = Math.min(x(value), width - RIGHT - markWidth);
+      const top = y(probabilities[value]);
       context.fillStyle = colour;
-      context.fillRect(left, y(probabilities[value]), wide, TOP + tall + 4 - y(probabilities[value]));
-      context.fillRect(left - 1, TOP + tall, wide + 2, 4);
+      context.fillRect(left, top, markWidth, TOP + plotHeight + 4 - top);
+      context.fillRect(left - 1, TOP + plotHeight, markWidth + 2, 4);
     };
-    if (chosen !== null && chosen !== actual) mark(chosen, ink("--chosen"));
-    if (actual !== null) mark(actual, ink("--cursor"));
-    context.fillStyle = ink("--muted");
+    if (chosen !== null && chosen !== actual) mark(chosen, cssColour("--chosen"));
+    if (actual !== null) mark(actual, cssColour("--cursor"));
+    context.fillStyle = cssColour("--muted");
     context.textBaseline = "alphabetic";
     TICKS.forEach((value, k) => {
       context.textAlign = ["left", "center", "right"][k];
       context.fillText(String(value), k === 2 ? width - RIGHT : x(value), height - 5);
     });
-    if (this.pointed !== null) this.tell(context, width, ink);
+    if (this.hovered !== null) this.drawTooltip(context, width, cssColour);
   }
 
-  /** Say the value under the pointer. */
-  tell(context, width, ink) {
-    const text = `${this.pointed}: ${percent(this.shown.probabilities[this.pointed])}`;
+  /** Draw the value under the pointer and its probability. */
+  drawTooltip(context, width, cssColour) {
+    const text = `${this.hovered}: ${formatPercent(this.content.probabilities[this.hovered])}`;
     context.textAlign = "right";
     context.font = "600 12px system-ui, sans-serif";
-    const wide = context.measureText(text).width;
-    context.fillStyle = ink("--card");
-    context.fillRect(width - RIGHT - wide - 8, TOP, wide + 8, 18);
-    context.fillStyle = ink("--ink");
+    const textWidth = context.measureText(text).width;
+    context.fillStyle = cssColour("--card");
+    context.fillRect(width - RIGHT - textWidth - 8, TOP, textWidth + 8, 18);
+    context.fillStyle = cssColour("--ink");
     context.fillText(text, width - RIGHT - 4, TOP + 13);
   }
 }

@@ -1,56 +1,64 @@
-/** The view "Complete": a picture with a hole, and many ways to fill it. */
+/** The view "Complete": erase a part of a picture and let the model fill it in. */
 
-import { explain, postPicture } from "./api.js";
-import { chooseFile } from "./file-drop.js";
-import { Editor } from "./editor.js";
-import { drawExamples, lightness, paperOf, places, thumbnail } from "./examples.js";
-import { classOf, listenToDice, noClass, noSeed, randomSeed, readNumber, seedOf } from "./fields.js";
-import { area, blank, fromFile, fromText, toPng, toText } from "./pixels.js";
-import { LookAhead, rowsOf } from "./lookahead.js";
-import { SamplingControls } from "./sampling-controls.js";
-import { ImageGrid } from "./image-grid.js";
+import { describeError, postImages } from "./api.js";
 import { EditorTools } from "./editor-tools.js";
+import { Editor } from "./editor.js";
+import {
+  backgroundColour, createPlaceholders, createThumbnail, drawExamples, lightness,
+} from "./examples.js";
+import {
+  invalidSeedMessage, onDiceClick, parseSeed, randomSeed, readNumber, resolveClass,
+  unknownClassMessage,
+} from "./fields.js";
+import { connectFileButton } from "./file-drop.js";
+import { ImageGrid } from "./image-grid.js";
+import { LookAhead, lookaheadRows } from "./lookahead.js";
+import {
+  blankPicture, decodeFile, fromBase64Url, pixelCount, toBase64Url, toPng,
+} from "./pixels.js";
+import { SamplingControls } from "./sampling-controls.js";
 
-const DARK = 48; // lightness of paper, 0 … 255: less is dark,
-const LIGHTER = 128; // and so much more is light
-const COMING = "The model is drawing examples …";
+const DARK = 48; // the model's background is dark if its luma is below this (0 to 255),
+const LIGHTER = 128; // and paper is light if its luma is higher by this
+const DRAWING_EXAMPLES = "The model is drawing examples …";
 const byId = (id) => document.getElementById(id);
 
-/** Choose a picture, erase a part, complete it. */
+/** Picture editor with examples, and the grid of completions. */
 export class CompleteView {
   /** @param {object} page the `Page` of app.js */
   constructor(page) {
     this.page = page;
     this.form = byId("complete-form");
     this.grid = new ImageGrid(byId("complete"), page.viewer);
-    this.editor = new Editor(byId("editor"), byId("editor-position"), () => this.edited());
+    this.editor = new Editor(byId("editor"), byId("editor-position"), () => this.onEdit());
     this.tools = new EditorTools(this.form, this.editor);
-    this.shaping = new SamplingControls(byId("complete-sampling"), () => this.settled());
-    this.ahead = new LookAhead(byId("lookahead"), () => this.complete({ reveal: true, by: "particles" }));
-    this.form.addEventListener("change", () => this.settled());
+    this.sampling = new SamplingControls(byId("complete-sampling"), () => this.onSettingsChange());
+    this.lookahead = new LookAhead(byId("lookahead"), () =>
+      this.complete({ scroll: true, axis: "particles" }));
+    this.form.addEventListener("change", () => this.onSettingsChange());
     this.form.addEventListener("submit", (event) => {
       event.preventDefault();
-      this.complete({ reveal: true });
+      this.complete({ scroll: true });
     });
-    listenToDice(this.form, () => this.complete({ reveal: true }));
-    const on = (id, act) => byId(id).addEventListener("click", act);
-    on("blank", () => this.startBlank());
-    on("undo", () => this.editor.undo());
-    on("invert", () => this.invert());
-    on("light-paper-invert", () => {
+    onDiceClick(this.form, () => this.complete({ scroll: true }));
+    const onClick = (id, act) => byId(id).addEventListener("click", act);
+    onClick("blank", () => this.startBlank());
+    onClick("undo", () => this.editor.undo());
+    onClick("invert", () => this.invert());
+    onClick("light-paper-invert", () => {
       byId("light-paper").hidden = true;
-      this.editor.lift(this.paper);
+      this.editor.invertPaper(this.paper);
       byId("editor").focus();
     });
-    on("more-examples", () => {
-      this.askExamples();
+    onClick("more-examples", () => {
+      this.loadExamples();
       byId("upload").focus();
     });
-    chooseFile(byId("upload"), byId("file"), (file) => this.bring(file));
+    connectFileButton(byId("upload"), byId("file"), (file) => this.openFile(file));
   }
 
-  /** Take a model: its size, its classes, and examples it draws itself. */
-  use(model) {
+  /** Switch to a model: its size, classes and examples. */
+  setModel(model) {
     this.model = model;
     this.grid.clear();
     const { rows, label, colour } = this.form.elements;
@@ -58,173 +66,175 @@ export class CompleteView {
     const names = ["", ...model.classes];
     label.replaceChildren(...names.map((name) => new Option(name || "anything", name)));
     label.closest(".field").hidden = model.classes.length === 0;
-    this.shaping.use(model);
-    this.settled();
+    this.sampling.setModel(model);
+    this.onSettingsChange();
     colour.hidden = model.channels === 1;
     byId("light-paper").hidden = true;
     byId("examples").replaceChildren();
-    this.editor.load({ ...blank(model), known: new Uint8Array(area(model)) });
-    this.examples = null;
-    this.asked = false; // for anything to be completed
-    this.tell("");
+    this.editor.load({ ...blankPicture(model), known: new Uint8Array(pixelCount(model)) });
+    this.examples = null; // a promise once they are requested
+    this.completedAny = false;
+    this.setStatus("");
   }
 
-  /** Show a link's picture, or an example that is half erased. */
+  /** Complete the picture of a link; without one, the first example. */
   async open(fields) {
-    const examples = this.examples ?? this.askExamples();
+    const examples = this.examples ?? this.loadExamples();
     if (fields.has("image")) {
       const { n, label } = this.form.elements;
       if (fields.has("n")) n.value = fields.get("n");
-      const wanted = classOf(this.model, fields.get("label") ?? "");
-      const there = [...label.options].some(({ value }) => value === wanted);
-      const any = !there && wanted === "random" && this.model.classes.length > 0;
-      if (any) label.add(new Option("any class", wanted));
-      label.value = there || any ? wanted : "";
-      this.shaping.take(fields);
-      this.settled();
+      const wanted = resolveClass(this.model, fields.get("label") ?? "");
+      const exists = [...label.options].some(({ value }) => value === wanted);
+      const anyClass = !exists && wanted === "random" && this.model.classes.length > 0;
+      if (anyClass) label.add(new Option("any class", wanted));
+      label.value = exists || anyClass ? wanted : "";
+      this.sampling.setFromLink(fields);
+      this.onSettingsChange();
       try {
-        this.editor.load(await fromFile(fromText(fields.get("image")), () => this.model));
-        this.ahead.take(fields.get("particles"));
+        this.editor.load(await decodeFile(fromBase64Url(fields.get("image")), () => this.model));
+        this.lookahead.setFromLink(fields.get("particles"));
       } catch (error) {
-        this.grid.report.complain(`The link's picture is damaged. ${explain(error)}`);
+        this.grid.status.showError(`The link's picture is damaged. ${describeError(error)}`);
         return;
       }
       if (label.value !== wanted) {
-        this.grid.report.complain(noClass(wanted));
+        this.grid.status.showError(unknownClassMessage(wanted));
         return;
       }
-      const seed = seedOf(fields);
+      const seed = parseSeed(fields);
       if (fields.has("seed") && seed === null) {
-        this.grid.report.complain(noSeed(fields.get("seed")));
+        this.grid.status.showError(invalidSeedMessage(fields.get("seed")));
         return;
       }
-      await this.complete({ seed, by: fields.get("by") });
+      await this.complete({ seed, axis: fields.get("by") });
     } else {
       const { model } = this;
       const [first] = await examples;
-      // A person may have been faster, and put something else there, or had nothing completed.
-      const untouched = !this.asked && !this.editor.picture.known.includes(1);
+      // The visitor may have loaded or completed another picture meanwhile.
+      const untouched = !this.completedAny && !this.editor.picture.known.includes(1);
       if (first && model === this.model && untouched) {
-        await this.pick(first, false);
+        await this.openExample(first, false);
       }
     }
   }
 
-  /** Show the examples once they are drawn, or a button to try again. */
-  async askExamples() {
+  /** Draw the examples and show them; if that fails, show a button to try again. */
+  async loadExamples() {
     const { model } = this;
-    const coming = () => byId("editor-status").textContent.startsWith(COMING); // nothing else was told
-    const say = (sentence) => model === this.model && coming() && this.tell(`${COMING} ${sentence}`);
-    this.examples = drawExamples(model, say).catch((error) => {
-      if (model === this.model) this.tell(`No examples came. ${explain(error)}`);
+    // Only if no other message has replaced it.
+    const announced = () => byId("editor-status").textContent.startsWith(DRAWING_EXAMPLES);
+    const onStatus = (text) =>
+      model === this.model && announced() && this.setStatus(`${DRAWING_EXAMPLES} ${text}`);
+    this.examples = drawExamples(model, onStatus).catch((error) => {
+      if (model === this.model) this.setStatus(`The examples failed. ${describeError(error)}`);
       return [];
     });
     byId("more-examples").hidden = true;
-    byId("examples").replaceChildren(...places());
-    this.tell(COMING);
+    byId("examples").replaceChildren(...createPlaceholders());
+    this.setStatus(DRAWING_EXAMPLES);
     const pictures = await this.examples;
     if (model !== this.model) return pictures;
-    if (coming()) this.tell("");
+    if (announced()) this.setStatus("");
     byId("more-examples").hidden = pictures.length > 0;
     byId("examples").replaceChildren(...pictures.map((picture, k) =>
-      thumbnail(picture, k + 1, () => this.pick(picture))));
+      createThumbnail(picture, k + 1, () => this.openExample(picture))));
     return pictures;
   }
 
-  /** Erase the lower half of a picture, and complete it at once. */
-  pick(picture, reveal = true) {
+  /** Erase the lower half of a picture and complete it at once. */
+  openExample(picture, scroll = true) {
     this.load({ ...picture, known: null });
     this.editor.keepRows(Math.round(this.model.height / 2), true);
-    return this.complete({ reveal });
+    return this.complete({ scroll });
   }
 
-  /** Take an image that was drawn here. */
-  take(picture) {
+  /** Open an image that another view has drawn. */
+  openImage(picture) {
     this.page.show("complete");
-    this.askOnce();
-    this.pick(picture);
+    this.ensureExamples();
+    this.openExample(picture);
   }
 
-  /** Put a person's picture on the editor, as much of it as the model can see. */
-  async bring(file) {
+  /** Open an image file in the editor, cropped and resized to the model's size. */
+  async openFile(file) {
     this.page.show("complete");
-    this.askOnce();
-    this.brought = file;
+    this.ensureExamples();
+    this.latestFile = file;
     try {
-      const picture = await fromFile(file, () => this.model);
-      if (this.brought !== file) return; // another was meanwhile
-      this.begin(picture);
+      const picture = await decodeFile(file, () => this.model);
+      if (this.latestFile !== file) return; // another file was opened meanwhile
+      this.start(picture);
       const { width, height, channels } = this.model;
       const whole = !picture.known.includes(0);
       if (whole) this.editor.keepRows(Math.round(height / 2), true);
-      this.tell(`Your picture is on the editor, as the model sees it: its middle, ${width} × ${height}`
+      this.setStatus(`This is your picture as the model sees it: its middle, ${width} × ${height}`
         + `${channels === 1 ? ", grey" : ""}${whole ? ", the lower half erased" : ""}. `
-        + "Erase or restore what you like, then complete it.");
-      const { picture: mine } = this.editor;
-      const drawnOn = paperOf(await this.examples);
-      if (this.editor.picture !== mine) return; // another lies there by now
-      this.paper = paperOf([picture]);
-      byId("light-paper").hidden = lightness(drawnOn) >= DARK
-        || lightness(this.paper) - lightness(drawnOn) < LIGHTER;
+        + "Erase or restore any part, then press Complete.");
+      const { picture: edited } = this.editor;
+      const background = backgroundColour(await this.examples);
+      if (this.editor.picture !== edited) return; // the editor has another picture by now
+      this.paper = backgroundColour([picture]);
+      byId("light-paper").hidden = lightness(background) >= DARK
+        || lightness(this.paper) - lightness(background) < LIGHTER;
     } catch (error) {
-      if (this.brought !== file) return;
-      this.tell("");
-      this.complain(explain(error));
+      if (this.latestFile !== file) return;
+      this.setStatus("");
+      this.showError(describeError(error));
     }
   }
 
-  /** Say what can be done now, right above the editor. */
-  tell(sentence) {
-    byId("editor-status").textContent = sentence;
+  /** Show a status or instruction above the editor. */
+  setStatus(text) {
+    byId("editor-status").textContent = text;
   }
 
-  /** Say what went wrong, in sight. */
-  complain(sentence) {
-    this.grid.report.complain(sentence);
-    this.grid.report.reveal();
+  /** Show an error, and scroll to it. */
+  showError(text) {
+    this.grid.status.showError(text);
+    this.grid.status.scrollIntoView();
   }
 
-  askOnce() {
-    if (this.examples === null) this.askExamples();
+  ensureExamples() {
+    if (this.examples === null) this.loadExamples();
   }
 
   load(picture) {
     byId("light-paper").hidden = true;
-    this.tell("");
-    this.blank = false; // a sheet to draw on
+    this.setStatus("");
+    this.isBlank = false;
     this.editor.load(picture);
   }
 
-  /** Put something on the editor that is not completed yet: what was is another picture's. */
-  begin(picture) {
+  /** Load a picture without completing it, and remove the completions of the last one. */
+  start(picture) {
     this.grid.clear();
-    this.page.link("complete", { model: this.model.id });
+    this.page.setLink("complete", { model: this.model.id });
     this.load(picture);
   }
 
-  /** Begin with a black sheet, or one of the model's own paper as soon as that is known. */
+  /** Start with an empty picture: black, or in the examples' background colour once it is known. */
   async startBlank() {
-    this.askOnce();
-    this.spread([0, 0, 0]);
-    this.tell("Draw the upper part, then let it be completed.");
+    this.ensureExamples();
+    this.loadBlank([0, 0, 0]);
+    this.setStatus("Draw the upper part, then press Complete.");
     byId("editor").focus();
-    const { editor, editor: { picture, past: { length } } } = this;
-    const paper = paperOf(await this.examples);
-    // Not over what was drawn or put there meanwhile.
-    const touched = editor.picture !== picture || editor.lowest !== null
-      || editor.past.length !== length || picture.known.includes(0);
-    if (touched || !lightness(paper)) return;
-    editor.undo(); // takes back both sheets at once
-    this.spread(paper);
-    this.tell("Draw the upper part, then let it be completed.");
+    const { editor, editor: { picture, undoStack: { length } } } = this;
+    const background = backgroundColour(await this.examples);
+    // Do not replace what the visitor has drawn or loaded meanwhile.
+    const touched = editor.picture !== picture || editor.lowestRow !== null
+      || editor.undoStack.length !== length || picture.known.includes(0);
+    if (touched || !lightness(background)) return;
+    editor.undo(); // so that the visitor's undo removes both empty pictures at once
+    this.loadBlank(background);
+    this.setStatus("Draw the upper part, then press Complete.");
   }
 
-  /** Put a sheet of this paper on the editor, and a pen that can be seen on it at hand. */
-  spread(paper) {
-    this.begin(blank(this.model, paper));
-    this.blank = true;
-    this.editor.paper = paper;
-    this.tools.draw(this.model.width);
+  /** Load an empty picture of this colour, and select a pen that contrasts with it. */
+  loadBlank(background) {
+    this.start(blankPicture(this.model, background));
+    this.isBlank = true;
+    this.editor.background = background;
+    this.tools.selectPen(this.model.width);
   }
 
   invert() {
@@ -232,72 +242,76 @@ export class CompleteView {
     this.editor.invert();
   }
 
-  /** The editor changed: say how much is known, and the truth about the order. */
-  edited() {
+  /** Update the controls that depend on the picture. */
+  onEdit() {
     const { known, shape } = this.editor.picture;
-    if (shape.channels === 1) this.tools.takePen(); // nobody else can
+    if (shape.channels === 1) this.tools.selectContrastColour(); // the colour field is hidden
     const rows = Math.floor((known.includes(0) ? known.indexOf(0) : known.length) / shape.width);
     this.tools.showRows(rows);
-    byId("order-note").hidden = !this.editor.scattered;
-    this.ahead.offer(this.editor.scattered);
+    byId("order-note").hidden = !this.editor.knownAfterGap;
+    this.lookahead.setEnabled(this.editor.knownAfterGap);
   }
 
-  /** What is drawn with changed: whether there is guidance, and how many tries there are slots for. */
-  settled() {
+  /** Update the controls that depend on the class and guidance. */
+  onSettingsChange() {
     const { label } = this.form.elements;
-    this.shaping.guided(Boolean(label.value));
-    const { guidance = 1 } = this.shaping.fields(label.value);
-    this.ahead.limit(this.model.slots / (guidance === 1 ? 1 : 2));
+    this.sampling.enableGuidance(Boolean(label.value));
+    const { guidance = 1 } = this.sampling.fields(label.value);
+    this.lookahead.setLimit(this.model.slots / (guidance === 1 ? 1 : 2)); // guidance takes two slots
   }
 
-  /** Whether something is left to draw; below a sketch, everything is. */
-  hasGap() {
+  /** Return true if something is left to draw; below a sketch, mark everything as unknown. */
+  prepareGap() {
     const { editor } = this;
-    const below = editor.lowest !== null && editor.lowest + 1 < this.model.height;
+    const below = editor.lowestRow !== null && editor.lowestRow + 1 < this.model.height;
     if (!editor.picture.known.includes(0) && below) {
-      // Not the tip of the last stroke, or the model is told that it ends there.
-      editor.keepRows(Math.max(1, editor.lowest + 1 - editor.tip));
+      // The rounded end of the last stroke is unknown too, or the model would see the stroke end.
+      editor.keepRows(Math.max(1, editor.lowestRow + 1 - editor.strokeEnd));
     }
     return editor.picture.known.includes(0);
   }
 
   /**
-   * Send the picture, transparent where it is unknown; with a link's seed if there is one, and both
-   * without and with looking ahead where that is to be compared.
+   * Complete the picture; its unknown pixels are sent as transparent.
+   *
+   * @param {object} options
+   * @param {number | null} options.seed of a link, instead of the form's
+   * @param {boolean} options.scroll scroll to the completions
+   * @param {string | null} options.axis "particles" to draw with and without looking ahead
    */
-  async complete({ seed = null, reveal = false, by = null } = {}) {
-    if (!this.hasGap()) {
-      this.tell(this.blank && this.editor.lowest === null
-        ? "Draw something first." : "Nothing is erased yet. Rub something out, or lower the known rows.");
+  async complete({ seed = null, scroll = false, axis = null } = {}) {
+    if (!this.prepareGap()) {
+      this.setStatus(this.isBlank && this.editor.lowestRow === null ? "Draw something first."
+        : "Nothing is erased yet. Erase a part of the picture, or reduce the known rows.");
       byId("editor-status").scrollIntoView({ block: "nearest" });
       return;
     }
-    this.asked = true;
-    this.tell("");
+    this.completedAny = true;
+    this.setStatus("");
     const { model, editor: { picture } } = this;
-    const { n, seed: typed, label, pace } = this.form.elements;
-    const given = { ...picture, values: picture.values.slice(), known: picture.known.slice() };
-    const png = await toPng(given, (p) => given.known[p]);
+    const { n, seed: seedField, label, pace } = this.form.elements;
+    const input = { ...picture, values: picture.values.slice(), known: picture.known.slice() };
+    const png = await toPng(input, (p) => input.known[p]);
     const fields = {
       model: model.id,
       n: readNumber(n, 8),
-      seed: seed ?? readNumber(typed, randomSeed()),
-      ...this.shaping.fields(label.value),
-      ...this.ahead.fields,
+      seed: seed ?? readNumber(seedField, randomSeed()),
+      ...this.sampling.fields(label.value),
+      ...this.lookahead.fields,
     };
     n.value = fields.n;
-    if (typed.value && seed === null) typed.value = fields.seed;
-    const linkTo = (asked) => ({ view: "complete", fields: { ...asked, image } });
-    const image = await toText(png);
-    if (model !== this.model) return; // another was chosen meanwhile
-    const parts = rowsOf(by, fields).map((row) => ({
+    if (seedField.value && seed === null) seedField.value = fields.seed;
+    const image = await toBase64Url(png);
+    if (model !== this.model) return; // another model was selected meanwhile
+    const createLink = (linkFields) => ({ view: "complete", fields: { ...linkFields, image } });
+    const requests = lookaheadRows(axis, fields).map((row) => ({
       ...row,
       model,
-      link: linkTo(row.fields),
-      open: (signal) => postPicture("v1/completions", { ...row.fields, stream: true }, png, signal),
+      link: createLink(row.fields),
+      send: (signal) => postImages("v1/completions", { ...row.fields, stream: true }, png, signal),
     }));
-    const link = linkTo({ ...fields, ...(parts.length > 1 ? { by } : {}) });
-    this.page.link("complete", link.fields);
-    await this.grid.run({ parts, pace: Number(pace.value), given, reveal, link });
+    const link = createLink({ ...fields, ...(requests.length > 1 ? { by: axis } : {}) });
+    this.page.setLink("complete", link.fields);
+    await this.grid.run({ requests, secondsPerImage: Number(pace.value), input, scroll, link });
   }
 }

@@ -1,11 +1,11 @@
-/** What lies at hand beside the editor: the tool, its brush and colour, and the rows that are kept. */
+/** Tools of the picture editor: the tool, the brush, its colour, and the number of known rows. */
 
 import { lightness } from "./examples.js";
 import { setRange } from "./fields.js";
 
 const toHex = (rgb) => `#${rgb.map((value) => value.toString(16).padStart(2, "0")).join("")}`;
 
-/** Has an editor do as the fields of a form say. */
+/** Connects the fields of a form to an editor. */
 export class EditorTools {
   /**
    * @param {HTMLFormElement} form
@@ -15,51 +15,52 @@ export class EditorTools {
     this.fields = form.elements;
     this.editor = editor;
     const { brush, rows } = this.fields;
-    brush.addEventListener("input", () => this.takeBrush());
-    let sliding = false; // one slide is one change, and one undo
+    brush.addEventListener("input", () => this.applyBrush());
+    let sliding = false; // one drag of the slider is one undo step
     rows.addEventListener("input", () => {
       editor.keepRows(Number(rows.value), sliding);
       sliding = true;
     });
     rows.addEventListener("change", () => { sliding = false; });
-    // Safari does not focus what is pressed, and a finger would go on scrolling over the editor.
+    // Safari does not focus a clicked button. Without the focus in the toolbar, the style sheet
+    // lets a finger on the editor scroll the page.
     const focus = ({ target }) => target.closest("button, input")?.focus({ preventScroll: true });
     form.querySelector(".editor-toolbar").addEventListener("click", focus);
     brush.addEventListener("change", focus);
-    form.addEventListener("change", () => this.take());
-    this.takeBrush();
-    this.take(); // a browser may have kept what was chosen before the page was loaded again
+    form.addEventListener("change", () => this.applyTool());
+    this.applyBrush();
+    this.applyTool(); // the browser may have restored the fields on reload
   }
 
-  take() {
+  applyTool() {
     const { tool, colour } = this.fields;
     this.editor.tool = tool.value;
     this.editor.colour = [1, 3, 5].map((at) => parseInt(colour.value.slice(at, at + 2), 16));
   }
 
-  takeBrush() {
+  applyBrush() {
     const { brush } = this.fields;
-    this.editor.size = Number(brush.value);
+    this.editor.brushSize = Number(brush.value);
     setRange(brush, brush.value, brush.value);
   }
 
-  /** Have a pen at hand that suits an empty sheet of this width. */
-  draw(width) {
+  /** Select the draw tool, with a pen that suits an empty picture of this width. */
+  selectPen(width) {
     const { tool, brush } = this.fields;
     tool.value = "draw";
     setRange(brush, Math.max(1, Math.round(width / 12)), "");
-    this.takeBrush();
-    this.takePen();
+    this.applyBrush();
+    this.selectContrastColour();
   }
 
-  /** Take a pen that can be seen on the paper. */
-  takePen() {
-    const pen = lightness(this.editor.paper) < 128 ? 255 : 0;
-    this.fields.colour.value = toHex([pen, pen, pen]);
-    this.take();
+  /** Select white or black, whichever contrasts with the background. */
+  selectContrastColour() {
+    const value = lightness(this.editor.background) < 128 ? 255 : 0;
+    this.fields.colour.value = toHex([value, value, value]);
+    this.applyTool();
   }
 
-  /** Show how many rows are kept, however that came. */
+  /** Show the number of known rows. */
   showRows(rows) {
     setRange(this.fields.rows, rows, String(rows));
   }

@@ -1,127 +1,135 @@
-/** The editor: a picture to erase, paint and restore, with the pointer or the keyboard. */
+/** Picture editor: erase, paint and restore pixels with the pointer or the keyboard. */
 
-import { area, toImageData } from "./pixels.js";
+import { pixelCount, toImageData } from "./pixels.js";
 
-const UNDO = 30;
-const SHADE = 20; // of 255, by which paper in a photograph is darker in one place than another
+const UNDO_STEPS = 30;
+const PAPER_NOISE = 20; // brightness variation of photographed paper, of 255
+const CURSOR = [255, 106, 31, 255];
 
-/** Edits a picture; `known` marks what is not erased. */
+/** Edits the values and the `known` mask of a picture. Erased pixels are unknown. */
 export class Editor {
   /**
    * @param {HTMLCanvasElement} canvas
-   * @param {HTMLElement} place hears where the keyboard's cursor is
+   * @param {HTMLElement} positionLine announces the keyboard cursor to screen readers
    * @param {() => void} onChange
    */
-  constructor(canvas, place, onChange) {
+  constructor(canvas, positionLine, onChange) {
     this.canvas = canvas;
-    this.placeText = place;
+    this.positionLine = positionLine;
     this.onChange = onChange;
     this.tool = "erase";
-    this.size = 5;
+    this.brushSize = 5;
     this.colour = [255, 255, 255];
-    this.paper = [0, 0, 0];
-    this.pasts = {}; // of each model
-    this.cursor = null;
-    this.stroking = null; // the pointer whose stroke it is, while there is one
-    this.last = null; // where it is by now
-    canvas.addEventListener("pointerdown", (event) => this.press(event));
-    canvas.addEventListener("pointermove", (event) => this.drag(event));
-    for (const end of ["pointerup", "pointercancel"]) canvas.addEventListener(end, (event) => this.release(event));
-    canvas.addEventListener("keydown", (event) => this.key(event));
-    canvas.addEventListener("blur", () => { this.cursor = null; this.draw(); });
+    this.background = [0, 0, 0];
+    this.undoStacks = {}; // by model
+    this.cursor = null; // of the keyboard
+    this.activePointer = null;
+    this.lastPoint = null; // of the active pointer
+    canvas.addEventListener("pointerdown", (event) => this.onPointerDown(event));
+    canvas.addEventListener("pointermove", (event) => this.onPointerMove(event));
+    for (const type of ["pointerup", "pointercancel"]) {
+      canvas.addEventListener(type, (event) => this.onPointerEnd(event));
+    }
+    canvas.addEventListener("keydown", (event) => this.onKeyDown(event));
+    canvas.addEventListener("blur", () => { this.cursor = null; this.render(); });
   }
 
-  /** Put a picture on the editor; Undo brings back what it takes the place of. */
+  /** Load a picture. Undo brings the old one back. */
   load(picture) {
-    if (this.picture?.known.includes(1)) this.remember();
-    this.past = this.pasts[picture.shape.id] ??= [];
-    const known = picture.known?.slice() ?? new Uint8Array(area(picture.shape)).fill(1);
+    if (this.picture?.known.includes(1)) this.saveUndo();
+    this.undoStack = this.undoStacks[picture.shape.id] ??= [];
+    const known = picture.known?.slice() ?? new Uint8Array(pixelCount(picture.shape)).fill(1);
     this.picture = { shape: picture.shape, values: picture.values.slice(), known };
     this.original = picture.values.slice();
-    this.lowest = null; // the last row that was drawn in,
-    this.tip = 0; // and how many rows the end of that stroke takes
-    this.paper = [0, 0, 0];
+    this.lowestRow = null; // the lowest row that the pen has touched
+    this.strokeEnd = 0; // rows that the rounded end of that stroke covers
+    this.background = [0, 0, 0];
     this.canvas.width = picture.shape.width;
     this.canvas.height = picture.shape.height;
-    this.changed();
+    this.update();
   }
 
-  /** Know the first rows and nothing else; `again` where that goes on with the last change. */
-  keepRows(rows, again = false) {
-    if (!again) this.remember();
+  /** Mark the first rows as known and all others as unknown; `merge` adds no undo step. */
+  keepRows(rows, merge = false) {
+    if (!merge) this.saveUndo();
     const { known, shape } = this.picture;
     known.fill(0).fill(1, 0, rows * shape.width);
-    this.changed();
+    this.update();
   }
 
-  /** Turn light into dark. */
+  /** Invert all values. */
   invert() {
-    this.remember();
+    this.saveUndo();
     this.picture.values = this.picture.values.map((value) => 255 - value);
     this.original = this.original.map((value) => 255 - value);
-    this.changed();
+    this.update();
   }
 
   /**
-   * Turn dark strokes on light paper, of this colour, into light ones on black, as far apart as they
-   * can be: what is left of the paper is noise to a model that never saw any.
+   * Turn dark strokes on light paper into light strokes on black, with full contrast. Paper texture
+   * becomes exactly black, because the model has never seen such noise.
+   *
+   * @param {number[]} paper colour of the paper
    */
-  lift(paper) {
-    this.remember();
+  invertPaper(paper) {
+    this.saveUndo();
     const { known, shape: { channels } } = this.picture;
-    const black = paper.map((value) => 255 - value + SHADE);
-    const white = black.map((value, c) => this.picture.values.reduce((most, dark, k) =>
-      (k % channels === c && known[Math.floor(k / channels)] ? Math.max(most, 255 - dark) : most),
+    const black = paper.map((value) => 255 - value + PAPER_NOISE);
+    const white = black.map((value, c) => this.picture.values.reduce((max, dark, k) =>
+      (k % channels === c && known[Math.floor(k / channels)] ? Math.max(max, 255 - dark) : max),
     value + 1));
-    const turn = (value, k) => {
+    const convert = (value, k) => {
       const c = k % channels;
       const share = (255 - value - black[c]) / (white[c] - black[c]);
       return Math.round(255 * Math.min(1, Math.max(0, share)));
     };
-    this.picture.values = this.picture.values.map(turn);
-    this.original = this.original.map(turn);
-    this.changed();
+    this.picture.values = this.picture.values.map(convert);
+    this.original = this.original.map(convert);
+    this.update();
   }
 
-  /** Take the last change back. */
+  /** Undo the last change. */
   undo() {
-    const last = this.past.pop();
-    if (!last) return;
-    const { values, known, ...rest } = last;
+    const state = this.undoStack.pop();
+    if (!state) return;
+    const { values, known, ...rest } = state;
     Object.assign(this.picture, { values, known });
     Object.assign(this, rest);
-    this.changed();
+    this.update();
   }
 
-  /** Whether something known lies after the first unknown pixel. */
-  get scattered() {
+  /** Return true if known pixels follow the first unknown one. */
+  get knownAfterGap() {
     const { known } = this.picture;
     const gap = known.indexOf(0);
     return gap >= 0 && known.includes(1, gap);
   }
 
-  remember() {
-    const { picture: { values, known }, original, lowest, tip, paper } = this;
-    this.past.push({ values: values.slice(), known: known.slice(), original, lowest, tip, paper });
-    if (this.past.length > UNDO) this.past.shift();
+  saveUndo() {
+    const { picture: { values, known }, original, lowestRow, strokeEnd, background } = this;
+    this.undoStack.push({
+      values: values.slice(), known: known.slice(), original, lowestRow, strokeEnd, background,
+    });
+    if (this.undoStack.length > UNDO_STEPS) this.undoStack.shift();
   }
 
-  changed() {
-    this.draw();
+  update() {
+    this.render();
     this.onChange();
   }
 
-  draw() {
+  render() {
     const { known, shape } = this.picture;
     const image = toImageData(this.picture, (p) => known[p]);
     if (this.cursor) {
       const [x, y] = this.cursor.map(Math.floor);
-      image.data.set([255, 106, 31, 255], 4 * (y * shape.width + x));
+      image.data.set(CURSOR, 4 * (y * shape.width + x));
     }
     this.canvas.getContext("2d").putImageData(image, 0, 0);
   }
 
-  place(event) {
+  /** Return the position of an event in picture pixels. */
+  pointOf(event) {
     const box = this.canvas.getBoundingClientRect();
     const { width, height } = this.picture.shape;
     return [
@@ -130,47 +138,47 @@ export class Editor {
     ];
   }
 
-  press(event) {
-    if (event.button !== 0 || !event.isPrimary) return; // one finger paints
+  onPointerDown(event) {
+    if (event.button !== 0 || !event.isPrimary) return; // only the first finger paints
     this.canvas.setPointerCapture(event.pointerId);
-    this.stroking = event.pointerId;
-    this.remember();
-    this.last = this.place(event);
-    this.stroke(this.last, this.last);
+    this.activePointer = event.pointerId;
+    this.saveUndo();
+    this.lastPoint = this.pointOf(event);
+    this.paintLine(this.lastPoint, this.lastPoint);
   }
 
-  drag(event) {
-    if (event.pointerId !== this.stroking) return;
-    const here = this.place(event);
-    this.stroke(this.last, here);
-    this.last = here;
+  onPointerMove(event) {
+    if (event.pointerId !== this.activePointer) return;
+    const point = this.pointOf(event);
+    this.paintLine(this.lastPoint, point);
+    this.lastPoint = point;
   }
 
-  /** The stroke is over; it was none if the browser took the finger, to scroll. */
-  release(event) {
-    if (event.pointerId !== this.stroking) return;
-    this.stroking = null;
+  /** End the stroke; undo it if the browser cancelled it in order to scroll. */
+  onPointerEnd(event) {
+    if (event.pointerId !== this.activePointer) return;
+    this.activePointer = null;
     if (event.type === "pointercancel") this.undo();
-    else this.canvas.focus({ preventScroll: true }); // which a finger that moved does not give it
+    else this.canvas.focus({ preventScroll: true }); // a drag with a finger does not focus it
   }
 
-  key(event) {
-    const step = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
+  onKeyDown(event) {
+    const steps = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
     const { width, height } = this.picture.shape;
     const [x, y] = this.cursor ?? [width / 2, height / 2];
-    if (event.key in step) {
-      const [dx, dy] = step[event.key];
+    if (event.key in steps) {
+      const [dx, dy] = steps[event.key];
       this.cursor = [
         Math.min(width - 0.5, Math.max(0.5, x + dx)),
         Math.min(height - 0.5, Math.max(0.5, y + dy)),
       ];
-      this.draw();
-      this.tellPlace();
+      this.render();
+      this.announceCursor();
     } else if (event.key === " ") {
       this.cursor = [x, y];
-      this.remember();
-      this.stroke(this.cursor, this.cursor);
-      this.tellPlace();
+      this.saveUndo();
+      this.paintLine(this.cursor, this.cursor);
+      this.announceCursor();
     } else if (event.key === "z" && (event.ctrlKey || event.metaKey)) {
       this.undo();
     } else {
@@ -179,50 +187,52 @@ export class Editor {
     event.preventDefault();
   }
 
-  /** Say where the keyboard's cursor is, to those who cannot see it. */
-  tellPlace() {
+  /** Announce the position of the keyboard cursor to screen readers. */
+  announceCursor() {
     const { known, shape: { width } } = this.picture;
     const [column, row] = this.cursor.map(Math.floor);
     const state = known[row * width + column] ? "known" : "erased";
-    this.placeText.textContent = `Row ${row + 1}, column ${column + 1}, ${state}`;
+    this.positionLine.textContent = `Row ${row + 1}, column ${column + 1}, ${state}`;
   }
 
-  /** Apply the tool along a line, between two places in pixels. */
-  stroke([x0, y0], [x1, y1]) {
+  /** Apply the tool along a line between two points. */
+  paintLine([x0, y0], [x1, y1]) {
     const steps = Math.ceil(2 * Math.hypot(x1 - x0, y1 - y0)) + 1;
     for (let k = 0; k < steps; k += 1) {
       const t = steps === 1 ? 1 : k / (steps - 1);
-      this.dab(x0 + t * (x1 - x0), y0 + t * (y1 - y0));
+      this.stampBrush(x0 + t * (x1 - x0), y0 + t * (y1 - y0));
     }
-    this.changed();
+    this.update();
   }
 
-  dab(x, y) {
+  stampBrush(x, y) {
     const { width, height } = this.picture.shape;
-    const reach = this.size / 2 + 0.5;
+    const reach = this.brushSize / 2 + 0.5;
     for (let row = Math.max(0, Math.floor(y - reach)); row < Math.min(height, y + reach); row += 1) {
       for (let col = Math.max(0, Math.floor(x - reach)); col < Math.min(width, x + reach); col += 1) {
-        const far = Math.hypot(col + 0.5 - x, row + 0.5 - y);
-        const cover = Math.min(1, Math.max(0, reach - far));
-        if (cover > 0) this.touch(row * width + col, cover);
+        const distance = Math.hypot(col + 0.5 - x, row + 0.5 - y);
+        const coverage = Math.min(1, Math.max(0, reach - distance));
+        if (coverage > 0) this.applyTool(row * width + col, coverage);
       }
     }
   }
 
-  /** Apply the tool to one pixel, of which the brush covers a part. */
-  touch(p, cover) {
+  /** Apply the tool to pixel `p`, of which the brush covers a part from 0 to 1. */
+  applyTool(p, coverage) {
     const { values, known, shape: { channels, width } } = this.picture;
     if (this.tool === "draw") {
       const row = Math.floor(p / width);
-      if (row > (this.lowest ?? -1)) [this.lowest, this.tip] = [row, Math.ceil(this.size / 2)];
+      if (row > (this.lowestRow ?? -1)) {
+        [this.lowestRow, this.strokeEnd] = [row, Math.ceil(this.brushSize / 2)];
+      }
       for (let c = 0; c < channels; c += 1) {
         const at = p * channels + c;
-        const under = known[p] ? values[at] : this.paper[c];
-        const blended = Math.round(under + cover * (this.colour[c] - under));
+        const under = known[p] ? values[at] : this.background[c];
+        const blended = Math.round(under + coverage * (this.colour[c] - under));
         values[at] = this.colour[c] > under ? Math.max(under, blended) : Math.min(under, blended);
       }
       known[p] = 1;
-    } else if (cover >= 0.5) {
+    } else if (coverage >= 0.5) {
       known[p] = this.tool === "restore" ? 1 : 0;
       if (this.tool === "restore") {
         for (let c = 0; c < channels; c += 1) {

@@ -1,47 +1,47 @@
-/** Pictures to start from, drawn by the model, and the paper they are drawn on. */
+/** Example pictures to complete, drawn by the model, and their background colour. */
 
-import { drawn } from "./api.js";
-import { area, colour, toCanvas } from "./pixels.js";
+import { drawPicture } from "./api.js";
+import { pixelColour, pixelCount, toCanvas } from "./pixels.js";
 
 const COUNT = 6;
 const FIRST_SEED = 23;
 
-/** Have the model draw examples, each of another class if it has classes; `say` hears why they do not come. */
-export async function drawExamples(model, say) {
+/** Draw the examples, of different classes if the model has classes. */
+export async function drawExamples(model, onStatus) {
   const { classes } = model;
-  return Promise.all(Array.from({ length: COUNT }, (_, k) => drawn(model, {
+  return Promise.all(Array.from({ length: COUNT }, (_, k) => drawPicture(model, {
     seed: FIRST_SEED + k,
     ...(classes.length ? { label: classes[(3 + 3 * k) % classes.length] } : {}),
-  }, null, k ? undefined : say))); // all wait for the same
+  }, null, k ? undefined : onStatus))); // all requests wait for the same reason; one reports it
 }
 
-/** Make the places where the examples will be. */
-export const places = () => Array.from({ length: COUNT }, () => {
+/** Create the placeholders of the examples. */
+export const createPlaceholders = () => Array.from({ length: COUNT }, () => {
   const item = document.createElement("li");
   item.className = "placeholder";
   return item;
 });
 
-/** Make the button that picks an example. */
-export function thumbnail(picture, number, pick) {
+/** Create the button that picks an example. */
+export function createThumbnail(picture, number, onPick) {
   const item = document.createElement("li");
   const button = document.createElement("button");
   button.type = "button";
   button.ariaLabel = `Example ${number}: erase its lower half and complete it`;
-  button.addEventListener("click", pick);
+  button.addEventListener("click", onPick);
   button.append(toCanvas(picture));
   item.append(button);
   return item;
 }
 
-/** Give the colour of the paper under pictures: the median of their known borders. */
-export function paperOf(pictures) {
+/** Return the background colour of pictures: the median of their known border pixels. */
+export function backgroundColour(pictures) {
   const border = pictures.flatMap((picture) => {
     const { width, height } = picture.shape;
-    return Array.from({ length: area(picture.shape) }, (_, p) => p)
+    return Array.from({ length: pixelCount(picture.shape) }, (_, p) => p)
       .filter((p) => picture.known?.[p] !== 0
         && (p < width || p >= width * (height - 1) || p % width === 0 || p % width === width - 1))
-      .map((p) => colour(picture, p));
+      .map((p) => pixelColour(picture, p));
   });
   return [0, 1, 2].map((c) => {
     const sorted = border.map((rgb) => rgb[c]).sort((a, b) => a - b);
@@ -49,5 +49,5 @@ export function paperOf(pictures) {
   });
 }
 
-/** Say how light a colour is, 0 … 255. */
+/** Return the luma of a colour, 0 to 255. */
 export const lightness = ([r, g, b]) => 0.299 * r + 0.587 * g + 0.114 * b;

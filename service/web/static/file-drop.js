@@ -1,43 +1,43 @@
-/** Pictures that arrive from outside: pasted, or dropped anywhere on the page. */
+/** Image files that are pasted, dropped on the page, or chosen in a file dialog. */
 
-const LEFT_MS = 500;
+const LEAVE_MS = 500;
 
-/** Call `take(file)` with every picture that is pasted or dropped. */
-export function receiveFiles(take) {
-  let left;
-  const dropping = (yes) => {
-    clearTimeout(left);
-    document.body.classList.toggle("dropping", yes);
+/** Call `onFile` with each image that is pasted, and each file that is dropped. */
+export function listenForFiles(onFile) {
+  let leaveTimer;
+  const showDropTarget = (shown) => {
+    clearTimeout(leaveTimer);
+    document.body.classList.toggle("dropping", shown);
   };
   document.addEventListener("paste", (event) => {
-    const pasted = [...event.clipboardData.files].find((file) => file.type.startsWith("image/"));
-    if (pasted) take(pasted);
+    const image = [...event.clipboardData.files].find((file) => file.type.startsWith("image/"));
+    if (image) onFile(image);
   });
   document.addEventListener("dragover", (event) => {
     if (!event.dataTransfer.types.includes("Files")) return;
     event.preventDefault();
-    dropping(true);
+    showDropTarget(true);
   });
   document.addEventListener("dragleave", (event) => {
     if (event.relatedTarget) return;
-    clearTimeout(left); // WebKit never says where to: the page was left where no dragover follows
-    left = setTimeout(() => dropping(false), LEFT_MS);
+    clearTimeout(leaveTimer); // WebKit never sets relatedTarget, so wait for another dragover
+    leaveTimer = setTimeout(() => showDropTarget(false), LEAVE_MS);
   });
   document.addEventListener("drop", (event) => {
-    dropping(false);
+    showDropTarget(false);
     const [dropped] = event.dataTransfer.files;
     if (!dropped) return;
     event.preventDefault();
-    take(dropped);
+    onFile(dropped);
   });
 }
 
-/** Have a button choose a file, which `take` gets. */
-export function chooseFile(button, field, take) {
+/** Let a button open the dialog of a file field; call `onFile` with the chosen file. */
+export function connectFileButton(button, field, onFile) {
   button.addEventListener("click", () => field.click());
   field.addEventListener("change", () => {
     const [file] = field.files;
     field.value = ""; // so that the same file can be chosen again
-    if (file) take(file);
+    if (file) onFile(file);
   });
 }

@@ -1,10 +1,10 @@
-/** Numbers, colours and chances in words. */
+/** Formatting of numbers, colours and probabilities as text. */
 
-/** Write a number without what is behind its point. */
-export const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+export const integerFormat = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 
-/** Name the channels of a model. */
-export const channelsOf = ({ channels }) => (channels === 3 ? ["Red", "Green", "Blue"] : ["Brightness"]);
+/** Return the names of a model's channels. */
+export const channelNames = ({ channels }) =>
+  (channels === 3 ? ["Red", "Green", "Blue"] : ["Brightness"]);
 
 const GREYS = [[16, "black"], [96, "dark grey"], [160, "grey"], [240, "light grey"], [256, "white"]];
 const HUES = [
@@ -12,49 +12,50 @@ const HUES = [
   [290, "purple"], [345, "pink"], [361, "red"],
 ];
 
-/** Name a pixel: one brightness, or red, green and blue. */
-export function nameOf(values) {
+/** Return the English name of a colour: one grey value, or red, green and blue. */
+export function colourName(values) {
   const [r, g = r, b = r] = values;
-  const [most, least] = [Math.max(r, g, b), Math.min(r, g, b)];
-  const chroma = most - least;
+  const [max, min] = [Math.max(r, g, b), Math.min(r, g, b)];
+  const chroma = max - min;
   if (chroma < 28) return GREYS.find(([end]) => (r + g + b) / 3 < end)[1];
-  let turn = (r - g) / chroma + 4;
-  if (most === r) turn = ((g - b) / chroma + 6) % 6;
-  else if (most === g) turn = (b - r) / chroma + 2;
-  const [, name] = HUES.find(([end]) => 60 * turn < end);
-  const light = (most + least) / 2;
-  if (name === "orange" && (light < 110 || chroma < 100)) {
-    return light < 50 ? "dark brown" : light < 170 ? "brown" : "beige";
+  let sixth = (r - g) / chroma + 4; // hue in units of 60 degrees
+  if (max === r) sixth = ((g - b) / chroma + 6) % 6;
+  else if (max === g) sixth = (b - r) / chroma + 2;
+  const [, name] = HUES.find(([end]) => 60 * sixth < end);
+  const lightness = (max + min) / 2;
+  if (name === "orange" && (lightness < 110 || chroma < 100)) {
+    return lightness < 50 ? "dark brown" : lightness < 170 ? "brown" : "beige";
   }
-  const tone = light < 70 ? "dark " : light > 190 ? "light " : chroma < 60 ? "greyish " : "";
+  const tone = lightness < 70 ? "dark " : lightness > 190 ? "light " : chroma < 60 ? "greyish " : "";
   return tone + name;
 }
 
-/** Write a probability as a percentage of two digits or so. */
-export function percent(p) {
+/** Format a probability as a percentage with about two digits. */
+export function formatPercent(p) {
   if (p < 0.0001) return "below 0.01 %";
   return p >= 0.1 ? `${Math.round(p * 100)} %` : `${(p * 100).toPrecision(2)} %`;
 }
 
-/** Give what a value of this probability costs. */
-export const bitsOf = (p) => -Math.log2(p);
+/** Return the cost in bits of an outcome with this probability. */
+export const toBits = (p) => -Math.log2(p);
 
-/** Write a cost; of what is likely to less than a number can say, that it is large. */
-export const cost = (bits) => (Number.isFinite(bits) ? `${bits.toFixed(1)} bits` : "over 100 bits");
+/** Format a number of bits. A probability that underflowed to 0 gives "over 100 bits". */
+export const formatBits = (bits) =>
+  (Number.isFinite(bits) ? `${bits.toFixed(1)} bits` : "over 100 bits");
 
-/** Give the place of the largest number. */
-export const likeliest = (probabilities) => probabilities.indexOf(Math.max(...probabilities));
+/** Return the index of the largest number. */
+export const argmax = (numbers) => numbers.indexOf(Math.max(...numbers));
 
-/** Say in one sentence what was expected of a pixel, and what came; null where nothing came yet. */
-export function verdict(expected, actual, bits) {
-  const name = nameOf(expected);
+/** Describe in one sentence the expected and the actual colour of a pixel. */
+export function describeSurprise(expected, actual, bits) {
+  const name = colourName(expected);
   if (actual === null) return `Expects ${name} next.`;
   if (expected.every((value, c) => value === actual[c])) {
-    return `${name.charAt(0).toUpperCase()}${name.slice(1)}, as expected: ${cost(bits)}.`;
+    return `${name.charAt(0).toUpperCase()}${name.slice(1)}, as expected: ${formatBits(bits)}.`;
   }
-  const got = nameOf(actual);
-  if (got !== name) return `Expected ${name}, got ${got}: ${cost(bits)}.`;
+  const actualName = colourName(actual);
+  if (actualName !== name) return `Expected ${name}, got ${actualName}: ${formatBits(bits)}.`;
   return expected.length === 1
-    ? `Expected ${name} ${expected[0]}, got ${name} ${actual[0]}: ${cost(bits)}.`
-    : `Expected ${name}, got another ${name}: ${cost(bits)}.`;
+    ? `Expected ${name} ${expected[0]}, got ${name} ${actual[0]}: ${formatBits(bits)}.`
+    : `Expected ${name}, got another ${name}: ${formatBits(bits)}.`;
 }

@@ -1,109 +1,108 @@
-/** What was drawn before, and what is kept: links and small pictures, in this browser alone. */
+/** Recent and kept drawings: links with thumbnails, in this browser's local storage. */
 
-const NAME = "scanline-drawn";
-const MOST = { drawn: 24, kept: 96 };
+const STORAGE_KEY = "scanline-drawn";
+const LIMITS = { drawn: 24, kept: 96 };
 
-/** Read what is stored; nothing where it is damaged, or nothing may be stored. */
+/** Load the stored entries; none if they are damaged or storage is forbidden. */
 function load() {
   try {
-    const { drawn, kept } = JSON.parse(localStorage.getItem(NAME));
-    const sound = ({ hash, picture }) => /^#(draw|complete)\?/.test(hash)
+    const { drawn, kept } = JSON.parse(localStorage.getItem(STORAGE_KEY));
+    const valid = ({ hash, picture }) => /^#(draw|complete)\?/.test(hash)
       && picture.startsWith("data:image/png;base64,");
-    return { drawn: drawn.filter(sound), kept: kept.filter(sound) };
+    return { drawn: drawn.filter(valid), kept: kept.filter(valid) };
   } catch {
     return { drawn: [], kept: [] };
   }
 }
 
-/** Name an image by what was asked for. */
-export const titleOf = ({ model, label, seed }) =>
+/** Return the title of an image: its model, class and seed. */
+export const imageTitle = ({ model, label, seed }) =>
   [model, label === "random" ? null : label, `seed ${seed}`].filter(Boolean).join(", ");
 
-/** The two strips. */
+/** The strips "Drawn before" and "Kept". */
 export class Gallery {
-  /** @param {HTMLElement} place holds a strip of each kind, and a button that empties one */
-  constructor(place) {
-    this.place = place;
+  /** @param {HTMLElement} element contains both strips, and the button that clears the first */
+  constructor(element) {
+    this.element = element;
     this.strips = load();
-    place.addEventListener("click", ({ target }) => {
-      if (target.closest("a")) scrollTo(0, 0); // what it leads to is drawn up there
+    element.addEventListener("click", ({ target }) => {
+      if (target.closest("a")) scrollTo(0, 0); // the linked drawing appears at the top
     });
-    place.querySelector("button").addEventListener("click", () => {
-      this.strips.drawn = []; // what is kept is kept until it is not wanted any more
-      this.store();
-      (place.querySelector("a") ?? document.getElementById("main")).focus();
+    element.querySelector("button").addEventListener("click", () => {
+      this.strips.drawn = [];
+      this.save();
+      (element.querySelector("a") ?? document.getElementById("main")).focus();
     });
     addEventListener("storage", ({ key }) => {
-      if (key !== NAME) return; // another tab's drawing
-      this.strips = load();
-      this.show();
+      if (key !== STORAGE_KEY) return;
+      this.strips = load(); // another tab has changed it
+      this.render();
     });
-    this.show();
+    this.render();
   }
 
-  /** Remember a drawing by its link and its first image. */
+  /** Add a drawing, with its first image as the thumbnail. */
   add(hash, canvas, title) {
-    this.put("drawn", { hash, picture: canvas.toDataURL(), title });
+    this.addEntry("drawn", { hash, picture: canvas.toDataURL(), title });
   }
 
-  /** Whether an image is kept. */
-  keeps(hash) {
-    return this.strips.kept.some((one) => one.hash === hash);
+  isKept(hash) {
+    return this.strips.kept.some((entry) => entry.hash === hash);
   }
 
-  /** Keep an image, or keep it no longer. */
-  keep(hash, canvas, title) {
-    if (!this.keeps(hash)) {
-      this.put("kept", { hash, picture: canvas.toDataURL(), title });
+  /** Keep an image, or remove it from the kept ones. */
+  toggleKept(hash, canvas, title) {
+    if (!this.isKept(hash)) {
+      this.addEntry("kept", { hash, picture: canvas.toDataURL(), title });
       return;
     }
-    this.strips.kept = this.strips.kept.filter((one) => one.hash !== hash);
-    this.store();
+    this.strips.kept = this.strips.kept.filter((entry) => entry.hash !== hash);
+    this.save();
   }
 
-  put(kind, entry) {
+  addEntry(kind, entry) {
     const others = this.strips[kind].filter(({ hash }) => hash !== entry.hash);
-    this.strips[kind] = [entry, ...others].slice(0, MOST[kind]);
-    this.store();
+    this.strips[kind] = [entry, ...others].slice(0, LIMITS[kind]);
+    this.save();
   }
 
-  store() {
+  save() {
     const stored = { ...this.strips, drawn: [...this.strips.drawn] };
     do {
       try {
-        localStorage.setItem(NAME, JSON.stringify(stored));
+        localStorage.setItem(STORAGE_KEY, JSON.stringify(stored));
         break;
-      } catch { /* it is full: what was drawn makes room; or forbidden: only this tab remembers */ }
+      } catch { /* storage is full: drop the oldest drawing; or forbidden: store nothing */ }
     } while (stored.drawn.pop());
-    this.show();
+    this.render();
   }
 
-  /** Show what there is; what stays where it was is not moved, for it may be being pressed. */
-  show() {
+  /** Update the strips. Items that stay are not moved, because one may be pressed right now. */
+  render() {
     const { activeElement } = document;
     for (const [kind, entries] of Object.entries(this.strips)) {
-      const strip = this.place.querySelector(`[data-strip=${kind}]`);
+      const strip = this.element.querySelector(`[data-strip=${kind}]`);
       strip.hidden = entries.length === 0;
       const list = strip.querySelector("ul");
-      const there = new Map([...list.children].map((item) => [hashOf(item), item]));
-      const wanted = new Set(entries.map(({ hash }) => hash));
-      for (const [hash, item] of there) if (!wanted.has(hash)) item.remove();
+      const items = new Map([...list.children].map((item) => [itemHash(item), item]));
+      const hashes = new Set(entries.map(({ hash }) => hash));
+      for (const [hash, item] of items) if (!hashes.has(hash)) item.remove();
       for (const [k, { hash, picture, title }] of entries.entries()) {
-        const item = there.get(hash) ?? itemOf(hash);
+        const item = items.get(hash) ?? createItem(hash);
         Object.assign(item.querySelector("img"), { src: picture, alt: `Draw again: ${title}` });
         if (list.children[k] !== item) list.insertBefore(item, list.children[k] ?? null);
       }
     }
-    this.place.hidden = !Object.values(this.strips).some((entries) => entries.length);
-    activeElement.focus({ preventScroll: true }); // moved, it has lost it
+    this.element.hidden = !Object.values(this.strips).some((entries) => entries.length);
+    activeElement.focus({ preventScroll: true }); // an element that moves loses the focus
   }
 }
 
-/** What a place leads to, as it was given: `href` itself would be the whole address. */
-const hashOf = (item) => item.querySelector("a").getAttribute("href");
+/** Return the hash of an item's link; the `href` property would be the absolute address. */
+const itemHash = (item) => item.querySelector("a").getAttribute("href");
 
-/** Make a place for a picture, which leads to its drawing. */
-function itemOf(hash) {
+/** Create an empty item that links to a drawing. */
+function createItem(hash) {
   const [item, link] = ["li", "a"].map((tag) => document.createElement(tag));
   link.href = hash;
   link.append(document.createElement("img"));

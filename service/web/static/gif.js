@@ -1,35 +1,35 @@
 /**
- * A GIF of a drawing, for where no animated PNG is shown. A frame has 256 colours of its own; what
- * has more of them is split into several frames, so that every colour is exact.
+ * Animated GIF of a drawing, for programs without animated PNG support. A GIF frame has at most 256
+ * colours. Pixels with more colours are split into several frames, so that every colour is exact.
  */
 
-import { LAST_MS, scaleOf, stopsOf } from "./animation.js";
-import { area, colour } from "./pixels.js";
+import { LAST_FRAME_MS, exportScale, frameEnds } from "./animation.js";
+import { pixelColour, pixelCount } from "./pixels.js";
 
-const MOST_COLOURS = 255; // one is transparent
-const SHORTEST = 2; // hundredths of a second: less is shown as ten
-const KEEP = 1; // what a frame painted stays
+const MAX_COLOURS = 255; // plus one for transparency
+const MIN_DELAY = 2; // hundredths of a second; browsers replace shorter delays by 10
+const DO_NOT_DISPOSE = 1; // the next frame is painted over this one
 
-const two = (n) => [n & 255, n >> 8];
+const uint16 = (n) => [n & 255, n >> 8];
 
-/** Pack codes of growing width, lowest bit first, into blocks of at most 255 bytes. */
-class Bits {
+/** Packs codes of varying width, lowest bit first, into sub-blocks of at most 255 bytes. */
+class BitWriter {
   bytes = [];
-  held = 0;
-  count = 0;
+  buffer = 0;
+  bitCount = 0;
 
   write(code, width) {
-    this.held |= code << this.count;
-    this.count += width;
-    while (this.count >= 8) {
-      this.bytes.push(this.held & 255);
-      this.held >>>= 8;
-      this.count -= 8;
+    this.buffer |= code << this.bitCount;
+    this.bitCount += width;
+    while (this.bitCount >= 8) {
+      this.bytes.push(this.buffer & 255);
+      this.buffer >>>= 8;
+      this.bitCount -= 8;
     }
   }
 
-  blocks() {
-    if (this.count) this.bytes.push(this.held & 255);
+  toBlocks() {
+    if (this.bitCount) this.bytes.push(this.buffer & 255);
     const result = [];
     for (let at = 0; at < this.bytes.length; at += 255) {
       const block = this.bytes.slice(at, at + 255);
@@ -39,12 +39,12 @@ class Bits {
   }
 }
 
-/** Compress indexes of eight bits with LZW. */
+/** Compress 8-bit indexes with LZW. */
 function lzw(indexes) {
   const [clear, end] = [256, 257];
-  const bits = new Bits();
+  const writer = new BitWriter();
   let [codes, width, next] = [new Map(), 9, end + 1];
-  bits.write(clear, width);
+  writer.write(clear, width);
   let prefix = indexes[0];
   for (const index of indexes.subarray(1)) {
     const key = prefix * 256 + index;
@@ -53,9 +53,9 @@ function lzw(indexes) {
       prefix = known;
       continue;
     }
-    bits.write(prefix, width);
+    writer.write(prefix, width);
     if (next === 4096) {
-      bits.write(clear, width);
+      writer.write(clear, width);
       [codes, width, next] = [new Map(), 9, end + 1];
     } else {
       codes.set(key, next);
@@ -64,78 +64,83 @@ function lzw(indexes) {
     }
     prefix = index;
   }
-  bits.write(prefix, width);
-  bits.write(end, width);
-  return [8, ...bits.blocks()];
+  writer.write(prefix, width);
+  writer.write(end, width);
+  return [8, ...writer.toBlocks()];
 }
 
-/** Split pixels into parts of no more colours than a frame has; none are one part. */
-function partsOf(picture, pixels) {
-  const parts = [[]];
+/** Split pixels into groups of at most `MAX_COLOURS` colours; no pixels are one empty group. */
+function splitByColours(picture, pixels) {
+  const groups = [[]];
   let colours = new Set();
   for (const p of pixels) {
-    colours.add(String(colour(picture, p)));
-    if (colours.size > MOST_COLOURS) {
-      parts.push([]);
-      colours = new Set([String(colour(picture, p))]);
+    colours.add(String(pixelColour(picture, p)));
+    if (colours.size > MAX_COLOURS) {
+      groups.push([]);
+      colours = new Set([String(pixelColour(picture, p))]);
     }
-    parts.at(-1).push(p);
+    groups.at(-1).push(p);
   }
-  return parts;
+  return groups;
 }
 
-/** Give a frame: the rows that hold these pixels, in their order, the rest of them transparent. */
-function frame(picture, pixels, scale, delay) {
+/** Encode a frame: the rows of these pixels (in raster order), with all others transparent. */
+function encodeFrame(picture, pixels, scale, delay) {
   const { width } = picture.shape;
   const top = Math.floor((pixels[0] ?? 0) / width);
   const bottom = Math.floor((pixels.at(-1) ?? 0) / width) + 1;
-  const [table, places] = [new Array(768).fill(0), new Map()];
+  const [palette, paletteIndex] = [new Array(768).fill(0), new Map()];
   const line = width * scale;
-  const indexes = new Uint8Array(line * (bottom - top) * scale).fill(MOST_COLOURS);
+  const indexes = new Uint8Array(line * (bottom - top) * scale).fill(MAX_COLOURS);
   for (const p of pixels) {
-    const rgb = colour(picture, p);
+    const rgb = pixelColour(picture, p);
     const key = String(rgb);
-    if (!places.has(key)) {
-      table.splice(3 * places.size, 3, ...rgb);
-      places.set(key, places.size);
+    if (!paletteIndex.has(key)) {
+      palette.splice(3 * paletteIndex.size, 3, ...rgb);
+      paletteIndex.set(key, paletteIndex.size);
     }
     const left = (p % width) * scale;
     for (let y = 0; y < scale; y += 1) {
       const start = ((Math.floor(p / width) - top) * scale + y) * line + left;
-      indexes.fill(places.get(key), start, start + scale);
+      indexes.fill(paletteIndex.get(key), start, start + scale);
     }
   }
   return [
-    0x21, 0xf9, 4, (KEEP << 2) | 1, ...two(delay), MOST_COLOURS, 0,
-    0x2c, 0, 0, ...two(top * scale), ...two(line), ...two((bottom - top) * scale), 0x87,
-    ...table, ...lzw(indexes),
+    0x21, 0xf9, 4, (DO_NOT_DISPOSE << 2) | 1, ...uint16(delay), MAX_COLOURS, 0,
+    0x2c, 0, 0, ...uint16(top * scale), ...uint16(line), ...uint16((bottom - top) * scale), 0x87,
+    ...palette, ...lzw(indexes),
   ];
 }
 
-/** Encode the drawing of a picture that takes these seconds. */
+/**
+ * Encode the drawing of a picture.
+ *
+ * @param {import("./pixels.js").Picture} picture
+ * @param {number} seconds duration, without the extra time of the last frame
+ */
 export function encodeGif(picture, seconds) {
   const { shape } = picture;
-  const scale = scaleOf(shape);
-  const known = picture.known ?? new Uint8Array(area(shape));
-  const stops = stopsOf(picture);
+  const scale = exportScale(shape);
+  const known = picture.known ?? new Uint8Array(pixelCount(shape));
+  const ends = frameEnds(picture);
   const all = Array.from(known.keys());
-  const frames = partsOf(picture, all.filter((p) => known[p])) // what was known comes quickly
-    .map((pixels) => [pixels, SHORTEST]);
-  const delay = (100 * seconds) / stops.length;
-  for (const [k, stop] of stops.entries()) {
+  const frames = splitByColours(picture, all.filter((p) => known[p]))
+    .map((pixels) => [pixels, MIN_DELAY]);
+  const delay = (100 * seconds) / ends.length;
+  for (const [k, end] of ends.entries()) {
     if (!k) continue;
-    const parts = partsOf(picture, all.slice(stops[k - 1], stop).filter((p) => !known[p]));
-    const each = Math.max(SHORTEST, Math.round(delay / parts.length));
-    frames.push(...parts.map((pixels) => [pixels, each]));
+    const groups = splitByColours(picture, all.slice(ends[k - 1], end).filter((p) => !known[p]));
+    const each = Math.max(MIN_DELAY, Math.round(delay / groups.length));
+    frames.push(...groups.map((pixels) => [pixels, each]));
   }
-  frames.at(-1)[1] = LAST_MS / 10;
+  frames.at(-1)[1] = LAST_FRAME_MS / 10;
   return new Blob([
     "GIF89a",
-    Uint8Array.of(...two(shape.width * scale), ...two(shape.height * scale), 0, 0, 0,
+    Uint8Array.of(...uint16(shape.width * scale), ...uint16(shape.height * scale), 0, 0, 0,
       0x21, 0xff, 11),
-    "NETSCAPE2.0",
+    "NETSCAPE2.0", // loops forever
     Uint8Array.of(3, 1, 0, 0, 0),
-    ...frames.map(([pixels, pause]) => Uint8Array.from(frame(picture, pixels, scale, pause))),
+    ...frames.map(([pixels, pause]) => Uint8Array.from(encodeFrame(picture, pixels, scale, pause))),
     Uint8Array.of(0x3b),
   ], { type: "image/gif" });
 }

@@ -1,47 +1,48 @@
-/** What can be done with a finished sheet: sorted, shown by cost, saved as a whole. */
+/** Actions on a finished image grid: sort, show heat maps, save all images. */
 
 import { toHash } from "./address.js";
-import { explain, missing, score } from "./api.js";
-import { stamp } from "./png.js";
-import { mostBits, paintHeat } from "./heatmap.js";
-import { area, save, toPng } from "./pixels.js";
+import { describeError, scoreImages, throwLoadError } from "./api.js";
+import { paintHeatmap, scaleBits } from "./heatmap.js";
+import { downloadBlob, pixelCount, toPng } from "./pixels.js";
+import { embedLink } from "./png.js";
 
 const COLUMNS = ["model", "seed", "label", "bits_per_dim", "temperature", "guidance", "top_p", "particles"];
-const cost = ({ result }) => result.bits_per_dim ?? Infinity;
-const HEAT = "Heat maps";
-const quote = (cell) => (/[",\n]/.test(cell) ? `"${cell.replaceAll('"', '""')}"` : cell);
+const MAX_SCORED = 64; // pictures per request
+const HEATMAPS = "Heat maps";
+const bitsPerDim = ({ result }) => result.bits_per_dim ?? Infinity;
+const csvQuote = (cell) => (/[",\n]/.test(cell) ? `"${cell.replaceAll('"', '""')}"` : cell);
 
-/** The bar above a sheet. */
+/** The toolbar above a grid. */
 export class GridToolbar {
-  /** @param {HTMLElement} list the sheet @param {(sentence: string) => void} complain */
-  constructor(list, complain) {
+  /** @param {HTMLElement} list of the tiles @param {(text: string) => void} onError */
+  constructor(list, onError) {
     this.list = list;
     const bar = document.createElement("div");
     bar.className = "share grid-toolbar";
-    const make = (name, title, act) => {
+    const createButton = (name, title, act) => {
       const button = document.createElement("button");
       button.type = "button";
       button.dataset.action = name;
       button.textContent = title;
       button.addEventListener("click", () => Promise.resolve(act(button)).catch((error) =>
-        complain(explain(error))));
+        onError(describeError(error))));
       bar.append(button);
       return button;
     };
     this.toggles = [
-      make("sort", "Sort by bits/dim", (button) => this.sort(press(button))),
-      make("heat", HEAT, (button) => this.heat(press(button))),
+      createButton("sort", "Sort by bits/dim", (button) => this.sort(toggle(button))),
+      createButton("heat", HEATMAPS, (button) => this.showHeatmaps(toggle(button))),
     ];
-    this.toggles[0].title = "Bits/dim: how much the picture surprised the model, see Learn. Less is likelier";
-    this.toggles[1].title = "What each pixel cost: bright ones were surprises";
-    make("zip", "Save all", async () => save(await this.pack(), "scanline.zip"));
+    this.toggles[0].title = "Bits/dim: how much the picture surprised the model (see Learn). Lower is likelier";
+    this.toggles[1].title = "The cost of each pixel: bright pixels were surprises";
+    createButton("zip", "Save all", async () => downloadBlob(await this.createArchive(), "scanline.zip"));
     list.before(bar);
     this.bar = bar;
-    this.offer(null);
+    this.setTiles(null);
   }
 
-  /** Offer it for the tiles of a finished sheet; for none, null. */
-  offer(tiles) {
+  /** Set the tiles of a finished grid; null hides the toolbar. */
+  setTiles(tiles) {
     this.tiles = tiles;
     this.bar.hidden = tiles === null;
     for (const button of this.toggles) button.ariaPressed = "false";
@@ -50,75 +51,80 @@ export class GridToolbar {
     this.order = [...this.list.children];
   }
 
-  /** Show the likeliest first, all rows as one; or as they were. */
-  sort(yes) {
+  /** Sort all tiles by bits/dim, without rows, or restore the original order. */
+  sort(sorted) {
     const { list, tiles, order } = this;
-    list.classList.toggle("sorted", yes);
-    if (!yes) list.append(...order);
-    else list.append(...tiles.toSorted((a, b) => cost(a) - cost(b)).map(({ element }) => element));
+    list.classList.toggle("sorted", sorted);
+    if (!sorted) {
+      list.append(...order);
+      return;
+    }
+    const byCost = tiles.toSorted((a, b) => bitsPerDim(a) - bitsPerDim(b));
+    list.append(...byCost.map(({ element }) => element));
   }
 
-  /** Paint over every image what each of its pixels cost, all on one scale. */
-  async heat(yes) {
+  /** Cover every image with its heat map, all with the same scale, or remove the heat maps. */
+  async showHeatmaps(shown) {
     const { list, tiles } = this;
-    list.querySelectorAll(".heat").forEach((canvas) => canvas.remove());
-    if (!yes) return;
+    list.querySelectorAll(".heatmap").forEach((canvas) => canvas.remove());
+    if (!shown) return;
     const [, button] = this.toggles;
     button.textContent = "Measuring …";
     try {
       await this.measure(tiles);
     } catch (error) {
-      if (this.tiles !== tiles) return; // they are gone
+      if (this.tiles !== tiles) return; // the grid shows other images by now
       button.ariaPressed = "false";
       throw error;
     } finally {
-      button.textContent = HEAT;
+      button.textContent = HEATMAPS;
     }
     if (this.tiles !== tiles || button.ariaPressed === "false") return;
-    const most = Math.max(...tiles.map(({ bits }) => mostBits(bits)));
-    for (const { button: over, bits, part: { model } } of tiles) {
+    const max = Math.max(...tiles.map(({ bits }) => scaleBits(bits)));
+    for (const { button: imageButton, bits, request: { model } } of tiles) {
       const canvas = document.createElement("canvas");
-      canvas.className = "heat";
+      canvas.className = "heatmap";
       [canvas.width, canvas.height] = [model.width, model.height];
-      paintHeat(canvas, bits, area(model), false, most);
-      over.append(canvas);
+      paintHeatmap(canvas, bits, pixelCount(model), false, max);
+      imageButton.append(canvas);
     }
   }
 
-  /** Have every image measured that was not yet. */
+  /** Fetch the bits of every image that has none yet. */
   async measure(tiles) {
-    const groups = Map.groupBy(tiles, ({ part, result }) => `${part.model.id}/${result.label}`);
+    const groups = Map.groupBy(tiles, ({ request, result }) => `${request.model.id}/${result.label}`);
     await Promise.all([...groups.values()].map(async (group) => {
-      const [{ part: { model }, result: { label } }] = group;
-      for (let from = 0; from < group.length; from += 64) {
-        const some = group.slice(from, from + 64).filter((tile) => !tile.bits);
-        if (!some.length) continue;
-        const pngs = await Promise.all(some.map(({ player }) => toPng(player.picture)));
-        const data = await score(model, pngs, label);
-        some.forEach((tile, k) => { tile.bits = data[k].pixel_bits; });
+      const [{ request: { model }, result: { label } }] = group;
+      for (let from = 0; from < group.length; from += MAX_SCORED) {
+        const batch = group.slice(from, from + MAX_SCORED).filter((tile) => !tile.bits);
+        if (!batch.length) continue;
+        const pngs = await Promise.all(batch.map(({ player }) => toPng(player.picture)));
+        const data = await scoreImages(model, pngs, label);
+        batch.forEach((tile, k) => { tile.bits = data[k].pixel_bits; });
       }
     }));
   }
 
-  /** Put all images into one file, with a table of what made them. */
-  async pack() {
+  /** Create a ZIP archive of all images, with a CSV table of their request fields and results. */
+  async createArchive() {
     const rows = [["file", ...COLUMNS].join(",")];
-    const files = await Promise.all(this.tiles.map(async ({ index, part, player, result }) => {
+    const files = await Promise.all(this.tiles.map(async ({ index, request, player, result }) => {
       const { seed, label } = result;
       const name = `${String(index).padStart(4, "0")}-seed-${seed}.png`;
-      const facts = { ...part.fields, ...result };
-      rows[index + 1] = [name, ...COLUMNS.map((column) => facts[column] ?? "")]
-        .map((cell) => quote(String(cell))).join(",");
-      const fields = { ...part.link.fields, n: 1, seed, ...(label ? { label } : {}) };
-      return [name, await stamp(await toPng(player.picture), toHash(part.link.view, fields))];
+      const values = { ...request.fields, ...result };
+      rows[index + 1] = [name, ...COLUMNS.map((column) => values[column] ?? "")]
+        .map((cell) => csvQuote(String(cell))).join(",");
+      const fields = { ...request.link.fields, n: 1, seed, ...(label ? { label } : {}) };
+      const png = await toPng(player.picture);
+      return [name, await embedLink(png, toHash(request.link.view, fields))];
     }));
-    const { zip } = await import("./zip.js").catch(missing);
-    return zip([...files, ["images.csv", new Blob([`${rows.join("\r\n")}\r\n`])]]);
+    const { createZip } = await import("./zip.js").catch(throwLoadError);
+    return createZip([...files, ["images.csv", new Blob([`${rows.join("\r\n")}\r\n`])]]);
   }
 }
 
-/** Turn a button on or off; tells which. */
-function press(button) {
+/** Toggle a button; return true if it is pressed now. */
+function toggle(button) {
   button.ariaPressed = String(button.ariaPressed !== "true");
   return button.ariaPressed === "true";
 }

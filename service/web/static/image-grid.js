@@ -1,40 +1,40 @@
-/** A sheet of images being drawn: one request, or several, a row each. */
+/** Grid of images that are being drawn: one request, or one per row. */
 
 import { toHash } from "./address.js";
-import { explain } from "./api.js";
+import { describeError } from "./api.js";
+import { integerFormat } from "./format.js";
+import { imageTitle } from "./gallery.js";
 import { GridToolbar } from "./grid-toolbar.js";
-import { titleOf } from "./gallery.js";
 import { checkShape } from "./pixels.js";
-import { StatusPanel } from "./status.js";
 import { ShareBar } from "./share.js";
-import { follow } from "./stream.js";
-import { Tile, givenTile, heading } from "./tile.js";
-import { whole } from "./format.js";
+import { StatusPanel } from "./status.js";
+import { followGeneration } from "./stream.js";
+import { Tile, createHeading, createInputTile } from "./tile.js";
 
-const AT_ONCE = 3; // requests; a browser has six connections to a server
-const rough = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 });
+const MAX_REQUESTS = 3; // at once; a browser opens at most six connections to a server
+const roughFormat = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 });
 
-/** One view's drawing: at most one runs at a time. */
+/** The images of one view. At most one job runs at a time. */
 export class ImageGrid {
   /**
-   * @param {HTMLElement} view holds the sheet, the report, the cancel button and the share bar
-   * @param {object} viewer shows an image that was clicked
-   * @param {HTMLElement} form holds the cancel button
+   * @param {HTMLElement} view contains the grid, the status panel and the share bar
+   * @param {import("./viewer.js").Viewer} viewer opens a clicked image
+   * @param {HTMLElement} form contains the cancel button
    */
   constructor(view, viewer, form = view) {
     this.list = view.querySelector(".image-grid");
-    this.report = new StatusPanel(view.querySelector("[data-report]"));
+    this.status = new StatusPanel(view.querySelector("[data-report]"));
     this.cancelButton = form.querySelector("[data-cancel]");
     this.viewer = viewer;
-    this.arrange = new GridToolbar(this.list, (sentence) => this.report.complain(sentence));
+    this.toolbar = new GridToolbar(this.list, (text) => this.status.showError(text));
     this.share = new ShareBar(view.querySelector("[data-share]"));
     this.tiles = [];
-    this.cancelButton.addEventListener("click", () => this.finish());
+    this.cancelButton.addEventListener("click", () => this.cancelOrShowAll());
   }
 
-  /** Cancel what the server still draws, or show at once what it has drawn. */
-  finish() {
-    if (!this.facts) {
+  /** Cancel the job; if the server has drawn everything already, show it all at once. */
+  cancelOrShowAll() {
+    if (!this.summary) {
       this.cancel();
       return;
     }
@@ -44,171 +44,181 @@ export class ImageGrid {
     }
   }
 
-  /** Stop the drawing that runs, if one does. */
+  /** Cancel the running job, if any. */
   cancel() {
     this.abort?.abort();
   }
 
-  /** Show nothing, and stop what runs: its model is not looked at any more. */
+  /** Cancel the job and empty the grid. */
   clear() {
     this.cancel();
     this.abort = null;
     for (const { player } of this.tiles) player.stop();
     this.tiles = [];
     this.list.replaceChildren();
-    this.arrange.offer(null);
-    this.report.clear();
-    this.share.offer(null);
-    this.busy(false);
+    this.toolbar.setTiles(null);
+    this.status.clear();
+    this.share.setLink(null);
+    this.setBusy(false);
   }
 
   /**
-   * Draw, and show it.
+   * Draw images and show them.
    *
-   * @param {object} job parts (requests: title, model, fields, link, and open(signal), which sends
-   *   it), pace, given (a picture), reveal (scroll to it), link
+   * @param {object} job
+   *   `requests`: one per row, each with title, model, fields, link and send(signal);
+   *   `secondsPerImage`: duration of the animation, 0 for full speed;
+   *   `input`: the picture to complete, if any;
+   *   `scroll`: scroll to the status panel;
+   *   `link`: the link of all rows together
    */
   async run(job) {
     this.cancel();
     const abort = new AbortController();
-    Object.assign(this, { abort, job, facts: null, done: [] });
-    this.lay(job);
-    this.share.offer(job.link, job.parts.length === 1);
-    this.busy(true);
-    this.report.clear();
-    this.report.tell(`Drawing ${count(this.tiles.length)} …`);
-    if (job.reveal) this.report.reveal();
-    const began = performance.now();
+    Object.assign(this, { abort, job, summary: null, completedEvents: [] });
+    this.createTiles(job);
+    this.share.setLink(job.link, job.requests.length === 1);
+    this.setBusy(true);
+    this.status.clear();
+    this.status.show(`Drawing ${countImages(this.tiles.length)} …`);
+    if (job.scroll) this.status.scrollIntoView();
+    const start = performance.now();
     try {
-      await this.drawAll(abort);
-      if (this.abort === abort) this.drawn((performance.now() - began) / 1000);
+      await this.sendAll(abort);
+      if (this.abort === abort) this.onAllDrawn((performance.now() - start) / 1000);
     } catch (error) {
-      if (this.abort !== abort) return; // another drawing has taken its place
+      if (this.abort !== abort) return; // another job has replaced this one
       const cancelled = abort.signal.aborted;
-      abort.abort(error); // the other rows'
+      abort.abort(error); // the requests of the other rows
       this.stop();
-      if (cancelled) this.report.tell("Cancelled. What was drawn stays.");
-      else this.report.complain(explain(error));
+      if (cancelled) this.status.show("Cancelled. The pixels drawn so far stay.");
+      else this.status.showError(describeError(error));
     }
   }
 
-  /** Send every part's request, a few at once. */
-  async drawAll(abort) {
-    const waiting = [...this.job.parts];
+  /** Send all requests, a few at a time. */
+  async sendAll(abort) {
+    const queue = [...this.job.requests];
     const work = async () => {
-      for (let part = waiting.shift(); part; part = waiting.shift()) {
-        const tiles = this.tiles.filter((tile) => tile.part === part);
-        await follow(
-          () => part.open(abort.signal),
-          (event) => this.abort === abort && this.hear(event, tiles),
-          (sentence) => this.abort === abort && this.report.tell(sentence),
+      for (let request = queue.shift(); request; request = queue.shift()) {
+        const tiles = this.tiles.filter((tile) => tile.request === request);
+        await followGeneration(
+          () => request.send(abort.signal),
+          (event) => this.abort === abort && this.handleEvent(event, tiles),
+          (text) => this.abort === abort && this.status.show(text),
           abort.signal,
         );
       }
     };
-    await Promise.all(Array.from({ length: AT_ONCE }, work));
+    await Promise.all(Array.from({ length: MAX_REQUESTS }, work));
   }
 
-  /** Make an empty tile for each image to come, larger where they are few. */
-  lay(job) {
+  /** Create an empty tile per image; the fewer the tiles, the larger they are. */
+  createTiles(job) {
     for (const { player } of this.tiles) player.stop();
     this.tiles = [];
-    const on = { moved: () => this.moved(), open: (tile) => this.viewer.open(tile, this.tiles) };
-    const items = job.parts.flatMap((part) => {
-      const tiles = Array.from({ length: part.fields.n }, (_, k) =>
-        new Tile(this.tiles.length + k, part, job, on));
+    const handlers = {
+      onMove: () => this.scheduleProgress(),
+      onOpen: (tile) => this.viewer.open(tile, this.tiles),
+    };
+    const items = job.requests.flatMap((request) => {
+      const tiles = Array.from({ length: request.fields.n }, (_, k) =>
+        new Tile(this.tiles.length + k, request, job, handlers));
       this.tiles.push(...tiles);
-      return [...(part.title ? [heading(part.title)] : []), ...tiles.map(({ element }) => element)];
+      const elements = tiles.map(({ element }) => element);
+      return request.title ? [createHeading(request.title), ...elements] : elements;
     });
-    if (job.given) items.unshift(givenTile(job.given));
+    if (job.input) items.unshift(createInputTile(job.input));
     const n = this.tiles.length;
     this.list.dataset.size = n > 24 ? "small" : n > 6 ? "medium" : n > 2 ? "large" : "huge";
-    const columns = job.parts.length > 1 ? job.parts[0].fields.n : null;
+    const columns = job.requests.length > 1 ? job.requests[0].fields.n : null;
     this.list.classList.toggle("comparison", columns !== null);
     this.list.style.setProperty("--columns", columns);
     this.list.replaceChildren(...items);
-    this.arrange.offer(null);
+    this.toolbar.setTiles(null);
   }
 
-  /** Take in one event of a part's stream. */
-  hear({ name, data }, tiles) {
-    if (name === "started") checkShape(data, tiles[0].part.model);
+  /** Handle an event of one request's stream. */
+  handleEvent({ name, data }, tiles) {
+    if (name === "started") checkShape(data, tiles[0].request.model);
     if (name === "started" || name === "waiting") {
-      if (data.queue_position > 0) {
-        const ahead = data.queue_position;
-        this.report.tell(`Waiting: ${ahead} image${ahead === 1 ? " is" : "s are"} ahead of yours …`);
+      const { queue_position: ahead } = data;
+      if (ahead > 0) {
+        this.status.show(`Waiting: ${ahead} image${ahead === 1 ? " is" : "s are"} ahead of yours …`);
       }
     } else if (name === "pixels") {
       for (const { index, position, values } of data.updates) tiles[index].write(position, values);
-      this.progress();
-    } else if (name === "image" && data.finish_reason === "length") { // others ended halfway
+      this.updateProgress();
+    } else if (name === "image" && data.finish_reason === "length") { // complete, not cancelled
       tiles[data.index].finish(data);
     } else if (name === "completed") {
-      this.done.push(data);
+      this.completedEvents.push(data);
     }
   }
 
-  /** The server has drawn everything; not all of it need be shown yet. */
-  drawn(seconds) {
-    const { done, tiles } = this;
-    const pixels = done.reduce((sum, { usage }) => sum + usage.pixels, 0);
-    const took = done.length === 1 ? done[0].usage.seconds : seconds;
-    const rate = pixels / took;
-    const slow = tiles[0].player.rate < rate / tiles.length / 2;
-    this.facts = `${count(tiles.length)} in ${rough.format(took)} s: ${whole.format(pixels)} pixels, `
-      + `${rough.format(rate)} a second${slow ? " (shown slower, to be watched)" : ""}.`;
+  /** Prepare the summary, once the server has drawn everything; players may still be playing. */
+  onAllDrawn(elapsed) {
+    const { completedEvents: events, tiles } = this;
+    const pixels = events.reduce((sum, { usage }) => sum + usage.pixels, 0);
+    const seconds = events.length === 1 ? events[0].usage.seconds : elapsed;
+    const rate = pixels / seconds;
+    const slowed = tiles[0].player.rate < rate / tiles.length / 2;
+    this.summary = `${countImages(tiles.length)} in ${roughFormat.format(seconds)} s: `
+      + `${integerFormat.format(pixels)} pixels, ${roughFormat.format(rate)} a second`
+      + `${slowed ? " (shown slower, to be watched)" : ""}.`;
     this.cancelButton.textContent = "Show all";
-    if (done.some(({ warnings }) => warnings.length)) { // of looking ahead alone
-      this.facts += " At some pixel few tries fitted what follows: more tries, or a smaller gap, do better.";
+    if (events.some(({ warnings }) => warnings.length)) { // only looking ahead gives warnings
+      this.summary += " At some pixel, few tries fitted what follows. Use more tries or a smaller gap.";
     }
-    this.progress();
+    this.updateProgress();
   }
 
-  moved() {
-    this.frame ??= requestAnimationFrame(() => { // once for all that move in a frame
+  /** Update the progress once per animation frame, however many tiles move. */
+  scheduleProgress() {
+    this.frame ??= requestAnimationFrame(() => {
       this.frame = null;
-      this.progress();
+      this.updateProgress();
     });
   }
 
-  /** Report how far all images are, and at the end what they took. */
-  progress() {
+  /** Show the share of pixels shown, and the summary at the end. */
+  updateProgress() {
     if (!this.tiles.length || this.stopped) return;
     let shown = 0;
     for (const { player } of this.tiles) shown += player.position / player.total;
-    const done = shown / this.tiles.length;
-    if (this.facts && done === 1) {
-      if (!this.cancelButton.hidden) this.finished();
-      this.busy(false);
-      this.report.tell(this.facts);
-    } else if (done > 0) {
-      this.report.tell(`Drawing ${count(this.tiles.length)} …`, done);
+    const share = shown / this.tiles.length;
+    if (this.summary && share === 1) {
+      if (!this.cancelButton.hidden) this.onAllShown();
+      this.setBusy(false);
+      this.status.show(this.summary);
+    } else if (share > 0) {
+      this.status.show(`Drawing ${countImages(this.tiles.length)} …`, share);
     }
   }
 
-  finished() {
+  onAllShown() {
     const { tiles, job: { link } } = this;
-    const [{ player: { canvas }, part: { fields } }] = tiles;
-    this.arrange.offer(tiles);
-    this.viewer.gallery.add(toHash(link.view, link.fields), canvas, titleOf(fields));
+    const [{ player: { canvas }, request: { fields } }] = tiles;
+    this.toolbar.setTiles(tiles);
+    this.viewer.gallery.add(toHash(link.view, link.fields), canvas, imageTitle(fields));
   }
 
-  /** Let every tile show at once what arrived, and say which are not whole. */
+  /** Show everything received so far, and mark the unfinished tiles. */
   stop() {
-    this.busy(false);
+    this.setBusy(false);
     this.stopped = true;
     for (const tile of this.tiles) tile.stop();
   }
 
-  busy(yes) {
+  setBusy(busy) {
     this.stopped = false;
-    if (!yes && document.activeElement === this.cancelButton) { // which is about to be hidden
+    if (!busy && document.activeElement === this.cancelButton) { // hiding it would lose the focus
       this.cancelButton.parentElement.querySelector("[type=submit]").focus();
     }
-    this.cancelButton.hidden = !yes;
+    this.cancelButton.hidden = !busy;
     this.cancelButton.textContent = "Cancel";
-    this.list.ariaBusy = String(yes);
+    this.list.ariaBusy = String(busy);
   }
 }
 
-const count = (n) => (n === 1 ? "1 image" : `${n} images`);
+const countImages = (n) => (n === 1 ? "1 image" : `${n} images`);

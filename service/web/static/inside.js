@@ -1,220 +1,229 @@
-/** The view "Look inside": what surprised the model, and what it expects next. */
+/** The view "Look inside": the bits of every pixel, and the model's prediction for one of them. */
 
-import { drawn, explain, post, score } from "./api.js";
-import { chooseFile } from "./file-drop.js";
-import { Prediction } from "./prediction.js";
-import { given, guides, noSeed, randomSeed, seedOf, setRange } from "./fields.js";
-import { mostBits, paintHeat, surprises } from "./heatmap.js";
-import { area, fromFile, fromText, toPng, toText } from "./pixels.js";
+import { describeError, drawPicture, post, scoreImages } from "./api.js";
+import {
+  invalidSeedMessage, omitEmpty, parseSeed, randomSeed, setRange, usesGuidance,
+} from "./fields.js";
+import { connectFileButton } from "./file-drop.js";
+import { integerFormat } from "./format.js";
+import { mostSurprising, paintHeatmap, scaleBits } from "./heatmap.js";
 import { PixelCanvas } from "./pixel-canvas.js";
-import { Player, calm } from "./player.js";
-import { StatusPanel } from "./status.js";
+import { decodeFile, fromBase64Url, pixelCount, toBase64Url, toPng } from "./pixels.js";
+import { Player, reducedMotion } from "./player.js";
+import { Prediction } from "./prediction.js";
 import { shareLink } from "./share.js";
-import { follow } from "./stream.js";
+import { StatusPanel } from "./status.js";
+import { followGeneration } from "./stream.js";
 import { WhatIf } from "./whatif.js";
-import { whole } from "./format.js";
 
 const SURPRISES = 12;
 const byId = (id) => document.getElementById(id);
 
-/** Shows one picture: its pixels, their bits, and the distribution at a place. */
+/** Shows one picture: its pixels, their bits, and the prediction at one pixel. */
 export class InsideView {
   /** @param {object} page the `Page` of app.js */
   constructor(page) {
     this.page = page;
     this.view = byId("inside");
     this.form = byId("inside-form");
-    this.report = new StatusPanel(this.view.querySelector(".actions [data-report]"));
-    this.whatIf = new WhatIf(page.viewer, () => this.expectation.turned());
-    this.expectation = new Prediction({
-      values: () => this.whatIf.shaping.values,
-      chosen: () => this.whatIf.chosen,
-      pick: (channel, value) => this.whatIf.pick(channel, value),
-      changed: () => this.answered(),
-      measured: (at) => this.bits?.[at],
-      failed: (error) => this.complain(explain(error), true),
+    this.status = new StatusPanel(this.view.querySelector(".actions [data-report]"));
+    this.whatIf = new WhatIf(page.viewer, () => this.prediction.onSamplingChange());
+    this.prediction = new Prediction({
+      getSampling: () => this.whatIf.sampling.values,
+      getChosen: () => this.whatIf.chosen,
+      getBits: (at) => this.bits?.[at],
+      onPick: (channel, value) => this.whatIf.choose(channel, value),
+      onAnswer: () => this.onAnswer(),
+      onError: (error) => this.showError(describeError(error), true),
     });
-    const on = { touch: (p) => this.goTo(p), release: () => this.keepLink() };
-    this.plates = [new PixelCanvas(byId("inside-picture"), on), new PixelCanvas(byId("inside-heat"), on)];
-    this.player = new Player(byId("inside-picture"), (p) => this.moved(p));
+    const handlers = { onPick: (p) => this.goTo(p), onRelease: () => this.updateLink() };
+    this.canvases = [
+      new PixelCanvas(byId("inside-picture"), handlers),
+      new PixelCanvas(byId("inside-heatmap"), handlers),
+    ];
+    this.player = new Player(byId("inside-picture"), (p) => this.onMove(p));
     this.player.ghost = true;
-    this.listen();
+    this.addListeners();
   }
 
-  listen() {
+  addListeners() {
     const { position } = this.form.elements;
-    const click = (id, act) => byId(id).addEventListener("click", act);
+    const onClick = (id, act) => byId(id).addEventListener("click", act);
     this.form.addEventListener("submit", (event) => event.preventDefault());
     position.addEventListener("input", () => this.goTo(Number(position.value)));
-    position.addEventListener("change", () => this.keepLink());
+    position.addEventListener("change", () => this.updateLink());
     position.addEventListener("keydown", (event) => {
       const rows = { PageUp: -1, PageDown: 1 }[event.key];
       if (!rows) return;
       event.preventDefault();
       this.goTo(Number(position.value) + rows * this.model.width);
-      this.keepLink();
+      this.updateLink();
     });
-    byId("inside-speed").addEventListener("change", () => this.setSpeed());
-    click("inside-new", () => this.drawNew(this.anything()));
-    click("inside-play", () => (this.player.moving ? this.goTo(this.at) : this.replay()));
-    byId("whatif-form").addEventListener("submit", () => { // it goes on from where the picture is now
+    byId("inside-speed").addEventListener("change", () => this.updateSpeed());
+    onClick("inside-new", () => this.drawNew(this.randomSource()));
+    onClick("inside-play", () => (this.player.playing ? this.goTo(this.at) : this.replay()));
+    byId("whatif-form").addEventListener("submit", () => { // captured: before WhatIf reads the pixel
       this.goTo(this.at);
-      this.keepLink();
+      this.updateLink();
     }, true);
-    click("inside-surprise", () => this.nextSurprise());
-    click("inside-link", async () => {
-      if (await shareLink({ view: "inside", fields: this.linkFields })) this.say("Link copied.");
+    onClick("inside-surprise", () => this.goToNextSurprise());
+    onClick("inside-link", async () => {
+      if (await shareLink({ view: "inside", fields: this.linkFields })) {
+        this.status.show("Link copied.");
+      }
     });
-    chooseFile(byId("inside-upload"), byId("inside-file"), (file) => this.bring(file));
+    connectFileButton(byId("inside-upload"), byId("inside-file"), (file) => this.openFile(file));
   }
 
-  /** Take a model, and forget the picture of another. */
-  use(model) {
+  /** Switch to a model, without a picture. */
+  setModel(model) {
     this.model = model;
-    this.form.elements.position.max = area(model) - 1;
-    this.expectation.use(model);
-    this.whatIf.use(model);
+    this.form.elements.position.max = pixelCount(model) - 1;
+    this.prediction.setModel(model);
+    this.whatIf.setModel(model);
     this.clear({});
   }
 
-  /** Make room for another picture, made again by the fields of `source`. */
+  /** Prepare for another picture; the link fields `source` draw it again. */
   clear(source) {
     this.abort?.abort();
     this.abort = new AbortController();
     this.source = source;
     this.title = "";
     this.bits = null;
-    byId("inside-surprise").disabled = true; // until it is known what each pixel cost
-    this.chosenPlace = null;
+    byId("inside-surprise").disabled = true; // until the bits are known
+    this.selected = null; // the pixel that the visitor selected
     this.drawing = false;
     this.player.stop();
-    this.expectation.clear();
-    byId("heat-max").textContent = "";
-    for (const { canvas } of this.plates) {
+    this.prediction.clear();
+    byId("heatmap-max").textContent = "";
+    for (const { canvas } of this.canvases) {
       canvas.width = this.model.width;
       canvas.height = this.model.height;
     }
-    this.player.begin(this.model);
+    this.player.reset(this.model);
     this.whatIf.grid.clear();
-    this.report.clear();
+    this.status.clear();
   }
 
-  /** Show what a link says, or draw something new. */
+  /** Open a link, or draw something new if it names no picture. */
   async open(fields) {
-    const seed = seedOf(fields);
+    const seed = parseSeed(fields);
     if (fields.has("seed") && seed === null) {
-      this.complain(noSeed(fields.get("seed")));
+      this.showError(invalidSeedMessage(fields.get("seed")));
       return;
     }
-    const place = Number(fields.get("at") ?? NaN);
-    const at = Number.isSafeInteger(place) && place >= 0 ? place : null;
-    const made = Object.fromEntries(["label", "temperature", "guidance", "top_p"]
+    const position = Number(fields.get("at") ?? NaN);
+    const at = Number.isSafeInteger(position) && position >= 0 ? position : null;
+    const options = Object.fromEntries(["label", "temperature", "guidance", "top_p"]
       .filter((name) => fields.get(name)).map((name) => [name, fields.get(name)]));
     for (const name of ["temperature", "guidance", "top_p"]) {
-      if (made[name]) made[name] = Number(made[name]);
+      if (options[name]) options[name] = Number(options[name]);
     }
     try {
       if (fields.has("image")) {
-        const picture = await fromFile(fromText(fields.get("image")), () => this.model);
-        await this.show(picture, "From a link", { image: fields.get("image"), ...made }, at);
+        const image = fields.get("image");
+        const picture = await decodeFile(fromBase64Url(image), () => this.model);
+        await this.showPicture(picture, "From a link", { image, ...options }, at);
       } else if (seed !== null && at !== null) {
         const { model } = this;
-        this.clear({ seed, ...made });
+        const source = { seed, ...options };
+        this.clear(source);
         const { signal } = this.abort;
-        const picture = await drawn(model, { seed, ...made }, signal, (sentence) => this.say(sentence));
-        await this.show(picture, titleOf({ seed, ...made }), { seed, ...made }, at);
+        const picture = await drawPicture(model, source, signal, (text) => this.status.show(text));
+        await this.showPicture(picture, sourceTitle(source), source, at);
       } else {
-        await this.drawNew(seed === null ? { ...this.anything(), ...made } : { seed, ...made });
+        await this.drawNew(seed === null ? { ...this.randomSource(), ...options } : { seed, ...options });
       }
     } catch (error) {
-      if (error.name !== "AbortError") this.complain(explain(error));
+      if (error.name !== "AbortError") this.showError(describeError(error));
     }
   }
 
-  /** The view is in front again. */
-  again() {
-    this.ask();
+  /** Called when the view is shown again. */
+  onShow() {
+    this.queryPrediction();
   }
 
-  /** Look at an image that was drawn elsewhere on the page, by the request of a link. */
-  async take(picture, { view, fields: { seed, temperature, label, guidance, top_p: topP } }) {
+  /** Open an image that another view has drawn from a link. */
+  async openImage(picture, { view, fields: { seed, temperature, label, guidance, top_p: topP } }) {
     this.page.show("inside");
     const source = view === "draw"
-      ? { seed, temperature, ...given({ label, guidance, top_p: topP }) }
-      : { image: await toText(await toPng(picture)), ...(label ? { label } : {}) };
-    await this.show(picture, titleOf({ seed, label }), source);
+      ? { seed, temperature, ...omitEmpty({ label, guidance, top_p: topP }) }
+      : { image: await toBase64Url(await toPng(picture)), ...(label ? { label } : {}) };
+    await this.showPicture(picture, sourceTitle({ seed, label }), source);
   }
 
-  /** Look at a person's picture. */
-  async bring(file) {
+  /** Open an image file. */
+  async openFile(file) {
     this.page.show("inside");
-    this.brought = file;
+    this.latestFile = file;
     try {
-      const picture = await fromFile(file, () => this.model);
-      const image = await toText(await toPng(picture));
-      if (this.brought !== file) return; // another was meanwhile
-      if (picture.shape === this.model) await this.show(picture, "Your picture", { image });
-      else await this.bring(file); // for another model, chosen meanwhile
+      const picture = await decodeFile(file, () => this.model);
+      const image = await toBase64Url(await toPng(picture));
+      if (this.latestFile !== file) return; // another file was opened meanwhile
+      if (picture.shape === this.model) await this.showPicture(picture, "Your picture", { image });
+      else await this.openFile(file); // another model was selected meanwhile
     } catch (error) {
-      if (this.brought === file) this.complain(explain(error));
+      if (this.latestFile === file) this.showError(describeError(error));
     }
   }
 
-  /** Look at a finished picture: at a pixel of it, or at its greatest surprise. */
-  async show(picture, title, source, at = null) {
+  /** Show a finished picture at pixel `at`; without `at`, at the most surprising pixel. */
+  async showPicture(picture, title, source, at = null) {
     this.clear(source);
     this.title = title;
     this.player.load({ ...picture, known: null });
     const first = at ?? Math.floor(this.player.total / 2);
     this.goTo(first);
-    this.keepLink();
+    this.updateLink();
     await this.measure();
     if (at !== null || !this.bits || this.at !== first) return;
-    this.goTo(surprises(this.bits, 1)[0]);
-    this.keepLink();
+    this.goTo(mostSurprising(this.bits, 1)[0]);
+    this.updateLink();
   }
 
-  /** Give what makes a new picture: one of some class, where the model is better guided to one. */
-  anything() {
+  /** Return the fields of a new picture; with a random class if the model uses guidance. */
+  randomSource() {
     const { classes, guidance, top_p: topP } = this.model;
     const seed = randomSeed();
-    if (!guides(this.model)) return { seed };
+    if (!usesGuidance(this.model)) return { seed };
     const label = classes[Math.floor(Math.random() * classes.length)];
     return { seed, label, guidance, top_p: topP };
   }
 
-  /** Draw a new one here, slowly, with what is expected shown on the way. */
+  /** Draw a new picture slowly, with the prediction of each pixel. */
   async drawNew(source) {
     this.clear(source);
     this.title = "Being drawn";
     this.drawing = true;
-    this.keepLink();
-    this.setSpeed();
-    if (calm.matches) this.player.rate = Infinity;
+    this.updateLink();
+    this.updateSpeed();
+    if (reducedMotion.matches) this.player.rate = Infinity;
     const { abort } = this;
     try {
-      await follow(
+      await followGeneration(
         () => post("v1/samples", { model: this.model.id, ...source, stream: true }, abort.signal),
         (event) => {
-          this.player.hear(event);
-          if (this.chosenPlace !== null) this.player.stop();
+          this.player.handleEvent(event);
+          if (this.selected !== null) this.player.stop();
         },
-        (sentence) => !abort.signal.aborted && this.say(sentence),
+        (text) => !abort.signal.aborted && this.status.show(text),
         abort.signal,
       );
       if (abort.signal.aborted) return;
-      this.report.clear();
-      this.title = titleOf(source);
+      this.status.clear();
+      this.title = sourceTitle(source);
       this.drawing = false;
       await this.measure();
-      await this.player.rested();
-      if (abort.signal.aborted || !this.bits || this.chosenPlace !== null) return;
-      this.goTo(surprises(this.bits, 1)[0]); // behind the last pixel nothing can be asked
-      this.keepLink();
+      await this.player.paused();
+      if (abort.signal.aborted || !this.bits || this.selected !== null) return;
+      this.goTo(mostSurprising(this.bits, 1)[0]); // after the last pixel there is no prediction
+      this.updateLink();
     } catch (error) {
       if (abort.signal.aborted) return;
-      this.complain(explain(error));
-      byId("inside-caption").textContent = this.title = "Not drawn to its end";
+      this.showError(describeError(error));
+      byId("inside-caption").textContent = this.title = "Not finished";
     } finally {
       if (this.abort === abort) this.drawing = false;
     }
@@ -222,105 +231,104 @@ export class InsideView {
 
   replay() {
     if (!this.player.available) return;
-    this.chosenPlace = null;
-    this.setSpeed();
+    this.selected = null;
+    this.updateSpeed();
     this.player.seek(0);
     this.player.play();
   }
 
-  setSpeed() {
+  updateSpeed() {
     this.player.rate = Number(byId("inside-speed").value);
   }
 
-  /** Stand at a pixel, as far as it is drawn. */
+  /** Stop at pixel `p`, or at the last one drawn. */
   goTo(p) {
     this.player.stop();
-    this.chosenPlace = Math.min(Math.max(0, p), this.player.total - 1);
-    this.player.seek(this.chosenPlace);
+    this.selected = Math.min(Math.max(0, p), this.player.total - 1);
+    this.player.seek(this.selected);
   }
 
-  /** Go to the costliest pixel, then to the next after it, and around. */
-  nextSurprise() {
+  /** Go to the most surprising pixel, then to the next one, wrapping around. */
+  goToNextSurprise() {
     if (!this.bits) return;
-    const places = surprises(this.bits, SURPRISES);
-    const rank = (places.indexOf(this.at) + 1) % places.length;
-    this.goTo(places[rank]);
-    this.keepLink();
-    this.say(`Surprise ${rank + 1} of ${places.length}.`);
+    const pixels = mostSurprising(this.bits, SURPRISES);
+    const rank = (pixels.indexOf(this.at) + 1) % pixels.length;
+    this.goTo(pixels[rank]);
+    this.updateLink();
+    this.status.show(`Surprise ${rank + 1} of ${pixels.length}.`);
   }
 
-  /** The pixel that is looked at: the one to come, or the last. */
+  /** The current pixel: the next one to show, or the last one. */
   get at() {
     return Math.min(this.player.position, this.player.total - 1);
   }
 
   get linkFields() {
-    const at = this.chosenPlace === null ? {} : { at: this.at };
+    const at = this.selected === null ? {} : { at: this.at };
     return { model: this.model.id, ...this.source, ...at };
   }
 
-  keepLink() {
-    this.page.link("inside", this.linkFields);
+  updateLink() {
+    this.page.setLink("inside", this.linkFields);
   }
 
-  /** Have the picture measured, and show what each pixel cost. */
+  /** Fetch the bits of every pixel, and show them. */
   async measure() {
     const { signal } = this.abort;
     try {
       const png = await toPng(this.player.picture);
-      const [measured] = await score(this.model, png, this.source.label, signal, (sentence) => this.say(sentence));
+      const { label } = this.source;
+      const [score] = await scoreImages(this.model, png, label, signal, (text) => this.status.show(text));
       if (signal.aborted) return;
-      this.report.clear();
-      this.bits = measured.pixel_bits;
+      this.status.clear();
+      this.bits = score.pixel_bits;
       byId("inside-surprise").disabled = false;
-      byId("heat-max").textContent = mostBits(this.bits);
-      const plain = 8 * this.player.picture.values.length;
-      this.title += `: ${measured.bits_per_dim.toFixed(3)} bits/dim, ${whole.format(measured.bits)} bits `
-        + `instead of ${whole.format(plain)}`;
-      this.moved(this.player.position);
+      byId("heatmap-max").textContent = scaleBits(this.bits);
+      const uncompressed = 8 * this.player.picture.values.length;
+      this.title += `: ${score.bits_per_dim.toFixed(3)} bits/dim, `
+        + `${integerFormat.format(score.bits)} bits instead of ${integerFormat.format(uncompressed)}`;
+      this.onMove(this.player.position);
     } catch (error) {
-      if (!signal.aborted) this.complain(explain(error));
+      if (!signal.aborted) this.showError(describeError(error));
     }
   }
 
-  /** The picture stands at another pixel. */
-  moved(position) {
+  /** Update the view after the player moved. */
+  onMove(position) {
     const { at, player, model: { width } } = this;
-    const still = !player.moving && !this.drawing;
-    this.whatIf.stand(player.picture, at, this.source.label);
-    const place = `row ${Math.floor(at / width) + 1}, column ${(at % width) + 1}`;
-    setRange(this.form.elements.position, at, place);
+    const still = !player.playing && !this.drawing;
+    this.whatIf.setTarget(player.picture, at, this.source.label);
+    const text = `row ${Math.floor(at / width) + 1}, column ${(at % width) + 1}`;
+    setRange(this.form.elements.position, at, text);
     byId("inside-caption").textContent = this.title;
-    byId("inside-play").textContent = player.moving ? "Pause" : "Replay";
-    this.expectation.verdictLine.ariaLive = still ? "polite" : "off";
-    for (const plate of this.plates) plate.mark(at);
-    this.plates[0].sign.hidden = !still; // the pixel being drawn shows itself
-    if (this.bits) paintHeat(byId("inside-heat"), this.bits, position, !still && position < player.total);
-    this.ask();
+    byId("inside-play").textContent = player.playing ? "Pause" : "Replay";
+    this.prediction.summaryLine.ariaLive = still ? "polite" : "off";
+    for (const canvas of this.canvases) canvas.mark(at);
+    this.canvases[0].marker.hidden = !still; // while drawing, the cursor shows the pixel
+    if (this.bits) {
+      paintHeatmap(byId("inside-heatmap"), this.bits, position, !still && position < player.total);
+    }
+    this.queryPrediction();
   }
 
-  ask() {
+  queryPrediction() {
     if (this.view.hidden) return;
     const { player, at } = this;
-    this.expectation.ask(player.picture, at, player.available, this.source.label);
+    this.prediction.query(player.picture, at, player.available, this.source.label);
   }
 
-  answered() {
-    if (this.passing) this.report.retract(); // it answers again
-    const { at, expected } = this.expectation.answer;
-    this.whatIf.offer(at, expected);
+  onAnswer() {
+    if (this.transientError) this.status.clearError(); // the server answers again
+    const { at, expected } = this.prediction.answer;
+    this.whatIf.suggest(at, expected);
   }
 
-  say(sentence) {
-    this.report.tell(sentence);
-  }
-
-  /** Say what went wrong; `passing` if no longer than until a pixel is explained again. */
-  complain(sentence, passing = false) {
-    this.passing = passing;
-    this.report.complain(sentence);
-    this.report.reveal();
+  /** Show an error; a transient one disappears with the next prediction. */
+  showError(text, transient = false) {
+    this.transientError = transient;
+    this.status.showError(text);
+    this.status.scrollIntoView();
   }
 }
 
-const titleOf = ({ seed, label }) => `Seed ${seed}${label ? `, drawn as ${label}` : ""}`;
+const sourceTitle = ({ seed, label }) => `Seed ${seed}${label ? `, drawn as ${label}` : ""}`;

@@ -1,15 +1,18 @@
-/** The view "Learn": four scenes in a minute, each played by the model that is chosen. */
+/** The view "Learn": four scenes that explain the model, each run by the model itself. */
 
-import { call, explain, isLost, patiently, pause } from "./api.js";
+import { call, describeError, isUnavailable, pause, withRetries } from "./api.js";
+import { integerFormat } from "./format.js";
 import { BitsScene } from "./learn/bits.js";
 import { DiceScene } from "./learn/dice.js";
 import { LimitsScene } from "./learn/limits.js";
 import { MemoryScene } from "./learn/memory.js";
-import { whole } from "./format.js";
 
-const AWAY_SECONDS = 10; // after a scene has failed, before the server is looked for
+const RETRY_SECONDS = 10; // after a scene has failed, before waiting for the server
 
-/** The scenes, and what the model is. */
+/**
+ * The scenes, and a table of the model's properties. A scene has the constructor arguments
+ * (element, onStatus, onError) and the method `start(model, signal)`.
+ */
 export class LearnView {
   /** @param {object} page the `Page` of app.js */
   constructor(page) {
@@ -17,35 +20,35 @@ export class LearnView {
     this.scenes = [
       [DiceScene, "dice"], [MemoryScene, "memory"], [BitsScene, "bits"], [LimitsScene, "limits"],
     ].map(([Scene, name]) => {
-      const place = document.getElementById(`scene-${name}`);
-      const line = place.querySelector("[data-status]");
-      const say = (sentence) => { line.textContent = sentence; };
-      const one = { say, failed: false };
-      place.addEventListener("click", ({ target }) => {
-        if (target.closest("button")) one.failed = false; // a person begins it anew
+      const element = document.getElementById(`scene-${name}`);
+      const line = element.querySelector("[data-status]");
+      const setStatus = (text) => { line.textContent = text; };
+      const entry = { setStatus, failed: false };
+      element.addEventListener("click", ({ target }) => {
+        if (target.closest("button")) entry.failed = false; // the visitor restarts it
       });
-      one.fail = (error) => {
+      entry.fail = (error) => {
         if (error.name === "AbortError") return;
-        one.failed = true;
-        say(explain(error));
-        if (isLost(error)) this.awaitServer();
+        entry.failed = true;
+        setStatus(describeError(error));
+        if (isUnavailable(error)) this.restartWhenAvailable();
       };
-      one.scene = new Scene(place, say, one.fail);
-      return one;
+      entry.scene = new Scene(element, setStatus, entry.fail);
+      return entry;
     });
   }
 
-  /** Take a model; the scenes begin when the view is opened. */
-  use(model) {
+  /** Switch to a model. Its scenes start when the view is opened. */
+  setModel(model) {
     this.model = model;
     this.abort?.abort();
     document.getElementById("learn-facts").replaceChildren(...Object.entries({
       Draws: `${model.width} × ${model.height} ${model.channels === 3 ? "colour" : "grey"} pictures`,
-      Knows: model.classes.length ? model.classes.join(", ") : "no classes",
-      Parameters: whole.format(model.parameters),
-      "Steps an image": whole.format(model.steps),
+      Classes: model.classes.length ? model.classes.join(", ") : "none",
+      Parameters: integerFormat.format(model.parameters),
+      "Steps per image": integerFormat.format(model.steps),
       "Bits/dim": model.bits_per_dim === null ? "not measured" : model.bits_per_dim.toFixed(3),
-      "Draws at once": `${whole.format(model.slots)} images (${model.backend})`,
+      "At the same time": `${integerFormat.format(model.slots)} images (${model.backend})`,
     }).flatMap(([name, text]) => {
       const [term, description] = [document.createElement("dt"), document.createElement("dd")];
       term.textContent = name;
@@ -54,39 +57,39 @@ export class LearnView {
     }));
   }
 
-  /** Set every scene with the model. */
+  /** Start all scenes. */
   open() {
     this.abort?.abort();
     this.abort = new AbortController();
-    this.page.link("learn", { model: this.model.id });
+    this.page.setLink("learn", { model: this.model.id });
     document.getElementById("learn-model").textContent = this.model.id;
-    this.scenes.forEach((one) => this.set(one));
+    this.scenes.forEach((entry) => this.start(entry));
   }
 
-  /** The view is in front again: what failed meanwhile begins anew. */
-  again() {
-    this.scenes.filter(({ failed }) => failed).forEach((one) => this.set(one));
+  /** Restart the failed scenes. Called when the view is shown again. */
+  onShow() {
+    this.scenes.filter(({ failed }) => failed).forEach((entry) => this.start(entry));
   }
 
-  /** Wait, in silence, until the server is there again, and begin anew what has failed. */
-  async awaitServer() {
+  /** Wait until the server answers, without a message, and restart the failed scenes. */
+  async restartWhenAvailable() {
     const { signal } = this.abort;
-    if (this.awaiting === signal) return; // for all of them
-    this.awaiting = signal;
+    if (this.waiting === signal) return; // another scene waits already
+    this.waiting = signal;
     try {
-      await pause(AWAY_SECONDS, signal);
-      await patiently(() => call("v1/models", { signal }), signal, { most: Infinity });
-    } catch { // another model is looked at, or there is a server that refuses
+      await pause(RETRY_SECONDS, signal);
+      await withRetries(() => call("v1/models", { signal }), signal, { maxTries: Infinity });
+    } catch { // another model was selected, or the server refuses
       return;
     } finally {
-      if (this.awaiting === signal) this.awaiting = null;
+      if (this.waiting === signal) this.waiting = null;
     }
-    this.again();
+    this.onShow();
   }
 
-  set(one) {
-    one.failed = false;
-    one.say("");
-    Promise.resolve(one.scene.set(this.model, this.abort.signal)).catch(one.fail);
+  start(entry) {
+    entry.failed = false;
+    entry.setStatus("");
+    Promise.resolve(entry.scene.start(this.model, this.abort.signal)).catch(entry.fail);
   }
 }

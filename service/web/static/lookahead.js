@@ -1,62 +1,63 @@
-/** Looking ahead: several tries are drawn side by side, and what follows a gap decides among them. */
+/** Control for looking ahead: draw several particles per picture, and weight them by the known
+ * pixels after a gap. */
 
-const TRIES = [1, 2, 4, 8, 16, 32, 64];
-const USUAL = 8;
-const WHY = "Draws each picture several times side by side, and keeps the tries that fit what follows the gap.";
-const WHY_NOT = "Nothing you kept follows the gap, so there is nothing to look ahead to.";
+const COUNTS = [1, 2, 4, 8, 16, 32, 64];
+const DEFAULT_COUNT = 8;
+const HINT = "Draws each picture several times side by side, and keeps the tries that fit what follows the gap.";
+const DISABLED_HINT = "Nothing you kept follows the gap, so there is nothing to look ahead to.";
 
-/** Chooses how many tries, and whether to show both ways. */
+/** Chooses the number of particles ("tries"), and compares with and without looking ahead. */
 export class LookAhead {
-  /** @param {HTMLElement} place @param {() => void} compare draws without and with it */
-  constructor(place, compare) {
-    this.select = place.querySelector("select");
-    this.button = place.querySelector("button");
-    this.hint = place.querySelector(".hint");
-    this.wanted = USUAL;
+  /** @param {HTMLElement} container @param {() => void} onCompare draws without and with it */
+  constructor(container, onCompare) {
+    this.select = container.querySelector("select");
+    this.button = container.querySelector("button");
+    this.hint = container.querySelector(".hint");
+    this.wanted = DEFAULT_COUNT;
     this.select.addEventListener("change", () => {
       this.wanted = Number(this.select.value);
-      this.offer(this.useful);
+      this.setEnabled(this.enabled);
     });
-    this.button.addEventListener("click", compare);
+    this.button.addEventListener("click", onCompare);
   }
 
-  /** Offer no more tries than there are slots for, but a link's. */
-  limit(slots, link = 1) {
+  /** Offer the counts that fit into the slots, and the count of a link even if it does not. */
+  setLimit(slots, linkCount = 1) {
     this.slots = slots;
-    const usual = [...TRIES, this.wanted].filter((count) => count <= slots);
-    const counts = [...new Set([...usual, link])].sort((a, b) => a - b);
+    const fitting = [...COUNTS, this.wanted].filter((count) => count <= slots);
+    const counts = [...new Set([...fitting, linkCount])].sort((a, b) => a - b);
     this.select.replaceChildren(...counts.map((count) =>
       new Option(count === 1 ? "off" : `${count} tries`, count)));
     this.select.value = counts.findLast((count) => count <= this.wanted);
   }
 
-  /** Take a link's number; none where it names none. */
-  take(particles) {
-    if (!this.useful) return;
+  /** Select the count of a link; off if it names none. */
+  setFromLink(particles) {
+    if (!this.enabled) return;
     this.wanted = Math.max(1, Number(particles) || 1);
-    this.limit(this.slots, this.wanted); // what are too many, the server refuses in words
-    this.offer(true);
+    this.setLimit(this.slots, this.wanted); // the server explains its limit if there are too many
+    this.setEnabled(true);
   }
 
-  /** Say whether something known follows the gap. */
-  offer(useful) {
-    this.useful = useful;
-    this.select.disabled = !useful;
-    this.button.disabled = !useful || Number(this.select.value) === 1;
-    this.hint.textContent = useful ? WHY : WHY_NOT;
+  /** Enable the control if known pixels follow the gap. */
+  setEnabled(enabled) {
+    this.enabled = enabled;
+    this.select.disabled = !enabled;
+    this.button.disabled = !enabled || Number(this.select.value) === 1;
+    this.hint.textContent = enabled ? HINT : DISABLED_HINT;
   }
 
-  /** Give the fields of a request. */
+  /** The request fields. */
   get fields() {
     const particles = Number(this.select.value);
-    return this.useful && particles > 1 ? { particles } : {};
+    return this.enabled && particles > 1 ? { particles } : {};
   }
 }
 
-/** Give the requests, one a row: as asked, or without and with looking ahead. */
-export function rowsOf(by, fields) {
+/** Return the rows to draw: one, or one without and one with looking ahead. */
+export function lookaheadRows(axis, fields) {
   const { particles, ...plain } = fields;
-  if (by !== "particles" || !particles) return [{ title: null, fields }];
+  if (axis !== "particles" || !particles) return [{ title: null, fields }];
   return [
     { title: "Without looking ahead", fields: plain },
     { title: `Looking ahead, ${particles} tries each`, fields },

@@ -1,44 +1,44 @@
-/** A canvas of a picture's pixels whose pixels can be touched, with one of them marked. */
+/** A canvas of picture pixels that can be clicked, with a marker on one of them. */
 
-/** Wraps a canvas and the mark beside it. */
+/** Wraps a canvas and its marker element. */
 export class PixelCanvas {
   /**
    * @param {HTMLCanvasElement} canvas
-   * @param {{touch: (p: number) => void, release: () => void} | null} on hears of pixels touched
+   * @param {{onPick: (p: number) => void, onRelease: () => void} | null} handlers
    */
-  constructor(canvas, on = null) {
+  constructor(canvas, handlers = null) {
     this.canvas = canvas;
-    this.sign = canvas.parentElement.querySelector(".marker");
-    if (!on) return;
-    const touch = (event) => on.touch(this.pixelAt(event));
-    const drags = ({ pointerType }) => pointerType !== "touch"; // a finger may only scroll
+    this.marker = canvas.parentElement.querySelector(".marker");
+    if (!handlers) return;
+    const pick = (event) => handlers.onPick(this.pixelAt(event));
+    const canDrag = ({ pointerType }) => pointerType !== "touch"; // a finger may be scrolling
     canvas.addEventListener("pointerdown", (event) => {
-      if (event.button === 0 && drags(event)) canvas.setPointerCapture(event.pointerId);
+      if (event.button === 0 && canDrag(event)) canvas.setPointerCapture(event.pointerId);
     });
     canvas.addEventListener("pointermove", (event) => {
-      if (drags(event) && canvas.hasPointerCapture(event.pointerId)) touch(event);
+      if (canDrag(event) && canvas.hasPointerCapture(event.pointerId)) pick(event);
     });
     canvas.addEventListener("click", (event) => {
-      touch(event);
-      on.release();
+      pick(event);
+      handlers.onRelease();
     });
   }
 
   pixelAt(event) {
     const { canvas } = this;
     const box = canvas.getBoundingClientRect();
-    const part = (at, from, size, count) =>
+    const index = (at, from, size, count) =>
       Math.min(count - 1, Math.max(0, Math.floor(((at - from) / size) * count)));
-    return canvas.width * part(event.clientY, box.top, box.height, canvas.height)
-      + part(event.clientX, box.left, box.width, canvas.width);
+    return canvas.width * index(event.clientY, box.top, box.height, canvas.height)
+      + index(event.clientX, box.left, box.width, canvas.width);
   }
 
-  /** Mark a pixel. */
+  /** Move the marker to pixel `p`. */
   mark(p) {
     const { width, height } = this.canvas;
-    const place = { x: (p % width) / width, y: Math.floor(p / width) / height, w: 1 / width, h: 1 / height };
-    for (const [name, value] of Object.entries(place)) {
-      this.sign.style.setProperty(`--${name}`, `${100 * value}%`);
+    const box = { x: (p % width) / width, y: Math.floor(p / width) / height, w: 1 / width, h: 1 / height };
+    for (const [name, value] of Object.entries(box)) {
+      this.marker.style.setProperty(`--${name}`, `${100 * value}%`);
     }
   }
 }

@@ -1,20 +1,20 @@
-/** What PNG files are made of: chunks with checksums. */
+/** PNG chunks, and the link that is stored in a saved picture. */
 
 export const SIGNATURE = Uint8Array.of(137, 80, 78, 71, 13, 10, 26, 10);
-const CRC = Uint32Array.from({ length: 256 }, (_, n) => {
+const CRC_TABLE = Uint32Array.from({ length: 256 }, (_, n) => {
   let c = n;
   for (let k = 0; k < 8; k += 1) c = c & 1 ? 0xedb88320 ^ (c >>> 1) : c >>> 1;
   return c;
 });
 
-/** Give the checksum of PNG and ZIP. */
+/** Return the CRC-32 checksum that PNG and ZIP use. */
 export function crc32(bytes) {
   let c = 0xffffffff;
-  for (const byte of bytes) c = CRC[(c ^ byte) & 255] ^ (c >>> 8);
+  for (const byte of bytes) c = CRC_TABLE[(c ^ byte) & 255] ^ (c >>> 8);
   return (c ^ 0xffffffff) >>> 0;
 }
 
-/** Frame a chunk: length, name, data, checksum. */
+/** Return a chunk: length, name, data and checksum. */
 export function chunk(name, data) {
   const bytes = new Uint8Array(12 + data.length);
   const view = new DataView(bytes.buffer);
@@ -25,52 +25,52 @@ export function chunk(name, data) {
   return bytes;
 }
 
-/** Pack numbers, [bytes wide, value] each, high byte first. */
-export function pack(...fields) {
+/** Pack [byte width, value] pairs in big-endian order. */
+export function packBigEndian(...fields) {
   const bytes = [];
-  for (const [wide, value] of fields) {
-    for (let k = wide - 1; k >= 0; k -= 1) bytes.push((value >>> (8 * k)) & 255);
+  for (const [width, value] of fields) {
+    for (let k = width - 1; k >= 0; k -= 1) bytes.push((value >>> (8 * k)) & 255);
   }
   return Uint8Array.from(bytes);
 }
 
-/** Make the chunk that says how large an image is, of RGBA. */
-export const header = (width, height) =>
-  chunk("IHDR", pack([4, width], [4, height], [1, 8], [1, 6], [1, 0], [1, 0], [1, 0]));
+/** Return the IHDR chunk of an RGBA image, 8 bits per channel. */
+export const headerChunk = (width, height) =>
+  chunk("IHDR", packBigEndian([4, width], [4, height], [1, 8], [1, 6], [1, 0], [1, 0], [1, 0]));
 
-export const END = chunk("IEND", new Uint8Array());
+export const END_CHUNK = chunk("IEND", new Uint8Array());
 
-/** Compress as PNG does. */
+/** Compress bytes in zlib format, as IDAT requires. */
 export async function deflate(bytes) {
   const stream = new Blob([bytes]).stream().pipeThrough(new CompressionStream("deflate"));
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
 
 const KEYWORD = "Scanline";
-const latin = (string) => Uint8Array.from(string, (c) => c.charCodeAt(0));
+const toLatin1 = (string) => Uint8Array.from(string, (c) => c.charCodeAt(0));
 
-/** Make the chunk that says how a picture was made: the hash of its link. */
-export const text = (made) => chunk("tEXt", latin(`${KEYWORD}\0${made}`));
+/** Return the tEXt chunk with the hash of the link that draws the picture again. */
+export const linkChunk = (hash) => chunk("tEXt", toLatin1(`${KEYWORD}\0${hash}`));
 
-const HEADER_END = 33; // the signature and IHDR
+const HEADER_END = 33; // length of the signature and IHDR
 
-/** Write into a PNG how it was made. */
-export async function stamp(png, made) {
+/** Return a PNG with the hash of its link added. */
+export async function embedLink(png, hash) {
   const bytes = new Uint8Array(await png.arrayBuffer());
-  const parts = [bytes.subarray(0, HEADER_END), text(made), bytes.subarray(HEADER_END)];
+  const parts = [bytes.subarray(0, HEADER_END), linkChunk(hash), bytes.subarray(HEADER_END)];
   return new Blob(parts, { type: "image/png" });
 }
 
-/** Read from a file how it was made; null where it does not say. */
-export async function readStamp(file) {
+/** Return the hash stored in a PNG file, or null. */
+export async function readEmbeddedLink(file) {
   const buffer = await file.arrayBuffer();
   const [bytes, view] = [new Uint8Array(buffer), new DataView(buffer)];
   if (!SIGNATURE.every((byte, k) => bytes[k] === byte)) return null;
   for (let at = SIGNATURE.length; at + 12 <= bytes.length;) {
     const length = view.getUint32(at);
     const data = bytes.subarray(at + 4, at + 8 + length);
-    const [start, made] = new TextDecoder("latin1").decode(data).split("\0");
-    if (start === `tEXt${KEYWORD}`) return made;
+    const [start, hash] = new TextDecoder("latin1").decode(data).split("\0");
+    if (start === `tEXt${KEYWORD}`) return hash;
     at += 12 + length;
   }
   return null;

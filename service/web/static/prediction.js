@@ -1,32 +1,39 @@
-/** What the model expects at a pixel: its charts, the verdict, and the pixels around it. */
+/** The model's prediction at one pixel: charts, a one-sentence summary, and the pixels around it. */
 
-import { patiently, postJson } from "./api.js";
-import { Chart, scheme } from "./chart.js";
-import { colour } from "./pixels.js";
+import { postJson, withRetries } from "./api.js";
+import { Chart, darkScheme } from "./chart.js";
+import {
+  argmax, channelNames, colourName, describeSurprise, formatBits, formatPercent, toBits,
+} from "./format.js";
 import { PixelCanvas } from "./pixel-canvas.js";
-import { reshape } from "./sampling.js";
-import { bitsOf, channelsOf, cost, likeliest, nameOf, percent, verdict } from "./format.js";
+import { pixelColour } from "./pixels.js";
+import { applySampling } from "./sampling.js";
 
-const REACH = 3; // pixels of the lens to each side
-const BEFORE = [["left", -1, 0], ["above left", -1, -1], ["above", 0, -1], ["above right", 1, -1]];
-const DIM = 70;
+const REACH = 3; // pixels that the magnifier shows on each side
+const NEIGHBOURS = [
+  ["left", -1, 0], ["above left", -1, -1], ["above", 0, -1], ["above right", 1, -1],
+];
+const DIM = 70; // alpha of the pixels after the current one
 
-/** Asks for distributions, one question at a time and always about the latest place. */
+/** Requests distributions, one query at a time and always for the latest position. */
 export class Prediction {
   /**
-   * @param {object} on values() gives the temperature, guidance and top_p to show, pick(channel, value) hears of a value
-   *   chosen in a chart, chosen() gives those chosen, changed() hears of every answer, failed(error),
-   *   measured(at) gives the bits of a pixel once they are known
+   * @param {object} host
+   *   `getSampling()` returns the temperature, guidance and top_p to apply;
+   *   `getChosen()` returns the chosen value of each channel;
+   *   `getBits(at)` returns the measured bits of a pixel, if known;
+   *   `onPick(channel, value)` is called when a value is picked in a chart;
+   *   `onAnswer()` and `onError(error)` are called after each query
    */
-  constructor(on) {
-    this.on = on;
-    this.asking = false;
-    this.wanted = null;
+  constructor(host) {
+    this.host = host;
+    this.loading = false;
+    this.pendingQuery = null;
     this.answer = null;
-    this.cleared = 0;
-    this.verdictLine = document.getElementById("verdict");
-    this.lens = new PixelCanvas(document.getElementById("lens"));
-    scheme.addEventListener("change", () => this.draw());
+    this.generation = 0; // counts the calls of clear()
+    this.summaryLine = document.getElementById("verdict");
+    this.magnifier = new PixelCanvas(document.getElementById("magnifier"));
+    darkScheme.addEventListener("change", () => this.draw());
     for (const input of document.querySelectorAll("#chart-scale input")) {
       input.addEventListener("change", () => {
         for (const chart of this.charts) chart.linear = input.value === "linear";
@@ -35,123 +42,131 @@ export class Prediction {
     }
   }
 
-  /** Take a model: one chart a channel. */
-  use(model) {
+  /** Switch to a model, with one chart per channel. */
+  setModel(model) {
     this.model = model;
-    this.answer = this.wanted = null;
-    this.names = channelsOf(model);
+    this.answer = this.pendingQuery = null;
+    this.names = channelNames(model);
     const linear = document.querySelector("#chart-scale input[value=linear]").checked;
     this.charts = this.names.map((name, c) => {
       const canvas = document.createElement("canvas");
       canvas.setAttribute("role", "img");
-      canvas.ariaLabel = `${name}: how likely each of 256 values is`;
-      const chart = new Chart(canvas, model.channels === 3 ? c : null, (value) => this.on.pick(c, value));
+      canvas.ariaLabel = `${name}: probability of each of 256 values`;
+      const channel = model.channels === 3 ? c : null;
+      const chart = new Chart(canvas, channel, (value) => this.host.onPick(c, value));
       chart.linear = linear;
       return chart;
     });
-    const box = document.getElementById("charts");
-    box.replaceChildren(...this.charts.map(({ canvas }) => canvas));
-    box.dataset.charts = this.charts.length;
+    const container = document.getElementById("charts");
+    container.replaceChildren(...this.charts.map(({ canvas }) => canvas));
+    container.dataset.charts = this.charts.length;
   }
 
-  /** Forget what was said of another picture. */
+  /** Remove the prediction, and drop the queries for the old picture. */
   clear() {
-    this.answer = this.wanted = null;
-    this.cleared += 1; // what is asked of it already is not shown any more
-    for (const id of ["verdict", "expected-text", "neighbours"]) document.getElementById(id).textContent = "";
+    this.answer = this.pendingQuery = null;
+    this.generation += 1;
+    for (const id of ["verdict", "expected-text", "neighbours"]) {
+      document.getElementById(id).textContent = "";
+    }
     for (const chart of this.charts) chart.clear();
-    const { canvas } = this.lens;
+    const { canvas } = this.magnifier;
     canvas.width = canvas.height = 2 * REACH + 1;
   }
 
-  /** Ask what may come at a pixel of a picture, of which `available` pixels are there. */
-  async ask(picture, at, available, label) {
-    this.wanted = { picture, at, available, label };
-    if (this.asking) return;
-    this.setAsking(true);
-    while (this.wanted) {
-      const { model, wanted, cleared } = this;
-      this.wanted = null;
+  /** Query the prediction at pixel `at` of a picture of which `available` pixels are drawn. */
+  async query(picture, at, available, label) {
+    this.pendingQuery = { picture, at, available, label };
+    if (this.loading) return;
+    this.setLoading(true);
+    while (this.pendingQuery) {
+      const { model, pendingQuery: query, generation } = this;
+      this.pendingQuery = null;
       try {
-        const answer = await this.fetch(model, wanted);
-        if (model === this.model && cleared === this.cleared) this.take(answer);
+        const answer = await this.fetchAnswer(model, query);
+        if (model === this.model && generation === this.generation) this.showAnswer(answer);
       } catch (error) {
-        if (cleared === this.cleared) this.on.failed(error); // by now another place may be wanted
+        // Go on: another position may be pending.
+        if (generation === this.generation) this.host.onError(error);
       }
     }
-    this.setAsking(false);
+    this.setLoading(false);
   }
 
-  setAsking(yes) {
-    this.asking = yes;
-    document.getElementById("charts").ariaBusy = String(yes);
+  setLoading(loading) {
+    this.loading = loading;
+    document.getElementById("charts").ariaBusy = String(loading);
   }
 
-  async fetch(model, { picture, at, available, label }) {
+  async fetchAnswer(model, { picture, at, available, label }) {
     const { channels } = model;
-    const there = at < available;
+    const drawn = at < available;
     const before = Array.from(picture.values.subarray(0, at * channels));
-    const actual = there ? [...picture.values.subarray(at * channels, (at + 1) * channels)] : null;
-    const askOne = async (values, named) => {
-      const asked = { model: model.id, values: [...before, ...values], ...named };
-      // Told at once where the server is away: it is asked at every key.
-      return (await patiently(() => postJson("v1/distribution", asked), null, { lost: false })).probabilities;
+    const actual = drawn ? [...picture.values.subarray(at * channels, (at + 1) * channels)] : null;
+    const fetchChannel = async (values, labelField) => {
+      const body = { model: model.id, values: [...before, ...values], ...labelField };
+      // An unreachable server is reported at once, because each key press sends another query.
+      const reply = await withRetries(
+        () => postJson("v1/distribution", body), null, { retryLost: false });
+      return reply.probabilities;
     };
-    const askAll = (named) => Promise.all(Array.from({ length: there ? channels : 1 },
-      (_, c) => askOne(actual?.slice(0, c) ?? [], named)));
-    const own = label ? { label } : {};
-    const guided = label && this.on.values().guidance !== 1;
-    const [distributions, unlabelled] = await Promise.all([askAll(own), guided ? askAll({}) : null]);
-    // A channel is expected after those that were: what came of them may say another colour.
+    const fetchAll = (labelField) => Promise.all(Array.from({ length: drawn ? channels : 1 },
+      (_, c) => fetchChannel(actual?.slice(0, c) ?? [], labelField)));
+    const labelField = label ? { label } : {};
+    const guided = label && this.host.getSampling().guidance !== 1;
+    const [distributions, unconditional] =
+      await Promise.all([fetchAll(labelField), guided ? fetchAll({}) : null]);
+    // The expected colour: each channel given the expected values, not the actual values, of the
+    // channels before it. Another query is needed only where the two differ.
     const expected = [];
     for (const [c, probabilities] of distributions.entries()) {
-      const came = expected.every((value, i) => value === actual[i]);
-      expected.push(likeliest(came ? probabilities : await askOne(expected, own)));
+      const same = expected.every((value, i) => value === actual[i]);
+      expected.push(argmax(same ? probabilities : await fetchChannel(expected, labelField)));
     }
-    return { picture, at, available, label, actual, distributions, unlabelled, expected };
+    return { picture, at, available, label, actual, distributions, unconditional, expected };
   }
 
-  take(answer) {
+  showAnswer(answer) {
     this.answer = answer;
     const { actual, distributions } = answer;
-    const bits = this.on.measured(answer.at)
-      ?? actual?.reduce((sum, value, c) => sum + bitsOf(distributions[c][value]), 0);
-    this.verdictLine.textContent = answer.expected.length === this.charts.length
-      ? verdict(answer.expected, actual, bits)
-      : "This pixel is still to come.";
+    const bits = this.host.getBits(answer.at)
+      ?? actual?.reduce((sum, value, c) => sum + toBits(distributions[c][value]), 0);
+    this.summaryLine.textContent = answer.expected.length === this.charts.length
+      ? describeSurprise(answer.expected, actual, bits)
+      : "This pixel is not drawn yet.";
     document.getElementById("expected-text").textContent = distributions.map((probabilities, c) =>
-      tell(this.charts.length > 1 ? this.names[c] : "", probabilities, actual?.[c])).join(" ");
-    this.drawLens();
-    this.on.changed();
+      describeChannel(this.charts.length > 1 ? this.names[c] : "", probabilities, actual?.[c])).join(" ");
+    this.drawMagnifier();
+    this.host.onAnswer();
     this.draw();
   }
 
-  /** The dials were turned: show what they make of it, asking for what that takes. */
-  turned() {
-    const { answer, on } = this;
-    if (answer?.label && on.values().guidance !== 1 && !answer.unlabelled) {
-      this.ask(answer.picture, answer.at, answer.available, answer.label);
+  /** Redraw after a change of the sampling sliders; query the unconditional part if needed. */
+  onSamplingChange() {
+    const { answer, host } = this;
+    if (answer?.label && host.getSampling().guidance !== 1 && !answer.unconditional) {
+      this.query(answer.picture, answer.at, answer.available, answer.label);
     }
     this.draw();
   }
 
-  /** Draw the charts, as the dials and the values chosen are now. */
+  /** Draw the charts with the current sampling values and chosen values. */
   draw() {
     if (!this.answer) return;
-    const { actual, distributions, unlabelled } = this.answer;
-    const chosen = this.on.chosen();
+    const { actual, distributions, unconditional } = this.answer;
+    const chosen = this.host.getChosen();
     this.charts.forEach((chart, c) => {
       chart.canvas.hidden = !distributions[c];
       if (!distributions[c]) return;
-      const shown = reshape(distributions[c], unlabelled?.[c], this.on.values());
+      const shown = applySampling(distributions[c], unconditional?.[c], this.host.getSampling());
       chart.show(shown, actual?.[c] ?? null, chosen[c] ?? null);
     });
   }
 
-  /** Show the pixels around, and name those that the model has just drawn. */
-  drawLens() {
+  /** Show the surrounding pixels, and name the neighbours that were drawn before. */
+  drawMagnifier() {
     const { picture, at, available } = this.answer;
-    const { width, height } = this.model;
+    const { width, height, channels } = this.model;
     const [column, row] = [at % width, Math.floor(at / width)];
     const side = 2 * REACH + 1;
     const image = new ImageData(side, side);
@@ -162,29 +177,29 @@ export class Prediction {
     };
     for (let k = 0; k < side * side; k += 1) {
       const p = pixel((k % side) - REACH, Math.floor(k / side) - REACH);
-      if (p !== null) image.data.set([...colour(picture, p), p <= at ? 255 : DIM], 4 * k);
+      if (p !== null) image.data.set([...pixelColour(picture, p), p <= at ? 255 : DIM], 4 * k);
     }
-    const { canvas } = this.lens;
+    const { canvas } = this.magnifier;
     canvas.width = canvas.height = side;
     canvas.getContext("2d").putImageData(image, 0, 0);
-    this.lens.mark((side * side - 1) / 2);
-    const { channels } = this.model;
-    const near = BEFORE.map(([name, dx, dy]) => {
+    this.magnifier.mark((side * side - 1) / 2);
+    const neighbours = NEIGHBOURS.map(([name, dx, dy]) => {
       const p = pixel(dx, dy);
       if (p === null || p >= at) return null;
       const values = [...picture.values.subarray(p * channels, (p + 1) * channels)];
-      return `${name} ${channels === 1 ? values[0] : nameOf(values)}`;
+      return `${name} ${channels === 1 ? values[0] : colourName(values)}`;
     }).filter(Boolean);
-    document.getElementById("neighbours").textContent = near.length
-      ? `Neighbours drawn before: ${near.join(", ")}.` : "Nothing beside it was drawn before.";
+    document.getElementById("neighbours").textContent = neighbours.length
+      ? `Neighbours drawn before: ${neighbours.join(", ")}.` : "No neighbour was drawn before.";
   }
 }
 
-/** Say a distribution in words. */
-function tell(name, probabilities, actual) {
-  const best = likeliest(probabilities);
-  const likely = `${name ? `${name}: most` : "Most"} likely ${best} (${percent(probabilities[best])})`;
+/** Describe the distribution of one channel in words. */
+function describeChannel(name, probabilities, actual) {
+  const best = argmax(probabilities);
+  const subject = name ? `${name}: most` : "Most";
+  const likely = `${subject} likely ${best} (${formatPercent(probabilities[best])})`;
   if (actual === undefined) return `${likely}.`;
   const p = probabilities[actual];
-  return `${likely}; it is ${actual} (${percent(p)}, ${cost(bitsOf(p))}).`;
+  return `${likely}; it is ${actual} (${formatPercent(p)}, ${formatBits(toBits(p))}).`;
 }

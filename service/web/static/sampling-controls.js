@@ -1,32 +1,32 @@
-/** The dials that shape a drawing: temperature, guidance and top-p, each with a few words. */
+/** Sliders for the sampling parameters: temperature, guidance and top-p. */
 
 import { setRange } from "./fields.js";
 
-const DIALS = {
+const SLIDERS = {
   temperature: {
-    name: "Temperature", min: 0, max: 1.5, step: 0.05,
-    words: "1 draws as it learned; less is plainer, and much less may leave the sheet empty",
+    label: "Temperature", min: 0, max: 1.5, step: 0.05,
+    hint: "1 is what the model learned. Less is plainer; much less can leave the picture empty",
   },
   guidance: {
-    name: "Guidance", min: 0, max: 10, step: 0.25,
-    words: "pulls towards the class: 1 as it learned, more is plainer and less varied",
+    label: "Guidance", min: 0, max: 10, step: 0.25,
+    hint: "pulls towards the class. 1 is what the model learned; more is plainer and less varied",
   },
   top_p: {
-    name: "Top-p", min: 0.5, max: 1, step: 0.01,
-    words: "keeps the likeliest values that hold this share; 1 keeps all",
+    label: "Top-p", min: 0.5, max: 1, step: 0.01,
+    hint: "keeps the most likely values that have this share together; 1 keeps all",
   },
 };
-const NO_LABEL = "needs a class to pull towards";
-const text = (value) => String(Number(value.toFixed(3)));
+const NEEDS_CLASS = "needs a class to pull towards";
+const formatValue = (value) => String(Number(value.toFixed(3)));
 
-/** Dials in a form. A link's very value is kept, where a slider could only come near. */
+/** Sampling sliders in a form. The exact value of a link is kept, even between two slider steps. */
 export class SamplingControls {
-  /** @param {HTMLElement} place takes the dials @param {() => void} onChange */
-  constructor(place, onChange = () => {}) {
+  /** @param {HTMLElement} container receives the sliders @param {() => void} onChange */
+  constructor(container, onChange = () => {}) {
     this.values = {};
     this.ranges = {};
-    const prefix = place.id;
-    for (const [name, { name: title, min, max, step, words }] of Object.entries(DIALS)) {
+    const prefix = container.id;
+    for (const [name, { label: title, min, max, step, hint: text }] of Object.entries(SLIDERS)) {
       const [field, label, value, hint] = ["div", "label", "span", "small"]
         .map((tag) => document.createElement(tag));
       const range = document.createElement("input");
@@ -35,8 +35,8 @@ export class SamplingControls {
       value.className = "value";
       value.ariaHidden = "true";
       hint.className = "hint";
-      hint.id = `${range.id}-words`;
-      hint.textContent = words;
+      hint.id = `${range.id}-hint`;
+      hint.textContent = text;
       label.htmlFor = range.id;
       label.textContent = title;
       range.setAttribute("aria-describedby", hint.id);
@@ -45,51 +45,52 @@ export class SamplingControls {
         onChange();
       });
       field.append(label, value, range, hint);
-      place.append(field);
+      container.append(field);
       this.ranges[name] = range;
     }
   }
 
   set(name, value) {
     this.values[name] = value;
-    setRange(this.ranges[name], value, text(value));
+    setRange(this.ranges[name], value, formatValue(value));
   }
 
-  /** Take a model, and what it likes best. */
-  use(model) {
+  /** Switch to a model and its default values. */
+  setModel(model) {
     this.model = model;
     this.ranges.guidance.closest(".field").hidden = !model.classes.length;
-    this.take(new Map());
+    this.setFromLink(new Map());
   }
 
-  /** Take a link's values; the model's own where it names none. */
-  take(fields) {
-    const own = { temperature: 1, guidance: this.model.guidance, top_p: this.model.top_p };
-    for (const [name, value] of Object.entries(own)) {
-      const wanted = Number(fields.get(name) ?? NaN);
-      this.set(name, Number.isFinite(wanted) ? wanted : value);
+  /** Set the values of a link; the model's defaults for values that it does not name. */
+  setFromLink(fields) {
+    const defaults = { temperature: 1, guidance: this.model.guidance, top_p: this.model.top_p };
+    for (const [name, fallback] of Object.entries(defaults)) {
+      const value = Number(fields.get(name) ?? NaN);
+      this.set(name, Number.isFinite(value) ? value : fallback);
     }
   }
 
-  /** Say whether there is a class to guide towards. */
-  guided(yes) {
+  /** Enable guidance if a class is chosen. */
+  enableGuidance(enabled) {
     const { guidance } = this.ranges;
-    guidance.disabled = !yes;
-    document.getElementById(`${guidance.id}-words`).textContent = yes ? DIALS.guidance.words : NO_LABEL;
+    guidance.disabled = !enabled;
+    document.getElementById(`${guidance.id}-hint`).textContent =
+      enabled ? SLIDERS.guidance.hint : NEEDS_CLASS;
   }
 
   /**
-   * Give the fields of a request for a label or none. What the model would do by itself is named
-   * all the same, so that a link draws the same when another checkpoint takes its place.
+   * Return the request fields for a label, or for none. The model's defaults are included unless
+   * they are 1, so that a link draws the same after the checkpoint is replaced.
    */
   fields(label) {
     const { temperature, guidance, top_p: topP } = this.values;
-    const plain = (value, own) => value === 1 && own === 1;
+    const omitted = (value, fallback) => value === 1 && fallback === 1;
     return {
       temperature,
       ...(label ? { label } : {}),
-      ...(label && !plain(guidance, this.model.guidance) ? { guidance } : {}),
-      ...(plain(topP, this.model.top_p) ? {} : { top_p: topP }),
+      ...(label && !omitted(guidance, this.model.guidance) ? { guidance } : {}),
+      ...(omitted(topP, this.model.top_p) ? {} : { top_p: topP }),
     };
   }
 }

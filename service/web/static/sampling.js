@@ -1,14 +1,14 @@
-/** What temperature, guidance and top-p make of a distribution, as the decoders do it. */
+/** Effect of temperature, guidance and top-p on a distribution, computed as the decoders do. */
 
-import { likeliest } from "./format.js";
+import { argmax } from "./format.js";
 
-const normal = (weights) => {
+const normalize = (weights) => {
   const total = weights.reduce((sum, p) => sum + p, 0);
   return weights.map((p) => p / total);
 };
 
-/** The likeliest values that hold this share. */
-function likely(probabilities, share) {
+/** Return the smallest set of most likely values with at least this total probability. */
+function nucleus(probabilities, share) {
   let before = 0;
   const kept = new Set();
   const order = Array.from(probabilities, (_, value) => value)
@@ -21,34 +21,36 @@ function likely(probabilities, share) {
   return kept;
 }
 
-/** A distribution from logarithms, at a temperature. */
-function heated(logs, temperature) {
-  const most = Math.max(...logs);
-  return normal(logs.map((log) => Math.exp((log - most) / temperature)));
+/** Return the softmax of log probabilities at a temperature. */
+function softmax(logs, temperature) {
+  const max = Math.max(...logs);
+  return normalize(logs.map((log) => Math.exp((log - max) / temperature)));
 }
 
 /**
- * Reshape a distribution.
+ * Apply the sampling parameters to a distribution.
  *
- * @param {number[]} probabilities with the label, if there is one
- * @param {number[] | undefined} unlabelled the same without it, where there is guidance
- * @param {{temperature: number, guidance: number, top_p: number}} dials
+ * @param {number[]} probabilities given the label, if there is one
+ * @param {number[] | undefined} unconditional the distribution without the label, for guidance
+ * @param {{temperature: number, guidance: number, top_p: number}} parameters
  */
-export function reshape(probabilities, unlabelled, { temperature, guidance, top_p: topP }) {
-  const heat = temperature || 1;
+export function applySampling(probabilities, unconditional, parameters) {
+  const { temperature, guidance, top_p: topP } = parameters;
+  const divisor = temperature || 1;
   let logs = probabilities.map((p) => Math.log(Math.max(p, 1e-30)));
-  if (unlabelled && guidance !== 1) {
-    // Beyond 1, only what is likely with the label is made likelier.
-    const cut = guidance > 1 && topP < 1 ? likely(heated(logs, heat), 1 - (1 - topP) / 4) : null;
-    logs = logs.map((log, value) => (cut && !cut.has(value) ? -Infinity :
-      guidance * log + (1 - guidance) * Math.log(Math.max(unlabelled[value], 1e-30))));
+  if (unconditional && guidance !== 1) {
+    // Guidance above 1 amplifies only values that are likely given the label.
+    const allowed = guidance > 1 && topP < 1
+      ? nucleus(softmax(logs, divisor), 1 - (1 - topP) / 4) : null;
+    logs = logs.map((log, value) => (allowed && !allowed.has(value) ? -Infinity :
+      guidance * log + (1 - guidance) * Math.log(Math.max(unconditional[value], 1e-30))));
   }
   if (temperature === 0) {
-    const best = likeliest(logs);
+    const best = argmax(logs);
     return probabilities.map((_, value) => (value === best ? 1 : 0));
   }
-  const result = heated(logs, heat);
+  const result = softmax(logs, divisor);
   if (topP === 1) return result;
-  const kept = likely(result, topP);
-  return normal(result.map((p, value) => (kept.has(value) ? p : 0)));
+  const kept = nucleus(result, topP);
+  return normalize(result.map((p, value) => (kept.has(value) ? p : 0)));
 }

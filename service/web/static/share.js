@@ -1,58 +1,59 @@
-/** Ways to hand a drawing on: its link, and the same request for curl and for Python. */
+/** Sharing of a drawing: its link, and the same request for curl and for Python. */
 
 import { toHash } from "./address.js";
-import { key } from "./api.js";
+import { apiKey } from "./api.js";
 
-const TOKEN = "SCANLINE_API_KEY"; // the key itself is never copied
+const KEY_VARIABLE = "SCANLINE_API_KEY"; // the key itself is never copied
 
 /**
- * Give the whole address of a link. What the server can draw by itself is in its query, so that it
- * can show a picture where the link is posted; the page turns that into its own kind of address.
+ * Return the absolute address of a link. Fields of the view "draw" are in the query instead of the
+ * hash, so that the server can show a preview image where the link is posted. The page converts
+ * such an address on load.
  */
-function addressOf({ view, fields }) {
+function toUrl({ view, fields }) {
   const hash = toHash(view, fields);
   return new URL(view === "draw" ? hash.replace("#draw", "") : hash, document.baseURI.split("#")[0]).href;
 }
 
-/** Quote a word for a shell. */
-const quote = (word) => `'${String(word).replaceAll("'", "'\\''")}'`;
+/** Quote a word for a POSIX shell. */
+const shellQuote = (word) => `'${String(word).replaceAll("'", "'\\''")}'`;
 
-/** Split a link into the request it stands for, and the picture it sends. */
-function requestOf({ view, fields: { image, ...fields } }) {
+/** Return the API request of a link: its URL, its fields, and the picture that it sends. */
+function toRequest({ view, fields: { image, ...fields } }) {
   const path = view === "complete" ? "v1/completions" : "v1/samples";
   return { url: new URL(path, document.baseURI).href, fields, image };
 }
 
-/** Write a link's picture in the usual base64. */
-function base64(image) {
+/** Convert URL-safe base64 to standard base64. */
+function toStandardBase64(image) {
   const text = image.replaceAll("-", "+").replaceAll("_", "/");
   return text.padEnd(4 * Math.ceil(text.length / 4), "=");
 }
 
-/** Write the request of a link as a command line that saves what comes as one PNG. */
-function asCurl(link) {
-  const { url, fields, image } = requestOf(link);
-  const lines = [`curl -sSf ${quote(url)} -H 'Accept: image/png'`];
-  if (key.value) lines.push(`-H "Authorization: Bearer $${TOKEN}"`);
+/** Return a curl command that saves the images of a link as one PNG. */
+function toCurl(link) {
+  const { url, fields, image } = toRequest(link);
+  const lines = [`curl -sSf ${shellQuote(url)} -H 'Accept: image/png'`];
+  if (apiKey.value) lines.push(`-H "Authorization: Bearer $${KEY_VARIABLE}"`);
   if (image) {
     lines.push("-F image=@picture.png");
-    lines.push(Object.entries(fields).map(([name, value]) => `-F ${quote(`${name}=${value}`)}`)
+    lines.push(Object.entries(fields).map(([name, value]) => `-F ${shellQuote(`${name}=${value}`)}`)
       .join(" "));
   } else {
-    lines.push(`-H 'Content-Type: application/json' -d ${quote(JSON.stringify(fields))}`);
+    lines.push(`-H 'Content-Type: application/json' -d ${shellQuote(JSON.stringify(fields))}`);
   }
   lines.push("-o scanline.png");
-  const picture = image ? `echo ${base64(image)} | base64 -d > picture.png\n` : "";
+  const picture = image ? `echo ${toStandardBase64(image)} | base64 -d > picture.png\n` : "";
   return `${picture}${lines.join(" \\\n  ")}\n`;
 }
 
-/** Write the request of a link as a Python program that does the same. */
-function asPython(link) {
-  const { url, fields, image } = requestOf(link);
+/** Return a Python program that saves the images of a link as one PNG. */
+function toPython(link) {
+  const { url, fields, image } = toRequest(link);
   const literal = JSON.stringify(fields).replaceAll('":', '": ').replaceAll(',"', ', "');
-  const imports = [...(image ? ["base64"] : []), ...(key.value ? ["os"] : [])];
-  const headers = key.value
-    ? `{"Accept": "image/png", "Authorization": f"Bearer {os.environ['${TOKEN}']}"}`
+  const imports = [...(image ? ["base64"] : []), ...(apiKey.value ? ["os"] : [])];
+  const headers = apiKey.value
+    ? `{"Accept": "image/png", "Authorization": f"Bearer {os.environ['${KEY_VARIABLE}']}"}`
     : '{"Accept": "image/png"}';
   return [
     ...imports.map((name) => `import ${name}`),
@@ -63,7 +64,7 @@ function asPython(link) {
     `    ${JSON.stringify(url)},`,
     ...(image
       ? [
-        `    files={"image": base64.b64decode("${base64(image)}")},`,
+        `    files={"image": base64.b64decode("${toStandardBase64(image)}")},`,
         `    data=${literal},`,
       ]
       : [`    json=${literal},`]),
@@ -76,8 +77,8 @@ function asPython(link) {
   ].join("\n");
 }
 
-/** Copy a text; where the browser refuses, show it to be copied by hand. */
-export async function copy(text) {
+/** Copy text to the clipboard; if the browser refuses, show it in a dialog and return false. */
+export async function copyText(text) {
   try {
     await navigator.clipboard.writeText(text);
     return true;
@@ -90,50 +91,55 @@ export async function copy(text) {
   }
 }
 
-/** Share a link as the system does on a phone, or copy it. */
+/** Open the share dialog of a phone, or copy the link. Return true if the link was copied. */
 export async function shareLink(link, text) {
-  const url = addressOf(link);
-  if (!systemShares()) return copy(text ? `${text} ${url}` : url);
-  await navigator.share({ title: "Scanline", text, url }).catch(() => {}); // not shared after all
+  const url = toUrl(link);
+  if (!hasShareDialog()) return copyText(text ? `${text} ${url}` : url);
+  await navigator.share({ title: "Scanline", text, url }).catch(() => {}); // the visitor cancelled
   return false;
 }
 
-/** Whether the system has a way to share that people expect: phones do. */
-const systemShares = () => Boolean(navigator.share) && matchMedia("(pointer: coarse)").matches;
+/** Return true on phones, whose share dialog visitors expect. */
+const hasShareDialog = () => Boolean(navigator.share) && matchMedia("(pointer: coarse)").matches;
 
-/** The buttons that hand a drawing on. */
+/** Buttons that share a drawing. */
 export class ShareBar {
-  /** @param {HTMLElement} place is replaced by the buttons */
-  constructor(place) {
+  /** @param {HTMLElement} placeholder is replaced by the buttons */
+  constructor(placeholder) {
     const bar = document.getElementById("share-bar").content.cloneNode(true).firstElementChild;
-    place.replaceWith(bar);
+    placeholder.replaceWith(bar);
     this.bar = bar;
     this.status = bar.querySelector("[role=status]");
-    const ways = {
+    const actions = {
       link: [shareLink, "Link copied."],
-      curl: [async (link) => copy(asCurl(link)), "Command copied."],
-      python: [async (link) => copy(asPython(link)), "Program copied."],
+      curl: [async (link) => copyText(toCurl(link)), "Command copied."],
+      python: [async (link) => copyText(toPython(link)), "Program copied."],
     };
-    for (const [name, [act, done]] of Object.entries(ways)) {
+    for (const [name, [act, message]] of Object.entries(actions)) {
       bar.querySelector(`[data-copy=${name}]`).addEventListener("click", async () => {
-        this.say((await act(this.link)) ? done : "");
+        this.setStatus((await act(this.link)) ? message : "");
       });
     }
-    if (systemShares()) bar.querySelector("[data-copy=link]").textContent = "Share …";
-    this.offer(null);
+    if (hasShareDialog()) bar.querySelector("[data-copy=link]").textContent = "Share …";
+    this.setLink(null);
   }
 
-  /** Offer a link, its view and fields, or nothing for null; and as a command, if it is one. */
-  offer(link, single = true) {
+  /**
+   * Set the link to share.
+   *
+   * @param {{view: string, fields: object} | null} link null hides the bar
+   * @param {boolean} singleRequest offer it as a command and a program too
+   */
+  setLink(link, singleRequest = true) {
     this.link = link;
     for (const name of ["curl", "python"]) {
-      this.bar.querySelector(`[data-copy=${name}]`).hidden = !single;
+      this.bar.querySelector(`[data-copy=${name}]`).hidden = !singleRequest;
     }
-    this.say("");
+    this.setStatus("");
     this.bar.hidden = link === null;
   }
 
-  say(sentence) {
-    this.status.textContent = sentence;
+  setStatus(text) {
+    this.status.textContent = text;
   }
 }

@@ -1,56 +1,62 @@
-/** The lines that report how a drawing goes, with a bar where something is under way. */
+/** Status and error messages of a drawing, with a progress bar. */
 
-import { calm } from "./player.js";
+import { reducedMotion } from "./player.js";
 
-/** Says how a drawing goes. */
+/** Shows the progress of a drawing, or its error. */
 export class StatusPanel {
-  /** @param {HTMLElement} place */
-  constructor(place) {
-    this.place = place;
-    // There from the start, so that what they come to say is read out.
-    this.state = lineOf("status");
+  /** @param {HTMLElement} element */
+  constructor(element) {
+    this.element = element;
+    // Created at once, because screen readers announce only changes of an existing live region.
+    this.line = createLine("status");
     this.bar = document.createElement("div");
     this.bar.className = "progress";
     this.bar.hidden = true;
     this.bar.append(document.createElement("span"));
-    place.replaceChildren(this.state, this.bar);
+    element.replaceChildren(this.line, this.bar);
   }
 
-  /** Say nothing. */
+  /** Remove the status, the error and the progress bar. */
   clear() {
-    this.state.textContent = "";
+    this.line.textContent = "";
     this.bar.hidden = true;
-    this.retract();
+    this.clearError();
   }
 
-  /** Take back what was said to be wrong. */
-  retract() {
-    this.place.querySelector("[role=alert]")?.remove();
+  /** Remove the error. */
+  clearError() {
+    this.element.querySelector("[role=alert]")?.remove();
   }
 
-  /** Say what went wrong. */
-  complain(sentence) {
+  /** Show an error instead of the status. */
+  showError(text) {
     this.clear();
-    const line = lineOf("alert");
-    line.textContent = sentence;
-    this.place.prepend(line);
+    const line = createLine("alert");
+    line.textContent = text;
+    this.element.prepend(line);
   }
 
-  /** Say how the drawing goes; `done`, 0 … 1, is how far it is. */
-  tell(sentence, done = null) {
-    if (this.state.textContent !== sentence) this.state.textContent = sentence;
-    this.bar.hidden = done === null;
-    if (done !== null) this.bar.style.setProperty("--done", String(done));
+  /**
+   * Show the status.
+   *
+   * @param {string} text
+   * @param {number | null} progress from 0 to 1; null hides the progress bar
+   */
+  show(text, progress = null) {
+    if (this.line.textContent !== text) this.line.textContent = text;
+    this.bar.hidden = progress === null;
+    if (progress !== null) this.bar.style.setProperty("--done", String(progress));
   }
 
-  /** Scroll to it where it is in the lower half of the screen, or beyond. */
-  reveal() {
-    if (this.place.getBoundingClientRect().top < innerHeight / 2) return;
-    this.place.scrollIntoView({ behavior: calm.matches ? "auto" : "smooth", block: "start" });
+  /** Scroll the panel to the top if it is in the lower half of the window, or below it. */
+  scrollIntoView() {
+    if (this.element.getBoundingClientRect().top < innerHeight / 2) return;
+    const behavior = reducedMotion.matches ? "auto" : "smooth";
+    this.element.scrollIntoView({ behavior, block: "start" });
   }
 }
 
-function lineOf(role) {
+function createLine(role) {
   const line = document.createElement("p");
   line.setAttribute("role", role);
   return line;

@@ -1,11 +1,11 @@
-/** Drawings as they come: server-sent events, and streams that survive a lost connection. */
+/** Streamed generations: server-sent events that survive a lost connection. */
 
-import { ApiError, MAX_TRIES, call, isLost, waitOut } from "./api.js";
+import { ApiError, MAX_TRIES, call, isUnavailable, waitBeforeRetry } from "./api.js";
 
-/** A drawing that was given up halfway. */
+/** Thrown if the server ended a generation before it was complete. */
 class GenerationAborted extends Error {}
 
-/** Read server-sent events from a reply: yields {name, id, data}. */
+/** Parse the server-sent events of a response; yields {name, id, data}. */
 async function* readEvents(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
@@ -27,56 +27,59 @@ async function* readEvents(response) {
 }
 
 /**
- * Follow one drawing to its end, whatever happens to the connection.
+ * Follow one generation to its end, across lost connections.
  *
- * A lost stream is resumed where it stopped, with exponential back-off; a full server is asked again
- * when it said. A drawing that the server has let go, gave up as it shut down, or cancelled while
- * nobody read it, is drawn again, which gives the very same pixels since the request names its seed;
- * given up twice, it has failed.
+ * A lost stream resumes after the last event received, with exponential backoff. If the server is
+ * full, the request is sent again after `Retry-After`. If the server no longer has the generation,
+ * it starts again; the pixels are the same because the request names its seed. A generation that
+ * the server aborts twice fails.
  *
- * @param {() => Promise<Response>} open starts the drawing
- * @param {(event: {name: string, data: object}) => void} on hears its events, but no `error`
- * @param {(sentence: string) => void} say hears, in plain words, why nothing comes
- * @param {AbortSignal} signal cancels it, at the server too
+ * @param {() => Promise<Response>} start sends the request
+ * @param {(event: {name: string, data: object}) => void} onEvent receives every event but `error`
+ * @param {(text: string) => void} onStatus receives the reason of each wait
+ * @param {AbortSignal} signal cancels the generation, on the server too
  */
-export async function follow(open, on, say, signal) {
-  let [id, last, tries, broken, cut] = [null, null, 0, false, false];
+export async function followGeneration(start, onEvent, onStatus, signal) {
+  let [id, lastEventId, tries, abortedBefore, cut] = [null, null, 0, false, false];
   for (;;) {
     try {
-      const response = id ? await resume(id, last, signal) : await open();
-      if (tries > 0) say("Connected. Drawing …");
+      const response = id ? await resume(id, lastEventId, signal) : await start();
+      if (tries > 0) onStatus("Connected. Drawing …");
       for await (const event of readEvents(response)) {
-        signal.throwIfAborted(); // what was read before that is of no use any more
+        signal.throwIfAborted(); // events that were already buffered are not wanted either
         if (event.name === "error") throw new GenerationAborted(event.data.error.message);
         if (event.name === "image") cut ||= event.data.finish_reason !== "length";
-        if (event.name === "completed" && cut) throw new GenerationAborted("the drawing was cancelled");
+        if (event.name === "completed" && cut) {
+          throw new GenerationAborted("the drawing was cancelled");
+        }
         tries = 0;
-        last = event.id ?? last;
+        lastEventId = event.id ?? lastEventId;
         if (event.name === "started") id = event.data.id;
-        on(event);
+        onEvent(event);
         if (event.name === "completed") return;
       }
       throw new TypeError("the stream ended early");
     } catch (error) {
       if (signal.aborted) {
-        // Nobody waits for the answer, and it is sent even as the page is left.
+        // Sent even while the page unloads; the answer does not matter.
         if (id) call(`v1/generations/${id}`, { method: "DELETE", keepalive: true }).catch(() => {});
         throw error;
       }
       const status = error instanceof ApiError ? error.status : null;
-      const forgotten = error instanceof GenerationAborted ? !broken : status === 404 && id !== null;
-      // Where it knows nothing of the drawing, the server is there: the tries were for its absence.
-      tries = status === 404 && forgotten ? 1 : tries + 1;
-      if (!(isLost(error) || forgotten || status === 429) || tries > MAX_TRIES) throw error;
-      broken ||= error instanceof GenerationAborted;
-      if (forgotten) [id, last, cut] = [null, null, false];
+      const aborted = error instanceof GenerationAborted;
+      const restart = aborted ? !abortedBefore : status === 404 && id !== null;
+      // A 404 proves that the server is reachable, so earlier connection failures do not count.
+      tries = status === 404 && restart ? 1 : tries + 1;
+      if (!(isUnavailable(error) || restart || status === 429) || tries > MAX_TRIES) throw error;
+      abortedBefore ||= aborted;
+      if (restart) [id, lastEventId, cut] = [null, null, false];
       if (status === 404) continue;
-      await waitOut(error, tries, say, signal);
+      await waitBeforeRetry(error, tries, onStatus, signal);
     }
   }
 }
 
-function resume(id, last, signal) {
-  const headers = last === null ? {} : { "Last-Event-ID": last };
+function resume(id, lastEventId, signal) {
+  const headers = lastEventId === null ? {} : { "Last-Event-ID": lastEventId };
   return call(`v1/generations/${id}/events`, { headers, signal });
 }

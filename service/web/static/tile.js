@@ -1,18 +1,18 @@
-/** One image of a sheet: its canvas, its caption, and what is known of it. */
+/** One image of an image grid: its canvas, caption and result. */
 
-import { area } from "./pixels.js";
-import { Player, calm } from "./player.js";
+import { pixelCount } from "./pixels.js";
+import { Player, reducedMotion } from "./player.js";
 
-/** An image being drawn, then finished. */
+/** An image that is being drawn, or is finished. */
 export class Tile {
   /**
-   * @param {number} index its place on the sheet
-   * @param {object} part the request that it belongs to: model, fields, link
-   * @param {object} job pace and given
-   * @param {{moved: (tile: Tile) => void, open: (tile: Tile) => void}} on
+   * @param {number} index in the grid
+   * @param {object} request that the image belongs to: title, model, fields, link
+   * @param {object} job `secondsPerImage` and `input`, see ImageGrid
+   * @param {{onMove: (tile: Tile) => void, onOpen: (tile: Tile) => void}} handlers
    */
-  constructor(index, part, { pace, given }, on) {
-    Object.assign(this, { index, part, on, result: null, failed: false });
+  constructor(index, request, { secondsPerImage, input }, handlers) {
+    Object.assign(this, { index, request, handlers, result: null, failed: false });
     this.element = document.createElement("li");
     this.button = document.createElement("button");
     this.caption = document.createElement("small");
@@ -21,100 +21,103 @@ export class Tile {
     this.button.append(canvas);
     this.element.append(this.button, this.caption);
     this.caption.textContent = "waiting";
-    this.player = new Player(canvas, () => this.moved());
-    this.player.rate = pace && !calm.matches ? area(part.model) / pace : Infinity;
-    this.player.begin(part.model, given);
-    this.button.addEventListener("click", () => this.result && on.open(this));
-    this.name();
+    this.player = new Player(canvas, () => this.onMove());
+    this.player.rate = secondsPerImage && !reducedMotion.matches
+      ? pixelCount(request.model) / secondsPerImage : Infinity;
+    this.player.reset(request.model, input);
+    this.button.addEventListener("click", () => this.result && handlers.onOpen(this));
+    this.updateLabel();
   }
 
-  /** Whether it is finished, and shown to its end. */
+  /** True if the image is finished and all its pixels are shown. */
   get done() {
     return this.result !== null && this.player.position === this.player.total;
   }
 
-  /** Take pixels; who wants no motion sees them once the image is whole. */
+  /** Store received pixels. With reduced motion they are shown once the image is finished. */
   write(position, values) {
-    if (calm.matches) (this.kept ??= []).push([position, values]);
+    if (reducedMotion.matches) (this.buffered ??= []).push([position, values]);
     else this.player.write(position, values);
   }
 
-  /** Take what the server says of the finished image. */
+  /** Store the server's result of the finished image. */
   finish(result) {
     this.result = result;
-    this.show();
-    this.moved();
+    this.flush();
+    this.onMove();
   }
 
-  /** Show what was kept back, now that no more will come. */
-  show() {
-    for (const [position, values] of this.kept?.splice(0) ?? []) this.player.write(position, values);
+  /** Show the buffered pixels. */
+  flush() {
+    for (const [position, values] of this.buffered?.splice(0) ?? []) {
+      this.player.write(position, values);
+    }
   }
 
-  /** No more will come. */
+  /** Show what has arrived, because the drawing failed or was cancelled. */
   stop() {
     this.player.rate = Infinity;
     this.failed = true;
-    this.show();
+    this.flush();
     if (!this.result) this.caption.textContent = this.player.available ? "unfinished" : "not drawn";
-    this.name();
+    this.updateLabel();
   }
 
-  /** It shows more than before. */
-  moved() {
-    if (this.done) this.tell();
+  onMove() {
+    if (this.done) this.showResult();
     else if (!this.failed && this.player.position > 0 && this.caption.textContent !== "drawing") {
       this.caption.textContent = "drawing";
     }
-    this.name();
-    this.on.moved(this);
+    this.updateLabel();
+    this.handlers.onMove(this);
   }
 
-  tell() {
+  showResult() {
     const { seed, label, bits_per_dim: bits, effective_particles: effective } = this.result;
-    const lines = [...(label && label !== this.part.title ? [label] : []), `seed ${seed}`];
+    const { title, fields } = this.request;
+    const lines = [...(label && label !== title ? [label] : []), `seed ${seed}`];
     if (bits !== null) lines.push(`${bits.toFixed(2)} bits/dim`);
-    if (effective) lines.push(`${Math.round(effective)} of ${this.part.fields.particles} tries counted`);
+    if (effective) lines.push(`${Math.round(effective)} of ${fields.particles} tries counted`);
     this.caption.replaceChildren(...lines.flatMap((line, k) =>
       (k ? [document.createElement("br"), line] : [line])));
-    if (this.part.title) this.caption.append(this.row());
+    if (title) this.caption.append(this.createRowTitle());
   }
 
-  /** Name its row, which is seen where the sheet is sorted and the rows are one. */
-  row() {
+  /** Create the title of the row, shown while the grid is sorted and has no rows. */
+  createRowTitle() {
     const line = document.createElement("span");
     line.className = "row-title";
-    line.append(document.createElement("br"), this.part.title);
+    line.append(document.createElement("br"), this.request.title);
     return line;
   }
 
-  name() {
+  updateLabel() {
     const state = this.done ? `seed ${this.result.seed}: enlarge` : this.caption.textContent;
-    const name = [`Image ${this.index + 1}`, this.part.title, state].filter(Boolean).join(", ");
-    if (this.button.ariaLabel !== name) this.button.ariaLabel = name;
+    const label = [`Image ${this.index + 1}`, this.request.title, state].filter(Boolean).join(", ");
+    if (this.button.ariaLabel !== label) this.button.ariaLabel = label;
   }
 }
 
-/** Show beside the completions what they were given. */
-export function givenTile(given) {
+/** Create the tile that shows the input of completions. */
+export function createInputTile(input) {
   const tile = document.createElement("li");
   const frame = document.createElement("div");
   const canvas = document.createElement("canvas");
   const caption = document.createElement("small");
-  tile.className = "given";
+  tile.className = "input";
   canvas.setAttribute("role", "img");
-  canvas.ariaLabel = "What was given";
+  canvas.ariaLabel = "Your input";
   frame.append(canvas);
-  caption.textContent = "what was given";
+  caption.textContent = "your input";
   tile.append(frame, caption);
   const player = new Player(canvas);
   player.cursor = false;
-  player.begin(given.shape, given);
+  player.reset(input.shape, input);
   return tile;
 }
 
-/** Name a row of tiles. */
-export function heading(title) {
+/** Create the heading of a row of tiles. */
+export function createHeading(title) {
   const item = document.createElement("li");
   const text = document.createElement("h2");
   item.className = "heading";

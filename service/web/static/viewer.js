@@ -1,17 +1,17 @@
-/** One image, enlarged: replayed at any speed, saved, shared, or taken further. */
+/** Dialog that shows one image enlarged: replay, save, share, or open it in another view. */
 
 import { toHash } from "./address.js";
-import { explain, missing } from "./api.js";
-import { stamp } from "./png.js";
+import { describeError, throwLoadError } from "./api.js";
 import { setRange } from "./fields.js";
-import { Gallery, titleOf } from "./gallery.js";
-import { area, save, toCanvas, toPng } from "./pixels.js";
+import { Gallery, imageTitle } from "./gallery.js";
+import { downloadBlob, pixelCount, toCanvas, toPng } from "./pixels.js";
 import { Player } from "./player.js";
+import { embedLink } from "./png.js";
 import { ShareBar } from "./share.js";
 
-const ENLARGED = 20;
+const LARGE_SCALE = 20;
 
-/** Whether a tile comes before another on the sheet. */
+/** Return true if a tile precedes another in the grid. */
 const precedes = ({ element }, other) =>
   element.compareDocumentPosition(other.element) & Node.DOCUMENT_POSITION_FOLLOWING;
 
@@ -24,85 +24,87 @@ export class Viewer {
     this.gallery = new Gallery(document.getElementById("gallery"));
     this.share = new ShareBar(this.dialog.querySelector("[data-share]"));
     this.speed = document.getElementById("viewer-speed");
-    const on = (id, act) => document.getElementById(id).addEventListener("click", act);
-    this.speed.addEventListener("input", () => this.setSpeed());
-    on("viewer-replay", () => this.replay());
-    // The picture and its name are read at the click: another may be shown before it is encoded.
-    const saves = (id, suffix, encode) => on(id, () => {
-      const { picture, seconds, hash, name } = this;
-      encode(picture, seconds, hash).then((blob) => save(blob, `${name}${suffix}`))
-        .catch((error) => this.share.say(explain(error)));
+    const onClick = (id, act) => document.getElementById(id).addEventListener("click", act);
+    this.speed.addEventListener("input", () => this.updateSpeed());
+    onClick("viewer-replay", () => this.replay());
+    // The image is read before encoding, because the viewer may show another one afterwards.
+    const addSaveButton = (id, suffix, encode) => onClick(id, () => {
+      const { picture, seconds, hash, fileName } = this;
+      encode(picture, seconds, hash).then((blob) => downloadBlob(blob, `${fileName}${suffix}`))
+        .catch((error) => this.share.setStatus(describeError(error)));
     });
-    saves("viewer-png", ".png", async (picture, _, hash) => stamp(await toPng(picture), hash));
-    saves("viewer-large", "-large.png", async (picture, _, hash) =>
-      stamp(await toPng(picture, undefined, ENLARGED), hash));
-    saves("viewer-apng", "-drawing.png", async (...what) =>
-      (await import("./apng.js").catch(missing)).encodeDrawing(...what));
-    saves("viewer-gif", ".gif", async (picture, seconds) =>
-      (await import("./gif.js").catch(missing)).encodeGif(picture, seconds));
-    on("viewer-keep", () => {
-      this.gallery.keep(this.hash, toCanvas(this.picture), titleOf(this.link.fields));
-      this.tellKept();
+    addSaveButton("viewer-png", ".png", async (picture, _, hash) =>
+      embedLink(await toPng(picture), hash));
+    addSaveButton("viewer-large", "-large.png", async (picture, _, hash) =>
+      embedLink(await toPng(picture, undefined, LARGE_SCALE), hash));
+    addSaveButton("viewer-apng", "-drawing.png", async (picture, seconds, hash) =>
+      (await import("./apng.js").catch(throwLoadError)).encodeApng(picture, seconds, hash));
+    addSaveButton("viewer-gif", ".gif", async (picture, seconds) =>
+      (await import("./gif.js").catch(throwLoadError)).encodeGif(picture, seconds));
+    onClick("viewer-keep", () => {
+      this.gallery.toggleKept(this.hash, toCanvas(this.picture), imageTitle(this.link.fields));
+      this.updateKeepButton();
     });
-    const takes = (id, name) => on(id, async () => {
-      const { picture, link, tile: { part: { model } } } = this;
-      const { wanted } = page;
+    const addViewButton = (id, name) => onClick(id, async () => {
+      const { picture, link, tile: { request: { model } } } = this;
+      const { requested } = page;
       this.dialog.close();
-      const view = await page.come(name);
-      const elsewhere = page.wanted !== wanted && page.wanted?.view !== name; // they went meanwhile
-      if (!view || elsewhere) return;
-      if (model !== page.model) page.use(model.id); // of a comparison, or chosen meanwhile
-      view.take(picture, link);
+      const view = await page.loadView(name);
+      const movedOn = page.requested !== requested && page.requested?.view !== name;
+      if (!view || movedOn) return;
+      if (model !== page.model) page.setModel(model.id); // the image of a comparison, for example
+      view.openImage(picture, link);
       document.getElementById(`${name}-title`).focus({ preventScroll: true });
     });
-    takes("viewer-inside", "inside");
-    takes("viewer-complete", "complete");
+    addViewButton("viewer-inside", "inside");
+    addViewButton("viewer-complete", "complete");
     this.others = document.getElementById("viewer-others");
     [-1, 1].forEach((step, i) =>
       this.others.children[i].addEventListener("click", () => this.step(step)));
     this.dialog.addEventListener("close", () => this.player.stop());
-    this.dialog.addEventListener("keydown", (event) => this.key(event));
+    this.dialog.addEventListener("keydown", (event) => this.onKeyDown(event));
   }
 
-  /** Show a tile's finished image, one of several. */
+  /** Show the finished image of a tile, and let the visitor step through `tiles`. */
   open(tile, tiles) {
     Object.assign(this, { tile, tiles });
     this.picture = tile.player.picture;
     const { seed, bits_per_dim: bits, label } = tile.result;
-    const { model, link, title } = tile.part;
-    const chosen = label ? { label } : {}; // of its own, where the seeds chose the classes
-    this.link = { view: link.view, fields: { ...link.fields, n: 1, seed, ...chosen } };
+    const { model, link, title } = tile.request;
+    const labelField = label ? { label } : {}; // the seed chose it if the request said "random"
+    this.link = { view: link.view, fields: { ...link.fields, n: 1, seed, ...labelField } };
     this.hash = toHash(this.link.view, this.link.fields);
-    this.tellKept();
-    this.name = `scanline-${model.id}-${seed}`;
+    this.updateKeepButton();
+    this.fileName = `scanline-${model.id}-${seed}`;
     document.getElementById("viewer-title").textContent = `Image ${tile.index + 1}`;
     document.getElementById("viewer-facts").textContent = [
       [label, model.id].includes(title) ? null : title,
       `Seed ${seed}`,
-      label ? `asked for ${label}` : null,
+      label ? `class ${label}` : null,
       bits === null ? null : `${bits.toFixed(3)} bits/dim`,
       `${model.width} × ${model.height}, ${model.id}`,
     ].filter(Boolean).join(" · ");
     this.others.hidden = tiles.length < 2;
-    this.share.offer(this.link);
+    this.share.setLink(this.link);
     this.player.load(this.picture);
-    this.setSpeed();
+    this.updateSpeed();
     if (!this.dialog.open) this.dialog.showModal();
   }
 
-  tellKept() {
-    document.getElementById("viewer-keep").ariaPressed = String(this.gallery.keeps(this.hash));
+  updateKeepButton() {
+    document.getElementById("viewer-keep").ariaPressed = String(this.gallery.isKept(this.hash));
   }
 
+  /** The duration of the replay. */
   get seconds() {
     return 2 ** Number(this.speed.value);
   }
 
-  setSpeed() {
+  updateSpeed() {
     const { seconds } = this;
     const text = seconds < 10 ? seconds.toFixed(1) : String(Math.round(seconds));
     setRange(this.speed, this.speed.value, `${text} s`);
-    this.player.rate = area(this.picture.shape) / seconds;
+    this.player.rate = pixelCount(this.picture.shape) / seconds;
   }
 
   replay() {
@@ -110,16 +112,16 @@ export class Viewer {
     this.player.play();
   }
 
-  /** Arrow keys step through the sheet, unless a slider has the focus. */
-  key(event) {
+  /** Step through the images with the arrow keys, unless a slider has the focus. */
+  onKeyDown(event) {
     const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
     if (step && event.target.tagName !== "INPUT") this.step(step);
   }
 
-  /** Show the next finished image on the sheet, or the one before: behind the last the first. */
+  /** Show the next or previous finished image, in the displayed order, wrapping around. */
   step(step) {
-    const shown = this.tiles.filter(({ result }) => result)
-      .sort((a, b) => (precedes(a, b) ? -1 : 1)); // it may be sorted
-    this.open(shown.at((shown.indexOf(this.tile) + step) % shown.length), this.tiles);
+    const finished = this.tiles.filter(({ result }) => result)
+      .sort((a, b) => (precedes(a, b) ? -1 : 1));
+    this.open(finished.at((finished.indexOf(this.tile) + step) % finished.length), this.tiles);
   }
 }

@@ -1,38 +1,39 @@
-/** What if another value had come? The model goes on from there, in many ways. */
+/** "What if": replace the value of a pixel, and let the model continue from there. */
 
-import { postPicture } from "./api.js";
+import { postImages } from "./api.js";
 import { randomSeed, readNumber } from "./fields.js";
-import { area, toPng, toText } from "./pixels.js";
-import { SamplingControls } from "./sampling-controls.js";
+import { channelNames } from "./format.js";
 import { ImageGrid } from "./image-grid.js";
-import { channelsOf } from "./format.js";
+import { pixelCount, toBase64Url, toPng } from "./pixels.js";
+import { SamplingControls } from "./sampling-controls.js";
 
-const WAYS = 8;
-const SECONDS = 3;
+const COUNT = 8;
+const SECONDS_PER_IMAGE = 3;
 
-/** The values to go on with, and what comes of them. */
+/** The form with the replacement values, and the grid of continuations. */
 export class WhatIf {
-  /** @param {object} viewer @param {() => void} onChange hears of another value or temperature */
+  /** @param {object} viewer @param {() => void} onChange of a value or a sampling parameter */
   constructor(viewer, onChange) {
     this.form = document.getElementById("whatif-form");
     this.values = document.getElementById("whatif-values");
     this.grid = new ImageGrid(document.getElementById("whatif-results"), viewer, this.form);
     this.onChange = onChange;
-    this.shaping = new SamplingControls(document.getElementById("whatif-sampling"));
-    this.values.addEventListener("input", () => { this.place.chosen = true; });
+    this.sampling = new SamplingControls(document.getElementById("whatif-sampling"));
+    this.values.addEventListener("input", () => { this.target.chosen = true; });
     this.form.addEventListener("input", () => onChange());
     this.form.addEventListener("submit", (event) => {
       event.preventDefault();
-      this.goOn();
+      this.drawContinuations();
     });
   }
 
-  /** Take a model: one number a channel. */
-  use(model) {
+  /** Switch to a model, with one number field per channel. */
+  setModel(model) {
     this.model = model;
-    this.shaping.use(model);
-    this.shaping.take(new Map([["guidance", 1], ["top_p", 1]])); // first, the model as it is
-    this.values.replaceChildren(...channelsOf(model).map((name, c) => {
+    this.sampling.setModel(model);
+    // Start from the model's own distribution, which the charts then show unchanged.
+    this.sampling.setFromLink(new Map([["guidance", 1], ["top_p", 1]]));
+    this.values.replaceChildren(...channelNames(model).map((name, c) => {
       const field = document.createElement("div");
       const label = document.createElement("label");
       const input = document.createElement("input");
@@ -47,59 +48,60 @@ export class WhatIf {
     }));
   }
 
+  /** The value in the field of each channel. */
   get chosen() {
     return [...this.values.querySelectorAll("input")].map((input) => readNumber(input, 0));
   }
 
-  /** Choose a value for a channel. */
-  pick(channel, value) {
+  /** Choose the value of a channel. */
+  choose(channel, value) {
     this.values.querySelectorAll("input")[channel].value = value;
-    this.place.chosen = true;
+    this.target.chosen = true;
     this.onChange();
   }
 
-  /** Stand at another pixel; what was chosen elsewhere is forgotten. */
-  stand(picture, at, label) {
-    if (this.place?.picture === picture && this.place.at === at) return;
-    this.place = { picture, at, label, chosen: false, offered: false };
-    this.shaping.guided(Boolean(label));
+  /** Move to another pixel, and forget the values chosen for the previous one. */
+  setTarget(picture, at, label) {
+    if (this.target?.picture === picture && this.target.at === at) return;
+    this.target = { picture, at, label, chosen: false, suggested: false };
+    this.sampling.enableGuidance(Boolean(label));
   }
 
-  /** Offer what is expected at a pixel, unless the person has chosen already, or is about to. */
-  offer(at, expected) {
-    const busy = this.values.contains(document.activeElement);
-    if (this.place.at !== at || this.place.chosen || busy) return;
-    this.place.offered = true;
+  /** Fill in the expected values of a pixel, unless the visitor has chosen or edits values. */
+  suggest(at, expected) {
+    const editing = this.values.contains(document.activeElement);
+    if (this.target.at !== at || this.target.chosen || editing) return;
+    this.target.suggested = true;
     this.values.querySelectorAll("input").forEach((input, c) => {
       input.value = expected[c] ?? expected[0];
     });
   }
 
-  /** Keep all before this pixel, put the chosen values in, and have the rest drawn. */
-  async goOn() {
-    const { model, chosen, place: { picture, at, label, ...place } } = this;
-    const put = place.chosen || place.offered; // else what stands there is another pixel's
-    const known = new Uint8Array(area(model)).fill(1, 0, put ? at + 1 : at);
+  /** Keep the pixels before the target, insert the chosen values, and draw the rest. */
+  async drawContinuations() {
+    const { model, chosen, target: { picture, at, label, ...target } } = this;
+    const replace = target.chosen || target.suggested; // else the fields hold another pixel's values
+    const known = new Uint8Array(pixelCount(model)).fill(1, 0, replace ? at + 1 : at);
     if (!known.includes(0)) {
-      this.grid.report.complain("Nothing comes after this pixel. Choose one before it.");
+      this.grid.status.showError("Nothing comes after this pixel. Choose one before it.");
       return;
     }
-    const given = { shape: model, values: picture.values.slice(), known };
-    if (put) given.values.set(chosen, at * model.channels);
-    const png = await toPng(given, (p) => known[p]);
+    const input = { shape: model, values: picture.values.slice(), known };
+    if (replace) input.values.set(chosen, at * model.channels);
+    const png = await toPng(input, (p) => known[p]);
     const fields = {
       model: model.id,
-      n: WAYS,
+      n: COUNT,
       seed: randomSeed(),
-      ...this.shaping.fields(label),
+      ...this.sampling.fields(label),
     };
-    const link = { view: "complete", fields: { ...fields, image: await toText(png) } };
+    const link = { view: "complete", fields: { ...fields, image: await toBase64Url(png) } };
     if (model !== this.model) return;
     await this.grid.run({
-      given, link, pace: SECONDS, reveal: true,
-      parts: [{
+      input, link, secondsPerImage: SECONDS_PER_IMAGE, scroll: true,
+      requests: [{
         model, fields, link,
-        open: (signal) => postPicture("v1/completions", { ...fields, stream: true }, png, signal),
+        send: (signal) => postImages("v1/completions", { ...fields, stream: true }, png, signal),
       }],
     });
   }

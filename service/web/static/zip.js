@@ -1,36 +1,41 @@
-/** A ZIP archive of files that would not get smaller, or hardly. */
+/** ZIP archives without compression, for files that are compressed already. */
 
 import { crc32 } from "./png.js";
 
-const DATE = 33; // 1 January 1980, so that the same drawings give the same bytes
+const DATE = 33; // 1 January 1980, so that equal files give equal archives
 
-/** Write numbers, [bytes wide, value] each, low byte first. */
-function little(...fields) {
+/** Pack [byte width, value] pairs in little-endian order. */
+function packLittleEndian(...fields) {
   const bytes = [];
-  for (const [wide, value] of fields) {
-    for (let k = 0; k < wide; k += 1) bytes.push((value >>> (8 * k)) & 255);
+  for (const [width, value] of fields) {
+    for (let k = 0; k < width; k += 1) bytes.push((value >>> (8 * k)) & 255);
   }
   return Uint8Array.from(bytes);
 }
 
-/** Pack files: [name, blob] each. */
-export async function zip(files) {
-  const [parts, entries] = [[], []];
-  let [at, listed] = [0, 0];
+/**
+ * Create an archive.
+ *
+ * @param {[string, Blob][]} files name and content
+ */
+export async function createZip(files) {
+  const [parts, directory] = [[], []];
+  let [offset, directorySize] = [0, 0];
   for (const [name, blob] of files) {
-    const title = new TextEncoder().encode(name);
+    const nameBytes = new TextEncoder().encode(name);
     const bytes = new Uint8Array(await blob.arrayBuffer());
-    const facts = [
+    const fields = [
       [2, 20], [2, 0x800], [2, 0], [2, 0], [2, DATE], [4, crc32(bytes)],
-      [4, bytes.length], [4, bytes.length], [2, title.length], [2, 0],
+      [4, bytes.length], [4, bytes.length], [2, nameBytes.length], [2, 0],
     ];
-    parts.push(little([4, 0x04034b50], ...facts), title, bytes);
-    entries.push(
-      little([4, 0x02014b50], [2, 20], ...facts, [2, 0], [2, 0], [2, 0], [4, 0], [4, at]), title);
-    at += 30 + title.length + bytes.length;
-    listed += 46 + title.length;
+    parts.push(packLittleEndian([4, 0x04034b50], ...fields), nameBytes, bytes);
+    directory.push(packLittleEndian(
+      [4, 0x02014b50], [2, 20], ...fields, [2, 0], [2, 0], [2, 0], [4, 0], [4, offset]), nameBytes);
+    offset += 30 + nameBytes.length + bytes.length;
+    directorySize += 46 + nameBytes.length;
   }
   const count = [2, files.length];
-  const end = little([4, 0x06054b50], [2, 0], [2, 0], count, count, [4, listed], [4, at], [2, 0]);
-  return new Blob([...parts, ...entries, end], { type: "application/zip" });
+  const end = packLittleEndian(
+    [4, 0x06054b50], [2, 0], [2, 0], count, count, [4, directorySize], [4, offset], [2, 0]);
+  return new Blob([...parts, ...directory, end], { type: "application/zip" });
 }

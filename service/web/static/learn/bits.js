@@ -1,41 +1,42 @@
-/** Scene three: what a bit is, and that a model which guesses well compresses. */
+/** Scene 3: what a bit is, and why a good model compresses. */
 
-import { drawn, score } from "../api.js";
-import { paintHeat } from "../heatmap.js";
-import { area, toImageData, toPng } from "../pixels.js";
-import { whole } from "../format.js";
+import { drawPicture, scoreImages } from "../api.js";
+import { integerFormat } from "../format.js";
+import { paintHeatmap } from "../heatmap.js";
+import { pixelCount, toImageData, toPng } from "../pixels.js";
 
 const SEED = 61;
 
-/** Measures an image that the model has drawn. */
+/** Draws an image and shows its bits. */
 export class BitsScene {
-  constructor(place, say) {
-    this.say = say;
-    [this.picture, this.heat] = place.querySelectorAll("canvas");
-    [this.plain, this.packed] = place.querySelectorAll(".meter");
-    this.elsewhere = place.querySelector("[data-elsewhere]");
+  constructor(element, onStatus) {
+    this.onStatus = onStatus;
+    [this.picture, this.heatmap] = element.querySelectorAll("canvas");
+    [this.uncompressed, this.compressed] = element.querySelectorAll(".meter");
+    this.testSetHint = element.querySelector("[data-test-set]");
   }
 
-  async set(model, signal) {
-    const picture = await drawn(model, { seed: SEED }, signal, this.say);
-    const [{ bits, pixel_bits: each }] = await score(model, await toPng(picture), null, signal, this.say);
-    for (const canvas of [this.picture, this.heat]) {
+  async start(model, signal) {
+    const picture = await drawPicture(model, { seed: SEED }, signal, this.onStatus);
+    const [{ bits, pixel_bits: pixelBits }] =
+      await scoreImages(model, await toPng(picture), null, signal, this.onStatus);
+    for (const canvas of [this.picture, this.heatmap]) {
       canvas.width = model.width;
       canvas.height = model.height;
     }
     this.picture.getContext("2d").putImageData(toImageData(picture), 0, 0);
-    paintHeat(this.heat, each, area(model), false);
-    const plain = 8 * picture.values.length;
-    const show = (meter, count, text) => {
-      meter.style.setProperty("--done", String(count / plain));
-      meter.querySelector("span").textContent = `${text}: ${whole.format(count)} bits`;
+    paintHeatmap(this.heatmap, pixelBits, pixelCount(model), false);
+    const uncompressed = 8 * picture.values.length;
+    const setMeter = (meter, count, text) => {
+      meter.style.setProperty("--done", String(count / uncompressed));
+      meter.querySelector("span").textContent = `${text}: ${integerFormat.format(count)} bits`;
     };
-    show(this.plain, plain, "Written down value by value");
-    show(this.packed, bits, "Told only what this model cannot guess");
-    this.say(`${whole.format(bits)} bits instead of ${whole.format(plain)}: it compresses, `
-      + `${(plain / bits).toFixed(1)} times.`);
-    this.elsewhere.textContent = model.bits_per_dim === null ? "" : "Its own pictures are easy for "
-      + `it. Over pictures it did not learn from, it needs ${model.bits_per_dim.toFixed(2)} bits `
-      + "for each value (bits/dim), where plain writing takes 8.";
+    setMeter(this.uncompressed, uncompressed, "Every value written down");
+    setMeter(this.compressed, bits, "Only what this model cannot guess");
+    this.onStatus(`${integerFormat.format(bits)} bits instead of `
+      + `${integerFormat.format(uncompressed)}: compressed ${(uncompressed / bits).toFixed(1)} times.`);
+    this.testSetHint.textContent = model.bits_per_dim === null ? "" : "The model finds its own pictures "
+      + `easy. For pictures it has not seen in training, it needs ${model.bits_per_dim.toFixed(2)} bits `
+      + "per value (bits/dim), where writing them down takes 8.";
   }
 }

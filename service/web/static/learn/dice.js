@@ -1,114 +1,116 @@
-/** Scene one: a pixel, a guess, a roll of the dice, and then all the others. */
+/** Scene 1: predict the distribution of the next value, and roll the dice for it. */
 
-import { drawn, patiently, postJson, postPicture, score } from "../api.js";
-import { Chart, scheme } from "../chart.js";
-import { hold, randomSeed } from "../fields.js";
-import { surprises } from "../heatmap.js";
-import { area, toPng } from "../pixels.js";
-import { Player, calm } from "../player.js";
-import { follow } from "../stream.js";
-import { likeliest, nameOf, percent } from "../format.js";
+import { drawPicture, postImages, postJson, scoreImages, withRetries } from "../api.js";
+import { Chart, darkScheme } from "../chart.js";
+import { disableButtons, randomSeed } from "../fields.js";
+import { argmax, colourName, formatPercent } from "../format.js";
+import { mostSurprising } from "../heatmap.js";
+import { pixelCount, toPng } from "../pixels.js";
+import { Player, reducedMotion } from "../player.js";
+import { followGeneration } from "../stream.js";
 
 const SEED = 7;
-const SECONDS = 5;
+const SECONDS_PER_IMAGE = 5;
 const CHANNELS = ["red", "green", "blue"];
 
-/** Rolls the dice itself: it draws from what /v1/distribution says. */
+/** Samples in the browser from the distributions of /v1/distribution. */
 export class DiceScene {
-  constructor(place, say, fail) {
-    this.say = say;
-    this.failed = (error) => {
-      fail(error);
-      if (error.name !== "AbortError") this.offerAgain(); // another model begins by itself
+  constructor(element, onStatus, onError) {
+    this.onStatus = onStatus;
+    this.fail = (error) => {
+      onError(error);
+      if (error.name !== "AbortError") this.offerRestart(); // after an abort, a new model starts
     };
-    const [picture, chart] = place.querySelectorAll("canvas");
-    this.player = new Player(picture, () => this.count());
+    const [picture, chart] = element.querySelectorAll("canvas");
+    this.player = new Player(picture, () => this.showCount());
     this.chart = new Chart(chart, null, () => {});
-    scheme.addEventListener("change", () => this.chart.draw());
-    this.counter = place.querySelector("[data-count]");
-    [this.roll, this.rest] = place.querySelectorAll("button");
-    this.roll.addEventListener("click", () => this.rollOnce().catch(this.failed));
-    this.rest.addEventListener("click", () => {
-      this.say("");
-      (this.done ? this.begin() : this.rollAll()).catch(this.failed);
+    darkScheme.addEventListener("change", () => this.chart.draw());
+    this.counter = element.querySelector("[data-count]");
+    [this.rollButton, this.restButton] = element.querySelectorAll("button");
+    this.rollButton.addEventListener("click", () => this.rollOnce().catch(this.fail));
+    this.restButton.addEventListener("click", () => {
+      this.onStatus("");
+      (this.done ? this.reset() : this.rollAll()).catch(this.fail);
     });
   }
 
-  set(model, signal) {
+  start(model, signal) {
     Object.assign(this, { model, signal });
-    return this.begin().catch(this.failed);
+    return this.reset().catch(this.fail);
   }
 
-  /** Begin where an image is at its most open: at its costliest pixel. */
-  async begin() {
+  /** Draw a picture up to its most surprising pixel, where the next roll is interesting. */
+  async reset() {
     const { model, signal } = this;
     this.player.stop();
-    this.player.begin(model);
+    this.player.reset(model);
     this.chart.channel = model.channels === 3 ? 0 : null;
     this.values = [];
     this.done = false;
-    this.rest.textContent = "Roll all the rest";
-    this.busy();
-    const picture = await drawn(model, { seed: SEED }, signal, this.say);
-    const [{ pixel_bits: bits }] = await score(model, await toPng(picture), null, signal, this.say);
-    const [start] = surprises(bits.slice(0, Math.ceil(bits.length / 2)), 1);
+    this.restButton.textContent = "Roll all the rest";
+    this.lockButtons();
+    const picture = await drawPicture(model, { seed: SEED }, signal, this.onStatus);
+    const [{ pixel_bits: bits }] =
+      await scoreImages(model, await toPng(picture), null, signal, this.onStatus);
+    const [start] = mostSurprising(bits.slice(0, Math.ceil(bits.length / 2)), 1);
     this.player.write(0, picture.values.slice(0, start * model.channels));
     this.player.stop();
     this.player.seek(start);
     this.values = [...picture.values.slice(0, start * model.channels)];
-    await this.guess();
-    this.say("");
+    await this.fetchDistribution();
+    this.onStatus("");
   }
 
-  /** Nothing is left to roll for, or nothing more comes: offer to begin again. */
-  offerAgain() {
+  /** Offer to begin again, because the picture is complete or a request failed. */
+  offerRestart() {
     this.done = true;
-    this.rest.textContent = "Begin again";
-    this.free(this.rest);
+    this.restButton.textContent = "Begin again";
+    this.unlockButtons(this.restButton);
   }
 
-  /** Let nothing be pressed until it is answered. */
-  busy() {
-    this.release ??= hold(this.roll, this.rest);
+  /** Disable the buttons during a request. */
+  lockButtons() {
+    this.unlock ??= disableButtons(this.rollButton, this.restButton);
   }
 
-  /** Let these be pressed again. */
-  free(...buttons) {
-    this.release?.(...buttons);
-    this.release = null;
+  /** Enable these buttons again. */
+  unlockButtons(...buttons) {
+    this.unlock?.(...buttons);
+    this.unlock = null;
   }
 
-  /** Ask for the distribution of the next value, and show it. */
-  async guess() {
-    const { model, signal, values } = this;
-    this.busy();
-    if (values.length === area(model) * model.channels) {
-      this.offerAgain();
+  /** Fetch the distribution of the next value and show it. */
+  async fetchDistribution() {
+    const { model, signal, values, onStatus } = this;
+    this.lockButtons();
+    if (values.length === pixelCount(model) * model.channels) {
+      this.offerRestart();
       return;
     }
-    const asked = { model: model.id, values };
-    const { say } = this;
-    const reply = await patiently(() => postJson("v1/distribution", asked, signal), signal, { say });
+    const body = { model: model.id, values };
+    const reply = await withRetries(
+      () => postJson("v1/distribution", body, signal), signal, { onStatus });
     this.probabilities = reply.probabilities;
     if (model.channels === 3) this.chart.channel = reply.channel;
     this.chart.show(this.probabilities, null, null);
-    this.free(this.roll, this.rest);
+    this.unlockButtons(this.rollButton, this.restButton);
   }
 
-  name(value) {
+  describeValue(value) {
     const { channels } = this.model;
-    if (channels === 1) return `${value}, ${nameOf([value])}`;
+    if (channels === 1) return `${value}, ${colourName([value])}`;
     return `${value} of ${CHANNELS[this.values.length % channels]}`;
   }
 
-  /** Let the dice fall as the distribution says, and go on to the next value. */
+  /** Sample the next value. */
   async rollOnce() {
     const { probabilities, values, model } = this;
-    let left = Math.random() * probabilities.reduce((sum, p) => sum + p, 0);
-    const found = probabilities.findIndex((p) => (left -= p) < 0);
-    const value = found < 0 ? likeliest(probabilities) : found;
-    const said = `The dice said ${this.name(value)}: a chance of ${percent(probabilities[value])}.`;
-    this.say(said);
+    let rest = Math.random() * probabilities.reduce((sum, p) => sum + p, 0);
+    const found = probabilities.findIndex((p) => (rest -= p) < 0);
+    const value = found < 0 ? argmax(probabilities) : found;
+    const text = `The dice say ${this.describeValue(value)}: `
+      + `a chance of ${formatPercent(probabilities[value])}.`;
+    this.onStatus(text);
     values.push(value);
     if (values.length % model.channels === 0) {
       const position = values.length / model.channels - 1;
@@ -116,33 +118,35 @@ export class DiceScene {
       this.player.stop();
       this.player.seek(position + 1);
     }
-    await this.guess();
-    this.say(said); // whatever was said while it was waited for
+    await this.fetchDistribution();
+    this.onStatus(text); // a retry may have replaced it
   }
 
-  /** Have the server roll for every pixel that is left. */
+  /** Let the server draw all remaining pixels. */
   async rollAll() {
     const { model, signal, player } = this;
-    this.busy();
+    this.lockButtons();
     const position = Math.floor(this.values.length / model.channels);
-    const known = new Uint8Array(area(model)).fill(1, 0, position);
+    const known = new Uint8Array(pixelCount(model)).fill(1, 0, position);
     const png = await toPng(player.picture, (p) => known[p]);
-    player.rate = calm.matches ? Infinity : (area(model) - position) / SECONDS;
+    player.rate = reducedMotion.matches
+      ? Infinity : (pixelCount(model) - position) / SECONDS_PER_IMAGE;
     const fields = { model: model.id, seed: randomSeed(), stream: true };
-    await follow(
-      () => postPicture("v1/completions", fields, png, signal),
-      (event) => player.hear(event),
-      this.say,
+    await followGeneration(
+      () => postImages("v1/completions", fields, png, signal),
+      (event) => player.handleEvent(event),
+      this.onStatus,
       signal,
     );
-    await player.rested();
+    await player.paused();
     signal.throwIfAborted();
     this.values = [...player.picture.values];
-    await this.guess();
-    this.say(`${area(model)} pixels, each a roll of the dice: a picture nobody has seen before.`);
+    await this.fetchDistribution();
+    this.onStatus(`${pixelCount(model)} pixels, each a roll of the dice: a picture nobody has seen before.`);
   }
 
-  count() {
-    if (this.model) this.counter.textContent = `${this.player.position} of ${area(this.model)} pixels`;
+  showCount() {
+    if (!this.model) return;
+    this.counter.textContent = `${this.player.position} of ${pixelCount(this.model)} pixels`;
   }
 }

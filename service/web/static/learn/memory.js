@@ -1,70 +1,69 @@
-/** Scene two: a state of fixed size beside a memory that grows with every pixel. */
+/** Scene 2: a state of fixed size, compared with a memory that grows with every pixel. */
 
 import { post } from "../api.js";
-import { guides, hold, randomSeed } from "../fields.js";
-import { area } from "../pixels.js";
-import { Player, calm } from "../player.js";
-import { follow } from "../stream.js";
-import { whole } from "../format.js";
+import { disableButtons, randomSeed, usesGuidance } from "../fields.js";
+import { integerFormat } from "../format.js";
+import { pixelCount } from "../pixels.js";
+import { Player, reducedMotion } from "../player.js";
+import { followGeneration } from "../stream.js";
 
-const SECONDS = 8;
+const SECONDS_PER_IMAGE = 8;
 
-/** Draws an image and counts what each kind of transformer reads for it. */
+/** Draws an image and counts what linear and softmax attention read for it. */
 export class MemoryScene {
-  constructor(place, say, fail) {
-    this.say = say;
-    this.player = new Player(place.querySelector("canvas"), (position) => this.moved(position));
-    [this.fixed, this.growing] = place.querySelectorAll(".meter");
-    this.told = place.querySelectorAll("[data-attention]");
-    this.button = place.querySelector("button");
-    this.button.addEventListener("click", () => this.draw().catch(fail));
+  constructor(element, onStatus, onError) {
+    this.onStatus = onStatus;
+    this.player = new Player(element.querySelector("canvas"), (position) => this.showCounts(position));
+    [this.linearMeter, this.softmaxMeter] = element.querySelectorAll(".meter");
+    this.texts = element.querySelectorAll("[data-attention]");
+    this.button = element.querySelector("button");
+    this.button.addEventListener("click", () => this.draw().catch(onError));
   }
 
-  /** Begin with an empty picture. */
-  set(model, signal) {
+  start(model, signal) {
     Object.assign(this, { model, signal });
-    for (const part of this.told) part.hidden = part.dataset.attention !== model.attention;
+    for (const text of this.texts) text.hidden = text.dataset.attention !== model.attention;
     this.player.stop();
-    this.player.begin(model);
+    this.player.reset(model);
   }
 
   async draw() {
     const { model, signal, player } = this;
-    const label = guides(model) ? { label: "random" } : {};
-    const asked = { model: model.id, seed: randomSeed(), stream: true, ...label };
-    const release = hold(this.button);
-    player.begin(model);
-    player.rate = calm.matches ? Infinity : area(model) / SECONDS;
+    const label = usesGuidance(model) ? { label: "random" } : {};
+    const body = { model: model.id, seed: randomSeed(), stream: true, ...label };
+    const enable = disableButtons(this.button);
+    player.reset(model);
+    player.rate = reducedMotion.matches ? Infinity : pixelCount(model) / SECONDS_PER_IMAGE;
     try {
-      await follow(
-        () => post("v1/samples", asked, signal),
-        (event) => player.hear(event),
-        this.say,
+      await followGeneration(
+        () => post("v1/samples", body, signal),
+        (event) => player.handleEvent(event),
+        this.onStatus,
         signal,
       );
-      await player.rested();
+      await player.paused();
       if (signal.aborted) return;
-      const pixels = area(model);
-      const read = `read its state ${whole.format(pixels)} times`;
-      const back = `looked back ${whole.format((pixels * (pixels - 1)) / 2)} times`;
-      this.say(model.attention === "softmax"
-        ? `This model ${back}; a linear one would have ${read}.`
-        : `This model ${read}; an ordinary one would have ${back}.`);
+      const pixels = pixelCount(model);
+      const linear = `read its state ${integerFormat.format(pixels)} times`;
+      const softmax = `looked back ${integerFormat.format((pixels * (pixels - 1)) / 2)} times`;
+      this.onStatus(model.attention === "softmax"
+        ? `This model ${softmax}; a linear one would have ${linear}.`
+        : `This model ${linear}; an ordinary one would have ${softmax}.`);
     } finally {
-      release(this.button);
+      enable(this.button);
     }
   }
 
-  /** Count what the next pixel needs, and what all until now needed. */
-  moved(position) {
+  /** Show the memory that the next pixel needs, and the reads for all pixels so far. */
+  showCounts(position) {
     if (!this.model) return;
-    const total = area(this.model);
-    const show = (meter, share, text) => {
+    const total = pixelCount(this.model);
+    const setMeter = (meter, share, text) => {
       meter.style.setProperty("--done", String(share));
       meter.querySelector("span").textContent = text;
     };
-    show(this.fixed, 1 / total, `1 state; read ${whole.format(position)} times so far`);
-    show(this.growing, position / total, `${whole.format(position)} pixels kept; `
-      + `${whole.format((position * Math.max(0, position - 1)) / 2)} looked back at so far`);
+    setMeter(this.linearMeter, 1 / total, `1 state; read ${integerFormat.format(position)} times so far`);
+    setMeter(this.softmaxMeter, position / total, `${integerFormat.format(position)} pixels kept; `
+      + `${integerFormat.format((position * Math.max(0, position - 1)) / 2)} looked back at so far`);
   }
 }
