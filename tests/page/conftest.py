@@ -1,4 +1,4 @@
-"""A browser, a server of two small models, and a way to visit it."""
+"""Fixtures: a browser, a server with two small fake models, and a function to open the page."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from tests.page.helpers import Open
 
 
-@pytest.fixture(scope="package")  # for a session its event loop would be in others' way
+@pytest.fixture(scope="package")  # not "session": its event loop would conflict with other tests
 def browser() -> Iterator[Browser]:
-    from tests.page.helpers import ARGUMENTS, CHROMIUM, playwright  # not where they are missing
+    from tests.page.helpers import ARGUMENTS, CHROMIUM, playwright  # may be missing
 
-    playwright.expect.set_options(timeout=15_000)  # a bound, for machines that are busy
+    playwright.expect.set_options(timeout=15_000)  # generous, for busy machines
     with playwright.sync_playwright() as running:
         opened = running.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
-        yield opened
+        yield open_page
         opened.close()
 
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[tuple[AppState, str, FakeDecoder]]:
-    library.is_available()  # a score would wait for them to be built
+    library.is_available()  # builds them now, so that no score waits
     grey = FakeDecoder(GREY, 8)
     app_state, app = build(decoders={"grey": grey, "colour": FakeDecoder(COLOUR, 8)})
     with listening(app, lambda: app_state.ready) as url:
@@ -39,19 +39,22 @@ def served() -> Iterator[tuple[AppState, str, FakeDecoder]]:
 
 @pytest.fixture
 def grey(served: tuple[AppState, str, FakeDecoder]) -> Iterator[FakeDecoder]:
-    """Give the decoder of the first model, to be slowed or broken for one test."""
+    """The decoder of the first model, which a test may slow down or break."""
     yield served[2]
     served[2].before_step = lambda slots: None
 
 
 @pytest.fixture
 def visit(browser: Browser, served: tuple[AppState, str, FakeDecoder]) -> Iterator[Open]:
-    """Open the page, without motion unless asked; nothing may be logged or come from elsewhere."""
+    """Return a function that opens the page, with reduced motion unless options say otherwise.
+
+    The test fails if the page logs an error or requests anything from another origin.
+    """
     contexts: list[Any] = []
-    complaints: list[str] = []
+    errors: list[str] = []
     allowed: list[str] = []
 
-    def opened(fragment: str = "", url: str = served[1], **options: Any) -> Page:
+    def open_page(fragment: str = "", url: str = served[1], **options: Any) -> Page:
         allowed.extend(options.pop("allowed", []))
         script = options.pop("script", None)
         options = {"reduced_motion": "reduce", "viewport": {"width": 1280, "height": 900}} | options
@@ -59,19 +62,19 @@ def visit(browser: Browser, served: tuple[AppState, str, FakeDecoder]) -> Iterat
         contexts.append(context)
         page = context.new_page()
         page.set_default_timeout(15_000)
-        page.on("console", lambda m: complaints.append(m.text) if m.type == "error" else None)
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("request", lambda r: None if own(r.url, url) else complaints.append(r.url))
+        page.on("console", lambda m: errors.append(m.text) if m.type == "error" else None)
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("request", lambda r: None if is_own(r.url, url) else errors.append(r.url))
         if script:
             page.add_init_script(script)
         page.goto(f"{url}/{fragment}")
         return page
 
-    yield opened
+    yield open_page
     for context in contexts:
         context.close()
-    assert [c for c in complaints if not any(word in c for word in allowed)] == []
+    assert [e for e in errors if not any(word in e for word in allowed)] == []
 
 
-def own(address: str, base: str) -> bool:
+def is_own(address: str, base: str) -> bool:
     return address.startswith((base, "blob:", "data:"))

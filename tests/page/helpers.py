@@ -1,4 +1,4 @@
-"""Shared by the tests of the page: what is needed to run them, and ways to look at the page."""
+"""Browser setup and helper functions of the page tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ playwright = pytest.importorskip("playwright.sync_api", reason="needs: pip insta
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-# The shell has no windows to keep, which take as long as the tests.
+# Prefer the headless shell: without windows it starts in half the time.
 KINDS = "chromium-headless-shell", "chromium", "chromium-browser"
 CHROMIUM = next(filter(None, map(shutil.which, KINDS)), None)
 if CHROMIUM is None:
@@ -31,24 +31,24 @@ Open = Callable[..., Any]
 expect = playwright.expect
 
 
-def finished(page: Page, view: str = "draw") -> None:
-    """Wait until a view has drawn what it was asked for."""
+def wait_until_drawn(page: Page, view: str = "draw") -> None:
+    """Wait until a view has drawn all its images."""
     expect(page.locator(f"#{view} .results [data-report]")).to_contain_text("a second")
 
 
 def open_in_editor(visit: Open, **options: Any) -> Page:
-    """Open the page with a picture on the editor, its lower half erased."""
+    """Open the editor with a picture whose lower half is erased."""
     page: Page = visit("#complete", **options)
-    finished(page, "complete")
+    wait_until_drawn(page, "complete")
     upload(page, encode(random_picture()))
     expect(page.locator("#editor-status")).to_contain_text("as the model sees it")
     return page
 
 
-def measured(page: Page) -> None:
-    """Wait until the picture that is looked into has been measured, and its pixel explained.
+def wait_until_measured(page: Page) -> None:
+    """Wait until the view "Look inside" shows the bits and the prediction of the current pixel.
 
-    Of a finished picture that is its greatest surprise, to which it goes on once it is measured.
+    For a finished picture, this is the most surprising pixel.
     """
     expect(page.locator("#inside-caption")).to_contain_text("bits/dim")
     expect(page.locator("#charts")).to_have_attribute("aria-busy", "false")
@@ -56,7 +56,7 @@ def measured(page: Page) -> None:
 
 
 def pixels(page: Page, selector: str) -> list[list[int]]:
-    """Read what every canvas under the selector shows, after the frame that is due."""
+    """Return the RGBA values of each matching canvas, after the pending animation frame."""
     result: list[list[int]] = page.eval_on_selector_all(
         selector,
         "async all => {"
@@ -68,8 +68,8 @@ def pixels(page: Page, selector: str) -> list[list[int]]:
     return result
 
 
-def looks(page: Page, selector: str) -> list[str]:
-    """Give PNGs of what canvases show, to compare: pixels of a large one take seconds."""
+def canvas_pngs(page: Page, selector: str) -> list[str]:
+    """Return each matching canvas as a PNG data URL, which is faster than reading its pixels."""
     result: list[str] = page.eval_on_selector_all(
         selector,
         "async all => {"
@@ -81,7 +81,7 @@ def looks(page: Page, selector: str) -> list[str]:
 
 
 def box(page: Page, selector: str) -> dict[str, float]:
-    """Give where an element lies in the window."""
+    """Return the position and size of an element in the viewport."""
     found = page.locator(selector).first.bounding_box()
     assert found is not None, f"{selector} is not shown"
     x, y, width, height = (float(found[name]) for name in ("x", "y", "width", "height"))
@@ -91,7 +91,7 @@ def box(page: Page, selector: str) -> dict[str, float]:
 
 
 def touch(page: Page, selector: str, column: int, row: int, width: int, height: int) -> None:
-    """Click one pixel of a canvas that shows ``width`` × ``height`` of them."""
+    """Click one pixel of a canvas of ``width`` × ``height`` picture pixels."""
     page.locator(selector).scroll_into_view_if_needed()
     place = box(page, selector)
     page.mouse.click(
@@ -101,12 +101,12 @@ def touch(page: Page, selector: str, column: int, row: int, width: int, height: 
 
 
 def upload(page: Page, data: bytes, kind: str = "image/png") -> None:
-    """Choose a file."""
+    """Choose a file in the view "Complete"."""
     page.set_input_files("#file", {"name": "picture", "mimeType": kind, "buffer": data})
 
 
-def slide(page: Page, selector: str, value: float) -> None:
-    """Move a range to a value in one go, and let it rest there."""
+def set_slider(page: Page, selector: str, value: float) -> None:
+    """Set a slider to a value and release it."""
     page.locator(selector).evaluate(
         """(range, value) => {
             range.value = value;
@@ -118,7 +118,7 @@ def slide(page: Page, selector: str, value: float) -> None:
     )
 
 
-def hash_of(page: Page) -> str:
-    """Give the part of the address that a link of the page is made of."""
+def url_hash(page: Page) -> str:
+    """Return the hash of the page's address."""
     address: str = page.url
     return "#" + address.partition("#")[2]

@@ -1,4 +1,4 @@
-"""For everyone: keyboard, screen readers, phones, forced colours, no script, a strict policy."""
+"""Tests of accessibility: keyboard, screen readers, forced colours, focus, size and policy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from scanline.service.web.pages import STATIC
-from tests.page.helpers import LAPTOP, PHONE, Open, expect, finished, measured, pixels
+from tests.page.helpers import (
+    LAPTOP,
+    PHONE,
+    Open,
+    expect,
+    pixels,
+    wait_until_drawn,
+    wait_until_measured,
+)
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -18,7 +26,7 @@ if TYPE_CHECKING:
     from tests.service.fixtures import FakeDecoder
 
 VIEWS = ["draw", "complete", "inside", "play", "learn"]
-PAGE_BYTES = 63_500  # gzip-compressed, of an opened view
+PAGE_BYTES = 64_000  # gzip-compressed, of an opened view
 ALL_BYTES = 88_500
 SHAPING = {"Temperature", "Guidance", "Top-p"}
 INTERACTIVE = {
@@ -28,21 +36,21 @@ INTERACTIVE = {
 
 
 def shown(page: Page, view: str) -> None:
-    """Wait until a view shows what it shows by itself."""
+    """Wait until a view has loaded its initial content."""
     if view == "inside":
-        measured(page)
+        wait_until_measured(page)
     elif view == "play":
         expect(page.locator("#play-status")).to_contain_text("Picture 1 of 5")
     elif view == "learn":
         expect(page.locator("#scene-dice button").first).to_be_enabled()
         expect(page.locator("#scene-bits [data-status]")).to_contain_text("bits")
     else:
-        finished(page, view)
+        wait_until_drawn(page, view)
 
 
-def test_everything_can_be_done_with_the_keyboard(visit: Open) -> None:
+def test_keyboard_operation(visit: Open) -> None:
     page = visit()
-    finished(page)
+    wait_until_drawn(page)
 
     def tab_to(selector: str) -> None:
         for _ in range(80):
@@ -53,7 +61,7 @@ def test_everything_can_be_done_with_the_keyboard(visit: Open) -> None:
 
     tab_to("#draw-form button[type=submit]")
     page.keyboard.press("Enter")
-    finished(page)
+    wait_until_drawn(page)
     tab_to("#draw .image-grid button")
     page.keyboard.press("Enter")
     expect(page.locator("#viewer")).to_be_visible()
@@ -63,7 +71,7 @@ def test_everything_can_be_done_with_the_keyboard(visit: Open) -> None:
     assert page.evaluate("() => document.activeElement.closest('.image-grid') !== null")
     page.focus("nav [data-view=complete]")
     page.keyboard.press("Enter")
-    finished(page, "complete")
+    wait_until_drawn(page, "complete")
     tab_to("#editor")
     known = sum(pixels(page, "#editor")[0][3::4])
     for key in ("ArrowUp", "ArrowUp", "Space"):
@@ -74,7 +82,7 @@ def test_everything_can_be_done_with_the_keyboard(visit: Open) -> None:
 
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("width", [320, pytest.param(390, marks=pytest.mark.broad)])
-def test_a_phone_is_wide_enough(visit: Open, view: str, width: int) -> None:
+def test_no_horizontal_scrolling_on_phones(visit: Open, view: str, width: int) -> None:
     page = visit(f"#{view}", **PHONE | {"viewport": {"width": width, "height": 740}})
     shown(page, view)
     assert page.evaluate("() => document.documentElement.scrollWidth") <= width
@@ -85,7 +93,7 @@ def test_a_phone_is_wide_enough(visit: Open, view: str, width: int) -> None:
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_what_is_pressed_is_large_enough(visit: Open, view: str) -> None:
+def test_touch_targets_are_large_enough(visit: Open, view: str) -> None:
     page = visit(f"#{view}", **PHONE)
     shown(page, view)
     small = page.eval_on_selector_all(
@@ -99,16 +107,16 @@ def test_what_is_pressed_is_large_enough(visit: Open, view: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing(visit: Open, scheme: str) -> None:
+def test_axe_finds_no_violations(visit: Open, scheme: str) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     page = visit(color_scheme=scheme)
 
     def check(what: str) -> None:
         found = axe.run(page).response["violations"]
-        told = [(f["id"], f["impact"], [n["html"] for n in f["nodes"]]) for f in found]
-        assert not told, f"{what}: {told}"
+        messages = [(f["id"], f["impact"], [n["html"] for n in f["nodes"]]) for f in found]
+        assert not messages, f"{what}: {messages}"
 
-    finished(page)
+    wait_until_drawn(page)
     check("draw")
     page.locator("#draw .image-grid button").first.click()
     check("viewer")
@@ -125,7 +133,7 @@ def test_axe_finds_nothing(visit: Open, scheme: str) -> None:
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_the_accessibility_tree_names_everything(visit: Open, view: str) -> None:
+def test_interactive_elements_have_names(visit: Open, view: str) -> None:
     page = visit(f"#{view}", **LAPTOP)
     shown(page, view)
     page.evaluate("() => document.querySelectorAll('details').forEach(d => { d.open = true; })")
@@ -148,10 +156,12 @@ def test_the_accessibility_tree_names_everything(visit: Open, view: str) -> None
         "learn": set(),
     }
     assert names == expected[view]
-    assert page.locator("output").count() == 0, "an output is read aloud whenever it changes"
+    assert page.locator("output").count() == 0, (
+        "screen readers announce every change of an output element"
+    )
 
 
-def test_what_is_pressed_keeps_the_focus(visit: Open) -> None:
+def test_buttons_keep_the_focus_across_requests(visit: Open) -> None:
     page = visit("#learn")
     shown(page, "learn")
     for button in ("#scene-dice button >> nth=0", "#scene-dice button >> nth=1",
@@ -176,11 +186,9 @@ def test_what_is_pressed_keeps_the_focus(visit: Open) -> None:
     expect(page.locator("#play-choices button").first).to_be_focused()
 
 
-def test_a_drawing_that_is_cancelled_leaves_the_focus_in_its_form(
-    visit: Open, grey: FakeDecoder
-) -> None:
+def test_focus_stays_in_form_after_cancel(visit: Open, grey: FakeDecoder) -> None:
     page = visit()
-    finished(page)
+    wait_until_drawn(page)
     grey.before_step = lambda slots: time.sleep(0.2)
     page.click("#draw-form button[type=submit] >> nth=0")
     page.press("#draw [data-cancel]", "Enter")
@@ -189,9 +197,9 @@ def test_a_drawing_that_is_cancelled_leaves_the_focus_in_its_form(
     assert focused
 
 
-def test_what_is_pressed_and_goes_leaves_the_focus_beside_it(visit: Open) -> None:
+def test_focus_moves_to_neighbour_of_hidden_button(visit: Open) -> None:
     page = visit(allowed=["500"])
-    finished(page)
+    wait_until_drawn(page)
     error = {"message": "drawing failed", "code": "x"}
     page.route("**/v1/samples", lambda route: route.fulfill(status=500, json={"error": error}))
     page.click("nav [data-view=complete]")
@@ -201,9 +209,9 @@ def test_what_is_pressed_and_goes_leaves_the_focus_beside_it(visit: Open) -> Non
 
 
 @pytest.mark.parametrize("view", ["complete", "inside"])
-def test_a_view_that_an_image_is_taken_to_has_the_focus(visit: Open, view: str) -> None:
+def test_opening_image_in_view_focuses_its_title(visit: Open, view: str) -> None:
     page = visit("#draw?n=1&seed=5")
-    finished(page)
+    wait_until_drawn(page)
     expect(page).to_have_title("Draw – Scanline")
     page.locator("#draw .image-grid button").click()
     page.press(f"#viewer-{view}", "Enter")
@@ -212,9 +220,9 @@ def test_a_view_that_an_image_is_taken_to_has_the_focus(visit: Open, view: str) 
     expect(page).to_have_title(f"{name} – Scanline")
 
 
-def test_a_screen_reader_is_told_where_the_brush_is(visit: Open) -> None:
+def test_screen_reader_announces_editor_cursor(visit: Open) -> None:
     page = visit("#complete")
-    finished(page, "complete")
+    wait_until_drawn(page, "complete")
     page.focus("#editor")
     page.keyboard.press("ArrowUp")
     expect(page.locator("#editor-position")).to_have_text("Row 3, column 3, known")
@@ -222,21 +230,21 @@ def test_a_screen_reader_is_told_where_the_brush_is(visit: Open) -> None:
     expect(page.locator("#editor-position")).to_have_text("Row 3, column 3, erased")
 
 
-def test_the_verdict_is_silent_while_the_picture_moves(visit: Open) -> None:
+def test_verdict_is_not_announced_during_replay(visit: Open) -> None:
     page = visit("#inside", reduced_motion="no-preference")
     page.select_option("#inside-speed", "4")
     page.click("#inside-new")
     expect(page.locator("#verdict")).to_have_attribute("aria-live", "off")
     page.select_option("#inside-speed", "400")
-    measured(page)
+    wait_until_measured(page)
     page.focus("#inside-position")
     page.keyboard.press("ArrowLeft")
     expect(page.locator("#verdict")).to_have_attribute("aria-live", "polite")
 
 
-def test_what_is_chosen_is_seen_in_forced_colours(visit: Open) -> None:
+def test_selection_is_visible_in_forced_colours(visit: Open) -> None:
     page = visit(forced_colors="active")
-    finished(page)
+    wait_until_drawn(page)
     colour = "e => getComputedStyle(e).backgroundColor"
     tabs = page.eval_on_selector_all("nav a", f"all => all.map({colour})")
     assert tabs[0] not in tabs[1:]
@@ -249,9 +257,9 @@ def test_what_is_chosen_is_seen_in_forced_colours(visit: Open) -> None:
     assert pressed[1] != pressed[0]
 
 
-def test_errors_have_a_colour_of_their_own(visit: Open) -> None:
+def test_errors_have_their_own_colour(visit: Open) -> None:
     page = visit("#complete")
-    finished(page, "complete")
+    wait_until_drawn(page, "complete")
     page.set_input_files("#file", {"name": "x", "mimeType": "image/png", "buffer": b"no picture"})
     alert = page.locator("#complete [role=alert]")
     colour = alert.evaluate("e => getComputedStyle(e).borderLeftColor")
@@ -259,7 +267,7 @@ def test_errors_have_a_colour_of_their_own(visit: Open) -> None:
     assert colour != button.evaluate("e => getComputedStyle(e).backgroundColor")
 
 
-def test_without_script_the_page_points_to_what_works_without(visit: Open) -> None:
+def test_page_without_javascript_links_to_the_api(visit: Open) -> None:
     page = visit(java_script_enabled=False)
     link = page.locator("noscript a")
     expect(link).to_be_visible()
@@ -267,7 +275,7 @@ def test_without_script_the_page_points_to_what_works_without(visit: Open) -> No
     assert "/v1/samples" in reply.json()["paths"]
 
 
-def test_the_page_may_load_nothing_from_elsewhere(visit: Open) -> None:
+def test_content_security_policy_is_strict(visit: Open) -> None:
     page = visit()
     reply = page.request.get(page.url.split("#")[0])
     policy = reply.headers["content-security-policy"]
@@ -276,7 +284,7 @@ def test_the_page_may_load_nothing_from_elsewhere(visit: Open) -> None:
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_the_page_is_small(visit: Open, view: str) -> None:
+def test_transfer_size_of_each_view(visit: Open, view: str) -> None:
     page = visit(f"#{view}")
     shown(page, view)
     sizes: dict[str, int] = page.evaluate(
@@ -290,26 +298,26 @@ def test_the_page_is_small(visit: Open, view: str) -> None:
     assert sum(sizes.values()) <= PAGE_BYTES, sizes
 
 
-def test_the_modules_of_the_first_view_are_asked_for_at_once(visit: Open) -> None:
+def test_modules_of_first_view_are_preloaded(visit: Open) -> None:
     page = visit()
-    finished(page)
-    loaded, asked = page.evaluate(
+    wait_until_drawn(page)
+    loaded, requested = page.evaluate(
         """() => [
             performance.getEntriesByType("resource").map(({ name }) => name)
                 .filter((name) => name.endsWith(".js") && !name.endsWith("/app.js")),
             [...document.querySelectorAll("link[rel=modulepreload]")].map(({ href }) => href),
         ]"""
     )
-    assert set(loaded) == set(asked)
+    assert set(loaded) == set(requested)
 
 
-def test_all_views_together_are_not_much_larger() -> None:
+def test_transfer_size_of_all_files() -> None:
     files = [path for path in Path(STATIC).rglob("*") if path.is_file()]
     assert {path.suffix for path in files} <= {".html", ".css", ".js", ".svg"}
     assert sum(len(gzip.compress(path.read_bytes())) for path in files) <= ALL_BYTES
 
 
-def test_what_is_enabled_again_takes_the_focus_from_nothing(visit: Open, grey: FakeDecoder) -> None:
+def test_enabled_button_does_not_steal_focus(visit: Open, grey: FakeDecoder) -> None:
     page = visit("#learn")
     shown(page, "learn")
     rest, memory = (page.locator(f"#scene-{b}") for b in ("dice button >> nth=1", "memory button"))

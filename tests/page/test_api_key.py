@@ -1,14 +1,14 @@
-"""A server that asks for a key, and what of the page works where nothing may be stored."""
+"""Tests of the API key prompt and of forbidden storage."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.page.helpers import Open, expect, finished
+from tests.page.helpers import Open, expect, wait_until_drawn
 from tests.service.fixtures import GREY, FakeDecoder, build, listening
 
 
-def test_a_key_is_asked_for_once(visit: Open) -> None:
+def test_key_is_prompted_once(visit: Open) -> None:
     app_state, app = build({"api_key": "open sesame"}, {"grey": FakeDecoder(GREY, 4)})
     with listening(app, lambda: app_state.ready) as url:
         page = visit(url=url, allowed=["401"])
@@ -19,36 +19,36 @@ def test_a_key_is_asked_for_once(visit: Open) -> None:
         expect(page.locator("#key-wrong")).to_be_visible()
         page.fill("#key", "open sesame")
         page.keyboard.press("Enter")
-        finished(page)
+        wait_until_drawn(page)
         page.reload()
-        finished(page)
+        wait_until_drawn(page)
         page.context.close()
 
 
-def test_who_would_rather_give_no_key_is_left_alone(visit: Open) -> None:
+def test_declined_prompt_is_not_repeated(visit: Open) -> None:
     app_state, app = build({"api_key": "open sesame"}, {"grey": FakeDecoder(GREY, 4)})
     with listening(app, lambda: app_state.ready) as url:
         page = visit(url=url, allowed=["401"])
         page.click("text=Not now")
         expect(page.locator("#loading")).to_contain_text("asks for a key")
-        asked: list[str] = []
-        page.on("request", lambda request: asked.append(request.url))
-        page.wait_for_timeout(1200)  # longer than the page waits before it asks again
-        assert asked == []
+        requested: list[str] = []
+        page.on("request", lambda request: requested.append(request.url))
+        page.wait_for_timeout(1200)  # longer than the retry interval
+        assert requested == []
         expect(page.locator("#key-dialog")).to_be_hidden()
         page.click("#enter-key")
         page.fill("#key", "open sesame")
         page.keyboard.press("Enter")
-        finished(page)
+        wait_until_drawn(page)
         page.evaluate("location.hash = '#draw?model=ghost&n=1&seed=5'")
         expect(page.locator("#loading")).to_contain_text("no model “ghost”")
         expect(page.locator("#enter-key")).to_be_hidden()
         page.context.close()
 
 
-def test_who_gave_no_key_is_asked_again_when_they_act_again(visit: Open) -> None:
+def test_prompt_is_repeated_after_next_click(visit: Open) -> None:
     page = visit(allowed=["401"])
-    finished(page)
+    wait_until_drawn(page)
     error = {"message": "send the key", "code": "invalid_api_key"}
     page.route("**/v1/samples", lambda route: route.fulfill(status=401, json={"error": error}))
     for _ in range(2):
@@ -59,7 +59,7 @@ def test_who_gave_no_key_is_asked_again_when_they_act_again(visit: Open) -> None
 
 
 @pytest.mark.parametrize("secret", ["“open sesame”", "schlüssel", "ключ"])
-def test_a_key_may_be_any_text(visit: Open, secret: str) -> None:
+def test_key_may_contain_any_unicode(visit: Open, secret: str) -> None:
     app_state, app = build({"api_key": secret}, {"grey": FakeDecoder(GREY, 4)})
     with listening(app, lambda: app_state.ready) as url:
         page = visit(url=url, allowed=["401"])
@@ -68,7 +68,7 @@ def test_a_key_may_be_any_text(visit: Open, secret: str) -> None:
         expect(page.locator("#key-wrong")).to_be_visible()
         page.fill("#key", secret)
         page.keyboard.press("Enter")
-        finished(page)
+        wait_until_drawn(page)
         page.context.close()
 
 
@@ -77,14 +77,14 @@ FORBIDDEN = """for (const name of ["sessionStorage", "localStorage"]) {
 }"""
 
 
-def test_the_page_works_where_nothing_may_be_stored(visit: Open) -> None:
+def test_page_works_without_storage(visit: Open) -> None:
     app_state, app = build({"api_key": "open sesame"}, {"grey": FakeDecoder(GREY, 4)})
     with listening(app, lambda: app_state.ready) as url:
         page = visit("#draw?n=1&seed=5", url=url, allowed=["401"], script=FORBIDDEN)
         page.fill("#key", "open sesame")
         page.keyboard.press("Enter")
-        finished(page)
+        wait_until_drawn(page)
         page.click("#draw-form button[type=submit]")
         drawn = page.locator("#gallery [data-strip=drawn] li")
-        expect(drawn).to_have_count(2)  # and not the last alone
+        expect(drawn).to_have_count(2)  # the gallery works in memory
         page.context.close()

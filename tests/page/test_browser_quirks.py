@@ -1,8 +1,6 @@
-"""What Firefox and Safari do otherwise, imitated here: Chromium is what there is to test with."""
+"""Tests of workarounds for Firefox and Safari, whose behaviour is simulated in Chromium."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -13,16 +11,13 @@ from tests.page.helpers import (
     Open,
     box,
     expect,
-    finished,
-    hash_of,
-    measured,
     pixels,
     upload,
+    url_hash,
+    wait_until_drawn,
+    wait_until_measured,
 )
 from tests.service.fixtures import GREY, encode
-
-if TYPE_CHECKING:
-    pass
 
 FIELDS = "input:not([type=radio], [type=range], [type=color], [type=file]), select, textarea"
 DRAG = """([kind, files]) => {
@@ -34,14 +29,14 @@ DRAG = """([kind, files]) => {
 }"""
 
 
-def test_a_tool_that_the_browser_kept_is_the_one_at_hand(visit: Open) -> None:
+def test_tool_restored_by_browser_is_applied(visit: Open) -> None:
     page = visit("#complete?model=colour")
-    finished(page, "complete")
+    wait_until_drawn(page, "complete")
     page.check("[name=tool][value=draw]")
     page.evaluate("() => { document.querySelector('[name=colour]').value = '#ff0000'; }")
     page.goto("about:blank")
     page.go_back()
-    finished(page, "complete")
+    wait_until_drawn(page, "complete")
     expect(page.locator("[name=tool]:checked")).to_have_value("draw")
     page.locator("#editor").scroll_into_view_if_needed()
     place = box(page, "#editor")
@@ -50,9 +45,9 @@ def test_a_tool_that_the_browser_kept_is_the_one_at_hand(visit: Open) -> None:
 
 
 @pytest.mark.parametrize("tool", ["[value=draw]", "#undo", "#complete-brush"])
-def test_a_tool_that_is_taken_up_is_so_without_the_focus(visit: Open, tool: str) -> None:
+def test_clicked_tool_is_focused_in_safari(visit: Open, tool: str) -> None:
     page = visit("#complete", **PHONE)
-    finished(page, "complete")
+    wait_until_drawn(page, "complete")
     way = "() => getComputedStyle(document.getElementById('editor')).touchAction"
     assert "pan-y" in page.evaluate(way)
     kind = "change" if "brush" in tool else "click"
@@ -65,9 +60,9 @@ def test_a_tool_that_is_taken_up_is_so_without_the_focus(visit: Open, tool: str)
 
 
 @pytest.mark.parametrize("offset", [3, 19])
-def test_thin_lines_of_a_large_picture_are_not_skipped(visit: Open, offset: int) -> None:
+def test_downscaling_averages_thin_lines(visit: Open, offset: int) -> None:
     page = visit("#complete")
-    finished(page, "complete")
+    wait_until_drawn(page, "complete")
     large = np.full((40 * GREY.height, 40 * GREY.width), 255, np.uint8)
     for k in range(3):
         large[:, offset + k :: 40] = 0
@@ -80,7 +75,7 @@ def test_thin_lines_of_a_large_picture_are_not_skipped(visit: Open, offset: int)
     assert abs(seen.mean() - 255 * 37 / 40) <= 2
 
 
-def test_pictures_are_sent_as_they_are_where_canvases_are_not_to_be_read(visit: Open) -> None:
+def test_pictures_are_encoded_without_canvas(visit: Open) -> None:
     page = visit(
         "#draw?n=1&seed=5",
         script="""for (const name of ["OffscreenCanvas", "HTMLCanvasElement"]) {
@@ -90,15 +85,15 @@ def test_pictures_are_sent_as_they_are_where_canvases_are_not_to_be_read(visit: 
             }
         }""",
     )
-    finished(page)
+    wait_until_drawn(page)
     page.locator("#draw .image-grid button").click()
     page.click("#viewer-inside")
-    measured(page)
+    wait_until_measured(page)
     page.click("#inside .primary >> text=Continue in 8 ways")
     expect(page.locator("#whatif-results [data-report]")).to_contain_text("a second")
 
 
-def test_an_address_that_is_refused_is_written_later(visit: Open) -> None:
+def test_address_is_written_later_if_history_is_rate_limited(visit: Open) -> None:
     page = visit(
         "#inside?seed=5&at=3",
         script="""const replace = history.replaceState.bind(history);
@@ -107,25 +102,25 @@ def test_an_address_that_is_refused_is_written_later(visit: Open) -> None:
                 replace(...input);
             };""",
     )
-    measured(page)
+    wait_until_measured(page)
     page.evaluate("() => { window.full = true; }")
     page.focus("#inside-position")
     for _ in range(3):
         page.keyboard.press("ArrowRight")
     expect(page.locator("#inside-position")).to_have_value("6")
-    assert "at=3" in hash_of(page)
+    assert "at=3" in url_hash(page)
     page.evaluate("() => { window.full = false; }")
     page.wait_for_function("() => location.hash.includes('at=6')")
 
 
-def test_a_press_beside_what_is_enlarged_closes_it(visit: Open) -> None:
+def test_click_outside_closes_dialog_without_closedby(visit: Open) -> None:
     page = visit()
     page.add_init_script("delete HTMLDialogElement.prototype.closedBy")
     plain = page.request.get(page.url.split("#")[0]).text()
     plain = plain.replace('closedby="any"', 'closedby="closerequest"')
     page.route("**/", lambda route: route.fulfill(body=plain, content_type="text/html"))
     page.reload()
-    finished(page)
+    wait_until_drawn(page)
     page.locator("#draw .image-grid button").first.click()
     page.click("#viewer-title")
     place = box(page, "#viewer-speed")
@@ -138,31 +133,31 @@ def test_a_press_beside_what_is_enlarged_closes_it(visit: Open) -> None:
     expect(page.locator("#viewer")).to_be_hidden()
 
 
-def test_a_file_dragged_from_part_to_part_has_not_left_the_page(visit: Open) -> None:
+def test_drop_target_disappears_without_related_target(visit: Open) -> None:
     page = visit()
-    finished(page)
+    wait_until_drawn(page)
     assert page.evaluate(DRAG, ["dragover", True])
     assert page.evaluate(DRAG, ["dragleave", True])
     page.wait_for_function("() => !document.body.classList.contains('dropping')")
 
 
 @pytest.mark.parametrize("view", ["draw", "complete", "inside"])
-def test_no_phone_enlarges_the_page_for_a_field(visit: Open, view: str) -> None:
+def test_fields_are_large_enough_against_ios_zoom(visit: Open, view: str) -> None:
     page = visit(f"#{view}", **PHONE)
     sizes = page.eval_on_selector_all(
         FIELDS,
         "all => all.map(e => [e.id, parseFloat(getComputedStyle(e).fontSize)])",
     )
     assert sizes
-    assert [one for one in sizes if one[1] < 16] == []
+    assert [field for field in sizes if field[1] < 16] == []
 
 
-def test_nothing_lies_under_the_camera_of_a_phone_on_its_side(visit: Open) -> None:
+def test_content_respects_safe_area(visit: Open) -> None:
     page = visit("#draw?n=4&seed=5", **PHONE | {"viewport": {"width": 812, "height": 375}})
     session = page.context.new_cdp_session(page)
     insets = {"left": 50, "right": 50, "bottom": 21, "top": 0}
     session.send("Emulation.setSafeAreaInsetsOverride", {"insets": insets})
-    finished(page)
+    wait_until_drawn(page)
     for what in ("nav a", ".brand", "#draw-form", "#draw .image-grid"):
         assert box(page, what)["x"] >= 50, what
     for what in ("nav a >> nth=-1", ".aside", "#draw-form", "#draw .image-grid"):

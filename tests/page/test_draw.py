@@ -1,4 +1,4 @@
-"""Drawing from nothing: classes, seeds, pace, and an image enlarged and saved."""
+"""Tests of the view "Draw" and of the viewer: classes, seeds, pace, cancelling, saving."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from tests.page.helpers import PHONE, Open, expect, finished, hash_of, pixels
+from tests.page.helpers import PHONE, Open, expect, pixels, url_hash, wait_until_drawn
 from tests.service.fixtures import COLOUR, GREY, FakeDecoder, until
 
 
-def test_the_page_draws_by_itself_and_a_link_draws_the_same(visit: Open) -> None:
+def test_page_draws_at_once_and_link_repeats_it(visit: Open) -> None:
     page = visit()
-    finished(page)
+    wait_until_drawn(page)
     assert page.locator("#draw .image-grid li").count() == 12
     expect(page.locator("#draw .image-grid small").first).to_contain_text("bits/dim")
     first = pixels(page, "#draw .image-grid canvas")
@@ -24,13 +24,13 @@ def test_the_page_draws_by_itself_and_a_link_draws_the_same(visit: Open) -> None
     address = page.url
     assert "seed=" in address
     again = visit(address.split("/")[-1])
-    finished(again)
+    wait_until_drawn(again)
     assert pixels(again, "#draw .image-grid canvas") == first
 
 
-def test_a_class_a_number_and_a_seed_can_be_asked_for(visit: Open) -> None:
+def test_class_number_and_seed(visit: Open) -> None:
     page = visit()
-    finished(page)
+    wait_until_drawn(page)
     page.fill("#draw-form [name=n]", "3")
     page.fill("#draw-form [name=seed]", "77")
     page.check("#draw-form [name=label][value='a frog']")
@@ -39,82 +39,82 @@ def test_a_class_a_number_and_a_seed_can_be_asked_for(visit: Open) -> None:
     assert "label=a+frog" in page.url
 
 
-def test_numbers_that_no_form_takes_are_fitted(visit: Open) -> None:
+def test_numbers_are_clamped_to_bounds(visit: Open) -> None:
     page = visit("#complete")
-    finished(page, "complete")
+    wait_until_drawn(page, "complete")
     page.click("#complete-form summary")
     page.fill("#complete-n", "100")
     page.fill("#complete-seed", "1.4")
-    page.click("#complete-form summary")  # where the browser could not point at what is wrong
+    page.click("#complete-form summary")  # where the browser could not show a validation message
     page.click("#complete-form button[type=submit]")
     expect(page.locator("#complete-n")).to_have_value("64")
     expect(page.locator("#complete .image-grid small").nth(1)).to_contain_text("seed 1")
-    assert {"n=64", "seed=1"} <= set(hash_of(page).split("&"))
+    assert {"n=64", "seed=1"} <= set(url_hash(page).split("&"))
 
 
-def test_a_number_that_is_missing_is_filled_in(visit: Open) -> None:
+def test_missing_number_gets_default(visit: Open) -> None:
     page = visit("#draw?n=2&seed=5", **PHONE)
-    finished(page)
+    wait_until_drawn(page)
     page.click("#draw-form .buttons .phone-only")
     page.fill("#draw-n", "")
     page.fill("#draw-seed", "-3")
     page.keyboard.press("Escape")
     page.click("#draw-form button[type=submit]")
     expect(page.locator("#draw .image-grid small")).to_have_count(12)
-    finished(page)
-    assert {"n=12", "seed=0"} <= set(hash_of(page).split("&"))
+    wait_until_drawn(page)
+    assert {"n=12", "seed=0"} <= set(url_hash(page).split("&"))
 
 
-def test_a_links_seed_is_for_its_drawing_alone(visit: Open) -> None:
+def test_link_seed_applies_once(visit: Open) -> None:
     page = visit("#draw?n=2&seed=5")
-    finished(page)
+    wait_until_drawn(page)
     first = pixels(page, "#draw .image-grid canvas")
     expect(page.locator("#draw-seed")).to_have_value("")
     before = page.url
     page.click("#draw-form button[type=submit]")
     expect(page).not_to_have_url(before)
-    finished(page)
+    wait_until_drawn(page)
     assert pixels(page, "#draw .image-grid canvas") != first
 
 
-def test_the_dice_take_a_new_and_short_seed(visit: Open) -> None:
+def test_dice_choose_new_short_seed(visit: Open) -> None:
     page = visit("#draw?n=1&seed=5")
-    finished(page)
+    wait_until_drawn(page)
     page.fill("#draw-seed", "1234567")
     page.click("#draw-form button[type=submit]")
     expect(page.locator("#draw .image-grid small")).to_contain_text("seed 1234567")
-    finished(page)
+    wait_until_drawn(page)
     page.click("#draw-form [data-dice]")
     expect(page.locator("#draw .image-grid small")).not_to_contain_text("seed 1234567")
-    finished(page)
+    wait_until_drawn(page)
     expect(page.locator("#draw-seed")).to_have_value("")
-    seed = re.search(r"seed=(\d+)", hash_of(page))
+    seed = re.search(r"seed=(\d+)", url_hash(page))
     assert seed is not None
     assert int(seed[1]) < 100_000
 
 
-def test_pixels_are_counted_exactly(visit: Open) -> None:
+def test_pixel_count_is_exact(visit: Open) -> None:
     page = visit("#draw?n=64&seed=1&model=colour")
-    finished(page)
+    wait_until_drawn(page)
     report = page.text_content("#draw [data-report]")
     assert f" {64 * COLOUR.pixels} pixels" in (report or "")
     page = visit("#draw?n=37&seed=1")
-    finished(page)
+    wait_until_drawn(page)
     report = page.text_content("#draw [data-report]")
     assert f" {37 * GREY.pixels:,} pixels" in (report or "")
 
 
-def test_pixels_appear_one_after_another(visit: Open) -> None:
+def test_pixels_appear_one_by_one(visit: Open) -> None:
     page = visit("#draw?n=2&seed=1", reduced_motion="no-preference")
     caption = page.locator("#draw .image-grid small").first
     expect(caption).to_have_text("drawing")
     expect(page.locator("#draw .progress")).to_be_visible()
     page.click("text=Show all")
     expect(caption).to_contain_text("seed 1")
-    finished(page)
+    wait_until_drawn(page)
 
 
-def test_cancel_keeps_what_is_drawn(visit: Open, grey: FakeDecoder) -> None:
+def test_cancel_keeps_drawn_pixels(visit: Open, grey: FakeDecoder) -> None:
     grey.before_step = lambda slots: time.sleep(0.3) if grey.steps else None
     page = visit()
     page.click("#draw [data-cancel]")
@@ -122,9 +122,9 @@ def test_cancel_keeps_what_is_drawn(visit: Open, grey: FakeDecoder) -> None:
     expect(page.locator("#draw [data-cancel]")).to_be_hidden()
 
 
-def test_cancel_shows_what_is_drawn_to_who_wants_no_motion(visit: Open, grey: FakeDecoder) -> None:
+def test_cancel_shows_drawn_pixels_with_reduced_motion(visit: Open, grey: FakeDecoder) -> None:
     page = visit("#draw?n=1&seed=5")
-    finished(page)
+    wait_until_drawn(page)
     row = pixels(page, "#draw .image-grid canvas")[0][: 4 * GREY.width]
     steps = len(grey.steps)
     grey.before_step = lambda slots: time.sleep(0.3) if len(grey.steps) > steps + 2 else None
@@ -138,23 +138,23 @@ def test_cancel_shows_what_is_drawn_to_who_wants_no_motion(visit: Open, grey: Fa
     assert pixels(page, "#draw .image-grid canvas")[0][: 4 * GREY.width] == row
 
 
-def test_what_is_enlarged_gives_way_to_its_neighbours(visit: Open) -> None:
+def test_viewer_steps_through_images(visit: Open) -> None:
     page = visit("#draw?n=3&seed=8")
-    finished(page)
+    wait_until_drawn(page)
     page.locator("#draw .image-grid button").first.click()
     for button, seed in (("Next", 9), ("Previous", 8), ("Previous", 10), ("Next", 8)):
         page.locator("#viewer-others button", has_text=button).click()
         expect(page.locator("#viewer-facts")).to_contain_text(f"Seed {seed}")
     page = visit("#draw?n=1&seed=8")
-    finished(page)
+    wait_until_drawn(page)
     page.locator("#draw .image-grid button").first.click()
     expect(page.locator("#viewer")).to_be_visible()
     expect(page.locator("#viewer-others")).to_be_hidden()
 
 
-def test_an_image_is_enlarged_replayed_and_saved(visit: Open, tmp_path: Path) -> None:
+def test_image_is_enlarged_replayed_and_saved(visit: Open, tmp_path: Path) -> None:
     page = visit("#draw?n=2&seed=8")
-    finished(page)
+    wait_until_drawn(page)
     shown = pixels(page, "#draw .image-grid canvas")[0]
     page.locator("#draw .image-grid button").first.click()
     expect(page.locator("#viewer-facts")).to_contain_text("Seed 8")
@@ -176,35 +176,35 @@ def test_an_image_is_enlarged_replayed_and_saved(visit: Open, tmp_path: Path) ->
             small = np.asarray(animated.convert("RGBA"))[:: 280 // 5, :: 280 // 5]
             return list(small.ravel().tolist())
 
-        assert seen(0) == shown  # the default image, for what shows no animation
+        assert seen(0) == shown  # the default image, for programs without animation
         assert not any(seen(1)[3::4])
         assert seen(frames - 1) == shown
     page.keyboard.press("Escape")
     expect(page.locator("#viewer")).to_be_hidden()
 
 
-def test_a_colour_model_draws_and_completes(visit: Open) -> None:
+def test_colour_model_draws_and_completes(visit: Open) -> None:
     page = visit("#draw?model=colour&n=3&seed=2")
-    finished(page)
+    wait_until_drawn(page)
     assert not page.locator("#draw-classes").is_visible()
     page.click("nav >> text=Complete")
-    finished(page, "complete")
+    wait_until_drawn(page, "complete")
     assert page.locator("#complete-form [name=colour]").is_visible()
 
 
-def test_another_model_draws_at_once(visit: Open) -> None:
+def test_switching_model_draws_at_once(visit: Open) -> None:
     page = visit()
-    finished(page)
+    wait_until_drawn(page)
     page.select_option("#model", "colour")
-    finished(page)
+    wait_until_drawn(page)
     sizes = page.eval_on_selector_all(
         "#draw .image-grid canvas", "all => all.map(c => [c.width, c.height])"
     )
     assert sizes == [[COLOUR.width, COLOUR.height]] * 12
     page.click("nav >> text=Complete")
-    finished(page, "complete")
+    wait_until_drawn(page, "complete")
     page.select_option("#model", "grey")
-    finished(page, "complete")
+    wait_until_drawn(page, "complete")
     page.click("nav >> text=Draw")
-    finished(page)
+    wait_until_drawn(page)
     assert len(pixels(page, "#draw .image-grid canvas")[0]) == 4 * GREY.pixels

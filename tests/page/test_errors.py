@@ -1,4 +1,4 @@
-"""What goes wrong between page and server, and what the page makes of it."""
+"""Tests of errors: lost connections, full or replaced servers, failed generations."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from scanline.service.state import AppState
-from tests.page.helpers import Open, expect, finished, measured, pixels
+from tests.page.helpers import Open, expect, pixels, wait_until_drawn, wait_until_measured
 from tests.service.fixtures import GREY, FakeDecoder, build, idle, listening, until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page, Route
 
 
-def test_what_is_left_unfinished_says_so(visit: Open, grey: FakeDecoder) -> None:
+def test_failed_images_are_marked(visit: Open, grey: FakeDecoder) -> None:
     page = visit("#draw?n=3&seed=5")
-    finished(page)
+    wait_until_drawn(page)
 
     def fail(slots: list[int]) -> None:
         raise RuntimeError("broken")
@@ -29,9 +29,9 @@ def test_what_is_left_unfinished_says_so(visit: Open, grey: FakeDecoder) -> None
     expect(page.locator("#draw .image-grid small")).to_have_text(["not drawn"] * 3)
 
 
-def test_a_lost_connection_is_resumed(visit: Open) -> None:
+def test_lost_connection_is_resumed(visit: Open) -> None:
     page = visit("#draw?n=2&seed=5", allowed=["ERR_FAILED"])
-    finished(page)
+    wait_until_drawn(page)
     whole = pixels(page, "#draw .image-grid canvas")
     resumed: list[str | None] = []
 
@@ -52,15 +52,15 @@ def test_a_lost_connection_is_resumed(visit: Open) -> None:
     page.fill("#draw-form [name=seed]", "5")
     page.click("#draw-form button[type=submit]")
     expect(page.locator("#draw [data-report]")).to_contain_text("Reconnecting")
-    finished(page)
+    wait_until_drawn(page)
     assert pixels(page, "#draw .image-grid canvas") == whole
     assert len(resumed) == 2
     assert all(resumed)
 
 
-def test_a_drawing_that_the_server_let_go_is_drawn_again(visit: Open) -> None:
+def test_forgotten_generation_restarts(visit: Open) -> None:
     page = visit("#draw?n=2&seed=5", allowed=["404"])
-    finished(page)
+    wait_until_drawn(page)
     whole = pixels(page, "#draw .image-grid canvas")
     cuts: list[int] = []
 
@@ -76,12 +76,12 @@ def test_a_drawing_that_the_server_let_go_is_drawn_again(visit: Open) -> None:
     page.route("**/v1/samples", cut_once)
     page.fill("#draw-seed", "5")
     page.click("#draw-form button[type=submit]")
-    finished(page)
+    wait_until_drawn(page)
     assert pixels(page, "#draw .image-grid canvas") == whole
     assert len(cuts) == 2
 
 
-def test_a_server_that_is_replaced_draws_the_same_after_all(visit: Open) -> None:
+def test_replaced_server_draws_the_same(visit: Open) -> None:
     slow = FakeDecoder(GREY, 4)
     slow.before_step = lambda slots: time.sleep(0.3) if slow.steps[3:] else None
     first, app = build(decoders={"grey": slow})
@@ -97,19 +97,19 @@ def test_a_server_that_is_replaced_draws_the_same_after_all(visit: Open) -> None
     with listening(app, lambda: second.ready, port):
         expect(page.locator("#draw [data-report]")).to_contain_text("a second", timeout=60_000)
         again = visit("#draw?n=2&seed=5", url=url)
-        finished(again)
+        wait_until_drawn(again)
         assert pixels(page, "#draw .image-grid canvas") == pixels(again, "#draw .image-grid canvas")
 
 
-def test_a_server_that_comes_back_at_the_last_try_draws_again(visit: Open) -> None:
-    """It knows nothing of the drawing, but it is there."""
+def test_server_back_at_last_try_draws_again(visit: Open) -> None:
+    """The new server does not know the generation, so it starts again."""
     slow = FakeDecoder(GREY, 4)
     app_state, app = build(decoders={"grey": slow})
-    asked: list[str] = []
+    requested: list[str] = []
 
     def away(route: Route) -> None:
-        asked.append(route.request.url)
-        if len(asked) < 8:
+        requested.append(route.request.url)
+        if len(requested) < 8:
             route.abort()
         else:
             error = {"message": "there is no generation", "code": "generation_not_found"}
@@ -117,7 +117,7 @@ def test_a_server_that_comes_back_at_the_last_try_draws_again(visit: Open) -> No
 
     with listening(app, lambda: app_state.ready) as url:
         page = visit("#draw?n=2&seed=5", url=url, allowed=["ERR_FAILED", "404"])
-        finished(page)
+        wait_until_drawn(page)
         whole = pixels(page, "#draw .image-grid canvas")
         slow.before_step = lambda slots: time.sleep(0.1)
         page.route("**/events", away)
@@ -129,7 +129,7 @@ def test_a_server_that_comes_back_at_the_last_try_draws_again(visit: Open) -> No
         page.fill("#draw-seed", "5")
         page.click("#draw-form button[type=submit]")
         expect(page.locator("#draw [data-report]")).to_contain_text("a second", timeout=30_000)
-        assert len(asked) == 8
+        assert len(requested) == 8
         assert pixels(page, "#draw .image-grid canvas") == whole
         page.context.close()
 
@@ -153,19 +153,19 @@ CUT = """() => {
 }"""
 
 
-def test_a_drawing_cancelled_while_the_connection_was_lost_is_drawn_again(visit: Open) -> None:
+def test_generation_cancelled_during_lost_connection_restarts(visit: Open) -> None:
     slow = FakeDecoder(GREY, 4)
     app_state, app = build({"grace_seconds": 0.2}, {"grey": slow})
     with listening(app, lambda: app_state.ready) as url:
         page = visit("#draw?n=2&seed=5", url=url)
-        finished(page)
+        wait_until_drawn(page)
         whole = pixels(page, "#draw .image-grid canvas")
         slow.before_step = lambda slots: time.sleep(0.1)
         held: list[int] = []
 
         def hold_once(route: Route) -> None:
             if not held:
-                until(lambda: idle(app_state), "the end of the grace")
+                until(lambda: idle(app_state), "the end of the grace period")
             held.append(1)
             slow.before_step = lambda slots: None
             route.continue_()
@@ -174,19 +174,19 @@ def test_a_drawing_cancelled_while_the_connection_was_lost_is_drawn_again(visit:
         page.evaluate(CUT)
         page.fill("#draw-seed", "5")
         page.click("#draw-form button[type=submit]")
-        finished(page)
+        wait_until_drawn(page)
         assert held == [1]
         assert pixels(page, "#draw .image-grid canvas") == whole
         page.context.close()
 
 
-def test_a_drawing_that_is_cancelled_twice_has_failed(visit: Open) -> None:
+def test_generation_cancelled_twice_fails(visit: Open) -> None:
     page = visit("#inside?seed=5")
-    measured(page)
-    asked: list[int] = []
+    wait_until_measured(page)
+    requested: list[int] = []
 
     def cancel(route: Route) -> None:
-        asked.append(1)
+        requested.append(1)
         reply = route.fetch()
         body = reply.body().replace(b'"finish_reason":"length"', b'"finish_reason":"cancelled"')
         route.fulfill(response=reply, body=body)
@@ -197,14 +197,14 @@ def test_a_drawing_that_is_cancelled_twice_has_failed(visit: Open) -> None:
         "The drawing was cancelled."
     )
     expect(page.locator("#inside-caption")).not_to_contain_text("bits/dim")
-    assert len(asked) == 2
+    assert len(requested) == 2
 
 
-def test_cancelling_waits_for_no_answer(visit: Open, grey: FakeDecoder) -> None:
+def test_cancel_does_not_wait_for_response(visit: Open, grey: FakeDecoder) -> None:
     page = visit("#draw?n=1&seed=5", reduced_motion="no-preference")
-    finished(page)
+    wait_until_drawn(page)
     grey.before_step = lambda slots: time.sleep(0.3)
-    page.route("**/v1/generations/*", lambda route: None)  # never answered
+    page.route("**/v1/generations/*", lambda route: None)  # never answers
     page.click("#draw-form button[type=submit]")
     expect(page.locator("#draw .image-grid small").first).to_have_text("drawing")
     with page.expect_request(lambda request: request.method == "DELETE"):
@@ -213,47 +213,47 @@ def test_cancelling_waits_for_no_answer(visit: Open, grey: FakeDecoder) -> None:
 
 
 def answer_first(page: Page, times: int, **reply: Any) -> list[int]:
-    """Answer the first drawings asked for so; give a list that grows with each."""
-    asked: list[int] = []
+    """Answer the first `times` drawing requests with `reply`; return a list of all requests."""
+    requested: list[int] = []
 
     def answer(route: Route) -> None:
-        asked.append(1)
-        if len(asked) > times:
+        requested.append(1)
+        if len(requested) > times:
             route.continue_()
         else:
             route.fulfill(**reply)
 
     page.route("**/v1/samples", answer)
-    return asked
+    return requested
 
 
-def test_a_proxy_whose_server_begins_anew_is_asked_again(visit: Open) -> None:
+def test_bad_gateway_is_retried(visit: Open) -> None:
     page = visit(allowed=["502"])
-    finished(page)
-    asked = answer_first(page, 2, status=502, body="no server")
+    wait_until_drawn(page)
+    requested = answer_first(page, 2, status=502, body="no server")
     page.click("#draw-form button[type=submit]")
     expect(page.locator("#draw [data-report]")).to_contain_text("Reconnecting in")
-    finished(page)
-    assert len(asked) == 3
+    wait_until_drawn(page)
+    assert len(requested) == 3
 
 
-def test_a_full_server_is_asked_again(visit: Open) -> None:
+def test_full_server_is_retried(visit: Open) -> None:
     page = visit(allowed=["429"])
-    finished(page)
+    wait_until_drawn(page)
     error = {"message": "the queue is full", "type": "x", "param": None, "code": "queue_full"}
     full = {"status": 429, "headers": {"Retry-After": "1"}, "json": {"error": error}}
-    asked = answer_first(page, 1, **full)
+    requested = answer_first(page, 1, **full)
     page.click("#draw-form button[type=submit]")
     expect(page.locator("#draw [data-report]")).to_contain_text("full. Trying again")
-    finished(page)
-    assert len(asked) == 2
+    wait_until_drawn(page)
+    assert len(requested) == 2
 
 
-def test_the_queue_is_told(
+def test_queue_position_is_shown(
     visit: Open, grey: FakeDecoder, served: tuple[AppState, str, FakeDecoder]
 ) -> None:
     page = visit()
-    finished(page)
+    wait_until_drawn(page)
     hold = threading.Event()
     grey.before_step = lambda slots: (hold.wait(), None)[1]
     other = threading.Thread(
@@ -267,19 +267,19 @@ def test_the_queue_is_told(
         page.click("#draw-form button[type=submit]")
         expect(page.locator("#draw [data-report]")).to_contain_text("1 image is ahead")
     finally:
-        hold.set()  # or nothing would ever end
-    finished(page)
+        hold.set()  # otherwise the server never stops
+    wait_until_drawn(page)
     other.join()
 
 
-def test_what_is_still_so_is_not_told_again(visit: Open) -> None:
+def test_unchanged_status_is_not_announced_again(visit: Open) -> None:
     page = visit(allowed=["503"])
-    finished(page)
-    asked: list[int] = []
+    wait_until_drawn(page)
+    requested: list[int] = []
 
     def refuse(route: Route) -> None:
-        asked.append(1)
-        if len(asked) > 3:
+        requested.append(1)
+        if len(requested) > 3:
             route.continue_()
         else:
             error = {"message": "loading", "type": "server_error", "code": "not_ready"}
@@ -287,29 +287,29 @@ def test_what_is_still_so_is_not_told_again(visit: Open) -> None:
 
     page.route("**/v1/models", refuse)
     page.add_init_script("""document.addEventListener("DOMContentLoaded", () => {
-        window.told = [];
-        new MutationObserver((all) => window.told.push(
+        window.messages = [];
+        new MutationObserver((all) => window.messages.push(
             ...all.flatMap(({ addedNodes }) => [...addedNodes].map((node) => node.textContent))))
             .observe(document.querySelector("#loading [role=status]"), { childList: true });
     });""")
     page.reload()
-    finished(page)
-    assert page.evaluate("window.told") == ["The models are loading …"]
+    wait_until_drawn(page)
+    assert page.evaluate("window.messages") == ["The models are loading …"]
 
 
-def test_a_model_that_is_not_here_is_said_to_be(visit: Open) -> None:
+def test_unknown_model_is_reported(visit: Open) -> None:
     page = visit("#draw?model=ghost&seed=5&n=1")
-    finished(page)
+    wait_until_drawn(page)
     expect(page.locator("#loading")).to_contain_text("no model “ghost” here")
     page.select_option("#model", "colour")
     expect(page.locator("#loading")).to_be_hidden()
-    finished(page)
+    wait_until_drawn(page)
 
 
-def test_a_model_that_is_another_by_now_is_said_to_be(visit: Open) -> None:
-    """After a server that began anew: its pixels would be laid out wrongly, or wanted for ever."""
+def test_replaced_model_is_reported(visit: Open) -> None:
+    """Otherwise, pixels of another size would be misplaced, or the drawing would never finish."""
     page = visit("#draw?n=1&seed=5", allowed=["404"])
-    finished(page)
+    wait_until_drawn(page)
 
     def answer(route: Route) -> None:
         reply = route.fetch()
@@ -318,8 +318,8 @@ def test_a_model_that_is_another_by_now_is_said_to_be(visit: Open) -> None:
 
     page.route("**/v1/samples", answer)
     page.click("#draw-form button[type=submit]")
-    told = page.locator("#draw [role=alert]")
-    expect(told).to_contain_text("another model of this name now. Reload the page.")
+    alert = page.locator("#draw [role=alert]")
+    expect(alert).to_contain_text("another model of this name now. Reload the page.")
     page.click("nav [data-view=play]")
     expect(page.locator("#play-status")).to_contain_text("Reload the page.")
     page.unroute("**/v1/samples")
@@ -327,12 +327,12 @@ def test_a_model_that_is_another_by_now_is_said_to_be(visit: Open) -> None:
     page.route("**/v1/samples", lambda route: route.fulfill(status=404, json={"error": error}))
     page.click("nav [data-view=draw]")
     page.click("#draw-form button[type=submit]")
-    expect(told).to_contain_text("There is no model 'grey'. Reload the page.")
+    expect(alert).to_contain_text("There is no model 'grey'. Reload the page.")
 
 
-def test_a_game_goes_on_though_a_guess_was_lost(visit: Open) -> None:
+def test_game_continues_after_lost_guess(visit: Open) -> None:
     page = visit("#draw?n=1&seed=5", allowed=["ERR_FAILED", "503"])
-    finished(page)
+    wait_until_drawn(page)
     lost: list[str] = []
 
     def lose(route: Route) -> None:
@@ -345,7 +345,7 @@ def test_a_game_goes_on_though_a_guess_was_lost(visit: Open) -> None:
         else:
             route.continue_()
 
-    page.route("**/v1/score", lose)  # before the view asks: its questions may be answered at once
+    page.route("**/v1/score", lose)  # before the view sends its first request
     page.click("nav [data-view=play]")
     expect(page.locator("#play-status")).to_contain_text("Picture 1 of 5")
     page.click("#play-choices >> text='zero'")
@@ -353,31 +353,31 @@ def test_a_game_goes_on_though_a_guess_was_lost(visit: Open) -> None:
     assert len(lost) > 2
 
 
-def test_a_scene_that_failed_begins_anew_when_it_is_looked_at_again(visit: Open) -> None:
+def test_failed_scene_restarts_when_view_is_shown(visit: Open) -> None:
     page = visit(allowed=["400"])
-    finished(page)
+    wait_until_drawn(page)
     error = {"message": "no such thing", "code": "x"}
     page.route("**/v1/score", lambda route: route.fulfill(status=400, json={"error": error}))
     page.click("nav [data-view=learn]")
-    said = page.locator("#scene-bits [data-status]")
-    expect(said).to_contain_text("No such thing.")
+    status = page.locator("#scene-bits [data-status]")
+    expect(status).to_contain_text("No such thing.")
     page.click("nav [data-view=draw]")
     page.unroute("**/v1/score")
     page.click("nav [data-view=learn]")
-    expect(said).to_contain_text("bits instead of")
+    expect(status).to_contain_text("bits instead of")
 
 
-def test_what_failed_of_a_sheet_that_is_gone_is_not_told_of_the_next(visit: Open) -> None:
+def test_error_of_replaced_grid_is_not_shown(visit: Open) -> None:
     page = visit("#draw?n=1&seed=5", allowed=["400"])
-    finished(page)
-    asked: list[Route] = []
-    page.route("**/v1/score", lambda route: asked.append(route))
+    wait_until_drawn(page)
+    requested: list[Route] = []
+    page.route("**/v1/score", lambda route: requested.append(route))
     heat = page.locator("#draw [data-action=heat]")
     with page.expect_request("**/v1/score"):
         heat.click()
     page.fill("#draw-seed", "6")
     page.click("#draw-form button[type=submit]")
     expect(page.locator("#draw .image-grid small").first).to_contain_text("seed 6")
-    asked[0].fulfill(status=400, json={"error": {"message": "no such thing", "code": "x"}})
+    requested[0].fulfill(status=400, json={"error": {"message": "no such thing", "code": "x"}})
     expect(heat).to_have_text("Heat maps")
     expect(page.locator("#draw [role=alert]")).to_have_count(0)

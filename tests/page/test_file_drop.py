@@ -1,4 +1,4 @@
-"""Pictures that are pasted, at any moment: each goes where it is wanted, and none is lost."""
+"""Tests of pasted and dropped files, also while views, models or other files load."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from tests.page.helpers import Open, expect, finished, hash_of, measured, pixels
+from tests.page.helpers import Open, expect, pixels, url_hash, wait_until_drawn, wait_until_measured
 from tests.service.fixtures import COLOUR, GREY, encode, random_picture
 
 if TYPE_CHECKING:
@@ -29,26 +29,26 @@ def paste(page: Page, data: bytes) -> None:
     )
 
 
-def test_a_picture_pasted_while_looking_inside_is_looked_into(visit: Open) -> None:
+def test_paste_in_inside_view_is_inspected(visit: Open) -> None:
     page = visit("#inside")
-    measured(page)
+    wait_until_measured(page)
     picture = random_picture(seed=3)
     paste(page, encode(picture))
     expect(page.locator("#inside-caption")).to_contain_text(re.compile("Your picture.*bits/dim"))
     page.click("nav >> text=Draw")
-    finished(page)
+    wait_until_drawn(page)
     page.click("nav >> text=Look inside")
     expect(page.locator("#inside")).to_be_visible()
     expect(page.locator("#inside-caption")).to_contain_text("Your picture")
 
 
-def test_a_picture_pasted_elsewhere_goes_onto_the_easel(visit: Open) -> None:
+def test_paste_elsewhere_opens_editor(visit: Open) -> None:
     page = visit()
-    finished(page)
+    wait_until_drawn(page)
     picture = random_picture(seed=3)
     paste(page, encode(picture))
     expect(page.locator("#editor-status")).to_contain_text("as the model sees it")
-    assert hash_of(page).startswith("#complete")
+    assert url_hash(page).startswith("#complete")
     rows = np.array(pixels(page, "#editor")[0]).reshape(GREY.height, GREY.width, 4)
     assert np.array_equal(rows[:3, :, 0], np.asarray(picture)[:3])
     page.go_back()
@@ -56,35 +56,37 @@ def test_a_picture_pasted_elsewhere_goes_onto_the_easel(visit: Open) -> None:
 
 
 @pytest.mark.parametrize("comes", [True, False])
-def test_a_picture_goes_to_the_view_that_is_being_loaded(visit: Open, comes: bool) -> None:
+def test_paste_goes_to_view_being_loaded(visit: Open, comes: bool) -> None:
     page = visit(allowed=["ERR_FAILED"])
-    finished(page)
-    asked: list[Route] = []
-    page.route("**/static/inside.js", lambda route: asked.append(route) if comes else route.abort())
+    wait_until_drawn(page)
+    requested: list[Route] = []
+    page.route(
+        "**/static/inside.js", lambda route: requested.append(route) if comes else route.abort()
+    )
     with page.expect_request("**/static/inside.js"):
         page.click("nav [data-view=inside]")
     if comes:
         paste(page, encode(random_picture(seed=3)))
-        asked[0].continue_()
+        requested[0].continue_()
         expect(page.locator("#inside-caption")).to_contain_text("Your picture")
         return
     expect(page.locator("#loading")).to_contain_text("did not load")
-    page.select_option("#model", "colour")  # of the view that is still in front
-    finished(page)
+    page.select_option("#model", "colour")  # of the view that is still shown
+    wait_until_drawn(page)
     paste(page, encode(random_picture(seed=3)))
     expect(page.locator("#editor-status")).to_contain_text("as the model sees it")
 
 
 @pytest.mark.parametrize("address", ["#", "#draw?n=2&seed=5", "#inside"])
-def test_a_picture_that_comes_while_models_load_is_not_lost(visit: Open, address: str) -> None:
+def test_paste_during_model_loading_is_not_lost(visit: Open, address: str) -> None:
     page = visit()
-    finished(page)
-    asked: list[Route] = []
-    page.route("**/v1/models", lambda route: asked.append(route))
+    wait_until_drawn(page)
+    requested: list[Route] = []
+    page.route("**/v1/models", lambda route: requested.append(route))
     with page.expect_request("**/v1/models"):
         page.goto(page.url.partition("#")[0] + "?" + address)
     paste(page, encode(random_picture(seed=3)))
-    asked[0].continue_()
+    requested[0].continue_()
     if address == "#inside":
         expect(page.locator("#inside-caption")).to_contain_text("Your picture")
     else:
@@ -106,33 +108,31 @@ HELD = """window.held = [];
 
 @pytest.mark.parametrize("meanwhile", ["another picture", "another model"])
 @pytest.mark.parametrize("view", ["complete", "inside"])
-def test_a_picture_that_takes_long_to_read_is_shown_as_it_is_wanted_then(
-    visit: Open, view: str, meanwhile: str
-) -> None:
+def test_slow_file_is_superseded(visit: Open, view: str, meanwhile: str) -> None:
     page = visit("#draw?n=1&seed=5", script=HELD)
-    finished(page)
+    wait_until_drawn(page)
     page.click(f"nav [data-view={view}]")
     if view == "inside":
-        measured(page)
+        wait_until_measured(page)
     else:
-        finished(page, view)
+        wait_until_drawn(page, view)
     page.evaluate("window.holding = true")
     paste(page, encode(random_picture(seed=3)))
     page.wait_for_function("() => window.held.length")
     page.evaluate("window.holding = false")
-    said = page.locator("#editor-status" if view == "complete" else "#inside-caption")
+    status = page.locator("#editor-status" if view == "complete" else "#inside-caption")
     yours = re.compile(
         "your picture as the model sees it" if view == "complete" else "Your picture.*bits/dim"
     )
     if meanwhile == "another model":
         page.select_option("#model", "colour")
         page.evaluate("window.held[0]()")
-        expect(said).to_have_text(yours)
+        expect(status).to_have_text(yours)
         shown = page.locator("#editor" if view == "complete" else "#inside-picture")
         assert shown.evaluate("(c) => [c.width, c.height]") == [COLOUR.width, COLOUR.height]
         return
     paste(page, encode(random_picture(seed=4)))
-    expect(said).to_have_text(yours)
+    expect(status).to_have_text(yours)
     canvas = "#editor" if view == "complete" else "#inside-picture"
     before = pixels(page, canvas)
     page.evaluate("window.held[0]()")

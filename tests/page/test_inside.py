@@ -1,4 +1,4 @@
-"""Looking inside: pixels touched, what was expected of them, and what if another had come."""
+"""Tests of the view "Look inside": pixels, predictions and continuations."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tests.page.helpers import (
     PHONE,
     Open,
     box,
+    canvas_pngs,
     expect,
-    finished,
-    hash_of,
-    looks,
-    measured,
     pixels,
-    slide,
+    set_slider,
     touch,
+    url_hash,
+    wait_until_drawn,
+    wait_until_measured,
 )
 from tests.service.fixtures import COLOUR, GREY, FakeDecoder, encode, random_picture
 
@@ -36,38 +36,38 @@ VERDICT = re.compile(r"^(Expected .+, got .+|.+, as expected): \d+\.\d bits\.$")
 
 
 def look_at(page: Page, picture: bytes) -> None:
-    """Have a picture of the model's size measured."""
+    """Open a picture of the model's size and wait until it is measured."""
     page.locator("#inside-position").wait_for()
     page.set_input_files(
         "#inside-file", {"name": "picture", "mimeType": "image/png", "buffer": picture}
     )
     expect(page.locator("#inside-caption")).to_contain_text(re.compile("Your picture.*bits/dim"))
-    measured(page)
+    wait_until_measured(page)
 
 
-def test_a_finished_image_can_be_looked_into(visit: Open) -> None:
+def test_finished_image_opens_in_inside_view(visit: Open) -> None:
     page = visit("#draw?n=1&seed=8")
-    finished(page)
+    wait_until_drawn(page)
     page.locator("#draw .image-grid button").first.click()
     page.click("#viewer-inside")
-    measured(page)
+    wait_until_measured(page)
     before = page.text_content("#expected-text")
-    slide(page, "#inside-position", 7)
+    set_slider(page, "#inside-position", 7)
     expect(page.locator("#inside-form .value")).to_have_text("row 2, column 3")
     expect(page.locator("#expected-text")).not_to_have_text(before or "")
     assert len({tuple(p) for p in np.array(pixels(page, "#inside-heatmap")[0]).reshape(-1, 4)}) > 3
 
 
-def test_nothing_goes_on_behind_the_last_pixel(visit: Open) -> None:
+def test_no_continuation_after_last_pixel(visit: Open) -> None:
     page = visit("#inside")
     look_at(page, encode(random_picture()))
-    slide(page, "#inside-position", GREY.pixels - 1)
+    set_slider(page, "#inside-position", GREY.pixels - 1)
     page.click("#whatif-form button[type=submit]")
-    said = page.locator("#whatif-results [role=alert]")
-    expect(said).to_have_text("Nothing comes after this pixel. Choose one before it.")
+    status = page.locator("#whatif-results [role=alert]")
+    expect(status).to_have_text("Nothing comes after this pixel. Choose one before it.")
 
 
-def test_a_touched_pixel_tells_what_was_expected(visit: Open) -> None:
+def test_clicked_pixel_shows_prediction(visit: Open) -> None:
     page = visit("#inside")
     picture = random_picture()
     look_at(page, encode(picture))
@@ -83,10 +83,10 @@ def test_a_touched_pixel_tells_what_was_expected(visit: Open) -> None:
         seen = np.array(pixels(page, "#inside-picture")[0]).reshape(-1, 4)[:, 3]
         at = row * GREY.width + column
         assert (seen[: at + 1] == 255).all()
-        assert (seen[at + 1 :] < 255).all(), "what the model had not seen is faint"
+        assert (seen[at + 1 :] < 255).all(), "pixels after the current one are faint"
 
 
-def test_keys_go_by_pixel_and_by_row(visit: Open) -> None:
+def test_keys_move_by_pixel_and_row(visit: Open) -> None:
     page = visit("#inside")
     look_at(page, encode(random_picture()))
     slider = page.locator("#inside-position")
@@ -100,7 +100,7 @@ def test_keys_go_by_pixel_and_by_row(visit: Open) -> None:
     expect(slider).to_have_js_property("ariaValueText", "row 3, column 4")
 
 
-def test_the_next_surprise_is_the_costliest_pixel_left(visit: Open, served: LoadedModel) -> None:
+def test_next_surprise_follows_pixel_bits(visit: Open, served: LoadedModel) -> None:
     page = visit("#inside")
     picture = encode(random_picture())
     look_at(page, picture)
@@ -108,25 +108,25 @@ def test_the_next_surprise_is_the_costliest_pixel_left(visit: Open, served: Load
         f"{served[1]}/v1/score", files={"image": picture}, data={"per_pixel": "true"}, timeout=60
     )
     costliest = np.argsort(reply.json()["data"][0]["pixel_bits"])[::-1]
-    slide(page, "#inside-position", int(costliest[-1]))
+    set_slider(page, "#inside-position", int(costliest[-1]))
     for p in costliest[:3]:
         page.click("#inside-surprise")
         expect(page.locator("#inside-position")).to_have_value(str(p))
 
 
-def test_the_heights_of_the_bars_can_be_linear(visit: Open) -> None:
+def test_linear_and_logarithmic_bars(visit: Open) -> None:
     page = visit("#inside")
     look_at(page, encode(random_picture()))
     expect(page.locator("#verdict")).to_have_text(VERDICT)
-    logarithmic = looks(page, "#charts canvas")
+    logarithmic = canvas_pngs(page, "#charts canvas")
     page.check("#chart-scale [value=linear]")
-    linear = looks(page, "#charts canvas")
+    linear = canvas_pngs(page, "#charts canvas")
     assert linear != logarithmic
     page.check("#chart-scale [value=log]")
-    assert looks(page, "#charts canvas") == logarithmic
+    assert canvas_pngs(page, "#charts canvas") == logarithmic
 
 
-def test_the_model_goes_on_from_another_value(visit: Open) -> None:
+def test_continuation_from_chosen_value(visit: Open) -> None:
     page = visit("#inside")
     picture = random_picture()
     look_at(page, encode(picture))
@@ -150,12 +150,12 @@ def test_the_model_goes_on_from_another_value(visit: Open) -> None:
     assert not any(given[3::4][place + 1 :])
 
 
-def test_where_nothing_was_offered_yet_the_model_chooses(visit: Open) -> None:
-    """What stands in the fields is another pixel's, or nobody's."""
+def test_continuation_without_suggested_value(visit: Open) -> None:
+    """The fields still hold the values of another pixel, which must not be used."""
     page = visit("#inside")
     picture = random_picture()
     look_at(page, encode(picture))
-    page.route("**/v1/distribution", lambda route: None)  # no answer comes
+    page.route("**/v1/distribution", lambda route: None)  # never answers
     touch(page, "#inside-picture", 3, 2, GREY.width, GREY.height)
     page.click("#whatif-form button[type=submit]")
     expect(page.locator("#whatif-results [data-report]")).to_contain_text("a second")
@@ -165,20 +165,20 @@ def test_where_nothing_was_offered_yet_the_model_chooses(visit: Open) -> None:
     assert not any(given[3::4][place:])
 
 
-def test_temperature_reshapes_what_is_shown(visit: Open) -> None:
+def test_temperature_changes_chart(visit: Open) -> None:
     page = visit("#inside")
     look_at(page, encode(random_picture()))
     expect(page.locator("#verdict")).to_have_text(VERDICT)
-    warm = looks(page, "#charts canvas")
-    slide(page, "#whatif-sampling-temperature", 0.4)
-    cold = looks(page, "#charts canvas")
+    warm = canvas_pngs(page, "#charts canvas")
+    set_slider(page, "#whatif-sampling-temperature", 0.4)
+    cold = canvas_pngs(page, "#charts canvas")
     assert cold != warm
-    slide(page, "#whatif-sampling-temperature", 1)
-    assert looks(page, "#charts canvas") == warm
+    set_slider(page, "#whatif-sampling-temperature", 1)
+    assert canvas_pngs(page, "#charts canvas") == warm
 
 
-def test_the_chart_shows_what_the_head_draws(visit: Open) -> None:
-    """A pixel's distribution, reshaped in the browser, beside draws from a grid of uniforms."""
+def test_browser_sampling_matches_head(visit: Open) -> None:
+    """Compare sampling.js with the head's samples for an even grid of uniforms."""
     generator, count = torch.Generator().manual_seed(0), 20_000
     logits = torch.randn(2, 256, generator=generator, dtype=torch.float64)
     logits[:, 40:] -= 4
@@ -204,12 +204,12 @@ def test_the_chart_shows_what_the_head_draws(visit: Open) -> None:
         np.testing.assert_allclose(shown, seen, atol=2 / count)
 
 
-def test_looking_inside_draws_by_itself_in_colour(visit: Open) -> None:
+def test_inside_view_of_colour_model(visit: Open) -> None:
     page = visit("#inside")
     page.select_option("#model", "colour")
     expect(page.locator("#charts canvas")).to_have_count(3)
     page.select_option("#inside-speed", "400")
-    measured(page)
+    wait_until_measured(page)
     expect(page.locator("#expected-text")).to_contain_text(
         re.compile("Red: most likely.*Blue: most likely")
     )
@@ -225,9 +225,9 @@ def test_looking_inside_draws_by_itself_in_colour(visit: Open) -> None:
         assert image[4 * place : 4 * place + 3] == [1, 2, 3]
 
 
-def test_a_phone_shows_picture_slider_verdict_and_chart_at_once(visit: Open) -> None:
+def test_phone_shows_picture_to_chart_at_once(visit: Open) -> None:
     page = visit("#inside", **PHONE)
-    measured(page)
+    wait_until_measured(page)
     order = ["#inside-picture", "#inside-position", "#verdict", "#charts canvas"]
     boxes = [box(page, selector) for selector in order]
     assert page.evaluate("() => scrollY") == 0
@@ -237,7 +237,7 @@ def test_a_phone_shows_picture_slider_verdict_and_chart_at_once(visit: Open) -> 
     assert boxes[-1]["bottom"] <= box(page, "nav")["y"]
 
 
-def test_a_link_looks_at_the_same_pixel_of_the_same_picture(visit: Open) -> None:
+def test_link_opens_same_pixel(visit: Open) -> None:
     page = visit("#inside?seed=12&at=14")
     expect(page.locator("#inside-caption")).to_contain_text(re.compile("Seed 12:.*bits/dim"))
     expect(page.locator("#inside-position")).to_have_value("14")
@@ -245,54 +245,54 @@ def test_a_link_looks_at_the_same_pixel_of_the_same_picture(visit: Open) -> None
     touch(page, "#inside-heatmap", 1, 1, GREY.width, GREY.height)
     expect(page).to_have_url(re.compile(f"seed=12&at={GREY.width + 1}$"))
     again = visit("#draw?n=1&seed=12")
-    finished(again)
+    wait_until_drawn(again)
     shown = np.array(pixels(again, "#draw .image-grid canvas")[0]).reshape(-1, 4)
     looked = np.array(drawn[0]).reshape(-1, 4)
     assert np.array_equal(shown[:15, :3], looked[:15, :3])
 
 
-def test_a_link_brings_a_persons_picture_back(visit: Open) -> None:
+def test_link_contains_uploaded_picture(visit: Open) -> None:
     page = visit("#inside")
     picture = random_picture(seed=4)
     look_at(page, encode(picture))
     touch(page, "#inside-picture", 0, 5, GREY.width, GREY.height)
     expect(page).to_have_url(re.compile(f"at={5 * GREY.width}$"))
-    again = visit(hash_of(page))
+    again = visit(url_hash(page))
     expect(again.locator("#inside-caption")).to_contain_text("bits/dim")
     expect(again.locator("#inside-position")).to_have_value(str(5 * GREY.width))
     shown = pixels(again, "#inside-picture")[0][0::4][: 5 * GREY.width]
     assert shown == np.asarray(picture).ravel()[: 5 * GREY.width].tolist()
 
 
-def test_what_is_likelier_than_a_number_can_say_costs_no_infinity(visit: Open) -> None:
+def test_underflowing_probability_shows_no_infinity(visit: Open) -> None:
     page = visit("#inside")
     none = {"probabilities": [1.0] + 255 * [0.0]}
     page.route("**/v1/distribution", lambda route: route.fulfill(json=none))
     look_at(page, encode(random_picture()))
-    slide(page, "#inside-position", 7)
+    set_slider(page, "#inside-position", 7)
     expect(page.locator("#expected-text")).to_contain_text("(below 0.01 %, over 100 bits)")
-    expect(page.locator("#verdict")).to_have_text(VERDICT)  # as it was measured
+    expect(page.locator("#verdict")).to_have_text(VERDICT)  # from the measured bits
 
 
-def test_a_colour_is_expected_whose_channels_follow_each_other(visit: Open) -> None:
-    """Red 10; green 20 after that, else 200; blue 30 after both: what came was none of them."""
+def test_expected_colour_conditions_on_expected_channels(visit: Open) -> None:
+    """The fake model expects (10, 20, 30), each channel given the expected ones before it."""
     page = visit("#inside?model=colour")
 
     def answer(route: Route) -> None:
-        asked: Any = route.request.post_data_json
-        values = asked["values"]
+        requested: Any = route.request.post_data_json
+        values = requested["values"]
         before = values[len(values) // 3 * 3 :]
         best = 10 * (len(before) + 1) if before == [10, 20][: len(before)] else 200
         route.fulfill(json={"probabilities": [float(value == best) for value in range(256)]})
 
     page.route("**/v1/distribution", answer)
     look_at(page, encode(random_picture(COLOUR)))
-    slide(page, "#inside-position", 7)
+    set_slider(page, "#inside-position", 7)
     for channel, value in enumerate((10, 20, 30)):
         expect(page.locator(f"#whatif-{channel}")).to_have_value(str(value))
 
 
-def test_a_replay_can_be_paused_and_stands_where_the_model_goes_on(visit: Open) -> None:
+def test_replay_pauses(visit: Open) -> None:
     page = visit("#inside")
     look_at(page, encode(random_picture()))
     play, place = page.locator("#inside-play"), page.locator("#inside-position")
@@ -310,20 +310,20 @@ def test_a_replay_can_be_paused_and_stands_where_the_model_goes_on(visit: Open) 
     assert place.input_value() == at
 
 
-def test_charts_follow_the_scheme(visit: Open) -> None:
+def test_charts_follow_colour_scheme(visit: Open) -> None:
     page = visit("#inside", color_scheme="light")
     look_at(page, encode(random_picture()))
     expect(page.locator("#verdict")).to_have_text(VERDICT)
-    light = looks(page, "#charts canvas")
+    light = canvas_pngs(page, "#charts canvas")
     page.emulate_media(color_scheme="dark")
     page.wait_for_timeout(100)
-    assert looks(page, "#charts canvas") != light
+    assert canvas_pngs(page, "#charts canvas") != light
     page.emulate_media(color_scheme="light")
     page.wait_for_timeout(100)
-    assert looks(page, "#charts canvas") == light
+    assert canvas_pngs(page, "#charts canvas") == light
 
 
-def test_nothing_is_said_of_the_picture_before(visit: Open) -> None:
+def test_old_prediction_is_cleared(visit: Open) -> None:
     page = visit("#inside", allowed=["ERR_FAILED"])
     look_at(page, encode(random_picture()))
     expect(page.locator("#verdict")).to_have_text(VERDICT)
@@ -334,7 +334,7 @@ def test_nothing_is_said_of_the_picture_before(visit: Open) -> None:
         expect(page.locator(line)).to_have_text("")
 
 
-def test_charts_of_a_model_that_was_left_hear_nothing(visit: Open) -> None:
+def test_charts_of_old_model_have_no_listeners(visit: Open) -> None:
     page = visit(
         "#inside",
         script="""
@@ -345,7 +345,7 @@ def test_charts_of_a_model_that_was_left_hear_nothing(visit: Open) -> None:
                 addEventListener.apply(this, what);
             };""",
     )
-    measured(page)
+    wait_until_measured(page)
     before = page.evaluate("window.heard")
     assert before > 0
     page.select_option("#model", "colour")

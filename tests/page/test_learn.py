@@ -1,4 +1,4 @@
-"""Learning: the four scenes, each played by the model that is served."""
+"""Tests of the view "Learn" and its four scenes."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def count(text: str | None) -> int:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_dice_are_rolled_once_and_then_to_the_end(visit: Open, name: str) -> None:
+def test_dice_roll_once_and_to_the_end(visit: Open, name: str) -> None:
     config = MODELS[name]
     page = visit(f"#learn?model={name}")
-    counter, said = (
+    counter, status = (
         page.locator("#scene-dice [data-count]"),
         page.locator("#scene-dice [data-status]"),
     )
@@ -38,21 +38,21 @@ def test_the_dice_are_rolled_once_and_then_to_the_end(visit: Open, name: str) ->
     start = count(counter.text_content())
     for _ in range(config.channels):
         roll.click()
-        expect(said).to_have_text(re.compile(r"The dice say \d+.*a chance of .* %\."))
+        expect(status).to_have_text(re.compile(r"The dice say \d+.*a chance of .* %\."))
         expect(roll).to_be_enabled()
     assert count(counter.text_content()) == start + 1
     before = np.array(pixels(page, "#scene-dice canvas.drawing")[0]).reshape(-1, 4)
     rest.click()
-    expect(said).to_contain_text(f"{config.pixels} pixels, each a roll")
+    expect(status).to_contain_text(f"{config.pixels} pixels, each a roll")
     after = np.array(pixels(page, "#scene-dice canvas.drawing")[0]).reshape(-1, 4)
     assert np.array_equal(after[: start + 1], before[: start + 1])
     assert after[:, 3].all()
-    rest.click()  # it begins again
+    rest.click()  # "Begin again"
     expect(roll).to_be_enabled()
     assert count(counter.text_content()) == start
 
 
-def test_the_last_roll_is_told_when_it_is_seen(visit: Open) -> None:
+def test_final_message_waits_for_animation(visit: Open) -> None:
     page = visit("#learn?model=colour", reduced_motion="no-preference")
     _, rest = page.locator("#scene-dice button").all()
     expect(rest).to_be_enabled()
@@ -63,7 +63,7 @@ def test_the_last_roll_is_told_when_it_is_seen(visit: Open) -> None:
     assert count(counted) == COLOUR.pixels
 
 
-def test_what_each_transformer_reads_is_counted(visit: Open) -> None:
+def test_memory_counts(visit: Open) -> None:
     page = visit("#learn?model=grey")
     page.click("#scene-memory button")
     fixed, growing = page.locator("#scene-memory .meter").all()
@@ -72,7 +72,7 @@ def test_what_each_transformer_reads_is_counted(visit: Open) -> None:
     expect(growing).to_contain_text(f"{GREY.pixels * (GREY.pixels - 1) // 2} looked back at")
 
 
-def test_whose_memory_grows_is_told_of_the_model_at_hand(visit: Open) -> None:
+def test_memory_text_depends_on_attention(visit: Open) -> None:
     models = {"linear": GREY, "softmax": replace(GREY, attention="softmax")}
     app_state, app = build(decoders={name: FakeDecoder(c, 8) for name, c in models.items()})
     with listening(app, lambda: app_state.ready) as url:
@@ -83,18 +83,18 @@ def test_whose_memory_grows_is_told_of_the_model_at_hand(visit: Open) -> None:
         page.select_option("#model", "softmax")
         expect(scene).to_contain_text("it keeps every pixel", use_inner_text=True)
         expect(scene).not_to_contain_text("This model adds", use_inner_text=True)
-        page.close()  # it asks for more, and the server goes
+        page.close()  # otherwise it sends requests to the stopped server
 
 
-def test_bits_are_measured(visit: Open) -> None:
+def test_bits_scene(visit: Open) -> None:
     page = visit("#learn?model=grey")
-    said = page.locator("#scene-bits [data-status]")
-    expect(said).to_have_text(
+    status = page.locator("#scene-bits [data-status]")
+    expect(status).to_have_text(
         re.compile(rf"^\d+ bits instead of {8 * GREY.pixels}: compressed .* times\.$")
     )
 
 
-def test_a_busy_server_is_asked_again(visit: Open) -> None:
+def test_busy_server_is_retried(visit: Open) -> None:
     page = visit("#draw?model=grey&n=1&seed=5", allowed=["429"])
     refused: list[str] = []
 
@@ -122,7 +122,7 @@ def test_a_busy_server_is_asked_again(visit: Open) -> None:
     assert "samples" in refused
 
 
-def test_what_lies_below_does_not_guide(visit: Open) -> None:
+def test_limits_scene(visit: Open) -> None:
     page = visit("#learn?model=grey")
     page.click("#scene-limits button")
     expect(page.locator("#scene-limits .row canvas")).to_have_count(4)
@@ -134,7 +134,7 @@ def test_what_lies_below_does_not_guide(visit: Open) -> None:
     assert len({way.tobytes() for way in ways}) == 3
 
 
-def test_the_model_is_described(visit: Open) -> None:
+def test_model_facts(visit: Open) -> None:
     page = visit("#learn?model=grey")
     facts = page.locator("#learn-facts")
     parameters = sum(p.numel() for p in tiny_model().parameters())

@@ -1,4 +1,4 @@
-"""Holes with sight: several tries for each picture, and what comes of them in plain words."""
+"""Tests of looking ahead: several particles per picture."""
 
 from __future__ import annotations
 
@@ -6,100 +6,109 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tests.page.helpers import Open, expect, finished, hash_of, open_in_editor, pixels, slide, touch
+from tests.page.helpers import (
+    Open,
+    expect,
+    open_in_editor,
+    pixels,
+    set_slider,
+    touch,
+    url_hash,
+    wait_until_drawn,
+)
 from tests.service.fixtures import GREY
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page, Route
 
 
-def with_a_hole(visit: Open, **options: Any) -> Page:
+def open_with_hole(visit: Open, **options: Any) -> Page:
     """Open the editor with a picture of which one pixel in the middle is erased."""
     page = open_in_editor(visit, **options)
-    slide(page, "#complete-rows", GREY.height - 1)
-    slide(page, "#complete-brush", 1)
+    set_slider(page, "#complete-rows", GREY.height - 1)
+    set_slider(page, "#complete-brush", 1)
     touch(page, "#editor", 2, 2, GREY.width, GREY.height)
     return page
 
 
-def test_nothing_is_looked_ahead_to_where_nothing_follows(visit: Open) -> None:
+def test_disabled_without_pixels_after_gap(visit: Open) -> None:
     page = visit("#complete")
-    finished(page, "complete")
+    wait_until_drawn(page, "complete")
     expect(page.locator("#complete-particles")).to_be_disabled()
     expect(page.locator("#lookahead button")).to_be_disabled()
     expect(page.locator("#lookahead-hint")).to_contain_text("nothing to look ahead to")
-    assert "particles" not in hash_of(page)
+    assert "particles" not in url_hash(page)
 
 
-def test_a_hole_is_looked_over_by_default(visit: Open) -> None:
-    page = with_a_hole(visit)
+def test_enabled_by_default_for_holes(visit: Open) -> None:
+    page = open_with_hole(visit)
     expect(page.locator("#complete-particles")).to_have_value("8")
     options = page.locator("#complete-particles option").all_text_contents()
-    assert options == ["off", "2 tries", "4 tries", "8 tries"], "as many as there are slots"
+    assert options == ["off", "2 tries", "4 tries", "8 tries"], "at most the number of slots"
     page.click("#complete-form button[type=submit]")
     expect(page.locator("#complete .image-grid li")).to_have_count(9)
-    finished(page, "complete")
-    assert "particles=8" in hash_of(page)
+    wait_until_drawn(page, "complete")
+    assert "particles=8" in url_hash(page)
     expect(page.locator("#complete .image-grid small").nth(1)).to_contain_text("of 8 tries counted")
-    again = visit(hash_of(page))
-    finished(again, "complete")
+    again = visit(url_hash(page))
+    wait_until_drawn(again, "complete")
     assert pixels(again, "#complete .image-grid canvas") == pixels(
         page, "#complete .image-grid canvas"
     )
 
 
-def test_a_links_number_of_tries_is_drawn_with(visit: Open) -> None:
-    page = with_a_hole(visit)
+def test_particles_in_link(visit: Open) -> None:
+    page = open_with_hole(visit)
     page.click("#complete-form button[type=submit]")
     expect(page.locator("#complete .image-grid li")).to_have_count(9)
-    finished(page, "complete")
-    link = hash_of(page).replace("particles=8", "particles=3")
+    wait_until_drawn(page, "complete")
+    link = url_hash(page).replace("particles=8", "particles=3")
     again = visit(link)
-    finished(again, "complete")
+    wait_until_drawn(again, "complete")
     expect(again.locator("#complete .image-grid small").nth(1)).to_contain_text(
         "of 3 tries counted"
     )
     expect(again.locator("#complete-particles")).to_have_value("3")
-    assert "particles=3" in hash_of(again)
+    assert "particles=3" in url_hash(again)
     many = visit(link.replace("particles=3", "particles=9"), allowed=["400", "422"])
     expect(many.locator("#complete [role=alert]")).to_contain_text("articles")
 
 
-def test_guided_tries_take_twice_the_slots(visit: Open) -> None:
-    page = with_a_hole(visit)
+def test_guidance_halves_the_limit(visit: Open) -> None:
+    page = open_with_hole(visit)
     page.locator("#complete-form summary").click()
     page.select_option("#complete-label", "one")
-    slide(page, "#complete-sampling-guidance", 2)
+    set_slider(page, "#complete-sampling-guidance", 2)
     expect(page.locator("#complete-particles")).to_have_value("4")
     page.click("#complete-form button[type=submit]")
     expect(page.locator("#complete .image-grid small").nth(1)).to_contain_text("of 4 tries counted")
-    finished(page, "complete")
+    wait_until_drawn(page, "complete")
 
 
-def test_both_ways_are_shown_side_by_side(visit: Open) -> None:
-    page = with_a_hole(visit)
+def test_comparison_with_and_without(visit: Open) -> None:
+    page = open_with_hole(visit)
     page.locator("#complete-form summary").click()
     page.fill("#complete-n", "3")
     page.click("#lookahead button")
     expect(page.locator("#complete .heading")).to_have_text(
         ["Without looking ahead", "Looking ahead, 8 tries each"]
     )
-    finished(page, "complete")
+    wait_until_drawn(page, "complete")
     captions = page.locator("#complete .image-grid small").all_text_contents()[1:]
     assert ["tries" in text for text in captions] == [False] * 3 + [True] * 3
     seeds = [text.split()[1][:5] for text in captions]
     assert seeds[:3] == seeds[3:]
-    again = visit(hash_of(page))
-    finished(again, "complete")
+    again = visit(url_hash(page))
+    wait_until_drawn(again, "complete")
     assert pixels(again, "#complete .image-grid canvas") == pixels(
         page, "#complete .image-grid canvas"
     )
 
 
-def test_a_pixel_that_is_sent_again_changes(visit: Open) -> None:
+def test_resent_pixels_replace_old_ones(visit: Open) -> None:
     page = visit("#draw?n=1&seed=5", reduced_motion="no-preference")
     page.select_option("#draw-pace", "0")
-    finished(page)
+    wait_until_drawn(page)
     values = list(range(10, 10 + GREY.pixels))
 
     def answer(route: Route) -> None:
@@ -108,11 +117,11 @@ def test_a_pixel_that_is_sent_again_changes(visit: Open) -> None:
         image, completed = reply.body().split(b"event: image")[1].split(b"event: completed")
         first = {"index": 0, "position": 0, "values": [0] * GREY.pixels}
         then = {"index": 0, "position": 3, "values": values[3:9]}
-        told = "".join(
+        warning = "".join(
             f'id: {k + 1}\nevent: pixels\ndata: {{"updates": [{update}]}}\n\n'.replace("'", '"')
             for k, update in enumerate((first, then))
         )
-        body = head + told.encode() + b"event: image" + image + b"event: completed" + completed
+        body = head + warning.encode() + b"event: image" + image + b"event: completed" + completed
         route.fulfill(response=reply, body=body)
 
     page.route("**/v1/samples", answer)
@@ -127,13 +136,13 @@ def test_a_pixel_that_is_sent_again_changes(visit: Open) -> None:
     assert shown == [0] * 3 + values[3:9] + [0] * (GREY.pixels - 9)
 
 
-def test_tries_that_were_lost_are_told(visit: Open) -> None:
-    page = with_a_hole(visit)
-    told = "in 8 of 8 images one particle had all the weight"
+def test_particle_warning_is_shown(visit: Open) -> None:
+    page = open_with_hole(visit)
+    warning = "in 8 of 8 images one particle had all the weight"
 
     def warn(route: Route) -> None:
         reply = route.fetch()
-        body = reply.text().replace('"warnings":[]', f'"warnings":["{told}"]')
+        body = reply.text().replace('"warnings":[]', f'"warnings":["{warning}"]')
         route.fulfill(response=reply, body=body)
 
     page.route("**/v1/completions", warn)

@@ -1,4 +1,4 @@
-"""On a phone the pictures come first: one row on top, the controls a sheet, the action at hand."""
+"""Tests of the layout and touch gestures on phones."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.page.helpers import LAPTOP, PHONE, Open, box, expect, finished, pixels
+from tests.page.helpers import LAPTOP, PHONE, Open, box, expect, pixels, wait_until_drawn
 from tests.service.fixtures import GREY, FakeDecoder, build, listening
 
 if TYPE_CHECKING:
     from playwright.sync_api import CDPSession, Page
 
 
-def test_the_settings_are_a_sheet(visit: Open) -> None:
+def test_settings_drawer(visit: Open) -> None:
     page = visit("#draw?n=4&seed=5", **PHONE)
-    finished(page)
+    wait_until_drawn(page)
     expect(page.locator("#draw-n")).to_be_hidden()
     page.click("#draw-form .buttons .phone-only")
     expect(page.locator("#draw-n")).to_be_in_viewport()
@@ -25,23 +25,23 @@ def test_the_settings_are_a_sheet(visit: Open) -> None:
     page.keyboard.press("Enter")
     expect(page.locator("#draw-options")).to_be_hidden()
     expect(page.locator("#draw .image-grid li")).to_have_count(2)
-    finished(page)
+    wait_until_drawn(page)
     page.click("#draw-form .buttons .phone-only")
     page.fill("#draw-n", "3")
     page.click("#draw-options [type=submit]")
     expect(page.locator("#draw-options")).to_be_hidden()
     expect(page.locator("#draw .image-grid li")).to_have_count(3)
-    finished(page)
+    wait_until_drawn(page)
     page.click("#draw-form .buttons .phone-only")
     page.keyboard.press("Escape")
     expect(page.locator("#draw-options")).to_be_hidden()
 
 
-def test_the_settings_make_room_for_what_they_draw(visit: Open) -> None:
+def test_settings_drawer_closes_when_drawing(visit: Open) -> None:
     page = visit(
         "#draw?n=8&seed=5&label=a+frog", **PHONE | {"viewport": {"width": 320, "height": 740}}
     )
-    finished(page)
+    wait_until_drawn(page)
     expect(page.locator("#draw-classes label", has_text="a frog")).to_be_in_viewport(ratio=1)
     page.click("#draw-form .buttons .phone-only")
     page.click("#draw-form [data-dice]")
@@ -49,57 +49,59 @@ def test_the_settings_make_room_for_what_they_draw(visit: Open) -> None:
     page.click("#draw-form .buttons .phone-only")
     page.select_option("#draw-by", "temperature")
     expect(page.locator("#draw-options")).to_be_hidden()
-    finished(page)
+    wait_until_drawn(page)
     assert box(page, "#draw .image-grid button")["width"] >= 70
     assert page.evaluate("() => document.documentElement.scrollWidth") <= 320
 
 
-def test_a_wide_screen_has_room_for_the_settings(visit: Open) -> None:
+def test_settings_are_visible_on_laptops(visit: Open) -> None:
     page = visit("#draw?n=4&seed=5", **LAPTOP)
-    finished(page)
+    wait_until_drawn(page)
     expect(page.locator("#draw-n")).to_be_in_viewport()
     expect(page.locator("#draw-form .buttons .phone-only")).to_be_hidden()
 
 
-def test_the_panel_stays_while_the_images_scroll(visit: Open) -> None:
+def test_panel_is_sticky(visit: Open) -> None:
     for size in (PHONE, LAPTOP):
         page = visit("#draw?n=64&seed=5", **size)
-        finished(page)
+        wait_until_drawn(page)
         page.locator("#draw .image-grid li").last.scroll_into_view_if_needed()
         assert page.evaluate("() => scrollY") > 100
         expect(page.locator("#draw-form .buttons [type=submit]")).to_be_in_viewport(ratio=1)
 
 
-def test_a_picture_with_the_focus_is_not_under_the_panel(visit: Open) -> None:
+def test_focused_image_is_not_covered_by_panel(visit: Open) -> None:
     page = visit("#draw?n=64&seed=5", **PHONE)
-    finished(page)
+    wait_until_drawn(page)
     page.locator("#draw .image-grid button").last.focus()
     for _ in range(40):
         page.keyboard.press("Shift+Tab")
         assert box(page, ":focus")["y"] >= box(page, "#draw-form")["bottom"]
-    page.set_viewport_size({"width": 740, "height": 340})  # where it would fill the screen
+    page.set_viewport_size(
+        {"width": 740, "height": 340}
+    )  # where a sticky panel would fill the screen
     page.locator("#draw .image-grid button").last.focus()
     assert box(page, "#draw-form")["bottom"] < 0
 
 
-def test_few_tiles_are_large(visit: Open) -> None:
+def test_fewer_tiles_are_larger(visit: Open) -> None:
     widths = {}
     for n in (1, 4, 12, 64):
         page = visit(f"#draw?n={n}&seed=5", **PHONE)
-        finished(page)
+        wait_until_drawn(page)
         widths[n] = box(page, "#draw .image-grid button")["width"]
     assert widths[1] > widths[4] > widths[12] > widths[64]
     assert widths[1] > 300
 
 
-def test_a_phone_sees_pictures_without_scrolling(visit: Open) -> None:
+def test_images_are_visible_without_scrolling(visit: Open) -> None:
     page = visit("#draw?n=4&seed=5", **PHONE)
-    finished(page)
+    wait_until_drawn(page)
     expect(page.locator("#draw .image-grid li").first).to_be_in_viewport(ratio=1)
 
 
 def drag(page: Page, by: tuple[float, float], fingers: int = 1) -> None:
-    """Lay fingers on the editor, side by side, and move them."""
+    """Drag fingers, side by side, over the editor."""
     session: CDPSession = page.context.new_cdp_session(page)
     page.evaluate("() => scrollTo(0, 0)")
     place = box(page, "#editor")
@@ -118,38 +120,38 @@ def drag(page: Page, by: tuple[float, float], fingers: int = 1) -> None:
     send("touchEnd", 0)
 
 
-def test_a_finger_that_scrolls_over_the_easel_erases_nothing(visit: Open) -> None:
+def test_scrolling_over_editor_erases_nothing(visit: Open) -> None:
     page = visit("#complete", **PHONE)
-    finished(page, "complete")
+    wait_until_drawn(page, "complete")
     before = pixels(page, "#editor")
     drag(page, (0, -150))
     page.wait_for_function("() => scrollY > 50")
     assert pixels(page, "#editor") == before
 
 
-def test_a_finger_erases_sideways_and_then_every_way(visit: Open) -> None:
+def test_finger_erases_in_all_directions_once_focused(visit: Open) -> None:
     page = visit("#complete", **PHONE)
-    finished(page, "complete")
+    wait_until_drawn(page, "complete")
     looks = [pixels(page, "#editor")]
     for way in ((90, 0), (0, -90)):
         drag(page, way)
         expect(page.locator("#editor")).to_be_focused()
         looks.append(pixels(page, "#editor"))
     assert page.evaluate("() => scrollY") == 0
-    drag(page, (0, -150), fingers=2)  # they scroll, whatever is at hand
+    drag(page, (0, -150), fingers=2)  # two fingers always scroll
     page.wait_for_function("() => scrollY > 50")
     assert pixels(page, "#editor") == looks[2]
     for look in (looks[1], looks[0]):
         page.click("#undo")
         assert pixels(page, "#editor") == look
-    drag(page, (0, -90))  # Undo is at hand between two strokes
+    drag(page, (0, -90))  # still erases, because Undo has the focus
     assert page.evaluate("() => scrollY") == 0
     assert pixels(page, "#editor") != looks[0]
 
 
-def test_a_sheet_to_draw_on_takes_every_stroke(visit: Open) -> None:
+def test_blank_picture_takes_vertical_strokes(visit: Open) -> None:
     page = visit("#complete", **PHONE)
-    finished(page, "complete")
+    wait_until_drawn(page, "complete")
     page.click("#blank")
     expect(page.locator("#editor")).to_be_focused()
     paper = pixels(page, "#editor")
@@ -158,27 +160,27 @@ def test_a_sheet_to_draw_on_takes_every_stroke(visit: Open) -> None:
     assert page.evaluate("() => scrollY") == 0
 
 
-def test_the_choice_of_tries_can_be_read(visit: Open) -> None:
+def test_particles_select_is_wide_enough(visit: Open) -> None:
     page = visit("#complete", **PHONE | {"viewport": {"width": 320, "height": 740}})
-    finished(page, "complete")
+    wait_until_drawn(page, "complete")
     assert box(page, "#complete-particles")["width"] >= 100
 
 
 @pytest.mark.parametrize("view", ["draw", "inside", "play", "learn"])
-def test_a_long_word_makes_no_page_wider(visit: Open, view: str) -> None:
+def test_long_words_do_not_widen_the_page(visit: Open, view: str) -> None:
     word = "pneumonoultramicroscopicsilicovolcanoconiosis"
     decoder = FakeDecoder(dataclasses.replace(GREY, classes=(word, "x")), 8)
     app_state, app = build(decoders={f"a_model_of_{word}": decoder})
     with listening(app, lambda: app_state.ready) as url:
-        asked = {"draw": f"?label={2 * word}", "inside": f"?seed=5&label={word}"}.get(view, "")
-        page = visit(f"#{view}{asked}", url=url, **PHONE)
-        said = {
+        requested = {"draw": f"?label={2 * word}", "inside": f"?seed=5&label={word}"}.get(view, "")
+        page = visit(f"#{view}{requested}", url=url, **PHONE)
+        status = {
             "draw": ("[role=alert]", word),
             "inside": ("#inside-caption", "bits/dim"),
             "play": ("#play-status", "Picture 1 of 5"),
             "learn": ("#learn-facts", word),
         }
-        expect(page.locator(f"#{view} {said[view][0]}")).to_contain_text(said[view][1])
+        expect(page.locator(f"#{view} {status[view][0]}")).to_contain_text(status[view][1])
         root = "document.documentElement"
         assert page.evaluate(f"{root}.scrollWidth - {root}.clientWidth") == 0
         page.context.close()

@@ -1,4 +1,4 @@
-"""The game: five pictures guessed from their upper halves, against the model."""
+"""Tests of the view "Play"."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import httpx
 import numpy as np
 from PIL import Image
 
-from tests.page.helpers import Open, expect, finished, pixels
+from tests.page.helpers import Open, expect, pixels, wait_until_drawn
 from tests.page.test_links import CLIPBOARD, copied
 from tests.service.fixtures import DEADLINE, GREY, FakeDecoder, encode
 
@@ -21,31 +21,29 @@ HALF = GREY.width * (GREY.height // 2)
 
 
 def play(page: Page, label: str) -> str:
-    """Guess the picture that is shown, and give what is said of it."""
+    """Guess the current picture and return the status."""
     page.click(f"#play-choices >> text='{label}'")
-    said = page.locator("#play-status")
-    expect(said).to_contain_text("the model says")
-    return said.text_content() or ""
+    status = page.locator("#play-status")
+    expect(status).to_contain_text("the model says")
+    return status.text_content() or ""
 
 
-def test_a_picture_is_shown_down_to_its_middle(visit: Open) -> None:
+def test_only_upper_half_is_shown(visit: Open) -> None:
     page = visit("#play?seed=3")
     expect(page.locator("#play-status")).to_contain_text("Picture 1 of 5")
     shown = np.array(pixels(page, "#play-canvas")[0]).reshape(-1, 4)
     drawn = shown[:, 3] > 0
     assert drawn[:HALF].all()
-    assert not drawn[HALF + 1 :].any()  # but for the pixel to come
+    assert not drawn[HALF + 1 :].any()  # except the cursor
     play(page, "zero")
     whole = np.array(pixels(page, "#play-canvas")[0]).reshape(-1, 4)
     assert (whole[:, 3] == 255).all()
     assert np.array_equal(whole[:HALF], shown[:HALF])
 
 
-def test_the_first_picture_is_guessed_while_the_others_are_drawn(
-    visit: Open, grey: FakeDecoder
-) -> None:
+def test_first_round_starts_while_others_are_drawn(visit: Open, grey: FakeDecoder) -> None:
     page = visit()
-    finished(page)
+    wait_until_drawn(page)
     go_on = threading.Event()
 
     def wait(slots: list[int]) -> None:
@@ -66,23 +64,23 @@ def test_the_first_picture_is_guessed_while_the_others_are_drawn(
     )
 
 
-def test_guesses_are_counted_beside_the_models(visit: Open) -> None:
+def test_scores_and_share_text(visit: Open) -> None:
     page = visit("#play?seed=3", permissions=CLIPBOARD)
     base = page.url.split("#")[0]
-    asked = {"n": 5, "seed": 3, "label": "random", "output": "values", "model": "grey"}
-    images = httpx.post(f"{base}v1/samples", json=asked, timeout=60).json()["images"]
+    requested = {"n": 5, "seed": 3, "label": "random", "output": "values", "model": "grey"}
+    images = httpx.post(f"{base}v1/samples", json=requested, timeout=60).json()["images"]
     theirs = 0
     for k, image in enumerate(images):
         expect(page.locator("#play-status")).to_contain_text(f"Picture {k + 1} of 5")
         wrong = next(label for label in GREY.classes if label != image["label"])
-        said = play(page, wrong if k == 2 else image["label"])
-        assert f"it is meant to be {image['label']}." in said
+        status = play(page, wrong if k == 2 else image["label"])
+        assert f"it is meant to be {image['label']}." in status
         picture = encode(_picture(image["values"]))
         costs = {
             label: sum(_bits(base, picture, label)[:HALF]) for label in GREY.classes
         }  # fmt: skip
         best = min(costs, key=lambda label: costs[label])
-        assert f"the model says {best} (" in said
+        assert f"the model says {best} (" in status
         theirs += best == image["label"]
         mine = k + 1 - (k >= 2)
         expect(page.locator("#play-score")).to_have_text(
@@ -117,20 +115,20 @@ def _bits(base: str, picture: bytes, label: str) -> list[float]:
     return bits
 
 
-def test_a_model_without_classes_says_why_there_is_nothing_to_guess(visit: Open) -> None:
+def test_model_without_classes_is_explained(visit: Open) -> None:
     page = visit("#play?model=colour")
     expect(page.locator("#play-status")).to_contain_text("without classes")
     expect(page.locator("#play-choices button")).to_have_count(0)
 
 
-def test_a_busy_server_is_asked_again(visit: Open) -> None:
+def test_busy_server_is_retried(visit: Open) -> None:
     page = visit(allowed=["429"])
-    finished(page)  # what is drawn first
-    asked: list[str] = []
+    wait_until_drawn(page)  # the initial drawing
+    requested: list[str] = []
 
     def busy(route: Route) -> None:
-        asked.append(route.request.url)
-        if len(asked) % 2:
+        requested.append(route.request.url)
+        if len(requested) % 2:
             error = {"message": "full", "type": "rate_limit_error", "param": None, "code": None}
             route.fulfill(status=429, json={"error": error}, headers={"Retry-After": "0.01"})
         else:
@@ -141,4 +139,4 @@ def test_a_busy_server_is_asked_again(visit: Open) -> None:
     page.goto(page.url.split("#")[0] + "#play?seed=3")
     expect(page.locator("#play-status")).to_contain_text("Picture 1 of 5")
     play(page, "zero")
-    assert len(asked) == 2 * (1 + len(GREY.classes))
+    assert len(requested) == 2 * (1 + len(GREY.classes))

@@ -1,4 +1,4 @@
-"""What is saved: pictures that know how they were made, animations, and whole sheets."""
+"""Tests of saved files: pictures with embedded links, animations and archives."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from PIL import Image
 from tests.page.helpers import (
     Open,
     expect,
-    finished,
-    hash_of,
-    measured,
     open_in_editor,
     pixels,
-    slide,
+    set_slider,
+    url_hash,
+    wait_until_drawn,
+    wait_until_measured,
 )
 from tests.service.fixtures import COLOUR, GREY, encode, random_picture
 
@@ -38,7 +38,7 @@ DROP = """([text]) => {
 
 
 def saved(page: Page, button: str) -> bytes:
-    """Press a button, and give the file that it saves."""
+    """Click a button and return the file that it saves."""
     with page.expect_download() as download:
         page.click(button)
     return Path(download.value.path()).read_bytes()
@@ -49,9 +49,9 @@ def drop(page: Page, data: bytes) -> None:
 
 
 @pytest.mark.parametrize(("button", "scale"), [("#viewer-png", 1), ("#viewer-large", 20)])
-def test_a_saved_picture_brings_its_drawing_back(visit: Open, button: str, scale: int) -> None:
+def test_dropped_saved_picture_restores_drawing(visit: Open, button: str, scale: int) -> None:
     page = visit("#draw?n=3&seed=8&label=one&temperature=0.9&top_p=0.7")
-    finished(page)
+    wait_until_drawn(page)
     shown = pixels(page, "#draw .image-grid canvas")[1]
     page.locator("#draw .image-grid button").nth(1).click()
     data = saved(page, button)
@@ -66,43 +66,43 @@ def test_a_saved_picture_brings_its_drawing_back(visit: Open, button: str, scale
     other = visit("#learn")
     expect(other.locator("#scene-bits [data-status]")).to_contain_text("bits")
     drop(other, data)
-    finished(other)
-    assert hash_of(other) == made
+    wait_until_drawn(other)
+    assert url_hash(other) == made
     assert pixels(other, "#draw .image-grid canvas") == [shown]
 
 
-def test_a_completion_is_brought_back_too(visit: Open) -> None:
+def test_dropped_saved_picture_restores_completion(visit: Open) -> None:
     page = open_in_editor(visit)
-    slide(page, "#complete-rows", 4)
+    set_slider(page, "#complete-rows", 4)
     page.click("#complete-form button[type=submit]")
-    finished(page, "complete")
+    wait_until_drawn(page, "complete")
     shown = pixels(page, "#complete .image-grid canvas")
     page.locator("#complete .image-grid button").nth(2).click()
     data = saved(page, "#viewer-png")
     other = visit("#learn")
     expect(other.locator("#scene-bits [data-status]")).to_contain_text("bits")
     drop(other, data)
-    finished(other, "complete")
+    wait_until_drawn(other, "complete")
     assert pixels(other, "#complete .image-grid canvas") == [shown[0], shown[3]]
 
 
-def test_a_saved_picture_may_be_completed_and_looked_into(visit: Open) -> None:
+def test_saved_picture_opens_in_editor_and_inside_view(visit: Open) -> None:
     page = visit("#draw?n=1&seed=8")
-    finished(page)
+    wait_until_drawn(page)
     page.locator("#draw .image-grid button").click()
     data = saved(page, "#viewer-png")
     page.keyboard.press("Escape")
     page.click("nav [data-view=complete]")
-    finished(page, "complete")
+    wait_until_drawn(page, "complete")
     drop(page, data)
     expect(page.locator("#editor-status")).to_contain_text("as the model sees it")
     page.click("nav [data-view=inside]")
-    measured(page)
+    wait_until_measured(page)
     drop(page, data)
     expect(page.locator("#inside-caption")).to_contain_text("Your picture")
 
 
-def test_a_picture_of_another_server_is_a_picture(visit: Open) -> None:
+def test_picture_with_foreign_link_is_opened(visit: Open) -> None:
     page = visit("#learn")
     expect(page.locator("#scene-bits [data-status]")).to_contain_text("bits")
     from PIL.PngImagePlugin import PngInfo
@@ -116,10 +116,10 @@ def test_a_picture_of_another_server_is_a_picture(visit: Open) -> None:
 
 
 @pytest.mark.parametrize("model", ["grey", "colour"])
-def test_a_gif_shows_the_drawing(visit: Open, model: str) -> None:
+def test_gif_shows_drawing(visit: Open, model: str) -> None:
     config = {"grey": GREY, "colour": COLOUR}[model]
     page = visit(f"#draw?model={model}&n=1&seed=8")
-    finished(page)
+    wait_until_drawn(page)
     shown = np.array(pixels(page, "#draw .image-grid canvas")[0]).reshape(
         config.height, config.width, 4
     )
@@ -136,9 +136,9 @@ def test_a_gif_shows_the_drawing(visit: Open, model: str) -> None:
             assert not seen[frame:, 3].any()
 
 
-def test_a_gif_of_many_colours_is_exact(visit: Open) -> None:
+def test_gif_with_many_colours_is_exact(visit: Open) -> None:
     page = visit("#draw?model=colour&n=1&seed=8")
-    finished(page)
+    wait_until_drawn(page)
     values, text = page.evaluate(
         """async (side) => {
             const { encodeGif } = await import("./static/gif.js");
@@ -160,9 +160,9 @@ def test_a_gif_of_many_colours_is_exact(visit: Open) -> None:
     assert np.array_equal(seen.ravel(), np.array(values))
 
 
-def test_what_is_saved_is_named_after_what_was_shown_then(visit: Open) -> None:
+def test_saved_file_belongs_to_clicked_image(visit: Open) -> None:
     page = visit("#draw?n=2&seed=8")
-    finished(page)
+    wait_until_drawn(page)
     page.locator("#draw .image-grid button").first.click()
     with page.expect_download() as download:
         page.evaluate(
@@ -178,9 +178,9 @@ def test_what_is_saved_is_named_after_what_was_shown_then(visit: Open) -> None:
         assert "seed=8" in picture.text["Scanline"]  # type: ignore[attr-defined]
 
 
-def test_what_cannot_be_read_is_told(visit: Open) -> None:
+def test_dropped_folder_is_reported(visit: Open) -> None:
     page = visit("#draw?n=1&seed=8")
-    finished(page)
+    wait_until_drawn(page)
     page.evaluate(
         """() => {
             const folder = new File(["x"], "folder");
@@ -193,9 +193,9 @@ def test_what_cannot_be_read_is_told(visit: Open) -> None:
     expect(page.locator("#complete [role=alert]")).to_contain_text("cannot read that file")
 
 
-def test_a_sheet_is_saved_with_a_table(visit: Open) -> None:
+def test_archive_contains_images_and_table(visit: Open) -> None:
     page = visit("#draw?n=3&seed=8&label=a+frog")
-    finished(page)
+    wait_until_drawn(page)
     shown = pixels(page, "#draw .image-grid canvas")
     with zipfile.ZipFile(io.BytesIO(saved(page, "#draw [data-action=zip]"))) as archive:
         assert archive.testzip() is None
@@ -210,7 +210,7 @@ def test_a_sheet_is_saved_with_a_table(visit: Open) -> None:
                 assert f"seed={row['seed']}" in picture.text["Scanline"]  # type: ignore[attr-defined]
 
 
-def test_a_large_picture_fits_into_text(visit: Open) -> None:
+def test_base64_of_large_data(visit: Open) -> None:
     same = visit("#draw?n=1&seed=8").evaluate(
         """async () => {
             const { toBase64Url, fromBase64Url } = await import("./static/pixels.js");
@@ -227,11 +227,9 @@ def test_a_large_picture_fits_into_text(visit: Open) -> None:
     ("module", "button"),
     [("apng", "#viewer-apng"), ("gif", "#viewer-gif"), ("zip", "#draw [data-action=zip]")],
 )
-def test_what_cannot_be_saved_for_want_of_a_module_says_so(
-    visit: Open, module: str, button: str
-) -> None:
+def test_failed_module_of_export_is_reported(visit: Open, module: str, button: str) -> None:
     page = visit("#draw?n=1&seed=5", allowed=["ERR_FAILED"])
-    finished(page)
+    wait_until_drawn(page)
     page.route(f"**/{module}.js", lambda route: route.abort())
     if module != "zip":
         page.locator("#draw .image-grid button").first.click()

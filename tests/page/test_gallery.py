@@ -1,0 +1,129 @@
+"""Tests of the gallery: previous and kept drawings in local storage."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.page.helpers import Open, expect, pixels, wait_until_drawn
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+
+def drawn(page: Page) -> list[list[int]]:
+    return pixels(page, "#draw .image-grid li:not(.heading) canvas:not(.heatmap)")
+
+
+def test_previous_drawing_is_drawn_again(visit: Open) -> None:
+    page = visit("#draw?n=2&seed=5")
+    wait_until_drawn(page)
+    first = drawn(page)
+    page.fill("#draw-seed", "77")
+    page.click("#draw-form button[type=submit]")
+    expect(page.locator("#draw .image-grid small").first).to_contain_text("seed 77")
+    wait_until_drawn(page)
+    strip = page.locator("[data-strip=drawn] img")
+    expect(strip).to_have_count(2)
+    expect(strip.nth(1)).to_have_attribute("alt", "Draw again: grey, seed 5")
+    page.reload()
+    expect(strip).to_have_count(2)
+    strip.nth(1).click()
+    expect(page.locator("#draw .image-grid small").first).to_contain_text("seed 5")
+    wait_until_drawn(page)
+    assert drawn(page) == first
+
+
+def test_thumbnail_stays_clickable_during_update(visit: Open) -> None:
+    page = visit("#draw?n=1&seed=5")
+    wait_until_drawn(page)
+    page.goto(page.url.replace("seed=5", "seed=77"))
+    expect(page.locator("#draw .image-grid small").first).to_contain_text("seed 77")
+    wait_until_drawn(page)
+    page.get_by_alt_text("Draw again: grey, seed 5").hover()
+    page.mouse.down()
+    page.evaluate("dispatchEvent(new StorageEvent('storage', { key: 'scanline-drawn' }))")
+    page.mouse.up()
+    expect(page.locator("#draw .image-grid small").first).to_contain_text("seed 5")
+
+
+def test_full_storage_drops_drawings_before_kept_images(visit: Open) -> None:
+    page = visit("#draw?n=1&seed=5")
+    wait_until_drawn(page)
+    for seed in (6, 7, 8):
+        page.evaluate(f"location.hash = '#draw?n=1&seed={seed}'")
+        expect(page.locator("[data-strip=drawn] img")).to_have_count(seed - 4)
+    page.evaluate(
+        """() => {
+            const most = JSON.stringify(localStorage).length;
+            const store = Storage.prototype.setItem;
+            Storage.prototype.setItem = function (name, value) {
+                if (value.length > most - 100) throw new DOMException("full", "QuotaExceededError");
+                store.call(this, name, value);
+            };
+        }"""
+    )
+    page.click("#draw .image-grid button")
+    page.click("#viewer-keep")
+    page.reload()
+    expect(page.locator("[data-strip=kept] img")).to_have_count(1)
+    assert 0 < page.locator("[data-strip=drawn] img").count() < 4
+
+
+def test_kept_images_survive_reload(visit: Open) -> None:
+    page = visit("#draw?n=2&seed=5")
+    wait_until_drawn(page)
+    expect(page.locator("[data-strip=kept]")).to_be_hidden()
+    page.locator("#draw .image-grid button").nth(1).click()
+    page.click("#viewer-keep")
+    expect(page.locator("#viewer-keep")).to_have_attribute("aria-pressed", "true")
+    page.keyboard.press("Escape")
+    page.reload()
+    kept = page.locator("[data-strip=kept] img")
+    expect(kept).to_have_count(1)
+    wait_until_drawn(page)
+    page.click("#gallery .secondary")
+    expect(page.locator("[data-strip=drawn] img")).to_have_count(0)
+    expect(kept).to_have_count(1)
+    second = drawn(page)[1]
+    kept.click()
+    expect(page.locator("#draw .image-grid li")).to_have_count(1)
+    wait_until_drawn(page)
+    assert drawn(page) == [second]
+    page.locator("#draw .image-grid button").click()
+    page.click("#viewer-keep")
+    page.keyboard.press("Escape")
+    expect(kept).to_have_count(0)
+    page.click("#gallery .secondary")
+    expect(page.locator("#gallery")).to_be_hidden()
+
+
+def test_gallery_is_shown_in_all_drawing_views(visit: Open) -> None:
+    page = visit("#draw?n=1&seed=5")
+    wait_until_drawn(page)
+    page.click("nav [data-view=complete]")
+    wait_until_drawn(page, "complete")
+    page.locator("#complete .image-grid button").first.click()
+    page.click("#viewer-keep")
+    page.keyboard.press("Escape")
+    kept = page.locator("[data-strip=kept] a")
+    for view in ("complete", "inside"):
+        page.click(f"nav [data-view={view}]")
+        expect(page.locator(f"#{view} [data-strip=kept] img")).to_be_visible()
+    page.click("nav [data-view=play]")
+    expect(page.locator("#gallery")).to_be_hidden()
+    page.click("nav [data-view=draw]")
+    kept.press("Enter")
+    expect(page.locator("#complete .image-grid li")).to_have_count(2)  # with the input
+    expect(page.locator("#complete [data-strip=kept] img")).to_be_visible()
+    expect(page.locator("#main")).to_be_focused()
+    page.press("[data-strip=drawn] .secondary", "Enter")
+    expect(kept).to_be_focused()
+
+
+def test_damaged_storage_is_ignored(visit: Open) -> None:
+    page = visit(
+        "#draw?n=1&seed=5",
+        script="localStorage.length || localStorage.setItem('scanline-drawn', '{\"drawn\": 3}');",
+    )
+    wait_until_drawn(page)
+    expect(page.locator("[data-strip=drawn] img")).to_have_count(1)
