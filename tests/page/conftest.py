@@ -23,9 +23,9 @@ def browser() -> Iterator[Browser]:
 
     playwright.expect.set_options(timeout=15_000)  # generous, for busy machines
     with playwright.sync_playwright() as running:
-        opened = running.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
-        yield open_page
-        opened.close()
+        chromium = running.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
+        yield chromium
+        chromium.close()
 
 
 @pytest.fixture(scope="module")

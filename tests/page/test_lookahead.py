@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def open_with_hole(visit: Open, **options: Any) -> Page:
-    """Open the editor with a picture of which one pixel in the middle is erased."""
+    """Open the editor with a picture that has one erased pixel in the middle."""
     page = open_in_editor(visit, **options)
     set_slider(page, "#complete-rows", GREY.height - 1)
     set_slider(page, "#complete-brush", 1)

@@ -27,7 +27,7 @@ TUNED = {"guidance": 2.0, "top_p": 0.98}
 
 
 def set_model_defaults(page: Page) -> None:
-    """Give the first model its own defaults of guidance and top_p."""
+    """Set the first model's default guidance and top_p."""
 
     def answer(route: Route) -> None:
         reply = route.fetch()

@@ -10,7 +10,7 @@ export const LAST_FRAME_MS = 2000;
 export const exportScale = ({ width }) => Math.max(1, Math.floor(SIZE / width));
 
 /**
- * Return the number of pixels shown at the end of each frame. The first frame shows what was known.
+ * Return the number of pixels shown at the end of each frame. The first frame shows only the known pixels.
  *
  * @param {import("./pixels.js").Picture} picture
  */

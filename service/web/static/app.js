@@ -46,7 +46,7 @@ async function loadModels(notice) {
 
 /**
  * The state that the views share. Each view has these methods: `setModel(model)` switches to a
- * model; `open(fields)` shows what a link names, or a default; `onShow()`, which is optional, is
+ * model; `open(fields)` shows the content of a link, or a default; `onShow()`, which is optional, is
  * called when the view is shown again. A view calls `page.setLink()` with the link fields that
  * recreate what it shows.
  */
@@ -76,7 +76,7 @@ class Page {
       if (tab && tab.dataset.view !== this.current && tab.hash === location.hash) this.navigate();
     });
     addEventListener("hashchange", () => this.navigate());
-    // Each click may ask for the API key once more.
+    // After a click, a visitor who declined to enter the API key is asked again.
     addEventListener("click", () => { apiKey.declined = false; }, true);
     document.querySelector(".skip").addEventListener("click", (event) => {
       event.preventDefault(); // the address names the view, not the focus

@@ -217,7 +217,7 @@ export class Editor {
     }
   }
 
-  /** Apply the tool to pixel `p`, of which the brush covers a part from 0 to 1. */
+  /** Apply the tool to pixel `p`; `coverage`, from 0 to 1, is the part that the brush covers. */
   applyTool(p, coverage) {
     const { values, known, shape: { channels, width } } = this.picture;
     if (this.tool === "draw") {

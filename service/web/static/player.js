@@ -30,7 +30,7 @@ class AnimationClock {
 
 const clock = new AnimationClock();
 
-/** Shows the first `position` pixels of a picture, of which `available` have arrived. */
+/** Shows the first `position` pixels of a picture whose first `available` pixels have arrived. */
 export class Player {
   /** @param {HTMLCanvasElement} canvas @param {(position: number) => void} onMove */
   constructor(canvas, onMove = () => {}) {

@@ -74,7 +74,7 @@ export class Prediction {
     canvas.width = canvas.height = 2 * REACH + 1;
   }
 
-  /** Query the prediction at pixel `at` of a picture of which `available` pixels are drawn. */
+  /** Query the prediction at pixel `at` of a picture whose first `available` pixels are drawn. */
   async query(picture, at, available, label) {
     this.pendingQuery = { picture, at, available, label };
     if (this.loading) return;

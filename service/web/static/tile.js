@@ -54,7 +54,7 @@ export class Tile {
     }
   }
 
-  /** Show what has arrived, because the drawing failed or was cancelled. */
+  /** Show the received pixels at once, because the drawing failed or was cancelled. */
   stop() {
     this.player.rate = Infinity;
     this.failed = true;
