@@ -207,4 +207,4 @@ def _engine_opener(settings: Settings) -> Iterator[EngineFactory]:
     try:
         yield cluster.open
     finally:
-        cluster.leave()
+        cluster.shutdown()

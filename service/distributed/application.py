@@ -1,4 +1,4 @@
-"""The whole service as an application of Ray Serve, whose proxies listen: for its config files."""
+"""Ray Serve application of the whole service, for Ray Serve's config files; its proxy listens."""
 
 from __future__ import annotations
 
@@ -24,35 +24,40 @@ from scanline.service.state import AppState
 
 log = logging.getLogger("scanline.cluster")
 
-MAX_ONGOING_REQUESTS = 100_000  # it refuses itself what is too much, in its own words
-LISTENER_SETTINGS = {
+MAX_ONGOING_REQUESTS = 100_000  # the service enforces its own limits
+LISTENER_SETTINGS = {  # have no effect here, because Scanline does not listen itself
     "host", "port", "max_connections", "max_headers", "header_seconds", "body_seconds",
     "send_seconds", "keep_alive_seconds", "root_path",
 }  # fmt: skip
 
 
 class Frontend:
-    """The FastAPI application in a replica of Ray Serve, with the handle of each model."""
+    """FastAPI application that runs as a Ray Serve deployment.
+
+    Args:
+        settings: Settings, by field name.
+        models: Deployment handle of each model.
+    """
 
     def __init__(self, settings: dict[str, Any], models: dict[str, DeploymentHandle]) -> None:
         self._settings, self._models = Settings(**settings), models
 
     def __serve_build_asgi_app__(self) -> FastAPI:  # Ray Serve's name
-        """Make the application, as for one process but for where images are drawn."""
+        """Create the FastAPI application, with engines that draw on replicas."""
         settings = self._settings
         set_up_logs(settings.log_format, settings.log_level)
         checkpoints = load_checkpoints(settings.weights, list(self._models))
         self._app_state = app_state = AppState(settings)
         app = create_app(app_state, lambda: app_state.open(checkpoints, self._open))
         app.add_middleware(_DropRequestId)
-        if settings.trusted_proxies:  # Ray Serve's listener believes those of its own machine alone
+        if settings.trusted_proxies:  # Ray Serve's listener trusts only proxies on its own machine
             app.add_middleware(ProxyHeadersMiddleware, trusted_hosts=list(settings.trusted_proxies))
         return app
 
     def check_health(self) -> None:
-        """Raise ``RuntimeError`` where the models could not be opened, or one can draw no more.
+        """Raise ``RuntimeError`` if a model cannot be opened or cannot draw any more.
 
-        Ray Serve's hook: it begins the frontend anew then.
+        This is Ray Serve's hook; it restarts the frontend then.
         """
         if failure := self._app_state.fatal_error():
             raise RuntimeError(failure)
@@ -64,7 +69,7 @@ class Frontend:
 
 
 class _DropRequestId:
-    """Leave ``X-Request-ID`` to Ray Serve's proxy, which adds the same to each reply."""
+    """Remove ``X-Request-ID``, because Ray Serve's proxy adds the same header to each reply."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -79,12 +84,15 @@ class _DropRequestId:
 
 
 def build(arguments: dict[str, Any]) -> Any:
-    """Build the application from settings, named as fields of ``Settings`` (a config's ``args``).
+    """Build the application; a Ray Serve config names this function as its ``import_path``.
 
-    One frontend: it holds the generations, so a second would not find those of the first.
+    There is one frontend, because it holds the generations: a second one would not find them.
+
+    Args:
+        arguments: Settings, by field name of ``Settings`` (the config's ``args``).
 
     Raises:
-        ValueError: an argument is no setting, or one that would do nothing here, or wrong.
+        ValueError: An argument is not a setting, has no effect here, or is invalid.
     """
     settings = _settings(arguments)
     checkpoints = load_checkpoints(settings.weights, settings.models)
@@ -94,7 +102,7 @@ def build(arguments: dict[str, Any]) -> Any:
         name="frontend",
         num_replicas=1,
         max_ongoing_requests=MAX_ONGOING_REQUESTS,
-        # At the head, which is not scaled down: it holds what is drawn.
+        # Run on the head node, which is never scaled down, because the frontend holds the images.
         ray_actor_options={"num_cpus": 0, "resources": {"node:__internal_head__": 0.001}},
         graceful_shutdown_timeout_s=settings.drain_seconds + 5,
     )
@@ -105,15 +113,17 @@ def _settings(arguments: dict[str, Any]) -> Settings:
     elsewhere = sorted(set(arguments) & LISTENER_SETTINGS)
     if elsewhere:
         raise ValueError(
-            f"args: {', '.join(elsewhere)}: Ray Serve's proxy listens here, not Scanline; leave it "
-            "out, and see the config's http_options for the proxy's own"
+            f"args: {', '.join(elsewhere)}: no effect, because Ray Serve's proxy listens, "
+            "not Scanline; remove it, and use the config's http_options for the proxy"
         )
     if not arguments.get("cluster", True):
-        raise ValueError("args: cluster: an application of Ray Serve always draws on its replicas")
+        raise ValueError(
+            "args: cluster: a Ray Serve application always draws on replicas; remove it"
+        )
     settings = Settings(**arguments | {"cluster": True})
-    # A container image sets these two, for whoever listens in it.
+    # A container image sets host and port in any case.
     unused = settings.model_fields_set & LISTENER_SETTINGS - {"host", "port"}
     if unused:
         names = ", ".join(f"SCANLINE_{name.upper()}" for name in sorted(unused))
-        log.warning("%s: no effect here, where Ray Serve's proxy listens; see http_options", names)
+        log.warning("%s: no effect, because Ray Serve's proxy listens; use http_options", names)
     return settings

@@ -1,4 +1,4 @@
-"""How many replicas a model needs: by the slots of its images, waiting and running, anywhere."""
+"""Ray Serve autoscaling policy by slots of waiting and running images."""
 
 from __future__ import annotations
 
@@ -7,11 +7,17 @@ from typing import Any
 
 
 def replicas_for_slots(context: Any) -> tuple[int, dict[str, Any]]:
-    """Give the replicas to have of one deployment (Ray Serve's autoscaling policy).
+    """Return the number of replicas that one deployment should have.
 
-    Each is to have ``target_ongoing_requests`` slots, as every replica counts them
-    (``Replica.record_autoscaling_stats``). Ray Serve minds the bounds and delays. It sends this
-    function to its controller by value, so it needs nothing of the project.
+    ``target_ongoing_requests`` is the number of slots per replica, which each replica counts itself
+    (``Replica.record_autoscaling_stats``). Ray Serve applies bounds and delays. It sends this
+    function to its controller by value, so it must not use anything else from this package.
+
+    Args:
+        context: Ray Serve's ``AutoscalingContext``.
+
+    Returns:
+        Number of replicas, and an empty policy state.
     """
     each = (context.aggregated_metrics or {}).get("slots", {})
     if not each:

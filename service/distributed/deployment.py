@@ -1,4 +1,4 @@
-"""A model as a deployment of Ray Serve: what its replicas run, and how they are scaled."""
+"""Ray Serve deployment of a model: its replicas' settings, program and autoscaling."""
 
 from __future__ import annotations
 
@@ -17,23 +17,28 @@ from scanline.service import __version__
 from scanline.service.distributed.replica import Replica
 from scanline.service.settings import Settings
 
-REPLICA_SETTINGS = {  # settings; the others are the frontend's
+REPLICA_SETTINGS = {  # settings that replicas use; the frontend uses the others
     "backend", "slots", "threads", "min_replicas", "max_replicas", "max_replicas_per_node",
     "replica_images", "replica_cpus", "replica_gpus", "scale_up_seconds", "scale_down_seconds",
     "drain_seconds", "log_format", "log_level",
 }  # fmt: skip
-CODE = (".py", ".h", ".cpp", ".cu")  # files of this package that say what is drawn
-END_SECONDS = 5.0  # that a replica told to end has to finish its parts
-MAX_ONGOING_ITEMS = 100_000  # of a replica: how many it has is the frontend's to say
+SOURCE_SUFFIXES = (".py", ".h", ".cpp", ".cu")
+SHUTDOWN_SECONDS = 5.0  # for a replica to finish its work items when it is stopped
+MAX_ONGOING_ITEMS = 100_000  # the frontend decides how many work items a replica gets
 
 
 def explicit_settings(settings: Settings, keep_key: bool = False) -> dict[str, Any]:
-    """Give those that were set: the others are each machine's own, as where the weights are.
+    """Return the settings that were set explicitly, by field name.
 
-    But how many slots there are is the same everywhere: an image must fit wherever it goes.
+    All others take their defaults on each machine, such as the folder of the weights. The number of
+    slots is always included, because an image must fit into every replica.
+
+    Args:
+        settings: The frontend's settings.
+        keep_key: Include the API key.
     """
     own = settings.model_dump(exclude_unset=True, exclude={"api_key"}) | {"slots": settings.slots}
-    if "weights" in own:  # replicas begin in another folder
+    if "weights" in own:  # replicas have another working directory
         own["weights"] = settings.weights.absolute()
     if keep_key and settings.api_key is not None:
         own["api_key"] = settings.api_key.get_secret_value()
@@ -41,25 +46,25 @@ def explicit_settings(settings: Settings, keep_key: bool = False) -> dict[str, A
 
 
 @functools.cache
-def _sources() -> str:
-    """Give a hash of this package's code."""
+def _source_hash() -> str:
+    """Return a hash of this package's source code."""
     digest = hashlib.sha256()
     for part in (kernels, model, service):
         folder = Path(next(iter(part.__path__)))
-        for path in sorted(path for path in folder.rglob("*") if path.suffix in CODE):
+        for path in sorted(path for path in folder.rglob("*") if path.suffix in SOURCE_SUFFIXES):
             digest.update(path.read_bytes())
     return digest.hexdigest()
 
 
 def program_id(checkpoint: Checkpoint, settings: Settings) -> str:
-    """Name what a model's replicas run: this package's version, and a hash of all that counts."""
+    """Return the version, and a hash of the code, the weights and the replicas' settings."""
     theirs = json.dumps(settings.model_dump(include=REPLICA_SETTINGS, mode="json"), sort_keys=True)
-    digest = hashlib.sha256("\0".join([_sources(), checkpoint.digest, theirs]).encode())
+    digest = hashlib.sha256("\0".join([_source_hash(), checkpoint.digest, theirs]).encode())
     return f"{__version__} {digest.hexdigest()}"
 
 
 def make_deployment(checkpoint: Checkpoint, settings: Settings) -> Any:
-    """Give a model's deployment, scaled by its images' slots, not yet run."""
+    """Return a model's deployment, not started yet, which scales with the slots of its images."""
     scaling = AutoscalingConfig(
         min_replicas=settings.min_replicas,
         max_replicas=settings.max_replicas,
@@ -83,9 +88,9 @@ def make_deployment(checkpoint: Checkpoint, settings: Settings) -> Any:
         request_router_config=routing,
         ray_actor_options={"num_cpus": settings.replica_cpus, "num_gpus": settings.replica_gpus},
         max_replicas_per_node=settings.max_replicas_per_node,
-        # What it has is drawn again by others; one that hangs holds it for as long as that.
-        graceful_shutdown_timeout_s=min(settings.drain_seconds, END_SECONDS),
-        # The third in a row that is not answered ends it.
+        # Other replicas draw unfinished images again, but wait for this one if it hangs.
+        graceful_shutdown_timeout_s=min(settings.drain_seconds, SHUTDOWN_SECONDS),
+        # Ray stops a replica after three failed checks in a row.
         health_check_period_s=2.0,
         health_check_timeout_s=5.0,
     ).bind(

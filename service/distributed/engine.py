@@ -1,8 +1,8 @@
-"""A model drawn by replicas: its queue is here, its images are drawn wherever there is room.
+"""Engine that draws on replicas: the queue is local, and replicas draw the images.
 
-An image here is a canvas and a position, as in an engine, but a replica draws it and tells what is
-new. One that dies takes nothing with it: what it had not finished is drawn again by another, from
-the same seed, and goes on to the byte where it was.
+A replica sends new pixels, which this engine writes to the images, so readers notice no difference.
+If a replica dies, another one draws its unfinished images again from their seeds. It sends nothing
+until it has passed the last received pixel, and the bytes after that are the same.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from scanline.service.distributed.messages import (
     UpdateStream,
     WorkItem,
 )
+from scanline.service.engine.fair_queue import AdmissionLimits
 from scanline.service.engine.generation import (
     CanvasView,
     Clock,
@@ -46,17 +47,21 @@ from scanline.service.engine.queue import Queue, QueueLimits
 
 log = logging.getLogger("scanline.cluster")
 
-MAX_ITEM_IMAGES = 16  # at most: small enough to spread, large enough to be told of together
-OVERSUBSCRIPTION = (
-    8  # of so many slots one more image is at its replica, so that none waits for a message
-)
-TICK_SECONDS = 0.05  # between two looks at what time alone brings
-MAX_TRIES = 4  # of an image, without a pixel more
+MAX_ITEM_IMAGES = 16  # small enough to spread a request, large enough to send updates together
+# One image in addition to every 8 slots waits at a replica, so that no slot is idle for the time of
+# a message.
+OVERSUBSCRIPTION = 8
+TICK_SECONDS = 0.05  # between two checks of deadlines
+MAX_TRIES = 4  # consecutive tries of a work item that draw no pixel
 
 
 @dataclass(eq=False)
 class _Assignment:
-    """A part being drawn: its images, and how often that was tried without a pixel more."""
+    """A work item at a replica.
+
+    Attributes:
+        tries: Number of consecutive tries, including this one, that drew no pixel.
+    """
 
     generation: Generation
     images: list[Image]
@@ -64,9 +69,19 @@ class _Assignment:
 
 
 class DistributedEngine:
-    """Draws the generations of its ``queue`` on replicas, until closed: a ``EngineProtocol``.
+    """Draws the generations of its ``queue`` on replicas (an ``EngineProtocol``).
 
-    ``most`` is how many slots a replica is to have.
+    Args:
+        name: Name of the model.
+        config: The model's config.
+        replicas: Client of the model's replicas.
+        max_slots: Number of slots that each replica is configured to have.
+        limits: Bounds of the queue.
+        observer: Receiver of events, for metrics.
+
+    Attributes:
+        ready: Event that is set once a replica has reported.
+        broken: Whether a bug has ended the engine. Lost replicas do not.
     """
 
     def __init__(
@@ -74,106 +89,106 @@ class DistributedEngine:
         name: str,
         config: ModelConfig,
         replicas: ReplicaClient,
-        most: int,
+        max_slots: int,
         limits: QueueLimits,
         observer: Observer | None = None,
     ) -> None:
-        self.name, self.config, self._most = name, config, most
+        self.name, self.config, self._max_slots = name, config, max_slots
         self._clock: Clock = time.perf_counter
         self.queue = Queue(name, config, limits, self._clock, self._notify)
         self._heartbeats = HeartbeatMonitor(
-            name, replicas, self.queue.waiting_slots, self._heard, self._clock
+            name, replicas, self.queue.waiting_slots, self._on_reports, self._clock
         )
-        self.ready = self._heartbeats.ready  # set once there is a replica
+        self.ready = self._heartbeats.ready
         self._replicas = replicas
         self._progress = ProgressTracker(self.queue, observer, self._clock)
         self._loop = asyncio.new_event_loop()
         self._wake = asyncio.Event()
         self._tasks: dict[_Assignment, asyncio.Task[None]] = {}
-        self._held: dict[Image, bool] = {}  # those at replicas; whether in spare slots
-        self._in_use = {False: 0, True: 0}  # slots, spare ones and the others
-        self._at_replicas: dict[Generation, int] = {}
+        self._assigned: dict[Image, bool] = {}  # images at replicas: whether in spare slots
+        self._in_use = {False: 0, True: 0}  # slots in use: all others, and spare ones
+        self._images_assigned: dict[Generation, int] = {}
         self._drawn = 0  # pixels of all slots since the last report
-        self.broken = False  # by a bug here: replicas come and go
-        self._bug: BaseException | None = None  # what a task raised
+        self.broken = False
+        self._bug: BaseException | None = None  # exception of a background task
         self._thread = threading.Thread(target=self._run, name=f"distributed-{name}", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the engine thread."""
         self._thread.start()
 
     def close(self, drain: float) -> None:
-        """Close the queue, which says how, and wait for the thread to end; from another thread."""
-        close_and_wait(self.queue, drain, self._thread, "what gives its images to replicas")
+        """Close the queue (see ``Queue.close``), and wait for the engine thread to end."""
+        close_and_wait(self.queue, drain, self._thread, "the assignment of images to replicas")
 
-    # --- what the routes ask ------------------------------------------------------------------
+    # --- any thread -------------------------------------------------------------------------
 
     @property
     def reports(self) -> dict[str, ReplicaReport]:
-        """The replicas that there are, by name."""
+        """Last report of each live replica, by the replica's name."""
         return self._heartbeats.reports
 
     @property
     def max_slots_per_image(self) -> int:
-        """Count the slots that one image may take at most: no more than the least replica has."""
-        return min([self._most, *(report.slots for report in self.reports.values())])
+        """Number of slots that one image may use: those of the smallest replica."""
+        return min([self._max_slots, *(report.slots for report in self.reports.values())])
 
     @property
     def slots(self) -> int:
-        """Count the slots that anyone may have, of all replicas."""
+        """Number of slots of all replicas that any request may use."""
         return sum(report.slots for report in self.reports.values())
 
     @property
     def total_slots(self) -> int:
-        """Count the slots of all replicas, those kept for small requests among them."""
+        """Number of all slots of all replicas, including the spare ones."""
         return sum(report.slots + report.spare for report in self.reports.values())
 
     @property
     def memory(self) -> int:
-        """None here: the replicas take it."""
+        """Bytes of memory for slots: 0, because the replicas hold them."""
         return 0
 
     @property
     def slots_in_use(self) -> int:
-        """Count the slots that images hold."""
+        """Number of slots that images at replicas hold."""
         return sum(self._in_use.values())
 
     @property
     def running(self) -> int:
-        """Count the images at replicas."""
-        return len(self._held)
+        """Number of images at replicas."""
+        return len(self._assigned)
 
     @property
     def backend(self) -> str:
-        """The kind of the replicas' decoders."""
-        return self._any("backend")
+        """Name of the replicas' decoder backend, or "none" without replicas."""
+        return self._from_any_report("backend")
 
     @property
     def variant(self) -> str:
-        """All that the replicas' results depend on beside the model."""
-        return self._any("variant")
+        """Everything but the model that a seed's bytes depend on, or "none" without replicas."""
+        return self._from_any_report("variant")
 
     @property
     def alive(self) -> bool:
-        """Whether there is a replica, and work is taken."""
+        """Whether there is a replica and the queue accepts work."""
         return self._thread.is_alive() and not self.queue.closed and bool(self.reports)
 
     @property
     def stuck(self) -> bool:
-        """Never: a replica that hangs is no longer healthy, and Ray's to end."""
+        """Always False: Ray restarts a replica that hangs."""
         return False
 
     def metrics(self) -> dict[str, list[Metric]]:
-        """Give the replicas' own metrics, as they last reported them."""
+        """Return the metrics in each replica's last report."""
         return {name: report.metrics for name, report in self.reports.items()}
 
-    def _any(self, fact: str) -> str:
-        return next((str(getattr(one, fact)) for one in self.reports.values()), "none")
+    def _from_any_report(self, field: str) -> str:
+        return next((str(getattr(report, field)) for report in self.reports.values()), "none")
 
-    # --- the thread ---------------------------------------------------------------------------
+    # --- engine thread ----------------------------------------------------------------------
 
     def _notify(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed once all is over
+        with contextlib.suppress(RuntimeError):  # the loop may be closed
             self._loop.call_soon_threadsafe(self._wake.set)
 
     def _run(self) -> None:
@@ -181,13 +196,13 @@ class DistributedEngine:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
                 runner.run(self._work())
         except Exception:
-            log.critical("the fleet of %s met a bug", self.name, exc_info=True)
+            log.critical("bug in the distributed engine of %s", self.name, exc_info=True)
             self.broken = True
             fail_all(self.queue, self._end)
 
     async def _work(self) -> None:
-        meeting = asyncio.create_task(self._heartbeats.run())
-        meeting.add_done_callback(self._propagate_error)
+        heartbeats = asyncio.create_task(self._heartbeats.run())
+        heartbeats.add_done_callback(self._propagate_error)
         while self.queue.check_drain():
             self._wake.clear()
             if self._bug is not None:
@@ -196,10 +211,10 @@ class DistributedEngine:
             self._admit()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), TICK_SECONDS)
-        meeting.cancel()
+        heartbeats.cancel()
 
-    def _heard(self, seconds: float) -> None:
-        """Take reports, so long after those before."""
+    def _on_reports(self, seconds: float) -> None:
+        """Update the queue's rate, ``seconds`` after the previous reports."""
         if self._drawn:
             self.queue.update_rate(self._drawn, seconds)
         self._drawn = 0
@@ -210,10 +225,10 @@ class DistributedEngine:
         self._end(generation, FinishReason.ERROR)
 
     def _end(self, generation: Generation, reason: FinishReason) -> None:
-        """Finish every image of a generation that is not finished yet."""
+        """Finish all images of a generation that have not finished yet."""
         self.queue.withdraw(generation)
-        for part, task in list(self._tasks.items()):
-            if part.generation is generation:
+        for assignment, task in list(self._tasks.items()):
+            if assignment.generation is generation:
                 task.cancel()
         for image in generation.images:
             if image.status is not Status.FINISHED:
@@ -221,116 +236,122 @@ class DistributedEngine:
         self.queue.finish(generation)
 
     def _admit(self) -> None:
-        """Give what room the replicas have to waiting images, callers in turn."""
+        """Assign waiting images to replicas that have room."""
         if not self.reports:
             return
         spare = sum(report.spare for report in self.reports.values()) - self._in_use[True]
         free = self.slots + self.slots // OVERSUBSCRIPTION - self._in_use[False]
         free, spare = max(free, 0), max(spare, 0)
-        heaviest = max((one.slot_demand for one in self._at_replicas), default=0)
-        new: dict[Generation, list[Image]] = {}
-        for generation, image, is_spare in self.queue.admit(free, free + spare, spare, heaviest):
-            new.setdefault(generation, []).append(image)
-            self._held[image] = is_spare
+        largest = max((one.slot_demand for one in self._images_assigned), default=0)
+        limits = AdmissionLimits(
+            free=free, spare=spare, at_once=free + spare, largest_demand=largest
+        )
+        admitted: dict[Generation, list[Image]] = {}
+        for generation, image, is_spare in self.queue.admit(limits):
+            admitted.setdefault(generation, []).append(image)
+            self._assigned[image] = is_spare
             self._in_use[is_spare] += generation.spec.slots
-            self._at_replicas[generation] = self._at_replicas.get(generation, 0) + 1
+            self._images_assigned[generation] = self._images_assigned.get(generation, 0) + 1
             canvas = np.zeros((self.config.pixels, self.config.channels), np.uint8)
             image.start(CanvasView(canvas, np.zeros(1, np.int32)))
-        for generation, images in new.items():
+        for generation, images in admitted.items():
             self._progress.begin(generation)
             size = min(MAX_ITEM_IMAGES, -(-len(images) // len(self.reports)))
             for first in range(0, len(images), size):
                 self._assign(_Assignment(generation, images[first : first + size]))
 
-    def _assign(self, part: _Assignment) -> None:
-        task = asyncio.get_running_loop().create_task(self._draw(part))
-        self._tasks[part] = task
-        task.add_done_callback(lambda _: self._tasks.pop(part))
+    def _assign(self, assignment: _Assignment) -> None:
+        task = asyncio.get_running_loop().create_task(self._draw(assignment))
+        self._tasks[assignment] = task
+        task.add_done_callback(lambda _: self._tasks.pop(assignment))
         task.add_done_callback(self._propagate_error)
 
     def _propagate_error(self, task: asyncio.Task[None]) -> None:
-        """Have the loop raise what a task of ours raised."""
+        """Make the main loop raise the exception of a background task."""
         if not task.cancelled() and task.exception() is not None:
             self._bug = task.exception()
             self._wake.set()
 
-    async def _draw(self, part: _Assignment) -> None:
-        """Have a part drawn; what its replica does not finish is given to another."""
-        drawing: UpdateStream | None = None
-        failure = "it ended early"
+    async def _draw(self, assignment: _Assignment) -> None:
+        """Have a replica draw an assignment, and assign again what it does not finish."""
+        generation, images = assignment.generation, assignment.images
+        stream: UpdateStream | None = None
+        failure = "its stream ended early"
         while True:
             try:
-                if drawing is None:
-                    drawing = self._replicas.draw(WorkItem.of(part.generation, part.images))
-                news = await anext(drawing)
+                if stream is None:
+                    stream = self._replicas.draw(WorkItem.of(generation, images))
+                updates = await anext(stream)
             except StopAsyncIteration:
                 break
-            except (Exception, asyncio.CancelledError) as error:  # whatever a dying process brings
+            except (Exception, asyncio.CancelledError) as error:  # anything if a process dies
                 if is_cancelled(error):
-                    if drawing is not None:
-                        drawing.cancel()
+                    if stream is not None:
+                        stream.cancel()
                     raise
                 failure = next(iter(str(error).splitlines()), type(error).__name__)
                 break
             try:
-                self._apply_updates(part, news)
-            except Exception:  # not the replica's: another would not mend it
+                self._apply_updates(assignment, updates)
+            except Exception:  # a bug here, which another replica would not avoid
                 log.exception(
-                    "%s: what is new of %s cannot be told; is_cancelled it",
-                    self.name,
-                    part.generation.id,
-                )
-                drawing.cancel()
-                if not part.generation.finished:
-                    self._fail(part.generation)
+                    "%s: cannot apply updates of %s; ending the generation",
+                    self.name, generation.id,
+                )  # fmt: skip
+                stream.cancel()
+                if not generation.finished:
+                    self._fail(generation)
                 return
-        left = [image for image in part.images if image.status is not Status.FINISHED]
-        if not left:
+        unfinished = [image for image in images if image.status is not Status.FINISHED]
+        if not unfinished:
             return
-        what = f"{self.name}: {len(left)} images of {part.generation.id}"
-        if part.tries == MAX_TRIES:
-            log.error("%s are given up after %d tries: %s", what, MAX_TRIES, failure)
-            self._fail(part.generation)
+        subject = f"{self.name}: {len(unfinished)} images of {generation.id}"
+        if assignment.tries == MAX_TRIES:
+            log.error("%s failed %d times; giving up: %s", subject, MAX_TRIES, failure)
+            self._fail(generation)
             return
-        log.warning("%s are drawn again: %s", what, failure)
-        self._progress.redraw(len(left))
-        if part.tries > 1:
+        log.warning("%s are drawn again by another replica: %s", subject, failure)
+        self._progress.redraw(len(unfinished))
+        if assignment.tries > 1:
             await self._heartbeats.wait_for_next()
-        for run in _runs(left):
-            self._assign(_Assignment(part.generation, run, part.tries + 1))
+        for consecutive in _split_consecutive(unfinished):
+            self._assign(_Assignment(generation, consecutive, assignment.tries + 1))
 
-    def _apply_updates(self, part: _Assignment, news: ItemUpdates) -> None:
-        for look in news:
-            image = part.images[look.image]
+    def _apply_updates(self, assignment: _Assignment, updates: ItemUpdates) -> None:
+        generation = assignment.generation
+        for update in updates:
+            image = assignment.images[update.image]
             if image.status is Status.FINISHED:
                 continue
-            if (stop := look.start + len(look.pixels)) > image.position:
-                spec, part.tries = part.generation.spec, 1
-                # Leading known pixels are prefilled, not drawn.
-                self._drawn += max(0, stop - max(image.position, spec.prefix)) * spec.slots
-            self._look(part.generation, image, look)
-        self._progress.advance(part.generation)
+            if (stop := update.start + len(update.pixels)) > image.position:
+                assignment.tries = 1
+                # The known prefix is prefilled, so it does not count as drawn.
+                pixels = max(0, stop - max(image.position, generation.spec.prefix))
+                self._drawn += pixels * generation.spec.slots
+            self._apply_update(generation, image, update)
+        self._progress.advance(generation)
 
-    def _look(self, generation: Generation, image: Image, look: ImageUpdate) -> None:
-        image.write(look.start, look.pixels, look.changed)
-        if look.end is not None and look.end.reason is FinishReason.LENGTH:
-            image.particles = look.end.weighed
-            self._finish_image(generation, image, look.end.reason, look.end.bits)
+    def _apply_update(self, generation: Generation, image: Image, update: ImageUpdate) -> None:
+        image.write(update.start, update.pixels, update.revisions)
+        if update.result is not None and update.result.reason is FinishReason.LENGTH:
+            image.particles = update.result.particles
+            self._finish_image(generation, image, update.result.reason, update.result.bits)
 
     def _finish_image(
         self, generation: Generation, image: Image, reason: FinishReason, bits: float | None
     ) -> None:
-        if image in self._held:  # first, whatever those who are told do
-            self._in_use[self._held.pop(image)] -= generation.spec.slots
-            self._at_replicas[generation] -= 1
-            if not self._at_replicas[generation]:
-                del self._at_replicas[generation]
+        # Free the slots first, so that they are free even if an observer raises.
+        if image in self._assigned:
+            self._in_use[self._assigned.pop(image)] -= generation.spec.slots
+            self._images_assigned[generation] -= 1
+            if not self._images_assigned[generation]:
+                del self._images_assigned[generation]
             self._wake.set()
         self._progress.finish_image(generation, image, reason, bits)
 
 
-def _runs(images: list[Image]) -> list[list[Image]]:
-    """Split images where their indices do not follow each other."""
+def _split_consecutive(images: list[Image]) -> list[list[Image]]:
+    """Split images into runs of consecutive indices."""
     runs: list[list[Image]] = []
     for image in images:
         if runs and runs[-1][-1].index == image.index - 1:

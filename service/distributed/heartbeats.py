@@ -1,4 +1,4 @@
-"""Which replicas of a model there are, and how they are."""
+"""Heartbeats of a model's replicas."""
 
 from __future__ import annotations
 
@@ -14,55 +14,65 @@ from scanline.service.engine.generation import Clock
 
 log = logging.getLogger("scanline.cluster")
 
-HEARTBEAT_SECONDS = 1.0  # between two reports
-HEARTBEAT_TIMEOUT = 5.0  # that a replica has to report
-LOST_SECONDS = 5.0  # without a report, where asking fails: then there is no replica any more
-SILENT_SECONDS = 60.0  # that one counts which says nothing: Ray ends it sooner
+HEARTBEAT_SECONDS = 1.0  # between two heartbeats
+HEARTBEAT_TIMEOUT = 5.0  # for a replica to report
+LOST_SECONDS = 5.0  # if no heartbeat succeeds for so long, there are no replicas
+SILENT_SECONDS = 60.0  # a replica may be silent for so long; Ray restarts it sooner
 
 
 class HeartbeatMonitor:
-    """Has all replicas of a model report from time to time; of one event loop.
+    """Asks all replicas for a report once a second. Used by one event loop.
 
-    ``reports`` are the last ones, by replica, and ``met`` is set once there were any. While one
-    says nothing, all that have reported count: it holds what it was given, and the others draw.
-    ``wanted`` counts the slots that images wait for, which each is told its share of, and ``heard``
-    is called after each meeting with the seconds since the one before.
+    While one replica is silent, every replica that has reported still counts: the silent one keeps
+    its work items, and the others draw.
+
+    Args:
+        name: Name of the model, for logs.
+        replicas: Client of the replicas.
+        waiting_slots: Function that returns the number of slots that waiting images need. Each
+            replica is told its share, for autoscaling.
+        on_reports: Called after each heartbeat with the seconds since the previous one.
+        clock: Source of all times.
+
+    Attributes:
+        reports: Last report of each live replica, by the replica's name.
+        ready: Event that is set once a replica has reported.
     """
 
     def __init__(
         self,
         name: str,
         replicas: ReplicaClient,
-        wanted: Callable[[], int],
-        heard: Callable[[float], None],
+        waiting_slots: Callable[[], int],
+        on_reports: Callable[[float], None],
         clock: Clock,
     ) -> None:
         self.reports: dict[str, ReplicaReport] = {}
         self.ready = threading.Event()
         self._name, self._replicas, self._clock = name, replicas, clock
-        self._wanted, self._heard = wanted, heard
+        self._waiting_slots, self._on_reports = waiting_slots, on_reports
         self._frontend = secrets.token_hex(8)
-        self._next = asyncio.Event()  # set once all have met again
-        self._reported = self._complete = clock()
+        self._next = asyncio.Event()  # set once all replicas have reported again
+        self._last_report = self._last_without_silence = clock()
 
     async def run(self) -> None:
-        """Meet again and again, until cancelled."""
+        """Send heartbeats until cancelled."""
         while True:
             try:
-                share = self._wanted() / max(1, len(self.reports))
+                share = self._waiting_slots() / max(1, len(self.reports))
                 reports, failures = await self._replicas.heartbeat(
                     self._frontend, share, HEARTBEAT_TIMEOUT
                 )
-            except (Exception, asyncio.CancelledError) as error:  # one is dying, or there is none
+            except (Exception, asyncio.CancelledError) as error:  # a replica dies, or there is none
                 if is_cancelled(error):
                     raise
-                self._miss(error)
+                self._record_failure(error)
             else:
-                self._take(reports, failures)
+                self._record(reports, failures)
             await asyncio.sleep(HEARTBEAT_SECONDS)
 
     async def wait_for_next(self) -> None:
-        """Wait until all report again; where some still draw, no longer than one may hang."""
+        """Wait until all replicas report again, or ``LOST_SECONDS`` if one draws."""
         while True:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._next.wait(), LOST_SECONDS)
@@ -70,33 +80,34 @@ class HeartbeatMonitor:
             if self.reports:
                 return
 
-    def _miss(self, error: BaseException) -> None:
+    def _record_failure(self, error: BaseException) -> None:
         log.debug("%s: no reports: %r", self._name, error)
-        if self._clock() - self._reported > LOST_SECONDS:
-            self._set({}, repr(error))
+        if self._clock() - self._last_report > LOST_SECONDS:
+            self._set_reports({}, repr(error))
 
-    def _take(self, reports: list[ReplicaReport], failures: list[Exception]) -> None:
+    def _record(self, reports: list[ReplicaReport], failures: list[Exception]) -> None:
         silent = any(isinstance(failure, TimeoutError) for failure in failures)
         if not reports and not silent:
-            self._miss(failures[0])
+            self._record_failure(failures[0])
             return
         now = self._clock()
         if not silent:
-            self._complete = now
-        counted = self.reports if silent and now - self._complete < SILENT_SECONDS else {}
-        self._set(counted | {report.replica: report for report in reports}, "all are silent")
+            self._last_without_silence = now
+        keep = silent and now - self._last_without_silence < SILENT_SECONDS
+        earlier = self.reports if keep else {}
+        self._set_reports(earlier | {one.replica: one for one in reports}, "all are silent")
         if not reports:
             return
-        seconds, self._reported = now - self._reported, now
-        self._heard(seconds)
+        seconds, self._last_report = now - self._last_report, now
+        self._on_reports(seconds)
         self.ready.set()
         if not failures:
             self._next.set()
             self._next = asyncio.Event()
 
-    def _set(self, reports: dict[str, ReplicaReport], why: str) -> None:
+    def _set_reports(self, reports: dict[str, ReplicaReport], reason: str) -> None:
         if self.reports and not reports:
-            log.warning("%s: nothing draws it now, no replica reports: %s", self._name, why)
+            log.warning("%s: no replica reports, so nothing is drawn: %s", self._name, reason)
         if reports and not self.reports and self.ready.is_set():
             log.info("%s: replicas report again", self._name)
         self._check_variants(reports.values())
@@ -106,12 +117,13 @@ class HeartbeatMonitor:
         variants = {report.variant for report in reports}
         if len(variants) > 1 and variants != {one.variant for one in self.reports.values()}:
             log.warning(
-                "%s: replicas are of several kinds, on which the same seed gives other bytes: %s",
+                "%s: the replicas are of different variants, so the same seed may give different "
+                "bytes: %s",
                 self._name, "; ".join(sorted(variants)),
             )  # fmt: skip
 
 
 def is_cancelled(error: BaseException) -> bool:
-    """Whether this task is told to end, and not only what it waited for."""
+    """Return True if the current task itself is cancelled, not only what it awaited."""
     task = asyncio.current_task()
     return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0

@@ -1,7 +1,4 @@
-"""What goes to a replica and what comes back: some images of a generation, and news of them.
-
-And how replicas are reached, whatever keeps them.
-"""
+"""Messages between the frontend and the replicas, and the interface to reach replicas."""
 
 from __future__ import annotations
 
@@ -24,60 +21,73 @@ from scanline.service.engine.generation import (
 
 
 class ImageProgress(NamedTuple):
-    """How far an image is known: its pixels, and how many changes of those before."""
+    """The part of an image that the frontend has received.
+
+    Attributes:
+        position: Number of pixels.
+        revisions: Number of revisions of these pixels (see ``Image.revisions``).
+    """
 
     position: int
-    changes: int
+    revisions: int
 
 
 class WorkItem(NamedTuple):
-    """Images of one generation that follow each other, as a drawing of their own.
+    """Consecutive images of one generation, for a replica to draw as a generation of its own.
 
-    A replica tells nothing of what is ``known`` already, by whomever it was drawn. ``caller`` and
-    ``size`` are the generation's, by which a replica gives turns, too.
+    Attributes:
+        spec: What to draw.
+        progress: What the frontend has received of each image, from whichever replica. The replica
+            sends only what is new.
+        caller: The generation's caller, which the replica schedules it for.
+        request_slots: Slots that all images of the client's request need.
     """
 
     spec: GenerationSpec
-    known: list[ImageProgress]
+    progress: list[ImageProgress]
     caller: str
     request_slots: int
 
     @classmethod
     def of(cls, generation: Generation, images: list[Image]) -> WorkItem:
-        """Take some images, whose indices follow each other, as they are now."""
+        """Make a work item of consecutive images in their present state."""
         spec = generation.spec
-        own = replace(spec, n=len(images), seed=image_seed(spec.seed, images[0].index))
-        known = [ImageProgress(image.position, len(image.revisions)) for image in images]
-        return cls(own, known, generation.caller, generation.request_slots)
+        item_spec = replace(spec, n=len(images), seed=image_seed(spec.seed, images[0].index))
+        progress = [ImageProgress(image.position, len(image.revisions)) for image in images]
+        return cls(item_spec, progress, generation.caller, generation.request_slots)
 
 
 class ImageResult(NamedTuple):
-    """How an image was finished."""
+    """Result of a finished image."""
 
     reason: FinishReason
     bits: float | None
-    weighed: ParticleStats | None
+    particles: ParticleStats | None
 
 
 class ImageUpdate(NamedTuple):
-    """What is new of one image of a part: its pixels from ``start`` on, uint8 ``[…, C]``.
+    """New pixels of one image.
 
-    ``image`` is its place in the part, and ``changed`` are the first pixels from which another
-    particle was shown since.
+    Attributes:
+        image: Index of the image in its work item.
+        start: Index of the first new pixel.
+        pixels: The new pixels, uint8 ``[n, C]``.
+        revisions: New revisions (see ``Image.revisions``).
+        result: Set if the image has finished.
     """
 
     image: int
     start: int
     pixels: NDArray[np.uint8]
-    changed: list[int]
-    end: ImageResult | None
+    revisions: list[int]
+    result: ImageResult | None
 
 
-ItemUpdates = list[ImageUpdate]  # of a part, by its replica
+ItemUpdates = list[ImageUpdate]  # updates of one work item's images
 
 
 class ReplicaReport(NamedTuple):
-    """How a replica is: its slots, with what it draws, and its metrics."""
+    """A replica's capacity, decoder and metrics."""
 
     replica: str
     slots: int
@@ -88,44 +98,57 @@ class ReplicaReport(NamedTuple):
 
 
 def image_update(image: Image, known: ImageProgress) -> tuple[ImageUpdate | None, ImageProgress]:
-    """Give what is new of an image, None if nothing is, and how far it is known then."""
-    finished = image.status is Status.FINISHED  # read first: then all of its pixels are there
-    changed = image.revisions[known.changes :]
+    """Return what is new in an image, or None, and the progress after that update."""
+    # Read the status first: if it is FINISHED, all pixels are there.
+    finished = image.status is Status.FINISHED
+    revisions = image.revisions[known.revisions :]
     stop = image.position
-    behind = stop < known.position or len(image.revisions) < known.changes
+    # An image that is drawn again may not yet be where a lost replica left it.
+    behind = stop < known.position or len(image.revisions) < known.revisions
     if behind and not finished:
-        return None, known  # drawn again, and not yet where another replica left it
-    start = min([known.position, *changed])
+        return None, known
+    start = min([known.position, *revisions])
     if start == stop and not finished:
         return None, known
-    end = None
+    result = None
     if finished and image.finish_reason is not None:
-        end = ImageResult(image.finish_reason, image.bits, image.particles)
-    look = ImageUpdate(image.index, start, image.read(start, stop), changed, end)
-    return look, ImageProgress(max(stop, known.position), known.changes + len(changed))
+        result = ImageResult(image.finish_reason, image.bits, image.particles)
+    update = ImageUpdate(image.index, start, image.read(start, stop), revisions, result)
+    progress = ImageProgress(max(stop, known.position), known.revisions + len(revisions))
+    return update, progress
 
 
 class ReplicaClient(Protocol):
-    """How the replicas of a model are reached."""
+    """Client of a model's replicas."""
 
-    def draw(self, part: WorkItem) -> UpdateStream:
-        """Have one draw a part."""
+    def draw(self, item: WorkItem) -> UpdateStream:
+        """Send a work item to one replica."""
         ...
 
     async def heartbeat(
         self, frontend: str, share: float, seconds: float
     ) -> tuple[list[ReplicaReport], list[Exception]]:
-        """Have all of them report; gives what came in so long, and why others did not report.
+        """Ask all replicas for a report.
 
-        That is a ``TimeoutError`` of one that says nothing. Raises where there are none.
+        Args:
+            frontend: Id of this frontend.
+            share: Waiting slots at this frontend, divided by the number of replicas.
+            seconds: How long to wait for reports.
+
+        Returns:
+            The reports, and one exception for each replica that did not report: a ``TimeoutError``
+            if it was silent.
+
+        Raises:
+            Exception: There is no replica.
         """
         ...
 
 
 class UpdateStream(Protocol):
-    """The news of a part, as they come; raises where its replica dies."""
+    """Asynchronous iterator over the updates of a work item; raises if its replica dies."""
 
     async def __anext__(self) -> ItemUpdates: ...
     def cancel(self) -> None:
-        """End it, drawn or not."""
+        """Cancel the work item."""
         ...

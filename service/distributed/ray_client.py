@@ -1,4 +1,4 @@
-"""How a frontend reaches the replicas of a model: one with a part, or all with a question."""
+"""Client of a model's replicas in Ray Serve."""
 
 from __future__ import annotations
 
@@ -21,30 +21,32 @@ FIRST_REPORT_SECONDS = 30.0
 
 
 class RayReplicaClient:
-    """The replicas of one deployment (``Replicas``)."""
+    """Client of one deployment's replicas (a ``ReplicaClient``)."""
 
     def __init__(self, handle: DeploymentHandle) -> None:
         self._handle = handle
-        self._drawing = handle.options(method_name="draw", stream=True)
+        self._draw_handle = handle.options(method_name="draw", stream=True)
 
-    def draw(self, part: WorkItem) -> UpdateStream:
-        """Have the one with the fewest images draw a part."""
-        drawing: UpdateStream = self._drawing.remote(part)
-        return drawing
+    def draw(self, item: WorkItem) -> UpdateStream:
+        """Send a work item to the replica with the fewest images."""
+        stream: UpdateStream = self._draw_handle.remote(item)
+        return stream
 
     async def heartbeat(
         self, frontend: str, share: float, seconds: float
     ) -> tuple[list[ReplicaReport], list[Exception]]:
-        """Have all of them report; gives what came in so long, and why others did not report."""
-        answers = await asyncio.to_thread(_ask, self._handle, seconds, "heartbeat", frontend, share)
-        reports = [one for one in answers if isinstance(one, ReplicaReport)]
-        return reports, [one for one in answers if isinstance(one, Exception)]
+        """Ask all replicas for a report (see ``ReplicaClient.heartbeat``)."""
+        replies = await asyncio.to_thread(
+            _broadcast, self._handle, seconds, "heartbeat", frontend, share
+        )
+        reports = [one for one in replies if isinstance(one, ReplicaReport)]
+        return reports, [one for one in replies if isinstance(one, Exception)]
 
 
 def connect_engine(
     checkpoint: Checkpoint, handle: DeploymentHandle, settings: Settings, metrics: ModelMetrics
 ) -> DistributedEngine:
-    """Reach the replicas of a model's deployment, and wait a while for the first of them."""
+    """Start an engine for a deployment, and wait up to 30 s for the first replica's report."""
     replicas, config = RayReplicaClient(handle), checkpoint.model.config
     engine = DistributedEngine(
         checkpoint.name, config, replicas, settings.slots, settings.limits, metrics
@@ -56,30 +58,45 @@ def connect_engine(
 
 
 def running_programs(handle: DeploymentHandle, seconds: float) -> set[str]:
-    """Ask all replicas what they run, for so long; nothing where there are none that say it."""
+    """Return the programs that the replicas run (see ``program_id``).
+
+    Args:
+        handle: The deployment.
+        seconds: How long to retry if no replica replies.
+
+    Returns:
+        The programs; empty if there is no replica, or one of an incompatible version.
+    """
     deadline = time.monotonic() + seconds
     while True:
         try:
-            answers = _ask(handle, HEARTBEAT_TIMEOUT, "program")
+            replies = _broadcast(handle, HEARTBEAT_TIMEOUT, "program")
         except DeploymentUnavailableError:
             return set()
-        if any(isinstance(answer, RayTaskError) for answer in answers):  # of another version
+        if any(isinstance(reply, RayTaskError) for reply in replies):  # an incompatible version
             return set()
-        # Of a lost machine they say nothing, until Ray ends them.
-        programs = {answer for answer in answers if isinstance(answer, str)}
+        # Replicas on a lost machine are silent until Ray removes them.
+        programs = {reply for reply in replies if isinstance(reply, str)}
         if programs or time.monotonic() > deadline:
             return programs
         time.sleep(0.5)
 
 
-def _ask(handle: DeploymentHandle, seconds: float, method: str, *arguments: object) -> list[Any]:
-    """Call a method of all replicas; gives for each what it returned, or why it did not.
+def _broadcast(
+    handle: DeploymentHandle, seconds: float, method: str, *arguments: object
+) -> list[Any]:
+    """Call a method of all replicas.
 
-    Raises ``DeploymentUnavailableError`` where there are none.
+    Returns:
+        Per replica, its result or an exception.
+
+    Raises:
+        DeploymentUnavailableError: There is no replica.
     """
-    asked = handle.broadcast(method, *arguments)
-    try:  # alone where it blocks does Ray give the others' answers where one is silent
-        answers: list[Any] = asked.results(timeout_s=seconds, return_exceptions=True)
+    response = handle.broadcast(method, *arguments)
+    # Only this blocking call returns the other replicas' results if one is silent.
+    try:
+        replies: list[Any] = response.results(timeout_s=seconds, return_exceptions=True)
     except TimeoutError as error:
         return [error]
-    return answers
+    return replies

@@ -1,4 +1,4 @@
-"""A replica: one engine in a process of its own, that draws parts and tells what is new of them."""
+"""Replica: one engine in a process of its own, which draws work items and sends updates."""
 
 from __future__ import annotations
 
@@ -31,83 +31,95 @@ from scanline.service.state import open_engine
 
 log = logging.getLogger("scanline.cluster")
 
-UPDATES_PER_SECOND = 120  # of all parts together: each costs as much as thousands of pixels
-ITEM_UPDATES_PER_SECOND = 60  # of one part at most
-SHARE_SECONDS = 5.0  # a frontend that has said nothing for so long has nothing waiting
+# Sending an update costs as much as drawing thousands of pixels.
+UPDATES_PER_SECOND = 120  # of all work items together
+ITEM_UPDATES_PER_SECOND = 60  # of one work item
+SHARE_SECONDS = 5.0  # a frontend that is silent for so long has no waiting images
 
 
 class Replica:
-    """Draws with one model; Ray Serve makes as many as are needed.
+    """Draws with one model. Ray Serve starts as many replicas as are needed.
 
-    ``digest`` is that of the frontend's weights, ``settings`` are those set by whoever deploys it,
-    as for a server, and ``program`` is what it is to run, the package's version first. Raises
-    ``CheckpointError`` where the weights here are others, and ``RuntimeError`` where the package
-    is: they would draw other pictures for the same seed.
+    Args:
+        name: Name of the model.
+        digest: Digest of the frontend's weights.
+        settings: Settings of the deployment, by field name.
+        program: Program that the replica is to run (see ``program_id``). Starts with the version.
+
+    Raises:
+        RuntimeError: This machine has another version of Scanline.
+        CheckpointError: This machine has other weights. Both could give other bytes for the same
+            seed.
     """
 
     def __init__(self, name: str, digest: str, settings: dict[str, Any], program: str) -> None:
         version = program.split()[0]
         if version != __version__:
             raise RuntimeError(
-                f"{platform.node()} has Scanline {__version__}, and the frontend {version}: give "
-                "every machine the same"
+                f"{platform.node()} has Scanline {__version__}, but the frontend has {version}; "
+                "install the same version on every machine"
             )
         self._program = program
         own = Settings(**settings)
-        own.max_waiting, own.keep_finished = sys.maxsize, 0  # the frontend sees to both
+        # The frontend bounds waiting images and keeps finished ones.
+        own.max_waiting, own.keep_finished = sys.maxsize, 0
         if own.threads is None and own.backend in ("auto", "native"):
             own.threads = max(1, int(own.replica_cpus))
         (checkpoint,) = load_checkpoints(own.weights, [name])
         if checkpoint.digest != digest:
             raise CheckpointError(
-                f"the weights of {name} in {own.weights} on {platform.node()} are not those of the "
-                "frontend: give every machine the same files"
+                f"the weights of {name} in {own.weights} on {platform.node()} differ from the "
+                "frontend's; copy the same files to every machine"
             )
         self._name = f"{name}-{secrets.token_hex(4)}"
         self._metrics = Metrics(lambda: {name: self._engine})
         self._engine = open_engine(checkpoint, own, self._metrics.observer(name))
-        self._shares: dict[str, tuple[float, float]] = {}
-        self._parts = 0
+        self._shares: dict[str, tuple[float, float]] = {}  # by frontend: time and waiting slots
+        self._items = 0  # work items in progress
         tune_interpreter()
 
-    async def draw(self, part: WorkItem) -> AsyncIterator[ItemUpdates]:
-        """Draw a part, and yield what is new of it until its end; whoever leaves ends it."""
-        self._end_if_broken()
-        if (
-            part.spec.slots > self._engine.max_slots_per_image
-        ):  # it would wait for ever, and all behind it
-            raise ValueError(f"an image takes {part.spec.slots} slots, and {self._name} has fewer")
+    async def draw(self, item: WorkItem) -> AsyncIterator[ItemUpdates]:
+        """Draw a work item, and yield updates until it is complete.
+
+        If the caller stops reading, the work item is cancelled.
+
+        Raises:
+            ValueError: An image needs more slots than the replica has, so it would block the queue.
+        """
+        self._exit_if_broken()
+        if item.spec.slots > self._engine.max_slots_per_image:
+            raise ValueError(f"an image needs {item.spec.slots} slots; {self._name} has fewer")
         queue = self._engine.queue
-        generation = queue.submit(part.spec, caller=part.caller, request_slots=part.request_slots)
-        known = list(part.known)
-        left = list(generation.images)  # whose end is yet to be told
-        ended = _called(generation.add_done_callback)
-        self._parts += 1
+        generation = queue.submit(item.spec, caller=item.caller, request_slots=item.request_slots)
+        progress = list(item.progress)
+        unfinished = list(generation.images)  # images whose result is not sent yet
+        done = _event_of(generation.add_done_callback)
+        self._items += 1
         try:
             with queue.reading(generation, grace=0):
-                while left:
+                while unfinished:
                     seen = generation.version
-                    looks = _looks(left, known)
-                    if looks:
-                        yield looks
-                    over = {look.image for look in looks if look.end}
-                    left = [image for image in left if image.index not in over]
-                    if looks and left:  # leave time for the news of other parts
-                        pause = max(1 / ITEM_UPDATES_PER_SECOND, self._parts / UPDATES_PER_SECOND)
+                    updates = _new_updates(unfinished, progress)
+                    if updates:
+                        yield updates
+                    finished = {update.image for update in updates if update.result}
+                    unfinished = [one for one in unfinished if one.index not in finished]
+                    if updates and unfinished:  # leave time for the updates of other work items
+                        pause = max(1 / ITEM_UPDATES_PER_SECOND, self._items / UPDATES_PER_SECOND)
                         with contextlib.suppress(TimeoutError):
-                            await asyncio.wait_for(ended.wait(), pause)
-                    if left:
-                        await _called(partial(generation.add_change_callback, seen=seen)).wait()
+                            await asyncio.wait_for(done.wait(), pause)
+                    if unfinished:
+                        await _event_of(partial(generation.add_change_callback, seen=seen)).wait()
         finally:
-            self._parts -= 1
+            self._items -= 1
 
     def program(self) -> str:
-        """Say what it runs, to a frontend that may go on with it."""
+        """Return the program that this replica runs."""
         return self._program
 
     def heartbeat(self, frontend: str, share: float) -> ReplicaReport:
-        """Say how it is, to a frontend where images of that ``share`` of slots wait for it."""
-        self._end_if_broken()
+        """Return a report, and record how many waiting slots this replica's share is."""
+        self._exit_if_broken()
         self._shares[frontend] = (time.monotonic(), share)
         engine = self._engine
         return ReplicaReport(
@@ -116,40 +128,41 @@ class Replica:
         )  # fmt: skip
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Count its slots in use, and its share of those waited for (Ray Serve's hook)."""
+        """Return the slots in use and this replica's share of waiting slots (Ray Serve's hook)."""
         oldest = time.monotonic() - SHARE_SECONDS
-        self._shares = {name: told for name, told in self._shares.items() if told[0] >= oldest}
+        self._shares = {name: share for name, share in self._shares.items() if share[0] >= oldest}
         shares = sum(share for _, share in self._shares.values())
         return {"slots": self._engine.slots_in_use + self._engine.queue.waiting_slots() + shares}
 
     def check_health(self) -> None:
-        """Raise ``RuntimeError`` where nothing is drawn any more (Ray Serve's hook)."""
+        """Raise ``RuntimeError`` if the engine does not draw any more (Ray Serve's hook)."""
         if not self._engine.alive:
-            raise RuntimeError(f"the engine of {self._name} has ended, or hangs")
+            raise RuntimeError(f"the engine of {self._name} has ended or hangs")
 
-    def _end_if_broken(self) -> None:
-        """End the process: with nothing to draw it would be chosen for every part meanwhile."""
+    def _exit_if_broken(self) -> None:
+        """Exit at once: an idle broken replica would be chosen for every work item."""
         if self._engine.broken:
-            log.critical("%s can draw no more: its process ends", self._name)
+            log.critical("%s cannot draw any more; exiting", self._name)
             os._exit(1)
 
 
-def _looks(images: list[Image], known: list[ImageProgress]) -> ItemUpdates:
-    looks: ItemUpdates = []
+def _new_updates(images: list[Image], progress: list[ImageProgress]) -> ItemUpdates:
+    """Return the updates since ``progress``, and advance ``progress`` in place."""
+    updates: ItemUpdates = []
     for image in images:
-        look, known[image.index] = image_update(image, known[image.index])
-        if look is not None:
-            looks.append(look)
-    return looks
+        update, progress[image.index] = image_update(image, progress[image.index])
+        if update is not None:
+            updates.append(update)
+    return updates
 
 
-def _called(register: Callable[[Callable[[], None]], None]) -> asyncio.Event:
-    """Give an event that is set when another thread calls what is registered."""
-    called, loop = asyncio.Event(), asyncio.get_running_loop()
+def _event_of(register: Callable[[Callable[[], None]], None]) -> asyncio.Event:
+    """Return an event that is set when another thread calls the registered callback."""
+    event, loop = asyncio.Event(), asyncio.get_running_loop()
 
     def wake() -> None:
-        with contextlib.suppress(RuntimeError):  # the loop may be closed by then
-            loop.call_soon_threadsafe(called.set)
+        with contextlib.suppress(RuntimeError):  # the loop may be closed
+            loop.call_soon_threadsafe(event.set)
 
     register(wake)
-    return called
+    return event

@@ -1,4 +1,7 @@
-"""The engine: a thread owns a decoder; its loop is launch → publish → admit → land → weigh."""
+"""Engine: one thread that owns a decoder and draws the generations of a queue.
+
+The loop is launch → publish → admit → synchronize → update particles.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from scanline.model.decoders.base import SYNCHRONOUS_SLOTS, Decoder, InputBatch
+from scanline.service.engine.fair_queue import AdmissionLimits
 from scanline.service.engine.generation import (
     CanvasView,
     Clock,
@@ -32,16 +36,28 @@ from scanline.service.engine.slots import RunningImage, SlotAllocator
 
 log = logging.getLogger("scanline.engine")
 
-ADMIT_AT_ONCE = 64, 320  # slots given out between two steps, at least and at most
-ADMIT_SHARE = 8  # an eighth of all slots is given out at once, within those bounds
-FAILURES = 8  # in a row, after which the decoder is tried by itself
-STUCK_SECONDS = 60.0  # after which a step will not end any more
+# To bound the delay for running images, at most 1/8 of all slots are handed out between two steps
+# (but at least 64 and at most 320).
+ADMIT_SHARE = 8
+MIN_ADMITTED_SLOTS, MAX_ADMITTED_SLOTS = 64, 320
+MAX_FAILURES = 8  # consecutive failed steps after which the decoder is tested with a plain image
+STUCK_SECONDS = 60.0  # a step that takes longer will probably never end
 
 
 class Engine:
-    """Draws the generations of its ``queue``, thousands of images at once, until closed.
+    """Draws the generations of its ``queue``, thousands of images at once, until it is closed.
 
-    ``spare`` of the decoder's slots are for small requests alone, while large ones have the rest.
+    Args:
+        name: Name of the model.
+        decoder: Decoder to draw with.
+        limits: Bounds of the queue.
+        observer: Receiver of events, for metrics.
+        clock: Source of all times.
+        spare: Number of the decoder's slots that are kept for small requests, so that these need
+            not wait for a large one.
+
+    Attributes:
+        broken: Whether the engine cannot draw again in this process.
     """
 
     def __init__(
@@ -54,110 +70,109 @@ class Engine:
         spare: int = 0,
     ) -> None:
         self.name, self.decoder, self.config = name, decoder, decoder.config
-        self.slots = self.max_slots_per_image = (
-            decoder.max_slots - spare
-        )  # that anyone, or one image, may have
-        self.total_slots = decoder.max_slots  # those kept for small requests among them
+        self.slots = self.max_slots_per_image = decoder.max_slots - spare
+        self.total_slots = decoder.max_slots
         self.backend, self.variant, self.memory = decoder.backend, decoder.variant, decoder.memory
         self.queue = Queue(name, decoder.config, limits, clock)
         self._progress = ProgressTracker(self.queue, observer, clock)
         self._slots = SlotAllocator(decoder.config, decoder.max_slots, spare)
-        self._published = np.zeros(decoder.max_slots, np.int32)  # positions, for readers
-        self._places = [
+        self._published = np.zeros(decoder.max_slots, np.int32)  # positions that readers see
+        self._views = [
             CanvasView(canvas, self._published[slot : slot + 1])
             for slot, canvas in enumerate(decoder.canvas)
         ]
         self._pipeline = StepPipeline(decoder, self.queue, observer, clock)
-        self.broken = False  # nothing will be drawn any more until the process is started again
-        self._failures = 0  # of the decoder, since it last drew
-        self._began: float | None = None  # when the loop did, if it has work
+        self.broken = False
+        self._failures = 0  # failed steps since the decoder last drew a pixel
+        self._iteration_began: float | None = None  # start of the current iteration of the loop
         self._thread = threading.Thread(target=self._run, name=f"engine-{name}", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the engine thread."""
         self._thread.start()
 
     def close(self, drain: float) -> None:
-        """Close the queue, which says how, and wait for the thread to end; from another thread."""
+        """Close the queue (see ``Queue.close``), and wait for the engine thread to end."""
         close_and_wait(self.queue, drain, self._thread, f"a step of the {self.backend} backend")
 
     @property
     def slots_in_use(self) -> int:
-        """Count the slots that images hold."""
+        """Number of slots that running images hold."""
         return self.total_slots - len(self._slots.free)
 
     @property
     def running(self) -> int:
-        """Count the images running."""
+        """Number of running images."""
         return len(self._slots)
 
     @property
     def alive(self) -> bool:
-        """Whether the thread runs and takes work."""
+        """Whether the engine thread runs and accepts work."""
         return self._thread.is_alive() and not self.queue.closed and not self.stuck
 
     @property
     def stuck(self) -> bool:
-        """Whether it has been at one step for so long that this will hardly end."""
-        began = self._began
+        """Whether the current step has taken so long that it will probably never end."""
+        began = self._iteration_began
         return began is not None and time.monotonic() - began > STUCK_SECONDS
 
     def _run(self) -> None:
         try:
             while self.queue.wait_for_work():
-                self._began = time.monotonic()
-                self._turn()
-                self._began = None
+                self._iteration_began = time.monotonic()
+                self._iterate()
+                self._iteration_began = None
         except Exception:
-            log.critical("the engine of %s met a bug", self.name, exc_info=True)
-            self.broken, self._began = True, None
+            log.critical("bug in the engine of %s", self.name, exc_info=True)
+            self.broken, self._iteration_began = True, None
             fail_all(self.queue, self._end)
 
-    def _turn(self) -> None:
+    def _iterate(self) -> None:
         cancel_abandoned(self.queue, self._end)
         try:
-            # On a device steps run while the host publishes and admits.
-            leave = self._launch()
+            # On a GPU, a step runs while the host publishes the previous one and admits images.
+            remaining = self._launch()
             self._publish()
             self._admit()
-            self._pipeline.synchronize(leave)
-            self._weigh()
+            self._pipeline.synchronize(remaining)
+            self._update_particles()
         except Exception:
-            # The decoder's state is in doubt for every image it held, and for no other.
-            log.exception("a step failed; ending the generations it touched")
+            # Every image in the decoder may be corrupt. Waiting images are not affected.
+            log.exception("a step failed; ending all running generations")
             self._pipeline.discard()
             self._fail(set(self._slots.leads))
-            self._give_up_if_broken()
+            self._check_decoder()
 
-    def _give_up_if_broken(self) -> None:
+    def _check_decoder(self) -> None:
+        """Count a failure, and close the queue if the decoder cannot draw any more."""
         self._failures += 1
         self.broken = self.broken or self.decoder.broken
-        if self._failures >= FAILURES and not self.broken:
-            self.broken = not self._draws()
+        if self._failures >= MAX_FAILURES and not self.broken:
+            self.broken = not self._draws_plain_image()
         if self.broken:
-            log.critical("the %s backend can draw no more", self.backend)
+            log.critical("the %s backend cannot draw any more", self.backend)
             self.queue.close(0.0)
 
-    def _draws(self) -> bool:
-        """Whether a plain image can be drawn: or else it is not what was asked for that fails."""
+    def _draws_plain_image(self) -> bool:
+        """Return True if a default image can be drawn, so that only certain requests fail."""
         slot = self._slots.free[-1:]
         try:
             self.decoder.begin(slot, InputBatch.empty(self.config, 1))
             self.decoder.step(slot, 1)
         except Exception:
-            log.exception("a plain image fails too")
+            log.exception("an image with default options fails too")
             return False
         self._failures = 0
         return True
 
     def _fail(self, generations: set[Generation]) -> None:
-        log.error("ended with an error: %s", ", ".join(sorted(one.id for one in generations)))
+        log.error("generations failed: %s", ", ".join(sorted(one.id for one in generations)))
         for generation in generations:
             generation.error = DRAWING_FAILED
             self._end(generation, FinishReason.ERROR)
 
     def _end(self, generation: Generation, reason: FinishReason) -> None:
-        """Finish every image of a generation that is not finished yet."""
+        """Finish all images of a generation that have not finished yet."""
         self.queue.withdraw(generation)
         for lead in tuple(self._slots.leads.get(generation, ())):
             self._release(lead, reason)
@@ -167,143 +182,153 @@ class Engine:
         self.queue.finish(generation)
 
     def _admit(self) -> None:
-        """Give free slots to waiting images, callers in turn."""
+        """Start waiting images in free slots."""
         if not self.queue.waiting:
             return
-        least, most = ADMIT_AT_ONCE
-        most = min(max(least, self.slots // ADMIT_SHARE), most)
-        runs = self._slots
-        free, time_share = len(runs.free) - runs.spare, self._pipeline.time_share
-        taken = self.queue.admit(
-            free, most, runs.spare, runs.largest_demand, time_share.prefill_budget,
-            light=time_share.may_prefill(True), heavy=time_share.may_prefill(False) or not
-            runs.light,
-        )  # fmt: skip
-        if not taken:
+        slots, time_share = self._slots, self._pipeline.time_share
+        admitted = self.queue.admit(
+            AdmissionLimits(
+                free=len(slots.free) - slots.spare,
+                spare=slots.spare,
+                at_once=min(max(MIN_ADMITTED_SLOTS, self.slots // ADMIT_SHARE), MAX_ADMITTED_SLOTS),
+                prefill_pixels=time_share.prefill_budget,
+                largest_demand=slots.largest_demand,
+                prefill_small=time_share.may_prefill(True),
+                prefill_large=time_share.may_prefill(False) or not slots.small,
+            )
+        )
+        if not admitted:
             return
-        needed = sum(one.generation.spec.slots for one in taken)
-        self._published[runs.free[-needed:]] = 0  # before a reader is shown them
-        begun, failed = list[RunningImage](), set[Generation]()
-        for one in taken:
+        needed = sum(one.generation.spec.slots for one in admitted)
+        self._published[slots.free[-needed:]] = 0  # before readers see the slots
+        started, failed = list[RunningImage](), set[Generation]()
+        for one in admitted:
             try:
-                begun.append(runs.add(one))
+                started.append(slots.add(one))
             except Exception:
-                log.exception("an image cannot be begun; ending its generation")
+                log.exception("cannot start an image; ending its generation")
                 failed.add(one.generation)
         if failed:
             self._fail(failed)
-            begun = [run for run in begun if run.generation not in failed]
-        for run in begun:
-            run.image.start(self._places[run.slots[0]])
-            self._progress.begin(run.generation)
-        if not begun:
+            started = [one for one in started if one.generation not in failed]
+        for running in started:
+            running.image.start(self._views[running.slots[0]])
+            self._progress.begin(running.generation)
+        if not started:
             return
         try:
-            self._load(begun)
+            self._load(started)
         except Exception:
-            log.exception("loading images failed; ending their generations")
-            self._fail({run.generation for run in begun})
-            self._give_up_if_broken()
+            log.exception("cannot load images into the decoder; ending their generations")
+            self._fail({one.generation for one in started})
+            self._check_decoder()
 
-    def _load(self, runs: list[RunningImage]) -> None:
-        config = self.decoder.config
-        inputs = InputBatch.empty(config, len(runs))
-        inputs.seed[:] = [run.image.seed for run in runs]
-        for row, run in enumerate(runs):
-            spec, image = run.generation.spec, run.image
+    def _load(self, images: list[RunningImage]) -> None:
+        """Load the inputs of new images into the decoder."""
+        inputs = InputBatch.empty(self.decoder.config, len(images))
+        inputs.seed[:] = [one.image.seed for one in images]
+        for row, one in enumerate(images):
+            spec = one.generation.spec
             if spec.canvas is not None and spec.known is not None:
                 inputs.canvas[row], inputs.known[row] = spec.canvas, spec.known
             inputs.temperature[row], inputs.top_p[row] = spec.temperature, spec.top_p
-            inputs.label[row], inputs.guidance[row] = image.label, spec.guidance
-            if run.twins:
-                inputs.twin[row] = run.twins[0]
-        some = self._slots.light
+            inputs.label[row], inputs.guidance[row] = one.image.label, spec.guidance
+            if one.twins:
+                inputs.twin[row] = one.twins[0]
+        small = self._slots.small
         self._pipeline.begin(
-            [run.slots[0] for run in runs], inputs, [run.generation in some for run in runs]
+            [one.slots[0] for one in images], inputs, [one.generation in small for one in images]
         )
-        for run in runs:
-            if run.particles is not None:
-                run.particles.begin(self.decoder)
+        for one in images:
+            if one.particles is not None:
+                one.particles.begin(self.decoder)
 
     def _launch(self) -> int:
-        """Start as many pixels as fit into a short step, of the light generations or the others.
+        """Launch a short step of the small or of the large requests.
 
-        The others' images stay where they are meanwhile. Returns how many launches may stay in
-        flight.
+        Returns:
+            Number of steps that may stay in flight while the host goes on.
         """
         if not self._slots:
             self._pipeline.discard()
             return 0
         config, positions = self.decoder.config, self.decoder.scheduled_positions
-        light_ones, heavy_ones = self._slots.groups
-        callers = [len({one.caller for one in group}) for group in (light_ones, heavy_ones)]
-        light = self._pipeline.time_share.light_runs_next(*callers)
-        group = light_ones if light else heavy_ones
-        alone, particles, room = self._slots.next_batch(group, positions)
-        slots = np.concatenate([alone, particles])
+        time_share = self._pipeline.time_share
+        groups = self._slots.groups
+        callers = [len({one.caller for one in group}) for group in groups]
+        small = time_share.small_runs_next(*callers)
+        batch = self._slots.next_batch(groups[0] if small else groups[1], positions)
+        slots = np.concatenate([batch.single, batch.particles])
         if not len(slots):
             return max(self._pipeline.in_flight - 1, 0)
         left = config.pixels - positions[slots]
-        n = min(self._pipeline.time_share.budgets[light].max_pixels(len(slots)), config.pixels)
-        if (
-            by_row := len(slots) <= SYNCHRONOUS_SLOTS
-        ):  # row by row: of more, what a step costs would count
+        n = min(time_share.budgets[small].max_pixels(len(slots)), config.pixels)
+        # Draw few images row by row, so that viewers see each row. With many images the overhead
+        # per step would be too large.
+        few = len(slots) <= SYNCHRONOUS_SLOTS
+        if few:
             n = min(n, config.width)
-        if self.queue.waiting:  # stop where the first slot comes free, unless that is soon
+        # While images wait, stop where the first slot becomes free, unless that is very soon.
+        if self.queue.waiting:
             n = min(n, max(int(left.min()), n // 2, 1))
-        # Particles stop where they are weighed; the others need not wait for that.
-        self._pipeline.launch([(alone, n), (particles, min(n, room))], light=light)
-        # Particles are weighed at rest, and the first pixel of few is shown as soon as may be.
-        new = by_row and any(one.first_pixel is None for one in self._slots.owners[alone].tolist())
-        return 0 if len(particles) or new else self.decoder.max_in_flight - 1
+        # Particles stop where their weights are updated; other images need not.
+        particle_pixels = min(n, batch.max_particle_pixels)
+        calls = [(batch.single, n), (batch.particles, particle_pixels)]
+        self._pipeline.launch(calls, small=small)
+        # Particle updates need the step's results, and so does an early display of first pixels.
+        owners = self._slots.owners[batch.single].tolist()
+        show_first = few and any(one.first_pixel is None for one in owners)
+        return 0 if len(batch.particles) or show_first else self.decoder.max_in_flight - 1
 
-    def _weigh(self) -> None:
-        """Weigh the particles of every image that has come to a place for it."""
-        for run in self._slots.by_lead.values() if self._slots.particle_images else ():
-            if run.particles is not None:
-                run.particles.update(self.decoder, self._show_in(run.image))
+    def _update_particles(self) -> None:
+        """Update the particle weights of all images that are at an update position."""
+        if not self._slots.particle_images:
+            return
+        for one in self._slots.by_lead.values():
+            if one.particles is not None:
+                one.particles.update(self.decoder, self._view_switcher(one.image))
 
-    def _show_in(self, image: Image) -> Callable[[int, int], None]:
-        """Give what shows an image in another of its slots, whose position is published too."""
-        return lambda slot, changed: image.switch_view(self._places[slot], changed)
+    def _view_switcher(self, image: Image) -> Callable[[int, int], None]:
+        """Return a function ``(slot, changed)`` that shows ``image`` in another of its slots."""
+        return lambda slot, changed: image.switch_view(self._views[slot], changed)
 
     def _publish(self) -> None:
-        """Move positions forward, finish what is complete, and wake the readers of what moved."""
+        """Publish new positions, finish complete images, and notify readers."""
         slots = np.fromiter(self._slots.by_lead, np.int32, len(self._slots))
         moved = slots[self._published[slots] != self.decoder.positions[slots]]
         self._failures = 0 if len(moved) else self._failures
         np.copyto(self._published, self.decoder.positions)
-        news: dict[Generation, None] = dict.fromkeys(self._slots.owners[moved].tolist())
+        advanced: dict[Generation, None] = dict.fromkeys(self._slots.owners[moved].tolist())
         failed: set[Generation] = set()
         for lead in slots[self._published[slots] == self.decoder.config.pixels].tolist():
             generation = self._slots.by_lead[lead].generation
             try:
                 self._release(lead, FinishReason.LENGTH)
             except Exception:
-                log.exception("an image cannot be finished; ending its generation")
+                log.exception("cannot finish an image; ending its generation")
                 failed.add(generation)
-        for generation in news:
+        for generation in advanced:
             if generation in failed:
                 continue
             try:
                 self._progress.advance(generation)
             except Exception:
-                log.exception("what is new cannot be told; ending its generation")
+                log.exception("cannot report progress; ending the generation")
                 failed.add(generation)
         if unfinished := {generation for generation in failed if not generation.finished}:
             self._fail(unfinished)
 
     def _release(self, lead: int, reason: FinishReason) -> None:
-        """Finish an image that runs, and take its slots back."""
-        run, bits = self._slots.by_lead[lead], None
+        """Finish a running image, and free its slots."""
+        running, bits = self._slots.by_lead[lead], None
         if reason is FinishReason.LENGTH:
             slot = lead
-            if (particles := run.particles) is not None:
-                particles.finish(self.decoder, self._show_in(run.image))
-                run.image.particles = ParticleStats(
+            if (particles := running.particles) is not None:
+                particles.finish(self.decoder, self._view_switcher(running.image))
+                running.image.particles = ParticleStats(
                     particles.effective_size, particles.min_effective_size, particles.log_evidence
                 )
                 slot = int(particles.slots[particles.displayed])
             bits = float(self.decoder.bits[slot].sum(dtype=np.float64))
-        self._slots.remove(lead)  # first, whatever those who are told do
-        self._progress.finish_image(run.generation, run.image, reason, bits)
+        self._slots.remove(lead)  # first, so that the slots are free even if an observer raises
+        self._progress.finish_image(running.generation, running.image, reason, bits)

@@ -1,30 +1,55 @@
-"""In what order waiting images are taken: callers in turn, and a caller's generations in turn."""
+"""Round-robin queue of waiting images, fair between callers."""
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict, deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
 from scanline.service.engine.generation import Generation, Image
-from scanline.service.engine.time_share import LIGHT_RATIO
+from scanline.service.engine.time_share import is_small
 
-SPARE_SCAN_LIMIT = 256  # generations that wait, when spare slots are given
+SPARE_SCAN_LIMIT = 256  # waiting generations that are considered for spare slots
 
 
 class Admission(NamedTuple):
-    """An image that is to run, in spare slots or not."""
+    """An image to start, and whether it takes spare slots."""
 
     generation: Generation
     image: Image
     spare: bool
 
 
-class FairQueue:
-    """The generations with images not yet taken.
+@dataclass(frozen=True, kw_only=True)
+class AdmissionLimits:
+    """Limits on the images that are admitted between two steps.
 
-    A caller with a thousand of them so delays another one by a single image each time.
+    Attributes:
+        free: Free slots that any image may take.
+        spare: Free slots that only images of small requests may take.
+        at_once: Slots to hand out in one admission. A single image may need more.
+        prefill_pixels: Known pixels to prefill in one admission. A single image may have more.
+        largest_demand: Slots that the largest running request holds or waits for.
+        prefill_small: Whether images of small requests may prefill now.
+        prefill_large: Whether images of large requests may prefill now.
+    """
+
+    free: int
+    spare: int = 0
+    at_once: int = 64
+    prefill_pixels: float = math.inf
+    largest_demand: int = 0
+    prefill_small: bool = True
+    prefill_large: bool = True
+
+
+class FairQueue:
+    """Generations with waiting images: callers in turn, and each caller's generations in turn.
+
+    A caller with a thousand generations therefore delays another caller by one image per round.
     """
 
     def __init__(self) -> None:
@@ -37,92 +62,98 @@ class FairQueue:
         return generation in self._callers.get(generation.caller, ())
 
     def __iter__(self) -> Iterator[Generation]:
-        """Give each once, one of each caller in turn."""
-        turns = deque(iter(own) for own in self._callers.values())
-        while turns:
-            own = turns.popleft()
+        """Iterate over the generations, one of each caller in turn."""
+        rounds = deque(iter(own) for own in self._callers.values())
+        while rounds:
+            own = rounds.popleft()
             if generation := next(own, None):
                 yield generation
-                turns.append(own)
+                rounds.append(own)
 
     def has_waiting(self, caller: str) -> bool:
-        """Whether a caller has images not yet taken."""
+        """Return True if the caller has waiting images."""
         return caller in self._callers
 
     def add(self, generation: Generation) -> None:
-        """Put a new one behind its caller's others."""
+        """Add a generation behind the caller's other generations."""
         self._callers.setdefault(generation.caller, OrderedDict())[generation] = None
 
     def peek(self) -> Generation:
-        """Give the one whose image is next; there must be one."""
+        """Return the generation whose image is next. The queue must not be empty."""
         return next(iter(next(iter(self._callers.values()))))
 
     def rotate(self, generation: Generation) -> None:
-        """Count an image of it as taken: others are next, and it is out if that was its last."""
+        """Move a generation and its caller to the end, after one of its images was taken.
+
+        A generation without waiting images is removed.
+        """
         self._callers.move_to_end(generation.caller)
         if generation.waiting:
             self._callers[generation.caller].move_to_end(generation)
         else:
             self.remove(generation)
 
-    def choose(
-        self, *, free: int, most: int, spare: int, largest_demand: int, known: float, light: bool,
-        heavy: bool,
-    ) -> list[Admission]:  # fmt: skip
-        """Take images for the ``free`` slots, in their order.
+    def admit(self, limits: AdmissionLimits) -> list[Admission]:
+        """Take the next images within ``limits``.
 
-        Together they need no more than ``most`` and prefill no more than ``known`` pixels, unless
-        one alone does. One that needs more than are free waits for them, and the others behind it:
-        else those that need few would always be first. But ``spare`` slots are there for those
-        whose generation is light beside the ``heaviest`` that is drawn, or beside the next. An
-        image that has known pixels to prefill is taken in its group's turn alone, the ``light``
-        ones' or the ``heavy`` ones'.
+        1. Free slots go to the images at the head of the queue, in order. If the next image needs
+           more slots than are free, all images behind it wait too. Otherwise images that need few
+           slots would overtake it for ever.
+        2. Spare slots go to images of small requests, which may overtake a large request that waits
+           for slots.
+
+        An image with known pixels to prefill is admitted only while its group may prefill.
         """
-        taken: list[Admission] = []
+        free, spare = limits.free, limits.spare
+        at_once, prefill_left = limits.at_once, limits.prefill_pixels
+        largest_demand = limits.largest_demand
+        admitted: list[Admission] = []
         while self:
             generation = self.peek()
-            slots, prefilled = generation.spec.slots, generation.spec.prefill_pixels
-            if slots > free or (taken and (slots > most or prefilled > known)):
+            slots, prefill = generation.spec.slots, generation.spec.prefill_pixels
+            if slots > free or (admitted and (slots > at_once or prefill > prefill_left)):
                 break
-            if prefilled and not (
-                heavy if generation.request_slots * LIGHT_RATIO > largest_demand else light
-            ):
+            small = is_small(generation, largest_demand)
+            if prefill and not (limits.prefill_small if small else limits.prefill_large):
                 break
-            free, most, known = free - slots, most - slots, max(known - prefilled, 0)
-            taken.append(self._next_of(generation, spare=False))
+            free, at_once = free - slots, at_once - slots
+            prefill_left = max(prefill_left - prefill, 0)
+            admitted.append(self._admit_image(generation, spare=False))
         if self:
             largest_demand = max(largest_demand, self.peek().slot_demand)
         for generation in tuple(islice(self, SPARE_SCAN_LIMIT)) if spare else ():
-            slots, prefilled = generation.spec.slots, generation.spec.prefill_pixels
+            slots, prefill = generation.spec.slots, generation.spec.prefill_pixels
             if (
-                generation.request_slots * LIGHT_RATIO > largest_demand
+                not is_small(generation, largest_demand)
                 or slots > spare
-                or (prefilled and not light)
+                or (prefill and not limits.prefill_small)
             ):
                 continue
-            if taken and (slots > most or prefilled > known):
+            if admitted and (slots > at_once or prefill > prefill_left):
                 break
-            spare, most, known = spare - slots, most - slots, max(known - prefilled, 0)
-            taken.append(self._next_of(generation, spare=True))
-        return taken
+            spare, at_once = spare - slots, at_once - slots
+            prefill_left = max(prefill_left - prefill, 0)
+            admitted.append(self._admit_image(generation, spare=True))
+        return admitted
 
-    def _next_of(self, generation: Generation, *, spare: bool) -> Admission:
+    def _admit_image(self, generation: Generation, *, spare: bool) -> Admission:
         image = generation.images[generation.next_index]
         generation.next_index += 1
         self.rotate(generation)
         return Admission(generation, image, spare)
 
     def remove(self, generation: Generation) -> None:
-        """Leave one out whatever it has left."""
+        """Remove a generation, even if it has waiting images."""
         own = self._callers[generation.caller]
         del own[generation]
         if not own:
             del self._callers[generation.caller]
 
     def transfer(self, generation: Generation, caller: str) -> None:
-        """Let it have the turns of another who wants it, if they have nothing waiting.
+        """Schedule a generation for ``caller``, if the caller has nothing waiting.
 
-        One that is its caller's next stays, or two others could move it to the end for ever.
+        A generation that is its caller's next one stays where it is. Otherwise two callers could
+        move it to the end for ever.
         """
         if generation not in self or self.has_waiting(caller):
             return
@@ -132,23 +163,23 @@ class FairQueue:
             self.add(generation)
 
     def images_before(self, caller: str) -> int:
-        """Count the images that come before the first of a caller's next generation."""
-        rounds = len(self._callers.get(caller, ()))  # its own come first
-        before, counted = 0, True
-        for one, own in self._callers.items():
-            counted = counted and one != caller  # whether this one's turn comes before the caller's
-            most = rounds + counted
-            before += most if len(own) >= most else min(sum(g.waiting for g in own), most)
+        """Return the number of images ahead of a new generation's first image."""
+        rounds = len(self._callers.get(caller, ()))  # the caller's own generations come first
+        before, earlier = 0, True
+        for other, own in self._callers.items():
+            earlier = earlier and other != caller  # whether it comes before the caller in a round
+            images = rounds + earlier
+            before += images if len(own) >= images else min(sum(g.waiting for g in own), images)
         return before
 
     def iter_images(self) -> Iterator[Generation]:
-        """Give the generation of each image in the order in which they are taken."""
-        turns = deque(deque((g, g.waiting) for g in own) for own in self._callers.values())
-        while turns:
-            own = turns.popleft()
+        """Iterate over the waiting images in their order, as the generation of each."""
+        rounds = deque(deque((g, g.waiting) for g in own) for own in self._callers.values())
+        while rounds:
+            own = rounds.popleft()
             generation, left = own.popleft()
             yield generation
             if left > 1:
                 own.append((generation, left - 1))
             if own:
-                turns.append(own)
+                rounds.append(own)

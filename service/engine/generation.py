@@ -1,7 +1,7 @@
-"""What is asked for, and what comes of it: a generation, its images, and how they are read.
+"""Generations and their images: the state that the engine writes and readers read.
 
-Publishing is canvas and cursor: the engine's thread advances positions and wakes whoever waits;
-each reader keeps its own cursor and takes what is new. A slow reader costs nothing.
+The engine thread writes pixels and positions and then notifies the readers. Each reader keeps its
+own cursor and copies the pixels that it has not sent yet, so a slow reader costs nothing.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from scanline.model.config import NO_LABEL, ModelConfig
 from scanline.model.noise import image_seed, random_label
 from scanline.model.particles import COLLAPSED
 
-Clock = Callable[[], float]  # seconds, never going back; one for an engine and all it holds
+Clock = Callable[[], float]  # monotonic seconds; an engine and its queue share one clock
 
 
 class Status(StrEnum):
-    """Where an image stands."""
+    """Status of an image or a generation."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -34,7 +34,7 @@ class Status(StrEnum):
 
 
 class FinishReason(StrEnum):
-    """Why an image is finished."""
+    """Why an image finished."""
 
     LENGTH = "length"
     CANCELLED = "cancelled"
@@ -43,11 +43,19 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GenerationSpec:
-    """What a generation is to draw: ``n`` images, of which image j has seed ``seed + j``.
+    """What a generation draws: ``n`` images, where image ``j`` has seed ``seed + j``.
 
-    ``label`` is a class or -1, and ``random_label`` has each image's class chosen by its seed.
-    ``canvas: uint8 [T, C]`` holds known pixels where ``known: bool [T]`` is true; both None for an
-    image drawn from nothing. ``particles`` draw one image side by side (model/particles.py).
+    Attributes:
+        n: Number of images.
+        seed: Seed of the first image.
+        label: Class of all images, or -1 for none.
+        random_label: Choose the class of each image by its seed.
+        temperature: Sampling temperature, 0 or more.
+        top_p: Nucleus sampling threshold in (0, 1].
+        guidance: Classifier-free guidance scale; 1 means unguided.
+        particles: Number of particles per image (``model/particles.py``).
+        canvas: Values of the known pixels, uint8 ``[T, C]``, or None if no pixel is known.
+        known: Mask of the known pixels, bool ``[T]``, or None if no pixel is known.
     """
 
     n: int
@@ -63,31 +71,32 @@ class GenerationSpec:
 
     @cached_property
     def guided(self) -> bool:
-        """Whether each of its slots needs a twin."""
+        """Whether each slot needs a second slot, its unconditional twin."""
         return self.guidance != 1
 
     @cached_property
     def slots(self) -> int:
-        """Count the slots that one of its images takes."""
+        """Number of slots per image, twins included."""
         return self.particles * (2 if self.guided else 1)
 
     @cached_property
     def prefix(self) -> int:
-        """Count the known pixels before the first unknown one: what prefill prefills."""
+        """Number of known pixels before the first unknown one: the part that prefill processes."""
         if self.known is None:
             return 0
         return int(self.known.size if self.known.all() else self.known.argmin())
 
     @property
     def prefill_pixels(self) -> int:
-        """Count the pixels that are prefilled where one of its images begins, its twin's too."""
+        """Number of pixels to prefill per image, counted twice if the image has a twin."""
         return self.prefix * (2 if self.guided else 1)
 
 
 class CanvasView(NamedTuple):
-    """Where an image is drawn: its pixels, ``[T, C]``, and its position, ``[1]``.
+    """Pixels of an image, uint8 ``[T, C]``, and its position, int32 ``[1]``.
 
-    Views of the decoder's canvas and of what the engine published while it runs, copies afterwards.
+    While the image runs, these are views of the decoder's canvas and of the published positions.
+    Once it has finished they are copies.
     """
 
     pixels: NDArray[np.uint8]
@@ -95,7 +104,7 @@ class CanvasView(NamedTuple):
 
 
 class ParticleStats(NamedTuple):
-    """How the particles of an image fared: as ``ParticleFilter`` says."""
+    """Statistics of an image's particle filter (see ``ParticleFilter``)."""
 
     effective_size: float
     min_effective_size: float
@@ -103,7 +112,12 @@ class ParticleStats(NamedTuple):
 
 
 class Image:
-    """One picture of a generation; the engine's thread writes it, anyone may read it."""
+    """One image of a generation. The engine thread writes it; any thread may read it.
+
+    Attributes:
+        bits: Cost of all pixels in bits under the model, None unless the image is complete.
+        revisions: For each switch to another particle, the first pixel that changed.
+    """
 
     def __init__(
         self, index: int, seed: int, initial_view: CanvasView, label: int = NO_LABEL
@@ -111,67 +125,75 @@ class Image:
         self.index, self.seed, self.label = index, seed, label
         self.status = Status.WAITING
         self.finish_reason: FinishReason | None = None
-        self.bits: float | None = None  # of all its pixels, once drawn to the end
-        self.particles: ParticleStats | None = None  # that drew it, once they have
-        self.revisions: list[int] = []  # first pixels from which another particle was shown
+        self.bits: float | None = None
+        self.particles: ParticleStats | None = None
+        self.revisions: list[int] = []
         self._view = initial_view
-        self._initial_pixels = initial_view.pixels  # what is shown of it where nothing was drawn
+        self._initial_pixels = initial_view.pixels  # shown wherever nothing is drawn yet
 
     def start(self, view: CanvasView) -> None:
-        """Be drawn there from now on."""
+        """Mark the image as running, and show ``view`` from now on."""
         self._view, self.status = view, Status.RUNNING
 
     def switch_view(self, view: CanvasView, changed: int) -> None:
-        """Show another view, whose pixels are others from ``changed`` on."""
+        """Show another view, whose pixels differ from ``changed`` on."""
         self._view = view
         self.revisions.append(changed)
 
-    def write(self, start: int, pixels: NDArray[np.uint8], changed: list[int]) -> None:
-        """Take over pixels drawn elsewhere: from ``start`` on, after those changes."""
+    def write(self, start: int, pixels: NDArray[np.uint8], revisions: list[int]) -> None:
+        """Write pixels that a replica drew, from ``start`` on, and append its revisions."""
         view = self._view
         stop = start + len(pixels)
         view.pixels[start:stop] = pixels
-        self.revisions += changed
+        self.revisions += revisions
         view.position[0] = stop
 
     def finish(self, reason: FinishReason, bits: float | None) -> None:
-        """Give the place up, keeping a copy of what was drawn there."""
-        kept = CanvasView(self._view.pixels.copy(), self._view.position.copy())
-        kept.pixels[kept.position[0] :] = self._initial_pixels[kept.position[0] :]
-        self._view, self.bits = kept, bits
+        """Mark the image as finished, and copy its pixels so that its slot can be reused."""
+        copy = CanvasView(self._view.pixels.copy(), self._view.position.copy())
+        copy.pixels[copy.position[0] :] = self._initial_pixels[copy.position[0] :]
+        self._view, self.bits = copy, bits
         self.finish_reason, self.status = reason, Status.FINISHED
 
     @property
     def position(self) -> int:
-        """Pixels decided, as published."""
+        """Number of pixels that are decided and published."""
         while True:
             view = self._view
             position = int(view.position[0])
-            # If the image finished meanwhile, its slot may already be another's: read the copy.
+            # If the image finished meanwhile, its slot may belong to another image by now. Read
+            # the copy instead.
             if self._view is view:
                 return position
 
     def read(self, start: int, stop: int) -> NDArray[np.uint8]:
-        """Copy pixels ``start … stop``, none past ``position``: ``[stop - start, C]``."""
+        """Copy pixels ``start`` to ``stop``, uint8 ``[stop - start, C]``; ``stop`` ≤ position."""
         while True:
             view = self._view
             pixels = view.pixels[start:stop].copy()
-            if self._view is view:  # as above
+            if self._view is view:  # else as in `position`
                 return pixels
 
     def preview(self, position: int) -> NDArray[np.uint8]:
-        """Copy it as far as a ``position`` that it has reached, and what is known past it."""
+        """Copy the image up to ``position``, with the known pixels after it: uint8 ``[T, C]``."""
         pixels = self._initial_pixels.copy()
         pixels[:position] = self.read(0, position)
         return pixels
 
 
 class Generation:
-    """One request being worked on, safe to read from any thread.
+    """One request in progress; any thread may read it.
 
-    Times are seconds of its ``clock``; ``caller`` is whose turns it shares. ``size`` is how many
-    slots all images of its request want, by default its own. ``error`` says, for a user, why images
-    ended in error.
+    The generation's queue and the engine thread write it. Times are seconds of ``clock``.
+
+    Args:
+        model: Name of the model.
+        config: The model's config.
+        spec: What to draw.
+        clock: Source of all times.
+        caller: Client that this generation is scheduled for.
+        request_slots: Slots that all images of the client's request need. By default the slots of
+            ``spec``; more on a replica, which draws only some of the request's images.
     """
 
     def __init__(
@@ -184,14 +206,14 @@ class Generation:
         request_slots: int | None = None,
     ) -> None:
         self.id = f"gen_{secrets.token_hex(12)}"
-        # What is shown where nothing is drawn yet: what is known, or blanks that take no memory.
-        given = np.broadcast_to(np.uint8(0), (config.pixels, config.channels))
+        # A broadcast array takes no memory, so a generation without known pixels costs little.
+        initial = np.broadcast_to(np.uint8(0), (config.pixels, config.channels))
         if spec.canvas is not None and spec.known is not None:
-            given = np.where(spec.known[:, None], spec.canvas, np.uint8(0))
-            spec = replace(spec, canvas=given)
+            initial = np.where(spec.known[:, None], spec.canvas, np.uint8(0))
+            spec = replace(spec, canvas=initial)
         self.model, self.config, self.spec, self.caller = model, config, spec, caller
         self.request_slots = spec.n * spec.slots if request_slots is None else request_slots
-        initial_view = CanvasView(given, np.zeros(1, np.int32))
+        initial_view = CanvasView(initial, np.zeros(1, np.int32))
         seeds = [image_seed(spec.seed, j) for j in range(spec.n)]
         labels = [spec.label] * spec.n
         if spec.random_label:
@@ -200,89 +222,90 @@ class Generation:
             Image(j, seed, initial_view, label)
             for j, (seed, label) in enumerate(zip(seeds, labels, strict=True))
         ]
-        self.next_index = 0  # the first image not yet admitted
+        self.next_index = 0  # index of the first image that is not admitted yet
         self.unfinished = spec.n
-        self.queue_position = 0  # images to be admitted before its first, when it came
+        self.queue_position = 0  # images ahead in the queue when it was submitted
         self.clock = clock
         self.created = clock()
-        self.started: float | None = None  # first image admitted
+        self.started: float | None = None  # when the first image was admitted
         self.first_pixel: float | None = None
         self.ended: float | None = None
-        self.error: str | None = None
+        self.error: str | None = None  # message for the client if images ended in an error
         self.closed = False  # ended because the server shuts down
         self.cancelled = False
-        self.detached = False  # from its readers: it goes on without any
+        self.detached = False  # runs to its end even without a reader
         self.readers = 0
-        self.expires: float | None = None  # when it is cancelled, unless a reader comes
-        self.version = 0  # how often there was news
-        # Dicts as sets in order: one reader of thousands leaves as quickly as any.
-        self._change_callbacks: dict[Callable[[], None], None] = {}  # for any news
-        self._done_callbacks: dict[Callable[[], None], None] = {}  # for the end alone
+        self.expires: float | None = None  # when it is cancelled unless a reader attaches
+        self.version = 0  # number of changes so far
+        # Dicts serve as ordered sets, so that one of thousands of callbacks is removed in O(1).
+        self._change_callbacks: dict[Callable[[], None], None] = {}
+        self._done_callbacks: dict[Callable[[], None], None] = {}
         self._lock = threading.Lock()
 
     @property
     def finished(self) -> bool:
-        """Whether every image is finished and nothing will change any more."""
+        """Whether all images have finished, so that nothing changes any more."""
         return self.ended is not None
 
     @property
     def status(self) -> Status:
-        """Where the generation as a whole stands."""
+        """Status of the generation as a whole."""
         if self.finished:
             return Status.FINISHED
         return Status.WAITING if self.started is None else Status.RUNNING
 
     @property
     def waiting(self) -> int:
-        """Count the images not yet admitted."""
+        """Number of images that are not admitted yet."""
         return self.spec.n - self.next_index
 
     def remaining_pixels(self) -> list[int]:
-        """Give, for each slot that its images have, the pixels to go until it is free."""
+        """Return the number of pixels left for each slot that the running images hold."""
         running = [i for i in self.images[: self.next_index] if i.status is Status.RUNNING]
         return [self.config.pixels - i.position for i in running for _ in range(self.spec.slots)]
 
     @property
     def slot_demand(self) -> int:
-        """Count the slots that its unfinished images have or want, of its size."""
+        """Number of slots that the request's unfinished images hold or wait for."""
         return self.request_slots * self.unfinished // self.spec.n
 
     @property
     def drawn_pixels(self) -> int:
-        """Count the pixels that were drawn, leaving out the known ones that prefill prefilled."""
+        """Number of pixels drawn so far, without the known prefix."""
         prefix = self.spec.prefix
         return sum(max(0, image.position - prefix) for image in self.images)
 
     def bits_per_dim(self, image: Image) -> float | None:
-        """Give a finished image's exact bits/dim under the model; None while it is not finished.
+        """Return the exact bits/dim of a complete image under the model, else None.
 
-        All values count, known ones too, at temperature 1 and with its label.
+        All values count, known ones included, at temperature 1 and given the image's label.
         """
         return None if image.bits is None else round(image.bits / self.config.dims, 4)
 
     @property
     def warnings(self) -> list[str]:
-        """Say what a user should know of what was drawn."""
+        """Warnings for the client about options that had no or little effect."""
         spec = self.spec
         if spec.particles > 1 and (spec.known is None or not spec.known[spec.prefix :].any()):
             return [
-                "nothing is known after the first pixel that is drawn, so particles cost more and "
-                "guided nothing: leave them out"
+                "`particles` has no effect here, because no known pixel follows the first drawn "
+                "one; it only costs time, so leave it out"
             ]
         each = (image.particles for image in self.images)
         collapsed = [one for one in each if one is not None and one.min_effective_size < COLLAPSED]
         if not collapsed:
             return []
         return [
-            f"in {len(collapsed)} of {len(self.images)} images one particle had all the weight at "
-            "some view, so what is known there guided little before it: ask for more particles, "
-            "or leave fewer rows between what is known above and below"
+            f"in {len(collapsed)} of {len(self.images)} images a single particle took all the "
+            "weight, so the known pixels below hardly guided the pixels above them; use more "
+            "`particles`, or leave fewer unknown rows between known ones"
         ]
 
     def add_change_callback(self, callback: Callable[[], None], seen: int | None = None) -> None:
-        """Call back once at the next change, from the engine's thread; at once if finished.
+        """Call ``callback`` once at the next change, from the engine thread.
 
-        At once, too, if there was a change since ``changes`` was ``seen``.
+        If the generation has finished, or ``version`` is no longer ``seen``, the callback is called
+        at once, from this thread.
         """
         with self._lock:
             if not self.finished and seen in (None, self.version):
@@ -291,7 +314,7 @@ class Generation:
         callback()
 
     def add_done_callback(self, callback: Callable[[], None]) -> None:
-        """Call back once at the end, from the engine's thread; at once if finished."""
+        """Call ``callback`` once at the end, from the engine thread; at once if finished."""
         with self._lock:
             if not self.finished:
                 self._done_callbacks[callback] = None
@@ -299,21 +322,21 @@ class Generation:
         callback()
 
     def remove_callback(self, callback: Callable[[], None]) -> None:
-        """Call this one back no more."""
+        """Remove a callback, if it is still registered."""
         with self._lock:
             self._change_callbacks.pop(callback, None)
             self._done_callbacks.pop(callback, None)
 
     def notify(self) -> None:
-        """Tell everyone who waits for news that there is some (the engine's thread)."""
+        """Count a change, and call the change callbacks. Engine thread only."""
         with self._lock:
             self.version += 1
-            waiters, self._change_callbacks = self._change_callbacks, {}
-        for callback in waiters:
+            callbacks, self._change_callbacks = self._change_callbacks, {}
+        for callback in callbacks:
             callback()
 
     def finish(self, now: float) -> None:
-        """Mark the generation finished (the engine's thread, once)."""
+        """Mark the generation as finished, and call all callbacks. Engine thread only, once."""
         with self._lock:
             self.ended = now
             self._change_callbacks |= self._done_callbacks

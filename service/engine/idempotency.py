@@ -1,4 +1,4 @@
-"""Requests that come again: the same key draws the same generation, not another."""
+"""Store of idempotency keys: a repeated request gets the generation that it started before."""
 
 from __future__ import annotations
 
@@ -15,22 +15,35 @@ from scanline.service.engine.queue import Queue
 
 
 class IdempotencyConflictError(Exception):
-    """A key came before with another request."""
+    """The key was used before with a different request."""
 
 
 def fingerprint(model: str, spec: GenerationSpec, seed: int | None) -> bytes:
-    """Tell requests apart by what they want drawn; ``seed`` is the one asked for, if any was."""
+    """Return a hash that differs for requests that draw different images.
+
+    Args:
+        model: Name of the model.
+        spec: What to draw.
+        seed: Seed in the request, or None if the server chose ``spec.seed``.
+    """
     digest = hashlib.sha256(repr(model).encode())
-    # All of them, so that one that is new is not left out: its pictures would pass for others.
+    # Hash every field, so that a new field cannot be forgotten: requests that differ only in that
+    # field would get each other's images.
     for field in fields(spec):
         value = seed if field.name == "seed" else getattr(spec, field.name)
-        digest.update(f"\0{field.name}\0".encode())  # or a value could pass for the next one's
+        digest.update(f"\0{field.name}\0".encode())  # separates the values
         digest.update(value.tobytes() if isinstance(value, np.ndarray) else repr(value).encode())
     return digest.digest()
 
 
 class RequestKey(NamedTuple):
-    """What a request is called, and by whom; its mark tells it from another of that name."""
+    """Idempotency key of a request.
+
+    Attributes:
+        scope: Client that the key belongs to.
+        name: The key itself.
+        fingerprint: Hash of the request (see ``fingerprint``).
+    """
 
     scope: str
     name: str
@@ -38,19 +51,20 @@ class RequestKey(NamedTuple):
 
 
 class IdempotencyStore:
-    """Which generation a key began, while it is kept; from one thread only."""
+    """Map from idempotency keys to generations. Not thread-safe: used by the event loop only."""
 
     def __init__(self) -> None:
-        # A generation goes when its queue forgets it, and its key with it: no more bound is needed.
-        self._begun: WeakValueDictionary[tuple[str, str], Generation] = WeakValueDictionary()
-        self._from: WeakKeyDictionary[Generation, tuple[Queue, bytes]] = WeakKeyDictionary()
+        # Weak references bound the store: a key disappears once the queue drops its generation.
+        self._generations: WeakValueDictionary[tuple[str, str], Generation] = WeakValueDictionary()
+        self._origins: WeakKeyDictionary[Generation, tuple[Queue, bytes]] = WeakKeyDictionary()
 
-    def has_result(self, whose: str, name: str | None) -> bool:
-        """Say whether what this key began would be given again, for which no room is needed."""
-        if name is None or (begun := self._begun.get((whose, name))) is None:
+    def has_result(self, scope: str, name: str | None) -> bool:
+        """Return True if a request with this key reuses a generation and needs no capacity."""
+        if name is None or (generation := self._generations.get((scope, name))) is None:
             return False
-        queue, _ = self._from[begun]
-        return queue.find(begun.id) is not None and begun.error is None and not begun.cancelled
+        queue, _ = self._origins[generation]
+        kept = queue.find(generation.id) is not None
+        return kept and generation.error is None and not generation.cancelled
 
     def get_or_submit(
         self,
@@ -58,19 +72,26 @@ class IdempotencyStore:
         submit: Callable[[], tuple[Queue, Generation]],
         caller: str = "",
     ) -> Generation:
-        """Give the generation that the key began, or ``submit`` one if it is gone or went wrong.
+        """Return the key's generation; call ``submit`` if it is gone, failed or was cancelled.
 
-        Raises what ``submit`` does, and ``IdempotencyConflictError`` where the key came with
-        another mark.
+        Args:
+            key: The request's key.
+            submit: Function that submits the request, and returns its queue and generation.
+            caller: Client that waits for the generation.
+
+        Raises:
+            IdempotencyConflictError: The key was used with a different request.
+            Exception: Whatever ``submit`` raises.
         """
-        name, mark = (key.scope, key.name), key.fingerprint
-        if (begun := self._begun.get(name)) is not None:
-            queue, known = self._from[begun]
-            if queue.find(begun.id) is not None:
-                if known != mark:
+        scoped_name = (key.scope, key.name)
+        if (generation := self._generations.get(scoped_name)) is not None:
+            queue, known_fingerprint = self._origins[generation]
+            if queue.find(generation.id) is not None:
+                if known_fingerprint != key.fingerprint:
                     raise IdempotencyConflictError
-                if begun.error is None and queue.reattach(begun, caller):
-                    return begun
+                if generation.error is None and queue.reattach(generation, caller):
+                    return generation
         queue, generation = submit()
-        self._begun[name], self._from[generation] = generation, (queue, mark)
+        self._generations[scoped_name] = generation
+        self._origins[generation] = (queue, key.fingerprint)
         return generation

@@ -1,4 +1,4 @@
-"""A decoder's steps: launched one behind the other, landed the oldest first, and measured."""
+"""Pipeline of decoder steps: launched one behind another, synchronized and measured in order."""
 
 from __future__ import annotations
 
@@ -17,25 +17,31 @@ from scanline.service.engine.time_share import TimeShare
 
 
 class _Step(NamedTuple):
-    """A launched step, of the ``light`` generations or of the heavy ones.
+    """A launched step.
 
-    It is so many ``calls`` of the decoder, over so many ``slots``; ``pixels`` is the most that one
-    of them draws, ``drawn`` what all draw together, and ``twins`` what their twins draw besides.
-    ``began`` says when the launch did, and ``took`` how many seconds it lasted.
+    Attributes:
+        small: Whether it advances the small requests.
+        calls: Number of decoder launches.
+        slots: Number of slots.
+        max_pixels: Most pixels that one slot draws.
+        pixels: Pixels that all slots draw together.
+        twin_pixels: Pixels that their twins draw in addition.
+        began: Start of the launch.
+        launch_seconds: Duration of the launch.
     """
 
-    light: bool
+    small: bool
     calls: int
     slots: int
+    max_pixels: int
     pixels: int
-    drawn: int
-    twins: int
+    twin_pixels: int
     began: float
-    took: float
+    launch_seconds: float
 
 
 class StepPipeline:
-    """What a decoder has in flight, and what each step taught of its pace; one thread's alone."""
+    """Steps in flight, and the timing of each. Used by the engine thread only."""
 
     def __init__(
         self, decoder: Decoder, queue: Queue, observer: Observer | None, clock: Clock
@@ -44,65 +50,78 @@ class StepPipeline:
         self._decoder, self._queue = decoder, queue
         self._observer, self._clock = observer, clock
         self._in_flight: deque[_Step] = deque()  # the oldest first
-        self._synchronized_at = 0.0  # when the last one did
+        self._synchronized_at = 0.0  # when the last step was synchronized
 
     @property
     def in_flight(self) -> int:
-        """Count the steps that have not landed."""
+        """Number of steps in flight."""
         return len(self._in_flight)
 
-    def begin(self, slots: Sequence[int], inputs: InputBatch, light: Sequence[bool]) -> None:
-        """Begin images, each of a ``light`` generation or not: prefilling counts as its time."""
+    def begin(self, slots: Sequence[int], inputs: InputBatch, small: Sequence[bool]) -> None:
+        """Begin images in ``slots``, and charge the prefill to their groups.
+
+        Args:
+            slots: Lead slots.
+            inputs: One row per slot.
+            small: Per slot, whether the image belongs to a small request.
+        """
         began = self._clock()
         self._decoder.begin(slots, inputs)
         if not self._decoder.supports_prefill:
             return
-        took = self._clock() - began
+        seconds = self._clock() - began
         prefilled = inputs.prefix_lengths * np.where(inputs.twin == NO_SLOT, 1, 2)
         if pixels := int(prefilled.sum()):
-            self.time_share.charge_prefill(pixels, int(prefilled[np.array(light)].sum()), took)
+            small_pixels = int(prefilled[np.array(small)].sum())
+            self.time_share.charge_prefill(pixels, small_pixels, seconds)
 
-    def launch(self, calls: Sequence[tuple[NDArray[np.int32], int]], *, light: bool) -> None:
-        """Launch a step: of each call some slots, and up to how many pixels of each."""
+    def launch(self, calls: Sequence[tuple[NDArray[np.int32], int]], *, small: bool) -> None:
+        """Launch a step.
+
+        Args:
+            calls: Per decoder launch, the slots (int32) and the most pixels to draw in each.
+            small: Whether the step advances the small requests.
+        """
         began = self._clock()
         calls = [(slots, pixels) for slots, pixels in calls if len(slots)]
-        longest = drawn = twins = 0
-        for slots, pixels in calls:
+        longest = drawn = twin_pixels = 0
+        for slots, max_pixels in calls:
             left = self._decoder.config.pixels - self._decoder.scheduled_positions[slots]
-            each = np.minimum(left, pixels)
-            longest = max(longest, int(each.max()))
-            drawn += int(each.sum())
-            twins += int(each[self._decoder.inputs.twin[slots] != NO_SLOT].sum())
-            self._decoder.launch(slots, pixels)
+            pixels = np.minimum(left, max_pixels)
+            longest = max(longest, int(pixels.max()))
+            drawn += int(pixels.sum())
+            twin_pixels += int(pixels[self._decoder.inputs.twin[slots] != NO_SLOT].sum())
+            self._decoder.launch(slots, max_pixels)
         step_slots = sum(len(slots) for slots, _ in calls)
-        took = self._clock() - began
-        step = _Step(light, len(calls), step_slots, longest, drawn, twins, began, took)
+        seconds = self._clock() - began
+        step = _Step(small, len(calls), step_slots, longest, drawn, twin_pixels, began, seconds)
         self._in_flight.append(step)
 
-    def synchronize(self, leave: int) -> None:
-        """Wait for all steps in flight but the last ``leave``, and learn from them."""
-        while len(self._in_flight) > leave:
-            waiting = self._clock()
+    def synchronize(self, remaining: int) -> None:
+        """Wait until only the last ``remaining`` steps are in flight, and measure the others."""
+        while len(self._in_flight) > remaining:
+            began = self._clock()
             step = self._in_flight.popleft()
             self._decoder.synchronize(sum(later.calls for later in self._in_flight))
-            self._measure(step, self._clock() - waiting)
+            self._measure(step, self._clock() - began)
 
     def discard(self) -> None:
-        """Wait for none of them: nobody does any more."""
+        """Forget the steps in flight, because nobody needs their results any more."""
         self._in_flight.clear()
 
     def _measure(self, step: _Step, waited: float) -> None:
-        """Learn from a step for which the host has waited so many seconds."""
+        """Record the timing of a step for which the host waited ``waited`` seconds."""
         now = self._clock()
-        since = now - max(step.began, self._synchronized_at)
+        elapsed = now - max(step.began, self._synchronized_at)
         self._synchronized_at = now
-        # What the host does beside a step on a device costs nothing, if it is done by its end.
-        device = self._decoder.max_in_flight > 1
-        took = since if device else step.took + waited
-        self.time_share.charge(step.light, took)
-        if step.drawn:
-            host = since - waited if device else 0.0
-            self.time_share.budgets[step.light].update(took, step.pixels, step.slots, host)
-            self._queue.update_rate(step.drawn + step.twins, since)
+        # On a GPU the host works while a step runs, so the step lasts as long as both together.
+        on_device = self._decoder.max_in_flight > 1
+        seconds = elapsed if on_device else step.launch_seconds + waited
+        self.time_share.charge(step.small, seconds)
+        if step.pixels:
+            host_seconds = elapsed - waited if on_device else 0.0
+            budget = self.time_share.budgets[step.small]
+            budget.update(seconds, step.max_pixels, step.slots, host_seconds)
+            self._queue.update_rate(step.pixels + step.twin_pixels, elapsed)
         if self._observer:
-            self._observer.stepped(took, step.drawn)
+            self._observer.stepped(seconds, step.pixels)

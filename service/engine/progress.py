@@ -1,4 +1,4 @@
-"""How a generation gets on: begun, its first pixel, its end; told to its readers and to metrics."""
+"""Progress of generations, reported to their readers and to the metrics."""
 
 from __future__ import annotations
 
@@ -9,31 +9,42 @@ from scanline.service.engine.queue import Queue
 
 
 class Observer(Protocol):
-    """Hears what happens, for metrics; called by whoever draws, so it must be quick."""
+    """Receiver of engine events, for metrics. Called on the engine thread, so it must be fast."""
 
-    def admitted(self, waited: float) -> None: ...
-    def first_pixel(self, after: float) -> None: ...
-    def ended(self, after: float) -> None: ...
-    def stepped(self, seconds: float, pixels: int) -> None: ...
-    def finished(self, reason: FinishReason) -> None: ...
-    def redrawn(self, images: int) -> None: ...
+    def admitted(self, waited: float) -> None:
+        """Record that a generation's first image started after ``waited`` seconds."""
+
+    def first_pixel(self, after: float) -> None:
+        """Record that a generation's first pixel was drawn ``after`` seconds."""
+
+    def ended(self, after: float) -> None:
+        """Record that a generation was drawn completely ``after`` seconds."""
+
+    def stepped(self, seconds: float, pixels: int) -> None:
+        """Record a decoder step."""
+
+    def finished(self, reason: FinishReason) -> None:
+        """Record that an image finished."""
+
+    def redrawn(self, images: int) -> None:
+        """Record images that a lost replica did not finish."""
 
 
 class ProgressTracker:
-    """Notes how the generations of a queue get on; for the one thread that draws them."""
+    """Reports the progress of a queue's generations. Used by the engine thread only."""
 
     def __init__(self, queue: Queue, observer: Observer | None, clock: Clock) -> None:
         self._queue, self._observer, self._clock = queue, observer, clock
 
     def begin(self, generation: Generation) -> None:
-        """Note that images of it are drawn from now on; only the first time counts."""
+        """Record that images of a generation run. Only the first call has an effect."""
         if generation.started is None:
             generation.started = self._clock()
             if self._observer:
                 self._observer.admitted(generation.started - generation.created)
 
     def advance(self, generation: Generation) -> None:
-        """Wake the readers of a generation that has new pixels, and end it if it has them all."""
+        """Notify the readers of new pixels, and finish the generation if all images finished."""
         if generation.finished:
             return
         now = self._clock()
@@ -49,14 +60,14 @@ class ProgressTracker:
             self._observer.ended(now - generation.created)
 
     def redraw(self, images: int) -> None:
-        """Note that what a replica did not finish is drawn again by others."""
+        """Record that other replicas draw images that one did not finish."""
         if self._observer:
             self._observer.redrawn(images)
 
     def finish_image(
         self, generation: Generation, image: Image, reason: FinishReason, bits: float | None
     ) -> None:
-        """End an image, which cost so many bits if it is complete."""
+        """Finish an image; ``bits`` is its cost in bits if it is complete, else None."""
         image.finish(reason, bits)
         generation.unfinished -= 1
         if self._observer:

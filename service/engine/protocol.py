@@ -1,4 +1,4 @@
-"""Where a model's images are drawn, whoever draws them: all that the routes know of it."""
+"""Interface between the routes and a local or distributed engine."""
 
 from __future__ import annotations
 
@@ -14,69 +14,97 @@ from scanline.service.engine.queue import Queue
 log = logging.getLogger("scanline.engine")
 
 DRAWING_FAILED = "drawing failed inside the server; send the request again"
-JOIN_GRACE_SECONDS = 5.0  # beyond its time, after which nobody waits for a thread to end
+JOIN_GRACE_SECONDS = 5.0  # beyond the drain time, to wait for an engine thread
+
+EndGeneration = Callable[[Generation, FinishReason], None]
 
 
 class EngineProtocol(Protocol):
-    """Draws what is submitted to its ``queue``: in this process, or on the replicas of a cluster.
-
-    ``slots`` are those that anyone may have, ``total_slots`` also those kept for small requests;
-    ``slots_in_use`` and ``running`` count what is drawn now. ``backend`` and ``variant`` say with
-    what: one variant gives one seed the same bytes.
-    """
+    """Engine that draws the generations of its ``queue``, in this process or on replicas."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Name of the model."""
+        ...
+
     @property
-    def config(self) -> ModelConfig: ...
+    def config(self) -> ModelConfig:
+        """Config of the model."""
+        ...
+
     @property
-    def queue(self) -> Queue: ...
+    def queue(self) -> Queue:
+        """Queue of the engine's generations."""
+        ...
+
     @property
-    def backend(self) -> str: ...
+    def backend(self) -> str:
+        """Name of the decoder backend."""
+        ...
+
     @property
-    def variant(self) -> str: ...
+    def variant(self) -> str:
+        """Everything but the model that a seed's bytes depend on."""
+        ...
+
     @property
-    def slots(self) -> int: ...
+    def slots(self) -> int:
+        """Number of slots that any request may use."""
+        ...
+
     @property
     def max_slots_per_image(self) -> int:
-        """Count the slots that one image may take at most."""
+        """Number of slots that one image may use."""
         ...
 
     @property
     def memory(self) -> int:
-        """Bytes of this machine that its slots come to take once they are used."""
+        """Bytes of this machine's memory that the slots take once they are used."""
         ...
 
     @property
-    def total_slots(self) -> int: ...
+    def total_slots(self) -> int:
+        """Number of all slots, including the spare ones for small requests."""
+        ...
+
     @property
-    def slots_in_use(self) -> int: ...
+    def slots_in_use(self) -> int:
+        """Number of slots that running images hold."""
+        ...
+
     @property
-    def running(self) -> int: ...
+    def running(self) -> int:
+        """Number of running images."""
+        ...
+
     @property
     def alive(self) -> bool:
-        """Whether it draws and takes work."""
+        """Whether the engine draws and accepts work."""
         ...
 
     @property
     def broken(self) -> bool:
-        """Whether it never will again, in this process."""
+        """Whether the engine cannot draw again in this process."""
         ...
 
     @property
     def stuck(self) -> bool:
-        """Whether it has been at one thing for so long that only a new process will help."""
+        """Whether a step has taken so long that only a new process will help."""
         ...
 
     def close(self, drain: float) -> None:
-        """Take no more work, and end what is not finished within ``drain`` seconds."""
+        """Accept no more work, and end everything that is not finished within ``drain`` seconds."""
         ...
 
 
 def close_and_wait(queue: Queue, drain: float, thread: threading.Thread, work: str) -> None:
-    """Close a workshop's queue, which says how, and wait for its thread; from another thread.
+    """Close an engine's queue, and wait for the engine thread to end.
 
-    One that does not end is told of in the log, by the ``work`` that hangs.
+    Args:
+        queue: The engine's queue.
+        drain: Seconds that running images have to finish.
+        thread: The engine thread; must not be the caller's own.
+        work: What the thread does, for the log message if it does not end.
     """
     queue.close(drain)
     if thread.ident is not None:
@@ -85,19 +113,19 @@ def close_and_wait(queue: Queue, drain: float, thread: threading.Thread, work: s
             log.critical("%s does not end: %s hangs", thread.name, work)
 
 
-def cancel_abandoned(queue: Queue, end: Callable[[Generation, FinishReason], None]) -> None:
-    """End what was cancelled, or left by its readers."""
+def cancel_abandoned(queue: Queue, end: EndGeneration) -> None:
+    """End all generations that were cancelled or lost their readers."""
     for generation in queue.pop_abandoned():
         end(generation, FinishReason.ERROR if generation.error else FinishReason.CANCELLED)
 
 
-def fail_all(queue: Queue, end: Callable[[Generation, FinishReason], None]) -> None:
-    """Close the queue of a workshop that met a bug, and end with an error all that is in it."""
+def fail_all(queue: Queue, end: EndGeneration) -> None:
+    """Close the queue after a bug in the engine, and end all its generations with an error."""
     queue.close(0.0)
     queue.check_drain()
     for generation in queue.pop_abandoned():
         try:
             end(generation, FinishReason.ERROR)
         except Exception:
-            log.exception("a generation cannot be ended as it should")
+            log.exception("cannot end generation %s", generation.id)
             queue.finish(generation)

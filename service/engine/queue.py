@@ -1,4 +1,4 @@
-"""Who waits, who runs, who has finished: the generations of one engine, safe from any thread."""
+"""Queue of an engine's generations, from submission until they leave the result cache."""
 
 from __future__ import annotations
 
@@ -10,27 +10,28 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from scanline.model.config import ModelConfig
-from scanline.service.engine.fair_queue import Admission, FairQueue
+from scanline.service.engine.fair_queue import Admission, AdmissionLimits, FairQueue
 from scanline.service.engine.generation import Clock, Generation, GenerationSpec
 from scanline.service.engine.queue_snapshot import QueueSnapshot
 from scanline.service.engine.result_cache import ResultCache
 
 log = logging.getLogger("scanline.engine")
 
-NEW_CALLER_RESERVE = (
-    8  # an eighth of the places is never filled by a caller who has images waiting already
-)
-SMALL_REQUEST_RESERVE = 32  # a 32nd of the places is never filled by a large request
-LARGE_REQUEST = 256  # a request of more images than a 256th of the places is large
-RESULT_CACHE_BYTES = 1 << 28  # of finished images
-MAX_RETRY_AFTER = 120.0  # seconds after which to try again, at most
-RATE_TIME_CONSTANT = 0.3  # of drawing, by which the rate follows
+# Parts of the waiting room that are reserved, so that neither one caller nor large requests shut
+# out the others: 1/8 for callers who have nothing waiting, and 1/32 for small requests. A request
+# is large if it alone fills more than 1/256 of the places.
+NEW_CALLER_RESERVE = 8
+SMALL_REQUEST_RESERVE = 32
+LARGE_REQUEST = 256
+RESULT_CACHE_BYTES = 1 << 28
+MAX_RETRY_AFTER = 120.0  # seconds
+RATE_TIME_CONSTANT = 0.3  # seconds of drawing over which the measured rate is averaged
 CLOSED_MESSAGE = "the server is shutting down; send the request to another one"
-FIRST_READER_SECONDS = 5.0  # a generation that nobody has come to read by then is cancelled
+FIRST_READER_SECONDS = 5.0  # time for the first reader to attach to a new generation
 
 
 class QueueFullError(Exception):
-    """There is no room for these images now; ``retry_after`` seconds is when there should be."""
+    """The queue has no room for the images; there should be room in ``retry_after`` seconds."""
 
     def __init__(self, retry_after: int) -> None:
         super().__init__(f"the queue is full; try again in {retry_after} s")
@@ -38,16 +39,19 @@ class QueueFullError(Exception):
 
 
 class ClosedError(Exception):
-    """The engine takes no more work: the server is shutting down."""
+    """The engine accepts no more work, because the server is shutting down."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class QueueLimits:
-    """Everything that is bounded: images waiting, and finished ones kept for replay.
+    """Bounds of a queue.
 
-    Of large images fewer are kept, as many as ``RESULT_CACHE_BYTES`` hold. ``grace`` is how many
-    seconds a
-    generation goes on after its last reader left.
+    Attributes:
+        max_waiting: Waiting images.
+        keep_finished: Finished images to keep for replay; fewer large ones, so that they do not
+            exceed ``RESULT_CACHE_BYTES``.
+        keep_seconds: How long a finished generation is kept.
+        grace: Seconds that a generation continues after its last reader left.
     """
 
     max_waiting: int = 4096
@@ -57,16 +61,26 @@ class QueueLimits:
 
     @property
     def keeps_results(self) -> bool:
-        """Whether a generation can be read once it has finished."""
+        """Whether a generation can be read after it has finished."""
         return self.keep_finished > 0 and self.keep_seconds > 0
 
 
 class Queue:
-    """Generations from ``submit`` to the end of their time for replay, fair between callers.
+    """Generations of one engine: waiting, running and recently finished.
 
-    Any thread may call what comes first here, the engine's thread alone what comes after.
-    ``rate`` is how many pixels its slots draw a second, twins among them. Whenever there is
-    something to do, ``on_change`` is called, from any thread and quickly.
+    The first group of methods may be called from any thread, the second only from the engine
+    thread.
+
+    Args:
+        name: Name of the model, for logs.
+        config: The model's config.
+        limits: Bounds of the queue.
+        clock: Source of all times.
+        on_change: Called whenever the engine has something to do, from any thread. Must be fast.
+
+    Attributes:
+        waiting: Number of waiting images.
+        rate: Measured pixels per second of all slots together, twins included.
     """
 
     def __init__(
@@ -79,20 +93,20 @@ class Queue:
     ) -> None:
         self.limits = limits
         self._on_change = on_change
-        self.waiting = 0  # images
+        self.waiting = 0
         self.rate = 0.0
         self._name, self._config, self._clock = name, config, clock
         self._fair_queue = FairQueue()
-        self._live: dict[str, Generation] = {}
+        self._live: dict[str, Generation] = {}  # not finished, by id
         self._abandoned: set[Generation] = set()  # cancelled, or without a reader
-        # What was drawn, and of a request of one image what was given of it, and which of that.
-        largest = 2 * config.dims + config.pixels
-        most = min(limits.keep_finished, max(RESULT_CACHE_BYTES // largest, 1))
-        self._results = ResultCache(most, limits.keep_seconds)
-        self._closing: float | None = None  # when what still runs is told to end
-        self._drains = False  # what runs was given time to finish
-        self._cached_snapshot: QueueSnapshot | None = None  # the last one made
-        self._changed = threading.Condition()  # guards all of this but the rate
+        # A finished image holds its pixels; the only image of a request also its canvas and mask.
+        image_bytes = 2 * config.dims + config.pixels
+        max_images = min(limits.keep_finished, max(RESULT_CACHE_BYTES // image_bytes, 1))
+        self._results = ResultCache(max_images, limits.keep_seconds)
+        self._drain_deadline: float | None = None  # set by close(); then running images are ended
+        self._drains = False  # whether running images were given time to finish
+        self._cached_snapshot: QueueSnapshot | None = None
+        self._changed = threading.Condition()  # guards everything here except the rate
 
     # --- any thread -------------------------------------------------------------------------
 
@@ -104,10 +118,18 @@ class Queue:
         request_slots: int | None = None,
         detached: bool = False,
     ) -> Generation:
-        """Queue what is asked for, or raise ``QueueFullError`` or ``ClosedError``.
+        """Queue a new generation.
 
-        ``caller`` and ``size`` are a ``Generation``'s. What is ``detached`` is drawn though nobody
-        reads it, all else for a reader who comes within the grace time, or within a moment.
+        Args:
+            spec: What to draw.
+            caller: Client that the generation is scheduled for.
+            request_slots: See ``Generation``.
+            detached: Draw the generation even if nobody reads it. Otherwise it is cancelled unless
+                a reader attaches within the grace time, or within ``FIRST_READER_SECONDS``.
+
+        Raises:
+            QueueFullError: There is no room for its images.
+            ClosedError: The server is shutting down.
         """
         generation = Generation(self._name, self._config, spec, self._clock, caller, request_slots)
         with self._changed:
@@ -122,9 +144,10 @@ class Queue:
         return generation
 
     def reattach(self, generation: Generation, caller: str = "") -> bool:
-        """Let a generation go on for a reader who is to come; False if it was cancelled.
+        """Keep a generation alive for a new reader; return False if it was cancelled.
 
-        A ``caller`` who has nothing waiting need not wait for the turns of the one who began it.
+        If ``caller`` has nothing waiting, the generation is scheduled for this caller from now on,
+        so that it need not wait for the turns of the caller who submitted it.
         """
         with self._changed:
             if generation.cancelled:
@@ -135,7 +158,7 @@ class Queue:
             return True
 
     def detach(self, generation: Generation) -> None:
-        """Have a generation drawn though nobody reads it."""
+        """Draw a generation even if nobody reads it."""
         with self._changed:
             generation.detached = True
             generation.expires = None
@@ -144,57 +167,60 @@ class Queue:
 
     def _await_reader(self, generation: Generation) -> None:
         if not generation.detached:
-            # Until a reader comes its time runs: nothing runs for nobody.
+            # The generation expires unless a reader attaches in time.
             generation.expires = self._clock() + max(self.limits.grace, FIRST_READER_SECONDS)
             self._abandoned.add(generation)
 
     def estimate_wait(self, generation: Generation) -> tuple[int, float]:
-        """Count the images that come before a waiting one's first, and estimate the seconds.
+        """Return the number of images ahead of a waiting generation, and the estimated seconds.
 
-        As the queue stood a moment ago: thousands of waiting streams ask every few seconds.
+        The answer comes from a cached snapshot, because thousands of waiting streams ask for it
+        every few seconds.
         """
         with self._changed:
-            # One that came since then has the place that it was told.
+            # A generation that is newer than the snapshot has its position at submission.
             ahead = self._snapshot().positions.get(generation.id, generation.queue_position)
             return ahead, self._seconds_until_admitted(ahead + 1)
 
     def waiting_slots(self) -> int:
-        """Count the slots that the waiting images want."""
+        """Return the number of slots that the waiting images need."""
         with self._changed:
             return sum(one.waiting * one.spec.slots for one in self._fair_queue)
 
     def check_capacity(self, n: int, caller: str = "") -> None:
-        """Raise what ``submit`` would raise for ``n`` images now."""
+        """Raise the error that ``submit`` would raise for ``n`` images of ``caller``."""
         with self._changed:
             if self.closed:
                 raise ClosedError(CLOSED_MESSAGE)
-            most = self.limits.max_waiting
-            if self.waiting:  # or one caller's, or large requests, would shut others out
+            places = self.limits.max_waiting
+            if self.waiting:
                 if self._fair_queue.has_waiting(caller):
-                    most -= most // NEW_CALLER_RESERVE
-                elif n > max(1, most // LARGE_REQUEST):
-                    most -= most // SMALL_REQUEST_RESERVE
-            if self.waiting + n > most:
-                seconds = self._seconds_until_admitted(self.waiting + n - most)
+                    places -= places // NEW_CALLER_RESERVE
+                elif n > max(1, places // LARGE_REQUEST):
+                    places -= places // SMALL_REQUEST_RESERVE
+            if self.waiting + n > places:
+                seconds = self._seconds_until_admitted(self.waiting + n - places)
                 raise QueueFullError(retry_after=math.ceil(min(max(seconds, 1.0), MAX_RETRY_AFTER)))
 
     def cancel(self, generation: Generation) -> None:
-        """End a generation: its waiting images at once, its running ones within a step."""
+        """Cancel a generation. Its running images end within one step."""
         with self._changed:
-            if not generation.finished:  # or a repeat of its request would be drawn anew
+            # A finished generation stays valid, so that a repeated request can still get it.
+            if not generation.finished:
                 generation.cancelled = True
                 self._release(generation)
 
     def find(self, identifier: str) -> Generation | None:
-        """Give a live generation, or a finished one that is still kept."""
+        """Return a live or cached generation by id, or None."""
         with self._changed:
             return self._live.get(identifier) or self._results.get(identifier, self._clock())
 
     @contextlib.contextmanager
     def reading(self, generation: Generation, grace: float | None = None) -> Iterator[None]:
-        """Count as a reader inside the block; the last to leave lets the generation go.
+        """Count as a reader of ``generation`` inside the ``with`` block.
 
-        ``grace`` seconds without a reader cancel it, by default the limits' own.
+        After the last reader left, the generation is cancelled unless another one attaches within
+        ``grace`` seconds (by default ``limits.grace``).
         """
         with self._changed:
             generation.readers += 1
@@ -212,19 +238,20 @@ class Queue:
                     self._release(generation)
 
     def close(self, drain: float) -> None:
-        """Take no more work, give what there is ``drain`` seconds to finish, then end the rest.
+        """Accept no more work, and end everything that is not finished within ``drain`` seconds.
 
-        Closing once more can make the time shorter, never longer.
+        A second call can only bring the deadline forward.
         """
         with self._changed:
-            end, self._drains = self._clock() + drain, drain > 0
-            self._closing = end if self._closing is None else min(end, self._closing)
+            deadline, self._drains = self._clock() + drain, drain > 0
+            earlier = self._drain_deadline
+            self._drain_deadline = deadline if earlier is None else min(deadline, earlier)
             self._notify()
 
     @property
     def closed(self) -> bool:
-        """Whether no more work is taken."""
-        return self._closing is not None
+        """Whether the queue accepts no more work."""
+        return self._drain_deadline is not None
 
     def _snapshot(self) -> QueueSnapshot:
         now = self._clock()
@@ -233,7 +260,6 @@ class Queue:
         return self._cached_snapshot
 
     def _seconds_until_admitted(self, images: int) -> float:
-        """Estimate when so many of the images that wait will have slots, at the present rate."""
         return self._snapshot().estimate_seconds(images, self._config.pixels, self.rate)
 
     def _release(self, generation: Generation) -> None:
@@ -245,24 +271,24 @@ class Queue:
         self._changed.notify()
         self._on_change()
 
-    # --- the engine's thread ----------------------------------------------------------------
+    # --- engine thread ----------------------------------------------------------------------
 
     def wait_for_work(self) -> bool:
-        """Sleep until there is something to do; False once closed and nothing is left."""
+        """Block until there is work; return False once the queue is closed and empty."""
         with self._changed:
             while not self._live and not self.closed:
                 self._changed.wait()
             return self.check_drain()
 
     def check_drain(self) -> bool:
-        """Cancel everything once the drain time is over; False once closed and nothing is left."""
+        """Cancel everything if the drain time is over; return False once closed and empty."""
         with self._changed:
-            if self._closing is not None and self._clock() >= self._closing:
+            if self._drain_deadline is not None and self._clock() >= self._drain_deadline:
                 cut = [one for one in self._live.values() if not one.cancelled]
                 if cut and self._drains:
                     log.warning(
-                        "%s: %d images of %d requests are cut off, for the time to drain is over; "
-                        "SCANLINE_DRAIN_SECONDS gives more",
+                        "%s: cutting off %d images of %d requests, because the drain time is over; "
+                        "SCANLINE_DRAIN_SECONDS sets it",
                         self._name, sum(one.unfinished for one in cut), len(cut),
                     )  # fmt: skip
                 for generation in self._live.values():
@@ -272,13 +298,13 @@ class Queue:
             return bool(self._live) or not self.closed
 
     def update_rate(self, pixels: int, seconds: float) -> None:
-        """Learn the rate from pixels that all slots together drew in so many seconds."""
+        """Update the rate with a step that drew ``pixels`` in all slots together."""
         known, rate = self.rate, pixels / max(seconds, 1e-7)
-        share = seconds / (seconds + RATE_TIME_CONSTANT)
-        self.rate = known + share * (rate - known) if known else rate
+        weight = seconds / (seconds + RATE_TIME_CONSTANT)
+        self.rate = known + weight * (rate - known) if known else rate
 
     def pop_abandoned(self) -> list[Generation]:
-        """Give those to end now, cancelled or left by their readers for too long; each once."""
+        """Return, once each, the generations that were cancelled or lost their readers."""
         now = self._clock()
         with self._changed:
             for generation in self._abandoned:
@@ -288,35 +314,22 @@ class Queue:
             self._abandoned.difference_update(abandoned)
         return abandoned
 
-    def admit(
-        self,
-        free: int,
-        most: int,
-        spare: int = 0,
-        largest_demand: int = 0,
-        known: float = math.inf,
-        *,
-        light: bool = True,
-        heavy: bool = True,
-    ) -> list[Admission]:
-        """Take waiting images for the ``free`` slots, as ``FairQueue.choose`` says."""
+    def admit(self, limits: AdmissionLimits) -> list[Admission]:
+        """Take the next waiting images within ``limits`` (see ``FairQueue.admit``)."""
         with self._changed:
-            taken = self._fair_queue.choose(
-                free=free, most=most, spare=spare, largest_demand=largest_demand, known=known,
-                light=light, heavy=heavy,
-            )  # fmt: skip
-            self.waiting -= len(taken)
-        return taken
+            admitted = self._fair_queue.admit(limits)
+            self.waiting -= len(admitted)
+        return admitted
 
     def withdraw(self, generation: Generation) -> None:
-        """Take none of a generation's images any more."""
+        """Remove a generation's waiting images from the queue."""
         with self._changed:
             if generation in self._fair_queue:
                 self._fair_queue.remove(generation)
                 self.waiting -= generation.waiting
 
     def finish(self, generation: Generation) -> None:
-        """Mark a generation finished, and keep it for replay."""
+        """Mark a generation as finished, and keep it for replay."""
         with self._changed:
             del self._live[generation.id]
             self._abandoned.discard(generation)

@@ -1,4 +1,4 @@
-"""How long who waits will wait: how a queue stood, for all who ask in a while."""
+"""Cached snapshot of the queue, used to estimate waiting times."""
 
 from __future__ import annotations
 
@@ -13,11 +13,17 @@ MAX_AGE_SECONDS = 0.5
 
 
 class QueueSnapshot(NamedTuple):
-    """How a queue stood, by which places and waits are told for a while: making one looks at all.
+    """State of a queue at one moment.
 
-    ``places`` are the images before a generation's first, by its id; ``images`` says how many wait,
-    and ``slots`` how many they want; ``left`` are, for each slot in use, the pixels until it is
-    free, in ascending queue.
+    Taking a snapshot visits every waiting image, so one snapshot answers all questions for
+    ``MAX_AGE_SECONDS``.
+
+    Attributes:
+        taken_at: Time of the snapshot, in seconds of the queue's clock.
+        positions: Number of images ahead of a generation's first image, by generation id.
+        images: Number of waiting images.
+        slots: Number of slots that these images need.
+        remaining: Pixels until each busy slot is free, in ascending order.
     """
 
     taken_at: float
@@ -28,31 +34,37 @@ class QueueSnapshot(NamedTuple):
 
     @classmethod
     def take(cls, queue: FairQueue, live: Iterable[Generation], now: float) -> QueueSnapshot:
-        """Look at those that wait, in their order, and at all that are not finished."""
+        """Take a snapshot of the waiting images and of all unfinished generations."""
         waiting = list(queue.iter_images())
         positions: dict[str, int] = {}
-        for place, generation in enumerate(waiting):
-            positions.setdefault(generation.id, place)
+        for position, generation in enumerate(waiting):
+            positions.setdefault(generation.id, position)
         return cls(
             taken_at=now,
             positions=positions,
             images=len(waiting),
-            slots=sum(one.spec.slots for one in waiting),
-            remaining=sorted(left for one in live for left in one.remaining_pixels()),
+            slots=sum(generation.spec.slots for generation in waiting),
+            remaining=sorted(pixels for one in live for pixels in one.remaining_pixels()),
         )
 
     def is_fresh(self, now: float) -> bool:
-        """Whether it may still be told by."""
+        """Return True if the snapshot is recent enough to be used."""
         return now < self.taken_at + MAX_AGE_SECONDS
 
     def estimate_seconds(self, images: int, pixels: int, rate: float) -> float:
-        """Estimate when so many of the images that wait will have slots.
+        """Estimate the seconds until the first ``images`` waiting images have slots.
 
-        Of so many pixels each, at a rate in pixels a second; 0 where nothing is known.
+        Args:
+            images: Number of waiting images.
+            pixels: Pixels per image.
+            rate: Pixels per second of all slots together.
+
+        Returns:
+            Seconds, or 0 if nothing runs or the rate is unknown.
         """
         if not self.remaining or not rate:
             return 0.0
-        each = self.slots / max(self.images, 1)
-        last = math.ceil(images * each) - 1  # slot to come free for them
+        slots_per_image = self.slots / max(self.images, 1)
+        last = math.ceil(images * slots_per_image) - 1  # index of the last slot they need
         rounds, last = divmod(max(last, 0), len(self.remaining))
         return (rounds * pixels + self.remaining[last]) * len(self.remaining) / rate

@@ -1,4 +1,4 @@
-"""Which images run, whose they are, and which slots they have."""
+"""Allocation of decoder slots to running images."""
 
 from __future__ import annotations
 
@@ -11,11 +11,17 @@ from scanline.model.config import ModelConfig
 from scanline.model.particles import ParticleFilter
 from scanline.service.engine.fair_queue import Admission
 from scanline.service.engine.generation import Generation, Image
-from scanline.service.engine.time_share import LIGHT_RATIO
+from scanline.service.engine.time_share import is_small
 
 
 class RunningImage(NamedTuple):
-    """An image that runs: its slots, the first of which leads, and their twins."""
+    """A running image and its slots.
+
+    Attributes:
+        slots: One slot per particle; the first is the lead slot, which identifies the image.
+        twins: Slots of the unconditional twins, if the image is guided.
+        spare: Whether the slots are spare ones.
+    """
 
     generation: Generation
     image: Image
@@ -26,26 +32,34 @@ class RunningImage(NamedTuple):
 
 
 class StepBatch(NamedTuple):
-    """Slots that go on together: of images by themselves, and of particles.
+    """Slots to advance in one step.
 
-    ``room`` is how many pixels the particles may draw before they are weighed.
+    Attributes:
+        single: Slots of images without particles, int32.
+        particles: Slots of particles, int32.
+        max_particle_pixels: Pixels that the particles may draw before their weights are updated.
     """
 
-    alone: NDArray[np.int32]
+    single: NDArray[np.int32]
     particles: NDArray[np.int32]
-    room: int
+    max_particle_pixels: int
 
 
 class SlotAllocator:
-    """The images that run, each by the slot that leads it, and the slots that are free.
+    """Running images by lead slot, and the free slots.
 
-    ``spare`` of these are for small requests alone. ``leads`` has the leads of each generation's
-    images, ``owners`` the generation of each; ``crowds`` counts images of several particles.
+    Attributes:
+        free: Free slots, the next one last.
+        spare: How many of the free slots are kept for small requests.
+        by_lead: Running images, by lead slot.
+        leads: Lead slots of each generation's running images.
+        owners: Generation of each lead slot.
+        particle_images: Number of running images that have several particles.
     """
 
     def __init__(self, config: ModelConfig, slots: int, spare: int) -> None:
         self._config = config
-        self.free = list(range(slots - 1, -1, -1))  # the next one last
+        self.free = list(range(slots - 1, -1, -1))
         self.spare = spare
         self.by_lead: dict[int, RunningImage] = {}
         self.leads: dict[Generation, set[int]] = {}
@@ -55,9 +69,9 @@ class SlotAllocator:
     def __len__(self) -> int:
         return len(self.by_lead)
 
-    def add(self, taken: Admission) -> RunningImage:
-        """Give an image its slots; where that fails it has none."""
-        generation, image, spare = taken
+    def add(self, admission: Admission) -> RunningImage:
+        """Allocate slots to an image. If this raises, nothing has changed."""
+        generation, image, spare = admission
         spec = generation.spec
         both = self.free[: -spec.slots - 1 : -1]
         slots, twins = both[: spec.particles], both[spec.particles :]
@@ -65,67 +79,64 @@ class SlotAllocator:
         if spec.particles > 1:
             known = np.zeros(self._config.pixels, np.bool_) if spec.known is None else spec.known
             particles = ParticleFilter(self._config, image.seed, known, slots, twins or None)
-        run = RunningImage(generation, image, slots, twins, particles, spare)
+        running = RunningImage(generation, image, slots, twins, particles, spare)
         lead = slots[0]
         del self.free[-spec.slots :]
         self.spare -= spec.slots if spare else 0
-        self.by_lead[lead] = run
+        self.by_lead[lead] = running
         self.owners[lead] = generation
         self.particle_images += particles is not None
         self.leads.setdefault(generation, set()).add(lead)
-        return run
+        return running
 
     def remove(self, lead: int) -> None:
-        """Take an image's slots back."""
-        run = self.by_lead.pop(lead)
+        """Free an image's slots."""
+        running = self.by_lead.pop(lead)
+        generation = running.generation
         self.owners[lead] = None
-        self.particle_images -= run.particles is not None
-        self.free += reversed(run.slots + run.twins)
-        self.spare += run.generation.spec.slots if run.spare else 0
-        self.leads[run.generation].remove(lead)
-        if not self.leads[run.generation]:
-            del self.leads[run.generation]
+        self.particle_images -= running.particles is not None
+        self.free += reversed(running.slots + running.twins)
+        self.spare += generation.spec.slots if running.spare else 0
+        self.leads[generation].remove(lead)
+        if not self.leads[generation]:
+            del self.leads[generation]
 
     @property
     def largest_demand(self) -> int:
-        """Count the slots that the largest generation has or wants."""
+        """Number of slots that the largest running request holds or waits for."""
         return max((generation.slot_demand for generation in self.leads), default=0)
 
     @property
-    def light(self) -> set[Generation]:
-        """Give the generations that want few slots beside the heaviest."""
-        largest_demand = self.largest_demand
-        return {
-            generation
-            for generation in self.leads
-            if generation.request_slots * LIGHT_RATIO <= largest_demand
-        }
+    def small(self) -> set[Generation]:
+        """Running generations that are small beside the largest one."""
+        largest = self.largest_demand
+        return {generation for generation in self.leads if is_small(generation, largest)}
 
     @property
     def groups(self) -> tuple[set[Generation], set[Generation]]:
-        """Give the light generations, and the others."""
-        light = self.light
-        return light, self.leads.keys() - light
+        """Running generations: the small ones, and all others."""
+        small = self.small
+        return small, self.leads.keys() - small
 
     def next_batch(self, group: set[Generation], positions: NDArray[np.int32]) -> StepBatch:
-        """Give the slots of a group's images that have pixels to go.
+        """Return the slots of a group's images that are not complete.
 
-        ``positions`` are where images will be once all that was launched has landed.
+        Args:
+            group: Generations to advance.
+            positions: Position of each slot once all launched steps are done, int32 ``[N]``.
         """
-        # Thousands of images may run, and a device waits for this: no work on each of them.
-        alone = np.fromiter(self.by_lead, np.int32, len(self))
+        # Thousands of images may run, and a GPU waits for this: avoid Python work per image.
+        leads = np.fromiter(self.by_lead, np.int32, len(self))
         if len(group) < len(self.leads):
-            alone = alone[[owner in group for owner in self.owners[alone].tolist()]]
-        alone = alone[positions[alone] < self._config.pixels]  # the others are complete by then
-        crowd, room = list[int](), self._config.pixels
+            leads = leads[[owner in group for owner in self.owners[leads].tolist()]]
+        leads = leads[positions[leads] < self._config.pixels]
+        single, particle_slots, max_pixels = leads, list[int](), self._config.pixels
         if self.particle_images:
-            runs = [self.by_lead[lead] for lead in alone.tolist()]
-            alone = np.array([run.slots[0] for run in runs if run.particles is None], np.int32)
-            for run in runs:
-                if run.particles is not None:
-                    crowd += run.slots
-                    room = min(
-                        room,
-                        max(1, run.particles.pixels_to_next_update(int(positions[run.slots[0]]))),
-                    )
-        return StepBatch(alone, np.array(crowd, np.int32), room)
+            images = [self.by_lead[lead] for lead in leads.tolist()]
+            single = np.array([one.slots[0] for one in images if one.particles is None], np.int32)
+            for one in images:
+                if one.particles is not None:
+                    particle_slots += one.slots
+                    pixels = one.particles.pixels_to_next_update(int(positions[one.slots[0]]))
+                    max_pixels = min(max_pixels, max(1, pixels))
+        return StepBatch(single, np.array(particle_slots, np.int32), max_pixels)

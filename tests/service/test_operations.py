@@ -291,7 +291,7 @@ def test_a_caller_has_no_more_images_in_flight_than_its_share(keys: str) -> None
         until(lambda: engine.queue.waiting == 2)
         refused = ask("a", 2)
         message = check_error(refused, 429, "too_many_in_flight")
-        assert "you have 4 images in flight, and may have 5" in message
+        assert "you have 4 images in flight, and the limit is 5" in message
         assert refused.headers["retry-after"] == "1"
         others = [pool.submit(ask, "a", 1), pool.submit(ask, "b", 4)]
         until(lambda: engine.queue.waiting == 7)

@@ -90,7 +90,7 @@ class Call:
             return news
         self._life -= 1
         # Of a late reader it is told all at once, and then nothing would be left to others.
-        return [look._replace(end=None) for look in news]
+        return [look._replace(result=None) for look in news]
 
     def cancel(self) -> None:
         self._closing = asyncio.ensure_future(self._news.aclose())  # type: ignore[attr-defined]
@@ -118,12 +118,12 @@ def distributed_engine(
         engine.close(30.0)
     assert not engine.alive
     assert engine.slots_in_use == engine.running == engine.queue.waiting == 0
-    assert engine._at_replicas == {}  # or what is finished would be held for ever
+    assert engine._images_assigned == {}  # or what is finished would be held for ever
     until(lambda: all(idle(replica) for replica in here.replicas), "idle replicas")
 
 
 def idle(replica: Replica) -> bool:
-    return replica.record_autoscaling_stats()["slots"] == replica._parts == 0
+    return replica.record_autoscaling_stats()["slots"] == replica._items == 0
 
 
 def drawn(engine: DistributedEngine | Engine, spec: GenerationSpec) -> Generation:

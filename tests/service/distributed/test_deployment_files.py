@@ -55,9 +55,9 @@ def test_ray_serve_takes_its_config(name: str) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"port": 9000}, "port: Ray Serve's proxy listens"),
+        ({"port": 9000}, "port: no effect, because Ray Serve's proxy"),
         ({"max_connections": 9, "root_path": "/x"}, "max_connections, root_path: "),
-        ({"cluster": False}, "always draws on its replicas"),
+        ({"cluster": False}, "always draws on replicas"),
         ({"min_replica": 2}, "min_replica\n  Extra inputs are not permitted"),
     ],
 )
@@ -76,7 +76,7 @@ def test_a_variable_that_does_nothing_is_told_of(
     from scanline.service.distributed.application import _settings
 
     assert _settings({}).max_connections == 9
-    assert "SCANLINE_MAX_CONNECTIONS: no effect here, where Ray Serve's proxy" in caplog.text
+    assert "SCANLINE_MAX_CONNECTIONS: no effect, because Ray Serve's proxy" in caplog.text
     assert "HOST" not in caplog.text
 
 

@@ -70,11 +70,11 @@ def test_nothing_is_told_of_an_image_until_it_is_past_what_is_known() -> None:
     look, known = image_update(image, ImageProgress(4, 0))
     assert known == ImageProgress(9, 0)
     assert look is not None
-    assert (look.start, len(look.pixels), look.end) == (4, 5, None)
+    assert (look.start, len(look.pixels), look.result) == (4, 5, None)
     image.revisions.append(2)
     look, known = image_update(image, known)
     assert look is not None
-    assert (look.start, look.changed, known) == (2, [2], ImageProgress(9, 1))
+    assert (look.start, look.revisions, known) == (2, [2], ImageProgress(9, 1))
 
 
 def test_an_image_that_ends_before_what_is_known_of_it_has_an_end_all_the_same() -> None:
@@ -84,7 +84,7 @@ def test_an_image_that_ends_before_what_is_known_of_it_has_an_end_all_the_same()
         image.finish(FinishReason.ERROR, None)
         look, after = image_update(image, known)
         assert look is not None
-        assert look.end is not None
+        assert look.result is not None
         assert (look.start, len(look.pixels), after) == (known.position, 0, known)
 
 
@@ -280,6 +280,6 @@ def test_replicas_of_several_kinds_are_told_of(
     with distributed_engine(tmp_path) as (engine, here):
         one, other = (replica.heartbeat("", 0.0) for replica in here.replicas)
         engine._heartbeats._check_variants([one, other])
-        assert "of several kinds" not in caplog.text
+        assert "of different variants" not in caplog.text
         engine._heartbeats._check_variants([one, other._replace(variant="another")])
-        assert "replicas are of several kinds" in caplog.text
+        assert "replicas are of different variants" in caplog.text

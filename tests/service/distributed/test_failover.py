@@ -58,8 +58,8 @@ def test_it_goes_on_where_the_dead_one_was(tmp_path: Path) -> None:
         here.lives = [1]
         generation = drawn(engine, GenerationSpec(n=1, seed=3))
         (_, first), (_, second) = here.parts
-        assert first.known == [ImageProgress(0, 0)]
-        assert 0 < second.known[0].position <= GREY.pixels
+        assert first.progress == [ImageProgress(0, 0)]
+        assert 0 < second.progress[0].position <= GREY.pixels
         assert_as_by_one_engine(generation)
 
 
@@ -115,7 +115,7 @@ class OneOnly(Call):
     async def __anext__(self) -> ItemUpdates:
         while not self.over:
             news = [look for look in await anext(self._news) if look.image == 1]
-            self.over = any(look.end for look in news)
+            self.over = any(look.result for look in news)
             if news:
                 return news
         self.cancel()
@@ -146,7 +146,7 @@ def test_one_that_answers_nobody_stops_no_other(
     with distributed_engine(tmp_path) as (engine, here):
         both = {*engine.reports}
         here.silent = here.replicas[:1]
-        since = engine._heartbeats._complete
+        since = engine._heartbeats._last_without_silence
         until(lambda: engine._clock() - since > 0.5, "many meetings")
         assert {*engine.reports} == both  # it may still draw what it has
         here.join()  # whoever comes is seen meanwhile
@@ -162,15 +162,15 @@ def test_what_was_given_to_a_lost_one_waits_until_all_report() -> None:
     clock = Clock()
     heartbeats = HeartbeatMonitor("it", None, lambda: 0, lambda _: None, clock)  # type: ignore[arg-type]
     one, other = (ReplicaReport(name, 1, 0, "fake", "fake", []) for name in ("one", "other"))
-    heartbeats._take([one, other], [])
+    heartbeats._record([one, other], [])
     waiting = heartbeats._next
-    heartbeats._take([one], [OSError("no way there")])
+    heartbeats._record([one], [OSError("no way there")])
     assert {*heartbeats.reports} == {"one"}
     assert not waiting.is_set()
-    heartbeats._take([one], [])
+    heartbeats._record([one], [])
     assert waiting.is_set()
     clock.now += 10.0
-    heartbeats._take([], [OSError("no way there")])
+    heartbeats._record([], [OSError("no way there")])
     assert heartbeats.reports == {}
 
 
@@ -181,14 +181,14 @@ def test_where_all_are_silent_there_is_none(
     monkeypatch.setattr("scanline.service.distributed.heartbeats.LOST_SECONDS", 0.0)
     with distributed_engine(tmp_path) as (engine, here):
         here.silent = [*here.replicas]
-        since = engine._heartbeats._complete
+        since = engine._heartbeats._last_without_silence
         until(lambda: engine._clock() - since > 0.5, "many meetings")
         assert engine.alive
         monkeypatch.setattr("scanline.service.distributed.heartbeats.SILENT_SECONDS", 0.5)
         until(lambda: not engine.alive, "the end of them")
         here.silent = []
         until(lambda: engine.alive, "their coming back")
-    assert "tiny: nothing draws it now, no replica reports: all are silent" in caplog.text
+    assert "tiny: no replica reports, so nothing is drawn: all are silent" in caplog.text
 
 
 @pytest.mark.parametrize("error", [OSError("no way there"), asyncio.CancelledError()], ids=repr)
@@ -238,7 +238,13 @@ def test_replicas_that_cannot_be_asked_any_more_are_none(
             assert engine.slots == 0
         until(lambda: engine.alive, "their coming back")
     told = [record.getMessage() for record in caplog.records]
-    assert sum("no replica reports: OSError('no way there')" in one for one in told) == 1
+    assert (
+        sum(
+            "no replica reports, so nothing is drawn: OSError('no way there')" in one
+            for one in told
+        )
+        == 1
+    )
     assert told.count("tiny: replicas report again") == 1
 
 
@@ -280,7 +286,7 @@ def test_what_is_too_large_for_a_replica_holds_it_up_for_nobody(tmp_path: Path) 
     with distributed_engine(tmp_path, count=1) as (engine, here):
         wide = Generation("tiny", GREY, GenerationSpec(n=1, seed=0, particles=SLOTS + 1))
         part = WorkItem.of(wide, wide.images)
-        with pytest.raises(ValueError, match=f"takes {SLOTS + 1} slots"):
+        with pytest.raises(ValueError, match=f"needs {SLOTS + 1} slots"):
             asyncio.run(anext(aiter(here.replicas[0].draw(part))))  # type: ignore[arg-type]
         assert_as_by_one_engine(drawn(engine, GenerationSpec(n=2, seed=0)))
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from scanline.service.engine.fair_queue import AdmissionLimits
 from scanline.service.engine.generation import Generation, GenerationSpec, Status
 from scanline.service.engine.queue import Queue, QueueLimits
 from scanline.service.engine.time_share import MAX_STEP_SECONDS, STEP_SECONDS
@@ -24,7 +25,8 @@ from tests.service.engine.fixtures import (
 )
 from tests.service.fixtures import GREY, FakeDecoder, until
 
-WIDE = dataclasses.replace(GREY, height=4, width=8)
+WIDE = replace(GREY, height=4, width=8)
+FOUR_FREE = AdmissionLimits(free=4, spare=4, at_once=4, largest_demand=8)
 
 
 def test_a_small_request_is_not_starved_and_admission_goes_round() -> None:
@@ -143,7 +145,7 @@ def test_known_pixels_are_prefilled_a_few_images_at_a_time_with_a_step_between(
     known = np.arange(GREY.pixels) < 20
     spec = completion(GREY, 0, known, n=10)
     if slots_each == 2:
-        spec = dataclasses.replace(spec, label=1, guidance=2.0)
+        spec = replace(spec, label=1, guidance=2.0)
     with opened(decoder, clock=clock) as engine:
         generation = engine.queue.submit(spec)
         engine.start()
@@ -167,7 +169,11 @@ def test_an_image_of_nothing_known_is_taken_though_no_more_is_prefilled(
         spec = GenerationSpec(n=1, seed=seed) if seed % 2 else completion(GREY, seed, known)
         queue.submit(spec, caller=str(seed))
     for seeds in ([0, 1], [2, 3]):  # those behind keep their places
-        taken = queue.admit(64 - spare, 64, spare, 4, known=prefill_budget)
+        taken = queue.admit(
+            AdmissionLimits(
+                free=64 - spare, spare=spare, largest_demand=4, prefill_pixels=prefill_budget
+            )
+        )
         assert [one.image.seed for one in taken] == seeds
 
 
@@ -176,18 +182,22 @@ def test_a_large_one_prefills_what_it_knows_where_it_is_its_turn() -> None:
     known = np.arange(GREY.pixels) < 20
     queue.submit(completion(GREY, 0, known, n=40), caller="large")
     queue.submit(completion(GREY, 100, known), caller="small")
-    assert [one.image.seed for one in queue.admit(4, 4, 1, 8, heavy=False)] == [100]
-    assert [one.image.seed for one in queue.admit(4, 4, 1, 8, heavy=True)] == [0, 1, 2, 3]
+    assert [
+        one.image.seed for one in queue.admit(replace(FOUR_FREE, spare=1, prefill_large=False))
+    ] == [100]
+    assert [
+        one.image.seed for one in queue.admit(replace(FOUR_FREE, spare=1, prefill_large=True))
+    ] == [0, 1, 2, 3]
 
 
 def test_a_small_one_prefills_what_it_knows_where_it_is_its_turn() -> None:
     queue = Queue("it", GREY, QueueLimits(), Clock())
     queue.submit(completion(GREY, 0, np.arange(GREY.pixels) < 20), caller="knows")
     queue.submit(GenerationSpec(n=1, seed=100), caller="knows nothing")
-    assert queue.admit(4, 4, 0, 8, light=False) == []
-    (taken,) = queue.admit(4, 4, 4, 8, light=False)
+    assert queue.admit(replace(FOUR_FREE, spare=0, prefill_small=False)) == []
+    (taken,) = queue.admit(replace(FOUR_FREE, prefill_small=False))
     assert (taken.image.seed, taken.spare) == (100, True)
-    (taken,) = queue.admit(0, 4, 4, 8, light=True)
+    (taken,) = queue.admit(replace(FOUR_FREE, free=0))
     assert taken.image.seed == 0
 
 
@@ -309,7 +319,7 @@ def test_a_crowd_that_joins_does_not_make_one_long_step(
     before: int, change: int, pixels: int
 ) -> None:
     """A pixel takes a thousandth of a second, so 15 fit into a step; of a larger crowd, fewer."""
-    decoder = FakeDecoder(dataclasses.replace(GREY, height=40, width=40), 20)
+    decoder = FakeDecoder(replace(GREY, height=40, width=40), 20)
     clock = Clock()
     with opened(decoder, clock=clock) as engine:
         staying = engine.queue.submit(GenerationSpec(n=before + min(change, 0), seed=0))

@@ -16,7 +16,7 @@ from scanline.model.decoders.base import InputBatch, Slots
 from scanline.model.particles import ParticleFilter
 from scanline.service.engine import engine as engine_module
 from scanline.service.engine import protocol
-from scanline.service.engine.engine import FAILURES, Engine
+from scanline.service.engine.engine import MAX_FAILURES, Engine
 from scanline.service.engine.generation import (
     FinishReason,
     Generation,
@@ -202,7 +202,7 @@ def test_a_decoder_that_fails_at_anything_ends_the_engine(what: str) -> None:
         raise MemoryError
 
     engine.start()
-    for fails in [True] * (FAILURES - 1) + [False] + [True] * FAILURES:
+    for fails in [True] * (MAX_FAILURES - 1) + [False] + [True] * MAX_FAILURES:
         assert not engine.broken
         setattr(decoder, what, fail if fails else lambda slots: None)
         touched = engine.queue.submit(GenerationSpec(n=1, seed=0))
@@ -336,7 +336,7 @@ def test_one_request_that_always_fails_ends_no_engine() -> None:
 
     decoder.before_step = fail
     with running(decoder) as engine:
-        for seed in range(2 * FAILURES + 1):
+        for seed in range(2 * MAX_FAILURES + 1):
             touched = engine.queue.submit(GenerationSpec(n=1, seed=seed, temperature=0.5))
             with engine.queue.reading(touched):
                 finished(touched)

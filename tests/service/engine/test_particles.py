@@ -246,7 +246,7 @@ def test_particles_that_nothing_can_guide_are_told() -> None:
     for known in (mask, None):
         spec = GenerationSpec(n=1, seed=3, particles=4, canvas=canvas, known=known)
         (generation,) = drawn(engine_of(few_values(SMALL), 8), [spec])
-        assert ["leave them out" in warning for warning in generation.warnings] == [True]
+        assert ["`particles` has no effect" in warning for warning in generation.warnings] == [True]
 
 
 def test_who_looks_on_is_told_of_every_pixel_that_changes() -> None:

@@ -156,11 +156,11 @@ def test_a_decoder_that_draws_at_once_lands_each_step() -> None:
 
 def test_a_step_on_a_device_lasts_as_long_as_the_hosts_work_beside_it() -> None:
     budget = StepBudget()
-    budget.update(0.010, 10, 1000, host=0.004)
+    budget.update(0.010, 10, 1000, host_seconds=0.004)
     assert budget.max_pixels(1000) == STEP_SECONDS / 0.001
-    budget.update(0.010, 10, 1000, host=0.020)
+    budget.update(0.010, 10, 1000, host_seconds=0.020)
     assert budget.max_pixels(1000) == pytest.approx(0.020 * HOST_OVERLAP / 0.001, abs=1)
-    budget.update(0.010, 10, 1000, host=1.0)
+    budget.update(0.010, 10, 1000, host_seconds=1.0)
     assert budget.max_pixels(1000) == pytest.approx(MAX_STEP_SECONDS / 0.001, abs=1)
 
 
@@ -176,7 +176,7 @@ def test_a_last_step_that_is_short_is_not_taken_for_a_quick_one() -> None:
             clock.now += 0.001 * drawn
 
         decoder.before_step = move
-        pipeline.launch([(slots, asked)], light=False)
+        pipeline.launch([(slots, asked)], small=False)
         pipeline.synchronize(0)
         assert pipeline.time_share.budgets[False].max_pixels(1) == pytest.approx(
             STEP_SECONDS / 0.001, abs=1
@@ -264,7 +264,7 @@ def test_a_step_behind_another_lasts_from_where_that_landed() -> None:
     pipeline = StepPipeline(decoder, Queue("it", GREY, QueueLimits(), clock), heard, clock)
     decoder.before_step = lasting(clock, 1)
     for _ in range(2):
-        pipeline.launch([(slots, 1)], light=False)
+        pipeline.launch([(slots, 1)], small=False)
     pipeline.synchronize(1)
     pipeline.synchronize(0)
     assert [seconds for seconds, _ in heard.steps] == [1, 1]
@@ -275,7 +275,7 @@ def test_a_step_at_once_lasts_as_long_as_the_decoder_took_whatever_the_host_did_
     pipeline = StepPipeline(decoder, Queue("it", GREY, QueueLimits(), clock), heard, clock)
     pipeline.begin([0], InputBatch.empty(GREY, 1), [False])
     decoder.before_step = lasting(clock, 1)
-    pipeline.launch([(np.zeros(1, np.int32), 1)], light=False)
+    pipeline.launch([(np.zeros(1, np.int32), 1)], small=False)
     clock.now += 5
     pipeline.synchronize(0)
     assert [seconds for seconds, _ in heard.steps] == [1]
@@ -286,7 +286,7 @@ def test_what_the_host_does_beside_a_step_on_a_device_makes_the_next_longer() ->
     pipeline = StepPipeline(decoder, Queue("it", GREY, QueueLimits(), clock), None, clock)
     pipeline.begin([0], InputBatch.empty(GREY, 1), [False])
     decoder.before_step = lasting(clock, 0.001)
-    pipeline.launch([(np.zeros(1, np.int32), 21)], light=False)
+    pipeline.launch([(np.zeros(1, np.int32), 21)], small=False)
     clock.now += 0.020
     pipeline.synchronize(0)
     room = pipeline.time_share.budgets[False].max_pixels(1)
@@ -298,8 +298,8 @@ def test_a_step_of_two_calls_stays_in_flight_whole() -> None:
     pipeline = StepPipeline(decoder, Queue("it", GREY, QueueLimits(), clock), None, clock)
     pipeline.begin([0, 1], InputBatch.empty(GREY, 2), [False, False])
     first, second = np.array([0], np.int32), np.array([1], np.int32)
-    pipeline.launch([(first, 1)], light=False)
-    pipeline.launch([(first, 1), (second, 1)], light=False)
+    pipeline.launch([(first, 1)], small=False)
+    pipeline.launch([(first, 1), (second, 1)], small=False)
     pipeline.synchronize(1)
     assert decoder.positions.tolist() == [1, 0]
     pipeline.synchronize(0)

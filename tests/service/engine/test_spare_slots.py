@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from scanline.service.engine.fair_queue import AdmissionLimits
 from scanline.service.engine.generation import FinishReason, Generation, GenerationSpec
 from scanline.service.engine.queue import Queue, QueueLimits
 from tests.fake_clock import Clock
@@ -31,8 +32,8 @@ def test_spare_slots_do_not_let_the_small_ones_pass_a_large_image_for_ever() -> 
 def test_spare_slots_are_for_those_who_want_few_of_them_in_all() -> None:
     queue = Queue("it", GREY, QueueLimits(), Clock())
     queue.submit(GenerationSpec(n=1, seed=0, label=1, guidance=2.0, particles=6))  # of twelve slots
-    assert queue.admit(0, 64, spare=20, largest_demand=44) == []
-    (taken,) = queue.admit(0, 64, spare=20, largest_demand=48)
+    assert queue.admit(AdmissionLimits(free=0, spare=20, largest_demand=44)) == []
+    (taken,) = queue.admit(AdmissionLimits(free=0, spare=20, largest_demand=48))
     assert taken.spare
 
 
@@ -40,7 +41,7 @@ def test_spare_slots_are_for_those_behind_a_large_one_that_waits() -> None:
     queue = Queue("it", GREY, QueueLimits(), Clock())
     queue.submit(GenerationSpec(n=1, seed=0, particles=8), caller="large")
     queue.submit(GenerationSpec(n=1, seed=1), caller="small")
-    (taken,) = queue.admit(7, 64, spare=8, largest_demand=1)  # only others of one slot are drawn
+    (taken,) = queue.admit(AdmissionLimits(free=7, spare=8, largest_demand=1))
     assert taken.image.seed == 1
     assert taken.spare
 
@@ -51,14 +52,14 @@ def test_a_large_one_that_is_almost_done_lets_no_small_one_pass() -> None:
     queue.submit(GenerationSpec(n=1, seed=100), caller="small")
     for left, passing in ((3, 0), (4, 1)):
         large.unfinished = left  # as where the others have ended
-        assert len(queue.admit(0, 64, spare=8, largest_demand=1)) == passing
+        assert len(queue.admit(AdmissionLimits(free=0, spare=8, largest_demand=1))) == passing
 
 
 def test_spare_slots_are_given_to_no_more_at_once_than_others_are() -> None:
     queue = Queue("it", GREY, QueueLimits(), Clock())
     for seed in range(4):
         queue.submit(GenerationSpec(n=1, seed=seed))
-    assert len(queue.admit(0, 2, spare=10, largest_demand=20)) == 2
+    assert len(queue.admit(AdmissionLimits(free=0, spare=10, at_once=2, largest_demand=20))) == 2
     assert queue.waiting == 2
 
 

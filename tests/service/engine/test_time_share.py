@@ -15,8 +15,8 @@ from scanline.service.engine.generation import Generation, GenerationSpec, Statu
 from scanline.service.engine.queue import Queue, QueueLimits
 from scanline.service.engine.slots import SlotAllocator
 from scanline.service.engine.time_share import (
-    LIGHT_RATIO,
     MAX_STEP_SECONDS,
+    SMALL_RATIO,
     STEP_SECONDS,
     TimeShare,
 )
@@ -141,7 +141,7 @@ def test_the_light_ones_have_half_the_time_and_more_the_more_callers_they_have(
     time_share = TimeShare()
     had = {True: 0, False: 0}
     for _ in range(1000):
-        chosen = time_share.light_runs_next(light, heavy)
+        chosen = time_share.small_runs_next(light, heavy)
         had[chosen] += 1
         time_share.charge(chosen, 0.001)
     assert had[True] / had[False] == pytest.approx(share, rel=0.1)
@@ -151,8 +151,8 @@ def test_a_group_prefills_where_it_is_next_or_alone() -> None:
     time_share = TimeShare()
     may = []
     for light, heavy, took in ((1, 0, 0.0), (1, 1, 0.0), (1, 1, 1.0), (0, 1, 0.0)):
-        time_share.light_runs_next(light, heavy)
-        time_share.charge(light=True, seconds=took)
+        time_share.small_runs_next(light, heavy)
+        time_share.charge(small=True, seconds=took)
         may.append((time_share.may_prefill(True), time_share.may_prefill(False)))
     assert may == [(True, True), (True, False), (False, True), (True, True)]
 
@@ -176,8 +176,8 @@ def test_what_is_known_holds_no_image_back_where_nothing_is_prefilled(
 def test_no_group_waits_for_its_turn_where_nothing_is_prefilled() -> None:
     time_share = TimeShare(supports_prefill=False)
     for took in (0.0, 1.0):
-        time_share.light_runs_next(1, 1)
-        time_share.charge(light=True, seconds=took)
+        time_share.small_runs_next(1, 1)
+        time_share.charge(small=True, seconds=took)
         assert time_share.may_prefill(True)
         assert time_share.may_prefill(False)
 
@@ -185,11 +185,11 @@ def test_no_group_waits_for_its_turn_where_nothing_is_prefilled() -> None:
 def test_who_was_away_has_saved_no_time_up() -> None:
     time_share = TimeShare()
     for _ in range(1000):
-        assert not time_share.light_runs_next(0, 1)
-        time_share.charge(light=False, seconds=0.01)
+        assert not time_share.small_runs_next(0, 1)
+        time_share.charge(small=False, seconds=0.01)
     order = []
     for _ in range(10):
-        order.append(time_share.light_runs_next(1, 1))
+        order.append(time_share.small_runs_next(1, 1))
         time_share.charge(order[-1], STEP_SECONDS)
     assert order == [True, True] + [False, True] * 4  # but for a head start
 
@@ -197,11 +197,11 @@ def test_who_was_away_has_saved_no_time_up() -> None:
 def test_large_ones_that_were_away_have_saved_no_time_up_either() -> None:
     time_share = TimeShare()
     for _ in range(1000):
-        assert time_share.light_runs_next(1, 0)
-        time_share.charge(light=True, seconds=0.01)
+        assert time_share.small_runs_next(1, 0)
+        time_share.charge(small=True, seconds=0.01)
     order = []
     for _ in range(10):
-        order.append(time_share.light_runs_next(1, 1))
+        order.append(time_share.small_runs_next(1, 1))
         time_share.charge(order[-1], STEP_SECONDS)
     assert order.count(False) in (5, 6)
 
@@ -323,7 +323,7 @@ def test_what_was_set_aside_goes_on_with_the_same_bytes(
 
 def test_one_of_a_fourth_of_the_largest_one_s_slots_is_light() -> None:
     queue, runs = Queue("it", GREY, QueueLimits(), Clock()), SlotAllocator(GREY, 2, 0)
-    small, large = (queue.submit(GenerationSpec(n=n, seed=0)) for n in (1, LIGHT_RATIO))
+    small, large = (queue.submit(GenerationSpec(n=n, seed=0)) for n in (1, SMALL_RATIO))
     for generation in (small, large):
         runs.add(Admission(generation, generation.images[0], spare=False))
     assert runs.groups == ({small}, {large})

@@ -142,7 +142,7 @@ def test_a_key_is_known_for_as_long_as_its_generation_is_kept() -> None:
         queue.withdraw(find(identifier))
         queue.finish(find(identifier))
     gc.collect()
-    assert len(store._begun) == 4
+    assert len(store._generations) == 4
     assert submit("0") != first[0]  # the oldest of four that were finished
     queue.cancel(find(first[1]))  # which changes nothing
     assert submit("1") == first[1]
