@@ -146,7 +146,7 @@ def test_the_figures_of_the_shipped_weights_are_what_they_hold(name: str) -> Non
     assert f"| `{name}` | {plain} | {labelled} |" in figures
     assert re.search(rf"\| {plain.split()[0]}( ± [\d.]+)? ¹ \|", README)
     assert f"**{plain} bits/dim**" in card
-    assert f"{labelled} with the true one" in card
+    assert f"{labelled} with the true label" in card
     shipped = [line for line in overview.splitlines() if "**shipped**" in line]
     assert sum(line.endswith(f"| {plain.split()[0]} |") for line in shipped) == 1
     guidance, top_p = (f"{facts['defaults'][key]:g}" for key in ("guidance", "top_p"))
