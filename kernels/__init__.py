@@ -1,1 +1,1 @@
-"""Attention and decode kernels, on torch, triton and numpy alone."""
+"""Attention, training and decoding kernels. Depends on torch, triton and numpy only."""

@@ -1,4 +1,4 @@
-"""Where what is made or fetched once is kept: builds, data sets, a judge's classifier."""
+"""Cache folder for builds, data sets and evaluation models."""
 
 from __future__ import annotations
 
@@ -10,21 +10,24 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-STALE_SECONDS = 600.0  # after which what an ended process was making is taken away
+STALE_SECONDS = 600.0  # age at which unfinished files of ended processes are deleted
 
 
 class CacheFolderError(RuntimeError):
-    """Nothing says where the cache is; the message says what to set."""
+    """The location of the cache cannot be determined; the message says what to set."""
 
 
 def cache_folder() -> Path:
-    """Give the folder of what is made or fetched once, which may not exist yet.
+    """Return the cache folder, which may not exist yet.
 
-    ``SCANLINE_CACHE``, else ``scanline`` in ``XDG_CACHE_HOME`` or in ``~/.cache``. Raises
-    ``CacheFolderError`` where none is named and there is no home.
+    It is ``SCANLINE_CACHE`` if set, otherwise ``scanline`` in ``XDG_CACHE_HOME`` or ``~/.cache``.
+
+    Raises:
+        CacheFolderError: No variable is set and there is no home folder.
     """
     if named := os.environ.get("SCANLINE_CACHE"):
-        return Path(named).absolute()  # a name without a folder is looked for among the system's
+        # Absolute, because dlopen searches the system's folders for a name without a slash.
+        return Path(named).absolute()
     if caches := os.environ.get("XDG_CACHE_HOME"):
         return Path(caches, "scanline")
     try:
@@ -35,13 +38,17 @@ def cache_folder() -> Path:
 
 @contextlib.contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """Give where to make a file, which is then moved to ``path``: two processes do not meet.
+    """Yield a temporary path and move the file created there to ``path`` at the end.
 
-    It is alone in a folder. Raises ``OSError`` where that cannot be.
+    The temporary path is in a new folder beside ``path``, so concurrent processes do not conflict.
+    Stale folders of ended processes are deleted.
+
+    Raises:
+        OSError: The folder cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     for left in path.parent.glob(f".{path.name.partition('-')[0]}-*"):
-        with contextlib.suppress(OSError):  # gone meanwhile, or another's
+        with contextlib.suppress(OSError):  # already deleted, or owned by another user
             if time.time() - left.stat().st_mtime > STALE_SECONDS:
                 shutil.rmtree(left)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:

@@ -1,4 +1,4 @@
-"""A gradient that has none of its own: where one is asked for it is refused, and never left out."""
+"""Decorator that makes double backward an error instead of a wrong gradient."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 Backward = Callable[..., Any]
-DOUBLE_BACKWARD_ERROR = "this gradient has no gradient: compute what has, in plain torch"
+DOUBLE_BACKWARD_ERROR = "double backward is not supported here: use plain PyTorch operations"
 
 
-class _Refused(torch.autograd.Function):
+class _RaiseOnBackward(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, gradient: Tensor, *of: Tensor) -> Tensor:
+    def forward(ctx: Any, gradient: Tensor, *inputs: Tensor) -> Tensor:
         return gradient.view_as(gradient)
 
     @staticmethod
@@ -24,19 +24,22 @@ class _Refused(torch.autograd.Function):
 
 
 def refuse_double_backward(backward: Backward) -> Backward:
-    """Refuse the gradient of what an ``autograd.Function``'s ``backward`` gives.
+    """Make differentiating the results of an ``autograd.Function``'s ``backward`` raise an error.
 
-    ``torch.autograd.function.once_differentiable`` does so only on a way that ends at the gradients
-    that came in, and would leave out what depends on the tensors that were saved.
+    ``torch.autograd.function.once_differentiable`` raises only if the path leads to the incoming
+    gradients, and silently omits what depends on the saved tensors.
     """
 
     @wraps(backward)
-    def once(ctx: Any, *grads: Tensor) -> Any:
+    def wrapper(ctx: Any, *grads: Tensor) -> Any:
         if not torch.is_grad_enabled():
             return backward(ctx, *grads)
         with torch.no_grad():
-            given = backward(ctx, *grads)
-        of = (*grads, *ctx.saved_tensors)
-        return tuple(None if one is None else _Refused.apply(one, *of) for one in given)  # type: ignore[no-untyped-call]
+            results = backward(ctx, *grads)
+        inputs = (*grads, *ctx.saved_tensors)
+        return tuple(
+            None if result is None else _RaiseOnBackward.apply(result, *inputs)  # type: ignore[no-untyped-call]
+            for result in results
+        )
 
-    return once
+    return wrapper

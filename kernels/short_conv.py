@@ -1,13 +1,14 @@
-"""A causal depthwise 2-D convolution of five taps: itself, left, above left, above, above right.
+"""Causal depthwise 2-D convolution with five taps: itself, left, above left, above, above right.
 
     y[r, c] = w₀ x[r, c] + w₁ x[r, c-s] + w₂ x[r-1, c-s] + w₃ x[r-1, c] + w₄ x[r-1, c+s]
 
-with 0 outside, a weight a feature, and ``s`` the columns that make a pixel (3 where red, green and
-blue are columns of their own). Shapes: ``x, y: [B, R, C, D]``, ``weight: [5, D]``.
+Values outside the image are 0. Each feature has its own weights. ``s`` is the number of columns per
+pixel: 3 if red, green and blue are separate columns. Shapes: ``x, y: [B, R, C, D]``,
+``weight: [5, D]``.
 
-It is written as added slices, on a CPU a row of the image at a time: a row and the one above stay
-in the cache, where whole images would be read from memory once a tap, and torch's grouped
-convolution takes some 25 times as long. Layers with pre-norm have it in one pass with their norm
+The implementation adds shifted slices, on a CPU one image row at a time, so that a row and the one
+above stay in the cache. Working on whole images would read memory once per tap, and torch's grouped
+convolution takes about 25 times as long. Layers with pre-norm fuse the convolution with the norm
 (``kernels/ops/residual.py``).
 """
 
@@ -25,7 +26,7 @@ TAPS = 5
 
 
 def naive_short_conv(x: Tensor, weight: Tensor, stride: int = 1) -> Tensor:
-    """Compute the convolution as written, tap by tap over whole images: the oracle."""
+    """Compute the convolution tap by tap over whole images, as the reference."""
     left = torch.zeros_like(x)
     left[:, :, stride:] = x[:, :, :-stride]
     right = torch.zeros_like(x)
@@ -39,7 +40,7 @@ def naive_short_conv(x: Tensor, weight: Tensor, stride: int = 1) -> Tensor:
 
 
 def _bands(x: Tensor) -> list[slice]:
-    """Give the rows to work on at a time: one where a cache is to hold them, all on a device."""
+    """Return the slices of rows to process at a time: single rows on a CPU, all rows on a GPU."""
     R = x.shape[1]
     return [slice(0, R)] if x.is_cuda else [slice(r, r + 1) for r in range(R)]
 
@@ -90,22 +91,22 @@ class _ShortConv(torch.autograd.Function):
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:
-    """Sum the products over all but the features: ``[D]``."""
+    """Return the sum of products over all dimensions but the features: ``[D]``."""
     return (a * b).sum((0, 1, 2))
 
 
 def check_conv(features: int, weight: Tensor, columns: int, stride: int) -> None:
-    """Raise ``ValueError`` where a convolution does not fit so many features and columns."""
+    """Raise ``ValueError`` unless the weight and stride fit this number of features and columns."""
     if weight.shape != (TAPS, features):
         raise ValueError(f"weight must be [{TAPS}, {features}], not {[*weight.shape]}")
     if not 0 < stride < columns:
-        raise ValueError(f"stride must be 1 to {columns - 1}, the columns less one: {stride}")
+        raise ValueError(f"stride must be from 1 to {columns - 1} (columns - 1), not {stride}")
 
 
 def short_conv(x: Tensor, weight: Tensor, stride: int = 1) -> Tensor:
-    """Convolve ``x: [B, R, C, D]`` with ``weight: [5, D]``, in float32 or float64.
+    """Convolve ``x: [B, R, C, D]`` with ``weight: [5, D]``, in the weight's float32 or float64.
 
-    Gradients flow to both. Raises ``ValueError`` on shapes that do not fit.
+    Gradients flow to both. Raises ``ValueError`` on wrong shapes.
     """
     if x.ndim != 4:
         raise ValueError(f"x must be [B, R, C, D], not {[*x.shape]}")
@@ -116,8 +117,8 @@ def short_conv(x: Tensor, weight: Tensor, stride: int = 1) -> Tensor:
 
 
 def convolve_steps(x: Tensor, weight: Tensor, columns: int, stride: int) -> Tensor:
-    """Convolve an image's first steps, ``x: [B, S, D]``, in rows of ``columns`` of them."""
+    """Convolve the first S steps of images, ``x: [B, S, D]``, with ``columns`` steps per row."""
     B, S, D = x.shape
-    missing = -S % columns  # to whole rows of the image
-    whole = F.pad(x, (0, 0, 0, missing)) if missing else x  # which would be copied
-    return short_conv(whole.view(B, -1, columns, D), weight, stride).view(B, -1, D)[:, :S]
+    missing = -S % columns  # steps missing in the last row
+    padded = F.pad(x, (0, 0, 0, missing)) if missing else x  # padding by 0 would copy
+    return short_conv(padded.view(B, -1, columns, D), weight, stride).view(B, -1, D)[:, :S]

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scanline.kernels.constants import MIN_LOG_PROB, MIN_LOG_SCALE, MIN_WARM_LOG_SCALE, MIXTURES
-from scanline.kernels.native.training import nll
 from scanline.kernels.ops.linear import full_precision_linear
+from scanline.kernels.ops.nll import categorical_nll, mixture_nll
 from scanline.model.config import VALUES, ModelConfig
 
 _LN2 = math.log(2.0)
@@ -163,27 +163,18 @@ class Head(nn.Module):
     def bits(self, parameters: Tensor, values: Tensor) -> Tensor:
         """Return -log2 P(values): ``[..., P]``, integers ``[..., C]`` → ``[...]``."""
         parameters = parameters if parameters.dtype == torch.float64 else parameters.float()
-        native = nll.supports_nll(parameters)
-        cost: Tensor
         if not self.categorical:
-            if native:
-                flat = parameters.flatten(0, -2), values.to(torch.uint8).flatten(0, -2)
-                cost = nll.mixture_nll(*flat)[0].view(values.shape[:-1])
-            else:
-                mixture = split_mixture(parameters, self.channels)
-                cost = -_mixture_log_probs(mixture, _to_unit(values, parameters.dtype))
-            return cost / _LN2
+            return mixture_nll(parameters, values, self._mixture_nll) / _LN2
         values = values.long()
         total = parameters.new_zeros(values.shape[:-1])
         for channel in range(self.channels):
             logits = self.logits(parameters, channel, values).flatten(0, -2)
-            value = values[..., channel].flatten()
-            if native:
-                cost = nll.categorical_nll(logits, value.to(torch.uint8))[0]
-            else:
-                cost = F.cross_entropy(logits, value, reduction="none")
-            total = total + cost.view_as(total)
+            total = total + categorical_nll(logits, values[..., channel].flatten()).view_as(total)
         return total / _LN2
+
+    def _mixture_nll(self, parameters: Tensor, values: Tensor) -> Tensor:
+        mixture = split_mixture(parameters, self.channels)
+        return -_mixture_log_probs(mixture, _to_unit(values, parameters.dtype))
 
     def log_probs(
         self,

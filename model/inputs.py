@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanline.kernels.ops.linear import embedding_sum, full_precision_linear
+from scanline.kernels.ops.embedding import embedding_sum
+from scanline.kernels.ops.linear import full_precision_linear
 from scanline.model.config import NEIGHBOURS, TABLE_ENTRIES, VALUES, ModelConfig
 
 OUTSIDE = VALUES  # id of a neighbour outside the image or not yet decided

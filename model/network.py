@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanline.kernels.ops.residual import LinearOutput, residual
+from scanline.kernels.ops.linear import LinearOutput
+from scanline.kernels.ops.residual import residual
 from scanline.model.config import NO_LABEL, ModelConfig
 from scanline.model.heads import Head
 from scanline.model.inputs import NeighbourhoodInput, Positions, PreviousInput

@@ -1,1 +1,1 @@
-"""Attention: definitions, and the forms that train."""
+"""Attention in plain PyTorch: definitions and trainable forms."""

@@ -1,7 +1,7 @@
-"""Feature maps φ: linear attention weighs a value by φ(q)ᵀ φ(k), a kernel of query and key (eq. 4).
+"""Feature maps φ of linear attention, which weights a value by the kernel φ(q)ᵀ φ(k) (eq. 4).
 
-Each map takes queries or keys ``[..., K]`` to features ``[..., F]`` of the same dtype, and every
-product of two is 0 or more, so that weights are.
+Each map takes queries or keys ``[..., K]`` to features ``[..., F]`` of the same dtype. The product
+of two feature vectors is never negative, so attention weights are not either.
 """
 
 from __future__ import annotations
@@ -16,41 +16,40 @@ from torch.nn import functional as F
 FeatureMap = Literal["elu", "relu", "polynomial", "random"]
 FEATURE_MAPS: tuple[str, ...] = get_args(FeatureMap)
 
-RELU_FLOOR = 1e-3  # a query that no ReLU lets through would be 0 / 0, and its gradient boundless
-RANDOM_FEATURES = 4  # random features for each feature of a head
+RELU_FLOOR = 1e-3  # keeps the denominator from being 0 if all ReLUs of a query are
+RANDOM_FEATURES = 4  # number of random features per input feature
 
 
 def elu_feature_map(x: Tensor) -> Tensor:
-    """Map queries and keys to positive features, ``elu(x) + 1`` (eq. 7); any shape, same dtype.
+    """Return ``elu(x) + 1`` (eq. 7) of any shape.
 
-    Written without the detour over ``elu``, whose ``exp(x) - 1 + 1`` rounds away what a very
-    negative input leaves.
+    Does not use ``elu``, because its ``exp(x) - 1 + 1`` rounds small values to 0.
     """
     return F.relu(x) + x.clamp(max=0).exp()
 
 
 def relu_feature_map(x: Tensor) -> Tensor:
-    """Map to ``relu(x)`` and a little more; any shape, same dtype."""
+    """Return ``relu(x)`` plus a small constant, of any shape."""
     return F.relu(x) + RELU_FLOOR
 
 
 def polynomial_feature_map(x: Tensor) -> Tensor:
-    """Map to all products of two features, whose kernel is (qᵀk)²: F = K (K + 1) / 2.
+    """Return all products of two features, whose kernel is (qᵀk)²: F = K (K + 1) / 2.
 
-    It is summed from terms of both signs: where q and the keys so far are all but orthogonal, as at
-    first positions they may be, float32 leaves little of it.
+    The kernel is a sum of terms of both signs, so float32 cancellation makes it inaccurate if q and
+    the keys so far are nearly orthogonal, as may happen at the first positions.
     """
     K = x.shape[-1]
     row, column = torch.triu_indices(K, K, device=x.device)
-    # Filled where they are: a CUDA graph records no copy from the host.
+    # Created on the device, because a CUDA graph cannot capture a copy from pageable host memory.
     twice = torch.where(row == column, x.new_ones(()), x.new_full((), math.sqrt(2)))
     return x[..., row] * x[..., column] * twice
 
 
 def random_feature_map(x: Tensor, directions: Tensor) -> Tensor:
-    """Map to positive random features, whose kernel is exp(qᵀk / √K) on average: F = M.
+    """Return positive random features, whose expected kernel is exp(qᵀk / √K): F = M.
 
-    ``directions: [M, K]`` as ``random_directions`` gives them (Choromanski et al. 2021, *Rethinking
+    ``directions: [M, K]`` come from ``random_directions`` (Choromanski et al. 2021, *Rethinking
     Attention with Performers*, lemma 1). No feature exceeds exp(|direction|² / 2).
     """
     x = x / x.shape[-1] ** 0.25
@@ -59,29 +58,34 @@ def random_feature_map(x: Tensor, directions: Tensor) -> Tensor:
 
 
 def random_directions(K: int) -> Tensor:
-    """Draw directions for ``random_feature_map`` from torch's generator: float32 ``[4 K, K]``.
+    """Draw directions for ``random_feature_map`` with torch's generator: float32 ``[4 K, K]``.
 
-    Each K of them are orthogonal, which estimates the kernel better than independent ones, and
-    their lengths are those of normal vectors.
+    Each block of K directions is orthogonal, which estimates the kernel better than independent
+    directions. Their lengths are distributed like those of normal vectors.
     """
-    # LAPACK prefers some signs; those of R's diagonal make the turn a uniformly random one.
-    turned = [torch.linalg.qr(torch.randn(K, K)) for _ in range(RANDOM_FEATURES)]
-    blocks = [q * r.diagonal().sign() for q, r in turned]
+    # Multiplying by the signs of R's diagonal makes LAPACK's Q uniformly distributed.
+    factors = [torch.linalg.qr(torch.randn(K, K)) for _ in range(RANDOM_FEATURES)]
+    blocks = [q * r.diagonal().sign() for q, r in factors]
     lengths = torch.randn(RANDOM_FEATURES * K, K).norm(dim=1, keepdim=True)
     directions: Tensor = torch.cat(blocks) * lengths
     return directions
 
 
 def feature_count(feature_map: FeatureMap, K: int) -> int:
-    """Count the features that a map makes of K."""
+    """Return the number of features that a map makes of K."""
     return {"polynomial": K * (K + 1) // 2, "random": RANDOM_FEATURES * K}.get(feature_map, K)
 
 
 def features(x: Tensor, feature_map: str | None, directions: Tensor | None = None) -> Tensor:
-    """Apply a feature map by name, None for one already applied: ``[..., K]`` → ``[..., F]``.
+    """Apply a feature map by name: ``[..., K]`` → ``[..., F]``.
 
-    ``random`` needs its ``directions``. Raises ``ValueError`` on an unknown name, or where they are
-    missing.
+    Args:
+        x: Queries or keys.
+        feature_map: One of ``FEATURE_MAPS``; None returns ``x`` unchanged.
+        directions: Directions of the feature map ``random``.
+
+    Raises:
+        ValueError: Unknown feature map, or ``random`` without directions.
     """
     if feature_map is None:
         return x
@@ -93,7 +97,7 @@ def features(x: Tensor, feature_map: str | None, directions: Tensor | None = Non
         return polynomial_feature_map(x)
     if feature_map != "random":
         known = ", ".join(FEATURE_MAPS)
-        raise ValueError(f"the feature map must be one of {known}, or None, not {feature_map!r}")
+        raise ValueError(f"feature map must be one of {known}, or None, not {feature_map!r}")
     if directions is None:
-        raise ValueError("the feature map 'random' needs its directions")
+        raise ValueError("feature map 'random' needs directions")
     return random_feature_map(x, directions)

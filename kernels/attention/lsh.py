@@ -1,21 +1,21 @@
-"""Attention among positions that hash alike (Kitaev et al. 2020, *Reformer*).
+"""Attention among positions with equal hashes (Kitaev et al. 2020, *Reformer*).
 
-Queries are keys (``qk``), a key of unit length. A round hashes every position into a bucket (the
-nearest of directions that a random turn made), sorts positions by bucket, cuts that order into
-chunks, and lets a position i see P_i: those of its own chunk and of the one before; where it is
-causal, only those that are not after it. With s_ij = q_iᵀ k_j / √K, over rounds r,
+Queries and keys are shared (``qk``); keys are normalised to unit length. A round hashes every
+position into a bucket (the nearest direction after a random rotation), sorts positions by bucket,
+cuts that order into chunks, and lets position i attend to P_i: the positions in its own chunk and
+the one before (if causal, only those not after i). With s_ij = q_iᵀ k_j / √K, over rounds r,
 
     o_i = Σ_r Σ_{j ∈ P_i^r} exp(s_ij) v_j / Σ_r Σ_{j ∈ P_i^r} exp(s_ij)
 
-where a position sees itself only if it sees no other (s_ii = -10⁵). So, causal, no value has
-weight before its time; but *which* earlier ones a position sees depends on where later ones fall:
-these outputs are not those of an RNN, and their likelihoods are not quite likelihoods.
+where a position attends to itself only if it can attend to no other (s_ii = -10⁵). If causal, no
+value has weight before its time. But *which* earlier positions a position attends to depends on the
+hashes of later ones, so these outputs are not those of an RNN, and the likelihoods are not exact.
 
-Rows may end before T, at ``lengths: int64 [B]``. What lies after a row's end is sorted behind all
-of it and seen by nobody else, so that it changes nothing before the end.
+Rows may end before T, at ``lengths: int64 [B]``. Positions after a row's end are sorted behind all
+others and no position before the end attends to them.
 
-Shapes: ``qk: [B, T, H, K]``, ``v, o: [B, T, H, V]``, ``rotations: [R, H, K, N / 2]`` for R
-rounds of N buckets.
+Shapes: ``qk: [B, T, H, K]``, ``v, o: [B, T, H, V]``, ``rotations: [R, H, K, N / 2]`` for R rounds
+of N buckets.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ SELF_SCORE = -1e5
 
 
 def random_rotations(rounds: int, heads: int, K: int, buckets: int) -> Tensor:
-    """Draw the rotations of every round and head from torch's generator: ``[R, H, K, N / 2]``."""
+    """Draw the rotations of all rounds and heads with torch's generator: ``[R, H, K, N / 2]``."""
     return torch.randn(rounds, heads, K, buckets // 2)
 
 
 @torch.no_grad()
 def lsh_order(qk: Tensor, rotations: Tensor, lengths: Tensor | None = None) -> Tensor:
-    """Sort the positions by bucket, those of one bucket by time: int64 ``[B, R, H, T]``."""
+    """Return positions sorted by bucket, and by time within a bucket: int64 ``[B, R, H, T]``."""
     rotated = torch.einsum("bthk,rhkn->brhtn", qk, rotations.to(qk.dtype))
     buckets = torch.cat([rotated, -rotated], -1).argmax(-1)
     if lengths is not None:
@@ -56,17 +56,29 @@ def lsh_attention(
     lengths: Tensor | None = None,
     causal: bool = True,
 ) -> Tensor:
-    """Compute it chunk against chunk: time and memory linear in T.
+    """Compute attention chunk by chunk, in time and memory linear in T.
 
-    ``qk: [B, T, H, K]``, ``v: [B, T, H, V]``, ``rotations`` as ``random_rotations`` gives them,
-    rows as long as T unless ``lengths`` says otherwise; returns ``o`` like ``v``. Gradients flow to
-    qk and v, not through the hashes. Raises ``ValueError`` on wrong shapes.
+    Gradients flow to ``qk`` and ``v``, but not through the hashes.
+
+    Args:
+        qk: Shared queries and keys ``[B, T, H, K]``.
+        v: Values ``[B, T, H, V]``.
+        rotations: From ``random_rotations``.
+        chunk: Positions per chunk.
+        lengths: Length of each row; T by default.
+        causal: If False, positions also attend to later ones.
+
+    Returns:
+        ``o`` like ``v``.
+
+    Raises:
+        ValueError: Wrong shapes.
     """
     _check(qk, v, rotations, lengths)
     B, T, H, K = qk.shape
     V, R, padding = v.shape[3], len(rotations), -T % chunk
     order = lsh_order(qk, rotations, lengths)
-    # Positions after the last fill the last chunk; being later than all, nobody sees them.
+    # Pad the last chunk with positions after all others, to which no position attends.
     after = torch.arange(T, T + padding, device=qk.device).expand(B, R, H, -1)
     order = torch.cat([order, after], -1)
 
@@ -80,12 +92,12 @@ def lsh_attention(
         before = F.pad(x[:, :, :, :-1], (0, 0, 0, 0, 1, 0), value=first)
         return torch.cat([before, x], 4)
 
-    q, places = in_order(qk), order.view(B, R, H, -1, chunk, 1)
+    q, positions = in_order(qk), order.view(B, R, H, -1, chunk, 1)
     k = with_chunk_before(F.normalize(q, dim=-1))
-    seen = with_chunk_before(places, T + padding).transpose(-1, -2)
-    last = places if causal else _ends(qk, lengths) - 1
-    scores = (q @ k.transpose(-1, -2) / math.sqrt(K)).masked_fill(seen > last, -math.inf)
-    scores = scores.masked_fill(seen == places, SELF_SCORE)
+    key_positions = with_chunk_before(positions, T + padding).transpose(-1, -2)
+    last = positions if causal else _ends(qk, lengths) - 1
+    scores = (q @ k.transpose(-1, -2) / math.sqrt(K)).masked_fill(key_positions > last, -math.inf)
+    scores = scores.masked_fill(key_positions == positions, SELF_SCORE)
     total = scores.logsumexp(-1, keepdim=True)
     rounds = (scores - total).exp() @ with_chunk_before(in_order(v))
 
@@ -103,28 +115,28 @@ def naive_lsh_attention(
     lengths: Tensor | None = None,
     causal: bool = True,
 ) -> Tensor:
-    """Compute the formula as written, with every position's own set of every round: the oracle.
+    """Compute the formula with each position's set of each round, as the reference.
 
-    Takes, returns and raises what ``lsh_attention`` does.
+    Arguments, result and errors are those of ``lsh_attention``.
     """
     _check(qk, v, rotations, lengths)
     B, T, H, K = qk.shape
-    times = torch.zeros(B, H, T, T, dtype=qk.dtype)  # in how many rounds i sees j
+    counts = torch.zeros(B, H, T, T, dtype=qk.dtype)  # number of rounds in which i attends to j
     orders, ends = lsh_order(qk, rotations, lengths).tolist(), _ends(qk, lengths).flatten().tolist()
     for b, r, h in itertools.product(range(B), range(len(rotations)), range(H)):
-        chunk_of = {position: place // chunk for place, position in enumerate(orders[b][r][h])}
+        chunk_of = {position: rank // chunk for rank, position in enumerate(orders[b][r][h])}
         for i in range(T):
             for j in {*range(i + 1 if causal else ends[b]), i}:
-                times[b, h, i, j] += chunk_of[i] - 1 <= chunk_of[j] <= chunk_of[i]
+                counts[b, h, i, j] += chunk_of[i] - 1 <= chunk_of[j] <= chunk_of[i]
     keys = qk / qk.norm(dim=-1, keepdim=True)
     scores = torch.einsum("bthk,bshk->bhts", qk, keys) / math.sqrt(K)
     scores = scores.masked_fill(torch.eye(T, dtype=torch.bool), SELF_SCORE)
-    weights = (scores + times.log()).softmax(-1)
+    weights = (scores + counts.log()).softmax(-1)
     return torch.einsum("bhts,bshv->bthv", weights, v)
 
 
 def _ends(qk: Tensor, lengths: Tensor | None) -> Tensor:
-    """Give every row's length, T by default: ``[B, 1, 1, 1, 1, 1]``."""
+    """Return each row's length, T by default: ``[B, 1, 1, 1, 1, 1]``."""
     B, T = qk.shape[:2]
     ends = lengths if lengths is not None else torch.full((B,), T, device=qk.device)
     return ends.view(B, 1, 1, 1, 1, 1)

@@ -1,7 +1,7 @@
-"""Linear attention as it is defined: one step, and the whole T × T matrix.
+"""Linear attention by definition: one recurrent step, and the full T × T matrix.
 
-Equations are those of Katharopoulos et al., *Transformers are RNNs* (ICML 2020). With a
-feature map φ already applied to queries and keys, and i ≤ j the causal order,
+Equations are those of Katharopoulos et al., *Transformers are RNNs* (ICML 2020). ``q`` and ``k``
+are after the feature map φ. With i ≤ j the causal order,
 
     S_j = Σ_i k_i v_iᵀ      (eq. 10, 18)        z_j = Σ_i k_i      (eq. 11, 19)
     o_j = (q_jᵀ S_j) / (q_jᵀ z_j + ε)           (eq. 9, 12, 20)
@@ -24,7 +24,7 @@ CHUNK = 32
 
 
 class AttentionState(NamedTuple):
-    """The sums an image carries from step to step: ``kv [B, H, K, V]`` and ``z [B, H, K]``."""
+    """Recurrent state: ``kv [B, H, K, V]`` and ``z [B, H, K]``."""
 
     kv: Tensor
     z: Tensor
@@ -33,7 +33,7 @@ class AttentionState(NamedTuple):
 def check_shapes(
     q: Tensor, k: Tensor, v: Tensor, initial_state: AttentionState | None = None
 ) -> None:
-    """Raise ``ValueError`` unless the tensors have the shapes this module documents, and floats."""
+    """Raise ``ValueError`` unless the tensors are floating-point and have this module's shapes."""
     if q.ndim != 4 or q.shape != k.shape:
         raise ValueError(f"q and k must both be [B, T, H, K], not {[*q.shape]} and {[*k.shape]}")
     if v.ndim != 4 or v.shape[:3] != q.shape[:3]:
@@ -51,9 +51,9 @@ def check_shapes(
 
 
 def linear_attention_step(q: Tensor, k: Tensor, v: Tensor, state: AttentionState) -> Tensor:
-    """Advance one position as an RNN (eq. 18-20), and the state with it, in place.
+    """Compute one position as an RNN (eq. 18-20) and update the state in place.
 
-    ``q, k: [B, H, K]``, ``v: [B, H, V]``; returns ``o: [B, H, V]``.
+    ``q, k: [B, H, K]``, ``v: [B, H, V]``. Returns ``o: [B, H, V]``.
     """
     kv, z = state
     kv += k.unsqueeze(-1) * v.unsqueeze(-2)
@@ -73,12 +73,23 @@ def naive_linear_attention(
     directions: Tensor | None = None,
     causal: bool = True,
 ) -> tuple[Tensor, AttentionState]:
-    """Compute eq. 9-12 as written, with the whole T × T matrix: the oracle, quadratic in T.
+    """Compute eq. 9-12 with the full T × T matrix, as the reference for faster forms.
 
-    ``q, k: [B, T, H, K]``, ``v: [B, T, H, V]`` in any floating dtype, q and k before the feature
-    map where one is named (``random`` with its ``directions``); returns ``o`` like ``v`` and the
-    final state. Without ``causal`` every position sees all (eq. 6). Raises ``ValueError`` on wrong
-    shapes or an unknown feature map.
+    Args:
+        q: Queries ``[B, T, H, K]`` in any floating dtype, before the feature map if one is named.
+        k: Keys, like ``q``.
+        v: Values ``[B, T, H, V]``.
+        initial_state: State before the first position; zero by default.
+        eps: ε of the denominator.
+        feature_map: Name of the feature map to apply; None if already applied.
+        directions: Directions of the feature map ``random``.
+        causal: If False, every position attends to all positions (eq. 6).
+
+    Returns:
+        ``o`` like ``v``, and the final state.
+
+    Raises:
+        ValueError: Wrong shapes or an unknown feature map.
     """
     check_shapes(q, k, v)
     q, k = features(q, feature_map, directions), features(k, feature_map, directions)

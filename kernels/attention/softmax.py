@@ -1,10 +1,10 @@
-"""Causal softmax attention over all positions: at once, as it is defined, and one step.
+"""Causal softmax attention: all positions at once, by definition, and one step.
 
 With i ≤ j the causal order and K the features of a head (Katharopoulos et al. 2020, eq. 2 and 3),
 
     o_j = Σ_i exp(q_jᵀ k_i / √K) v_i / Σ_i exp(q_jᵀ k_i / √K)
 
-so a step needs every key and value before it. Shapes: ``q, k: [B, T, H, K]``,
+so a step needs all earlier keys and values. Shapes: ``q, k: [B, T, H, K]``,
 ``v, o: [B, T, H, V]``.
 """
 
@@ -20,9 +20,9 @@ from scanline.kernels.attention.naive import check_shapes
 
 
 def softmax_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Compute all positions at once by torch's own kernels: quadratic time in T, the form to train.
+    """Compute all positions at once with torch's kernels, in quadratic time in T.
 
-    ``q, k: [B, T, H, K]``, ``v: [B, T, H, V]``; returns ``o`` like ``v``. Raises ``ValueError`` on
+    ``q, k: [B, T, H, K]``, ``v: [B, T, H, V]``. Returns ``o`` like ``v``. Raises ``ValueError`` on
     wrong shapes.
     """
     check_shapes(q, k, v)
@@ -31,9 +31,9 @@ def softmax_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def naive_softmax_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Compute the formula as written, with the whole T × T matrix: the oracle.
+    """Compute the formula with the full T × T matrix, as the reference for other forms.
 
-    ``q, k: [B, T, H, K]``, ``v: [B, T, H, V]``; returns ``o`` like ``v``. Raises ``ValueError`` on
+    ``q, k: [B, T, H, K]``, ``v: [B, T, H, V]``. Returns ``o`` like ``v``. Raises ``ValueError`` on
     wrong shapes.
     """
     check_shapes(q, k, v)
@@ -45,11 +45,16 @@ def naive_softmax_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def softmax_attention_step(q: Tensor, keys: Tensor, values: Tensor, positions: Tensor) -> Tensor:
-    """Compute one position of each row against the keys and values up to it, its own among them.
+    """Compute one position of each row, which attends to all positions up to and including its own.
 
-    ``q: [B, H, K]``, ``keys: [B, S, H, K]``, ``values: [B, S, H, V]``, ``positions: int64 [B]``
-    from 0, each below S; returns ``o: [B, H, V]``. What lies after a row's position has no
-    weight, and must be finite.
+    Args:
+        q: Queries ``[B, H, K]``.
+        keys: Keys ``[B, S, H, K]``. Entries after a row's position are ignored but must be finite.
+        values: Values ``[B, S, H, V]``, likewise.
+        positions: Position of each row, int64 ``[B]`` in [0, S).
+
+    Returns:
+        ``o: [B, H, V]``.
     """
     seen = int(positions.max()) + 1
     keys, values = keys[:, :seen], values[:, :seen]

@@ -1,1 +1,1 @@
-"""The native CPU decoder: C++ behind a plain C ABI, its build, and its face in Python."""
+"""CPU kernels in C++, compiled on first use."""

@@ -1,4 +1,4 @@
-"""The native CPU decoder's C ABI as Python sees it; ctypes releases the GIL while it runs."""
+"""Python bindings of the native CPU decoder (ctypes, which releases the GIL during calls)."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from numpy.typing import NDArray
 from scanline.kernels.native.build import NativeBuildError, load_build
 
 _BAD_SLOTS = 1
-# What products are computed in, counted as ``Format`` in formats.h is.
+# Number formats of matrix products, in the order of ``Format`` in formats.h.
 Precision = Literal["float32", "bf16", "int16", "int8"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
-SHORT = "this machine cannot be measured: memory or threads are short"
+MEASUREMENT_ERROR = "this machine cannot be measured: not enough memory or threads"
 
 
 def _fields(names: str, kind: type[ctypes.c_int32 | ctypes.c_void_p]) -> list[tuple[str, type]]:
     return [(name, kind) for name in names.split()]
 
 
-class _Named(ctypes.Structure):
-    """Takes fields by name, and refuses a name that it has not: C would be told nothing of it."""
+class _Struct(ctypes.Structure):
+    """A C struct that refuses unknown field names, which ctypes would silently ignore."""
 
     def __init__(self, **values: Any) -> None:
         if unknown := values.keys() - {name for name, *_ in self._fields_}:
             raise ValueError(
-                f"{type(self).__name__} in weights.h has no {', '.join(sorted(unknown))}: the "
-                "native code must be taught, or refuse, what is new"
+                f"{type(self).__name__} in abi.h has no {', '.join(sorted(unknown))}: the native "
+                "code must support or refuse it"
             )
         super().__init__(**values)
 
 
-class Config(_Named):
-    """Sizes and options, as ``Config`` in weights.h."""
+class Config(_Struct):
+    """Sizes and options, ``Config`` in abi.h."""
 
     _fields_ = _fields(
         "height width channels step_channels neighbourhood sinusoidal categorical pre_norm gelu "
@@ -47,8 +47,8 @@ class Config(_Named):
     )
 
 
-class LayerWeights(_Named):
-    """A layer's tensors, as in weights.h."""
+class LayerWeights(_Struct):
+    """A layer's tensors, ``LayerWeights`` in abi.h."""
 
     _fields_ = _fields(
         "query_weight query_bias key_weight key_bias value_weight value_bias out_weight out_bias "
@@ -58,8 +58,8 @@ class LayerWeights(_Named):
     )
 
 
-class Weights(_Named):
-    """The network's tensors, null where it has none, as in weights.h."""
+class Weights(_Struct):
+    """The network's tensors, null if absent; ``Weights`` in abi.h."""
 
     _fields_ = [
         *_fields(
@@ -71,8 +71,8 @@ class Weights(_Named):
     ]
 
 
-class Arrays(_Named):
-    """The decoder's arrays, as in weights.h."""
+class Arrays(_Struct):
+    """The decoder's arrays, ``Arrays`` in abi.h."""
 
     _fields_ = _fields(
         "canvas bits positions known seed particle temperature label top_p guidance twin",
@@ -81,9 +81,9 @@ class Arrays(_Named):
 
 
 def load_library(isa: str | None = None) -> ctypes.CDLL:
-    """Load the native code for an ISA, the CPU's best by default, built if need be.
+    """Load the decoder's library for an ISA, by default the CPU's best, building it if needed.
 
-    Raises what ``load_build`` does.
+    Raises the errors of ``load_build``.
     """
     library = load_build(isa)
     handle, integer, array = ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p
@@ -116,13 +116,13 @@ def load_library(isa: str | None = None) -> ctypes.CDLL:
 
 
 def slot_state(library: ctypes.CDLL, sizes: Mapping[str, int]) -> int:
-    """Count the floats of a slot's state in a network of these sizes, ``Config``'s fields."""
+    """Return the number of floats in a slot's state. ``sizes`` are ``Config``'s fields."""
     count: int = library.scanline_slot_state(Config(**sizes))
     return count
 
 
 def precision_of(name: str) -> Precision:
-    """Give the precision of this name; raises ``ValueError`` where there is none."""
+    """Return the precision with this name; raise ``ValueError`` if there is none."""
     for known in PRECISIONS:
         if known == name:
             return known
@@ -130,13 +130,13 @@ def precision_of(name: str) -> Precision:
 
 
 def isa_of(library: ctypes.CDLL) -> str:
-    """Name the instructions that a library was built for."""
+    """Return the name of the ISA that a library was built for."""
     name: bytes = library.scanline_isa()
     return name.decode()
 
 
 class Peaks(NamedTuple):
-    """The best that a machine does: operations, by precision, and bytes a second."""
+    """Peak operations/s by precision, and bytes/s read from cache and memory."""
 
     float32_operations: float
     bf16_operations: float
@@ -147,25 +147,25 @@ class Peaks(NamedTuple):
 
 
 def measure_peaks(library: ctypes.CDLL, threads: int) -> Peaks:
-    """Measure this machine with native code, which takes some seconds.
+    """Measure this machine's peak performance, which takes a few seconds.
 
-    Raises ``NativeBuildError`` where memory or threads are short.
+    Raises ``NativeBuildError`` if memory or threads are short.
     """
     peaks = (ctypes.c_double * 6)()
     library.scanline_measure(threads, peaks)
     if not all(peaks):
-        raise NativeBuildError(SHORT)
+        raise NativeBuildError(MEASUREMENT_ERROR)
     return Peaks(*peaks)
 
 
 def measure_bandwidth(library: ctypes.CDLL, threads: int, size: int) -> float:
-    """Measure bytes a second of reading ``size`` bytes over and over, in a quarter of a second.
+    """Measure the bytes/s of repeatedly reading ``size`` bytes, which takes 0.25 s.
 
-    Raises ``NativeBuildError`` where memory or threads are short.
+    Raises ``NativeBuildError`` if memory or threads are short.
     """
     rate: float = library.scanline_bandwidth(threads, size)
     if not rate:
-        raise NativeBuildError(SHORT)
+        raise NativeBuildError(MEASUREMENT_ERROR)
     return rate
 
 
@@ -178,16 +178,25 @@ def _address(array: NDArray[np.generic] | None) -> int | None:
 
 
 def _close(library: ctypes.CDLL, handle: ctypes.c_void_p, owner: int) -> None:
-    if owner == os.getpid():  # a fork has none of the threads, and would wait for them
+    if owner == os.getpid():  # a forked process has no such threads and would wait forever
         library.scanline_close(handle)
 
 
 class NativeNetwork:
-    """One network with its slots, in native code; every call runs without the GIL.
+    """A network with its slots in native code.
 
-    Its threads are this process's: in a fork of it every call raises ``RuntimeError``. ``sizes``
-    are ``Config``'s fields; ``weights`` and ``layers`` float32 tensors by the names of ``Weights``
-    and ``LayerWeights``, copied; ``arrays`` those of ``Arrays``, used in place.
+    Calls release the GIL. A forked process does not have the decoder's threads, so there every call
+    raises ``RuntimeError``.
+
+    Args:
+        library: From ``load_library``.
+        sizes: ``Config``'s fields.
+        weights: float32 tensors by the names of ``Weights``; copied.
+        layers: float32 tensors of each layer by the names of ``LayerWeights``; copied.
+        arrays: The decoder's arrays by the names of ``Arrays``; used in place.
+
+    Raises:
+        NativeBuildError: Memory or threads are short.
     """
 
     def __init__(
@@ -200,7 +209,7 @@ class NativeNetwork:
     ) -> None:
         self._library = library
         self.isa: str = isa_of(library)
-        self._arrays = dict(arrays)  # keeps them alive
+        self._arrays = dict(arrays)  # keeps the arrays alive
         packed = (LayerWeights * len(layers))(
             *(LayerWeights(**{name: _address(t) for name, t in layer.items()}) for layer in layers)
         )
@@ -213,49 +222,49 @@ class NativeNetwork:
             raise NativeBuildError(f"the native decoder cannot start: {reason.value.decode()}")
         self._handle, self._owner = ctypes.c_void_p(handle), os.getpid()
         self.close = weakref.finalize(self, _close, library, self._handle, self._owner)
-        self.close.atexit = False  # another thread may be in a step still
+        self.close.atexit = False  # another thread may still be in a step
         count, heads = sizes["max_slots"], sizes["n_heads"]
         K = sizes["d_model"] // heads
-        each = slot_state(library, sizes)
-        memory = (ctypes.c_float * (count * each)).from_address(
+        floats = slot_state(library, sizes)
+        memory = (ctypes.c_float * (count * floats)).from_address(
             library.scanline_states(self._handle)
         )
-        # Every slot's state ``[N, floats]``, and its sums, a view ``[N, L, H, K + 1, V padded]``:
-        # kv, and z in the last row. For tests; valid as long as this object.
-        self.states: NDArray[np.float32] = np.ctypeslib.as_array(memory).reshape(count, each)
+        # Views for tests, valid as long as this object: the slots' states ``[N, floats]``, and
+        # their attention states ``[N, L, H, K + 1, V padded]``, kv with z as the last row.
+        self.states: NDArray[np.float32] = np.ctypeslib.as_array(memory).reshape(count, floats)
         shape = (sizes["n_layers"], heads, K + 1, library.scanline_head_padded(self._handle))
         sums = self.states[:, : int(np.prod(shape))]
         self.sums: NDArray[np.float32] = sums.reshape(count, *shape)
         self._trace: NDArray[np.float32] | None = None
 
     def _check_owner(self) -> None:
-        """Raise ``RuntimeError`` in a fork: it would wait for threads that it does not have."""
+        """Raise ``RuntimeError`` in a forked process."""
         if os.getpid() != self._owner:
             raise RuntimeError(
                 "this decoder was opened in another process, whose threads a fork does not have: "
-                "open one here"
+                "open a new one here"
             )
 
     def _check(self, status: int) -> None:
         if status == _BAD_SLOTS:
-            raise ValueError("slots must be -1 or different numbers below max_slots")
+            raise ValueError("slots must be -1 or distinct numbers below max_slots")
         if status:
-            raise ValueError("an image has no such number of pixels")
+            raise ValueError("lengths must be from 0 to an image's number of pixels")
 
     def step(self, slots: NDArray[np.int32], n: int) -> None:
-        """Advance each slot by up to ``n`` pixels."""
+        """Decide up to ``n`` more pixels of each slot."""
         self._check_owner()
         self._check(self._library.scanline_step(self._handle, slots.ctypes.data, slots.size, n))
 
     def copy(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
-        """Copy the state of slots to others, none of which is a source."""
+        """Copy states from ``sources`` to ``targets``. No target may be a source."""
         self._check_owner()
         self._library.scanline_copy(
             self._handle, sources.ctypes.data, targets.ctypes.data, sources.size
         )
 
     def begin(self, slots: NDArray[np.int32], lengths: NDArray[np.int32]) -> None:
-        """Zero the state of slots, none of them -1, and prefill their first ``lengths`` pixels."""
+        """Reset slots, none of them -1, and prefill their first ``lengths`` pixels."""
         self._check_owner()
         self._check(
             self._library.scanline_begin(
@@ -265,18 +274,18 @@ class NativeNetwork:
 
     @property
     def pass_counts(self) -> tuple[int, int]:
-        """Passes through the network so far, and the rows that they had."""
+        """Number of passes through the network so far, and the total of their rows."""
         counts = (ctypes.c_int64 * 2)()
         self._library.scanline_pass_counts(self._handle, counts)
         return counts[0], counts[1]
 
     def partition(self, count: int) -> tuple[int, int]:
-        """Give how many teams would step so many slots, and of how many threads in all."""
-        crews = (ctypes.c_int * 2)()
-        self._library.scanline_partition(self._handle, count, crews)
-        return crews[0], crews[1]
+        """Return the number of teams, and of their threads in total, that step ``count`` slots."""
+        result = (ctypes.c_int * 2)()
+        self._library.scanline_partition(self._handle, count, result)
+        return result[0], result[1]
 
     def trace(self, parameters: NDArray[np.float32]) -> None:
-        """From now on write each row's head parameters to ``[N, steps, head_outputs]`` too."""
+        """From now on also write each row's head parameters to ``[N, steps, head_outputs]``."""
         self._trace = parameters
         self._library.scanline_trace(self._handle, _address(parameters))

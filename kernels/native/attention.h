@@ -1,6 +1,6 @@
-// Linear attention of some rows of one head, successive steps of one slot (eq. 18-20), in one pass
-// over its state: the state stays in a register from step to step, with the arithmetic of one step
-// at a time.
+// Linear attention (eq. 18-20) of one head of one slot over several consecutive steps, in one pass over
+// its state. The state stays in registers from step to step, and the arithmetic equals that of single
+// steps.
 #pragma once
 
 #include "matrix.h"
@@ -8,28 +8,28 @@
 namespace scanline {
 
 constexpr float ATTENTION_EPS = 1e-6f;
-// Most rows that go over a state together: each has two sums, which have to fit the registers, without
-// fused multiply-adds beside their products.
+// Maximum number of steps per pass over a state. Each step needs two sums in registers and, without
+// FMA, their products too.
 #if defined(__AVX512F__)
-constexpr int TOGETHER = 8;
+constexpr int MAX_STEPS_AT_ONCE = 8;
 #elif defined(__FMA__) || defined(__aarch64__)
-constexpr int TOGETHER = 6;
+constexpr int MAX_STEPS_AT_ONCE = 6;
 #else
-constexpr int TOGETHER = 4;
+constexpr int MAX_STEPS_AT_ONCE = 4;
 #endif
 
-// A head's keys and values of some steps: `stride` floats from one step to the next.
+// A head's keys and values of consecutive steps, `stride` floats apart.
 struct KeysValues {
     const float *k, *v;
     size_t stride;
 };
 
-// A head of one slot: `kv` [K, V], V padded, and z [K] behind it, padded as much.
+// State of one head of one slot: `kv` [K, V], followed by z [K]. V and z are padded to whole vectors.
 class HeadState {
 public:
     HeadState(float* kv, int keys, int padded) : kv_(kv), K_(keys), V_(padded) {}
 
-    // Add steps whose outputs are computed already, in their order.
+    // Add the keys and values of steps whose outputs are already computed, in order.
     void add(const KeysValues& steps, int count) const {
         float* const z = kv_ + K_ * V_;
         for (int j = 0; j < V_; j += LANES) {
@@ -37,68 +37,70 @@ public:
             for (int r = 0; r < count; ++r) sums = sums + load(steps.k + r * steps.stride + j);
             store(z + j, sums);
             for (int i = 0; i < K_; ++i) {
-                float* const place = kv_ + i * V_ + j;
-                Vec state = load(place);
+                float* const address = kv_ + i * V_ + j;
+                Vec state = load(address);
                 for (int r = 0; r < count; ++r)
                     state = fma(broadcast(steps.k[r * steps.stride + i]),
                                 load(steps.v + r * steps.stride + j), state);
-                store(place, state);
+                store(address, state);
             }
         }
     }
 
-    // Give `put(row, column, output)` of `count` steps, at most TOGETHER, whose queries lie at `q`.
-    // The sums of the first `kept` stay, one at least.
-    template <typename Put>
-    void attend(const float* q, const KeysValues& steps, int count, int kept, Put put) const {
-        each<TOGETHER>([&](auto r) ALWAYS_INLINE {
-            if (count == r + 1) attend_rows<r + 1>(q, steps, kept, put);
+    // Compute the outputs of `count` ≤ MAX_STEPS_AT_ONCE steps whose queries are at `q`, and call
+    // `emit(row, column, output)` with each vector. Only the first `confirmed` ≥ 1 steps update the
+    // state.
+    template <typename Emit>
+    void attend(const float* q, const KeysValues& steps, int count, int confirmed, Emit emit) const {
+        unroll<MAX_STEPS_AT_ONCE>([&](auto r) ALWAYS_INLINE {
+            if (count == r + 1) attend_rows<r + 1>(q, steps, confirmed, emit);
         });
     }
 
 private:
-    template <int R, typename Put>
-    void attend_rows(const float* q, const KeysValues& steps, int kept, Put put) const {
+    template <int R, typename Emit>
+    void attend_rows(const float* q, const KeysValues& steps, int confirmed, Emit emit) const {
         float* const z = kv_ + K_ * V_;
         Vec products[R] = {};
         for (int i = 0; i < V_; i += LANES) {
             Vec sums = load(z + i);
             for (int r = 0; r < R; ++r) {
                 sums = sums + load(steps.k + r * steps.stride + i);
-                if (r + 1 == kept) store(z + i, sums);
+                if (r + 1 == confirmed) store(z + i, sums);
                 products[r] = fma(load(q + r * steps.stride + i), sums, products[r]);
             }
         }
         float denominators[R];
-        for (int r = 0; r < R; ++r) denominators[r] = sum(products[r]) + ATTENTION_EPS;
+        for (int r = 0; r < R; ++r) denominators[r] = horizontal_sum(products[r]) + ATTENTION_EPS;
         int j = 0;
         if constexpr (R == 1)
             for (; j + 4 * LANES <= V_; j += 4 * LANES)
-                attend_columns<R, 4>(q, steps, kept, j, denominators, put);
+                attend_columns<R, 4>(q, steps, confirmed, j, denominators, emit);
         if constexpr (R <= 2)
             for (; j + 2 * LANES <= V_; j += 2 * LANES)
-                attend_columns<R, 2>(q, steps, kept, j, denominators, put);
-        for (; j < V_; j += LANES) attend_columns<R, 1>(q, steps, kept, j, denominators, put);
+                attend_columns<R, 2>(q, steps, confirmed, j, denominators, emit);
+        for (; j < V_; j += LANES) attend_columns<R, 1>(q, steps, confirmed, j, denominators, emit);
     }
 
-    template <int R, int COLUMNS, typename Put>
-    void attend_columns(const float* q, const KeysValues& steps, int kept, int column,
-                        const float* denominators, Put put) const {
-        Vec sums[2][R][COLUMNS] = {};  // even and odd rows of the state apart: two short chains
+    template <int R, int COLUMNS, typename Emit>
+    void attend_columns(const float* q, const KeysValues& steps, int confirmed, int column,
+                        const float* denominators, Emit emit) const {
+        // Separate sums for even and odd rows of the state shorten the dependency chains.
+        Vec sums[2][R][COLUMNS] = {};
         const auto update = [&](int i, auto parity) ALWAYS_INLINE {
-            float* const place = kv_ + i * V_ + column;
-            // The next head's place too: its state follows, and comes from a slower cache.
+            float* const address = kv_ + i * V_ + column;
+            // Prefetch the next head's state, which follows this one and is in a slower cache.
             for (int c = 0; c < COLUMNS * LANES; c += 16)
-                __builtin_prefetch(place + (K_ + 1) * V_ + c, 1, 3);
+                __builtin_prefetch(address + (K_ + 1) * V_ + c, 1, 3);
             Vec state[COLUMNS];
-            each<COLUMNS>([&](auto c) ALWAYS_INLINE { state[c] = load(place + c * LANES); });
-            each<R>([&](auto r) ALWAYS_INLINE {
+            unroll<COLUMNS>([&](auto c) ALWAYS_INLINE { state[c] = load(address + c * LANES); });
+            unroll<R>([&](auto r) ALWAYS_INLINE {
                 const Vec key = broadcast(steps.k[r * steps.stride + i]);
                 const Vec query = broadcast(q[r * steps.stride + i]);
                 const float* const values = steps.v + r * steps.stride + column;
-                each<COLUMNS>([&](auto c) ALWAYS_INLINE {
+                unroll<COLUMNS>([&](auto c) ALWAYS_INLINE {
                     state[c] = fma(key, load(values + c * LANES), state[c]);
-                    if (R == 1 || r + 1 == kept) store(place + c * LANES, state[c]);
+                    if (R == 1 || r + 1 == confirmed) store(address + c * LANES, state[c]);
                     sums[parity][r][c] = fma(query, state[c], sums[parity][r][c]);
                 });
             });
@@ -111,9 +113,9 @@ private:
             update(i + 1, Odd{});
         }
         if (i < K_) update(i, Even{});
-        each<R>([&](auto r) ALWAYS_INLINE {
-            each<COLUMNS>([&](auto c) ALWAYS_INLINE {
-                put(r, column + c * LANES, (sums[0][r][c] + sums[1][r][c]) / denominators[r]);
+        unroll<R>([&](auto r) ALWAYS_INLINE {
+            unroll<COLUMNS>([&](auto c) ALWAYS_INLINE {
+                emit(r, column + c * LANES, (sums[0][r][c] + sums[1][r][c]) / denominators[r]);
             });
         });
     }

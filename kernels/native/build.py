@@ -1,11 +1,12 @@
-"""The build of the native CPU code: C++ compiled for this machine, kept, and loaded.
+"""Build of the native CPU code: compiles the C++ for this machine, caches and loads it.
 
-The decoder's and the training's C++ are each built by the system's compiler on first use, once for
-each source, compiler with its arguments, and ISA. ``python -m scanline.kernels.native.build``
-builds for every ISA beforehand: an image made so runs without a compiler.
+The system's compiler builds the decoder and the training library on first use, once per source,
+compiler command and ISA. ``python -m scanline.kernels.native.build`` builds for all ISAs in
+advance, so that an image made so runs without a compiler.
 
-Environment: ``CXX`` names the compiler, ``SCANLINE_CACHE`` the folder of finished builds (default
-``~/.cache/scanline``), ``SCANLINE_CXXFLAGS`` adds flags (``-fsanitize=address``).
+Environment variables: ``CXX`` is the compiler command, ``SCANLINE_CACHE`` the folder of builds
+(default ``~/.cache/scanline``), ``SCANLINE_CXXFLAGS`` adds compiler flags (such as
+``-fsanitize=address``).
 """
 
 from __future__ import annotations
@@ -34,49 +35,49 @@ FLAGS = (
     "-std=c++20", "-O3", "-ffp-contract=off", "-fPIC", "-shared", "-pthread",
     "-fvisibility=hidden",
 )  # fmt: skip
-COMPILE_TIMEOUT = 300  # seconds for one run of the compiler
-# What g++ and clang++ say where what they started was killed; their own status is that of an error.
+COMPILE_TIMEOUT = 300  # seconds
+# Output of g++ and clang++ when a subprocess of theirs was killed; their exit status does not tell.
 _KILLED = re.compile(r"\w+ signal terminated program \w+|command: (Killed|Terminated)")
 _FULL = "No space left on device"
-_NOEXEC = getattr(os, "ST_NOEXEC", 0)  # which other systems do not tell
-INSTALL = "install g++ (`apt-get install g++`) or clang, or name a compiler in CXX"
+_NOEXEC = getattr(os, "ST_NOEXEC", 0)  # only Linux has it
+INSTALL = "install g++ (`apt-get install g++`) or clang, or set CXX to a compiler"
 
 
-# What could not be kept, by where it would be: each of several models would build it again.
+# Builds that could not be cached, by their path in the cache, so that a second model reuses them.
 _private: dict[Path, ctypes.CDLL] = {}
 
 
 class NativeBuildError(RuntimeError):
-    """The native code cannot be built or run here; the message says why and what to do."""
+    """The native code cannot be built or run; the message says why and what to do."""
 
 
 class InterruptedBuildError(NativeBuildError):
-    """The compiler was ended before it was done, which says nothing of what it can build."""
+    """The compiler was interrupted, which does not mean that it cannot build the code."""
 
 
 class FullDiskError(InterruptedBuildError):
-    """There is no room for the build where it is made."""
+    """The disk is full."""
 
 
 class BuildFolderError(InterruptedBuildError):
-    """There is no folder to build in whose files may be run."""
+    """There is no folder to build in from which code may be executed."""
 
 
 def _words(variable: str) -> list[str]:
-    """Read an environment variable as a shell would."""
+    """Split an environment variable into words like a shell."""
     try:
         return shlex.split(os.environ.get(variable, ""))
     except ValueError as error:
-        raise NativeBuildError(f"{variable} cannot be read: {str(error).lower()}") from None
+        raise NativeBuildError(f"{variable} cannot be parsed: {str(error).lower()}") from None
 
 
 def find_compiler() -> list[str]:
-    """Give the C++ compiler's command; raises ``NativeBuildError`` where there is none."""
+    """Return the C++ compiler's command; raise ``NativeBuildError`` if there is none."""
     named = _words("CXX")
     for command in [named] if named else [["c++"], ["g++"], ["clang++"]]:
         if path := shutil.which(command[0]):
             return [path, *command[1:]]
-    missing = f"CXX names {named[0]!r}, which is not there" if named else "there is no C++ compiler"
+    missing = f"CXX is {named[0]!r}, which does not exist" if named else "there is no C++ compiler"
     raise NativeBuildError(f"{missing}: {INSTALL}")
 
 
@@ -88,45 +89,46 @@ def _cache() -> Path:
 
 
 def _run(command: Sequence[str], folder: Path | None = None) -> str:
-    """Run a compiler, its temporary files in a ``folder``; gives what it prints."""
+    """Run a compiler with its temporary files in ``folder``, and return its output."""
     env = os.environ | ({} if folder is None else {"TMPDIR": str(folder)})
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=COMPILE_TIMEOUT, env=env
         )
     except OSError as error:
-        raise NativeBuildError(f"{command[0]} did not run ({error}): {INSTALL}") from error
+        raise NativeBuildError(f"{command[0]} cannot be run ({error}): {INSTALL}") from error
     except subprocess.TimeoutExpired as error:
         raise InterruptedBuildError(
-            f"{shlex.join(command)} was not done after {COMPILE_TIMEOUT} s and was ended: try "
-            "again when the machine has less to do"
+            f"{shlex.join(command)} took longer than {COMPILE_TIMEOUT} s and was stopped: try "
+            "again when the machine is less busy"
         ) from error
     if done.returncode < 0:
-        ended = signal.strsignal(-done.returncode) or "unknown"
-        said = f", saying {done.stderr.strip().splitlines()[0]!r}" if done.stderr.strip() else ""
+        name = signal.strsignal(-done.returncode) or "unknown"
+        lines = done.stderr.strip().splitlines()
+        output = f", with the output {lines[0]!r}" if lines else ""
         raise InterruptedBuildError(
-            f"{shlex.join(command)} was ended by signal {-done.returncode} ({ended}){said}: "
+            f"{shlex.join(command)} was killed by signal {-done.returncode} ({name}){output}: "
             "try again"
         )
     if done.returncode != 0:
         if killed := _KILLED.search(done.stderr):
             raise InterruptedBuildError(
-                f"{shlex.join(command)} was ended from outside ({killed[0]}), as where memory is "
-                "short: try again"
+                f"{shlex.join(command)} was killed ({killed[0]}), perhaps because memory is short: "
+                "try again"
             )
         lines = done.stderr.strip().splitlines() or ["no output"]
         reason = next((line for line in lines if _FULL in line or "error" in line), lines[0])
         if _FULL in done.stderr:
             raise FullDiskError(
-                f"there is no room to build ({reason}): make some, or set SCANLINE_CACHE to a "
-                "folder that has it"
+                f"the disk is full ({reason}): free some space, or set SCANLINE_CACHE to a folder "
+                "on another disk"
             )
-        raise NativeBuildError(f"{shlex.join(command)} failed ({reason}); name another one in CXX")
+        raise NativeBuildError(f"{shlex.join(command)} failed ({reason}); set CXX to another one")
     return done.stdout
 
 
 def check_isa(isa: str) -> None:
-    """Raise ``ValueError`` on an unknown ISA, ``NativeBuildError`` on one that the CPU lacks."""
+    """Raise ``ValueError`` for an unknown ISA, ``NativeBuildError`` if the CPU lacks it."""
     if isa not in ISAS:
         raise ValueError(f"isa must be one of {', '.join(ISAS)}, not {isa!r}")
     if isa not in (available := cpu_isas()):
@@ -134,10 +136,16 @@ def check_isa(isa: str) -> None:
 
 
 def load_build(isa: str | None = None, source: Path = DECODER) -> ctypes.CDLL:
-    """Build a source for an ISA if need be, and load it; the best that can be had by default.
+    """Load a source's build for an ISA, building it if needed.
 
-    Raises ``ValueError`` on an unknown ISA, and ``NativeBuildError`` where the CPU lacks it or the
-    code cannot be built; ``InterruptedBuildError``, one of them, where the compiler was ended.
+    Args:
+        isa: Name of the ISA; by default the best one that the CPU has and the compiler knows.
+        source: The C++ file.
+
+    Raises:
+        ValueError: Unknown ISA.
+        NativeBuildError: The CPU lacks the ISA or the code cannot be built.
+        InterruptedBuildError: The compiler was interrupted.
     """
     if isa is not None:
         check_isa(isa)
@@ -147,12 +155,12 @@ def load_build(isa: str | None = None, source: Path = DECODER) -> ctypes.CDLL:
         try:
             library = _load(one, source)
         except InterruptedBuildError:
-            raise  # a lesser ISA is no cure
-        except NativeBuildError as error:  # an older compiler may not know the newest instructions
+            raise  # would happen with another ISA too
+        except NativeBuildError as error:  # an older compiler may not know the newest ISA
             failures.append(error)
             continue
         if failures:
-            log.warning("using %s, not this CPU's best: %s", one, failures[0])
+            log.warning("using %s instead of this CPU's best ISA: %s", one, failures[0])
         return library
     raise failures[0]
 
@@ -161,7 +169,7 @@ def _load(isa: str, source: Path) -> ctypes.CDLL:
     try:
         compiler = find_compiler()
     except NativeBuildError:
-        # Any compiler's build of this source will do, newest first.
+        # Without a compiler use any compiler's build of this source, the newest first.
         for path in sorted(_cache().glob(f"{_stem(isa, source)}-*.so"), key=_age):
             if library := _open(path):
                 return library
@@ -170,17 +178,17 @@ def _load(isa: str, source: Path) -> ctypes.CDLL:
     path = _cache() / name
     if path in _private:
         return _private[path]
-    there = os.path.isfile(path)  # noqa: PTH113 - no error where one may not look
-    library = (_open(path) if there else None) or _keep(compiler, isa, source, path)
+    exists = os.path.isfile(path)  # noqa: PTH113 - no error without permission
+    library = (_open(path) if exists else None) or _build_cached(compiler, isa, source, path)
     if library is None:
-        library = _private[path] = _load_private(compiler, isa, source, name)
+        library = _private[path] = _build_private(compiler, isa, source, name)
     return library
 
 
 def _age(path: Path) -> float:
     try:
         return -path.stat().st_mtime
-    except OSError:  # gone meanwhile
+    except OSError:  # deleted meanwhile
         return 0.0
 
 
@@ -189,7 +197,7 @@ def _flags(isa: str) -> list[str]:
 
 
 def _stem(isa: str, source: Path) -> str:
-    """Name an ISA's builds of a source. The flags say all that a build assumes of the CPU."""
+    """Return the file name, without compiler, of a source's build: a hash of flags and sources."""
     key = hashlib.sha256("\0".join(_flags(isa)).encode())
     for part in (source, *sorted({*FOLDER.glob("*.h"), *source.parent.glob("*.h")})):
         key.update(part.read_bytes())
@@ -197,7 +205,7 @@ def _stem(isa: str, source: Path) -> str:
 
 
 def _name(isa: str, compiler: Sequence[str], source: Path) -> str:
-    """Name a compiler's build: by what it says that it is, and the arguments that CXX gives it."""
+    """Return the file name of a build, which depends on the compiler's version and arguments."""
     key = hashlib.sha256("\0".join([_run([*compiler, "--version"]), *compiler[1:]]).encode())
     return f"{_stem(isa, source)}-{key.hexdigest()[:8]}.so"
 
@@ -206,7 +214,7 @@ def _open(path: Path) -> ctypes.CDLL | None:
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
-        log.warning("%s does not load, building it again: %s", path, error)
+        log.warning("rebuilding %s, which cannot be loaded: %s", path, error)
         return None
 
 
@@ -215,40 +223,43 @@ def _build(
 ) -> None:
     with atomic_path(path) as built:
         if to_load and _NOEXEC and os.statvfs(built.parent).f_flag & _NOEXEC:
-            raise OSError("files there may not be run: it is mounted noexec")
+            raise OSError("it is mounted noexec")
         _run([*compiler, *_flags(isa), str(source), "-o", str(built)], built.parent)
         built.chmod(0o755)
 
 
-def _keep(compiler: Sequence[str], isa: str, source: Path, path: Path) -> ctypes.CDLL | None:
-    """Build into the cache and load; None, with a warning, where the cache cannot be used."""
+def _build_cached(
+    compiler: Sequence[str], isa: str, source: Path, path: Path
+) -> ctypes.CDLL | None:
+    """Build into the cache and load. Log a warning and return None if the cache is not usable."""
     try:
         log.info("building %s into %s", source.name, path)
         _build(compiler, isa, source, path)
         return ctypes.CDLL(str(path))
     except (OSError, FullDiskError) as error:
         log.warning(
-            "cannot keep builds in %s (%s); set SCANLINE_CACHE to a writable folder, whose files "
-            "may be run, to build once instead of at every start", path.parent, error,
+            "cannot cache builds in %s (%s); set SCANLINE_CACHE to a writable folder that is not "
+            "mounted noexec, to build once instead of at every start", path.parent, error,
         )  # fmt: skip
         return None
 
 
-def _load_private(compiler: Sequence[str], isa: str, source: Path, name: str) -> ctypes.CDLL:
+def _build_private(compiler: Sequence[str], isa: str, source: Path, name: str) -> ctypes.CDLL:
+    """Build into a temporary folder and load."""
     try:
         with tempfile.TemporaryDirectory(prefix="scanline-") as folder:
             path = Path(folder) / name
             _build(compiler, isa, source, path)
-            return ctypes.CDLL(str(path))  # stays mapped when the file is gone
+            return ctypes.CDLL(str(path))  # stays mapped after the file is deleted
     except OSError as error:
         raise BuildFolderError(
-            f"neither the cache nor the folder of temporary files will do to build in ({error}); "
-            "set SCANLINE_CACHE to a writable folder, whose files may be run"
+            f"neither the cache nor the temporary folder can be used for builds ({error}); set "
+            "SCANLINE_CACHE to a writable folder that is not mounted noexec"
         ) from error
 
 
 def build(isa: str, source: Path) -> Path:
-    """Build a source for an ISA of this CPU's kind into the cache; gives the file."""
+    """Build a source for an ISA into the cache, even if this CPU lacks it; return the file."""
     compiler, folder = find_compiler(), _cache()
     path = folder / _name(isa, compiler, source)
     _build(compiler, isa, source, path, to_load=False)
@@ -256,7 +267,7 @@ def build(isa: str, source: Path) -> Path:
 
 
 def build_all() -> list[Path]:
-    """Build everything for every ISA of this CPU's kind into the cache; gives the files."""
+    """Build all sources for all ISAs of this architecture into the cache; return the files."""
     return [build(isa, source) for source in (DECODER, TRAINING) for isa in machine_isas()]
 
 

@@ -1,4 +1,4 @@
-"""What the CPU is: its name, the instructions to build for, and the cores that we may use."""
+"""CPU detection: name, instruction sets (ISAs) to build for, and usable cores."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from scanline.kernels.native.cgroup import cpu_quota
 
 
 class Isa(NamedTuple):
-    """Instructions to build for: the compiler's flags, and what Linux calls the features needed."""
+    """An instruction set: compiler flags, and required CPU features by their Linux names."""
 
-    machine: str  # the kind of CPU that may have them, as `uname -m` says; any if empty
+    machine: str  # architecture as in `uname -m`; empty for any
     flags: tuple[str, ...]
     features: frozenset[str]
 
@@ -39,13 +39,15 @@ ISAS: dict[str, Isa] = {  # best first
     "avx2": Isa("x86_64", _AVX2, _HAS_AVX2),
     "neonbf16": Isa("aarch64", ("-march=armv8.2-a+dotprod+bf16",), frozenset({"asimddp", "bf16"})),
     "neondot": Isa("aarch64", ("-march=armv8.2-a+dotprod",), frozenset({"asimddp"})),
-    "portable": Isa("", (), frozenset()),  # what all of a kind have: on Arm NEON, Macs sdot too
+    "portable": Isa(
+        "", (), frozenset()
+    ),  # the architecture's baseline: NEON on Arm, and sdot on Macs
 }
 
 
 @functools.cache
 def cpu() -> tuple[str, frozenset[str]]:
-    """Give the CPU's name and its features, none where the system does not tell."""
+    """Return the CPU's name and features. Features are empty if the system does not report them."""
     name, features = platform.processor() or platform.machine(), frozenset[str]()
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -57,46 +59,46 @@ def cpu() -> tuple[str, frozenset[str]]:
             name = value.strip()
         elif key.strip() in ("flags", "Features"):  # x86, Arm
             features = frozenset(value.split())
-    if "amx_tile" in features and not _may_use_tiles():
+    if "amx_tile" in features and not _enable_amx():
         features = frozenset(feature for feature in features if not feature.startswith("amx_"))
     return name, features
 
 
-def _may_use_tiles() -> bool:
-    """Ask Linux for AMX's tiles, which all threads of this process then have; it may refuse."""
+def _enable_amx() -> bool:
+    """Request AMX for all threads of this process; return False if Linux refuses."""
     ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA = 158, 0x1023, 18
     answer: int = ctypes.CDLL(None).syscall(ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)
     return answer == 0
 
 
 def _apple_features() -> frozenset[str]:
-    """Give an Apple Arm CPU's features that are of use here, as Linux would call them."""
+    """Return an Apple CPU's relevant features by their Linux names."""
     try:
-        told = subprocess.run(
+        output = subprocess.run(
             ["sysctl", "hw.optional.arm"], capture_output=True, text=True, check=False, timeout=10
         ).stdout
     except (OSError, subprocess.TimeoutExpired):
         return frozenset()
     names = {"FEAT_DotProd": "asimddp", "FEAT_BF16": "bf16"}
     return frozenset(
-        linux for apple, linux in names.items() if f"hw.optional.arm.{apple}: 1" in told
+        linux for apple, linux in names.items() if f"hw.optional.arm.{apple}: 1" in output
     )
 
 
 def machine_isas() -> list[str]:
-    """Give the ISAs of this kind of CPU, best first; this very one may lack some."""
-    kind = {"AMD64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.machine())
-    return [name for name, isa in ISAS.items() if isa.machine in ("", kind)]
+    """Return the ISAs of this CPU's architecture, best first. This CPU may lack some of them."""
+    machine = {"AMD64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.machine())
+    return [name for name, isa in ISAS.items() if isa.machine in ("", machine)]
 
 
 def cpu_isas() -> list[str]:
-    """Give the ISAs that this CPU has, best first."""
-    # An x86 program that a Mac translates is told of the Arm CPU beneath it.
+    """Return the ISAs that this CPU supports, best first."""
+    # An x86 program translated by macOS sees the features of the Arm CPU.
     return [name for name in machine_isas() if ISAS[name].features <= cpu()[1]]
 
 
 def usable_cores() -> int:
-    """Count the physical cores that this process may use, within its groups' quota."""
+    """Return the number of physical cores this process may use, within its cgroup's CPU quota."""
     try:
         allowed = os.sched_getaffinity(0)
     except AttributeError:  # not Linux

@@ -1,8 +1,9 @@
-// The formats that a product's weights and inputs are kept in, and one multiply-add of each.
+// Number formats of a matrix product's weights and inputs, and one multiply-add in each of them.
 //
-// float32; bf16; and whole numbers, of 8 bits or of as many as 16: with a scale for each row of inputs
-// and for each output's weights, and so small that no sum exceeds 32 bits. Those sums are exact, so no
-// order of adding changes them, and a CPU multiplies two or four of them where it takes one float32.
+// The formats are float32, bf16, and 8-bit or up to 16-bit integers. Integers have one scale per input
+// row and one per output's weights, and are small enough that no sum exceeds 32 bits. Integer sums are
+// exact, so the order of additions does not change them, and the CPU multiplies two or four integers in
+// the space of one float32.
 #pragma once
 
 #include <algorithm>
@@ -13,106 +14,108 @@
 
 namespace scanline {
 
-// As `precision` in kernels/native/abi.py counts them.
+// In the order of `Precision` in kernels/native/abi.py.
 enum class Format : int32_t { FLOAT32, BF16, INT16, INT8 };
-constexpr bool whole(Format f) { return f == Format::INT16 || f == Format::INT8; }
+constexpr bool is_integer(Format f) { return f == Format::INT16 || f == Format::INT8; }
 
 #if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
-constexpr bool BF16_DOT = true;  // vdpbf16ps, bfdot: pairs of bf16 multiplied, both products added
+constexpr bool BF16_DOT = true;  // vdpbf16ps, bfdot: dot product of bf16 pairs
 #else
 constexpr bool BF16_DOT = false;
 #endif
 #if defined(__AVX512BW__) || defined(__AVX2__) || defined(__SSE2__)
-constexpr bool INT16_DOT = true;  // vpmaddwd does so with pairs of int16
+constexpr bool INT16_DOT = true;  // vpmaddwd: dot product of int16 pairs
 #else
 constexpr bool INT16_DOT = false;
 #endif
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
-constexpr bool INT8_DOT = true;  // vpdpbusd does so with four numbers, unsigned times signed
-constexpr int UNSIGNED = 128;    // what is added to an input of 8 bits
+constexpr bool INT8_DOT = true;  // vpdpbusd: dot product of four bytes, unsigned × signed
+constexpr int INT8_OFFSET = 128;    // added to 8-bit inputs to make them unsigned
 #else
 #if defined(__ARM_FEATURE_DOTPROD)
-constexpr bool INT8_DOT = true;  // sdot: both signed
+constexpr bool INT8_DOT = true;  // sdot: dot product of four signed bytes
 #else
 constexpr bool INT8_DOT = false;
 #endif
-constexpr int UNSIGNED = 0;
+constexpr int INT8_OFFSET = 0;
 #endif
 
-// AMX multiplies tiles of whole numbers (amx_tiles.h), which pays from so many rows on; fewer are computed
-// as fast as their weights are read.
-constexpr int TILE_INPUTS = 64, LEAST_TILE_ROWS = 7;
+// AMX multiplies tiles of integers (amx_tiles.h). Below MIN_TILE_ROWS rows it brings nothing, because
+// the product is limited by reading the weights.
+constexpr int TILE_INPUTS = 64, MIN_TILE_ROWS = 7;
 #if defined(__AMX_INT8__)
-constexpr bool in_tiles(Format f, int rows) { return whole(f) && rows >= LEAST_TILE_ROWS; }
+constexpr bool uses_tiles(Format f, int rows) { return is_integer(f) && rows >= MIN_TILE_ROWS; }
 #else
-constexpr bool in_tiles(Format, int) { return false; }
+constexpr bool uses_tiles(Format, int) { return false; }
 #endif
-constexpr bool TILES = in_tiles(Format::INT8, LEAST_TILE_ROWS);
+constexpr bool TILES = uses_tiles(Format::INT8, MIN_TILE_ROWS);
 
-// Inputs whose weights lie side by side for each output; how many of them the CPU multiplies at once,
-// adding the products; and how many turns that makes.
-constexpr int inputs_of(Format f) { return f == Format::FLOAT32 ? 1 : f == Format::INT8 ? 4 : 2; }
+// GROUP_SIZE consecutive inputs have their weights of one output side by side. One instruction
+// multiplies DOT_WIDTH of them and adds the products, so a group takes DOT_STEPS instructions.
+constexpr int group_size(Format f) { return f == Format::FLOAT32 ? 1 : f == Format::INT8 ? 4 : 2; }
 template <Format F>
-constexpr int INPUTS = inputs_of(F);
+constexpr int GROUP_SIZE = group_size(F);
 template <Format F>
-constexpr int AT_ONCE = F == Format::INT8 && INT8_DOT                                ? 4
-                        : (F == Format::BF16 && BF16_DOT) || (whole(F) && INT16_DOT) ? 2
+constexpr int DOT_WIDTH = F == Format::INT8 && INT8_DOT                                ? 4
+                        : (F == Format::BF16 && BF16_DOT) || (is_integer(F) && INT16_DOT) ? 2
                                                                                      : 1;
 template <Format F>
-constexpr int TURNS = INPUTS<F> / AT_ONCE<F>;
+constexpr int DOT_STEPS = GROUP_SIZE<F> / DOT_WIDTH<F>;
 
-// Where in their four bytes the weights of an output lie: two that are multiplied at once are the same
-// halves of two numbers of 16 bits, which a shift or two makes of them.
-constexpr size_t byte_of(size_t input) { return INT8_DOT ? input : input / 2 + input % 2 * 2; }
+// Position of a group's 8-bit weights within their four bytes. Without 8-bit dot products, two weights
+// that are multiplied together are in the same half of two 16-bit numbers, so that shifts unpack them.
+constexpr size_t byte_in_group(size_t input) { return INT8_DOT ? input : input / 2 + input % 2 * 2; }
 
 constexpr int weight_bytes(Format f) {
     return f == Format::FLOAT32 ? 4 : f == Format::INT8 ? 1 : 2;
 }
 
-// What a product's inputs are filled up to, with weights of 0: so many are multiplied at once.
-constexpr int depth_of(Format f) { return TILES && whole(f) ? TILE_INPUTS : 4; }
+// The number of inputs is padded to a multiple of this, with zero weights.
+constexpr int input_multiple(Format f) { return TILES && is_integer(f) ? TILE_INPUTS : 4; }
 
-// The largest whole number of an input, and the most that the sizes of an output's weights may add up
-// to: their product fits 32 bits. Of 16 bits, both are left about as exact as each other.
-inline int most_input(Format f, int inputs) {
+// The largest quantized input, and the largest sum of absolute weights of one output. Their product
+// fits in 32 bits. For int16, weights and inputs get about the same precision.
+inline int max_input(Format f, int inputs) {
     if (f == Format::INT8) return INT8_MAX;
     return std::min(INT16_MAX, static_cast<int>(std::sqrt(0x1p35 / inputs)));
 }
-inline int most_weights(Format f, int inputs) {
-    return INT_MAX / (most_input(f, inputs) + (f == Format::INT8 ? UNSIGNED : 0));
+inline int max_weight_sum(Format f, int inputs) {
+    return INT_MAX / (max_input(f, inputs) + (f == Format::INT8 ? INT8_OFFSET : 0));
 }
 
 typedef uint32_t VecUnsigned __attribute__((vector_size(sizeof(Vec)), may_alias));
-typedef int8_t Quarters __attribute__((vector_size(LANES), may_alias));
-typedef int16_t Halves __attribute__((vector_size(2 * LANES), may_alias));
-typedef int16_t Pairs __attribute__((vector_size(sizeof(Vec)), may_alias));
+typedef int8_t VecInt8 __attribute__((vector_size(LANES), may_alias));
+typedef int16_t VecInt16 __attribute__((vector_size(2 * LANES), may_alias));
+typedef int16_t VecInt16Pairs __attribute__((vector_size(sizeof(Vec)), may_alias));
 
-// The weights at `place` for a turn, as `accumulate` takes them.
+// Unpack the weights at `address` that `accumulate` takes in step `dot_step`.
 template <Format F>
-ALWAYS_INLINE inline VecInt unpack(const std::byte* place, size_t turn) {
-    const VecInt weights = *reinterpret_cast<const VecInt*>(place);
-    if constexpr (TURNS<F> == 1) return weights;
-    if constexpr (TURNS<F> == 4) return weights << (24 - 8 * static_cast<int>(byte_of(turn))) >> 24;
+ALWAYS_INLINE inline VecInt unpack(const std::byte* address, size_t dot_step) {
+    const VecInt weights = *reinterpret_cast<const VecInt*>(address);
+    if constexpr (DOT_STEPS<F> == 1) return weights;
+    if constexpr (DOT_STEPS<F> == 4)
+        return weights << (24 - 8 * static_cast<int>(byte_in_group(dot_step))) >> 24;
     if constexpr (F == Format::INT8)
-        return (VecInt)(turn == 0 ? (Pairs)weights << 8 >> 8 : (Pairs)weights >> 8);
+        return (VecInt)(dot_step == 0 ? (VecInt16Pairs)weights << 8 >> 8 : (VecInt16Pairs)weights >> 8);
     if constexpr (F == Format::BF16)
-        return turn == 0 ? weights << 16 : weights & static_cast<int32_t>(0xffff0000u);
-    return turn == 0 ? weights << 16 >> 16 : weights >> 16;
+        return dot_step == 0 ? weights << 16 : weights & static_cast<int32_t>(0xffff0000u);
+    return dot_step == 0 ? weights << 16 >> 16 : weights >> 16;
 }
 
-// An activation for every lane: the inputs of a row, from k on, that have this turn.
+// Broadcast to all lanes the inputs of a row's group at k that belong to step `dot_step`.
 template <Format F>
-ALWAYS_INLINE inline Vec spread(const std::byte* row, size_t k, size_t turn) {
-    k += turn * AT_ONCE<F>;
-    if constexpr (whole(F) && AT_ONCE<F> == 1)
+ALWAYS_INLINE inline Vec broadcast_input(const std::byte* row, size_t k, size_t dot_step) {
+    k += dot_step * DOT_WIDTH<F>;
+    if constexpr (is_integer(F) && DOT_WIDTH<F> == 1)
         return (Vec)(VecInt{} + reinterpret_cast<const int16_t*>(row)[k]);
-    return broadcast(*reinterpret_cast<const float*>(row + k * (4 / AT_ONCE<F>)));
+    return broadcast(*reinterpret_cast<const float*>(row + k * (4 / DOT_WIDTH<F>)));
 }
 
-// sum += weights · a; of whole numbers modulo 2^32, for a row too many (see Packed) has no bound.
+// sum += weights · a. Integers wrap modulo 2^32, because the unused extra row of an odd block (see
+// PackedLinear::multiply) may overflow.
 template <Format F>
 ALWAYS_INLINE inline void accumulate(Vec& sum, VecInt weights, Vec a) {
-    if constexpr (whole(F)) {
+    if constexpr (is_integer(F)) {
 #if defined(__AVX512VNNI__)
         const auto total = (__m512i)sum;
         if constexpr (F == Format::INT8)
@@ -129,7 +132,7 @@ ALWAYS_INLINE inline void accumulate(Vec& sum, VecInt weights, Vec a) {
         sum = (Vec)((VecUnsigned)sum + (VecUnsigned)_mm512_madd_epi16((__m512i)weights, (__m512i)a));
 #elif defined(__AVX2__)
         const __m256i products = _mm256_madd_epi16((__m256i)weights, (__m256i)a);
-        asm("vpaddd %1, %0, %0" : "+x"(sum) : "x"(products));  // or gcc moves sums about: see below
+        asm("vpaddd %1, %0, %0" : "+x"(sum) : "x"(products));  // keeps the sum in its register, see below
 #elif defined(__SSE2__)
         sum = (Vec)((VecUnsigned)sum + (VecUnsigned)_mm_madd_epi16((__m128i)weights, (__m128i)a));
 #else
@@ -144,41 +147,42 @@ ALWAYS_INLINE inline void accumulate(Vec& sum, VecInt weights, Vec a) {
         return;
     }
 #if defined(__AVX512BF16__)
-    if constexpr (AT_ONCE<F> > 1) {
+    if constexpr (DOT_WIDTH<F> > 1) {
         sum = _mm512_dpbf16_ps(sum, (__m512bh)weights, (__m512bh)a);
         return;
     }
 #elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
-    if constexpr (AT_ONCE<F> > 1) {
+    if constexpr (DOT_WIDTH<F> > 1) {
         sum = (Vec)vbfdotq_f32((float32x4_t)sum, (bfloat16x8_t)weights, (bfloat16x8_t)a);
         return;
     }
 #endif
 #if defined(__FMA__) && !defined(__AVX512F__)
-    // gcc moves the sums of its own fma from register to register, and spills others for it.
+    // With the intrinsic, gcc moves the sums between registers and spills others.
     asm("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(weights), "x"(a));
 #else
     sum = fma((Vec)weights, a, sum);
 #endif
 }
 
-// A product's input, row by row. bf16 is kept as such where the CPU multiplies it, and as a float
-// rounded to bf16 elsewhere, so that all ISAs agree; what becomes whole numbers is kept as floats
-// until a row is complete, since its scale is that of its largest value.
+// Memory layout of a product's input rows. bf16 is stored as bf16 if the CPU multiplies it, otherwise
+// as float32 rounded to bf16, so that all ISAs agree. Integer formats store float32 until the row is
+// complete, because the scale depends on the row's largest value.
 class InputFormat {
 public:
     explicit InputFormat(Format format) : format_(format) {}
 
-    // From one row to the next: an odd number of cache lines, or the rows of a block would fight
-    // for the same few places of the first-level cache.
+    // Bytes from one row to the next: an odd number of cache lines, so that the rows of a block do not
+    // map to the same sets of the L1 cache.
     size_t stride(int width) const {
         const int each = format_ == Format::BF16 && BF16_DOT ? 2 : 4;
-        const int bytes = round_up(width, depth_of(format_)) * each;
-        const int scale = whole(format_) ? 64 : 0;
+        const int bytes = round_up(width, input_multiple(format_)) * each;
+        const int scale = is_integer(format_) ? 64 : 0;
         return static_cast<size_t>(round_up(bytes + scale, 64) / 64 | 1) * 64;
     }
 
-    void put(std::byte* row, int column, Vec v) const {
+    // Store a vector of a row's values from `column` on.
+    void store_vector(std::byte* row, int column, Vec v) const {
 #if defined(__AVX512BF16__)
         if (format_ == Format::BF16) {
             const auto half = (__m256i)_mm512_cvtneps_pbh(v);
@@ -195,58 +199,61 @@ public:
               format_ == Format::BF16 ? round_to_bf16(v) : v);
     }
 
-    // Complete rows of `inputs` values as a product takes them: as they lie, or as whole numbers up
-    // to `most_input` in `mine`, which may be the same memory.
-    const std::byte* complete(const std::byte* rows, size_t stride, int count, int inputs,
-                              std::byte* mine) const {
-        if (!whole(format_)) return rows;
-        const bool planes = format_ == Format::INT16 && in_tiles(format_, count);
+    // Convert complete rows of `inputs` values for `multiply`. Integer formats are quantized into
+    // `output`, which may be the same memory; other formats return `rows` unchanged.
+    const std::byte* finish(const std::byte* rows, size_t stride, int count, int inputs,
+                              std::byte* output) const {
+        if (!is_integer(format_)) return rows;
+        const bool planes = format_ == Format::INT16 && uses_tiles(format_, count);
         for (int r = 0; r < count; ++r)
-            to_whole(rows + r * stride, stride, inputs, planes, mine + r * stride);
-        return mine;
+            quantize(rows + r * stride, stride, inputs, planes, output + r * stride);
+        return output;
     }
 
-    // What 1 stands for in a completed row.
+    // Scale of a finished row: the value of the integer 1.
     static float scale(const std::byte* row, size_t stride) {
         return reinterpret_cast<const float*>(row + stride)[-1];
     }
 
 private:
-    void to_whole(const std::byte* row, size_t stride, int inputs, bool planes,
-                  std::byte* mine) const {
+    void quantize(const std::byte* row, size_t stride, int inputs, bool planes,
+                  std::byte* output) const {
         const float* const x = reinterpret_cast<const float*>(row);
-        VecInt bits = {};  // of the largest: in the order of sizes, with what is not finite above all
+        VecInt bits = {};  // of the largest magnitude; as integers, infinity and NaN are above all
         for (int i = 0; i < inputs; i += LANES) {
-            const VecInt some = (VecInt)absolute(load(x + i));
-            bits = some > bits ? some : bits;
+            const VecInt magnitude = (VecInt)absolute(load(x + i));
+            bits = magnitude > bits ? magnitude : bits;
         }
-        const Vec sizes = (Vec)bits;
-        const float lost = sum(sizes * 0.0f);  // 0, or NaN where there is one: no whole number is
-        const float size = std::max(largest(sizes), 1e-30f);
-        const float most = static_cast<float>(most_input(format_, inputs));
-        const Vec factor = broadcast(most / size);
-        // Adding 1.5 · 2^23 rounds to a whole number, and leaves it in the low bits.
+        const Vec maxima = (Vec)bits;
+        // NaN if the row holds infinity or NaN, which integers cannot represent.
+        const float nan_or_zero = horizontal_sum(maxima * 0.0f);
+        const float size = std::max(horizontal_max(maxima), 1e-30f);
+        const float limit = static_cast<float>(max_input(format_, inputs));
+        const Vec factor = broadcast(limit / size);
+        // Adding 1.5 · 2^23 rounds to an integer, which is then in the low bits.
         const auto number = [&](int i) ALWAYS_INLINE {
             return (VecInt)(load(x + i) * factor + broadcast(12582912.0f)) - 0x4b400000;
         };
-        const auto put_bytes = [](std::byte* place, VecInt numbers) ALWAYS_INLINE {
-            *reinterpret_cast<Quarters*>(place) = __builtin_convertvector(numbers, Quarters);
+        const auto put_bytes = [](std::byte* address, VecInt numbers) ALWAYS_INLINE {
+            *reinterpret_cast<VecInt8*>(address) = __builtin_convertvector(numbers, VecInt8);
         };
         if (format_ == Format::INT8 && INT8_DOT)
-            for (int i = 0; i < inputs; i += LANES) put_bytes(mine + i, number(i) + UNSIGNED);
+            for (int i = 0; i < inputs; i += LANES) put_bytes(output + i, number(i) + INT8_OFFSET);
         else if (planes)
             for (int i = 0; i < inputs; i += TILE_INPUTS) {
-                VecInt numbers[TILE_INPUTS / LANES];  // read before any is written
+                // Read all values before writing, because the memory may be shared.
+                VecInt numbers[TILE_INPUTS / LANES];
                 for (int j = 0; j < TILE_INPUTS; j += LANES) numbers[j / LANES] = number(i + j);
                 for (int j = 0; j < TILE_INPUTS; j += LANES) {
-                    put_bytes(mine + 2 * i + j, numbers[j / LANES] >> 8);
-                    put_bytes(mine + 2 * i + TILE_INPUTS + j, numbers[j / LANES]);
+                    put_bytes(output + 2 * i + j, numbers[j / LANES] >> 8);
+                    put_bytes(output + 2 * i + TILE_INPUTS + j, numbers[j / LANES]);
                 }
             }
         else
             for (int i = 0; i < inputs; i += LANES)
-                *reinterpret_cast<Halves*>(mine + i * 2) = __builtin_convertvector(number(i), Halves);
-        reinterpret_cast<float*>(mine + stride)[-1] = size / most + lost;
+                *reinterpret_cast<VecInt16*>(output + i * 2) =
+                    __builtin_convertvector(number(i), VecInt16);
+        reinterpret_cast<float*>(output + stride)[-1] = size / limit + nan_or_zero;
     }
 
     Format format_;

@@ -1,21 +1,21 @@
-// From the head's parameters to values: exact bits, and sampling by inverse CDF. The definition is
-// model/heads.py's.
+// Output head: exact bits of values, and sampling by inverse CDF, from the head's parameters. For
+// definitions see model/heads.py.
 #pragma once
 
 #include "distribution.h"
 
 namespace scanline {
 
-// How one step's values are drawn.
-struct Draw {
-    float uniforms[MAX_CHANNELS + 1];  // none where known
+// Sampling options of one step.
+struct Sampling {
+    float uniforms[MAX_CHANNELS + 1];  // unset if the values are known
     float temperature, top_p, guidance;
     bool known;
 };
 
 class Head {
 public:
-    // `tables`: [pairs, 256, 256] for categorical heads of several channels.
+    // `tables`: [pairs, 256, 256] for categorical heads with several channels, otherwise unused.
     Head(bool categorical, int channels, const float* tables)
         : categorical_(categorical), channels_(channels), tables_(0) {
         const int pairs = channels * (channels - 1) / 2;
@@ -25,64 +25,68 @@ public:
         std::memcpy(tables_.get(), tables, count * sizeof(float));
     }
 
-    // Read `values` where they are known, else draw and write them; give their bits. `unconditional` are
-    // the parameters of the image's twin, null where it has none.
-    float decide(const float* parameters, const float* unconditional, Draw draw,
+    // Sample `values` unless they are known, and return their bits. `unconditional` holds the
+    // parameters of the image's unconditional twin, or is null if it has none.
+    float decide(const float* parameters, const float* unconditional, Sampling sampling,
                  uint8_t* values) const {
-        if (!draw.known && (unconditional || draw.top_p < 1.0f || draw.temperature == 0.0f)) {
-            shape(parameters, unconditional, draw, values);
-            draw.known = true;
+        if (!sampling.known &&
+            (unconditional || sampling.top_p < 1.0f || sampling.temperature == 0.0f)) {
+            sample_from_values(parameters, unconditional, sampling, values);
+            sampling.known = true;
         }
-        return categorical_ ? categorical(parameters, draw, values)
-                            : mixture(parameters, draw, values);
+        return categorical_ ? decide_categorical(parameters, sampling, values)
+                            : decide_mixture(parameters, sampling, values);
     }
 
 private:
-    // ln P of a channel's values, given the earlier channels'. Where `wanted` is above 0 it is right
-    // however unlikely a value is; null: nowhere.
-    void log_probs(const float* parameters, int channel, const uint8_t* values, float heat,
-                   const float* wanted, float* result) const {
+    // Write ln P of all values of a channel at a temperature, given the earlier channels' values. Very
+    // small probabilities are accurate only where `relevant` > 0, and nowhere if it is null.
+    void log_probs(const float* parameters, int channel, const uint8_t* values, float temperature,
+                   const float* relevant, float* result) const {
         if (categorical_) {
             logits(parameters, channel, values, result);
-            // The largest is 0 before it is divided, or the coldest would be infinite.
-            float best = result[0];
-            for (int i = 1; i < VALUES; ++i) best = std::max(best, result[i]);
+            // Subtract the maximum before dividing, so that a tiny temperature does not overflow.
+            float maximum = result[0];
+            for (int i = 1; i < VALUES; ++i) maximum = std::max(maximum, result[i]);
             for (int i = 0; i < VALUES; i += LANES)
-                store(result + i, (load(result + i) - best) / heat);
+                store(result + i, (load(result + i) - maximum) / temperature);
         } else {
             Mixture mixture;
-            split(parameters, channels_, mixture);
-            alignas(64) float weights[MIX], means[MIX];
-            const float warmer = std::log(heat);
-            const float best = *std::max_element(mixture.weights, mixture.weights + MIX);
-            for (int m = 0; m < MIX; m += LANES)
-                store(weights + m, max((load(mixture.weights + m) - best) / heat,
+            parse_mixture(parameters, channels_, mixture);
+            alignas(64) float weights[PADDED_MIXTURES], means[PADDED_MIXTURES];
+            const float log_temperature = std::log(temperature);
+            const float maximum =
+                *std::max_element(mixture.weights, mixture.weights + PADDED_MIXTURES);
+            for (int m = 0; m < PADDED_MIXTURES; m += LANES)
+                store(weights + m, max((load(mixture.weights + m) - maximum) / temperature,
                                        broadcast(MIN_LOG_PROB)));
             for (int c = 0; c <= channel; ++c)
-                for (int m = 0; m < MIX; m += LANES) {
+                for (int m = 0; m < PADDED_MIXTURES; m += LANES) {
                     float* const scales = mixture.log_scales[c] + m;
-                    store(scales, max(load(scales) + warmer, broadcast(MIN_WARM_LOG_SCALE)));
+                    store(scales,
+                          max(load(scales) + log_temperature, broadcast(MIN_WARM_LOG_SCALE)));
                 }
             float scaled[MAX_CHANNELS];
-            for (int c = 0; c < channel; ++c) {  // the weights given the values before (Bayes)
+            for (int c = 0; c < channel; ++c) {  // posterior weights given the earlier values (Bayes)
                 scaled[c] = to_unit(values[c]);
                 channel_means(mixture, c, scaled, means);
                 add_log_probs(scaled[c], means, mixture.log_scales[c], weights);
             }
-            std::fill(weights + MIXTURES, weights + MIX, NOTHING);
+            std::fill(weights + MIXTURES, weights + PADDED_MIXTURES, LOG_ZERO);
             channel_means(mixture, channel, scaled, means);
-            alignas(64) float shares[MIX], each[MIX];
-            const float most = *std::max_element(weights, weights + MIXTURES);
-            for (int m = 0; m < MIX; m += LANES) store(weights + m, load(weights + m) - most);
-            softmax_weights(weights, MIX, 1.0f, shares);
-            value_probabilities(shares, means, mixture.log_scales[channel], result);
+            alignas(64) float probabilities[PADDED_MIXTURES], each[PADDED_MIXTURES];
+            const float max_weight = *std::max_element(weights, weights + MIXTURES);
+            for (int m = 0; m < PADDED_MIXTURES; m += LANES)
+                store(weights + m, load(weights + m) - max_weight);
+            softmax_weights(weights, PADDED_MIXTURES, 1.0f, probabilities);
+            value_probabilities(probabilities, means, mixture.log_scales[channel], result);
             for (int i = 0; i < VALUES; i += LANES)
                 store(result + i, log(max(load(result + i), broadcast(1e-30f))));
-            for (int i = 0; wanted && i < VALUES; ++i) {
-                if (wanted[i] <= 0.0f || result[i] > UNLIKELY) continue;
+            for (int i = 0; relevant && i < VALUES; ++i) {
+                if (relevant[i] <= 0.0f || result[i] > MIN_EXACT_LOG_PROB) continue;
                 std::memcpy(each, weights, sizeof each);
                 add_log_probs(to_unit(i), means, mixture.log_scales[channel], each);
-                result[i] = log_sum_exp(each, MIX);
+                result[i] = log_sum_exp(each, PADDED_MIXTURES);
             }
         }
         const float normaliser = log_sum_exp(result, VALUES);
@@ -90,42 +94,43 @@ private:
             store(result + i, max(load(result + i) - normaliser, broadcast(MIN_LOG_PROB)));
     }
 
-    // Draw from the 256 values of each channel in turn: tempered, guided, cut to the likeliest;
-    // beyond guidance 1 to those likeliest with the label before, too, by a quarter as much. At
-    // temperature 0 the likeliest.
-    void shape(const float* parameters, const float* unconditional, const Draw& draw,
-               uint8_t* values) const {
-        alignas(64) float shaped[VALUES], without[VALUES], likely[VALUES];
-        const bool cut = unconditional && draw.guidance > 1.0f && draw.top_p < 1.0f;
-        const bool greedy = draw.temperature == 0.0f;
-        const float heat = greedy ? 1.0f : draw.temperature;
-        const int first = categorical_ ? 0 : 1;  // a mixture's component is not drawn
+    // Sample each channel from its 256 values with temperature, guidance and top-p; take the most
+    // likely value at temperature 0. With guidance > 1 and top-p, the guided distribution is first
+    // restricted to the values in the top 1 - (1 - top_p) / 4 of the conditional one.
+    void sample_from_values(const float* parameters, const float* unconditional,
+                            const Sampling& sampling, uint8_t* values) const {
+        alignas(64) float guided[VALUES], without_label[VALUES], candidates[VALUES];
+        const bool restricted = unconditional && sampling.guidance > 1.0f && sampling.top_p < 1.0f;
+        const bool greedy = sampling.temperature == 0.0f;
+        const float temperature = greedy ? 1.0f : sampling.temperature;
+        const int first = categorical_ ? 0 : 1;  // skip the uniform that selects a mixture's component
         for (int channel = 0; channel < channels_; ++channel) {
-            std::fill_n(likely, VALUES, 1.0f);
-            // Guidance weighs p(x|label) against p(x): both have to be right where both are tiny.
-            log_probs(parameters, channel, values, heat, unconditional && !cut ? likely : nullptr,
-                      shaped);
+            std::fill_n(candidates, VALUES, 1.0f);
+            // Guidance divides p(x|label) by p(x), so both must be accurate where both are tiny.
+            log_probs(parameters, channel, values, temperature,
+                      unconditional && !restricted ? candidates : nullptr, guided);
             if (unconditional) {
-                if (cut) {
-                    softmax_weights(shaped, VALUES, 1.0f, likely);
-                    apply_top_p(likely, VALUES, 1.0f - 0.25f * (1.0f - draw.top_p));
+                if (restricted) {
+                    softmax_weights(guided, VALUES, 1.0f, candidates);
+                    apply_top_p(candidates, VALUES, 1.0f - 0.25f * (1.0f - sampling.top_p));
                 }
-                log_probs(unconditional, channel, values, heat, likely, without);
-                const Vec away = broadcast(1.0f - draw.guidance);
+                log_probs(unconditional, channel, values, temperature, candidates,
+                          without_label);
+                const Vec weight = broadcast(1.0f - sampling.guidance);
                 for (int i = 0; i < VALUES; i += LANES)
-                    store(shaped + i, fma(load(without + i), away,
-                                          load(shaped + i) * draw.guidance));
-                for (int i = 0; cut && i < VALUES; i += LANES)
-                    store(shaped + i, select((VecInt)(load(likely + i) > 0.0f), load(shaped + i),
-                                             broadcast(NOTHING)));
+                    store(guided + i, fma(load(without_label + i), weight,
+                                          load(guided + i) * sampling.guidance));
+                for (int i = 0; restricted && i < VALUES; i += LANES)
+                    store(guided + i, select((VecInt)(load(candidates + i) > 0.0f), load(guided + i),
+                                             broadcast(LOG_ZERO)));
             }
             int value;
             if (greedy) {
-                value = first_largest(shaped, VALUES);
+                value = argmax(guided, VALUES);
             } else {
-                softmax_weights(shaped, VALUES, 1.0f, shaped);
-                if (draw.top_p < 1.0f) apply_top_p(shaped, VALUES, draw.top_p);
-                value = inverse_cdf(shaped, VALUES, draw.uniforms[first + channel]);
+                softmax_weights(guided, VALUES, 1.0f, guided);
+                if (sampling.top_p < 1.0f) apply_top_p(guided, VALUES, sampling.top_p);
+                value = inverse_cdf(guided, VALUES, sampling.uniforms[first + channel]);
             }
             values[channel] = static_cast<uint8_t>(value);
         }
@@ -141,14 +146,14 @@ private:
         }
     }
 
-    float categorical(const float* parameters, const Draw& draw, uint8_t* values) const {
+    float decide_categorical(const float* parameters, const Sampling& sampling, uint8_t* values) const {
         alignas(64) float logits[VALUES], weights[VALUES];
         float nats = 0.0f;
         for (int channel = 0; channel < channels_; ++channel) {
             this->logits(parameters, channel, values, logits);
-            if (!draw.known) {
-                softmax_weights(logits, VALUES, draw.temperature, weights);
-                const int value = inverse_cdf(weights, VALUES, draw.uniforms[channel]);
+            if (!sampling.known) {
+                softmax_weights(logits, VALUES, sampling.temperature, weights);
+                const int value = inverse_cdf(weights, VALUES, sampling.uniforms[channel]);
                 values[channel] = static_cast<uint8_t>(value);
             }
             nats += log_sum_exp(logits, VALUES) - logits[values[channel]];
@@ -156,14 +161,14 @@ private:
         return nats / LN2;
     }
 
-    float mixture(const float* parameters, const Draw& draw, uint8_t* values) const {
+    float decide_mixture(const float* parameters, const Sampling& sampling, uint8_t* values) const {
         Mixture mixture;
-        split(parameters, channels_, mixture);
-        if (!draw.known) sample(mixture, draw, values);
-        const float normaliser = log_sum_exp(mixture.weights, MIX);
-        for (int m = 0; m < MIX; m += LANES)
+        parse_mixture(parameters, channels_, mixture);
+        if (!sampling.known) sample(mixture, sampling, values);
+        const float normaliser = log_sum_exp(mixture.weights, PADDED_MIXTURES);
+        for (int m = 0; m < PADDED_MIXTURES; m += LANES)
             store(mixture.weights + m, load(mixture.weights + m) - normaliser);
-        alignas(64) float means[MIX], total[MIX];
+        alignas(64) float means[PADDED_MIXTURES], total[PADDED_MIXTURES];
         std::memcpy(total, mixture.weights, sizeof total);
         float scaled[MAX_CHANNELS];
         for (int channel = 0; channel < channels_; ++channel) {
@@ -171,22 +176,22 @@ private:
             channel_means(mixture, channel, scaled, means);
             add_log_probs(scaled[channel], means, mixture.log_scales[channel], total);
         }
-        return log_sum_exp(total, MIX) / -LN2;
+        return log_sum_exp(total, PADDED_MIXTURES) / -LN2;
     }
 
-    void sample(const Mixture& mixture, const Draw& draw, uint8_t* values) const {
-        alignas(64) float weights[MIX], means[MIX];
-        softmax_weights(mixture.weights, MIX, draw.temperature, weights);
-        const int component = inverse_cdf(weights, MIXTURES, draw.uniforms[0]);
+    void sample(const Mixture& mixture, const Sampling& sampling, uint8_t* values) const {
+        alignas(64) float weights[PADDED_MIXTURES], means[PADDED_MIXTURES];
+        softmax_weights(mixture.weights, PADDED_MIXTURES, sampling.temperature, weights);
+        const int component = inverse_cdf(weights, MIXTURES, sampling.uniforms[0]);
         float scaled[MAX_CHANNELS];
         for (int channel = 0; channel < channels_; ++channel) {
             channel_means(mixture, channel, scaled, means);
-            const float u = draw.uniforms[1 + channel];
+            const float u = sampling.uniforms[1 + channel];
             const float scale = std::exp(mixture.log_scales[channel][component]);
             const float drawn =
-                means[component] + draw.temperature * scale * (std::log(u) - std::log1p(-u));
-            // Rounding half up gives exactly the bins of the likelihood, edges included. Written so
-            // that what is no number becomes 0: no conversion out of range.
+                means[component] + sampling.temperature * scale * (std::log(u) - std::log1p(-u));
+            // Rounding half up gives exactly the bins of the likelihood, including the edges. The
+            // comparisons turn NaN into 0, because converting it to an integer is undefined.
             const float value = std::floor((drawn + 1.0f) * 127.5f + 0.5f);
             values[channel] = static_cast<uint8_t>(value > 0.0f ? (value < 255.0f ? value : 255.0f)
                                                                 : 0.0f);

@@ -1,12 +1,12 @@
-// The uniforms that an image's seed decides. The definition is model/noise.py's.
+// Uniform random numbers of an image, as a function of its seed. Must agree with model/noise.py.
 #pragma once
 
 #include <cstdint>
 
 namespace scanline {
 
-// Philox 4x64-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), as numpy
-// counts: block n of four words has the counter n + 1.
+// Philox 4x64-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
+// As in numpy, block n of four words uses counter n + 1.
 struct PhiloxBlock {
     uint64_t words[4];
 
@@ -27,7 +27,8 @@ private:
     __extension__ using Wide = unsigned __int128;
 };
 
-// Uniforms first, first + 1, … of an image, (k + 1/2) / 2^23 of a word's upper bits.
+// Write uniforms `first` to `first + count - 1` of an image: (k + 1/2) / 2^23, where k is a word's
+// upper 23 bits.
 inline void uniforms(uint64_t seed, uint64_t particle, int first, int count, float* result) {
     for (int i = first; i < first + count;) {
         const PhiloxBlock block(seed, particle, static_cast<uint64_t>(i / 4));

@@ -1,5 +1,5 @@
-// A few threads that stay: they spin briefly between jobs, then sleep, so that a busy decoder
-// loses no time to waking them and an idle one burns no CPU.
+// Thread pool and barrier. Waiting threads spin briefly and then sleep, so that a busy decoder
+// loses no time waking them and an idle decoder uses no CPU.
 #pragma once
 
 #include <algorithm>
@@ -14,96 +14,97 @@
 
 namespace scanline {
 
-inline void relax() {
+inline void cpu_relax() {
 #if defined(__SSE2__)
     _mm_pause();
 #elif defined(__aarch64__)
-    asm volatile("isb");  // a pause, which `yield` is not on cores of one thread
+    asm volatile("isb");  // pauses; `yield` does nothing on cores without SMT
 #endif
 }
 
-// Wait until `word` is no longer `old`; true where that took a sleep. The spin is bounded: where
-// another process has taken the partner's core, sleeping gives it ours.
-inline bool wait_change(const std::atomic<uint32_t>& word, uint32_t old) {
-    constexpr int SPINS = 2000;  // some 30 microseconds
+// Wait until `word` differs from `old`. Return true if the thread slept. The spin is bounded because
+// the thread waited for may need this core, if another process has taken its own.
+inline bool wait_until_changed(const std::atomic<uint32_t>& word, uint32_t old) {
+    constexpr int SPINS = 2000;  // about 30 µs
     for (int i = 0; i < SPINS; ++i) {
         if (word.load(std::memory_order_acquire) != old) return false;
-        relax();
+        cpu_relax();
     }
     while (word.load(std::memory_order_acquire) == old) word.wait(old, std::memory_order_acquire);
     return true;
 }
 
-// Where the members of a team meet. They arrive by groups, so that many do not queue for one word.
+// Barrier for the members of a team. Members arrive in groups of `GROUP`, which reduces contention
+// on one cache line.
 class Barrier {
 public:
     static constexpr int GROUP = 8, MAX_MEMBERS = 64;
 
-    // While nobody is in it: so many members meet from now on.
-    void gather(int members) {
+    // Set the number of members. No member may be waiting.
+    void reset(int members) {
         members_ = members;
-        slept_.store(0, std::memory_order_relaxed);
+        sleeps_.store(0, std::memory_order_relaxed);
     }
 
-    void meet(int index) {
+    void arrive_and_wait(int index) {
         if (members_ == 1) return;
         const uint32_t phase = phase_.load(std::memory_order_relaxed);
         if (arrive(index)) {
-            phase_.store(phase + 1);  // sequentially consistent: who is about to sleep sees it
+            phase_.store(phase + 1);  // sequentially consistent, so that a thread about to sleep sees it
             phase_.notify_all();
         } else {
-            if (wait_change(phase_, phase)) slept_.fetch_add(1, std::memory_order_relaxed);
+            if (wait_until_changed(phase_, phase)) sleeps_.fetch_add(1, std::memory_order_relaxed);
         }
     }
 
-    // How often a member had to sleep, since they were gathered.
-    int sleeps() const { return slept_.load(std::memory_order_relaxed); }
+    // Number of times that a member slept since `reset`.
+    int sleeps() const { return sleeps_.load(std::memory_order_relaxed); }
 
 private:
-    struct alignas(64) Count {
+    struct alignas(64) Counter {
         std::atomic<int> arrived{0};
 
-        // True for the last of so many.
-        bool last(int of) {
-            if (arrived.fetch_add(1, std::memory_order_acq_rel) + 1 < of) return false;
+        // Return true for the last of the expected arrivals, and reset the counter.
+        bool arrive(int expected) {
+            if (arrived.fetch_add(1, std::memory_order_acq_rel) + 1 < expected) return false;
             arrived.store(0, std::memory_order_relaxed);
             return true;
         }
     };
 
-    // True for the last of all.
+    // Return true for the last member to arrive.
     bool arrive(int index) {
         const int group = index / GROUP, groups = (members_ + GROUP - 1) / GROUP;
-        if (!groups_[group].last(std::min(GROUP, members_ - group * GROUP))) return false;
-        return groups == 1 || all_.last(groups);
+        if (!groups_[group].arrive(std::min(GROUP, members_ - group * GROUP))) return false;
+        return groups == 1 || all_.arrive(groups);
     }
 
     int members_ = 1;
-    std::atomic<int> slept_{0};
-    Count groups_[MAX_MEMBERS / GROUP], all_;
+    std::atomic<int> sleeps_{0};
+    Counter groups_[MAX_MEMBERS / GROUP], all_;
     alignas(64) std::atomic<uint32_t> phase_{0};
 };
 
-// `run(n, job)` calls `job(i)` once on each thread i of the first n; the caller's is number 0. The
-// others sleep on.
-class Pool {
+// A fixed set of threads. `run(n, job)` calls `job(i)` once for each i < n, where the calling
+// thread has index 0; the pool's other threads are not woken.
+class ThreadPool {
 public:
-    explicit Pool(int threads) {
+    explicit ThreadPool(int threads) {
         try {
             for (int i = 1; i < threads; ++i) {
-                Worker& worker = workers_.emplace_back();
-                worker.thread = std::thread([this, &worker, i] { work(worker, i); });
+                PoolThread& thread = threads_.emplace_back();
+                thread.handle = std::thread([this, &thread, i] { loop(thread, i); });
             }
         } catch (...) {
             stop();
             throw;
         }
     }
-    ~Pool() { stop(); }
-    Pool(const Pool&) = delete;
-    Pool& operator=(const Pool&) = delete;
+    ~ThreadPool() { stop(); }
+    ThreadPool(const ThreadPool&) = delete;
+    ThreadPool& operator=(const ThreadPool&) = delete;
 
-    int threads() const { return static_cast<int>(workers_.size()) + 1; }
+    int size() const { return static_cast<int>(threads_.size()) + 1; }
 
     template <typename Job>
     void run(int threads, Job job) {
@@ -114,16 +115,16 @@ public:
         call_ = [](void* it, int i) { (*static_cast<Job*>(it))(i); };
         job_ = &job;
         running_.store(static_cast<uint32_t>(threads - 1), std::memory_order_relaxed);
-        for (int i = 1; i < threads; ++i) workers_[static_cast<size_t>(i - 1)].start();
+        for (int i = 1; i < threads; ++i) threads_[static_cast<size_t>(i - 1)].start();
         job(0);
         for (uint32_t left; (left = running_.load(std::memory_order_acquire)) != 0;)
-            wait_change(running_, left);
+            wait_until_changed(running_, left);
     }
 
 private:
-    struct alignas(64) Worker {
+    struct alignas(64) PoolThread {
         std::atomic<uint32_t> jobs{0};
-        std::thread thread;
+        std::thread handle;
 
         void start() {
             jobs.fetch_add(1, std::memory_order_release);
@@ -133,14 +134,14 @@ private:
 
     void stop() {
         call_ = nullptr;
-        for (Worker& worker : workers_) worker.start();
-        for (Worker& worker : workers_)
-            if (worker.thread.joinable()) worker.thread.join();  // or it was never begun
+        for (PoolThread& thread : threads_) thread.start();
+        for (PoolThread& thread : threads_)
+            if (thread.handle.joinable()) thread.handle.join();  // not joinable if starting it failed
     }
 
-    void work(Worker& self, int i) {
+    void loop(PoolThread& self, int i) {
         for (uint32_t seen = 0;; ++seen) {
-            wait_change(self.jobs, seen);
+            wait_until_changed(self.jobs, seen);
             if (!call_) return;
             call_(job_, i);
             if (running_.fetch_sub(1, std::memory_order_acq_rel) == 1) running_.notify_all();
@@ -150,7 +151,7 @@ private:
     void (*call_)(void*, int) = nullptr;
     void* job_ = nullptr;
     alignas(64) std::atomic<uint32_t> running_{0};
-    std::deque<Worker> workers_;  // which never moves them
+    std::deque<PoolThread> threads_;  // a deque never moves its elements
 };
 
 }  // namespace scanline

@@ -1,15 +1,16 @@
-// What the next pixel may be, before the network says it: learned from the pixels drawn so far, as a
-// processor learns which way branches go.
+// Predictor of the next pixel's values, learned from the pixels drawn so far, like a CPU's branch
+// predictor.
 //
-// A guess decides nothing. It only lets the network compute the steps after it in the same pass, and
-// these count where it was right; so the pixels are the same whatever is guessed.
+// A prediction lets the network compute the following steps in the same pass, as in speculative
+// decoding. They are discarded if the drawn value differs, so predictions affect speed only, never
+// the drawn values.
 #pragma once
 
 #include <cstring>
 #include <vector>
 
 #include "distribution.h"
-#include "weights.h"
+#include "layers.h"
 
 namespace scanline {
 
@@ -18,38 +19,41 @@ public:
     explicit ValuePredictor(const Config& c)
         : width_(c.width), channels_(c.channels), entries_(ENTRIES) {}
 
-    struct Guess {
+    struct Prediction {
         uint8_t values[MAX_CHANNELS];
-        uint8_t trust;  // how often it was right lately, of 255
+        uint8_t confidence;  // recent hit rate, 255 = always
     };
 
-    // The guess for a pixel of a canvas [T, C], by the four neighbours decided before it.
-    const Guess& at(const uint8_t* canvas, int pixel) const { return entries_[place(canvas, pixel)]; }
+    // Predict a pixel of a canvas [T, C] from its four previously decided neighbours.
+    const Prediction& predict(const uint8_t* canvas, int pixel) const {
+        return entries_[index(canvas, pixel)];
+    }
 
-    // Learn what a pixel came out as.
-    void learn(const uint8_t* canvas, int pixel) {
-        Guess& guess = entries_[place(canvas, pixel)];
+    // Update the entry of a pixel with the values drawn for it.
+    void update(const uint8_t* canvas, int pixel) {
+        Prediction& entry = entries_[index(canvas, pixel)];
         const uint8_t* const values = canvas + pixel * channels_;
         const size_t size = static_cast<size_t>(channels_);
-        if (std::memcmp(guess.values, values, size) == 0) {
-            guess.trust = static_cast<uint8_t>(guess.trust + (255 - guess.trust + 7) / 8);
+        if (std::memcmp(entry.values, values, size) == 0) {
+            entry.confidence =
+                static_cast<uint8_t>(entry.confidence + (255 - entry.confidence + 7) / 8);
         } else {
-            guess.trust = static_cast<uint8_t>(guess.trust - guess.trust / 4);
-            if (guess.trust >= RELEARN) return;
-            std::memcpy(guess.values, values, size);
-            guess.trust = RELEARN;
+            entry.confidence = static_cast<uint8_t>(entry.confidence - entry.confidence / 4);
+            if (entry.confidence >= MIN_CONFIDENCE) return;
+            std::memcpy(entry.values, values, size);
+            entry.confidence = MIN_CONFIDENCE;
         }
     }
 
 private:
     static constexpr size_t ENTRIES = 4096;
-    static constexpr uint8_t RELEARN = 64;  // below it another value takes the place
+    static constexpr uint8_t MIN_CONFIDENCE = 64;  // an entry below this is replaced
 
-    size_t place(const uint8_t* canvas, int pixel) const {
-        constexpr int SEEN[][2] = {{0, -1}, {-1, -1}, {-1, 0}, {-1, 1}};
+    size_t index(const uint8_t* canvas, int pixel) const {
+        constexpr int NEIGHBOURS[][2] = {{0, -1}, {-1, -1}, {-1, 0}, {-1, 1}};
         const int row = pixel / width_, column = pixel % width_;
         uint64_t hash = 0;
-        for (const auto& offset : SEEN) {
+        for (const auto& offset : NEIGHBOURS) {
             const int r = row + offset[0], c = column + offset[1];
             const bool inside = r >= 0 && c >= 0 && c < width_;
             for (int channel = 0; channel < channels_; ++channel) {
@@ -61,7 +65,7 @@ private:
     }
 
     const int width_, channels_;
-    std::vector<Guess> entries_;
+    std::vector<Prediction> entries_;
 };
 
 }  // namespace scanline

@@ -1,8 +1,8 @@
-// One vector of floats as wide as the CPU's registers, memory for it, and the functions of it that
-// the network needs. The compiler's -m flags choose the instructions (see kernels/native/cpu.py).
+// `Vec`, a float32 SIMD vector as wide as the CPU's registers; aligned buffers; and elementwise
+// functions. The compiler's -m flags choose the instruction set (see kernels/native/cpu.py).
 //
-// Everything is built with -ffp-contract=off and fuses only where `fma` says so: then a row's
-// arithmetic is what is written here, whatever the compiler inlines it into.
+// Everything is compiled with -ffp-contract=off, so only explicit `fma` calls are fused. Results
+// therefore do not depend on what the compiler inlines where.
 #pragma once
 
 #include <cmath>
@@ -53,18 +53,18 @@ constexpr int round_up(int size, int multiple) {
     return (size + multiple - 1) / multiple * multiple;
 }
 
-// The memory behind these is always aligned to 64 bytes and padded to whole vectors.
+// `load` and `store` require 64-byte alignment and memory padded to whole vectors.
 inline Vec load(const float* p) { return *reinterpret_cast<const Vec*>(p); }
 inline void store(float* p, Vec v) { *reinterpret_cast<Vec*>(p) = v; }
 inline Vec select(VecInt mask, Vec yes, Vec no) {
     return (Vec)((mask & (VecInt)yes) | (~mask & (VecInt)no));
 }
 #if defined(__AVX512F__)
-// Some intrinsics without a mask, casts too, warn of an uninitialised value in gcc 12's own headers
-// (PR 105593): these do not.
+// Masked intrinsics, because some unmasked ones and casts trigger uninitialised-value warnings in
+// gcc 12's own headers (PR 105593).
 inline Vec max(Vec a, Vec b) { return _mm512_maskz_max_ps(0xffff, a, b); }
 inline Vec min(Vec a, Vec b) { return _mm512_maskz_min_ps(0xffff, a, b); }
-inline float sum(Vec v) {
+inline float horizontal_sum(Vec v) {
     __m256 halves[2];
     std::memcpy(halves, &v, sizeof v);
     const __m256 half = halves[0] + halves[1];
@@ -72,7 +72,7 @@ inline float sum(Vec v) {
     const __m128 pairs = quarters + _mm_movehl_ps(quarters, quarters);
     return pairs[0] + pairs[1];
 }
-inline float largest(Vec v) {
+inline float horizontal_max(Vec v) {
     __m256 halves[2];
     std::memcpy(halves, &v, sizeof v);
     const __m256 half = _mm256_max_ps(halves[0], halves[1]);
@@ -88,28 +88,28 @@ inline Vec min(Vec a, Vec b) { return _mm256_min_ps(a, b); }
 inline Vec max(Vec a, Vec b) { return select((VecInt)(a > b), a, b); }
 inline Vec min(Vec a, Vec b) { return select((VecInt)(a < b), a, b); }
 #endif
-inline float sum(Vec v) {
+inline float horizontal_sum(Vec v) {
     float lanes[LANES];
     std::memcpy(lanes, &v, sizeof v);
     for (int width = LANES / 2; width > 0; width /= 2)
         for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
     return lanes[0];
 }
-inline float largest(Vec v) {
+inline float horizontal_max(Vec v) {
     float lanes[LANES];
     std::memcpy(lanes, &v, sizeof v);
-    float best = lanes[0];
-    for (int i = 1; i < LANES; ++i) best = lanes[i] > best ? lanes[i] : best;
-    return best;
+    float result = lanes[0];
+    for (int i = 1; i < LANES; ++i) result = lanes[i] > result ? lanes[i] : result;
+    return result;
 }
 #endif
 inline Vec absolute(Vec x) { return (Vec)((VecInt)x & 0x7fffffff); }
 
-// e^x to about 1 ulp; 0 below the smallest normal number, and held at e^88.37 above.
+// e^x to about 1 ulp: 0 below the smallest normal number, clamped to e^88.37 above.
 inline Vec exp(Vec x) {
     const VecInt tiny = (VecInt)(x < -87.33f);
     x = min(max(x, broadcast(-87.33f)), broadcast(88.37f));
-    // Adding 1.5 · 2^23 rounds to a whole number, and leaves it in the low bits.
+    // Adding 1.5 · 2^23 rounds to an integer, which is then in the low bits.
     const Vec shift = broadcast(12582912.0f);
     const Vec shifted = fma(x, broadcast(1.44269504088896341f), shift);
     const Vec n = shifted - shift;
@@ -148,7 +148,7 @@ inline Vec log(Vec x) {
     return fma(exponent, broadcast(0.693359375f), m + y);
 }
 
-// ln(1 + x) for 0 ≤ x ≤ 1, also where 1 + x rounds to 1 (Kahan's correction).
+// ln(1 + x) for 0 ≤ x ≤ 1, accurate even if 1 + x rounds to 1 (Kahan's correction).
 inline Vec log1p(Vec x) {
     const Vec u = x + 1.0f;
     const Vec rest = u - 1.0f;
@@ -190,7 +190,7 @@ inline Vec relu(Vec x) { return max(x, Vec{}); }
 // φ(x) = elu(x) + 1 (eq. 7)
 inline Vec feature_map(Vec x) { return max(x, Vec{}) + exp(min(x, Vec{})); }
 
-// bfloat16: the upper half of a float, rounded to nearest even.
+// bfloat16 is the upper half of a float32, rounded to nearest even.
 inline uint16_t to_bf16(float x) {
     uint32_t bits;
     std::memcpy(&bits, &x, sizeof bits);
@@ -201,8 +201,8 @@ inline Vec round_to_bf16(Vec x) {
     return (Vec)((bits + 0x7fff + ((bits >> 16) & 1)) & static_cast<int32_t>(0xffff0000u));
 }
 
-// Zeroed memory aligned to 64 bytes; large ones in huge pages where the system has them, because
-// weights and states are streamed and small pages would spend the time on address translation.
+// Zeroed memory aligned to 64 bytes. Large buffers use huge pages if the system has them, because
+// streaming weights and states through small pages is limited by address translation.
 template <typename T>
 class Buffer {
 public:
@@ -210,7 +210,7 @@ public:
         constexpr size_t HUGE_PAGE = size_t{2} << 20;
         const size_t bytes = (count ? count : 1) * sizeof(T);
         const size_t alignment = bytes >= HUGE_PAGE ? HUGE_PAGE : 64;
-        memory_ = std::calloc(bytes + alignment, 1);  // untouched pages of it cost nothing
+        memory_ = std::calloc(bytes + alignment, 1);  // untouched pages take no memory
         if (!memory_) throw std::bad_alloc();
         const auto address = reinterpret_cast<uintptr_t>(memory_);
         data_ = reinterpret_cast<T*>((address + alignment - 1) / alignment * alignment);

@@ -1,1 +1,1 @@
-"""Operators that choose between Triton, C++ and plain torch."""
+"""Network operations, each of which chooses its Triton, C++ or plain PyTorch implementation."""

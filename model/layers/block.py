@@ -7,13 +7,13 @@ from collections.abc import Callable
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scanline.kernels.ops.residual import (
+from scanline.kernels.ops.linear import (
     LinearOutput,
     linear_deferred_bias,
     linear_gelu,
-    residual,
     with_bias,
 )
+from scanline.kernels.ops.residual import residual
 from scanline.model.config import ModelConfig
 from scanline.model.layers.attention import Attention
 from scanline.model.layers.base import Layer, State

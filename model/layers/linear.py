@@ -8,7 +8,7 @@ from torch import Tensor
 from scanline.kernels.attention.features import feature_count, features, random_directions
 from scanline.kernels.attention.naive import AttentionState, linear_attention_step
 from scanline.kernels.ops.attention import linear_attention, packed_linear_attention
-from scanline.kernels.ops.residual import LinearOutput, linear_deferred_bias, linear_with_bias
+from scanline.kernels.ops.linear import LinearOutput, linear_deferred_bias, linear_with_bias
 from scanline.model.config import ModelConfig
 from scanline.model.layers.attention import Attention
 from scanline.model.layers.base import State

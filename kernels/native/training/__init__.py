@@ -1,1 +1,1 @@
-"""What CPU training and scoring run beside matrix products, in C++."""
+"""C++ operations for training and scoring on a CPU, as torch operators."""

@@ -1,4 +1,4 @@
-"""Causal linear attention and its gradient in C++ (see attention.h), as torch operators."""
+"""Causal linear attention and its gradient in C++ (attention.h), as torch operators."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scanline.kernels.native.training.library import require_library, supports
 
 
 class _Sizes(ctypes.Structure):
-    """As in attention.h."""
+    """``AttentionSizes`` in attention.h."""
 
     _fields_ = [
         *[(name, ctypes.c_int64) for name in ["images", "positions", "heads", "head_size"]],
@@ -22,9 +22,9 @@ class _Sizes(ctypes.Structure):
 
 
 def supports_attention(heads: Tensor) -> bool:
-    """Whether ``attention`` takes heads of this kind, ``[..., K]``."""
-    whole = supports(heads, torch.float32, torch.bfloat16)
-    return whole and heads.shape[-1] // require_library().lanes in (1, 2, 4, 8)
+    """Return True if ``attention`` supports heads of this type and size, ``[..., K]``."""
+    supported = supports(heads, torch.float32, torch.bfloat16)
+    return supported and heads.shape[-1] // require_library().lanes in (1, 2, 4, 8)
 
 
 def _sizes(qkv: Tensor, eps: float) -> Any:
@@ -36,12 +36,19 @@ def _sizes(qkv: Tensor, eps: float) -> Any:
 def attention(
     qkv: Tensor, bias: Tensor, kv: Tensor, z: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Attend causally with φ = elu + 1 (eq. 7, 9-12), one position after the other.
+    """Compute causal linear attention with φ = elu + 1 (eq. 7, 9-12), position by position.
 
-    ``qkv: [B, T, 3, H, K]`` float32 or bfloat16, queries and keys before the feature map, and
-    ``bias: [3, H, K]`` float32, which is added to them first; ``kv: [B, H, K, K]`` and
-    ``z: [B, H, K]`` float32, the state before. Returns ``o: [B, T, H, K]`` like ``qkv``, the state
-    after, and the denominators, float32 ``[B, T, H]``.
+    Args:
+        qkv: Queries, keys and values before the feature map, float32 or bfloat16
+            ``[B, T, 3, H, K]``.
+        bias: float32 ``[3, H, K]``, added to ``qkv``.
+        kv: Initial state, float32 ``[B, H, K, K]``.
+        z: Initial state, float32 ``[B, H, K]``.
+        eps: ε of the denominator.
+
+    Returns:
+        ``o: [B, T, H, K]`` like ``qkv``, the final ``kv`` and ``z``, and the denominators, float32
+        ``[B, T, H]``.
     """
     qkv, bias = qkv.contiguous(), bias.contiguous()
     kv, z = kv.contiguous().clone(), z.contiguous().clone()
@@ -61,12 +68,12 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     qkv, bias, grad_o, kv, z = (x.contiguous() for x in (qkv, bias, grad_o, kv, z))
     grad_kv, grad_z = grad_kv.contiguous().clone(), grad_z.contiguous().clone()
-    grad, of_images = torch.empty_like(qkv), kv.new_empty(len(qkv), *bias.shape)
+    grad, grad_bias = torch.empty_like(qkv), kv.new_empty(len(qkv), *bias.shape)
     require_library().run(
         "attention_backward", _sizes(qkv, eps), qkv.dtype == torch.bfloat16, qkv, bias,
-        denominators, grad_o, kv, z, grad_kv, grad_z, grad, of_images,
+        denominators, grad_o, kv, z, grad_kv, grad_z, grad, grad_bias,
     )  # fmt: skip
-    return grad, of_images.sum(0), grad_kv, grad_z
+    return grad, grad_bias.sum(0), grad_kv, grad_z
 
 
 @attention.register_fake
@@ -80,14 +87,14 @@ def _(qkv: Tensor, bias: Tensor, kv: Tensor, z: Tensor, *rest: Any) -> Any:
     return tuple(x.new_empty(x.shape) for x in (qkv, bias, kv, z))
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     *tensors, ctx.eps = inputs
     ctx.save_for_backward(*tensors, output[3])
 
 
-def _grad(ctx: Any, o: Tensor, kv: Tensor, z: Tensor, _denominators: Tensor) -> Any:
+def _differentiate(ctx: Any, o: Tensor, kv: Tensor, z: Tensor, _denominators: Tensor) -> Any:
     *inputs, denominators = ctx.saved_tensors
     return (*_backward(*inputs, ctx.eps, denominators, o, kv, z), None)
 
 
-attention.register_autograd(_grad, setup_context=_keep)
+attention.register_autograd(_differentiate, setup_context=_setup_context)

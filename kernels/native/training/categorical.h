@@ -1,4 +1,4 @@
-// The nats of values under 256 logits, and their gradient.
+// Negative log-likelihood of values under 256 logits, and its gradient.
 #pragma once
 
 #include "../distribution.h"
@@ -6,34 +6,34 @@
 
 namespace scanline {
 
-// The largest logit, and the sum of e^(logit - largest): no number where a logit is none.
+// The maximum logit and the sum of e^(logit - maximum), which is NaN if a logit is NaN.
 struct LogSumExp {
-    float best, total;
+    float maximum, total;
 
     static LogSumExp of(const float* logits) {
-        Vec top = load_row(logits), sums = {}, lost = {};
-        for (int i = LANES; i < VALUES; i += LANES) top = max(top, load_row(logits + i));
-        const float best = largest(top);
+        Vec largest = load_row(logits), sums = {}, nans = {};
+        for (int i = LANES; i < VALUES; i += LANES) largest = max(largest, load_row(logits + i));
+        const float maximum = horizontal_max(largest);
         for (int i = 0; i < VALUES; i += LANES) {
             const Vec x = load_row(logits + i);
-            sums = sums + exp(x - best);
-            lost = lost + select((VecInt)(x == x), Vec{}, x);  // which `max` and `exp` do not mind
+            sums = sums + exp(x - maximum);
+            nans = nans + select((VecInt)(x == x), Vec{}, x);  // NaN, which `max` and `exp` drop
         }
-        return {best, sum(sums) + sum(lost)};
+        return {maximum, horizontal_sum(sums) + horizontal_sum(nans)};
     }
 };
 
 // -ln softmax(logits)[value]
 inline float categorical_nll(const float* logits, uint8_t value, const LogSumExp& sums) {
-    return std::log(sums.total) - (logits[value] - sums.best);
+    return std::log(sums.total) - (logits[value] - sums.maximum);
 }
 
-// softmax(logits), less 1 at the value; times `grad`.
-inline void categorical_slopes(const float* logits, uint8_t value, const LogSumExp& sums, float grad,
-                               float* gradient) {
+// (softmax(logits) - onehot(value)) · grad
+inline void categorical_gradient(const float* logits, uint8_t value, const LogSumExp& sums, float grad,
+                                 float* gradient) {
     const Vec scale = broadcast(grad / sums.total);
     for (int i = 0; i < VALUES; i += LANES)
-        store_row(gradient + i, exp(load_row(logits + i) - sums.best) * scale);
+        store_row(gradient + i, exp(load_row(logits + i) - sums.maximum) * scale);
     gradient[value] -= grad;
 }
 

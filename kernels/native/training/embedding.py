@@ -1,4 +1,4 @@
-"""The way back from sums of a table's rows, in C++, as a torch operator."""
+"""Sum of embedding table rows whose gradient is computed in C++, as a torch operator."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from scanline.kernels.native.training.library import require_library
 
 @custom_op("scanline::embedding_sum")
 def embedding_sum(table: Tensor, ids: Tensor) -> Tensor:
-    """Sum rows of a table: int64 ``ids: [N, places]`` → ``[N, D]``.
+    """Sum table rows: float32 ``table: [R, D]``, int64 ``ids: [N, I]`` → ``[N, D]``.
 
-    ``table: [R, D]`` float32, D in whole vectors.
+    D must be a multiple of the vector size.
     """
     return F.embedding_bag(ids, table, mode="sum")
 
@@ -39,14 +39,14 @@ def _(grad: Tensor, ids: Tensor, rows: int) -> Any:
     return grad.new_empty(rows, grad.shape[1])
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     table, ids = inputs
     ctx.rows = len(table)
     ctx.save_for_backward(ids)
 
 
-def _grad(ctx: Any, grad: Tensor) -> Any:
+def _differentiate(ctx: Any, grad: Tensor) -> Any:
     return _backward(grad, *ctx.saved_tensors, ctx.rows), None
 
 
-embedding_sum.register_autograd(_grad, setup_context=_keep)
+embedding_sum.register_autograd(_differentiate, setup_context=_setup_context)

@@ -1,9 +1,9 @@
-"""The native passes of training on a CPU: the library, for as many threads as torch has.
+"""The C++ library for training on a CPU, with as many threads as torch uses.
 
-Beside this file are the torch operators that run them, which compile and differentiate. Each does
-in one pass over memory what torch does in many, and gives the same numbers but for rounding;
-``None`` from ``passes`` says that this machine cannot build them. Sums are float32, whatever the
-tensors' dtype, and do not depend on the number of threads or on other images.
+The other modules of this package define torch operators on it, which compile and differentiate.
+Each computes in one pass over memory what torch does in several, with the same result up to
+rounding. Sums are float32 whatever the tensors' dtype, and do not depend on the number of threads
+or on other images.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from scanline.kernels.native.build import TRAINING, NativeBuildError, load_build
 log = logging.getLogger("scanline.native")
 
 _HANDLE, _COUNT, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
-# The arguments of each function of training.cpp after the pool, and how many arrays end them.
+# Scalar arguments of each function in training.cpp after the pool, and number of arrays after
+# those.
 _FUNCTIONS: dict[str, tuple[list[type], int]] = {
     "attention_forward": ([_HANDLE, _INT], 6),
     "attention_backward": ([_HANDLE, _INT], 10),
@@ -44,7 +45,15 @@ _FUNCTIONS: dict[str, tuple[list[type], int]] = {
 
 
 class TrainingLibrary:
-    """The native passes, run on a number of threads of their own; ``isa`` as in ``load_build``."""
+    """The library with its own thread pool.
+
+    Args:
+        threads: Number of threads.
+        isa: ISA of the build; the CPU's best by default.
+
+    Raises:
+        NativeBuildError: The library cannot be built or the threads cannot be started.
+    """
 
     def __init__(self, threads: int, isa: str | None = None) -> None:
         self.library = load_build(isa, TRAINING)
@@ -59,41 +68,41 @@ class TrainingLibrary:
         self.pool = self.library.training_open(threads)
         if not self.pool:
             raise NativeBuildError(
-                f"{threads} threads for training cannot be had: set OMP_NUM_THREADS lower"
+                f"{threads} training threads cannot be started: set a lower OMP_NUM_THREADS"
             )
-        self._turn = threading.Lock()  # the pool does one thing at a time
+        self._lock = threading.Lock()  # the pool runs one function at a time
         self.close = weakref.finalize(self, _close, self.library, self.pool, os.getpid())
-        self.close.atexit = False  # another thread may be in a pass still
+        self.close.atexit = False  # another thread may still be running a function
 
     def run(self, name: str, *arguments: object) -> None:
-        """Call a function with sizes, numbers, and tensors for its arrays, None being null.
+        """Call a C function, passing tensors as pointers and None as null.
 
-        Raises ``MemoryError`` where it lacks memory.
+        Raises ``MemoryError`` if memory is short.
         """
-        given = [x.data_ptr() if isinstance(x, Tensor) else x for x in arguments]
-        with self._turn:
-            failed = getattr(self.library, name)(self.pool, *given)
+        values = [x.data_ptr() if isinstance(x, Tensor) else x for x in arguments]
+        with self._lock:
+            failed = getattr(self.library, name)(self.pool, *values)
         if failed:
-            raise MemoryError(f"there is no memory left for {name}: take a smaller batch")
+            raise MemoryError(f"not enough memory for {name}: use a smaller batch")
 
 
 def _close(library: ctypes.CDLL, pool: int, owner: int) -> None:
-    if owner == os.getpid():  # a fork has none of the threads, and would wait for them
+    if owner == os.getpid():  # a forked process has no such threads and would wait forever
         library.training_close(pool)
 
 
 @functools.cache
-def _building(process: int) -> threading.Lock:
-    """Give a process's lock, so that one builds and the others find it; a fork has its own."""
+def _build_lock(process: int) -> threading.Lock:
+    """Return the build lock of a process. A fork has its own, because it may inherit a held one."""
     return threading.Lock()
 
 
-@functools.lru_cache(maxsize=2)  # whose threads end with it, where their number changes
+@functools.lru_cache(maxsize=2)  # evicted libraries end their threads
 def _open_library(threads: int, process: int) -> TrainingLibrary | None:
     try:
         return TrainingLibrary(threads)
     except NativeBuildError as error:
-        log.warning("training and scoring go on without their native passes, slower: %s", error)
+        log.warning("training and scoring use slower PyTorch code without C++: %s", error)
         return None
 
 
@@ -102,7 +111,7 @@ _DISABLED = ContextVar("_DISABLED", default=False)
 
 @contextlib.contextmanager
 def disabled() -> Iterator[None]:
-    """Do as torch alone would inside the block, to compare."""
+    """Use plain PyTorch inside the block, for comparisons."""
     token = _DISABLED.set(True)
     try:
         yield
@@ -112,28 +121,32 @@ def disabled() -> Iterator[None]:
 
 @assume_constant_result
 def get_library() -> TrainingLibrary | None:
-    """Give the passes for as many threads as torch has, or None where they cannot be built."""
+    """Return the library for torch's number of threads; None if disabled or not buildable."""
     if _DISABLED.get():
         return None
-    with _building(os.getpid()):
+    with _build_lock(os.getpid()):
         return _open_library(torch.get_num_threads(), os.getpid())
 
 
 def is_available() -> bool:
-    """Whether the passes are there."""
+    """Return True if the library can be used."""
     return get_library() is not None
 
 
 def require_library() -> TrainingLibrary:
-    """Give the passes, for an operator that has been chosen because they are there."""
-    those = get_library()
-    if those is None:
-        raise NativeBuildError("the native passes cannot be built here")
-    return those
+    """Return the library; raise ``NativeBuildError`` if it cannot be used."""
+    library = get_library()
+    if library is None:
+        raise NativeBuildError("the C++ training library cannot be built here")
+    return library
 
 
 def supports(x: Tensor, *dtypes: torch.dtype) -> bool:
-    """Whether the passes are there and take features of ``x``, on a CPU, in whole vectors."""
+    """Return True if the library can be used for ``x``.
+
+    It must be on the CPU, have one of the dtypes, and a last dimension that is a multiple of the
+    vector size.
+    """
     if x.device.type != "cpu" or x.dtype not in dtypes or x.numel() == 0:
         return False
     return is_available() and x.shape[-1] % require_library().lanes == 0

@@ -1,11 +1,11 @@
-// Rows of a tensor as vectors of floats, whether it holds floats or bfloat16.
+// Loads and stores of tensors' elements, float32 or bfloat16, as vectors of floats.
 #pragma once
 
 #include "../vector.h"
 
 namespace scanline {
 
-// torch's rows need not lie at a multiple of a vector's size.
+// Unaligned, because PyTorch's rows need not be aligned to a vector's size.
 inline Vec load_row(const float* p) {
     Vec v;
     std::memcpy(&v, p, sizeof v);
@@ -13,12 +13,12 @@ inline Vec load_row(const float* p) {
 }
 inline void store_row(float* p, Vec v) { std::memcpy(p, &v, sizeof v); }
 
-typedef uint16_t HalfWords __attribute__((vector_size(sizeof(Vec) / 2), may_alias));
+typedef uint16_t Bf16Vec __attribute__((vector_size(sizeof(Vec) / 2), may_alias));
 
 inline Vec load_row(const uint16_t* p) {
-    HalfWords words;
+    Bf16Vec words;
     std::memcpy(&words, p, sizeof words);
-#if defined(__AVX512F__)  // gcc would widen by halves, through memory
+#if defined(__AVX512F__)  // gcc would convert in two halves through memory
     return (Vec)((VecInt)_mm512_maskz_cvtepu16_epi32(0xffff, (__m256i)words) << 16);
 #else
     return (Vec)(__builtin_convertvector(words, VecInt) << 16);
@@ -32,7 +32,7 @@ inline void store_row(uint16_t* p, Vec v) {
     const __m256i words = _mm512_maskz_cvtepi32_epi16(0xffff, (__m512i)upper);
 #else
     const VecInt upper = ((VecInt)round_to_bf16(v) >> 16) & 0xffff;
-    const HalfWords words = __builtin_convertvector(upper, HalfWords);
+    const Bf16Vec words = __builtin_convertvector(upper, Bf16Vec);
 #endif
     std::memcpy(p, &words, sizeof words);
 }

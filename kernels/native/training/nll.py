@@ -1,4 +1,4 @@
-"""What values cost under a head's parameters, and the gradient of that, in C++, as operators."""
+"""Negative log-likelihood under a head's parameters and its gradient in C++, as torch operators."""
 
 from __future__ import annotations
 
@@ -10,39 +10,48 @@ from torch import Tensor
 from scanline.kernels.custom_op import custom_op
 from scanline.kernels.native.training.library import is_available, require_library
 
-_PIECE = 64  # pixels that a thread takes at a time
+_BLOCK = 64  # pixels per unit of work of a thread
 
 
 def supports_nll(parameters: Tensor) -> bool:
-    """Whether the operators here take these parameters."""
-    cpu = parameters.device.type == "cpu" and parameters.dtype == torch.float32
-    return cpu and is_available()
+    """Return True if these operators support the parameters."""
+    on_cpu = parameters.device.type == "cpu" and parameters.dtype == torch.float32
+    return on_cpu and is_available()
 
 
 @custom_op("scanline::mixture_nll")
 def mixture_nll(parameters: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Give -ln P of the values under mixtures of ten logistics, and its gradient.
+    """Return -ln P of values under mixtures of ten logistics, and its gradient.
 
-    ``parameters: [P, size]`` float32, ``values: [P, C]`` uint8. Returns nats ``[P]`` and their
-    derivatives by the parameters, ``[P, size]``.
+    Args:
+        parameters: float32 ``[P, size]``.
+        values: uint8 ``[P, C]``.
+
+    Returns:
+        Nats ``[P]``, and their gradient with respect to the parameters ``[P, size]``.
     """
     parameters, values = parameters.contiguous(), values.contiguous()
     nats, gradient = parameters.new_empty(len(parameters)), torch.empty_like(parameters)
-    sizes = len(parameters), _PIECE, values.shape[1], parameters.shape[1]
+    sizes = len(parameters), _BLOCK, values.shape[1], parameters.shape[1]
     require_library().run("mixture_nll", *sizes, parameters, values, nats, gradient)
     return nats, gradient
 
 
 @custom_op("scanline::categorical_nll")
 def categorical_nll(logits: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Give -ln softmax(logits)[value]: ``logits: [P, 256]`` float32, ``values: [P]`` uint8.
+    """Return -ln softmax(logits)[value].
 
-    Returns nats ``[P]``, and for the way back the largest logit and the sum of e^(logit - largest),
-    ``[P, 2]``.
+    Args:
+        logits: float32 ``[P, 256]``.
+        values: uint8 ``[P]``.
+
+    Returns:
+        Nats ``[P]``, and for the backward pass the maximum logit and the sum of
+        e^(logit - maximum), ``[P, 2]``.
     """
     logits, values = logits.contiguous(), values.contiguous()
     nats, sums = logits.new_empty(len(logits)), logits.new_empty(len(logits), 2)
-    require_library().run("categorical_forward", len(logits), _PIECE, logits, values, nats, sums)
+    require_library().run("categorical_forward", len(logits), _BLOCK, logits, values, nats, sums)
     return nats, sums
 
 
@@ -52,12 +61,12 @@ def _categorical_backward(grad: Tensor, logits: Tensor, values: Tensor, sums: Te
     gradient = torch.empty_like(logits)
     count = len(logits)
     require_library().run(
-        "categorical_backward", count, _PIECE, grad, logits, values, sums, gradient
+        "categorical_backward", count, _BLOCK, grad, logits, values, sums, gradient
     )
     return gradient
 
 
-# What torch.compile needs to know of each, and the way back.
+# Output shapes for torch.compile, and gradients.
 
 
 @mixture_nll.register_fake
@@ -75,24 +84,24 @@ def _(grad: Tensor, logits: Tensor, values: Tensor, sums: Tensor) -> Any:
     return logits.new_empty(logits.shape)
 
 
-def _keep_gradient(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.set_materialize_grads(False)  # nobody asks for the gradient's own
+def _setup_mixture(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.set_materialize_grads(False)  # the second output is never differentiated
     ctx.save_for_backward(output[1])
 
 
-def _mixture_grad(ctx: Any, grad: Tensor, _gradient: None) -> Any:
+def _differentiate_mixture(ctx: Any, grad: Tensor, _gradient: None) -> Any:
     (gradient,) = ctx.saved_tensors
     return gradient * grad.unsqueeze(1), None
 
 
-def _keep_logits(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.set_materialize_grads(False)  # nobody asks for the sums'
+def _setup_categorical(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.set_materialize_grads(False)  # the second output is never differentiated
     ctx.save_for_backward(*inputs, output[1])
 
 
-def _categorical_grad(ctx: Any, grad: Tensor, _sums: None) -> Any:
+def _differentiate_categorical(ctx: Any, grad: Tensor, _sums: None) -> Any:
     return _categorical_backward(grad, *ctx.saved_tensors), None
 
 
-mixture_nll.register_autograd(_mixture_grad, setup_context=_keep_gradient)
-categorical_nll.register_autograd(_categorical_grad, setup_context=_keep_logits)
+mixture_nll.register_autograd(_differentiate_mixture, setup_context=_setup_mixture)
+categorical_nll.register_autograd(_differentiate_categorical, setup_context=_setup_categorical)

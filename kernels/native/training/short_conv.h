@@ -1,8 +1,7 @@
-// The short convolution over rows of an image, and its gradient. The definition is
-// kernels/short_conv.py's.
+// The short convolution over rows of an image, and its gradient. Must agree with kernels/short_conv.py.
 //
-// A row and the one above it are enough at a time, so both can be what another pass has just made.
-// The last row of what is known of an image may be shorter than the others.
+// Each call needs only a row and the one above it, so both can be the output of another pass that is
+// still in the cache. The last row of an incomplete image may be shorter than the others.
 #pragma once
 
 #include <algorithm>
@@ -12,9 +11,9 @@
 namespace scanline {
 
 constexpr int TAPS = 5;    // itself, left, above left, above, above right
-constexpr int CHAINS = 4;  // of additions at once, to hide the latency of one
+constexpr int CHAINS = 4;  // of independent additions, which hide their latency
 
-// `count` places of one row, `D` features each; none where there is no such row.
+// `count` positions of an image row with `D` features each. Empty if there is no such row.
 template <typename T>
 struct ImageRow {
     const T* first = nullptr;
@@ -25,8 +24,8 @@ struct ImageRow {
     }
 };
 
-// y[c] = Σ_i weight[i] tap_i for each place of `here`, `row` above it. With DIRECTION -1 `row` is the
-// one below and all is mirrored: the gradient of the places that the taps were of.
+// y[c] = Σ_i weight[i] tap_i for each position of `here`, where `row` is the row above. With DIRECTION
+// -1 `row` is the row below and all offsets are mirrored, which gives the gradient of the inputs.
 template <int DIRECTION, typename From, typename To>
 inline void convolve_row(const ImageRow<From>& here, const ImageRow<From>& row, int64_t D,
                          int64_t stride, const float* weight, To* y) {
@@ -35,7 +34,7 @@ inline void convolve_row(const ImageRow<From>& here, const ImageRow<From>& row, 
         const From* const taps[TAPS] = {here.at(c, D), here.at(c - s, D), row.at(c - s, D),
                                         row.at(c, D), row.at(c + s, D)};
         To* const out = y + c * D;
-        const bool all = taps[1] && taps[2] && taps[3] && taps[4];  // not at an edge
+        const bool all = taps[1] && taps[2] && taps[3] && taps[4];  // not at an edge of the image
         for (int64_t d = 0; d < D; d += LANES) {
             Vec total = load_row(taps[0] + d) * load_row(weight + d);
             for (int i = 1; i < TAPS; ++i)
@@ -48,8 +47,9 @@ inline void convolve_row(const ImageRow<From>& here, const ImageRow<From>& row, 
 
 // grad_weight[i] += Σ_c grad[c] tap_i[c]: `grad_weight: [5, D]`.
 template <typename T>
-inline void weigh_row(const ImageRow<T>& grad, const ImageRow<float>& here,
-                      const ImageRow<float>& above, int64_t D, int64_t stride, float* grad_weight) {
+inline void add_weight_gradient(const ImageRow<T>& grad, const ImageRow<float>& here,
+                                const ImageRow<float>& above, int64_t D, int64_t stride,
+                                float* grad_weight) {
     const int64_t shifts[TAPS] = {0, -stride, -stride, 0, stride};
     for (int i = 0; i < TAPS; ++i) {
         const ImageRow<float>& row = i < 2 ? here : above;

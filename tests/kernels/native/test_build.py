@@ -63,7 +63,7 @@ def test_a_compiler_that_does_not_know_the_best(
     compiler.write_text(compiler.read_text().replace("while", f"{refuse}while"))
     native.load_library()
     assert [path.name.split("-")[1] for path in cache.iterdir()] == [second]
-    assert f"using {second}, not this CPU's best: " in caplog.text
+    assert f"using {second} instead of this CPU's best ISA: " in caplog.text
     assert f"error: unknown {flag}" in caplog.text
     with pytest.raises(native_build.NativeBuildError, match="unknown"):
         native.load_library(best)
@@ -77,22 +77,22 @@ def test_a_compiler_that_is_killed_ends_the_build(
 ) -> None:
     """As by Ctrl-C, which the compiler gets too: no lesser ISA is tried in its place."""
     compiler.write_text(compiler.read_text().replace("while", "kill -TERM $$\nwhile"))
-    with pytest.raises(native_build.InterruptedBuildError, match=r"ended by signal 15 \(Term"):
+    with pytest.raises(native_build.InterruptedBuildError, match=r"killed by signal 15 \(Term"):
         native.load_library()
     assert runs(compiler) == 1
     assert list(cache.iterdir()) == []
     said = 'echo "no room in $TMPDIR" >&2\nkill -TERM'
     compiler.write_text(compiler.read_text().replace("kill -TERM", said))
     with pytest.raises(
-        native_build.InterruptedBuildError, match=f"saying 'no room in {cache}/.decoder-"
+        native_build.InterruptedBuildError, match=f"with the output 'no room in {cache}/.decoder-"
     ):
         native.load_library()
     compiler.write_text(compiler.read_text().replace(said, "kill -TERM"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # or auto takes the device
-    with pytest.raises(BackendError, match="ended by signal 15"):
+    with pytest.raises(BackendError, match="killed by signal 15"):
         create_decoder(TINY, 1, "native")
     assert isinstance(create_decoder(TINY, 1), ReferenceDecoder)
-    assert "ended by signal 15" in caplog.text
+    assert "killed by signal 15" in caplog.text
     assert runs(compiler) == 4
 
 
@@ -128,7 +128,7 @@ def test_a_compiler_that_takes_too_long_ends_the_build(
         raise subprocess.TimeoutExpired(command, fields["timeout"])
 
     monkeypatch.setattr(subprocess, "run", slow)
-    with pytest.raises(native_build.InterruptedBuildError, match="was not done after 300 s"):
+    with pytest.raises(native_build.InterruptedBuildError, match="took longer than 300 s"):
         native.load_library()
     assert len(tried) == 1
     assert list(cache.iterdir()) == []
@@ -141,14 +141,14 @@ def test_a_compiler_that_fails(
     broken.write_text("#!/bin/sh\n[ $1 = --version ] || { echo 'error: no' >&2; exit 1; }\n")
     broken.chmod(0o755)
     monkeypatch.setenv("CXX", str(broken))
-    with pytest.raises(BackendError, match=r"failed \(error: no\); name another one in CXX"):
+    with pytest.raises(BackendError, match=r"failed \(error: no\); set CXX to another one"):
         create_decoder(TINY, 1, "native")
     assert list(cache.iterdir()) == []
     monkeypatch.setenv("CXX", "g++ '-O2")
-    with pytest.raises(BackendError, match="CXX cannot be read: no closing quotation"):
+    with pytest.raises(BackendError, match="CXX cannot be parsed: no closing quotation"):
         create_decoder(TINY, 1, "native")
     monkeypatch.setenv("CXX", "/nowhere/c++")
-    with pytest.raises(BackendError, match="CXX names '/nowhere/c\\+\\+', which is not there"):
+    with pytest.raises(BackendError, match="CXX is '/nowhere/c\\+\\+', which does not exist"):
         create_decoder(TINY, 1, "native")
 
 
@@ -211,11 +211,12 @@ print("clean")
 TRAINED = """
 import itertools, torch
 from scanline.kernels.ops.attention import linear_attention
-from scanline.kernels.ops.linear import embedding_sum
+from scanline.kernels.ops.embedding import embedding_sum
 from scanline.kernels.native.training import library
 from scanline.kernels.native.training.nll import categorical_nll, mixture_nll
 from scanline.kernels.native.training.linear import weight_gradient
-from scanline.kernels.ops.residual import LinearOutput, linear_gelu, residual
+from scanline.kernels.ops.linear import LinearOutput, linear_gelu
+from scanline.kernels.ops.residual import residual
 
 def wants(*shape, dtype=torch.float32):
     return torch.randn(shape, dtype=dtype, requires_grad=True)

@@ -82,7 +82,7 @@ def test_a_limit_is_what_takes_the_machine_longer(
 def test_what_cannot_be_measured_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     build_sooner("portable", monkeypatch)
     library = native.load_library("portable")
-    with pytest.raises(native_build.NativeBuildError, match="memory or threads are short"):
+    with pytest.raises(native_build.NativeBuildError, match="not enough memory or threads"):
         native.measure_bandwidth(library, 1, 1 << 60)
 
 

@@ -247,7 +247,7 @@ for _ in range(2):
         env={**os.environ, "CXX": "no-such-compiler", "SCANLINE_CACHE": "/nonexistent"},
     )  # fmt: skip
     assert done.stdout.count("torch.Size([1, 4, 1, 32])") == 2
-    assert done.stderr.count("without their native passes, slower") == 1
+    assert done.stderr.count("use slower PyTorch code without C++") == 1
     assert "install g++" in done.stderr
 
 
@@ -297,7 +297,7 @@ given = library.get_library()
 assert given is not None
 at_work = threading.Event()
 def work():
-    with given._turn:  # as in the middle of a pass
+    with given._lock:  # as in the middle of a pass
         at_work.set()
         threading.Event().wait()
 threading.Thread(target=work, daemon=True).start()

@@ -10,14 +10,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from scanline.kernels.native.training import library
-from scanline.kernels.ops.residual import (
+from scanline.kernels.ops.linear import (
     LinearOutput,
     linear_deferred_bias,
     linear_gelu,
-    naive_residual,
-    residual,
     with_bias,
 )
+from scanline.kernels.ops.residual import naive_residual, residual
 from tests.conftest import assert_close
 
 COLUMNS = 9
@@ -176,7 +175,7 @@ def test_what_the_passes_do_not_take_is_computed_all_the_same(dtype: torch.dtype
 
 def test_a_convolution_that_does_not_fit_is_refused() -> None:
     x, norm = torch.randn(1, 9, 16), (torch.ones(16), torch.zeros(16))
-    with pytest.raises(ValueError, match="stride must be 1 to -1"):
+    with pytest.raises(ValueError, match="stride must be from 1 to -1"):
         residual(x, None, norm, torch.randn(5, 16))
     with pytest.raises(ValueError, match=r"weight must be \[5, 16\]"):
         residual(x, None, norm, torch.randn(4, 16), columns=3)

@@ -1,65 +1,27 @@
-// What crosses the C ABI, and the parts of the network that are no products: embeddings and norms.
+// The layers other than matrix products and attention: embedding tables, the input embedding and layer
+// norm.
 #pragma once
 
 #include <algorithm>
 
+#include "abi.h"
 #include "vector.h"
-
-extern "C" {
-
-// Mirrored by kernels/native/abi.py, field by field.
-struct Config {
-    int32_t height, width, channels, step_channels;
-    int32_t neighbourhood, sinusoidal, categorical, pre_norm, gelu;
-    int32_t start_given, first_value, classes, short_conv;
-    int32_t n_layers, n_heads, d_model, d_ff, head_outputs, step_draws;
-    int32_t max_slots, precision, threads, team, speculate;  // precision: a Format
-};
-
-// Torch's tensors as they are, float32 and contiguous; null where the network has no such part.
-struct LayerWeights {
-    const float *query_weight, *query_bias, *key_weight, *key_bias, *value_weight, *value_bias;
-    const float *out_weight, *out_bias, *linear1_weight, *linear1_bias;
-    const float *linear2_weight, *linear2_bias;
-    const float *norm1_weight, *norm1_bias, *norm2_weight, *norm2_bias;
-    const float *conv1_weight, *conv2_weight;
-};
-struct Weights {
-    const float *value_embedding, *start, *tables, *linear_weight, *linear_bias, *code;
-    const float *row, *column, *channel, *label;
-    const float *norm_weight, *norm_bias, *head_weight, *head_bias, *head_tables;
-    const LayerWeights* layers;
-};
-
-// The decoder's arrays, one row a slot; shapes in model/decoders/base.py.
-struct Arrays {
-    uint8_t* canvas;
-    float* bits;
-    int32_t* positions;
-    const uint8_t* known;
-    const uint64_t *seed, *particle;
-    const float* temperature;
-    const int32_t* label;
-    const float *top_p, *guidance;
-    const int32_t* twin;
-};
-}
 
 namespace scanline {
 
-// Steps of the network that one pixel takes.
+// Number of network steps per pixel.
 inline int steps_per_pixel(const Config& config) { return config.channels / config.step_channels; }
 
-// The causal neighbours (row, column) of a pixel, in the order of model/config.py.
+// Offsets (row, column) of a pixel's causal neighbours, in the order of model/config.py.
 constexpr int NEIGHBOURS = 17;
-constexpr int NEIGHBOUR[NEIGHBOURS][2] = {
+constexpr int NEIGHBOUR_OFFSETS[NEIGHBOURS][2] = {
     {0, -3},  {0, -2},  {0, -1},  {-1, -3}, {-1, -2}, {-1, -1}, {-1, 0}, {-1, 1}, {-1, 2},
     {-1, 3},  {-2, -3}, {-2, -2}, {-2, -1}, {-2, 0},  {-2, 1},  {-2, 2}, {-2, 3},
 };
 constexpr int TAPS = 5;  // of the short convolution
-constexpr int OUTSIDE = 256;  // id of a neighbour beyond the border, or not yet decided
+constexpr int OUTSIDE = 256;  // id of a neighbour outside the image or not yet decided
 
-// Rows of a table, each padded to whole vectors.
+// A matrix whose rows are padded to `stride` floats. False if the network has no such table.
 class Table {
 public:
     Table(const float* source, int rows, int columns, int stride)
@@ -68,7 +30,7 @@ public:
         for (int r = 0; source && r < rows; ++r)
             std::copy_n(source + static_cast<size_t>(r) * columns, columns, (*this)[r]);
     }
-    // From a linear map's [columns, rows] matrix: row i is what input i adds.
+    // Transpose a linear map's [columns, rows] weight, so that row i holds the weights of input i.
     static Table transposed(const float* source, int rows, int columns, int stride) {
         Table table(nullptr, 0, 0, stride);
         if (!source) return table;
@@ -101,17 +63,18 @@ private:
     bool present_;
 };
 
-// What a step sees (model/inputs.py), with its place and its label.
+// Input embedding of a step: its values (model/inputs.py), position and label.
 class Embedding {
 public:
-    // `embedded` and `model` are sizes in whole vectors, `wide` is what a row of the stream holds.
+    // `embedded` and `model` are sizes padded to whole vectors, `wide` is the residual stream's row
+    // size.
     Embedding(const Config& c, const Weights& w, int embedded, int model, int wide)
         : config_(c), pixels_(c.height * c.width), steps_per_pixel_(steps_per_pixel(c)),
-          places_(NEIGHBOURS * c.channels + steps_per_pixel_ - 1),
+          neighbours_(NEIGHBOURS * c.channels + steps_per_pixel_ - 1),
           size_(c.sinusoidal ? c.d_model / 2 : c.d_model),
           values_(w.value_embedding, 256, size_, embedded), start_(w.start, 1, c.d_model, model),
-          tables_(w.tables, places_ * (OUTSIDE + 1), size_, embedded),
-          linear_(Table::transposed(w.linear_weight, 2 * places_, size_, embedded)),
+          tables_(w.tables, neighbours_ * (OUTSIDE + 1), size_, embedded),
+          linear_(Table::transposed(w.linear_weight, 2 * neighbours_, size_, embedded)),
           linear_bias_(w.linear_bias, 1, size_, embedded),
           code_(w.code, pixels_ * steps_per_pixel_, size_, size_),
           row_(w.row, c.height, c.d_model, model), column_(w.column, c.width, c.d_model, model),
@@ -121,8 +84,8 @@ public:
     void embed(const Arrays& arrays, int slot, int step, float* x) const {
         const size_t values = static_cast<size_t>(pixels_ * config_.channels);
         const uint8_t* canvas = arrays.canvas + static_cast<size_t>(slot) * values;
-        std::fill_n(x, wide_, 0.0f);  // the padding too: no row may find another's there
-        if (config_.neighbourhood) around(canvas, step, x);
+        std::fill_n(x, wide_, 0.0f);  // including the padding, which may hold another row's values
+        if (config_.neighbourhood) add_neighbourhood(canvas, step, x);
         else values_.add(canvas[step > 0 ? step - 1 : 0], x);
         if (code_) std::copy_n(code_[step], size_, x + size_);
         if (start_ && step == 0) std::copy_n(start_[0], model_, x);
@@ -139,62 +102,64 @@ public:
     }
 
 private:
-    void around(const uint8_t* canvas, int step, float* x) const {
-        const int pixel = step / steps_per_pixel_, part = step % steps_per_pixel_;
+    void add_neighbourhood(const uint8_t* canvas, int step, float* x) const {
+        const int pixel = step / steps_per_pixel_, decided = step % steps_per_pixel_;
         const int row = pixel / config_.width, column = pixel % config_.width;
         if (linear_bias_) linear_bias_.add(0, x);
-        int place = 0;
-        for (const auto& offset : NEIGHBOUR) {
+        int neighbour = 0;
+        for (const auto& offset : NEIGHBOUR_OFFSETS) {
             const int r = row + offset[0], c = column + offset[1];
             const bool inside = r >= 0 && c >= 0 && c < config_.width;
             const int first = (r * config_.width + c) * config_.channels;
             for (int channel = 0; channel < config_.channels; ++channel)
-                see(place++, inside ? canvas[first + channel] : OUTSIDE, x);
+                add_neighbour(neighbour++, inside ? canvas[first + channel] : OUTSIDE, x);
         }
-        // One value a step: the pixel's own earlier channels are places too.
+        // With one value per step, the pixel's own earlier channels are neighbours as well.
         for (int channel = 0; channel + 1 < steps_per_pixel_; ++channel)
-            see(place++, channel < part ? canvas[pixel * config_.channels + channel] : OUTSIDE, x);
+            add_neighbour(neighbour++,
+                          channel < decided ? canvas[pixel * config_.channels + channel] : OUTSIDE, x);
     }
 
-    void see(int place, int id, float* x) const {
-        if (tables_) tables_.add(place * (OUTSIDE + 1) + id, x);
+    void add_neighbour(int neighbour, int id, float* x) const {
+        if (tables_) tables_.add(neighbour * (OUTSIDE + 1) + id, x);
         if (!linear_) return;
-        if (id == OUTSIDE) linear_.add(places_ + place, x);
-        else linear_.add_scaled(place, static_cast<float>(id) / 127.5f - 1.0f, x);
+        if (id == OUTSIDE) linear_.add(neighbours_ + neighbour, x);
+        else linear_.add_scaled(neighbour, static_cast<float>(id) / 127.5f - 1.0f, x);
     }
 
     const Config config_;
-    const int pixels_, steps_per_pixel_, places_, size_;
+    const int pixels_, steps_per_pixel_, neighbours_, size_;
     const Table values_, start_, tables_, linear_, linear_bias_, code_;
     const Table row_, column_, channel_, label_;
     const int model_, wide_;
 };
 
-// Layer norm; the padding of its weight and bias is 0, and so is that of its result.
-class Norm {
+// Layer norm. Weight and bias are padded with zeros, so the result's padding is zero.
+class LayerNorm {
 public:
-    Norm(const float* weight, const float* bias, int size, int padded)
+    LayerNorm(const float* weight, const float* bias, int size, int padded)
         : size_(size), padded_(padded), weight_(weight, 1, size, padded),
           bias_(bias, 1, size, padded), mask_(static_cast<size_t>(padded)) {
         for (int i = 0; i < size; ++i) mask_.get()[i] = 1.0f;
     }
 
-    template <typename Put>
-    void apply(const float* x, Put put) const {
+    template <typename Emit>
+    void apply(const float* x, Emit emit) const {
         Vec total = {};
         for (int i = 0; i < padded_; i += LANES) total = total + load(x + i);
-        const Vec mean = broadcast(sum(total) / static_cast<float>(size_));
+        const Vec mean = broadcast(horizontal_sum(total) / static_cast<float>(size_));
         Vec squares = {};
         for (int i = 0; i < padded_; i += LANES) {
             const Vec centred = (load(x + i) - mean) * load(mask_.get() + i);
             squares = fma(centred, centred, squares);
         }
-        const float variance = sum(squares) / static_cast<float>(size_);
-        // Of what is infinite no number comes, as the definition has it, and not a scale of 0.
+        const float variance = horizontal_sum(squares) / static_cast<float>(size_);
+        // If the variance is infinite, `variance * 0` makes the result NaN, as in PyTorch, instead of
+        // 0.
         const Vec scale = broadcast(1.0f / std::sqrt(variance + 1e-5f) + variance * 0.0f);
         for (int i = 0; i < padded_; i += LANES) {
             const Vec centred = (load(x + i) - mean) * scale;
-            put(i, fma(centred, load(weight_[0] + i), load(bias_[0] + i)));
+            emit(i, fma(centred, load(weight_[0] + i), load(bias_[0] + i)));
         }
     }
 
