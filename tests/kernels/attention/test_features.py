@@ -130,7 +130,7 @@ def test_maps_that_are_none_are_refused() -> None:
     for form in (naive_linear_attention, linear_attention):
         with pytest.raises(ValueError, match=f"one of {', '.join(FEATURE_MAPS)}, or None, not"):
             form(q, k, v, feature_map="cosine")  # type: ignore[arg-type]
-        with pytest.raises(ValueError, match="'random' needs its directions"):
+        with pytest.raises(ValueError, match="'random' needs directions"):
             form(q, k, v, feature_map="random")
         with pytest.raises(ValueError, match="q and k must both be"):
             form(q, k[:, 1:], v, feature_map="polynomial")
