@@ -97,5 +97,5 @@ def test_a_fork_is_told_to_open_its_own() -> None:
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("open one here") == 2
+    assert done.stdout.count("open a new one here") == 2
     assert done.stdout.endswith("True\n")
