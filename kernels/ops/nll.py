@@ -35,5 +35,6 @@ def mixture_nll(
     """
     if not native.supports_nll(parameters):
         return definition(parameters, values)
-    nats = native.mixture_nll(parameters.flatten(0, -2), values.to(torch.uint8).flatten(0, -2))[0]
+    flat = parameters.flatten(0, -2), values.to(torch.uint8).flatten(0, -2)
+    nats: Tensor = native.mixture_nll(*flat)[0]
     return nats.view(values.shape[:-1])
