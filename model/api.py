@@ -17,9 +17,9 @@ from scanline.model.decoders.base import NO_SLOT, InputBatch
 from scanline.model.decoders.factory import create_decoder
 from scanline.model.evaluation.pixel_bits import pixel_bits
 from scanline.model.network import LinearTransformer
-from scanline.model.noise import MAX_SEED, image_seed, random_label
+from scanline.model.noise import MAX_SEED, image_seed
 from scanline.model.particles import run_particle_filters
-from scanline.model.sampling import resolve
+from scanline.model.sampling import SamplingOptions, resolve
 
 ModelSource = LinearTransformer | Checkpoint | Path | str
 Label = int | str | None
@@ -186,16 +186,18 @@ def generate(
     mixed = len({one is None for one in image_labels}) > 1
     image_params = [
         resolve(
-            config, defaults, one, top_p, None if mixed and one is None else guidance, particles
+            config,
+            defaults,
+            SamplingOptions(
+                label=one,
+                temperature=temperature,
+                top_p=top_p,
+                guidance=None if mixed and one is None else guidance,
+                particles=particles,
+            ),
         )
         for one in image_labels
     ]
-    labels, scale = np.zeros(n, np.int32), np.ones(n, np.float32)
-    for image, params in enumerate(image_params):
-        labels[image] = (
-            random_label(seeds[image], len(config.classes)) if params.random_label else params.label
-        )
-        scale[image] = params.guidance
     slots_per_image = max(params.slots for params in image_params)
     if slots < slots_per_image:
         raise ValueError(
@@ -210,11 +212,12 @@ def generate(
     for first in range(0, n, batch):
         rows = np.arange(first, min(first + batch, n))
         inputs = InputBatch.empty(config, len(rows))
-        inputs.temperature[:] = temperature
-        inputs.top_p[:] = image_params[0].top_p
-        inputs.label[:], inputs.guidance[:] = labels[rows], scale[rows]
+        for row, image in enumerate(rows):
+            params = image_params[image]
+            params.write_to(inputs, row, params.image_label(config, seeds[image]))
         leads = particles * (rows - first)
-        inputs.twin[:] = np.where(scale[rows] == 1, NO_SLOT, particles * batch + leads)
+        guided = [image_params[image].guided for image in rows]
+        inputs.twin[:] = np.where(guided, particles * batch + leads, NO_SLOT)
         inputs.seed[:] = seeds[first : first + batch]
         if given is not None and known is not None:
             inputs.canvas[:], inputs.known[:] = _to_canvases(given[rows]), known.reshape(-1)

@@ -1,64 +1,105 @@
-"""Sampling parameters: validation, and the model's defaults."""
+"""Sampling parameters: the options of a request, and their resolution with a model's defaults."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 
 from scanline.model.checkpoint import SamplingDefaults
 from scanline.model.config import MAX_GUIDANCE, NO_LABEL, ModelConfig
-from scanline.model.noise import RANDOM
+from scanline.model.decoders.base import InputBatch
+from scanline.model.noise import RANDOM, random_label
 from scanline.model.particles import MAX_PARTICLES
 
 
 class SamplingError(ValueError):
-    """Invalid sampling parameter, with the field ``param`` and an error ``code``."""
+    """Invalid sampling option.
+
+    Attributes:
+        param: The name of the option.
+        code: The kind of error, as in the HTTP API.
+    """
 
     def __init__(self, message: str, param: str, code: str) -> None:
         super().__init__(message)
         self.param, self.code = param, code
 
 
-class SamplingParams(NamedTuple):
-    """Validated sampling parameters, with the model's defaults filled in.
+@dataclass(frozen=True, kw_only=True)
+class SamplingOptions:
+    """Sampling options of a request, in which None selects the model's default.
+
+    A new option needs a field here and in ``SamplingParams``, and a line in ``resolve`` and
+    ``SamplingParams.write_to``.
 
     Attributes:
-        label: A class number, or -1 for none.
-        random_label: Whether the seed of each image chooses its class.
-        top_p: Share of the probability to keep, in (0, 1].
-        guidance: Strength of classifier-free guidance; 1 for none.
-        particles: The number of particles per image.
+        label: A class by name or number, "random" for a class chosen by each image's seed, None
+            for no class.
+        temperature: 1 samples from the model's distribution, 0 takes the most likely value.
+        top_p: Total probability of the values that are kept.
+        guidance: Strength of the label (classifier-free guidance); 1 is the plain model.
+        particles: Number of particles per image (model/particles.py).
     """
 
-    label: int
-    random_label: bool
-    top_p: float
-    guidance: float
-    particles: int
+    label: int | str | None = None
+    temperature: float = 1.0
+    top_p: float | None = None
+    guidance: float | None = None
+    particles: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """Resolved sampling parameters, without defaults of a model.
+
+    Attributes:
+        label: The index of the class, ``NO_LABEL`` for none.
+        random_label: Whether each image's class is chosen by its seed.
+        temperature, top_p, guidance, particles: As in ``SamplingOptions``.
+    """
+
+    label: int = NO_LABEL
+    random_label: bool = False
+    temperature: float = 1.0
+    top_p: float = 1.0
+    guidance: float = 1.0
+    particles: int = 1
+
+    @property
+    def guided(self) -> bool:
+        """Whether each slot needs a twin, which draws without the label."""
+        return self.guidance != 1
 
     @property
     def slots(self) -> int:
         """Number of decoder slots per image."""
-        return self.particles * (2 if self.guidance != 1 else 1)
+        return self.particles * (2 if self.guided else 1)
+
+    def image_label(self, config: ModelConfig, seed: int) -> int:
+        """Return the class index of the image with this seed."""
+        return random_label(seed, len(config.classes)) if self.random_label else self.label
+
+    def write_to(self, inputs: InputBatch, row: int, label: int) -> None:
+        """Set one row of a decoder's inputs, with the image's ``label``."""
+        inputs.label[row] = label
+        inputs.temperature[row] = self.temperature
+        inputs.top_p[row] = self.top_p
+        inputs.guidance[row] = self.guidance
 
 
 def resolve(
-    config: ModelConfig,
-    defaults: SamplingDefaults,
-    label: int | str | None,
-    top_p: float | None = None,
-    guidance: float | None = None,
-    particles: int = 1,
+    config: ModelConfig, defaults: SamplingDefaults, options: SamplingOptions
 ) -> SamplingParams:
-    """Validate sampling parameters; replace None by the model's default.
+    """Validate options, and fill in the model's defaults.
 
-    The label "random" means that the seed of each image chooses its class, unless a class has
-    that name. Without a label the default guidance is 1.
+    The label "random" selects a class per image, unless the model has a class of that name. The
+    default guidance applies to images with a label only.
 
     Raises:
-        SamplingError: If a parameter is out of range or the model does not support it.
+        SamplingError: If an option is out of range, or if the model cannot honour it.
     """
+    label, top_p, guidance = options.label, options.top_p, options.guidance
     names = [name.lower() for name in config.classes]
     by_seed = isinstance(label, str) and label.strip().lower() == RANDOM and RANDOM not in names
     if by_seed and not names:
@@ -92,10 +133,17 @@ def resolve(
         top_p = defaults.top_p
     elif not 0 < top_p <= 1:
         raise SamplingError("top_p must be above 0 and at most 1", "top_p", "out_of_range")
-    if not 1 <= particles <= MAX_PARTICLES:
+    if not 1 <= options.particles <= MAX_PARTICLES:
         raise SamplingError(f"particles must be 1 to {MAX_PARTICLES}", "particles", "out_of_range")
     # Decoders use float32: treat what rounds to 1 as 1, and keep top_p above 0.
     if np.float32(guidance) == 1:
         guidance = 1.0
     top_p = max(top_p, float(np.finfo(np.float32).tiny))
-    return SamplingParams(number, by_seed, top_p, guidance, particles)
+    return SamplingParams(
+        label=number,
+        random_label=by_seed,
+        temperature=options.temperature,
+        top_p=top_p,
+        guidance=guidance,
+        particles=options.particles,
+    )

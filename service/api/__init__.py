@@ -1,1 +1,1 @@
-"""The API under ``/v1``."""
+"""HTTP API under ``/v1``: routes, request and reply shapes."""

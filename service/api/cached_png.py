@@ -1,4 +1,4 @@
-"""A sample as a file: its address says all that it depends on beside the model's weights."""
+"""Cacheable PNG replies: one sample per URL, with an ``ETag``."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from scanline.model.config import ModelConfig
 from scanline.model.noise import MAX_SEED
 from scanline.service.api.dependencies import (
     COMMON_DEPENDENCIES,
-    Server,
+    AppStateDep,
     find_model,
-    resolve_sampling,
 )
-from scanline.service.api.requests import LABEL_HELP, Guidance, Temperature, TopP
+from scanline.service.api.requests import SampleQuery
+from scanline.service.api.specs import build_spec
 from scanline.service.api.submission import submit_generation
 from scanline.service.engine.generation import GenerationSpec
 from scanline.service.engine.idempotency import RequestKey, fingerprint
@@ -32,69 +32,80 @@ router = APIRouter(prefix="/v1", dependencies=COMMON_DEPENDENCIES)
 _CACHED = {name: {"schema": {"type": "string"}} for name in ("ETag", "Cache-Control")}
 _REPLIES: dict[int | str, dict[str, Any]] = error_responses(404, 429, 500, 503) | {
     200: {"description": "The sample.", "content": {"image/png": {}}, "headers": _CACHED},
-    304: {"description": "It is still the one of `If-None-Match`."},
+    304: {"description": "The client's copy (`If-None-Match`) is still valid."},
 }
 
 
-def _digits(text: str) -> str:
-    """Refuse whatever else is a number to Python: one picture has one address."""
+def _canonical_decimal(text: str) -> str:
+    """Refuse other notations of an integer, so that one picture has one URL."""
     if not text.isascii() or not text.isdecimal() or (text[0] == "0" and len(text) > 1):
-        raise ValueError("write it in digits alone, without zeros before it")
+        raise ValueError("must consist of digits, without leading zeros")
     if len(text) > len(str(MAX_SEED)) or int(text) > MAX_SEED:
-        raise ValueError(f"a seed is 0 to {MAX_SEED}")
+        raise ValueError(f"must be 0 to {MAX_SEED}")
     return text
 
 
 Seed = Annotated[
     int,
-    BeforeValidator(_digits),
+    BeforeValidator(_canonical_decimal),
     WithJsonSchema({"type": "integer", "minimum": 0, "maximum": MAX_SEED}),
-    Path(description="Of the sample."),
+    Path(description="Seed of the sample."),
 ]
 
 
-def _known_tags(
+def _client_etags(
     request: Request, if_none_match: Annotated[str | None, Header()] = None
 ) -> set[str]:
+    """Return the ETags in the `If-None-Match` headers."""
     tags = ",".join(request.headers.getlist("if-none-match")).split(",")
     return {tag.strip().removeprefix("W/") for tag in tags}
 
 
-KnownETags = Annotated[set[str], Depends(_known_tags)]  # those of `If-None-Match`
-
-
-Encode = Callable[[list[NDArray[np.uint8]], ModelConfig], bytes]  # images of [T, C] to a PNG
+ClientETags = Annotated[set[str], Depends(_client_etags)]
+Encode = Callable[[list[NDArray[np.uint8]], ModelConfig], bytes]  # images [T, C] to one PNG
 
 
 async def png_response(
     request: Request,
-    server: AppState,
+    app_state: AppState,
     loaded: LoadedModel,
     spec: GenerationSpec,
-    tags: set[str],
-    caching: str,
+    etags: set[str],
+    cache_control: str,
     encode: Encode,
 ) -> Response:
-    """Draw what an address names, and reply with a picture of it; 304 if the client has it already.
+    """Draw a spec and reply with a PNG; 304 if the client has it already.
 
-    Its ``ETag`` is the same for as long as the bytes are, and what was asked for a moment ago is
-    not drawn again. ``caching`` is the reply's ``Cache-Control``.
+    The ``ETag`` is the same as long as the bytes are. It is also the idempotency key, so that a
+    recent picture is not drawn again.
+
+    Args:
+        request: The HTTP request.
+        app_state: The application state.
+        loaded: The model that draws.
+        spec: The images to draw.
+        etags: The client's ETags (``ClientETags``).
+        cache_control: The reply's ``Cache-Control``.
+        encode: Encodes all images as one PNG.
+
+    Raises:
+        ApiError: If drawing fails or is cancelled.
     """
-    mark = fingerprint(loaded.engine.name, spec, spec.seed)
-    tag = f'"{hashlib.sha256(loaded.fingerprint.encode() + mark).hexdigest()[:32]}"'
-    headers = {"ETag": tag, "Cache-Control": caching}
-    if tags & {tag, "*"}:
+    digest = fingerprint(loaded.engine.name, spec, spec.seed)
+    etag = f'"{hashlib.sha256(loaded.fingerprint.encode() + digest).hexdigest()[:32]}"'
+    headers = {"ETag": etag, "Cache-Control": cache_control}
+    if etags & {etag, "*"}:
         return Response(status_code=304, headers=headers)
     generation = submit_generation(
-        request, server, loaded.engine, spec, RequestKey("sample", tag, mark)
+        request, app_state, loaded.engine, spec, RequestKey("sample", etag, digest)
     )
     await wait_for_result(request, loaded.engine, generation)
-    if failed := incomplete_error(generation):
-        raise failed
+    if error := incomplete_error(generation):
+        raise error
     config = generation.config
     images = [image.read(0, config.pixels) for image in generation.images]
     async with watch_client(request) as client:
-        png = await server.encode_pool.run(client, encode, images, config)
+        png = await app_state.encode_pool.run(client, encode, images, config)
     return Response(png, media_type="image/png", headers=headers)
 
 
@@ -103,24 +114,21 @@ async def png_response(
 )
 async def get_sample(
     request: Request,
-    server: Server,
+    app_state: AppStateDep,
     model: str,
     seed: Seed,
-    tags: KnownETags,
-    label: Annotated[str | None, Query(description=LABEL_HELP)] = None,
-    guidance: Guidance = None,
-    top_p: TopP = None,
-    temperature: Temperature = 1.0,
+    etags: ClientETags,
+    query: Annotated[SampleQuery, Query()],
 ) -> Response:
-    """Draw one sample; its `ETag` is the same for as long as the bytes are."""
-    loaded = find_model(server, model)
-    params = resolve_sampling(server, loaded, label or None, top_p, guidance)
-    spec = GenerationSpec(n=1, seed=seed, temperature=temperature, **params._asdict())
-    # What needs a key is for its owner's cache alone. A cache asks again each time, which costs
-    # nothing, for with other weights the same address has another picture.
-    whose = "private" if server.settings.api_keys else "public"
+    """Draw one sample. Its `ETag` is the same as long as the bytes are."""
+    loaded = find_model(app_state, model)
+    options = query.sampling_options(label=query.label or None)
+    spec = build_spec(app_state, loaded, options, seed=seed)
+    # With API keys, only the client itself may cache the reply. `no-cache` makes caches revalidate
+    # each time, because the picture changes with the weights.
+    scope = "private" if app_state.settings.api_keys else "public"
 
     def encode(images: list[NDArray[np.uint8]], config: ModelConfig) -> bytes:
         return to_png(images[0], config)
 
-    return await png_response(request, server, loaded, spec, tags, f"{whose}, no-cache", encode)
+    return await png_response(request, app_state, loaded, spec, etags, f"{scope}, no-cache", encode)

@@ -1,4 +1,4 @@
-"""How far a reader of a stream is, written into each event's id, so that nothing is sent twice."""
+"""Stream cursors: a reader's progress, encoded in each event's id so that a stream can resume."""
 
 from __future__ import annotations
 
@@ -10,36 +10,42 @@ from typing import NamedTuple
 from scanline.service.engine.generation import Generation
 from scanline.service.http.errors import ApiError
 
-END_ID = "end"  # the id of a stream's last event: whoever names it has seen all
+END_ID = "end"  # id of a stream's last event
 _RUN = re.compile(r"(?:(\d{1,7})\*)?(\d{1,7})(?:\.(\d{1,7}))?(!?)", re.ASCII)
 
 
 class Cursor(NamedTuple):
-    """How far a reader is in an image.
+    """Reader's progress in one image.
 
-    ``position`` counts its pixels, ``changes`` those of what it had been told before, and ``told``
-    says whether it knows of the image's end.
+    Attributes:
+        position: Number of pixels sent.
+        revisions: Number of revisions sent (``Image.revisions``).
+        ended: Whether the ``image`` event was sent.
     """
 
     position: int = 0
-    changes: int = 0
-    told: bool = False
+    revisions: int = 0
+    ended: bool = False
 
     def __str__(self) -> str:
-        changes = f".{self.changes}" if self.changes else ""
-        return f"{self.position}{changes}{'!' if self.told else ''}"
+        revisions = f".{self.revisions}" if self.revisions else ""
+        return f"{self.position}{revisions}{'!' if self.ended else ''}"
 
 
 def format_cursors(cursors: Sequence[Cursor]) -> str:
-    """Write cursors as an event's id: equal ones that follow each other, as most do, once."""
+    """Encode one cursor per image as an event id, with equal neighbours run-length encoded."""
     runs = [(len(list(run)), cursor) for cursor, run in itertools.groupby(cursors)]
     return ",".join(f"{n}*{cursor}" if n > 1 else str(cursor) for n, cursor in runs)
 
 
-def parse_cursors(identifier: str, generation: Generation) -> list[Cursor]:
-    """Read what ``format_cursors`` wrote for this generation; raises ``ApiError`` on else."""
+def parse_cursors(event_id: str, generation: Generation) -> list[Cursor]:
+    """Decode an event id of ``format_cursors``: one cursor per image of the generation.
+
+    Raises:
+        ApiError: If the id cannot be one of this generation's.
+    """
     images, cursors = len(generation.images), list[Cursor]()
-    for part in identifier.split(",", images):
+    for part in event_id.split(",", images):
         run = _RUN.fullmatch(part)
         count = int(run[1] or 1) if run else 0
         if run is None or not 0 < count <= images - len(cursors):
@@ -49,7 +55,8 @@ def parse_cursors(identifier: str, generation: Generation) -> list[Cursor]:
         cursors += [Cursor(position, int(run[3] or 0), bool(run[4])) for _ in range(count)]
     if len(cursors) != images:
         raise ApiError(
-            400, "last-event-id: this stream never sent that id; leave it out to have all of it",
+            400, "last-event-id: this is no event id of this stream; leave the header out to "
+            "receive the stream from the start",
             param="last-event-id", code="invalid_value",
         )  # fmt: skip
     return cursors

@@ -1,4 +1,4 @@
-"""A generation as server-sent events, each a shape of its own."""
+"""Server-sent events of a generation: their shapes, and the stream that yields them."""
 
 from __future__ import annotations
 
@@ -41,18 +41,17 @@ from scanline.service.http.waiting import (
     wait_until_finished,
 )
 
-WAITING_SECONDS = 2.0  # between two events that say so
-PIXELS_PER_EVENT = 4096  # some rows of the widest image
-MAX_INLINE_VALUES = 16_384  # of an image of which an event is written in about a millisecond
-CHUNK_BYTES = 32_768  # events that come together are sent together, up to so many bytes
-
+WAITING_SECONDS = 2.0  # between two `waiting` events
+PIXELS_PER_EVENT = 4096  # at most, rounded down to whole rows
+MAX_INLINE_VALUES = 16_384  # of an image whose events are written on the event loop, in about 1 ms
+CHUNK_BYTES = 32_768  # events that are due together are sent in chunks of about this size
 
 _SEEDED: dict[str, Any] = {"index": 0, "seed": 1, "label": "7"}
 _UPDATE: dict[str, Any] = {"index": 0, "position": 56, "values": [0, 0, 12]}
 
 
 class SeededImage(BaseModel):
-    """An image to come: the seed that draws it again, and of what class."""
+    """Seed and class of an image that is not drawn yet."""
 
     model_config = example(**_SEEDED)
 
@@ -62,7 +61,7 @@ class SeededImage(BaseModel):
 
 
 class Started(BaseModel):
-    """Event ``started``: what is to be drawn, and how many images wait before its first one."""
+    """Event ``started``: the images to draw, and the number of images queued before them."""
 
     model_config = example(
         id="gen_5f2c", model="mnist", width=28, height=28, channels=1, images=[_SEEDED],
@@ -78,8 +77,8 @@ class Started(BaseModel):
     queue_position: int
 
     @classmethod
-    def of(cls, generation: Generation, ahead: int) -> Started:
-        """Announce a generation, so many images ``ahead`` of it."""
+    def of(cls, generation: Generation, queue_position: int) -> Started:
+        """Describe a generation at the start of its stream."""
         config = generation.config
         return cls(
             id=generation.id,
@@ -91,12 +90,12 @@ class Started(BaseModel):
                 SeededImage(index=i.index, seed=i.seed, label=label_name(generation, i))
                 for i in generation.images
             ],
-            queue_position=ahead,
+            queue_position=queue_position,
         )
 
 
 class Waiting(BaseModel):
-    """Event ``waiting``, now and then: how many images come first, and for how long about."""
+    """Event ``waiting``, sent repeatedly: images queued before it, and the estimated time."""
 
     model_config = example(queue_position=12, estimated_seconds=3.5)
 
@@ -106,7 +105,7 @@ class Waiting(BaseModel):
 
 @with_config(example(**_UPDATE))
 class Update(TypedDict):
-    """What is new of an image: values from a position on, raster order, channels innermost."""
+    """New values of an image from a position on, in raster order, channels innermost."""
 
     index: int
     position: int
@@ -115,16 +114,17 @@ class Update(TypedDict):
 
 @with_config(example(updates=[_UPDATE]))
 class Pixels(TypedDict):
-    """Event ``pixels``: what is new of some images.
+    """Event ``pixels``: new values of some images.
 
-    Up to sixty times a second and for every image, and so ``_Reader`` writes it by itself.
+    For the documentation only: ``_PixelsWriter`` writes this event, because pydantic would be too
+    slow for 60 events per second.
     """
 
     updates: list[Update]
 
 
 class Completed(BaseModel):
-    """Event ``completed``: everything is drawn, or cancelled."""
+    """Event ``completed``: all images are drawn or cancelled."""
 
     model_config = example(id="gen_5f2c", usage=USAGE, warnings=[])
 
@@ -138,95 +138,113 @@ EVENTS: dict[str, Any] = {
     "completed": Completed, "error": ErrorReply,
 }  # fmt: skip
 EVENT_STREAM = stream_schema(EVENTS)
-# Each value as text, before a comma, and those 256 further before the end of an update.
-_TEXTS = np.array([f"{i % 256}{',' if i < 256 else chr(10)}" for i in range(512)], "S4").view("u4")
+# Decimal text of each value, followed by a comma; 256 later, followed by the end of an update.
+_DECIMALS = np.array([f"{i % 256}{',' if i < 256 else chr(10)}" for i in range(512)], "S4").view(
+    "u4"
+)
 
 
 async def stream_events(
     generation: Generation,
     client: WaitingClient,
-    streams: StreamPacer,
+    pacer: StreamPacer,
     pool: FairThreadPool,
     *,
     granularity: Granularity = "auto",
     resumed: list[Cursor] | None = None,
     output: Output = "png",
-    place: Callable[[], tuple[int, float]] | None = None,
+    estimate_wait: Callable[[], tuple[int, float]] | None = None,
 ) -> AsyncIterator[bytes]:
-    """Yield a generation as server-sent events, from the start or from where a reader ``resumed``.
+    """Yield a generation as server-sent events, from the start or from a resumed position.
 
-    ``started`` opens a stream that is not resumed; then ``waiting`` with its ``place`` in the queue
-    now and then while it has to, ``pixels`` as they are drawn, as often as the other ``streams``
-    leave it, ``image`` as each is finished, its pixels as ``output`` says, and ``completed`` or
-    ``error`` at the end. An event's id says how far its reader is then. Comments keep an idle
-    connection open. Events of large images are written in the ``pool``. Raises
-    ``ClientDisconnectedError``
-    when the client leaves.
+    The events are ``started`` (unless resumed), ``waiting`` while it is queued, ``pixels`` as they
+    are drawn, ``image`` as each image finishes, and ``completed`` or ``error``. An event's id is
+    the reader's position after it. Comments keep an idle connection open.
+
+    Args:
+        generation: The generation to read.
+        client: The client that reads it.
+        pacer: Decides how often ``pixels`` events are sent, by the number of open streams.
+        pool: Threads that write the events of large images.
+        granularity: Size of an update.
+        resumed: The reader's position in each image; None to start from the beginning.
+        output: Form of the pixels in ``image`` events.
+        estimate_wait: Returns the number of images queued before it, and the estimated seconds.
+            Without it, no ``waiting`` events are sent.
+
+    Raises:
+        ClientDisconnectedError: If the client disconnects.
     """
     loop = asyncio.get_running_loop()
+
+    def waiting_position() -> tuple[int, float] | None:
+        if estimate_wait is None or generation.status is not Status.WAITING:
+            return None
+        return estimate_wait()
+
     if resumed is None:
-        waits = generation.status is Status.WAITING
-        ahead = place()[0] if place is not None and waits else 0
+        ahead, _ = waiting_position() or (0, 0.0)
         yield sse_event("started", Started.of(generation, ahead))
-    spoke = loop.time()
-    reader = _Reader(generation, granularity, output, resumed)
+    last_sent = loop.time()
+    events = _EventSource(generation, granularity, output, resumed)
 
-    async def write(parts: Iterator[bytes]) -> bytes | None:
-        if generation.config.values > MAX_INLINE_VALUES and reader.begun:
-            return await pool.run(client, next, parts, None)
-        return next(parts, None)
+    async def next_chunk(chunks: Iterator[bytes]) -> bytes | None:
+        if generation.config.values > MAX_INLINE_VALUES and events.may_have_changed:
+            return await pool.run(client, next, chunks, None)
+        return next(chunks, None)
 
-    with streams.pace() as pause:
+    with pacer.pace() as pause:
         while True:
-            # Read before the pixels: what is finished now has all of its pixels below.
-            seen, finished = generation.version, generation.finished
-            drawn, parts = False, _in_parts(reader.news())
-            while (part := await write(parts)) is not None:
-                drawn = True
-                yield part
-                if len(part) >= CHUNK_BYTES:
-                    await asyncio.sleep(0)  # a long replay leaves room for others
+            # Read before the pixels: if the generation is finished now, the events below contain
+            # all of its pixels.
+            version, finished = generation.version, generation.finished
+            sent, chunks = False, _in_chunks(events.pending())
+            while (chunk := await next_chunk(chunks)) is not None:
+                sent = True
+                yield chunk
+                if len(chunk) >= CHUNK_BYTES:
+                    await asyncio.sleep(0)  # lets other streams run during a long replay
             if finished:
                 break
-            if drawn:
-                spoke = loop.time()
-                await wait_until_finished(generation, client, pause(spoke))
-                if generation.version != seen:  # by then there is news, without another waking
+            if sent:
+                last_sent = loop.time()
+                await wait_until_finished(generation, client, pause(last_sent))
+                if generation.version != version:  # saves one more wake-up
                     continue
-            waits = place is not None and generation.status is Status.WAITING
-            until = spoke + (WAITING_SECONDS if waits else KEEP_ALIVE_SECONDS)
-            await wait_for_change(generation, client, until - loop.time(), seen)
-            if loop.time() < until:  # there is news, though not of a row that is complete
+            waits = estimate_wait is not None and generation.status is Status.WAITING
+            deadline = last_sent + (WAITING_SECONDS if waits else KEEP_ALIVE_SECONDS)
+            await wait_for_change(generation, client, deadline - loop.time(), version)
+            if loop.time() < deadline:  # changed, though perhaps by less than a whole row
                 continue
-            if place is not None and generation.status is Status.WAITING:
-                ahead, wait = place()
-                still = Waiting(queue_position=ahead, estimated_seconds=round(wait, 1))
-                yield sse_event("waiting", still)
+            if (position := waiting_position()) is not None:
+                ahead, seconds = position
+                waiting = Waiting(queue_position=ahead, estimated_seconds=round(seconds, 1))
+                yield sse_event("waiting", waiting)
             else:
                 yield KEEP_ALIVE_COMMENT
-            spoke = loop.time()
-    if failed := generation_error(generation):
-        yield sse_event("error", failed.reply, END_ID)
+            last_sent = loop.time()
+    if error := generation_error(generation):
+        yield sse_event("error", error.reply, END_ID)
     else:
         usage, warnings = Usage.of(generation), generation.warnings
-        done = Completed(id=generation.id, usage=usage, warnings=warnings)
-        yield sse_event("completed", done, END_ID)
+        completed = Completed(id=generation.id, usage=usage, warnings=warnings)
+        yield sse_event("completed", completed, END_ID)
 
 
-def _in_parts(events: Iterator[bytes]) -> Iterator[bytes]:
-    """Put events together that come together, up to so many bytes."""
-    part = bytearray()
+def _in_chunks(events: Iterator[bytes]) -> Iterator[bytes]:
+    """Join events into chunks of about ``CHUNK_BYTES``."""
+    chunk = bytearray()
     for event in events:
-        part += event
-        if len(part) >= CHUNK_BYTES:
-            yield bytes(part)
-            part.clear()
-    if part:
-        yield bytes(part)
+        chunk += event
+        if len(chunk) >= CHUNK_BYTES:
+            yield bytes(chunk)
+            chunk.clear()
+    if chunk:
+        yield bytes(chunk)
 
 
-class _Reader:
-    """How far a reader is, and what is new to it."""
+class _EventSource:
+    """Pending events of one stream: all that changed since the reader's position."""
 
     def __init__(
         self,
@@ -237,80 +255,81 @@ class _Reader:
     ) -> None:
         self._generation, self._granularity, self._output = generation, granularity, output
         self._cursors = [Cursor()] * len(generation.images) if resumed is None else resumed
-        self._untold = [image for image in generation.images if not self._cursors[image.index].told]
+        self._open = [image for image in generation.images if not self._cursors[image.index].ended]
 
     @property
-    def begun(self) -> bool:
-        """Whether there may be news: images begin in their order."""
-        return bool(self._untold) and self._untold[0].status is not Status.WAITING
+    def may_have_changed(self) -> bool:
+        """Whether the first unfinished image has started; images start in order."""
+        return bool(self._open) and self._open[0].status is not Status.WAITING
 
-    def news(self) -> Iterator[bytes]:
-        """Write an event of each piece of news, and move on."""
-        # An image still waiting has none, nor have those behind it: they are taken in their order.
-        begun = list(itertools.takewhile(lambda i: i.status is not Status.WAITING, self._untold))
-        complete = [image for image in begun if image.status is Status.FINISHED]
-        for line in self._updates(begun):
-            yield sse_event_from_json("pixels", line, format_cursors(self._cursors))
-        for image in complete:
-            self._cursors[image.index] = self._cursors[image.index]._replace(told=True)
+    def pending(self) -> Iterator[bytes]:
+        """Yield the pending events, and advance the reader's position past each."""
+        # Images start in order: behind the first waiting image, all are waiting.
+        started = list(itertools.takewhile(lambda i: i.status is not Status.WAITING, self._open))
+        # Chosen before the pixels are read, so that an image event follows all of its pixels.
+        finished = [image for image in started if image.status is Status.FINISHED]
+        for data in self._pixels(started):
+            yield sse_event_from_json("pixels", data, format_cursors(self._cursors))
+        for image in finished:
+            self._cursors[image.index] = self._cursors[image.index]._replace(ended=True)
             reply = image_reply(self._generation, image, self._output)
             yield sse_event("image", reply, format_cursors(self._cursors))
-        if complete:
-            self._untold = [i for i in self._untold if not self._cursors[i.index].told]
+        if finished:
+            self._open = [i for i in self._open if not self._cursors[i.index].ended]
 
-    def _updates(self, images: list[Image]) -> Iterator[bytes]:
-        """Take what each image has beyond its cursor: ``Pixels`` as JSON, an event's worth each."""
+    def _pixels(self, images: list[Image]) -> Iterator[bytes]:
+        """Yield the data of ``pixels`` events with all new pixels of the images."""
         width = self._generation.config.width
         event = _PixelsWriter()
         for image in images:
             cursor = self._cursors[image.index]
-            changed = image.revisions[cursor.changes :]
-            begin = start = min([cursor.position, *changed])
+            revisions = image.revisions[cursor.revisions :]
+            position = start = min([cursor.position, *revisions])
             stop = image.position
             if self._granularity == "row" and image.finish_reason in (None, FinishReason.LENGTH):
                 stop -= stop % width
                 start -= start % width
-            # What changed is told, even where nothing of it is shown as yet.
-            cursor = Cursor(begin, cursor.changes + len(changed))
+            # A revision counts as sent even if the row that it changes is not complete yet.
+            cursor = Cursor(position, cursor.revisions + len(revisions))
             self._cursors[image.index] = cursor
-            most = PIXELS_PER_EVENT // width * width
-            size = {"pixel": 1, "row": width, "auto": most}[self._granularity]
-            for first in range(start, stop, most):
-                end = min(first + most, stop)
+            limit = PIXELS_PER_EVENT // width * width
+            size = {"pixel": 1, "row": width, "auto": limit}[self._granularity]
+            for first in range(start, stop, limit):
+                end = min(first + limit, stop)
                 event.add(image, first, end, size)
                 self._cursors[image.index] = cursor._replace(position=end)
-                if event.pixels >= most:
-                    yield event.write()
+                if event.pixels >= limit:
+                    yield event.to_json()
                     event = _PixelsWriter()
         if event.pixels:
-            yield event.write()
+            yield event.to_json()
 
 
 class _PixelsWriter:
-    """An event ``pixels``, written all at once: value by value would take far longer."""
+    """Writer of one ``pixels`` event, vectorized because writing value by value is far slower."""
 
     def __init__(self) -> None:
         self.pixels = 0
-        self._read: list[NDArray[np.uint8]] = []
-        self._updates: list[tuple[int, int]] = []  # image and position
-        self._ends: list[int] = []  # how many pixels there are until then
+        self._values: list[NDArray[np.uint8]] = []
+        self._updates: list[tuple[int, int]] = []  # image index and position
+        self._ends: list[int] = []  # number of pixels up to the end of each update
 
     def add(self, image: Image, start: int, stop: int, size: int) -> None:
-        """Add pixels ``start … stop`` of an image, an ``Update`` of each ``size`` of them."""
-        self._read.append(image.read(start, stop))
+        """Add an image's pixels ``start … stop``, in updates of ``size`` pixels."""
+        self._values.append(image.read(start, stop))
         self._updates += [(image.index, position) for position in range(start, stop, size)]
-        before = self.pixels - start
-        self._ends += [before + end for end in range(start + size, stop, size)]
+        offset = self.pixels - start
+        self._ends += [offset + end for end in range(start + size, stop, size)]
         self.pixels += stop - start
         self._ends.append(self.pixels)
 
-    def write(self) -> bytes:
-        """Give it as JSON."""
-        values = np.concatenate(self._read).astype(np.uint16)
+    def to_json(self) -> bytes:
+        """Return the event's data, a ``Pixels`` object as JSON."""
+        values = np.concatenate(self._values).astype(np.uint16)
         values[np.array(self._ends) - 1, -1] += 256
-        each = _TEXTS[values].tobytes().translate(None, b"\0").decode().split("\n")
+        texts = _DECIMALS[values].tobytes().translate(None, b"\0").decode().split("\n")
         updates = [
             f'{{"index":{index},"position":{position},"values":[{text}]}}'
-            for (index, position), text in zip(self._updates, each, strict=False)
+            for (index, position), text in zip(self._updates, texts, strict=False)
         ]
         return f'{{"updates":[{",".join(updates)}]}}'.encode()

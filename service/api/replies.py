@@ -1,4 +1,4 @@
-"""What comes back as JSON: each shape is one model, built here and shown at ``/docs``."""
+"""JSON replies: pydantic models, documented at ``/docs``, and how they are built."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from scanline.service.state import LoadedModel
 
 
 def example(**fields: Any) -> ConfigDict:
-    """Give the configuration of a model with an example."""
+    """Return the configuration of a pydantic model with an example."""
     return ConfigDict(json_schema_extra={"examples": [fields]})
 
 
@@ -26,7 +26,7 @@ FinishReasonField = Annotated[str, Field(json_schema_extra={"enum": list(FinishR
 _IMAGE: dict[str, Any] = {
     "index": 0, "seed": 1, "status": "finished", "finish_reason": "length", "position": 784,
     "bits_per_dim": 0.61, "label": "7", "effective_particles": 12.5, "log_evidence": -31.204,
-}  # fmt: skip  # nothing is None: FastAPI would leave it out of the example
+}  # fmt: skip  # no None: FastAPI would drop it from the example
 _PNG = _IMAGE | {"png": "iVBORw0KGgo…"}
 USAGE = {"pixels": 784, "seconds": 0.1, "queue_seconds": 0.001, "pixels_per_second": 7840.0}
 _MODEL = {
@@ -38,13 +38,11 @@ _MODEL = {
 _SCORE = {"index": 0, "bits": 493.9, "bits_per_dim": 0.63, "pixel_bits": [0.002, 1.25]}
 
 
-ImageLabel = Annotated[
-    str | None, Field(description="The class that it is drawn of, if it is of one.")
-]
+ImageLabel = Annotated[str | None, Field(description="The image's class; null if it has none.")]
 
 
 class ImageFacts(BaseModel):
-    """One image, without its pixels; its exact bits/dim once it is finished."""
+    """One image without its pixels."""
 
     model_config = example(**_IMAGE)
 
@@ -52,25 +50,25 @@ class ImageFacts(BaseModel):
     seed: int
     status: StatusField
     finish_reason: FinishReasonField | None
-    position: Annotated[int, Field(description="Pixels decided.")]
-    bits_per_dim: float | None
+    position: Annotated[int, Field(description="Number of pixels drawn or known.")]
+    bits_per_dim: Annotated[float | None, Field(description="Exact; null until it is finished.")]
     label: ImageLabel
     effective_particles: Annotated[
         float | None,
-        Field(description="Of one drawn by several particles: how many had weight at the end."),
+        Field(description="With particles: the effective number of particles at the end."),
     ]
     log_evidence: Annotated[
         float | None,
         Field(
-            description="And ln of how likely the plain model finds the known pixels after the "
-            "first unknown one, on average over what is drawn before them: ln of their probability "
-            "where temperature, top_p and guidance are 1."
+            description="With particles: logarithm of the probability of the known pixels after "
+            "the first unknown one, under the plain model, averaged over the pixels drawn before "
+            "them. An estimate of their log-probability if temperature, top_p and guidance are 1."
         ),
     ]
 
 
 class PngImage(ImageFacts):
-    """One image, as a base64 PNG once it is finished."""
+    """One image; its pixels are a base64 PNG, null until it is finished."""
 
     model_config = example(**_PNG)
 
@@ -78,7 +76,7 @@ class PngImage(ImageFacts):
 
 
 class ValuesImage(ImageFacts):
-    """One image, as a flat list of values, channels innermost, once it is finished."""
+    """One image; its pixels are a flat list, channels innermost, null until it is finished."""
 
     model_config = example(**_IMAGE, values=[0, 0, 12, 255])
 
@@ -89,13 +87,13 @@ ImageReply = PngImage | ValuesImage
 
 
 def label_name(generation: Generation, image: Image) -> str | None:
-    """Name the class that an image is drawn of; None if it is of none."""
+    """Return the name of an image's class; None if it has none."""
     return None if image.label == NO_LABEL else generation.config.classes[image.label]
 
 
 def image_reply(generation: Generation, image: Image, output: Output) -> ImageReply:
-    """Describe an image, its pixels in the form asked for."""
-    status = image.status  # read once, and first: it may finish meanwhile
+    """Describe an image, with its pixels as ``output`` says."""
+    status = image.status  # read first and once, because the image may finish meanwhile
     done, particles = status is Status.FINISHED, image.particles
     facts: dict[str, Any] = {
         "index": image.index,
@@ -116,7 +114,7 @@ def image_reply(generation: Generation, image: Image, output: Output) -> ImageRe
 
 
 class Usage(BaseModel):
-    """What a generation took: pixels drawn, seconds in all and in the queue."""
+    """Pixels drawn, and seconds spent drawing and in the queue."""
 
     model_config = example(**USAGE)
 
@@ -127,7 +125,7 @@ class Usage(BaseModel):
 
     @classmethod
     def of(cls, generation: Generation) -> Usage:
-        """Count what a generation took so far."""
+        """Measure a generation up to now."""
         now = generation.clock() if generation.ended is None else generation.ended
         started = now if generation.started is None else generation.started
         seconds = now - started
@@ -161,8 +159,9 @@ class GenerationReply(BaseModel):
 
     @classmethod
     def of(cls, generation: Generation, output: Output = "png") -> GenerationReply:
-        """Describe a generation as it is now, its images' pixels in the form asked for."""
-        config, status = generation.config, generation.status  # first, as an image's
+        """Describe a generation in its current state, with pixels as ``output`` says."""
+        # The status is read first, because the generation may finish meanwhile.
+        config, status = generation.config, generation.status
         return cls(
             id=generation.id,
             model=generation.model,
@@ -178,7 +177,7 @@ class GenerationReply(BaseModel):
 
 
 class ModelReply(BaseModel):
-    """A model being served."""
+    """A served model."""
 
     model_config = example(**_MODEL)
 
@@ -191,22 +190,20 @@ class ModelReply(BaseModel):
     channels: int
     classes: list[str]
     bits_per_dim: Annotated[
-        float | None, Field(description="On the test set if measured, else in training.")
+        float | None, Field(description="On the test set if measured, otherwise in training.")
     ]
-    steps: Annotated[int, Field(description="Steps of the network that one image takes.")]
+    steps: Annotated[int, Field(description="Number of network steps per image.")]
     order: str
     attention: Annotated[str, Field(description="linear or softmax.")]
     parameters: int
     backend: str
     slots: int
-    guidance: Annotated[
-        float, Field(description="Of images with a label, where the request names none.")
-    ]
-    top_p: Annotated[float, Field(description="Where the request names none.")]
+    guidance: Annotated[float, Field(description="Default for images with a label.")]
+    top_p: Annotated[float, Field(description="Default.")]
 
     @classmethod
     def of(cls, name: str, loaded: LoadedModel) -> ModelReply:
-        """Describe a model."""
+        """Describe a loaded model."""
         engine = loaded.engine
         config = engine.config
         return cls(
@@ -229,7 +226,7 @@ class ModelReply(BaseModel):
 
 
 class ModelList(BaseModel):
-    """All models being served."""
+    """All served models, the default first."""
 
     model_config = example(object="list", data=[_MODEL])
 
@@ -238,7 +235,7 @@ class ModelList(BaseModel):
 
 
 class Score(BaseModel):
-    """What one picture costs: its bits, the same per dimension, and those of each pixel."""
+    """Bits of one picture: in total, per dimension, and per pixel."""
 
     model_config = example(**_SCORE)
 
@@ -246,12 +243,12 @@ class Score(BaseModel):
     bits: float
     bits_per_dim: float
     pixel_bits: Annotated[
-        list[float] | None, Field(description="In raster order, only with `per_pixel`.")
+        list[float] | None, Field(description="In raster order; null unless `per_pixel` is set.")
     ]
 
 
 class ScoreReply(BaseModel):
-    """Pictures measured, in the order they were sent."""
+    """Scores of pictures, in the order in which they were sent."""
 
     model_config = example(
         object="list", model="mnist", width=28, height=28, channels=1, data=[_SCORE]
@@ -266,13 +263,11 @@ class ScoreReply(BaseModel):
 
 
 class DistributionReply(BaseModel):
-    """The model's distribution for the next value."""
+    """Distribution of the next value."""
 
     model_config = example(model="mnist", position=3, channel=0, probabilities=[0.98, 0.001])
 
     model: str
-    position: Annotated[int, Field(description="The pixel that the value belongs to.")]
+    position: Annotated[int, Field(description="Pixel to which the value belongs.")]
     channel: Annotated[int, Field(description="0 for grey or red, 1 for green, 2 for blue.")]
-    probabilities: Annotated[
-        list[float], Field(description="Of the 256 intensities, at temperature 1.")
-    ]
+    probabilities: Annotated[list[float], Field(description="Of the 256 values, at temperature 1.")]

@@ -1,8 +1,9 @@
-"""What may be asked for: bodies, validated by pydantic and shown at ``/docs``."""
+"""Request bodies and their fields: pydantic models, documented at ``/docs``."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from dataclasses import fields
+from typing import Annotated, Any, Literal
 
 from fastapi import UploadFile
 from pydantic import ConfigDict, FailFast, Field, WithJsonSchema
@@ -11,6 +12,7 @@ from scanline.model.config import MAX_GUIDANCE
 from scanline.model.images import Fit
 from scanline.model.noise import MAX_SEED
 from scanline.model.particles import MAX_PARTICLES
+from scanline.model.sampling import SamplingOptions
 from scanline.service.http.bodies import RequestBody, document_form
 
 MAX_TEMPERATURE = 2.0
@@ -18,15 +20,17 @@ MAX_TEMPERATURE = 2.0
 Granularity = Literal["auto", "row", "pixel"]
 Output = Literal["png", "values"]
 
-Model = Annotated[str | None, Field(description="A name from `/v1/models`; the first if left out.")]
-Count = Annotated[int, Field(ge=1, description="Images to draw.")]
+Model = Annotated[
+    str | None, Field(description="A name from `/v1/models`; the first one if left out.")
+]
+Count = Annotated[int, Field(ge=1, description="Number of images.")]
 Seed = Annotated[
     int | None,
     Field(
         ge=0,
         le=MAX_SEED,
-        description="Image j is drawn with seed + j: the same seed gives the same bytes. "
-        "Chosen at random if left out, and named in the reply either way.",
+        description="Image j is drawn with seed + j. The same seed gives the same bytes. Random if "
+        "left out; the reply contains it in either case.",
     ),
 ]
 Temperature = Annotated[
@@ -35,8 +39,8 @@ Temperature = Annotated[
         ge=0,
         le=MAX_TEMPERATURE,
         allow_inf_nan=False,
-        description="1 draws from the model as it is, less is plainer, and much less may leave "
-        "the sheet empty; 0 takes the likeliest value.",
+        description="1 samples from the model's distribution, lower values give more typical "
+        "images (very low ones may be empty), 0 takes the most likely value.",
     ),
 ]
 TopP = Annotated[
@@ -44,8 +48,8 @@ TopP = Annotated[
     Field(
         gt=0,
         le=1,
-        description="Keep the likeliest values of each pixel that hold this share; 1 keeps all, "
-        "and the model's own (see `/v1/models`) holds if left out.",
+        description="Keep only the most likely values, up to this total probability; 1 keeps all. "
+        "The model's default (see `/v1/models`) if left out.",
     ),
 ]
 Guidance = Annotated[
@@ -53,8 +57,8 @@ Guidance = Annotated[
     Field(
         ge=0,
         le=MAX_GUIDANCE,
-        description="How strongly to draw towards the label: 1 as the model is, more for plainer "
-        "examples of the class. The model's own holds if left out. Takes two slots an image.",
+        description="Strength of the label: 1 is the plain model, more gives clearer examples of "
+        "the class. The model's default if left out. A guided image takes two slots.",
     ),
 ]
 ParticleCount = Annotated[
@@ -62,47 +66,70 @@ ParticleCount = Annotated[
     Field(
         ge=1,
         le=MAX_PARTICLES,
-        description="Slots that draw one image side by side, so that known pixels after a hole "
-        "guide what is drawn in it; 1 looks at what is above and to the left only.",
+        description="Number of slots that draw one image in parallel, so that known pixels after a "
+        "hole influence it. With 1, only the pixels above and to the left do.",
     ),
 ]
-OutputField = Annotated[
-    Output,
-    Field(description="How JSON holds an image: base64 PNG, or a flat list of pixel values."),
-]
-# As OpenAPI 3.0 had it, which is what most generators of clients know.
+# Described as in OpenAPI 3.0, because most client generators do not know the form of 3.1.
 Upload = Annotated[UploadFile, WithJsonSchema({"type": "string", "format": "binary"})]
-CLASS_HELP = "A class by name or number (see `/v1/models`); left out, none is meant."
+CLASS_HELP = "A class by name or number (see `/v1/models`); no class if left out."
 LABEL_HELP = (
-    "A class by name or number (see `/v1/models`), or `random` for one chosen by each image's "
-    "seed; left out, anything may come."
+    "A class by name or number (see `/v1/models`), or `random` for a class chosen by each image's "
+    "seed; no particular class if left out."
 )
 
 
-class SampleRequest(RequestBody):
-    """Draw images from nothing."""
+class SamplingFields(RequestBody):
+    """Sampling options that every request to draw has.
+
+    ``SamplingOptions`` (model/sampling.py) explains them. A new option needs a field here.
+    """
+
+    temperature: Temperature = 1.0
+    top_p: TopP = None
+    guidance: Guidance = None
+
+    def sampling_options(self, **others: Any) -> SamplingOptions:
+        """Collect the fields that are sampling options, and ``others`` that are no fields."""
+        names = {field.name for field in fields(SamplingOptions)} & type(self).model_fields.keys()
+        return SamplingOptions(**({name: getattr(self, name) for name in names} | others))
+
+
+class SampleQuery(SamplingFields):
+    """Query of a sample's URL."""
+
+    label: Annotated[str | None, Field(description=LABEL_HELP)] = None
+
+
+class DrawRequest(SamplingFields):
+    """Fields that samples and completions share."""
+
+    model: Model = None
+    n: Count = 1
+    label: Annotated[int | str | None, Field(description=LABEL_HELP)] = None
+    seed: Seed = None
+    stream: Annotated[bool, Field(description="Reply with server-sent events.")] = False
+    granularity: Annotated[
+        Granularity,
+        Field(description="Of a stream: one update per pixel, per row, or per event (`auto`)."),
+    ] = "auto"
+    output: Annotated[
+        Output,
+        Field(description="Form of an image in JSON: base64 PNG, or a flat list of pixel values."),
+    ] = "png"
+
+
+class SampleRequest(DrawRequest):
+    """Request to draw images."""
 
     model_config = ConfigDict(
         strict=True,
         json_schema_extra={"examples": [{"n": 4, "label": "7", "seed": 1}]},
     )
 
-    model: Model = None
-    n: Count = 1
-    label: Annotated[int | str | None, Field(description=LABEL_HELP)] = None
-    seed: Seed = None
-    temperature: Temperature = 1.0
-    top_p: TopP = None
-    guidance: Guidance = None
-    stream: Annotated[bool, Field(description="Reply with server-sent events.")] = False
-    granularity: Annotated[
-        Granularity, Field(description="Of a stream: an update a pixel, a row, or what is new.")
-    ] = "auto"
-    output: OutputField = "png"
 
-
-class CompletionForm(RequestBody):
-    """Complete a picture: keep its known part, draw the rest ``n`` times."""
+class CompletionForm(DrawRequest):
+    """Request to complete a picture: keep its known part, and draw the rest ``n`` times."""
 
     model_config = ConfigDict(
         json_schema_extra=document_form(image="(a PNG's bytes)", known_rows=14, n=4),
@@ -112,32 +139,23 @@ class CompletionForm(RequestBody):
     mask: Annotated[
         Upload | None,
         Field(
-            description="A picture of the same shape, or of the model's size: draw where it "
-            "is transparent (alpha 0)."
+            description="A picture with the shape of `image`, or with the model's size. Its "
+            "transparent pixels (alpha 0) are drawn."
         ),
     ] = None
     known_rows: Annotated[
-        int | None, Field(ge=0, description="Keep this many rows from the top, draw the rest.")
+        int | None,
+        Field(ge=0, description="Number of rows from the top to keep; the rest is drawn."),
     ] = None
     fit: Annotated[
-        Fit,
-        Field(description="For a picture of another size: refuse it, crop it, or add a border."),
+        Fit, Field(description="For a picture of another size: refuse, crop, or add a border.")
     ] = "exact"
-    model: Model = None
-    n: Count = 1
     label: Annotated[str | None, Field(description=LABEL_HELP)] = None
-    seed: Seed = None
-    temperature: Temperature = 1.0
-    top_p: TopP = None
-    guidance: Guidance = None
     particles: ParticleCount = 1
-    stream: bool = False
-    granularity: Granularity = "auto"
-    output: OutputField = "png"
 
 
 class ScoreForm(RequestBody):
-    """Measure pictures."""
+    """Request to measure the bits/dim of pictures."""
 
     model_config = ConfigDict(
         json_schema_extra=document_form(image=["(a PNG's bytes)"], label="7"),
@@ -145,22 +163,24 @@ class ScoreForm(RequestBody):
 
     image: Annotated[
         list[Upload],
-        Field(min_length=1, description="One picture, or several under the same name."),
+        Field(min_length=1, description="A picture; repeat the field for several."),
     ]
-    fit: Annotated[Fit, Field(description="For a picture of another size.")] = "exact"
+    fit: Annotated[
+        Fit, Field(description="For a picture of another size: refuse, crop, or add a border.")
+    ] = "exact"
     model: Model = None
     label: Annotated[str | None, Field(description=CLASS_HELP)] = None
-    per_pixel: Annotated[bool, Field(description="Give the bits of each pixel too.")] = False
+    per_pixel: Annotated[bool, Field(description="Include the bits of each pixel.")] = False
 
 
 class DistributionRequest(RequestBody):
-    """Ask what may come next."""
+    """Request for the distribution of the next value."""
 
     model_config = ConfigDict(strict=True, json_schema_extra={"examples": [{"values": [0, 0, 0]}]})
 
     values: Annotated[
         list[Annotated[int, Field(ge=0, le=255)]],
-        FailFast(),  # or a megabyte of wrong values would take seconds
+        FailFast(),  # because reporting a megabyte of wrong values would take seconds
         Field(description="The values so far, in raster order with the channels innermost."),
     ]
     model: Model = None

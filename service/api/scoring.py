@@ -1,4 +1,4 @@
-"""What a model says of pictures: exact bits/dim, bits of each pixel, and the value to come."""
+"""Routes that evaluate a model: bits/dim of pictures, and the distribution of the next value."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scanline.model.config import ModelConfig
 from scanline.model.evaluation.pixel_bits import next_value, pixel_bits
 from scanline.model.images import ImageError
-from scanline.service.api.dependencies import COMMON_DEPENDENCIES, Server, find_model
+from scanline.service.api.dependencies import COMMON_DEPENDENCIES, AppStateDep, find_model
 from scanline.service.api.replies import DistributionReply, Score, ScoreReply
 from scanline.service.api.requests import DistributionRequest, ScoreForm
 from scanline.service.engine.protocol import EngineProtocol
@@ -23,7 +23,7 @@ from scanline.service.http.waiting import watch_client
 from scanline.service.images import read_image
 from scanline.service.state import AppState, LoadedModel
 
-STEPS_PER_CALL = 4096  # of the network: others get their turn some hundred milliseconds later
+STEPS_PER_CALL = 4096  # network steps, some hundred milliseconds, before the next request runs
 
 router = APIRouter(prefix="/v1", dependencies=COMMON_DEPENDENCIES)
 
@@ -36,18 +36,20 @@ _ERRORS = error_responses(403, 404, 413, 415, 429, 503)
 )  # fmt: skip
 async def score(
     request: Request,
-    server: Server,
+    app_state: AppStateDep,
     form: Annotated[ScoreForm, Form(media_type="multipart/form-data")],
 ) -> Response:
-    """Measure what pictures cost under a model: exact bits/dim, and the bits of each pixel.
+    """Compute the exact bits/dim of pictures under a model, and the bits of each pixel.
 
-    Repeat the field `image` for several. Transparent parts count as black.
+    Repeat the field `image` for several pictures. Transparent parts count as black.
     """
-    loaded = _find_open_model(server, form.model)
+    loaded = _find_open_model(app_state, form.model)
     config = loaded.checkpoint.model.config
-    if len(form.image) > (most := server.settings.max_images):
-        raise ApiError(400, f"image: at most {most} a request", param="image", code="too_many")
-    label = _find_label(config, form.label)
+    if len(form.image) > (limit := app_state.settings.max_images):
+        raise ApiError(
+            400, f"image: must be at most {limit} per request", param="image", code="too_many"
+        )
+    label = _class_index(config, form.label)
 
     canvases: list[NDArray[np.uint8]] = []
     parts: list[NDArray[np.float32]] = []
@@ -56,7 +58,7 @@ async def score(
         for number, upload in enumerate(form.image):
             try:
                 read = (read_image, upload.file, config, form.fit)
-                canvases.append(await server.upload_pool.run(client, *read))
+                canvases.append(await app_state.upload_pool.run(client, *read))
             except ImageError as error:
                 if len(form.image) == 1:
                     raise
@@ -64,9 +66,9 @@ async def score(
         for first in range(0, len(canvases), at_once):
             some = np.stack(canvases[first : first + at_once])
             measure = (pixel_bits, loaded.checkpoint.model, some, label)
-            parts.append(await server.score_pool.run(client, *measure))
+            parts.append(await app_state.score_pool.run(client, *measure))
         bits = np.concatenate(parts)
-        return await server.encode_pool.run(client, _scores, loaded.engine, bits, form.per_pixel)
+        return await app_state.encode_pool.run(client, _scores, loaded.engine, bits, form.per_pixel)
 
 
 def _scores(engine: EngineProtocol, bits: NDArray[np.float32], per_pixel: bool) -> Response:
@@ -92,23 +94,23 @@ def _scores(engine: EngineProtocol, bits: NDArray[np.float32], per_pixel: bool) 
 
 @router.post("/distribution", tags=["look inside"], responses=_ERRORS)
 async def distribution(
-    request: Request, server: Server, body: DistributionRequest
+    request: Request, app_state: AppStateDep, body: DistributionRequest
 ) -> DistributionReply:
-    """Say how likely each of the 256 intensities is to come next, given the values so far."""
-    loaded = _find_open_model(server, body.model)
+    """Return the probability of each of the 256 values to be next, given the values so far."""
+    loaded = _find_open_model(app_state, body.model)
     config = loaded.checkpoint.model.config
     if len(body.values) >= config.values:
         raise ApiError(
             400,
-            f"values: an image has {config.values} of them, so at most {config.values - 1} can "
-            f"come before the next; there are {len(body.values)}",
+            f"values: must be at most {config.values - 1}, because an image has {config.values} "
+            f"values; got {len(body.values)}",
             param="values",
             code="too_many",
         )
-    label = _find_label(config, body.label)
+    label = _class_index(config, body.label)
     async with watch_client(request) as client:
         measure = (next_value, loaded.checkpoint.model, body.values, label)
-        expected = await server.score_pool.run(client, *measure)
+        expected = await app_state.score_pool.run(client, *measure)
     position, channel = divmod(len(body.values), config.channels)
     return DistributionReply(
         model=loaded.engine.name,
@@ -118,16 +120,16 @@ async def distribution(
     )
 
 
-def _find_open_model(server: AppState, name: str | None) -> LoadedModel:
-    """Find the model whose likelihoods are asked for; 503 once no more work is taken."""
-    loaded = find_model(server, name)
+def _find_open_model(app_state: AppState, name: str | None) -> LoadedModel:
+    """Find a model by name; raises ``ClosedError`` if the server is shutting down."""
+    loaded = find_model(app_state, name)
     if loaded.engine.queue.closed:
         raise ClosedError(CLOSED_MESSAGE)
     return loaded
 
 
-def _find_label(config: ModelConfig, label: int | str | None) -> int:
-    """Find a class by name or number, -1 for none; 400 where the model has no such class."""
+def _class_index(config: ModelConfig, label: int | str | None) -> int:
+    """Return the index of a class by name or number, -1 for none; 400 if there is no such class."""
     try:
         return config.class_index(label)
     except ValueError as error:

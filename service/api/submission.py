@@ -1,4 +1,4 @@
-"""How a request becomes a generation: counted as its caller's, and drawn once under one key."""
+"""Submission of generations to an engine, with per-caller limits and idempotency keys."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ IdempotencyKey = Annotated[
     Header(
         min_length=1,
         max_length=255,
-        description="A name of your choice for this request: sent again with the same body, it "
-        "gives the same generation, for as long as that is kept.",
+        description="A unique name of this request. If it is sent again with the same body, the "
+        "reply is the same generation, as long as the server keeps it.",
     ),
 ]
 _Prefer = Annotated[
     str | None,
     Header(
-        description="`respond-async`: reply at once with 202 and, as `Location`, the generation's "
-        "address; it is drawn though nobody reads it. Means nothing to a stream.",
+        description="`respond-async`: reply at once with 202 and the generation's URL in "
+        "`Location`. The images are drawn even if no client reads them. Has no effect on streams.",
     ),
 ]
 
 
-def _wants_background(request: Request, prefer: _Prefer = None) -> bool:
-    """Say whether the `Prefer` headers, one or several, ask not to wait (RFC 7240)."""
-    wishes = ",".join(request.headers.getlist("prefer")).split(",")
-    return any(wish.partition(";")[0].strip().lower() == "respond-async" for wish in wishes)
+def _prefers_async(request: Request, prefer: _Prefer = None) -> bool:
+    """Return True if any `Prefer` header contains `respond-async` (RFC 7240)."""
+    preferences = ",".join(request.headers.getlist("prefer")).split(",")
+    return any(one.partition(";")[0].strip().lower() == "respond-async" for one in preferences)
 
 
-Background = Annotated[bool, Depends(_wants_background)]
+Background = Annotated[bool, Depends(_prefers_async)]
 
 
 def request_key(
@@ -46,7 +46,15 @@ def request_key(
     spec: GenerationSpec,
     seed: int | None,
 ) -> RequestKey | None:
-    """Name a request as its caller does; ``seed`` is the one that its body asks for."""
+    """Build the idempotency key of a request; None if it has none.
+
+    Args:
+        request: The HTTP request, for its caller.
+        name: The `Idempotency-Key` header.
+        engine: The engine that would draw it.
+        spec: The images to draw.
+        seed: The seed in the body, None if the client left it out.
+    """
     if name is None:
         return None
     return RequestKey(request.state.caller, name, fingerprint(engine.name, spec, seed))
@@ -54,30 +62,41 @@ def request_key(
 
 def submit_generation(
     request: Request,
-    server: AppState,
+    app_state: AppState,
     engine: EngineProtocol,
     spec: GenerationSpec,
     key: RequestKey | None = None,
     *,
     detached: bool = False,
 ) -> Generation:
-    """Submit what is to be drawn, unless it was before under this key, as ``Queue.submit`` does.
+    """Submit a generation, or return the one that was submitted before under the same key.
 
-    Raises what ``Queue.submit`` and ``InFlightLimiter.check`` do, and ``IdempotencyConflictError``.
+    Args:
+        request: The HTTP request, for its caller and for the access log.
+        app_state: The state that holds the limits and the idempotency keys.
+        engine: The engine that draws it.
+        spec: The images to draw.
+        key: The idempotency key, if any.
+        detached: Whether to draw the images even if no client reads them.
+
+    Raises:
+        QueueFullError, ClosedError: If the queue refuses it (``Queue.submit``).
+        TooManyInFlightError: If the caller has too many images in flight.
+        IdempotencyConflictError: If the key belongs to a different request.
     """
     caller = request.state.caller
 
     def submit() -> tuple[Queue, Generation]:
-        server.in_flight.check(caller, spec.n)
+        app_state.in_flight.check(caller, spec.n)
         generation = engine.queue.submit(spec, caller=caller, detached=detached)
-        server.in_flight.track(caller, generation)
+        app_state.in_flight.track(caller, generation)
         return engine.queue, generation
 
     if key is None:
         _, generation = submit()
     else:
-        generation = server.idempotency.get_or_submit(key, submit, caller)
-        if detached and not generation.detached:  # begun before, by one who wanted to wait
+        generation = app_state.idempotency.get_or_submit(key, submit, caller)
+        if detached and not generation.detached:  # its first request did not ask for background
             engine.queue.detach(generation)
-    request.state.generation = generation  # for the log
+    request.state.generation = generation  # for the access log
     return generation

@@ -1,78 +1,82 @@
-"""``scanline sample`` and ``scanline complete``: pictures without a server."""
+"""``scanline sample`` and ``scanline complete``: images without a server."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from scanline.service.cli.options import (
     Backend,
     Fit,
-    Guidance,
-    Label,
     ModelName,
     Scale,
     Seed,
-    Temperature,
     Threads,
-    TopP,
     WeightsDir,
+    with_sampling_options,
 )
 
+if TYPE_CHECKING:
+    from scanline.model.sampling import SamplingOptions
 
+
+@with_sampling_options
 def sample(
-    out: Annotated[Path, typer.Argument(help="The PNG to write.")] = Path("samples.png"),
-    n: Annotated[int, typer.Option("-n", min=1, help="Images to draw.")] = 16,
+    out: Annotated[Path, typer.Argument(help="The PNG file to write.")] = Path("samples.png"),
+    n: Annotated[int, typer.Option("-n", min=1, help="Number of images.")] = 16,
+    *,
     model: ModelName = None,
-    label: Label = None,
     seed: Seed = 0,
-    temperature: Temperature = 1.0,
-    top_p: TopP = None,
-    guidance: Guidance = None,
+    sampling: SamplingOptions,
     scale: Scale = 4,
     weights: WeightsDir = None,
     backend: Backend = "auto",
     threads: Threads = None,
 ) -> None:
-    """Draw images without a server, and write them as one PNG grid."""
+    """Draw images and write them as one PNG grid."""
     from scanline.model.checkpoint import load_by_name
     from scanline.model.sampling import resolve
     from scanline.service.cli.grid import draw_grid
     from scanline.service.engine.generation import GenerationSpec
 
     checkpoint = load_by_name(weights, model)
-    params = resolve(checkpoint.model.config, checkpoint.defaults, label, top_p, guidance)
-    spec = GenerationSpec(n=n, seed=seed, temperature=temperature, **params._asdict())
+    params = resolve(checkpoint.model.config, checkpoint.defaults, sampling)
+    spec = GenerationSpec(n=n, seed=seed, sampling=params)
     draw_grid(checkpoint, spec, out, scale, backend, threads)
     typer.echo(f"wrote {out}")
 
 
+@with_sampling_options
 def complete(
-    picture: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="What to complete.")],
-    out: Annotated[Path, typer.Argument(help="The PNG to write.")] = Path("completions.png"),
+    picture: Annotated[
+        Path, typer.Argument(exists=True, dir_okay=False, help="The picture to complete.")
+    ],
+    out: Annotated[Path, typer.Argument(help="The PNG file to write.")] = Path("completions.png"),
     rows: Annotated[
-        int | None, typer.Option(help="Known rows from the top; if none, transparent is unknown.")
+        int | None,
+        typer.Option(help="Number of rows from the top to keep. Default: keep opaque pixels."),
     ] = None,
     fit: Fit = "cover",
-    n: Annotated[int, typer.Option("-n", min=1, help="Ways to complete it.")] = 4,
+    n: Annotated[int, typer.Option("-n", min=1, help="Number of completions.")] = 4,
+    *,
     model: ModelName = None,
-    label: Label = None,
     seed: Seed = 0,
-    temperature: Temperature = 1.0,
-    top_p: TopP = None,
-    guidance: Guidance = None,
+    sampling: SamplingOptions,
     particles: Annotated[
         int,
-        typer.Option(help="Slots an image, 1 to 64, so that what is known after a hole guides it."),
+        typer.Option(
+            help="Slots per image, 1 to 64. More let known pixels after a hole influence it."
+        ),
     ] = 1,
     scale: Scale = 4,
     weights: WeightsDir = None,
     backend: Backend = "auto",
     threads: Threads = None,
 ) -> None:
-    """Complete a picture several ways without a server, and write them as one PNG grid."""
+    """Complete a picture several times and write the results as one PNG grid."""
     from scanline.model.checkpoint import load_by_name
     from scanline.model.sampling import resolve
     from scanline.service.cli.grid import draw_grid
@@ -90,17 +94,11 @@ def complete(
             canvas, known = read_masked_image(file, None, rows, fit, config)
         except MissingMaskError:
             raise ValueError(
-                "nothing says which part to draw: give --rows, or a picture that is transparent "
+                "the part to draw is not marked: give --rows, or a picture that is transparent "
                 "where it is unknown"
             ) from None
-    params = resolve(config, checkpoint.defaults, label, top_p, guidance, particles)
-    spec = GenerationSpec(
-        n=n,
-        seed=seed,
-        temperature=temperature,
-        canvas=canvas,
-        known=known,
-        **params._asdict(),
-    )
+    options = replace(sampling, particles=particles)
+    params = resolve(config, checkpoint.defaults, options)
+    spec = GenerationSpec(n=n, seed=seed, sampling=params, canvas=canvas, known=known)
     draw_grid(checkpoint, spec, out, scale, backend, threads)
     typer.echo(f"wrote {out}")

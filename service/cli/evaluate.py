@@ -106,7 +106,7 @@ def evaluate(
         record_evaluation,
         record_precision,
     )
-    from scanline.model.sampling import resolve
+    from scanline.model.sampling import SamplingOptions, resolve
     from scanline.model.training.datasets import load_judge_data, load_test_data
 
     given = {
@@ -129,7 +129,8 @@ def evaluate(
     if holes:
         _complete(checkpoint, *load_judge_data(config, facts, *where), holes, epochs)
     elif samples:
-        params = resolve(config, own, 0 if label else None, top_p, guidance)
+        options = SamplingOptions(label=0 if label else None, top_p=top_p, guidance=guidance)
+        params = resolve(config, own, options)
         style = SamplingDefaults(params.guidance, params.top_p)
         heat = 1.0 if temperature is None else temperature
         both = load_judge_data(config, facts, *where)

@@ -1,74 +1,133 @@
-"""Options that several commands take."""
+"""Command-line options that several commands share."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import inspect
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 
 
 def check_compatible(mode: str, given: Mapping[str, object], *allowed: str) -> None:
-    """Raise ``ValueError`` on an option that means nothing beside a ``mode``, an option itself.
+    """Raise ``ValueError`` if an option has no effect in a mode.
 
-    ``given`` has every option, None where it was left out.
+    Args:
+        mode: The option that selects the mode.
+        given: The value of every option, None for those left out.
+        *allowed: The other options of this mode.
     """
     own = mode.partition(" ")[0]
     known = {own, *allowed}
     if others := [name for name, value in given.items() if value is not None and name not in known]:
-        raise ValueError(f"{', '.join(others)}: not with {mode}, which takes {', '.join(allowed)}")
+        raise ValueError(
+            f"{', '.join(others)}: not allowed with {mode}, which takes {', '.join(allowed)}"
+        )
 
 
 def reject_nan(value: float | None) -> float | None:
-    """Refuse NaN, which is below no bound and above none."""
+    """Raise ``BadParameter`` for NaN, which passes both the lower and the upper bound."""
     if value != value:
-        raise typer.BadParameter("NaN is no temperature")
+        raise typer.BadParameter("must be a number, not NaN")
     return value
 
 
 ModelName = Annotated[
     str | None,
-    typer.Option("--model", help="A checkpoint's name; of the fewest steps if none."),
+    typer.Option(
+        "--model", help="Name of a checkpoint. Default: the one with the fewest steps per image."
+    ),
 ]
 WeightsDir = Annotated[
-    Path | None, typer.Option("--weights", help="Folder of checkpoints; the shipped ones if none.")
+    Path | None,
+    typer.Option("--weights", help="Folder of checkpoints. Default: the shipped ones."),
 ]
 Backend = Annotated[str, typer.Option(help="auto, reference, native or triton.")]
-Seed = Annotated[int, typer.Option(min=0, max=2**64 - 1, help="Image j has seed + j.")]
+Seed = Annotated[
+    int, typer.Option(min=0, max=2**64 - 1, help="Image j is drawn with the seed SEED + j.")
+]
+Label = Annotated[str | None, typer.Option(help="A class by name or number, or random.")]
 Temperature = Annotated[
     float,
     typer.Option(
-        min=0.0, max=2.0, callback=reject_nan, help="1 is the model as it is, 0 likeliest."
+        min=0.0,
+        max=2.0,
+        callback=reject_nan,
+        help="1 samples from the model's distribution, 0 takes the most likely value.",
     ),
 ]
 TopP = Annotated[
     float | None,
     typer.Option(
-        help="Keep the likeliest values of this share, above 0 to 1; the model's own if none."
+        help="Keep only the most likely values, up to this total probability (above 0, at most "
+        "1). Default: the model's."
     ),
 ]
 Guidance = Annotated[
     float | None,
-    typer.Option(help="How strongly to draw towards the label, 0 to 10; the model's own if none."),
+    typer.Option(help="Strength of the label, 0 to 10. Default: the model's."),
 ]
-Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; all cores if left out.")]
+Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads. Default: all cores.")]
 DataDir = Annotated[
-    Path | None, typer.Option("--data-dir", help="Where data sets are; also SCANLINE_DATA_DIR.")
+    Path | None,
+    typer.Option("--data-dir", help="Folder of the data sets. Also SCANLINE_DATA_DIR."),
 ]
 ImagesDir = Annotated[
-    Path | None, typer.Option("--images", help="A folder of pictures; its sub-folders are classes.")
+    Path | None,
+    typer.Option("--images", help="A folder of pictures. Its subfolders are classes."),
 ]
 Size = Annotated[
     int | None,
     typer.Option(
-        min=2, max=256, help="Pixels a side that --images get; 28, or a resumed run's, if none."
+        min=2,
+        max=256,
+        help="Side in pixels to which --images are scaled. Default: 28, or that of the resumed "
+        "run.",
     ),
 ]
-Grey = Annotated[bool, typer.Option("--grey", help="Make --images grey.")]
-Download = Annotated[bool, typer.Option(help="Fetch the data set if it is not there.")]
-Label = Annotated[str | None, typer.Option(help="A class, by name or number, or random.")]
+Grey = Annotated[bool, typer.Option("--grey", help="Convert --images to grey.")]
+Download = Annotated[bool, typer.Option(help="Download the data set if it is missing.")]
 Scale = Annotated[int, typer.Option(min=1, max=32, help="Enlarge by this factor.")]
 Fit = Annotated[
-    Literal["exact", "cover", "contain"], typer.Option(help="For a picture of another size.")
+    Literal["exact", "cover", "contain"],
+    typer.Option(help="For a picture of another size: refuse, crop, or add a border."),
 ]
+
+# Options of every command that draws: the fields of ``SamplingOptions`` (model/sampling.py).
+SAMPLING_OPTIONS: dict[str, tuple[Any, object]] = {
+    "label": (Label, None),
+    "temperature": (Temperature, 1.0),
+    "top_p": (TopP, None),
+    "guidance": (Guidance, None),
+}
+
+
+def with_sampling_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace a command's ``sampling`` parameter by the sampling options.
+
+    The command receives them as one ``SamplingOptions``.
+    """
+
+    @functools.wraps(command)
+    def wrapper(**given: Any) -> None:
+        from scanline.model.sampling import SamplingOptions
+
+        options = {name: given.pop(name) for name in SAMPLING_OPTIONS}
+        command(sampling=SamplingOptions(**options), **given)
+
+    # The commands import ``SamplingOptions`` for type checkers only: it imports torch.
+    hints = get_type_hints(command, localns={"SamplingOptions": object}, include_extras=True)
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        if name == "sampling":
+            parameters += [
+                parameter.replace(name=option, annotation=annotation, default=default)
+                for option, (annotation, default) in SAMPLING_OPTIONS.items()
+            ]
+        else:
+            parameters.append(parameter.replace(annotation=hints[name]))
+    wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {}
+    return wrapper

@@ -231,8 +231,7 @@ class Engine:
             spec = one.generation.spec
             if spec.canvas is not None and spec.known is not None:
                 inputs.canvas[row], inputs.known[row] = spec.canvas, spec.known
-            inputs.temperature[row], inputs.top_p[row] = spec.temperature, spec.top_p
-            inputs.label[row], inputs.guidance[row] = one.image.label, spec.guidance
+            spec.sampling.write_to(inputs, row, one.image.label)
             if one.twins:
                 inputs.twin[row] = one.twins[0]
         small = self._slots.small

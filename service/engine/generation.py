@@ -10,7 +10,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import NamedTuple
@@ -19,8 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanline.model.config import NO_LABEL, ModelConfig
-from scanline.model.noise import image_seed, random_label
+from scanline.model.noise import image_seed
 from scanline.model.particles import COLLAPSED
+from scanline.model.sampling import SamplingParams
 
 Clock = Callable[[], float]  # monotonic seconds; an engine and its queue share one clock
 
@@ -48,36 +49,21 @@ class GenerationSpec:
     Attributes:
         n: Number of images.
         seed: Seed of the first image.
-        label: Class of all images, or -1 for none.
-        random_label: Choose the class of each image by its seed.
-        temperature: Sampling temperature, 0 or more.
-        top_p: Nucleus sampling threshold in (0, 1].
-        guidance: Classifier-free guidance scale; 1 means unguided.
-        particles: Number of particles per image (``model/particles.py``).
+        sampling: How the values are sampled.
         canvas: Values of the known pixels, uint8 ``[T, C]``, or None if no pixel is known.
         known: Mask of the known pixels, bool ``[T]``, or None if no pixel is known.
     """
 
     n: int
     seed: int
-    label: int = NO_LABEL
-    random_label: bool = False
-    temperature: float = 1.0
-    top_p: float = 1.0
-    guidance: float = 1.0
-    particles: int = 1
+    sampling: SamplingParams = field(default_factory=SamplingParams)
     canvas: NDArray[np.uint8] | None = None
     known: NDArray[np.bool_] | None = None
 
     @cached_property
-    def guided(self) -> bool:
-        """Whether each slot needs a second slot, its unconditional twin."""
-        return self.guidance != 1
-
-    @cached_property
     def slots(self) -> int:
         """Number of slots per image, twins included."""
-        return self.particles * (2 if self.guided else 1)
+        return self.sampling.slots
 
     @cached_property
     def prefix(self) -> int:
@@ -89,7 +75,7 @@ class GenerationSpec:
     @property
     def prefill_pixels(self) -> int:
         """Number of pixels to prefill per image, counted twice if the image has a twin."""
-        return self.prefix * (2 if self.guided else 1)
+        return self.prefix * (2 if self.sampling.guided else 1)
 
 
 class CanvasView(NamedTuple):
@@ -215,9 +201,7 @@ class Generation:
         self.request_slots = spec.n * spec.slots if request_slots is None else request_slots
         initial_view = CanvasView(initial, np.zeros(1, np.int32))
         seeds = [image_seed(spec.seed, j) for j in range(spec.n)]
-        labels = [spec.label] * spec.n
-        if spec.random_label:
-            labels = [random_label(seed, len(config.classes)) for seed in seeds]
+        labels = [spec.sampling.image_label(config, seed) for seed in seeds]
         self.images = [
             Image(j, seed, initial_view, label)
             for j, (seed, label) in enumerate(zip(seeds, labels, strict=True))
@@ -286,7 +270,9 @@ class Generation:
     def warnings(self) -> list[str]:
         """Warnings for the client about options that had no or little effect."""
         spec = self.spec
-        if spec.particles > 1 and (spec.known is None or not spec.known[spec.prefix :].any()):
+        if spec.sampling.particles > 1 and (
+            spec.known is None or not spec.known[spec.prefix :].any()
+        ):
             return [
                 "`particles` has no effect here, because no known pixel follows the first drawn "
                 "one; it only costs time, so leave it out"

@@ -74,9 +74,9 @@ class SlotAllocator:
         generation, image, spare = admission
         spec = generation.spec
         both = self.free[: -spec.slots - 1 : -1]
-        slots, twins = both[: spec.particles], both[spec.particles :]
+        slots, twins = both[: spec.sampling.particles], both[spec.sampling.particles :]
         particles = None
-        if spec.particles > 1:
+        if spec.sampling.particles > 1:
             known = np.zeros(self._config.pixels, np.bool_) if spec.known is None else spec.known
             particles = ParticleFilter(self._config, image.seed, known, slots, twins or None)
         running = RunningImage(generation, image, slots, twins, particles, spare)

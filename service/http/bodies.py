@@ -132,7 +132,13 @@ def _check_once(names: list[str]) -> None:
 async def known_query_params(request: Request) -> None:
     """Refuse a query parameter that the route does not know, or one sent twice."""
     route: APIRoute = request.scope["route"]
-    known = [field.alias for field in route.dependant.query_params]
+    known: list[str] = []
+    for field in route.dependant.query_params:
+        model = field.field_info.annotation
+        if isinstance(model, type) and issubclass(model, BaseModel):
+            known += model.model_fields
+        else:
+            known.append(field.alias)
     for name in request.query_params:
         if name not in known:
             what = f"there is {', '.join(known)}" if known else "there are none here"

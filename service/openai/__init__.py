@@ -1,1 +1,1 @@
-"""The same for OpenAI's clients."""
+"""API compatible with OpenAI's images API, under ``/v1/images``."""

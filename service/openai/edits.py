@@ -1,4 +1,4 @@
-"""The body of an OpenAI edit, a form or JSON: one picture, a mask, and the options."""
+"""Bodies of OpenAI edits: forms or JSON with one picture, a mask, and options."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from scanline.service.upload_limits import open_upload
 
 @dataclass(frozen=True)
 class Edit:
-    """An edit as it was sent, pictures not yet decoded."""
+    """Parsed body of an edit, with encoded pictures."""
 
     options: EditsRequest
     image: BinaryIO
@@ -37,7 +37,7 @@ class Edit:
 
 
 async def read_edit(request: Request) -> Edit:
-    """Read an edit from a form, or from JSON whose pictures are data URLs."""
+    """Parse an edit from a form, or from JSON with data URLs; raises ``ApiError``."""
     kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if kind == "multipart/form-data":
         fields, images, masks = await _read_form(request)
@@ -55,52 +55,55 @@ async def read_edit(request: Request) -> Edit:
             [{**problem, "loc": ("body", *problem["loc"])} for problem in error.errors()]
         ) from None
     if len(images) != 1:
-        raise _not_one(len(images))
+        raise _wrong_image_count(len(images))
     if len(masks) > 1:
-        raise ApiError(400, "mask: send one", param="mask", code="too_many")
+        raise ApiError(400, "mask: send at most one", param="mask", code="too_many")
     return Edit(options, images[0], masks[0] if masks else None)
 
 
-def _not_one(images: int) -> ApiError:
-    count = "there is none" if not images else f"there are {images}"
+def _wrong_image_count(count: int) -> ApiError:
     return ApiError(
-        400, f"image: one picture can be completed at a time; {count}",
-        param="image", code="missing" if not images else "too_many",
+        400, f"image: send one picture; got {count}",
+        param="image", code="missing" if not count else "too_many",
     )  # fmt: skip
 
 
-Parts = tuple[dict[str, Any], list[BinaryIO], list[BinaryIO]]
+ParsedBody = tuple[dict[str, Any], list[BinaryIO], list[BinaryIO]]  # fields, images and masks
 
 
-async def _read_form(request: Request) -> Parts:
+async def _read_form(request: Request) -> ParsedBody:
     fields: dict[str, Any] = {}
     images: list[BinaryIO] = []
     masks: list[BinaryIO] = []
     async with request.form() as form:
         for name, value in form.multi_items():
-            if (value == "" and name != "prompt") or _unchosen(value):
-                continue  # an empty field is one left out, as everywhere
+            if (value == "" and name != "prompt") or _is_empty_file(value):
+                continue  # an empty field counts as left out, as in all forms
             if name in ("image", "image[]", "mask"):
                 if not isinstance(value, UploadFile):
                     message = f"{name}: {FILE_REQUIRED.format(name)}"
                     raise ApiError(400, message, param=name, code="invalid_image")
-                content = io.BytesIO(await value.read())  # the form closes its own files
+                content = io.BytesIO(
+                    await value.read()
+                )  # copied, because the form closes its files
                 (masks if name == "mask" else images).append(content)
             elif isinstance(value, UploadFile) and name not in EditsRequest.model_fields:
-                fields[name] = ""  # to be refused by its name
+                fields[name] = ""  # to be refused as an unknown field
             elif isinstance(value, UploadFile) or name in fields:
-                raise ApiError(400, f"{name}: must be one text", param=name, code="invalid_value")
+                raise ApiError(
+                    400, f"{name}: must be a single text field", param=name, code="invalid_value"
+                )
             else:
                 fields[name] = value
     return fields, images, masks
 
 
-def _unchosen(value: str | UploadFile) -> bool:
-    """Whether a field is what a browser sends of a file that nobody chose."""
+def _is_empty_file(value: str | UploadFile) -> bool:
+    """Return True for a file input without a file, as browsers send it."""
     return isinstance(value, UploadFile) and not value.filename and not value.size
 
 
-async def _read_json(request: Request) -> Parts:
+async def _read_json(request: Request) -> ParsedBody:
     try:
         body = json.loads(await request.body())
     except (ValueError, RecursionError) as error:
@@ -110,11 +113,11 @@ async def _read_json(request: Request) -> Parts:
     images, mask = body.pop("images", []), body.pop("mask", None)
     if not isinstance(images, list):
         raise ApiError(400, "images: must be a list", param="images", code="invalid_image")
-    masks = [] if mask is None else [_from_url(mask, "mask")]
-    return body, [_from_url(image, "images") for image in images], masks
+    masks = [] if mask is None else [_decode_data_url(mask, "mask")]
+    return body, [_decode_data_url(image, "images") for image in images], masks
 
 
-def _from_url(source: object, param: str) -> BinaryIO:
+def _decode_data_url(source: object, param: str) -> BinaryIO:
     url = source.get("image_url") if isinstance(source, dict) and len(source) == 1 else None
     if isinstance(url, str) and url.startswith("data:"):
         header, _, data = url.partition(",")
@@ -125,39 +128,44 @@ def _from_url(source: object, param: str) -> BinaryIO:
                 pass
     raise ApiError(
         400,
-        f'{param}: send {{"image_url": "data:image/png;base64,…"}}; nothing is fetched from '
-        "elsewhere, and files are not kept",
+        f'{param}: must be {{"image_url": "data:image/png;base64,…"}}; other URLs and file ids are '
+        "not supported",
         param=param,
         code="invalid_image",
     )
 
 
 def read_canvas(edit: Edit, config: ModelConfig) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-    """Decode an edit's picture: its values uint8 ``[T, C]``, and which are known, bool ``[T]``.
+    """Decode an edit's picture and mask at the model's size.
 
-    A picture of a whole multiple of the model's size, or of one of OpenAI's sizes, such as an
-    enlarged reply of ours, is reduced, without what is around it; there a pixel is painted if any
-    part of it is transparent. Raises ``ImageError``.
+    A picture in one of the sizes of ``frame_for``, such as an enlarged reply of this API, is scaled
+    down, without its border. Then a pixel is drawn if any part of it is transparent.
+
+    Returns:
+        The values, uint8 ``[T, C]``, and which pixels are known, bool ``[T]``.
+
+    Raises:
+        ImageError: If the picture or the mask is invalid, or nothing is transparent.
     """
     W, H = config.width, config.height
 
-    def framed(width: int, height: int) -> Frame:
+    def find_frame(width: int, height: int) -> Frame:
         if frame := frame_for(width, height, config):
             return frame
         raise ImageError(
-            f"the picture is {width} × {height} and the model draws {W} × {H}: "
+            f"the picture is {width} × {height}, and the model's size is {W} × {H}: "
             "send that size, a whole multiple of it, or one of OpenAI's sizes"
         )
 
-    whole = open_upload(edit.image, "image", framed)
-    frame = framed(*whole.size)
+    whole = open_upload(edit.image, "image", find_frame)
+    frame = find_frame(*whole.size)
     factor, box = frame.scale, frame.box(config)
     picture = whole.crop(box)
 
     def check_mask(width: int, height: int) -> None:
         if (width, height) != whole.size:
             raise ImageError(
-                f"the mask is {width} × {height}; it must have the picture's size, "
+                f"the mask is {width} × {height}; its size must be the picture's, "
                 f"{whole.width} × {whole.height}",
                 "mask",
             )
@@ -165,12 +173,12 @@ def read_canvas(edit: Edit, config: ModelConfig) -> tuple[NDArray[np.uint8], NDA
     mask = whole if edit.mask is None else open_upload(edit.mask, "mask", check_mask)
     check_mask(*mask.size)
     mask = mask.crop(box)
-    paint = transparent(mask).reshape(H, factor, W, factor).any((1, 3))
-    if not paint.any():
+    unknown = transparent(mask).reshape(H, factor, W, factor).any((1, 3))
+    if not unknown.any():
         raise ImageError(
-            "there is nothing to paint: send a mask, or a picture, that is transparent (alpha 0) "
-            "where it is to be painted",
+            "nothing is transparent: send a mask, or a picture, that is transparent (alpha 0) in "
+            "the part to draw",
             "mask",
         )
     small = picture if factor == 1 else picture.resize((W, H), Image.Resampling.BOX)
-    return image_to_canvas(fit_to_model(config, small, "exact")), ~paint.reshape(-1)
+    return image_to_canvas(fit_to_model(config, small, "exact")), ~unknown.reshape(-1)

@@ -1,4 +1,4 @@
-"""A generation as OpenAI streams images: looks at each on its way, then the image."""
+"""Server-sent events of the OpenAI-compatible API: partial images, then the finished ones."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _EVENT: dict[str, Any] = {
 
 
 class ImageEvent(BaseModel):
-    """What every event says of its image."""
+    """Fields that both events share."""
 
     type: str
     b64_json: str
@@ -49,7 +49,7 @@ class ImageEvent(BaseModel):
 
 
 class PartialImage(ImageEvent):
-    """Event ``….partial_image``: an image on its way."""
+    """Event ``….partial_image``: a preview of an unfinished image."""
 
     model_config = example(type="image_generation.partial_image", **_EVENT, partial_image_index=0)
 
@@ -57,7 +57,7 @@ class PartialImage(ImageEvent):
 
 
 class CompletedImage(ImageEvent):
-    """Event ``….completed``: an image drawn to its end."""
+    """Event ``….completed``: a finished image."""
 
     model_config = example(
         type="image_generation.completed", **_EVENT, bits_per_dim=0.61, usage=USAGE, warnings=[]
@@ -84,76 +84,87 @@ async def stream_images(
     partials: int,
     pool: FairThreadPool,
 ) -> AsyncIterator[bytes]:
-    """Yield ``partials`` looks at each image on its way, then the image; never an id.
+    """Yield previews of each image, then the image, as server-sent events.
 
-    Comments keep an idle connection open. The stock client takes an empty line after an id, or
-    after a comment that follows one, for an event: so there are none. A look is the image at an
-    exact pixel, so it depends on the seed alone. Images are encoded in the pool. Raises
-    ``ClientDisconnectedError`` when the client leaves.
+    A preview shows the image up to an exact pixel, so that its bytes depend on the seed only.
+    Events have no ids, because OpenAI's client mistakes an empty line after an id for an event.
+    Comments keep an idle connection open.
+
+    Args:
+        generation: The generation to read.
+        client: The client that reads it.
+        kind: Prefix of the event names.
+        rendering: How the images are encoded.
+        partials: The number of previews per image.
+        pool: Threads that encode the images.
+
+    Raises:
+        ClientDisconnectedError: If the client disconnects.
     """
     loop = asyncio.get_running_loop()
-    spoke = loop.time()
-    told = [0] * len(generation.images)
-    teller = _Teller(generation, kind, rendering)
+    last_sent = loop.time()
+    sent = [0] * len(generation.images)  # events per image
+    builder = _EventBuilder(generation, kind, rendering)
     while True:
-        # Before the images: nothing that changes while they are sent is missed.
-        seen, finished = generation.version, generation.finished
+        # Read before the images, so that no change during the loop below is missed.
+        version, finished = generation.version, generation.finished
         for image in generation.images:
-            for position in _due(generation, image, partials, told[image.index]):
-                look = told[image.index]
-                told[image.index] += 1
+            for position in _due_positions(generation, image, partials, sent[image.index]):
+                preview = sent[image.index]
+                sent[image.index] += 1
                 event: ImageEvent
-                if look < partials:
-                    event = await pool.run(client, teller.partial, image, position, look)
+                if preview < partials:
+                    event = await pool.run(client, builder.partial, image, position, preview)
                 else:
-                    event = await pool.run(client, teller.completed, image)
+                    event = await pool.run(client, builder.completed, image)
                 yield sse_event(event.type, event)
-                spoke = loop.time()
+                last_sent = loop.time()
         if finished:
             break
-        # What is drawn between two looks is news too, of which nobody hears.
-        await wait_for_change(generation, client, spoke + KEEP_ALIVE_SECONDS - loop.time(), seen)
-        if loop.time() >= spoke + KEEP_ALIVE_SECONDS:
+        # Wakes up at every change of the generation, though most are between two previews.
+        deadline = last_sent + KEEP_ALIVE_SECONDS
+        await wait_for_change(generation, client, deadline - loop.time(), version)
+        if loop.time() >= deadline:
             yield KEEP_ALIVE_COMMENT
-            spoke = loop.time()
-    if failed := incomplete_error(generation):
-        yield sse_event("error", failed.reply)
+            last_sent = loop.time()
+    if error := incomplete_error(generation):
+        yield sse_event("error", error.reply)
 
 
-def _due(generation: Generation, image: Image, partials: int, told: int) -> Iterator[int]:
-    """Give the positions at which an image is now to be shown, past the first ``told``."""
+def _due_positions(generation: Generation, image: Image, partials: int, sent: int) -> Iterator[int]:
+    """Yield the position of each event of an image that is due, after the first ``sent`` events."""
     prefix, T = generation.spec.prefix, generation.config.pixels
-    for look in range(told, partials):
-        position = prefix + (T - prefix) * (look + 1) // (partials + 1)
+    for preview in range(sent, partials):
+        position = prefix + (T - prefix) * (preview + 1) // (partials + 1)
         if image.position < position:
             return
         yield position
-    if told <= partials and image.finish_reason is FinishReason.LENGTH:
+    if sent <= partials and image.finish_reason is FinishReason.LENGTH:
         yield T
 
 
 @dataclass(frozen=True)
-class _Teller:
-    """Makes the events of one stream."""
+class _EventBuilder:
+    """Builder of the events of one stream."""
 
     generation: Generation
     kind: Kind
     rendering: Rendering
 
-    def partial(self, image: Image, position: int, look: int) -> PartialImage:
-        facts = self._facts("partial_image", image, position)
-        return PartialImage(**facts, partial_image_index=look)
+    def partial(self, image: Image, position: int, preview: int) -> PartialImage:
+        fields = self._fields("partial_image", image, position)
+        return PartialImage(**fields, partial_image_index=preview)
 
     def completed(self, image: Image) -> CompletedImage:
         generation = self.generation
         return CompletedImage(
-            **self._facts("completed", image, generation.config.pixels),
+            **self._fields("completed", image, generation.config.pixels),
             bits_per_dim=generation.bits_per_dim(image),
             usage=TokenUsage.of(generation.spec, generation.config, 1),
             warnings=self.rendering.warnings,
         )
 
-    def _facts(self, name: str, image: Image, position: int) -> dict[str, Any]:
+    def _fields(self, name: str, image: Image, position: int) -> dict[str, Any]:
         config = self.generation.config
         return {
             "type": f"{self.kind}.{name}",

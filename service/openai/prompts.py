@@ -1,4 +1,4 @@
-"""What a prompt asks for: a class, in the few words that people put around one."""
+"""Parsing of prompts: the name of a class, with the usual words around it."""
 
 from __future__ import annotations
 
@@ -11,71 +11,82 @@ from scanline.model.config import ModelConfig
 from scanline.service.http.errors import ApiError
 
 _DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-_BEFORE = {
+_WORDS_BEFORE = {
     "a", "an", "the", "draw", "paint", "sketch", "generate", "create", "make", "give", "show", "me",
     "us", "please", "handwritten", "written", "digit", "number", "numeral", "figure", "picture",
     "image", "photo", "photograph", "drawing", "painting", "of",
 }  # fmt: skip
-_AFTER = {"please", "digit", "number", "numeral"}
+_WORDS_AFTER = {"please", "digit", "number", "numeral"}
 
 
 def parse_prompt(prompt: str, models: Mapping[str, ModelConfig]) -> tuple[str, int | str | None]:
-    """Find the model that a prompt is for, and what it names there; the first for an empty one.
+    """Return the model and the label that a prompt names.
 
-    A class by its name, or a digit's word, with or without what is usually said before it ("draw a
-    7"); of the first model alone also a class by number. None for an empty prompt, "random" for
-    itself. Raises ``ApiError`` on anything else.
+    A prompt names a class of any model, exactly, up to punctuation, or up to case, or a digit as a
+    word ("draw a seven"), with or without the usual words around it. It may also be the number of
+    a class of the first model.
+
+    Args:
+        prompt: The prompt.
+        models: The configs of the models, the default first.
+
+    Returns:
+        The model's name and the label: a class index, "random", or None for an empty prompt. The
+        model is the first one that has the class; the default for "random" and an empty prompt.
+
+    Raises:
+        ApiError: If no model has such a class.
     """
-    first = next(iter(models))
-    wishes = list(_wishes(prompt))
-    named_as = {name: [_plain(one) for one in config.classes] for name, config in models.items()}
+    default = next(iter(models))
+    candidates = list(_candidates(prompt))
     for name, config in models.items():
-        for wish in (prompt.strip(), *wishes):
-            if wish in config.classes:
-                return name, config.classes.index(wish)
-    if not wishes[0]:
-        return first, None
-    for name, classes in named_as.items():
-        for wish in wishes:
-            if wish and classes.count(wish) == 1:
-                return name, classes.index(wish)
-    for name, classes in named_as.items():
-        classes = [one.lower() for one in classes]
-        for wish in map(str.lower, wishes):
-            if wish and classes.count(wish) == 1:
-                return name, classes.index(wish)
-            if wish in _DIGITS and (digit := str(_DIGITS.index(wish))) in classes:
-                return name, classes.index(digit)
-    config = models[first]
+        for candidate in (prompt.strip(), *candidates):
+            if candidate in config.classes:
+                return name, config.classes.index(candidate)
+    if not candidates[0]:
+        return default, None
+    normalized = {name: [_normalize(c) for c in config.classes] for name, config in models.items()}
+    for name, classes in normalized.items():
+        for candidate in candidates:
+            if candidate and classes.count(candidate) == 1:
+                return name, classes.index(candidate)
+    for name, classes in normalized.items():
+        lowercase = [one.lower() for one in classes]
+        for candidate in map(str.lower, candidates):
+            if candidate and lowercase.count(candidate) == 1:
+                return name, lowercase.index(candidate)
+            if candidate in _DIGITS and (digit := str(_DIGITS.index(candidate))) in lowercase:
+                return name, lowercase.index(digit)
+    config = models[default]
     with contextlib.suppress(ValueError):
-        return first, config.class_index(wishes[0])
-    if wishes[0].lower() == "random" and config.classes:
-        return first, "random"
+        return default, config.class_index(candidates[0])
+    if candidates[0].lower() == "random" and config.classes:
+        return default, "random"
     known = {name: ", ".join(one.classes) for name, one in models.items() if one.classes}
-    lists = "; ".join(f"{name} draws {classes}" for name, classes in known.items())
-    what = "leave it empty"
+    advice = "leave it empty"
     if known:
-        what = f"name one class ({lists}), or leave it empty for anything"
+        lists = "; ".join(f"{name}: {classes}" for name, classes in known.items())
+        advice = f"name one class ({lists}), or leave it empty for no particular class"
     raise ApiError(
         400,
-        f"prompt: no model here understands sentences; {what}",
+        f"prompt: the models do not understand sentences; {advice}",
         param="prompt",
         code="unknown_class",
     )
 
 
-def _wishes(prompt: str) -> Iterator[str]:
-    """Give the prompt, and what is left of it as the words around a class are taken away."""
-    words = _plain(prompt).split()
+def _candidates(prompt: str) -> Iterator[str]:
+    """Yield the prompt, and what remains as the usual words are removed one by one."""
+    words = _normalize(prompt).split()
     yield " ".join(words)
-    while words and words[-1].lower() in _AFTER:
+    while words and words[-1].lower() in _WORDS_AFTER:
         words.pop()
         yield " ".join(words)
-    while words and words[0].lower() in _BEFORE:
+    while words and words[0].lower() in _WORDS_BEFORE:
         words.pop(0)
         yield " ".join(words)
 
 
-def _plain(words: str) -> str:
-    """Leave out what stands between words, and write each letter in one way."""
-    return " ".join(re.sub(r"[\s\"'“”‘’.!?:,]+", " ", unicodedata.normalize("NFC", words)).split())
+def _normalize(text: str) -> str:
+    """Replace punctuation and runs of blanks by one blank, and compose characters (NFC)."""
+    return " ".join(re.sub(r"[\s\"'“”‘’.!?:,]+", " ", unicodedata.normalize("NFC", text)).split())

@@ -1,4 +1,4 @@
-"""How a reply's images look: their size, their file format, and what had no effect on either."""
+"""Rendering of a reply's images: size, file format, and warnings about ignored options."""
 
 from __future__ import annotations
 
@@ -21,21 +21,23 @@ OPENAI_SIZES = (
     (256, 256), (512, 512), (1024, 1024), (1536, 1024), (1024, 1536), (1792, 1024), (1024, 1792),
 )  # fmt: skip
 MAX_SIDE = 2048  # of an enlarged image
-MAX_PIXELS = 20_000_000  # of all images of a reply, looks at them included
+MAX_PIXELS = 20_000_000  # of all images of a reply, previews included
 _NO_EFFECT = {
-    "quality": "an image has the one quality that its model gives it",
-    "style": "an image has the one style that its model learnt",
-    "moderation": "there is nothing to moderate in a class of the model",
-    "user": "requests are not told apart by user",
-    "safety_identifier": "requests are not told apart by user",
-    "input_fidelity": "what is not to be painted is kept exactly",
+    "quality": "the model has only one quality",
+    "style": "the model has only one style",
+    "moderation": "the prompt only names a class of the model",
+    "user": "requests are not distinguished by user",
+    "safety_identifier": "requests are not distinguished by user",
+    "input_fidelity": "the known pixels are always kept exactly",
 }
 
 
 class Frame(NamedTuple):
-    """A file's size, and the image in it: each pixel ``scale`` wide, as near the middle as can be.
+    """Size of a file, with the enlarged image in its middle, on a uniform background.
 
-    What is around it, if anything, is of the background.
+    Attributes:
+        width, height: The size of the file in pixels.
+        scale: The side of each of the image's pixels.
     """
 
     width: int
@@ -43,14 +45,14 @@ class Frame(NamedTuple):
     scale: int
 
     def box(self, config: ModelConfig) -> tuple[int, int, int, int]:
-        """Give where the image is: left, top, right and bottom."""
+        """Return the position of the image in the file: left, top, right, bottom."""
         w, h = config.width * self.scale, config.height * self.scale
         left, top = (self.width - w) // 2, (self.height - h) // 2
         return left, top, left + w, top + h
 
 
 def frame_for(width: int, height: int, config: ModelConfig) -> Frame | None:
-    """Give the frame of a whole multiple of the model's size, or one of OpenAI's sizes; or None."""
+    """Return the frame for a multiple of the model's size or one of OpenAI's sizes, else None."""
     scale = min(width // config.width, height // config.height)
     exact = (width, height) == (config.width * scale, config.height * scale)
     if scale >= 1 and (exact or (width, height) in OPENAI_SIZES):
@@ -60,9 +62,13 @@ def frame_for(width: int, height: int, config: ModelConfig) -> Frame | None:
 
 @dataclass(frozen=True)
 class Rendering:
-    """How images are made files: their frame, a format and a quality.
+    """How images are encoded as files.
 
-    ``warnings`` name the options asked for that have no effect, or another than might be expected.
+    Attributes:
+        frame: The size of the files.
+        format: The file format.
+        quality: The quality of a JPEG or WebP, 0 to 100; None for the default.
+        warnings: Requested options that have no effect, or an unexpected one.
     """
 
     frame: Frame
@@ -72,16 +78,16 @@ class Rendering:
 
     @property
     def pixels(self) -> int:
-        """Count an image's pixels."""
+        """Number of pixels per file."""
         return self.frame.width * self.frame.height
 
     @property
     def size(self) -> str:
-        """Give an image's size in OpenAI's way, width x height."""
+        """Size of the files as in OpenAI's API, such as "28x28"."""
         return f"{self.frame.width}x{self.frame.height}"
 
     def encode(self, pixels: NDArray[np.uint8], config: ModelConfig) -> str:
-        """Encode an image, uint8 ``[T, C]``, enlarged by whole pixels, as base64."""
+        """Encode an image, uint8 ``[T, C]``, as a base64 file."""
         shape = (config.height, config.width) + ((3,) if config.channels == 3 else ())
         picture = Image.fromarray(pixels.reshape(shape))
         left, top, right, bottom = self.frame.box(config)
@@ -94,21 +100,21 @@ class Rendering:
         buffer = io.BytesIO()
         options = {} if self.quality is None else {"quality": self.quality}
         if self.format == "webp":
-            options["method"] = 2  # a tenth larger than by default, in a third of the time
+            options["method"] = 2  # a tenth larger than the default, in a third of the time
         large.save(buffer, self.format, **options)
         return base64.b64encode(buffer.getvalue()).decode()
 
 
 def choose_rendering(body: ImageOptions, config: ModelConfig) -> Rendering:
-    """Settle how the images look; refuses what cannot be, and notes what has no effect."""
+    """Choose the rendering of a request; raises ``ApiError`` if an option is not supported."""
     if body.response_format == "url":
         raise ApiError(
-            400, "response_format: images are not kept under a URL here; ask for b64_json",
+            400, "response_format: images are not stored under a URL; ask for b64_json",
             param="response_format", code="unsupported",
         )  # fmt: skip
     if body.background == "transparent":
         raise ApiError(
-            400, "background: the model draws every pixel, so nothing is transparent; leave it out",
+            400, "background: images are never transparent; leave it out",
             param="background", code="unsupported",
         )  # fmt: skip
     warnings = [
@@ -118,7 +124,7 @@ def choose_rendering(body: ImageOptions, config: ModelConfig) -> Rendering:
     ]
     kind_of_file = body.output_format or "png"
     if body.output_compression is not None and kind_of_file == "png":
-        warnings.append("output_compression: no effect, a PNG loses nothing; see output_format")
+        warnings.append("output_compression: no effect, because PNG is lossless; see output_format")
     if body.partial_images and not body.stream:
         warnings.append("partial_images: no effect without stream")
     quality = None if kind_of_file == "png" else body.output_compression
@@ -126,18 +132,18 @@ def choose_rendering(body: ImageOptions, config: ModelConfig) -> Rendering:
     left, top, right, bottom = frame.box(config)
     if (right - left, bottom - top) != frame[:2]:
         warnings.append(
-            f"size: the model draws {config.width}x{config.height}; its pixels are enlarged "
-            f"{frame.scale} times, to {right - left}x{bottom - top}, in the middle of {body.size}"
+            f"size: the model's size is {config.width}x{config.height}; the image is enlarged "
+            f"{frame.scale} times to {right - left}x{bottom - top}, in the middle of {body.size}"
         )
-    looks = (body.partial_images or 0) if body.stream else 0
-    images = (body.n or 1) * (1 + looks)
+    previews = (body.partial_images or 0) if body.stream else 0
+    images = (body.n or 1) * (1 + previews)
     rendering = Rendering(frame, kind_of_file, quality, warnings)
     own = frame[:2] == (config.width, config.height)
     if not own and images * rendering.pixels > MAX_PIXELS:
         raise ApiError(
             400,
-            f"size: {images} images of {rendering.pixels:,} pixels, partial ones included, are "
-            f"more than the {MAX_PIXELS:,} pixels a reply may have; ask for at most "
+            f"size: {images} images of {rendering.pixels:,} pixels, partial ones included, exceed "
+            f"the limit of {MAX_PIXELS:,} pixels per reply; ask for at most "
             f"{MAX_PIXELS // rendering.pixels} of this size, or for a smaller size",
             param="size",
             code="too_many",
@@ -155,9 +161,9 @@ def _frame(size: str | None, config: ModelConfig) -> Frame:
             return frame
     raise ApiError(
         400,
-        f"size: this model draws {w}x{h}; ask for that, for auto, for a whole multiple such as "
-        f"{10 * w}x{10 * h} (at most {MAX_SIDE} a side), which enlarges its pixels, or for "
-        "256x256, 512x512 or 1024x1024, which has them in its middle",
+        f"size: must be auto, the model's size {w}x{h}, a whole multiple of it such as "
+        f"{10 * w}x{10 * h} (at most {MAX_SIDE} per side), or one of OpenAI's sizes such as "
+        "256x256, 512x512 or 1024x1024",
         param="size",
         code="unsupported",
     )

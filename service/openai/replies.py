@@ -1,4 +1,4 @@
-"""What OpenAI's images API gets back as JSON: each shape is one model, built here."""
+"""JSON replies of the OpenAI-compatible API."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _REPLY: dict[str, Any] = {
 
 
 class DrawnImage(BaseModel):
-    """One image, base64, with the seed that draws it again."""
+    """One image as base64, and the seed that reproduces it."""
 
     model_config = example(**_IMAGE)
 
@@ -38,7 +38,7 @@ class DrawnImage(BaseModel):
 
 
 class TokenDetails(BaseModel):
-    """Tokens by kind; the prompt is no more than a class, so it has none."""
+    """Number of tokens by kind. The prompt counts as none, because it only names a class."""
 
     model_config = example(**_NO_TOKENS)
 
@@ -47,7 +47,7 @@ class TokenDetails(BaseModel):
 
 
 class TokenUsage(BaseModel):
-    """What was read and drawn; a token is one pixel."""
+    """Number of pixels read and drawn, reported as tokens."""
 
     model_config = example(**USAGE)
 
@@ -58,7 +58,7 @@ class TokenUsage(BaseModel):
 
     @classmethod
     def of(cls, spec: GenerationSpec, config: ModelConfig, images: int) -> TokenUsage:
-        """Count so many of the images wanted: known leading pixels are read, the others drawn."""
+        """Count the pixels of some images: the leading known ones are read, the others drawn."""
         read, drawn = spec.prefix * images, (config.pixels - spec.prefix) * images
         return cls(
             input_tokens=read,
@@ -69,7 +69,7 @@ class TokenUsage(BaseModel):
 
 
 class ImagesReply(BaseModel):
-    """Images, as OpenAI gives them, and what in the request had no effect."""
+    """Images in OpenAI's shape, with warnings about options that had no effect."""
 
     model_config = example(**_REPLY)
 
@@ -81,12 +81,12 @@ class ImagesReply(BaseModel):
     size: str
     usage: TokenUsage
     warnings: Annotated[
-        list[str], Field(description="Options that had no effect, or another than usual.")
+        list[str], Field(description="Options that had no effect, or an unusual one.")
     ]
 
     @classmethod
     def of(cls, generation: Generation, rendering: Rendering, files: list[str]) -> ImagesReply:
-        """Give a finished generation, its images encoded as ``files``."""
+        """Describe a finished generation, with its images encoded as ``files``."""
         config = generation.config
         return cls(
             created=int(time.time()),

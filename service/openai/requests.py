@@ -1,4 +1,4 @@
-"""What OpenAI's images API may ask for here."""
+"""Request bodies of the OpenAI-compatible API."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from scanline.service.api.requests import Guidance, Model, Seed, Temperature, TopP
-from scanline.service.http.bodies import RequestBody, document_form
+from scanline.service.api.requests import Model, SamplingFields, Seed
+from scanline.service.http.bodies import document_form
 
 FileFormat = Literal["png", "jpeg", "webp"]
 
-_NO_EFFECT = "Accepted for compatibility; has no effect here, which `warnings` in the reply says."
+_NO_EFFECT = "Accepted for compatibility. Has no effect, as `warnings` in the reply says."
 
 
-class ImageOptions(RequestBody):
-    """What generations and edits share; every field but the prompt may be null or left out."""
+class ImageOptions(SamplingFields):
+    """Fields that generations and edits share. All except the prompt may be null or left out."""
 
     prompt: Annotated[
         str,
         Field(
             max_length=1000,
-            description="Names a class (`7`, `draw a seven`, `a frog`), of any model if `model` is "
-            "left out; empty for anything, `random` for classes by the seeds.",
+            description="Name of a class (`7`, `draw a seven`, `a frog`), of any model if `model` "
+            "is left out. Empty for no particular class, `random` for a class chosen by each seed.",
         ),
     ]
     model: Model = None
-    n: Annotated[int | None, Field(ge=1, description="Images to draw.")] = None
+    n: Annotated[int | None, Field(ge=1, description="Number of images.")] = None
     size: Annotated[
         str | None,
         Field(
-            description="`auto`, the model's own size, or a whole multiple of it. In OpenAI's own, "
-            "such as `256x256`, the largest multiple that fits is in the middle."
+            description="`auto` (the model's size), a whole multiple of it, or one of OpenAI's "
+            "sizes, such as `256x256`, with the largest multiple that fits in the middle."
         ),
     ] = None
     output_format: FileFormat | None = None
@@ -40,27 +40,24 @@ class ImageOptions(RequestBody):
         int | None, Field(ge=0, le=100, description="Quality of a JPEG or WebP.")
     ] = None
     response_format: Annotated[
-        Literal["b64_json", "url"] | None, Field(description="Only `b64_json` is possible.")
+        Literal["b64_json", "url"] | None, Field(description="Only `b64_json` is supported.")
     ] = None
     background: Annotated[
         Literal["auto", "opaque", "transparent"] | None,
-        Field(description="`transparent` is not possible."),
+        Field(description="`transparent` is not supported."),
     ] = None
     stream: Annotated[bool | None, Field(description="Reply with server-sent events.")] = None
     partial_images: Annotated[
-        int | None, Field(ge=0, le=3, description="Of a stream: looks at each unfinished image.")
+        int | None, Field(ge=0, le=3, description="Of a stream: number of previews per image.")
     ] = None
     quality: Annotated[str | None, Field(description=_NO_EFFECT)] = None
     user: Annotated[str | None, Field(description=_NO_EFFECT)] = None
     safety_identifier: Annotated[str | None, Field(description=_NO_EFFECT)] = None
     seed: Seed = None
-    temperature: Temperature | None = None
-    top_p: TopP = None
-    guidance: Guidance = None
 
 
 class GenerationsRequest(ImageOptions):
-    """Draw images, in OpenAI's words; `seed`, `temperature`, `top_p` and `guidance` are extras."""
+    """OpenAI's request to draw images, with `seed` and the sampling options in addition."""
 
     model_config = ConfigDict(
         strict=True,
@@ -72,13 +69,13 @@ class GenerationsRequest(ImageOptions):
 
 
 class EditsRequest(ImageOptions):
-    """Complete a picture, in OpenAI's words; the picture and its mask come beside these fields."""
+    """OpenAI's request to complete a picture, without the picture and the mask."""
 
     input_fidelity: Annotated[str | None, Field(description=_NO_EFFECT)] = None
 
 
 def edits_body() -> dict[str, Any]:
-    """Describe the body of an edit, which is read by hand: a form, or JSON with data URLs."""
+    """Return the OpenAPI description of an edit's body: a form, or JSON with data URLs."""
     options = EditsRequest.model_json_schema()
     binary = {"type": "string", "format": "binary"}
     form = options | {
@@ -86,8 +83,8 @@ def edits_body() -> dict[str, Any]:
         "required": ["prompt", "image"],
         "properties": copy.deepcopy(options["properties"])
         | {
-            "image": binary | {"description": "The picture; `image[]` does as well."},
-            "mask": binary | {"description": "To be painted where it is transparent (alpha 0)."},
+            "image": binary | {"description": "The picture. The name `image[]` works too."},
+            "mask": binary | {"description": "Its transparent pixels (alpha 0) are drawn."},
         },
     }
     document_form(prompt="7", image="(a PNG's bytes)", n=2)(form)

@@ -1,4 +1,4 @@
-"""OpenAI's images API (``/v1/images/…``), for its stock client: drawing and completing."""
+"""Routes of the OpenAI-compatible API: ``/v1/images/generations`` and ``/v1/images/edits``."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from fastapi import APIRouter, Request, Response
 
 from scanline.service.api.dependencies import (
     COMMON_DEPENDENCIES,
-    Server,
-    choose_seed,
+    AppStateDep,
     find_model,
     find_model_with_capacity,
-    resolve_sampling,
 )
+from scanline.service.api.specs import build_spec
 from scanline.service.api.submission import IdempotencyKey, request_key, submit_generation
 from scanline.service.engine.generation import Generation, GenerationSpec
 from scanline.service.engine.idempotency import RequestKey
@@ -55,14 +54,14 @@ _REPLIES: dict[int | str, dict[str, Any]] = error_responses(
 )  # fmt: skip
 async def create_generation(
     request: Request,
-    server: Server,
+    app_state: AppStateDep,
     body: GenerationsRequest,
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
-    """Draw images as OpenAI's API does; the prompt names a class, or is empty for anything."""
-    engine, rendering, spec = _resolve(request, server, body, idempotency_key)
+    """Draw images. The prompt names a class, or is empty."""
+    engine, rendering, spec = _resolve(request, app_state, body, idempotency_key)
     key = request_key(request, idempotency_key, engine, spec, body.seed)
-    return await _draw(request, server, engine, spec, body, "image_generation", rendering, key)
+    return await _draw(request, app_state, engine, spec, body, "image_generation", rendering, key)
 
 
 @router.post(
@@ -70,53 +69,48 @@ async def create_generation(
     openapi_extra=edits_body(), operation_id="edit_image",
 )  # fmt: skip
 async def create_edit(
-    request: Request, server: Server, idempotency_key: IdempotencyKey = None
+    request: Request, app_state: AppStateDep, idempotency_key: IdempotencyKey = None
 ) -> Response:
-    """Complete a picture as OpenAI's API does: paint where the mask is transparent (alpha 0).
+    """Complete a picture: draw the transparent pixels (alpha 0) of the mask.
 
-    Without a mask, where the picture itself is. The model draws in raster order: what is known
-    below and to the right of a painted pixel is kept, but does not guide it.
+    Without a mask, those of the picture itself are drawn. The model draws in raster order: known
+    pixels after a drawn one are kept, but do not influence it.
     """
     edit: Edit = await read_edit(request)
     body = edit.options
-    engine, rendering, spec = _resolve(request, server, body, idempotency_key)
+    engine, rendering, spec = _resolve(request, app_state, body, idempotency_key)
     async with watch_client(request) as client:
         read = (read_canvas, edit, engine.config)
-        canvas, known = await server.upload_pool.run(client, *read)
+        canvas, known = await app_state.upload_pool.run(client, *read)
     spec = replace(spec, canvas=canvas, known=known)
     key = request_key(request, idempotency_key, engine, spec, body.seed)
-    return await _draw(request, server, engine, spec, body, "image_edit", rendering, key)
+    return await _draw(request, app_state, engine, spec, body, "image_edit", rendering, key)
 
 
-# --- from the request ---------------------------------------------------------------------------
+# --- Requests -----------------------------------------------------------------------------------
 
 
 def _resolve(
-    request: Request, server: AppState, body: ImageOptions, key: str | None
+    request: Request, app_state: AppState, body: ImageOptions, key: str | None
 ) -> tuple[EngineProtocol, Rendering, GenerationSpec]:
-    """Find the model that the prompt is for, and choose what it is to draw and how it is shown."""
-    if body.model is not None or not server.models:
-        find_model(server, body.model)  # or say that there is none
-    named = [body.model] if body.model is not None else list(server.models)
-    configs = {name: server.models[name].engine.config for name in named}
+    """Find the model that the prompt names, and build the spec and the rendering."""
+    if body.model is not None or not app_state.models:
+        find_model(app_state, body.model)  # raises ApiError if there is no such model
+    named = [body.model] if body.model is not None else list(app_state.models)
+    configs = {name: app_state.models[name].engine.config for name in named}
     model, label = parse_prompt(body.prompt, configs)
-    loaded = find_model_with_capacity(request, server, model, body.n or 1, key)
-    params = resolve_sampling(server, loaded, label, body.top_p, body.guidance)
-    spec = GenerationSpec(
-        n=body.n or 1,
-        seed=choose_seed(body.seed),
-        temperature=1.0 if body.temperature is None else body.temperature,
-        **params._asdict(),
-    )
+    loaded = find_model_with_capacity(request, app_state, model, body.n or 1, key)
+    options = body.sampling_options(label=label)
+    spec = build_spec(app_state, loaded, options, n=body.n or 1, seed=body.seed)
     return loaded.engine, choose_rendering(body, loaded.engine.config), spec
 
 
-# --- to the reply -------------------------------------------------------------------------------
+# --- Replies ------------------------------------------------------------------------------------
 
 
 async def _draw(
     request: Request,
-    server: AppState,
+    app_state: AppState,
     engine: EngineProtocol,
     spec: GenerationSpec,
     body: ImageOptions,
@@ -124,30 +118,31 @@ async def _draw(
     rendering: Rendering,
     key: RequestKey | None,
 ) -> Response:
-    generation = submit_generation(request, server, engine, spec, key)
-    # Nobody can come back for the reply, unless the request has a name.
+    """Submit a generation, and reply with its stream or its images."""
+    generation = submit_generation(request, app_state, engine, spec, key)
+    # Without a key, no later request can read this generation: cancel it if the client disconnects.
     grace = 0 if key is None else None
     if body.stream:
 
         def events(client: WaitingClient) -> AsyncIterator[bytes]:
-            pool = server.encode_pool_for(rendering.pixels)
-            looks = body.partial_images or 0
-            return stream_images(generation, client, kind, rendering, looks, pool)
+            pool = app_state.encode_pool_for(rendering.pixels)
+            partials = body.partial_images or 0
+            return stream_images(generation, client, kind, rendering, partials, pool)
 
         return stream_response(
-            request, engine, generation, events, server.stream_pacer, grace=grace
+            request, engine, generation, events, app_state.stream_pacer, grace=grace
         )
     await wait_for_result(request, engine, generation, grace=grace)
-    if failed := incomplete_error(generation):
-        raise failed
+    if error := incomplete_error(generation):
+        raise error
     config = generation.config
-    pool = server.encode_pool_for(rendering.pixels)
+    pool = app_state.encode_pool_for(rendering.pixels)
     files: list[str] = []
     async with watch_client(request) as client:
         for image in generation.images:
             pixels = image.read(0, config.pixels)
             files.append(await pool.run(client, rendering.encode, pixels, config))
-        return await server.encode_pool.run(client, _reply, generation, rendering, files)
+        return await app_state.encode_pool.run(client, _reply, generation, rendering, files)
 
 
 def _reply(generation: Generation, rendering: Rendering, files: list[str]) -> Response:

@@ -10,14 +10,14 @@ from urllib.parse import urlencode
 import numpy as np
 from fastapi import APIRouter, Query, Request, Response
 from numpy.typing import NDArray
-from pydantic import BaseModel, Field
+from pydantic import ConfigDict, Field
 
 from scanline.model.config import ModelConfig
 from scanline.model.noise import MAX_SEED
-from scanline.service.api.cached_png import KnownETags, png_response
-from scanline.service.api.dependencies import Server, find_model, resolve_sampling
-from scanline.service.api.requests import MAX_TEMPERATURE
-from scanline.service.engine.generation import GenerationSpec
+from scanline.service.api.cached_png import ClientETags, png_response
+from scanline.service.api.dependencies import AppStateDep, find_model
+from scanline.service.api.requests import SamplingFields
+from scanline.service.api.specs import build_spec
 from scanline.service.http.errors import ApiError
 from scanline.service.images import to_grid
 
@@ -30,16 +30,15 @@ FRESH_SECONDS = 600  # for which a cache need not ask whether the weights are ot
 router = APIRouter()
 
 
-class LinkQuery(BaseModel):
+class LinkQuery(SamplingFields):
     """A link's fields, as far as they matter here."""
+
+    model_config = ConfigDict(extra="ignore")
 
     seed: Annotated[int, Field(ge=0, le=MAX_SEED)]
     n: Annotated[int, Field(ge=1)] = 1
     model: str | None = None
     label: str | None = None
-    temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE, allow_inf_nan=False)] = 1.0
-    top_p: float | None = None
-    guidance: float | None = None
 
 
 def og_image_tags(request: Request) -> str:
@@ -66,19 +65,19 @@ def og_image_tags(request: Request) -> str:
 
 @router.get("/card.png", include_in_schema=False)
 async def card(
-    request: Request, server: Server, link: Annotated[LinkQuery, Query()], tags: KnownETags
+    request: Request, app_state: AppStateDep, link: Annotated[LinkQuery, Query()], tags: ClientETags
 ) -> Response:
     """Draw the first images of a link, enlarged; 404 where the API wants a key."""
-    if server.settings.api_key is not None:
+    if app_state.settings.api_key is not None:
         raise ApiError(404, "this server draws for those who have its key", code="not_found")
-    n = min(link.n, MOST, server.settings.max_images)
-    loaded = find_model(server, link.model)
-    params = resolve_sampling(server, loaded, link.label or None, link.top_p, link.guidance)
-    spec = GenerationSpec(n=n, seed=link.seed, temperature=link.temperature, **params._asdict())
+    n = min(link.n, MOST, app_state.settings.max_images)
+    loaded = find_model(app_state, link.model)
+    options = link.sampling_options(label=link.label or None)
+    spec = build_spec(app_state, loaded, options, n=n, seed=link.seed)
 
     def encode(images: list[NDArray[np.uint8]], config: ModelConfig) -> bytes:
         side = config.width * (1 if n == 1 else 2)
         return to_grid(images, config, max(1, SIDE // side))
 
     caching = f"public, max-age={FRESH_SECONDS}"
-    return await png_response(request, server, loaded, spec, tags, caching, encode)
+    return await png_response(request, app_state, loaded, spec, tags, caching, encode)

@@ -19,6 +19,7 @@ from scanline.model.api import ModelSource, generate, resolve_model
 from scanline.model.checkpoint import Checkpoint, CheckpointError, SamplingDefaults
 from scanline.model.decoders.factory import create_decoder
 from scanline.model.evaluation.pixel_bits import pixel_bits
+from scanline.model.sampling import SamplingParams
 from scanline.service.cli.grid import draw_grid
 from scanline.service.engine.generation import GenerationSpec
 from tests.conftest import assert_close, read_fifo
@@ -55,7 +56,7 @@ def served(spec: GenerationSpec, backend: str) -> NDArray[np.uint8]:
 def test_pictures_are_those_of_the_engine_of_the_same_seed(
     fields: dict[str, Any], backend: str
 ) -> None:
-    theirs = served(GenerationSpec(n=5, seed=2**64 - 2, **fields), backend)
+    theirs = served(GenerationSpec(n=5, seed=2**64 - 2, sampling=SamplingParams(**fields)), backend)
     ours = draw(tiny_model(), 5, seed=2**64 - 2, slots=4, backend=backend, **fields)
     assert ours.dtype == np.uint8
     np.testing.assert_array_equal(ours, theirs)
@@ -65,7 +66,10 @@ def test_pictures_are_those_of_the_engine_of_the_same_seed(
 
 
 def test_a_random_label_is_the_engine_s_of_the_same_seed(backend: str) -> None:
-    theirs = served(GenerationSpec(n=6, seed=5, random_label=True, guidance=2.0), backend)
+    theirs = served(
+        GenerationSpec(n=6, seed=5, sampling=SamplingParams(random_label=True, guidance=2.0)),
+        backend,
+    )
     ours = draw(tiny_model(), 6, seed=5, label="Random", guidance=2.0, backend=backend)
     np.testing.assert_array_equal(ours, theirs)
 
@@ -75,8 +79,13 @@ def test_completions_are_those_of_the_engine_and_keep_what_is_known(backend: str
     picture = chance.integers(0, 256, SHAPE, np.uint8)
     known = chance.random(SHAPE[:2]) < 0.4
     known[:2] = True
-    spec = GenerationSpec(n=3, seed=4, label=1, guidance=1.5,
-                canvas=picture.reshape(-1, 1), known=known.reshape(-1))  # fmt: skip
+    spec = GenerationSpec(
+        n=3,
+        seed=4,
+        canvas=picture.reshape(-1, 1),
+        known=known.reshape(-1),
+        sampling=SamplingParams(label=1, guidance=1.5),
+    )
     ours = complete(
         tiny_model(), picture, known, 3, seed=4, label="one", guidance=1.5, backend=backend
     )
@@ -89,9 +98,13 @@ def test_completions_are_those_of_the_engine_and_keep_what_is_known(backend: str
 def test_completions_by_particles_are_those_of_the_engine(fields: dict[str, Any]) -> None:
     chance = np.random.default_rng(0)
     picture, known = chance.integers(0, 256, SHAPE, np.uint8), chance.random(SHAPE[:2]) < 0.4
-    spec = GenerationSpec(n=4, seed=4, particles=3, canvas=picture.reshape(-1, 1),
-    known=known.reshape(-1),
-                **fields)  # fmt: skip
+    spec = GenerationSpec(
+        n=4,
+        seed=4,
+        canvas=picture.reshape(-1, 1),
+        known=known.reshape(-1),
+        sampling=SamplingParams(particles=3, **fields),
+    )
     theirs = served(spec, "native")
     for slots in (6, 13, 64):
         ours = complete(

@@ -198,7 +198,9 @@ def fake_image(config: ModelConfig, spec: GenerationSpec, index: int) -> NDArray
     pixels = np.zeros((config.pixels, config.channels), np.uint8)
     state = 0
     for p in range(config.pixels):
-        _, values = fake_pixel(state, noise[p], spec.label, spec.temperature, config.channels)
+        _, values = fake_pixel(
+            state, noise[p], spec.sampling.label, spec.sampling.temperature, config.channels
+        )
         if spec.known is not None and spec.known[p]:
             assert spec.canvas is not None
             values = [int(v) for v in spec.canvas[p]]

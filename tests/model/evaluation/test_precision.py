@@ -113,8 +113,8 @@ def test_a_precision_is_measured_and_recorded(
     assert known.facts["validation"] == [{"bits_per_dim": 5.5}]
     for wrong, why in (
         (["int4"], "precision must be one of float32, bf16, int16, int8, not 'int4'"),
-        (["int8", "--label"], "--label: not with --precision"),
-        (["int8", "--samples", "4"], "--samples: not with --precision"),
+        (["int8", "--label"], "--label: not allowed with --precision"),
+        (["int8", "--samples", "4"], "--samples: not allowed with --precision"),
         (["int8", "--record", "--limit", "2"], "leave --limit out"),
     ):
         done = CliRunner().invoke(app, [*given, *wrong])

@@ -105,7 +105,7 @@ def draw_reference(config: ModelConfig, spec: GenerationSpec, index: int) -> NDA
     decoder = ReferenceDecoder(tiny_model(config), 1)
     inputs = InputBatch.empty(config, 1)
     inputs.seed[0] = image_seed(spec.seed, index)
-    inputs.temperature[0], inputs.label[0] = spec.temperature, spec.label
+    spec.sampling.write_to(inputs, 0, spec.sampling.label)
     decoder.begin([0], inputs)
     decoder.step([0], config.pixels)
     pixels: NDArray[np.uint8] = decoder.canvas[0].copy()

@@ -38,7 +38,7 @@ WRONG_SAMPLES: list[tuple[dict[str, Any], str, str]] = [
     ({"seed": "1"}, "seed", "integer"),
     ({"seed": True}, "seed", "integer"),
     ({"label": 3}, "label", "zero, one, a frog"),
-    ({"model": "colour", "label": "a frog"}, "label", "; grey has it: name that as the model"),
+    ({"model": "colour", "label": "a frog"}, "label", "; the model grey has this class"),
     ({"label": -1}, "label", "zero, one, a frog"),
     ({"label": "toad"}, "label", "zero, one, a frog"),
     ({"label": "\0"}, "label", "zero, one, a frog"),

@@ -10,8 +10,9 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
+from scanline.model.sampling import SamplingParams
 from scanline.service.api.cursors import Cursor, parse_cursors
-from scanline.service.api.events import _Reader, stream_events
+from scanline.service.api.events import _EventSource, stream_events
 from scanline.service.api.requests import Granularity
 from scanline.service.engine.generation import CanvasView, FinishReason, Generation, GenerationSpec
 from scanline.service.http.thread_pool import FairThreadPool
@@ -48,7 +49,9 @@ def test_a_stream_misses_nothing_that_happens_while_it_sends(
 
 def test_a_reader_may_come_back_for_rows_and_then_for_pixels() -> None:
     """What another particle changed is told in the end, whatever the reader asked for between."""
-    generation = Generation("fake", GREY, GenerationSpec(n=2, seed=0, particles=2))
+    generation = Generation(
+        "fake", GREY, GenerationSpec(n=2, seed=0, sampling=SamplingParams(particles=2))
+    )
     drawn = [np.full((GREY.pixels, 1), value, np.uint8) for value in (10, 20, 30)]
     positions = [np.array([13], np.int32) for _ in drawn]
     places = [CanvasView(*place) for place in zip(drawn, positions, strict=True)]
@@ -203,18 +206,18 @@ def test_each_change_of_the_particle_shown_is_told_once() -> None:
     place = CanvasView(np.zeros((GREY.pixels, 1), np.uint8), np.full(1, 15, np.int32))
     (image,) = generation.images
     image.start(place)
-    reader = _Reader(generation, "auto", "png", None)
+    source = _EventSource(generation, "auto", "png", None)
     for first in (0, 7, 9):
         image.switch_view(place, first)
-        (event,) = parse_sse(b"".join(reader.news()), complete=False)
+        (event,) = parse_sse(b"".join(source.pending()), complete=False)
         assert [update["position"] for update in event.data["updates"]] == [first]
-        assert list(reader.news()) == []
+        assert list(source.pending()) == []
 
 
 def test_who_comes_back_for_rows_has_no_pixel_again_that_it_was_sent() -> None:
     generation = Generation("fake", GREY, GenerationSpec(n=1, seed=0))
     published = np.full(1, 8, np.int32)
     generation.images[0].start(CanvasView(np.zeros((GREY.pixels, 1), np.uint8), published))
-    reader = _Reader(generation, "row", "png", [Cursor(7)])
-    assert list(reader.news()) == []
-    assert reader._cursors == [Cursor(7)]
+    source = _EventSource(generation, "row", "png", [Cursor(7)])
+    assert list(source.pending()) == []
+    assert source._cursors == [Cursor(7)]

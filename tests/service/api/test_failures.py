@@ -249,7 +249,7 @@ def test_one_slot_is_too_few_for_a_guided_image_or_for_particles() -> None:
         message = check_error(refused, 400, "too_many", "guidance")
         assert "set guidance to 1" in message
         files = {"image": encode(random_picture())}
-        for guidance, less in ((1, "fewer particles"), (2, "set guidance to 1 (here it is 2)")):
+        for guidance, less in ((1, "fewer particles"), (2, "set guidance to 1 (now 2)")):
             form = {"known_rows": 1, "label": "one", "particles": 2, "guidance": guidance}
             refused = httpx.post(f"{url}/v1/completions", data=form, files=files, timeout=60)
             assert check_error(refused, 400, "too_many", "particles").endswith(less)

@@ -20,7 +20,7 @@ from scanline.model.checkpoint import (
     save_checkpoint,
 )
 from scanline.model.decoders.factory import create_decoder
-from scanline.model.sampling import SamplingError, SamplingParams, resolve
+from scanline.model.sampling import SamplingError, SamplingOptions, SamplingParams, resolve
 from tests.service.fixtures import (
     COLOUR,
     GREY,
@@ -39,24 +39,28 @@ MINE = SamplingDefaults(guidance=2.5, top_p=0.9)
 @pytest.mark.parametrize(
     ("asked", "defaults", "params"),
     [
-        ({"label": None}, MINE, SamplingParams(-1, False, 0.9, 1.0, 1)),
-        ({"label": "1"}, MINE, SamplingParams(1, False, 0.9, 2.5, 1)),
-        ({"label": 2}, PLAIN, SamplingParams(2, False, 1.0, 1.0, 1)),
-        ({"label": "A frog"}, PLAIN, SamplingParams(2, False, 1.0, 1.0, 1)),
-        ({"label": " Random "}, MINE, SamplingParams(-1, True, 0.9, 2.5, 1)),
-        ({"label": 1, "guidance": 1.0, "top_p": 1.0}, MINE, SamplingParams(1, False, 1.0, 1.0, 1)),
+        ({"label": None}, MINE, SamplingParams(label=-1, top_p=0.9)),
+        ({"label": "1"}, MINE, SamplingParams(label=1, top_p=0.9, guidance=2.5)),
+        ({"label": 2}, PLAIN, SamplingParams(label=2)),
+        ({"label": "A frog"}, PLAIN, SamplingParams(label=2)),
+        (
+            {"label": " Random "},
+            MINE,
+            SamplingParams(label=-1, random_label=True, top_p=0.9, guidance=2.5),
+        ),
+        ({"label": 1, "guidance": 1.0, "top_p": 1.0}, MINE, SamplingParams(label=1)),
         (
             {"label": 1, "guidance": 0.0, "particles": 64},
             MINE,
-            SamplingParams(1, False, 0.9, 0.0, 64),
+            SamplingParams(label=1, top_p=0.9, guidance=0.0, particles=64),
         ),
-        ({"label": None, "guidance": 1.0}, MINE, SamplingParams(-1, False, 0.9, 1.0, 1)),
+        ({"label": None, "guidance": 1.0}, MINE, SamplingParams(label=-1, top_p=0.9)),
     ],
 )
 def test_wishes_and_what_is_left_to_the_model(
     asked: dict[str, Any], defaults: SamplingDefaults, params: SamplingParams
 ) -> None:
-    assert resolve(GREY, defaults, **asked) == params
+    assert resolve(GREY, defaults, SamplingOptions(**asked)) == params
     assert params.slots == params.particles * (1 if params.guidance == 1 else 2)
 
 
@@ -74,16 +78,16 @@ def test_wishes_and_what_is_left_to_the_model(
 )
 def test_wishes_that_cannot_be(asked: dict[str, Any], param: str, says: str) -> None:
     with pytest.raises(SamplingError, match=says) as refused:
-        resolve(GREY, PLAIN, **asked)
+        resolve(GREY, PLAIN, SamplingOptions(**asked))
     assert refused.value.param == param
 
 
 def test_a_model_without_classes_guides_nothing() -> None:
     with pytest.raises(SamplingError, match="classes") as refused:
-        resolve(COLOUR, PLAIN, "random")
+        resolve(COLOUR, PLAIN, SamplingOptions(label="random"))
     assert refused.value.param == "label"
     with pytest.raises(SamplingError, match="classes") as refused:
-        resolve(COLOUR, PLAIN, None, guidance=2.0)
+        resolve(COLOUR, PLAIN, SamplingOptions(guidance=2.0))
     assert refused.value.param == "guidance"
 
 

@@ -184,7 +184,7 @@ def test_too_many_that_wait_are_sent_away(
     server: tuple[AppState, httpx.Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app_state, client = server
-    monkeypatch.setattr(app_state.score_pool, "waiting", 0)
+    monkeypatch.setattr(app_state.score_pool, "max_queued", 0)
     monkeypatch.setattr(app_state.score_pool, "_free", 0)  # as with one under way
     reply = client.post("/v1/distribution", json={"values": []})
     check_error(reply, 429, "scores_full")

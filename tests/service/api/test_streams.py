@@ -169,7 +169,7 @@ def test_a_dropped_stream_is_resumed_and_rebuilds_exactly(
 
 def test_an_events_id_says_how_far_its_reader_is() -> None:
     generation = Generation("fake", GREY, GenerationSpec(n=5, seed=0))
-    whole = Cursor(30, told=True)
+    whole = Cursor(30, ended=True)
     cursors = [whole, whole, Cursor(12, 3), Cursor(7, 1, True), Cursor()]
     assert format_cursors(cursors) == "2*30!,12.3,7.1!,0"
     assert parse_cursors("2*30!,12.3,7.1!,0", generation) == cursors

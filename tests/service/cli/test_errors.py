@@ -40,23 +40,32 @@ WRONG: list[tuple[list[object], str]] = [
     (["evaluate", "--model", "tiny", "--images", "empty"], "empty"),
     (
         ["evaluate", "--model", "tiny", "--guidance", 2, "--seed", 0],
-        "--guidance, --seed: not with a test set's figure, which takes --label, --limit, --record",
+        "--guidance, --seed: not allowed with a test set's figure, which takes --label, --limit",
     ),
-    (["evaluate", "--model", "tiny", "--set-defaults"], "--set-defaults: not with"),
-    (["evaluate", "--model", "tiny", "--samples", 9, "--record"], "--record: not with --samples"),
+    (["evaluate", "--model", "tiny", "--set-defaults"], "--set-defaults: not allowed with"),
+    (
+        ["evaluate", "--model", "tiny", "--samples", 9, "--record"],
+        "--record: not allowed with --samples",
+    ),
     (["evaluate", "--model", "tiny", "--samples", 9, "--guidance", 2], "guidance needs a label"),
     (["evaluate", "--model", "tiny", "--samples", 9, "--label", "--top-p", 0], "top_p must be"),
     (["evaluate", "--model", "colour", "--samples", 9, "--label"], "no classes"),
     (
         ["evaluate", "--model", "tiny", "--holes", 9, "--label"],
-        "--label: not with --holes, which takes --e",
+        "--label: not allowed with --holes, which takes --e",
     ),
-    (["evaluate", "--model", "tiny", "--samples", 9, "--holes", 9], "--holes: not with --samples"),
-    (["evaluate", "--model", "tiny", "--precision", "int8", "--label"], "--label: not with --prec"),
+    (
+        ["evaluate", "--model", "tiny", "--samples", 9, "--holes", 9],
+        "--holes: not allowed with --samples",
+    ),
+    (
+        ["evaluate", "--model", "tiny", "--precision", "int8", "--label"],
+        "--label: not allowed with --prec",
+    ),
     (["bench", "mnist", "--pretend", 9], "--pretend is with --http"),
     (["bench", "mnist", "--backend", "reference", "--isa", "avx2"], "are of the native backend"),
     (["bench", "mnist", "--isa", ELSEWHERE], f"has no {ELSEWHERE}; it has "),
-    (["bench", "mnist", "--http", "--precision", "int8"], "--precision: not with --http"),
+    (["bench", "mnist", "--http", "--precision", "int8"], "--precision: not allowed with --http"),
     (["evaluate", "--model", "tiny", "--images", ".", "--dataset", "mnist"], "not for --images"),
     (["train", "mnist", "--size", 64], "--size and --grey are for --images"),
     (["train", "mnist", "--grey"], "--size and --grey are for --images"),
@@ -70,12 +79,18 @@ WRONG: list[tuple[list[object], str]] = [
     ),
     (["train", "--images", "nowhere", "--out", "../run", "--shift", 28], "out of sight: give less"),
     (["train", "--images", ".", "--out", "../run", "--data-dir", "."], "not for --images"),
-    (["bench", "mnist", "--http", "--slots", 2], "--slots: not with --http"),
-    (["bench", "mnist", "--http", "--pretend", 9, "--repeats", 2], "--repeats: not with --pretend"),
-    (["bench", "mnist", "--training", "--seconds", 1], "--seconds: not with --training"),
-    (["bench", "--training", "--weights", "."], "--weights: not with --training"),
+    (["bench", "mnist", "--http", "--slots", 2], "--slots: not allowed with --http"),
+    (
+        ["bench", "mnist", "--http", "--pretend", 9, "--repeats", 2],
+        "--repeats: not allowed with --pretend",
+    ),
+    (["bench", "mnist", "--training", "--seconds", 1], "--seconds: not allowed with --training"),
+    (["bench", "--training", "--weights", "."], "--weights: not allowed with --training"),
     (["bench", "imagenet", "--weights", "weights"], "there is no model 'imagenet' in weights"),
-    (["bench", "mnist", "--device", "cuda", "--pretend", 9], "--pretend: not with --device cuda"),
+    (
+        ["bench", "mnist", "--device", "cuda", "--pretend", 9],
+        "--pretend: not allowed with --device cuda",
+    ),
 ]
 
 

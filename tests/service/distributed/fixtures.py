@@ -14,6 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from scanline.model.checkpoint import Checkpoint, load_checkpoint
+from scanline.model.sampling import SamplingParams
 from scanline.service import __version__
 from scanline.service.distributed.engine import DistributedEngine
 from scanline.service.distributed.messages import ItemUpdates, ReplicaReport, WorkItem
@@ -32,10 +33,14 @@ HOLE[7:19] = False
 VALUES = np.random.default_rng(0).integers(0, 256, (GREY.pixels, 1), np.uint8)
 SPECS = {
     "one": GenerationSpec(n=1, seed=3),
-    "many": GenerationSpec(n=21, seed=2**64 - 4, random_label=True, temperature=0.8, top_p=0.9),
-    "guided": GenerationSpec(n=5, seed=1, label=1, guidance=2.0),
+    "many": GenerationSpec(
+        n=21, seed=2**64 - 4, sampling=SamplingParams(random_label=True, temperature=0.8, top_p=0.9)
+    ),
+    "guided": GenerationSpec(n=5, seed=1, sampling=SamplingParams(label=1, guidance=2.0)),
     "completion": GenerationSpec(n=3, seed=5, canvas=VALUES, known=np.arange(GREY.pixels) < 13),
-    "particles": GenerationSpec(n=4, seed=5, particles=3, canvas=VALUES, known=HOLE),
+    "particles": GenerationSpec(
+        n=4, seed=5, canvas=VALUES, known=HOLE, sampling=SamplingParams(particles=3)
+    ),
 }
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scanline.model.sampling import SamplingParams
 from scanline.service.distributed.autoscaling import replicas_for_slots
 from scanline.service.distributed.messages import (
     ImageProgress,
@@ -113,7 +114,8 @@ def test_a_replica_gives_turns_by_callers_and_by_whole_requests(tmp_path: Path) 
 
         queue.submit = note  # type: ignore[method-assign]
         generation = engine.queue.submit(
-            GenerationSpec(n=21, seed=0, label=1, guidance=2.0), caller="me"
+            GenerationSpec(n=21, seed=0, sampling=SamplingParams(label=1, guidance=2.0)),
+            caller="me",
         )
         with engine.queue.reading(generation):
             until(lambda: generation.finished, "the generation's end")
@@ -227,8 +229,8 @@ def test_an_image_that_waits_elsewhere_counts_for_the_scaling(tmp_path: Path) ->
 def test_what_waits_is_counted_by_the_slots_that_it_wants(tmp_path: Path) -> None:
     """So that replicas are added where images of many slots wait, though they are few."""
     queue = Queue("it", GREY, QueueLimits(), Clock())
-    queue.submit(GenerationSpec(n=3, seed=0, guidance=2.0, label=1))
-    queue.submit(GenerationSpec(n=2, seed=0, particles=5))
+    queue.submit(GenerationSpec(n=3, seed=0, sampling=SamplingParams(guidance=2.0, label=1)))
+    queue.submit(GenerationSpec(n=2, seed=0, sampling=SamplingParams(particles=5)))
     assert queue.waiting_slots() == 3 * 2 + 2 * 5
     for replicas, slots in ((1, 8.0), (2, 8.1), (3, 24.0)):
         context = SimpleNamespace(

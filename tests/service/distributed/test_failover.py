@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from scanline.model.checkpoint import load_checkpoint
+from scanline.model.sampling import SamplingParams
 from scanline.service.distributed.engine import MAX_TRIES, DistributedEngine, _Assignment
 from scanline.service.distributed.heartbeats import HeartbeatMonitor
 from scanline.service.distributed.messages import (
@@ -284,7 +285,9 @@ def test_a_replica_that_can_draw_no_more_ends(
 
 def test_what_is_too_large_for_a_replica_holds_it_up_for_nobody(tmp_path: Path) -> None:
     with distributed_engine(tmp_path, count=1) as (engine, here):
-        wide = Generation("tiny", GREY, GenerationSpec(n=1, seed=0, particles=SLOTS + 1))
+        wide = Generation(
+            "tiny", GREY, GenerationSpec(n=1, seed=0, sampling=SamplingParams(particles=SLOTS + 1))
+        )
         part = WorkItem.of(wide, wide.images)
         with pytest.raises(ValueError, match=f"needs {SLOTS + 1} slots"):
             asyncio.run(anext(aiter(here.replicas[0].draw(part))))  # type: ignore[arg-type]

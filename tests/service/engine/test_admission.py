@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from scanline.model.sampling import SamplingParams
 from scanline.service.engine.fair_queue import AdmissionLimits
 from scanline.service.engine.generation import Generation, GenerationSpec, Status
 from scanline.service.engine.queue import Queue, QueueLimits
@@ -145,7 +146,7 @@ def test_known_pixels_are_prefilled_a_few_images_at_a_time_with_a_step_between(
     known = np.arange(GREY.pixels) < 20
     spec = completion(GREY, 0, known, n=10)
     if slots_each == 2:
-        spec = replace(spec, label=1, guidance=2.0)
+        spec = replace(spec, sampling=SamplingParams(label=1, guidance=2.0))
     with opened(decoder, clock=clock) as engine:
         generation = engine.queue.submit(spec)
         engine.start()
@@ -260,7 +261,9 @@ def test_an_image_of_more_slots_than_are_given_at_once_is_let_in_alone() -> None
         decoder.before_load = lambda slots: in_use.append((engine.running, engine.slots_in_use))
         specs = [
             GenerationSpec(n=1, seed=0),
-            GenerationSpec(n=2, seed=1, label=1, guidance=2.0, particles=64),
+            GenerationSpec(
+                n=2, seed=1, sampling=SamplingParams(label=1, guidance=2.0, particles=64)
+            ),
         ]
         generations = [engine.queue.submit(spec) for spec in specs]
         generations.append(engine.queue.submit(GenerationSpec(n=1, seed=3)))

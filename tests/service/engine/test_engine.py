@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from scanline.model.config import ModelConfig
 from scanline.model.decoders.reference import ReferenceDecoder
+from scanline.model.sampling import SamplingParams
 from scanline.service.engine.generation import FinishReason, GenerationSpec, Status
 from tests.fake_clock import Clock
 from tests.service.engine.fixtures import (
@@ -39,7 +40,9 @@ def test_one_generation_from_request_to_pixels(config: ModelConfig) -> None:
 
     decoder.before_step = draw
     with opened(decoder, heard, clock) as engine:
-        generation = engine.queue.submit(GenerationSpec(n=7, seed=2**64 - 3, temperature=0.5))
+        generation = engine.queue.submit(
+            GenerationSpec(n=7, seed=2**64 - 3, sampling=SamplingParams(temperature=0.5))
+        )
         submitted = clock.now
         clock.now += 2.5
         with engine.queue.reading(generation):
@@ -64,7 +67,7 @@ def test_one_generation_from_request_to_pixels(config: ModelConfig) -> None:
 def test_the_same_seed_gives_the_same_bytes_among_fifty_others_coming_and_going(
     decoders: type[FakeDecoder],
 ) -> None:
-    spec = GenerationSpec(n=3, seed=77, label=2)
+    spec = GenerationSpec(n=3, seed=77, sampling=SamplingParams(label=2))
     with running(decoders(GREY, 5)) as engine:
         alone = engine.queue.submit(spec)
         with engine.queue.reading(alone):
@@ -119,13 +122,16 @@ MASKS: dict[str, Callable[[int], NDArray[np.bool_]]] = {
 @CONFIGS
 def test_a_real_network_draws_the_same_alone_and_in_a_crowd(config: ModelConfig) -> None:
     decoder = ReferenceDecoder(tiny_model(config), 6)
-    spec = GenerationSpec(n=2, seed=41, label=1 if config.classes else -1)
+    spec = GenerationSpec(n=2, seed=41, sampling=SamplingParams(label=1 if config.classes else -1))
     with running(decoder) as engine:
         alone = engine.queue.submit(spec)
         with engine.queue.reading(alone):
             before = drawn(alone)
         first = [
-            engine.queue.submit(GenerationSpec(n=2, seed=s, temperature=0.3)) for s in range(6)
+            engine.queue.submit(
+                GenerationSpec(n=2, seed=s, sampling=SamplingParams(temperature=0.3))
+            )
+            for s in range(6)
         ]
         known = MASKS["first rows"](config.pixels)
         crowded = engine.queue.submit(spec)

@@ -14,6 +14,7 @@ import pytest
 from scanline.model.config import ModelConfig
 from scanline.model.decoders.base import InputBatch, Slots
 from scanline.model.particles import ParticleFilter
+from scanline.model.sampling import SamplingParams
 from scanline.service.engine import engine as engine_module
 from scanline.service.engine import protocol
 from scanline.service.engine.engine import MAX_FAILURES, Engine
@@ -224,7 +225,7 @@ def test_an_image_that_cannot_be_begun_ends_alone(monkeypatch: pytest.MonkeyPatc
     with opened(decoder) as engine:
         specs = [
             GenerationSpec(n=1, seed=0),
-            GenerationSpec(n=2, seed=5, particles=2),
+            GenerationSpec(n=2, seed=5, sampling=SamplingParams(particles=2)),
             GenerationSpec(n=2, seed=9),
         ]
         before, touched, after = [engine.queue.submit(spec) for spec in specs]
@@ -252,7 +253,10 @@ def test_an_image_that_cannot_be_begun_takes_those_of_its_request_with_it(
     with opened(decoder) as engine:
         touched, spared = [
             engine.queue.submit(spec)
-            for spec in (GenerationSpec(n=3, seed=5, particles=2), GenerationSpec(n=1, seed=0))
+            for spec in (
+                GenerationSpec(n=3, seed=5, sampling=SamplingParams(particles=2)),
+                GenerationSpec(n=1, seed=0),
+            )
         ]
         engine.start()
         with engine.queue.reading(spared):
@@ -283,7 +287,7 @@ def test_an_image_that_cannot_be_finished_ends_alone(
         half = engine.queue.submit(GenerationSpec(n=1, seed=7))
         known = np.arange(GREY.pixels) < 13
         specs = [completion(GREY, seed, known) for seed in (0, 5, 9)]
-        specs[1] = dataclasses.replace(specs[1], particles=2)
+        specs[1] = dataclasses.replace(specs[1], sampling=SamplingParams(particles=2))
         before, touched, after = [engine.queue.submit(spec) for spec in specs]
         engine.start()
         for spared in (before, after, half):
@@ -337,7 +341,9 @@ def test_one_request_that_always_fails_ends_no_engine() -> None:
     decoder.before_step = fail
     with running(decoder) as engine:
         for seed in range(2 * MAX_FAILURES + 1):
-            touched = engine.queue.submit(GenerationSpec(n=1, seed=seed, temperature=0.5))
+            touched = engine.queue.submit(
+                GenerationSpec(n=1, seed=seed, sampling=SamplingParams(temperature=0.5))
+            )
             with engine.queue.reading(touched):
                 finished(touched)
             assert touched.error is not None

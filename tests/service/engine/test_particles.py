@@ -16,6 +16,7 @@ from scanline.model.decoders.base import InputBatch, Slots
 from scanline.model.decoders.factory import create_decoder
 from scanline.model.network import LinearTransformer
 from scanline.model.particles import ParticleFilter
+from scanline.model.sampling import SamplingParams
 from scanline.service.engine.engine import Engine
 from scanline.service.engine.generation import (
     FinishReason,
@@ -100,7 +101,11 @@ def test_particles_come_near_the_true_completions() -> None:
     distances = []
     for particles in (1, 4, 32):
         spec = GenerationSpec(
-            n=count, seed=11, label=1, particles=particles, canvas=canvas, known=mask
+            n=count,
+            seed=11,
+            canvas=canvas,
+            known=mask,
+            sampling=SamplingParams(label=1, particles=particles),
         )
         (generation,) = drawn(engine_of(network, 128), [spec])
         assert all((image.read(0, 6)[mask] == canvas[mask]).all() for image in generation.images)
@@ -120,7 +125,9 @@ def test_the_evidence_is_the_probability_of_what_is_known() -> None:
     canvas, mask = np.full((6, 1), 2, np.uint8), np.zeros(6, np.bool_)
     mask[5] = True
     true = sum(p for image, p in every.items() if image[5] == 2)
-    spec = GenerationSpec(n=64, seed=0, label=0, particles=16, canvas=canvas, known=mask)
+    spec = GenerationSpec(
+        n=64, seed=0, canvas=canvas, known=mask, sampling=SamplingParams(label=0, particles=16)
+    )
     (generation,) = drawn(engine_of(network, 64), [spec])
     ran: list[ParticleStats] = [image.particles for image in generation.images if image.particles]
     assert len(ran) == 64
@@ -136,13 +143,16 @@ def mixed(config: ModelConfig) -> list[GenerationSpec]:
     given, otherwise = (dict[str, Any](canvas=canvas, known=known) for known in some)
     return [
         GenerationSpec(n=3, seed=1),
-        GenerationSpec(n=2, seed=20, label=1, guidance=2.0),
-        GenerationSpec(n=2, seed=30, label=0, particles=5, **given),
+        GenerationSpec(n=2, seed=20, sampling=SamplingParams(label=1, guidance=2.0)),
+        GenerationSpec(n=2, seed=30, sampling=SamplingParams(label=0, particles=5), **given),
         GenerationSpec(
-            n=2, seed=40, random_label=True, guidance=1.5, particles=3, top_p=0.9, **otherwise
+            n=2,
+            seed=40,
+            sampling=SamplingParams(random_label=True, guidance=1.5, particles=3, top_p=0.9),
+            **otherwise,
         ),
-        GenerationSpec(n=3, seed=50, top_p=0.5, temperature=1.2),
-        GenerationSpec(n=1, seed=60, label=1, particles=8, **given),
+        GenerationSpec(n=3, seed=50, sampling=SamplingParams(top_p=0.5, temperature=1.2)),
+        GenerationSpec(n=1, seed=60, sampling=SamplingParams(label=1, particles=8), **given),
     ]
 
 
@@ -163,11 +173,14 @@ def test_the_same_seed_gives_the_same_bytes_in_any_company() -> None:
 
 def test_a_class_by_seed_is_that_of_the_image_alone() -> None:
     network = few_values(SMALL)
-    (together,) = drawn(engine_of(network, 8), [GenerationSpec(n=12, seed=5, random_label=True)])
+    (together,) = drawn(
+        engine_of(network, 8),
+        [GenerationSpec(n=12, seed=5, sampling=SamplingParams(random_label=True))],
+    )
     labels = [image.label for image in together.images]
     assert set(labels) == {0, 1}
     for image in together.images:
-        spec = GenerationSpec(n=1, seed=image.seed, label=image.label)
+        spec = GenerationSpec(n=1, seed=image.seed, sampling=SamplingParams(label=image.label))
         (alone,) = drawn(engine_of(network, 1), [spec])
         assert np.array_equal(alone.images[0].read(0, 6), image.read(0, 6))
 
@@ -177,7 +190,9 @@ def test_slots_come_back_from_images_that_are_cancelled() -> None:
     engine = engine_of(network, 12)
     engine.start()
     try:
-        spec = GenerationSpec(n=200, seed=0, label=1, guidance=2.0, particles=3)
+        spec = GenerationSpec(
+            n=200, seed=0, sampling=SamplingParams(label=1, guidance=2.0, particles=3)
+        )
         generation = engine.queue.submit(spec)
         with engine.queue.reading(generation):
             while generation.status is Status.WAITING:
@@ -205,7 +220,7 @@ def test_an_image_of_many_slots_is_not_passed_by_for_ever() -> None:
     network = few_values(SMALL)
     specs = [
         GenerationSpec(n=30, seed=0),
-        GenerationSpec(n=1, seed=1, label=0, particles=8),
+        GenerationSpec(n=1, seed=1, sampling=SamplingParams(label=0, particles=8)),
         GenerationSpec(n=30, seed=2),
     ]
     _, wide, last = drawn(engine_of(network, 8), specs)
@@ -226,7 +241,9 @@ def test_one_particle_with_all_the_weight_is_told() -> None:
         network.head.predictor.weight[VALUES:].mul_(5)
     canvas, mask = np.zeros((6, 1), np.uint8), np.zeros(6, np.bool_)
     mask[5], canvas[5] = True, 200  # which it never draws, so that weights are far apart
-    spec = GenerationSpec(n=2, seed=3, label=0, particles=4, canvas=canvas, known=mask)
+    spec = GenerationSpec(
+        n=2, seed=3, canvas=canvas, known=mask, sampling=SamplingParams(label=0, particles=4)
+    )
     (generation,) = drawn(engine_of(network, 8), [spec])
     particles = [image.particles for image in generation.images]
     collapsed = sum(one is not None and one.min_effective_size < 1.5 for one in particles)
@@ -244,7 +261,9 @@ def test_one_particle_with_all_the_weight_is_told() -> None:
 def test_particles_that_nothing_can_guide_are_told() -> None:
     canvas, mask = np.zeros((6, 1), np.uint8), np.arange(6) < 3
     for known in (mask, None):
-        spec = GenerationSpec(n=1, seed=3, particles=4, canvas=canvas, known=known)
+        spec = GenerationSpec(
+            n=1, seed=3, canvas=canvas, known=known, sampling=SamplingParams(particles=4)
+        )
         (generation,) = drawn(engine_of(few_values(SMALL), 8), [spec])
         assert ["`particles` has no effect" in warning for warning in generation.warnings] == [True]
 
@@ -343,7 +362,9 @@ def test_a_seed_and_the_weights_say_whose_copies_go_on_and_which_is_shown(
 def test_the_bits_are_those_of_the_particle_that_is_shown() -> None:
     network = few_values(SMALL)
     canvas, mask = np.full((6, 1), 2, np.uint8), np.arange(6) == 5
-    spec = GenerationSpec(n=8, seed=0, label=1, particles=8, canvas=canvas, known=mask)
+    spec = GenerationSpec(
+        n=8, seed=0, canvas=canvas, known=mask, sampling=SamplingParams(label=1, particles=8)
+    )
     (generation,) = drawn(engine_of(network, 64), [spec])
     pixels = torch.from_numpy(np.stack([image.read(0, 6) for image in generation.images]))
     with torch.no_grad():
@@ -373,7 +394,9 @@ def test_the_evidence_is_that_of_each_place_once(
         fork(sources, targets, twins)
 
     monkeypatch.setattr(engine.decoder, "fork", counted)
-    spec = GenerationSpec(n=400, seed=0, label=0, particles=32, canvas=canvas, known=mask)
+    spec = GenerationSpec(
+        n=400, seed=0, canvas=canvas, known=mask, sampling=SamplingParams(label=0, particles=32)
+    )
     (generation,) = drawn(engine, [spec])
     ran = [image.particles for image in generation.images if image.particles]
     true = chance(known) / (chance({0: known[0]}) if 0 in known else 1)

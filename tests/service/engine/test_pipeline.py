@@ -13,6 +13,7 @@ import pytest
 
 from scanline.model.decoders.base import SYNCHRONOUS_SLOTS, InputBatch
 from scanline.model.particles import ParticleFilter
+from scanline.model.sampling import SamplingParams
 from scanline.service.engine.generation import FinishReason, GenerationSpec, Status
 from scanline.service.engine.pipeline import StepPipeline
 from scanline.service.engine.queue import Queue, QueueLimits
@@ -70,7 +71,7 @@ def test_images_come_and_go_between_steps_in_flight() -> None:
         generations = [
             engine.queue.submit(GenerationSpec(n=MANY, seed=1)),
             engine.queue.submit(completion(GREY, 2, known, n=MANY)),
-            engine.queue.submit(GenerationSpec(n=MANY, seed=3, label=1)),
+            engine.queue.submit(GenerationSpec(n=MANY, seed=3, sampling=SamplingParams(label=1))),
         ]
         engine.start()
         for generation in generations:
@@ -192,7 +193,10 @@ def test_particles_are_weighed_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
         weigh(particles, *arguments)
 
     monkeypatch.setattr(ParticleFilter, "update", watched)
-    spec = replace(completion(GREY, 0, np.arange(GREY.pixels) % 7 == 6, n=MANY // 5), particles=5)
+    spec = replace(
+        completion(GREY, 0, np.arange(GREY.pixels) % 7 == 6, n=MANY // 5),
+        sampling=SamplingParams(particles=5),
+    )
     with opened(decoder) as engine:
         generation = engine.queue.submit(spec)
         with engine.queue.reading(generation):
@@ -217,7 +221,9 @@ def test_particles_of_every_image_stop_where_they_are_weighed(
         generations = []
         for apart in (7, 6, 8):
             known = np.arange(GREY.pixels) % apart == apart - 1
-            spec = replace(completion(GREY, 0, known, n=MANY // 5), particles=5)
+            spec = replace(
+                completion(GREY, 0, known, n=MANY // 5), sampling=SamplingParams(particles=5)
+            )
             generations.append(engine.queue.submit(spec))
         engine.start()
         for generation in generations:
@@ -232,7 +238,10 @@ def test_other_images_do_not_stop_where_particles_are_weighed() -> None:
     decoder = FakeDecoder(GREY, 3)
     known = np.arange(GREY.pixels) % 3 == 2
     with opened(decoder, clock=Clock()) as engine:
-        specs = [GenerationSpec(n=1, seed=0), replace(completion(GREY, 0, known), particles=2)]
+        specs = [
+            GenerationSpec(n=1, seed=0),
+            replace(completion(GREY, 0, known), sampling=SamplingParams(particles=2)),
+        ]
         generations = [engine.queue.submit(spec) for spec in specs]
         engine.start()
         for generation in generations:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from scanline.model.sampling import SamplingParams
 from scanline.service.engine.fair_queue import AdmissionLimits
 from scanline.service.engine.generation import FinishReason, Generation, GenerationSpec
 from scanline.service.engine.queue import Queue, QueueLimits
@@ -17,7 +18,11 @@ def test_spare_slots_do_not_let_the_small_ones_pass_a_large_image_for_ever() -> 
     with running(decoder, spare=2) as engine:
         filling = engine.queue.submit(GenerationSpec(n=40, seed=0))
         gate.wait()
-        wide = engine.queue.submit(GenerationSpec(n=1, seed=50, label=1, guidance=2.0, particles=2))
+        wide = engine.queue.submit(
+            GenerationSpec(
+                n=1, seed=50, sampling=SamplingParams(label=1, guidance=2.0, particles=2)
+            )
+        )
         decoder.before_step = lambda slots: small.append(
             engine.queue.submit(GenerationSpec(n=1, seed=100 + len(small)))
         )
@@ -31,7 +36,10 @@ def test_spare_slots_do_not_let_the_small_ones_pass_a_large_image_for_ever() -> 
 
 def test_spare_slots_are_for_those_who_want_few_of_them_in_all() -> None:
     queue = Queue("it", GREY, QueueLimits(), Clock())
-    queue.submit(GenerationSpec(n=1, seed=0, label=1, guidance=2.0, particles=6))  # of twelve slots
+    # The image wants twelve slots.
+    queue.submit(
+        GenerationSpec(n=1, seed=0, sampling=SamplingParams(label=1, guidance=2.0, particles=6))
+    )
     assert queue.admit(AdmissionLimits(free=0, spare=20, largest_demand=44)) == []
     (taken,) = queue.admit(AdmissionLimits(free=0, spare=20, largest_demand=48))
     assert taken.spare
@@ -39,7 +47,7 @@ def test_spare_slots_are_for_those_who_want_few_of_them_in_all() -> None:
 
 def test_spare_slots_are_for_those_behind_a_large_one_that_waits() -> None:
     queue = Queue("it", GREY, QueueLimits(), Clock())
-    queue.submit(GenerationSpec(n=1, seed=0, particles=8), caller="large")
+    queue.submit(GenerationSpec(n=1, seed=0, sampling=SamplingParams(particles=8)), caller="large")
     queue.submit(GenerationSpec(n=1, seed=1), caller="small")
     (taken,) = queue.admit(AdmissionLimits(free=7, spare=8, largest_demand=1))
     assert taken.image.seed == 1
@@ -70,7 +78,9 @@ def test_spare_slots_come_back_from_an_image_of_several() -> None:
         large = engine.queue.submit(GenerationSpec(n=40, seed=0))
         gate.turn(2)
         for seed in (100, 101):
-            small = engine.queue.submit(GenerationSpec(n=1, seed=seed, label=1, guidance=2.0))
+            small = engine.queue.submit(
+                GenerationSpec(n=1, seed=seed, sampling=SamplingParams(label=1, guidance=2.0))
+            )
             gate.turn(2)
             assert engine.slots_in_use == 8
             engine.queue.cancel(small)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from scanline.model.decoders.factory import create_decoder
+from scanline.model.sampling import SamplingParams
 from scanline.service.engine.engine import Engine
 from scanline.service.engine.fair_queue import Admission
 from scanline.service.engine.generation import Generation, GenerationSpec, Status
@@ -247,7 +248,7 @@ def test_whatever_happens_while_images_are_set_aside_every_slot_comes_back(
         engine.start()
         large = engine.queue.submit(GenerationSpec(n=20, seed=0))
         gate.turn(2)
-        small = engine.queue.submit(GenerationSpec(n=2, seed=100, label=1))
+        small = engine.queue.submit(GenerationSpec(n=2, seed=100, sampling=SamplingParams(label=1)))
         gate.turn(2)
         assert engine.slots_in_use == 6
         match trouble:
@@ -293,9 +294,16 @@ def test_what_was_set_aside_goes_on_with_the_same_bytes(
     canvas = np.full((config.pixels, 1), 99, np.uint8)
     specs = [
         GenerationSpec(n=9, seed=0),
-        GenerationSpec(n=5, seed=100, canvas=canvas, known=known, particles=2),
-        GenerationSpec(n=4, seed=200, label=1, guidance=2.0),
-        *(GenerationSpec(n=1, seed=300 + j, label=j % 3, guidance=1.0 + j % 2) for j in range(6)),
+        GenerationSpec(
+            n=5, seed=100, canvas=canvas, known=known, sampling=SamplingParams(particles=2)
+        ),
+        GenerationSpec(n=4, seed=200, sampling=SamplingParams(label=1, guidance=2.0)),
+        *(
+            GenerationSpec(
+                n=1, seed=300 + j, sampling=SamplingParams(label=j % 3, guidance=1.0 + j % 2)
+            )
+            for j in range(6)
+        ),
     ]
 
     def draw(slots: int, spare: int, at_once: bool) -> list[list[bytes]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from scanline.model.sampling import SamplingParams
 from scanline.service.api.replies import Usage
 from scanline.service.engine.generation import CanvasView, FinishReason, Generation, GenerationSpec
 from scanline.service.engine.queue import RATE_TIME_CONSTANT
@@ -68,7 +69,10 @@ def test_the_first_pixel_is_told_once_it_is_there_and_known_ones_do_not_count(
 
 @pytest.mark.parametrize(
     "spec",
-    [GenerationSpec(n=2, seed=0), GenerationSpec(n=1, seed=0, label=1, guidance=2.0)],
+    [
+        GenerationSpec(n=2, seed=0),
+        GenerationSpec(n=1, seed=0, sampling=SamplingParams(label=1, guidance=2.0)),
+    ],
     ids=["two", "a twin"],
 )
 def test_the_rate_follows_the_steps_slowly(spec: GenerationSpec) -> None:
@@ -103,7 +107,9 @@ def test_pixels_drawn_are_those_after_what_was_known_of_images_that_have_begun()
 
 
 def test_slots_that_are_free_have_no_pixels_left() -> None:
-    generation = Generation("it", GREY, GenerationSpec(n=3, seed=0, label=1, guidance=2.0))
+    generation = Generation(
+        "it", GREY, GenerationSpec(n=3, seed=0, sampling=SamplingParams(label=1, guidance=2.0))
+    )
     canvas = np.zeros((GREY.pixels, 1), np.uint8)
     for image in generation.images[:2]:
         image.start(CanvasView(canvas, np.array([20], np.int32)))

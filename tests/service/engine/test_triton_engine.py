@@ -14,6 +14,7 @@ from scanline.model.checkpoint import Checkpoint  # noqa: E402
 from scanline.model.decoders.base import BackendError, InputBatch  # noqa: E402
 from scanline.model.decoders.device import Device  # noqa: E402
 from scanline.model.decoders.triton import TritonDecoder  # noqa: E402
+from scanline.model.sampling import SamplingParams  # noqa: E402
 from scanline.service.engine.engine import Engine  # noqa: E402
 from scanline.service.engine.generation import GenerationSpec  # noqa: E402
 from scanline.service.engine.queue import QueueLimits  # noqa: E402
@@ -37,7 +38,7 @@ def test_the_engine_draws_with_it() -> None:
     known = np.arange(SMALL.pixels) < 2
     canvas = np.full((SMALL.pixels, 1), 99, np.uint8)
     specs = [
-        GenerationSpec(n=2, seed=7, label=1),
+        GenerationSpec(n=2, seed=7, sampling=SamplingParams(label=1)),
         GenerationSpec(n=1, seed=3, canvas=canvas, known=known),
     ]
     engine = Engine("tiny", TritonDecoder(network, 2), QueueLimits())
@@ -56,7 +57,7 @@ def test_the_engine_draws_with_it() -> None:
         for image in generation.images:
             none = np.zeros(SMALL.pixels, np.bool_)
             given = InputBatch.empty(SMALL, 1)
-            given.canvas[:], given.seed[:], given.label[:] = canvas, image.seed, spec.label
+            given.canvas[:], given.seed[:], given.label[:] = canvas, image.seed, image.label
             given.known[:] = none if spec.known is None else known
             alone.begin([0], given)
             alone.step([0], SMALL.pixels)

@@ -174,7 +174,7 @@ def test_news_that_a_stream_does_not_tell_is_silence_to_its_reader(kind: str) ->
         if kind == "rows":
             events = stream_events(
                 generation, client, no_streams(), FairThreadPool(1), granularity="row",
-                place=lambda: (0, 0.0),
+                estimate_wait=lambda: (0, 0.0),
             )  # fmt: skip
         else:
             rendering = choose_rendering(GenerationsRequest(prompt=""), GREY)

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from scanline.model.sampling import SamplingParams
 from scanline.service.engine.generation import FinishReason, Generation, GenerationSpec
 from scanline.service.engine.idempotency import IdempotencyStore, RequestKey, fingerprint
 from scanline.service.engine.queue import Queue, QueueLimits
@@ -203,17 +204,23 @@ class Newer(GenerationSpec):
     bias: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros(5000, np.float32))
 
 
+SAMPLING: list[dict[str, Any]] = [
+    {"label": 0}, {"random_label": True}, {"temperature": 0.5}, {"top_p": 0.5}, {"guidance": 2.0},
+    {"particles": 2},
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "change",
-    [{"n": 2}, {"label": 0}, {"random_label": True}, {"temperature": 0.5}, {"top_p": 0.5},
-     {"guidance": 2.0}, {"particles": 2}, {"canvas": np.ones((GREY.pixels, 1), np.uint8)},
+    [{"n": 2}, *({"sampling": SamplingParams(**{"label": 1, **option})} for option in SAMPLING),
+     {"canvas": np.ones((GREY.pixels, 1), np.uint8)},
      {"known": np.arange(GREY.pixels) < 7}, {"top_k": 5},
      {"bias": (np.arange(5000) == 2500).astype(np.float32)}],
     ids=lambda change: next(iter(change)),
 )  # fmt: skip
 def test_whatever_is_drawn_otherwise_makes_another_request(change: dict[str, Any]) -> None:
     canvas, known = np.zeros((GREY.pixels, 1), np.uint8), np.arange(GREY.pixels) < 5
-    spec = Newer(n=1, seed=0, label=1, canvas=canvas, known=known)
+    spec = Newer(n=1, seed=0, canvas=canvas, known=known, sampling=SamplingParams(label=1))
     mark = fingerprint("grey", spec, 0)
     assert fingerprint("grey", replace(spec, canvas=canvas.copy()), 0) == mark
     assert fingerprint("grey", replace(spec, **change), 0) != mark

@@ -182,14 +182,14 @@ def test_edits_that_cannot_be(client: openai.OpenAI, http: httpx.Client) -> None
             client.images.edit(image=image, prompt=fields.pop("prompt", ""), **fields)
         assert refused.value.param in ("image", "mask", "prompt", "n")
 
-    refuse("nothing to paint", encode(picture))
+    refuse("nothing is transparent", encode(picture))
     refuse("one picture", [encode(picture), encode(picture)])
     refuse("not an image of a supported", b"text")
     refuse("whole multiple", encode(Image.new("L", (7, 7))))
     for size in ((2, 2), (6, 5)):  # which Exif could turn
         says = "the mask is {} × {}".format(*size)
         refuse(says, encode(picture), mask=encode(Image.new("LA", size)))
-    refuse("understands sentences", encode(picture), prompt="a castle")
+    refuse("understand sentences", encode(picture), prompt="a castle")
     refuse("n: ", encode(picture), n=0)
     url = "/v1/images/edits"
     check_error(http.post(url, data={"prompt": ""}), 400)

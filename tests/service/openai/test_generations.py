@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 from scanline.model.noise import image_seed, random_label
+from scanline.model.sampling import SamplingParams
 from scanline.service.engine.generation import GenerationSpec
 from scanline.service.http.errors import ApiError
 from scanline.service.http.thread_pool import FairThreadPool
@@ -48,7 +49,9 @@ def test_models(client: openai.OpenAI) -> None:
 def test_a_prompt_names_a_class(client: openai.OpenAI, prompt: str, label: int) -> None:
     reply = client.images.generate(prompt=prompt, extra_body={"seed": 5})
     assert reply.data is not None
-    expected = fake_image(GREY, GenerationSpec(n=1, seed=5, label=label), 0)
+    expected = fake_image(
+        GREY, GenerationSpec(n=1, seed=5, sampling=SamplingParams(label=label)), 0
+    )
     assert np.array_equal(pixels_of(reply.data[0].b64_json), expected)
 
 
@@ -56,7 +59,11 @@ def test_a_prompt_of_random_has_a_class_by_each_seed(client: openai.OpenAI) -> N
     reply = client.images.generate(prompt="Random", n=4, extra_body={"seed": 5})
     assert reply.data is not None
     for j, item in enumerate(reply.data):
-        spec = GenerationSpec(n=4, seed=5, label=random_label(image_seed(5, j), len(GREY.classes)))
+        spec = GenerationSpec(
+            n=4,
+            seed=5,
+            sampling=SamplingParams(label=random_label(image_seed(5, j), len(GREY.classes))),
+        )
         assert np.array_equal(pixels_of(item.b64_json), fake_image(GREY, spec, j))
     with pytest.raises(openai.BadRequestError, match="leave it empty"):
         client.images.generate(prompt="random", model="colour")  # which has no classes
@@ -76,12 +83,14 @@ def test_a_prompt_finds_the_model_that_knows_it() -> None:
         ):  # fmt: skip
             data = client.images.generate(prompt=prompt, extra_body={"seed": 5}).data
             assert data is not None
-            expected = fake_image(config, GenerationSpec(n=1, seed=5, label=label), 0)
+            expected = fake_image(
+                config, GenerationSpec(n=1, seed=5, sampling=SamplingParams(label=label)), 0
+            )
             assert np.array_equal(pixels_of(data[0].b64_json, config), expected), prompt
         assert client.images.generate(prompt="1", model="animals").data  # by its number
         for prompt, model, says in (
-            ("a frog", "numbers", "0, 1, 2, 3"), ("a dog", None, "animals draws cat, frog"),
-            ("draw a", None, "no model here understands"), ("two frogs", None, "animals"),
+            ("a frog", "numbers", "0, 1, 2, 3"), ("a dog", None, "animals: cat, frog"),
+            ("draw a", None, "do not understand"), ("two frogs", None, "animals"),
         ):  # fmt: skip
             with pytest.raises(openai.BadRequestError, match=says) as refused:
                 client.images.generate(prompt=prompt, model=model or openai.omit)
@@ -95,7 +104,7 @@ def test_a_class_in_other_letters_is_another() -> None:
     assert found == [("letters", 0), ("low", 0), ("letters", 0), ("low", 1)]
     with pytest.raises(ApiError):  # either could be meant
         parse_prompt("draw Ab", {"letters": replace(letters, classes=("AB", "ab"))})
-    with pytest.raises(ApiError, match="no model here understands"):
+    with pytest.raises(ApiError, match="do not understand"):
         parse_prompt("draw a cat", {"cats": replace(letters, classes=("cat!", "cat?"))})
 
 
@@ -115,7 +124,7 @@ def test_a_class_of_dots_is_not_what_is_left_of_any_prompt() -> None:
         if number is not None:
             assert parse_prompt(prompt, models) == ("letters", number)
             continue
-        with pytest.raises(ApiError, match="understands sentences"):
+        with pytest.raises(ApiError, match="do not understand sentences"):
             parse_prompt(prompt, models)
 
 
@@ -125,7 +134,7 @@ def test_several_images_name_their_seeds(client: openai.OpenAI, temperature: flo
         prompt="one", n=3, extra_body={"seed": 40, "temperature": temperature}
     )
     assert reply.data is not None
-    spec = GenerationSpec(n=3, seed=40, label=1, temperature=temperature)
+    spec = GenerationSpec(n=3, seed=40, sampling=SamplingParams(label=1, temperature=temperature))
     for j, item in enumerate(reply.data):
         assert item.model_extra == {"seed": 40 + j, "bits_per_dim": pytest.approx(1.0)}
         assert np.array_equal(pixels_of(item.b64_json), fake_image(GREY, spec, j))
@@ -235,7 +244,7 @@ def test_what_has_no_effect_is_said(client: openai.OpenAI) -> None:
         ("size", "10x6", "whole multiple"),
         ("size", "05x06", "whole multiple"),
         ("response_format", "url", "b64_json"),
-        ("background", "transparent", "every pixel"),
+        ("background", "transparent", "never transparent"),
         ("n", 0, "greater"),
         ("n", 257, "256"),
         ("temperature", 3, "less"),
@@ -254,7 +263,7 @@ def test_what_cannot_be_is_refused(
 
 
 def test_an_unknown_model_is_not_found(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.NotFoundError, match="there are: grey, colour"):
+    with pytest.raises(openai.NotFoundError, match="the models are: grey, colour"):
         client.images.generate(model="dall-e-3", prompt="")
 
 

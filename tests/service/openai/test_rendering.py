@@ -52,5 +52,5 @@ def test_images_of_the_model_s_own_size_are_bounded_by_their_number_alone() -> N
 def test_what_is_around_the_image_on_two_sides_is_told(size: str) -> None:
     square = replace(GREY, height=32, width=32)
     (warning,) = choose_rendering(GenerationsRequest(prompt="", size=size), square).warnings
-    assert warning.startswith("size: the model draws 32x32")
+    assert warning.startswith("size: the model's size is 32x32")
     assert f"to 1024x1024, in the middle of {size}" in warning

@@ -14,6 +14,7 @@ import numpy as np
 import openai
 import pytest
 
+from scanline.model.sampling import SamplingParams
 from scanline.service.engine.generation import CanvasView, FinishReason, Generation, GenerationSpec
 from scanline.service.engine.queue import Queue
 from scanline.service.http.sse import KEEP_ALIVE_COMMENT, stream_response
@@ -44,7 +45,7 @@ def test_a_stream_shows_looks_then_the_image(client: openai.OpenAI) -> None:
         prompt="one", n=2, stream=True, partial_images=2, extra_body={"seed": 3}
     )
     events = list(stream)
-    spec = GenerationSpec(n=2, seed=3, label=1)
+    spec = GenerationSpec(n=2, seed=3, sampling=SamplingParams(label=1))
     for j in range(2):
         mine = [event for event in events if (event.model_extra or {})["index"] == j]
         assert [event.type for event in mine] == [
