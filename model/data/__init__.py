@@ -1,1 +1,1 @@
-"""Images to train on and to measure with."""
+"""Data sets: MNIST, CIFAR-10 and folders of images."""

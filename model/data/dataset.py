@@ -1,4 +1,4 @@
-"""Data sets as arrays: MNIST and CIFAR-10 in their published formats, and splits of any."""
+"""Data sets as arrays: readers for MNIST and CIFAR-10, and validation splits."""
 
 import gzip
 import hashlib
@@ -32,11 +32,16 @@ log = logging.getLogger("scanline.data")
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Images with their labels, if they have any.
+    """Images, with labels if there are classes.
 
-    `images` is uint8 `[N, H, W, C]`, `labels` int64 `[N]` or None, `classes` the name of each
-    label or `()`. `note` says what a reader of a figure measured on these images must know, `seen`
-    that the model in question was trained on them all, and `folder` where they come from.
+    Args:
+        name: ``"mnist"``, ``"cifar10"``, or ``"images"`` for a folder.
+        images: uint8 ``[N, H, W, C]``.
+        labels: int64 ``[N]``, or None.
+        classes: name of each label, or ``()``.
+        note: remark that must accompany every figure measured on these images.
+        seen: True if the evaluated model was trained on all of them.
+        folder: name of the folder they were read from, or ``""``.
     """
 
     name: str
@@ -49,31 +54,31 @@ class Dataset:
 
     @property
     def title(self) -> str:
-        """What to call them in a figure."""
+        """Name to show with a figure."""
         return self.folder or self.name
 
     def __post_init__(self) -> None:
         if self.images.ndim != 4 or self.images.dtype != np.uint8:
             raise ValueError("images must be uint8 [N, H, W, C]")
         if self.labels is not None and self.labels.shape != self.images.shape[:1]:
-            raise ValueError("labels must be [N], one for each image")
+            raise ValueError("labels must be [N], one per image")
 
     def __len__(self) -> int:
         return len(self.images)
 
     def with_note(self, note: str) -> "Dataset":
-        """Return the same with one more note."""
+        """Return the data set with another note appended."""
         return replace(self, note="; ".join(filter(None, (self.note, note))))
 
     def take(self, indices: slice | Sequence[int] | npt.NDArray[np.integer]) -> "Dataset":
-        """Return the images and labels at `indices`, in that order (a slice gives views)."""
+        """Return the images and labels at ``indices``, in that order; views for a slice."""
         labels = None if self.labels is None else self.labels[indices]
         return replace(self, images=self.images[indices], labels=labels)
 
 
-# SHA-256 of the published files, unpacked. The published test batch has only an MD5, the one
-# checksum its authors gave; the copy below it was put together from public copies of the images,
-# 23 of them approximate.
+# SHA-256 of the uncompressed published files. For `test_batch.bin` it is that of a reconstruction
+# from public copies of the images, of which 23 are approximate; for the published file its authors
+# give only an MD5.
 _SHA256 = {
     "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
     "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
@@ -87,23 +92,30 @@ _SHA256 = {
     "test_batch.bin": "12b72019dddc66aa680d9654ddcc864aa808e6540641e0887054d04d415d6427",
 }
 _TEST_BATCH_MD5 = "803d5f7f4d78ea53de84dbe85f74fb6d"
-_RENEW = "Delete it, then copy or download it again"
+_FIX = "Delete it, then copy or download it again"
 
 
 def load_dataset(
     name: str, split: str, data_dir: Path | None = None, *, download: bool = False
 ) -> Dataset:
-    """Read the `"train"` or `"test"` images of `"mnist"` (28×28×1) or `"cifar10"` (32×32×3).
+    """Read a split of MNIST (28×28×1) or CIFAR-10 (32×32×3) in its published binary format.
 
-    Looks in `data_dir`, else in `SCANLINE_DATA_DIR`, else in `data/` of the checkout,
-    `shared/data/` beside it and `data/` in the cache (`cache_folder`). Files may be plain, gzip or
-    xz. With `download`, a data set found nowhere is fetched first. Raises MissingDataError, or
-    DataError for a damaged file. Source: IDX and CIFAR-10 binary formats as published.
+    Args:
+        name: ``"mnist"`` or ``"cifar10"``.
+        split: ``"train"`` or ``"test"``.
+        data_dir: folder of the files, which may be compressed by gzip or xz. None means
+            ``SCANLINE_DATA_DIR``; if that is unset, the first that holds the files of ``data/`` in
+            the checkout, ``shared/data/`` beside it, and ``data/`` in the cache (``cache_folder``).
+        download: download the files if they are not found.
+
+    Raises:
+        MissingDataError: the files are not found.
+        DataError: the name is unknown, or a file is damaged.
     """
     wanted = FILES.get((name, split))
     if wanted is None:
         known = " and ".join(SOURCES)
-        raise DataError(f"no data set {name!r} {split!r}: choose {known}, with train or test")
+        raise DataError(f"unknown data set {name!r} {split!r}: choose {known}, with train or test")
     try:
         paths = find(name, split, data_dir)
     except MissingDataError:
@@ -116,7 +128,10 @@ def load_dataset(
 
 
 def content_order(dataset: Dataset, seed: int) -> npt.NDArray[np.int64]:
-    """Order images `[N]` by a hash of their pixels: as by chance, whatever others there are."""
+    """Return a pseudo-random order ``[N]`` of the images, by a hash of the seed and their pixels.
+
+    The relative order of two images does not depend on the others.
+    """
     keys = [hashlib.sha256(seed.to_bytes(8) + x.tobytes()).digest() for x in dataset.images]
     return np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int64)
 
@@ -124,27 +139,34 @@ def content_order(dataset: Dataset, seed: int) -> npt.NDArray[np.int64]:
 def split_validation(
     dataset: Dataset, held: int, seed: int, *, by_content: bool = False
 ) -> tuple[Dataset, Dataset]:
-    """Split into (training, validation), the same way for the same seed on every machine.
+    """Split into (training, validation), identically for the same seed on every machine.
 
-    So many images are held out; both parts keep the original order. `by_content` the images held
-    out are the first in `content_order`, and in it, so that others that join them move hardly any.
-    Raises DataError when either part would be empty.
+    Args:
+        dataset: images to split.
+        held: number of images to hold out.
+        seed: seed of the random choice.
+        by_content: hold out the first images in ``content_order``, in that order, so that images
+            added to the data set change the split little. Otherwise choose by position; both parts
+            keep the original order.
+
+    Raises:
+        DataError: a part would be empty.
     """
     N = len(dataset)
     if not 0 < held < N:
         raise DataError(
             f"cannot hold out {held:,} of {N:,} images: hold out fewer, or train on more images"
         )
-    # NumPy promises that a bit generator's stream never changes, but not Generator.permutation.
-    chance = np.random.Philox(key=seed).random_raw
-    order = content_order(dataset, seed) if by_content else np.argsort(chance(N), kind="stable")
+    # NumPy guarantees a stable stream for a bit generator, but not for Generator.permutation.
+    random_raw = np.random.Philox(key=seed).random_raw
+    order = content_order(dataset, seed) if by_content else np.argsort(random_raw(N), kind="stable")
     whole = dataset.with_note(f"validation: {held:,} of {N:,} images held out, seed {seed}")
     chosen = order[:held] if by_content else np.sort(order[:held])
     return whole.take(np.sort(order[held:])), whole.take(chosen)
 
 
 def _contents(wanted: Sequence[str], paths: Sequence[Path]) -> Iterator[tuple[str, str, bytes]]:
-    """Each wanted file in order, unpacked: its name, where it is (for messages), its bytes."""
+    """Yield each wanted file, decompressed: its name, its location for messages, and its bytes."""
     if paths[0].name != ARCHIVE:
         for file, path in zip(wanted, paths, strict=True):
             yield file, str(path), _unpack(path)
@@ -159,15 +181,15 @@ def _contents(wanted: Sequence[str], paths: Sequence[Path]) -> Iterator[tuple[st
                     if len(members) == len(wanted):
                         break
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{paths[0]} cannot be read ({error}). {_RENEW}") from error
+        raise DataError(f"{paths[0]} cannot be read ({error}). {_FIX}") from error
     for file in wanted:
         if file not in members:
-            raise DataError(f"{paths[0]} is not the published archive: it lacks {file}. {_RENEW}")
+            raise DataError(f"{paths[0]} is not the published archive: it lacks {file}. {_FIX}")
         yield file, f"{file} in {paths[0]}", members.pop(file)
 
 
 def _unpack(path: Path) -> bytes:
-    """A file's bytes, unpacked by what it is, not by what it is called."""
+    """Return the bytes of a file, decompressed according to its content, not its name."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -178,14 +200,14 @@ def _unpack(path: Path) -> bytes:
         if content.startswith(b"\xfd7zXZ\x00"):
             return lzma.decompress(content)
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-        raise DataError(f"{path} is damaged ({error}). {_RENEW}") from error
+        raise DataError(f"{path} is damaged ({error}). {_FIX}") from error
     return content
 
 
 def _is_published(file: str, where: str, content: bytes, count: int) -> bool:
-    """Whether this is the published file; raises DataError for a damaged copy of it."""
+    """Return True if this is the published file; raise ``DataError`` for a damaged copy of it."""
     if count == 0:
-        raise DataError(f"{where} holds no records. {_RENEW}")
+        raise DataError(f"{where} holds no records. {_FIX}")
     published = 60_000 if file.startswith("train-") else 10_000
     if count != published:
         log.info("%s: %d records, not the published %d: not checked", where, count, published)
@@ -193,14 +215,14 @@ def _is_published(file: str, where: str, content: bytes, count: int) -> bool:
     if hashlib.sha256(content).hexdigest() != _SHA256[file]:
         raise DataError(
             f"{where} is damaged: it has as many records as the published file but another "
-            f"checksum. {_RENEW}"
+            f"checksum. {_FIX}"
         )
     return True
 
 
 def _as_labels(where: str, values: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
     if values.max() > 9:
-        raise DataError(f"{where} has a label {values.max()}, but labels are 0 to 9. {_RENEW}")
+        raise DataError(f"{where} has a label {values.max()}, but labels are 0 to 9. {_FIX}")
     return values.astype(np.int64)
 
 
@@ -209,7 +231,7 @@ def _note(count: int, published: bool) -> str:
 
 
 def _read_mnist(contents: Iterator[tuple[str, str, bytes]]) -> Dataset:
-    """The images and labels of a split, from its two IDX files."""
+    """Read the images and labels of a split from its two IDX files."""
     arrays = []
     published = True
     for (file, where, content), item in zip(contents, ((28, 28), ()), strict=True):
@@ -219,46 +241,48 @@ def _read_mnist(contents: Iterator[tuple[str, str, bytes]]) -> Dataset:
     images, values = arrays
     if len(images) != len(values):
         raise DataError(
-            f"{where} has {len(values):,} labels for {len(images):,} images: the two files are "
-            "not of one set. Replace both"
+            f"{where} has {len(values):,} labels for {len(images):,} images: the two files do not "
+            "belong together. Replace both"
         )
     note = _note(len(images), published)
     return Dataset("mnist", images[..., None].copy(), _as_labels(where, values), DIGITS, note)
 
 
 def _read_idx(where: str, content: bytes, item: tuple[int, ...]) -> npt.NDArray[np.uint8]:
-    """An IDX file of uint8 as `[N, *item]`, a view of `content`."""
-    magic = 0x0801 + len(item)  # unsigned bytes, and the number of dimensions
+    """Parse an IDX file of uint8 as ``[N, *item]``, a view of ``content``."""
+    magic = 0x0801 + len(item)  # 0x08: uint8; low byte: number of dimensions
     start = 8 + 4 * len(item)
     if (found := int.from_bytes(content[:4])) != magic:
-        raise DataError(f"{where} starts with {found}, an IDX file like it with {magic}. {_RENEW}")
+        raise DataError(
+            f"{where} starts with {found}, but this IDX file must start with {magic}. {_FIX}"
+        )
     if len(content) < start:
-        raise DataError(f"{where} is cut short: it ends within its header. {_RENEW}")
+        raise DataError(f"{where} is truncated: it ends within its header. {_FIX}")
     count, *sizes = struct.unpack_from(f">{start // 4 - 1}I", content, 4)
     if tuple(sizes) != item:
         raise DataError(
-            f"{where} has images of {'×'.join(map(str, sizes))} pixels, MNIST of 28×28: read "
-            "images of another size from a folder"
+            f"{where} has images of {'×'.join(map(str, sizes))} pixels, but MNIST has 28×28: use a "
+            "folder for images of another size"
         )
     if len(content) != (size := start + count * math.prod(item)):
         raise DataError(
-            f"{where} has {len(content):,} bytes, not the {size:,} its header promises. {_RENEW}"
+            f"{where} has {len(content):,} bytes, but its header requires {size:,}. {_FIX}"
         )
     return np.frombuffer(content, np.uint8, offset=start).reshape(count, *item)
 
 
 def _read_cifar(folder: Path, contents: Iterator[tuple[str, str, bytes]]) -> Dataset:
-    """The batches of a split, joined, without the test records known to be approximate."""
+    """Read the batches of a split, without test records that are known to be approximate."""
     images, labels = [], []
     published, note = True, ""
     for file, where, content in contents:
         if len(content) % 3073:
             raise DataError(
-                f"{where} has {len(content):,} bytes, not a whole number of CIFAR-10 records of "
-                f"3,073. {_RENEW}"
+                f"{where} has {len(content):,} bytes, which is not a multiple of a CIFAR-10 "
+                f"record's 3,073. {_FIX}"
             )
         records = np.frombuffer(content, np.uint8).reshape(-1, 3073)
-        # The published test batch has no approximate records, whatever list lies beside it.
+        # The published test batch has no approximate records, so a list is ignored.
         if hashlib.md5(content, usedforsecurity=False).hexdigest() != _TEST_BATCH_MD5:
             whole = _is_published(file, where, content, len(records))
             published &= whole
@@ -279,13 +303,13 @@ def _read_cifar(folder: Path, contents: Iterator[tuple[str, str, bytes]]) -> Dat
 
 
 def _inexact_records(folder: Path, count: int, *, needed: bool) -> list[int]:
-    """The test records listed as approximate in `folder`, none if there is no list."""
+    """Return the test records listed as approximate in a folder, or [] if there is no list."""
     path = folder / "test_batch.inexact.json"
     if not path.is_file():
         if needed:
             raise DataError(
-                f"the test batch in {folder} is the copy with approximate records: put the list "
-                f"of them, {path.name}, beside it"
+                f"the test batch in {folder} is the copy with approximate records: copy their "
+                f"list, {path.name}, into the folder"
             )
         return []
     try:
@@ -294,5 +318,5 @@ def _inexact_records(folder: Path, count: int, *, needed: bool) -> list[int]:
         if len(listed) == len(records) < count:
             return listed
     except (OSError, ValueError, LookupError, TypeError) as error:
-        raise DataError(f"{path} cannot be read ({error}). {_RENEW}") from error
-    raise DataError(f"{path} does not list records of this test batch. {_RENEW}")
+        raise DataError(f"{path} cannot be read ({error}). {_FIX}") from error
+    raise DataError(f"{path} does not list records of this test batch. {_FIX}")

@@ -1,4 +1,4 @@
-"""The files of MNIST and CIFAR-10: where they are published and where they lie on this machine."""
+"""Files of MNIST and CIFAR-10: download, checksums and search paths."""
 
 import contextlib
 import hashlib
@@ -16,16 +16,16 @@ log = logging.getLogger("scanline.data")
 
 
 class DataError(ValueError):
-    """Data that cannot be used; the message is a sentence for the user that says what to do."""
+    """Error in the data; the message tells the user what to do."""
 
 
 class MissingDataError(DataError):
-    """None of the folders searched holds the data set."""
+    """Error raised if none of the searched folders holds the data set."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a data set is published: a base URL, and the SHA-256 of each file under it."""
+    """Published location of a data set: a base URL and the SHA-256 of each file below it."""
 
     base_url: str
     files: Mapping[str, str]
@@ -41,7 +41,7 @@ ARCHIVE = "cifar-10-binary.tar.gz"
 _ARCHIVE_SHA256 = "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"
 
 SOURCES: Mapping[str, Source] = {
-    "mnist": Source(  # a mirror: the authors' own server refuses downloads
+    "mnist": Source(  # a mirror, because the authors' server refuses downloads
         "https://ossci-datasets.s3.amazonaws.com/mnist/",
         {f"{file}.gz": digest for file, digest in _MNIST_GZ_SHA256.items()},
     ),
@@ -53,7 +53,7 @@ FILES = {
     ("cifar10", "train"): tuple(f"data_batch_{i}.bin" for i in range(1, 6)),
     ("cifar10", "test"): ("test_batch.bin",),
 }
-# Where a data set may lie under a root; downloads go into the first.
+# Sub-folders of a search path that may hold a data set; downloads go into the first.
 _FOLDERS = {
     "mnist": ("mnist", "MNIST/raw", "."),
     "cifar10": ("cifar-10", "cifar10", "cifar-10-batches-bin", "."),
@@ -61,9 +61,16 @@ _FOLDERS = {
 
 
 def find(name: str, split: str, data_dir: Path | None = None) -> list[Path]:
-    """Return the files of a split, in order, or the archive, from the first folder with all.
+    """Return the paths of a split's files, in order, or of the archive that holds them.
 
-    Searches `data_dir` or else the usual folders, as `load_dataset` says. Raises MissingDataError.
+    Args:
+        name: ``"mnist"`` or ``"cifar10"``.
+        split: ``"train"`` or ``"test"``.
+        data_dir: folder to search; None searches the folders listed at ``load_dataset``. The first
+            folder that holds all files is used.
+
+    Raises:
+        MissingDataError: no folder holds all files.
     """
     roots, wanted, incomplete = _roots(data_dir), FILES[name, split], ""
     for folder in (root / sub for root in roots for sub in _FOLDERS[name]):
@@ -76,21 +83,28 @@ def find(name: str, split: str, data_dir: Path | None = None) -> list[Path]:
             missing = [file for file in wanted if file not in found]
             incomplete = f" ({folder} has some of them, but not {', '.join(missing)})"
     raise MissingDataError(
-        f"no {name} {split} files in {' or '.join(map(str, roots))}{incomplete}: name their folder "
-        "with --data-dir or SCANLINE_DATA_DIR, or have them downloaded with --download"
+        f"no {name} {split} files in {' or '.join(map(str, roots))}{incomplete}: set --data-dir or "
+        "SCANLINE_DATA_DIR to their folder, or add --download to fetch them"
     )
 
 
 def download(name: str, data_dir: Path | None = None, *, source: Source | None = None) -> Path:
-    """Fetch the published files of `"mnist"` or `"cifar10"` and return the folder they are in.
+    """Download the published files of a data set and return their folder.
 
-    Files that are there and whole are kept. The root is `data_dir`, else `SCANLINE_DATA_DIR`,
-    else `data/` in the cache (`cache_folder`); `source` names another mirror. Every file is
-    checked before it takes its place. Raises DataError without a network, on HTTP errors and on
-    a mismatch.
+    Existing files with the right checksum are kept. Each file is verified before it replaces
+    another.
+
+    Args:
+        name: ``"mnist"`` or ``"cifar10"``.
+        data_dir: folder to create the data set's folder in; None means ``SCANLINE_DATA_DIR``, else
+            ``data/`` in the cache (``cache_folder``).
+        source: another mirror.
+
+    Raises:
+        DataError: no network, an HTTP error, or a file with another checksum.
     """
     if name not in SOURCES:
-        raise DataError(f"no data set {name!r} to download: choose {' or '.join(SOURCES)}")
+        raise DataError(f"unknown data set {name!r}: choose {' or '.join(SOURCES)}")
     source = source or SOURCES[name]
     folder = _roots(data_dir)[-1] / _FOLDERS[name][0]
     for file, digest in source.files.items():
@@ -99,9 +113,9 @@ def download(name: str, data_dir: Path | None = None, *, source: Source | None =
 
 
 def _roots(data_dir: Path | None) -> list[Path]:
-    """The folders to search: the one asked for alone, else the usual ones."""
-    if data_dir is None and (named := os.environ.get("SCANLINE_DATA_DIR")):
-        data_dir = Path(named)
+    """Return the folders to search: ``data_dir`` only, if given, else the default ones."""
+    if data_dir is None and (configured := os.environ.get("SCANLINE_DATA_DIR")):
+        data_dir = Path(configured)
     if data_dir is not None:
         return [Path(data_dir).expanduser()]
     checkout = Path(__file__).resolve().parents[2]
@@ -109,24 +123,24 @@ def _roots(data_dir: Path | None) -> list[Path]:
 
 
 def _present(folder: Path, file: str) -> Path | None:
-    """The path of `file` in `folder`, packed or not, under either spelling in circulation."""
+    """Return the path of a file in a folder, compressed or not, under either common spelling."""
     for spelling in (file, file.replace("-idx", ".idx")):
         for suffix in ("", ".gz", ".xz"):
             path = folder / (spelling + suffix)
             try:
                 if path.is_file():
                     return path
-            except OSError:  # a folder that may not be entered, such as another user's cache
+            except OSError:  # no permission, as for another user's cache
                 return None
     return None
 
 
 def _fetch(url: str, target: Path, digest: str) -> None:
-    """Download a file that is not there or damaged, under another name until it is whole."""
-    import httpx  # which what is there already does without
+    """Download a missing or damaged file, under a temporary name until it is verified."""
+    import httpx  # slow to import, and needed for downloads only
 
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
-    by_hand = f"or put {target.name} into {target.parent} by hand"
+    manual = f"or copy {target.name} into {target.parent}"
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.is_file():
@@ -134,19 +148,19 @@ def _fetch(url: str, target: Path, digest: str) -> None:
                 if hashlib.file_digest(present, "sha256").hexdigest() == digest:
                     return
         if _stream(url, part) != digest:
-            raise DataError(f"{url} gave another file than the published one: try again, {by_hand}")
+            raise DataError(f"{url} sent another file than the published one: try again, {manual}")
         part.replace(target)
         log.info("downloaded %s", target)
     except httpx.HTTPStatusError as error:
         status = f"{error.response.status_code} {error.response.reason_phrase}"
-        raise DataError(f"{url} answered {status}: try again later, {by_hand}") from error
+        raise DataError(f"{url} answered {status}: try again later, {manual}") from error
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise DataError(
-            f"{url} cannot be fetched ({error}): check the network, {by_hand}"
+            f"{url} cannot be downloaded ({error}): check the network, {manual}"
         ) from error
     except OSError as error:
         raise DataError(
-            f"{target} cannot be written ({error}): name another folder with --data-dir or "
+            f"{target} cannot be written ({error}): choose another folder with --data-dir or "
             "SCANLINE_DATA_DIR"
         ) from error
     finally:
@@ -155,7 +169,7 @@ def _fetch(url: str, target: Path, digest: str) -> None:
 
 
 def _stream(url: str, path: Path) -> str:
-    """Save what `url` sends to `path` and return its SHA-256."""
+    """Download ``url`` to ``path`` and return the SHA-256 of the file."""
     import httpx
 
     digest = hashlib.sha256()
@@ -167,7 +181,7 @@ def _stream(url: str, path: Path) -> str:
     ):
         size = int(reply.raise_for_status().headers.get("Content-Length", 0)) or None
         with tqdm(total=size, desc=url, unit="B", unit_scale=True, disable=None) as bar:
-            # Raw: some servers declare a .gz file as an encoding, and it must stay packed.
+            # Not decoded: some servers declare a .gz file as a Content-Encoding.
             for chunk in reply.iter_raw():
                 file.write(chunk)
                 digest.update(chunk)

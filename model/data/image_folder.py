@@ -1,4 +1,4 @@
-"""Folders of images as arrays."""
+"""Data sets from folders of image files."""
 
 import logging
 from collections.abc import Iterator
@@ -21,22 +21,31 @@ _SUFFIXES = {
 
 
 def load_image_folder(folder: Path, size: int | tuple[int, int], grey: bool) -> Dataset:
-    """Read every image under `folder`, cut to `size` (a side, or height and width), sorted by path.
+    """Read all images below a folder, sorted by path.
 
-    Images are turned upright by their EXIF tag, cropped about the centre to the shape of `size`,
-    resized (Lanczos) and laid on black where transparent; of an animation, the first frame.
-    `images` is `[N, H, W, 1]` if `grey`, else `[N, H, W, 3]`. Sub-folders with images are the
-    classes, in the order of their names. Unreadable files are left out and named in a warning, and
-    so are those not tried, by their suffixes.
-    Raises DataError when nothing can be read, or images lie both in and beside class folders.
+    Images are rotated by their EXIF tag, center-cropped to the aspect ratio of ``size``, resized
+    (Lanczos) and composited on black. Of an animation the first frame is read. Sub-folders that
+    hold images are the classes, in the order of their names. A warning lists unreadable files, and
+    the suffixes of other files, which are skipped.
+
+    Args:
+        folder: folder of images, or of one folder per class.
+        size: pixels a side, or (height, width).
+        grey: return one channel instead of three.
+
+    Returns:
+        Data set named ``"images"``, uint8 ``[N, H, W, C]``, with labels if there are classes.
+
+    Raises:
+        DataError: no image can be read, or some images are in class folders and others are not.
     """
     height, width = (size, size) if isinstance(size, int) else size
     if height < 1 or width < 1:
-        raise DataError(f"images cannot be {height}×{width} pixels: give a size of 1 or more")
+        raise DataError(f"size must be 1 pixel or more; got {height}×{width}")
     folder = Path(folder)
     if not folder.is_dir():
-        raise DataError(f"{folder} is not a folder: give one that holds images")
-    try:  # compared part by part, so that a class's images stay together whatever its name
+        raise DataError(f"{folder} is not a folder: choose a folder of images")
+    try:  # sorted by parts, so that the images of a class stay together
         found = sorted(path.relative_to(folder).parts for path in _walk(folder))
     except OSError as error:
         raise DataError(f"{folder} cannot be read ({error}): check its permissions") from error
@@ -44,14 +53,14 @@ def load_image_folder(folder: Path, size: int | tuple[int, int], grey: bool) -> 
     if others := sorted({_suffix(parts) for parts in found} - _SUFFIXES):
         kinds = ", ".join(suffix or "no suffix" for suffix in others[:5])
         log.warning(
-            "%s: %s other files are not read (%s): save what is a picture as one of %s",
+            "%s: %s other files are skipped (%s): save images as one of %s",
             folder, f"{len(found) - len(files):,}", kinds, ", ".join(FORMATS),
         )  # fmt: skip
     loose = sum(len(parts) == 1 for parts in files)
     if 0 < loose < len(files):
         raise DataError(
-            f"{folder} holds {loose:,} images beside its sub-folders, which are the classes: move "
-            "them into one, or all images into one folder to have no classes"
+            f"{folder} holds {loose:,} images outside its sub-folders, which are the classes: move "
+            "them into a sub-folder, or move all images into one folder without classes"
         )
     images = np.empty((len(files), height, width, 1 if grey else 3), np.uint8)
     read: list[tuple[str, ...]] = []
@@ -59,14 +68,14 @@ def load_image_folder(folder: Path, size: int | tuple[int, int], grey: bool) -> 
     for parts in tqdm(files, desc="reading images", unit="", disable=None, delay=1):
         try:
             images[len(read)] = _read_image(folder.joinpath(*parts), height, width, grey)
-        except Exception as error:  # on a broken file Pillow's readers raise almost anything
+        except Exception as error:  # Pillow raises many types for a broken file
             broken.append(f"{'/'.join(parts)} ({error})")
         else:
             read.append(parts)
     if not read:
         tried = f": {broken[0]}" if broken else ""
         raise DataError(
-            f"{folder} holds no image that can be read{tried}. Give a folder of "
+            f"{folder} holds no readable image{tried}. Choose a folder of "
             f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]} files"
         )
     note = ""
@@ -76,20 +85,20 @@ def load_image_folder(folder: Path, size: int | tuple[int, int], grey: bool) -> 
         log.warning("%s: %s: %s%s", folder, note, "; ".join(broken[:5]), more)
     classes = () if loose else tuple(sorted({parts[0] for parts in read}))
     labels = np.array([classes.index(parts[0]) for parts in read], np.int64) if classes else None
-    pictures = images[: len(read)]
-    return Dataset("images", pictures, labels, classes, note, folder=folder.resolve().name)
+    images = images[: len(read)]
+    return Dataset("images", images, labels, classes, note, folder=folder.resolve().name)
 
 
 def _walk(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
-    """Every file below `folder`, but for what systems and editors hide there."""
+    """Yield all files below a folder, except hidden ones and macOS resource forks."""
     above = (*above, folder.resolve())
     for path in folder.iterdir():
         if path.name.startswith((".", "__MACOSX")):
             continue
         if path.is_dir():
-            if path.resolve() not in above:  # a link back up would never end
+            if path.resolve() not in above:  # a link to a parent would recurse without end
                 yield from _walk(path, above)
-        elif path.is_file() or not path.exists():  # no FIFO, which would be waited for
+        elif path.is_file() or not path.exists():  # FIFOs would block; reading a dead link fails
             yield path
 
 
@@ -98,7 +107,7 @@ def _suffix(parts: tuple[str, ...]) -> str:
 
 
 def _read_image(path: Path, height: int, width: int, grey: bool) -> npt.NDArray[np.uint8]:
-    """One image file as uint8 `[H, W, C]`."""
+    """Read an image file as uint8 ``[H, W, C]``."""
     with path.open("rb") as file:
-        picture = open_image(file)
-    return flatten_alpha(fit_image(picture, height, width, 1 if grey else 3, "cover"))
+        image = open_image(file)
+    return flatten_alpha(fit_image(image, height, width, 1 if grey else 3, "cover"))

@@ -1,1 +1,1 @@
-"""The paper's figures and tables, run again."""
+"""Reproduction of the paper's figures and tables."""

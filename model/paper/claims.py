@@ -1,4 +1,4 @@
-"""What the paper says (Katharopoulos et al. 2020): the figures that ours stand beside."""
+"""Results reported in the paper (Katharopoulos et al. 2020)."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from typing import NamedTuple
 
 
 class SpeechClaim(NamedTuple):
-    """An encoder's row in the paper: phoneme errors in percent, and seconds an epoch."""
+    """A row of Table 3: phoneme error rate in percent and seconds per epoch."""
 
     error_percent: float
     seconds: float
 
 
 class Claim(NamedTuple):
-    """A kind's row in the paper: bits/dim, and images a second on the authors' GPU."""
+    """A row of Table 1 or 2: bits/dim and images/s on the authors' GPU."""
 
     bits_per_dim: float
     images_per_second: float
 
 
-# Tables 1 and 2, and the supplement's rows of the stateful softmax.
+# Tables 1 and 2; the rows of the stateful softmax are from the supplement.
 IMAGES: dict[str, dict[str, Claim]] = {
     "table1": {
         "softmax": Claim(0.621, 0.45),
@@ -37,7 +37,7 @@ IMAGES: dict[str, dict[str, Claim]] = {
     },
 }
 
-# Table 3: speech of the Wall Street Journal.
+# Table 3: speech recognition, Wall Street Journal.
 SPEECH: dict[str, SpeechClaim] = {
     "bi-lstm": SpeechClaim(10.94, 1047),
     "softmax": SpeechClaim(5.12, 2711),
@@ -45,7 +45,7 @@ SPEECH: dict[str, SpeechClaim] = {
     "linear": SpeechClaim(8.08, 824),
 }
 
-# The supplement: seconds for one image, on CPU and on GPU.
+# Supplement: seconds per image on CPU and on GPU.
 LATENCY: dict[str, dict[str, tuple[float, float]]] = {
     "mnist": {
         "softmax": (72.6, 10.2),

@@ -1,4 +1,4 @@
-"""What an experiment of the paper is: rows measured one by one, and how they are shown."""
+"""Base class of the experiments: rows measured one by one, and their presentation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Settings = TypeVar("Settings")
 
 
 class Verdict(NamedTuple):
-    """A claim of the paper, what was found here, and whether it holds."""
+    """A claim of the paper, the result measured here, and whether the claim holds."""
 
     claim: str
     found: str
@@ -27,51 +27,56 @@ class Verdict(NamedTuple):
 
 
 class Experiment(ABC, Generic[Settings]):
-    """A figure or table of the paper; ``full`` settings are the paper's, ``quick`` take minutes.
+    """A figure or table of the paper.
 
-    Settings are a dataclass of what JSON can hold; what is shown is shown of a report's JSON.
+    The ``full`` settings are the paper's; the ``quick`` ones take minutes. Settings are a dataclass
+    that can be written as JSON. Presentation methods receive the rows and settings read from a
+    report's JSON.
     """
 
     name: str
     title: str
-    inches: ClassVar[tuple[float, float]] = (10, 4.2)  # of the plot
+    inches: ClassVar[tuple[float, float]] = (10, 4.2)  # size of the plot
     full: Settings
     quick: Settings
 
     def settings(self, quick: bool, data_dir: Path | None) -> Settings:
-        """Give the settings of a run that reads ``data_dir``."""
+        """Return the settings of a run with this ``data_dir``."""
         return self.quick if quick else self.full
 
     @abstractmethod
     def rows(
         self, settings: Settings, report: Report, data_dir: Path | None, device: torch.device
     ) -> Rows:
-        """Give each row's key and what makes it; rows made before are those of ``report``."""
+        """Yield the key of each row and a function that measures it.
+
+        The rows measured so far are in ``report``.
+        """
 
     @abstractmethod
     def caption(self, s: Row) -> str:
-        """Say what the rows are of, from their settings."""
+        """Describe the rows, from their settings."""
 
     @abstractmethod
     def table(self, rows: dict[str, Row]) -> str:
-        """Give the rows as one or more tables in Markdown, the paper's figures beside ours."""
+        """Return the rows as Markdown tables, with the paper's results beside ours."""
 
     @abstractmethod
     def verdicts(self, rows: dict[str, Row]) -> Iterable[Verdict]:
-        """Give the claims that the rows decide."""
+        """Yield the claims that the rows decide."""
 
     @abstractmethod
     def plot(self, figure: Figure, rows: dict[str, Row]) -> None:
-        """Draw the rows."""
+        """Plot the rows."""
 
     def save_plot(self, rows: dict[str, Row], path: Path) -> None:
-        """Write the plot as a PNG; raises ``ValueError`` where matplotlib is missing."""
+        """Write the plot as a PNG; raise ``ValueError`` if matplotlib is not installed."""
         try:
             from matplotlib.backends.backend_agg import FigureCanvasAgg
             from matplotlib.figure import Figure
         except ImportError:
             raise ValueError(
-                "plots need matplotlib: pip install -e '.[paper]', then run this again"
+                "plots need matplotlib: run pip install -e '.[paper]' and try again"
             ) from None
         figure = Figure(figsize=self.inches, layout="constrained")
         FigureCanvasAgg(figure)

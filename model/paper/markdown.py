@@ -1,4 +1,4 @@
-"""Numbers and tables as Markdown has them."""
+"""Markdown formatting of numbers and tables."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from scanline.model.paper.report import Row
 
 
 def markdown_table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """Give a table whose first column names its lines."""
+    """Format a table; the first column is left-aligned, the others right-aligned."""
     rule = ["---"] + ["---:"] * (len(head) - 1)
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, rule, *lines))
 
 
 def number(value: float | None) -> str:
-    """Give three figures of a number, a dash for none."""
+    """Format a number with three significant digits, and None as a dash."""
     if value is None:
         return "–"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def network(s: Row) -> str:
-    """Name the sizes of a network that settings give."""
+    """Describe the size of a network from an experiment's settings."""
     return f"{s['n_layers']} layers × {s['d_model']}, {s['n_heads']} heads"

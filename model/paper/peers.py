@@ -1,4 +1,4 @@
-"""The authors' own code, idiap's fast-transformers, where it is installed."""
+"""Attention of the paper's authors (Idiap's fast-transformers), if it is installed."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def installed() -> bool:
-    """Whether fast-transformers can be imported."""
+    """Return True if fast-transformers can be imported."""
     return importlib.util.find_spec("fast_transformers") is not None
 
 
 def attentions(length: int) -> dict[str, Attend]:
-    """Give its causal attentions of this length by our names for their kinds; none without it."""
+    """Return its causal attention functions for a length, by our names; {} if not installed."""
     if not installed():
         return {}
     from fast_transformers.attention.causal_linear_attention import CausalLinearAttention

@@ -1,4 +1,4 @@
-"""What ``scanline paper`` runs: each experiment row by row, shown as it goes, and to be gone on."""
+"""Runner of the experiments of ``scanline paper``, resumable after every row."""
 
 from __future__ import annotations
 
@@ -27,17 +27,22 @@ EXPERIMENTS: dict[str, Experiment[Any]] = {
 def run_experiment(
     experiment: Experiment[Any], folder: Path, *, quick: bool, data_dir: Path | None = None
 ) -> Report:
-    """Run an experiment, or what is left of it, and give its report.
+    """Run an experiment, or its remaining rows, on a CUDA device if there is one.
 
-    It is kept in ``folder`` as ``NAME.json``. ``data_dir`` holds the data sets, and for table 3 it
-    is a folder of speech. Runs on a CUDA device if there is one. Raises ``ValueError`` where the
-    folder holds rows of other settings, or another process makes some.
+    Args:
+        experiment: the experiment.
+        folder: folder of its report ``NAME.json``.
+        quick: use the settings that take minutes instead of the paper's.
+        data_dir: folder of the data sets; for table 3, a folder of speech.
+
+    Raises:
+        ValueError: the folder holds rows of other settings, or another process is using it.
     """
     name = experiment.name
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     settings = experiment.settings(quick, data_dir)
     try:
-        with run_lock(folder / name):  # another process's rows would be lost, and its training
+        with run_lock(folder / name):  # two processes would overwrite each other's rows
             report = Report(folder, name, {"quick": quick, **asdict(settings)})
             rows = list(experiment.rows(settings, report, data_dir, device))
             with tqdm(rows, unit="row", desc=name) as bar:
@@ -46,6 +51,6 @@ def run_experiment(
                     report.row(key, make)
             report.finish()
     finally:
-        with contextlib.suppress(OSError):  # it holds what was trained, if anything was
+        with contextlib.suppress(OSError):  # not empty if a network was trained
             (folder / name).rmdir()
     return report

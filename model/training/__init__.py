@@ -1,1 +1,1 @@
-"""Training: a run, its recipe, its optimizers, and the processes that share it."""
+"""Training: runs, configuration, optimizers and data-parallel processes."""

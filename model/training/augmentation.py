@@ -1,4 +1,4 @@
-"""What makes more of few images: each seen moved, or in a mirror, as chance has it."""
+"""Random data augmentation: small shifts and horizontal mirroring."""
 
 from __future__ import annotations
 
@@ -14,48 +14,57 @@ from scanline.model.training.config import TrainingConfig, learning_rate_factor
 def augment(
     canvas: Tensor, step: int, config: TrainingConfig, share: slice, height: int, width: int
 ) -> Tensor:
-    """Move and mirror the pictures ``[B, T, C]`` of a ``share`` of a step's batch."""
+    """Shift and mirror one process's share of a step's batch, as ``config`` asks.
+
+    Args:
+        canvas: images of the share, uint8 ``[B, T, C]``.
+        step: training step; with ``config.seed`` it determines all random choices.
+        config: ``shift`` and ``mirror`` switch the augmentations on.
+        share: the positions of the images in the whole batch.
+        height: image height in pixels; T = height × width.
+        width: image width in pixels.
+    """
     if config.shift:
-        canvas = shift_images(
-            canvas, torch.from_numpy(random_shifts(step, config)[share]), height, width
-        )
+        shifts = torch.from_numpy(random_shifts(step, config)[share])
+        canvas = shift_images(canvas, shifts, height, width)
     if config.mirror:
-        chosen = torch.from_numpy(mirror_mask(step, config)[share])
-        pictures = canvas.unflatten(1, (height, width))
-        canvas = torch.where(chosen[:, None, None, None], pictures.flip(2), pictures).flatten(1, 2)
+        mask = torch.from_numpy(mirror_mask(step, config)[share])
+        images = canvas.unflatten(1, (height, width))
+        canvas = torch.where(mask[:, None, None, None], images.flip(2), images).flatten(1, 2)
     return canvas
 
 
 def mirror_mask(step: int, config: TrainingConfig) -> np.ndarray[Any, Any]:
-    """Choose which of a step's images are seen in a mirror, bool ``[batch]``."""
-    chosen: np.ndarray[Any, Any] = (
+    """Select the images of a step to mirror, each with probability 1/2, as bool ``[batch]``."""
+    mask: np.ndarray[Any, Any] = (
         np.random.default_rng([config.seed, 3, step]).random(config.batch) < 0.5
     )
-    return chosen
+    return mask
 
 
 def random_shifts(step: int, config: TrainingConfig) -> np.ndarray[Any, Any]:
-    """Choose how far a step's images are moved down and right, in pixels, int64 ``[batch, 2]``.
+    """Draw how many pixels each image of a step moves down and right, int64 ``[batch, 2]``.
 
-    At the learning rate's height every image draws a move, which may be none, and at its end no
-    image does: what is learnt last is what the images are like where they stand.
+    The share of images that may move is the learning rate factor: all of them at the full rate and
+    none at the end. The network finishes training on images in their original position.
     """
-    draw = np.random.default_rng([config.seed, 2, step])
-    moves = draw.integers(-config.shift, config.shift, (config.batch, 2), endpoint=True)
-    stays = draw.random(config.batch) >= learning_rate_factor(step, config)
-    moves[stays] = 0
-    return moves
+    rng = np.random.default_rng([config.seed, 2, step])
+    shifts = rng.integers(-config.shift, config.shift, (config.batch, 2), endpoint=True)
+    fixed = rng.random(config.batch) >= learning_rate_factor(step, config)
+    shifts[fixed] = 0
+    return shifts
 
 
-def shift_images(canvas: Tensor, moves: Tensor, height: int, width: int) -> Tensor:
-    """Move pictures ``[B, T, C]`` by ``moves: [B, 2]``; what comes in repeats the edge it came by.
+def shift_images(canvas: Tensor, shifts: Tensor, height: int, width: int) -> Tensor:
+    """Shift images ``[B, T, C]`` by ``shifts: [B, 2]`` pixels down and right.
 
-    Every intensity stays one of the picture's own, as turning or scaling would not have it.
+    Uncovered pixels repeat the nearest edge pixel, so no new intensities appear, unlike with
+    rotation or scaling.
     """
-    down, right = moves.unbind(1)
+    down, right = shifts.unbind(1)
     rows = (torch.arange(height) - down[:, None]).clamp(0, height - 1)
     columns = (torch.arange(width) - right[:, None]).clamp(0, width - 1)
-    pictures = canvas.unflatten(1, (height, width))
-    each = torch.arange(len(canvas))[:, None, None]
-    shown: Tensor = pictures[each, rows[:, :, None], columns[:, None, :]]
-    return shown.flatten(1, 2)
+    images = canvas.unflatten(1, (height, width))
+    batch = torch.arange(len(canvas))[:, None, None]
+    shifted: Tensor = images[batch, rows[:, :, None], columns[:, None, :]]
+    return shifted.flatten(1, 2)

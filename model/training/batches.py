@@ -1,4 +1,4 @@
-"""A step's batch, as chance has it: which images, how each is shown, and whose labels are told."""
+"""Batches of a training step: image selection, augmentation and label dropping."""
 
 from __future__ import annotations
 
@@ -17,10 +17,19 @@ def make_batch(
     step: int, images: Tensor, labels: Tensor | None, config: TrainingConfig, share: slice,
     network: ModelConfig,
 ) -> Batch:  # fmt: skip
-    """Give a process's ``share`` of a step's images and labels, where those of all of them lie.
+    """Build one process's share of a step's batch, on the device of ``images``.
 
-    ``images: uint8 [N, T, C]``, ``labels: int64 [N]`` or None → ``[B, T, C]``, ``[B]``; -1 is the
-    label of images whose own is not told. None where the network has no classes.
+    Args:
+        step: training step; with ``config.seed`` it determines all random choices.
+        images: the whole training set, uint8 ``[N, T, C]``.
+        labels: its labels, int64 ``[N]``, or None.
+        config: batch size, augmentation, and the share of labels to drop.
+        share: the positions in the whole batch that this process takes.
+        network: image size and classes.
+
+    Returns:
+        Images ``[B, T, C]`` and labels ``[B]``. A dropped label is ``NO_LABEL`` (-1), which trains
+        the unconditional distribution. Labels are None if the network has no classes.
     """
     indices = torch.from_numpy(batch_indices(step, len(images), config)[share])
     canvas = augment(images[indices], step, config, share, network.height, network.width)

@@ -1,7 +1,7 @@
-"""What processes that train together tell each other at each step.
+"""Collective operations of data-parallel processes.
 
-On one machine they do so in memory that all of them see, which is many times faster than sockets;
-elsewhere and on devices through the process group.
+On one CPU machine they use shared memory, which is many times faster than sockets. On several
+machines and on GPUs they use the process group.
 """
 
 from __future__ import annotations
@@ -20,107 +20,128 @@ log = logging.getLogger("scanline.training")
 
 
 class GradientAverager:
-    """Averages float32 tensors of the same shapes at each step, to the same bits for everyone."""
+    """All-reduce of float32 tensors of fixed shapes; every process gets the same bits.
+
+    Args:
+        like: tensors with the shapes and the device of those to average.
+    """
 
     def __init__(self, like: Sequence[Tensor]) -> None:
-        self._rank, self._world = dist.get_rank(), dist.get_world_size()
+        self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
         size = sum(x.numel() for x in like)
-        memory = _share((1 + self._world) * size, like[0].device)
+        memory = _shared_memory((1 + self._world_size) * size, like[0].device)
         if memory is None:
-            self._given, self._mean = None, torch.empty(size, device=like[0].device)
-            mine = self._mean
+            self._inputs, self._mean = None, torch.empty(size, device=like[0].device)
+            own_input = self._mean
         else:
-            self._mean, self._given = memory[:size], memory[size:].view(self._world, size)
-            mine = self._given[self._rank]
-        self._mine, self._means = _pieces(mine, like), _pieces(self._mean, like)
-        self._part = _part(size, self._rank, self._world)
+            self._mean, self._inputs = memory[:size], memory[size:].view(self._world_size, size)
+            own_input = self._inputs[self._rank]
+        self._own_input = _split_like(own_input, like)
+        self._means = _split_like(self._mean, like)
+        self._shard = _shard_slice(size, self._rank, self._world_size)
 
     @torch.no_grad()
     def average(self, tensors: list[Tensor]) -> None:
-        """Replace tensors by their means over the processes.
+        """Replace each tensor by its mean over all processes.
 
-        Raises ``RuntimeError`` where another process has ended.
+        Raises:
+            RuntimeError: another process has ended.
         """
-        torch._foreach_copy_(self._mine, tensors)
-        if self._given is None:
+        torch._foreach_copy_(self._own_input, tensors)
+        if self._inputs is None:
             dist.all_reduce(self._mean)
-            self._mean /= self._world
+            self._mean /= self._world_size
         else:
-            dist.barrier()  # all have given theirs
-            torch.mean(self._given[:, self._part], 0, out=self._mean[self._part])
-            dist.barrier()  # every part of the mean is there, and nobody reads what was given
+            dist.barrier()  # all inputs are written
+            torch.mean(self._inputs[:, self._shard], 0, out=self._mean[self._shard])
+            dist.barrier()  # all shards of the mean are written, and the inputs are free again
         torch._foreach_copy_(tensors, self._means)
 
 
 class ShardedMap:
-    """Divides work on many tensors among the processes, where they share memory."""
+    """Map over batches of tensors that divides each batch among the processes.
+
+    Without shared memory every process computes the whole map.
+
+    Args:
+        like: tensors with the device and the total number of elements of the batches.
+    """
 
     def __init__(self, like: Sequence[Tensor]) -> None:
-        together = dist.is_initialized() and dist.get_world_size() > 1
+        parallel = dist.is_initialized() and dist.get_world_size() > 1
         size = sum(x.numel() for x in like)
-        self._memory = _share(size, like[0].device) if together else None
+        self._memory = _shared_memory(size, like[0].device) if parallel else None
 
     def run(self, batches: Sequence[Tensor], work: Callable[[Tensor], Tensor]) -> list[Tensor]:
-        """Give float32 ``work(batch)`` of each ``batch: [n, ...]``, which has its shape.
+        """Compute ``work(batch)`` for each batch.
 
-        ``work`` must map each of the n by itself, whatever the others are. The batches are of as
-        many elements as was said first, and what comes back is valid until the next call.
+        Args:
+            batches: tensors ``[n, ...]`` with the total size given to the constructor.
+            work: maps each of the n entries independently and keeps the shape.
+
+        Returns:
+            float32 results, which the next call overwrites.
         """
         if self._memory is None:
             return [work(batch).float() for batch in batches]
-        rank, world = dist.get_rank(), dist.get_world_size()
-        results = _pieces(self._memory, batches)
-        dist.barrier()  # nobody reads what was there before
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        results = _split_like(self._memory, batches)
+        dist.barrier()  # all processes have read the previous results
         for batch, result in zip(batches, results, strict=True):
-            mine = _part(len(batch), rank, world)
-            if mine.start < mine.stop:
-                result[mine] = work(batch[mine])
+            shard = _shard_slice(len(batch), rank, world_size)
+            if shard.start < shard.stop:
+                result[shard] = work(batch[shard])
         dist.barrier()
         return results
 
 
-def _pieces(memory: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+def _split_like(memory: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """Split a flat tensor into views with the shapes of ``like``."""
     ends = [0, *accumulate(x.numel() for x in like)]
-    return [memory[slice(*of)].view_as(x) for of, x in zip(pairwise(ends), like, strict=True)]
+    bounds = pairwise(ends)
+    return [memory[slice(*bound)].view_as(x) for bound, x in zip(bounds, like, strict=True)]
 
 
-def _part(count: int, rank: int, world: int) -> slice:
-    return slice(count * rank // world, count * (rank + 1) // world)
+def _shard_slice(count: int, rank: int, world_size: int) -> slice:
+    return slice(count * rank // world_size, count * (rank + 1) // world_size)
 
 
-def _share(size: int, device: torch.device) -> Tensor | None:
-    """Give so many floats that all processes see, or all of them None: on a device, or without any.
+def _shared_memory(size: int, device: torch.device) -> Tensor | None:
+    """Allocate ``size`` float32 values shared by all processes.
 
-    They have no name in a file system: a file would be written to the disk again and again, and
-    ``/dev/shm`` is small in a container. Only Linux has such, and may refuse it.
+    Returns None in every process if the tensors live on a GPU, if the processes run on several
+    machines, or if any process cannot map the memory. The memory is an anonymous file: a file on
+    disk would be written back again and again, and ``/dev/shm`` is small in a container. Only Linux
+    has anonymous files, and may refuse them.
     """
-    # torchrun says how many of its processes are here; those that we start all are.
-    here = os.environ.get("LOCAL_WORLD_SIZE", "0") if "RANK" in os.environ else None
-    one_machine = here in (None, str(dist.get_world_size()))
+    # LOCAL_WORLD_SIZE is set by torchrun; without torchrun all processes are on this machine.
+    local_size = os.environ.get("LOCAL_WORLD_SIZE", "0") if "RANK" in os.environ else None
+    one_machine = local_size in (None, str(dist.get_world_size()))
     if device.type != "cpu" or not one_machine or not hasattr(os, "memfd_create"):
         return None
-    with _nameless_file(4 * size) as place:
+    with _anonymous_file(4 * size) as path:
         memory: Tensor | None = None
         with contextlib.suppress(OSError, RuntimeError):
-            if place:  # or torch would make a file where it stands
-                memory = torch.from_file(place, shared=True, size=size)
-        everyone = torch.tensor(memory is not None)
-        dist.all_reduce(everyone, dist.ReduceOp.MIN)  # by then all have opened it that can
-    if not everyone and dist.get_rank() == 0:
-        log.warning("the system gives no memory to share: processes train together through sockets")
-    return memory if everyone else None
+            if path:  # torch would create a file for an empty path
+                memory = torch.from_file(path, shared=True, size=size)
+        mapped = torch.tensor(memory is not None)
+        # Also keeps the file open until every process has mapped it.
+        dist.all_reduce(mapped, dist.ReduceOp.MIN)
+    if not mapped and dist.get_rank() == 0:
+        log.warning("no shared memory is available: the training processes use sockets")
+    return memory if mapped else None
 
 
 @contextlib.contextmanager
-def _nameless_file(size: int) -> Iterator[str]:
-    """Tell all processes where to find so many bytes that the first one has; "" if it has none."""
+def _anonymous_file(size: int) -> Iterator[str]:
+    """Broadcast the path of an anonymous file of ``size`` bytes, or "" if there is none."""
     with contextlib.ExitStack() as stack:
-        place = [""]
+        path = [""]
         if dist.get_rank() == 0:
             with contextlib.suppress(OSError):
                 file = os.memfd_create("scanline")
                 stack.callback(os.close, file)
-                os.posix_fallocate(file, 0, size)  # or the lack of it would kill us later
-                place = [f"/proc/{os.getpid()}/fd/{file}"]
-        dist.broadcast_object_list(place)
-        yield place[0]
+                os.posix_fallocate(file, 0, size)  # else a lack of memory would be a SIGBUS later
+                path = [f"/proc/{os.getpid()}/fd/{file}"]
+        dist.broadcast_object_list(path)
+        yield path[0]

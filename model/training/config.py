@@ -1,7 +1,7 @@
-"""How a run goes: its settings, learning rate, and which images each step sees.
+"""Training configuration, learning rate schedule and the order of the images.
 
-The learning rate warms up, stays, and falls to zero over the last part of the run, so a run can be
-made longer or shorter until that part begins.
+The learning rate warms up, stays constant, and falls linearly to zero over the last part of the
+run. A run can therefore be extended or shortened until that last part begins.
 """
 
 from __future__ import annotations
@@ -15,17 +15,30 @@ import numpy as np
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
-    """How a run goes; raises ``ValueError`` on settings that make no sense.
+    """Settings of a training run.
 
-    ``learning_rate`` is AdamW's, but ``edge_rate``, unless None, that of the linear maps before and
-    behind the blocks; ``muon_rate`` is that of the blocks' matrices, and ``weight_decay`` theirs
-    alone. ``warmup``, ``checkpoint_every`` and ``evaluate_every`` are in steps; ``seed`` chooses
-    weights, batches, dropped labels, moves and mirrors. ``precision`` is ``bf16``, ``fp32`` or
-    ``auto``. ``batch`` counts images over all processes. ``drop_label`` is the share of images
-    trained without their label, ``average`` the moving average's decay, ``decay`` the share of the
-    steps at the end over which the learning rate falls to zero. ``shift`` is by how many pixels an
-    image may be moved each way; fewer and fewer are as the learning rate falls. With ``mirror``
-    every second image, by chance, is seen in a mirror.
+    Args:
+        steps: length of the run.
+        batch: images per step, over all processes.
+        seed: seed of the weights, batches, dropped labels, shifts and mirroring.
+        learning_rate: AdamW's learning rate.
+        muon_rate: Muon's learning rate, for the matrices of the blocks.
+        edge_rate: AdamW's learning rate for the linear input and output maps; None means
+            ``learning_rate``.
+        weight_decay: Muon's weight decay; AdamW uses none.
+        warmup: steps of linear warm-up.
+        decay: share of the steps, at the end, over which the learning rates fall to zero.
+        average: decay of the moving average of the weights.
+        drop_label: share of images trained without their label.
+        shift: largest random shift in pixels; fewer images are shifted as the learning rate falls.
+        mirror: mirror each image with probability 1/2.
+        checkpoint_every: steps between checkpoints.
+        evaluate_every: steps between validations.
+        precision: ``bf16``, ``fp32``, or ``auto`` for the faster of them on this machine.
+        compile: run the network through ``torch.compile``.
+
+    Raises:
+        ValueError: a setting is out of range.
     """
 
     steps: int
@@ -64,18 +77,20 @@ class TrainingConfig:
 
 
 def learning_rate_factor(step: int, config: TrainingConfig) -> float:
-    """Give the share of the full learning rate at a step: up, level, and down to 0 at the end."""
-    up = min(1.0, (step + 1) / config.warmup) if config.warmup else 1.0
-    tail = config.decay * config.steps
-    down = min(1.0, (config.steps - step) / tail) if tail else 1.0
-    return up * down
+    """Return the learning rate at a step as a share of the full rate: warm-up, constant, decay."""
+    warmup = min(1.0, (step + 1) / config.warmup) if config.warmup else 1.0
+    decay_steps = config.decay * config.steps
+    decay = min(1.0, (config.steps - step) / decay_steps) if decay_steps else 1.0
+    return warmup * decay
 
 
 def batch_indices(step: int, count: int, config: TrainingConfig) -> np.ndarray[Any, Any]:
-    """Choose a step's images, int64 ``[batch]``: each epoch is a new order by its own seed.
+    """Return the indices of a step's images, int64 ``[batch]``, out of ``count`` images.
 
-    That of epochs 1 to 3 is also what step 0 drops, moves and mirrors by, for numpy ends a seed's
-    numbers with zeros; another would change the runs that go on.
+    Each epoch is a new permutation with the seed ``[seed, epoch]``. The seeds of epochs 1 to 3
+    equal those of step 0's dropped labels, shifts and mirroring (``[seed, 1..3, 0]``), because
+    numpy ignores trailing zeros in a seed. This is kept, since other seeds would change runs that
+    are resumed.
     """
     positions = np.arange(step * config.batch, (step + 1) * config.batch)
     indices = np.empty(config.batch, np.int64)
@@ -87,9 +102,6 @@ def batch_indices(step: int, count: int, config: TrainingConfig) -> np.ndarray[A
 
 
 def check_shift(shift: int, side: int) -> None:
-    """Raise ``ValueError`` where pictures that are ``side`` pixels short would be moved away."""
+    """Raise ``ValueError`` if a shift could move an image with a short side of ``side`` out."""
     if shift >= side:
-        raise ValueError(
-            f"shift {shift} moves all of a picture with {side} pixels a side out of sight: give "
-            "less"
-        )
+        raise ValueError(f"shift must be less than the image's {side} pixels a side; got {shift}")

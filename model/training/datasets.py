@@ -1,4 +1,4 @@
-"""What a network is trained on, held out from, measured on and judged beside."""
+"""Selection of the data to train on, to evaluate on, and to judge samples with."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from scanline.model.training.resume import dataset_fingerprint
 
 log = logging.getLogger("scanline.training")
 
-DEFAULT_SIZE = 28  # pixels a side of a person's own pictures
-_HOLD_OUT = 1000  # images at most that are held out where nobody says how many
-_WHOLE = "all of the folder, whatever of it the model was trained on"
+DEFAULT_SIZE = 28  # pixels a side of the images of a folder
+_MAX_HELD_OUT = 1000  # images held out by default, at most
+_NOT_SPLIT = "all of the folder, whatever of it the model was trained on"
 _ALL_SEEN = "the model was trained on all of them"
 
 
@@ -34,12 +34,24 @@ def load_training_data(
     download: bool,
     start: Mapping[str, Any] | None = None,
 ) -> tuple[Dataset, Dataset | None]:
-    """Read what to train on, and ``hold_out`` images of it to validate on.
+    """Read the training images, and split off images for validation; never read the test set.
 
-    If None, those that the run held out whose facts are the ``start``, where there is one of the
-    same images, else a tenth, 1,000 at most. The test set stays out of it. Pictures of a folder are
-    fitted to ``size``, 28 pixels a side if None. Raises ``ValueError`` on an unclear wish, and
-    where nothing is left to train on.
+    Args:
+        dataset: name of a preset or data set, or None for a folder of images.
+        images: folder of images, or None.
+        size: pixels a side of the images of a folder; None means 28.
+        grey: read the images of a folder in greyscale.
+        hold_out: number of images for validation. None means those that the run of ``start`` held
+            out of the same images, else 10 %, at most 1,000.
+        data_dir: folder of the data sets.
+        download: download a missing data set.
+        start: metadata of the checkpoint that the run starts from.
+
+    Returns:
+        Training images, and validation images or None.
+
+    Raises:
+        ValueError: the options contradict each other, or no training images are left.
     """
     check_data_options(dataset, images, size, grey, data_dir, download)
     if images is not None:
@@ -47,11 +59,13 @@ def load_training_data(
     else:
         name = str(dataset).removesuffix("-paper")
         data = load_dataset(name, "train", data_dir, download=download)
-    unseen = _unseen(data, start or {})
-    training, validation = _parted(data, (unseen or None) if hold_out is None else hold_out)
+    unseen = _unseen_count(data, start or {})
+    training, validation = _split_default(data, (unseen or None) if hold_out is None else hold_out)
     seen = 0 if validation is None or unseen is None else len(validation) - unseen
-    if seen > 0 and int(os.environ.get("RANK", 0)) == 0:  # the first process says it for all
-        log.warning("the start was trained on %s of the images held out", f"{seen:,}")
+    if seen > 0 and int(os.environ.get("RANK", 0)) == 0:  # one process warns for all
+        log.warning(
+            "the checkpoint to start from was trained on %s of the held-out images", f"{seen:,}"
+        )
     return training, validation
 
 
@@ -63,9 +77,9 @@ def check_data_options(
     data_dir: Path | None,
     download: bool,
 ) -> None:
-    """Raise ``ValueError`` where it is unclear what to train on."""
+    """Raise ``ValueError`` unless the options of ``load_training_data`` name one source of data."""
     if (dataset is None) == (images is None):
-        raise ValueError("say what to train on: mnist, cifar10, or --images FOLDER")
+        raise ValueError("choose what to train on: mnist, cifar10, or --images FOLDER")
     if images is not None:
         if data_dir or download:
             raise ValueError(
@@ -73,54 +87,54 @@ def check_data_options(
             )
         return
     if size or grey:
-        raise ValueError(f"--size and --grey are for --images; {dataset} has its own")
+        raise ValueError(f"--size and --grey are for --images, not for {dataset}")
     if dataset not in PRESETS:
         is_folder = Path(str(dataset)).is_dir()
-        how = f"; to train on its pictures: --images {dataset}" if is_folder else ""
-        raise ValueError(f"there is no {dataset!r}; there are {', '.join(PRESETS)}{how}")
+        hint = f"; to train on a folder of images, use --images {dataset}" if is_folder else ""
+        raise ValueError(f"unknown data set {dataset!r}: choose {', '.join(PRESETS)}{hint}")
 
 
-def _held_out(data: Dataset) -> int:
-    """Count the images that are held out where nobody says how many."""
-    return min(_HOLD_OUT, len(data) // 10)
+def _default_held_out(data: Dataset) -> int:
+    return min(_MAX_HELD_OUT, len(data) // 10)
 
 
-def _parted(data: Dataset, hold_out: int | None) -> tuple[Dataset, Dataset | None]:
-    """Part images into those to train on and those held out, the same for all who ask."""
-    count = _held_out(data) if hold_out is None else hold_out
+def _split_default(data: Dataset, hold_out: int | None) -> tuple[Dataset, Dataset | None]:
+    """Split into training and held-out images; None means the default number, 0 means no split."""
+    count = _default_held_out(data) if hold_out is None else hold_out
     return _split(data, count) if count else (data, None)
 
 
-def _unseen(data: Dataset, facts: Mapping[str, Any]) -> int | None:
-    """Count the images that neither a checkpoint's run nor those before it trained on.
+def _unseen_count(data: Dataset, facts: Mapping[str, Any]) -> int | None:
+    """Count the held-out images that no run of a checkpoint's history was trained on.
 
-    They are the first of those that are held out. None where these were trained on other data.
+    These are the first of the held-out images. Returns None if all runs were trained on other data.
     """
     runs = [facts, *(facts.get("started_from") or {}).get("runs", [])]
-    return min((run["held_out"] for run in runs if _parted_as_trained(data, run)), default=None)
+    return min((run["held_out"] for run in runs if _split_as_trained(data, run)), default=None)
 
 
-def _told(data: Dataset, held_out: Dataset, facts: Mapping[str, Any]) -> Dataset:
-    """Note how many of the images that a run held out were trained on before it."""
-    unseen = _unseen(data, facts)
+def _with_seen_note(data: Dataset, held_out: Dataset, facts: Mapping[str, Any]) -> Dataset:
+    """Note on the held-out images how many an earlier run was trained on."""
+    unseen = _unseen_count(data, facts)
     if unseen is None or unseen >= len(held_out):
         return held_out
-    return held_out.with_note(f"a run before was trained on {len(held_out) - unseen:,} of them")
+    seen = len(held_out) - unseen
+    return held_out.with_note(f"an earlier run was trained on {seen:,} of them")
 
 
 def _split(data: Dataset, count: int) -> tuple[Dataset, Dataset]:
-    """Hold out images, of a folder those that stay so when others join them."""
+    """Hold out images; in a folder, by content, so that added images hardly change the split."""
     return split_validation(data, count, seed=0, by_content=data.name not in SOURCES)
 
 
-def _parted_as_trained(
+def _split_as_trained(
     data: Dataset, facts: Mapping[str, Any]
 ) -> tuple[Dataset, Dataset | None] | None:
-    """Part a folder as the run that left these facts did; None where it trained on others."""
+    """Split a folder as the run with this metadata did; None if it was trained on other images."""
     count = facts.get("held_out")
     if count is None or count >= len(data):
         return None
-    parts = _parted(data, count)
+    parts = _split_default(data, count)
     return parts if dataset_fingerprint(parts[0]) == facts.get("trained_on") else None
 
 
@@ -132,29 +146,39 @@ def load_test_data(
     data_dir: Path | None,
     download: bool,
 ) -> Dataset:
-    """Read what to measure a model on: a folder, or the test set named, or that of its classes.
+    """Read the images to evaluate a model on.
 
-    Of the folder that it was trained on, as its checkpoint's ``facts`` tell, what was held out; of
-    another, or where nothing was, all, and its note says so. Raises ``ValueError`` on an unclear
-    wish: digits say nothing of a model of other pictures.
+    Args:
+        config: the model's network.
+        facts: the metadata of its checkpoint.
+        dataset: data set whose test set to read; None means the one with the model's classes.
+        images: folder of images to read instead. If the model was trained on it, only the images
+            that were held out are returned, or all with a note if none were.
+        data_dir: folder of the data sets.
+        download: download a missing data set.
+
+    Raises:
+        ValueError: the options contradict each other, or no test set fits the model.
     """
     if images is not None:
-        data = _pictures(config, images, dataset, data_dir, download)
-        parts = _parted_as_trained(data, facts)
+        data = _load_folder_for(config, images, dataset, data_dir, download)
+        parts = _split_as_trained(data, facts)
         if parts is not None and parts[1] is not None:
-            return _told(data, parts[1], facts)
-        mixed = data.take(content_order(data, seed=0))  # the first of them are of every class
-        return replace(mixed.with_note(_ALL_SEEN if parts else _WHOLE), seen=parts is not None)
+            return _with_seen_note(data, parts[1], facts)
+        mixed = data.take(content_order(data, seed=0))  # mixes the classes
+        return replace(mixed.with_note(_ALL_SEEN if parts else _NOT_SPLIT), seen=parts is not None)
     known = {DIGITS: "mnist", CIFAR10_CLASSES: "cifar10"}
     if dataset is None and config.classes not in known:
-        raise ValueError("say what to measure on: --images FOLDER, or --dataset mnist or cifar10")
+        raise ValueError(
+            "choose what to measure on: --images FOLDER, or --dataset mnist or cifar10"
+        )
     data = load_dataset(dataset or known[config.classes], "test", data_dir, download=download)
-    check_image_shape(config, data)  # before anything is drawn to be compared with it
+    check_image_shape(config, data)
     return data
 
 
-def _pictures(config: ModelConfig, images: Path, *others: object) -> Dataset:
-    """Read a folder as a model draws; raises ``ValueError`` where ``others`` are asked for."""
+def _load_folder_for(config: ModelConfig, images: Path, *others: object) -> Dataset:
+    """Read a folder in a model's size and channels; raise if ``others`` are given as well."""
     if any(others):
         raise ValueError(
             "--dataset, --data-dir and --download are for mnist and cifar10, not for --images"
@@ -170,23 +194,33 @@ def load_judge_data(
     data_dir: Path | None,
     download: bool,
 ) -> tuple[Dataset, Dataset]:
-    """Read what a judge learns from, and what it compares with: of a folder, parts of it.
+    """Read the images to train the judge's classifier on, and those to compare samples with.
 
-    They are those that the model was trained on and not, where its checkpoint's ``facts`` tell,
-    else those that training makes by default, and an image at least. Without a folder, the training
-    and the test set of what ``load_test_data`` would choose.
+    These are the training set and the test set of ``load_test_data``. A folder is split as the
+    model's run did, else as training does by default, with at least one image to compare with.
+
+    Args:
+        config: the model's network.
+        facts: the metadata of its checkpoint.
+        dataset: as for ``load_test_data``.
+        images: as for ``load_test_data``.
+        data_dir: folder of the data sets.
+        download: download a missing data set.
+
+    Raises:
+        ValueError: as ``load_test_data``, or the folder holds a single image.
     """
     if images is None:
         test = load_test_data(config, facts, dataset, None, data_dir, download)
         return load_dataset(test.name, "train", data_dir, download=download), test
-    data = _pictures(config, images, dataset, data_dir, download)
-    parts = _parted_as_trained(data, facts)
+    data = _load_folder_for(config, images, dataset, data_dir, download)
+    parts = _split_as_trained(data, facts)
     if parts is not None and parts[1] is not None:
-        return parts[0], _told(data, parts[1], facts)
+        return parts[0], _with_seen_note(data, parts[1], facts)
     if len(data) < 2:
         raise ValueError(
-            f"{images} holds one picture: a judge learns from some and compares with others, so "
-            "give two or more"
+            f"{images} holds one image: judging samples needs at least two, because the judge is "
+            "trained on some images and compares with others"
         )
-    training, test = _split(data, max(1, _held_out(data)))
+    training, test = _split(data, max(1, _default_held_out(data)))
     return training, test if parts is None else test.with_note(_ALL_SEEN)

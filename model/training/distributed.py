@@ -1,8 +1,12 @@
-"""Processes that train together, a share of each batch each: started here, or by ``torchrun``.
+"""Data-parallel processes, started here or by ``torchrun``.
 
-A step is many short operations, and threads meet after each of them; processes meet a few times a
-step (``exchange.py``). So on a CPU one process a core, of one thread, trains faster than one of
-many threads.
+A training step consists of many short operations. The threads of one process synchronize after each
+of them, but processes only a few times per step (``collectives.py``). On a CPU one single-threaded
+process per core is therefore faster than one process with many threads.
+
+The first process is the one that the user started: it reads the data, shows the progress and
+handles signals. ``torch.multiprocessing.start_processes`` and ``torchrun`` would start all of them
+as children, so the others are spawned here.
 """
 
 from __future__ import annotations
@@ -28,43 +32,47 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch.distributed import FileStore  # type: ignore[attr-defined]
-from torch.distributed.distributed_c10d import _set_pg_timeout, _world
 from tqdm import tqdm
 
 from scanline.kernels.native.build import TRAINING, NativeBuildError, load_build
 from scanline.kernels.native.cpu import usable_cores
 from scanline.model.training.stop_signal import STOP_SIGNALS
 
-_FEWEST = 4  # images for each: with fewer, what each does for itself costs more than it gains
-_MEETING = timedelta(minutes=2)  # for all processes of this machine to join
-_MEETING_AFAR = timedelta(minutes=10)  # for torchrun's, on whatever machines
-# For one to validate, or to write, while the others wait: gloo notices if it ends, NCCL never does.
-_PATIENCE = {"gloo": timedelta(days=1), "nccl": timedelta(hours=1)}
-_FAREWELL = 30.0  # seconds for the others to end after the last step
-_LETTING_GO = 0.1  # seconds for torch's own thread to take a lock, before its end is waited for
-_NOTICE = 10.0  # seconds in which one that broke the group is seen to have ended
+_MIN_IMAGES = 4  # per process: with fewer, the fixed cost per process exceeds the gain
+_JOIN_TIMEOUT = timedelta(minutes=2)  # for the processes of this machine
+_TORCHRUN_JOIN_TIMEOUT = timedelta(minutes=10)  # for processes on any machines
+# One process validates or writes a checkpoint while the others wait in a collective operation. Gloo
+# notices if it ends meanwhile; NCCL does not.
+_COLLECTIVE_TIMEOUT = {"gloo": timedelta(days=1), "nccl": timedelta(hours=1)}
+_EXIT_SECONDS = 30.0  # for the other processes to exit after the last step
+_LOCK_SECONDS = 0.1  # for torch's own thread to take a lock before the group is destroyed
+_CRASH_SECONDS = 10.0  # between a broken collective operation and the visible exit of its cause
 
 
 def choose_process_count(batch: int, wanted: int | None) -> int:
-    """Choose how many processes share batches of so many images on this machine.
+    """Choose the number of data-parallel processes on this machine.
 
-    ``wanted`` may be any number that divides the batch, on GPUs no more than there are; if None, a
-    GPU takes them all, and on a CPU there is one a core, or as many fewer as divide the batch into
-    shares of four images or more. Raises ``ValueError`` on another wish, and on any where
-    ``torchrun`` has chosen already.
+    Args:
+        batch: images per step.
+        wanted: the user's choice; None means one process for all GPUs, or on a CPU the largest
+            number that divides the batch, up to one per core and one per four images.
+
+    Raises:
+        ValueError: ``wanted`` does not divide the batch, exceeds the number of GPUs, or is given
+            although ``torchrun`` has started the processes.
     """
     if wanted is not None and "RANK" in os.environ:
-        raise ValueError("torchrun has started the processes: leave --processes out")
+        raise ValueError("torchrun has started the processes already: leave --processes out")
     gpus = torch.cuda.device_count()
     if wanted is None:
         if gpus or "RANK" in os.environ:
             return 1
-        most = max(1, min(_cores(), batch // _FEWEST))
-        return next(count for count in range(most, 0, -1) if batch % count == 0)
+        limit = max(1, min(_cores(), batch // _MIN_IMAGES))
+        return next(count for count in range(limit, 0, -1) if batch % count == 0)
     if batch % wanted:
-        raise ValueError(f"a batch of {batch} images does not divide by {wanted} processes")
+        raise ValueError(f"a batch of {batch} images cannot be divided among {wanted} processes")
     if 0 < gpus < wanted:
-        raise ValueError(f"there are {gpus} GPUs for {wanted} processes; give one to each")
+        raise ValueError(f"--processes must be at most {gpus}, one per GPU; got {wanted}")
     return wanted
 
 
@@ -72,66 +80,73 @@ def choose_process_count(batch: int, wanted: int | None) -> int:
 def process_group(
     count: int, work: Callable[..., object], *arguments: object
 ) -> Iterator[torch.device]:
-    """Join ``count`` processes in one group for the block, this being the first; gives its device.
+    """Join a process group inside the block as its first process, and yield its device.
 
-    The others are started, and each runs ``work(device, *arguments)``, for which all of this is
-    pickled. Where ``torchrun`` has started this process, its group is joined instead and ``count``
-    is 1. Raises ``RuntimeError`` where one of the others ends early; at the block's end none is
-    left.
+    The other processes are started, and none is left after the block. In a process started by
+    ``torchrun`` its group is joined instead. A process whose group could not be joined should exit:
+    torch would join its next group under another name than the others.
+
+    Args:
+        count: number of processes; 1 under ``torchrun``.
+        work: called in each of the other processes as ``work(device, *arguments)``; pickled.
+        arguments: pickled arguments of ``work``.
+
+    Raises:
+        RuntimeError: another process ended early.
     """
     if count == 1:
         device = _device(int(os.environ.get("LOCAL_RANK", 0)))
-        with _group(device) if "RANK" in os.environ else contextlib.nullcontext(device):
+        with _joined_group(device) if "RANK" in os.environ else contextlib.nullcontext(device):
             yield device
         return
     if not torch.cuda.is_available():
-        with contextlib.suppress(NativeBuildError):  # each says so itself
-            load_build(source=TRAINING)  # or all would compile it at once
+        with contextlib.suppress(NativeBuildError):  # each process reports it itself
+            load_build(source=TRAINING)  # compile it once, before all processes need it
     with (
         tempfile.TemporaryDirectory() as folder,
         _loopback(),
-        _started(count, Path(folder, "store")) as others,
+        _spawned_workers(count, Path(folder, "store")) as workers,
         _threads(max(1, _cores() // count)),
         contextlib.ExitStack() as group,
     ):
         try:
-            place = _place(0, count, Path(folder, "store"))
-            device = group.enter_context(_group(_device(0), **place))
-            for other in others:
-                other.tell((work, arguments))  # not sooner: it might fail while we join
+            rendezvous = _rendezvous(0, count, Path(folder, "store"))
+            device = group.enter_context(_joined_group(_device(0), **rendezvous))
+            for worker in workers:
+                worker.send((work, arguments))  # after joining, which the work could break
             yield device
-            for other in others:
-                with contextlib.suppress(RuntimeError):  # it is not needed any more
-                    other.tell(None)
-            for other in others:
-                other.process.join(_FAREWELL)
+            for worker in workers:
+                with contextlib.suppress(RuntimeError):  # its result is not needed
+                    worker.send(None)
+            for worker in workers:
+                worker.process.join(_EXIT_SECONDS)
         except RuntimeError as error:
-            ended = wait([other.process.sentinel for other in others], _NOTICE)
-            for other in others:
-                if other.process.sentinel in ended:
-                    other.process.join()
-            # One that was killed comes first: of the others it broke the group.
-            codes = sorted(code for other in others if (code := other.process.exitcode))
-            # What kept all from meeting is said by our own.
+            ended = wait([worker.process.sentinel for worker in workers], _CRASH_SECONDS)
+            for worker in workers:
+                if worker.process.sentinel in ended:
+                    worker.process.join()
+            # Negative codes come first: a killed process is the cause, the others followed it.
+            codes = sorted(code for worker in workers if (code := worker.process.exitcode))
+            # Our own error tells why the group could not be joined, unless a worker was killed.
             if codes and (dist.is_initialized() or codes[0] < 0):
-                raise RuntimeError(_ended(codes[0])) from error
+                raise RuntimeError(_exit_message(codes[0])) from error
             raise
         finally:
-            for other in others:  # before the group goes, of which they would complain
-                other.process.kill()
+            for worker in workers:  # before the group is destroyed, which they would report
+                worker.process.kill()
 
 
 @contextlib.contextmanager
 def all_cores() -> Iterator[None]:
-    """Use every core inside the block, as one process may while the others wait for it."""
+    """Use all cores in this process inside the block, while the other processes wait."""
     with _threads(_cores() if dist.is_initialized() else torch.get_num_threads()):
         yield
 
 
 def _cores() -> int:
-    """Count the cores to use, fewer if ``OMP_NUM_THREADS`` says so."""
-    told = os.environ.get("OMP_NUM_THREADS", "")
-    return min(usable_cores(), int(told)) if told.isdigit() and int(told) else usable_cores()
+    """Return the number of usable cores, limited by ``OMP_NUM_THREADS``."""
+    limit = os.environ.get("OMP_NUM_THREADS", "")
+    return min(usable_cores(), int(limit)) if limit.isdigit() and int(limit) else usable_cores()
 
 
 def _device(rank: int) -> torch.device:
@@ -143,26 +158,27 @@ def _device(rank: int) -> torch.device:
 
 @contextlib.contextmanager
 def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
+    previous = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(previous)
 
 
 @contextlib.contextmanager
 def _loopback() -> Iterator[None]:
-    """Let gloo listen at the loopback, and in no network that may be open, or go away.
+    """Make gloo listen on the loopback interface only, unless the environment names another.
 
-    An interface that the environment names is kept.
+    Other networks may be open to strangers or disappear during the run.
     """
     name = "GLOO_SOCKET_IFNAME"
-    inner = [one for _, one in socket.if_nameindex() if one in ("lo", "lo0")]
-    if name in os.environ or not inner:
+    interfaces = [interface for _, interface in socket.if_nameindex()]
+    loopback = [interface for interface in interfaces if interface in ("lo", "lo0")]
+    if name in os.environ or not loopback:
         yield
         return
-    os.environ[name] = inner[0]
+    os.environ[name] = loopback[0]
     try:
         yield
     finally:
@@ -170,139 +186,145 @@ def _loopback() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _group(device: torch.device, **how: Any) -> Iterator[torch.device]:
-    hook = sys.excepthook  # which torch puts one of its own around
+def _joined_group(device: torch.device, **options: Any) -> Iterator[torch.device]:
+    hook = sys.excepthook  # torch replaces it
     try:
-        _join(device, **how)
+        _join(device, **options)
         try:
             yield device
         finally:
-            time.sleep(_LETTING_GO)
+            time.sleep(_LOCK_SECONDS)
             dist.destroy_process_group()
     finally:
         sys.excepthook = hook
 
 
-class _Other(NamedTuple):
+class _Worker(NamedTuple):
+    """Another process of the group, seen from the first."""
+
     process: BaseProcess
     connection: Connection
 
-    def tell(self, message: object) -> None:
-        """Send it something; raises ``RuntimeError`` where it has ended."""
+    def send(self, message: object) -> None:
+        """Send a message; raise ``RuntimeError`` if the process has ended."""
         try:
             self.connection.send(message)
         except ConnectionError as error:
-            raise RuntimeError("it has ended") from error
+            raise RuntimeError("a training process has ended") from error
 
 
 @contextlib.contextmanager
-def _started(count: int, store: Path) -> Iterator[list[_Other]]:
-    """Start all but the first, and wait until each is about to join the group."""
-    spawn = multiprocessing.get_context("spawn")  # torch's threads would not outlive a fork
-    others: list[_Other] = []
+def _spawned_workers(count: int, store: Path) -> Iterator[list[_Worker]]:
+    """Start all processes but the first, and wait until each is about to join the group."""
+    spawn = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
+    workers: list[_Worker] = []
     try:
-        with _signals_later():
+        with _blocked_signals():
             for rank in range(1, count):
-                here, there = spawn.Pipe()
+                ours, theirs = spawn.Pipe()
                 process: BaseProcess = spawn.Process(
-                    target=_help, args=(there, rank, count, store), daemon=True
+                    target=_worker_main, args=(theirs, rank, count, store), daemon=True
                 )
                 process.start()
-                there.close()
-                others.append(_Other(process, here))
-        for process, connection in others:
+                theirs.close()
+                workers.append(_Worker(process, ours))
+        for process, connection in workers:
             try:
                 connection.recv()
             except (EOFError, ConnectionError):
                 process.join()
-                raise RuntimeError(_ended(process.exitcode)) from None
-        yield others
+                raise RuntimeError(_exit_message(process.exitcode)) from None
+        yield workers
     finally:
-        for other in others:  # all, before any is waited for
-            other.process.kill()
-        for process, connection in others:
+        for worker in workers:  # kill all before waiting for any
+            worker.process.kill()
+        for process, connection in workers:
             process.join()
             connection.close()
 
 
 @contextlib.contextmanager
-def _signals_later() -> Iterator[None]:
-    """Let signals to stop wait for the block's end; processes started in it never see them."""
+def _blocked_signals() -> Iterator[None]:
+    """Block stop signals inside the block; processes started in it inherit the mask."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
-    resource_tracker.ensure_running()  # it would let them through
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    resource_tracker.ensure_running()  # when it starts, it unblocks signals
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
 
 
-def _help(first: Connection, rank: int, count: int, store: Path) -> None:
-    """Be one of the others: leave after the first, or with it, which alone heeds signals.
+def _worker_main(first: Connection, rank: int, count: int, store: Path) -> None:
+    """Run a process other than the first: it ignores signals and exits with or after the first.
 
-    What the user can mend the first meets too, and says.
+    Errors that the user can fix also occur in the first process, which reports them.
     """
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    threading.Thread(target=_leave_with_the_first, daemon=True).start()
-    tqdm.set_lock(threading.RLock())  # for its own, Python would complain if this one is killed
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    # tqdm's default lock is a semaphore, which Python reports as leaked if this process is killed.
+    tqdm.set_lock(threading.RLock())
     status = 1
     try:
         device = _device(rank)
         first.send(rank)
         torch.set_num_threads(max(1, _cores() // count))
-        _join(device, **_place(rank, count, store))
+        _join(device, **_rendezvous(rank, count, store))
         work, arguments = first.recv()
         try:
             work(device, *arguments)
         except (ValueError, FloatingPointError):
-            if not first.poll(_FAREWELL):  # by then it would have ended us, had it met that too
+            # The first process would have killed us by now if it had met the same error.
+            if not first.poll(_EXIT_SECONDS):
                 raise
-        first.recv()  # or the group would be broken before the first has all of the last step
+        first.recv()  # exiting earlier could break the last collective operation of the first
         status = 0
     except BaseException:
-        starter = multiprocessing.parent_process()
-        if starter is None or starter.is_alive():  # else it is why we end
+        parent = multiprocessing.parent_process()
+        if parent is None or parent.is_alive():  # else its end is the cause
             traceback.print_exc()
     finally:
         sys.stderr.flush()
-        os._exit(status)  # a broken group's end may wait for ever, for a lock that it holds itself
+        os._exit(status)  # destroying a broken group may deadlock
 
 
-def _leave_with_the_first() -> None:
-    first = multiprocessing.parent_process()
-    if first is not None:
-        wait([first.sentinel])
+def _exit_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
         os._exit(1)
 
 
-def _place(rank: int, count: int, store: Path) -> dict[str, Any]:
-    shared = FileStore(str(store), count)
-    return {"rank": rank, "world_size": count, "store": shared, "timeout": _MEETING}
+def _rendezvous(rank: int, count: int, store: Path) -> dict[str, Any]:
+    file_store = FileStore(str(store), count)
+    return {"rank": rank, "world_size": count, "store": file_store, "timeout": _JOIN_TIMEOUT}
 
 
-def _join(device: torch.device, timeout: timedelta = _MEETING_AFAR, **how: Any) -> None:
-    backend, groups = "nccl" if device.type == "cuda" else "gloo", _world.group_count
+def _join(
+    device: torch.device, timeout: timedelta = _TORCHRUN_JOIN_TIMEOUT, **options: Any
+) -> None:
     if dist.is_initialized():
-        raise RuntimeError("this process is of a group already: end that first")
+        raise RuntimeError("this process is already in a process group: destroy it first")
+    backend = "nccl" if device.type == "cuda" else "gloo"
     try:
-        dist.init_process_group(backend, timeout=timeout, **how)
-        _set_pg_timeout(_PATIENCE[backend])
+        dist.init_process_group(backend, timeout=timeout, **options)
+        group = dist.group.WORLD
+        assert group is not None
+        group.set_timeout(_COLLECTIVE_TIMEOUT[backend])
     except BaseException:
         if dist.is_initialized():
             dist.destroy_process_group()
-        # torch has counted it, and would look for the others of the next under another name.
-        _world.group_count = groups
         raise
 
 
-def _ended(code: int | None) -> str:
+def _exit_message(code: int | None) -> str:
     how = f"ended with status {code}, see above"
     if code is not None and code < 0:
         how = f"was killed by signal {-code}"
     return (
-        f"one of the training processes {how}; --resume goes on from what was saved last, if "
-        "anything was"
+        f"one of the training processes {how}; use --resume to continue from the last "
+        "checkpoint, if there is one"
     )

@@ -1,4 +1,4 @@
-"""A batch's way forward and back: as torch runs it, or as one CUDA graph."""
+"""Forward and backward pass of a batch, eagerly or as one CUDA graph."""
 
 from __future__ import annotations
 
@@ -14,51 +14,58 @@ from scanline.model.network import LinearTransformer
 log = logging.getLogger("scanline.training")
 
 Pass = Callable[[Tensor, Tensor | None], Tensor]
-_REHEARSALS = 2  # in which kernels are compiled and libraries take their memory
+_WARMUP_PASSES = 2  # before the capture; they compile kernels and allocate library workspaces
 
 
 class ForwardBackward:
-    """Run a network forward and back: ``canvas: uint8 [B, T, C]``, ``labels: int64 [B]`` or None.
+    """Forward and backward pass that leaves gradients with the parameters.
 
-    Gives the batch's bits/dim, a number on the device, and leaves gradients with the parameters,
-    which it expects without. On a CUDA device all kernels are recorded at the first batch, and
-    started by one call from then on: there are thousands, and the host takes longer to start them
-    than the device to run them. Batches must then be of one shape.
+    Calling it with ``canvas: uint8 [B, T, C]`` and ``labels: int64 [B]`` or None returns the
+    batch's bits/dim as a scalar on the device. Gradients must be cleared before the call.
+
+    On a CUDA device the first call captures all kernels in a graph, and later calls replay it: the
+    host takes longer to launch thousands of kernels than the device to run them. All batches must
+    then have the shape of the first.
+
+    Args:
+        network: the network to train.
+        bf16: compute in bfloat16 autocast.
+        compiled: use ``torch.compile`` instead of a CUDA graph.
     """
 
     def __init__(self, network: LinearTransformer, *, bf16: bool, compiled: bool = False) -> None:
         self._network, self._bf16 = network, bf16
         self._forward: Callable[..., Tensor] = torch.compile(network) if compiled else network
-        self._records = network.norm.weight.is_cuda and not compiled
-        self._recording: _CapturedGraph | None = None
+        self._use_graph = network.norm.weight.is_cuda and not compiled
+        self._graph: _CapturedGraph | None = None
 
     def __call__(self, canvas: Tensor, labels: Tensor | None) -> Tensor:
-        if self._records and self._recording is None:
-            self._record(canvas, labels)
-        if self._recording is None:
+        if self._use_graph and self._graph is None:
+            self._capture(canvas, labels)
+        if self._graph is None:
             return self._run(canvas, labels)
-        return self._recording.run(canvas, labels)
+        return self._graph.run(canvas, labels)
 
-    def _record(self, canvas: Tensor, labels: Tensor | None) -> None:
-        """Rehearse, and record where that can be done."""
+    def _capture(self, canvas: Tensor, labels: Tensor | None) -> None:
+        """Warm up and capture the graph; stay in eager mode if it cannot be captured."""
         canvas, labels = canvas.clone(), None if labels is None else labels.clone()
         network, device = self._network, canvas.device
-        # Rehearsed where it is recorded: torch would wait for another stream in the midst of it.
+        # Warm up on the stream of the capture: torch would otherwise synchronize streams inside it.
         stream = torch.cuda.Stream(device)
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
-            for _ in range(_REHEARSALS):
+            for _ in range(_WARMUP_PASSES):
                 self._run(canvas, labels)
                 network.zero_grad()
         stream.synchronize()
         try:
-            self._recording = _capture_graph(self._run, network, stream, canvas, labels)
+            self._graph = _capture_graph(self._run, network, stream, canvas, labels)
         except RuntimeError as error:
-            self._records = False
+            self._use_graph = False
             network.zero_grad()
             log.warning(
-                "training goes on, slower, without a CUDA graph, which cannot be made, and without "
-                "the memory that it began to take: %s",
+                "the CUDA graph could not be captured: training continues without it, slower, and "
+                "the memory it allocated is lost: %s",
                 error,
             )
 
@@ -73,7 +80,7 @@ class ForwardBackward:
 
 @dataclass(frozen=True)
 class _CapturedGraph:
-    """A graph, what it reads, and where it leaves the bits and each parameter's gradient."""
+    """A CUDA graph with its static inputs and outputs: bits/dim and one gradient per parameter."""
 
     graph: torch.cuda.CUDAGraph
     canvas: Tensor
@@ -84,8 +91,9 @@ class _CapturedGraph:
     def run(self, canvas: Tensor, labels: Tensor | None) -> Tensor:
         if canvas.shape != self.canvas.shape or (labels is None) != (self.labels is None):
             raise ValueError(
-                f"a graph recorded of {[*self.canvas.shape]} cannot run a batch of another shape, "
-                f"or one with labels where it had none: {[*canvas.shape]}"
+                f"the CUDA graph was captured for images {[*self.canvas.shape]} "
+                f"{'without' if self.labels is None else 'with'} labels; got images "
+                f"{[*canvas.shape]} {'without' if labels is None else 'with'} labels"
             )
         self.canvas.copy_(canvas)
         if self.labels is not None and labels is not None:
@@ -101,7 +109,8 @@ def _capture_graph(
     labels: Tensor | None,
 ) -> _CapturedGraph:  # fmt: skip
     graph = torch.cuda.CUDAGraph()
-    # Whatever fails, torch is to go on where it was; and other threads may use the device.
+    # The outer context restores the current stream if the capture fails. `thread_local` allows
+    # other threads to use the device meanwhile.
     with (
         torch.cuda.stream(torch.cuda.current_stream(canvas.device)),
         torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"),

@@ -1,7 +1,8 @@
-"""Growing a network: what a smaller one has learned, as the start of a larger that draws the same.
+"""Growing a trained network into a larger one that computes the same function at first.
 
-A new layer is a copy of the one below it, its two projections back into the stream at zero, so that
-it adds nothing yet and learns at once (LLaMA Pro, Wu et al. 2024, section 3.1).
+A new layer copies the one below it, except that its two projections into the residual stream are
+zero: it adds nothing at first and receives gradients at once (LLaMA Pro, Wu et al. 2024,
+section 3.1).
 """
 
 from __future__ import annotations
@@ -14,46 +15,47 @@ from torch import Tensor
 from scanline.model.checkpoint import CheckpointError
 from scanline.model.config import ModelConfig
 
-_BACK = ("attention.out.", "linear2.")  # a block's maps back into the stream
+_RESIDUAL_PROJECTIONS = ("attention.out.", "linear2.")
 
 
 def incompatible_fields(small: ModelConfig, large: ModelConfig) -> list[str]:
-    """Name the fields in which no growth makes ``large`` of ``small``.
+    """List the config fields that prevent growing ``small`` into ``large``.
 
-    The short convolution may be added, and layers to a network that normalises first.
+    Growth may add the short convolution, and layers if the network is pre-norm.
     """
-    theirs, mine = small.to_dict(), large.to_dict()
+    before, after = small.to_dict(), large.to_dict()
     if small.short_conv == "none":
-        theirs["short_conv"] = mine["short_conv"]
+        before["short_conv"] = after["short_conv"]
     if small.norm == "pre" and small.n_layers < large.n_layers:
-        theirs["n_layers"] = mine["n_layers"]
-    return [name for name, value in mine.items() if theirs[name] != value]
+        before["n_layers"] = after["n_layers"]
+    return [name for name, value in after.items() if before[name] != value]
 
 
 def check_growable(path: Path, small: ModelConfig, large: ModelConfig) -> None:
-    """Raise ``CheckpointError`` unless ``large`` can be made of the checkpoint's ``small``."""
-    if differ := incompatible_fields(small, large):
+    """Raise ``CheckpointError`` if the checkpoint's ``small`` cannot be grown into ``large``."""
+    if fields := incompatible_fields(small, large):
         raise CheckpointError(
-            f"{path} is of another network ({', '.join(differ)}); "
-            "start from one of the same, or of fewer layers"
+            f"{path} holds another network ({', '.join(fields)}); "
+            "start from the same network, or from one with fewer layers"
         )
 
 
 def grow(tensors: dict[str, Tensor], small: ModelConfig, large: ModelConfig) -> dict[str, Tensor]:
-    """Spread the layers of ``small``'s tensors over ``large``'s, new ones after those they copy.
+    """Spread the layers of ``small`` evenly over ``large``, each new layer after its source.
 
-    Gives ``large``'s tensors but those ``small`` has nothing of, as its short convolutions, which
-    are the identity in a new network.
+    Returns:
+        State dict of ``large`` without the tensors that ``small`` lacks. These are its short
+        convolutions, which a new network initialises as the identity.
     """
     result = {name: t for name, t in tensors.items() if not name.startswith("blocks.")}
-    earlier = None
+    previous = None
     for layer in range(large.n_layers):
         source = layer * small.n_layers // large.n_layers
         for name, tensor in tensors.items():
             if not name.startswith(f"blocks.{source}."):
                 continue
             part = name.removeprefix(f"blocks.{source}.")
-            new = source == earlier and part.startswith(_BACK)
-            result[f"blocks.{layer}.{part}"] = torch.zeros_like(tensor) if new else tensor
-        earlier = source
+            zero = source == previous and part.startswith(_RESIDUAL_PROJECTIONS)
+            result[f"blocks.{layer}.{part}"] = torch.zeros_like(tensor) if zero else tensor
+        previous = source
     return result

@@ -1,4 +1,4 @@
-"""What training asks of the machine that it runs on."""
+"""Tuning of the host for training: precision, malloc and garbage collection."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc malloc.h
 
 
 def bf16_is_fast(device: torch.device) -> bool:
-    """Whether a device multiplies bfloat16 faster than float32."""
+    """Return True if a device multiplies bfloat16 faster than float32."""
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     return bool(torch.backends.mkldnn.is_available() and torch.cpu._is_avx512_bf16_supported())
 
 
 def keep_freed_memory() -> None:
-    """Ask glibc to keep freed blocks: fresh pages for every activation cost a fifth of a step."""
-    with contextlib.suppress(OSError, AttributeError):  # another C library: nothing to ask
+    """Make glibc keep freed blocks: fresh pages for all activations cost 20 % of a step."""
+    with contextlib.suppress(OSError, AttributeError):  # not glibc
         libc = ctypes.CDLL("libc.so.6")
-        # Before 2.35 it takes no more than the second; where neither is taken, to set the other
-        # would only keep it from raising its own.
-        if any(libc.mallopt(_M_MMAP_THRESHOLD, most) for most in (2**30, 2**25)):
+        # glibc before 2.35 accepts at most the second value. If it rejects both, setting the trim
+        # threshold alone would only stop malloc from raising its mmap threshold by itself.
+        if any(libc.mallopt(_M_MMAP_THRESHOLD, limit) for limit in (2**30, 2**25)):
             libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 @contextlib.contextmanager
 def frozen_gc() -> Iterator[None]:
-    """Freeze all live objects out of garbage collection inside the block.
+    """Exclude all live objects from garbage collection inside the block.
 
-    Walking all of torch's took a tenth of a step.
+    Traversing torch's objects took 10 % of a step.
     """
-    before = gc.get_freeze_count()
+    already_frozen = gc.get_freeze_count()
     gc.collect()
     gc.freeze()
     try:
         yield
     finally:
-        if not before:  # or what another left to itself would be looked through again
+        if not already_frozen:  # keep objects that a caller froze
             gc.unfreeze()

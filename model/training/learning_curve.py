@@ -1,4 +1,4 @@
-"""A run's learning curve as a picture, drawn from its log."""
+"""Learning curve of a run as a PNG, plotted from its log."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ from scanline.model.atomic_files import write_atomically
 _SIZE, _LEFT, _TOP, _RIGHT, _BOTTOM = (900, 480), 70, 40, 20, 50
 TRAINING_COLOR, VALIDATION_COLOR = (90, 140, 210), (200, 80, 30)
 _GREY = (150, 150, 150)
-_WINDOW = 0.02  # share of the run over which the training curve is averaged
+_WINDOW = 0.02  # moving average of the training curve, as a share of the run
 
 
 def read_curve(log: Path) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Give training and validation as ``[points, 2]``, step and bits/dim, in the order of steps.
+    """Read the training and validation curves as ``[points, 2]`` of (step, bits/dim), by step.
 
-    A run that was resumed from a checkpoint wrote some steps twice: the last time counts. A line
-    that was never written whole is left out.
+    A resumed run logs some steps twice; the last entry counts. Incomplete lines are skipped.
     """
     training: dict[int, float] = {}
     validation: dict[int, float] = {}
@@ -40,7 +39,7 @@ def read_curve(log: Path) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 
 
 def _smoothed(points: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Average over a window that is whole only where it has been filled."""
+    """Return the trailing moving average; the first windows are shorter."""
     window = max(1, round(len(points) * _WINDOW))
     sums = np.cumsum(np.insert(points[:, 1], 0, 0.0))
     ends = np.arange(1, len(points) + 1)
@@ -49,17 +48,17 @@ def _smoothed(points: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Give about six round numbers within."""
+    """Return up to seven round tick values between ``low`` and ``high``."""
     step = 10.0 ** np.floor(np.log10((high - low) / 5))
-    step *= next(times for times in (1, 2, 5, 10) if (high - low) / (step * times) <= 6)
+    step *= next(factor for factor in (1, 2, 5, 10) if (high - low) / (step * factor) <= 6)
     return [float(tick) for tick in np.arange(np.ceil(low / step) * step, high + step / 1e6, step)]
 
 
 def draw_curve(log: Path, path: Path) -> None:
-    """Draw ``log.jsonl`` into a PNG: training, averaged over 2 % of the run, and validation.
+    """Plot ``log.jsonl`` as a PNG: training (2 % moving average) and validation bits/dim.
 
-    The heights are those after the first tenth, whose steep fall is cut off. Writes nothing for an
-    empty log.
+    The y axis is scaled to the points after the first tenth, which clips the steep initial fall.
+    Write nothing if the log is empty.
     """
     training, validation = read_curve(log)
     if len(training) == 0:
@@ -71,26 +70,26 @@ def draw_curve(log: Path, path: Path) -> None:
     last = max(1.0, float(line[-1, 0]))
     width, height = _SIZE[0] - _LEFT - _RIGHT, _SIZE[1] - _TOP - _BOTTOM
 
-    def place(point: NDArray[np.float64]) -> tuple[float, float]:
-        across, up = point[0] / last, (np.clip(point[1], low, high) - low) / (high - low)
-        return _LEFT + across * width, _TOP + (1 - up) * height
+    def to_pixels(point: NDArray[np.float64]) -> tuple[float, float]:
+        x, y = point[0] / last, (np.clip(point[1], low, high) - low) / (high - low)
+        return _LEFT + x * width, _TOP + (1 - y) * height
 
     image = Image.new("RGB", _SIZE, "white")
-    pen, font = ImageDraw.Draw(image), ImageFont.load_default(14)
+    draw, font = ImageDraw.Draw(image), ImageFont.load_default(14)
     for tick in _ticks(low, high):
-        y = place(np.array([0, tick]))[1]
-        pen.line([(_LEFT, y), (_SIZE[0] - _RIGHT, y)], fill=(230, 230, 230))
-        pen.text((_LEFT - 8, y), f"{tick:.4g}", fill=_GREY, font=font, anchor="rm")
+        y = to_pixels(np.array([0, tick]))[1]
+        draw.line([(_LEFT, y), (_SIZE[0] - _RIGHT, y)], fill=(230, 230, 230))
+        draw.text((_LEFT - 8, y), f"{tick:.4g}", fill=_GREY, font=font, anchor="rm")
     for tick in _ticks(0, last):
-        x = place(np.array([tick, low]))[0]
-        pen.text((x, _SIZE[1] - _BOTTOM + 10), f"{tick:,.0f}", fill=_GREY, font=font, anchor="mt")
-    pen.text((_LEFT, 12), "bits/dim: training", fill=TRAINING_COLOR, font=font)
-    pen.text((_LEFT + 150, 12), "validation (averaged weights)", fill=VALIDATION_COLOR, font=font)
-    pen.text((_SIZE[0] - _RIGHT, _SIZE[1] - 8), "steps", fill=_GREY, font=font, anchor="rs")
-    pen.line([place(point) for point in line], fill=TRAINING_COLOR, width=2)
+        x = to_pixels(np.array([tick, low]))[0]
+        draw.text((x, _SIZE[1] - _BOTTOM + 10), f"{tick:,.0f}", fill=_GREY, font=font, anchor="mt")
+    draw.text((_LEFT, 12), "bits/dim: training", fill=TRAINING_COLOR, font=font)
+    draw.text((_LEFT + 150, 12), "validation (averaged weights)", fill=VALIDATION_COLOR, font=font)
+    draw.text((_SIZE[0] - _RIGHT, _SIZE[1] - 8), "steps", fill=_GREY, font=font, anchor="rs")
+    draw.line([to_pixels(point) for point in line], fill=TRAINING_COLOR, width=2)
     for point in validation:
-        x, y = place(point)
-        pen.ellipse([x - 4, y - 4, x + 4, y + 4], fill=VALIDATION_COLOR)
+        x, y = to_pixels(point)
+        draw.ellipse([x - 4, y - 4, x + 4, y + 4], fill=VALIDATION_COLOR)
     content = io.BytesIO()
     image.save(content, "PNG")
     write_atomically(path, content.getvalue())

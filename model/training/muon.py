@@ -1,4 +1,4 @@
-"""Muon: momentum, orthogonalised (Jordan et al. 2024), for the matrices of a network."""
+"""Muon optimizer: orthogonalised momentum for matrices (Jordan et al. 2024)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch.optim import Optimizer
 
 from scanline.model.training.collectives import ShardedMap
 
-_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic, steepest at zero
+_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # quintic with the steepest slope at zero
 _ITERATIONS = 5
 
 
 def orthogonalise(matrices: Tensor, dtype: torch.dtype) -> Tensor:
-    """Bring the singular values of ``[n, rows, columns]`` near 1 by Newton-Schulz iterations.
+    """Move the singular values of ``[n, rows, columns]`` close to 1 by Newton-Schulz iterations.
 
-    Arithmetic is in ``dtype``, and so is what is returned.
+    The arithmetic and the result have type ``dtype``.
     """
     a, b, c = _COEFFICIENTS
     tall = matrices.shape[1] > matrices.shape[2]
@@ -32,11 +32,18 @@ def orthogonalise(matrices: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class Muon(Optimizer):
-    """Nesterov momentum, orthogonalised; all matrices of one shape go through it together.
+    """Optimizer that steps along the orthogonalised Nesterov momentum of each matrix.
 
-    ``dtype`` is that of the orthogonalisation: bfloat16 is enough where the machine multiplies it,
-    float32 is many times faster where it is emulated. A tall matrix takes steps longer by the root
-    of its aspect ratio. Processes that train together orthogonalise a share of the matrices each.
+    Matrices of one shape are orthogonalised as one batch, and data-parallel processes divide each
+    batch among them. The step of a tall matrix is longer by the square root of its aspect ratio.
+
+    Args:
+        params: matrices to optimize.
+        lr: learning rate.
+        weight_decay: decoupled weight decay per unit of learning rate.
+        momentum: decay of the momentum buffer.
+        dtype: type of the orthogonalisation. bfloat16 is accurate enough, but many times slower
+            than float32 on hardware that emulates it.
     """
 
     def __init__(
@@ -54,28 +61,28 @@ class Muon(Optimizer):
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
-        """Take one step."""
+        """Update the parameters from their gradients."""
         for group in self.param_groups:
             shapes: dict[torch.Size, list[Tensor]] = defaultdict(list)
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     shapes[parameter.shape].append(parameter)
-            batches = [self._ahead(parameters, group["momentum"]) for parameters in shapes.values()]
+            batches = [self._nesterov_momentum(p, group["momentum"]) for p in shapes.values()]
             steps = self._sharded_map.run(batches, self._orthogonalise)
             for (shape, parameters), step in zip(shapes.items(), steps, strict=True):
                 rate = group["lr"] * max(1.0, shape[0] / shape[1]) ** 0.5
                 torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
                 torch._foreach_add_(parameters, step.unbind(), alpha=-rate)
 
-    def _ahead(self, parameters: list[Tensor], momentum: float) -> Tensor:
+    def _nesterov_momentum(self, parameters: list[Tensor], momentum: float) -> Tensor:
         gradients = [p.grad for p in parameters if p.grad is not None]
-        moments = [self._moment(p) for p in parameters]
-        torch._foreach_lerp_(moments, gradients, 1 - momentum)
-        return torch.stack(torch._foreach_lerp(gradients, moments, momentum))
+        buffers = [self._momentum_buffer(p) for p in parameters]
+        torch._foreach_lerp_(buffers, gradients, 1 - momentum)
+        return torch.stack(torch._foreach_lerp(gradients, buffers, momentum))
 
-    def _moment(self, parameter: Tensor) -> Tensor:
+    def _momentum_buffer(self, parameter: Tensor) -> Tensor:
         state = self.state[parameter]
         if not state:
             state["momentum_buffer"] = torch.zeros_like(parameter)
-        moment: Tensor = state["momentum_buffer"]
-        return moment
+        buffer: Tensor = state["momentum_buffer"]
+        return buffer

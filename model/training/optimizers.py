@@ -1,4 +1,4 @@
-"""Which optimizer steps what, and how far: Muon the blocks' matrices, AdamW everything else."""
+"""Optimizers of a run: Muon for the matrices of the blocks, AdamW for all other parameters."""
 
 from __future__ import annotations
 
@@ -10,15 +10,22 @@ from scanline.model.network import LinearTransformer
 from scanline.model.training.config import TrainingConfig
 from scanline.model.training.muon import Muon
 
-# AdamW moves each weight by about its rate, so what such a map gives moves by that times the sum of
-# its inputs: far where they are alike, as the intensities of neighbours are.
-_EDGES = ("input.linear.weight", "head.predictor.weight")
+# AdamW moves every weight by about the learning rate, so the output of these maps moves by the rate
+# times the sum of their inputs. That is far if the inputs are alike, as neighbouring pixels are.
+_IO_MAPS = ("input.linear.weight", "head.predictor.weight")
 
 
 def make_optimizers(
     model: LinearTransformer, config: TrainingConfig, *, bf16: bool
 ) -> list[Optimizer]:
-    """Give the optimizers of a run, Muon's arithmetic in bfloat16 if ``bf16``, else float32."""
+    """Create Muon and AdamW for a network.
+
+    Args:
+        model: the network to train.
+        config: learning rates and weight decay. The entry ``"rate"`` of each parameter group holds
+            its full learning rate.
+        bf16: orthogonalise in bfloat16 instead of float32.
+    """
     matrices: list[Tensor] = []
     others: dict[float, list[Tensor]] = {}  # by rate
     edge_rate = config.learning_rate if config.edge_rate is None else config.edge_rate
@@ -26,7 +33,7 @@ def make_optimizers(
         if name.startswith("blocks.") and parameter.ndim == 2 and "conv" not in name:
             matrices.append(parameter)
         else:
-            rate = edge_rate if name in _EDGES else config.learning_rate
+            rate = edge_rate if name in _IO_MAPS else config.learning_rate
             others.setdefault(rate, []).append(parameter)
     groups = [{"params": parameters, "rate": rate} for rate, parameters in others.items()]
     muon = Muon(
@@ -40,7 +47,7 @@ def make_optimizers(
 
 
 def step_optimizers(optimizers: list[Optimizer], factor: float) -> None:
-    """Step each at this share of its full rates, and clear the gradients."""
+    """Step all optimizers at ``factor`` times their full rates, and clear the gradients."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = group["rate"] * factor

@@ -1,4 +1,4 @@
-"""What a training run keeps to go on to the bit, and who may go on with it."""
+"""Saved state of a run (``training.pt``) and the checks before resuming it."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from scanline.model.config import ModelConfig
 from scanline.model.data.dataset import Dataset
 from scanline.model.training.config import TrainingConfig
 
-# What a resumed run may change: where it ends, and nothing else of a step.
-_FREE = {"steps", "decay", "checkpoint_every", "evaluate_every", "compile"}
+# Settings that a resumed run may change, because they change no step before the decay.
+_CHANGEABLE = {"steps", "decay", "checkpoint_every", "evaluate_every", "compile"}
 
-_KINDS: dict[str, type | tuple[type, ...]] = {
+_STATE_TYPES: dict[str, type | tuple[type, ...]] = {
     "config": dict, "training": dict, "step": int, "seconds": (int, float), "validation": list,
     "model": dict, "average": dict, "optimizers": list,
 }  # fmt: skip
 
 
 def dataset_fingerprint(data: Dataset) -> str:
-    """Give a hash of a data set's images and labels, and of their order."""
+    """Return the SHA-256 of a data set's images and labels, in their order."""
     digest = hashlib.sha256(np.ascontiguousarray(data.images).data)
     if data.labels is not None:
         digest.update(np.ascontiguousarray(data.labels).data)
@@ -34,30 +34,31 @@ def dataset_fingerprint(data: Dataset) -> str:
 
 
 def weights_path(folder: Path, saved: dict[str, Any]) -> Path:
-    """Give where a run's weights go: into the file that they are in, else one named as its folder.
+    """Return the path of a run's weights: the file named in ``saved``, else ``FOLDER.safetensors``.
 
-    A folder that was copied or renamed would else hold two, and might serve the one left behind.
+    Keeping the existing name avoids a second, outdated weights file in a folder that was copied or
+    renamed.
     """
-    name = folder.resolve().name.lstrip(".") or "model"  # of dot files nothing is served
-    usual = folder / f"{name}.safetensors"
-    former = folder / Path(saved.get("weights", usual.name)).name
-    return former if former.is_file() else usual
+    name = folder.resolve().name.lstrip(".") or "model"  # the server ignores hidden files
+    default = folder / f"{name}.safetensors"
+    existing = folder / Path(saved.get("weights", default.name)).name
+    return existing if existing.is_file() else default
 
 
 def saved_defaults(weights: Path) -> dict[str, float]:
-    """Read how images of a run's weights are drawn where nobody says otherwise, if they say."""
+    """Read the sampling defaults that a weights file stores, or {} if there are none."""
     try:
-        known: dict[str, float] = load_facts(weights).get("defaults", {})
-    except CheckpointError:  # none yet, or damaged ones, which are written anew
+        defaults: dict[str, float] = load_facts(weights).get("defaults", {})
+    except CheckpointError:  # missing or damaged: about to be written
         return {}
-    return known
+    return defaults
 
 
 class SavedRun(NamedTuple):
-    """A run in its folder: what it trains, how, and how many images it held out.
+    """A saved run's network, settings and number of held-out images.
 
-    ``held_out`` is None where a former version wrote it. ``saved`` is what it began with, and its
-    step.
+    ``held_out`` is None if an earlier version saved the run. ``saved`` holds the state's entries
+    ``config``, ``training`` and ``step``.
     """
 
     network: ModelConfig
@@ -67,32 +68,40 @@ class SavedRun(NamedTuple):
 
 
 def read_saved_run(folder: Path) -> SavedRun:
-    """Read what a folder's run trains, and how, or raise ``CheckpointError``."""
+    """Read the run saved in a folder.
+
+    Raises:
+        CheckpointError: there is none, or this version cannot continue it.
+    """
     path = folder / "training.pt"
     saved = _read(path, torch.device("cpu"))
     known = {field.name for field in fields(TrainingConfig)}
-    training_config = {name: value for name, value in saved["training"].items() if name in known}
+    settings = {name: value for name, value in saved["training"].items() if name in known}
     try:
         network = ModelConfig.from_dict(saved["config"])
-        begun = {name: saved[name] for name in ("config", "training", "step")}
-        return SavedRun(network, TrainingConfig(**training_config), saved.get("held_out"), begun)
+        entries = {name: saved[name] for name in ("config", "training", "step")}
+        return SavedRun(network, TrainingConfig(**settings), saved.get("held_out"), entries)
     except (TypeError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be gone on with ({error}); start another") from None
+        raise CheckpointError(f"{path} cannot be resumed ({error}); start a new run") from None
 
 
 def _read(path: Path, device: torch.device) -> dict[str, Any]:
     saved = load_torch_file(path, device)
     if not isinstance(saved, dict) or not all(
-        isinstance(saved.get(name), kind) for name, kind in _KINDS.items()
+        isinstance(saved.get(name), kind) for name, kind in _STATE_TYPES.items()
     ):
-        raise CheckpointError(f"{path} is not the state of a training run; start another")
+        raise CheckpointError(f"{path} is not the state of a training run; start a new run")
     return saved
 
 
 def load_training_state(
     path: Path, model: ModelConfig, training_config: TrainingConfig, device: torch.device
 ) -> dict[str, Any]:
-    """Load the saved state of a run with this model and config, or raise ``CheckpointError``."""
+    """Load the saved state of a run with this network and these settings.
+
+    Raises:
+        CheckpointError: the state is missing, damaged, or refused by ``check_resumable``.
+    """
     saved = _read(path, device)
     check_resumable(path, saved, model, training_config)
     return saved
@@ -101,22 +110,22 @@ def load_training_state(
 def check_resumable(
     path: Path, saved: Mapping[str, Any], model: ModelConfig, training_config: TrainingConfig
 ) -> None:
-    """Raise ``CheckpointError`` where a run cannot go on with this model and training_config."""
-    mine = model.to_dict()
-    if other := [name for name in mine if saved["config"].get(name) != mine[name]]:
+    """Raise ``CheckpointError`` if a saved run has another network or incompatible settings."""
+    network = model.to_dict()
+    if different := [name for name in network if saved["config"].get(name) != network[name]]:
         raise CheckpointError(
-            f"{path} is of another model ({', '.join(other)}); "
-            "name the same one, or give the run another folder"
+            f"{path} was saved with another network ({', '.join(different)}); "
+            "choose the same network, or another folder"
         )
     now, then = asdict(training_config), asdict(TrainingConfig(steps=1)) | saved["training"]
-    changed = [k for k in now | then if k not in _FREE and now.get(k) != then.get(k)]
+    changed = [k for k in now | then if k not in _CHANGEABLE and now.get(k) != then.get(k)]
     if changed:
         raise CheckpointError(
-            f"{path} was trained with other settings ({', '.join(changed)}); "
-            "give the same ones, or start again in another folder"
+            f"{path} was saved with other settings ({', '.join(changed)}); "
+            "choose the same settings, or another folder"
         )
     if saved["step"] > training_config.steps:
         raise CheckpointError(
-            f"{path} has taken {saved['step']:,} steps, more than {training_config.steps:,}: "
-            "give as many or more"
+            f"{path} is already at step {saved['step']:,}: --steps must be at least that; "
+            f"got {training_config.steps:,}"
         )

@@ -1,4 +1,4 @@
-"""A training run as its user names it: its data, its network, its folder, and its course."""
+"""Training run as a user specifies it: data, network, settings and folder."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from scanline.model.training.stdio import ignore_closed_output
 from scanline.model.training.stop_signal import StopSignal
 from scanline.model.training.trainer import Trainer
 
-_FEW_LAYERS = 4  # of a network for a person's own pictures: they are few, and so are the minutes
-# What a run has of the checkpoint that it starts from.
-_OWN = ("n_layers", "d_model", "d_ff", "n_heads", "attention", "feature_map")
-# What tells one kind of network from another; a preset's sizes and parts change with the versions.
-_KIND = ("input", "order", "head", "norm", "activation", "positions")
-_BITS = 8  # of a value
-_BY_HEART = 0.05  # bits/dim above the best that tell a network that learns by heart
+_DEFAULT_LAYERS = 4  # for a user's own images: there are few of them and little time
+# Fields taken from the checkpoint that a run starts from.
+_START_FIELDS = ("n_layers", "d_model", "d_ff", "n_heads", "attention", "feature_map")
+# Fields that identify an architecture; a preset's sizes and parts may change between versions.
+_ARCHITECTURE_FIELDS = ("input", "order", "head", "norm", "activation", "positions")
+_UNIFORM_BITS = 8  # bits/dim of a uniform distribution over 256 values
+_TOLERANCE = 0.05  # bits/dim above the best validation that count as worse
 
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkOverrides:
-    """What a user has otherwise than the preset; None leaves it as it is.
+    """Changes to a preset's network; None keeps the preset's value.
 
-    A ``width`` overrides the feed-forward network's with it, to four times as much.
+    ``width`` sets ``d_model``, and ``d_ff`` to four times as much.
     """
 
     layers: int | None = None
@@ -49,7 +49,7 @@ class NetworkOverrides:
     feature_map: str | None = None
 
     def apply(self, network: ModelConfig) -> ModelConfig:
-        """Change a network; raises ``ValueError`` on what none can be."""
+        """Return the changed network; raise ``ValueError`` if it is invalid."""
         fields: dict[str, Any] = {
             "n_layers": self.layers, "d_model": self.width, "n_heads": self.heads,
             "d_ff": None if self.width is None else 4 * self.width,
@@ -66,12 +66,18 @@ def choose_network(
     start_from: Path | None = None,
     resumed: ModelConfig | None = None,
 ) -> ModelConfig:
-    """Choose the network: a preset, else the one nearest to the data; changed where asked.
+    """Choose the network to train.
 
-    One that starts from a checkpoint has its sizes and its attention, and a
-    resumed run keeps its own.
-    Raises ``ValueError`` on what no network can be, and on a preset of
-    another kind than what was resumed.
+    Args:
+        preset: name of a preset; None chooses the one closest to the data.
+        data: images to train on; they set size, channels and classes if there is no preset.
+        overrides: changes to the chosen network.
+        start_from: checkpoint whose layers, widths and attention the network takes over.
+        resumed: network of a run to resume, which replaces preset and checkpoint.
+
+    Raises:
+        ValueError: the network is invalid, or ``resumed`` has another architecture than ``preset``.
+        CheckpointError: the checkpoint's network cannot be grown into the chosen one.
     """
     if resumed is not None:
         check_same_architecture(preset, resumed)
@@ -79,15 +85,15 @@ def choose_network(
     elif preset is not None:
         network = PRESETS[preset]
     else:
-        height, side, channels = data.images.shape[1:]
-        nearest = PRESETS["mnist" if channels == 1 else "cifar10"]
+        height, width, channels = data.images.shape[1:]
+        closest = PRESETS["mnist" if channels == 1 else "cifar10"]
         network = replace(
-            nearest, height=height, width=side, classes=data.classes, n_layers=_FEW_LAYERS
+            closest, height=height, width=width, classes=data.classes, n_layers=_DEFAULT_LAYERS
         )
     start = None
     if start_from is not None and resumed is None:
         start = read_config(start_from)
-        network = replace(network, **{name: getattr(start, name) for name in _OWN})
+        network = replace(network, **{name: getattr(start, name) for name in _START_FIELDS})
     network = overrides.apply(network)
     if start_from is not None and start is not None:
         check_growable(start_from, start, network)
@@ -95,28 +101,31 @@ def choose_network(
 
 
 def check_same_architecture(preset: str | None, resumed: ModelConfig) -> None:
-    """Raise ``ValueError`` where a run was resumed with a network of another kind than a preset."""
-    asked = PRESETS[preset] if preset is not None else resumed
-    if differ := [name for name in _KIND if getattr(asked, name) != getattr(resumed, name)]:
+    """Raise ``ValueError`` if a resumed run's network has another architecture than a preset."""
+    wanted = PRESETS[preset] if preset is not None else resumed
+    if different := [
+        name for name in _ARCHITECTURE_FIELDS if getattr(wanted, name) != getattr(resumed, name)
+    ]:
         raise ValueError(
-            f"the run is of another network than {preset} ({', '.join(differ)}): name what it "
-            "began with, or give another --out"
+            f"the run trains another network than {preset} ({', '.join(different)}): name the data "
+            "set it was started with, or choose another folder with --out"
         )
 
 
 def choose_run_folder(
     out: Path | None, dataset: str | None, images: Path | None, resume: bool
 ) -> Path:
-    """Choose a run's folder, ``runs/`` and the data's name unless told.
+    """Choose a run's folder: ``out``, else ``runs/`` and the name of the data.
 
-    Raises ``ValueError`` where it holds a run, or what is left of one, that is not to be resumed,
-    or none that is, and where it lies among the images.
+    Raises:
+        ValueError: the folder holds a run that is not to be resumed, or none to resume, or lies in
+            the folder of images.
     """
     folder = out or Path("runs") / (dataset or (images.resolve().name if images else ""))
     if images and not dataset and folder.resolve().is_relative_to(images.resolve()):
         raise ValueError(
-            f"the run's folder {folder} lies in {images}, and its own pictures would be taken for "
-            "images to train on: give another --out, and move a run that is there already"
+            f"the run's folder {folder} lies in {images}, so its sample images would become "
+            "training images: choose another folder with --out, and move an existing run there"
         )
     resumable = (folder / "training.pt").exists()
     if resume and not resumable:
@@ -128,16 +137,16 @@ def choose_run_folder(
         weights.name.encode()
     except UnicodeEncodeError:
         raise ValueError(
-            f"the folder {str(folder)!r} has a name that is no UTF-8, and its weights would have "
-            "the same: give another --out"
+            f"the name of the folder {str(folder)!r} is not UTF-8, and the weights are named after "
+            "it: choose another folder with --out"
         ) from None
     if weights.exists() and not resume:
         raise ValueError(
-            f"{folder} holds {weights.name} of a run that left nothing to resume: give another "
-            f"--out, with --from {weights} to begin with its weights"
+            f"{folder} holds the weights {weights.name} but no run to resume: choose another "
+            f"folder with --out, and --from {weights} to start from these weights"
         )
     if any(path.exists() and not path.is_dir() for path in (folder, *folder.parents)):
-        raise ValueError(f"{folder} is or lies in a file: give another --out")
+        raise ValueError(f"{folder} is a file or lies in one: choose another folder with --out")
     return folder
 
 
@@ -149,18 +158,26 @@ def check_resume_options(
     hold_out: int | None = None,
     held_out: int | None = None,
 ) -> None:
-    """Raise ``ValueError`` where what is asked of a run that goes on is another than it began with.
+    """Raise ``ValueError`` if the options contradict the run to resume.
 
-    Before its images are read, which may take long.
+    Done before the images are read, which may take long.
+
+    Args:
+        resumed: the run's network.
+        size: the option ``--size``.
+        grey: the option ``--grey``.
+        start_from: the option ``--from``.
+        hold_out: the option ``--hold-out``.
+        held_out: the number of images that the run holds out, if known.
     """
     if start_from:
-        raise ValueError("--from begins a run, which --resume goes on with: leave one of them out")
-    if size is not None and size != resumed.height:
         raise ValueError(
-            f"the run's pictures have {resumed.height} pixels a side: leave out --size"
+            "--from starts a new run and --resume continues one: leave one of them out"
         )
+    if size is not None and size != resumed.height:
+        raise ValueError(f"the run's images have {resumed.height} pixels a side: leave out --size")
     if grey and resumed.channels != 1:
-        raise ValueError("the run's pictures have colours: leave out --grey")
+        raise ValueError("the run's images have colours: leave out --grey")
     if None not in (hold_out, held_out) and hold_out != held_out:
         raise ValueError(f"the run holds out {held_out} images: leave out --hold-out")
 
@@ -168,55 +185,62 @@ def check_resume_options(
 def _check_free(folder: Path) -> None:
     if (folder / "training.pt").exists():
         raise ValueError(
-            f"{folder} already holds a run: add --resume to go on, or give another --out"
+            f"{folder} already holds a run: add --resume to continue it, or choose another folder "
+            "with --out"
         )
 
 
 def overfitting_report(validation: Sequence[Mapping[str, float]], trained: float) -> str:
-    """Say where a run was best, if what is held out costs much more at its end; else nothing.
+    """Describe a problem with the validation curve, or return "" if there is none.
 
-    ``trained`` is what the last batch of training images cost, in bits/dim: where it is no less
-    than the least of what is held out, nothing was learned by heart.
+    Args:
+        validation: all validations of the run, with ``step`` and ``bits_per_dim``.
+        trained: bits/dim of the last training batch; NaN if no step was taken. If it is above the
+            best validation, the network has not overfitted but forgotten.
     """
-    if not validation or math.isnan(trained):  # of a resumed run that was done
+    if not validation or math.isnan(trained):
         return ""
     best = min(validation, key=lambda one: one["bits_per_dim"])
-    least, now, step = best["bits_per_dim"], validation[-1]["bits_per_dim"], best["step"]
-    if _BITS <= now == least < 2 * _BITS:
+    least, last, step = best["bits_per_dim"], validation[-1]["bits_per_dim"], best["step"]
+    lower_rate = "train in another folder at a lower --learning-rate and --muon-rate"
+    if _UNIFORM_BITS <= last == least < 2 * _UNIFORM_BITS:
         return (
-            f"\nit has learned little so far: what is held out costs {now:,.3f} bits/dim, and "
-            f"{_BITS} where every value is guessed alike; train for more --steps"
+            f"\nthe network has learned little so far: {last:,.3f} bits/dim on the held-out "
+            f"images, where guessing gives {_UNIFORM_BITS}; train for more --steps"
         )
-    if least >= _BITS:
+    if least >= _UNIFORM_BITS:
         return (
-            f"\nit has learned nothing: what is held out costs {now:,.3f} bits/dim, and {_BITS} "
-            "where every value is guessed alike; train in another folder at a lower "
-            "--learning-rate and --muon-rate"
+            f"\nthe network has learned nothing: {last:,.3f} bits/dim on the held-out images, "
+            f"where guessing gives {_UNIFORM_BITS}; {lower_rate}"
         )
-    if now < least + _BY_HEART:
+    if last < least + _TOLERANCE:
         return ""
-    if trained > least + _BY_HEART:
-        return (
-            f"\nit has lost what it had learned: what is held out cost {least:.3f} bits/dim at "
-            f"step {step:,.0f}, and costs {now:.3f} now; train in another folder at a lower "
-            "--learning-rate and --muon-rate"
-        )
+    worse = f"on the held-out images: {least:.3f} bits/dim at step {step:,.0f}, {last:.3f} now"
+    if trained > least + _TOLERANCE:
+        return f"\nthe network has become worse {worse}; {lower_rate}"
     return (
-        f"\nit learns its pictures by heart: what is held out cost {least:.3f} bits/dim at step "
-        f"{step:,.0f}, and costs {now:.3f} now; train on more pictures, or in another folder with "
-        f"--steps {step:.0f}"
+        f"\nthe network overfits, it has become worse {worse}; train on more images, or in another "
+        f"folder with --steps {step:.0f}"
     )
 
 
-def _counted(data: Dataset, validation: Dataset | None) -> str:
+def _describe_data(data: Dataset, validation: Dataset | None) -> str:
     held_out, classes = len(validation or ()), len(data.classes)
-    of = f" in {classes} class{'es' if classes > 1 else ''}" if classes else ""
-    return f"{len(data) + held_out:,} images{of}, {held_out:,} held out"
+    in_classes = f" in {classes} class{'es' if classes > 1 else ''}" if classes else ""
+    return f"{len(data) + held_out:,} images{in_classes}, {held_out:,} held out"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What to train, how, and where; new, resumed, or resumed with a checkpoint's weights."""
+    """A training run: new, resumed, or started from a checkpoint's weights.
+
+    Args:
+        network: network to train.
+        training_config: training settings.
+        folder: folder of the run.
+        resume: continue the run saved in the folder.
+        start_from: checkpoint whose weights a new run starts with.
+    """
 
     network: ModelConfig
     training_config: TrainingConfig
@@ -231,44 +255,56 @@ class Run:
         after_validation: Callable[[LinearTransformer, Path], None],
         processes: int | None = None,
     ) -> str:
-        """Train to the end or to Ctrl-C, and say how far it came; only the first process does.
+        """Train to the last step or until a stop is requested, and return a summary.
 
-        On so many ``processes``, or as many as suit the machine (``choose_process_count``).
+        Args:
+            data: images to train on.
+            validation: held-out images, or None.
+            after_validation: receives the averaged network and the folder after each validation.
+            processes: number of data-parallel processes; None chooses it for the machine
+                (``choose_process_count``).
+
+        Returns:
+            A summary for the user; "" in all but the first of torchrun's processes.
         """
         count = choose_process_count(self.training_config.batch, processes)
-        asked = StopSignal(sys.stderr.write)
+        stop_signal = StopSignal(sys.stderr.write)
         with (
             ignore_closed_output(),
-            asked.handling_signals() as stop,
-            self._locked(),  # before others read what is to be resumed
-            process_group(count, self._help, data) as device,
+            stop_signal.handling_signals() as stop,
+            self._locked(),  # before other processes read the state to resume
+            process_group(count, self._run_worker, data) as device,
         ):
             trainer = self._trainer(device)
             if trainer.train_state.rank == 0:
-                sys.stderr.write(f"{_counted(data, validation)}\n")
+                sys.stderr.write(f"{_describe_data(data, validation)}\n")
             trainer.train(data, validation, stop, quiet=False, after_validation=after_validation)
-        where = f"{trainer.step:,} of {self.training_config.steps:,} steps; {trainer.weights}"
+        progress = f"{trainer.step:,} of {self.training_config.steps:,} steps; {trainer.weights}"
         if trainer.train_state.rank > 0:
             return ""
         if trainer.step == 0:
-            return "stopped before the first step: nothing was kept"
+            return "stopped before the first step: nothing was saved"
         done = trainer.step == self.training_config.steps
-        said = f"done: {where}" if done else f"stopped at {where}; --resume goes on"
-        return said + overfitting_report(trainer.validation, trainer.bits)
+        summary = (
+            f"done: {progress}" if done else f"stopped at {progress}; continue it with --resume"
+        )
+        return summary + overfitting_report(trainer.validation, trainer.bits)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Have the folder, as the first process does for all."""
-        if int(os.environ.get("RANK", 0)) > 0:  # of torchrun's processes; others are resumed later
+        """Lock the folder in the first process, on behalf of all."""
+        if int(os.environ.get("RANK", 0)) > 0:  # another process of torchrun
             yield
             return
         with run_lock(self.folder):
-            if not self.resume:  # another may have resumed, and ended, since the folder was chosen
+            if (
+                not self.resume
+            ):  # another run may have started and ended since the folder was chosen
                 _check_free(self.folder)
             yield
 
-    def _help(self, device: torch.device, data: Dataset) -> None:
-        """Take another process's share of every batch."""
+    def _run_worker(self, device: torch.device, data: Dataset) -> None:
+        """Train on this process's share of every batch, without output."""
         self._trainer(device).train(data, None, StopSignal(), quiet=True)
 
     def _trainer(self, device: torch.device) -> Trainer:

@@ -1,4 +1,4 @@
-"""A run has its folder for itself."""
+"""Exclusive lock on a run's folder."""
 
 from __future__ import annotations
 
@@ -10,16 +10,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 LOCK_NAME = ".lock"
-# Of a file being written.
+# Temporary files of `write_atomically`, left behind by a killed run.
 _PARTIAL = re.compile(r"\.(training\.pt|(samples|curve)\.png|.+\.safetensors)\.[0-9a-f]{8}")
-_OLD = 60  # seconds, by which it is being written no more
+_PARTIAL_AGE = 60  # seconds after which a temporary file is considered abandoned
 
 
 @contextlib.contextmanager
 def run_lock(folder: Path) -> Iterator[None]:
-    """Have a folder for this run inside the block, without what a killed one left half written.
+    """Create a folder, lock it for the block, and delete temporary files of killed runs.
 
-    Raises ``ValueError`` where another run has it.
+    Uses ``flock`` directly: ``filelock`` would leave its file in the folder and fail on network
+    file systems without locks, where we go on unlocked.
+
+    Raises:
+        ValueError: another run holds the lock, or the folder cannot be written.
     """
     path = folder / LOCK_NAME
     with contextlib.ExitStack() as stack:
@@ -28,27 +32,32 @@ def run_lock(folder: Path) -> Iterator[None]:
             lock = stack.enter_context(path.open("a"))
         except OSError as error:
             raise ValueError(
-                f"nothing can be written into {folder} ({error.strerror}): give another --out"
+                f"cannot write into {folder} ({error.strerror}): choose another folder with --out"
             ) from None
         try:
             import fcntl  # not on Windows
 
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            held = os.path.samestat(os.fstat(lock.fileno()), path.stat())
+            # The previous owner may have deleted the file between our open and our flock.
+            acquired = os.path.samestat(os.fstat(lock.fileno()), path.stat())
         except (BlockingIOError, FileNotFoundError):
-            held = False
-        except (OSError, ImportError):  # no locks here: as if nobody else were there
-            held = True
-        if not held:
+            acquired = False
+        except (OSError, ImportError):  # no lock support: continue unlocked
+            acquired = True
+        if not acquired:
             raise ValueError(
-                f"a run is under way in {folder}: wait for its end, or give another --out"
+                f"another run is using {folder}: wait until it ends, or choose another folder "
+                "with --out"
             )
-        for left in folder.iterdir():
-            with contextlib.suppress(OSError):  # gone meanwhile
-                if _PARTIAL.fullmatch(left.name) and left.stat().st_mtime < time.time() - _OLD:
-                    left.unlink()
+        for file in folder.iterdir():
+            with contextlib.suppress(OSError):  # deleted by its owner meanwhile
+                if (
+                    _PARTIAL.fullmatch(file.name)
+                    and file.stat().st_mtime < time.time() - _PARTIAL_AGE
+                ):
+                    file.unlink()
         try:
             yield
         finally:
             with contextlib.suppress(OSError):
-                path.unlink()  # one who has it open sees that it is another
+                path.unlink()

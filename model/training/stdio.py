@@ -1,4 +1,4 @@
-"""Standard output and error whose reader may go away while a run goes on."""
+"""Standard output and error that tolerate a closed reader."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import Any, TextIO, cast
 
 
-class _Lossy:
-    """A stream that loses what nobody reads any more, as behind a pipe, where others raise."""
+class _LossyStream:
+    """Stream that drops its output once the reader of its pipe has gone, instead of raising."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -29,7 +29,7 @@ class _Lossy:
 
 @contextlib.contextmanager
 def ignore_closed_output() -> Iterator[None]:
-    """Let the block outlive whoever reads what it says: Ctrl-C ends ``tee`` first."""
-    out, error = (cast("TextIO", _Lossy(stream)) for stream in (sys.stdout, sys.stderr))
+    """Ignore closed output streams inside the block: Ctrl-C ends ``scanline train | tee`` first."""
+    out, error = (cast("TextIO", _LossyStream(stream)) for stream in (sys.stdout, sys.stderr))
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
         yield

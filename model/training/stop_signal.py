@@ -1,4 +1,4 @@
-"""A wish to stop, from the keyboard or the system, that long work heeds when it can."""
+"""Stop request by Ctrl-C or a system signal, honoured after the current step."""
 
 from __future__ import annotations
 
@@ -7,40 +7,44 @@ import signal
 from collections.abc import Callable, Iterator
 from types import FrameType
 
-HANG_UP = getattr(signal, "SIGHUP", None)  # the terminal's end; Windows has none
-STOP_SIGNALS = tuple(number for number in (signal.SIGINT, signal.SIGTERM, HANG_UP) if number)
+_SIGHUP = getattr(signal, "SIGHUP", None)  # the terminal closed; not on Windows
+STOP_SIGNALS = tuple(number for number in (signal.SIGINT, signal.SIGTERM, _SIGHUP) if number)
 
 
 class StopSignal:
-    """Turns the first Ctrl-C, SIGTERM or SIGHUP into a wish to stop after the step.
+    """Stop request, set by the first SIGINT (Ctrl-C), SIGTERM or SIGHUP.
 
-    The next Ctrl-C or SIGTERM kills; a terminal that closes may send more than one SIGHUP.
-    ``say`` is told of the wish, for its fulfilment may take minutes.
+    The next SIGINT or SIGTERM kills the process. Further SIGHUPs are ignored, because closing a
+    terminal may send several.
+
+    Args:
+        notify: receives a message for the user when a stop is requested, because the current work
+            may take minutes to finish.
     """
 
-    def __init__(self, say: Callable[[str], object] = lambda words: None) -> None:
+    def __init__(self, notify: Callable[[str], object] = lambda message: None) -> None:
         self.requested = False
-        self._say = say
+        self._notify = notify
 
-    def _ask(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         self.requested = True
         for each in STOP_SIGNALS:
-            if signal.getsignal(each) == self._ask:
-                signal.signal(each, signal.SIG_IGN if each == HANG_UP else signal.SIG_DFL)
-        # Nobody may read it any more, or the signal came amid a write to the same stream.
+            if signal.getsignal(each) == self._handle:
+                signal.signal(each, signal.SIG_IGN if each == _SIGHUP else signal.SIG_DFL)
+        # The output may be closed, or the signal may have interrupted a write to the same stream.
         with contextlib.suppress(OSError, RuntimeError):
-            self._say("\nstopping after what is being done now; once more ends it here, unsaved\n")
+            self._notify("\nstopping after the current step; interrupt again to quit unsaved\n")
 
     @contextlib.contextmanager
     def handling_signals(self) -> Iterator[StopSignal]:
-        """Listen for the signals inside the block, and put the old handlers back after it.
+        """Handle the signals inside the block, and restore the previous handlers after it.
 
-        SIGHUP stays ignored where it is, as ``nohup`` has it.
+        SIGHUP stays ignored if it already is, as under ``nohup``.
         """
-        heeded = [s for s in STOP_SIGNALS if s != HANG_UP or signal.getsignal(s) != signal.SIG_IGN]
-        before = {s: signal.signal(s, self._ask) for s in heeded}
+        handled = [s for s in STOP_SIGNALS if s != _SIGHUP or signal.getsignal(s) != signal.SIG_IGN]
+        previous = {s: signal.signal(s, self._handle) for s in handled}
         try:
             yield self
         finally:
-            for number, handler in before.items():
+            for number, handler in previous.items():
                 signal.signal(number, handler)

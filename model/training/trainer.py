@@ -1,4 +1,4 @@
-"""A training run: a run that was stopped and resumed equals one that ran on."""
+"""Training loop with validation, checkpoints and bit-identical resumption."""
 
 from __future__ import annotations
 
@@ -50,7 +50,14 @@ log = logging.getLogger("scanline.training")
 class Trainer:
     """A run in its folder: weights to serve, ``training.pt`` to resume, and ``log.jsonl``.
 
-    Of several processes (``processes.py``) the first one writes.
+    A run that was stopped and resumed equals one without interruption, bit for bit. With several
+    data-parallel processes (``distributed.py``) only the first writes.
+
+    Args:
+        model: network to train.
+        config: training settings.
+        folder: folder of the run; created if it does not exist.
+        device: device to train on.
     """
 
     def __init__(
@@ -61,18 +68,18 @@ class Trainer:
         folder.mkdir(parents=True, exist_ok=True)
         self.weights = weights_path(folder, {})
         self._training_log = TrainingLog(folder)
-        self._writes = self.train_state.rank == 0
-        self.bits = math.nan  # what the last batch cost, a dimension
-        self.seconds = 0.0  # spent training, over all sessions of the run
+        self._is_writer = self.train_state.rank == 0
+        self.bits = math.nan  # bits/dim of the last batch
+        self.seconds = 0.0  # of training, over all sessions of the run
         self.validation: list[dict[str, float]] = []
         self.origin: dict[str, Any] | None = None
-        self.data: str | None = None  # what it is trained on, once it is
-        self.held_out = 0  # images of the same set that it is not
-        self._defaults: dict[str, float] = {}  # of the weights that it began with
+        self.data: str | None = None  # fingerprint of the training set, once known
+        self.held_out = 0  # images excluded from the training set for validation
+        self._defaults: dict[str, float] = {}  # sampling defaults stored with the weights
 
     @property
     def step(self) -> int:
-        """Steps taken so far."""
+        """Number of steps taken so far."""
         return self.train_state.step
 
     def train(
@@ -83,29 +90,36 @@ class Trainer:
         quiet: bool,
         after_validation: Callable[[LinearTransformer, Path], None] | None = None,
     ) -> None:
-        """Run to the last step, or until a stop is asked for; either way leave a checkpoint.
+        """Train to the last step or until a stop is requested, and leave a checkpoint.
 
-        ``after_validation`` is given the averaged network and the folder, to draw samples with.
-        Raises ``ValueError`` where the images or labels do not fit the model, and
-        ``FloatingPointError`` if the loss stops being a number (the checkpoint stays the last
-        good one; the weights in memory are spoilt). A resumed run raises ``CheckpointError`` where
-        the data are others.
+        Args:
+            data: images to train on.
+            validation: held-out images, or None.
+            stop: stop request, checked after every step.
+            quiet: show no progress bar.
+            after_validation: receives the averaged network and the folder after each validation,
+                for example to draw samples.
+
+        Raises:
+            ValueError: the images or labels do not fit the network.
+            CheckpointError: a resumed run was trained on other data.
+            FloatingPointError: training diverged. The checkpoint is the last good one; the weights
+                in memory are unusable.
         """
         self._check(data)
         self.held_out = 0 if validation is None else len(validation)
         self.folder.mkdir(parents=True, exist_ok=True)
-        if self._writes:
+        if self._is_writer:
             self._training_log.repair() if self.step else self._training_log.start()
         images = torch.from_numpy(data.images.reshape(len(data), -1, data.images.shape[-1]))
         labels = None if data.labels is None else torch.from_numpy(data.labels)
         start = self.step
-        bar = tqdm(
-            total=self.config.steps, initial=start, unit="step", disable=quiet or not self._writes
-        )
+        quiet = quiet or not self._is_writer
+        bar = tqdm(total=self.config.steps, initial=start, unit="step", disable=quiet)
         saved = start
         with bar, frozen_gc():
-            if validation is not None and not stop.requested and self._missed():
-                self._take_stock(validation, bar, after_validation)
+            if validation is not None and not stop.requested and self._validation_missed():
+                self._validate_and_save(validation, bar, after_validation)
             while self.step < self.config.steps and not self.train_state.any_stop_requested(
                 stop.requested
             ):
@@ -117,66 +131,70 @@ class Trainer:
                 bar.set_postfix_str(f"{bits:.3f} bits/dim, {rate:.0f} images/s")
                 bar.update()
                 self._log(step=self.step, bits_per_dim=bits, images_per_second=rate)
-                if self._due():
-                    self._take_stock(validation, bar, after_validation)
+                if self._validation_due():
+                    self._validate_and_save(validation, bar, after_validation)
                 elif self.step % self.config.checkpoint_every == 0:
                     self.save()
                 else:
                     continue
                 saved = self.step
-        if saved != self.step or (self.step and not self._served()):
+        if saved != self.step or (self.step and not self._weights_current()):
             self.save()
 
-    def _served(self) -> bool:
-        """Whether the weights that are there are those of this step: they may have been deleted."""
+    def _weights_current(self) -> bool:
+        """Return True if the weights file is of this step: a user may have deleted it."""
         try:
             return load_facts(self.weights).get("steps") == self.step
         except CheckpointError:
             return False
 
-    def _due(self) -> bool:
+    def _validation_due(self) -> bool:
         return self.step % self.config.evaluate_every == 0 or self.step == self.config.steps
 
-    def _missed(self) -> bool:
-        """Whether a validation was due and broken off, as by a second Ctrl-C."""
+    def _validation_missed(self) -> bool:
+        """Return True if the validation at this step is missing, as after a second Ctrl-C."""
         done = {one["step"] for one in self.validation}
-        return self.step > 0 and self._due() and self.step not in done
+        return self.step > 0 and self._validation_due() and self.step not in done
 
-    def _take_stock(
+    def _validate_and_save(
         self,
         validation: Dataset | None,
         bar: tqdm[Any],
         after_validation: Callable[[LinearTransformer, Path], None] | None,
     ) -> None:
-        """Validate, save, and draw how the run stands."""
+        """Validate, save a checkpoint, and call ``after_validation``."""
         self._validate(validation, bar)
         self.save()
-        if after_validation and self._writes:
+        if after_validation and self._is_writer:
             try:
                 after_validation(self.train_state.ema, self.folder)
             except (OSError, RuntimeError, ValueError) as error:
-                bar.write(f"step {self.step}: no pictures of it, for {error}")
+                bar.write(f"step {self.step}: no sample images ({error})")
 
     def _check(self, data: Dataset) -> None:
         config = self.train_state.model.config
         shape = (config.height, config.width, config.channels)
         if data.images.shape[1:] != shape:
-            raise ValueError(f"images are {data.images.shape[1:]}, the model draws {shape}")
+            raise ValueError(
+                f"the images have shape {data.images.shape[1:]}, but the network needs {shape}"
+            )
         check_shift(self.config.shift, min(config.height, config.width))
         if config.classes and data.classes != config.classes:
-            raise ValueError(f"the data's classes {data.classes} are not the model's")
-        mine = dataset_fingerprint(data)
-        if self.data not in (None, mine):
-            raise CheckpointError(
-                f"the run in {self.folder} was trained on other images: give it the same, held out "
-                "as before, or start again in another folder"
+            raise ValueError(
+                f"the data's classes {data.classes} are not the network's {config.classes}"
             )
-        self.data = mine
+        fingerprint = dataset_fingerprint(data)
+        if self.data not in (None, fingerprint):
+            raise CheckpointError(
+                f"the run in {self.folder} was trained on other images: give it the same images "
+                "with the same --hold-out, or train in another folder"
+            )
+        self.data = fingerprint
 
     def _validate(self, validation: Dataset | None, bar: tqdm[Any]) -> None:
-        if validation is None or not self._writes:
+        if validation is None or not self._is_writer:
             return
-        self.save()  # for it takes minutes, in which a second Ctrl-C may come
+        self.save()  # a second Ctrl-C may come during the validation, which takes minutes
         train_state = self.train_state
         with all_cores():
             result = evaluate(
@@ -187,18 +205,18 @@ class Trainer:
         self._log(step=self.step, validation=result.bits_per_dim, error=result.finite_error)
 
     def _log(self, **fields: float | None) -> None:
-        """Write a line of the log, or save what it would tell of and raise ``OSError``."""
-        if not self._writes:
+        """Append a line to the log; if that fails, save a checkpoint and raise ``OSError``."""
+        if not self._is_writer:
             return
         try:
             self._training_log.append(fields | {"seconds": round(self.seconds, 2)})
         except OSError:
-            with contextlib.suppress(OSError, FloatingPointError):  # the log's is what is told
+            with contextlib.suppress(OSError, FloatingPointError):  # report the log's error
                 self.save()
             raise
 
     def facts(self) -> dict[str, Any]:
-        """Describe the run for the checkpoint's metadata."""
+        """Return the run's metadata for the checkpoint."""
         return {
             "steps": self.step,
             "images_seen": self.step * self.config.batch,
@@ -211,16 +229,17 @@ class Trainer:
         }
 
     def save(self) -> None:
-        """Write the averaged weights to serve and all that resuming needs, each atomically.
+        """Write the averaged weights and the state to resume, each atomically.
 
-        Raises ``FloatingPointError``, and writes nothing, where some are no numbers.
+        Raises:
+            FloatingPointError: a weight is not finite; nothing is written.
         """
-        if not self._writes:
+        if not self._is_writer:
             return
         train_state = self.train_state
         train_state.check_finite()
         with folder_lock(self.weights.resolve().parent):
-            # How it is drawn outlasts its training, though it was said meanwhile.
+            # Keep sampling defaults that `scanline evaluate` stored during the training.
             self._defaults = saved_defaults(self.weights) or self._defaults
             facts = self.facts() | ({"defaults": self._defaults} if self._defaults else {})
             save_checkpoint(self.weights, train_state.ema, facts)
@@ -240,27 +259,30 @@ class Trainer:
         write_atomically(self.folder / "training.pt", buffer.getvalue())
 
     def start_from(self, path: Path) -> None:
-        """Begin with the weights of a checkpoint; raises ``CheckpointError`` on another network.
+        """Start with the weights of a checkpoint.
 
-        A network without the short convolution may be the start of one with it, and one of fewer
-        layers that of a deeper one: it draws the same images at first (``growth.py``).
+        A checkpoint without the short convolution, or with fewer layers, is grown into this network
+        and draws the same images at first (``growth.py``).
+
+        Raises:
+            CheckpointError: the checkpoint cannot be read or is of another network.
         """
         start = load_checkpoint(path)
-        mine = self.train_state.model.config
-        growth.check_growable(path, start.model.config, mine)
+        network = self.train_state.model.config
+        growth.check_growable(path, start.model.config, network)
         self.train_state.load_weights(
-            growth.grow(start.model.state_dict(), start.model.config, mine)
+            growth.grow(start.model.state_dict(), start.model.config, network)
         )
-        runs = (start.facts, start.facts.get("started_from") or {})  # its own, and all before it
+        runs = (start.facts, start.facts.get("started_from") or {})  # its own and all earlier ones
         seen = sum(facts.get("images_seen") or 0 for facts in runs)
-        # What they were trained on is not held out from this one.
-        before = [{key: start.facts.get(key) for key in ("trained_on", "held_out")}]
-        before += [one for one in runs[1].get("runs", []) if one not in before]
-        self.origin = {"name": start.name, "images_seen": seen, "runs": before}
+        # Recorded so that images those runs were trained on do not count as held out.
+        earlier = [{key: start.facts.get(key) for key in ("trained_on", "held_out")}]
+        earlier += [one for one in runs[1].get("runs", []) if one not in earlier]
+        self.origin = {"name": start.name, "images_seen": seen, "runs": earlier}
         self._defaults = start.facts.get("defaults", {})
 
     def resume(self) -> None:
-        """Go on from the folder's checkpoint, to the bit, or raise ``CheckpointError``."""
+        """Restore the state saved in the folder; raise ``CheckpointError`` if it cannot be."""
         path = self.folder / "training.pt"
         train_state = self.train_state
         saved = load_training_state(path, train_state.model.config, self.config, train_state.device)
@@ -268,16 +290,17 @@ class Trainer:
             self._restore(saved)
         except (KeyError, RuntimeError, TypeError, ValueError) as error:
             raise CheckpointError(
-                f"{path} is damaged ({error}); start again in another folder, --from its weights"
+                f"{path} is damaged ({error}); start a new run in another folder, "
+                "--from its weights"
             ) from None
-        ended = {name: saved["training"].get(name) for name in ("steps", "decay")}
-        then = replace(self.config, **{k: v for k, v in ended.items() if v is not None})
-        fallen, now = (learning_rate_factor(self.step, each) for each in (then, self.config))
-        if now > fallen and self._writes:
+        schedule = {name: saved["training"].get(name) for name in ("steps", "decay")}
+        then = replace(self.config, **{k: v for k, v in schedule.items() if v is not None})
+        previous, now = (learning_rate_factor(self.step, each) for each in (then, self.config))
+        if now > previous and self._is_writer:
             log.warning(
-                "the learning rate had fallen to %.0f %% and goes on at %.0f %%: at first that "
-                "costs some of what was learned; a run --from its weights begins at any rate",
-                100 * fallen, 100 * now,
+                "the learning rate had fallen to %.0f %% and continues at %.0f %%, which undoes "
+                "some progress at first; a new run --from the weights can start at any rate",
+                100 * previous, 100 * now,
             )  # fmt: skip
 
     def _restore(self, saved: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""A run's log, a line of JSON for each step and each validation."""
+"""Log of a run: one JSON line per step and per validation."""
 
 from __future__ import annotations
 
@@ -7,30 +7,37 @@ from pathlib import Path
 
 
 class TrainingLog:
-    """``log.jsonl`` in a run's folder."""
+    """The file ``log.jsonl`` in a run's folder."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "log.jsonl"
 
     def start(self) -> None:
-        """Begin it anew; what is there, as of a run killed before it saved anything, goes aside."""
+        """Start a new log, moving an existing one to ``log-before.jsonl``.
+
+        One exists if an earlier run was killed before its first checkpoint.
+        """
         if self._path.exists():
             self._path.replace(self._path.with_name("log-before.jsonl"))
 
     def repair(self) -> None:
-        """End a line that was never written whole, as on a full disk."""
+        """Terminate a last line that was cut short, for example by a full disk."""
         if self._path.exists() and not self._path.read_bytes().endswith(b"\n"):
             with self._path.open("a") as file:
                 file.write("\n")
 
     def append(self, fields: dict[str, float | None]) -> None:
-        """Write a line, its numbers to five places; raises ``OSError`` that names the file."""
+        """Append a line, rounding numbers to five decimals.
+
+        Raises:
+            OSError: the file cannot be written; the message names it.
+        """
         line = {k: None if value is None else round(value, 5) for k, value in fields.items()}
         try:
             with self._path.open("a") as file:
                 file.write(json.dumps(line) + "\n")
         except OSError as error:
             raise OSError(
-                f"{self._path} cannot be written ({error.strerror}): make room for it, and "
-                "--resume goes on from what was saved last, if anything was"
+                f"cannot write {self._path} ({error.strerror}): free some disk space, then use "
+                "--resume to continue from the last checkpoint, if there is one"
             ) from error

@@ -55,7 +55,7 @@ class TestRecorded:
         """Of other images than those it was recorded with, after a step of the weights."""
         network = network_for(config).cuda()
         passes, plain = ForwardBackward(network, bf16=bf16), ForwardBackward(network, bf16=bf16)
-        plain._records = False
+        plain._use_graph = False
         for seed in range(3):
             canvas, labels = batch(config, seed)
             given = canvas.cuda(), None if labels is None else labels.cuda()
@@ -66,7 +66,7 @@ class TestRecorded:
             with torch.no_grad():
                 for parameter, gradient in zip(network.parameters(), mine[1:], strict=True):
                     parameter.sub_(1e-3 * gradient)
-        assert passes._recording is not None
+        assert passes._graph is not None
 
 
 def test_where_no_graph_can_be_made_it_is_said_and_training_goes_on(
@@ -88,13 +88,13 @@ def test_where_no_graph_can_be_made_it_is_said_and_training_goes_on(
     config = KINDS["grey"]
     network = network_for(config)
     passes, plain = ForwardBackward(network, bf16=False), ForwardBackward(network, bf16=False)
-    passes._records = True
+    passes._use_graph = True
     network.zero_grad()
     with caplog.at_level(logging.WARNING, "scanline.training"):
         for _ in range(2):
             mine = learnt(passes, network, *batch(config, 0))
     (said,) = (record.message for record in caplog.records)
-    assert said.startswith("training goes on, slower, without a CUDA graph, which cannot be made")
+    assert said.startswith("the CUDA graph could not be captured: training continues without it")
     assert said.endswith(": operation not permitted when stream is capturing")
     for one, other in zip(mine, learnt(plain, network, *batch(config, 0)), strict=True):
         assert torch.equal(one, other)
@@ -107,7 +107,7 @@ def test_a_graph_refuses_batches_of_another_shape() -> None:
     recording = forward_backward._CapturedGraph(graph, canvas, labels, torch.zeros(()), [])
     recording.run(canvas, labels)
     for other in ((canvas[:1], labels[:1]), (canvas, None)):
-        with pytest.raises(ValueError, match=r"recorded of \[3, 20, 1\] cannot run a batch of"):
+        with pytest.raises(ValueError, match=r"captured for images \[3, 20, 1\]"):
             recording.run(*other)
 
 

@@ -107,12 +107,12 @@ IMAGES, LABELS = mnist_arrays()
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"images": idx(LABELS)}, "starts with 2049, an IDX file like it with 2051"),
-        ({"images": b""}, "starts with 0, an IDX file"),
+        ({"images": idx(LABELS)}, "starts with 2049, but this IDX file must start with 2051"),
+        ({"images": b""}, "starts with 0, but this IDX file"),
         ({"images": idx(IMAGES)[:10]}, "ends within its header"),
-        ({"images": idx(IMAGES)[:-1]}, r"4,719 bytes, not the 4,720 its header promises"),
-        ({"images": idx(IMAGES) + b"\0"}, r"4,721 bytes, not the 4,720 its header promises"),
-        ({"images": idx(IMAGES[:, :20, :24])}, "images of 20×24 pixels, MNIST of 28×28"),
+        ({"images": idx(IMAGES)[:-1]}, r"4,719 bytes, but its header requires 4,720"),
+        ({"images": idx(IMAGES) + b"\0"}, r"4,721 bytes, but its header requires 4,720"),
+        ({"images": idx(IMAGES[:, :20, :24])}, "images of 20×24 pixels, but MNIST has 28×28"),
         ({"images": idx(IMAGES[:0]), "labels": idx(LABELS[:0])}, "holds no records"),
         ({"labels": idx(LABELS[:5])}, "5 labels for 6 images"),
         ({"labels": idx(LABELS + np.uint8(5))}, "has a label 10, but labels are 0 to 9"),
@@ -141,7 +141,7 @@ def test_a_damaged_packed_file_is_refused(tmp_path: Path, suffix: str, damage: s
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (cifar_batch()[2][:-1], "not a whole number of CIFAR-10 records"),
+        (cifar_batch()[2][:-1], "not a multiple of a CIFAR-10 record"),
         (b"", "holds no records"),
         (b"\x0a" + bytes(3072), "has a label 10"),
     ],
@@ -193,7 +193,7 @@ def test_the_copy_with_approximate_records_needs_their_list_and_the_published_fi
     content = bytes(30_730_000)
     (tmp_path / "test_batch.bin").write_bytes(content)
     monkeypatch.setitem(data._SHA256, "test_batch.bin", hashlib.sha256(content).hexdigest())
-    with pytest.raises(DataError, match=r"put the list of them, test_batch\.inexact\.json, beside"):
+    with pytest.raises(DataError, match=r"copy their list, test_batch\.inexact\.json, into"):
         data.load_dataset("cifar10", "test", tmp_path)
     (tmp_path / "test_batch.inexact.json").write_text('{"inexact_records": [7, 9]}')
     dataset = data.load_dataset("cifar10", "test", tmp_path)
@@ -229,7 +229,7 @@ def test_take_keeps_images_and_labels_together() -> None:
 def test_a_dataset_checks_its_arrays() -> None:
     with pytest.raises(ValueError, match="uint8"):
         Dataset("images", np.zeros((1, 2, 2), np.uint8), None, ())
-    with pytest.raises(ValueError, match="one for each image"):
+    with pytest.raises(ValueError, match="one per image"):
         replace(numbered(3), labels=np.arange(2))
 
 

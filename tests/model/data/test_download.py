@@ -145,7 +145,7 @@ def test_a_missing_set_is_downloaded_once_and_read(
     tmp_path: Path, mnist_mirror: Mirror, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(download, "SOURCES", {"mnist": mnist_mirror.source()})
-    with pytest.raises(MissingDataError, match="have them downloaded"):
+    with pytest.raises(MissingDataError, match="add --download"):
         data.load_dataset("mnist", "train", tmp_path / "data")
     assert len(data.load_dataset("mnist", "train", tmp_path / "data", download=True)) == 6
     assert len(data.load_dataset("mnist", "test", tmp_path / "data", download=True)) == 6
@@ -190,11 +190,11 @@ def test_the_cifar_archive_is_downloaded_and_read(tmp_path: Path, mirror: Mirror
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("mismatch", "gave another file than the published one"),
-        ("404", "answered 404 Not Found: try again later, or put .* by hand"),
-        ("broken off", "cannot be fetched"),
-        ("nobody there", "cannot be fetched .* check the network"),
-        ("bad address", "cannot be fetched"),
+        ("mismatch", "sent another file than the published one"),
+        ("404", "answered 404 Not Found: try again later, or copy .* into"),
+        ("broken off", "cannot be downloaded"),
+        ("nobody there", "cannot be downloaded .* check the network"),
+        ("bad address", "cannot be downloaded"),
     ],
 )
 def test_a_failed_download_says_why_and_leaves_nothing(
@@ -242,7 +242,7 @@ def test_processes_that_download_a_file_at_once_leave_each_other_alone(
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, mirror: Mirror) -> None:
     mirror.files = {"a.gz": b"content"}
     (tmp_path / "mnist").write_text("a file where the folder should be")
-    with pytest.raises(DataError, match=r"cannot be written .* name another folder"):
+    with pytest.raises(DataError, match=r"cannot be written .* choose another folder"):
         download.download("mnist", tmp_path, source=mirror.source())
 
 

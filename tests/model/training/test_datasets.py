@@ -121,11 +121,13 @@ def test_a_data_set_is_trained_on_without_its_test_images(
         of_seed = split_validation(load_dataset("mnist", "train", tmp_path), 2, 0)[1]
         assert np.array_equal(validation.images, of_seed.images)
     for dataset, images in ((None, None), ("mnist", tmp_path)):
-        with pytest.raises(ValueError, match="say what to train on"):
+        with pytest.raises(ValueError, match="choose what to train on"):
             load_training_data(dataset, images, None, False, 0, tmp_path, False)
-    with pytest.raises(ValueError, match="there is no 'digits'; there are mnist"):
+    with pytest.raises(ValueError, match="unknown data set 'digits': choose mnist"):
         load_training_data("digits", None, None, False, 0, tmp_path, False)
-    with pytest.raises(ValueError, match=f"to train on its pictures: --images {tmp_path}"):
+    with pytest.raises(
+        ValueError, match=f"to train on a folder of images, use --images {tmp_path}"
+    ):
         load_training_data(str(tmp_path), None, None, False, 0, None, False)
 
 
@@ -143,7 +145,7 @@ def test_a_model_is_measured_on_a_folder_or_the_test_set_of_its_classes(
     photographs = load_test_data(PRESETS["cifar10"], {}, None, None, tmp_path, False)
     assert photographs.images.shape[1:] == (32, 32, 3)
     for own in (replace(digits, classes=()), replace(digits, classes=("cat", "dog"))):
-        with pytest.raises(ValueError, match="say what to measure on"):
+        with pytest.raises(ValueError, match="choose what to measure on"):
             load_test_data(own, {}, None, None, tmp_path, False)
     with pytest.raises(ValueError, match=r"draws .* × 3 images, the data has 28 × 28 × 1"):
         load_test_data(colour, {}, "mnist", None, tmp_path, False)
@@ -151,7 +153,7 @@ def test_a_model_is_measured_on_a_folder_or_the_test_set_of_its_classes(
 
 def test_one_picture_judges_nothing(tmp_path: Path) -> None:
     Image.new("L", (9, 7)).save(tmp_path / "one.png")
-    with pytest.raises(ValueError, match=r"holds one picture: .* give two or more"):
+    with pytest.raises(ValueError, match=r"holds one image: .* at least two"):
         load_judge_data(tiny_config(), {}, None, tmp_path, None, False)
 
 
@@ -175,7 +177,7 @@ def test_what_a_start_was_trained_on_is_not_held_out_or_said_to_be(
         assert validation is not None
         assert len(validation) == held_out
         seen = len(numbers(validation) & numbers(trained))
-        told = f"the start was trained on {seen} of the images held out"
+        told = f"start from was trained on {seen} of the held-out images"
         assert (told in caplog.text) is (seen > 0)
         caplog.clear()
         # And so it is said where the model is measured.
@@ -189,4 +191,4 @@ def test_what_a_start_was_trained_on_is_not_held_out_or_said_to_be(
         )[1]
         for each in (measured, judged):
             assert numbers(each) == numbers(validation)
-            assert ("a run before was trained on" in each.note) is (seen > 0)
+            assert ("an earlier run was trained on" in each.note) is (seen > 0)

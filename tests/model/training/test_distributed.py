@@ -145,7 +145,7 @@ def test_one_that_is_killed_ends_the_run_with_its_reason(tmp_path: Path, begin: 
     assert process.returncode != 0  # torch may abort once a broken group goes, after what is said
     said = [line for line in errors.splitlines() if "RuntimeError: one of the" in line]
     assert len(said) == 1
-    assert "one of the training processes was killed by signal 9; --resume goes on" in said[0]
+    assert "one of the training processes was killed by signal 9; use --resume" in said[0]
     assert gone(other)
 
 
@@ -179,7 +179,7 @@ def test_one_that_fails_alone_is_seen_by_its_own_error(
 
 
 def _fail(device: torch.device, kind: type[Exception]) -> None:
-    distributed._FAREWELL = 0.1
+    distributed._EXIT_SECONDS = 0.1
     raise kind("only the other one")
 
 
@@ -231,7 +231,7 @@ def test_as_many_processes_as_cores_with_four_images_each(monkeypatch: pytest.Mo
         1, 1, 2, 3, 4, 6, 4,
     ]  # fmt: skip
     assert choose_process_count(16, 8) == 8  # as told
-    with pytest.raises(ValueError, match="16 images does not divide by 3 processes"):
+    with pytest.raises(ValueError, match="16 images cannot be divided among 3 processes"):
         choose_process_count(16, 3)
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     assert choose_process_count(16, None) == 2

@@ -58,7 +58,7 @@ def test_a_finished_run_resumes_to_nothing(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_other_settings_do_not_resume(one_step: Path, change: dict[str, Any]) -> None:
     (name,) = change
-    with pytest.raises(CheckpointError, match=rf"other settings \({name}\); give the same ones"):
+    with pytest.raises(CheckpointError, match=rf"other settings \({name}\); choose the same"):
         Trainer(MODEL, replace(CONFIG, **change), one_step, CPU).resume()
 
 
@@ -124,7 +124,7 @@ def test_a_rate_is_what_the_recipe_says_now(begun: Path) -> None:
 
 
 def test_another_model_does_not_resume(one_step: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"of another model \(\w+\); name the same one"):
+    with pytest.raises(CheckpointError, match=r"another network \(\w+\); choose the same"):
         Trainer(replace(MODEL, d_ff=32), CONFIG, one_step, CPU).resume()
 
 
@@ -181,5 +181,7 @@ def test_other_images_do_not_resume(begun: Path) -> None:
 
 def test_fewer_steps_than_were_taken_do_not_resume(tmp_path: Path) -> None:
     run(tmp_path, replace(CONFIG, steps=3))
-    with pytest.raises(CheckpointError, match=r"has taken 3 steps, more than 2: give as many"):
+    with pytest.raises(
+        CheckpointError, match=r"already at step 3: --steps must be at least that; got 2"
+    ):
         run(tmp_path, replace(CONFIG, steps=2), resume=True)

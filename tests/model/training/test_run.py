@@ -98,7 +98,7 @@ def test_a_run_has_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.Monke
     assert choose_run_folder(None, "mnist", None, resume=False) == Path("runs/mnist")
     assert choose_run_folder(None, None, Path("my/cats"), resume=False) == Path("runs/cats")
     for images, out in ((Path(), None), (tmp_path, Path("here")), (Path("here"), Path("here"))):
-        with pytest.raises(ValueError, match=r"lies in .*: give another --out"):
+        with pytest.raises(ValueError, match=r"lies in .*: choose another folder with --out"):
             choose_run_folder(out, None, images, resume=False)
     assert choose_run_folder(Path("here"), "mnist", None, resume=False) == Path("here")
     with pytest.raises(ValueError, match="no run to resume in here"):
@@ -112,7 +112,7 @@ def test_a_run_has_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_a_folder_whose_name_its_weights_cannot_have(tmp_path: Path) -> None:
     """One that is no UTF-8 is refused, and a dot is left out: such files nothing serves."""
-    with pytest.raises(ValueError, match=r"no UTF-8.*: give another --out"):
+    with pytest.raises(ValueError, match=r"not UTF-8.*: choose another folder with --out"):
         choose_run_folder(Path(os.fsdecode(b"runs/caf\xe9")), "mnist", None, resume=False)
     assert weights_path(tmp_path / ".hidden", {}) == tmp_path / ".hidden" / "hidden.safetensors"
     assert weights_path(Path("/"), {}).name == "model.safetensors"
@@ -123,7 +123,9 @@ def test_weights_that_are_left_of_a_run_are_not_written_over(tmp_path: Path) -> 
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "run.safetensors").touch()
-    with pytest.raises(ValueError, match="left nothing to resume: give another --out") as refused:
+    with pytest.raises(
+        ValueError, match="no run to resume: choose another folder with --out"
+    ) as refused:
         choose_run_folder(folder, "mnist", None, resume=False)
     assert f"--from {folder / 'run.safetensors'}" in str(refused.value)
     with pytest.raises(ValueError, match="no run to resume"):
@@ -144,7 +146,7 @@ def test_a_run_that_was_killed_before_it_saved_is_begun_anew(tmp_path: Path) -> 
 @pytest.mark.parametrize("name", ["file", "file/run"])
 def test_a_run_goes_into_no_file(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match="lies in a file: give another --out"):
+    with pytest.raises(ValueError, match="lies in one: choose another folder with --out"):
         choose_run_folder(tmp_path / name, "mnist", None, resume=False)
 
 
@@ -185,7 +187,7 @@ def test_a_run_says_once_how_many_images_it_has(
     carried_out(tmp_path / "run")
     assert capsys.readouterr().err.count("8 images, 0 held out\n") == 1
     classes = of_shape(5, 4, 1, classes=("a", "b"))
-    assert run_module._counted(classes, classes) == "2 images in 2 classes, 1 held out"
+    assert run_module._describe_data(classes, classes) == "2 images in 2 classes, 1 held out"
 
 
 class Unread(io.StringIO):
@@ -208,7 +210,7 @@ def test_a_run_outlives_whoever_read_what_it_said(
 
 def test_two_runs_have_no_folder_together(tmp_path: Path) -> None:
     def another(*_: object) -> None:
-        with pytest.raises(ValueError, match="a run is under way"):
+        with pytest.raises(ValueError, match="another run is using"):
             carried_out(tmp_path / "run")
 
     assert carried_out(tmp_path / "run", after=another).startswith("done: 2 of 2 steps")
@@ -226,7 +228,7 @@ def test_a_run_that_is_stopped_before_its_first_step_keeps_nothing(
 
     monkeypatch.setattr(run_module, "process_group", interrupted)
     said = carried_out(tmp_path / "run")
-    assert said == "stopped before the first step: nothing was kept"
+    assert said == "stopped before the first step: nothing was saved"
     assert list((tmp_path / "run").iterdir()) == []
     assert choose_run_folder(tmp_path / "run", None, None, resume=False) == tmp_path / "run"
 
@@ -252,14 +254,14 @@ def test_a_run_that_goes_on_is_asked_for_nothing_else(asked: tuple[Any, ...], sa
 
 def test_a_run_that_learned_nothing_says_so() -> None:
     said = overfitting_report([{"step": 50, "bits_per_dim": 29842385.0954}], 8.0)
-    assert "learned nothing" in said
+    assert "has learned nothing" in said
     assert "at a lower --learning-rate" in said
     resumed = [{"step": 3, "bits_per_dim": 9.1}, {"step": 6, "bits_per_dim": 9.0}]
     assert "learned little so far" in overfitting_report(resumed, 9.0)
     assert "train for more --steps" in overfitting_report(resumed[:1], 9.0)
     lost = [{"step": 50, "bits_per_dim": 2.9}, {"step": 100, "bits_per_dim": 9.0}]
-    assert "has lost what it had learned" in overfitting_report(lost, 9.0)
-    assert "learns its pictures by heart" in overfitting_report(lost, 1.0)
+    assert "the network has become worse" in overfitting_report(lost, 9.0)
+    assert "the network overfits" in overfitting_report(lost, 1.0)
 
 
 def test_a_run_that_learns_by_heart_says_where_it_was_best() -> None:
@@ -271,9 +273,9 @@ def test_a_run_that_learns_by_heart_says_where_it_was_best() -> None:
     assert overfitting_report(validated(1.0, 3.0), math.nan) == ""  # resumed when it was done
     for trained in (1.44, 1.3):
         said = overfitting_report(validated(1.5, 1.4, 1.46, 2.0), trained)
-        assert "learns its pictures by heart" in said
-    assert "cost 1.400 bits/dim at step 2,000, and costs 2.000 now" in said
+        assert "the network overfits" in said
+    assert "1.400 bits/dim at step 2,000, 2.000 now" in said
     assert said.endswith("--steps 2000")
     diverged = overfitting_report(validated(1.5, 1.4, 1.46, 2.0), 2.1)
-    assert "has lost what it had learned" in diverged
+    assert "the network has become worse" in diverged
     assert "at a lower --learning-rate" in diverged

@@ -16,12 +16,14 @@ from scanline.model.training.run_lock import run_lock
 def test_a_folder_is_one_run_s(tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "mine"
     with run_lock(folder):
-        refused = pytest.raises(ValueError, match=r"under way in .*mine: wait for its end, or give")
+        refused = pytest.raises(
+            ValueError, match=r"another run is using .*mine: wait until it ends, or"
+        )
         with refused, run_lock(folder):
             pass
         with run_lock(tmp_path / "other"):
             pass
-        with pytest.raises(ValueError, match="under way"), run_lock(folder):
+        with pytest.raises(ValueError, match="another run is using"), run_lock(folder):
             pass  # though others were refused
     assert list(folder.iterdir()) == []
     with run_lock(folder):
@@ -38,7 +40,7 @@ def test_a_lock_that_its_owner_has_just_taken_away_is_none(
         flock(lock, how)
 
     monkeypatch.setattr(fcntl, "flock", late)
-    with pytest.raises(ValueError, match="under way"), run_lock(tmp_path):
+    with pytest.raises(ValueError, match="another run is using"), run_lock(tmp_path):
         pass
 
 
